@@ -135,7 +135,7 @@ def test_requests_in_parallel_each_get_their_own_answer(buses: Buses) -> None:
         server, client = await connect(), await connect()
         held: list[Delivery] = []
         await server.subscribe(f"{buses.prefix}.twice", held.append)
-        asked = [asyncio.ensure_future(client.request(f"{buses.prefix}.twice", b"%d" % n, 5.0)) for n in range(100)]
+        asked = [asyncio.ensure_future(client.request(f"{buses.prefix}.twice", b"%d" % n, 60.0)) for n in range(100)]
         await until(lambda: len(held) == 100)
         for delivery in reversed(held):
             server.publish(delivery.reply, delivery.data * 2, headers={"Served-By": "test"})
@@ -155,9 +155,10 @@ def test_a_request_to_nobody_fails_at_once_and_to_the_silent_in_time(buses: Buse
         await server.subscribe(f"{buses.prefix}.slow", late.append)
         with pytest.raises(RequestTimeout, match=r"0\.05 s"):
             await client.request(f"{buses.prefix}.slow", b"", 0.05)
+        await until(lambda: bool(late))
         server.publish(late[0].reply, b"too late")
         await server.subscribe(f"{buses.prefix}.fast", lambda d: server.publish(d.reply, b"in time"))
-        assert (await client.request(f"{buses.prefix}.fast", b"", 5.0)).data == b"in time"
+        assert (await client.request(f"{buses.prefix}.fast", b"", 60.0)).data == b"in time"
 
     buses.run(body)
 

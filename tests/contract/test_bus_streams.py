@@ -74,12 +74,12 @@ def test_what_is_still_worked_on_does_not_come_back(buses: Buses) -> None:
         bus = await connect()
         await bus.ensure_stream(spec(buses))
         await _fill(buses, bus, 1)
-        consumer = await bus.consumer(f"{buses.prefix}_S", "c", ack_wait_s=0.6)
+        consumer = await bus.consumer(f"{buses.prefix}_S", "c", ack_wait_s=2.0)
         (held,) = await consumer.fetch(1, 2.0)
         for _ in range(5):
             await held.extend()
-            assert await consumer.fetch(1, 0.25) == []
-        (again,) = await consumer.fetch(1, 3.0)  # once nobody says so any more
+            assert await consumer.fetch(1, 0.5) == []
+        (again,) = await consumer.fetch(1, 60.0)  # once nobody says so any more
         assert again.deliveries == 2
         await again.ack()
 

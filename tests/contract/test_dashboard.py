@@ -58,7 +58,7 @@ def looking() -> Iterator[None]:
 def page(name: str, dsn: str, **query: str) -> AppTest:
     """The page as a visitor with this address sees it first."""
     set_system_address(SystemAddress(NOWHERE, dsn))
-    test = AppTest.from_file(str(APP), default_timeout=30)
+    test = AppTest.from_file(str(APP), default_timeout=120)
     for key, value in query.items():
         test.query_params[key] = value
     return test.run() if name == "overview" else test.switch_page(f"views/{name}.py").run()
@@ -301,7 +301,7 @@ def test_objectives_stand_beside_what_was_reached_and_is_expected(past: str) -> 
 
 
 def test_an_address_may_name_the_range_and_the_app(past: str) -> None:
-    test = AppTest.from_file(str(APP), default_timeout=30)
+    test = AppTest.from_file(str(APP), default_timeout=120)
     set_system_address(SystemAddress(NOWHERE, past))
     test.query_params["range"] = "1h"
     test.run()
@@ -413,7 +413,7 @@ def test_a_connection_that_has_gone_silent_is_given_up(reader_dsn: str) -> None:
     os.kill(pid, signal.SIGSTOP)
     try:
         # Another connection answers, or there is none just now; then the page says so, and asks anew.
-        for _ in range(3):
+        for _ in range(10):
             with suppress(store.NoData):
                 assert store.query("prices").empty
                 break
@@ -450,7 +450,7 @@ def test_nothing_can_be_written_whatever_the_role(superuser_dsn: str) -> None:
 
 def test_who_is_not_logged_in_sees_nothing(past: str) -> None:
     set_system_address(SystemAddress(NOWHERE, past))
-    test = AppTest.from_file(str(APP), default_timeout=30)
+    test = AppTest.from_file(str(APP), default_timeout=120)
     test.secrets["auth"] = {
         "redirect_uri": "http://localhost:8501/oauth2callback",
         "cookie_secret": "s",

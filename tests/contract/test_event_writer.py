@@ -107,7 +107,7 @@ def test_two_recorders_at_once_leave_one_outcome_a_uid(database_dsn: str, ask: A
         ledger = EventWriter(store)
         for batch in rows:
             mine = message(*(msgspec.structs.replace(row, time=row.time + shift) for row in batch))
-            gate.wait(30)
+            gate.wait(60)
             ledger.write([mine])
         store.close()
 

@@ -107,7 +107,7 @@ def test_writers_and_the_watermark_do_not_miss_each_other(db: Recorder, database
         store = Store(database_dsn, "writer")
         ledger = EventWriter(store)
         try:
-            writing.wait(30)
+            writing.wait(60)
             for step in range(25):
                 ledger.write(some(rng, 8, now - 2 * HOUR, now - 2 * HOUR + (step + 1) * 240))
         except BaseException as error:
@@ -118,7 +118,7 @@ def test_writers_and_the_watermark_do_not_miss_each_other(db: Recorder, database
     threads = [threading.Thread(target=write, args=(seed,)) for seed in range(3)]
     for thread in threads:
         thread.start()
-    writing.wait(30)
+    writing.wait(60)
     moves = 0
     while any(thread.is_alive() for thread in threads):
         db.maintenance.maintain()

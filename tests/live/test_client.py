@@ -56,7 +56,7 @@ def test_where_no_system_is_the_error_says_what_to_do(tmp_path):
 def test_a_wrong_password_is_said_without_showing_it(nats_url):
     async def main():
         with pytest.raises(infaas.NotConnected) as caught:
-            await infaas.connect(nats_url.replace("secret", "guessed"), timeout=5)
+            await infaas.connect(nats_url.replace("secret", "guessed"), timeout=30)
         assert "password" in str(caught.value)
         assert "guessed" not in str(caught.value)
 
@@ -70,7 +70,7 @@ def test_a_dispatcher_that_starts_late_still_answers(nats_url, prefix):
             await until(lambda: client.resent)
             peer = await serve(nats_url, prefix, lambda body, n: answer(body))
             assert (await query).output.tolist() == [3.0]
-            assert len(peer.heard) == 1
+            assert len({body["retry_key"] for body in peer.heard}) == 1
             await peer.bus.close()
 
     run(main())
@@ -81,7 +81,7 @@ def test_what_a_dying_dispatcher_had_taken_goes_to_another_under_the_same_key(na
         dying = await serve(nats_url, prefix, lambda body, n: None)
         async with infaas.connect(nats_url, prefix=prefix) as client:
             queries = [asyncio.create_task(client.query("a", [[float(i)]])) for i in range(20)]
-            await until(lambda: len(dying.heard) == 20)
+            await until(lambda: len(dying.heard) >= 20)
             await dying.bus.close()
             other = await serve(nats_url, prefix, lambda body, n: answer(body))
             assert [a.output[0] for a in await asyncio.gather(*queries)] == list(range(20))
@@ -102,7 +102,7 @@ def test_queries_survive_the_death_of_nats(tmp_path):
             async with infaas.connect(server.url) as client:
                 silent = await serve(server.url, "infaas", lambda body, n: None)
                 queries = [asyncio.create_task(client.query("a", [[float(i)]], id=str(i))) for i in range(50)]
-                await until(lambda: len(silent.heard) == 50)
+                await until(lambda: len(silent.heard) >= 50)
                 server.stop(kill=True)
                 await silent.bus.close()
                 await asyncio.to_thread(server.start)
@@ -167,7 +167,7 @@ def test_the_blocking_client_serves_many_threads(nats_url, prefix):
 
     peer = Peer()
     peer.start()
-    assert peer.up.wait(10)
+    assert peer.up.wait(60)
     results = {}
 
     def ask(i):

@@ -24,7 +24,7 @@ from tests.support.servers.system import Whole
 
 def status(url: str) -> int:
     try:
-        with urllib.request.urlopen(url, timeout=20) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code
@@ -35,7 +35,10 @@ def status(url: str) -> int:
 def pids(directory: Path) -> list[int]:
     found = []
     for pid in living_of(directory):
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:  # it has just ended
+            continue
         if b"infaas.cli.run" in command and b"dashboard" in command:
             found.append(pid)
     return found
@@ -88,7 +91,7 @@ for name in ("streamlit.runtime.caching", "psycopg.pool"):
     logging.getLogger(name).warning("something is odd")
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environ(), capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], env=environ(), capture_output=True, text=True, timeout=120, check=True
     )
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     assert [(line["message"], line["service"]) for line in lines] == [("something is odd", "dashboard")] * 2
@@ -99,7 +102,7 @@ def test_alone_it_ends_at_once_with_visitors_and_without(tmp_path: Path) -> None
         process.terminate()
         process.wait(60)
     visited = alone("--data-dir", str(tmp_path))
-    with visited as (process, where), connect(f"ws://{where}/_stcore/stream", open_timeout=30):
+    with visited as (process, where), connect(f"ws://{where}/_stcore/stream", open_timeout=60):
         process.terminate()
         process.wait(60)
 

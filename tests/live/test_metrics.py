@@ -28,7 +28,7 @@ def url_of(system: Whole) -> str:
 
 
 def get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=20) as reply:
+    with urllib.request.urlopen(url, timeout=60) as reply:
         return str(reply.read().decode())
 
 
@@ -109,7 +109,7 @@ def test_names_follow_the_conventions(page: str) -> None:
 
 def test_the_page_is_openmetrics_too(system: Whole, page: str) -> None:
     request = urllib.request.Request(url_of(system), headers={"Accept": "application/openmetrics-text;version=1.0.0"})
-    with urllib.request.urlopen(request, timeout=20) as reply:
+    with urllib.request.urlopen(request, timeout=60) as reply:
         families = {family.name: family for family in read_openmetrics(reply.read().decode())}
     assert families.keys() >= {family.name for family in text_string_to_metric_families(page)}
 

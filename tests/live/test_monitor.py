@@ -33,6 +33,7 @@ from services.shell.clock import now
 from services.shell.settings import SettingsError
 from tests.support.clients.responders import until
 from tests.support.servers.nats import run
+from tests.support.servers.worker import rows_of
 from tests.support.simulated.monitored_worker import variant
 
 
@@ -124,21 +125,14 @@ class Stand:
 
     async def ensure(self, at_least: int = 1) -> LoadReply:
         order = EnsureLoaded(variant=variant(), at_least=at_least, app="faces", orderer="d1", reason="a query needs it")
-        delivery = await self.bus.request(self.subjects.worker("w1", "load"), encode(order), 5.0)
+        delivery = await self.bus.request(self.subjects.worker("w1", "load"), encode(order), 60.0)
         return decode(LoadReply, delivery.data)
 
     def states(self) -> dict[str, str]:
         return {i.instance: i.state for i in self.beats[-1].instances} if self.beats else {}
 
     async def rows(self, kind: str) -> list[dict[str, Any]]:
-        """The events of one kind that are in the stream now."""
-        consumer = await self.bus.consumer(self.subjects.event_stream, f"reader-{kind}", self.subjects.event(kind))
-        found: list[dict[str, Any]] = []
-        while stored := await consumer.fetch(100, 0.1):
-            for one in stored:
-                found += msgspec.msgpack.decode(one.data)["rows"]
-                await one.ack()
-        return found
+        return await rows_of(self.bus, self.subjects, kind)
 
 
 @asynccontextmanager
@@ -149,7 +143,7 @@ async def stand(url: str, prefix: str, loaded: dict[str, str] | None = None) -> 
     try:
         yield made
     finally:
-        await made.monitor.stop(1.0)
+        await made.monitor.stop(30.0)
         await bus.close()
 
 
@@ -167,7 +161,7 @@ def test_a_load_from_order_to_heartbeat_to_history(nats_url: str, prefix: str) -
             await until(lambda: here.rows("instance-sample"))
             here.bus.publish(here.subjects.worker("w1", "release"), encode(Release(variant="v", keep=1)))
             await until(lambda: len(here.states()) == 1)
-            await here.monitor.stop(1.0)
+            await here.monitor.stop(30.0)
             await until(lambda: here.beats[-1].leaving)
             moves = [(row["instance"], row["to_state"]) for row in await here.rows("state")]
             assert moves[:4] == [(i, state) for state in ("Loading", "Active") for i in reply.instances]
@@ -214,7 +208,7 @@ def test_bad_orders_are_refused_and_do_no_harm(nats_url: str, prefix: str) -> No
                 encode({"variant": 7}),
                 encode({"variant": msgspec.to_builtins(variant()) | {"threads": "x"}}),
             ):
-                delivery = await here.bus.request(here.subjects.worker("w1", "load"), body, 5.0)
+                delivery = await here.bus.request(here.subjects.worker("w1", "load"), body, 60.0)
                 assert decode(Refusal, delivery.data).error.code == "bad_request"
             assert (await here.ensure()).reason == ""
 
@@ -226,7 +220,7 @@ def test_two_workers_do_not_hear_each_other(nats_url: str, prefix: str) -> None:
         async with stand(nats_url, prefix) as here:
             order = EnsureLoaded(variant=variant())
             with pytest.raises(NoResponders):
-                await here.bus.request(here.subjects.worker("w2", "load"), encode(order), 5.0)
+                await here.bus.request(here.subjects.worker("w2", "load"), encode(order), 60.0)
 
     run(main())
 

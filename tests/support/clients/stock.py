@@ -24,7 +24,7 @@ def array(tensor: dict[str, Any]) -> np.ndarray:
     return np.frombuffer(tensor["data"], dtype).reshape(tensor["shape"])
 
 
-async def ask(nc: Client, subject: str, body: Any, *, raw: bool = False, timeout: float = 35) -> dict[str, Any]:
+async def ask(nc: Client, subject: str, body: Any, *, raw: bool = False, timeout: float = 60) -> dict[str, Any]:
     message = await nc.request(subject, body if raw else msgpack.packb(body), timeout=timeout)
     reply = msgpack.unpackb(message.data)
     assert isinstance(reply, dict)
@@ -33,7 +33,7 @@ async def ask(nc: Client, subject: str, body: Any, *, raw: bool = False, timeout
 
 async def answered(nc: Client, body: dict[str, Any], subject: str = f"infaas.query.{APP}") -> dict[str, Any]:
     """Ask until it is answered: a variant that is not loaded yet may be refused with a time to try again."""
-    give_up = time.monotonic() + 60
+    give_up = time.monotonic() + 120
     while True:
         reply = await ask(nc, subject, body)
         if "error" not in reply:

@@ -31,10 +31,10 @@ def call(path: bytes, *more: tuple[bytes, bytes], end: bytes = b"\0\0\0\0\0") ->
     return PREFACE + frame(SETTINGS, 0, 0) + head + (frame(DATA, END_STREAM, 1, end) if end else b"")
 
 
-def exchange(port: int, data: bytes, until: bytes, seconds: float = 10.0) -> bytes:
+def exchange(port: int, data: bytes, until: bytes, seconds: float = 60.0) -> bytes:
     """Send it to 127.0.0.1; what came back up to `until`, or the end, or within so many seconds."""
     found = b""
-    with socket.create_connection(("127.0.0.1", port), 5) as connection:
+    with socket.create_connection(("127.0.0.1", port), 60) as connection:
         connection.settimeout(seconds)
         try:
             connection.sendall(data)

@@ -139,16 +139,21 @@ class Worker:
 
     async def rows(self, kind: str) -> list[dict[str, Any]]:
         """The events of one kind that are in the stream; what has just happened may come a moment later."""
-        stream, name = self.subjects.event_stream, f"reader-{kind}-{time.monotonic_ns()}"
-        consumer = await self.bus.consumer(stream, name, self.subjects.event(kind))
-        found: list[dict[str, Any]] = []
-        while True:
-            for one in await consumer.fetch(100, 0.1):
-                found += msgspec.msgpack.decode(one.data)["rows"]
-                await one.ack()
-            about = json.loads((await self.bus.request(f"$JS.API.CONSUMER.INFO.{stream}.{name}", b"", 60.0)).data)
-            if about["num_pending"] == about["num_ack_pending"] == 0:
-                return found
+        return await rows_of(self.bus, self.subjects, kind)
+
+
+async def rows_of(bus: Bus, subjects: Subjects, kind: str) -> list[dict[str, Any]]:
+    """See `Worker.rows`."""
+    stream, name = subjects.event_stream, f"reader-{kind}-{time.monotonic_ns()}"
+    consumer = await bus.consumer(stream, name, subjects.event(kind))
+    found: list[dict[str, Any]] = []
+    while True:
+        for one in await consumer.fetch(100, 0.1):
+            found += msgspec.msgpack.decode(one.data)["rows"]
+            await one.ack()
+        about = json.loads((await bus.request(f"$JS.API.CONSUMER.INFO.{stream}.{name}", b"", 60.0)).data)
+        if about["num_pending"] == about["num_ack_pending"] == 0:
+            return found
 
 
 @asynccontextmanager

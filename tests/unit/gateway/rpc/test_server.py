@@ -24,6 +24,7 @@ from tests.support.clients.responders import until
 from tests.support.gateways.echo_gateway import Echoing, echoing
 from tests.support.gateways.http2_frames import call, exchange
 from tests.support.servers.nats import run
+from tests.support.servers.processes import eventually
 from tests.unit.gateway.rpc.test_stock_grpc import calls_of, request
 
 
@@ -49,13 +50,13 @@ def health(channel: grpc.Channel, service: str = "", **more: Any) -> int:
         HEALTH.HealthCheckRequest.SerializeToString,
         HEALTH.HealthCheckResponse.FromString,
     )
-    return int(check(HEALTH.HealthCheckRequest(service=service), timeout=10, **more).status)
+    return int(check(HEALTH.HealthCheckRequest(service=service), timeout=60, **more).status)
 
 
 def status(code: str, call: Any, *given: Any, **more: Any) -> str:
     """The sentence with which the call is refused with this status."""
     with pytest.raises(grpc.RpcError) as caught:
-        call(*given, **{"timeout": 30, **more})
+        call(*given, **{"timeout": 60, **more})
     assert caught.value.code().name == code, caught.value.details()
     return str(caught.value.details())
 
@@ -171,7 +172,7 @@ def test_a_message_that_does_not_come_is_not_waited_for(stage: Echoing) -> None:
             data += b"\0\0" + bytes([len(part)]) + b"\0\0\0\0\0\x01" + part
         assert b"did not come in time" in exchange(stage.grpc_port, data, b"in time")
     calls = calls_of(stage)
-    assert (calls._awaited, calls._ended, calls.running) == ({}, {}, 0)
+    assert eventually(lambda: (calls._awaited, calls._ended, calls.running) == ({}, {}, 0))
 
 
 # -- invalid requests
