@@ -282,7 +282,6 @@ def test_a_nats_that_restarts_costs_no_event(prefix: str, database_dsn: str, rea
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("away", ["database", "recorder", "nats"])
 def test_a_minute_without_it_loses_and_doubles_nothing(
     away: str, prefix: str, own_postgres: EmbeddedPostgres, tmp_path: Path

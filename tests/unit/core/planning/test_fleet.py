@@ -326,7 +326,9 @@ def plan(*variants: PooledVariant, takes: tuple[tuple[float, ...], ...], shares:
     """Four devices, one class of 10 items/s, for accuracy."""
     pool = Pool(name="p", machines=1, least=1, most=1, price=1.0, resources={"slots": 4.0, "time": 4.0}, elastic=False)
     need = ClassNeed(name="app", load=10.0, options=dict(enumerate(takes)), layers=shares)
-    return solve_fleet(FleetProblem(pools=(pool,), variants=variants, needs=(need,), goal="accuracy"))
+    return solve_fleet(
+        FleetProblem(pools=(pool,), variants=variants, needs=(need,), goal="accuracy"), time_limit_s=None
+    )
 
 
 def test_accurate_variants_carry_the_layers_with_most_load_and_quick_ones_the_rest() -> None:

@@ -11,7 +11,7 @@ from services.core.planning.plan import Plan
 from tests.support.data.planning_problems import TABLE_2, broken, entangled_problem, random_problem, scarce, table_3
 
 GREEDY = GreedySolver()
-EXACT = ExactSolver(time_limit_s=2.0, gap=1e-3)
+EXACT = ExactSolver(time_limit_s=60.0, gap=1e-3)
 
 
 @pytest.mark.parametrize(

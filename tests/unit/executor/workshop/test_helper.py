@@ -263,7 +263,6 @@ def test_static_quantisation_is_calibrated_on_the_validation_set(shop):
 
 @pytest.mark.slow
 @pytest.mark.torch
-@pytest.mark.timeout(400)
 def test_an_exported_program_runs_on_torch_and_converted(shop, tmp_path):
     torch = pytest.importorskip("torch")
     pytest.importorskip("onnxscript")
@@ -282,7 +281,6 @@ def test_an_exported_program_runs_on_torch_and_converted(shop, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.torch
-@pytest.mark.timeout(400)
 def test_a_program_exported_for_single_items_stays_with_them(shop, tmp_path):
     torch = pytest.importorskip("torch")
     (tmp_path / "files").mkdir()
