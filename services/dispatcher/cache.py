@@ -1,0 +1,208 @@
+"""Answers kept for equal inputs, and equal parts of queries evaluated once (paper 002, section 4.2). Pure.
+
+The key is this system's own digest of the inputs (`predictions.digest_of`), never one that a client names.
+"""
+
+import sys
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from bus.messages.public import Tensor
+from services.dispatcher.query import Query
+
+MB = 1_000_000  # bytes
+SHARDS = 256  # small tables, so that no query waits while a large one grows
+SHARD_BYTES = 65_536  # of answers, from which on a cache has a further shard
+CHANCES = 1_000  # answers that one eviction passes over at most, so that it takes at most 0.1 ms
+HOLES = 1.5  # bytes of memory per byte of a table: as it grows, it leaves holes; measured
+_encode = msgspec.msgpack.Encoder().encode_into
+_decode = msgspec.msgpack.Decoder(dict[str, Tensor]).decode
+
+
+class PartSource(NamedTuple):
+    """Where an answer comes from. Answers of one variant on one worker share one object."""
+
+    model: str
+    version: str
+    variant: str
+    hardware: str
+    worker: str
+    accuracy: float | None
+    simulated: bool
+    reason: str = ""
+
+
+class CachedPart(Struct, gc=False):
+    """A kept answer. packed: MessagePack of its outputs. used: since the clock's hand last passed."""
+
+    key: bytes
+    source: PartSource
+    packed: bytes
+    used: bool = False
+
+    @property
+    def outputs(self) -> dict[str, Tensor]:
+        return _decode(self.packed)
+
+    def reaches(self, accuracy: float) -> bool:
+        """Whether it has at least this accuracy. One that was never measured has 0."""
+        return (self.source.accuracy or 0.0) >= accuracy
+
+    @property
+    def size(self) -> int:
+        return (
+            _allocated(sys.getsizeof(self))
+            + _allocated(sys.getsizeof(self.key))
+            + _allocated(sys.getsizeof(self.packed))
+        )
+
+
+class PredictionCache:
+    """Answers by inputs, model and version, in at most `max_bytes` of memory, with everything that Python needs for them.
+
+    The CLOCK algorithm evicts: answers stand in a ring, a look-up marks one as used, and the hand takes the next one that is not marked and
+    removes the marks that it passes. hits, misses, evictions: since the start.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.hits = 0
+        self.misses = 0
+        self.evictions = 0
+        count = 1
+        while count < SHARDS and count * SHARD_BYTES < max_bytes:
+            count *= 2
+        self._mask = count - 1
+        self._shards: list[dict[bytes, CachedPart]] = [{} for _ in range(count)]
+        self._ring: deque[CachedPart] = deque()  # the clock: its hand is at the left end
+        self._tags: dict[tuple[str | None, str | None], bytes] = {}  # short names of versions, within keys
+        self._sources: dict[PartSource, PartSource] = {}
+        self._tables = sum(sys.getsizeof(shard) for shard in self._shards)
+        self._parts = 0
+
+    def __len__(self) -> int:
+        return len(self._ring)
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory in use."""
+        return self._parts + int(HOLES * self._tables) + sys.getsizeof(self._ring)
+
+    def get(
+        self, digest: bytes, model: str | None, version: str | None, fits: Callable[[CachedPart], bool]
+    ) -> CachedPart | None:
+        """The answer to these inputs if there is one that fits. model, version: None where the query left the choice to selection."""
+        tag = self._tags.get((model, version))
+        part = None if tag is None else self._shards[digest[0] & self._mask].get(digest + tag)
+        if part is None or not fits(part):
+            self.misses += 1
+            return None
+        self.hits += 1
+        part.used = True
+        return part
+
+    def put(
+        self, digest: bytes, model: str | None, version: str | None, source: PartSource, outputs: dict[str, Tensor]
+    ) -> None:
+        """Keep an answer, unless the cache holds a more accurate one of the same version, or it is larger than the cache."""
+        tag = self._tags.get((model, version))
+        if tag is None:
+            tag = self._tags[model, version] = len(self._tags).to_bytes(4, "little")
+        key = digest + tag
+        shard = self._shards[digest[0] & self._mask]
+        before = shard.get(key)
+        if before is not None:
+            held = before.source
+            if held[:2] == source[:2] and before.reaches(source.accuracy or 0.0):
+                return
+        part = CachedPart(key, self._sources.setdefault(source, source), _packed(outputs))
+        if part.size > self.max_bytes // 2:
+            return
+        if before is None:
+            self._ring.append(part)
+            table = sys.getsizeof(shard)
+            shard[key] = part
+            self._tables += sys.getsizeof(shard) - table
+            self._parts += part.size
+        else:
+            self._parts -= before.size
+            before.source, before.packed = part.source, part.packed
+            self._parts += before.size
+        self._fit()
+
+    def resize(self, max_bytes: int) -> None:
+        """Change the bound; the shards stay as they are."""
+        self.max_bytes = max_bytes
+        self._fit()
+
+    def _fit(self) -> None:
+        while self._ring and self.size > self.max_bytes:
+            self._evict()
+
+    def _evict(self) -> None:
+        ring = self._ring
+        part = ring.popleft()
+        chances = CHANCES
+        while part.used and chances:
+            part.used = False
+            ring.append(part)
+            part = ring.popleft()
+            chances -= 1
+        del self._shards[part.key[0] & self._mask][part.key]
+        self._parts -= part.size
+        self.evictions += 1
+
+
+def _packed(outputs: dict[str, Tensor]) -> bytes:
+    """MessagePack in just as many bytes. What the encoder makes by itself has room for more."""
+    room = bytearray()
+    _encode(outputs, room)
+    return bytes(room)
+
+
+def _allocated(size: int) -> int:
+    """Bytes that the allocator takes for an object of this size: small ones in steps of 16, large ones with a header."""
+    return (size + 15) & ~15 if size <= 512 else (size + 23) & ~15
+
+
+PartKey = tuple[str, bytes, str | None, str | None]  # app, digest of the inputs, model, version
+
+
+class Coalescing:
+    """Equal parts under way: one is evaluated, the *leader*, and others wait for its answer.
+
+    A part waits only for one that must answer no later, with no lower accuracy, and that others do not push aside sooner. So it loses
+    nothing by waiting; if its leader is refused all the same, it is decided on by itself. waited: parts that waited, since the start.
+    """
+
+    def __init__(self) -> None:
+        self.waited = 0
+        self._leaders: dict[PartKey, Query] = {}
+        self._waiting: dict[bytes, tuple[PartKey, list[Query]]] = {}  # by the leader's uid
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def wait(self, key: PartKey, part: Query) -> bool:
+        """Whether this part waits for an equal one. If not, it leads from now on: it is to be evaluated."""
+        leader = self._leaders.get(key)
+        if leader is not None:
+            first, own = leader.ask, part.ask
+            if first.deadline <= own.deadline and first.accuracy >= own.accuracy and first.priority <= own.priority:
+                self._waiting[leader.uid][1].append(part)
+                self.waited += 1
+                return True
+        self._leaders[key] = part
+        self._waiting[part.uid] = (key, [])
+        return False
+
+    def ended(self, uid: bytes) -> tuple[PartKey, list[Query]] | None:
+        """A part has ended: its key, and those that waited for it. None if it did not lead."""
+        found = self._waiting.pop(uid, None)
+        if found is not None and (leader := self._leaders.get(found[0])) is not None and leader.uid == uid:
+            del self._leaders[found[0]]
+        return found

@@ -1,0 +1,221 @@
+"""Kept answers: what is found, what is evicted, how much memory they take; and which parts wait for equal ones."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Raw
+
+from bus.messages.public import QueryHead, Tensor
+from services.core.selection.eligibility import Ask
+from services.dispatcher.cache import CachedPart, Coalescing, PartSource, PredictionCache
+from services.dispatcher.query import Query
+
+SOURCE = PartSource("mlp", "1", "mlp.1.cpu", "cpu", "w1", 0.9, simulated=False)
+
+
+def digest(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def outputs(value: int = 0, size: int = 40) -> dict[str, Tensor]:
+    return {"y": Tensor("FP32", [1, size // 4], bytes([value]) * size)}
+
+
+def always(part: CachedPart) -> bool:
+    del part
+    return True
+
+
+def test_an_answer_is_found_by_its_inputs_model_and_version_only() -> None:
+    cache = PredictionCache(100_000)
+    cache.put(digest(1), "mlp", "1", SOURCE, outputs(7))
+    found = cache.get(digest(1), "mlp", "1", always)
+    assert found is not None
+    assert (found.source, found.outputs) == (SOURCE, outputs(7))
+    assert cache.get(digest(2), "mlp", "1", always) is None
+    assert cache.get(digest(1), "cnn", "1", always) is None
+    assert cache.get(digest(1), "mlp", "2", always) is None
+    assert cache.get(digest(1), None, None, always) is None
+    assert (cache.hits, cache.misses, len(cache)) == (1, 4, 1)
+
+
+def test_what_does_not_fit_is_a_miss() -> None:
+    cache = PredictionCache(100_000)
+    cache.put(digest(1), "mlp", "1", SOURCE, outputs())
+    assert cache.get(digest(1), "mlp", "1", lambda part: part.reaches(0.91)) is None
+    assert cache.get(digest(1), "mlp", "1", lambda part: part.reaches(0.9)) is not None
+    unmeasured = SOURCE._replace(accuracy=None)
+    cache.put(digest(2), "mlp", "1", unmeasured, outputs())
+    assert cache.get(digest(2), "mlp", "1", lambda part: part.reaches(0.1)) is None
+    assert cache.get(digest(2), "mlp", "1", lambda part: part.reaches(0.0)) is not None
+    assert (cache.hits, cache.misses) == (2, 2)
+
+
+def test_the_more_accurate_answer_of_a_version_stays() -> None:
+    cache = PredictionCache(100_000)
+    low, high = SOURCE._replace(accuracy=0.8), SOURCE._replace(accuracy=0.95)
+    for source, value in ((SOURCE, 1), (low, 2)):
+        cache.put(digest(1), None, None, source, outputs(value))
+    held = cache.get(digest(1), None, None, always)
+    assert held is not None
+    assert (held.source, held.outputs) == (SOURCE, outputs(1))
+    cache.put(digest(1), None, None, high, outputs(3, size=400))
+    assert (held.source, held.outputs) == (high, outputs(3, size=400))
+    cache.put(digest(1), None, None, low._replace(version="2"), outputs(4))  # the version that serves now
+    assert (held.source.version, held.outputs, len(cache)) == ("2", outputs(4), 1)
+
+
+def test_the_clock_gives_what_was_used_a_second_chance() -> None:
+    cache = PredictionCache(20_000)
+    number = 0
+    while not cache.evictions:
+        cache.put(digest(number), "mlp", "1", SOURCE, outputs())
+        number += 1
+    kept = len(cache)
+    assert cache.get(digest(0), "mlp", "1", always) is None  # the first one went
+    for used in (1, 3):
+        assert cache.get(digest(used), "mlp", "1", always) is not None
+    for more in range(number, number + 3):
+        cache.put(digest(more), "mlp", "1", SOURCE, outputs())
+    found = [one for one in range(6) if cache.get(digest(one), "mlp", "1", always) is not None]
+    assert 1 in found
+    assert 3 in found
+    assert 2 not in found
+    assert len(cache) <= kept + 1
+
+
+def test_when_all_are_used_the_first_goes() -> None:
+    cache = PredictionCache(20_000)
+    number = 0
+    while not cache.evictions:
+        cache.put(digest(number), "mlp", "1", SOURCE, outputs())
+        number += 1
+    held = [one for one in range(number) if cache.get(digest(one), "mlp", "1", always) is not None]
+    cache.put(digest(number), "mlp", "1", SOURCE, outputs())
+    cache.put(digest(number + 1), "mlp", "1", SOURCE, outputs())
+    assert cache.get(digest(held[0]), "mlp", "1", always) is None
+    assert cache.get(digest(held[-1]), "mlp", "1", always) is not None
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 900), st.booleans()), max_size=300))
+def test_the_bound_holds_and_what_is_found_is_what_was_kept(steps: list[tuple[int, int, bool]]) -> None:
+    cache = PredictionCache(9_000)
+    said: dict[int, int] = {}
+    for key, size, put in steps:
+        if put:
+            cache.put(digest(key), "mlp", str(size), SOURCE._replace(version=str(size)), outputs(key, size=4 * size))
+            said[key] = size
+        elif key in said:
+            found = cache.get(digest(key), "mlp", str(said[key]), always)
+            assert found is None or found.outputs == outputs(key, size=4 * said[key])
+        assert cache.size <= 9_000
+        assert cache._parts == sum(part.size for part in cache._ring)
+        assert cache._tables == sum(map(sys.getsizeof, cache._shards))
+
+
+def test_an_answer_larger_than_half_the_cache_is_not_kept() -> None:
+    cache = PredictionCache(10_000)
+    cache.put(digest(1), "mlp", "1", SOURCE, outputs(size=40))
+    cache.put(digest(2), "mlp", "1", SOURCE, outputs(size=8_000))
+    assert cache.get(digest(2), "mlp", "1", always) is None
+    assert cache.get(digest(1), "mlp", "1", always) is not None
+
+
+def test_a_smaller_bound_evicts() -> None:
+    cache = PredictionCache(200_000)
+    for number in range(300):
+        cache.put(digest(number), "mlp", "1", SOURCE, outputs())
+    assert cache.evictions == 0
+    cache.resize(40_000)
+    assert 0 < len(cache) < 300
+    assert cache.size <= 40_000
+
+
+FILL = """
+import gc, os, sys
+from bus.messages.public import Tensor
+from services.dispatcher.cache import PartSource, PredictionCache
+def rss():
+    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE")
+size, bound = int(sys.argv[1]), int(sys.argv[2])
+gc.collect()
+before, cache, n, full = rss(), PredictionCache(bound), 0, 10**9
+while n < 2 * full:
+    source = PartSource("mlp", "1", "v", "cpu", "w1", 0.9, False)
+    cache.put(os.urandom(16), "mlp", "1", source, {"y": Tensor("FP32", [1, size // 4], os.urandom(size))})
+    n += 1
+    if cache.evictions and full == 10**9:
+        full = n
+print((rss() - before) / bound, cache.size / bound)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("size", [40, 4_000])
+def test_the_process_grows_by_no_more_than_the_bound(size: int) -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", FILL, str(size), "16000000"], capture_output=True, text=True, check=True
+    )
+    grown, counted = map(float, told.stdout.split())
+    assert 0.97 < counted <= 1.0
+    assert 0.85 < grown <= 1.05
+
+
+# -- coalescing
+
+
+def part(number: int, *, deadline: float = 10.0, accuracy: float = 0.0, priority: int = 5) -> Query:
+    ask = Ask("app", 1, deadline, 1.0, accuracy, 1.0, priority=priority)
+    return Query(digest(number), "app", QueryHead(inputs=Raw(b"\xc0")), ask, "reply", b"", 0.0)
+
+
+KEY = ("app", digest(9), "mlp", "1")
+
+
+@pytest.fixture
+def equal() -> Iterator[Coalescing]:
+    coalescing = Coalescing()
+    assert not coalescing.wait(KEY, part(0))
+    yield coalescing
+
+
+def test_equal_parts_wait_for_the_first(equal: Coalescing) -> None:
+    assert equal.wait(KEY, part(1))
+    assert equal.wait(KEY, part(2, deadline=11.0, priority=6))
+    assert not equal.wait(("app", digest(8), "mlp", "1"), part(3))
+    assert not equal.wait(("other", digest(9), "mlp", "1"), part(4))
+    ended = equal.ended(digest(0))
+    assert ended is not None
+    assert ended[0] == KEY
+    assert [one.uid for one in ended[1]] == [digest(1), digest(2)]
+    assert equal.ended(digest(0)) is None
+    assert equal.ended(digest(1)) is None  # it led nobody
+    assert not equal.wait(KEY, part(5))
+    assert equal.waited == 2
+
+
+@pytest.mark.parametrize("more", [{"deadline": 9.9}, {"accuracy": 0.1}, {"priority": 4}])
+def test_a_part_that_needs_more_is_evaluated_and_leads_later_ones(equal: Coalescing, more: dict[str, float]) -> None:
+    assert equal.wait(KEY, part(1))
+    assert not equal.wait(KEY, part(2, **more))  # type: ignore[arg-type]
+    assert equal.wait(KEY, part(3, **more))  # type: ignore[arg-type]
+    first, second = equal.ended(digest(0)), equal.ended(digest(2))
+    assert first is not None
+    assert second is not None
+    assert [one.uid for one in first[1]] == [digest(1)]
+    assert [one.uid for one in second[1]] == [digest(3)]
+    assert len(equal) == 0
+
+
+def test_random_digests_spread_over_the_shards() -> None:
+    cache = PredictionCache(4_000_000)
+    for _ in range(2_000):
+        cache.put(os.urandom(16), "mlp", "1", SOURCE, outputs())
+    sizes = [len(shard) for shard in cache._shards]
+    assert len(sizes) == 64
+    assert max(sizes) < 70
