@@ -81,7 +81,8 @@ class WorkerHeartbeat(Struct, frozen=True, kw_only=True, gc=False):
 class DispatcherHeartbeat(Struct, frozen=True, kw_only=True, gc=False):
     """`infaas.heartbeat.dispatcher.<dispatcher>`.
 
-    flushed: for each executor queue, the highest `seq` of a DoneBatch whose outcomes are on disk.
+    flushed: for each executor queue, the highest `seq` of a DoneBatch whose outcomes are on disk. adopts: it starts queries with parts
+    again whose dispatcher is gone.
     """
 
     dispatcher: str
@@ -89,6 +90,7 @@ class DispatcherHeartbeat(Struct, frozen=True, kw_only=True, gc=False):
     at: float
     flushed: dict[str, int] = {}
     leaving: bool = False
+    adopts: bool = False
 
 
 class PlannedBy(Struct, frozen=True):

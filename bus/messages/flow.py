@@ -54,7 +54,7 @@ class Origin(Struct, frozen=True, array_like=True, gc=False):
     """The query that a part belongs to. body: as its client sent it; None: the part's body is the same."""
 
     route: Route
-    body: Raw | None = None
+    body: bytes | None = None
 
 
 class Execute(Struct, frozen=True, array_like=True, gc=False):

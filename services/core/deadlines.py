@@ -14,17 +14,20 @@ Item = TypeVar("Item")
 
 
 class DeadlineReached(Struct, frozen=True):
-    """Timer: the earliest deadline has come."""
+    """Timer: the earliest deadline has come. of: which deadlines, if an actor has several kinds."""
+
+    of: str = "deadline"
 
 
 class Deadlines(Generic[Key, Item]):
     """Deadlines by key. The items themselves stay with their owner, who passes those that still wait with each call.
 
-    at: an item's deadline, in Unix seconds. An item may come again with another one.
+    at: an item's deadline, in Unix seconds. An item may come again with another one. of: tells these deadlines from an actor's others.
     """
 
-    def __init__(self, at: Callable[[Item], float]) -> None:
+    def __init__(self, at: Callable[[Item], float], of: str = "deadline") -> None:
         self._at = at
+        self._of = of
         self._heap: list[tuple[float, Key]] = []
         self._kept: dict[Key, float] = {}  # of each key the earliest
 
@@ -64,4 +67,6 @@ class Deadlines(Generic[Key, Item]):
 
     def timer(self, now: float) -> tuple[Effect, ...]:
         """The one timer, set to the earliest deadline; nothing where there is none."""
-        return (After("deadline", max(0.0, self._heap[0][0] - now), DeadlineReached()),) if self._heap else NOTHING
+        return (
+            (After(self._of, max(0.0, self._heap[0][0] - now), DeadlineReached(self._of)),) if self._heap else NOTHING
+        )

@@ -6,6 +6,7 @@ from bus.messages.catalog import VariantRecord
 from bus.messages.events import Event, OutcomeEvent
 from bus.messages.fleet import DispatcherHeartbeat
 from bus.messages.flow import DoneBatch, Route
+from bus.messages.public import Answer
 from services.core.actor import Record
 
 
@@ -59,8 +60,11 @@ def answered(
     )
 
 
-def refused(route: Route, code: str, now: float, *, default: bool = False) -> OutcomeEvent:
-    """The outcome of a query that was refused before an executor ended it. default: the query got its app's default output instead."""
+def refused(route: Route, code: str, now: float, *, default: bool = False, cost: float = 0.0) -> OutcomeEvent:
+    """The outcome of a query that was refused before an executor ended it. default: the query got its app's default output instead.
+
+    cost: US$ of the parts that were computed for it.
+    """
     return OutcomeEvent(
         time=route.arrived,
         uid=route.uid,
@@ -71,6 +75,7 @@ def refused(route: Route, code: str, now: float, *, default: bool = False) -> Ou
         variant=route.variant,
         version=route.version,
         code=code,
+        cost=cost,
         latency_ms=(now - route.arrived) * 1000.0,
         slo_ms=route.latency_ms,
         accuracy_required=route.accuracy,
@@ -82,6 +87,38 @@ def refused(route: Route, code: str, now: float, *, default: bool = False) -> Ou
         input_digest=route.input_digest,
         parent=route.parent,
         stage=route.stage,
+    )
+
+
+def joined(route: Route, answer: Answer, now: float) -> OutcomeEvent:
+    """The outcome of a query that its dispatcher answered from the answers to its parts: ok or late."""
+    latency_ms = (now - route.arrived) * 1000.0
+    late = now > route.deadline or (route.latency_ms is not None and latency_ms > route.latency_ms)
+    return OutcomeEvent(
+        time=route.arrived,
+        uid=route.uid,
+        id=route.id,
+        app=route.app,
+        outcome="late" if late else "ok",
+        model=answer.model or None,
+        variant=answer.variant or None,
+        version=answer.version or None,
+        worker=answer.worker or None,
+        hardware=answer.hardware or None,
+        latency_ms=latency_ms,
+        slo_ms=route.latency_ms,
+        accuracy=answer.accuracy,
+        accuracy_required=route.accuracy,
+        cost_limit=route.cost,
+        priority=route.priority,
+        items=route.items,
+        batch=answer.batch or None,
+        cached=answer.cached,
+        simulated=answer.simulated,
+        cost=answer.cost,
+        policy=route.policy,
+        context=route.context,
+        input_digest=route.input_digest,
     )
 
 
@@ -122,9 +159,9 @@ class OutcomeLog:
             _, queue, seq = self._open.popleft()
             self.flushed[queue] = seq
 
-    def heartbeat(self, dispatcher: str, now: float, *, leaving: bool) -> DispatcherHeartbeat:
+    def heartbeat(self, dispatcher: str, now: float, *, leaving: bool, adopts: bool = False) -> DispatcherHeartbeat:
         return DispatcherHeartbeat(
-            dispatcher=dispatcher, incarnation=0, at=now, flushed=dict(self.flushed), leaving=leaving
+            dispatcher=dispatcher, incarnation=0, at=now, flushed=dict(self.flushed), leaving=leaving, adopts=adopts
         )
 
 

@@ -17,8 +17,10 @@ from services.core.actor import (
     NOTHING,
     After,
     Changed,
+    Done,
     Effect,
     Envelope,
+    Failed,
     Handler,
     Inlet,
     Malformed,
@@ -27,18 +29,24 @@ from services.core.actor import (
     Started,
     Stopping,
     Synced,
+    TimedOut,
     Undelivered,
     Watch,
 )
 from services.core.deadlines import DeadlineReached, Deadlines
+from services.core.ensemble.policies import make_policy
 from services.core.selection.cluster import ClusterView
 from services.core.selection.instances import Instance
 from services.core.selection.policy import LoadOrder, SelectionPolicy, goal_of
-from services.core.settings import DispatcherSettings, Settings
-from services.dispatcher.apps import Apps
+from services.core.settings import DispatcherSettings, SelectionSettings, Settings
+from services.dispatcher.apps import Apps, members_of
+from services.dispatcher.contexts import Contexts
 from services.dispatcher.default_output import default_due, executor_error, expiry_error, may_wait
 from services.dispatcher.demand import DemandCounter, FleetDigests, LoadsOnDemand
-from services.dispatcher.inflight import InFlight, OutcomeRecorder
+from services.dispatcher.ensembles import Ensembles
+from services.dispatcher.inflight import InFlight, OutcomeRecorder, Retries
+from services.dispatcher.join import JOIN, EndsDue, Joins, PartReply
+from services.dispatcher.predictions import Predictions
 from services.dispatcher.query import Admission, Query, label_of
 from services.dispatcher.questions import answer_question
 
@@ -73,6 +81,7 @@ class Dispatcher:
         new_uid: Callable[[], bytes],
         settings: DispatcherSettings,
         slo_target: float,
+        selection: SelectionSettings,
     ) -> None:
         self.name = name
         self.view = ClusterView(prices, goal_of(policy))
@@ -87,6 +96,24 @@ class Dispatcher:
         self._loads = LoadsOnDemand(name, subjects)
         self._outcomes = OutcomeRecorder(name, policy.name, new_uid)
         self._demand = DemandCounter(name, subjects)
+        self._retries = Retries(self.in_flight, settings.max_attempts, self._decide, self._refuse)
+        self.joins = Joins(name, subjects)
+        self.predictions = Predictions()
+        self.contexts = Contexts(
+            subjects, selection.max_contexts, lambda app: members_of(self.apps.catalog, app), make_policy
+        )
+        self._ensembles = Ensembles(
+            name,
+            self.joins,
+            self.contexts,
+            self.predictions,
+            self.apps,
+            selection,
+            self._outcomes,
+            self._take,
+            settings.max_queue,
+            settings.max_inline,
+        )
         self._digests = FleetDigests(name, subjects, self.apps)
         self._prefix = len(subjects.query(""))
         self._undelivered = subjects.undelivered(name, "")
@@ -95,6 +122,11 @@ class Dispatcher:
             QueryHead: self._query,
             Malformed: self._malformed,
             DoneBatch: self._done,
+            PartReply: self._part_replied,
+            Done: self._carried_out,
+            Failed: self._carried_out,
+            TimedOut: self._carried_out,
+            EndsDue: lambda _: self.joins.tell(),
             WorkerHeartbeat: self._heartbeat,
             Recorded: self._recorded,
             HandBack: self._handed_back,
@@ -110,7 +142,7 @@ class Dispatcher:
             Stopping: self._stopping,
             HeartbeatDue: self._send_heartbeat,
             CheckDue: self._check,
-            DeadlineReached: self._defaults_due,
+            DeadlineReached: self._deadline_reached,
         }
 
     @property
@@ -121,6 +153,7 @@ class Dispatcher:
             Inlet(subject=s.exited(), message=ExecutorExited),
             Inlet(subject=s.done(name), message=DoneBatch),
             Inlet(subject=s.undelivered(name), message=DoneBatch),
+            Inlet(subject=s.part(name), message=PartReply),
             Inlet(subject=s.trying(name), message=Trying),
             Inlet(subject=s.loads(name), message=LoadReply),
             Inlet(subject=s.resubmit(name), message=HandBack),
@@ -146,9 +179,17 @@ class Dispatcher:
         query = self._admission.admit(app_name, envelope)
         if isinstance(query, Error):
             return self._outcomes.refused_unadmitted(app_name, envelope, envelope.message.id, query)
-        if query.head.retry_key is not None and query.uid in self.in_flight:
+        if query.head.retry_key is not None and (query.uid in self.in_flight or query.uid in self.joins.open):
             return NOTHING  # the client asks again for a query in flight: it will be answered
-        effects = self._decide(query, envelope.now)
+        return self._begin(query, envelope.now)
+
+    def _begin(self, query: Query, now: float) -> Iterable[Effect]:
+        """Start a query that has just been admitted, or that another dispatcher has left."""
+        return self._take(query, now) if query.selection is None else self._ensembles.start(query, now)
+
+    def _take(self, query: Query, now: float) -> Iterable[Effect]:
+        """Decide on a query, or a part of one, for the first time."""
+        effects = self._decide(query, now)
         self._demand.count(query)
         return effects
 
@@ -175,9 +216,7 @@ class Dispatcher:
             effects.extend(self._end(query, decision.refusal, now))
         elif len(self.in_flight.waiting) >= self._settings.max_queue:
             text = "too many queries wait for a worker: ask again later"
-            effects.extend(
-                self._outcomes.refused(query, Error(code="overloaded", message=text, retry_after_ms=1000.0), now)
-            )
+            effects.extend(self._refuse(query, Error(code="overloaded", message=text, retry_after_ms=1000.0), now))
         else:
             effects.extend(self._wait(query, now))
         return effects
@@ -191,7 +230,14 @@ class Dispatcher:
         """Refuse it, unless its app has a default output and a better answer may come before the deadline."""
         if may_wait(query, error, now) and len(self.in_flight.waiting) < self._settings.max_queue:
             return self._wait(query, now)
-        return self._outcomes.refused(query, error, now)
+        return self._refuse(query, error, now)
+
+    def _refuse(self, query: Query, error: Error, now: float) -> list[Effect]:
+        """The query ends here without an answer of a model. If it is a part, its join goes on without it."""
+        effects = self._outcomes.refused(query, error, now)
+        if query.part is not None:
+            effects.extend(self._ensembles.refused(query.part, error, now))
+        return effects
 
     def _dispatch(self, query: Query, instance: Instance, now: float) -> Publish:
         self.in_flight.dispatch(query, instance, now)
@@ -219,8 +265,16 @@ class Dispatcher:
             else:
                 instance.ended_without_batch(batch.queued)
         if self.in_flight.retries and self.in_flight.retrying is None:
-            effects.extend(self._next_retry(envelope.now))
+            effects.extend(self._retries.next(envelope.now))
         return effects
+
+    def _part_replied(self, envelope: Envelope) -> Iterable[Effect]:
+        uid = bytes.fromhex(envelope.subject.rpartition(".")[2])
+        return self._ensembles.replied(uid, envelope.message, envelope.now)
+
+    def _carried_out(self, envelope: Envelope) -> Iterable[Effect]:
+        """A context was read, or could not be."""
+        return self._ensembles.known(self.contexts.took(envelope.message), envelope.now)
 
     def _recorded(self, envelope: Envelope) -> Iterable[Effect]:
         self._outcomes.log.stored(envelope.message.through)
@@ -248,37 +302,16 @@ class Dispatcher:
         return NOTHING
 
     def _lost_device(self, worker: str, device: str, now: float) -> list[Effect]:
-        return self._lost(
+        return self._retries.lost(
             self.in_flight.remove_dispatched_to(self.view.lose_device(worker, device), worker, device), now
         )
-
-    def _lost(self, queries: list[Query], now: float) -> list[Effect]:
-        """The instances of these queries died. They are retried one by one, so that one that kills executors harms no other."""
-        effects: list[Effect] = []
-        for query in queries:
-            query.crashes += self.in_flight.counts_against(query)
-            if query.crashes > self._settings.max_attempts:
-                text = "the model's process ended each time this query was in its batch"
-                effects.extend(self._outcomes.refused(query, Error(code="model_error", message=text), now))
-            else:
-                self.in_flight.retries.append(query)
-        effects.extend(self._next_retry(now))
-        return effects
-
-    def _next_retry(self, now: float) -> list[Effect]:
-        """Send the next retry once the one before has ended. A query that cannot be served yet waits with the others."""
-        effects: list[Effect] = []
-        while self.in_flight.retries and self.in_flight.retrying is None:
-            query = self.in_flight.retries.popleft()
-            effects.extend(self._decide(query, now))
-            if query.uid in self.in_flight.dispatched:
-                self.in_flight.retrying = query.uid
-        return effects
 
     def _handed_back(self, envelope: Envelope) -> Iterable[Effect]:
         """An executor could not serve a query after all."""
         back: HandBack = envelope.message
         route, now = back.route, envelope.now
+        if back.reason == "orphaned":
+            return self._adopt(back, envelope)
         dispatched = self.in_flight.dispatched.get(route.uid)
         if dispatched is not None and dispatched.attempt != route.attempt:
             return NOTHING  # it has been dispatched elsewhere since
@@ -286,27 +319,32 @@ class Dispatcher:
         if query is None:
             if route.dispatcher == self.name or route.uid in self.in_flight:
                 return NOTHING  # it has ended here, or is in flight again
+            if route.parent is not None:
+                return NOTHING  # who asked for this part is gone: its query is started again as a whole
             query = self._admission.adopt(route, bytes(back.body), envelope.headers)
             if query is None:
                 return NOTHING
         error = executor_error(back)
         if error is not None:
-            return self._outcomes.refused(query, error, now)
+            return self._refuse(query, error, now)
         if back.reason == "deadline":
             return self._elsewhere(query, route.instance, now)
         if back.reason == "crashed":
-            query.crashes += 1
-            if query.crashes > self._settings.max_attempts:
-                text = "the model failed each time this query was in its batch"
-                return self._outcomes.refused(query, Error(code="model_error", message=text), now)
-            self.in_flight.retries.append(query)
-            return self._next_retry(now)
+            return self._retries.crashed(query, now)
         instance = self.view.remove(route.instance)
         if back.reason == "load_failed" and instance is not None:
             self.view.not_before[instance.record.variant] = now + LOAD_AGAIN
         if query.attempt >= MOST_DISPATCHES:
             return self._wait(query, now)  # the view is out of date: the next heartbeat decides
         return self._decide(query, now)
+
+    def _adopt(self, back: HandBack, envelope: Envelope) -> Iterable[Effect]:
+        """A query with parts has lost its dispatcher: start it again, once. Executors repeat what they have answered of it."""
+        uid, now = back.route.uid, envelope.now
+        if uid in self.joins.open or uid in self.in_flight or not self.joins.adopt(uid, now):
+            return NOTHING
+        query = self._admission.adopt(back.route, bytes(back.body), envelope.headers)
+        return NOTHING if query is None else self._begin(query, now)
 
     def _elsewhere(self, query: Query, full: str, now: float) -> Iterable[Effect]:
         """An instance could not answer in time: another one may, in the time left."""
@@ -334,7 +372,7 @@ class Dispatcher:
 
     def _serve_waiting(self, now: float) -> list[Effect]:
         """Something changed: decide again for all waiting queries."""
-        effects = self._next_retry(now)
+        effects = self._retries.next(now)
         if self.in_flight.waiting:
             queries = list(self.in_flight.waiting.values())
             self.in_flight.waiting.clear()
@@ -358,7 +396,7 @@ class Dispatcher:
         if not changed:
             return NOTHING
         lost = [i for name, i in before.items() if self.view.instances.get(name) is not i]
-        effects = self._lost(self.in_flight.remove_dispatched_to(lost), envelope.now) if lost else []
+        effects = self._retries.lost(self.in_flight.remove_dispatched_to(lost), envelope.now) if lost else []
         for instance in self.view.workers[heartbeat.worker].instances.values():
             self._loads.settled(instance.record.variant)
         effects.extend(self._serve_waiting(envelope.now))
@@ -391,15 +429,18 @@ class Dispatcher:
         return (self._alive(now), *digests, *demand, After("heartbeat", HEARTBEAT, envelope.message))
 
     def _alive(self, now: float, *, leaving: bool = False) -> Publish:
-        heartbeat = self._outcomes.log.heartbeat(self.name, now, leaving=leaving)
+        heartbeat = self._outcomes.log.heartbeat(self.name, now, leaving=leaving, adopts=True)
         return Publish(self._subjects.dispatcher_heartbeat(self.name), heartbeat)
 
     def _stopping(self, envelope: Envelope) -> Iterable[Effect]:
         """Executors answer the queries that were dispatched. The waiting ones go to the other dispatchers."""
         effects: list[Effect] = []
         for query in (*self.in_flight.waiting.values(), *self.in_flight.retries):
+            if query.part is not None:
+                continue
             route = query.route(self.name, "", self._policy.name)
             effects.append(Publish(self._subjects.resubmit(), HandBack(route, "gone", query.raw), "", query.headers))
+        effects.extend(self.joins.leave(self.in_flight.dispatched.values()))
         effects.append(self._alive(envelope.now, leaving=True))
         return effects
 
@@ -407,17 +448,22 @@ class Dispatcher:
         now = envelope.now
         effects: list[Effect] = []
         for worker in [w for w in self.view.workers.values() if now - w.seen > self._settings.failure_timeout_s]:
-            effects.extend(self._lost(self.in_flight.remove_dispatched_to(self.view.lose_worker(worker.name)), now))
+            effects.extend(
+                self._retries.lost(self.in_flight.remove_dispatched_to(self.view.lose_worker(worker.name)), now)
+            )
         effects.extend(self._expire(self.in_flight.remove_expired(now, LOST_AFTER), now))
         if self.in_flight.waiting or self.in_flight.retries:
             effects.extend(self._serve_waiting(now))
+        self.joins.forget(now)
         effects.append(After("check", CHECK, envelope.message))
         return effects
 
     def _expire(self, queries: list[Query], now: float) -> list[Effect]:
-        return [effect for query in queries for effect in self._outcomes.refused(query, expiry_error(query), now)]
+        return [effect for query in queries for effect in self._refuse(query, expiry_error(query), now)]
 
-    def _defaults_due(self, envelope: Envelope) -> Iterable[Effect]:
+    def _deadline_reached(self, envelope: Envelope) -> Iterable[Effect]:
+        if envelope.message.of == JOIN:
+            return self._ensembles.due(envelope.now)
         now, waiting = envelope.now, self.in_flight.waiting
         due = self._default_deadlines.due(now, waiting)
         for query in due:
@@ -434,4 +480,5 @@ def make_dispatcher(
     new_uid: Callable[[], bytes],
 ) -> Dispatcher:
     """A dispatcher. Parameters as for `Dispatcher`."""
-    return Dispatcher(name, subjects, policy, prices, new_uid, settings.dispatcher, settings.autoscaler.slo_target)
+    target = settings.autoscaler.slo_target
+    return Dispatcher(name, subjects, policy, prices, new_uid, settings.dispatcher, target, settings.selection)

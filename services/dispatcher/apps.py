@@ -15,18 +15,18 @@ class Apps:
     def __init__(self, view: ClusterView) -> None:
         self.catalog = Catalog()
         self.synced = False
-        self._view = view
+        self.view = view
 
     def change(self, change: Changed) -> None:
         """One entry of the bucket has changed."""
         for app in self.catalog.apply(change.key, change.value):
             record = self.catalog.app(app)
             if record is None:
-                self._view.drop_app(app)
+                self.view.drop_app(app)
             elif self.synced:
                 self._set(app, record)
         if change.key.startswith("model."):
-            self._view.drop_app(f"{WITHOUT_APP}.{change.key.split('.')[1]}")
+            self.view.drop_app(f"{WITHOUT_APP}.{change.key.split('.')[1]}")
 
     def complete(self) -> None:
         """Every entry that the bucket had has arrived."""
@@ -37,20 +37,20 @@ class Apps:
     def of(self, name: str, model: str | None) -> tuple[str, AppView] | None:
         """The key and view of an app, or of a model's own pseudo app if the query names no app."""
         if name != WITHOUT_APP:
-            view = self._view.apps.get(name)
+            view = self.view.apps.get(name)
             return None if view is None else (name, view)
         key = f"{WITHOUT_APP}.{model}"
-        if key not in self._view.apps:
+        if key not in self.view.apps:
             record = self.catalog.model(model) if model is not None else None
             if record is None:
                 return None
             links = {record.model: record.version}
             self._set(key, AppRecord(app=WITHOUT_APP, links=links, signature=record.signature))
-        return key, self._view.apps[key]
+        return key, self.view.apps[key]
 
     def variants(self, key: str) -> tuple[VariantRecord, ...]:
         """The variants that may serve an app, or a model's pseudo app. Empty if it is unknown."""
-        view = self._view.apps.get(key)
+        view = self.view.apps.get(key)
         return () if view is None else view.records
 
     def _set(self, key: str, app: AppRecord) -> None:
@@ -61,7 +61,7 @@ class Apps:
             for version in sorted(self.catalog.versions(model))
             for record in self.catalog.variants_at(model, version)
         ]
-        self._view.set_app(app, records, key)
+        self.view.set_app(app, records, key)
 
 
 def members_of(catalog: Catalog, name: str) -> list[Member]:

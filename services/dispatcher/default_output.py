@@ -42,7 +42,16 @@ def gets_default(query: Query, error: Error) -> bool:
     return error.code not in OF_THE_QUERY or all(demand is None for demand in demands)
 
 
-def default_answer(query: Query, error: Error, now: float) -> Answer | None:
+def reason_of(error: Error) -> str:
+    """Why a query gets its app's default instead of this refusal, as the answer tells it."""
+    return (
+        "unknown_model: the app serves no model now"
+        if error.code == "unknown_model"
+        else f"{error.code}: {error.message}"
+    )
+
+
+def default_answer(query: Query, reason: str, now: float) -> Answer | None:
     """The app's default for all items of the query, with the reason. None if no message can hold it."""
     app, ask, head = query.fallback, query.ask, query.head
     assert app is not None, "its app has a default output"
@@ -71,9 +80,8 @@ def default_answer(query: Query, error: Error, now: float) -> Answer | None:
         cost=0.0,
         missed=missed,
         default=True,
-        reason="unknown_model: the app serves no model now"
-        if error.code == "unknown_model"
-        else f"{error.code}: {error.message}",
+        reason=reason,
+        query=query.uid.hex(),
     )
 
 

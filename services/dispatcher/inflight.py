@@ -1,15 +1,15 @@
 """Queries in flight, and how each ends: its reply, its recorded outcome, its span."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.flow import DoneBatch, Route
-from bus.messages.public import Error, Refusal
+from bus.messages.public import Answer, Error, Refusal
 from services.core.actor import Effect, Envelope, Publish
-from services.core.outcomes import OutcomeLog, answered, refused
+from services.core.outcomes import OutcomeLog, answered, joined, refused
 from services.core.selection.instances import Instance
-from services.dispatcher.default_output import default_answer, gets_default
+from services.dispatcher.default_output import default_answer, gets_default, reason_of
 from services.dispatcher.query import Query, spans_of
 
 
@@ -96,6 +96,57 @@ class InFlight:
         return late + lost
 
 
+class Retries:
+    """Queries whose executor died. They are dispatched again one by one, so that one that kills executors harms no other.
+
+    most: crashes that a query may see. decide, refuse: what to do with a query.
+    """
+
+    def __init__(
+        self,
+        in_flight: InFlight,
+        most: int,
+        decide: Callable[[Query, float], Iterable[Effect]],
+        refuse: Callable[[Query, Error, float], Iterable[Effect]],
+    ) -> None:
+        self._in_flight = in_flight
+        self._most = most
+        self._decide = decide
+        self._refuse = refuse
+
+    def lost(self, queries: list[Query], now: float) -> list[Effect]:
+        """The instances of these queries died."""
+        effects: list[Effect] = []
+        for query in queries:
+            query.crashes += self._in_flight.counts_against(query)
+            effects.extend(self._again(query, "the model's process ended each time this query was in its batch", now))
+        effects.extend(self.next(now))
+        return effects
+
+    def crashed(self, query: Query, now: float) -> list[Effect]:
+        """An executor says that the batch of this query crashed."""
+        query.crashes += 1
+        refused = self._again(query, "the model failed each time this query was in its batch", now)
+        return refused or self.next(now)
+
+    def _again(self, query: Query, text: str, now: float) -> list[Effect]:
+        if query.crashes > self._most:
+            return list(self._refuse(query, Error(code="model_error", message=text), now))
+        self._in_flight.retries.append(query)
+        return []
+
+    def next(self, now: float) -> list[Effect]:
+        """Send the next retry once the one before has ended. A query that cannot be served yet waits with the others."""
+        effects: list[Effect] = []
+        queue = self._in_flight.retries
+        while queue and self._in_flight.retrying is None:
+            query = queue.popleft()
+            effects.extend(self._decide(query, now))
+            if query.uid in self._in_flight.dispatched:
+                self._in_flight.retrying = query.uid
+        return effects
+
+
 # -- how queries end
 
 
@@ -127,18 +178,48 @@ class OutcomeRecorder:
         if missed:
             known[1] += items
 
-    def refused(self, query: Query, error: Error, now: float) -> list[Effect]:
-        """The query ends here: with its app's default output if it gets that, else with a refusal."""
+    def refused(self, query: Query, error: Error, now: float, *, cost: float = 0.0) -> list[Effect]:
+        """The query ends here: with its app's default output if it gets that, else with a refusal. cost: US$ of its parts.
+
+        Who asked for a part is its join, which its caller tells.
+        """
+        route = self._route(query)
+        if query.part is not None:
+            return [self.log.record(refused(route, error.code, now)), *spans_of(query, now, error.code)]
         if error.code in MISSES:
             self._count(query.ask.app, query.ask.items, missed=True)
-        route = query.route(self._dispatcher, "", self._policy)
-        default = default_answer(query, error, now) if gets_default(query, error) else None
+        default = default_answer(query, reason_of(error), now) if gets_default(query, error) else None
         reply = Refusal(id=query.head.id, error=error) if default is None else default
         return [
             Publish(query.reply, reply, "", query.headers),
-            self.log.record(refused(route, error.code, now, default=default is not None)),
+            self.log.record(refused(route, error.code, now, default=default is not None, cost=cost)),
             *spans_of(query, now, error.code if default is None else ""),
         ]
+
+    def unsure(self, query: Query, reason: str, now: float, *, cost: float) -> list[Effect]:
+        """The query ends here with its app's default output, since its models do not agree enough. Nothing if no message can hold it."""
+        default = default_answer(query, reason, now)
+        if default is None:
+            return []
+        return [
+            Publish(query.reply, default, "", query.headers),
+            self.log.record(refused(self._route(query), "confidence", now, default=True, cost=cost)),
+            *spans_of(query, now, ""),
+        ]
+
+    def joined(self, query: Query, answer: Answer, now: float) -> list[Effect]:
+        """The query ends here with an answer made of the answers to its parts."""
+        event = joined(self._route(query), answer, now)
+        self._count(query.ask.app, query.ask.items, missed=event.outcome != "ok")
+        return [
+            Publish(query.reply, answer, "", query.headers),
+            self.log.record(event),
+            *spans_of(query, now, ""),
+        ]
+
+    def _route(self, query: Query) -> Route:
+        rules = query.selection
+        return query.route(self._dispatcher, "", self._policy if rules is None else rules.policy or self._policy)
 
     def refused_unadmitted(self, app: str, envelope: Envelope, label: str | None, error: Error) -> list[Effect]:
         """Refuse a message that was not admitted as a query; its outcome is recorded all the same. label: the client's id for it."""
@@ -170,7 +251,7 @@ class OutcomeRecorder:
                 code=codes[i] if codes is not None else "",
             )
             effects.append(self.log.record(event))
-            if event.code is None or event.code in MISSES:
+            if query.part is None and (event.code is None or event.code in MISSES):
                 self._count(event.app, event.items, missed=event.outcome != "ok")
             if query.trace is not None:
                 effects.extend(spans_of(query, batch.finished, codes[i] if codes is not None else ""))

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Raw
 
-from bus.messages.catalog import AppRecord
+from bus.messages.catalog import AppRecord, ModelSelection
 from bus.messages.flow import Route
 from bus.messages.public import Error, QueryHead
 from bus.rights import OWN
@@ -19,12 +20,15 @@ from services.core.trace import Span, Trace, read, span_id
 from services.core.validation import BadRequest, check_name, check_requirements, count_items, length_of
 from services.dispatcher.apps import Apps
 
+if TYPE_CHECKING:
+    from services.dispatcher.join import Part
+
 
 class Query:
     """One query from its arrival to its end: the body as it came, what it asks, where it is. Times: Unix seconds."""
 
     __slots__ = (
-        "app", "arrived", "ask", "attempt", "body", "crashes", "fallback", "head", "headers", "instance", "items", "reply", "sent", "trace", "uid", "why",
+        "app", "arrived", "ask", "attempt", "body", "crashes", "fallback", "head", "headers", "instance", "items", "part", "reply", "selection", "sent", "trace", "uid", "why",
     )  # fmt: skip
 
     def __init__(
@@ -45,11 +49,13 @@ class Query:
         self.trace: Trace | None = None  # of its sender
         self.headers: Mapping[str, str] | None = None  # of its messages, if it is traced
         self.fallback: AppRecord | None = None  # its app, if that has a default output
+        self.selection: ModelSelection | None = None  # how several models answer it together, if they do
+        self.part: Part | None = None  # which part of another query it is
         self.why: Error | None = None  # while it waits for a better answer: the refusal that it would get now
 
     def route(self, dispatcher: str, instance: str, policy: str) -> Route:
         """What goes in front of the body, and into the outcome."""
-        head = self.head
+        head, part = self.head, self.part
         latency = self.ask.latency_s
         return Route(
             self.uid,
@@ -74,12 +80,13 @@ class Query:
             head.model,
             head.version,
             head.variant,
-            head.retry_key is not None,
+            head.retry_key is not None or part is not None,
             self.crashes > 0,
             self.ask.length,
-            None,
-            None,
+            None if part is None else part.join.query.uid,
+            None if part is None else part.stage,
             self.fallback is not None,
+            None if part is None else part.join.origin,
         )
 
     @property
@@ -207,6 +214,7 @@ class Admission:
         query = Query(uid, app_name, head, ask, envelope.reply, envelope.body, now)
         if view.app.default_output is not None:
             query.fallback = view.app
+        query.selection = _selection(query, view.app)
         if envelope.headers is not None:
             start_trace(query, envelope.headers)
         return query
@@ -278,7 +286,14 @@ class Admission:
         )
         query = Query(route.uid, route.app, head, ask, route.reply_to, body, route.arrived)
         query.fallback = found[1].app if route.fallback and found[1].app.default_output is not None else None
+        query.selection = _selection(query, found[1].app)
         query.attempt = route.attempt
         query.headers = None if (trace := read(headers)) is None else trace.headers(trace.parent)
         query.crashes = int(route.alone)
         return query
+
+
+def _selection(query: Query, app: AppRecord) -> ModelSelection | None:
+    """How several models answer the query together. None: one variant answers, also where the query itself names a model."""
+    ask = query.ask
+    return app.selection if ask.model is None and ask.version is None and ask.variant is None else None

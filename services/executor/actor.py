@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from bus.messages.fleet import DispatcherHeartbeat, LoadInstance, MoveInstance, UnloadInstance
-from bus.messages.flow import Execute, HandBack, Route, Trying
+from bus.messages.flow import Execute, HandBack, PartsEnded, Route, Trying
 from bus.messages.public import Answer, Error, Refusal
 from bus.subjects import Subjects
 from services.core.actor import (
@@ -100,6 +100,7 @@ class Executor:
             Failed: self._failed,
             TimedOut: self._failed,
             DispatcherHeartbeat: self._dispatcher,
+            PartsEnded: self._parts_ended,
             LoadInstance: lambda envelope: self._manager.load(envelope.message),
             MoveInstance: lambda envelope: self._manager.move(envelope.message),
             UnloadInstance: lambda envelope: self._manager.unload(envelope.message.instance),
@@ -114,6 +115,7 @@ class Executor:
         s, w, d = self._subjects, self.worker, self.device
         return (
             Inlet(subject=s.dispatcher_heartbeat(), message=DispatcherHeartbeat),
+            Inlet(subject=s.ended(), message=PartsEnded),
             Inlet(subject=s.executor(w, d, "load"), message=LoadInstance),
             Inlet(subject=s.executor(w, d, "unload"), message=UnloadInstance),
             Inlet(subject=s.executor(w, d, "move"), message=MoveInstance),
@@ -133,6 +135,8 @@ class Executor:
         execute: Execute = envelope.message
         route = execute.route
         key = (route.uid, route.part)
+        if route.origin is not None:
+            self.dispatchers.keep(route, execute.body, envelope.now)
         pending = self.pending.get(key)
         if pending is not None:
             pending.also = (*pending.also, route)
@@ -289,6 +293,9 @@ class Executor:
                     effects.append(Do(("store", (query, answer)), StoreOutputs(route.uid.hex(), answer.outputs), FETCH))
                     continue
             effects.append(self._reply(route, answer, query))
+            if route.parent is not None:  # another dispatcher may ask for the same part by now
+                others = (other for other in query.also if other.reply_to != route.reply_to)
+                effects.extend(self._reply(other, answer, query) for other in others)
         span = (result.started, result.finished)
         for dispatcher, routes in done.items():
             codes = None if result.errors is None else ["model_error"] * len(routes)
@@ -391,6 +398,10 @@ class Executor:
         return (failed, *self._back(self._drop(loaded), "load_failed"))
 
     # -- dispatchers and time
+
+    def _parts_ended(self, envelope: Envelope) -> Iterable[Effect]:
+        self.dispatchers.parts_ended(envelope.subject.rpartition(".")[2], envelope.message)
+        return NOTHING
 
     def _dispatcher(self, envelope: Envelope) -> Iterable[Effect]:
         return self.dispatchers.heartbeat(envelope.message, envelope.now)

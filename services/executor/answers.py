@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
-from msgspec.structs import replace
+from msgspec import UNSET
 
 from bus.messages.flow import Route
 from bus.messages.public import Answer, Error, Refusal
@@ -69,7 +69,7 @@ def answer_of(
     if route.cost is not None and cost * 1000.0 > route.cost:
         missed = [*missed, "cost"]  # more than its profile promised: the batch was small, or disturbed
     # Made for every query: positional arguments cost a tenth of keywords.
-    answer = Answer(
+    return Answer(
         route.id,
         result.outputs[i],
         record.model,
@@ -86,8 +86,14 @@ def answer_of(
         record.simulated,
         cost * query.items,
         missed,
+        UNSET,  # outputs_ref
+        UNSET,  # confidence
+        UNSET,  # members
+        UNSET,  # missing
+        UNSET,  # default
+        result.note or UNSET,  # reason
+        route.uid.hex(),
     )
-    return replace(answer, reason=result.note) if result.note else answer
 
 
 def model_error(route: Route, reason: str) -> Refusal:

@@ -4,9 +4,12 @@ recorded. Pure.
 
 from collections import deque
 from collections.abc import Iterable
+from hashlib import blake2b
+
+from msgspec import Raw
 
 from bus.messages.fleet import DispatcherHeartbeat
-from bus.messages.flow import DoneBatch, Route
+from bus.messages.flow import DoneBatch, HandBack, PartsEnded, Route
 from bus.subjects import Subjects
 from services.core.actor import NOTHING, Effect, Publish, Record
 from services.core.outcomes import answered
@@ -17,15 +20,20 @@ FORGET = 120.0  # s after which a dead dispatcher is forgotten
 
 
 class KnownDispatcher:
-    """One dispatcher. seq: of the last done batch. pending: done batches whose outcomes it has not reported as stored."""
+    """One dispatcher. seq: of the last done batch. pending: done batches whose outcomes it has not reported as stored.
 
-    __slots__ = ("alive", "pending", "seen", "seq", "subject")
+    parents: queries of which parts came here and that have not ended, each with its body. adopts: it takes over such queries of others.
+    """
+
+    __slots__ = ("adopts", "alive", "parents", "pending", "seen", "seq", "subject")
 
     def __init__(self, now: float, subject: str) -> None:
         self.alive = True
         self.seen = now
         self.seq = 0
         self.subject = subject
+        self.adopts = False
+        self.parents: dict[bytes, tuple[Route, Raw]] = {}
         self.pending: deque[tuple[DoneBatch, list[Route], Loaded]] = deque(maxlen=BATCHES)
 
 
@@ -88,8 +96,9 @@ class KnownDispatchers:
         if seq is not None:
             while dispatcher.pending and dispatcher.pending[0][0].seq <= seq:
                 dispatcher.pending.popleft()
+        dispatcher.adopts = heartbeat.adopts
         if heartbeat.leaving:
-            return self._take_over(dispatcher)
+            return self._take_over(dispatcher, now)
         dispatcher.alive = True
         return NOTHING
 
@@ -98,20 +107,46 @@ class KnownDispatchers:
         effects: list[Effect] = []
         for name, dispatcher in list(self._known.items()):
             if dispatcher.alive and now - dispatcher.seen > self._silence:
-                effects.extend(self._take_over(dispatcher))
+                effects.extend(self._take_over(dispatcher, now))
             elif not dispatcher.alive and now - dispatcher.seen > FORGET:
                 del self._known[name]
+            elif dispatcher.parents:
+                over = [uid for uid, (route, _) in dispatcher.parents.items() if route.deadline + FORGET < now]
+                for uid in over:
+                    del dispatcher.parents[uid]
         return effects
+
+    def keep(self, part: Route, body: Raw, now: float) -> None:
+        """A part of a query came: its query is handed on if its dispatcher dies before it has ended it."""
+        origin = part.origin
+        assert origin is not None
+        self._of(part.dispatcher, now).parents[origin.route.uid] = (
+            origin.route,
+            body if origin.body is None else Raw(origin.body),
+        )
+
+    def parts_ended(self, name: str, ended: PartsEnded) -> None:
+        """These queries have got their answers."""
+        dispatcher = self._known.get(name)
+        if dispatcher is not None:
+            for uid in ended.parents:
+                dispatcher.parents.pop(uid, None)
 
     def reset_silence(self, now: float) -> None:
         """This process was stopped: the silence was not the dispatchers'."""
         for dispatcher in self._known.values():
             dispatcher.seen = now
 
-    def _take_over(self, dispatcher: KnownDispatcher) -> list[Effect]:
-        """Record the outcomes that may be missing. The database keeps one outcome a uid."""
+    def _take_over(self, dispatcher: KnownDispatcher, now: float) -> list[Effect]:
+        """Record the outcomes that may be missing, of which the database keeps one a uid, and hand its queries with parts to others."""
         dispatcher.alive = False
         effects: list[Effect] = []
+        adopting = [name for name, one in self._known.items() if one.alive and one.adopts]
+        for uid, (route, body) in dispatcher.parents.items():
+            if route.deadline > now and adopting:
+                subject = self._subjects.resubmit(heir(uid, adopting))
+                effects.append(Publish(subject, HandBack(route, "orphaned", body)))
+        dispatcher.parents.clear()
         for done, routes, loaded in dispatcher.pending:
             effects.extend(self._outcomes(done, routes, loaded))
         dispatcher.pending.clear()
@@ -132,3 +167,8 @@ class KnownDispatchers:
             )
             for i, route in enumerate(routes)
         ]
+
+
+def heir(uid: bytes, dispatchers: Iterable[str]) -> str:
+    """The one of these dispatchers that takes over a query: the same at every executor (rendezvous hashing)."""
+    return max(dispatchers, key=lambda name: blake2b(name.encode(), key=uid, digest_size=8).digest())

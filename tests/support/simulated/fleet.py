@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import struct
 from typing import Any
 
 import msgspec
@@ -16,8 +17,9 @@ from services.core.catalog import key_of
 from services.core.cost import LatencyTable
 from services.core.placement import Device as MonitoredDevice
 from services.core.selection.policy import InfaasPolicy, SelectionPolicy
-from services.core.settings import DispatcherSettings, Settings
-from services.dispatcher.actor import Dispatcher
+from services.core.settings import Settings
+from services.dispatcher.actor import make_dispatcher
+from services.dispatcher.commands import ContextWritten, ReadContext, StoredContext, WriteContext
 from services.executor.actor import make_executor
 from services.executor.commands import BatchResult, LoadedModel, LoadModel, MeasureMemory, RunBatch, UnloadModel
 from services.monitor.actor import MonitorActor
@@ -67,7 +69,7 @@ class Device:
 
     poison: ids of queries in whose batch the process dies; slow: factor on every batch; between: on the time from one batch to
     the next, as nobody measures it; spread: batches take up to this share more or less; broken: why it cannot load
-    anything, loads: how often it tried.
+    anything, loads: how often it tried. By model: says: what it answers, late: factor on its batches.
     """
 
     def __init__(self, stage: Stage, name: str) -> None:
@@ -79,8 +81,11 @@ class Device:
         self.loads = 0
         self._luck = random.Random(name)
         self.poison: set[str] = set()
+        self.says: dict[str, float] = {}
+        self.late: dict[str, float] = {}
         self.batches: list[list[str | None]] = []
         self._tables: dict[str, LatencyTable] = {}
+        self._models: dict[str, str] = {}
         self.died = False
 
     def __call__(self, command: Any) -> tuple[float, Any]:
@@ -90,6 +95,7 @@ class Device:
                 if self.broken:
                     return 0.01, RuntimeError(self.broken)
                 self._tables[command.instance] = LatencyTable(command.variant)
+                self._models[command.instance] = command.variant.model
                 return command.variant.profile.load_ms / 1000.0, LoadedModel(1.0, 50.0, "scripted")
             case UnloadModel():
                 return 0.001, None
@@ -103,8 +109,30 @@ class Device:
                 items = sum(work.items for work in command.queries)
                 seconds = self._tables[command.instance].seconds(items) * self.slow
                 seconds *= self._luck.uniform(1.0 - self.spread, 1.0 + self.spread)
-                outputs = [{"y": Tensor("FP32", [w.items, 1], b"\0\0\0\0" * w.items)} for w in command.queries]
+                model = self._models[command.instance]
+                seconds *= self.late.get(model, 1.0)
+                said = struct.pack("<f", self.says.get(model, 0.0))
+                outputs = [{"y": Tensor("FP32", [w.items, 1], said * w.items)} for w in command.queries]
                 return seconds * self.between, BatchResult(self.stage.now, self.stage.now + seconds, outputs)
+        raise AssertionError(command)
+
+
+class ContextStore:
+    """The scripted edge of all dispatchers of a fleet: the selection bucket."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, StoredContext] = {}
+
+    def __call__(self, command: Any) -> tuple[float, Any]:
+        present = self.stored.get(command.key, StoredContext(None, 0))
+        match command:
+            case ReadContext():
+                return 0.001, present
+            case WriteContext() if command.revision == present.revision:
+                self.stored[command.key] = StoredContext(command.value, present.revision + 1)
+                return 0.001, ContextWritten(present.revision + 1)
+            case WriteContext():
+                return 0.001, present
         raise AssertionError(command)
 
 
@@ -112,12 +140,19 @@ class Fleet:
     """Builds and breaks a system on a stage; collects what the client hears, by query id."""
 
     def __init__(
-        self, *variants: VariantRecord, dispatchers: int = 1, workers: int = 1, policy: SelectionPolicy | None = None
+        self,
+        *variants: VariantRecord,
+        dispatchers: int = 1,
+        workers: int = 1,
+        policy: SelectionPolicy | None = None,
+        settings: Settings | None = None,
     ):
         self.stage = Stage()
         self.subjects = Subjects()
         self.records = catalogue(*(variants or (variant(),)))
         self.policy = policy
+        self.settings = settings or Settings()
+        self.contexts = ContextStore()
         self.devices: dict[str, Device] = {}
         self._uids = itertools.count()
         self._incarnations = itertools.count(1)
@@ -132,8 +167,8 @@ class Fleet:
     def start_dispatcher(self, name: str) -> None:
         policy = self.policy or InfaasPolicy()
         new_uid = lambda: next(self._uids).to_bytes(16, "big")  # noqa: E731
-        actor = Dispatcher(name, self.subjects, policy, PRICES, new_uid, DispatcherSettings(), 0.99)
-        self.stage.enter(name, actor)
+        actor = make_dispatcher(self.settings, self.subjects, name, policy, PRICES, new_uid)
+        self.stage.enter(name, actor, self.contexts)
         for record in self.records:
             self.stage.send(name, Changed("infaas-catalog", key_of(record), encode(record)))
         self.stage.send(name, Synced("infaas-catalog"))

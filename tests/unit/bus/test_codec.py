@@ -1,5 +1,6 @@
 """Every message type survives the codec; MessagePack of any other library is understood, and ours by it."""
 
+import functools
 import importlib
 import pkgutil
 import types
@@ -40,6 +41,7 @@ simple: dict[Any, st.SearchStrategy[Any]] = {
 }
 
 
+@functools.cache
 def values(hint: Any) -> st.SearchStrategy[Any]:
     """Values of a type, as far as message types use types."""
     if hint in simple:
@@ -57,7 +59,7 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
         return st.dictionaries(values(parts[0]), values(parts[1]), max_size=3)
     if isinstance(hint, type) and issubclass(hint, Struct):
         hints = typing.get_type_hints(hint)
-        return st.builds(hint, **{name: values(hints[name]) for name in hint.__struct_fields__})
+        return st.deferred(lambda: st.builds(hint, **{name: values(hints[name]) for name in hint.__struct_fields__}))
     raise TypeError(f"no values for {hint}: teach this test")
 
 

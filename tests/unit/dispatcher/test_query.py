@@ -14,9 +14,9 @@ from services.core.actor import Changed, Effect, Envelope, Publish, Stopping, Sy
 from services.core.catalog import key_of
 from services.core.selection.cluster import ClusterView
 from services.core.selection.policy import InfaasPolicy
-from services.core.settings import DispatcherSettings
+from services.core.settings import Settings
 from services.core.trace import Span, read, span_id
-from services.dispatcher.actor import Dispatcher
+from services.dispatcher.actor import Dispatcher, make_dispatcher
 from services.dispatcher.apps import Apps
 from services.dispatcher.query import Admission, Query
 from tests.support.simulated.fleet import PRICES, catalogue, variant
@@ -62,7 +62,7 @@ RECORD = variant()
 
 
 def dispatcher(name: str, *, worker: bool = True) -> Dispatcher:
-    actor = Dispatcher(name, Subjects(), InfaasPolicy(), PRICES, lambda: UID, DispatcherSettings(), 0.99)
+    actor = make_dispatcher(Settings(), Subjects(), name, InfaasPolicy(), PRICES, lambda: UID)
     for record in catalogue(RECORD):
         tell(actor, Changed("infaas-catalog", key_of(record), encode(record)))
     tell(actor, Synced("infaas-catalog"))

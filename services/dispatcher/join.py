@@ -1,0 +1,222 @@
+"""The join: a query that is answered from the answers to its parts. Pure.
+
+The query itself stays here. A part is an ordinary internal query: it is decided on, queued, retried and recorded like any other, but its
+answer comes to its dispatcher instead of a client. A part's uid follows from the query's uid and the part's position, so a dispatcher
+that starts the query again asks for the same parts, and executors repeat what they have answered.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from hashlib import blake2b
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from bus.messages.flow import HandBack, Origin, PartsEnded
+from bus.messages.public import Error, ObjectRef, QueryHead, Tensor
+from bus.subjects import Subjects
+from services.core.actor import NOTHING, After, Effect, Publish
+from services.core.deadlines import Deadlines
+from services.core.selection.eligibility import INFINITE
+from services.dispatcher.query import Query, start_trace
+
+JOIN = "join"  # names the deadlines of queries with parts
+TELL = 0.01  # s after which executors hear that a query has ended; that long, a crash of its dispatcher may answer it twice
+REMEMBER = (
+    60.0  # s for which a query that was taken over is remembered after its end: other executors may still hand it on
+)
+LATE = 2.0  # s past its query's deadline after which a part's answer is not waited for any more
+
+
+class EndsDue(Struct, frozen=True):
+    """Timer: tell executors which queries have ended."""
+
+
+class PartReply(Struct, frozen=True, kw_only=True, gc=False):
+    """`infaas.part.<dispatcher>.<uid>`: the Answer to a part, or its Refusal, in which `error` is set."""
+
+    outputs: dict[str, Tensor] = {}
+    outputs_ref: ObjectRef | None = None
+    model: str = ""
+    version: str = ""
+    variant: str = ""
+    hardware: str = ""
+    worker: str = ""
+    accuracy: float | None = None
+    queue_ms: float = 0.0
+    compute_ms: float = 0.0
+    batch: int = 0
+    cached: bool = False
+    simulated: bool = False
+    cost: float = 0.0
+    missed: list[str] = []
+    reason: str = ""
+    error: Error | None = None
+
+
+class Part:
+    """One part of a query. stage: which one, for people. reply: its answer; error: why there is none. Neither: it is under way."""
+
+    __slots__ = ("error", "join", "reply", "stage", "uid")
+
+    def __init__(self, join: "Join", uid: bytes, stage: str) -> None:
+        self.join = join
+        self.uid = uid
+        self.stage = stage
+        self.reply: PartReply | None = None
+        self.error: Error | None = None
+
+
+class Join:
+    """A query with parts. due: when its answer is made of what is there, in Unix seconds. plan: whatever made the parts keeps here.
+
+    patient: where nothing is there at `due`, the first part is waited for. ended: its client has the answer, and only late parts are open.
+    """
+
+    __slots__ = ("due", "ended", "origin", "parts", "patient", "plan", "query")
+
+    def __init__(self, query: Query, due: float, *, patient: bool, dispatcher: str, policy: str) -> None:
+        self.query = query
+        self.due = due
+        self.patient = patient
+        self.ended = False
+        self.parts: list[Part] = []
+        self.plan: Any = None
+        self.origin = Origin(query.route(dispatcher, "", policy))
+
+    @property
+    def answered(self) -> list[Part]:
+        return [part for part in self.parts if part.reply is not None]
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a part may still be answered."""
+        return any(part.reply is None and part.error is None for part in self.parts)
+
+    @property
+    def cost(self) -> float:
+        """US$ of all parts that were computed."""
+        return sum(part.reply.cost for part in self.parts if part.reply is not None)
+
+
+def part_uid(parent: bytes, index: int) -> bytes:
+    """16 bytes. index: position among the parts, the same whenever the query is started again."""
+    return blake2b(parent + index.to_bytes(4, "little"), digest_size=16).digest()
+
+
+def chance(uid: bytes) -> float:
+    """In [0, 1): the query's own random number, the same for each of its retries."""
+    return int.from_bytes(blake2b(uid, digest_size=8, person=b"chance").digest(), "little") / 2.0**64
+
+
+def is_due(join: Join) -> float:
+    return join.due
+
+
+class Joins:
+    """Queries with parts. open: those that have not ended, by uid. parts: those under way, by uid."""
+
+    def __init__(self, name: str, subjects: Subjects) -> None:
+        self.open: dict[bytes, Join] = {}
+        self.parts: dict[bytes, Part] = {}
+        self._name = name
+        self._subjects = subjects
+        self._deadlines: Deadlines[bytes, Join] = Deadlines(is_due, JOIN)
+        self._ended: list[bytes] = []
+        self._adopted: dict[bytes, float] = {}  # queries of dead dispatchers, and until when they are remembered
+        self._late: deque[tuple[float, Join]] = deque()
+
+    def begin(self, join: Join, now: float) -> Iterable[Effect]:
+        """A query is to be answered from parts."""
+        uid = join.query.uid
+        self.open[uid] = join
+        return self._deadlines.watch(uid, join, now, self.open)
+
+    def part(self, join: Join, stage: str, model: str | None, version: str | None, accuracy: float) -> Query:
+        """A further part of a query: the same body, for this version of this model. accuracy: that its answer must have."""
+        parent, index = join.query, len(join.parts)
+        uid = part_uid(parent.uid, index)
+        part = Part(join, uid, stage)
+        join.parts.append(part)
+        self.parts[uid] = part
+        asked: QueryHead = parent.head
+        head = replace(asked, id=None, model=model, version=version, accuracy=accuracy or None, cost=None)
+        ask = replace(parent.ask, model=model, version=version, accuracy=accuracy, cost=INFINITE)
+        query = Query(
+            uid, parent.app, head, ask, self._subjects.part(self._name, uid.hex()), parent.body, parent.arrived
+        )
+        query.part = part
+        if parent.headers is not None:
+            start_trace(query, parent.headers)
+        return query
+
+    def replied(self, uid: bytes, reply: PartReply) -> Part | None:
+        """A part has ended. None if it has ended before, or is not ours."""
+        part = self.parts.pop(uid, None)
+        if part is None:
+            return None
+        if reply.error is not None:
+            part.error = reply.error
+        elif reply.outputs_ref is not None:
+            text = "a part's outputs are too large for a message: ask its model by name, or make its outputs smaller"
+            part.error = Error(code="too_large", message=text)
+        else:
+            part.reply = reply
+        return part
+
+    def refused(self, part: Part, error: Error) -> None:
+        """A part has ended without an answer."""
+        self.parts.pop(part.uid, None)
+        part.error = error
+
+    def end(self, join: Join, now: float) -> Iterable[Effect]:
+        """Its client gets the answer. Executors need not keep it any more."""
+        uid = join.query.uid
+        self.open.pop(uid, None)
+        join.ended = True
+        if uid in self._adopted:
+            self._adopted[uid] = now + REMEMBER
+        if any(part.uid in self.parts for part in join.parts):
+            self._late.append((join.query.ask.deadline + LATE, join))
+        self._ended.append(uid)
+        return (After("ends", TELL, EndsDue()),) if len(self._ended) == 1 else NOTHING
+
+    def tell(self) -> tuple[Effect, ...]:
+        """Tell executors which queries have ended since the last time."""
+        ended, self._ended = self._ended, []
+        return (Publish(self._subjects.ended(self._name), PartsEnded(ended)),) if ended else NOTHING
+
+    def adopt(self, uid: bytes, now: float) -> bool:
+        """Whether to start this query of a dead dispatcher again: not if that was done already, by the word of another executor."""
+        if uid in self._adopted:
+            return False
+        self._adopted[uid] = now + REMEMBER
+        return True
+
+    def due(self, now: float) -> list[Join]:
+        """The queries whose time has come. They stay open; the caller ends them, or waits for the first part."""
+        return self._deadlines.due(now, self.open)
+
+    def timer(self, now: float) -> Iterable[Effect]:
+        """For the next of them."""
+        return self._deadlines.timer(now)
+
+    def forget(self, now: float) -> None:
+        """Drop what nobody waits for any more."""
+        while self._late and self._late[0][0] <= now:
+            for part in self._late.popleft()[1].parts:
+                self.parts.pop(part.uid, None)
+        if self._adopted:
+            self._adopted = {uid: at for uid, at in self._adopted.items() if at > now or uid in self.open}
+
+    def leave(self, dispatched: Iterable[Query]) -> Iterable[Effect]:
+        """This dispatcher stops. Executors hand on the queries of which they have parts; the others are handed on here."""
+        there = {query.part.join for query in dispatched if query.part is not None}
+        left = [join for join in self.open.values() if join not in there]
+        subject = self._subjects.resubmit()
+        backs = [
+            Publish(subject, HandBack(join.origin.route, "orphaned", join.query.raw), "", join.query.headers)
+            for join in left
+        ]
+        return (*backs, *self.tell())

@@ -1,0 +1,254 @@
+"""Several models answer one query: parts, their join, its one end, whatever is slow or dies. Virtual time."""
+
+import struct
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from bus.codec import encode
+from bus.messages.catalog import AppRecord, ModelSelection, VariantRecord
+from bus.messages.fleet import EnsureLoaded
+from services.core.actor import Changed
+from services.core.catalog import key_of
+from services.core.settings import Settings
+from services.dispatcher.join import chance, part_uid
+from tests.support.simulated.fleet import Fleet, variant
+
+MODELS = ("a", "b", "c", "d", "e")
+SLO_MS = 100.0
+
+
+def members(*models: str, **changes: Any) -> list[VariantRecord]:
+    return [variant(f"{model}-v1-ort-fp32-t1-b8", model=model, **changes) for model in models]
+
+
+class Several(Fleet):
+    """A fleet whose app asks all its models, each loaded once. They answer 0 unless `says` has something else."""
+
+    def __init__(self, *variants: VariantRecord, selection: ModelSelection | None = None, **options: Any) -> None:
+        variants = variants or tuple(members(*MODELS))
+        super().__init__(*variants, **options)
+        self.change(selection=selection or ModelSelection(policy="majority"), latency_ms=SLO_MS)
+        for record in variants:
+            self.stage.publish(self.subjects.worker("w0", "load"), EnsureLoaded(variant=record, app="app"))
+        self.stage.run(2.0)
+
+    def change(self, **fields: Any) -> None:
+        [app] = [record for record in self.records if isinstance(record, AppRecord)]
+        after = replace(app, **fields)
+        self.records[self.records.index(app)] = after
+        for name, member in self.stage.members.items():
+            if member.actor.watches:
+                self.stage.send(name, Changed("infaas-catalog", key_of(after), encode(after)))
+
+    def one(self, label: str, seconds: float = 5.0) -> tuple[float, dict[str, Any]]:
+        """(seconds after now, the one reply)"""
+        asked = self.stage.now
+        self.stage.run(seconds)
+        [at] = [at - asked for at, subject, _ in self.stage.heard if subject == f"_INBOX.test.{label}"]
+        [reply] = self.replies(label)
+        return at, reply
+
+    def ended(self) -> tuple[list[Any], list[Any]]:
+        """Outcomes of queries, and of their parts."""
+        every = self.outcomes()
+        return [one for one in every if one.parent is None], [one for one in every if one.parent is not None]
+
+    @property
+    def computed(self) -> int:
+        return sum(len(device.batches) for device in self.devices.values())
+
+
+def value(reply: dict[str, Any]) -> float:
+    [number] = struct.unpack("<f", reply["outputs"]["y"]["data"])
+    return float(number)
+
+
+def test_all_members_answer_and_the_query_ends_once_with_the_sum_of_their_costs() -> None:
+    fleet = Several()
+    seconds, reply = fleet.one(fleet.ask())
+    assert seconds < SLO_MS / 1000.0
+    assert reply["members"] == [f"{model}@1" for model in MODELS]
+    assert (reply["missing"], reply["confidence"], reply["missed"], reply["cached"]) == (0, 1.0, [], False)
+    assert "confidences" not in reply
+    [query], parts = fleet.ended()
+    assert sorted(part.stage for part in parts) == list(MODELS)
+    assert {part.parent for part in parts} == {query.uid} == {bytes.fromhex(reply["query"])}
+    assert {part.uid for part in parts} == {part_uid(query.uid, i) for i in range(5)}
+    assert query.cost == pytest.approx(sum(part.cost for part in parts)) == pytest.approx(reply["cost"])
+    assert query.cost > 0
+    assert (query.outcome, query.policy, query.stage) == ("ok", "majority", None)
+
+
+def test_an_app_without_selection_and_a_query_that_names_a_model_are_answered_by_one_variant() -> None:
+    fleet = Several()
+    _, reply = fleet.one(fleet.ask(model="b"))
+    assert reply["model"] == "b"
+    assert "members" not in reply
+    assert len(reply["query"]) == 32
+    fleet.change(selection=None)
+    _, reply = fleet.one(fleet.ask())
+    assert "members" not in reply
+    queries, parts = fleet.ended()
+    assert (len(queries), parts) == (2, [])
+
+
+def test_a_straggler_is_left_out_at_its_time_and_the_answer_is_that_of_the_others() -> None:
+    fleet = Several()
+    fleet.devices["w0"].says = {"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0, "e": 6.0}
+    fleet.devices["w0"].late = {"e": 400.0}  # ten times the objective
+    seconds, reply = fleet.one(fleet.ask())
+    assert 0.96 * SLO_MS / 1000 < seconds <= SLO_MS / 1000.0
+    assert (reply["missing"], len(reply["members"]), reply["confidence"]) == (1, 4, pytest.approx(0.8))
+    assert value(reply) == pytest.approx(1.0)  # what the four say, not a default
+    assert reply["missed"] == []
+    queries, parts = fleet.ended()
+    assert [query.outcome for query in queries] == ["ok"]
+    assert len(parts) == 5
+
+
+def test_without_an_objective_a_straggler_holds_the_answer_for_the_settings_time_only() -> None:
+    fleet = Several()
+    fleet.change(latency_ms=None)
+    fleet.devices["w0"].late = {"e": 4000.0}
+    seconds, reply = fleet.one(fleet.ask())
+    assert seconds == pytest.approx(Settings().selection.wait_s, rel=0.05)
+    assert reply["missing"] == 1
+
+
+def test_without_an_objective_the_first_member_is_waited_for_if_none_is_there_in_time() -> None:
+    fleet = Several()
+    fleet.change(latency_ms=None)
+    fleet.devices["w0"].late = dict.fromkeys("abcde", 1000.0) | {"b": 800.0}  # 2.5 s and 2 s
+    seconds, reply = fleet.one(fleet.ask())
+    assert 1.5 < seconds < 3.0
+    assert 1 <= len(reply["members"]) < 5
+
+
+def test_nobody_there_is_a_refusal_or_the_default_output() -> None:
+    fleet = Several()
+    fleet.devices["w0"].late = dict.fromkeys("abcde", 400.0)
+    _, reply = fleet.one(fleet.ask())
+    assert reply["error"]["code"] == "deadline"
+    assert "none of 5 models" in reply["error"]["message"]
+    fleet.stage.run(20.0)
+    fleet.change(default_output=7)
+    seconds, reply = fleet.one(fleet.ask())
+    assert reply["default"]
+    assert value(reply) == 7.0
+    assert seconds <= SLO_MS / 1000.0
+    queries, _ = fleet.ended()
+    assert [query.outcome for query in queries] == ["refused", "default"]
+
+
+def test_below_its_threshold_the_app_gives_its_default_and_says_how_sure_it_was() -> None:
+    fleet = Several(selection=ModelSelection(policy="majority", confidence=0.9))
+    fleet.devices["w0"].late = {"e": 400.0}
+    _, reply = fleet.one(fleet.ask())
+    assert (reply["missed"], reply["confidence"]) == (["confidence"], pytest.approx(0.8))  # no default output: as it is
+    fleet.stage.run(20.0)
+    fleet.change(default_output=7)
+    _, reply = fleet.one(fleet.ask())
+    assert (reply["default"], reply["reason"], value(reply)) == (True, "confidence: 0.8 < 0.9", 7.0)
+    assert [query.code for query in fleet.ended()[0]] == [None, "confidence"]
+    assert fleet.ended()[0][1].cost > 0  # what was computed is paid
+
+
+def test_a_query_may_ask_for_confidence_and_accuracy() -> None:
+    fleet = Several()
+    fleet.devices["w0"].late = {"e": 400.0}
+    _, reply = fleet.one(fleet.ask(confidence=0.9, accuracy=0.95))
+    assert sorted(reply["missed"]) == ["accuracy", "confidence"]
+    assert value(reply) == 0.0
+
+
+def test_a_resent_query_is_asked_once_and_has_the_same_parts() -> None:
+    fleet = Several()
+    key = b"k" * 16
+    label = fleet.ask(retry_key=key)
+    fleet.ask(id=label, retry_key=key)
+    fleet.one(label)
+    assert fleet.computed == 5
+    fleet.ask(id=label, retry_key=key)  # its answer was lost
+    fleet.stage.run(2.0)
+    assert fleet.computed == 5, "executors repeat what they have answered"
+    first, again = fleet.replies(label)
+    assert first["query"] == again["query"]
+    assert chance(bytes.fromhex(first["query"])) == chance(bytes.fromhex(again["query"]))
+
+
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_another_dispatcher_takes_over_when_one_dies(how: str) -> None:
+    fleet = Several(dispatchers=2)
+    fleet.change(latency_ms=20_000.0)
+    fleet.devices["w0"].late = {"d": 1200.0, "e": 1200.0}  # 3 s
+    label = fleet.ask()
+    fleet.stage.run(0.1)
+    [taken] = [n for n in ("d0", "d1") if fleet.stage.members[n].actor.joins.open]  # type: ignore[attr-defined]
+    (fleet.stage.kill if how == "kill" else fleet.stage.stop)(taken)
+    fleet.stage.run(25.0)
+    [reply] = fleet.replies(label)
+    assert (len(reply["members"]), reply["missing"]) == (5, 0)
+    queries, parts = fleet.ended()
+    assert {query.uid for query in queries} == {bytes.fromhex(reply["query"])}
+    assert fleet.computed == 5, "what was answered or under way is not computed again"
+    assert {part.uid for part in parts} == {part_uid(queries[0].uid, i) for i in range(5)}
+
+
+def test_a_query_that_has_ended_is_not_started_again_when_its_dispatcher_dies() -> None:
+    fleet = Several(dispatchers=2)
+    fleet.change(latency_ms=20_000.0)
+    labels = [fleet.ask() for _ in range(10)]
+    fleet.stage.run(0.5)
+    assert all(len(fleet.replies(label)) == 1 for label in labels)
+    fleet.stage.kill("d0")
+    fleet.stage.run(25.0)
+    assert all(len(fleet.replies(label)) == 1 for label in labels)
+    assert fleet.computed <= 50
+
+
+def test_an_executor_that_dies_costs_no_answer() -> None:
+    fleet = Several(workers=2)
+    fleet.change(latency_ms=10_000.0)
+    for record in members(*MODELS):
+        fleet.stage.publish(fleet.subjects.worker("w1", "load"), EnsureLoaded(variant=record, app="app"))
+    fleet.stage.run(2.0)
+    for device in fleet.devices.values():
+        device.slow = 100.0
+    labels = [fleet.ask() for _ in range(4)]
+    fleet.stage.run(0.1)
+    fleet.stage.kill("w0/cpu")
+    fleet.stage.kill("w0")
+    fleet.stage.run(30.0)
+    replies = [fleet.replies(label) for label in labels]
+    assert [len(each) for each in replies] == [1] * 4
+    assert all("outputs" in each[0] for each in replies)
+
+
+def test_demand_counts_parts_and_objectives_count_queries() -> None:
+    fleet = Several()
+    fleet.stage.listen(fleet.subjects.demand())
+    for _ in range(4):
+        fleet.ask()
+    fleet.stage.run(2.0)
+    reports = [message for _, subject, message in fleet.stage.heard if subject.startswith("infaas.demand.")]
+    decoded = [msgspec.msgpack.decode(report) for report in reports]
+    items = sum(row["items"] if isinstance(row, dict) else row[2] for report in decoded for row in report["rows"])
+    served = [tuple(report["served"]["app"]) for report in decoded if report["served"]]
+    assert items == 20
+    assert (sum(ended for ended, _ in served), sum(missed for _, missed in served)) == (4, 0)
+
+
+def test_what_is_open_is_forgotten() -> None:
+    fleet = Several(dispatchers=1)
+    fleet.devices["w0"].late = {"e": 400.0}
+    for _ in range(20):
+        fleet.ask()
+        fleet.stage.run(0.5)
+    fleet.stage.run(20.0)
+    dispatcher = fleet.stage.members["d0"].actor
+    assert (len(dispatcher.joins.open), len(dispatcher.joins.parts)) == (0, 0)  # type: ignore[attr-defined]
+    executor = fleet.stage.members["w0/cpu"].actor
+    assert not executor.dispatchers._known["d0"].parents  # type: ignore[attr-defined]
