@@ -7,7 +7,7 @@ from bus.subjects import Subjects
 from services.core.metric import MICROSECONDS, Histogram
 from services.core.settings import Settings
 from services.dispatcher.actor import Dispatcher, make_dispatcher
-from services.dispatcher.edge import dispatcher_name, load_policy, uid_maker
+from services.dispatcher.edge import DispatcherEdge, dispatcher_name, load_policy, uid_maker
 from services.dispatcher.feedback import FeedbackActor
 from services.dispatcher.metrics import DispatcherMetrics, SampledPolicy
 from services.shell.prices import load_prices
@@ -25,6 +25,6 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
         return make_dispatcher(settings, subjects, dispatcher_name(), policy, prices, uid_maker())
 
     return [
-        Runtime("dispatcher", make, bus, subjects, insight=DispatcherMetrics(seconds)),
+        Runtime("dispatcher", make, bus, subjects, DispatcherEdge(bus, subjects), insight=DispatcherMetrics(seconds)),
         Runtime("feedback", lambda: FeedbackActor(subjects), bus, subjects),
     ]

@@ -1,5 +1,7 @@
 """The commands of the dispatcher's actor to its edge, and their results."""
 
+from typing import Any, Literal
+
 from msgspec import Struct
 
 
@@ -28,3 +30,17 @@ class ContextWritten(Struct, frozen=True):
     """The value is stored, at this revision."""
 
     revision: int
+
+
+class RunPolicy(Struct, frozen=True):
+    """Call a method of a user's selection policy in the policy's own process.
+
+    policy: "module:Class". args: the arguments of the method as `services.core.ensemble.base.EnsemblePolicy` has it, in its order, with
+    the state as bytes. Result: of `init` and `observe` the state as bytes, of `select` a list of models, of `combine` a Combined, of
+    `learnt` a list of Learnt. It fails with a sentence that names the class where that raises, hangs, ends its process, cannot be
+    imported, or gives something else.
+    """
+
+    policy: str
+    method: Literal["init", "select", "combine", "observe", "learnt"]
+    args: tuple[Any, ...]

@@ -1,4 +1,4 @@
-"""The dispatcher's edge: contexts in the selection bucket. And what its wiring needs: new ids, and policies by import path."""
+"""The dispatcher's edge: contexts in the selection bucket, users' policies. And what its wiring needs: new ids, and policies by import path."""
 
 import importlib
 import itertools
@@ -10,7 +10,8 @@ from bus.port import Bus, KeyValue, NotFound, WrongRevision
 from bus.subjects import Subjects
 from services.core.selection.policy import SelectionPolicy
 from services.core.settings import POLICIES, Settings
-from services.dispatcher.commands import ContextWritten, ReadContext, StoredContext, WriteContext
+from services.dispatcher.commands import ContextWritten, ReadContext, RunPolicy, StoredContext, WriteContext
+from services.dispatcher.edge_policies import UserPolicies
 from services.shell.settings import SettingsError
 
 
@@ -21,9 +22,12 @@ class DispatcherEdge:
         self._bus = bus
         self._subjects = subjects
         self._bucket: KeyValue | None = None
+        self._policies = UserPolicies()
 
     async def perform(self, command: Any) -> Any:
-        """Carry out one command. Raises BusError."""
+        """Carry out one command. Raises BusError and PolicyFailed."""
+        if type(command) is RunPolicy:
+            return await self._policies.run(command)
         if self._bucket is None:  # most dispatchers serve no app that needs it
             self._bucket = await self._bus.key_value(self._subjects.selection_bucket)
         match command:
