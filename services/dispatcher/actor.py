@@ -45,9 +45,9 @@ from services.dispatcher.default_output import default_due, executor_error, expi
 from services.dispatcher.demand import DemandCounter, FleetDigests, LoadsOnDemand
 from services.dispatcher.ensembles import Ensembles
 from services.dispatcher.inflight import InFlight, OutcomeRecorder, Retries
-from services.dispatcher.join import JOIN, EndsDue, Joins, PartReply
+from services.dispatcher.join import JOIN, EndsDue, Joins
 from services.dispatcher.predictions import Predictions
-from services.dispatcher.query import Admission, Query, label_of
+from services.dispatcher.query import Admission, PartReply, Query, label_of
 from services.dispatcher.questions import answer_question
 
 HEARTBEAT = 0.5  # s

@@ -18,9 +18,9 @@ from services.core.settings import SelectionSettings
 from services.dispatcher.apps import Apps, members_of
 from services.dispatcher.contexts import Contexts, context_key
 from services.dispatcher.inflight import OutcomeRecorder
-from services.dispatcher.join import Join, Joins, Part, PartReply, chance
+from services.dispatcher.join import Joins, chance
 from services.dispatcher.predictions import Prediction, Predictions, digest_of
-from services.dispatcher.query import Query
+from services.dispatcher.query import Join, Part, PartReply, Query
 
 # Of parts that all failed, the first of these is told: the sender's own fault first, then what time and load explain.
 TELLING: tuple[Code, ...] = (

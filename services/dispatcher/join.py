@@ -8,18 +8,17 @@ that starts the query again asks for the same parts, and executors repeat what t
 from collections import deque
 from collections.abc import Iterable
 from hashlib import blake2b
-from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bus.messages.flow import HandBack, Origin, PartsEnded
-from bus.messages.public import Error, ObjectRef, QueryHead, Tensor
+from bus.messages.flow import HandBack, PartsEnded
+from bus.messages.public import Error, QueryHead
 from bus.subjects import Subjects
 from services.core.actor import NOTHING, After, Effect, Publish
 from services.core.deadlines import Deadlines
 from services.core.selection.eligibility import INFINITE
-from services.dispatcher.query import Query, start_trace
+from services.dispatcher.query import Join, Part, PartReply, Query, start_trace
 
 JOIN = "join"  # names the deadlines of queries with parts
 TELL = 0.01  # s after which executors hear that a query has ended; that long, a crash of its dispatcher may answer it twice
@@ -31,73 +30,6 @@ LATE = 2.0  # s past its query's deadline after which a part's answer is not wai
 
 class EndsDue(Struct, frozen=True):
     """Timer: tell executors which queries have ended."""
-
-
-class PartReply(Struct, frozen=True, kw_only=True, gc=False):
-    """`infaas.part.<dispatcher>.<uid>`: the Answer to a part, or its Refusal, in which `error` is set."""
-
-    outputs: dict[str, Tensor] = {}
-    outputs_ref: ObjectRef | None = None
-    model: str = ""
-    version: str = ""
-    variant: str = ""
-    hardware: str = ""
-    worker: str = ""
-    accuracy: float | None = None
-    queue_ms: float = 0.0
-    compute_ms: float = 0.0
-    batch: int = 0
-    cached: bool = False
-    simulated: bool = False
-    cost: float = 0.0
-    missed: list[str] = []
-    reason: str = ""
-    error: Error | None = None
-
-
-class Part:
-    """One part of a query. stage: which one, for people. reply: its answer; error: why there is none. Neither: it is under way."""
-
-    __slots__ = ("error", "join", "reply", "stage", "uid")
-
-    def __init__(self, join: "Join", uid: bytes, stage: str) -> None:
-        self.join = join
-        self.uid = uid
-        self.stage = stage
-        self.reply: PartReply | None = None
-        self.error: Error | None = None
-
-
-class Join:
-    """A query with parts. due: when its answer is made of what is there, in Unix seconds. plan: whatever made the parts keeps here.
-
-    patient: where nothing is there at `due`, the first part is waited for. ended: its client has the answer, and only late parts are open.
-    """
-
-    __slots__ = ("due", "ended", "origin", "parts", "patient", "plan", "query")
-
-    def __init__(self, query: Query, due: float, *, patient: bool, dispatcher: str, policy: str) -> None:
-        self.query = query
-        self.due = due
-        self.patient = patient
-        self.ended = False
-        self.parts: list[Part] = []
-        self.plan: Any = None
-        self.origin = Origin(query.route(dispatcher, "", policy))
-
-    @property
-    def answered(self) -> list[Part]:
-        return [part for part in self.parts if part.reply is not None]
-
-    @property
-    def under_way(self) -> bool:
-        """Whether a part may still be answered."""
-        return any(part.reply is None and part.error is None for part in self.parts)
-
-    @property
-    def cost(self) -> float:
-        """US$ of all parts that were computed."""
-        return sum(part.reply.cost for part in self.parts if part.reply is not None)
 
 
 def part_uid(parent: bytes, index: int) -> bytes:

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import Any
 
 import msgspec
 from msgspec import Raw
 
 from bus.messages.catalog import AppRecord, ModelSelection
-from bus.messages.flow import Route
-from bus.messages.public import Error, QueryHead
+from bus.messages.flow import Origin, Route
+from bus.messages.public import Error, ObjectRef, QueryHead, Tensor
 from bus.rights import OWN
 from bus.subjects import WITHOUT_APP
 from services.core.actor import Envelope
@@ -19,9 +19,6 @@ from services.core.selection.instances import DEFAULT_PRIORITY, Instance
 from services.core.trace import Span, Trace, read, span_id
 from services.core.validation import BadRequest, check_name, check_requirements, count_items, length_of
 from services.dispatcher.apps import Apps
-
-if TYPE_CHECKING:
-    from services.dispatcher.join import Part
 
 
 class Query:
@@ -92,6 +89,76 @@ class Query:
     @property
     def raw(self) -> Raw:
         return Raw(self.body)
+
+
+# -- a query with parts
+
+
+class PartReply(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """`infaas.part.<dispatcher>.<uid>`: the Answer to a part, or its Refusal, in which `error` is set."""
+
+    outputs: dict[str, Tensor] = {}
+    outputs_ref: ObjectRef | None = None
+    model: str = ""
+    version: str = ""
+    variant: str = ""
+    hardware: str = ""
+    worker: str = ""
+    accuracy: float | None = None
+    queue_ms: float = 0.0
+    compute_ms: float = 0.0
+    batch: int = 0
+    cached: bool = False
+    simulated: bool = False
+    cost: float = 0.0
+    missed: list[str] = []
+    reason: str = ""
+    error: Error | None = None
+
+
+class Part:
+    """One part of a query. stage: which one, for people. reply: its answer; error: why there is none. Neither: it is under way."""
+
+    __slots__ = ("error", "join", "reply", "stage", "uid")
+
+    def __init__(self, join: "Join", uid: bytes, stage: str) -> None:
+        self.join = join
+        self.uid = uid
+        self.stage = stage
+        self.reply: PartReply | None = None
+        self.error: Error | None = None
+
+
+class Join:
+    """A query with parts. due: when its answer is made of what is there, in Unix seconds. plan: whatever made the parts keeps here.
+
+    patient: where nothing is there at `due`, the first part is waited for. ended: its client has the answer, and only late parts are open.
+    """
+
+    __slots__ = ("due", "ended", "origin", "parts", "patient", "plan", "query")
+
+    def __init__(self, query: Query, due: float, *, patient: bool, dispatcher: str, policy: str) -> None:
+        self.query = query
+        self.due = due
+        self.patient = patient
+        self.ended = False
+        self.parts: list[Part] = []
+        self.plan: Any = None
+        self.origin = Origin(query.route(dispatcher, "", policy))
+
+    @property
+    def answered(self) -> list[Part]:
+        return [part for part in self.parts if part.reply is not None]
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a part may still be answered."""
+        return any(part.reply is None and part.error is None for part in self.parts)
+
+    @property
+    def cost(self) -> float:
+        """US$ of all parts that were computed."""
+        return sum(part.reply.cost for part in self.parts if part.reply is not None)
 
 
 # -- tracing: one span from a query's arrival to its end
