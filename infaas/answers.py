@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 class Answer(Struct, frozen=True, kw_only=True, dict=True):
     """The answer to a query (docs/contract.md, section 2). Latencies in ms, cost in US$ of this query.
 
-    accuracy: of the variant, as measured at registration. missed: those of latency, accuracy and cost that were not met. batch: items
-    in the batch that computed the answer. Fields with a default are set only if they apply.
+    accuracy: of the variant, as measured at registration. missed: those of latency, accuracy, cost and confidence that were not met.
+    batch: items in the batch that computed the answer. Fields with a default are set only if they apply. query: name of this query,
+    for feedback. Of an app with several models: members: `model@version` of those whose output is in the answer; missing: how many of
+    the asked ones are not; confidence: the share of the asked ones that agree, confidences: of each item.
     """
 
     id: str | None
@@ -45,6 +47,8 @@ class Answer(Struct, frozen=True, kw_only=True, dict=True):
     missing: int | None = None
     default: bool | None = None
     reason: str | None = None
+    query: str | None = None
+    confidences: list[float] | None = None
 
     @cached_property
     def outputs(self) -> "dict[str, Array]":

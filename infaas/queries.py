@@ -24,8 +24,9 @@ class Needs(TypedDict, total=False):
     """The requirements of a query. None, or a missing key: no such requirement.
 
     latency_ms: objective, > 0. accuracy: least accuracy, 0..1. cost: limit in US$ per 1,000 queries. model, version, variant: only
-    this one. context: key for personalised selection. priority: 1 (highest) .. 9. deadline: Unix time in seconds; the earlier of
-    deadline and latency_ms counts. id: any text; the answer returns it. input_digest: name of the inputs, for caches.
+    this one. context: key for personalised selection. confidence: least share of an ensemble's models that agree, 0..1. priority: 1
+    (highest) .. 9. deadline: Unix time in seconds; the earlier of deadline and latency_ms counts. id: any text; the answer returns
+    it. input_digest: name of the inputs, kept with the outcome.
     """
 
     latency_ms: float | None
@@ -35,6 +36,7 @@ class Needs(TypedDict, total=False):
     version: str | None
     variant: str | None
     context: str | None
+    confidence: float | None
     priority: int | None
     deadline: float | None
     id: str | None

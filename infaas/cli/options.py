@@ -93,6 +93,9 @@ class NeedOptions:
     model_version: Annotated[str | None, Parameter(help="Use only this version of the model.")] = None
     variant: Annotated[str | None, Parameter(help="Use only this variant.")] = None
     context: Annotated[str | None, Parameter(help="Key for personalised selection.")] = None
+    confidence: Annotated[
+        float | None, Parameter(help="Least share of an ensemble's models that agree with the answer, 0 to 1.")
+    ] = None
     priority: Annotated[Whole | None, Parameter(help="Priority, 1 (highest) to 9.")] = None
 
     def to_needs(self) -> "Needs":
@@ -107,6 +110,7 @@ class NeedOptions:
             version=self.model_version,
             variant=self.variant,
             context=self.context,
+            confidence=self.confidence,
             priority=self.priority,
         )
 

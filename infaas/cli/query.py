@@ -96,8 +96,15 @@ def _render(answer: "Answer") -> None:
         print(f"missed     {', '.join(answer.missed) or 'nothing'}")
         return
     simulated = ", simulated" if answer.simulated else ""
-    print(f"variant    {answer.variant} (model {answer.model}, version {answer.version})")
-    print(f"ran on     {answer.hardware}, worker {answer.worker}, in a batch of {answer.batch}{simulated}")
+    if answer.variant:
+        print(f"variant    {answer.variant} (model {answer.model}, version {answer.version})")
+        print(f"ran on     {answer.hardware}, worker {answer.worker}, in a batch of {answer.batch}{simulated}")
+    if answer.members is not None:
+        missing = f" ({answer.missing} missing)" if answer.missing else ""
+        print(f"members    {', '.join(answer.members)}{missing}")
+    if answer.confidence is not None:
+        each = f" ({', '.join(map(number, answer.confidences[:_MAX_ITEMS]))})" if answer.confidences else ""
+        print(f"confidence {number(answer.confidence)}{each}")
     if answer.accuracy is not None:
         print(f"accuracy   {number(answer.accuracy)} (measured when it was registered)")
     print(
@@ -106,9 +113,10 @@ def _render(answer: "Answer") -> None:
     )
     print(f"cost       US$ {number(answer.cost)}")
     print(f"missed     {', '.join(answer.missed) or 'nothing'}")
-    for what, value in (("confidence", answer.confidence), ("members", answer.members), ("reason", answer.reason)):
-        if value is not None:
-            print(f"{what:10} {value}")
+    if answer.reason is not None:
+        print(f"reason     {answer.reason}")
+    if answer.query is not None:
+        print(f"query      {answer.query}")
 
 
 def _describe(array: "Array") -> str:

@@ -45,6 +45,8 @@ def check_requirements(wish: Requirements) -> None:
         raise BadRequest(f"latency_ms must be a positive number of milliseconds, not {value}")
     if (value := wish.accuracy) is not None and not 0 <= value <= 1:
         raise BadRequest(f"accuracy must be between 0 and 1, not {value}")
+    if (value := wish.confidence) is not None and not 0 <= value <= 1:
+        raise BadRequest(f"confidence must be between 0 and 1, not {value}")
     if (value := wish.cost) is not None and not 0 <= value < math.inf:
         raise BadRequest(f"cost must be US$ per 1,000 queries, at least 0, not {value}")
     if (value := wish.deadline) is not None and not 0 < value < math.inf:

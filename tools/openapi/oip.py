@@ -36,6 +36,12 @@ _REQUIREMENTS: Schema = {
         "latency_ms": {**NUMBER, "exclusiveMinimum": 0},
         "accuracy": {**NUMBER, "minimum": 0, "maximum": 1, "description": "At least."},
         "cost": {**NUMBER, "minimum": 0, "description": "US$ per 1,000 queries, at most."},
+        "confidence": {
+            **NUMBER,
+            "minimum": 0,
+            "maximum": 1,
+            "description": "Least share of an ensemble's models that agree.",
+        },
         "context": {**TEXT, "description": "Key of personalised selection."},
         "priority": {**WHOLE, "minimum": 0, "maximum": 9, "description": "1 is the highest; 0: default."},
         "timeout": {
@@ -80,10 +86,10 @@ SCHEMAS: dict[str, Schema] = {
         **record(
             model=TEXT, variant=TEXT, hardware=TEXT, accuracy=NUMBER, latency_ms=NUMBER, queue_ms=NUMBER,
             compute_ms=NUMBER, batch=WHOLE, cost=NUMBER, cached=FLAG, simulated=FLAG,
-            missed={"type": "string", "description": "The requirements that were not met, of latency, accuracy and cost, separated by commas."},
-            confidence=NUMBER, members=TEXT, missing=WHOLE, default=FLAG, reason=TEXT, ignored=TEXT,
+            missed={"type": "string", "description": "The requirements that were not met, of latency, accuracy, cost and confidence, separated by commas."},
+            query=TEXT, confidence=NUMBER, confidences=TEXT, members=TEXT, missing=WHOLE, default=FLAG, reason=TEXT, ignored=TEXT,
         ),
-        "description": "What answered, and how (extension `modelless`). cost: US$ of this query. accuracy: of the variant, as measured.",
+        "description": "What answered, and how (extension `modelless`). cost: US$ of this query. accuracy: of the variant, as measured. query: names it, for feedback. Of several models: members and confidences, separated by commas.",
     },
     "InferenceResponse": record(
         "model_name", "outputs",

@@ -1,6 +1,6 @@
 """A request's parameters as requirements of the query, and the answer's as parameters of the reply. Pure.
 
-Requirements (contract, section 6): latency_ms, accuracy, cost, context, model, version, variant. `priority` and `timeout` mean what they
+Requirements (contract, section 6): latency_ms, accuracy, cost, confidence, context, model, version, variant. `priority` and `timeout` mean what they
 mean to Triton: 1 is the highest priority and 0 the default; microseconds that the request may take, 0 for no limit.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from infaas.answers import Answer
 
-NUMBERS = ("latency_ms", "accuracy", "cost")
+NUMBERS = ("latency_ms", "accuracy", "cost", "confidence")
 TEXTS = ("context", "model", "version", "variant")
 MAX_TEXT = 1024  # characters: such texts are stored with every outcome
 LOWEST = 9  # priority
@@ -79,7 +79,7 @@ def ignored(parameters: Mapping[str, Any]) -> str:
 
 
 def parameters_of(answer: Answer) -> dict[str, Any]:
-    """The reply's parameters; those that do not apply are left out. missed, members: separated by commas."""
+    """The reply's parameters; those that do not apply are left out. missed, members, confidences: separated by commas."""
     found: dict[str, Any] = {
         "model": answer.model,
         "variant": answer.variant,
@@ -96,12 +96,14 @@ def parameters_of(answer: Answer) -> dict[str, Any]:
     }
     if answer.accuracy is None:
         del found["accuracy"]
-    for name in ("confidence", "missing", "default", "reason"):
+    for name in ("query", "confidence", "missing", "default", "reason"):
         value = getattr(answer, name)
         if value is not None:
             found[name] = value
     if answer.members is not None:
         found["members"] = ",".join(answer.members)
+    if answer.confidences is not None:
+        found["confidences"] = ",".join(f"{share:.4g}" for share in answer.confidences)
     return found
 
 

@@ -132,6 +132,7 @@ def test_what_is_taken_here_is_what_the_executor_can_convert(given_: str, wanted
     [
         *(("latency_ms", value) for value in (0.0, -1.0, math.nan, math.inf)),
         *(("accuracy", value) for value in (-0.1, 1.1, math.nan)),
+        *(("confidence", value) for value in (-0.1, 1.1, math.nan)),
         *(("cost", value) for value in (-1.0, math.nan, math.inf)),
         *(("deadline", value) for value in (-1.0, math.nan, math.inf)),
         *(("priority", value) for value in (0, 10)),
@@ -146,7 +147,9 @@ def test_requirements_out_of_range_name_their_field(field: str, value: object) -
 
 def test_requirements_within_range_pass() -> None:
     check_requirements(Requirements())
-    check_requirements(Requirements(latency_ms=1e-3, accuracy=1.0, cost=0.0, deadline=1.0, priority=9, model="m-1_a"))
+    check_requirements(
+        Requirements(latency_ms=1e-3, accuracy=1.0, confidence=1.0, cost=0.0, deadline=1.0, priority=9, model="m-1_a")
+    )
 
 
 anything = st.recursive(

@@ -3,6 +3,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from infaas.answers import Answer
 from infaas.queries import Needs
@@ -20,6 +21,7 @@ def test_requirements_pass_with_their_types() -> None:
         "latency_ms": 20,
         "accuracy": "0.95",
         "cost": 0.5,
+        "confidence": "0.6",
         "context": "me",
         "model": "m",
         "variant": "",
@@ -29,6 +31,7 @@ def test_requirements_pass_with_their_types() -> None:
         "latency_ms": 20.0,
         "accuracy": 0.95,
         "cost": 0.5,
+        "confidence": 0.6,
         "context": "me",
         "model": "m",
     }
@@ -72,5 +75,16 @@ def test_an_answer_in_scalars() -> None:
     told = parameters_of(ANSWER)
     assert told["missed"] == "latency,cost"
     assert told["batch"] == 3
-    assert "default" not in told
+    assert not {"default", "query", "confidence", "confidences", "members", "missing"} & told.keys()
+    assert all(isinstance(value, str | int | float | bool) for value in told.values())
+
+
+def test_an_answer_of_several_models_in_scalars() -> None:
+    several = replace(
+        ANSWER, query="0f", confidence=1 / 3, confidences=[1.0, 1 / 3], members=["m@1", "n@2"], missing=1, cached=True
+    )
+    told = parameters_of(several)
+    assert told["cached"] is True
+    assert (told["query"], told["confidence"], told["confidences"]) == ("0f", 1 / 3, "1,0.3333")
+    assert (told["members"], told["missing"]) == ("m@1,n@2", 1)
     assert all(isinstance(value, str | int | float | bool) for value in told.values())

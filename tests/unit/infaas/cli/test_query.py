@@ -1,0 +1,32 @@
+"""`infaas query`: what is printed of an answer."""
+
+import msgpack
+import pytest
+
+from infaas.answers import read_answer
+from infaas.cli.query import _render
+from infaas.errors import Refused
+from tests.support.clients.responders import answer
+
+
+def shown(capsys: pytest.CaptureFixture[str], **fields: object) -> list[str]:
+    got = read_answer(msgpack.packb({**answer({"inputs": [[1.0], [2.0]]}), **fields}))
+    assert not isinstance(got, Refused)
+    _render(got)
+    return capsys.readouterr().out.splitlines()
+
+
+def test_one_variant_and_the_query_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = shown(capsys, query="0f", cached=True)
+    assert any(line.startswith("variant    adder-v1 (model") for line in lines)
+    assert any(line.startswith("latency") and line.endswith("from the cache") for line in lines)
+    assert lines[-1] == "query      0f"
+    assert not any(line.startswith(("members", "confidence")) for line in lines)
+
+
+def test_several_models_are_named_with_their_confidence(capsys: pytest.CaptureFixture[str]) -> None:
+    several = {"members": ["a@1", "b@2"], "missing": 1, "confidence": 1 / 3, "confidences": [2 / 3, 1 / 3]}
+    lines = shown(capsys, model="", version="", variant="", hardware="", worker="", **several)
+    assert "members    a@1, b@2 (1 missing)" in lines
+    assert "confidence 0.3333 (0.6667, 0.3333)" in lines
+    assert not any(line.startswith(("variant", "ran on")) for line in lines)
