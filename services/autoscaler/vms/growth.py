@@ -1,7 +1,8 @@
 """How many machines there are: more or fewer of a kind, as the plan for all workers (or a rule) wants it, within the limits. Pure.
 
 Machines that are missing are added all at once. A machine that is too much leaves only after as long as another one would take to come: so
-it costs at most twice what knowing the future would save (the rule of ski rental). One machine leaves at a time.
+it costs at most twice what knowing the future would save (the rule of ski rental). A single plan that wants it, between others that do not,
+does not keep it: such a plan is at the edge. One machine leaves at a time.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -56,12 +57,14 @@ class MachineGrowth:
         self._blocked: dict[Hardware, str] = {}
         self._refused: set[str] = set()  # kinds that the plan wants and cannot have, as an event has said
         self._surplus: dict[str, float] = {}  # by kind: since when there are too many
+        self._doubted: set[str] = set()  # kinds of these of which the last plan wants as many as there are
 
     def forget(self) -> None:
         """A new epoch begins."""
         self._blocked.clear()
         self._refused.clear()
         self._surplus.clear()
+        self._doubted.clear()
         self._short.clear()
 
     # -- single additions
@@ -154,9 +157,12 @@ class MachineGrowth:
             have = self._fleet.available(name, turn.now)
             why = f"the plan wants {count} {name}, there are {have}, for {load:.4g} items/s in {kind.boot_s:.0f} s"
             if count >= have:
-                self._surplus.pop(name, None)
+                if count > have or name in self._doubted:
+                    self._surplus.pop(name, None)
+                self._doubted.add(name)
                 found += self._more(kind, count - have, why, turn)
                 continue
+            self._doubted.discard(name)
             waited = turn.now - self._surplus.setdefault(name, turn.now)
             if waited >= max(kind.boot_s, self._limits.settings.idle_s):
                 found += self._fewer(kind, f"{why}, for {waited:.0f} s", weight, turn)

@@ -243,6 +243,8 @@ class FleetPlanner:
                 for one, count, spare in zip(seen.problem.present.variants, plan.instances, plan.spares, strict=True)
                 if one.pool == p
             }
+            # On a machine that is paid anyway it serves on, and is needed again without a load: so it may be marked at once.
+            paid = seen.problem.present.pools[p].spares and seen.problem.present.goal == "cost"
             there = [worker for worker in group if self._fleet.workers.get(worker.name) is worker]  # others went
             for worker, wanted in self._assign(there, counts, records, turn.now).items():
                 self._wanted[worker.name] = {variant: claimed + spare for variant, (claimed, spare) in wanted.items()}
@@ -259,7 +261,7 @@ class FleetPlanner:
                         key = (worker.name, variant)
                         since = unneeded[key] = self._unneeded.get(key, turn.now)
                         order = self._release(worker, variant, count, by, turn)
-                        if turn.now - since >= self._hold(records[variant], spare):
+                        if paid or turn.now - since >= self._hold(records[variant]):
                             releases.append(order)
                         else:
                             waiting[variant] = order
@@ -317,13 +319,10 @@ class FleetPlanner:
                 room.take(record)
         return found
 
-    def _hold(self, record: VariantRecord, spare: int) -> float:
-        """Seconds for which an instance must be too much. Where it is paid, as long as another one would take to load (ski rental).
-
-        spare: those that stand by anyway, so that giving them up costs nothing.
-        """
-        least = self._settings.hold_s if self._problems.instances_billed or spare else RECLAIM_S
-        return least if spare else max(least, load_seconds(record))
+    def _hold(self, record: VariantRecord) -> float:
+        """Seconds for which an instance must be too much: as long as another one would take to load (ski rental)."""
+        least = self._settings.hold_s if self._problems.instances_billed else RECLAIM_S
+        return max(least, load_seconds(record))
 
     def _release(self, worker: FleetWorker, variant: str, keep: int, by: PlannedBy, turn: Turn) -> Effect:
         order = Release(

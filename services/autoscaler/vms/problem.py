@@ -242,7 +242,7 @@ class FleetProblems:
                 fitting = [d for d in devices if _suits(record, d, self.share)]
                 if not fitting:
                     continue
-                running, factor, serves = self._running(record, group)
+                running, factor, serves = self._running(record, group, classes)
                 at.setdefault(record.variant, []).append(len(variants))
                 variants.append(
                     self._variant(record, p, fitting, running, serves, self._limit(record, group, running, now))
@@ -310,15 +310,22 @@ class FleetProblems:
         """US$ per hour. Machines that must be there are not given up for it: else there would be no plan at all."""
         return max(self._limits.budget_per_hour, (1 + 1e-9) * sum(pool.price * pool.least for pool, _, _ in pools))
 
-    def _running(self, record: VariantRecord, group: Sequence[FleetWorker]) -> tuple[int, float, float]:
+    def _running(
+        self, record: VariantRecord, group: Sequence[FleetWorker], classes: Sequence[ClassNeeds]
+    ) -> tuple[int, float, float]:
         """Instances in these workers, their mean live correction of the profile, at least 1, and the items/s that one serves.
 
-        Where these workers have none, the correction is that of the others' instances.
+        Where these workers have none, the correction is that of the others' instances. What loads is taken to serve all that it can soon.
         """
         found = [one for worker in group for one in worker.held(record.variant)]
         measured = found or [one for worker in self._fleet.workers.values() for one in worker.held(record.variant)]
         factors = [max(1.0, one.factor) for one in measured if one.state in SERVING]
         serves = sum(one.load for one in found)
+        loading = sum(one.state == "Loading" for one in found)
+        if loading:
+            table = self._table(record)
+            able = (min(one.soon, service_rate(table, one.limit_s)) for one in classes if record in one.scope)
+            serves += loading * max(able, default=0.0)
         return len(found), sum(factors) / len(factors) if factors else 1.0, serves / len(found) if found else 0.0
 
     def _limit(self, record: VariantRecord, group: Sequence[FleetWorker], running: int, now: float) -> int | None:

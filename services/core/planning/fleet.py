@@ -53,7 +53,7 @@ class PooledVariant(Struct, frozen=True, kw_only=True):
 
     uses: of each resource of the machine, by one instance. computes: (resource, amount) that an instance takes only while it computes.
     most: instances that one machine has room for. running: instances there are. limit: on all instances, if any. price: US$ per hour of
-    one instance's share. load_s: seconds to load one. serves: items/s that a running one serves now. accuracy: 0..1.
+    one instance's share. load_s: seconds to load one. serves: items/s that a running one serves now, or will when it is loaded. accuracy: 0..1.
     """
 
     name: str
@@ -170,12 +170,13 @@ def solve_fleet(
         price = share * (ELASTIC_SHARE if pool.elastic or accurate else 1.0)
         most = one.most * pool.most if one.limit is None else min(one.limit, one.most * pool.most)
         # What is dropped for another serves nothing while that loads. What is added where there is room costs no accuracy.
-        lost = one.serves * one.load_s / LIFE_S / whole if accurate else 0.0
+        lost = one.serves * one.load_s / LIFE_S / whole * (1.0 if accurate else MISSING if pool.spares else 0.0)
         kept.append(model.column(price - lost, min(one.running, most), whole=True))
         change = LOAD_WEIGHT * max(share, 0.01) * (1.0 + one.load_s)
         added.append(model.column(price + change, max(0, most - min(one.running, most)), whole=True))
         if pool.spares and one.running and not accurate:
-            column = spare[len(kept) - 1] = model.column(share * ELASTIC_SHARE, min(one.running, most), whole=True)
+            column = model.column(share * ELASTIC_SHARE - lost, min(one.running, most), whole=True)
+            spare[len(kept) - 1] = column
             model.row({kept[-1]: 1.0, column: 1.0}, 0.0, float(min(one.running, most)))
     used: list[dict[int, float]] = [{} for _ in problem.variants]  # columns of all layers, in instances
     reserved: list[set[int]] = [set() for _ in problem.variants]  # those of the reserve

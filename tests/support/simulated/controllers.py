@@ -41,17 +41,17 @@ CPU = Device(name="cpu", kind="cpu", cores=2, memory_mb=4000.0)
 BUCKET = "infaas-control"
 
 
-def kind(name: str = "cpu", **more: Any) -> PricedKind:
+def kind(name: str = "cpu", device: Device = CPU, **more: Any) -> PricedKind:
     return PricedKind(
         name=name,
-        devices=(CPU,),
-        price_per_hour=price_per_hour("cpu", PRICES, 2),
+        devices=(device,),
+        price_per_hour=price_per_hour("cpu", PRICES, device.cores),
         **({"minimum": 1, "maximum": 3} | more),
     )
 
 
 class CloudFleet(Fleet):
-    """A fleet with controllers c0, c1, ...; workers are of kind "cpu". broken: what the provider says instead of starting;
+    """A fleet with controllers c0, c1, ...; workers are of kind "cpu", with one device. broken: what the provider says instead of starting;
     dead_on_arrival: what it starts never speaks.
 
     used: utilisation that every worker's machine shows, and of single ones. autoscaler: the controllers' settings, or the name of a policy:
@@ -63,6 +63,7 @@ class CloudFleet(Fleet):
         self, *variants: Any, controllers: int = 1, policy: SelectionPolicy | None = None, **more: Any
     ) -> None:
         self.kinds = more.pop("kinds", (kind(),))
+        self.device = more.pop("device", CPU)
         self.traits: ProviderTraits = more.pop("traits", ProviderTraits())
         given = more.pop("autoscaler", "infaas")
         self.autoscaler = AutoscalerSettings(policy=given) if isinstance(given, str) else given
@@ -90,7 +91,7 @@ class CloudFleet(Fleet):
         self.stage.run(4.0)
 
     def start_worker(self, worker: str) -> None:
-        actor = MonitorActor(worker, "cpu", [CPU], PRICES, self.subjects, next(self._incarnations), kind="cpu")
+        actor = MonitorActor(worker, "cpu", [self.device], PRICES, self.subjects, next(self._incarnations), kind="cpu")
         self.stage.enter(
             worker,
             actor,

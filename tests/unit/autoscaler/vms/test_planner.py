@@ -10,6 +10,7 @@ from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import EnsureLoaded
 from bus.messages.scaling import ObjectiveReport
 from services.autoscaler.models.actor import LED_S
+from services.autoscaler.vms.commands import Turn
 from services.autoscaler.vms.planner import BARRED_S, RECLAIM_S
 from services.core.actor import Done
 from services.core.settings import AutoscalerSettings
@@ -154,6 +155,21 @@ def test_a_surplus_machine_leaves_after_as_long_as_another_one_takes_to_come() -
     assert left[1] > left[0]
     assert fleet.scalings("remove_worker")[0].reason.startswith("the plan wants 1 cpu, there are 3, for ")
     assert answered(fleet, asked) == 1.0
+
+
+def test_a_single_plan_that_wants_it_does_not_keep_a_surplus_machine() -> None:
+    kept = kind(boot_s=20.0, minimum=2)  # so that it does not leave for being idle
+    fleet = fleet_of(workers=2, kinds=(kept,), limits={"idle_s": 10.0, "period_s": 2.0})
+    growth = fleet.stage.members["c0"].actor._growth  # type: ignore[attr-defined]
+    began = fleet.stage.now
+    for wanted in (1, 1, 2, 1, 1, 2, 1, 1, 1, 1, 1, 1):
+        turn = Turn(fleet.stage.now, 1)
+        removes = growth.follow({"cpu": wanted}, 5.0, lambda worker: (0, 0.0), turn)
+        if removes:
+            break
+        fleet.stage.run(2.0)
+    assert 20.0 <= fleet.stage.now - began < 26.0
+    assert removes
 
 
 def test_a_surplus_that_is_needed_again_meanwhile_stays() -> None:
@@ -337,7 +353,7 @@ def test_a_refused_load_goes_to_another_worker() -> None:
     assert count(fleet) >= 4
 
 
-def test_what_is_not_needed_any_more_becomes_reclaimable_after_a_while_serves_on_and_is_needed_again_without_a_load() -> (
+def test_what_is_not_needed_where_it_is_paid_anyway_is_reclaimable_at_once_serves_on_and_is_needed_again_without_a_load() -> (
     None
 ):
     fleet = fleet_of(workers=1)
@@ -348,32 +364,31 @@ def test_what_is_not_needed_any_more_becomes_reclaimable_after_a_while_serves_on
     fell = fleet.stage.now
     while not reclaimable(fleet):
         load(fleet, 5, 0.5)
-        assert fleet.stage.now - fell < 60.0
-    assert fleet.stage.now - fell >= RECLAIM_S
-    assert [event.action for event in fleet.scalings()].count("release") == 1
+        assert fleet.stage.now - fell < 6.0  # until the plan has seen it
+    assert fleet.scalings()[-1].action == "release"
     assert fleet.states(NAME) == {"w0": ["Active", "Active"]}
     again = load(fleet, 150, 10)
     assert (count(fleet), reclaimable(fleet)) == (2, 0)
     assert answered(fleet, again) == 1.0  # both served at once
-    assert [event.action for event in fleet.scalings()].count("keep") == 1
+    assert [event.action for event in fleet.scalings()].count("replicate") == 1
+    assert fleet.scalings()[-1].action == "keep"
     assert len(orders(fleet)) > loads
 
 
 def test_a_load_that_has_room_makes_nothing_reclaimable_before_its_time() -> None:
     wide = replace(CPU, cores=8, memory_mb=16_000.0)
-    fleet = ScalingFleet(slow(), slow(OTHER, model="other"), controlled=True, devices={"w0": (wide,)})
-    fleet.load(150, 10, variant=NAME, latency_ms=500.0)
-    assert fleet.running(NAME) >= 2
+    elastic = kind(minimum=0, maximum=1, device=wide)
+    fleet = fleet_of(slow(), slow(OTHER, model="other"), workers=1, kinds=(elastic,), device=wide)
+    load(fleet, 150, 10, variant=NAME)
+    assert count(fleet) >= 2
     fell = fleet.stage.now
-    fleet.load(5, 7, variant=NAME, latency_ms=500.0)
+    load(fleet, 5, 7, variant=NAME)
     for n in range(40):
-        fleet.load(5, 0.2, variant=NAME, latency_ms=500.0)
-        fleet.load(60 + 10 * n, 0.2, variant=OTHER, latency_ms=500.0)
-    events = [event for what, event in fleet.stage.records if what == "scaling" and event.scaler == "vm"]
-    assert [event for event in events if event.variant == OTHER and fell + 7 < event.time < fell + RECLAIM_S]
-    fleet.load(5, 40, variant=NAME, latency_ms=500.0)
-    events = [event for what, event in fleet.stage.records if what == "scaling" and event.scaler == "vm"]
-    released = [event.time for event in events if event.variant == NAME and event.action == "release"]
+        load(fleet, 5, 0.2, variant=NAME)
+        load(fleet, 60 + 10 * n, 0.2, variant=OTHER)
+    assert [event for event in fleet.scalings() if event.variant == OTHER and fell + 7 < event.time < fell + RECLAIM_S]
+    load(fleet, 5, 40, variant=NAME)
+    released = [event.time for event in fleet.scalings() if event.variant == NAME and event.action == "release"]
     assert released
     assert min(released) - fell >= RECLAIM_S
 

@@ -92,6 +92,17 @@ def test_what_runs_on_paid_machines_stands_by_for_the_reserve_and_nobody_is_char
         assert plan.missing == ((0.0, 0.0),)
 
 
+def test_on_paid_machines_what_serves_gives_its_place_up_for_missing_load_and_not_for_less_money() -> None:
+    dear = kind_of("dear", price=0.5, running=4, serves=2.5)  # they fill the machine
+    cheap = kind_of("cheap", price=0.2)
+    plan = solve(fixed(spares=True), variants=[dear, cheap], needs=[need({0: 4.0, 1: 4.0})])
+    assert (plan.instances, plan.spares) == ((4, 0), (0, 0))
+    roomy = solve(fixed(spares=True, resources={}), variants=[dear, cheap], needs=[need({0: 4.0, 1: 4.0})])
+    assert (roomy.instances, roomy.spares) == ((0, 4), (4, 0))
+    short = solve(fixed(spares=True), variants=[dear, cheap], needs=[need({0: 8.0, 1: 4.0})])
+    assert (short.instances, short.missing) == ((0, 4), ((0.0, 0.0),))
+
+
 # -- the most accuracy
 
 GOOD = kind_of("good", accuracy=0.9, uses={"cpu/memory": 4.0}, most=2)
