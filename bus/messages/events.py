@@ -192,7 +192,7 @@ class JobEvent(Event, frozen=True, kw_only=True, gc=False):
 class FeedbackEvent(Event, frozen=True, kw_only=True, gc=False):
     """The true label of an earlier query, or of given inputs.
 
-    id: the id of the query. input_digest: the digest of the inputs. label: JSON.
+    query: uid of the query. id: the id that its sender gave it. input_digest: the digest of the inputs. label: JSON.
     """
 
     kind: ClassVar[str] = "feedback"
@@ -201,6 +201,7 @@ class FeedbackEvent(Event, frozen=True, kw_only=True, gc=False):
     context: str | None
     label: str
     input_digest: str | None
+    query: bytes | None = None
 
 
 class SelectionEvent(Event, frozen=True, kw_only=True, gc=False):

@@ -131,12 +131,12 @@ class SelectionChanged(Struct, frozen=True, array_like=True):
 class FeedbackSought(Struct, frozen=True, array_like=True):
     """`infaas.selection.sought`: whose prediction is this feedback for, or who has applied it? That dispatcher takes it over.
 
-    dispatcher: who asks. marks: 8 bytes each; a feedback with one of them is this one. query: uid of the prediction. digest: of the
-    inputs, by the dispatchers' own hash. reply: who waits for `Accepted`. applied: only whether it was applied is asked for.
+    dispatcher: who asks. mark: 8 bytes by which the feedback is known again. query: uid of the prediction. digest: of the inputs, by the
+    dispatchers' own hash. reply: who waits for `Accepted`. applied: it has been applied, and only who did that is asked for.
     """
 
     dispatcher: str
-    marks: list[bytes]
+    mark: bytes
     app: str
     feedback: Feedback
     query: bytes | None

@@ -8,7 +8,6 @@ from services.core.metric import MICROSECONDS, Histogram
 from services.core.settings import Settings
 from services.dispatcher.actor import Dispatcher, make_dispatcher
 from services.dispatcher.edge import DispatcherEdge, dispatcher_name, load_policy, uid_maker
-from services.dispatcher.feedback import FeedbackActor
 from services.dispatcher.metrics import DispatcherMetrics, SampledPolicy
 from services.shell.prices import load_prices
 from services.shell.runtime.runtime import Runtime
@@ -24,7 +23,5 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     def make() -> Dispatcher:
         return make_dispatcher(settings, subjects, dispatcher_name(), policy, prices, uid_maker())
 
-    return [
-        Runtime("dispatcher", make, bus, subjects, DispatcherEdge(bus, subjects), insight=DispatcherMetrics(seconds)),
-        Runtime("feedback", lambda: FeedbackActor(subjects), bus, subjects),
-    ]
+    edge = DispatcherEdge(bus, subjects)
+    return [Runtime("dispatcher", make, bus, subjects, edge, insight=DispatcherMetrics(seconds))]

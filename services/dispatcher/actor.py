@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from bus.messages.fleet import ExecutorExited, LoadReply, WorkerHeartbeat
-from bus.messages.flow import DoneBatch, Execute, HandBack, Trying
+from bus.messages.flow import DoneBatch, Execute, HandBack, SelectionChanged, Trying
 from bus.messages.public import Error, ListRequest, QueryHead, Requirements
 from bus.subjects import DISPATCHERS, Subjects
 from services.core.actor import (
@@ -40,10 +40,11 @@ from services.core.selection.instances import Instance
 from services.core.selection.policy import LoadOrder, SelectionPolicy, goal_of
 from services.core.settings import DispatcherSettings, SelectionSettings, Settings
 from services.dispatcher.apps import Apps, members_of
-from services.dispatcher.contexts import Contexts
+from services.dispatcher.contexts import Contexts, SelectionList
 from services.dispatcher.default_output import default_due, executor_error, expiry_error, may_wait
 from services.dispatcher.demand import DemandCounter, FleetDigests, LoadsOnDemand
 from services.dispatcher.ensembles import Ensembles
+from services.dispatcher.feedback import Feedbacks
 from services.dispatcher.inflight import InFlight, OutcomeRecorder, Retries
 from services.dispatcher.join import JOIN, EndsDue, Joins
 from services.dispatcher.predictions import Predictions
@@ -114,18 +115,20 @@ class Dispatcher:
             settings.max_queue,
             settings.max_inline,
         )
+        self._feedback = Feedbacks(
+            name, subjects, self.apps, self.contexts, self.predictions, self._outcomes.log, new_uid
+        )
+        self._selection_list = SelectionList(self.apps.catalog, self.contexts)
         self._digests = FleetDigests(name, subjects, self.apps)
         self._prefix = len(subjects.query(""))
         self._undelivered = subjects.undelivered(name, "")
+        self._list_selection = subjects.list("selection")
         self._queues: dict[tuple[str, str], str] = {}
         self._on: dict[type, Handler] = {
             QueryHead: self._query,
             Malformed: self._malformed,
             DoneBatch: self._done,
             PartReply: self._part_replied,
-            Done: self._carried_out,
-            Failed: self._carried_out,
-            TimedOut: self._carried_out,
             EndsDue: lambda _: self.joins.tell(),
             WorkerHeartbeat: self._heartbeat,
             Recorded: self._recorded,
@@ -134,6 +137,11 @@ class Dispatcher:
             Trying: self._trying,
             ExecutorExited: self._exited,
             LoadReply: self._load_reply,
+            **self._feedback.handlers,
+            SelectionChanged: lambda e: self.contexts.changed(e.message),
+            Done: self._edge_ended,
+            Failed: self._edge_ended,
+            TimedOut: self._edge_ended,
             Changed: self._changed,
             Synced: self._synced,
             Requirements: self._question,
@@ -160,6 +168,8 @@ class Dispatcher:
             Inlet(subject=s.resubmit(), message=HandBack, queue=DISPATCHERS),
             Inlet(subject=s.explain(), message=Requirements, queue=DISPATCHERS),
             Inlet(subject=s.list(), message=ListRequest, queue=DISPATCHERS),
+            Inlet(subject=s.selection("changed"), message=SelectionChanged),
+            *self._feedback.inlets,
             Inlet(subject=s.query(), message=QueryHead, queue=DISPATCHERS, malformed=True),
         )
 
@@ -272,13 +282,9 @@ class Dispatcher:
         uid = bytes.fromhex(envelope.subject.rpartition(".")[2])
         return self._ensembles.replied(uid, envelope.message, envelope.now)
 
-    def _carried_out(self, envelope: Envelope) -> Iterable[Effect]:
-        """A context was read, or could not be."""
-        return self._ensembles.known(self.contexts.took(envelope.message), envelope.now)
-
     def _recorded(self, envelope: Envelope) -> Iterable[Effect]:
         self._outcomes.log.stored(envelope.message.through)
-        return NOTHING
+        return self._feedback.stored()
 
     # -- what goes wrong
 
@@ -414,7 +420,21 @@ class Dispatcher:
         return NOTHING
 
     def _question(self, envelope: Envelope) -> Iterable[Effect]:
+        if envelope.subject == self._list_selection:
+            return self._selection_list.ask(envelope.reply, envelope.message) if envelope.reply else NOTHING
         return answer_question(envelope, self.apps.catalog, self.view, self._policy, self._slo_target)
+
+    # -- what selection policies have learnt
+
+    def _edge_ended(self, envelope: Envelope) -> Iterable[Effect]:
+        """The edge has read or written a context, or run a user's own policy."""
+        done: Done | Failed | TimedOut = envelope.message
+        kind = done.id[0]
+        if kind != "context":
+            return self._selection_list.ran(done) if kind == "listed" else self._feedback.done(done)
+        key = self.contexts.took(done)
+        served = self._ensembles.known(key, envelope.now)
+        return (*served, *self._feedback.read(key), *self._selection_list.read(key))
 
     # -- time
 
@@ -455,6 +475,7 @@ class Dispatcher:
         if self.in_flight.waiting or self.in_flight.retries:
             effects.extend(self._serve_waiting(now))
         self.joins.forget(now)
+        effects.extend(self.contexts.retry())
         effects.append(After("check", CHECK, envelope.message))
         return effects
 

@@ -6,7 +6,7 @@ message takes: queries are served by it, but what feedback teaches is always com
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -15,10 +15,13 @@ from msgspec import Struct
 
 from bus.messages.catalog import ModelSelection
 from bus.messages.flow import SelectionChanged
+from bus.messages.public import Error, Listing, ListRequest, Refusal
 from bus.subjects import Subjects
 from services.core.actor import NOTHING, Do, Done, Effect, Failed, Publish, TimedOut
+from services.core.catalog import Catalog
 from services.core.ensemble.base import EnsemblePolicy, Learnt, Member
-from services.dispatcher.commands import ReadContext, StoredContext
+from services.dispatcher.apps import members_of
+from services.dispatcher.commands import ReadContext, RunPolicy, StoredContext
 
 READ_S = 2.0  # s for one read; queries wait for it, and are then served by what no feedback has taught
 RETRIES = 100  # reads that failed and are tried again, at each check
@@ -193,15 +196,16 @@ class Contexts:
         """Another dispatcher's value came back instead of a write."""
         return self._put(key, stored.value, stored.revision)
 
-    def changed(self, change: SelectionChanged) -> None:
+    def changed(self, change: SelectionChanged) -> Iterable[Effect]:
         """A dispatcher has stored a value, or the registrar has deleted some. Contexts that are not in memory are not kept."""
         if change.value is None:
             for key in self._of(change.app) if not change.key else (change.key,):
                 self.drop(key)
-            return
+            return NOTHING
         held = self._held.get(change.key)
         if held is not None and held.revision < change.revision:
             self._put(change.key, change.value, change.revision, used=False)
+        return NOTHING
 
     def drop(self, key: str) -> None:
         """Forget a context, so that it is read again."""
@@ -226,6 +230,56 @@ class Contexts:
 # -- what people see
 
 
-def rows_of(learnt: Iterable[Learnt]) -> Iterator[dict[str, Any]]:
-    """Rows of `infaas.list.selection`."""
-    return ({"member": r.member, "weight": r.weight, "probability": r.probability, "n": r.n} for r in learnt)
+class SelectionList:
+    """Answers `infaas.list.selection`. A context that is not in memory is read first."""
+
+    def __init__(self, catalog: Catalog, contexts: Contexts) -> None:
+        self._catalog = catalog
+        self._contexts = contexts
+        self._waiting: dict[str, list[tuple[str, ListRequest]]] = {}  # by the key that is being read
+        self._asked = 0
+        self._run: dict[int, str] = {}  # who waits for a user's own policy to say what it has learnt
+
+    def ask(self, reply: str, asked: ListRequest) -> list[Effect]:
+        """The weights of an app's members, or of one of its contexts."""
+        app = None if asked.app is None else self._catalog.app(asked.app)
+        if asked.app is None:
+            text = "field `app` is missing: the weights of which app's members are asked for"
+            return [Publish(reply, Refusal(error=Error(code="bad_request", message=text)))]
+        if app is None:
+            text = f"no app {asked.app!r}: see infaas.list.apps"
+            return [Publish(reply, Refusal(error=Error(code="unknown_app", message=text)))]
+        selection = app.selection
+        if selection is None or selection.policy is None:
+            return [Publish(reply, Listing(items=[]))]
+        held = self._contexts.held(app.app, selection, asked.context)
+        if held is None:
+            waiting = self._waiting.setdefault(context_key(app.app, selection, asked.context), [])
+            waiting.append((reply, asked))
+            return list(self._contexts.read(app.app, selection, asked.context))
+        members = members_of(self._catalog, app.app)
+        policy = self._contexts.policy(app.app, selection)
+        if policy is not None:
+            return [Publish(reply, _listing(policy.learnt(held.state, members)))]
+        self._asked += 1
+        self._run[self._asked] = reply
+        return [Do(("listed", self._asked), RunPolicy(selection.policy, "learnt", (held.state, members)))]
+
+    def read(self, key: str) -> list[Effect]:
+        """A context has been read."""
+        waiting = self._waiting.pop(key, None)
+        return [] if waiting is None else [effect for each in waiting for effect in self.ask(*each)]
+
+    def ran(self, done: Done | Failed | TimedOut) -> list[Effect]:
+        """A user's own policy has said what it has learnt."""
+        reply = self._run.pop(done.id[1])
+        if isinstance(done, Done):
+            return [Publish(reply, _listing(done.result))]
+        text = done.error if isinstance(done, Failed) else "the app's policy took too long"
+        return [Publish(reply, Refusal(error=Error(code="model_error", message=text)))]
+
+
+def _listing(learnt: Iterable[Learnt]) -> Listing:
+    return Listing(
+        items=[{"member": r.member, "weight": r.weight, "probability": r.probability, "n": r.n} for r in learnt]
+    )

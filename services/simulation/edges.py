@@ -26,6 +26,7 @@ from services.core.placement import quarantine_key
 from services.core.planning.fleet import solve_fleet
 from services.core.planning.highs import Unsolved
 from services.core.planning.plan import Solver
+from services.dispatcher.commands import ContextWritten, ReadContext, StoredContext, WriteContext
 from services.executor.commands import (
     BatchResult,
     LoadedModel,
@@ -45,6 +46,7 @@ STORE = 0.001  # s for one write to a bucket
 UNLOAD = 0.01  # s
 FAILS = 0.05  # s that a failing load takes
 NODES = 200  # limit of a branch-and-bound search in place of time, so that every machine finds the same plan
+NOT_STORED = StoredContext(None, 0)
 NO_OUTPUTS: dict[str, Tensor] = {}
 NOTES = "simulated"
 
@@ -102,6 +104,25 @@ class SimulatedExecutorEdge:
         if resident is not None:
             self._device.unload(instance)
             self._holds(resident.record, -1)
+
+
+class SimulatedDispatcherEdge:
+    """A dispatcher's edge. stored: the selection bucket of all dispatchers, by key."""
+
+    def __init__(self, stored: dict[str, StoredContext]) -> None:
+        self._stored = stored
+
+    def __call__(self, command: Any) -> tuple[float, Any]:
+        match command:
+            case ReadContext():
+                return STORE, self._stored.get(command.key, NOT_STORED)
+            case WriteContext():
+                present = self._stored.get(command.key, NOT_STORED)
+                if present.revision != command.revision:
+                    return STORE, present
+                self._stored[command.key] = StoredContext(command.value, command.revision + 1)
+                return STORE, ContextWritten(command.revision + 1)
+        return 0.0, ValueError(f"simulated dispatchers cannot {type(command).__name__}")
 
 
 class SimulatedMonitorEdge:

@@ -19,6 +19,7 @@ from services.core.catalog import key_of
 from services.core.planning.solvers import make_solver
 from services.core.settings import MachineKind, StaticVariant
 from services.dispatcher.actor import make_dispatcher
+from services.dispatcher.commands import StoredContext
 from services.dispatcher.edge import load_policy
 from services.dispatcher.metrics import SampledPolicy
 from services.executor.actor import make_executor
@@ -29,6 +30,7 @@ from services.simulation.edges import (
     NODES,
     LoadFault,
     SimulatedControllerEdge,
+    SimulatedDispatcherEdge,
     SimulatedExecutorEdge,
     SimulatedMonitorEdge,
     SimulatedSolverEdge,
@@ -75,6 +77,7 @@ class SimulatedSystem:
         autoscaler = replace(policy.settings.autoscaler, choice=choice, bill=bill)
         self._settings = replace(policy.settings, autoscaler=autoscaler)
         self._booting: dict[str, MachineSpec] = {}
+        self._contexts: dict[str, StoredContext] = {}
         self._incarnations = count(1)
         self._uids = count(1)
         self.offline = OfflineWork(environment, self.subjects, scenario.jobs)
@@ -92,7 +95,7 @@ class SimulatedSystem:
             name = f"d-{number}"
             prices, new_uid = self._scenario.prices, self._new_uid
             dispatcher = make_dispatcher(settings, self.subjects, name, self._selection, prices, new_uid)
-            self._environment.enter(name, dispatcher)
+            self._environment.enter(name, dispatcher, SimulatedDispatcherEdge(self._contexts))
         controller = make_controller(settings, self.subjects, "vm-0", self._kinds())
         bucket = self.subjects.control_bucket
         self._environment.enter(

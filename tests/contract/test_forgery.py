@@ -14,7 +14,6 @@ from services.core.actor import Effect, Envelope, Inlet, Publish, Started, Watch
 from services.core.selection.policy import InfaasPolicy
 from services.core.settings import JobsSettings, RegistrarSettings, Settings
 from services.dispatcher.actor import make_dispatcher
-from services.dispatcher.feedback import FeedbackActor
 from services.jobs.actor import Coordinator
 from services.registrar.actor import Registrar
 from services.shell.runtime.runtime import Runtime
@@ -191,7 +190,7 @@ def test_every_request_of_outsiders_is_checked() -> None:
     registrar = Registrar("r", SUBJECTS, RegistrarSettings(), str)
     coordinator = Coordinator("c", SUBJECTS, JobsSettings(), {}, str)
     dispatcher = make_dispatcher(Settings(), SUBJECTS, "d", InfaasPolicy(), {}, bytes)
-    for actor in (registrar, coordinator, FeedbackActor(SUBJECTS), dispatcher):
+    for actor in (registrar, coordinator, dispatcher):
         shared = {inlet.subject for inlet in actor.inlets if inlet.queue} - {SUBJECTS.resubmit()}
         assert shared
         assert all(map(callers.applies_to, shared))

@@ -10,4 +10,5 @@ CREATE TABLE infaas.selection_events (
   weight      double precision NOT NULL,  -- share of all weights after it
   reevaluated boolean NOT NULL            -- the prediction was made again for this feedback
 );
+ALTER TABLE infaas.feedback ADD COLUMN query uuid;  -- uid of the query, as its answer named it
 CREATE INDEX selection_events_app_time ON infaas.selection_events (app, time DESC);
