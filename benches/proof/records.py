@@ -65,7 +65,7 @@ FROM infaas.scaling_events WHERE time > to_timestamp(%(since)s) AND time <= to_t
 """
 _OUTCOMES = """
 SELECT CASE WHEN outcome = 'refused' THEN outcome || ': ' || coalesce(code, '') ELSE outcome END, count(*)
-FROM infaas.query_outcomes WHERE time >= to_timestamp(%(start)s) AND time <= to_timestamp(%(until)s) GROUP BY 1 ORDER BY 1
+FROM infaas.query_outcomes WHERE time >= to_timestamp(%(start)s) AND time <= to_timestamp(%(until)s) AND parent IS NULL GROUP BY 1 ORDER BY 1
 """
 _HARDWARE = "SELECT variant, CASE WHEN simulated THEN 'simulated ' ELSE '' END || hardware FROM infaas.variants"
 

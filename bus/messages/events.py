@@ -30,9 +30,11 @@ class StateEvent(Event, frozen=True, kw_only=True, gc=False):
 
 
 class OutcomeEvent(Event, frozen=True, gc=False, omit_defaults=True):
-    """The outcome of one query.
+    """The outcome of one query, or of one part of a query.
 
-    time: when the query arrived. outcome: ok, late, refused, error, default. An absent field has its default value.
+    time: when the query arrived. outcome: ok, late, refused, error, default. parent, stage: of a part: the uid of its query, and which part
+    it is. confidence, missing: of a query with parts: the share of the asked members that agree with the answer, 0..1, and how many of
+    them are not in it; None for any other. An absent field has its default value.
     """
 
     kind: ClassVar[str] = "outcome"
@@ -62,6 +64,8 @@ class OutcomeEvent(Event, frozen=True, gc=False, omit_defaults=True):
     input_digest: str | None = None
     parent: bytes | None = None
     stage: str | None = None
+    confidence: float | None = None
+    missing: int | None = None
 
 
 class CostEvent(Event, frozen=True, kw_only=True, gc=False):

@@ -5,6 +5,6 @@ SELECT app, model, variant, hardware, bool_or(simulated) AS simulated, count(*) 
        NULL::double precision AS p50_ms, NULL::double precision AS p99_ms,
        1000 * sum(cost) / sum(items) AS cost_per_1000, avg(batch) AS mean_batch
 FROM infaas.query_outcomes
-WHERE time >= %(start)s AND time < %(end)s AND outcome IN ('ok', 'late') AND policy IS DISTINCT FROM 'offline'
+WHERE time >= %(start)s AND time < %(end)s AND outcome IN ('ok', 'late') AND missing IS NULL AND policy IS DISTINCT FROM 'offline'
 GROUP BY app, model, variant, hardware
 ORDER BY app, queries DESC

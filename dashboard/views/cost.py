@@ -113,7 +113,7 @@ def _table(rows: pd.DataFrame, then: pd.DataFrame | None, window: Window) -> Non
         used = named[~named["idle"]].groupby(by)[["busy_seconds", "seconds"]].sum()
         table["busy"] = table[by].map(100 * used["busy_seconds"] / used["seconds"])
     if by in ("app", "variant"):
-        traffic = history("answered", window).groupby(by)["items"].sum()
+        traffic = history("answered", window).groupby(by)["items" if by == "app" else "computed"].sum()
         table["items"] = table[by].map(traffic)
         table["per_1000"] = 1000 * table["cost"] / table["items"]
     if then is not None:

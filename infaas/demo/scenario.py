@@ -41,7 +41,7 @@ COST = """
 SELECT coalesce(app, 'nobody (idle)') AS app, round(sum(busy_seconds)::numeric, 2)::float8 AS busy_s, sum(cost) AS usd
 FROM infaas.cost_events GROUP BY 1 ORDER BY usd DESC
 """
-COUNT = "SELECT count(*) AS n, count(DISTINCT uid) AS uids FROM infaas.query_outcomes WHERE app = '{app}'"
+COUNT = "SELECT count(*) AS n, count(DISTINCT uid) AS uids FROM infaas.query_outcomes WHERE app = '{app}' AND parent IS NULL"
 
 
 class PictureSource:

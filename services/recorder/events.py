@@ -322,10 +322,11 @@ class Maintenance:
 
 # -- questions
 
-# The rollups by the minute count queries; the app's items a query over the same days make items of them.
+# The rollups by the minute count queries; what instances were asked for a query over the same days makes items of them. So the history
+# has the unit of the demand that dispatchers report: each part of a query counts there, and what a cache answers does not.
 _DEMAND = """
 SELECT extract(epoch FROM minute)::float8, sum(queries)::float8 * (
-         SELECT coalesce(sum(items)::float8 / nullif(sum(queries), 0)::float8, 1.0) FROM infaas_internal.query_hourly
+         SELECT coalesce(sum(asked_items)::float8 / nullif(sum(queries), 0)::float8, 1.0) FROM infaas_internal.query_hourly
          WHERE app = %(app)s AND hour >= now() - %(days)s * interval '1 day')
 FROM infaas_internal.slo_minutely
 WHERE app = %(app)s AND minute >= now() - %(days)s * interval '1 day' AND minute < now()

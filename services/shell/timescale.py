@@ -92,6 +92,7 @@ def shape(
         )
     level = found.level
     connection.execute("SET lock_timeout = '60s'")
+    before = _aggregates(connection)
     with connection.transaction():
         _keep(connection, keep_days)
         if level == "none":
@@ -104,12 +105,12 @@ def shape(
         for file in [*files, "views.sql"]:
             connection.execute((directory / file).read_bytes())
     if level == "tsl":
-        if used != "tsl":
-            for name in AGGREGATES:  # not within a transaction
-                connection.execute(
-                    "CALL refresh_continuous_aggregate(%s, NULL, now() - interval '2 minutes')",
-                    (f"infaas_internal.{name}",),
-                )
+        # Of one that was there, hours whose raw rows are gone would be emptied.
+        for made in sorted(_aggregates(connection) - before, key=lambda one: AGGREGATES.index(one.name)):
+            connection.execute(  # not within a transaction
+                "CALL refresh_continuous_aggregate(%s, NULL, now() - interval '2 minutes')",
+                (f"infaas_internal.{made.name}",),
+            )
         with connection.transaction():
             connection.execute((directory / "policies.sql").read_bytes())
     connection.execute("RESET search_path")
@@ -132,6 +133,21 @@ def level_of(connection: psycopg.Connection[Any]) -> Level:
     ):
         return "apache"
     return "none"
+
+
+class _Aggregate(NamedTuple):
+    name: str
+    oid: int  # another one when it was made anew
+
+
+def _aggregates(connection: psycopg.Connection[Any]) -> set[_Aggregate]:
+    """The continuous aggregates that are there."""
+    rows = connection.execute(
+        "SELECT relname, oid::bigint FROM pg_class"
+        " WHERE relnamespace = 'infaas_internal'::regnamespace AND relname = ANY (%s)",
+        (list(AGGREGATES),),
+    )
+    return {_Aggregate(*row) for row in rows}
 
 
 def _keep(connection: psycopg.Connection[Any], keep_days: Mapping[str, float]) -> None:

@@ -6,15 +6,17 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
-from bus.messages.events import CostEvent, WorkerSample
+from bus.messages.events import CostEvent, OutcomeEvent, WorkerSample
 from bus.messages.scaling import DemandHistory
 from services.recorder.events import EventWriter, Maintenance, demand_history
-from services.shell.store import SCHEMA, Store, prepare
+from services.shell.host.postgres import EmbeddedPostgres
+from services.shell.store import SCHEMA, Store, migrate, prepare
 from services.shell.timescale import KEEP_DAYS, LevelError, TimescaleSupport, level_of, shape
 from tests.support.data.events import event, message, outcome
 from tests.support.data.rollups import shown, some, truth
@@ -235,6 +237,74 @@ def test_no_way_down(db: Recorder) -> None:
     db.owner.execute("CREATE TABLE infaas_internal.query_hour ()")  # what the highest level is known by
     with pytest.raises(LevelError, match="only none was found"):
         shape(db.owner, SCHEMA, TimescaleSupport("none", ""))
+
+
+# ---- a query that several models answer is one query
+
+
+def ensemble(members: int, **fields: Any) -> list[OutcomeEvent]:
+    """The rows of one query, of which each member takes 10 ms more than the one before, and the last one is missing."""
+    parts = [f"m{i}" for i in range(members)]
+    whole = outcome(**{
+        "variant": None, "model": None, "worker": None, "hardware": None, "batch": None, "latency_ms": 5.0 + 10.0 * (members - 1),
+        "cost": members * 1e-7, "policy": "exp4", "confidence": 0.6, "missing": 1,
+    } | fields)  # fmt: skip
+    return [whole] + [
+        outcome(
+            **{"model": name, "variant": f"{name}-v1", "latency_ms": 10.0 * (1 + i), "parent": whole.uid, "stage": name}
+            | fields
+        )
+        for i, name in enumerate(parts)
+    ]
+
+
+def test_an_ensemble_of_five_counts_as_one_query_and_its_members_work_is_seen(db: Recorder) -> None:
+    """Ten queries, items of two each: some before the watermark, some that come late, some that only raw rows tell."""
+    minute = time.time() // HOUR * HOUR - 3 * HOUR
+    for batch in (range(4), range(4, 7), range(7, 10)):
+        db.ledger.write([message(*(row for i in batch for row in ensemble(5, time=minute + i, items=2, app="faces")))])
+        if batch.start == 0:
+            db.ledger.write([message(outcome(time=minute + 2 * HOUR, app="others"))])  # the watermark passes the minute
+        counted = batch.stop
+        by_app = db.owner.execute("SELECT queries FROM infaas.cost_by_app_hourly WHERE app = 'faces'").fetchall()
+        assert by_app == [(counted,)]
+        by_variant = db.owner.execute(
+            "SELECT variant, queries, items, parts, asked_items FROM infaas.cost_by_variant_hourly WHERE app = 'faces' ORDER BY 1"
+        ).fetchall()
+        members = [(f"m{i}-v1", 0, 0, counted, 2 * counted) for i in range(5)]
+        assert by_variant == [*members, (None, counted, 2 * counted, 0, 0)]
+        seen = db.owner.execute(
+            "SELECT queries, attainment, p50_ms FROM infaas.slo_by_app_minutely WHERE app = 'faces'"
+        ).fetchall()
+        assert seen == [(counted, 1.0, 45.0)], "latencies are those of queries"
+        assert demand_history(db.store, "faces").items == [5 * 2 * counted], "what instances were asked for"
+        db.maintain()
+        assert shown(db.owner) == truth(db.owner)
+    assert db.stored()[1] > 0
+
+
+def test_what_a_member_costs_is_divided_by_the_parts_it_answered(db: Recorder) -> None:
+    now = time.time()
+    db.ledger.write([message(*(row for _ in range(4) for row in ensemble(2, time=now)))])
+    db.ledger.write([message(event(CostEvent, time=now, model="m0", variant="m0-v1", cost=0.2))])
+    cost = "SELECT cost_per_1000 FROM infaas.cost_by_variant_hourly WHERE variant = 'm0-v1'"
+    assert db.one(cost) == pytest.approx(1000 * 0.2 / 4)
+
+
+def test_stores_of_before_there_were_parts_are_taken_over(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
+    dsn = postgres.dsn("postgres", postgres.password, "before-parts")
+    for file in SCHEMA.glob("*.sql"):
+        if file.name < "0014":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    psycopg.connect(postgres.superuser_dsn, autocommit=True).execute('CREATE DATABASE "before-parts"').connection.close()
+    with closing(psycopg.connect(dsn, autocommit=True)) as owner:
+        migrate(owner, tmp_path)
+        owner.execute(
+            "INSERT INTO infaas_internal.query_hours (hour, app, queries, items, charged) VALUES ('2026-01-01Z', 'digits', 3, 9, 0)"
+        )
+        prepare(dsn, writer_password=WRITER_PASSWORD, reader_password=READER_PASSWORD)
+        found = owner.execute("SELECT queries, items, parts, asked_items FROM infaas.cost_by_variant_hourly").fetchall()
+    assert found == [(3, 9, 0, 9)]
 
 
 def test_the_history_of_demand_has_the_items_of_every_minute_in_the_stores_or_not(db: Recorder) -> None:

@@ -42,6 +42,8 @@ def used_dsn(database_dsn: str, reader_dsn: str) -> Iterator[str]:
     states = [event(StateEvent, time=now - 9), event(StateEvent, time=now - 8, to_state="Overloaded")]
     others.append(event(ScalingEvent, time=now - 6, scaler="model", action="upgrade", reason="accuracy"))
     outcomes = [outcome(id=f"q{i}", batch=i + 1) for i in range(8)] + [outcome(outcome="refused", code="deadline")]
+    whole = outcome(variant=None, confidence=0.5, missing=1, cost=2e-7)
+    outcomes += [whole, *(outcome(parent=whole.uid, stage=member) for member in ("mlp", "cnn"))]
     ledger = EventWriter(store)
     ledger.write([message(*outcomes), message(*states), *(message(row) for row in others)])
     ledger.write([EventMessage("infaas.event.outcome", b"\xc1")])

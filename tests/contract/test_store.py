@@ -18,11 +18,13 @@ from tests.support.servers.postgres import READER_PASSWORD, WRITER_PASSWORD
 RELATIONS = {
     "state_events": "time app model variant worker device from_state to_state reason",
     "query_outcomes": "time uid id app model variant worker hardware outcome code latency_ms slo_ms accuracy"
-    " accuracy_required cost_limit priority items batch cached simulated cost version policy context input_digest parent stage",
+    " accuracy_required cost_limit priority items batch cached simulated cost version policy context input_digest parent stage"
+    " confidence missing",
     "cost_events": "time seconds worker hardware app model variant busy_seconds cost simulated",
     "scaling_events": "time scaler worker app model variant action count reason solver solve_ms objective",
     "shadow_events": "time policy scaler worker app variant action count reason cost_rate",
     "objective_events": "time app slo_target reached load forecast capacity headroom",
+    "selection_events": "time app context query member probability loss weight reevaluated",
     "worker_events": "time worker hardware from_state to_state reason",
     "worker_samples": "time worker device",
     "instance_samples": "time worker device app model variant reclaimable",

@@ -1,22 +1,51 @@
 -- With all of TimescaleDB: continuous aggregates by the minute, and of those by the hour, answer where rollups.sql has stores,
 -- watermarks and triggers. Carried out by `prepare` in one transaction, after hypertables.sql, in its search_path the extension's
 -- schema. What the stores hold of times whose raw rows are gone stays there, and is added.
+
+-- The definition of an aggregate cannot be changed. Those of before 0014_parts.sql count parts as queries: what they alone still know
+-- goes to the stores, and they are made anew from the raw rows.
 DO $$
 DECLARE taken timestamptz;
 BEGIN
-  IF to_regclass('infaas_internal.query_hour') IS NOT NULL THEN
+  IF to_regclass('infaas_internal.query_hour') IS NULL OR EXISTS (
+    SELECT FROM pg_attribute WHERE attrelid = to_regclass('infaas_internal.query_hour') AND attname = 'parts'
+  ) THEN
+    RETURN;
+  END IF;
+  LOCK TABLE infaas.query_outcomes IN ACCESS EXCLUSIVE MODE;
+  -- Raw rows are whole from here on: chunks of a day are dropped once all of it is too old. Single rows before came too late.
+  SELECT date_bin('1 hour', min(time), '2000-01-03 00:00:00+00') INTO taken FROM infaas.query_outcomes
+  WHERE time >= coalesce(now() - interval '1 day' - (SELECT keep FROM infaas_internal.retention WHERE relation = 'query_outcomes'), '-infinity');
+  taken := coalesce(taken, 'infinity');
+  INSERT INTO infaas_internal.query_hours AS known (hour, app, model, variant, hardware, queries, items, charged, asked_items)
+  SELECT hour, app, model, variant, hardware, queries, items, charged, items FROM infaas_internal.query_hour WHERE hour < taken
+  ON CONFLICT (hour, app, model, variant, hardware) DO UPDATE SET queries = known.queries + excluded.queries,
+    items = known.items + excluded.items, charged = known.charged + excluded.charged,
+    asked_items = known.asked_items + excluded.asked_items;
+  INSERT INTO infaas_internal.slo_minutes AS known (minute, app, queries, good, late, refused, errors, p50_ms, p99_ms)
+  SELECT minute, app, queries, good, late, refused, errors, p50_ms, p99_ms FROM infaas_internal.slo_minute WHERE minute < taken
+  ON CONFLICT (minute, app) DO UPDATE SET queries = known.queries + excluded.queries, good = known.good + excluded.good,
+    late = known.late + excluded.late, refused = known.refused + excluded.refused, errors = known.errors + excluded.errors;
+  DELETE FROM infaas.query_outcomes WHERE time < taken;
+  CREATE OR REPLACE VIEW infaas_internal.query_hourly AS
+  SELECT hour, app, model, variant, hardware, queries, items, charged FROM infaas_internal.query_hours;
+  CREATE OR REPLACE VIEW infaas_internal.slo_minutely AS
+  SELECT minute, app, queries, good, late, refused, errors, p50_ms, p99_ms FROM infaas_internal.slo_minutes;
+  DROP MATERIALIZED VIEW infaas_internal.slo_minute;
+  DROP MATERIALIZED VIEW infaas_internal.query_hour;
+  DROP MATERIALIZED VIEW infaas_internal.query_minute;
+END $$;
+
+DO $$
+DECLARE taken timestamptz;
+BEGIN
+  IF to_regclass('infaas_internal.cost_hour') IS NOT NULL THEN
     RETURN;  -- done by an earlier `prepare`
   END IF;
-  LOCK TABLE infaas.query_outcomes, infaas.cost_events IN ACCESS EXCLUSIVE MODE;
-  DROP TRIGGER IF EXISTS late ON infaas.query_outcomes;
+  LOCK TABLE infaas.cost_events IN ACCESS EXCLUSIVE MODE;
   DROP TRIGGER IF EXISTS late ON infaas.cost_events;
-  DELETE FROM infaas.query_outcomes WHERE time < (SELECT floor FROM infaas_internal.watermarks WHERE source = 'query_outcomes');
   DELETE FROM infaas.cost_events WHERE time < (SELECT floor FROM infaas_internal.watermarks WHERE source = 'cost_events');
-
   -- Raw rows are whole from here on (rollups.sql deletes whole hours): the aggregates answer for them.
-  SELECT date_bin('1 hour', min(time), '2000-01-03 00:00:00+00') INTO taken FROM infaas.query_outcomes;
-  DELETE FROM infaas_internal.query_hours WHERE hour >= taken;
-  DELETE FROM infaas_internal.slo_minutes WHERE minute >= taken;
   SELECT date_bin('1 hour', min(time), '2000-01-03 00:00:00+00') INTO taken FROM infaas.cost_events;
   DELETE FROM infaas_internal.cost_hours WHERE hour >= taken;
 
@@ -28,14 +57,35 @@ BEGIN
   SELECT time_bucket('1 hour', minute) AS hour, app, model, variant, hardware, simulated,
          sum(cost) AS cost, sum(seconds) AS seconds, sum(busy_seconds) AS busy_seconds
   FROM infaas_internal.cost_minute GROUP BY 1, 2, 3, 4, 5, 6 WITH NO DATA;
+END $$;
+
+DO $$
+DECLARE taken timestamptz;
+BEGIN
+  IF to_regclass('infaas_internal.query_hour') IS NOT NULL THEN
+    RETURN;
+  END IF;
+  LOCK TABLE infaas.query_outcomes IN ACCESS EXCLUSIVE MODE;
+  IF EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'infaas.query_outcomes'::regclass AND tgname = 'late') THEN  -- rollups.sql was here
+    DROP TRIGGER late ON infaas.query_outcomes;
+    DELETE FROM infaas.query_outcomes WHERE time < (SELECT floor FROM infaas_internal.watermarks WHERE source = 'query_outcomes');
+    SELECT date_bin('1 hour', min(time), '2000-01-03 00:00:00+00') INTO taken FROM infaas.query_outcomes;
+    DELETE FROM infaas_internal.query_hours WHERE hour >= taken;
+    DELETE FROM infaas_internal.slo_minutes WHERE minute >= taken;
+  END IF;
 
   CREATE MATERIALIZED VIEW infaas_internal.query_minute WITH (timescaledb.continuous, timescaledb.materialized_only = false) AS
   SELECT time_bucket('1 minute', time) AS minute, app, model, variant, hardware,
-         count(*) AS queries, sum(items)::bigint AS items, sum(cost) AS charged
+         count(*) FILTER (WHERE parent IS NULL) AS queries,
+         coalesce(sum(items) FILTER (WHERE parent IS NULL), 0)::bigint AS items,
+         coalesce(sum(cost) FILTER (WHERE parent IS NULL), 0) AS charged,
+         count(*) FILTER (WHERE parent IS NOT NULL) AS parts,
+         coalesce(sum(items) FILTER (WHERE missing IS NULL AND NOT cached), 0)::bigint AS asked_items
   FROM infaas.query_outcomes GROUP BY 1, 2, 3, 4, 5 WITH NO DATA;
   CREATE MATERIALIZED VIEW infaas_internal.query_hour WITH (timescaledb.continuous, timescaledb.materialized_only = false) AS
   SELECT time_bucket('1 hour', minute) AS hour, app, model, variant, hardware,
-         sum(queries)::bigint AS queries, sum(items)::bigint AS items, sum(charged) AS charged
+         sum(queries)::bigint AS queries, sum(items)::bigint AS items, sum(charged) AS charged,
+         sum(parts)::bigint AS parts, sum(asked_items)::bigint AS asked_items
   FROM infaas_internal.query_minute GROUP BY 1, 2, 3, 4, 5 WITH NO DATA;
 
   CREATE MATERIALIZED VIEW infaas_internal.slo_minute WITH (timescaledb.continuous, timescaledb.materialized_only = false) AS
@@ -44,7 +94,7 @@ BEGIN
          count(*) FILTER (WHERE outcome = 'refused') AS refused, count(*) FILTER (WHERE outcome = 'error') AS errors,
          percentile_cont(0.5) WITHIN GROUP (ORDER BY latency_ms) FILTER (WHERE outcome IN ('ok', 'late', 'default')) AS p50_ms,
          percentile_cont(0.99) WITHIN GROUP (ORDER BY latency_ms) FILTER (WHERE outcome IN ('ok', 'late', 'default')) AS p99_ms
-  FROM infaas.query_outcomes WHERE policy IS DISTINCT FROM 'offline' GROUP BY 1, 2 WITH NO DATA;
+  FROM infaas.query_outcomes WHERE policy IS DISTINCT FROM 'offline' AND parent IS NULL GROUP BY 1, 2 WITH NO DATA;
 END $$;
 
 CREATE OR REPLACE VIEW infaas_internal.cost_hourly AS
@@ -52,9 +102,9 @@ SELECT hour, app, model, variant, hardware, simulated, cost, seconds, busy_secon
 UNION ALL
 SELECT hour, app, model, variant, hardware, simulated, cost, seconds, busy_seconds FROM infaas_internal.cost_hour;
 CREATE OR REPLACE VIEW infaas_internal.query_hourly AS
-SELECT hour, app, model, variant, hardware, queries, items, charged FROM infaas_internal.query_hours
+SELECT hour, app, model, variant, hardware, queries, items, charged, parts, asked_items FROM infaas_internal.query_hours
 UNION ALL
-SELECT hour, app, model, variant, hardware, queries, items, charged FROM infaas_internal.query_hour;
+SELECT hour, app, model, variant, hardware, queries, items, charged, parts, asked_items FROM infaas_internal.query_hour;
 CREATE OR REPLACE VIEW infaas_internal.slo_minutely AS
 SELECT minute, app, queries, good, late, refused, errors, p50_ms, p99_ms FROM infaas_internal.slo_minutes
 UNION ALL

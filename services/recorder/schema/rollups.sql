@@ -20,10 +20,12 @@ WHERE time >= infaas_internal.upto('cost_events')
 GROUP BY 1, 2, 3, 4, 5, 6;
 
 CREATE OR REPLACE VIEW infaas_internal.query_hourly AS
-SELECT hour, app, model, variant, hardware, queries, items, charged FROM infaas_internal.query_hours
+SELECT hour, app, model, variant, hardware, queries, items, charged, parts, asked_items FROM infaas_internal.query_hours
 UNION ALL
 SELECT date_bin('1 hour', time, '2000-01-03 00:00:00+00'), app, model, variant, hardware,
-       count(*), sum(items)::bigint, sum(cost)
+       count(*) FILTER (WHERE parent IS NULL), coalesce(sum(items) FILTER (WHERE parent IS NULL), 0)::bigint,
+       coalesce(sum(cost) FILTER (WHERE parent IS NULL), 0), count(*) FILTER (WHERE parent IS NOT NULL),
+       coalesce(sum(items) FILTER (WHERE missing IS NULL AND NOT cached), 0)::bigint
 FROM infaas.query_outcomes
 WHERE time >= infaas_internal.upto('query_outcomes')
 GROUP BY 1, 2, 3, 4, 5;
@@ -37,7 +39,7 @@ SELECT date_bin('1 minute', time, '2000-01-03 00:00:00+00'), app, count(*),
        percentile_cont(0.5) WITHIN GROUP (ORDER BY latency_ms) FILTER (WHERE outcome IN ('ok', 'late', 'default')),
        percentile_cont(0.99) WITHIN GROUP (ORDER BY latency_ms) FILTER (WHERE outcome IN ('ok', 'late', 'default'))
 FROM infaas.query_outcomes
-WHERE policy IS DISTINCT FROM 'offline' AND time >= infaas_internal.upto('query_outcomes')
+WHERE policy IS DISTINCT FROM 'offline' AND parent IS NULL AND time >= infaas_internal.upto('query_outcomes')
 GROUP BY 1, 2;
 
 -- ---- rows that are older than the watermark when they come
@@ -67,16 +69,19 @@ BEGIN
   IF (SELECT min(time) FROM added) < mark THEN
     INSERT INTO infaas_internal.query_hours AS known
     SELECT date_bin('1 hour', time, '2000-01-03 00:00:00+00'), app, model, variant, hardware,
-           count(*), sum(items), sum(cost)
+           count(*) FILTER (WHERE parent IS NULL), coalesce(sum(items) FILTER (WHERE parent IS NULL), 0)::bigint,
+           coalesce(sum(cost) FILTER (WHERE parent IS NULL), 0), count(*) FILTER (WHERE parent IS NOT NULL),
+           coalesce(sum(items) FILTER (WHERE missing IS NULL AND NOT cached), 0)::bigint
     FROM added WHERE time < mark
     GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5
     ON CONFLICT (hour, app, model, variant, hardware) DO UPDATE SET queries = known.queries + excluded.queries,
-      items = known.items + excluded.items, charged = known.charged + excluded.charged;
+      items = known.items + excluded.items, charged = known.charged + excluded.charged,
+      parts = known.parts + excluded.parts, asked_items = known.asked_items + excluded.asked_items;
     INSERT INTO infaas_internal.slo_minutes AS known (minute, app, queries, good, late, refused, errors, stale)
     SELECT date_bin('1 minute', time, '2000-01-03 00:00:00+00'), app, count(*),
            count(*) FILTER (WHERE outcome IN ('ok', 'default')), count(*) FILTER (WHERE outcome = 'late'),
            count(*) FILTER (WHERE outcome = 'refused'), count(*) FILTER (WHERE outcome = 'error'), true
-    FROM added WHERE time < mark AND policy IS DISTINCT FROM 'offline'
+    FROM added WHERE time < mark AND policy IS DISTINCT FROM 'offline' AND parent IS NULL
     GROUP BY 1, 2 ORDER BY 1, 2
     ON CONFLICT (minute, app) DO UPDATE SET queries = known.queries + excluded.queries, good = known.good + excluded.good,
       late = known.late + excluded.late, refused = known.refused + excluded.refused, errors = known.errors + excluded.errors,
@@ -139,7 +144,7 @@ BEGIN
              percentile_cont(0.5) WITHIN GROUP (ORDER BY latency_ms) FILTER (WHERE outcome IN ('ok', 'late', 'default')) AS p50_ms,
              percentile_cont(0.99) WITHIN GROUP (ORDER BY latency_ms) FILTER (WHERE outcome IN ('ok', 'late', 'default')) AS p99_ms
       FROM infaas.query_outcomes
-      WHERE policy IS DISTINCT FROM 'offline' AND time >= stale_minute AND time < stale_minute + interval '1 minute'
+      WHERE policy IS DISTINCT FROM 'offline' AND parent IS NULL AND time >= stale_minute AND time < stale_minute + interval '1 minute'
       GROUP BY app
     ) fresh
     WHERE known.minute = stale_minute AND known.app = fresh.app AND known.stale;
@@ -153,11 +158,15 @@ BEGIN
     RETURN EXISTS (SELECT FROM infaas_internal.slo_minutes WHERE stale);
   END IF;
   INSERT INTO infaas_internal.query_hours AS known
-  SELECT date_bin('1 hour', time, '2000-01-03 00:00:00+00'), app, model, variant, hardware, count(*), sum(items), sum(cost)
+  SELECT date_bin('1 hour', time, '2000-01-03 00:00:00+00'), app, model, variant, hardware,
+         count(*) FILTER (WHERE parent IS NULL), coalesce(sum(items) FILTER (WHERE parent IS NULL), 0)::bigint,
+         coalesce(sum(cost) FILTER (WHERE parent IS NULL), 0), count(*) FILTER (WHERE parent IS NOT NULL),
+         coalesce(sum(items) FILTER (WHERE missing IS NULL AND NOT cached), 0)::bigint
   FROM infaas.query_outcomes WHERE time >= mark AND time < until
   GROUP BY 1, 2, 3, 4, 5
   ON CONFLICT (hour, app, model, variant, hardware) DO UPDATE SET queries = known.queries + excluded.queries,
-    items = known.items + excluded.items, charged = known.charged + excluded.charged;
+    items = known.items + excluded.items, charged = known.charged + excluded.charged,
+    parts = known.parts + excluded.parts, asked_items = known.asked_items + excluded.asked_items;
   INSERT INTO infaas_internal.slo_minutes (minute, app, queries, good, late, refused, errors, p50_ms, p99_ms)
   SELECT date_bin('1 minute', time, '2000-01-03 00:00:00+00'), app, count(*),
          count(*) FILTER (WHERE outcome IN ('ok', 'default')), count(*) FILTER (WHERE outcome = 'late'),
@@ -165,7 +174,7 @@ BEGIN
          percentile_cont(0.5) WITHIN GROUP (ORDER BY latency_ms) FILTER (WHERE outcome IN ('ok', 'late', 'default')),
          percentile_cont(0.99) WITHIN GROUP (ORDER BY latency_ms) FILTER (WHERE outcome IN ('ok', 'late', 'default'))
   FROM infaas.query_outcomes
-  WHERE policy IS DISTINCT FROM 'offline' AND time >= mark AND time < until
+  WHERE policy IS DISTINCT FROM 'offline' AND parent IS NULL AND time >= mark AND time < until
   GROUP BY 1, 2;
   UPDATE infaas_internal.watermarks SET upto = until WHERE source = 'query_outcomes';
   RETURN until < aim;

@@ -1,17 +1,19 @@
 -- The views of the contract over rollups, the same at every level; carried out by every `prepare`.
 
 -- Cost by the hour: what instances cost while they were there (app null: the part of workers that nobody used), beside the
--- queries that arrived, refused ones too. simulated_cost: the part of `cost` that nobody has to pay.
+-- queries that arrived, refused ones too. simulated_cost: the part of `cost` that nobody has to pay. A query that several models
+-- answered is one query, without a variant; its parts count at theirs. asked_items: what instances were asked for, by either.
 CREATE OR REPLACE VIEW infaas.cost_by_variant_hourly AS
 SELECT hour, app, model, variant, hardware, sum(cost) AS cost, sum(queries)::bigint AS queries,
-       1000 * sum(cost) / nullif(sum(queries), 0)::double precision AS cost_per_1000,
-       sum(items)::bigint AS items, sum(simulated_cost) AS simulated_cost, sum(seconds) AS seconds, sum(busy_seconds) AS busy_seconds
+       1000 * sum(cost) / nullif(sum(queries) + sum(parts), 0)::double precision AS cost_per_1000,
+       sum(items)::bigint AS items, sum(simulated_cost) AS simulated_cost, sum(seconds) AS seconds, sum(busy_seconds) AS busy_seconds,
+       sum(parts)::bigint AS parts, sum(asked_items)::bigint AS asked_items
 FROM (
   SELECT hour, app, model, variant, hardware, cost, 0::bigint AS queries, 0::bigint AS items,
-         CASE WHEN simulated THEN cost ELSE 0 END AS simulated_cost, seconds, busy_seconds
+         CASE WHEN simulated THEN cost ELSE 0 END AS simulated_cost, seconds, busy_seconds, 0::bigint AS parts, 0::bigint AS asked_items
   FROM infaas_internal.cost_hourly
   UNION ALL
-  SELECT hour, app, model, variant, hardware, 0, queries, items, 0, 0, 0 FROM infaas_internal.query_hourly
+  SELECT hour, app, model, variant, hardware, 0, queries, items, 0, 0, 0, parts, asked_items FROM infaas_internal.query_hourly
 ) both_sides
 GROUP BY hour, app, model, variant, hardware;
 

@@ -71,7 +71,7 @@ def _head(connection: Connection, span: TimeRange) -> RecordingHead:
     count = _one(
         connection,
         "SELECT count(*) FROM query_outcomes WHERE time >= %(begins)s AND time < %(ends)s AND policy IS DISTINCT FROM 'offline'"
-        " AND (%(only)s::text[] IS NULL OR app = ANY (%(only)s))",
+        " AND parent IS NULL AND (%(only)s::text[] IS NULL OR app = ANY (%(only)s))",
         _bounds(begins, ends, only),
     )[0]
     every = _every(ends - begins)
@@ -114,7 +114,7 @@ def _queries(connection: Connection, head: RecordingHead) -> Iterator[RecordedQu
         "queries",
         "SELECT extract(epoch FROM time)::float8, app, items, slo_ms, accuracy_required, cost_limit, outcome, latency_ms,"
         " accuracy, variant, code FROM query_outcomes WHERE time >= %(begins)s AND time < %(ends)s AND policy IS DISTINCT FROM 'offline'"
-        " AND (%(only)s::text[] IS NULL OR app = ANY (%(only)s)) ORDER BY time, uid",
+        " AND parent IS NULL AND (%(only)s::text[] IS NULL OR app = ANY (%(only)s)) ORDER BY time, uid",
         _bounds(head.begins, head.ends, head.only),
     ):
         query = RecordedQuery(max(row[0], last), *row[1:])
@@ -134,7 +134,7 @@ def _clipped(connection: Connection, span: TimeRange) -> tuple[float, float]:
         connection,
         "SELECT extract(epoch FROM min(time))::float8, extract(epoch FROM max(time))::float8, count(*) FROM query_outcomes"
         " WHERE time >= %(begins)s AND time < %(ends)s AND policy IS DISTINCT FROM 'offline'"
-        " AND (%(only)s::text[] IS NULL OR app = ANY (%(only)s))",
+        " AND parent IS NULL AND (%(only)s::text[] IS NULL OR app = ANY (%(only)s))",
         bounds,
     )
     if not count:
@@ -161,7 +161,7 @@ def _nothing(connection: Connection, span: TimeRange) -> None:
     first, last, count = _one(
         connection,
         "SELECT extract(epoch FROM min(time))::float8, extract(epoch FROM max(time))::float8, count(*) FROM query_outcomes"
-        " WHERE policy IS DISTINCT FROM 'offline' AND (%(only)s::text[] IS NULL OR app = ANY (%(only)s))",
+        " WHERE policy IS DISTINCT FROM 'offline' AND parent IS NULL AND (%(only)s::text[] IS NULL OR app = ANY (%(only)s))",
         _bounds(0.0, 0.0, sorted(set(span.apps)) or None),
     )
     of = f" of {', '.join(span.apps)}" if span.apps else ""

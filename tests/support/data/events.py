@@ -17,6 +17,7 @@ from bus.messages.events import (
     OutcomeEvent,
     RegistrationEvent,
     ScalingEvent,
+    SelectionEvent,
     ShadowEvent,
     StateEvent,
     WorkerEvent,
@@ -68,6 +69,9 @@ _DEFAULTS: dict[type[Event], dict[str, Any]] = {
         "app": "digits", "slo_target": 0.99, "reached": 0.995, "load": 100.0, "forecast": 120.0, "capacity": 150.0,
         "headroom": 1.25,
     },
+    SelectionEvent: {
+        "app": "digits", "context": None, "member": "mlp", "probability": 0.25, "loss": 1.0, "weight": 0.2,
+    },
     FeedbackEvent: {"app": "digits", "id": "q1", "context": None, "label": "7", "input_digest": None},
 }  # fmt: skip
 FOLDED = {"registration": "infaas.registrations", "job": "infaas.jobs"}  # of these only the last one is kept
@@ -76,7 +80,7 @@ _numbers = itertools.count(1)
 
 def event(kind: type[Event], **fields: Any) -> Any:
     """One event that happened now."""
-    unique = {"uid": secrets.token_bytes(16)} if kind is OutcomeEvent else {}
+    unique = {name: secrets.token_bytes(16) for name in ("uid", "query") if name in kind.__struct_fields__}
     return kind(**({"time": time.time()} | unique | _DEFAULTS[kind] | fields))
 
 

@@ -12,13 +12,17 @@ from tests.support.data.events import event, message, outcome
 TRUTH = {
     "cost_by_variant_hourly": """
         SELECT hour, app, model, variant, hardware, sum(cost), sum(queries)::bigint,
-               1000 * sum(cost) / nullif(sum(queries), 0)::float8, sum(items)::bigint, sum(simulated), sum(seconds), sum(busy)
+               1000 * sum(cost) / nullif(sum(queries) + sum(parts), 0)::float8, sum(items)::bigint, sum(simulated), sum(seconds),
+               sum(busy), sum(parts)::bigint, sum(asked)::bigint
         FROM (
           SELECT date_trunc('hour', time, 'UTC') AS hour, app, model, variant, hardware, cost, 0 AS queries, 0 AS items,
-                 CASE WHEN simulated THEN cost ELSE 0 END AS simulated, seconds, busy_seconds AS busy
+                 CASE WHEN simulated THEN cost ELSE 0 END AS simulated, seconds, busy_seconds AS busy, 0 AS parts, 0 AS asked
           FROM infaas.cost_events
           UNION ALL
-          SELECT date_trunc('hour', time, 'UTC'), app, model, variant, hardware, 0, 1, items, 0, 0, 0 FROM infaas.query_outcomes
+          SELECT date_trunc('hour', time, 'UTC'), app, model, variant, hardware, 0, (parent IS NULL)::int,
+                 CASE WHEN parent IS NULL THEN items ELSE 0 END, 0, 0, 0, (parent IS NOT NULL)::int,
+                 CASE WHEN missing IS NULL AND NOT cached THEN items ELSE 0 END
+          FROM infaas.query_outcomes
         ) rows GROUP BY 1, 2, 3, 4, 5""",
     "cost_by_app_hourly": """
         SELECT hour, app, sum(cost), sum(queries)::bigint, 1000 * sum(cost) / nullif(sum(queries), 0)::float8, sum(simulated)
@@ -27,7 +31,7 @@ TRUTH = {
                  CASE WHEN simulated THEN cost ELSE 0 END AS simulated
           FROM infaas.cost_events
           UNION ALL
-          SELECT date_trunc('hour', time, 'UTC'), app, 0, 1, 0 FROM infaas.query_outcomes
+          SELECT date_trunc('hour', time, 'UTC'), app, 0, (parent IS NULL)::int, 0 FROM infaas.query_outcomes
         ) rows GROUP BY 1, 2""",
     "slo_by_app_minutely": """
         SELECT date_trunc('minute', time, 'UTC'), app, count(*), count(*) FILTER (WHERE outcome = 'late'),
@@ -35,7 +39,7 @@ TRUTH = {
                avg((outcome IN ('ok', 'default'))::int)::float8,
                percentile_cont(0.5) WITHIN GROUP (ORDER BY latency_ms) FILTER (WHERE outcome IN ('ok', 'late', 'default')),
                percentile_cont(0.99) WITHIN GROUP (ORDER BY latency_ms) FILTER (WHERE outcome IN ('ok', 'late', 'default'))
-        FROM infaas.query_outcomes WHERE policy IS DISTINCT FROM 'offline' GROUP BY 1, 2""",
+        FROM infaas.query_outcomes WHERE policy IS DISTINCT FROM 'offline' AND parent IS NULL GROUP BY 1, 2""",
 }
 
 Shown = dict[str, list[tuple[Any, ...]]]
@@ -65,14 +69,18 @@ def some(rng: random.Random, count: int, begin: float, end: float) -> list[Event
     costs: list[Event] = []
     for _ in range(count):
         kind = rng.choice(["ok"] * 6 + ["late", "default", "refused", "error"])
-        unserved = {"variant": None, "model": None, "hardware": None, "latency_ms": None} if kind == "refused" else {}
+        nobodys: dict[str, Any] = {"variant": None, "model": None, "hardware": None}
+        unserved = nobodys | {"latency_ms": None} if kind == "refused" else {}
+        part = {"parent": rng.randbytes(16), "stage": "mlp"}
+        joined = nobodys | {"confidence": rng.random(), "missing": rng.randint(0, 2)}
+        role = rng.choice([{}, {}, {}, part, part, part | {"cached": True}, joined])
         outcomes.append(
             outcome(
                 **{
                     "time": rng.uniform(begin, end), "app": rng.choice(["digits", "scans"]), "outcome": kind,
                     "variant": rng.choice(["a", "b"]), "latency_ms": rng.expovariate(0.2), "items": rng.randint(1, 8),
                     "policy": rng.choice(["infaas", "offline", None]), "cost": rng.random() * 1e-6,
-                } | unserved
+                } | unserved | role
             )
         )  # fmt: skip
         nobody = {"app": None, "model": None, "variant": None} if rng.random() < 0.2 else {}
