@@ -269,7 +269,7 @@ def test_an_ensemble_of_five_counts_as_one_query_and_its_members_work_is_seen(db
         by_app = db.owner.execute("SELECT queries FROM infaas.cost_by_app_hourly WHERE app = 'faces'").fetchall()
         assert by_app == [(counted,)]
         by_variant = db.owner.execute(
-            "SELECT variant, queries, items, parts, asked_items FROM infaas.cost_by_variant_hourly WHERE app = 'faces' ORDER BY 1"
+            "SELECT variant, queries, items, asked, asked_items FROM infaas.cost_by_variant_hourly WHERE app = 'faces' ORDER BY 1"
         ).fetchall()
         members = [(f"m{i}-v1", 0, 0, counted, 2 * counted) for i in range(5)]
         assert by_variant == [*members, (None, counted, 2 * counted, 0, 0)]
@@ -303,8 +303,8 @@ def test_stores_of_before_there_were_parts_are_taken_over(postgres: EmbeddedPost
             "INSERT INTO infaas_internal.query_hours (hour, app, queries, items, charged) VALUES ('2026-01-01Z', 'digits', 3, 9, 0)"
         )
         prepare(dsn, writer_password=WRITER_PASSWORD, reader_password=READER_PASSWORD)
-        found = owner.execute("SELECT queries, items, parts, asked_items FROM infaas.cost_by_variant_hourly").fetchall()
-    assert found == [(3, 9, 0, 9)]
+        found = owner.execute("SELECT queries, items, asked, asked_items FROM infaas.cost_by_variant_hourly").fetchall()
+    assert found == [(3, 9, 3, 9)]
 
 
 def test_the_history_of_demand_has_the_items_of_every_minute_in_the_stores_or_not(db: Recorder) -> None:

@@ -5,9 +5,8 @@ ALTER TABLE infaas.query_outcomes
   ADD COLUMN missing    bigint;            -- how many of the asked members are not in the answer
 CREATE INDEX query_outcomes_parent ON infaas.query_outcomes (parent, time) WHERE parent IS NOT NULL;
 
--- queries, items, charged: without parts. parts: their number. asked_items: what instances were asked for, by queries and by parts:
--- neither queries whose parts were, nor what a cache answered.
+-- queries, items, charged: without parts. asked: parts, and queries without parts; asked_items: of these, less what a cache answered.
 ALTER TABLE infaas_internal.query_hours
-  ADD COLUMN parts       bigint NOT NULL DEFAULT 0,
+  ADD COLUMN asked       bigint NOT NULL DEFAULT 0,
   ADD COLUMN asked_items bigint NOT NULL DEFAULT 0;
-UPDATE infaas_internal.query_hours SET asked_items = items;
+UPDATE infaas_internal.query_hours SET asked = queries, asked_items = items;

@@ -8,7 +8,7 @@ DO $$
 DECLARE taken timestamptz;
 BEGIN
   IF to_regclass('infaas_internal.query_hour') IS NULL OR EXISTS (
-    SELECT FROM pg_attribute WHERE attrelid = to_regclass('infaas_internal.query_hour') AND attname = 'parts'
+    SELECT FROM pg_attribute WHERE attrelid = to_regclass('infaas_internal.query_hour') AND attname = 'asked'
   ) THEN
     RETURN;
   END IF;
@@ -17,11 +17,11 @@ BEGIN
   SELECT date_bin('1 hour', min(time), '2000-01-03 00:00:00+00') INTO taken FROM infaas.query_outcomes
   WHERE time >= coalesce(now() - interval '1 day' - (SELECT keep FROM infaas_internal.retention WHERE relation = 'query_outcomes'), '-infinity');
   taken := coalesce(taken, 'infinity');
-  INSERT INTO infaas_internal.query_hours AS known (hour, app, model, variant, hardware, queries, items, charged, asked_items)
-  SELECT hour, app, model, variant, hardware, queries, items, charged, items FROM infaas_internal.query_hour WHERE hour < taken
+  INSERT INTO infaas_internal.query_hours AS known (hour, app, model, variant, hardware, queries, items, charged, asked, asked_items)
+  SELECT hour, app, model, variant, hardware, queries, items, charged, queries, items FROM infaas_internal.query_hour WHERE hour < taken
   ON CONFLICT (hour, app, model, variant, hardware) DO UPDATE SET queries = known.queries + excluded.queries,
     items = known.items + excluded.items, charged = known.charged + excluded.charged,
-    asked_items = known.asked_items + excluded.asked_items;
+    asked = known.asked + excluded.asked, asked_items = known.asked_items + excluded.asked_items;
   INSERT INTO infaas_internal.slo_minutes AS known (minute, app, queries, good, late, refused, errors, p50_ms, p99_ms)
   SELECT minute, app, queries, good, late, refused, errors, p50_ms, p99_ms FROM infaas_internal.slo_minute WHERE minute < taken
   ON CONFLICT (minute, app) DO UPDATE SET queries = known.queries + excluded.queries, good = known.good + excluded.good,
@@ -79,13 +79,13 @@ BEGIN
          count(*) FILTER (WHERE parent IS NULL) AS queries,
          coalesce(sum(items) FILTER (WHERE parent IS NULL), 0)::bigint AS items,
          coalesce(sum(cost) FILTER (WHERE parent IS NULL), 0) AS charged,
-         count(*) FILTER (WHERE parent IS NOT NULL) AS parts,
+         count(*) FILTER (WHERE missing IS NULL) AS asked,
          coalesce(sum(items) FILTER (WHERE missing IS NULL AND NOT cached), 0)::bigint AS asked_items
   FROM infaas.query_outcomes GROUP BY 1, 2, 3, 4, 5 WITH NO DATA;
   CREATE MATERIALIZED VIEW infaas_internal.query_hour WITH (timescaledb.continuous, timescaledb.materialized_only = false) AS
   SELECT time_bucket('1 hour', minute) AS hour, app, model, variant, hardware,
          sum(queries)::bigint AS queries, sum(items)::bigint AS items, sum(charged) AS charged,
-         sum(parts)::bigint AS parts, sum(asked_items)::bigint AS asked_items
+         sum(asked)::bigint AS asked, sum(asked_items)::bigint AS asked_items
   FROM infaas_internal.query_minute GROUP BY 1, 2, 3, 4, 5 WITH NO DATA;
 
   CREATE MATERIALIZED VIEW infaas_internal.slo_minute WITH (timescaledb.continuous, timescaledb.materialized_only = false) AS
@@ -102,9 +102,9 @@ SELECT hour, app, model, variant, hardware, simulated, cost, seconds, busy_secon
 UNION ALL
 SELECT hour, app, model, variant, hardware, simulated, cost, seconds, busy_seconds FROM infaas_internal.cost_hour;
 CREATE OR REPLACE VIEW infaas_internal.query_hourly AS
-SELECT hour, app, model, variant, hardware, queries, items, charged, parts, asked_items FROM infaas_internal.query_hours
+SELECT hour, app, model, variant, hardware, queries, items, charged, asked, asked_items FROM infaas_internal.query_hours
 UNION ALL
-SELECT hour, app, model, variant, hardware, queries, items, charged, parts, asked_items FROM infaas_internal.query_hour;
+SELECT hour, app, model, variant, hardware, queries, items, charged, asked, asked_items FROM infaas_internal.query_hour;
 CREATE OR REPLACE VIEW infaas_internal.slo_minutely AS
 SELECT minute, app, queries, good, late, refused, errors, p50_ms, p99_ms FROM infaas_internal.slo_minutes
 UNION ALL

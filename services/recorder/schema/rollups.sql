@@ -20,11 +20,11 @@ WHERE time >= infaas_internal.upto('cost_events')
 GROUP BY 1, 2, 3, 4, 5, 6;
 
 CREATE OR REPLACE VIEW infaas_internal.query_hourly AS
-SELECT hour, app, model, variant, hardware, queries, items, charged, parts, asked_items FROM infaas_internal.query_hours
+SELECT hour, app, model, variant, hardware, queries, items, charged, asked, asked_items FROM infaas_internal.query_hours
 UNION ALL
 SELECT date_bin('1 hour', time, '2000-01-03 00:00:00+00'), app, model, variant, hardware,
        count(*) FILTER (WHERE parent IS NULL), coalesce(sum(items) FILTER (WHERE parent IS NULL), 0)::bigint,
-       coalesce(sum(cost) FILTER (WHERE parent IS NULL), 0), count(*) FILTER (WHERE parent IS NOT NULL),
+       coalesce(sum(cost) FILTER (WHERE parent IS NULL), 0), count(*) FILTER (WHERE missing IS NULL),
        coalesce(sum(items) FILTER (WHERE missing IS NULL AND NOT cached), 0)::bigint
 FROM infaas.query_outcomes
 WHERE time >= infaas_internal.upto('query_outcomes')
@@ -70,13 +70,13 @@ BEGIN
     INSERT INTO infaas_internal.query_hours AS known
     SELECT date_bin('1 hour', time, '2000-01-03 00:00:00+00'), app, model, variant, hardware,
            count(*) FILTER (WHERE parent IS NULL), coalesce(sum(items) FILTER (WHERE parent IS NULL), 0)::bigint,
-           coalesce(sum(cost) FILTER (WHERE parent IS NULL), 0), count(*) FILTER (WHERE parent IS NOT NULL),
+           coalesce(sum(cost) FILTER (WHERE parent IS NULL), 0), count(*) FILTER (WHERE missing IS NULL),
            coalesce(sum(items) FILTER (WHERE missing IS NULL AND NOT cached), 0)::bigint
     FROM added WHERE time < mark
     GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5
     ON CONFLICT (hour, app, model, variant, hardware) DO UPDATE SET queries = known.queries + excluded.queries,
       items = known.items + excluded.items, charged = known.charged + excluded.charged,
-      parts = known.parts + excluded.parts, asked_items = known.asked_items + excluded.asked_items;
+      asked = known.asked + excluded.asked, asked_items = known.asked_items + excluded.asked_items;
     INSERT INTO infaas_internal.slo_minutes AS known (minute, app, queries, good, late, refused, errors, stale)
     SELECT date_bin('1 minute', time, '2000-01-03 00:00:00+00'), app, count(*),
            count(*) FILTER (WHERE outcome IN ('ok', 'default')), count(*) FILTER (WHERE outcome = 'late'),
@@ -160,13 +160,13 @@ BEGIN
   INSERT INTO infaas_internal.query_hours AS known
   SELECT date_bin('1 hour', time, '2000-01-03 00:00:00+00'), app, model, variant, hardware,
          count(*) FILTER (WHERE parent IS NULL), coalesce(sum(items) FILTER (WHERE parent IS NULL), 0)::bigint,
-         coalesce(sum(cost) FILTER (WHERE parent IS NULL), 0), count(*) FILTER (WHERE parent IS NOT NULL),
+         coalesce(sum(cost) FILTER (WHERE parent IS NULL), 0), count(*) FILTER (WHERE missing IS NULL),
          coalesce(sum(items) FILTER (WHERE missing IS NULL AND NOT cached), 0)::bigint
   FROM infaas.query_outcomes WHERE time >= mark AND time < until
   GROUP BY 1, 2, 3, 4, 5
   ON CONFLICT (hour, app, model, variant, hardware) DO UPDATE SET queries = known.queries + excluded.queries,
     items = known.items + excluded.items, charged = known.charged + excluded.charged,
-    parts = known.parts + excluded.parts, asked_items = known.asked_items + excluded.asked_items;
+    asked = known.asked + excluded.asked, asked_items = known.asked_items + excluded.asked_items;
   INSERT INTO infaas_internal.slo_minutes (minute, app, queries, good, late, refused, errors, p50_ms, p99_ms)
   SELECT date_bin('1 minute', time, '2000-01-03 00:00:00+00'), app, count(*),
          count(*) FILTER (WHERE outcome IN ('ok', 'default')), count(*) FILTER (WHERE outcome = 'late'),

@@ -2,18 +2,18 @@
 
 -- Cost by the hour: what instances cost while they were there (app null: the part of workers that nobody used), beside the
 -- queries that arrived, refused ones too. simulated_cost: the part of `cost` that nobody has to pay. A query that several models
--- answered is one query, without a variant; its parts count at theirs. asked_items: what instances were asked for, by either.
+-- answered is one query. asked: parts, and queries without parts: what a variant has answered, for whatever query.
 CREATE OR REPLACE VIEW infaas.cost_by_variant_hourly AS
 SELECT hour, app, model, variant, hardware, sum(cost) AS cost, sum(queries)::bigint AS queries,
-       1000 * sum(cost) / nullif(sum(queries) + sum(parts), 0)::double precision AS cost_per_1000,
+       1000 * sum(cost) / nullif(sum(asked), 0)::double precision AS cost_per_1000,
        sum(items)::bigint AS items, sum(simulated_cost) AS simulated_cost, sum(seconds) AS seconds, sum(busy_seconds) AS busy_seconds,
-       sum(parts)::bigint AS parts, sum(asked_items)::bigint AS asked_items
+       sum(asked)::bigint AS asked, sum(asked_items)::bigint AS asked_items
 FROM (
   SELECT hour, app, model, variant, hardware, cost, 0::bigint AS queries, 0::bigint AS items,
-         CASE WHEN simulated THEN cost ELSE 0 END AS simulated_cost, seconds, busy_seconds, 0::bigint AS parts, 0::bigint AS asked_items
+         CASE WHEN simulated THEN cost ELSE 0 END AS simulated_cost, seconds, busy_seconds, 0::bigint AS asked, 0::bigint AS asked_items
   FROM infaas_internal.cost_hourly
   UNION ALL
-  SELECT hour, app, model, variant, hardware, 0, queries, items, 0, 0, 0, parts, asked_items FROM infaas_internal.query_hourly
+  SELECT hour, app, model, variant, hardware, 0, queries, items, 0, 0, 0, asked, asked_items FROM infaas_internal.query_hourly
 ) both_sides
 GROUP BY hour, app, model, variant, hardware;
 

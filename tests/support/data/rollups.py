@@ -12,15 +12,15 @@ from tests.support.data.events import event, message, outcome
 TRUTH = {
     "cost_by_variant_hourly": """
         SELECT hour, app, model, variant, hardware, sum(cost), sum(queries)::bigint,
-               1000 * sum(cost) / nullif(sum(queries) + sum(parts), 0)::float8, sum(items)::bigint, sum(simulated), sum(seconds),
-               sum(busy), sum(parts)::bigint, sum(asked)::bigint
+               1000 * sum(cost) / nullif(sum(asked), 0)::float8, sum(items)::bigint, sum(simulated), sum(seconds),
+               sum(busy), sum(asked)::bigint, sum(asked_items)::bigint
         FROM (
           SELECT date_trunc('hour', time, 'UTC') AS hour, app, model, variant, hardware, cost, 0 AS queries, 0 AS items,
-                 CASE WHEN simulated THEN cost ELSE 0 END AS simulated, seconds, busy_seconds AS busy, 0 AS parts, 0 AS asked
+                 CASE WHEN simulated THEN cost ELSE 0 END AS simulated, seconds, busy_seconds AS busy, 0 AS asked, 0 AS asked_items
           FROM infaas.cost_events
           UNION ALL
           SELECT date_trunc('hour', time, 'UTC'), app, model, variant, hardware, 0, (parent IS NULL)::int,
-                 CASE WHEN parent IS NULL THEN items ELSE 0 END, 0, 0, 0, (parent IS NOT NULL)::int,
+                 CASE WHEN parent IS NULL THEN items ELSE 0 END, 0, 0, 0, (missing IS NULL)::int,
                  CASE WHEN missing IS NULL AND NOT cached THEN items ELSE 0 END
           FROM infaas.query_outcomes
         ) rows GROUP BY 1, 2, 3, 4, 5""",
@@ -72,7 +72,7 @@ def some(rng: random.Random, count: int, begin: float, end: float) -> list[Event
         nobodys: dict[str, Any] = {"variant": None, "model": None, "hardware": None}
         unserved = nobodys | {"latency_ms": None} if kind == "refused" else {}
         part = {"parent": rng.randbytes(16), "stage": "mlp"}
-        joined = nobodys | {"confidence": rng.random(), "missing": rng.randint(0, 2)}
+        joined = rng.choice([nobodys, {}]) | {"confidence": rng.random(), "missing": rng.randint(0, 2)}
         role = rng.choice([{}, {}, {}, part, part, part | {"cached": True}, joined])
         outcomes.append(
             outcome(
