@@ -2,6 +2,8 @@
 
 from collections import deque
 
+from msgspec import UNSET
+
 from bus.messages.catalog import VariantRecord
 from bus.messages.events import Event, OutcomeEvent
 from bus.messages.fleet import DispatcherHeartbeat
@@ -60,10 +62,19 @@ def answered(
     )
 
 
-def refused(route: Route, code: str, now: float, *, default: bool = False, cost: float = 0.0) -> OutcomeEvent:
+def refused(
+    route: Route,
+    code: str,
+    now: float,
+    *,
+    default: bool = False,
+    cost: float = 0.0,
+    confidence: float | None = None,
+    missing: int | None = None,
+) -> OutcomeEvent:
     """The outcome of a query that was refused before an executor ended it. default: the query got its app's default output instead.
 
-    cost: US$ of the parts that were computed for it.
+    Of a query with parts: cost: US$ of those that were computed. confidence, missing: as in the event.
     """
     return OutcomeEvent(
         time=route.arrived,
@@ -87,6 +98,8 @@ def refused(route: Route, code: str, now: float, *, default: bool = False, cost:
         input_digest=route.input_digest,
         parent=route.parent,
         stage=route.stage,
+        confidence=confidence,
+        missing=missing,
     )
 
 
@@ -119,6 +132,8 @@ def joined(route: Route, answer: Answer, now: float) -> OutcomeEvent:
         policy=route.policy,
         context=route.context,
         input_digest=route.input_digest,
+        confidence=None if answer.confidence is UNSET else answer.confidence,
+        missing=answer.missing or 0,
     )
 
 

@@ -195,8 +195,9 @@ class Ensembles:
     def _end(self, join: Join, now: float) -> list[Effect]:
         effects = list(self._joins.end(join, now))
         answered, query = join.answered, join.query
+        missing = len(join.parts) - len(answered)
         if not answered:
-            effects.extend(self._outcomes.refused(query, _refusal(join), now))
+            effects.extend(self._outcomes.refused(query, _refusal(join), now, missing=missing))
             return effects
         plan: Plan = join.plan
         policy, combined = plan.group.policy, None
@@ -207,17 +208,17 @@ class Ensembles:
                 self._predictions.add(_prediction(join, outputs, now))
         except (BadTensor, ValueError) as error:
             refusal = Error(code="model_error", message=f"the members' outputs do not fit together: {error}")
-            effects.extend(self._outcomes.refused(query, refusal, now, cost=join.cost))
+            effects.extend(self._outcomes.refused(query, refusal, now, cost=join.cost, missing=missing))
             return effects
         answer = self._answer(join, combined, now)
         if isinstance(answer, Error):
-            effects.extend(self._outcomes.refused(query, answer, now, cost=join.cost))
+            effects.extend(self._outcomes.refused(query, answer, now, cost=join.cost, missing=missing))
             return effects
         rules = query.selection
         assert rules is not None
         if combined is not None and query.fallback is not None and answer.confidence < rules.confidence:  # type: ignore[operator]
             reason = f"confidence: {answer.confidence:.2g} < {rules.confidence:g}"
-            unsure = self._outcomes.unsure(query, reason, now, cost=join.cost)
+            unsure = self._outcomes.unsure(query, answer, reason, now)
             if unsure:
                 effects.extend(unsure)
                 return effects

@@ -178,8 +178,10 @@ class OutcomeRecorder:
         if missed:
             known[1] += items
 
-    def refused(self, query: Query, error: Error, now: float, *, cost: float = 0.0) -> list[Effect]:
-        """The query ends here: with its app's default output if it gets that, else with a refusal. cost: US$ of its parts.
+    def refused(self, query: Query, error: Error, now: float, *, cost: float = 0.0, missing: int = 0) -> list[Effect]:
+        """The query ends here: with its app's default output if it gets that, else with a refusal.
+
+        cost: US$ of its parts. missing: how many of the asked ones were not answered.
 
         Who asked for a part is its join, which its caller tells.
         """
@@ -192,18 +194,40 @@ class OutcomeRecorder:
         reply = Refusal(id=query.head.id, error=error) if default is None else default
         return [
             Publish(query.reply, reply, "", query.headers),
-            self.log.record(refused(route, error.code, now, default=default is not None, cost=cost)),
+            self.log.record(
+                refused(
+                    route,
+                    error.code,
+                    now,
+                    default=default is not None,
+                    cost=cost,
+                    missing=None if query.selection is None else missing,
+                )
+            ),
             *spans_of(query, now, error.code if default is None else ""),
         ]
 
-    def unsure(self, query: Query, reason: str, now: float, *, cost: float) -> list[Effect]:
-        """The query ends here with its app's default output, since its models do not agree enough. Nothing if no message can hold it."""
+    def unsure(self, query: Query, answer: Answer, reason: str, now: float) -> list[Effect]:
+        """The query ends here with its app's default output, since its models do not agree enough. Nothing if no message can hold it.
+
+        answer: what it would have been.
+        """
         default = default_answer(query, reason, now)
         if default is None:
             return []
         return [
             Publish(query.reply, default, "", query.headers),
-            self.log.record(refused(self._route(query), "confidence", now, default=True, cost=cost)),
+            self.log.record(
+                refused(
+                    self._route(query),
+                    "confidence",
+                    now,
+                    default=True,
+                    cost=answer.cost,
+                    confidence=answer.confidence or 0.0,
+                    missing=answer.missing or 0,
+                )
+            ),
             *spans_of(query, now, ""),
         ]
 

@@ -80,6 +80,8 @@ def test_all_members_answer_and_the_query_ends_once_with_the_sum_of_their_costs(
     assert query.cost == pytest.approx(sum(part.cost for part in parts)) == pytest.approx(reply["cost"])
     assert query.cost > 0
     assert (query.outcome, query.policy, query.stage) == ("ok", "majority", None)
+    assert (query.confidence, query.missing) == (1.0, 0)
+    assert {part.missing for part in parts} == {None}
 
 
 def test_an_app_without_selection_and_a_query_that_names_a_model_are_answered_by_one_variant() -> None:
@@ -105,7 +107,7 @@ def test_a_straggler_is_left_out_at_its_time_and_the_answer_is_that_of_the_other
     assert value(reply) == pytest.approx(1.0)  # what the four say, not a default
     assert reply["missed"] == []
     queries, parts = fleet.ended()
-    assert [query.outcome for query in queries] == ["ok"]
+    assert [(query.outcome, query.confidence, query.missing) for query in queries] == [("ok", pytest.approx(0.8), 1)]
     assert len(parts) == 5
 
 
