@@ -103,7 +103,7 @@ class Dispatcher:
         self.contexts = Contexts(
             subjects, selection.max_contexts, lambda app: members_of(self.apps.catalog, app), make_policy
         )
-        self._ensembles = Ensembles(
+        self.ensembles = Ensembles(
             name,
             self.joins,
             self.contexts,
@@ -195,7 +195,7 @@ class Dispatcher:
 
     def _begin(self, query: Query, now: float) -> Iterable[Effect]:
         """Start a query that has just been admitted, or that another dispatcher has left."""
-        return self._take(query, now) if query.selection is None else self._ensembles.start(query, now)
+        return self._take(query, now) if query.selection is None else self.ensembles.start(query, now)
 
     def _take(self, query: Query, now: float) -> Iterable[Effect]:
         """Decide on a query, or a part of one, for the first time."""
@@ -246,7 +246,7 @@ class Dispatcher:
         """The query ends here without an answer of a model. If it is a part, its join goes on without it."""
         effects = self._outcomes.refused(query, error, now)
         if query.part is not None:
-            effects.extend(self._ensembles.refused(query.part, error, now))
+            effects.extend(self.ensembles.refused(query.part, error, now))
         return effects
 
     def _dispatch(self, query: Query, instance: Instance, now: float) -> Publish:
@@ -280,7 +280,7 @@ class Dispatcher:
 
     def _part_replied(self, envelope: Envelope) -> Iterable[Effect]:
         uid = bytes.fromhex(envelope.subject.rpartition(".")[2])
-        return self._ensembles.replied(uid, envelope.message, envelope.now)
+        return self.ensembles.replied(uid, envelope.message, envelope.now)
 
     def _recorded(self, envelope: Envelope) -> Iterable[Effect]:
         self._outcomes.log.stored(envelope.message.through)
@@ -433,7 +433,7 @@ class Dispatcher:
         if kind != "context":
             return self._selection_list.ran(done) if kind == "listed" else self._feedback.done(done)
         key = self.contexts.took(done)
-        served = self._ensembles.known(key, envelope.now)
+        served = self.ensembles.known(key, envelope.now)
         return (*served, *self._feedback.read(key), *self._selection_list.read(key))
 
     # -- time
@@ -484,7 +484,7 @@ class Dispatcher:
 
     def _deadline_reached(self, envelope: Envelope) -> Iterable[Effect]:
         if envelope.message.of == JOIN:
-            return self._ensembles.due(envelope.now)
+            return self.ensembles.due(envelope.now)
         now, waiting = envelope.now, self.in_flight.waiting
         due = self._default_deadlines.due(now, waiting)
         for query in due:

@@ -1,5 +1,6 @@
 """Apps of which several models answer a query together: who is asked, and how their outputs become one answer (paper 002, section 5). Pure."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -77,6 +78,10 @@ class Ensembles:
         self._most_bytes = most_bytes
         self._groups: dict[str, Group] = {}
         self._waiting: dict[str, list[Join]] = {}  # by the key of the context that is being read
+        # By app and member. missing: answers without its output; late: outputs that came after their answer.
+        self.asked: Counter[tuple[str, str]] = Counter()
+        self.missing: Counter[tuple[str, str]] = Counter()
+        self.late: Counter[tuple[str, str]] = Counter()
 
     # -- a query begins
 
@@ -174,6 +179,7 @@ class Ensembles:
         join = part.join
         if join.ended:
             if part.reply is not None and join.plan.group.policy is not None:
+                self.late[join.query.ask.app, part.stage] += 1
                 with suppress(BadTensor):
                     self._predictions.late(join.query.uid, part.stage, outputs_of(part))
             return NOTHING
@@ -196,6 +202,7 @@ class Ensembles:
         effects = list(self._joins.end(join, now))
         answered, query = join.answered, join.query
         missing = len(join.parts) - len(answered)
+        self._count(join)
         if not answered:
             effects.extend(self._outcomes.refused(query, _refusal(join), now, missing=missing))
             return effects
@@ -224,6 +231,15 @@ class Ensembles:
                 return effects
         effects.extend(self._outcomes.joined(query, answer, now))
         return effects
+
+    def _count(self, join: Join) -> None:
+        app = join.query.ask.app
+        if join.plan.group.policy is None:
+            return  # it has no members
+        for part in join.parts:
+            self.asked[app, part.stage] += 1
+            if part.reply is None:
+                self.missing[app, part.stage] += 1
 
     def _answer(self, join: Join, combined: Combined | None, now: float) -> Answer | Error:
         """The answer to the client. combined: None for one part's own answer."""

@@ -1,6 +1,6 @@
 """A dispatcher's metrics: queries in flight, its view of the fleet, how long decisions take. Pure."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from services.core.metric import Histogram, MetricFamily
 from services.core.selection.cluster import ClusterView
@@ -36,6 +36,13 @@ class SampledPolicy:
         return decision
 
 
+def _by_member(name: str, help: str, counts: Mapping[tuple[str, str], int]) -> MetricFamily:
+    family = MetricFamily(name, "counter", help)
+    for (app, member), count in counts.items():
+        family.add(count, app=app, member=member)
+    return family
+
+
 class DispatcherMetrics:
     """decisions: seconds, where they are timed."""
 
@@ -46,20 +53,33 @@ class DispatcherMetrics:
         in_flight = MetricFamily(
             "infaas_dispatcher_queries", "gauge", "Queries taken and not yet ended, by where they are."
         )
-        in_flight.add(len(actor.in_flight.dispatched), place="executor")
-        in_flight.add(len(actor.in_flight.waiting), place="waiting")
-        in_flight.add(len(actor.in_flight.retries), place="retrying")
+        parts = MetricFamily("infaas_dispatcher_parts", "gauge", "Parts of queries under way, by where they are.")
+        several = bool(actor.joins.parts)
+        for place, queries in (
+            ("executor", actor.in_flight.dispatched.values()),
+            ("waiting", actor.in_flight.waiting.values()),
+            ("retrying", actor.in_flight.retries),
+        ):
+            ours = sum(query.part is not None for query in queries) if several else 0
+            in_flight.add(len(queries) - ours, place=place)
+            parts.add(ours, place=place)
+        in_flight.add(len(actor.joins.open), place="joining")
+        members = [
+            _by_member("infaas_members_asked_total", "Times that a member was asked.", actor.ensembles.asked),
+            _by_member("infaas_members_missing_total", "Answers without its output.", actor.ensembles.missing),
+            _by_member("infaas_members_late_total", "Outputs that came after the answer.", actor.ensembles.late),
+        ]
         workers = MetricFamily("infaas_dispatcher_workers", "gauge", "Workers that this dispatcher hears.")
         workers.add(len(actor.view.workers))
         instances = MetricFamily("infaas_dispatcher_instances", "gauge", "Instances that this dispatcher knows of.")
         instances.add(len(actor.view.instances))
         if self._decisions is None:
-            return in_flight, workers, instances
+            return in_flight, parts, *members, workers, instances
         seconds = MetricFamily(
             "infaas_decision_seconds", "histogram", "Selection of one query; at most 20 a second are timed."
         )
         seconds.add(self._decisions)
-        return in_flight, workers, instances, seconds
+        return in_flight, parts, *members, workers, instances, seconds
 
     def missing(self, actor: Dispatcher, now: float) -> str:
         del now

@@ -296,7 +296,9 @@ def test_stores_of_before_there_were_parts_are_taken_over(postgres: EmbeddedPost
     for file in SCHEMA.glob("*.sql"):
         if file.name < "0014":
             (tmp_path / file.name).write_bytes(file.read_bytes())
-    psycopg.connect(postgres.superuser_dsn, autocommit=True).execute('CREATE DATABASE "before-parts"').connection.close()
+    psycopg.connect(postgres.superuser_dsn, autocommit=True).execute(
+        'CREATE DATABASE "before-parts"'
+    ).connection.close()
     with closing(psycopg.connect(dsn, autocommit=True)) as owner:
         migrate(owner, tmp_path)
         owner.execute(

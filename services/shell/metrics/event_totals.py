@@ -28,6 +28,7 @@ MINUTE = 60.0
 STEP = 5.0  # s between marks of the last minute
 ENDED = ("done", "failed", "cancelled")
 ANSWERED = ("ok", "late", "default")
+SHARES = (0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
 MILLISECONDS = tuple(1000.0 * bound for bound in SECONDS)
 
 _what = attrgetter("app", "outcome", "variant")
@@ -37,12 +38,16 @@ _cost = attrgetter("cost")
 
 
 class AppTotals:
-    """Totals of one app: the latency of its answers, and what the ratios of the last minute are made of."""
+    """Totals of one app: the latency of its answers, and what the ratios of the last minute are made of.
 
-    __slots__ = ("accuracy", "marks", "milliseconds", "offered", "ok", "rated")
+    confidence: of answers made by several models; None: there were none.
+    """
+
+    __slots__ = ("accuracy", "confidence", "marks", "milliseconds", "offered", "ok", "rated")
 
     def __init__(self) -> None:
         self.milliseconds = Histogram(MILLISECONDS)
+        self.confidence: Histogram | None = None
         self.offered = 0
         self.ok = 0
         self.rated = 0  # answers in time of variants with a known accuracy
@@ -67,6 +72,8 @@ class EventTotals:
         self._ends: dict[tuple[str, str], int] = defaultdict(int)  # app, outcome
         self._refusals: dict[tuple[str, str], int] = defaultdict(int)  # app, code
         self._variants: dict[tuple[str, str], int] = defaultdict(int)  # app, variant
+        self._defaults: dict[tuple[str, str], int] = defaultdict(int)  # app, code
+        self._parts: dict[tuple[str, ...], int] = defaultdict(int)  # app, stage, variant, outcome
         self._charged: dict[tuple[str, str], float] = defaultdict(float)  # app, variant
         self._offline: dict[tuple[str], int] = defaultdict(int)
         self._rows: dict[tuple[str], int] = defaultdict(int)
@@ -106,6 +113,10 @@ class EventTotals:
         return name if name in self._apps or len(self._apps) < self._most else OTHER
 
     def _outcomes(self, rows: Sequence[OutcomeEvent]) -> None:
+        several = [row for row in rows if row.missing is not None or row.parent is not None]
+        if several:
+            self._several(several)
+            rows = [row for row in rows if row.parent is None]
         groups: dict[tuple[str, str, str | None], list[OutcomeEvent]] = defaultdict(list)
         for key, run in groupby(rows, _what):  # those of one batch stand together
             groups[key] += run
@@ -117,6 +128,18 @@ class EventTotals:
             else:
                 for code, count in Counter(map(_code, group)).items():
                     self._refused(app, outcome, code or "", count)
+
+    def _several(self, rows: Iterable[OutcomeEvent]) -> None:
+        """Parts of queries, which are no queries, and the confidence of what several models answered."""
+        for row in rows:
+            if row.parent is not None:
+                key = (self._app(row.app), row.stage or "", row.variant or "", row.outcome)
+                self._parts[self._room(self._parts, key)] += 1
+            elif row.confidence is not None:
+                totals = self._apps.setdefault(self._app(row.app), AppTotals())
+                if totals.confidence is None:
+                    totals.confidence = Histogram(SHARES)
+                totals.confidence.observe(row.confidence)
 
     def _totals(self, app: str, outcome: str, count: int) -> AppTotals:
         totals = self._apps.get(app)
@@ -142,10 +165,17 @@ class EventTotals:
         self._charged[key] += sum(map(_cost, rows))
         if outcome == "ok":
             totals.ok += count
-            accuracy = rows[0].accuracy
-            if accuracy is not None:
+            # All answers of one variant have its accuracy. Those of several models have their mean, of whichever were there.
+            if not variant:
+                known = [row.accuracy for row in rows if row.accuracy is not None]
+                totals.rated += len(known)
+                totals.accuracy += sum(known)
+            elif (accuracy := rows[0].accuracy) is not None:
                 totals.rated += count
                 totals.accuracy += accuracy * count
+        elif outcome == "default":
+            for code, times in Counter(map(_code, rows)).items():
+                self._defaults[self._room(self._defaults, (app, code or ""))] += times
 
     def _costs(self, rows: Sequence[CostEvent]) -> None:
         for row in rows:
@@ -166,6 +196,10 @@ class EventTotals:
         return [
             _counter("infaas_queries_total", "Queries that ended, by how (ok: answered in time).", self._ends, *query),
             _counter("infaas_refusals_total", "Queries without an answer.", self._refusals, "app", "code"),
+            _counter("infaas_default_outputs_total", "Default outputs given, by why.", self._defaults, "app", "code"),
+            _counter(
+                "infaas_parts_total", "Parts of queries that ended.", self._parts, "app", "stage", "variant", "outcome"
+            ),
             _counter("infaas_answers_total", "Queries answered.", self._variants, "app", "variant"),
             _counter("infaas_query_cost_dollars_total", "Charged for answers.", self._charged, "app", "variant"),
             _counter("infaas_offline_chunks_total", "Chunks of offline jobs that ended.", self._offline, "outcome"),
@@ -194,9 +228,14 @@ class EventTotals:
         accurate = MetricFamily(
             "infaas_effective_accuracy_ratio", "gauge", "Mean accuracy of answers in time, last minute."
         )
+        confident = MetricFamily(
+            "infaas_answer_confidence_ratio", "histogram", "Members that agree with the answer of several models."
+        )
         now = self._clock()
         for app, totals in self._apps.items():
             latency.add(totals.milliseconds.scaled(SECONDS, 0.001), app=app)
+            if totals.confidence is not None:
+                confident.add(totals.confidence, app=app)
             rated.add(totals.rated, app=app)
             summed.add(totals.accuracy, app=app)
             totals.mark(now)
@@ -205,7 +244,7 @@ class EventTotals:
                 attained.add((totals.ok - ok) / (totals.offered - offered), app=app)
             if totals.rated > known:
                 accurate.add((totals.accuracy - accuracy) / (totals.rated - known), app=app)
-        return [latency, rated, summed, attained, accurate]
+        return [latency, rated, summed, attained, accurate, confident]
 
 
 def _ends_of(rows: Sequence[Any]) -> list[str]:

@@ -14,6 +14,7 @@ from services.core.actor import Changed
 from services.core.catalog import key_of
 from services.core.settings import Settings
 from services.dispatcher.join import chance, part_uid
+from services.dispatcher.metrics import DispatcherMetrics
 from tests.support.simulated.fleet import Fleet, variant
 
 MODELS = ("a", "b", "c", "d", "e")
@@ -109,6 +110,31 @@ def test_a_straggler_is_left_out_at_its_time_and_the_answer_is_that_of_the_other
     queries, parts = fleet.ended()
     assert [(query.outcome, query.confidence, query.missing) for query in queries] == [("ok", pytest.approx(0.8), 1)]
     assert len(parts) == 5
+
+
+def test_metrics_tell_which_member_is_missing_and_count_no_part_as_a_query() -> None:
+    fleet = Several()
+    fleet.devices["w0"].late = {"e": 400.0}
+    fleet.ask()
+
+    def counts() -> dict[tuple[str, ...], Any]:
+        found = DispatcherMetrics().families(fleet.stage.members["d0"].actor)
+        return {(one.name, *labels.values()): value for one in found for labels, value in one.samples}
+
+    fleet.stage.run(0.09)
+    under_way = counts()
+    assert under_way["infaas_dispatcher_queries", "joining"] == 1
+    assert under_way["infaas_dispatcher_queries", "executor"] == 0
+    assert under_way["infaas_dispatcher_parts", "executor"] == 1, "the last one"
+    fleet.stage.run(0.02)
+    answered = counts()
+    assert answered["infaas_dispatcher_queries", "joining"] == 0
+    for model in MODELS:
+        assert answered["infaas_members_asked_total", "app", model] == 1
+    assert answered["infaas_members_missing_total", "app", "e"] == 1
+    assert ("infaas_members_missing_total", "app", "a") not in answered
+    fleet.stage.run(1.0)
+    assert counts()["infaas_members_late_total", "app", "e"] == 1
 
 
 def test_without_an_objective_a_straggler_holds_the_answer_for_the_settings_time_only() -> None:

@@ -76,6 +76,25 @@ def test_offline_work_is_no_query() -> None:
     assert values(tally, "infaas_offline_chunks_total") == {("ok",): 1}
 
 
+def test_the_parts_of_a_query_are_no_queries() -> None:
+    tally = EventTotals(Clock())
+    parts = [outcome(parent=b"u", stage=f"m{i}", variant=f"m{i}-v1", outcome="ok" if i else "late") for i in range(5)]
+    whole = outcome(variant=None, confidence=0.8, missing=1, cost=2.5, accuracy=0.8)
+    unsure = outcome(outcome="default", variant=None, confidence=0.4, missing=0, code="confidence", accuracy=None)
+    tally.fold("outcome", [*parts[:2], whole, *parts[2:], unsure, outcome(variant=None, missing=0, accuracy=0.6)])
+    assert values(tally, "infaas_queries_total") == {("a", "ok"): 2, ("a", "default"): 1}
+    assert values(tally, "infaas_parts_total") == {
+        ("a", "m0", "m0-v1", "late"): 1,
+        **{("a", f"m{i}", f"m{i}-v1", "ok"): 1 for i in range(1, 5)},
+    }
+    assert values(tally, "infaas_query_cost_dollars_total") == {("a", ""): 3.5}, "parts are in their query's"
+    assert values(tally, "infaas_effective_accuracy_ratio") == {("a",): 0.7}
+    assert values(tally, "infaas_default_outputs_total") == {("a", "confidence"): 1}
+    confidence = values(tally, "infaas_answer_confidence_ratio")["a",]
+    assert isinstance(confidence, Histogram)
+    assert (confidence.count, confidence.total) == (2, 0.8 + 0.4)
+
+
 def test_costs_scaling_and_jobs() -> None:
     tally = EventTotals(Clock())
     row = CostEvent(
