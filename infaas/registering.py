@@ -1,6 +1,7 @@
 """The client's side of a registration: upload model and validation set, request the registration, follow it to its end."""
 
 import asyncio
+import hashlib
 import secrets
 import tempfile
 import zipfile
@@ -117,16 +118,41 @@ async def _run(
             size = path.stat().st_size / 1e6
             progress(msgspec.structs.replace(started, step=f"uploading {path.name} ({size:.1f} MB)"))
             await uploads.put(key, path)
-        follower = Follower(bus, subjects.registration(registration), progress)
-        await follower.open()
-        try:
-            await _request(bus, subjects, request)
-        except BaseException:
-            await follower.close()
-            raise
+        follower = await _begun(bus, subjects, request, progress)
     except BaseException:
         await _remove(uploads, list(keys))
         raise
+    try:
+        return await follower.end()
+    finally:
+        await follower.close()
+
+
+async def _begun(bus: Bus, subjects: Subjects, request: Register, progress: OnProgress) -> "Follower":
+    """Request the registration; returns what follows it."""
+    follower = Follower(bus, subjects.registration(request.registration or ""), progress)
+    await follower.open()
+    try:
+        await _request(bus, subjects, request)
+    except BaseException:
+        await follower.close()
+        raise
+    return follower
+
+
+async def register_container(
+    bus: Bus, subjects: Subjects, request: Register, reference: bytes, on_progress: OnProgress
+) -> RegistrationStatus:
+    """Register a user's own process, which has measured itself. reference: what further processes of this version must agree with.
+
+    Raises Refused, NotConnected, Timeout, BusError.
+    """
+    digest = hashlib.sha256(reference).hexdigest()
+    artifacts = await bus.object_store(subjects.artifacts_bucket, create=False)
+    if not await artifacts.exists(digest):
+        await artifacts.put(digest, reference)
+    request = msgspec.structs.replace(request, object=digest, registration=f"r-{secrets.token_hex(8)}")
+    follower = await _begun(bus, subjects, request, on_progress)
     try:
         return await follower.end()
     finally:

@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("infaas.cli.up:up", "Run a whole system on this machine until Ctrl-C."),
     "demo": ("infaas.cli.demo:demo", "Start a system, register real models, query them and check every answer."),
     "register": ("infaas.cli.register:register", "Register a trained model: build, measure and list its variants."),
+    "container": ("infaas.cli.container:container", "Serve a Python class of your own, in a process of its own."),
     "query": ("infaas.cli.query:query", "Send one query and print its answer."),
     "explain": ("infaas.cli.query:explain", "Show which variant a query would get now, and why not the others."),
     "submit": ("infaas.cli.jobs:submit", "Submit an offline job: compute the outputs for a file of inputs."),

@@ -108,7 +108,7 @@ def register(
         "latency_ms": latency_ms,
         "slo_target": slo_target,
         "default_output": None if default_output is None else json_or_text(default_output),
-        "labels": [] if labels is None else _lines(labels),
+        "labels": [] if labels is None else lines_of(labels),
         "format": format,
         "dry_run": dry_run,
     }
@@ -135,7 +135,7 @@ def register(
     return 0
 
 
-def _lines(path: Path) -> list[str]:
+def lines_of(path: Path) -> list[str]:
     try:
         return [line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
@@ -201,13 +201,16 @@ def _render(document: dict[str, Any]) -> None:
 
 def render_dry_run(document: dict[str, Any]) -> None:
     """What would be registered, for people."""
-    print(
-        f"would register {document['model']} version {document['version']} for app {document['app']}; nothing was kept"
-    )
+    version = f"version {document['version']}" if document["version"] else "as the next version"
+    print(f"would register {document['model']} {version} for app {document['app']}; nothing was kept")
     for what in ("inputs", "outputs"):
         print(f"{what}: {', '.join(_words(spec) for spec in document[what])}")
-    print(f"accuracy: {document['accuracy']:.4g}")
-    print(f"variants: {', '.join(each['variant'] for each in document['variants'])}")
+    print(f"accuracy: {document['accuracy']:.4g} on the validation set of {document['samples']}")
+    if "variants" in document:
+        print(f"variants: {', '.join(each['variant'] for each in document['variants'])}")
+    else:
+        figures = ", ".join(f"{batch}: {ms:.3g}" for batch, ms in document["latency_ms"].items())
+        print(f"latency by batch, ms: {figures}")
 
 
 def _words(spec: dict[str, Any]) -> str:

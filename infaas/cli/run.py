@@ -68,7 +68,7 @@ def run(*service: str, config: Path | None = None, data_dir: Path | None = None)
 
     from services.shell.runtime.serve import serve  # noqa: PLC0415  (after the names have been checked)
 
-    return serve("+".join(service), _settings(config, data_dir, os.environ), wire)
+    return serve("+".join(service), settings_to_join(config, data_dir, os.environ), wire)
 
 
 def _run_in_own_process(name: str, config: Path | None, data_dir: Path | None) -> int:
@@ -77,7 +77,7 @@ def _run_in_own_process(name: str, config: Path | None, data_dir: Path | None) -
     if name == "worker":
         from services.shell.host.worker import serve as serve_worker  # noqa: PLC0415
 
-        return serve_worker(_settings(config, data_dir, os.environ), os.environ, config)
+        return serve_worker(settings_to_join(config, data_dir, os.environ), os.environ, config)
     from services.engine.serve import serve  # noqa: PLC0415
     from services.shell.settings import SettingsError, load  # noqa: PLC0415
 
@@ -129,7 +129,7 @@ def _wire_of(name: str) -> "Wire":
     return wire
 
 
-def _settings(config: Path | None, data_dir: Path | None, environ: Mapping[str, str]) -> "Settings":
+def settings_to_join(config: Path | None, data_dir: Path | None, environ: Mapping[str, str]) -> "Settings":
     """The settings. If they name no NATS server, the servers of the system that `infaas up` runs are put in."""
     from infaas.connecting import locate  # noqa: PLC0415
     from infaas.errors import NotConnected  # noqa: PLC0415

@@ -5,9 +5,10 @@ takes almost no memory.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bus.port import Bus
 from bus.subjects import Subjects
@@ -16,13 +17,16 @@ from services.core.placement import Device
 from services.core.settings import Settings
 from services.executor import actor
 from services.executor.actor import make_executor
-from services.executor.edge import AcceleratedEdge, ExecutorEdge
+from services.executor.edge import AcceleratedEdge, ContainerEdge, ExecutorEdge
 from services.executor.edge_simulated import SimulatedEdge
 from services.executor.workshop.actor import make_workshop
 from services.executor.workshop.edge import WorkshopEdge
 from services.shell.host.accelerators import Accelerator
 from services.shell.host.machine import CPU, cores_of, devices_of, worker_name
 from services.shell.runtime.runtime import Runtime
+
+if TYPE_CHECKING:
+    from services.executor.backends.container import UserProcess
 
 
 async def wire(settings: Settings, bus: Bus, found: Iterable[Accelerator] | None = None) -> list[Runtime]:
@@ -60,3 +64,13 @@ async def wire(settings: Settings, bus: Bus, found: Iterable[Accelerator] | None
             runtime(device, SimulatedEdge(shared, device.kind, device.cores)) for device in others if device.simulated
         ]
     return runtimes
+
+
+def wire_container(
+    settings: Settings, bus: Bus, device: Device, process: "UserProcess", loaded: Callable[[], None]
+) -> Runtime:
+    """The executor of a user's own process, which is the only device of its worker. loaded: is called when its model serves."""
+    subjects = Subjects(settings.prefix)
+    make = partial(make_executor, settings, subjects, worker_name(settings.worker), device, time.time_ns() // 1000)
+    edge = ContainerEdge(bus, subjects, process, settings.executor, loaded)
+    return Runtime("executor", make, bus, subjects, edge, insight=actor)

@@ -11,9 +11,10 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -41,6 +42,9 @@ from services.executor.edge_models import DeviceModels, ModelInMemory
 from services.shell.clock import now
 from services.shell.runtime.telemetry import about
 
+if TYPE_CHECKING:
+    from services.executor.backends.container import UserProcess
+
 log = logging.getLogger(__name__)
 
 HUNG = 71  # exit code: a run could not be ended
@@ -59,8 +63,8 @@ class ExecutorEdge:
         self._bus = bus
         self._subjects = subjects
         self._settings = settings
-        threads = ThreadPoolExecutor(max_workers=max(1, cores), thread_name_prefix="run")
-        self._models = DeviceModels(bus, subjects, device, cache, threads)
+        self._threads = ThreadPoolExecutor(max_workers=max(1, cores), thread_name_prefix="run")
+        self._models = DeviceModels(bus, subjects, device, cache, self._threads)
         self._loaded = self._models.loaded
         self._off_loop = self._models.off_loop
         self._inline_since = 0.0
@@ -230,3 +234,40 @@ def _checked(result: Any) -> Any:
         log.critical("the device does no more work for this process, which stops and will be started again: %s", error)
         os._exit(BROKEN)
     return result
+
+
+# -- a user's own process: it holds one model, from its start
+
+
+class ContainerEdge(ExecutorEdge):
+    """The edge of a user's own process (`infaas container`). process: the model in it. loaded: is called when the model serves."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        subjects: Subjects,
+        process: "UserProcess",
+        settings: ExecutorSettings,
+        loaded: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(bus, subjects, "container", 1, Path(), settings)
+        self._user = process
+        self._tell = loaded
+
+    def inline(self, command: Any) -> Any:
+        """Nothing of the user's runs on the loop."""
+        del command
+        return NotImplemented
+
+    async def perform(self, command: Any) -> Any:
+        match command:
+            case LoadModel():
+                self._loaded[command.instance] = ModelInMemory(command.variant, self._user, self._threads, own=False)
+                self._tell()
+                return LoadedModel(0.0, self._user.measure_memory(), self._user.proof)
+            case UnloadModel():
+                self._loaded.pop(command.instance, None)
+                return None
+            case MeasureMemory():
+                return self._user.measure_memory()
+        return await super().perform(command)

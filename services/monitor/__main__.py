@@ -2,9 +2,11 @@
 
 import time
 
+from bus.messages.catalog import VariantRecord
 from bus.port import Bus
 from bus.subjects import Subjects, valid_name
 from services.core.cost import UnknownPrice, price_per_hour
+from services.core.placement import Device
 from services.core.settings import Settings
 from services.monitor import actor
 from services.monitor.actor import MonitorActor, make_monitor
@@ -36,3 +38,18 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
 
     edge = MachineEdge(bus=bus, bucket=subjects.control_bucket)
     return [Runtime(f"monitor-{worker}", make, bus, subjects, edge, insight=actor)]
+
+
+def wire_container(settings: Settings, bus: Bus, device: Device, variant: VariantRecord) -> Runtime:
+    """The monitor of a user's own process: its worker has this device alone, and keeps this variant loaded."""
+    subjects = Subjects(settings.prefix)
+    worker = worker_name(settings.worker)
+    prices = {device.kind: (variant.price_per_s or 0.0) * 3600.0}
+
+    def make() -> MonitorActor:
+        incarnation = time.time_ns() // 1000
+        hardware = variant.framework
+        return make_monitor(settings, subjects, worker, hardware, hardware, [device], prices, incarnation, variant)
+
+    edge = MachineEdge(bus=bus, bucket=subjects.control_bucket)
+    return Runtime(f"monitor-{worker}", make, bus, subjects, edge, insight=actor)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import (
     DeviceStatus,
     EnsureLoaded,
@@ -65,6 +66,7 @@ class MonitorActor:
     hardware: as lists and tables name it; kind: of machine, as heartbeats name it, empty: the hardware. devices: what the worker
     has. prices: US$ per hour by device kind. incarnation: must grow with each start. failure_timeout_s: an executor that is
     silent for so long counts as failed. startup_s: the first heartbeat waits so long for executors that have not reported yet.
+    keeps: a variant that is loaded here as long as this worker takes work, whoever needs it.
     """
 
     def __init__(
@@ -80,11 +82,13 @@ class MonitorActor:
         kind: str = "",
         failure_timeout_s: float = 2.0,
         startup_s: float = 0.0,
+        keeps: VariantRecord | None = None,
     ) -> None:
         self._worker = worker
         self._subjects = subjects
         self._settings = settings = settings or MonitorSettings()
         self._startup = startup_s
+        self._keeps = keeps
         self._effects = effects = MonitorEffects(worker, hardware, subjects, incarnation, kind)
         self._devices = {spec.name: MonitoredDevice(worker, spec, prices) for spec in devices}
         self._table = table = InstanceTable(worker, self._devices, effects, settings)
@@ -191,11 +195,19 @@ class MonitorActor:
         found = self._executors.check_silence(now)
         if not self._orders.draining:
             found += self._migrations.advance(now)
+            found += self._keep(now)
         self._effects.heartbeat_due = True
         if not self._sampling:
             self._sampling = True
             found.append(Do("machine", SampleMachine(), timeout=SAMPLE_TIMEOUT_S))
         return found
+
+    def _keep(self, now: float) -> list[Effect]:
+        keeps = self._keeps
+        if keeps is None or self._table.of(keeps.variant) or not self._knows_instances(now):
+            return []
+        order = EnsureLoaded(variant=keeps, orderer="monitor", reason="this worker is there for it")
+        return self._orders.ensure(order, now)[1]
 
     def _costs(self, now: float) -> list[Effect]:
         rows = [row for device in self._devices.values() for row in device.meter.close(now)]
@@ -286,6 +298,7 @@ def make_monitor(
     devices: Sequence[Device],
     prices: Mapping[str, float],
     incarnation: int,
+    keeps: VariantRecord | None = None,
 ) -> MonitorActor:
     """The monitor of this worker. Parameters as for `MonitorActor`. Raises UnknownPrice."""
     return MonitorActor(
@@ -299,6 +312,7 @@ def make_monitor(
         kind=kind,
         failure_timeout_s=settings.dispatcher.failure_timeout_s,
         startup_s=STARTUP_S,
+        keeps=keeps,
     )
 
 

@@ -93,8 +93,8 @@ def to_keep(instances: Sequence[MonitoredInstance], count: int) -> list[Monitore
 
 
 def scaler(orderer: str) -> str:
-    """The scaler of a scaling event: "model" or "vm" for orders of the two autoscalers, else "dispatcher"."""
-    return next((name for name in ("model", "vm") if orderer.startswith(name)), "dispatcher")
+    """The scaler of a scaling event: "model" or "vm" for orders of the two autoscalers, "monitor" for its own, else "dispatcher"."""
+    return next((name for name in ("model", "vm", "monitor") if orderer.startswith(name)), "dispatcher")
 
 
 class LoadFailures:

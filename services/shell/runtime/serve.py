@@ -35,19 +35,22 @@ STREAMS_S = 120.0  # s to wait at the start for streams that other services make
 LIFT_S = 30.0  # s between checks whether streams can have more replicas
 
 
-def serve(name: str, settings: Settings, wire: Wire) -> int:
-    """Run the actors that `wire` builds until SIGTERM or SIGINT; returns the exit code."""
+Draining = Callable[[Bus], Awaitable[object]]
+
+
+def serve(name: str, settings: Settings, wire: Wire, drain: Draining | None = None) -> int:
+    """Run the actors that `wire` builds until SIGTERM or SIGINT; returns the exit code. drain: what comes before they are stopped."""
     import uvloop  # noqa: PLC0415  (only service processes need it)
 
     telemetry.set_up(settings.log_level, name)
     try:
-        code: int = uvloop.run(_main(name, settings, wire))
+        code: int = uvloop.run(_main(name, settings, wire, drain))
     except LostStream as error:
         raise SystemExit(str(error)) from error
     return code
 
 
-async def _main(name: str, settings: Settings, wire: Wire) -> int:
+async def _main(name: str, settings: Settings, wire: Wire, drain: Draining | None) -> int:
     exporter = Exporter(name, settings.metrics)
     await exporter.open()
     known = KnownStreams.of(settings)
@@ -81,6 +84,8 @@ async def _main(name: str, settings: Settings, wire: Wire) -> int:
             code = FAILED
     exporter.running(False)
     lifting.cancel()
+    if drain is not None and code == 0:
+        await drain(bus)
     for runtime in reversed(runtimes):
         await runtime.stop(runtime.grace)
     await bus.drain()

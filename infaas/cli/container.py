@@ -1,0 +1,424 @@
+"""`infaas container`: a user's own Python class, in a process of its own, serves as a variant (docs/containers.md).
+
+This process becomes a worker with one device of a kind of its own, and runs that worker's monitor and executor. The class runs in a child
+process. It is inspected and measured from here; the registrar writes what was found into the catalogue.
+"""
+
+import asyncio
+import os
+import re
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+
+import msgspec
+from cyclopts import Parameter
+
+from bus.codec import decode
+from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
+from bus.messages.public import ContainerReport, Register
+from bus.port import Bus, KeyValue, NotFound
+from bus.subjects import Subjects, valid_name
+from infaas.cli.options import DataDir, Json, Whole, json_or_text
+from infaas.cli.output import fail, print_json, progress, show, usage
+from infaas.cli.register import lines_of, render_dry_run, signature_document
+from infaas.errors import BadInput, Refused, RegistrationFailed
+from infaas.registering import register_container
+from services.core.catalog import app_key, variant_key
+from services.core.cost import UnknownPrice, price_per_hour
+from services.core.placement import Device, container_kind
+
+if TYPE_CHECKING:
+    from services.core.settings import Settings
+    from services.executor.backends.container import UserProcess
+    from services.executor.workshop.sandbox.protocol import ValidationFile
+    from services.executor.workshop.tasks.container import InspectedContainer
+    from services.shell.runtime.runtime import Runtime
+
+T = TypeVar("T")
+
+TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z")
+CONTAINER = "container"
+MOST_BATCH = 1024
+APPEARS_S = 5.0  # s in which a version appears that another container registers at the same time
+MOST_BYTES = 2**30  # of an unpacked validation set
+CPU = "cpu"
+
+
+def container(
+    target: str,
+    /,
+    *,
+    app: str,
+    model: str,
+    validation: Path,
+    inputs_key: str = "x",
+    labels_key: str = "y",
+    version: str | None = None,
+    task: str | None = None,
+    metric: Literal["top1", "top5", "mae", "rmse"] = "top1",
+    latency_ms: float | None = None,
+    slo_target: float | None = None,
+    default_output: str | None = None,
+    labels: Path | None = None,
+    max_batch: Whole = 64,
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    config: Path | None = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> int:
+    """Serve a Python class of your own as a variant of a model, until Ctrl-C.
+
+    The class has a method `predict_batch(inputs)`: from arrays by name to arrays by name, the first axis of each counts items. It runs in a
+    process of its own, is measured on the validation set, and is chosen like any other variant. The same command once more, here or on another
+    machine, adds a replica.
+
+    Example: `infaas container model:Digits --app digits --model mine --validation validation.npz`
+
+    Parameters
+    ----------
+    target
+        The class as MODULE:CLASS, looked up in the working directory first. An object with this method, or a function, will do.
+    app
+        The app that the model serves. An app's first registration fixes the inputs and outputs of all its models.
+    model
+        Name of the model, unique in the cluster.
+    validation
+        An .npz file with inputs (first axis: items) and their labels. Accuracy is measured on them.
+    inputs_key
+        The array of inputs in the .npz file. Several inputs: arrays named KEY.NAME.
+    labels_key
+        The array of labels in the .npz file.
+    version
+        Name of this version. Default: the newest that containers of this model have, else the next number.
+    task
+        What the model is for, in your own words.
+    metric
+        How outputs are scored against the labels. An error e of mae or rmse counts as the accuracy 1 / (1 + e).
+    latency_ms
+        The app's default latency objective, in milliseconds.
+    slo_target
+        The share of the app's queries to be answered in time, above 0 and below 1. Default: what the app has.
+    default_output
+        What the app answers for an item if no model can answer in time, as JSON.
+    labels
+        A text file with the names of the classes, one a line, in the order of the model's scores.
+    max_batch
+        Items of a batch at most.
+    dry_run
+        Inspect and measure the class here, print what would be registered, and end. Needs no system.
+    config
+        Settings file (TOML), as of `infaas run`. Environment variables INFAAS_SECTION__FIELD override it.
+
+    """
+    if not TARGET.match(target):
+        usage(f"{target}: write MODULE:CLASS, as `model:Digits` for the class Digits in model.py")
+    for option, name in (("--app", app), ("--model", model), ("--version", version or "x")):
+        if not valid_name(name):
+            usage(f"{option} {name}: must be 1 to 64 letters, digits, - or _, a letter or digit first")
+    if not 1 <= max_batch <= MOST_BATCH:
+        usage(f"--max-batch {max_batch}: must be 1 to {MOST_BATCH}")
+    if not validation.is_file():
+        usage(f"--validation {validation}: there is no such file")
+    from services.executor.backends.base import BackendError  # noqa: PLC0415
+    from services.executor.backends.container import UserProcess  # noqa: PLC0415
+    from services.executor.workshop.sandbox.protocol import UploadRejected, ValidationFile  # noqa: PLC0415
+
+    file = ValidationFile(
+        path=str(validation),
+        inputs_key=inputs_key,
+        labels_key=labels_key,
+        metric=metric,
+        most_bytes=MOST_BYTES,
+    )
+    request = Register(
+        app=app,
+        model=model,
+        format=CONTAINER,
+        object="",
+        validation="",
+        version=version,
+        task=task,
+        metric=metric,
+        default_output=None if default_output is None else json_or_text(default_output),
+        latency_ms=latency_ms,
+        slo_target=slo_target,
+        inputs_key=inputs_key,
+        labels_key=labels_key,
+        labels=[] if labels is None else lines_of(labels),
+    )
+    process = UserProcess(target, Path.cwd())
+    try:
+        progress(f"starting {target}")
+        process.open()
+        if dry_run:
+            return _dry_run(process, file, request, max_batch, json)
+        from infaas.cli.run import settings_to_join  # noqa: PLC0415
+
+        settings = settings_to_join(config, data_dir, os.environ)
+        joined = asyncio.run(_join(settings, process, file, request, max_batch))
+        return _serve(settings, process, joined, json)
+    except RegistrationFailed as failed:
+        fail(str(failed))
+    except (BackendError, UploadRejected) as error:
+        fail(f"{target}: {error}")
+    finally:
+        process.close()
+
+
+def _dry_run(process: "UserProcess", file: "ValidationFile", request: Register, max_batch: int, json: bool) -> int:
+    from services.executor.workshop.tasks.container import InspectedContainer  # noqa: PLC0415
+
+    inspected = InspectedContainer(process, file, None, max_batch)
+    report = inspected.report(0.0, progress)
+    document = {
+        "dry_run": True,
+        "app": request.app,
+        "model": request.model,
+        "version": request.version,
+        "accuracy": report.accuracy,
+        "samples": len(inspected.data),
+        **signature_document(report.signature),
+        "max_batch": report.max_batch,
+        "latency_ms": {str(row.batch): row.p50_ms for row in report.profile.rows},
+        "memory_mb": report.profile.memory_mb,
+        "saturation_qps": report.profile.saturation_qps,
+    }
+    show(document, json, render_dry_run)
+    return 0
+
+
+# -- into the catalogue
+
+
+class Joined(msgspec.Struct, frozen=True):
+    """The variant that this process serves. replica: it was registered before. agreement: with the first process of its version."""
+
+    app: str
+    variant: VariantRecord
+    replica: bool
+    agreement: float
+
+
+async def _join(
+    settings: "Settings", process: "UserProcess", file: "ValidationFile", request: Register, max_batch: int
+) -> Joined:
+    """Register the process, or find that it is one more of a registered version. Raises InfaasError, UploadRejected."""
+    from bus.natsbus import NatsBus  # noqa: PLC0415
+    from services.executor.workshop.tasks.container import InspectedContainer  # noqa: PLC0415
+    from services.shell.settings import login_of  # noqa: PLC0415
+
+    bus = await NatsBus.connect(settings.bus.url, name=CONTAINER, **login_of(settings.bus).options())
+    try:
+        subjects = Subjects(settings.prefix)
+        catalogue = Catalogue(await bus.key_value(subjects.catalog_bucket, create=False))
+        app = await catalogue.app(request.app)
+        signature = None if app is None else app.signature
+        # In threads: the connection's pings are answered meanwhile.
+        inspected = await asyncio.to_thread(InspectedContainer, process, file, signature, max_batch)
+        entry = Entry(bus, subjects, catalogue, settings, request, inspected)
+        return await entry.find()
+    finally:
+        await bus.close()
+
+
+class Catalogue:
+    """Reads single records of the catalogue bucket."""
+
+    def __init__(self, bucket: KeyValue) -> None:
+        self._bucket = bucket
+
+    async def app(self, name: str) -> AppRecord | None:
+        return await self._get(app_key(name), AppRecord)
+
+    async def versions(self, model: str) -> list[ModelRecord]:
+        """All versions of a model, the oldest first."""
+        found = [await self._get(key, ModelRecord) for key in await self._keys(f"model.{model}.")]
+        return sorted((record for record in found if record is not None), key=lambda record: record.created)
+
+    async def variant(self, model: str, version: str) -> VariantRecord | None:
+        """The variant of a container's version."""
+        for key in await self._keys(variant_key("")):
+            record = await self._get(key, VariantRecord)
+            if record is not None and (record.model, record.version, record.framework) == (model, version, CONTAINER):
+                return record
+        return None
+
+    async def _keys(self, prefix: str) -> list[str]:
+        return [key for key in await self._bucket.keys() if key.startswith(prefix)]
+
+    async def _get(self, key: str, kind: type[T]) -> T | None:
+        try:
+            return decode(kind, (await self._bucket.get(key)).value or b"")
+        except NotFound:
+            return None
+
+
+class Entry:
+    """Finds the place of an inspected process in the catalogue."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        subjects: Subjects,
+        catalogue: Catalogue,
+        settings: "Settings",
+        request: Register,
+        inspected: "InspectedContainer",
+    ) -> None:
+        self._bus = bus
+        self._subjects = subjects
+        self._catalogue = catalogue
+        self._settings = settings
+        self._request = request
+        self._inspected = inspected
+
+    async def find(self) -> Joined:
+        """Join a version that is there; else register one. Raises InfaasError."""
+        from services.registrar.policy import next_version  # noqa: PLC0415
+
+        known = await self._catalogue.versions(self._request.model)
+        version = self._request.version or next(
+            (record.version for record in reversed(known) if record.format == CONTAINER),
+            str(next_version(record.version for record in known)),
+        )
+        record = next((record for record in known if record.version == version), None)
+        if record is not None:
+            return await self._replica(record)
+        report = await self._measured()
+        try:
+            return await self._register(report, version)
+        except Refused as refused:
+            if not refused.message.startswith("version:"):
+                raise
+            # Another one of these registers just now, or the version was deleted.
+            record = await self._appearing(version)
+            if record is not None:
+                return await self._replica(record)
+            if self._request.version is not None:
+                raise
+        return await self._register(report, None)
+
+    async def _measured(self) -> ContainerReport:
+        from services.shell.prices import load_prices  # noqa: PLC0415
+
+        try:
+            price = price_per_hour(CPU, load_prices(self._settings.prices)) / 3600.0
+        except UnknownPrice:
+            price = 0.0
+        return await asyncio.to_thread(self._inspected.report, price, progress)
+
+    async def _register(self, report: ContainerReport, version: str | None) -> Joined:
+        reference = await asyncio.to_thread(self._inspected.reference)
+        request = msgspec.structs.replace(self._request, version=version, container=report)
+        status = await register_container(self._bus, self._subjects, request, reference, lambda _: None)
+        if status.state != "done":
+            raise RegistrationFailed(status)
+        variant = await self._catalogue.variant(request.model, status.version or "")
+        if variant is None:
+            raise BadInput(f"version {status.version} of model {request.model} was deleted just now")
+        return Joined(request.app, variant, replica=False, agreement=1.0)
+
+    async def _appearing(self, version: str) -> ModelRecord | None:
+        end = asyncio.get_running_loop().time() + APPEARS_S
+        while asyncio.get_running_loop().time() < end:
+            for record in await self._catalogue.versions(self._request.model):
+                if record.version == version:
+                    return record
+            await asyncio.sleep(0.2)
+        return None
+
+    async def _replica(self, record: ModelRecord) -> Joined:
+        """One more process of a version that is there: it must be alike."""
+        from services.registrar.checks import signature_difference  # noqa: PLC0415
+
+        named = f"version {record.version} of model {record.model}"
+        variant = await self._catalogue.variant(record.model, record.version) if record.format == CONTAINER else None
+        if variant is None:
+            raise BadInput(f"version: {named} is a registered file, and no container; give another --version")
+        app = await self._catalogue.app(self._request.app)
+        if app is None or record.model not in app.links:
+            link = f"infaas admin link-model --app {self._request.app} --model {record.model}"
+            raise BadInput(f"app: {named} is registered, but not for app {self._request.app}; link it with `{link}`")
+        difference = signature_difference(record.signature, self._inspected.signature)
+        if difference is not None:
+            difference = difference.replace("the app's", "its").replace("the model's", "those of this class")
+            raise BadInput(f"version: {named} is another class: {difference}; give another --version")
+        artifacts = await self._bus.object_store(self._subjects.artifacts_bucket, create=False)
+        reference = await artifacts.get(record.source)
+        agreement = await asyncio.to_thread(self._inspected.agreement, reference)
+        least = self._settings.registrar.agreement
+        if agreement < least:
+            raise BadInput(
+                f"version: {named} is another class: this one gives the same answers to {agreement:.0%} of its inputs, "
+                f"and a replica to at least {least:.0%}; give another --version"
+            )
+        return Joined(self._request.app, variant, replica=True, agreement=agreement)
+
+
+# -- serving
+
+
+def _serve(settings: "Settings", process: "UserProcess", joined: Joined, json: bool) -> int:
+    """Be a worker until SIGTERM or Ctrl-C; then drain."""
+    from services.executor.__main__ import wire_container as wire_executor  # noqa: PLC0415
+    from services.monitor.__main__ import wire_container as wire_monitor  # noqa: PLC0415
+    from services.shell.host.worker import drain  # noqa: PLC0415
+    from services.shell.runtime.serve import serve  # noqa: PLC0415
+
+    variant = joined.variant
+    process.signature = variant.signature
+    worker = f"{CONTAINER}-{variant.model[:40]}-{secrets.token_hex(4)}"
+    ours = msgspec.structs.replace(settings.worker, name=worker, kind=CONTAINER, hardware=CONTAINER)
+    metrics = msgspec.structs.replace(settings.metrics, enabled=False)
+    settings = msgspec.structs.replace(settings, worker=ours, metrics=metrics)
+    memory_mb = max(1.0, variant.profile.memory_mb) / settings.monitor.memory_share
+    device = Device(
+        name=CONTAINER,
+        kind=container_kind(variant.model, variant.version),
+        cores=1,
+        memory_mb=1.001 * memory_mb,
+    )
+    said = _once(lambda: _say(joined, worker, json))
+
+    async def wire(settings: "Settings", bus: Bus) -> "list[Runtime]":
+        # The monitor stops first and says that it leaves, so that nobody sends anything more.
+        return [
+            wire_executor(settings, bus, device, process, said),
+            wire_monitor(settings, bus, device, variant),
+        ]
+
+    async def end(bus: Bus) -> None:
+        await drain(bus, Subjects(settings.prefix), worker, settings.worker.drain_s)
+
+    return serve(CONTAINER, settings, wire, end)
+
+
+def _once(act: Callable[[], None]) -> Callable[[], None]:
+    left = [act]
+    return lambda: left.pop()() if left else None
+
+
+def _say(joined: Joined, worker: str, json: bool) -> None:
+    variant = joined.variant
+    document = {
+        "app": joined.app,
+        "model": variant.model,
+        "version": variant.version,
+        "variant": variant.variant,
+        "worker": worker,
+        "accuracy": variant.accuracy,
+        "max_batch": variant.max_batch,
+        "replica": joined.replica,
+        "agreement": joined.agreement,
+    }
+    if json:
+        print_json(document)
+        return
+    what = "one more replica of" if joined.replica else "serving"
+    print(
+        f"{what} {variant.model} version {variant.version} for app {joined.app}: variant {variant.variant} on worker "
+        f"{worker}; Ctrl-C ends it",
+        flush=True,
+    )

@@ -1,0 +1,284 @@
+"""A user's own Python class in a process of its own: the handle that runs batches there, and that process's main.
+
+    python -m services.executor.backends.container FD MODULE:CLASS
+
+The two talk over a socket, in MessagePack. A class that crashes, hangs or ends its process costs the batch that it computes; the process
+is started again. Source of the interface: Clipper's model containers (paper 002, section 4.4).
+"""
+
+import ctypes
+import importlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+from msgspec import Struct
+
+from bus.codec import BadMessage, decode, encode
+from bus.messages.catalog import Signature, TensorSpec
+from bus.messages.public import Tensor
+from bus.tensors import BadTensor, datatype_of, fit, from_array, to_array
+from services.executor.backends.base import Cancelled, LoadFailed, RunFailed, in_order, plain
+from services.shell.host.process import with_our_source
+
+if TYPE_CHECKING:
+    from numpy import ndarray
+
+    Array = ndarray[Any, Any]
+
+METHOD = "predict_batch"
+AGAIN_S = 0.02  # s between looks whether the process has been started again
+_PR_SET_PDEATHSIG = 1
+
+
+class _Call(Struct, frozen=True):
+    """One batch."""
+
+    inputs: dict[str, Tensor]
+
+
+class _Reply(Struct, frozen=True):
+    """What became of a batch, or of the start. error: empty if it succeeded."""
+
+    outputs: dict[str, Tensor] = {}
+    error: str = ""
+
+
+class UserProcess:
+    """A `Handle`. target: "module:Class", looked up in `directory` first. Call `open` before everything else.
+
+    Once `signature` is set, outputs are checked against it, and converted to its datatypes where nothing but precision is lost.
+    """
+
+    def __init__(self, target: str, directory: Path) -> None:
+        self.proof = f"{target} in a process of its own"
+        self.inputs: tuple[str, ...] = ()
+        self.outputs: tuple[str, ...] = ()
+        self.memory_mb = 0.0
+        self._signature: Signature | None = None
+        self._command = [sys.executable, "-P", "-m", __spec__.name]
+        self._target = target
+        self._directory = directory
+        # One thread for all starts: the kernel ends a child when the thread that started it ends.
+        self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="container")
+        self._starting: Future[None] | None = None
+        self._up = threading.Event()
+        self._given_up = threading.Event()
+        self._cancelled = False
+
+    def open(self) -> None:
+        """Start the process; returns when the class is made. Raises LoadFailed with the error of the class."""
+        self._starter.submit(self._start).result()
+
+    @property
+    def signature(self) -> Signature | None:
+        return self._signature
+
+    @signature.setter
+    def signature(self, signature: Signature) -> None:
+        self._signature = signature
+        self.inputs = tuple(spec.name for spec in signature.inputs)
+        self.outputs = tuple(spec.name for spec in signature.outputs)
+
+    def measure_memory(self) -> float:
+        """Resident memory of the process, in MB, as `memory_mb` has it from now on."""
+        with suppress(psutil.Error):  # it is being started again
+            self.memory_mb = psutil.Process(self._process.pid).memory_info().rss / 2**20
+        return self.memory_mb
+
+    # -- Handle
+
+    def run(self, inputs: "dict[str, Array]") -> "dict[str, Array]":
+        """Raises RunFailed, Cancelled."""
+        self._given_up.clear()
+        self._await_process()
+        try:
+            self._connection.send_bytes(encode(_Call({name: from_array(array) for name, array in inputs.items()})))
+            reply = decode(_Reply, self._connection.recv_bytes())
+        except (EOFError, OSError):
+            raise self._ended() from None
+        except BadMessage as error:
+            raise RunFailed(f"what {METHOD} returned cannot be read: {error}") from error
+        if reply.error:
+            raise RunFailed(plain(reply.error))
+        try:
+            arrays = {name: to_array(tensor, f"outputs.{name}") for name, tensor in reply.outputs.items()}
+        except BadTensor as error:
+            raise RunFailed(f"{METHOD}: {error}") from error
+        return arrays if self._signature is None else self._checked(arrays, self._signature, inputs)
+
+    def run_single(self, array: "Array") -> "list[Array]":
+        return in_order(self.run({self.inputs[0]: array}), self.outputs)
+
+    def cancel(self) -> None:
+        """End the process: the only way to end code of somebody else."""
+        if self._up.is_set():
+            self._cancelled = True
+            self._process.kill()
+        else:
+            self._given_up.set()
+
+    def shrink(self) -> None:
+        return
+
+    def close(self) -> None:
+        """End the process for good."""
+        self._up.clear()
+        with suppress(AttributeError):  # it has never been started
+            self._connection.close()
+            self._process.kill()
+            self._process.wait()
+        self._starter.shutdown(wait=False)
+
+    # -- inside
+
+    @staticmethod
+    def _checked(arrays: "dict[str, Array]", signature: Signature, inputs: "dict[str, Array]") -> "dict[str, Array]":
+        n = len(next(iter(inputs.values())))
+        names = [spec.name for spec in signature.outputs]
+        if arrays.keys() != set(names):
+            raise RunFailed(f"{METHOD} returned {', '.join(arrays) or 'nothing'}; the outputs are {', '.join(names)}")
+        found = {}
+        for spec in signature.outputs:
+            array = arrays[spec.name]
+            if len(array) != n:
+                raise RunFailed(f"{METHOD} returned {len(array)} rows of output {spec.name!r} for {n} items")
+            try:
+                found[spec.name] = fit(array, spec, spec.name)
+            except BadTensor:
+                was = f"{datatype_of(array)}{list(array.shape)}"
+                raise RunFailed(f"{METHOD} returned output {spec.name!r} as {was}, not as {_words(spec)}") from None
+        return found
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [*self._command, str(theirs.fileno()), self._target],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # what the class prints is no result of ours
+                cwd=self._directory,
+                env=with_our_source(os.environ),
+                pass_fds=(theirs.fileno(),),
+                process_group=0,  # Ctrl-C reaches only us
+            )
+        self._connection = Connection(ours.detach())
+        try:
+            error = decode(_Reply, self._connection.recv_bytes()).error
+        except (EOFError, OSError):
+            error = f"the process {self._how_it_ended()} before {self._target} was made"
+        if error:
+            self._process.kill()
+            self._process.wait()
+            raise LoadFailed(plain(error))
+        self.measure_memory()
+        self._up.set()
+
+    def _await_process(self) -> None:
+        """Wait while the process is being started again. Raises RunFailed, Cancelled."""
+        while not self._up.wait(AGAIN_S):
+            if self._given_up.is_set():
+                raise Cancelled("the process has ended, and it takes long to start again")
+            starting = self._starting
+            if starting is None or starting.done():
+                error = None if starting is None else starting.exception()
+                self._start_again()
+                if error is not None:
+                    raise RunFailed(f"the process has ended and does not start again: {error}")
+
+    def _start_again(self) -> None:
+        self._starting = self._starter.submit(self._start)
+
+    def _ended(self) -> RunFailed:
+        """The error of the batch that was computed when the process ended. It is started again."""
+        how, cancelled = self._how_it_ended(), self._cancelled
+        self._cancelled = False
+        self._up.clear()
+        self._connection.close()
+        self._start_again()
+        if cancelled:
+            return Cancelled(f"{METHOD} took too long, and its process was ended")
+        return RunFailed(f"the process {how} in {METHOD}")
+
+    def _how_it_ended(self) -> str:
+        with suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(1.0)
+            return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        self._process.kill()
+        return "closed its connection"
+
+
+def _words(spec: TensorSpec) -> str:
+    axes = ["n", *("any" if length < 0 else str(length) for length in spec.shape)]
+    return f"{spec.datatype}[{', '.join(axes)}]"
+
+
+# -- the user's process
+
+Predict = Callable[[dict[str, Any]], Any]
+
+
+def _predict_of(target: str) -> Predict:
+    """The function that computes a batch: `predict_batch` of an object or of an instance of the class, or the function itself."""
+    module, _, name = target.partition(":")
+    found = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    made: Any = found() if isinstance(found, type) else found
+    predict = getattr(made, METHOD, made)
+    if not callable(predict):
+        raise TypeError(f"{target} has no method {METHOD}, and is no function")
+    return predict  # type: ignore[no-any-return]
+
+
+def _answer(predict: Predict, data: bytes) -> _Reply:
+    import numpy as np  # noqa: PLC0415
+
+    # Copies: the class may write into its inputs.
+    inputs = {name: np.array(to_array(tensor, name)) for name, tensor in decode(_Call, data).inputs.items()}
+    try:
+        outputs = predict(inputs)
+    except Exception as error:
+        traceback.print_exc()
+        return _Reply(error=f"{METHOD} raised {type(error).__name__}: {error}")
+    if not isinstance(outputs, Mapping) or not outputs:
+        return _Reply(error=f"{METHOD} must return a dictionary of arrays by name, not {type(outputs).__name__}")
+    try:
+        return _Reply({str(name): from_array(np.asarray(array)) for name, array in outputs.items()})
+    except (ValueError, TypeError) as error:  # BadTensor, and what numpy makes no array of
+        return _Reply(error=f"{METHOD} returned something that is no array: {error}")
+
+
+def _main(fd: int, target: str) -> int:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    connection = Connection(fd)
+    sys.path.insert(0, os.getcwd())
+    try:
+        predict = _predict_of(target)
+    except Exception as error:
+        traceback.print_exc()
+        connection.send_bytes(encode(_Reply(error=f"{type(error).__name__}: {error}")))
+        return 1
+    connection.send_bytes(encode(_Reply()))
+    while True:
+        try:
+            data = connection.recv_bytes()
+        except (EOFError, OSError):
+            return 0  # the container has ended
+        connection.send_bytes(encode(_answer(predict, data)))
+
+
+if __name__ == "__main__":
+    sys.exit(_main(int(sys.argv[1]), sys.argv[2]))
