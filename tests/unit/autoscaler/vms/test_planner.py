@@ -6,7 +6,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from bus.codec import decode
-from bus.messages.catalog import VariantRecord
+from bus.messages.catalog import AppRecord, VariantRecord
 from bus.messages.fleet import EnsureLoaded
 from bus.messages.scaling import ObjectiveReport
 from services.autoscaler.models.actor import LED_S
@@ -446,3 +446,43 @@ def test_where_instances_are_paid_they_are_unloaded_plainly() -> None:
     assert [event.action for event in fleet.scalings()][-1] == "unload"
     assert fleet.scalings()[-1].reason == "the plan needs 1 here"
     assert fleet.stage.now - fell >= 3.0
+
+
+# -- the replicas of one model
+
+
+def throughput(fleet: CloudFleet, queries: int = 400) -> float:
+    """Queries/s of a burst, while nothing more can be loaded in time."""
+    began = fleet.stage.now
+    asked = [fleet.ask(latency_ms=60_000.0) for _ in range(queries)]
+    while not all(fleet.replies(one) for one in asked):
+        fleet.stage.run(0.1)
+    assert all("outputs" in fleet.replies(one)[0] for one in asked)
+    return queries / (fleet.stage.now - began)
+
+
+def test_four_replicas_of_a_model_serve_four_times_as_much_as_one() -> None:
+    fleet = fleet_of(slow(load_ms=60_000.0), workers=4)
+    fleet.ask(latency_ms=100_000.0)
+    fleet.stage.run(70.0)
+    assert count(fleet) == 1
+    one = throughput(fleet)
+    (app,) = (record for record in fleet.records if isinstance(record, AppRecord))
+    fleet.register(replace(app, replicas={"m": 4}))
+    fleet.stage.run(300.0)
+    assert {worker: len(states) for worker, states in fleet.states(NAME).items()} == dict.fromkeys(fleet.workers, 1)
+    assert reclaimable(fleet) == 0
+    assert throughput(fleet) >= 3.8 * one
+    fleet.register(app)
+    fleet.stage.run(120.0)
+    assert count(fleet) - reclaimable(fleet) == 1, "nobody asks for more any more"
+
+
+def test_the_replicas_are_of_the_best_variant_also_without_any_query() -> None:
+    cheap = variant("m-v1-ort-int8-t1-b8", precision="int8", base_ms=1.0, per_item_ms=1.0)
+    fleet = fleet_of(slow(), cheap, workers=2)
+    (app,) = (record for record in fleet.records if isinstance(record, AppRecord))
+    assert fleet.states(cheap.variant) == {}
+    fleet.register(replace(app, replicas={"m": 2}))
+    fleet.stage.run(60.0)
+    assert (count(fleet, cheap.variant), count(fleet)) == (2, 0)

@@ -1,0 +1,206 @@
+"""A user's class in a process of its own: what it returns, what it does wrong, and that its end costs one batch."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bus.messages.catalog import Signature, TensorSpec
+from services.executor.backends.base import Cancelled, LoadFailed, RunFailed
+from services.executor.backends.container import UserProcess
+from tests.support.servers.processes import alive, eventually
+
+CLASSES = """
+import ctypes, os, sys, time
+import numpy as np
+
+def crash(_): ctypes.string_at(0)
+def leave(_): os._exit(7)
+def hang(_): time.sleep(1000)
+def fail(_): raise ValueError("not today")
+def many(x): return {"y": np.concatenate([x, x])}
+def few(x): return {"y": x[:, :1]}
+def other(x): return {"z": x}
+def text(x): return {"y": np.array(["a"] * len(x))}
+def nothing(x): return None
+def number(x): return {"y": 1.0}
+def thing(x): return {"y": object()}
+def double(x): return {"y": x.astype(np.float64) * 2}
+def write(x):
+    x += 1
+    print("to standard output")
+    return {"y": x}
+
+class Model:
+    def __init__(self):
+        self.made = True
+
+    def predict_batch(self, inputs):
+        acts = [write, crash, leave, hang, fail, many, few, other, text, nothing, number, thing, double]
+        x = inputs["x"]
+        return acts[int(x[0, 0])](x)
+
+class Fails:
+    def __init__(self):
+        raise RuntimeError("no weights")
+
+class Crashes:
+    def __init__(self):
+        ctypes.string_at(0)
+
+class Deaf:
+    pass
+
+class Pid:
+    def predict_batch(self, inputs):
+        return {"pid": np.array([os.getpid()])}
+
+THERE = Model()
+
+def scaled(factor):
+    return lambda inputs: {"y": inputs["x"] * factor}
+
+closure = scaled(3)
+"""
+WRITE, CRASH, LEAVE, HANG, FAIL, MANY, FEW, OTHER, TEXT, NOTHING, NUMBER, THING, DOUBLE = range(13)
+SPEC = TensorSpec(name="x", datatype="FP32", shape=[2])
+SIGNATURE = Signature(inputs=[SPEC], outputs=[TensorSpec(name="y", datatype="FP32", shape=[2])])
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("classes")
+    (made / "classes.py").write_text(CLASSES)
+    return made
+
+
+@pytest.fixture(scope="module")
+def model(directory: Path) -> Iterator[UserProcess]:
+    process = UserProcess("classes:Model", directory)
+    process.open()
+    process.signature = SIGNATURE
+    yield process
+    process.close()
+
+
+def asking(what: int, rows: int = 2) -> np.ndarray:
+    return np.full((rows, 2), what, np.float32)
+
+
+def answers(process: UserProcess) -> bool:
+    (y,) = process.run_single(asking(WRITE))
+    return bool((y == WRITE + 1).all())
+
+
+def test_it_answers_and_may_write_into_its_inputs(model: UserProcess, capfd: pytest.CaptureFixture[str]) -> None:
+    assert answers(model)
+    assert capfd.readouterr().out == "", "what it prints is no result of ours"
+    assert model.measure_memory() > 1.0
+
+
+def test_outputs_get_the_datatypes_of_the_signature(model: UserProcess) -> None:
+    y = model.run({"x": asking(DOUBLE)})["y"]
+    assert y.dtype == np.float32
+    assert (y == 2 * DOUBLE).all()
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        (FAIL, "predict_batch raised ValueError: not today"),
+        (MANY, "returned 4 rows of output 'y' for 2 items"),
+        (FEW, "returned output 'y' as FP32[2, 1], not as FP32[n, 2]"),
+        (OTHER, "returned z; the outputs are y"),
+        (TEXT, "as BYTES[2], not as FP32[n, 2]"),
+        (NOTHING, "must return a dictionary of arrays by name, not NoneType"),
+        (NUMBER, "axes"),
+        (THING, "something that is no array"),
+    ],
+)
+def test_what_it_does_wrong_is_said(model: UserProcess, what: int, words: str) -> None:
+    with pytest.raises(RunFailed) as error:
+        model.run({"x": asking(what)})
+    assert words in str(error.value)
+    assert answers(model)
+
+
+@pytest.mark.parametrize(("what", "how"), [(CRASH, "was ended by SIGSEGV"), (LEAVE, "ended with code 7")])
+def test_a_process_that_ends_costs_one_batch(model: UserProcess, what: int, how: str) -> None:
+    with pytest.raises(RunFailed) as error:
+        model.run({"x": asking(what)})
+    assert f"the process {how} in predict_batch" in str(error.value)
+    assert answers(model), "it has been started again"
+
+
+def test_a_process_that_hangs_is_ended(model: UserProcess) -> None:
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            model.run({"x": asking(HANG)})
+        except Cancelled as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    model.cancel()  # whether the batch has begun or not: it ends
+    thread.join(30.0)
+    assert "took too long" in str(errors[0])
+    assert answers(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Fails", "RuntimeError: no weights"),
+        ("Crashes", "was ended by SIGSEGV before classes:Crashes was made"),
+        ("Missing", "has no attribute 'Missing'"),
+        ("Deaf", "has no method predict_batch"),
+    ],
+)
+def test_a_class_that_cannot_be_made(directory: Path, name: str, words: str) -> None:
+    process = UserProcess(f"classes:{name}", directory)
+    with pytest.raises(LoadFailed) as error:
+        process.open()
+    assert words in str(error.value)
+    process.close()
+
+
+def test_a_module_that_is_not_there(directory: Path) -> None:
+    process = UserProcess("absent:Model", directory)
+    with pytest.raises(LoadFailed, match="No module named 'absent'"):
+        process.open()
+    process.close()
+
+
+@pytest.mark.parametrize(("name", "factor"), [("closure", 3), ("THERE", None)])
+def test_a_function_and_an_object_will_do(directory: Path, name: str, factor: int | None) -> None:
+    process = UserProcess(f"classes:{name}", directory)
+    process.open()
+    y = process.run({"x": asking(WRITE)})["y"]
+    assert (y == (WRITE + 1 if factor is None else WRITE * factor)).all()
+    process.close()
+
+
+def test_nothing_is_left_of_it(directory: Path) -> None:
+    process = UserProcess("classes:Pid", directory)
+    process.open()
+    pid = int(process.run({"x": asking(0, 1)})["pid"][0])
+    assert alive(pid)
+    process.close()
+    assert eventually(lambda: not alive(pid))
+
+
+def test_one_that_was_killed_is_started_again(directory: Path) -> None:
+    process = UserProcess("classes:Pid", directory)
+    process.open()
+    first = int(process.run({"x": asking(0, 1)})["pid"][0])
+    os.kill(first, signal.SIGKILL)
+    with pytest.raises(RunFailed, match="SIGKILL"):
+        process.run({"x": asking(0, 1)})
+    assert int(process.run({"x": asking(0, 1)})["pid"][0]) != first
+    process.close()
