@@ -237,12 +237,18 @@ def _percent(share: float | None) -> str | None:
     return None if share is None else f"{100 * share:.5g} %"
 
 
+def _headroom(factor: float | None) -> float | str | None:
+    """Beyond a hundred times the forecast the number says no more: a tiny model carries thousands of times a small load."""
+    return f"> {_AMPLE:g}" if factor is not None and factor > _AMPLE else factor
+
+
+_AMPLE = 100.0
 _OBJECTIVE = (
     Column("target", lambda item: _percent(item.get("slo_target"))),
     Column("in time, 1 h", lambda item: _percent(item.get("attainment_1h"))),
     Column("5 min", lambda item: _percent(item.get("attainment_5m"))),
     Column("forecast/s", "forecast"),
-    Column("headroom", "headroom"),
+    Column("headroom", lambda item: _headroom(item.get("headroom"))),
 )
 _APP_COLUMNS = (
     Column("app", "app"),
