@@ -222,8 +222,9 @@ class MemoryKeyValue:
     async def delete(self, key: str) -> None:
         self._set(key, None)
 
-    async def keys(self) -> list[str]:
-        return [entry.key for entry in self._entries.values() if entry.value is not None]
+    async def keys(self, under: str = "") -> list[str]:
+        first = f"{under}." if under else ""
+        return [e.key for e in self._entries.values() if e.value is not None and e.key.startswith(first)]
 
     async def watch(self, handler: Callable[[KeyValueEntry | None], None]) -> MemoryWatch:
         watch = MemoryWatch(self._watches, handler, self._report)

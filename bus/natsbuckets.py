@@ -86,8 +86,9 @@ class NatsKeyValue:
     async def delete(self, key: str) -> None:
         await self._jet.publish(self._subject(key), b"", {_OPERATION: "DEL"})
 
-    async def keys(self) -> list[str]:
+    async def keys(self, under: str = "") -> list[str]:
         found: dict[str, None] = {}
+        pattern = f"{self._subject(under)}.>" if under else f"{self._prefix}>"
 
         def take(delivery: Delivery, _: int) -> None:
             key = delivery.subject.removeprefix(self._prefix)
@@ -96,7 +97,7 @@ class NatsKeyValue:
             else:
                 found[key] = None
 
-        await read_all(self._jet, self._stream, f"{self._prefix}>", take, headers_only=True)
+        await read_all(self._jet, self._stream, pattern, take, headers_only=True)
         return list(found)
 
     async def watch(self, handler: Callable[[KeyValueEntry | None], None]) -> Subscription:

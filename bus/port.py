@@ -91,7 +91,10 @@ class KeyValue(Protocol):
         """Compare-and-set; raises WrongRevision."""
 
     async def delete(self, key: str) -> None: ...
-    async def keys(self) -> list[str]: ...
+    async def keys(self, under: str = "") -> list[str]:
+        """under: only keys that begin with this and a dot."""
+        ...
+
     async def watch(self, handler: Callable[[KeyValueEntry | None], None]) -> Subscription:
         """Call `handler` with the present entry of each key, then with None once, then with each change. A watch survives reconnects."""
 

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 DEADLINE = 30.0  # s within which the system answers or refuses a query without a deadline
 GRACE = 1.0  # s that the client waits longer, so that a refusal at the deadline still arrives
+FEEDBACK_TIMEOUT = 30.0  # s; a feedback may have its query evaluated again
 LIST_TIMEOUT = 5.0  # s to wait for lists and explanations
 MAX_WAIT = 600.0  # s to wait for a reply, however late the deadline
 INPUTS_AGE = 600.0  # s after which inputs left in the object store expire
@@ -202,13 +203,30 @@ class Client:
         return self._exchange.send(prepared.subject, prepared.body(), prepared.timeout, settle, tail=prepared.rest)
 
     async def feedback(
-        self, app: str, label: Any, *, id: str | None = None, inputs: Any = None, context: str | None = None
+        self,
+        app: str,
+        label: Any,
+        *,
+        query: str | None = None,
+        id: str | None = None,
+        inputs: Any = None,
+        item: int = 0,
+        context: str | None = None,
+        retry_key: bytes | None = None,
     ) -> None:
-        """Report the true label of an earlier query (by its id) or of these inputs."""
-        fields: dict[str, Any] = {"id": id, "label": label, "context": context}
+        """Report the true label of an item of an earlier query. Returns once it is stored, and has taught the app's selection policy.
+
+        query: the answer's `query`. id: the query's own id; the latest query that had it. inputs: those of the query; with them a
+        feedback also counts when the query is not known any more. item: which item of the query. context: that of the query.
+        retry_key: 16 bytes; what comes again with the same key counts once. Default: random ones for each call.
+        """
+        key = uuid.uuid4().bytes if retry_key is None else retry_key
+        fields: dict[str, Any] = {"query": query, "id": id, "label": label, "context": context, "retry_key": key}
+        if item:
+            fields["item"] = item
         if inputs is not None:
             fields["inputs"] = msgspec.Raw(encode_inputs(inputs))
-        await self._request(self.subjects.feedback(check_name(app, "app")), fields, resend=False)
+        await self._request(self.subjects.feedback(check_name(app, "app")), fields, timeout=FEEDBACK_TIMEOUT)
 
     # -- lists and explanations
 
@@ -231,6 +249,10 @@ class Client:
     async def jobs(self, *, app: str | None = None, model: str | None = None) -> list[dict[str, Any]]:
         """The offline jobs, newest first. Each has the fields of JobStatus."""
         return await self._list("jobs", app=app, model=model)
+
+    async def selection(self, app: str, *, context: str | None = None) -> list[dict[str, Any]]:
+        """What feedback has taught about an app's members, or in one context: `member`, `weight`, `probability`, `n`."""
+        return await self._list("selection", app=app, context=context)
 
     async def explain(self, app: str, **needs: Unpack[Needs]) -> dict[str, Any]:
         """The decision that a query with these needs would get now: `chosen`, and `candidates`, each with its `why_not`."""

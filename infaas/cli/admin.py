@@ -22,6 +22,7 @@ VERBS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "set-replicas": (("count",), ("app", "model")),
     "set-target": (("app", "slo_target"), ()),
     "set-selection": (("app",), _SELECTION),
+    "reset-selection": (("app",), ("context",)),
     "delete-version": (("model", "version"), ()),
     "release-variant": (("variant",), ("worker",)),
 }
@@ -53,6 +54,7 @@ def admin(
     confidence: float | None = None,
     wait_share: float | None = None,
     cache_mb: float | None = None,
+    context: str | None = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> int:
@@ -70,6 +72,7 @@ def admin(
     * set-target: `--app`, `--slo-target`
     * set-selection: `--app`; may have `--policy`, `--members`, `--eta`, `--contextual`, `--confidence`, `--wait-share`,
       `--cache-mb`. What is left out has its default, not the value before; without a policy and a cache it ends
+    * reset-selection: `--app`; may have `--context`. What feedback has taught is forgotten
     * delete-version: `--model`, `--model-version`
     * release-variant: `--variant`; may have `--worker`
 
@@ -118,6 +121,8 @@ def admin(
         Share of the latency objective after which the answer is made of what is there, above 0 and at most 1. Default: 0.97.
     cache_mb
         MB of answers that each dispatcher keeps for equal queries. Default: 0, none.
+    context
+        Forget only what was learnt in this context (reset-selection).
 
     """
     if verb not in VERBS:
@@ -141,6 +146,7 @@ def admin(
         "confidence": confidence,
         "wait_share": wait_share,
         "cache_mb": cache_mb,
+        "context": context,
     }
     given = {field: value for field, value in fields.items() if value is not None}
     needed, possible = VERBS[verb]

@@ -1,4 +1,4 @@
-"""`infaas apps`, `models`, `variants`, `workers` and `status`: what exists, its state, and the figures that decisions use."""
+"""`infaas apps`, `models`, `variants`, `selection`, `workers` and `status`: what exists, its state, and the figures that decisions use."""
 
 import asyncio
 from collections import Counter
@@ -93,6 +93,29 @@ def variants(*, app: str | None = None, model: str | None = None, data_dir: Data
         Column("US$/1000", "cost_per_1000"),
     )
     return _list(data_dir, json, columns, "no variants", lambda c: c.variants(app=app, model=model))
+
+
+def selection(*, app: str, context: str | None = None, data_dir: DataDir = None, json: Json = False) -> int:
+    """Show what feedback has taught about the members of an app's selection: their weights, and the probability that each is asked.
+
+    Example: `infaas selection --app digits`
+
+    Parameters
+    ----------
+    app
+        The app.
+    context
+        Of this context, if the app's policy learns each context by itself. Default: of queries without a context.
+
+    """
+    columns = (
+        Column("member", "member"),
+        Column("weight", "weight"),
+        Column("asked with probability", "probability"),
+        Column("feedbacks", "n"),
+    )
+    empty = f"{app} has no selection policy: `infaas admin set-selection` gives it one"
+    return _list(data_dir, json, columns, empty, lambda c: c.selection(app, context=context))
 
 
 def workers(*, data_dir: DataDir = None, json: Json = False) -> int:

@@ -6,6 +6,7 @@ model exists, so that no reader sees an incomplete registration.
 """
 
 from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 from math import inf
 from typing import Any, TypeVar
 
@@ -30,6 +31,11 @@ def model_key(model: str, version: str) -> str:
 
 def variant_key(variant: str) -> str:
     return f"variant.{variant}"
+
+
+def selection_key(app: str, context: str | None) -> str:
+    """The selection bucket's key of what is learnt about an app as a whole, or one of its contexts."""
+    return f"{app}.{'_' if context is None else blake2b(context.encode(), digest_size=16).hexdigest()}"
 
 
 def key_of(record: AppRecord | ModelRecord | VariantRecord) -> str:

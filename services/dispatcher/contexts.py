@@ -7,7 +7,6 @@ message takes: queries are served by it, but what feedback teaches is always com
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from hashlib import blake2b
 from typing import Any
 
 import msgspec
@@ -18,7 +17,7 @@ from bus.messages.flow import SelectionChanged
 from bus.messages.public import Error, Listing, ListRequest, Refusal
 from bus.subjects import Subjects
 from services.core.actor import NOTHING, Do, Done, Effect, Failed, Publish, TimedOut
-from services.core.catalog import Catalog
+from services.core.catalog import Catalog, selection_key
 from services.core.ensemble.base import EnsemblePolicy, Learnt, Member
 from services.dispatcher.apps import members_of
 from services.dispatcher.commands import ReadContext, RunPolicy, StoredContext
@@ -26,7 +25,6 @@ from services.dispatcher.commands import ReadContext, RunPolicy, StoredContext
 READ_S = 2.0  # s for one read; queries wait for it, and are then served by what no feedback has taught
 RETRIES = 100  # reads that failed and are tried again, at each check
 UNREAD = -1  # instead of a revision: the bucket could not be read
-NO_CONTEXT = "_"
 MARK = 8  # bytes of a feedback's mark; two of a context's last ones are equal by chance once in 10^15 feedbacks
 MARKS = 128  # two each of the last 64 feedbacks
 _encode = msgspec.msgpack.Encoder().encode
@@ -73,9 +71,7 @@ class Held:
 
 def context_key(app: str, selection: ModelSelection, context: str | None) -> str:
     """In the selection bucket: of the app as a whole, or of a context where the policy keeps them apart."""
-    if not selection.contextual or context is None:
-        return f"{app}.{NO_CONTEXT}"
-    return f"{app}.{blake2b(context.encode(), digest_size=16).hexdigest()}"
+    return selection_key(app, context if selection.contextual else None)
 
 
 _values = msgspec.msgpack.Decoder(ContextValue)

@@ -187,7 +187,9 @@ class Feedbacks:
         if one.query is not None:
             found = self._predictions.by_query(app, one.query)
         if found is None and one.digest is not None:
-            found = self._predictions.by_inputs(app, one.digest, feedback.context, feedback.item)
+            selection = self._selection(app)
+            context = feedback.context if selection is not None and selection.contextual else False
+            found = self._predictions.by_inputs(app, one.digest, context, feedback.item)
         if found is None and one.query is None and one.digest is None and feedback.id is not None:
             found = self._predictions.by_id(app, feedback.id)
         return found

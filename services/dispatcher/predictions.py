@@ -67,7 +67,7 @@ class Prediction:
         }
 
 
-_Same = tuple[str, bytes | None, str | None]
+_Same = tuple[str, bytes | None, str | bool | None]  # app, digest, context; False: whatever the context
 
 
 class Predictions:
@@ -78,7 +78,7 @@ class Predictions:
         self._most = most
         self._most_bytes = most_bytes
         self._by_uid: OrderedDict[bytes, Prediction] = OrderedDict()
-        self._same: dict[_Same, dict[bytes, None]] = {}  # by app, digest, context
+        self._same: dict[_Same, dict[bytes, None]] = {}
         self._by_id: dict[tuple[str, str], bytes] = {}  # of each the latest
 
     def __len__(self) -> int:
@@ -91,7 +91,8 @@ class Predictions:
         self._by_uid[uid] = prediction
         self.bytes += prediction.size
         if prediction.digest is not None:
-            self._same.setdefault(_same(prediction), {})[uid] = None
+            for key in _same(prediction):
+                self._same.setdefault(key, {})[uid] = None
         if prediction.id is not None:
             self._by_id[prediction.app, prediction.id] = uid
         while self._by_uid and (len(self._by_uid) > self._most or self.bytes > self._most_bytes):
@@ -113,8 +114,11 @@ class Predictions:
         found = self._by_uid.get(uid)
         return found if found is not None and found.app == app else None
 
-    def by_inputs(self, app: str, digest: bytes, context: str | None, item: int) -> Prediction | None:
-        """The latest prediction for these inputs in this context, of several one that had no feedback for the item yet."""
+    def by_inputs(self, app: str, digest: bytes, context: str | bool | None, item: int) -> Prediction | None:
+        """The latest prediction for these inputs in this context, of several one that had no feedback for the item yet.
+
+        context: False: in whichever.
+        """
         uids = self._same.get((app, digest, context))
         if not uids:
             return None
@@ -131,14 +135,15 @@ class Predictions:
         if prediction is None:
             return
         self.bytes -= prediction.size
-        same = self._same.get(_same(prediction))
-        if same is not None:
-            same.pop(uid, None)
+        for key in _same(prediction) if prediction.digest is not None else ():
+            same = self._same[key]
+            del same[uid]
             if not same:
-                del self._same[_same(prediction)]
+                del self._same[key]
         if prediction.id is not None and self._by_id.get((prediction.app, prediction.id)) == uid:
             del self._by_id[prediction.app, prediction.id]
 
 
-def _same(prediction: Prediction) -> _Same:
-    return prediction.app, prediction.digest, prediction.context
+def _same(prediction: Prediction) -> tuple[_Same, _Same]:
+    app, digest = prediction.app, prediction.digest
+    return (app, digest, prediction.context), (app, digest, False)

@@ -10,6 +10,7 @@ import msgspec
 
 from bus.messages.events import RegistrationEvent
 from bus.messages.fleet import ExecutorExited, WorkerHeartbeat
+from bus.messages.flow import SelectionChanged
 from bus.messages.public import AdminDone, AdminRequest, Error, Register, RegistrationAccepted
 from bus.messages.work import (
     ModelInspected,
@@ -55,6 +56,7 @@ from services.registrar.commands import (
     ChangeApp,
     ChangeRefused,
     ClaimRegistration,
+    ContextsDeleted,
     RegistrationClaimed,
     RegistrationRecord,
     TakeOverRegistration,
@@ -251,11 +253,13 @@ class Registrar:
             self._takeovers.ended(which)
             return NOTHING if result is None else self._carry_on(result, now)
         if kind == "admin":
-            refused: ChangeRefused | None = result
             reply = self._changes.pop(which)
-            if refused is None:
-                return answer(reply, AdminDone())
-            return refuse(reply, Error(code=refused.code, message=refused.message))
+            if isinstance(result, ChangeRefused):
+                return refuse(reply, Error(code=result.code, message=result.message))
+            if isinstance(result, ContextsDeleted):
+                gone = SelectionChanged(result.app, result.key, 0, None)
+                return (Publish(self._subjects.selection("changed"), gone), *answer(reply, AdminDone()))
+            return answer(reply, AdminDone())
         if kind == "records":
             return self._registrations.written(which, result, now)
         if kind == "status":

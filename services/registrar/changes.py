@@ -21,6 +21,7 @@ from services.registrar.commands import (
     DeleteVersion,
     LinkModel,
     ReleaseVariant,
+    ResetSelection,
     SetApp,
     SetReplicas,
     SetSelection,
@@ -152,6 +153,7 @@ NEEDS = {
     "set-replicas": (),
     "set-target": ("app",),
     "set-selection": ("app",),
+    "reset-selection": ("app",),
     "delete-version": ("model", "version"),
     "release-variant": ("variant",),
 }
@@ -160,7 +162,7 @@ SETTINGS = ("latency_ms", "default_output", "min_instances", "input_type", "slo_
 
 def change_for(
     verb: str, request: AdminRequest, catalog: Catalog, now: float
-) -> Change | ChangeApps | ReleaseVariant | DeleteVersion | Error:
+) -> Change | ChangeApps | ReleaseVariant | ResetSelection | DeleteVersion | Error:
     """The change that an operator asks for, or what is wrong with the request."""
     needs = NEEDS.get(verb)
     if needs is None:
@@ -206,6 +208,10 @@ def change_for(
         return SetApp(app=app, slo_target=request.slo_target)
     if verb == "set-selection":
         return SetSelection(app=app, selection=selection_asked(request))
+    if verb == "reset-selection":
+        if catalog.app(app) is None:
+            return Error(code="unknown_app", message=_unknown_app(app).message)
+        return ResetSelection(app=app, context=request.context)
     if verb == "delete-app":
         return DeleteApp(app=app)
     if verb == "unlink-model":

@@ -154,6 +154,20 @@ class ReleaseVariant(Struct, frozen=True, kw_only=True):
     worker: str | None = None
 
 
+class ResetSelection(Struct, frozen=True, kw_only=True):
+    """Forget what an app's selection policy has learnt, in one context or at all; comes back as ContextsDeleted."""
+
+    app: str
+    context: str | None = None
+
+
+class ContextsDeleted(Struct, frozen=True):
+    """What dispatchers must hear: the app's contexts are gone from the selection bucket, or the one with this key."""
+
+    app: str
+    key: str = ""
+
+
 class DeleteVersion(Struct, frozen=True, kw_only=True):
     """Delete a version of a model that no app serves, and its variants. Its number is never used again.
 

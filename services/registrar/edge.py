@@ -11,7 +11,7 @@ from bus.codec import decode, encode
 from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
 from bus.port import Bus, KeyValue, KeyValueEntry, NotFound, ObjectStore, WrongRevision
 from bus.subjects import Subjects
-from services.core.catalog import app_key, key_of, model_key, variant_key
+from services.core.catalog import app_key, key_of, model_key, selection_key, variant_key
 from services.core.placement import quarantined_at
 from services.registrar.changes import amend
 from services.registrar.commands import (
@@ -23,6 +23,8 @@ from services.registrar.commands import (
     ChangeRefused,
     ChangeSimulated,
     ClaimRegistration,
+    ContextsDeleted,
+    DeleteApp,
     DeleteVersion,
     Finish,
     PutRecords,
@@ -30,10 +32,14 @@ from services.registrar.commands import (
     RegistrationClaimed,
     RegistrationRecord,
     ReleaseVariant,
+    ResetSelection,
     TakeOverRegistration,
 )
 
 CPU = "cpu"
+TOGETHER = (
+    500  # deletions under way at a time: a server with sync_interval "always" writes those that wait with one sync
+)
 DELETED = b"deleted"  # value of a reservation that never ends: the version was deleted
 LARGE_KEPT_S = 600.0  # of inputs and outputs that are too large for a message; they are fetched soon or never
 UPLOADS_KEPT_S = 24 * 3600.0  # of uploads that nobody registered, and of those that the registrar does not remove
@@ -44,10 +50,13 @@ _Message = TypeVar("_Message")
 class RegistrarEdge:
     """Carries out the commands of services/registrar/commands.py. `await RegistrarEdge.open(bus, subjects)` makes one."""
 
-    def __init__(self, catalog: KeyValue, status: KeyValue, control: KeyValue, uploads: ObjectStore) -> None:
+    def __init__(
+        self, catalog: KeyValue, status: KeyValue, control: KeyValue, contexts: KeyValue, uploads: ObjectStore
+    ) -> None:
         self._catalog = catalog
         self._status = status
         self._control = control
+        self._contexts = contexts
         self._uploads = uploads
         self._commands: dict[type, Callable[[Any], Any]] = {
             ClaimRegistration: self._claim,
@@ -56,6 +65,7 @@ class RegistrarEdge:
             ChangeApp: self._change_app,
             ChangeApps: self._change_apps,
             ReleaseVariant: self._release_variant,
+            ResetSelection: self._reset_selection,
             DeleteVersion: self._delete_version,
             PutRecords: self._put_records,
             AddVariants: self._add_variants,
@@ -77,8 +87,8 @@ class RegistrarEdge:
             asyncio.gather(*map(bus.key_value, values)),
             asyncio.gather(*(bus.object_store(bucket, max_age_s=age) for bucket, age in objects.items())),
         )
-        catalog, status, control, _ = kept
-        return cls(catalog, status, control, stored[0])
+        catalog, status, control, contexts = kept
+        return cls(catalog, status, control, contexts, stored[0])
 
     async def perform(self, command: Any) -> Any:
         """See services.core.actor.Edge."""
@@ -179,8 +189,25 @@ class RegistrarEdge:
 
     # -- catalogue
 
-    async def _change_app(self, command: ChangeApp) -> ChangeRefused | None:
-        return await self._amend(command.change)
+    async def _change_app(self, command: ChangeApp) -> ChangeRefused | ContextsDeleted | None:
+        refused = await self._amend(command.change)
+        if refused is None and isinstance(command.change, DeleteApp):
+            return await self._reset_selection(ResetSelection(app=command.change.app))
+        return refused
+
+    async def _reset_selection(self, command: ResetSelection) -> ContextsDeleted:
+        """An app may have very many contexts; what a time limit leaves is deleted when the command is repeated."""
+        app = command.app
+        if command.context is not None:
+            key = selection_key(app, command.context)
+            with suppress(NotFound):
+                await self._contexts.get(key)
+                await self._contexts.delete(key)
+            return ContextsDeleted(app, key)
+        keys = await self._contexts.keys(app)
+        for at in range(0, len(keys), TOGETHER):
+            await asyncio.gather(*map(self._contexts.delete, keys[at : at + TOGETHER]))
+        return ContextsDeleted(app)
 
     async def _change_apps(self, command: ChangeApps) -> ChangeRefused | None:
         for change in command.changes:

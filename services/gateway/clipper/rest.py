@@ -3,6 +3,7 @@
 import itertools
 import secrets
 import time
+from collections import OrderedDict
 from typing import Any
 
 from starlette.requests import Request
@@ -67,6 +68,7 @@ class PredictionCounts:
         }
 
 
+REMEMBERED = 50_000  # query ids whose queries feedback may name, in 10 MB; of older ones only the id is known
 _UPDATE_SCHEMA = '{"uid": string, "input": [double] | [int] | [string] | [byte] | [float], "label": double}'
 
 
@@ -76,6 +78,9 @@ class ClipperQueryApi:
     def __init__(self, service: GatewayService) -> None:
         self._service = service
         self._ids = itertools.count(secrets.randbits(52))
+        self._answered: OrderedDict[str, tuple[str, int]] = (
+            OrderedDict()
+        )  # by query_id: the answer's query, and the item
         self.counts = PredictionCounts()
 
     async def predict(self, request: Request) -> JsonReply:
@@ -99,11 +104,19 @@ class ClipperQueryApi:
             raise clipper_refusal(answer)
         micros = (time.perf_counter() - began) * 1e6
         self.counts.add(app.app, len(items), micros, default=bool(answer.default))
+        if answer.query is not None:
+            self._remember(ids, answer.query)
         replies = [
             {"query_id": one, "output": output, **_explanation(answer)}
             for one, output in zip(ids, _outputs(answer, app, len(items)), strict=True)
         ]
         return JsonReply({"batch_predictions": replies} if batch else replies[0])
+
+    def _remember(self, ids: list[int], query: str) -> None:
+        for item, one in enumerate(ids):
+            self._answered[str(one)] = (query, item)
+        while len(self._answered) > REMEMBERED:
+            self._answered.popitem(last=False)
 
     async def update(self, request: Request) -> PlainTextResponse:
         app = self._app(request)
@@ -117,10 +130,13 @@ class ClipperQueryApi:
                 tensors = tensors_of(app, [field(body, "input", (int, float, str, list))])
             except WrongInput as error:
                 raise ClipperError(JSON_ERROR, f"Error parsing JSON: {error}") from error
+        uid, item = self._answered.get(str(query), (None, 0))
         try:
             await self._service.client.feedback(
                 app.app,
                 label,
+                query=uid,
+                item=item,
                 id=None if query is None else str(query),
                 inputs=tensors,
                 context=None if user is None else str(user),

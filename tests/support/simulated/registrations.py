@@ -25,7 +25,7 @@ from services.core.actor import (
     Synced,
     Tick,
 )
-from services.core.catalog import key_of
+from services.core.catalog import key_of, selection_key
 from services.core.settings import RegistrarSettings
 from services.registrar.actor import Registrar
 from services.registrar.changes import amend
@@ -35,10 +35,12 @@ from services.registrar.commands import (
     ChangeRefused,
     ChangeSimulated,
     ClaimRegistration,
+    ContextsDeleted,
     Finish,
     PutRecords,
     PutStatus,
     RegistrationClaimed,
+    ResetSelection,
     TakeOverRegistration,
 )
 
@@ -239,6 +241,10 @@ class Stage:
                     self.put(SUBJECTS.catalog_bucket, f"variant.{name}", None)
             case ChangeApp(change=change):
                 return self.change(change)
+            case ResetSelection():
+                return ContextsDeleted(
+                    command.app, selection_key(command.app, command.context) if command.context is not None else ""
+                )
             case Finish():
                 self.forgotten.append(command)
                 self.put(SUBJECTS.status_bucket, f"work.{command.registration}", None)

@@ -288,6 +288,13 @@ def test_without_contexts_all_share_the_weights() -> None:
     assert {event.context for event in system.events(SelectionEvent)} == {None}
 
 
+def test_without_contexts_inputs_are_the_same_whoever_asked() -> None:
+    system = Dispatchers(selection=ModelSelection(policy="exp4"))
+    query = system.predicted(context="me")
+    assert system.answer(system.tell(inputs=INPUTS, context="you")) == "accepted"
+    assert {event.query.hex() for event in system.events(SelectionEvent)} == {query}
+
+
 # -- once
 
 

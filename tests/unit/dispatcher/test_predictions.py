@@ -40,6 +40,9 @@ def test_inputs_are_the_same_only_with_the_same_context() -> None:
     assert log.by_inputs("a", b"d", None, 0) is None
     assert log.by_inputs("b", b"d", "me", 0) is None
     assert log.by_inputs("a", b"e", "me", 0) is None
+    latest = log.by_inputs("a", b"d", False, 0)
+    assert latest is not None
+    assert latest.uid[0] == 2
 
 
 def test_of_equal_inputs_the_latest_without_feedback_for_the_item_is_meant() -> None:

@@ -204,9 +204,19 @@ def test_lists_and_explanations():
 
 def test_feedback():
     async def work(client, peer, broker):
+        key = b"k" * 16
         await client.feedback("a", 3, id="q1")
         await client.feedback("a", 4, inputs=[[1.0]], context="me")
-        assert peer.heard == [{"id": "q1", "label": 3}, {"label": 4, "inputs": [[1.0]], "context": "me"}]
+        await client.feedback("a", 5, query="ab", item=2, retry_key=key)
+        keys = [body.pop("retry_key") for body in peer.heard]
+        assert list(map(len, keys)) == [16] * 3
+        assert len(set(keys)) == 3
+        assert keys[2] == key
+        assert peer.heard == [
+            {"id": "q1", "label": 3},
+            {"label": 4, "inputs": [[1.0]], "context": "me"},
+            {"query": "ab", "label": 5, "item": 2},
+        ]
 
     with_client(lambda body, n: {"accepted": True}, work, subject="infaas.feedback.a")
 
@@ -228,7 +238,9 @@ def test_needs_are_those_of_the_contract():
 
 
 def test_the_blocking_client_has_the_same_methods():
-    for name in ("query", "feedback", "apps", "models", "variants", "workers", "explain", "register"):
+    for name in (
+        "query", "feedback", "apps", "models", "variants", "workers", "selection", "explain", "register",
+    ):  # fmt: skip
         ours, theirs = inspect.signature(getattr(Infaas, name)), inspect.signature(getattr(Client, name))
         assert list(ours.parameters) == list(theirs.parameters), name
         assert getattr(Infaas, name).__doc__

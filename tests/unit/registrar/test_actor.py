@@ -7,9 +7,11 @@ from msgspec.structs import replace
 
 from bus.codec import decode, encode
 from bus.messages.catalog import AppRecord, ModelRecord, Signature, VariantRecord
+from bus.messages.flow import SelectionChanged
 from bus.messages.public import AdminDone, AdminRequest, Refusal, RegistrationAccepted
 from bus.messages.work import InspectModel, WorkProgress
 from services.core.actor import Done, Failed, Malformed, Synced, TimedOut
+from services.core.catalog import selection_key
 from services.core.settings import RegistrarSettings
 from services.registrar.commands import AlreadyTaken, Finish
 from tests.support.simulated.registrations import (
@@ -202,6 +204,11 @@ def test_operators_change_the_catalogue() -> None:
     assert decode(AppRecord, stage.catalog["app.a"]).links == {"mlp": "1"}
     assert ask("link-model", app="b", model="mlp").error.code == "unknown_app"
     assert ask("unlink-model", app="a", model="mlp") == AdminDone()
+    assert ask("reset-selection", app="b").error.code == "unknown_app"
+    for fields in ({}, {"context": "me"}):
+        assert ask("reset-selection", app="a", **fields) == AdminDone()
+        said = [message for subject, message in stage.sent if subject == SUBJECTS.selection("changed")]
+        assert said[-1] == SelectionChanged("a", selection_key("a", "me") if fields else "", 0, None)
     assert ask("delete-app", app="a") == AdminDone()
     assert "app.a" not in stage.catalog
     assert "delete-app" in ask("explode").error.message

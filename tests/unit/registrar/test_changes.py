@@ -20,6 +20,7 @@ from services.registrar.commands import (
     DeleteVersion,
     LinkModel,
     ReleaseVariant,
+    ResetSelection,
     SetApp,
     SetReplicas,
     SetSelection,
@@ -171,6 +172,12 @@ def test_verbs_become_changes() -> None:
     assert asked("set-selection", app="a", **given) == SetSelection(app="a", selection=ModelSelection(**given))
     own = ModelSelection(policy="my.votes:Own_2")
     assert asked("set-selection", app="a", policy=own.policy) == SetSelection(app="a", selection=own)
+    assert asked("reset-selection", app="a").code == "unknown_app"
+    known = catalog()
+    known.apply("app.a", encode(app_record(app="a")))
+    for context in (None, "me"):
+        wish = AdminRequest(app="a", context=context)
+        assert change_for("reset-selection", wish, known, 7.0) == ResetSelection(app="a", context=context)
     assert asked("delete-version", model="mlp", version="1") == DeleteVersion(model="mlp", version="1")
     assert asked("release-variant", variant="v") == ReleaseVariant(variant="v")
     assert asked("release-variant", variant="v", worker="w1") == ReleaseVariant(variant="v", worker="w1")

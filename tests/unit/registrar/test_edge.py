@@ -13,6 +13,7 @@ from bus.messages.catalog import AppRecord, Signature
 from bus.messages.public import RegistrationStatus
 from bus.port import KeyValue, NotFound, ObjectStore
 from bus.subjects import Subjects
+from services.core.catalog import selection_key
 from services.core.placement import quarantine_key, quarantined_at
 from services.registrar.commands import (
     AddApp,
@@ -21,6 +22,7 @@ from services.registrar.commands import (
     ChangeApps,
     ChangeRefused,
     ClaimRegistration,
+    ContextsDeleted,
     DeleteApp,
     DeleteVersion,
     Finish,
@@ -30,6 +32,7 @@ from services.registrar.commands import (
     RegistrationClaimed,
     RegistrationRecord,
     ReleaseVariant,
+    ResetSelection,
     SetReplicas,
     TakeOverRegistration,
 )
@@ -49,6 +52,7 @@ class Place:
     status: KeyValue
     uploads: ObjectStore
     control: KeyValue
+    contexts: KeyValue
 
     async def do(self, command: Any) -> Any:
         return await self.edge.perform(command)
@@ -65,6 +69,7 @@ def on_a_bus(test: Callable[[Place], Awaitable[None]]) -> None:
         place.catalog = await bus.key_value(SUBJECTS.catalog_bucket)
         place.status = await bus.key_value(SUBJECTS.status_bucket)
         place.control = await bus.key_value(SUBJECTS.control_bucket)
+        place.contexts = await bus.key_value(SUBJECTS.selection_bucket)
         place.uploads = await bus.object_store(SUBJECTS.uploads_bucket)
         try:
             await test(place)
@@ -182,7 +187,7 @@ def test_operators_changes() -> None:
     async def test(place: Place) -> None:
         assert await place.do(ChangeApp(AddApp(app="a", at=1.0))) is None
         assert isinstance(await place.do(ChangeApp(AddApp(app="a", at=1.0))), ChangeRefused)
-        assert await place.do(ChangeApp(DeleteApp(app="a"))) is None
+        assert await place.do(ChangeApp(DeleteApp(app="a"))) == ContextsDeleted("a")
         assert isinstance(await place.do(ChangeApp(DeleteApp(app="a"))), ChangeRefused)
         assert await place.do(ChangeApp(AddApp(app="a", at=2.0))) is None, "a deleted app can be made again"
 
@@ -284,5 +289,45 @@ def test_a_version_goes_with_its_variants_once_no_app_serves_it_and_its_number_i
         )
         claimed = await place.do(ClaimRegistration(record=work("r3"), next_version=2))
         assert claimed.record.version == "3"
+
+    on_a_bus(test)
+
+
+async def _learnt(place: Place) -> None:
+    for app in ("digits", "digits-2"):
+        for context in (None, "me", "you"):
+            await place.contexts.create(selection_key(app, context), b"learnt")
+
+
+def test_a_reset_forgets_one_context() -> None:
+    async def test(place: Place) -> None:
+        await _learnt(place)
+        key = selection_key("digits", "me")
+        assert await place.do(ResetSelection(app="digits", context="me")) == ContextsDeleted("digits", key)
+        assert key not in await place.contexts.keys()
+        assert len(await place.contexts.keys()) == 5
+        assert await place.do(ResetSelection(app="digits", context="nobody")) == ContextsDeleted(
+            "digits", selection_key("digits", "nobody")
+        )
+
+    on_a_bus(test)
+
+
+def test_a_reset_forgets_all_of_an_app_and_of_no_other() -> None:
+    async def test(place: Place) -> None:
+        await _learnt(place)
+        assert await place.do(ResetSelection(app="digits")) == ContextsDeleted("digits")
+        assert sorted(await place.contexts.keys()) == sorted(selection_key("digits-2", c) for c in (None, "me", "you"))
+
+    on_a_bus(test)
+
+
+def test_what_a_deleted_app_has_learnt_goes_with_it() -> None:
+    async def test(place: Place) -> None:
+        await _learnt(place)
+        await place.do(ChangeApp(AddApp(app="digits", at=1.0)))
+        assert await place.do(ChangeApp(DeleteApp(app="digits"))) == ContextsDeleted("digits")
+        assert len(await place.contexts.keys("digits")) == 0
+        assert len(await place.contexts.keys("digits-2")) == 3
 
     on_a_bus(test)
