@@ -146,6 +146,8 @@ def why_chosen(explanation: Mapping[str, Any]) -> str:
     chosen = explanation.get("chosen")
     if not chosen:
         return ""
+    if explanation.get("members"):
+        return "the best for its model"
     candidates = explanation.get("candidates") or []
     chosen = next((each for each in candidates if each.get("variant") == chosen.get("variant")), chosen)
     others = [each for each in candidates if each is not chosen]

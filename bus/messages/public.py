@@ -259,12 +259,31 @@ class Candidate(Struct, frozen=True, kw_only=True):
     why_not: str
 
 
+class MemberShare(Struct, frozen=True, kw_only=True):
+    """A model of an app whose models answer together, and why a query would ask it.
+
+    member: `model@version`. probability: of being asked, 0..1; weight: its share of all weights; None: not known. variant: that would
+    answer for it; None: it is not asked, or would be refused. why: says which.
+    """
+
+    member: str
+    probability: float | None
+    weight: float | None
+    variant: str | None
+    why: str
+
+
 class Explanation(Struct, frozen=True, kw_only=True):
-    """The reply of `infaas.explain.<app>`: the decision that a query with these requirements would get now."""
+    """The reply of `infaas.explain.<app>`: the decision that a query with these requirements would get now.
+
+    members: where several models answer together, a row for each. chosen is the variant of the likeliest one then, and each candidate
+    without a `why_not` would answer for its model.
+    """
 
     chosen: Candidate | None
     candidates: list[Candidate]
     refusal: Error | UnsetType = UNSET
+    members: list[MemberShare] | UnsetType = UNSET
 
 
 class Feedback(Struct, frozen=True, kw_only=True):

@@ -44,6 +44,7 @@ def decision(needs: dict[str, Any]) -> None:
         st.error(f"**{refused.code}:** {refused.message}", icon=":material/block:")
         return
     candidates = pd.DataFrame(answer.get("candidates") or [])
+    _members(answer)
     _verdict(answer, candidates)
     if candidates.empty:
         show_empty("This application has no variants.", "`infaas register` adds a model with its variants.")
@@ -85,6 +86,26 @@ def decision(needs: dict[str, Any]) -> None:
                 help="Compute cost per 1,000 items; for loaded variants, with the present batch sizes",
             ),
         },
+    )
+
+
+def _members(answer: dict[str, Any]) -> None:
+    """Where several models answer together: who would be asked."""
+    rows = pd.DataFrame(answer.get("members") or [])
+    if rows.empty:
+        return
+    st.markdown(f"**{formats.count(len(rows), 'model answers', 'models answer')} together**; each may be asked:")
+    shown = rows.assign(probability=100 * rows["probability"].astype(float), weight=100 * rows["weight"].astype(float))
+    widgets.table(
+        shown,
+        {
+            "member": "model",
+            "probability": widgets.number_column("asked", "%.3g %%", help="Probability that a query asks it"),
+            "weight": widgets.number_column("weight", "%.3g %%", help="Its share of all weights"),
+            "variant": "variant",
+            "why": st.column_config.TextColumn("why", width="large"),
+        },
+        "members",
     )
 
 

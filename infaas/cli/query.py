@@ -149,10 +149,19 @@ _EXPLAIN_COLUMNS = (
 )
 
 
+_MEMBER_COLUMNS = (
+    Column("member", "member"),
+    Column("probability", "probability"),
+    Column("weight", "weight"),
+    Column("variant", "variant"),
+    Column("why", "why"),
+)
+
+
 def explain(*, app: str, needs: NeedOptions = NO_NEEDS, data_dir: DataDir = None, json: Json = False) -> int:
     """Show which variant would answer a query with these requirements now, and why each other variant would not.
 
-    Sends no query and changes nothing.
+    Sends no query and changes nothing. Where several models answer together: which of them would be asked, and why.
 
     Example: `infaas explain --app digits --accuracy 0.97 --latency-ms 20`
 
@@ -173,6 +182,9 @@ async def _explain(data_dir: Path | None, app: str, needs: NeedOptions) -> dict[
 
 def _render_explain(explanation: dict[str, Any]) -> None:
     why = why_chosen(explanation)
+    if members := explanation.get("members"):
+        print_table(members, _MEMBER_COLUMNS, "")
+        print()
     rows = [{**each, "why": why} for each in explanation.get("candidates") or []]
     print_table(rows, _EXPLAIN_COLUMNS, "this app has no variants")
     if explanation.get("chosen") is None:

@@ -422,7 +422,7 @@ class Dispatcher:
     def _question(self, envelope: Envelope) -> Iterable[Effect]:
         if envelope.subject == self._list_selection:
             return self._selection_list.ask(envelope.reply, envelope.message) if envelope.reply else NOTHING
-        return answer_question(envelope, self.apps.catalog, self.view, self._policy, self._slo_target)
+        return answer_question(envelope, self.apps.catalog, self.view, self._policy, self._slo_target, self.contexts)
 
     # -- what selection policies have learnt
 

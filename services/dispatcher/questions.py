@@ -1,22 +1,41 @@
 """Questions about the system: lists, and which variant a query would get. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from msgspec.structs import asdict
+from msgspec import UNSET
+from msgspec.structs import asdict, replace
 
-from bus.messages.public import Candidate, Error, Explanation, Listing, ListRequest, Refusal, Requirements
+from bus.messages.catalog import ModelSelection
+from bus.messages.public import (
+    Candidate,
+    Error,
+    Explanation,
+    Listing,
+    ListRequest,
+    MemberShare,
+    Refusal,
+    Requirements,
+)
 from services.core.actor import NOTHING, Effect, Envelope, Publish
 from services.core.catalog import Catalog, target_of
+from services.core.ensemble.base import Learnt, Member
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import INFINITE, AppView, Ask, VariantInstances
 from services.core.selection.instances import Worker
 from services.core.selection.policy import Decision, SelectionPolicy
 from services.core.validation import BadRequest, check_name, check_requirements
+from services.dispatcher.apps import members_of
+from services.dispatcher.contexts import Contexts
 
 
 def answer_question(
-    envelope: Envelope, catalog: Catalog, view: ClusterView, policy: SelectionPolicy, slo_target: float
+    envelope: Envelope,
+    catalog: Catalog,
+    view: ClusterView,
+    policy: SelectionPolicy,
+    slo_target: float,
+    contexts: Contexts,
 ) -> Iterable[Effect]:
     """The reply to a ListRequest or to Requirements. Nothing if nobody waits for one, or another service replies.
 
@@ -29,7 +48,7 @@ def answer_question(
         if about == "jobs":
             return NOTHING  # their coordinator answers
         return (Publish(envelope.reply, listing(about, asked, now, catalog, view, slo_target)),)
-    return (Publish(envelope.reply, explain(about, asked, now, view, policy)),)
+    return (Publish(envelope.reply, explain(about, asked, now, catalog, view, policy, contexts)),)
 
 
 # -- why this variant: the decision that a query would get now, with a reason for every candidate
@@ -38,7 +57,13 @@ HORIZON = 30.0  # s; the deadline of a query that states none
 
 
 def explain(
-    app_name: str, wish: Requirements, now: float, view: ClusterView, policy: SelectionPolicy
+    app_name: str,
+    wish: Requirements,
+    now: float,
+    catalog: Catalog,
+    view: ClusterView,
+    policy: SelectionPolicy,
+    contexts: Contexts,
 ) -> Explanation | Refusal:
     """The decision for one item with these requirements, and why each other variant is not chosen. Changes nothing."""
     try:
@@ -54,9 +79,10 @@ def explain(
     deadline = min(now + min(latency_s, HORIZON), wish.deadline or INFINITE)
     cost = INFINITE if wish.cost is None else wish.cost
     ask = Ask(app_name, 1, deadline, latency_s, wish.accuracy or 0.0, cost, wish.model, wish.version, wish.variant)
-    before = app.asked, app.full_since
-    decision = policy.select(ask, now, view)
-    app.asked, app.full_since = before
+    rules = app.app.selection
+    if rules is not None and rules.policy is not None and wish.model is wish.version is wish.variant is None:
+        return _explain_members(ask, wish.context, rules, now, catalog, view, policy, contexts)
+    decision = _decide(ask, now, view, policy)
     winner = _winner(decision, view)
     candidates = [
         _candidate(
@@ -69,6 +95,85 @@ def explain(
     if decision.refusal is not None:
         return Explanation(chosen=None, candidates=candidates, refusal=decision.refusal)
     return Explanation(chosen=chosen, candidates=candidates)
+
+
+def _explain_members(
+    ask: Ask,
+    context: str | None,
+    rules: ModelSelection,
+    now: float,
+    catalog: Catalog,
+    view: ClusterView,
+    policy: SelectionPolicy,
+    contexts: Contexts,
+) -> Explanation:
+    """Where several models answer together: which are asked, and which variant answers for each."""
+    app = view.apps[ask.app]
+    members = members_of(catalog, ask.app)
+    learnt, note = _learnt(ask.app, context, rules, members, contexts)
+    rows: list[MemberShare] = []
+    parts: dict[str, tuple[Ask, Decision]] = {}  # by model
+    for member in members:
+        floor = 0.0 if member.accuracy is None or member.accuracy < ask.accuracy else ask.accuracy
+        part = replace(ask, model=member.model, version=member.version, accuracy=floor, cost=INFINITE)
+        decision = _decide(part, now, view, policy)
+        parts[member.model] = part, decision
+        known = learnt.get(member.model)
+        variant = _winner(decision, view)
+        why = note if known is None else _why_asked(known, rules)
+        if decision.refusal is not None:
+            why += f"; it would be missing: {decision.refusal.message}"
+        elif floor < ask.accuracy:
+            why += f"; none of its variants has an accuracy of {ask.accuracy:g}"
+        p, weight = (None, None) if known is None else (known.probability, known.weight)
+        rows.append(MemberShare(member=member.name, probability=p, weight=weight, variant=variant, why=why))
+    winners = {row.variant for row in rows if row.variant is not None}
+    candidates = []
+    for i, group in enumerate(app.groups):
+        why_not = "not among the members that set-selection names"
+        if group.record.model in parts:
+            part, decision = parts[group.record.model]
+            why_not = "" if group.record.variant in winners else _why_not(i, app, part, now, view, decision)
+        candidates.append(_candidate(i, app, ask, now, view, why_not))
+    rows.sort(key=lambda row: (-(row.probability or 0.0), -(row.weight or 0.0), row.member))
+    first = next((row.variant for row in rows if row.variant is not None), None)
+    candidates.sort(key=lambda c: (bool(c.why_not), c.variant != first, c.cost_per_1000))
+    chosen = next((c for c in candidates if c.variant == first), None)
+    refusals = [decision.refusal for _, decision in parts.values() if decision.refusal is not None]
+    none = refusals[0] if refusals and chosen is None else UNSET
+    return Explanation(chosen=chosen, candidates=candidates, refusal=none, members=rows)
+
+
+def _learnt(
+    app: str, context: str | None, rules: ModelSelection, members: Sequence[Member], contexts: Contexts
+) -> tuple[dict[str, Learnt], str]:
+    """What is known of each member, by model, and a note on those of which nothing is."""
+    policy = contexts.policy(app, rules)
+    if policy is None:
+        return {}, f"{rules.policy} decides it for each query"
+    held = contexts.held(app, rules, context)
+    if held is None:
+        return {}, "what was learnt is not in this dispatcher's memory; the next query reads it"
+    return {row.member: row for row in policy.learnt(held.state, members)}, "not a member when this was learnt"
+
+
+def _why_asked(known: Learnt, rules: ModelSelection) -> str:
+    asked = "one member is asked, by chance" if rules.policy == "exp3" else "every member is asked"
+    match rules.policy:
+        case "majority":
+            return f"{asked}; all votes are equal"
+        case "weighted":
+            return f"{asked}; its weight follows from its accuracy"
+    return f"{asked}; its weight follows from {known.n} feedback{'' if known.n == 1 else 's'}"
+
+
+def _decide(ask: Ask, now: float, view: ClusterView, policy: SelectionPolicy) -> Decision:
+    """The decision that this query would get. It leaves no trace."""
+    app = view.apps[ask.app]
+    before = app.asked, app.full_since
+    decision = policy.select(ask, now, view)
+    app.asked, app.full_since = before
+    return decision
 
 
 def _winner(decision: Decision, view: ClusterView) -> str | None:

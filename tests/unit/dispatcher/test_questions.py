@@ -3,6 +3,8 @@
 from typing import Any
 
 import msgspec
+import pytest
+from msgspec.structs import replace
 
 from bus.codec import encode
 from bus.messages.catalog import AppRecord, ModelSelection
@@ -140,3 +142,59 @@ def test_where_nobody_can_load_it_lists_and_explanations_say_so_until_it_is_rele
     [item] = said(fleet, fleet.subjects.list("variants"), ListRequest())["items"]
     assert item["state"] == "Active"
     assert set(item["quarantined"]) == {"w0"}
+
+
+# -- several models answer together
+
+THREE = tuple(variant(f"{model}-v1-ort-fp32-t1-b8", model=model) for model in "abc")
+
+
+def answering_together(**fields: Any) -> Fleet:
+    fleet = Fleet(*THREE)
+    [app] = [record for record in fleet.records if isinstance(record, AppRecord)]
+    after = replace(app, selection=ModelSelection(**fields))
+    fleet.stage.send("d0", Changed("infaas-catalog", key_of(after), encode(after)))
+    for record in THREE:
+        fleet.stage.publish(fleet.subjects.worker("w0", "load"), EnsureLoaded(variant=record, app="app"))
+    fleet.stage.run(2.0)
+    return fleet
+
+
+def test_an_explanation_says_which_members_would_be_asked_and_why() -> None:
+    fleet = answering_together(policy="exp4", members=["a", "b"])
+    unread = said(fleet, fleet.subjects.explain("app"), Requirements())
+    assert [(row["member"], row["weight"]) for row in unread["members"]] == [("a@1", None), ("b@1", None)]
+    assert unread["members"][0]["why"] == "what was learnt is not in this dispatcher's memory; the next query reads it"
+
+    label = fleet.ask()
+    fleet.stage.run(1.0)
+    asked = fleet.replies(label)[0]["members"]
+    found = said(fleet, fleet.subjects.explain("app"), Requirements())
+    assert {row["member"] for row in found["members"]} == set(asked)
+    for row in found["members"]:
+        assert (row["weight"], row["probability"]) == (0.5, 1.0)
+        assert row["why"] == "every member is asked; its weight follows from 0 feedbacks"
+        assert row["variant"] == f"{row['member'][0]}-v1-ort-fp32-t1-b8"
+    why_not = {candidate["model"]: candidate["why_not"] for candidate in found["candidates"]}
+    assert why_not == {"a": "", "b": "", "c": "not among the members that set-selection names"}
+    assert found["chosen"]["model"] in ("a", "b")
+
+
+def test_an_explanation_of_chance_gives_probabilities_and_names_members_that_would_be_missing() -> None:
+    fleet = answering_together(policy="exp3")
+    fleet.ask()
+    fleet.stage.run(1.0)
+    found = said(fleet, fleet.subjects.explain("app"), Requirements(accuracy=0.99))
+    assert [row["probability"] for row in found["members"]] == [pytest.approx(1 / 3)] * 3
+    assert all("by chance" in row["why"] and "has an accuracy of 0.99" in row["why"] for row in found["members"])
+    hurried = said(fleet, fleet.subjects.explain("app"), Requirements(latency_ms=0.001))
+    assert all("it would be missing: " in row["why"] and row["variant"] is None for row in hurried["members"])
+    assert hurried["chosen"] is None
+    assert hurried["refusal"]["code"] == "unsatisfiable"
+
+
+def test_a_query_that_names_a_model_is_explained_as_one_that_one_variant_answers() -> None:
+    fleet = answering_together(policy="exp3")
+    found = said(fleet, fleet.subjects.explain("app"), Requirements(model="b"))
+    assert "members" not in found
+    assert found["chosen"]["model"] == "b"

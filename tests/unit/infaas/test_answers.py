@@ -122,3 +122,9 @@ def test_what_an_older_system_does_not_say_is_not_made_up() -> None:
 
 def test_where_nothing_is_chosen_there_is_no_reason() -> None:
     assert why_chosen({"chosen": None, "candidates": [candidate("a", "Active", 1.0, RIVAL)]}) == ""
+
+
+def test_where_several_models_answer_each_chosen_variant_is_the_best_for_its_model() -> None:
+    chosen = {"variant": "a1", "state": "Active", "why_not": ""}
+    explanation = {"chosen": chosen, "candidates": [chosen], "members": [{"member": "a@1", "weight": 1.0}]}
+    assert why_chosen(explanation) == "the best for its model"

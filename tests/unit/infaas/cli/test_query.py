@@ -4,7 +4,7 @@ import msgpack
 import pytest
 
 from infaas.answers import read_answer
-from infaas.cli.query import _render
+from infaas.cli.query import _render, _render_explain
 from infaas.errors import Refused
 from tests.support.clients.responders import answer
 
@@ -30,3 +30,19 @@ def test_several_models_are_named_with_their_confidence(capsys: pytest.CaptureFi
     assert "members    a@1, b@2 (1 missing)" in lines
     assert "confidence 0.3333 (0.6667, 0.3333)" in lines
     assert not any(line.startswith(("variant", "ran on")) for line in lines)
+
+
+def test_an_explanation_shows_members_before_variants(capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = {"variant": "a1", "state": "Active", "hardware": "cpu", "why_not": ""}
+    row = {
+        "member": "a@1",
+        "probability": 0.625,
+        "weight": None,
+        "variant": "a1",
+        "why": "one member is asked, by chance",
+    }
+    _render_explain({"chosen": chosen, "candidates": [chosen], "members": [row]})
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["member", "probability", "weight", "variant", "why"]
+    assert lines[1].split() == ["a@1", "0.625", "-", "a1", *row["why"].split()]
+    assert "the best for its model" in lines[-1]
