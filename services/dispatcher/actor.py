@@ -40,6 +40,7 @@ from services.core.selection.instances import Instance
 from services.core.selection.policy import LoadOrder, SelectionPolicy, goal_of
 from services.core.settings import DispatcherSettings, SelectionSettings, Settings
 from services.dispatcher.apps import Apps, members_of
+from services.dispatcher.cache import CachedParts
 from services.dispatcher.contexts import Contexts, SelectionList
 from services.dispatcher.default_output import default_due, executor_error, expiry_error, may_wait
 from services.dispatcher.demand import DemandCounter, FleetDigests, LoadsOnDemand
@@ -103,6 +104,7 @@ class Dispatcher:
         self.contexts = Contexts(
             subjects, selection.max_contexts, lambda app: members_of(self.apps.catalog, app), make_policy
         )
+        self.cached = CachedParts(self.apps)
         self.ensembles = Ensembles(
             name,
             self.joins,
@@ -111,6 +113,7 @@ class Dispatcher:
             self.apps,
             selection,
             self._outcomes,
+            self.cached,
             self._take,
             settings.max_queue,
             settings.max_inline,
@@ -412,6 +415,7 @@ class Dispatcher:
 
     def _changed(self, envelope: Envelope) -> Iterable[Effect]:
         self.apps.change(envelope.message)
+        self.cached.drop()
         return NOTHING
 
     def _synced(self, envelope: Envelope) -> Iterable[Effect]:
@@ -476,6 +480,7 @@ class Dispatcher:
             effects.extend(self._serve_waiting(now))
         self.joins.forget(now)
         effects.extend(self.contexts.retry())
+        effects.extend(self.ensembles.overdue(now - LOST_AFTER, now))
         effects.append(After("check", CHECK, envelope.message))
         return effects
 

@@ -1,18 +1,19 @@
-"""Answers kept for equal inputs, and equal parts of queries evaluated once (paper 002, section 4.2). Pure.
+"""Answers kept for equal inputs, and equal parts of queries evaluated once, of apps that ask for it (paper 002, section 4.2). Pure.
 
 The key is this system's own digest of the inputs (`predictions.digest_of`), never one that a client names.
 """
 
 import sys
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
 
 from bus.messages.public import Tensor
-from services.dispatcher.query import Query
+from services.dispatcher.apps import Apps
+from services.dispatcher.query import PartReply, Query
 
 MB = 1_000_000  # bytes
 SHARDS = 256  # small tables, so that no query waits while a large one grows
@@ -35,6 +36,10 @@ class PartSource(NamedTuple):
     simulated: bool
     reason: str = ""
 
+    def reaches(self, accuracy: float) -> bool:
+        """Whether it has at least this accuracy. One that was never measured has 0."""
+        return (self.accuracy or 0.0) >= accuracy
+
 
 class CachedPart(Struct, gc=False):
     """A kept answer. packed: MessagePack of its outputs. used: since the clock's hand last passed."""
@@ -47,10 +52,6 @@ class CachedPart(Struct, gc=False):
     @property
     def outputs(self) -> dict[str, Tensor]:
         return _decode(self.packed)
-
-    def reaches(self, accuracy: float) -> bool:
-        """Whether it has at least this accuracy. One that was never measured has 0."""
-        return (self.source.accuracy or 0.0) >= accuracy
 
     @property
     def size(self) -> int:
@@ -93,12 +94,12 @@ class PredictionCache:
         return self._parts + int(HOLES * self._tables) + sys.getsizeof(self._ring)
 
     def get(
-        self, digest: bytes, model: str | None, version: str | None, fits: Callable[[CachedPart], bool]
+        self, digest: bytes, model: str | None, version: str | None, fits: Callable[[PartSource], bool]
     ) -> CachedPart | None:
         """The answer to these inputs if there is one that fits. model, version: None where the query left the choice to selection."""
         tag = self._tags.get((model, version))
         part = None if tag is None else self._shards[digest[0] & self._mask].get(digest + tag)
-        if part is None or not fits(part):
+        if part is None or not fits(part.source):
             self.misses += 1
             return None
         self.hits += 1
@@ -117,7 +118,7 @@ class PredictionCache:
         before = shard.get(key)
         if before is not None:
             held = before.source
-            if held[:2] == source[:2] and before.reaches(source.accuracy or 0.0):
+            if held[:2] == source[:2] and held.reaches(source.accuracy or 0.0):
                 return
         part = CachedPart(key, self._sources.setdefault(source, source), _packed(outputs))
         if part.size > self.max_bytes // 2:
@@ -176,29 +177,34 @@ class Coalescing:
     """Equal parts under way: one is evaluated, the *leader*, and others wait for its answer.
 
     A part waits only for one that must answer no later, with no lower accuracy, and that others do not push aside sooner. So it loses
-    nothing by waiting; if its leader is refused all the same, it is decided on by itself. waited: parts that waited, since the start.
+    nothing by waiting; if its leader is refused all the same, it is asked itself. waited: by app, parts that waited, since the start.
     """
 
     def __init__(self) -> None:
-        self.waited = 0
+        self.waited: Counter[str] = Counter()
         self._leaders: dict[PartKey, Query] = {}
         self._waiting: dict[bytes, tuple[PartKey, list[Query]]] = {}  # by the leader's uid
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def wait(self, key: PartKey, part: Query) -> bool:
+    def wait(self, key: PartKey, part: Query, now: float) -> bool:
         """Whether this part waits for an equal one. If not, it leads from now on: it is to be evaluated."""
         leader = self._leaders.get(key)
-        if leader is not None:
+        if leader is not None and leader.uid != part.uid:
             first, own = leader.ask, part.ask
-            if first.deadline <= own.deadline and first.accuracy >= own.accuracy and first.priority <= own.priority:
+            sooner = now < first.deadline <= own.deadline and first.priority <= own.priority
+            if sooner and first.accuracy >= own.accuracy:
                 self._waiting[leader.uid][1].append(part)
-                self.waited += 1
+                self.waited[key[0]] += 1
                 return True
         self._leaders[key] = part
-        self._waiting[part.uid] = (key, [])
+        self._waiting.setdefault(part.uid, (key, []))
         return False
+
+    def overdue(self, before: float) -> list[bytes]:
+        """Leaders whose deadline was before this time, and of which nothing was heard."""
+        return [leader.uid for leader in self._leaders.values() if leader.ask.deadline < before]
 
     def ended(self, uid: bytes) -> tuple[PartKey, list[Query]] | None:
         """A part has ended: its key, and those that waited for it. None if it did not lead."""
@@ -206,3 +212,87 @@ class Coalescing:
         if found is not None and (leader := self._leaders.get(found[0])) is not None and leader.uid == uid:
             del self._leaders[found[0]]
         return found
+
+
+class CachedParts:
+    """Parts that need no evaluation of their own. caches: by app, of those that ask for it. equal: parts under way."""
+
+    def __init__(self, apps: Apps) -> None:
+        self.caches: dict[str, PredictionCache] = {}
+        self.equal = Coalescing()
+        self._apps = apps
+
+    def find(self, part: Query) -> PartReply | None:
+        """The answer to a part, if it is kept. None, too, where the app keeps no answers."""
+        join = part.part.join if part.part is not None else None
+        if join is None or join.digest is None:
+            return None
+        ask, rules = part.ask, join.query.selection
+        assert rules is not None
+        most = int(rules.cache_mb * MB)
+        cache = self.caches.get(ask.app)
+        if cache is None:
+            cache = self.caches[ask.app] = PredictionCache(most)
+        elif cache.max_bytes != most:
+            cache.resize(most)
+        kept = cache.get(join.digest, ask.model, ask.version, lambda source: self._suits(source, part))
+        return None if kept is None else _reply(kept.source, kept.outputs)
+
+    def waits(self, part: Query, now: float) -> bool:
+        """Whether an equal part is under way, whose answer this one gets, too."""
+        join = part.part.join if part.part is not None else None
+        if join is None or join.digest is None:
+            return False
+        ask = part.ask
+        return self.equal.wait((ask.app, join.digest, ask.model, ask.version), part, now)
+
+    def ended(self, uid: bytes, reply: PartReply | None) -> Iterable[tuple[Query, PartReply | None]]:
+        """A part has ended: those that waited for it, each with its answer. None: it must be asked itself. reply: None if refused."""
+        found = self.equal.ended(uid)
+        if found is None:
+            return ()
+        (app, digest, model, version), waiting = found
+        if reply is None or reply.error is not None or reply.outputs_ref is not None:
+            return [(part, None) for part in waiting]
+        source = PartSource(
+            reply.model, reply.version, reply.variant, reply.hardware, reply.worker, reply.accuracy, reply.simulated, reply.reason
+        )  # fmt: skip
+        cache = self.caches.get(app)
+        if cache is not None:
+            cache.put(digest, model, version, source, reply.outputs)
+        kept = _reply(source, reply.outputs)
+        return [(part, kept if self._suits(source, part) else None) for part in waiting]
+
+    def drop(self) -> None:
+        """The catalogue has changed: free the answers of apps that keep none any more."""
+        for app in list(self.caches):
+            record = self._apps.catalog.app(app)
+            if record is None or record.selection is None or not record.selection.cache_mb:
+                del self.caches[app]
+                del self.equal.waited[app]
+
+    def _suits(self, source: PartSource, part: Query) -> bool:
+        """Whether an answer is accurate enough, and of the version that serves now."""
+        ask = part.ask
+        if not source.reaches(ask.accuracy):
+            return False
+        if ask.model is not None:
+            return source.model == ask.model and source.version == ask.version
+        app = self._apps.catalog.app(ask.app)
+        return app is not None and app.links.get(source.model) == source.version
+
+
+def _reply(source: PartSource, outputs: dict[str, Tensor]) -> PartReply:
+    """The answer to a part for which nothing was computed."""
+    return PartReply(
+        outputs=outputs,
+        model=source.model,
+        version=source.version,
+        variant=source.variant,
+        hardware=source.hardware,
+        worker=source.worker,
+        accuracy=source.accuracy,
+        simulated=source.simulated,
+        reason=source.reason,
+        cached=True,
+    )

@@ -17,6 +17,7 @@ from services.core.ensemble.base import Combined, EnsemblePolicy, Member, Output
 from services.core.selection.eligibility import INFINITE, AppView
 from services.core.settings import SelectionSettings
 from services.dispatcher.apps import Apps, members_of
+from services.dispatcher.cache import CachedParts
 from services.dispatcher.contexts import Contexts, context_key
 from services.dispatcher.inflight import OutcomeRecorder
 from services.dispatcher.join import Joins, chance
@@ -62,6 +63,7 @@ class Ensembles:
         apps: Apps,
         settings: SelectionSettings,
         outcomes: OutcomeRecorder,
+        cached: CachedParts,
         decide: Callable[[Query, float], Iterable[Effect]],
         most: int,
         most_bytes: int,
@@ -73,6 +75,7 @@ class Ensembles:
         self._apps = apps
         self._settings = settings
         self._outcomes = outcomes
+        self._cached = cached
         self._decide = decide
         self._most = most
         self._most_bytes = most_bytes
@@ -99,6 +102,8 @@ class Ensembles:
         due, patient = self._due(query, rules)
         join = Join(query, due, patient=patient, dispatcher=self._name, policy=rules.policy or "")
         join.plan = Plan(group)
+        if rules.cache_mb and query.head.inputs_ref is None:
+            join.digest = digest_of(query.head.inputs)
         effects = list(self._joins.begin(join, now))
         if group.policy is None:
             effects.extend(self._ask(join, [None], now))
@@ -160,20 +165,42 @@ class Ensembles:
             parts.append(self._joins.part(join, model, model, member.version, floor if reaches else 0.0))
         effects: list[Effect] = []
         for part in parts:
-            effects.extend(self._decide(part, now))
+            effects.extend(self._take(part, now))
         return effects
+
+    def _take(self, part: Query, now: float) -> Iterable[Effect]:
+        """Ask a part. One whose answer is kept has it at once; one that equals a part under way gets that one's."""
+        kept = self._cached.find(part)
+        if kept is not None:
+            return self.replied(part.uid, kept, now)
+        return NOTHING if self._cached.waits(part, now) else self._decide(part, now)
 
     # -- its parts end
 
     def replied(self, uid: bytes, reply: PartReply, now: float) -> Iterable[Effect]:
         """An executor answered or refused a part."""
         part = self._joins.replied(uid, reply)
-        return NOTHING if part is None else self._ended(part, now)
+        ended = NOTHING if part is None else self._ended(part, now)
+        return (*ended, *self._pass_on(uid, reply, now))
 
     def refused(self, part: Part, error: Error, now: float) -> Iterable[Effect]:
         """A part was refused here."""
         self._joins.refused(part, error)
-        return self._ended(part, now)
+        return (*self._ended(part, now), *self._pass_on(part.uid, None, now))
+
+    def _pass_on(self, uid: bytes, reply: PartReply | None, now: float) -> list[Effect]:
+        """Give a part's answer to those that waited for it. Those that it does not suit are asked themselves."""
+        effects: list[Effect] = []
+        for part, kept in self._cached.ended(uid, reply):
+            if kept is not None:
+                effects.extend(self.replied(part.uid, kept, now))
+            elif part.part is not None and not part.part.join.ended:
+                effects.extend(self._take(part, now))
+        return effects
+
+    def overdue(self, before: float, now: float) -> list[Effect]:
+        """Parts that others wait for, whose deadline was before this time, are not heard of any more."""
+        return [effect for uid in self._cached.equal.overdue(before) for effect in self._pass_on(uid, None, now)]
 
     def _ended(self, part: Part, now: float) -> Iterable[Effect]:
         join = part.join

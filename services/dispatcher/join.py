@@ -32,9 +32,12 @@ class EndsDue(Struct, frozen=True):
     """Timer: tell executors which queries have ended."""
 
 
-def part_uid(parent: bytes, index: int) -> bytes:
-    """16 bytes. index: position among the parts, the same whenever the query is started again."""
-    return blake2b(parent + index.to_bytes(4, "little"), digest_size=16).digest()
+def part_uid(parent: bytes, index: int, digest: bytes | None = None) -> bytes:
+    """16 bytes. index: position among the parts, the same whenever the query is started again.
+
+    digest: of the inputs, where answers are kept by it: executors must not repeat what they have answered to other inputs of one uid.
+    """
+    return blake2b(parent + index.to_bytes(4, "little") + (digest or b""), digest_size=16).digest()
 
 
 def chance(uid: bytes) -> float:
@@ -68,7 +71,7 @@ class Joins:
     def part(self, join: Join, stage: str, model: str | None, version: str | None, accuracy: float) -> Query:
         """A further part of a query: the same body, for this version of this model. accuracy: that its answer must have."""
         parent, index = join.query, len(join.parts)
-        uid = part_uid(parent.uid, index)
+        uid = part_uid(parent.uid, index, join.digest)
         part = Part(join, uid, stage)
         join.parts.append(part)
         self.parts[uid] = part

@@ -73,16 +73,34 @@ class DispatcherMetrics:
         workers.add(len(actor.view.workers))
         instances = MetricFamily("infaas_dispatcher_instances", "gauge", "Instances that this dispatcher knows of.")
         instances.add(len(actor.view.instances))
+        families = (in_flight, parts, *members, workers, instances, *_kept(actor))
         if self._decisions is None:
-            return in_flight, parts, *members, workers, instances
+            return families
         seconds = MetricFamily(
             "infaas_decision_seconds", "histogram", "Selection of one query; at most 20 a second are timed."
         )
         seconds.add(self._decisions)
-        return in_flight, parts, *members, workers, instances, seconds
+        return (*families, seconds)
 
     def missing(self, actor: Dispatcher, now: float) -> str:
         del now
         if not actor.apps.synced:
             return "the catalogue"
         return "" if actor.view.workers else "a worker's heartbeat"
+
+
+def _kept(actor: Dispatcher) -> Iterable[MetricFamily]:
+    """The caches of the apps that have one."""
+    lookups = MetricFamily(
+        "infaas_cache_lookups_total", "counter", "Parts of queries by whether their answer was kept, or coming."
+    )
+    size = MetricFamily("infaas_cache_bytes", "gauge", "Memory of kept answers.")
+    evictions = MetricFamily("infaas_cache_evictions_total", "counter", "Answers that went since there was no room.")
+    for app, cache in actor.cached.caches.items():
+        waited = actor.cached.equal.waited[app]
+        lookups.add(cache.hits, app=app, result="hit")
+        lookups.add(waited, app=app, result="coalesced")
+        lookups.add(cache.misses - waited, app=app, result="miss")
+        size.add(cache.size, app=app)
+        evictions.add(cache.evictions, app=app)
+    return lookups, size, evictions

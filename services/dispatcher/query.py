@@ -132,15 +132,16 @@ class Part:
 class Join:
     """A query with parts. due: when its answer is made of what is there, in Unix seconds. plan: whatever made the parts keeps here.
 
-    patient: where nothing is there at `due`, the first part is waited for. ended: its client has the answer, and only late parts are open.
+    digest: of the inputs, where the app keeps answers. patient: where nothing is there at `due`, the first part is waited for. ended: its client has the answer, and only late parts are open.
     """
 
-    __slots__ = ("due", "ended", "origin", "parts", "patient", "plan", "query")
+    __slots__ = ("digest", "due", "ended", "origin", "parts", "patient", "plan", "query")
 
     def __init__(self, query: Query, due: float, *, patient: bool, dispatcher: str, policy: str) -> None:
         self.query = query
         self.due = due
         self.patient = patient
+        self.digest: bytes | None = None
         self.ended = False
         self.parts: list[Part] = []
         self.plan: Any = None

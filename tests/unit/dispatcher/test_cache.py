@@ -12,7 +12,7 @@ from msgspec import Raw
 
 from bus.messages.public import QueryHead, Tensor
 from services.core.selection.eligibility import Ask
-from services.dispatcher.cache import CachedPart, Coalescing, PartSource, PredictionCache
+from services.dispatcher.cache import Coalescing, PartSource, PredictionCache
 from services.dispatcher.query import Query
 
 SOURCE = PartSource("mlp", "1", "mlp.1.cpu", "cpu", "w1", 0.9, simulated=False)
@@ -26,8 +26,8 @@ def outputs(value: int = 0, size: int = 40) -> dict[str, Tensor]:
     return {"y": Tensor("FP32", [1, size // 4], bytes([value]) * size)}
 
 
-def always(part: CachedPart) -> bool:
-    del part
+def always(source: PartSource) -> bool:
+    del source
     return True
 
 
@@ -47,12 +47,12 @@ def test_an_answer_is_found_by_its_inputs_model_and_version_only() -> None:
 def test_what_does_not_fit_is_a_miss() -> None:
     cache = PredictionCache(100_000)
     cache.put(digest(1), "mlp", "1", SOURCE, outputs())
-    assert cache.get(digest(1), "mlp", "1", lambda part: part.reaches(0.91)) is None
-    assert cache.get(digest(1), "mlp", "1", lambda part: part.reaches(0.9)) is not None
+    assert cache.get(digest(1), "mlp", "1", lambda source: source.reaches(0.91)) is None
+    assert cache.get(digest(1), "mlp", "1", lambda source: source.reaches(0.9)) is not None
     unmeasured = SOURCE._replace(accuracy=None)
     cache.put(digest(2), "mlp", "1", unmeasured, outputs())
-    assert cache.get(digest(2), "mlp", "1", lambda part: part.reaches(0.1)) is None
-    assert cache.get(digest(2), "mlp", "1", lambda part: part.reaches(0.0)) is not None
+    assert cache.get(digest(2), "mlp", "1", lambda source: source.reaches(0.1)) is None
+    assert cache.get(digest(2), "mlp", "1", lambda source: source.reaches(0.0)) is not None
     assert (cache.hits, cache.misses) == (2, 2)
 
 
@@ -180,30 +180,30 @@ KEY = ("app", digest(9), "mlp", "1")
 @pytest.fixture
 def equal() -> Iterator[Coalescing]:
     coalescing = Coalescing()
-    assert not coalescing.wait(KEY, part(0))
+    assert not coalescing.wait(KEY, part(0), 0.0)
     yield coalescing
 
 
 def test_equal_parts_wait_for_the_first(equal: Coalescing) -> None:
-    assert equal.wait(KEY, part(1))
-    assert equal.wait(KEY, part(2, deadline=11.0, priority=6))
-    assert not equal.wait(("app", digest(8), "mlp", "1"), part(3))
-    assert not equal.wait(("other", digest(9), "mlp", "1"), part(4))
+    assert equal.wait(KEY, part(1), 0.0)
+    assert equal.wait(KEY, part(2, deadline=11.0, priority=6), 0.0)
+    assert not equal.wait(("app", digest(8), "mlp", "1"), part(3), 0.0)
+    assert not equal.wait(("other", digest(9), "mlp", "1"), part(4), 0.0)
     ended = equal.ended(digest(0))
     assert ended is not None
     assert ended[0] == KEY
     assert [one.uid for one in ended[1]] == [digest(1), digest(2)]
     assert equal.ended(digest(0)) is None
     assert equal.ended(digest(1)) is None  # it led nobody
-    assert not equal.wait(KEY, part(5))
-    assert equal.waited == 2
+    assert not equal.wait(KEY, part(5), 0.0)
+    assert equal.waited == {"app": 2}
 
 
 @pytest.mark.parametrize("more", [{"deadline": 9.9}, {"accuracy": 0.1}, {"priority": 4}])
 def test_a_part_that_needs_more_is_evaluated_and_leads_later_ones(equal: Coalescing, more: dict[str, float]) -> None:
-    assert equal.wait(KEY, part(1))
-    assert not equal.wait(KEY, part(2, **more))  # type: ignore[arg-type]
-    assert equal.wait(KEY, part(3, **more))  # type: ignore[arg-type]
+    assert equal.wait(KEY, part(1), 0.0)
+    assert not equal.wait(KEY, part(2, **more), 0.0)  # type: ignore[arg-type]
+    assert equal.wait(KEY, part(3, **more), 0.0)  # type: ignore[arg-type]
     first, second = equal.ended(digest(0)), equal.ended(digest(2))
     assert first is not None
     assert second is not None
