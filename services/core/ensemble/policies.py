@@ -3,11 +3,12 @@
 Clipper (paper 002, sections 5.1 and 5.2) takes exp3 and exp4 from Auer, Cesa-Bianchi, Freund and Schapire, "The nonstochastic multiarmed
 bandit problem", SIAM J. Comput. 32(1), 2002. Weights are kept as logarithms, the best one as 0.
 
-No weight is below 1/1000 of the best one. Without a bound, a model that failed for a day needs a day to return; this way it returns after
-ln(1000) / (eta x difference of the losses) feedbacks at most, however long it failed. Herbster and Warmuth ("Tracking the best expert",
-Machine Learning 32, 1998) share a part of all weights at each step to the same end, and Auer et al. do it for bandits (Exp3.S, section 8).
-A bound does the same and leaves the paper's update exact for all weights above it. Of all queries, Exp3 spends less than 1/1000 on each
-model at the bound. benches/ensemble.py measures what other bounds do.
+No weight is below 1/1000 (exp3) or 1/100 (exp4) of the best one. Without a bound, a model that failed for a day needs a day to return; this
+way it returns after ln(bound) / (eta x difference of the losses) feedbacks at most, however long it failed. Herbster and Warmuth ("Tracking
+the best expert", Machine Learning 32, 1998) share a part of all weights at each step to the same end, and Auer et al. do it for bandits
+(Exp3.S, section 8). A bound does the same and leaves the paper's update exact for all weights above it. Exp3 spends about this share of its
+queries on each model at the bound, so its bound is lower; a hundredth of a vote changes an answer only where the others nearly tie.
+`benches/ensemble.py regret --bounds` measures others.
 """
 
 import math
@@ -22,7 +23,7 @@ from bus.messages.public import Requirements
 from services.core.ensemble.base import Combined, EnsemblePolicy, Learnt, Member, Outputs
 from services.core.ensemble.outputs import ERRORS, combined, losses
 
-SPREAD = math.log(1000.0)  # of the logarithms of weights, at most
+SPREADS = {"exp3": math.log(1000.0), "exp4": math.log(100.0)}  # between the logarithms of the best and the least weight
 SURE = 0.999  # the largest accuracy that counts: none is certain, and log-odds have no end
 LEAST = 0.01  # the least weight of a member, where the log-odds of its accuracy are smaller or negative
 RAREST = 1e-9  # probability: what is rarer falls by as much
@@ -99,12 +100,13 @@ class Exp4(_Weighing):
 
     name = "exp4"
 
-    def __init__(self, eta: float = 0.1) -> None:
+    def __init__(self, eta: float = 0.1, spread: float | None = None) -> None:
         self.eta = eta
+        self.spread = SPREADS[self.name] if spread is None else spread
 
     def _taught(self, logs: dict[str, float], lost: Mapping[str, float], p: Mapping[str, float]) -> dict[str, float]:
         del p
-        return _bounded({model: log - self.eta * lost.get(model, 0.0) for model, log in logs.items()})
+        return _bounded({model: log - self.eta * lost.get(model, 0.0) for model, log in logs.items()}, self.spread)
 
 
 class Exp3(_Weighing):
@@ -115,8 +117,9 @@ class Exp3(_Weighing):
 
     name = "exp3"
 
-    def __init__(self, eta: float = 0.1) -> None:
+    def __init__(self, eta: float = 0.1, spread: float | None = None) -> None:
         self.eta = eta
+        self.spread = SPREADS[self.name] if spread is None else spread
 
     def select(self, state: MemberWeights, members: Sequence[Member], ask: Requirements, u: float) -> Sequence[str]:
         del ask
@@ -136,7 +139,7 @@ class Exp3(_Weighing):
         for model, loss in lost.items():
             if p.get(model, 0.0) > 0.0:
                 changed[model] -= self.eta * loss / max(p[model], RAREST)
-        return _bounded(changed)
+        return _bounded(changed, self.spread)
 
 
 class Majority(_Weighing):
@@ -188,10 +191,10 @@ def _softmax(logs: Mapping[str, float]) -> dict[str, float]:
     return {model: weight / total for model, weight in weights.items()}
 
 
-def _bounded(logs: Mapping[str, float]) -> dict[str, float]:
-    """The best one becomes 0, none is below -SPREAD."""
+def _bounded(logs: Mapping[str, float], spread: float) -> dict[str, float]:
+    """The best one becomes 0, none is below -spread."""
     top = max(logs.values(), default=0.0)
-    return {model: max(log - top, -SPREAD) for model, log in logs.items()}
+    return {model: max(log - top, -spread) for model, log in logs.items()}
 
 
 def make_policy(selection: ModelSelection) -> EnsemblePolicy[Any] | None:

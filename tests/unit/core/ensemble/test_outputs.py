@@ -67,6 +67,13 @@ def test_agreement_of_scores_is_by_their_largest() -> None:
     assert one.agree.dtype == np.int64
 
 
+def test_agreement_is_a_number_of_members_whoever_is_missing() -> None:
+    """Trap 10: who asks for a share divides by all members, not by those that are there. a and b of three agree; c is missing."""
+    one = combined(EQUAL, of(), outputs("scores", [[0.9, 0.1]], [[0.6, 0.4]]))
+    assert one.agree.tolist() == [2]
+    assert combined(EQUAL, of(), outputs("scores", [[0.9, 0.1]])).agree.tolist() == [1]
+
+
 def test_one_score_alone_is_a_probability() -> None:
     one = combined(EQUAL, of(), outputs("p", [[0.9]], [[0.55]], [[0.4]]))
     assert one.agree.tolist() == [2]

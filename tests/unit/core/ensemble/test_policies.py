@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bus.codec import BadMessage, encode
@@ -12,7 +12,7 @@ from bus.messages.catalog import ModelSelection
 from bus.messages.public import Requirements
 from services.core.ensemble.base import Member
 from services.core.ensemble.outputs import BadLabel
-from services.core.ensemble.policies import SPREAD, MemberWeights, make_policy
+from services.core.ensemble.policies import SPREADS, MemberWeights, make_policy
 
 ASK = Requirements()
 NAMES = ["exp3", "exp4", "majority", "weighted"]
@@ -63,16 +63,17 @@ def test_exp3_changes_only_the_member_that_was_asked() -> None:
     assert shares(policy, right) == pytest.approx(dict.fromkeys("abc", 1 / 3))
 
 
+@settings(max_examples=30)
 @given(st.lists(st.floats(-6.0, 0.0), min_size=3, max_size=3))
 def test_exp3_draws_each_member_as_often_as_its_probability_says(logs: list[float]) -> None:
     """Trap 8: as a draw, not as the member with the largest weight. u runs evenly through [0, 1)."""
     policy = of("exp3")
     state = MemberWeights(dict(zip("abc", logs, strict=True)), {})
-    drawn = [policy.select(state, ABC, ASK, (n + 0.5) / 2000) for n in range(2000)]
+    drawn = [policy.select(state, ABC, ASK, (n + 0.5) / 500) for n in range(500)]
     assert all(len(one) == 1 for one in drawn)
     for row in policy.learnt(state, ABC):
         assert row.probability == row.weight
-        assert drawn.count([row.member]) / 2000 == pytest.approx(row.probability, abs=2e-3)
+        assert drawn.count([row.member]) / 500 == pytest.approx(row.probability, abs=3e-3)
 
 
 def test_exp3_draws_alike_for_a_retry_whatever_the_order_of_the_members() -> None:
@@ -115,7 +116,9 @@ def test_eta_is_how_much_a_loss_counts(eta: float, label: int) -> None:
     policy = of("exp4", eta)
     found = shares(policy, policy.observe(policy.init(ABC), ABC, label, says(0, 1, 2), {}))
     right = "abc"[label]
-    assert all(math.log(found[right] / found[m]) == pytest.approx(eta) for m in "abc" if m != right)
+    assert all(
+        math.log(found[right] / found[m]) == pytest.approx(min(eta, SPREADS["exp4"])) for m in "abc" if m != right
+    )
 
 
 # -- fixed weights
@@ -175,7 +178,7 @@ def test_weights_stay_sound_whatever_comes(name: str, feedback, p: float, eta: f
         rows = policy.learnt(state, ABC)
         assert sum(row.weight for row in rows) == pytest.approx(1.0)
         assert all(0.0 < row.weight <= 1.0 and 0.0 < row.probability <= 1.0 for row in rows)
-        assert max(state.logs.values()) - min(state.logs.values()) <= SPREAD
+        assert max(state.logs.values()) - min(state.logs.values()) <= SPREADS.get(name, 0.0)
     assert policy.load(policy.dump(state)) == state
 
 
@@ -222,7 +225,7 @@ def test_a_model_that_failed_for_long_returns_as_soon_as_one_that_failed_briefly
     while shares(policy, state)["a"] < shares(policy, state)["b"]:
         state = policy.observe(state, ABC, 0, says(0, 1, 1), {"a": 0.01, "b": 1.0, "c": 1.0})
         needed += 1
-    assert needed == math.ceil(SPREAD / 0.1)
+    assert needed == math.ceil(SPREADS[name] / 0.1)
 
 
 def test_a_state_is_small() -> None:
