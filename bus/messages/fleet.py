@@ -41,7 +41,8 @@ class InstanceStatus(Struct, frozen=True, kw_only=True, gc=False):
 
     queued: items that wait or run. load: items/s served over the last period. latency_ms: mean compute latency of a batch.
     factor: the live correction of the profile (1.0 = as profiled). app_states: the state for each app where it differs from `state`.
-    reclaimable: nobody needs it. It serves until somebody else needs its place.
+    reclaimable: nobody needs it. It serves until somebody else needs its place. batching: the policy that forms its batches.
+    batch_limit: the most items of a batch now; 0: the variant's largest batch.
     """
 
     instance: str
@@ -57,6 +58,8 @@ class InstanceStatus(Struct, frozen=True, kw_only=True, gc=False):
     app_states: dict[str, State] = {}
     ready_at: float = 0.0
     reclaimable: bool = False
+    batching: str = "edf"
+    batch_limit: int = 0
 
 
 class WorkerHeartbeat(Struct, frozen=True, kw_only=True, gc=False):
@@ -250,7 +253,7 @@ class InstanceSample(Struct, frozen=True, array_like=True, gc=False):
     """What an executor measured of one instance since its last report.
 
     busy: seconds of computing. predicted: the same work in seconds, by the profile. offline: how many of the items were offline work.
-    Scaling ignores offline work. `queued` excludes it.
+    Scaling ignores offline work. `queued` excludes it. batching: the policy that forms its batches. batch_limit: their most items now.
     """
 
     instance: str
@@ -263,6 +266,8 @@ class InstanceSample(Struct, frozen=True, array_like=True, gc=False):
     predicted: float
     apps: list[AppSample]
     offline: int = 0
+    batching: str = "edf"
+    batch_limit: int = 0
 
 
 class ExecutorReport(Struct, frozen=True, kw_only=True, gc=False):

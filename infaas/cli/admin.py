@@ -25,6 +25,7 @@ VERBS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "reset-selection": (("app",), ("context",)),
     "delete-version": (("model", "version"), ()),
     "release-variant": (("variant",), ("worker",)),
+    "set-batching": ((), ("app", "model", "variant", "policy", "batch", "slo_ms", "wait_ms", "quantum_ms", "contexts")),
 }
 
 InputType = Annotated[
@@ -55,10 +56,15 @@ def admin(
     wait_share: float | None = None,
     cache_mb: float | None = None,
     context: str | None = None,
+    batch: Whole | None = None,
+    slo_ms: float | None = None,
+    wait_ms: float | None = None,
+    quantum_ms: float | None = None,
+    contexts: Whole | None = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> int:
-    """Change the catalogue of a running system: its apps, the models that they serve, and quarantined variants. Prints `done`.
+    """Change a running system: its apps, the models that they serve, how batches are formed, and quarantined variants. Prints `done`.
 
     Nothing restarts. The verbs, with the options that each needs and may have:
 
@@ -75,6 +81,8 @@ def admin(
     * reset-selection: `--app`; may have `--context`. What feedback has taught is forgotten
     * delete-version: `--model`, `--model-version`
     * release-variant: `--variant`; may have `--worker`
+    * set-batching: one of `--app`, `--model`, `--variant`; may have `--policy` (without it, the rule is removed), `--batch`, `--slo-ms`,
+      `--wait-ms`
 
     The app may also stand right after the verb.
 
@@ -93,7 +101,7 @@ def admin(
     model_version
         Version of the model. link-model takes the newest by default.
     variant
-        The quarantined variant that may be loaded again (release-variant).
+        The quarantined variant that may be loaded again (release-variant), or the one whose batches the rule is for (set-batching).
     worker
         Release the variant on this worker only (release-variant).
     latency_ms
@@ -107,8 +115,8 @@ def admin(
     slo_target
         The share of the app's queries to be answered in time, above 0 and below 1.
     policy
-        How several models answer a query together: exp3, exp4, majority, weighted, or a class of your own as module:Class. Left out:
-        one variant answers.
+        How several models answer a query together (set-selection): exp3, exp4, majority, weighted, or a class of your own as
+        module:Class. Left out: one variant answers. How batches are formed (set-batching): edf, fixed, aimd, quantile or delayed.
     members
         The models that are asked. Default: all that the app links.
     eta
@@ -123,6 +131,16 @@ def admin(
         MB of answers that each dispatcher keeps for equal queries. Default: 0, none.
     context
         Forget only what was learnt in this context (reset-selection).
+    batch
+        Items of a batch: of fixed the size, of the others the most. By default the variant's own largest.
+    slo_ms
+        Milliseconds that a batch may take (aimd, quantile). By default half of what its most urgent query allows.
+    wait_ms
+        Milliseconds that a batch waits for more queries (delayed).
+    quantum_ms
+        Of a policy that is not there yet.
+    contexts
+        Of a policy that is not there yet.
 
     """
     if verb not in VERBS:
@@ -147,6 +165,11 @@ def admin(
         "wait_share": wait_share,
         "cache_mb": cache_mb,
         "context": context,
+        "batch": batch,
+        "slo_ms": slo_ms,
+        "wait_ms": wait_ms,
+        "quantum_ms": quantum_ms,
+        "contexts": contexts,
     }
     given = {field: value for field, value in fields.items() if value is not None}
     needed, possible = VERBS[verb]
@@ -156,6 +179,8 @@ def admin(
     unused = [_option(field) for field in given if field not in (*needed, *possible)]
     if unused:
         usage(f"{verb} takes no {', '.join(unused)}")
+    if verb == "set-batching" and sum(scope in given for scope in ("app", "model", "variant")) != 1:
+        usage("set-batching needs exactly one of --app, --model, --variant")
 
     async def send() -> dict[str, Any]:
         async with connect(data_dir=data_dir) as client:

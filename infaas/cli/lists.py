@@ -89,6 +89,7 @@ def variants(*, app: str | None = None, model: str | None = None, data_dir: Data
         Column("load ms", "load_ms"),
         Column("memory MB", "memory_mb"),
         Column("items/s", "saturation_qps"),
+        Column("batching", "batching"),
         Column("US$/h", "price_per_hour"),
         Column("US$/1000", "cost_per_1000"),
     )

@@ -359,6 +359,7 @@ def _variants(ask: ListRequest, view: ClusterView) -> list[dict[str, Any]]:
                     "precision": record.precision,
                     "threads": record.threads,
                     "max_batch": record.max_batch,
+                    "batching": "+".join(sorted({one.status.batching for one in instances})) or record.batching,
                     "accuracy": record.accuracy,
                     "agreement": record.agreement,
                     "load_ms": record.profile.load_ms,
@@ -416,6 +417,8 @@ def _workers(now: float, view: ClusterView) -> list[dict[str, Any]]:
                     "load": i.status.load,
                     "latency_ms": i.status.latency_ms,
                     "mean_batch": i.status.mean_batch,
+                    "batching": i.status.batching,
+                    "batch_limit": i.most,
                     "factor": i.factor,
                 }
                 for i in worker.instances.values()

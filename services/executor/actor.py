@@ -16,6 +16,7 @@ from bus.subjects import Subjects
 from services.core.actor import (
     NOTHING,
     After,
+    Changed,
     Do,
     Done,
     Effect,
@@ -27,6 +28,7 @@ from services.core.actor import (
     Recorded,
     Started,
     Stopping,
+    Synced,
     TimedOut,
     Watch,
 )
@@ -44,6 +46,7 @@ from services.executor.answers import (
     output_bytes,
     spans_of,
 )
+from services.executor.batching import BatchingRules
 from services.executor.commands import BatchResult, FetchInputs, RunBatch, StoreOutputs
 from services.executor.dispatchers import KnownDispatchers
 from services.executor.instances import REPORT, BatchRuns, InstanceManager, Loaded, MonitorReporter, ReportDue
@@ -86,6 +89,7 @@ class Executor:
         silence_s = self._failure_timeout + REPORT
         self.dispatchers = KnownDispatchers(subjects, f"{worker}/{name}/{incarnation}", worker, silence_s)
         self._runs = BatchRuns(max(1, device.cores), 0.0 if device.simulated else settings.inline_below_ms / 1000.0)
+        self._rules = BatchingRules()
         self._max_inline = dispatchers.max_inline
         self._scheduled = False
         self._reporter = MonitorReporter(worker, name, incarnation, subjects)
@@ -95,6 +99,8 @@ class Executor:
         self._on: dict[type, Handler] = {
             Execute: self._execute,
             BatchesDue: self._start_batches,
+            Changed: self._changed,
+            Synced: lambda _: NOTHING,
             DeadlineReached: self._defaults_due,
             Done: self._done,
             Failed: self._failed,
@@ -124,7 +130,7 @@ class Executor:
 
     @property
     def watches(self) -> tuple[Watch, ...]:
-        return ()
+        return (Watch(bucket=self._subjects.control_bucket),)
 
     def handle(self, envelope: Envelope) -> Iterable[Effect]:
         return self._on[type(envelope.message)](envelope)
@@ -211,6 +217,9 @@ class Executor:
             if not self._runs.has_room(loaded):  # its cores are busy: queries that cannot wait go back
                 batch: list[QueuedQuery] = []
                 late = loaded.queue.overdue(now)
+            elif self._rules and (until := self._held_until(loaded, now)) > now:
+                effects.append(After(("held", loaded.id), until - now, BatchesDue()))
+                continue
             else:
                 batch, late = loaded.queue.form(now)
             for query in late:
@@ -222,6 +231,19 @@ class Executor:
             elif loaded.leaving:  # all its queries were too late
                 effects.extend(self._manager.unload_if_idle(loaded))
         return effects
+
+    def _held_until(self, loaded: Loaded, now: float) -> float:
+        loaded.follow(self._rules, now)
+        return loaded.held_until(now)
+
+    def _changed(self, envelope: Envelope) -> Iterable[Effect]:
+        """A rule of batching holds from the next batch on. The bucket has other entries, too."""
+        changed: Changed = envelope.message
+        if not self._rules.apply(changed.key, changed.value):
+            return NOTHING
+        for loaded in self.instances.values():
+            loaded.rules_changed(self._rules, envelope.now)
+        return self._schedule()
 
     def _trying(self, suspect: QueuedQuery) -> list[Effect]:
         """Report that this query begins, in case that it ends this process."""
@@ -266,6 +288,8 @@ class Executor:
         items = sum(query.items for query in queries)
         seconds = result.finished - result.started
         loaded.measured(items, seconds, queries[0].route.length)
+        if loaded.policy is not None and result.errors is None:
+            loaded.learn(queries, items, seconds, now)
         cost = loaded.price_per_s * seconds / items
         effects: list[Effect] = []
         done: dict[str, list[Route]] = {}
@@ -450,6 +474,9 @@ def families(actor: Executor) -> Iterable[MetricFamily]:
     factor = MetricFamily(
         "infaas_instance_latency_factor", "gauge", "Live correction of the profiled latency; 1: as profiled."
     )
+    limit = MetricFamily(
+        "infaas_instance_batch_limit", "gauge", "The most items of an instance's next batch, by its batching policy."
+    )
     for loaded in actor.instances.values():
         where = {
             "worker": actor.worker,
@@ -460,6 +487,7 @@ def families(actor: Executor) -> Iterable[MetricFamily]:
         waiting.add(loaded.queue.items, **where)
         running.add(loaded.running_items, **where)
         factor.add(loaded.queue.factor, **where)
+        limit.add(loaded.queue.max_batch, policy=loaded.rule.policy if loaded.rule is not None else "edf", **where)
     pending = MetricFamily("infaas_executor_queries", "gauge", "Queries that an executor has taken and not yet ended.")
     pending.add(len(actor.pending), worker=actor.worker, device=actor.device)
     sizes = MetricFamily("infaas_batch_items", "histogram", "Items of the batches that were computed.")
@@ -471,7 +499,7 @@ def families(actor: Executor) -> Iterable[MetricFamily]:
             histogram.observe(size, batches)
         sizes.add(histogram, **where)
         busy.add(tally.seconds, **where)
-    return waiting, running, factor, pending, sizes, busy
+    return waiting, running, factor, limit, pending, sizes, busy
 
 
 def missing(actor: Executor, now: float) -> str:

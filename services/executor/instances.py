@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from bus.messages.catalog import VariantRecord
+from bus.messages.catalog import BatchingRule, VariantRecord
 from bus.messages.fleet import (
     AppSample,
     ExecutorReport,
@@ -23,6 +23,7 @@ from bus.messages.jobs import OFFLINE
 from bus.subjects import Subjects
 from services.core.actor import NOTHING, After, Do, Effect, Publish
 from services.core.cost import LatencyTable
+from services.executor.batching import BatchingPolicy, BatchingRules, make_policy
 from services.executor.commands import (
     LoadedModel,
     LoadModel,
@@ -52,13 +53,28 @@ class BatchTally:
 
 # -- one instance
 
+FOLLOWS = (0.02, 0.2, 5.0)  # weight of one batch in the live factor, and the bounds of the factor
+FOLLOWS_FAST = (
+    0.2,
+    0.01,
+    100.0,
+)  # where the batch size is learnt: then the deadlines must not be held by the profile either
+CAUTION = (
+    1.2  # a batch that waits for more begins so early that its first query is in time even if it takes that much longer
+)
+TIMER = 0.002  # s by which a timer may be late
+SLO_RISES = 1.05  # a batch; so the shortest objective of late counts where queries ask for different ones
+
 
 class Loaded:
-    """An instance. ready: its model is loaded. running: it computes a batch. leaving: it unloads once it is idle."""
+    """An instance. ready: its model is loaded. running: it computes a batch. leaving: it unloads once it is idle.
+
+    rule, policy: how batches are formed; None: by deadlines alone, up to the variant's largest batch.
+    """
 
     __slots__ = (
-        "_apps", "_batches", "_busy", "_items", "_offline", "_predicted", "id", "leaving", "price_per_s", "queue", "ready", "record",
-        "running", "running_items", "running_offline", "table", "tally",
+        "_apps", "_batches", "_busy", "_items", "_offline", "_policies", "_predicted", "id", "leaving", "policy", "price_per_s", "queue",
+        "ready", "record", "rule", "running", "running_items", "running_offline", "table", "tally",
     )  # fmt: skip
 
     def __init__(
@@ -75,6 +91,11 @@ class Loaded:
         self.running_offline = False
         self.leaving = False
         self.tally = tally or BatchTally()
+        self.rule: BatchingRule | None = None
+        self.policy: BatchingPolicy | None = None
+        self._policies: dict[
+            BatchingRule, BatchingPolicy
+        ] = {}  # with what each has learnt: apps with rules may take turns
         self._reset()
 
     def _reset(self) -> None:
@@ -99,8 +120,61 @@ class Loaded:
         self._busy += seconds
         self._predicted += predicted
         if predicted > 0:
-            ratio = min(5.0, max(0.2, seconds / predicted))
-            self.queue.factor += 0.02 * (ratio - self.queue.factor)
+            gain, low, high = FOLLOWS if self.policy is None or not self.policy.learns else FOLLOWS_FAST
+            ratio = min(high, max(low, seconds / predicted))
+            self.queue.factor += gain * (ratio - self.queue.factor)
+
+    # -- the batching policy
+
+    def follow(self, rules: BatchingRules, now: float) -> None:
+        """Take the policy that the rules say for the next batch, and its limit."""
+        first = self.queue.first
+        rule = rules.rule_for(self.record, first.route.app if first is not None else None)
+        if rule is None:
+            self.rule = self.policy = None
+            self.queue.max_batch = self.table.max_batch
+            return
+        policy = self._policies.get(rule)
+        if policy is None:
+            policy = self._policies[rule] = make_policy(rule, self.record)
+        self.rule, self.policy = rule, policy
+        self.queue.max_batch = policy.limit(now)
+
+    def rules_changed(self, rules: BatchingRules, now: float) -> None:
+        """Forget what was learnt under rules that are gone, and follow the present ones."""
+        present = set(rules.all())
+        self._policies = {rule: policy for rule, policy in self._policies.items() if rule in present}
+        self.follow(rules, now)
+
+    def held_until(self, now: float) -> float:
+        """The time until which the next batch waits for more queries; in the past: it begins.
+
+        A full one begins, also one that runs alone. None waits so long that its first query would be late.
+        """
+        first, queue = self.queue.first, self.queue
+        if self.policy is None or first is None or self.leaving:
+            return 0.0
+        until = self.policy.hold_until(now)
+        if until <= now or queue.items >= queue.max_batch or first.alone or first.route.policy == OFFLINE:
+            return 0.0
+        takes = self.table.at(first.route.length).seconds(queue.items) * queue.factor
+        return min(until, first.route.deadline - CAUTION * takes - TIMER)
+
+    def learn(self, queries: list[QueuedQuery], items: int, seconds: float, now: float) -> None:
+        """Tell the policy what a batch took. Without an objective of the rule, a batch may take half of the shortest one of its queries:
+
+        a query that comes just as a batch begins waits for that one, then for its own.
+        """
+        policy = self.policy
+        if policy is None or self.rule is None or queries[0].route.policy == OFFLINE:
+            return
+        if self.rule.slo_ms is not None:
+            policy.slo_s = self.rule.slo_ms / 1000.0
+        elif policy.learns:
+            shortest = min(query.route.deadline - query.route.arrived for query in queries) / 2.0
+            policy.slo_s = min(shortest, SLO_RISES * policy.slo_s) if policy.slo_s else shortest
+        policy.measured(items, seconds)
+        self.queue.max_batch = policy.limit(now)
 
     def served(self, route: Route, items: int, latency: float, *, error: bool) -> None:
         """One query ended after `latency` seconds."""
@@ -137,6 +211,8 @@ class Loaded:
             self._predicted,
             apps,
             self._offline,
+            self.rule.policy if self.rule is not None else "edf",
+            self.queue.max_batch,
         )
         self._reset()
         return sample

@@ -81,6 +81,7 @@ LOOKED_AT = 128  # queries that are compared when not all can be in time, the mo
 
 class EdfQueue:
     """One instance's queue, a heap by deadline. table: profiled latency by batch size. factor: live correction of it.
+    max_batch: the most items of a batch; where a rule says how to batch (batching.py), it changes.
 
     items: waiting. offline: how many of them are offline work, which lets all other queries go first.
     """
@@ -108,6 +109,11 @@ class EdfQueue:
         if query.route.policy == OFFLINE:
             self.offline += query.items
         heapq.heappush(self._heap, (query.route.deadline, self._order, query))
+
+    @property
+    def first(self) -> QueuedQuery | None:
+        """The query with the earliest deadline. None if there is none."""
+        return self._heap[0][2] if self._heap else None
 
     @property
     def most_urgent(self) -> float:

@@ -46,7 +46,8 @@ class MonitoredInstance:
     apps: the state for each app that uses it; None: for no app. owner: the app that it was loaded for, or that used it last.
     factor: measured over profiled time of a batch, slowly moving. ordered: when its load was ordered. unlisted: reports in a row
     without it. cores: those that it is pinned to; empty: any. move_after: it may be moved again from then on. replaces: the
-    instance that is unloaded once this one serves. reclaimable: nobody needs it; it serves until its place is needed.
+    instance that is unloaded once this one serves. reclaimable: nobody needs it; it serves until its place is needed. batching,
+    batch_limit: the policy that forms its batches, and their most items now; 0: the variant's largest.
     """
 
     def __init__(
@@ -69,6 +70,8 @@ class MonitoredInstance:
         self.move_after = 0.0
         self.replaces: str | None = None
         self.reclaimable = False
+        self.batching = record.batching
+        self.batch_limit = 0
         self._reports: deque[tuple[float, float, InstanceSample]] = deque()
         self._sums: Recent | None = None
         self._app_seen: dict[str, tuple[float, float]] = {}  # app -> time of its last items, its SLO then
@@ -96,6 +99,7 @@ class MonitoredInstance:
             self._reports.popleft()
         waited = min(self.queued, sample.queued)
         self.queued = sample.queued
+        self.batching, self.batch_limit = sample.batching, sample.batch_limit
         changes: list[StateChange] = []
         for app in sample.apps:
             if app.items <= 0:
@@ -109,7 +113,7 @@ class MonitoredInstance:
             self.last_used = now
         if sample.predicted > 0 and sample.busy > 0 and sample.batches > 0:
             gain, spent = GAIN * min(1.0, sample.batches / FULL_REPORT), sample.busy
-            if waited >= max(2, self.record.max_batch):
+            if waited >= max(2, self.batch_limit or self.record.max_batch):
                 # More than the batch that is being computed was waiting, so it worked all the time: this is its full speed.
                 gain, spent = BACKLOG_GAIN, max(seconds, spent)
             low, high = FACTORS
@@ -264,6 +268,8 @@ class MonitoredInstance:
             app_states=self._app_states(),
             ready_at=self.since + load_seconds(self.record) if loading else 0.0,
             reclaimable=self.reclaimable,
+            batching=self.batching,
+            batch_limit=self.batch_limit,
         )
 
     def _app_states(self) -> dict[str, State]:

@@ -7,8 +7,9 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from bus.messages.catalog import AppRecord
+from bus.messages.catalog import AppRecord, BatchingRule
 from bus.messages.public import AdminRequest, Error
+from services.core.batching import SCOPES, rule_errors
 from services.core.catalog import Catalog, selection_asked
 from services.core.settings.fields import TARGET
 from services.registrar.checks import app_fields, names, selection_fields, signature_difference
@@ -23,6 +24,7 @@ from services.registrar.commands import (
     ReleaseVariant,
     ResetSelection,
     SetApp,
+    SetBatching,
     SetReplicas,
     SetSelection,
     UnlinkModel,
@@ -156,13 +158,15 @@ NEEDS = {
     "reset-selection": ("app",),
     "delete-version": ("model", "version"),
     "release-variant": ("variant",),
+    "set-batching": (),
 }
+RULE = ("batch", "slo_ms", "wait_ms", "quantum_ms", "contexts")
 SETTINGS = ("latency_ms", "default_output", "min_instances", "input_type", "slo_target")
 
 
 def change_for(
     verb: str, request: AdminRequest, catalog: Catalog, now: float
-) -> Change | ChangeApps | ReleaseVariant | ResetSelection | DeleteVersion | Error:
+) -> Change | ChangeApps | ReleaseVariant | ResetSelection | SetBatching | DeleteVersion | Error:
     """The change that an operator asks for, or what is wrong with the request."""
     needs = NEEDS.get(verb)
     if needs is None:
@@ -187,6 +191,8 @@ def change_for(
         wrong += selection_fields(request)
     if wrong:
         return Error(code="bad_request", message="; ".join(wrong))
+    if verb == "set-batching":
+        return _batching(request, catalog)
     if verb == "release-variant":
         return ReleaseVariant(variant=request.variant or "", worker=request.worker)
     app, model = request.app or "", request.model or ""
@@ -244,6 +250,32 @@ def _replicas(app: str, model: str, count: int, catalog: Catalog) -> Change | Ch
         text = f"model: no app links {model}; use link-model first"
         return Error(code="unknown_model", message=text)
     return ChangeApps(tuple(SetReplicas(app=name, model=model, count=count) for name in apps))
+
+
+def _batching(request: AdminRequest, catalog: Catalog) -> SetBatching | Error:
+    """The rule that is asked for; without a policy, it is to be removed."""
+    named = {scope: name for scope in SCOPES if (name := getattr(request, scope)) is not None}
+    if len(named) != 1:
+        return Error(code="bad_request", message="set-batching: name exactly one of app, model, variant")
+    [(scope, name)] = named.items()
+    rule = None
+    if request.policy is not None:
+        rule = BatchingRule(policy=request.policy, **{field: getattr(request, field) for field in RULE})
+        wrong = rule_errors(rule)
+    else:
+        wrong = [f"{field}: needs a policy" for field in RULE if getattr(request, field) is not None]
+    variant = catalog.variant(name) if scope == "variant" else None
+    if variant is not None and rule is not None and (rule.batch or 1) > variant.max_batch:
+        wrong.append(f"batch: {name} takes at most {variant.max_batch} items (the setting registrar.max_batches)")
+    if wrong:
+        return Error(code="bad_request", message="; ".join(wrong))
+    if scope == "app" and catalog.app(name) is None:
+        return Error(code="unknown_app", message=f"app: there is no app {name}")
+    if scope == "model" and catalog.model(name) is None:
+        return Error(code="unknown_model", message=_unknown_model(name, None, catalog))
+    if scope == "variant" and variant is None:
+        return Error(code="bad_request", message=f"variant: there is no variant {name}")
+    return SetBatching(scope=scope, name=name, rule=rule)
 
 
 def _unknown_model(model: str, version: str | None, catalog: Catalog) -> str:

@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from bus.messages.catalog import ModelRecord, ModelSelection, Signature, VariantRecord
+from bus.messages.catalog import BatchingRule, ModelRecord, ModelSelection, Signature, VariantRecord
 from bus.messages.public import Code, Register, RegistrationStatus
 
 
@@ -166,6 +166,14 @@ class ContextsDeleted(Struct, frozen=True):
 
     app: str
     key: str = ""
+
+
+class SetBatching(Struct, frozen=True, kw_only=True):
+    """Keep a rule of batching in the control bucket (rule None: remove it); comes back as None. scope: services/core/batching.py."""
+
+    scope: str
+    name: str
+    rule: BatchingRule | None
 
 
 class DeleteVersion(Struct, frozen=True, kw_only=True):

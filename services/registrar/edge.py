@@ -11,6 +11,7 @@ from bus.codec import decode, encode
 from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
 from bus.port import Bus, KeyValue, KeyValueEntry, NotFound, ObjectStore, WrongRevision
 from bus.subjects import Subjects
+from services.core.batching import batching_key
 from services.core.catalog import app_key, key_of, model_key, selection_key, variant_key
 from services.core.placement import quarantined_at
 from services.registrar.changes import amend
@@ -33,6 +34,7 @@ from services.registrar.commands import (
     RegistrationRecord,
     ReleaseVariant,
     ResetSelection,
+    SetBatching,
     TakeOverRegistration,
 )
 
@@ -66,6 +68,7 @@ class RegistrarEdge:
             ChangeApps: self._change_apps,
             ReleaseVariant: self._release_variant,
             ResetSelection: self._reset_selection,
+            SetBatching: self._set_batching,
             DeleteVersion: self._delete_version,
             PutRecords: self._put_records,
             AddVariants: self._add_variants,
@@ -187,6 +190,17 @@ class RegistrarEdge:
         where_not = f"on worker {command.worker}" if command.worker else "on any worker"
         return ChangeRefused("bad_request", f"variant: {command.variant} is not quarantined {where_not}")
 
+    # -- batching
+
+    async def _set_batching(self, command: SetBatching) -> None:
+        """Executors watch these keys."""
+        key = batching_key(command.scope, command.name)
+        if command.rule is not None:
+            await self._control.put(key, encode(command.rule))
+        else:
+            with suppress(NotFound):
+                await self._control.delete(key)
+
     # -- catalogue
 
     async def _change_app(self, command: ChangeApp) -> ChangeRefused | ContextsDeleted | None:
@@ -233,6 +247,7 @@ class RegistrarEdge:
             try:
                 if after is None:
                     await self._catalog.delete(key)
+                    await self._set_batching(SetBatching(scope="app", name=change.app, rule=None))
                 elif entry is None:
                     await self._catalog.create(key, encode(after))
                 elif after != before:

@@ -122,6 +122,8 @@ class SimulatedSystem:
         ]
         for record in records:
             self._environment.put(self.subjects.catalog_bucket, key_of(record), encode(record))
+        for key, rule in self._scenario.batching.items():
+            self._environment.put(self.subjects.control_bucket, key, encode(rule))
 
     def _new_uid(self) -> bytes:
         return next(self._uids).to_bytes(16, "big")

@@ -100,6 +100,12 @@ def operations() -> Iterator[Operation]:
             members=array(TEXT), eta=NUMBER, contextual=FLAG, confidence=NUMBER, wait_share=NUMBER, cache_mb=NUMBER,
         ),
     )  # fmt: skip
+    yield _change(
+        "set_batching", "How batches of an application, a model or a variant are formed; without a policy, as by default.",
+        record(
+            app=TEXT, model=TEXT, variant=TEXT, policy=TEXT, batch=WHOLE, slo_ms=NUMBER, wait_ms=NUMBER, quantum_ms=NUMBER, contexts=WHOLE,
+        ),
+    )  # fmt: skip
     yield _change("set_model_version", "Let every application that links the model serve this version.", one)
     verbose = record(verbose=FLAG)
     yield _look(

@@ -139,6 +139,7 @@ class ClusterView:
         instance.served = status.load
         instance.busy = busy_share(status)
         instance.ready_at = status.ready_at
+        instance.limit_batches(status.batch_limit)
         instance.observe_queue(status.queued, now)
         batch = _power_of_two(status.mean_batch)
         state = "Inactive" if worker.draining else status.state

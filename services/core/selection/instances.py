@@ -90,7 +90,8 @@ class Instance:
 
     own, others: items that this dispatcher, and other dispatchers, sent there and that are not done. running: how many of them are in the
     batch under way, which is predicted to end at free_at (0: none is known to run). waiting_s: seconds that the full batches after it take.
-    rest: items after those, which a new query joins. latest: the last deadline that was sent there. Times: Unix seconds.
+    rest: items after those, which a new query joins. most: items of a batch, by its policy. latest: the last deadline that was sent there.
+    Times: Unix seconds.
     """
 
     __slots__ = (
@@ -129,6 +130,14 @@ class Instance:
         self.ready_at = 0.0
         self.state = "Inactive"
         self.status = status
+
+    def limit_batches(self, most: int) -> None:
+        """Take over the most items of a batch from a heartbeat; 0: as many as the variant takes."""
+        limit = min(most, self.table.max_batch) if most else self.table.max_batch
+        if limit != self.most:
+            self.most = limit
+            self.per_item = self.by_size[limit] / limit
+            self._count()
 
     def predict(self, items: int, length: int | None, deadline: float, now: float, giving_way: int = 0) -> float:
         """Predicted seconds until this query is answered: the batch under way, full batches of what waits, then its own batch.
@@ -255,7 +264,7 @@ class Instance:
 
     def begin(self, at: float, items: int) -> None:
         """A batch of these items, or of as many as it can hold, begins."""
-        self.running = min(items, self.table.max_batch)
+        self.running = min(items, self.most)
         self.free_at = at + self.table.seconds(self.running) * self.factor
         self._count()
 

@@ -10,6 +10,7 @@ from starlette.responses import PlainTextResponse
 from bus.messages.public import AdminRequest
 from bus.subjects import WITHOUT_APP
 from infaas.errors import InfaasError, Refused
+from services.core.batching import LARGEST_BATCH
 from services.core.catalog import Catalog, selection_asked
 from services.gateway.clipper import bodies
 from services.gateway.clipper.bodies import (
@@ -33,6 +34,11 @@ from services.gateway.registration import (
 )
 
 SUCCESS = "Success!"
+BATCHING: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("app", "model", "variant", "policy"), str),
+    **dict.fromkeys(("batch", "contexts"), int),
+    **dict.fromkeys(("slo_ms", "wait_ms", "quantum_ms"), (int, float)),
+}
 Body = dict[str, Any]
 
 
@@ -90,9 +96,10 @@ class ClipperAdminApi:
     async def add_model(self, request: Request) -> PlainTextResponse:
         """Register a version without an application. It is served once an application links it."""
         body = await _body(request)
-        if field(body, "batch_size", int, needed=False) not in (None, -1):
+        batch = field(body, "batch_size", int, needed=False)
+        if batch not in (None, -1) and not 1 <= batch <= LARGEST_BATCH:
             raise ClipperError(
-                REQUEST_ERROR, "batch_size: must be -1; batches are as large as measurements and deadlines allow"
+                REQUEST_ERROR, f"batch_size: must be from 1 to {LARGEST_BATCH}, or -1: as large as deadlines allow"
             )
         path = field(body, "model_data_path", str, needed=False)
         source = file_source(body["model"], "model") if "model" in body else FileSource("model_data_path", url=path)
@@ -121,6 +128,8 @@ class ClipperAdminApi:
         except Refused as error:
             raise clipper_refusal(error, REQUEST_ERROR) from error
         await wait_until(lambda: self._service.catalog.model(done.model, done.version) is not None)
+        if batch not in (None, -1):
+            await self._change("set-batching", {"model": done.model, "policy": "fixed", "batch": batch})
         return PlainTextResponse(SUCCESS)
 
     async def delete_versioned_model(self, request: Request) -> PlainTextResponse:
@@ -168,6 +177,16 @@ class ClipperAdminApi:
             },
         }
         return await self._change("set-selection", {name: value for name, value in fields.items() if value is not None})
+
+    async def set_batching(self, request: Request) -> PlainTextResponse:
+        """Say how batches of an application, a model or a variant are formed; without a policy, as by default."""
+        body = await _body(request)
+        fields = {
+            name: value
+            for name, kind in BATCHING.items()
+            if (value := field(body, name, kind, needed=False)) is not None
+        }
+        return await self._change("set-batching", fields)
 
     # -- descriptions
 
@@ -242,6 +261,8 @@ class ClipperAdminApi:
 
 def _visible(verb: str, fields: Mapping[str, Any], catalog: Catalog) -> bool:
     """Whether the catalogue shows a change."""
+    if verb == "set-batching":
+        return True  # the catalogue does not show it
     app, model = catalog.app(fields.get("app", "")), fields.get("model", "")
     if verb == "delete-version":
         return catalog.model(model, fields["version"]) is None

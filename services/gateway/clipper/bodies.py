@@ -186,7 +186,7 @@ def list_containers(catalog: Catalog, workers: Iterable[dict[str, Any]]) -> list
                 "model_name": variant.model,
                 "model_version": variant.version,
                 "model_replica_id": number,
-                "batch_size": -1,
+                "batch_size": instance["batch_limit"] if instance.get("batching") == "fixed" else -1,
                 "variant": variant.variant,
                 "worker": where,
                 "device": instance["device"],

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from msgspec import Struct
-from msgspec.structs import replace
+from msgspec import Struct, ValidationError, convert
+from msgspec.structs import asdict, replace
 
-from bus.messages.catalog import AppRecord, ModelRecord, Signature, TensorSpec, VariantRecord
+from bus.messages.catalog import AppRecord, BatchingRule, ModelRecord, Signature, TensorSpec, VariantRecord
+from services.core.batching import batching_key, rule_errors
 from services.core.cost import PER_CORE, price_per_hour
 from services.core.settings.fields import TARGET
 from services.simulation.scenario import profiles
@@ -14,9 +15,9 @@ from services.simulation.scenario.machines import MB, UNLIMITED_MB, MachineBlock
 from services.simulation.scenario.model import CostSpec, QueryNeeds
 from services.simulation.scenario.toml import TomlTable, meant, name_at, number_at, shown, whole_at
 
-APP_KEYS = ("name", "latency_ms", "accuracy", "cost", "slo_target")
+APP_KEYS = ("name", "latency_ms", "accuracy", "cost", "slo_target", "batching")
 VARIANT_KEYS = (
-    *("app", "model", "name", "hardware", "cost_per_s", "accuracy", "running", "uses", "memory_gb"),
+    *("app", "model", "name", "hardware", "cost_per_s", "accuracy", "running", "uses", "memory_gb", "batching"),
     *profiles.KEYS,
 )
 _ELSEWHERE = {"qps": "has no place here: state the number of queries in [[load]]"}
@@ -28,13 +29,14 @@ _FILLED = "synthetic"  # in place of a framework and a file
 
 
 class Catalogue(Struct, frozen=True, kw_only=True):
-    """Apps, models and variants. serving: each app's variants, in the file's order."""
+    """Apps, models and variants. batching: rules by key. serving: each app's variants, in the file's order."""
 
     apps: tuple[AppRecord, ...]
     models: tuple[ModelRecord, ...]
     variants: tuple[VariantRecord, ...]
     needs: dict[str, QueryNeeds]
     serving: dict[str, tuple[VariantRecord, ...]]
+    batching: dict[str, BatchingRule] = {}
 
 
 def needs_of(block: TomlTable) -> QueryNeeds:
@@ -52,12 +54,14 @@ def catalogue(
     """Apps with their needs, models and variants. Raises ScenarioError."""
     asked: dict[str, QueryNeeds] = {}
     targets: dict[str, float | None] = {}
+    batching: dict[str, BatchingRule] = {}
     for block in scenario.blocks("app", APP_KEYS, _ELSEWHERE):
         name = block.name("name")
         if name in asked:
             block.at("name").refuse(f"{name} occurs twice: state other needs of some of its queries in [[load]]")
         asked[name] = needs_of(block)
         targets[name] = target_in(block)
+        batching |= _batching(block, "app", name)
     blocks = scenario.blocks("variant", VARIANT_KEYS)
     if not blocks:
         scenario.at("variant").refuse("there must be at least one [[variant]]: nothing could answer")
@@ -69,6 +73,7 @@ def catalogue(
         if record.variant in named:
             block.at("name").refuse(f"{record.variant} occurs twice: a variant's name is unique")
         named.add(record.variant)
+        batching |= _batching(block, "variant", record.variant)
         entries.append(ServingVariant(record, _apps_of(block, asked if strict else None)))
     for app in sorted({app for entry in entries for app in entry.apps}):
         asked.setdefault(app, QueryNeeds())
@@ -98,6 +103,7 @@ def catalogue(
         ),
         variants=linked.variants,
         needs=asked,
+        batching=batching,
         serving={app: tuple(by_name[one.variant] for one in records) for app, records in serving.items()},
     )  # fmt: skip
 
@@ -109,6 +115,24 @@ def target_in(block: TomlTable) -> float | None:
     if refused is not None:
         block.at("slo_target").refuse(refused)
     return target
+
+
+def _batching(block: TomlTable, scope: str, name: str) -> dict[str, BatchingRule]:
+    """The rule in a block: `batching = "aimd"`, or a table with the fields of `infaas admin set-batching`. Empty where there is none."""
+    if "batching" not in block:
+        return {}
+    location, given = block.at("batching"), block.get("batching")
+    try:
+        rule = convert({"policy": given} if isinstance(given, str) else given, _StatedRule)
+    except ValidationError as error:
+        location.refuse(str(error))
+    for wrong in rule_errors(rule):
+        location.refuse(wrong)
+    return {batching_key(scope, name): BatchingRule(**asdict(rule))}
+
+
+class _StatedRule(BatchingRule, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A rule as a file states it."""
 
 
 def _apps_of(block: TomlTable, known: Mapping[str, QueryNeeds] | None) -> frozenset[str]:

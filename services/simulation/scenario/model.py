@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
+from bus.messages.catalog import AppRecord, BatchingRule, ModelRecord, VariantRecord
 from services.core.placement import Device
 from services.core.settings import Settings
 
@@ -136,7 +136,7 @@ class CostSpec(Struct, frozen=True, kw_only=True):
 class Scenario(Struct, frozen=True, kw_only=True):
     """A whole scenario. apps, models, variants: the catalogue as a registrar would have written it (variants are simulated, with
     profiles of provenance "synthetic"). prices: US$ per hour by kind of device (services/core/cost.py). needs: of each app's queries.
-    interference: strength by kind of device.
+    interference: strength by kind of device. batching: rules by their keys in the control bucket.
     """
 
     name: str
@@ -154,4 +154,5 @@ class Scenario(Struct, frozen=True, kw_only=True):
     jobs: tuple[JobSpec, ...] = ()
     faults: tuple[FaultSpec, ...] = ()
     interference: dict[str, float] = {}
+    batching: dict[str, BatchingRule] = {}
     cost: CostSpec = CostSpec()

@@ -88,6 +88,7 @@ def derive(content: Any, path: Path, policies: Sequence[str] = (), seed: int | N
         jobs=jobs,
         faults=faults_of(file, machines, chosen.started(), [one.variant for one in things.variants], duration),
         interference=interference_of(file, machines),
+        batching=things.batching,
         cost=cost,
     )
 
