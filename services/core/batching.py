@@ -20,7 +20,7 @@ POLICIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "delayed": (("wait_ms",), ("batch",)),
 }
 PLANNED = ("threshold", "quantum_ms", "contexts")  # a policy and two fields of the contract that nothing implements yet
-_FIELDS = ("batch", "slo_ms", "wait_ms", "quantum_ms", "contexts")
+FIELDS = ("batch", "slo_ms", "wait_ms", "quantum_ms", "contexts")
 
 
 def batching_key(scope: str, name: str) -> str:
@@ -44,9 +44,9 @@ def rule_errors(rule: BatchingRule) -> list[str]:
     if known is None:
         return [f"policy: {rule.policy[:80]!r} is unknown; use one of {', '.join(POLICIES)}"]
     needed, possible = known
-    given = {field for field in _FIELDS if getattr(rule, field) is not None}
+    given = {field for field in FIELDS if getattr(rule, field) is not None}
     wrong = [f"{field}: {rule.policy} needs it" for field in needed if field not in given]
-    wrong += [_unused(rule.policy, field) for field in _FIELDS if field in given and field not in (*needed, *possible)]
+    wrong += [_unused(rule.policy, field) for field in FIELDS if field in given and field not in (*needed, *possible)]
     if rule.batch is not None and not 1 <= rule.batch <= LARGEST_BATCH:
         wrong.append(f"batch: must be from 1 to {LARGEST_BATCH} items")
     if rule.slo_ms is not None and not (isfinite(rule.slo_ms) and 0 < rule.slo_ms <= LONGEST_MS):

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from bus.messages.catalog import AppRecord, BatchingRule
 from bus.messages.public import AdminRequest, Error
-from services.core.batching import SCOPES, rule_errors
+from services.core.batching import FIELDS, SCOPES, rule_errors
 from services.core.catalog import Catalog, selection_asked
 from services.core.settings.fields import TARGET
 from services.registrar.checks import app_fields, names, selection_fields, signature_difference
@@ -160,7 +160,6 @@ NEEDS = {
     "release-variant": ("variant",),
     "set-batching": (),
 }
-RULE = ("batch", "slo_ms", "wait_ms", "quantum_ms", "contexts")
 SETTINGS = ("latency_ms", "default_output", "min_instances", "input_type", "slo_target")
 
 
@@ -260,10 +259,10 @@ def _batching(request: AdminRequest, catalog: Catalog) -> SetBatching | Error:
     [(scope, name)] = named.items()
     rule = None
     if request.policy is not None:
-        rule = BatchingRule(policy=request.policy, **{field: getattr(request, field) for field in RULE})
+        rule = BatchingRule(policy=request.policy, **{field: getattr(request, field) for field in FIELDS})
         wrong = rule_errors(rule)
     else:
-        wrong = [f"{field}: needs a policy" for field in RULE if getattr(request, field) is not None]
+        wrong = [f"{field}: needs a policy" for field in FIELDS if getattr(request, field) is not None]
     variant = catalog.variant(name) if scope == "variant" else None
     if variant is not None and rule is not None and (rule.batch or 1) > variant.max_batch:
         wrong.append(f"batch: {name} takes at most {variant.max_batch} items (the setting registrar.max_batches)")

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from bus.codec import encode
-from bus.messages.catalog import AppRecord, ModelSelection, Signature
+from bus.messages.catalog import AppRecord, BatchingRule, ModelSelection, Signature
 from bus.messages.public import AdminRequest, Error
 from services.core.catalog import Catalog, key_of
 from services.registrar.changes import NEEDS, amend, change_for
@@ -22,13 +22,15 @@ from services.registrar.commands import (
     ReleaseVariant,
     ResetSelection,
     SetApp,
+    SetBatching,
     SetReplicas,
     SetSelection,
     UnlinkModel,
 )
-from tests.support.simulated.registrations import SIGNATURE, app_record, model_record
+from tests.support.simulated.registrations import SIGNATURE, app_record, model_record, variant_record
 
 LINK = LinkModel(app="digits", model="cnn", version="1", signature=SIGNATURE, at=7.0)
+VARIANT = variant_record(model="mlp", version="2")
 OTHER = Signature(inputs=SIGNATURE.outputs, outputs=SIGNATURE.inputs)
 
 
@@ -135,12 +137,18 @@ def test_repeating_a_change_changes_nothing() -> None:
 
 def catalog() -> Catalog:
     found = Catalog()
-    for record in (model_record(version="1", created=1.0), model_record(version="2", created=2.0)):
+    records = (
+        model_record(version="1", created=1.0),
+        model_record(version="2", created=2.0),
+        app_record("digits", links={}),
+        VARIANT,
+    )
+    for record in records:
         found.apply(key_of(record), encode(record))
     return found
 
 
-def asked(verb: str, **fields: Any) -> Change | ChangeApps | ReleaseVariant | DeleteVersion | Error:
+def asked(verb: str, **fields: Any) -> Change | ChangeApps | ReleaseVariant | SetBatching | DeleteVersion | Error:
     return change_for(verb, AdminRequest(**fields), catalog(), 7.0)
 
 
@@ -181,6 +189,49 @@ def test_verbs_become_changes() -> None:
     assert asked("delete-version", model="mlp", version="1") == DeleteVersion(model="mlp", version="1")
     assert asked("release-variant", variant="v") == ReleaseVariant(variant="v")
     assert asked("release-variant", variant="v", worker="w1") == ReleaseVariant(variant="v", worker="w1")
+
+
+def test_a_rule_of_batching_is_for_one_app_model_or_variant() -> None:
+    aimd = BatchingRule(policy="aimd", slo_ms=20.0)
+    assert asked("set-batching", app="digits", policy="aimd", slo_ms=20.0) == SetBatching(
+        scope="app", name="digits", rule=aimd
+    )
+    assert asked("set-batching", model="mlp", policy="edf") == SetBatching(
+        scope="model", name="mlp", rule=BatchingRule()
+    )
+    fixed = BatchingRule(policy="fixed", batch=VARIANT.max_batch)
+    name = VARIANT.variant
+    assert asked("set-batching", variant=name, policy="fixed", batch=VARIANT.max_batch) == SetBatching(
+        scope="variant", name=name, rule=fixed
+    )
+    assert asked("set-batching", variant=name) == SetBatching(scope="variant", name=name, rule=None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "text"),
+    [
+        ({"policy": "aimd"}, "bad_request", "set-batching: name exactly one of app, model, variant"),
+        ({"app": "digits", "model": "mlp", "policy": "aimd"}, "bad_request", "set-batching: name exactly one of"),
+        ({"app": "a b", "policy": "aimd"}, "bad_request", "app: "),
+        ({"app": "none", "policy": "aimd"}, "unknown_app", "app: there is no app none"),
+        ({"model": "none", "policy": "aimd"}, "unknown_model", "model: there is no model none"),
+        ({"variant": "none", "policy": "aimd"}, "bad_request", "variant: there is no variant none"),
+        ({"model": "mlp", "policy": "threshold"}, "bad_request", "policy: threshold is not there yet"),
+        ({"model": "mlp", "policy": "fixed"}, "bad_request", "batch: fixed needs it"),
+        ({"model": "mlp", "policy": "fixed", "batch": 1025}, "bad_request", "batch: must be from 1 to 1024"),
+        ({"model": "mlp", "batch": 8}, "bad_request", "batch: needs a policy"),
+        (
+            {"variant": VARIANT.variant, "policy": "fixed", "batch": VARIANT.max_batch + 1},
+            "bad_request",
+            f"batch: {VARIANT.variant} takes at most {VARIANT.max_batch} items",
+        ),
+    ],
+)
+def test_a_wrong_rule_of_batching_is_refused(fields: dict[str, Any], code: str, text: str) -> None:
+    error = asked("set-batching", **fields)
+    assert isinstance(error, Error)
+    assert error.code == code
+    assert error.message.startswith(text)
 
 
 @pytest.mark.parametrize("verb", sorted(NEEDS))

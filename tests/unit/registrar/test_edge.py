@@ -9,10 +9,11 @@ from msgspec.structs import replace
 
 from bus.codec import decode, encode
 from bus.memory import Broker
-from bus.messages.catalog import AppRecord, Signature
+from bus.messages.catalog import AppRecord, BatchingRule, Signature
 from bus.messages.public import RegistrationStatus
 from bus.port import KeyValue, NotFound, ObjectStore
 from bus.subjects import Subjects
+from services.core.batching import batching_key
 from services.core.catalog import selection_key
 from services.core.placement import quarantine_key, quarantined_at
 from services.registrar.commands import (
@@ -33,6 +34,7 @@ from services.registrar.commands import (
     RegistrationRecord,
     ReleaseVariant,
     ResetSelection,
+    SetBatching,
     SetReplicas,
     TakeOverRegistration,
 )
@@ -256,6 +258,22 @@ def test_a_release_ends_a_variants_quarantine_everywhere_or_on_one_worker() -> N
         assert set(await place.control.keys()) == {quarantine_key("w1", "other"), "controller"}
         again = await place.do(ReleaseVariant(variant="v"))
         assert again == ChangeRefused("bad_request", "variant: v is not quarantined on any worker")
+
+    on_a_bus(test)
+
+
+def test_a_rule_of_batching_is_kept_until_it_is_removed_or_its_app_deleted() -> None:
+    async def test(place: Place) -> None:
+        rule = BatchingRule(policy="fixed", batch=3)
+        await place.do(ChangeApp(AddApp(app="a", at=1.0)))
+        for scope in ("app", "model", "variant"):
+            assert await place.do(SetBatching(scope=scope, name="a", rule=rule)) is None
+        kept = await place.control.get(batching_key("model", "a"))
+        assert decode(BatchingRule, kept.value or b"") == rule
+        for _ in range(2):
+            assert await place.do(SetBatching(scope="model", name="a", rule=None)) is None
+        await place.do(ChangeApp(DeleteApp(app="a")))
+        assert await place.control.keys() == [batching_key("variant", "a")]
 
     on_a_bus(test)
 

@@ -204,6 +204,16 @@ def test_a_batch_under_way_is_charged_for_what_is_left_of_it_then_full_batches_t
     assert instance.predict(1, None, NOW + 1.0, NOW + 0.026) == pytest.approx(CAUTION * (0.059 + 0.030))
 
 
+def test_a_smaller_limit_of_batches_makes_more_of_them() -> None:
+    """As with a fixed size: nine that wait are nine batches of one, not one of eight."""
+    instance, _ = on_one_device(2)
+    instance.limit_batches(1)
+    instance.take(9, NOW, NOW + 1.0)  # one begins at once
+    assert instance.predict(1, None, NOW + 1.0, NOW) == pytest.approx(CAUTION * 10 * 0.025)
+    instance.limit_batches(0)
+    assert instance.predict(1, None, NOW + 1.0, NOW) == pytest.approx(CAUTION * (0.025 + 0.060 + 0.025))
+
+
 @pytest.mark.parametrize("cores", [1, 2])
 def test_while_it_is_shut_nothing_is_in_time_there(cores: int) -> None:
     instance, _ = on_one_device(cores, load=100.0)

@@ -20,6 +20,9 @@ from services.registrar.changes import NEEDS
         (["set-selection", "digits", "--policy", "exp4", "--members"], ["--members needs a value"]),
         (["set-selection", "digits", "--eta", "much"], ["--eta", "much"]),
         (["set-target", "digits", "--slo-target", "0.9", "--contextual"], ["set-target takes no --contextual"]),
+        (["set-batching", "--policy", "aimd"], ["set-batching needs", "--app", "--model", "--variant"]),
+        (["set-batching", "--app", "a", "--model", "m"], ["exactly one"]),
+        (["set-batching", "--app", "a", "--batch", "1.5"], ["--batch", "whole number"]),
         ([], ["verb"]),
     ],
 )

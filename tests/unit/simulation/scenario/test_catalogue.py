@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bus.codec import encode
+from bus.messages.catalog import BatchingRule
 from services.core.catalog import Catalog, key_of
 from services.core.cost import LatencyTable, instance_price_per_s, price_per_hour
 from services.simulation.scenario.catalogue import ServingVariant, link
@@ -141,6 +142,17 @@ def test_the_catalogue_of_a_scenario_serves_each_app(tmp_path):
 def test_an_app_may_have_a_target_of_its_own(tmp_path):
     scenario = read(tmp_path, changed(("app.0.slo_target", 0.999)))
     assert {app.app: app.slo_target for app in scenario.apps} == {"faces": 0.999, "cars": None}
+
+
+def test_batching_is_stated_by_an_app_or_a_variant(tmp_path):
+    scenario = read(
+        tmp_path,
+        changed(("app.0.batching", "aimd"), ("variant.1.batching", {"policy": "delayed", "wait_ms": 2, "batch": 1})),
+    )
+    assert scenario.batching == {
+        "batching.app.faces": BatchingRule(policy="aimd"),
+        "batching.variant.B": BatchingRule(policy="delayed", wait_ms=2.0, batch=1),
+    }
 
 
 def test_apps_come_from_the_variants_where_no_block_names_any(tmp_path):
