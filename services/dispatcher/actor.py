@@ -17,10 +17,8 @@ from services.core.actor import (
     NOTHING,
     After,
     Changed,
-    Done,
     Effect,
     Envelope,
-    Failed,
     Handler,
     Inlet,
     Malformed,
@@ -29,28 +27,21 @@ from services.core.actor import (
     Started,
     Stopping,
     Synced,
-    TimedOut,
     Undelivered,
     Watch,
 )
 from services.core.deadlines import DeadlineReached, Deadlines
-from services.core.ensemble.policies import make_policy
 from services.core.selection.cluster import ClusterView
 from services.core.selection.instances import Instance
 from services.core.selection.policy import LoadOrder, SelectionPolicy, goal_of
 from services.core.settings import DispatcherSettings, SelectionSettings, Settings
-from services.dispatcher.apps import Apps, members_of
-from services.dispatcher.cache import CachedParts
-from services.dispatcher.contexts import Contexts, SelectionList
+from services.dispatcher.apps import Apps
 from services.dispatcher.default_output import default_due, executor_error, expiry_error, may_wait
 from services.dispatcher.demand import DemandCounter, FleetDigests, LoadsOnDemand
-from services.dispatcher.ensembles import Ensembles
-from services.dispatcher.feedback import Feedbacks
 from services.dispatcher.inflight import InFlight, OutcomeRecorder, Retries
-from services.dispatcher.join import JOIN, EndsDue, Joins
-from services.dispatcher.predictions import Predictions
-from services.dispatcher.query import Admission, PartReply, Query, label_of
+from services.dispatcher.query import Admission, Query, label_of
 from services.dispatcher.questions import answer_question
+from services.dispatcher.selection_layer import SelectionLayer
 
 HEARTBEAT = 0.5  # s
 CHECK = 0.25  # s
@@ -99,29 +90,7 @@ class Dispatcher:
         self._outcomes = OutcomeRecorder(name, policy.name, new_uid)
         self._demand = DemandCounter(name, subjects)
         self._retries = Retries(self.in_flight, settings.max_attempts, self._decide, self._refuse)
-        self.joins = Joins(name, subjects)
-        self.predictions = Predictions()
-        self.contexts = Contexts(
-            subjects, selection.max_contexts, lambda app: members_of(self.apps.catalog, app), make_policy
-        )
-        self.cached = CachedParts(self.apps)
-        self.ensembles = Ensembles(
-            name,
-            self.joins,
-            self.contexts,
-            self.predictions,
-            self.apps,
-            selection,
-            self._outcomes,
-            self.cached,
-            self._take,
-            settings.max_queue,
-            settings.max_inline,
-        )
-        self._feedback = Feedbacks(
-            name, subjects, self.apps, self.contexts, self.predictions, self._outcomes.log, new_uid
-        )
-        self._selection_list = SelectionList(self.apps.catalog, self.contexts)
+        self.layer = SelectionLayer(name, subjects, self.apps, self._outcomes, self._take, new_uid, settings, selection)
         self._digests = FleetDigests(name, subjects, self.apps)
         self._prefix = len(subjects.query(""))
         self._undelivered = subjects.undelivered(name, "")
@@ -131,8 +100,6 @@ class Dispatcher:
             QueryHead: self._query,
             Malformed: self._malformed,
             DoneBatch: self._done,
-            PartReply: self._part_replied,
-            EndsDue: lambda _: self.joins.tell(),
             WorkerHeartbeat: self._heartbeat,
             Recorded: self._recorded,
             HandBack: self._handed_back,
@@ -140,11 +107,7 @@ class Dispatcher:
             Trying: self._trying,
             ExecutorExited: self._exited,
             LoadReply: self._load_reply,
-            **self._feedback.handlers,
-            SelectionChanged: lambda e: self.contexts.changed(e.message),
-            Done: self._edge_ended,
-            Failed: self._edge_ended,
-            TimedOut: self._edge_ended,
+            **self.layer.handlers,
             Changed: self._changed,
             Synced: self._synced,
             Requirements: self._question,
@@ -164,7 +127,6 @@ class Dispatcher:
             Inlet(subject=s.exited(), message=ExecutorExited),
             Inlet(subject=s.done(name), message=DoneBatch),
             Inlet(subject=s.undelivered(name), message=DoneBatch),
-            Inlet(subject=s.part(name), message=PartReply),
             Inlet(subject=s.trying(name), message=Trying),
             Inlet(subject=s.loads(name), message=LoadReply),
             Inlet(subject=s.resubmit(name), message=HandBack),
@@ -172,7 +134,7 @@ class Dispatcher:
             Inlet(subject=s.explain(), message=Requirements, queue=DISPATCHERS),
             Inlet(subject=s.list(), message=ListRequest, queue=DISPATCHERS),
             Inlet(subject=s.selection("changed"), message=SelectionChanged),
-            *self._feedback.inlets,
+            *self.layer.inlets,
             Inlet(subject=s.query(), message=QueryHead, queue=DISPATCHERS, malformed=True),
         )
 
@@ -192,13 +154,13 @@ class Dispatcher:
         query = self._admission.admit(app_name, envelope)
         if isinstance(query, Error):
             return self._outcomes.refused_unadmitted(app_name, envelope, envelope.message.id, query)
-        if query.head.retry_key is not None and (query.uid in self.in_flight or query.uid in self.joins.open):
+        if query.head.retry_key is not None and (query.uid in self.in_flight or query.uid in self.layer):
             return NOTHING  # the client asks again for a query in flight: it will be answered
         return self._begin(query, envelope.now)
 
     def _begin(self, query: Query, now: float) -> Iterable[Effect]:
         """Start a query that has just been admitted, or that another dispatcher has left."""
-        return self._take(query, now) if query.selection is None else self.ensembles.start(query, now)
+        return self._take(query, now) if query.selection is None else self.layer.start(query, now)
 
     def _take(self, query: Query, now: float) -> Iterable[Effect]:
         """Decide on a query, or a part of one, for the first time."""
@@ -249,7 +211,7 @@ class Dispatcher:
         """The query ends here without an answer of a model. If it is a part, its join goes on without it."""
         effects = self._outcomes.refused(query, error, now)
         if query.part is not None:
-            effects.extend(self.ensembles.refused(query.part, error, now))
+            effects.extend(self.layer.refused(query.part, error, now))
         return effects
 
     def _dispatch(self, query: Query, instance: Instance, now: float) -> Publish:
@@ -281,13 +243,9 @@ class Dispatcher:
             effects.extend(self._retries.next(envelope.now))
         return effects
 
-    def _part_replied(self, envelope: Envelope) -> Iterable[Effect]:
-        uid = bytes.fromhex(envelope.subject.rpartition(".")[2])
-        return self.ensembles.replied(uid, envelope.message, envelope.now)
-
     def _recorded(self, envelope: Envelope) -> Iterable[Effect]:
         self._outcomes.log.stored(envelope.message.through)
-        return self._feedback.stored()
+        return self.layer.stored()
 
     # -- what goes wrong
 
@@ -350,7 +308,7 @@ class Dispatcher:
     def _adopt(self, back: HandBack, envelope: Envelope) -> Iterable[Effect]:
         """A query with parts has lost its dispatcher: start it again, once. Executors repeat what they have answered of it."""
         uid, now = back.route.uid, envelope.now
-        if uid in self.joins.open or uid in self.in_flight or not self.joins.adopt(uid, now):
+        if uid in self.layer or uid in self.in_flight or not self.layer.joins.adopt(uid, now):
             return NOTHING
         query = self._admission.adopt(back.route, bytes(back.body), envelope.headers)
         return NOTHING if query is None else self._begin(query, now)
@@ -415,7 +373,7 @@ class Dispatcher:
 
     def _changed(self, envelope: Envelope) -> Iterable[Effect]:
         self.apps.change(envelope.message)
-        self.cached.drop()
+        self.layer.cached.drop()
         return NOTHING
 
     def _synced(self, envelope: Envelope) -> Iterable[Effect]:
@@ -425,20 +383,10 @@ class Dispatcher:
 
     def _question(self, envelope: Envelope) -> Iterable[Effect]:
         if envelope.subject == self._list_selection:
-            return self._selection_list.ask(envelope.reply, envelope.message) if envelope.reply else NOTHING
-        return answer_question(envelope, self.apps.catalog, self.view, self._policy, self._slo_target, self.contexts)
-
-    # -- what selection policies have learnt
-
-    def _edge_ended(self, envelope: Envelope) -> Iterable[Effect]:
-        """The edge has read or written a context, or run a user's own policy."""
-        done: Done | Failed | TimedOut = envelope.message
-        kind = done.id[0]
-        if kind != "context":
-            return self._selection_list.ran(done) if kind == "listed" else self._feedback.done(done)
-        key = self.contexts.took(done)
-        served = self.ensembles.known(key, envelope.now)
-        return (*served, *self._feedback.read(key), *self._selection_list.read(key))
+            return self.layer.ask(envelope)
+        return answer_question(
+            envelope, self.apps.catalog, self.view, self._policy, self._slo_target, self.layer.contexts
+        )
 
     # -- time
 
@@ -464,7 +412,7 @@ class Dispatcher:
                 continue
             route = query.route(self.name, "", self._policy.name)
             effects.append(Publish(self._subjects.resubmit(), HandBack(route, "gone", query.raw), "", query.headers))
-        effects.extend(self.joins.leave(self.in_flight.dispatched.values()))
+        effects.extend(self.layer.joins.leave(self.in_flight.dispatched.values()))
         effects.append(self._alive(envelope.now, leaving=True))
         return effects
 
@@ -478,9 +426,7 @@ class Dispatcher:
         effects.extend(self._expire(self.in_flight.remove_expired(now, LOST_AFTER), now))
         if self.in_flight.waiting or self.in_flight.retries:
             effects.extend(self._serve_waiting(now))
-        self.joins.forget(now)
-        effects.extend(self.contexts.retry())
-        effects.extend(self.ensembles.overdue(now - LOST_AFTER, now))
+        effects.extend(self.layer.check(now))
         effects.append(After("check", CHECK, envelope.message))
         return effects
 
@@ -488,8 +434,9 @@ class Dispatcher:
         return [effect for query in queries for effect in self._refuse(query, expiry_error(query), now)]
 
     def _deadline_reached(self, envelope: Envelope) -> Iterable[Effect]:
-        if envelope.message.of == JOIN:
-            return self.ensembles.due(envelope.now)
+        ended = self.layer.due(envelope.message.of, envelope.now)
+        if ended is not None:
+            return ended
         now, waiting = envelope.now, self.in_flight.waiting
         due = self._default_deadlines.due(now, waiting)
         for query in due:

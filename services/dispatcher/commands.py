@@ -4,6 +4,8 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+PolicyMethod = Literal["init", "select", "combine", "observe", "learnt"]
+
 
 class ReadContext(Struct, frozen=True):
     """Read what is stored of a context in the selection bucket; comes back as StoredContext."""
@@ -42,5 +44,5 @@ class RunPolicy(Struct, frozen=True):
     """
 
     policy: str
-    method: Literal["init", "select", "combine", "observe", "learnt"]
+    method: PolicyMethod
     args: tuple[Any, ...]

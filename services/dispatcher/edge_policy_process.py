@@ -76,7 +76,7 @@ class UserPolicy:
         policy, members = self._policy, call.members
         if call.method == "init":
             return PolicyReply(state=self._state(policy.init(members)))
-        state = self._load(call.state)
+        state = self._load(call.state) if call.state else policy.init(members)  # b"": before any feedback
         if call.method == "select":
             return PolicyReply(models=_names(policy.select(state, members, call.ask, call.u)))
         outputs = {

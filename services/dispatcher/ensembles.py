@@ -5,19 +5,21 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
-from msgspec import UNSET
+from msgspec import UNSET, Raw, convert
 from msgspec.structs import replace
 
+from bus.codec import encode
 from bus.messages.catalog import ModelSelection
-from bus.messages.public import Answer, Code, Error, Tensor
+from bus.messages.public import Answer, Code, Error, QueryHead, Requirements, Tensor
 from bus.tensors import BadTensor, from_array, to_array
-from services.core.actor import NOTHING, Effect
+from services.core.actor import NOTHING, Do, Done, Effect, Failed, TimedOut
 from services.core.ensemble.base import Combined, EnsemblePolicy, Member, Outputs
-from services.core.selection.eligibility import INFINITE, AppView
-from services.core.settings import SelectionSettings
+from services.core.selection.eligibility import INFINITE, AppView, Ask
+from services.core.settings import DispatcherSettings, SelectionSettings
+from services.core.validation import BadRequest, count_items
 from services.dispatcher.apps import Apps, members_of
 from services.dispatcher.cache import CachedParts
+from services.dispatcher.commands import PolicyMethod, RunPolicy
 from services.dispatcher.contexts import Contexts, context_key
 from services.dispatcher.inflight import OutcomeRecorder
 from services.dispatcher.join import Joins, chance
@@ -30,8 +32,14 @@ TELLING: tuple[Code, ...] = (
 )  # fmt: skip
 
 
+LOWEST = 9  # priority
+
+
 class Group:
-    """An app's members and its policy, for as long as the catalogue does not change. policy: None where one variant answers."""
+    """An app's members and its policy, for as long as the catalogue does not change.
+
+    policy: None where one variant answers, and of a user's own class, which runs in a process of its own.
+    """
 
     def __init__(self, app: AppView, members: list[Member], policy: EnsemblePolicy[Any] | None) -> None:
         self.app = app
@@ -41,18 +49,24 @@ class Group:
 
 
 class Plan:
-    """What an answer is made with. state: the policy's, as it was when the members were asked. p: each member's probability then."""
+    """What an answer is made with. state: the policy's, as it was when the members were asked. p: each member's probability then.
 
-    __slots__ = ("group", "p", "state")
+    evaluates: it is for a feedback, and nobody waits for an answer.
+    """
+
+    __slots__ = ("evaluates", "group", "p", "state")
 
     def __init__(self, group: Group) -> None:
         self.group = group
         self.state: Any = None
         self.p: dict[str, float] = {}
+        self.evaluates = False
 
 
 class Ensembles:
-    """joins: shared with the dispatcher. decide: dispatches a part, or refuses it. most: queries open at a time; bytes: of an answer."""
+    """decide: dispatches a part, or refuses it. evaluated: gets what came of `evaluate`."""
+
+    evaluated: Callable[[bytes, Prediction | Error], Iterable[Effect]]
 
     def __init__(
         self,
@@ -62,11 +76,10 @@ class Ensembles:
         predictions: Predictions,
         apps: Apps,
         settings: SelectionSettings,
+        dispatcher: DispatcherSettings,
         outcomes: OutcomeRecorder,
         cached: CachedParts,
         decide: Callable[[Query, float], Iterable[Effect]],
-        most: int,
-        most_bytes: int,
     ) -> None:
         self._name = name
         self._joins = joins
@@ -77,8 +90,7 @@ class Ensembles:
         self._outcomes = outcomes
         self._cached = cached
         self._decide = decide
-        self._most = most
-        self._most_bytes = most_bytes
+        self._dispatcher = dispatcher
         self._groups: dict[str, Group] = {}
         self._waiting: dict[str, list[Join]] = {}  # by the key of the context that is being read
         # By app and member. missing: answers without its output; late: outputs that came after their answer.
@@ -96,7 +108,7 @@ class Ensembles:
         if group is None or not group.members:
             text = "the app links none of its members: see infaas.list.apps, or use infaas.admin.link-model"
             return self._outcomes.refused(query, Error(code="unknown_model", message=text), now)
-        if len(self._joins.open) >= self._most:
+        if len(self._joins.open) >= self._dispatcher.max_queue:
             text = "too many queries wait for a worker: ask again later"
             return self._outcomes.refused(query, Error(code="overloaded", message=text, retry_after_ms=1000.0), now)
         due, patient = self._due(query, rules)
@@ -105,11 +117,32 @@ class Ensembles:
         if rules.cache_mb and query.head.inputs_ref is None:
             join.digest = digest_of(query.head.inputs)
         effects = list(self._joins.begin(join, now))
-        if group.policy is None:
+        if rules.policy is None:
             effects.extend(self._ask(join, [None], now))
         else:
             effects.extend(self._select(join, now))
         return effects
+
+    def evaluate(self, uid: bytes, app: str, context: str | None, inputs: bytes, now: float) -> Iterable[Effect]:
+        """Ask all members about these inputs again, at the lowest priority, for a feedback whose prediction is not known any more."""
+        view = self._apps.view.apps.get(app)
+        rules = None if view is None else view.app.selection
+        if view is None or rules is None or rules.policy is None:
+            return self.evaluated(uid, Error(code="unknown_app", message=f"app {app} has no selection any more"))
+        head = QueryHead(inputs=Raw(inputs), context=context, priority=LOWEST)
+        try:
+            items = count_items(head, view.app)
+        except BadRequest as error:
+            return self.evaluated(uid, Error(code="bad_request", message=str(error)))
+        ask = Ask(app, items, now + self._dispatcher.default_deadline_s, priority=LOWEST)
+        query = Query(uid, app, head, ask, "", encode({"inputs": Raw(inputs)}), now)
+        query.selection = rules
+        group = self._group(app, rules)
+        assert group is not None, "the app was found above"
+        join = Join(query, ask.deadline, patient=False, dispatcher=self._name, policy=rules.policy)
+        join.plan = Plan(group)
+        join.plan.evaluates = True
+        return (*self._joins.begin(join, now), *self._select(join, now))
 
     def _due(self, query: Query, rules: ModelSelection) -> tuple[float, bool]:
         """When the answer is made of what is there, and whether the first part is waited for if nothing is."""
@@ -137,11 +170,40 @@ class Ensembles:
         if held is None:
             self._waiting.setdefault(context_key(app, rules, context), []).append(join)
             return self._contexts.read(app, rules, context)
-        policy: EnsemblePolicy[Any] = plan.group.policy
-        members = plan.group.members
-        plan.state = held.state
-        plan.p = {row.member: row.probability for row in policy.learnt(held.state, members)}
-        return self._ask(join, policy.select(held.state, members, query.head, chance(query.uid)), now)
+        group: Group = plan.group
+        plan.state, members = held.state, group.members
+        if group.policy is None:
+            return self._run(join, "learnt", plan.state, members)
+        plan.p = {row.member: row.probability for row in group.policy.learnt(held.state, members)}
+        if plan.evaluates:
+            return self._ask(join, [member.model for member in members], now)
+        return self._ask(join, group.policy.select(held.state, members, query.head, chance(query.uid)), now)
+
+    def _run(self, join: Join, method: PolicyMethod, *args: Any) -> Iterable[Effect]:
+        """Call a user's policy, in its own process. `ran` goes on."""
+        rules = join.query.selection
+        assert rules is not None
+        assert rules.policy is not None
+        return (Do(("policy", join, method), RunPolicy(rules.policy, method, args)),)
+
+    def ran(self, done: Done | Failed | TimedOut, now: float) -> Iterable[Effect]:
+        """A user's policy has a result, or none."""
+        _, join, method = done.id
+        plan, query = join.plan, join.query
+        if join.ended and method != "combine":
+            return NOTHING  # its time is up
+        if not isinstance(done, Done):
+            text = done.error if isinstance(done, Failed) else "the selection policy took too long"
+            return self._refuse(join, Error(code="model_error", message=text), now)
+        if method == "learnt":
+            plan.p = {row.member: row.probability for row in done.result}
+            if plan.evaluates:
+                return self._ask(join, [member.model for member in plan.group.members], now)
+            ask = convert(query.head, Requirements, from_attributes=True)
+            return self._run(join, "select", plan.state, plan.group.members, ask, chance(query.uid))
+        if method == "select":
+            return self._ask(join, done.result, now)
+        return self._finish(join, done.result, now)
 
     def known(self, key: str, now: float) -> Iterable[Effect]:
         """A context is in memory now: ask the members of the queries that wait for it."""
@@ -205,7 +267,7 @@ class Ensembles:
     def _ended(self, part: Part, now: float) -> Iterable[Effect]:
         join = part.join
         if join.ended:
-            if part.reply is not None and join.plan.group.policy is not None:
+            if part.reply is not None and part.stage:
                 self.late[join.query.ask.app, part.stage] += 1
                 with suppress(BadTensor):
                     self._predictions.late(join.query.uid, part.stage, outputs_of(part))
@@ -218,52 +280,64 @@ class Ensembles:
         """Answer the queries whose time has come with what is there."""
         effects: list[Effect] = []
         for join in self._joins.due(now):
-            if join.answered or not join.patient:
+            if not join.ended and (join.answered or not join.patient):
                 effects.extend(self._end(join, now))
         effects.extend(self._joins.timer(now))
         return effects
 
     # -- the query ends
 
-    def _end(self, join: Join, now: float) -> list[Effect]:
-        effects = list(self._joins.end(join, now))
-        answered, query = join.answered, join.query
-        missing = len(join.parts) - len(answered)
+    def _end(self, join: Join, now: float) -> Iterable[Effect]:
+        """Make one answer of what is there."""
+        join.ended = True  # what comes from now on is late
         self._count(join)
+        answered, plan = join.answered, join.plan
         if not answered:
-            effects.extend(self._outcomes.refused(query, _refusal(join), now, missing=missing))
-            return effects
-        plan: Plan = join.plan
-        policy, combined = plan.group.policy, None
+            return self._refuse(join, _refusal(join), now)
+        rules = join.query.selection
+        if rules is None or rules.policy is None:
+            return self._finish(join, None, now)
         try:
-            if policy is not None:
-                outputs = {part.stage: outputs_of(part) for part in answered}
-                combined = policy.combine(plan.state, plan.group.members, outputs)
-                self._predictions.add(_prediction(join, outputs, now))
+            outputs = {part.stage: outputs_of(part) for part in answered}
+            prediction = _prediction(join, outputs, now)
+            self._predictions.add(prediction)
+            if plan.evaluates:
+                return (*self._joins.end(join, now), *self.evaluated(join.query.uid, prediction))
+            if plan.group.policy is None:
+                return self._run(join, "combine", plan.state, plan.group.members, outputs)
+            combined = plan.group.policy.combine(plan.state, plan.group.members, outputs)
         except (BadTensor, ValueError) as error:
-            refusal = Error(code="model_error", message=f"the members' outputs do not fit together: {error}")
-            effects.extend(self._outcomes.refused(query, refusal, now, cost=join.cost, missing=missing))
-            return effects
+            text = f"the members' outputs do not fit together: {error}"
+            return self._refuse(join, Error(code="model_error", message=text), now)
+        return self._finish(join, combined, now)
+
+    def _refuse(self, join: Join, error: Error, now: float) -> Iterable[Effect]:
+        if join.plan.evaluates:
+            return (*self._joins.end(join, now), *self.evaluated(join.query.uid, error))
+        missing = len(join.parts) - len(join.answered)
+        refused = self._outcomes.refused(join.query, error, now, cost=join.cost, missing=missing)
+        return (*self._joins.end(join, now), *refused)
+
+    def _finish(self, join: Join, combined: Combined | None, now: float) -> Iterable[Effect]:
+        """Send the answer. combined: None for one part's own answer."""
         answer = self._answer(join, combined, now)
         if isinstance(answer, Error):
-            effects.extend(self._outcomes.refused(query, answer, now, cost=join.cost, missing=missing))
-            return effects
-        rules = query.selection
-        assert rules is not None
-        if combined is not None and query.fallback is not None and answer.confidence < rules.confidence:  # type: ignore[operator]
-            reason = f"confidence: {answer.confidence:.2g} < {rules.confidence:g}"
-            unsure = self._outcomes.unsure(query, answer, reason, now)
-            if unsure:
-                effects.extend(unsure)
-                return effects
-        effects.extend(self._outcomes.joined(query, answer, now))
-        return effects
+            return self._refuse(join, answer, now)
+        query = join.query
+        rules, ended = query.selection, self._joins.end(join, now)
+        if combined is not None and rules is not None and query.fallback is not None:
+            sure = min(_shares(join, combined), default=0.0)
+            if sure < rules.confidence:
+                unsure = self._outcomes.unsure(query, answer, f"confidence: {sure:.2g} < {rules.confidence:g}", now)
+                if unsure:
+                    return (*ended, *unsure)
+        return (*ended, *self._outcomes.joined(query, answer, now))
 
     def _count(self, join: Join) -> None:
         app = join.query.ask.app
-        if join.plan.group.policy is None:
-            return  # it has no members
         for part in join.parts:
+            if not part.stage:
+                continue  # it is no member's
             self.asked[app, part.stage] += 1
             if part.reply is None:
                 self.missing[app, part.stage] += 1
@@ -282,7 +356,7 @@ class Ensembles:
             outputs = {name: from_array(array) for name, array in combined.outputs.items()}
             known = [reply.accuracy for reply in replies if reply.accuracy is not None]
             accuracy = sum(known) / len(known) if known else None
-        if sum(len(tensor.data) for tensor in outputs.values()) > self._most_bytes:
+        if sum(len(tensor.data) for tensor in outputs.values()) > self._dispatcher.max_inline:
             return Error(code="too_large", message="the members' outputs together are too large for a message")
         missed = ["latency"] if ask.latency_s < INFINITE and seconds > ask.latency_s else []
         if head.accuracy and (accuracy is None or accuracy < head.accuracy):
@@ -327,10 +401,14 @@ def _prediction(join: Join, outputs: dict[str, Outputs], now: float) -> Predicti
     )
 
 
+def _shares(join: Join, combined: Combined) -> list[float]:
+    """Of each item, the share of all asked members that agree with the answer. One that is missing does not agree."""
+    return [int(count) / len(join.parts) for count in combined.agree]
+
+
 def _judged(answer: Answer, join: Join, combined: Combined) -> Answer:
-    """The same answer with what its members say of it. A member that is missing does not agree."""
-    asked, query = len(join.parts), join.query
-    shares = (np.asarray(combined.agree) / asked).tolist()
+    """The same answer with what its members say of it."""
+    query, shares = join.query, _shares(join, combined)
     confidence = min(shares, default=0.0)
     rules, wanted = query.selection, query.head.confidence or 0.0
     assert rules is not None
@@ -342,7 +420,7 @@ def _judged(answer: Answer, join: Join, combined: Combined) -> Answer:
         answer,
         confidence=confidence,
         members=named,
-        missing=asked - len(named),
+        missing=len(join.parts) - len(named),
         confidences=shares if len(shares) > 1 else UNSET,
     )
 
@@ -350,6 +428,9 @@ def _judged(answer: Answer, join: Join, combined: Combined) -> Answer:
 def _refusal(join: Join) -> Error:
     """Why no member has answered: the refusal that says most."""
     errors = [part.error for part in join.parts if part.error is not None]
+    if not join.parts:
+        text = "the members had not been chosen when the time was up: allow more time or ask again"
+        return Error(code="deadline", message=text, retry_after_ms=1000.0)
     if len(errors) < len(join.parts) or not errors:
         text = f"none of {len(join.parts)} models had answered when the time was up: allow more time or ask again"
         return Error(code="deadline", message=text, retry_after_ms=1000.0)

@@ -3,6 +3,7 @@
 import itertools
 import random
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from services.core.placement import Device as MonitoredDevice
 from services.core.selection.policy import InfaasPolicy, SelectionPolicy
 from services.core.settings import Settings
 from services.dispatcher.actor import make_dispatcher
-from services.dispatcher.commands import ContextWritten, ReadContext, StoredContext, WriteContext
+from services.dispatcher.commands import ContextWritten, ReadContext, RunPolicy, StoredContext, WriteContext
 from services.executor.actor import make_executor
 from services.executor.commands import BatchResult, LoadedModel, LoadModel, MeasureMemory, RunBatch, UnloadModel
 from services.monitor.actor import MonitorActor
@@ -118,12 +119,16 @@ class Device:
 
 
 class ContextStore:
-    """The scripted edge of all dispatchers of a fleet: the selection bucket."""
+    """The scripted edge of all dispatchers of a fleet: the selection bucket, and users' policies by what `policy` says."""
 
     def __init__(self) -> None:
         self.stored: dict[str, StoredContext] = {}
+        self.policy: Callable[[RunPolicy], tuple[float, Any]] | None = None
 
     def __call__(self, command: Any) -> tuple[float, Any]:
+        if isinstance(command, RunPolicy):
+            assert self.policy is not None, command
+            return self.policy(command)
         present = self.stored.get(command.key, StoredContext(None, 0))
         match command:
             case ReadContext():

@@ -91,7 +91,7 @@ class Dispatchers:
         outputs = {"good": {"y": np.repeat(RIGHT, items, 0)}, "bad": {"y": np.repeat(WRONG, items, 0)}}
         p = {"good": 0.5, "bad": 0.5}
         values: dict[str, Any] = {"app": "a", "context": None, "digest": digest_of(encode(inputs))} | fields
-        self.dispatcher(name).predictions.add(
+        self.dispatcher(name).layer.predictions.add(
             Prediction(uid, at=self.stage.now, members=MEMBERS, p=p, outputs=outputs, items=items, **values)
         )
         return uid.hex()
@@ -411,7 +411,7 @@ def test_another_dispatcher_hears_what_was_learnt_and_serves_by_it() -> None:
     system.rows("me")  # each of them holds the context now
     query = system.predicted("d0", context="me")
     system.tell(query=query)
-    held = [system.dispatcher(name).contexts.held("a", SELECTION, "me") for name in ("d0", "d1")]
+    held = [system.dispatcher(name).layer.contexts.held("a", SELECTION, "me") for name in ("d0", "d1")]
     assert [one.n for one in held if one is not None] == [1, 1]
 
 

@@ -4,15 +4,19 @@ import struct
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from bus.codec import encode
 from bus.messages.catalog import AppRecord, ModelSelection, VariantRecord
 from bus.messages.fleet import EnsureLoaded
+from bus.messages.public import Requirements
 from services.core.actor import Changed
 from services.core.catalog import key_of
+from services.core.ensemble.base import Combined, Learnt
 from services.core.settings import Settings
+from services.dispatcher.commands import RunPolicy
 from services.dispatcher.join import chance, part_uid
 from services.dispatcher.metrics import DispatcherMetrics
 from tests.support.simulated.fleet import Fleet, variant
@@ -214,7 +218,7 @@ def test_another_dispatcher_takes_over_when_one_dies(how: str) -> None:
     fleet.devices["w0"].late = {"d": 1200.0, "e": 1200.0}  # 3 s
     label = fleet.ask()
     fleet.stage.run(0.1)
-    [taken] = [n for n in ("d0", "d1") if fleet.stage.members[n].actor.joins.open]  # type: ignore[attr-defined]
+    [taken] = [n for n in ("d0", "d1") if fleet.stage.members[n].actor.layer.joins.open]  # type: ignore[attr-defined]
     (fleet.stage.kill if how == "kill" else fleet.stage.stop)(taken)
     fleet.stage.run(25.0)
     [reply] = fleet.replies(label)
@@ -277,6 +281,56 @@ def test_what_is_open_is_forgotten() -> None:
         fleet.stage.run(0.5)
     fleet.stage.run(20.0)
     dispatcher = fleet.stage.members["d0"].actor
-    assert (len(dispatcher.joins.open), len(dispatcher.joins.parts)) == (0, 0)  # type: ignore[attr-defined]
+    assert (len(dispatcher.layer.joins.open), len(dispatcher.layer.joins.parts)) == (0, 0)  # type: ignore[attr-defined]
     executor = fleet.stage.members["w0/cpu"].actor
     assert not executor.dispatchers._known["d0"].parents  # type: ignore[attr-defined]
+
+
+class Scripted:
+    """A user's policy, as its process answers. faults: method to what comes of it."""
+
+    def __init__(self, **faults: Any) -> None:
+        self.faults = faults
+        self.called: list[str] = []
+
+    def __call__(self, call: RunPolicy) -> tuple[float, Any]:
+        self.called.append(call.method)
+        if call.method in self.faults:
+            return self.faults[call.method]  # type: ignore[no-any-return]
+        if call.method == "learnt":
+            return 0.001, [Learnt(member.model, 0.2, 0.5, 0) for member in call.args[1]]
+        if call.method == "select":
+            assert type(call.args[2]) is Requirements, "what the query needs, without its inputs"
+            return 0.001, ["b", "d"]
+        first = next(iter(call.args[2].values()))
+        return 0.001, Combined({name: np.asarray(array) + 40 for name, array in first.items()}, np.array([1]))
+
+
+def test_a_users_policy_chooses_and_combines_in_its_own_process() -> None:
+    fleet = Several(selection=ModelSelection(policy="mine:Policy"))
+    fleet.contexts.policy = policy = Scripted()
+    _, reply = fleet.one(fleet.ask())
+    assert policy.called == ["learnt", "select", "combine"]
+    assert (reply["members"], reply["confidence"], value(reply)) == (["b@1", "d@1"], 0.5, 40.0)
+    [query], parts = fleet.ended()
+    assert (query.policy, [part.stage for part in parts]) == ("mine:Policy", ["b", "d"])
+
+
+@pytest.mark.parametrize("method", ["learnt", "select", "combine"])
+def test_a_users_policy_that_fails_costs_its_own_query_only(method: str) -> None:
+    fleet = Several(selection=ModelSelection(policy="mine:Policy"))
+    fleet.contexts.policy = Scripted(**{method: (0.01, RuntimeError(f"policy 'mine:Policy': {method} raises"))})
+    _, reply = fleet.one(fleet.ask())
+    assert reply["error"]["code"] == "model_error"
+    assert method in reply["error"]["message"]
+    fleet.contexts.policy = Scripted()
+    assert "outputs" in fleet.one(fleet.ask())[1]
+
+
+def test_a_users_policy_that_does_not_choose_in_time_is_not_waited_for() -> None:
+    fleet = Several(selection=ModelSelection(policy="mine:Policy"))
+    fleet.contexts.policy = Scripted(select=(3.0, ["a"]))
+    seconds, reply = fleet.one(fleet.ask())
+    assert seconds <= SLO_MS / 1000.0
+    assert "had not been chosen" in reply["error"]["message"]
+    assert fleet.ended()[1] == []
