@@ -210,6 +210,8 @@ def _call(command: RunPolicy) -> PolicyCall:
         ask = Requirements(**{name: getattr(args[2], name) for name in Requirements.__struct_fields__})
         return PolicyCall(method=method, state=state, members=members, ask=ask, u=args[3])
     if method == "combine":
+        if not args[2]:
+            raise ValueError("no member has answered")
         return PolicyCall(method=method, state=state, members=members, outputs=_tensors(args[2]))
     if method == "observe":
         label, outputs, p = args[2:]

@@ -169,16 +169,20 @@ def _loss(label: Any, member: Member, outputs: Outputs, members: Sequence[Member
     if counts.kind == "label":
         said = array.reshape(-1).tolist()
         true = [_value(leaf, said[0], member.labels) for leaf in _leaves(label, len(said))]
-        return float(np.mean([a != b for a, b in zip(said, true, strict=True)]))
+        return sum(bool(a != b) for a, b in zip(said, true, strict=True)) / len(said)
     scores = array.reshape(-1, array.shape[-1]) if counts.kind == "score" else array.reshape(-1, 1)
     classes = scores.shape[1] if counts.kind == "score" else 2
     right = [_class(leaf, classes, member.labels) for leaf in _leaves(label, len(scores))]
     if counts.kind == "threshold":
-        return float(np.mean((scores[:, 0] > 0.5) != right))
+        return _share((scores[:, 0] > 0.5) != right)
     if member.metric == "top5":
         own = scores[np.arange(len(scores)), right]
-        return float(np.mean((scores > own[:, None]).sum(axis=1) >= 5))
-    return float(np.mean(scores.argmax(axis=1) != right))
+        return _share((scores > own[:, None]).sum(axis=1) >= 5)
+    return _share(scores.argmax(axis=1) != right)
+
+
+def _share(wrong: Array) -> float:
+    return float(np.count_nonzero(wrong) / wrong.size)  # several times as fast as a mean
 
 
 def _leaves(label: Any, count: int) -> list[Any]:

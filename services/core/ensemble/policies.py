@@ -26,11 +26,13 @@ from services.core.ensemble.outputs import ERRORS, combined, losses
 SPREADS = {"exp3": math.log(1000.0), "exp4": math.log(100.0)}  # between the logarithms of the best and the least weight
 SURE = 0.999  # the largest accuracy that counts: none is certain, and log-odds have no end
 LEAST = 0.01  # the least weight of a member, where the log-odds of its accuracy are smaller or negative
+KEPT = math.log(1000.0)  # of the distance of a model that is no member, at most
+MOST_ABSENT = 32  # such models in a state: those that were last linked
 RAREST = 1e-9  # probability: what is rarer falls by as much
 
 
 class MemberWeights(Struct, frozen=True, array_like=True):
-    """What feedback has taught, by model. logs: logarithms of weights, 0 of the best one. counts: feedbacks that a model's output got."""
+    """What feedback has taught, by model. logs: logarithms of weights, 0 of the best member. counts: feedbacks that a model's output got."""
 
     logs: dict[str, float]
     counts: dict[str, int]
@@ -59,10 +61,17 @@ class _Weighing:
         outputs: Mapping[str, Outputs],
         p: Mapping[str, float],
     ) -> MemberWeights:
-        """Raises BadLabel; the state is as before then."""
+        """Raises BadLabel; the state is as before then.
+
+        A model that was no member at the prediction, since it was linked later or is linked no more, keeps its distance to the best member.
+        """
         lost = losses(label, members, outputs)
-        counts = {member.model: state.counts.get(member.model, 0) + (member.model in lost) for member in members}
-        return MemberWeights(self._taught(_logs(state, members), lost, p), counts)
+        logs = _logs(state, members)
+        top = max(logs.values())
+        absent = [model for model in state.logs if model not in logs][-MOST_ABSENT:]
+        kept = {model: min(max(state.logs[model] - top, -KEPT), KEPT) for model in absent}
+        counts = {model: state.counts.get(model, 0) + (model in lost) for model in (*absent, *logs)}
+        return MemberWeights(kept | self._taught(logs, lost, p), counts)
 
     def learnt(self, state: MemberWeights, members: Sequence[Member]) -> list[Learnt]:
         shares = self._shares(state, members)

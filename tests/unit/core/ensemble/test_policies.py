@@ -204,6 +204,27 @@ def test_a_new_member_has_the_mean_weight_and_a_new_version_keeps_its_own(name: 
 
 
 @pytest.mark.parametrize("name", ["exp3", "exp4"])
+def test_feedback_of_an_earlier_prediction_leaves_a_member_that_was_linked_since(name: str) -> None:
+    policy = of(name)
+    state = MemberWeights({"a": -2.0, "b": -3.0, "c": 0.0}, {"a": 9, "b": 9, "c": 5})
+    state = policy.observe(state, ABC[:2], 0, says(1, 1), {"a": 0.5, "b": 0.5})
+    found = shares(policy, state)
+    assert math.log(found["c"] / found["a"]) == pytest.approx(2.0)
+    assert [row.n for row in policy.learnt(state, ABC)] == [10, 10, 5]
+
+
+def test_models_that_are_linked_no_more_do_not_fill_the_state() -> None:
+    policy = of("exp4")
+    state = policy.init(ABC)
+    for day in range(200):
+        members = [Member(model=f"day-{day}", version="1"), *ABC]
+        state = policy.observe(state, members, 0, says(0, 1, 2), {})
+    assert len(state.logs) == len(state.counts) == 36
+    assert "day-198" in state.logs
+    assert shares(policy, state)["a"] > 0.9
+
+
+@pytest.mark.parametrize("name", ["exp3", "exp4"])
 def test_two_dispatchers_merge_by_observing_on_the_newer_state(name: str) -> None:
     """Losses add up in log space, so the order of feedback does not matter while no weight is at its bound."""
     policy = of(name)
