@@ -374,6 +374,11 @@ def test_a_selection_is_set_over_http_and_a_wrong_one_refused(place: Place) -> N
         "policy": "exp4", "members": ["logreg"], "eta": 1.0, "contextual": False, "confidence": 0.0, "wait_share": 0.97,
         "cache_mb": 0.0,
     }  # fmt: skip
+    for user in ({}, {"uid": "u1"}, {"uid": 7}):
+        [learnt] = fine(place, "/admin/get_state", {"app_name": "several", **user})
+        assert (learnt["member"], learnt["probability"], learnt["n"]) == ("logreg", 1.0, 0)
+    unknown = curl(place, "/admin/get_state", {"app_name": "nobody"})
+    assert (unknown.status, "no application" in unknown.body["cause"]) == (400, True)
     for wrong, word in (
         ({"policy": "exp5"}, "policy: must be one of"),
         ({"policy": "exp4", "members": ["nobody"]}, "members: app several does not link nobody; it links logreg"),
@@ -391,6 +396,7 @@ def test_a_selection_is_set_over_http_and_a_wrong_one_refused(place: Place) -> N
     assert "cache 8 MB" in infaas("apps", "--app", "several", *where).stdout
     fine(place, "/admin/set_selection", {"name": "several"})
     assert selection() is None
+    assert fine(place, "/admin/get_state", {"app_name": "several"}) == []
     fine(place, "/admin/delete_app", {"name": "several"})
 
 

@@ -138,6 +138,11 @@ def operations() -> Iterator[Operation]:
         "get_container", "One of them; an empty object where there is none.", ref("ClipperContainer"),
         record("model_name", "model_version", "replica_id", **model, replica_id=WHOLE), needed=True,
     )  # fmt: skip
+    learnt = record("member", "weight", "probability", "n", member=TEXT, weight=NUMBER, probability=NUMBER, n=WHOLE)
+    yield _look(
+        "get_state", "What feedback has taught about the models of an application, for all users or for one; empty without a policy.",
+        array(learnt), record("app_name", app_name=TEXT, uid={"type": ["string", "integer"]}), needed=True,
+    )  # fmt: skip
 
 
 def _change(verb: str, summary: str, body: Schema, statuses: dict[int, str] | None = None) -> Operation:

@@ -236,6 +236,20 @@ class ClipperAdminApi:
         ]
         return JsonReply(match[0] if match else {})
 
+    async def get_state(self, request: Request) -> JsonReply:
+        """What feedback has taught about the models of an application, for all users or for one."""
+        body = await _body(request)
+        name, user = field(body, "app_name", str), field(body, "uid", (str, int), needed=False)
+        if self._service.catalog.app(name) is None:
+            raise ClipperError(REQUEST_ERROR, f"there is no application {name[:80]!r}")
+        try:
+            found = await self._service.client.selection(name, context=None if user is None else str(user))
+        except Refused as error:
+            raise clipper_refusal(error) from error
+        except InfaasError as error:
+            raise failure_of(error) from error
+        return JsonReply(found)
+
     async def ping(self, request: Request) -> PlainTextResponse:
         del request
         return PlainTextResponse("PONG")

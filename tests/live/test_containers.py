@@ -1,0 +1,324 @@
+"""Users' own Python processes as variants of a whole system: several frameworks, crashes, replicas, a bad class, two systems on one bus."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import infaas
+from infaas.demo import digits
+from infaas.errors import InfaasError, Refused
+from tests.support.servers.processes import alive, environ, eventually, read_line
+from tests.support.servers.processes import infaas as command
+from tests.support.servers.system import APP, Whole, system
+
+__all__ = ["system"]
+
+CLASSES = """
+import ctypes
+import os
+import time
+
+import numpy as np
+
+OUTPUT = {output!r}
+INPUT = {input!r}
+
+
+class Centroids:
+    \"\"\"As scikit-learn has it: fit, then scores.\"\"\"
+
+    def __init__(self):
+        with np.load({validation!r}) as file:
+            x, y = file["x"], file["y"]
+        self.centres = np.stack([x[y == label].mean(axis=0) for label in range(10)])
+
+    def decision_function(self, x):
+        return -((x[:, None, :] - self.centres) ** 2).sum(axis=2)
+
+    def predict_batch(self, inputs):
+        x = inputs[INPUT]
+        if (x[:, 0] == 666).any():
+            ctypes.string_at(0)
+        if (x[:, 0] == 667).any():
+            raise ValueError("this is no digit")
+        return {{OUTPUT: self.decision_function(x)}}
+
+
+class Onnx:
+    def __init__(self):
+        import onnxruntime
+
+        self.session = onnxruntime.InferenceSession({onnx!r}, providers=["CPUExecutionProvider"])
+
+    def predict_batch(self, inputs):
+        name = self.session.get_inputs()[0].name
+        return {{OUTPUT: self.session.run(None, {{name: inputs[INPUT]}})[0]}}
+
+
+def closure_over(weights):
+    return lambda inputs: {{OUTPUT: inputs[INPUT] @ weights}}
+
+
+linear = closure_over(Centroids().centres.T.astype(np.float32))
+
+
+class Slow(Centroids):
+    def predict_batch(self, inputs):
+        time.sleep(0.05)
+        return super().predict_batch(inputs)
+
+
+class Wrong(Centroids):
+    def predict_batch(self, inputs):
+        return {{OUTPUT: -super().predict_batch(inputs)[OUTPUT]}}
+
+
+class Nan(Centroids):
+    def predict_batch(self, inputs):
+        return {{OUTPUT: super().predict_batch(inputs)[OUTPUT] * np.nan}}
+"""
+
+
+@pytest.fixture(scope="module")
+def place(system: Whole, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a module of users' classes and a validation set."""
+    made = tmp_path_factory.mktemp("containers")
+    digits.save_validation(made / "validation.npz")
+    done = command("apps", "--json", "--data-dir", str(system.directory))
+    (app,) = (item for item in json.loads(done.stdout)["items"] if item["app"] == APP)
+    text = CLASSES.format(
+        input=app["inputs"][0]["name"],
+        output=app["outputs"][0]["name"],
+        validation=str(made / "validation.npz"),
+        onnx=str(digits.models()["mlp-s"]),
+    )
+    (made / "classes.py").write_text(text)
+    return made
+
+
+@contextmanager
+def started(place: Path, name: str, model: str, *more: str, **variables: str) -> Iterator["subprocess.Popen[str]"]:
+    """This class as a container; killed at the end."""
+    command = [sys.executable, "-P", "-m", "infaas.cli", "container", f"classes:{name}", "--app", APP, "--model", model]
+    command += ["--validation", "validation.npz", "--json", *more]
+    with (
+        (place / f"{model}-{name}-{time.monotonic_ns()}.err").open("w") as errors,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environ(**variables), cwd=place
+        ) as process,
+    ):
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def serving(process: "subprocess.Popen[str]", place: Path) -> dict[str, Any]:
+    """What it says when it serves."""
+    line = read_line(process)
+    assert line, "\n".join(path.read_text() for path in place.glob("*.err"))
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+@contextmanager
+def containers(system: Whole, place: Path, *named: tuple[str, str]) -> Iterator[list["subprocess.Popen[str]"]]:
+    """These classes, each as a container of this model, one after the other; ended at the end."""
+    with ExitStack() as stack:
+        found = []
+        for name, model in named:
+            process = stack.enter_context(started(place, name, model, "--data-dir", str(system.directory)))
+            serving(process, place)
+            found.append(process)
+        yield found
+
+
+def with_first(x: np.ndarray, value: float) -> np.ndarray:
+    changed = x[:1].copy()
+    changed[0, 0] = value
+    return changed
+
+
+class Load:
+    """Queries one after the other, in a thread, with these needs."""
+
+    def __init__(self, system: Whole, **needs: Any) -> None:
+        self._system = system
+        self._needs = needs
+        self._end = threading.Event()
+        self.answered = 0
+        self.errors: list[InfaasError] = []
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._ask()))
+
+    async def _ask(self) -> None:
+        async with infaas.connect(data_dir=self._system.directory) as client:
+            while not self._end.is_set():
+                try:
+                    await client.query(APP, self._system.x[:1], timeout=60.0, **self._needs)
+                    self.answered += 1
+                except InfaasError as error:
+                    self.errors.append(error)
+
+    def __enter__(self) -> "Load":
+        self._thread.start()
+        assert eventually(lambda: self.answered > 0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def goes_on(self, queries: int = 20) -> bool:
+        """Whether so many more are answered."""
+        more = self.answered + queries
+        return eventually(lambda: self.answered >= more)
+
+
+def ask(system: Whole, x: np.ndarray, **needs: Any) -> Any:
+    async def main() -> Any:
+        async with infaas.connect(data_dir=system.directory) as client:
+            return await client.query(APP, x, timeout=60.0, **needs)
+
+    return asyncio.run(main())
+
+
+def test_a_closure_a_fitted_object_and_an_onnx_session_answer_the_same_queries(system: Whole, place: Path) -> None:
+    kinds = {"linear": "closure", "Centroids": "fitted", "Onnx": "session"}
+    with containers(system, place, *kinds.items()):
+        listed = json.loads(command("variants", "--app", APP, "--json", "--data-dir", str(system.directory)).stdout)[
+            "items"
+        ]
+        for model in kinds.values():
+            (item,) = (item for item in listed if item["model"] == model)
+            assert (item["framework"], item["state"]) == ("container", "Active")
+            answer = ask(system, system.x[:200], model=model)
+            (scores,) = answer.outputs.values()
+            right = float((scores.argmax(axis=1) == system.y[:200]).mean())
+            assert abs(right - item["accuracy"]) < 0.15, model
+            assert answer.variant == item["variant"]
+    session = ask(system, system.x[:50], model="mlp-s")
+    assert session.hardware == "cpu", "the app's own models serve on"
+
+
+def test_an_input_that_crashes_the_process_is_refused_and_everybody_else_is_served(system: Whole, place: Path) -> None:
+    with containers(system, place, ("Centroids", "crashing")), Load(system, model="mlp-s") as others:
+        with pytest.raises(Refused, match="SIGSEGV") as crashed:
+            ask(system, with_first(system.x, 666), model="crashing")
+        assert crashed.value.code == "model_error"
+        with pytest.raises(Refused, match="ValueError: this is no digit") as raised:
+            ask(system, with_first(system.x, 667), model="crashing")
+        assert raised.value.code == "model_error"
+        assert ask(system, system.x[:3], model="crashing").model == "crashing"
+        assert others.goes_on()
+    assert others.errors == []
+
+
+def test_one_more_process_is_a_replica_and_one_that_is_killed_is_not_missed(system: Whole, place: Path) -> None:
+    with containers(system, place, ("Centroids", "twice"), ("Centroids", "twice")) as (first, _):
+        done = command(
+            *("container", "classes:Wrong", "--app", APP, "--model", "twice", "--validation", "validation.npz"),
+            *("--data-dir", str(system.directory)),
+            cwd=place,
+        )
+        assert done.returncode == 1
+        assert "version 1 of model twice is another class" in done.stderr
+        assert "another --version" in done.stderr
+        with Load(system, model="twice") as load:
+            first.kill()
+            first.wait()
+            assert load.goes_on(50)
+        assert load.errors == []
+        child = [pid for pid in children_of(first.pid) if alive(pid)]
+        assert child == []
+
+
+def children_of(pid: int) -> list[int]:
+    """Processes that run users' classes for this one."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            stat = (process / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(stat[1]) == pid:
+            found.append(int(process.name))
+    return found
+
+
+def test_ctrl_c_answers_what_waits(system: Whole, place: Path) -> None:
+    async def main(process: "subprocess.Popen[str]") -> list[str]:
+        async with infaas.connect(data_dir=system.directory) as client:
+            first = asyncio.ensure_future(client.query(APP, system.x[:1], model="slow", timeout=60.0))
+            await first
+            asked = [
+                asyncio.ensure_future(client.query(APP, system.x[:64], model="slow", timeout=60.0)) for _ in range(20)
+            ]
+            done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            assert len(done) < 20
+            process.send_signal(signal.SIGINT)
+            return [answer.model for answer in await asyncio.gather(*asked)]
+
+    with containers(system, place, ("Slow", "slow")) as (process,):
+        assert asyncio.run(main(process)) == ["slow"] * 20
+        assert process.wait(60) == 0
+    assert eventually(lambda: not children_of(process.pid))
+
+
+def test_a_bad_class_and_a_bad_file_are_reported_before_anything_is_registered(system: Whole, place: Path) -> None:
+    where = ("--data-dir", str(system.directory))
+    options = ("--app", APP, "--model", "tried", "--validation", "validation.npz")
+    bad = command("container", "classes:Nan", *options, "--dry-run", cwd=place)
+    assert bad.returncode == 1
+    assert "NaN" in bad.stderr
+    good = command("container", "classes:Centroids", *options, "--dry-run", "--json", cwd=place)
+    assert good.returncode == 0, good.stderr
+    assert json.loads(good.stdout)["accuracy"] > 0.6
+    (place / "broken.onnx").write_bytes(b"no model")
+    broken = command("register", "broken.onnx", *options, "--dry-run", *where, cwd=place)
+    assert broken.returncode == 1
+    assert broken.stderr.strip().splitlines()[-1].startswith("infaas: ")
+    kept = command("register", str(digits.models()["logreg"]), *options, "--dry-run", "--json", *where, cwd=place)
+    assert kept.returncode == 0, kept.stderr
+    said = json.loads(kept.stdout)
+    assert said["dry_run"] and said["accuracy"] > 0.8
+    assert any("ort-fp32" in each["variant"] for each in said["variants"])
+    assert "tried" not in command("models", "--json", *where).stdout
+
+
+def test_two_systems_on_one_bus_do_not_see_each_other(system: Whole, place: Path) -> None:
+    """The same names under another prefix are another app, another model, other workers."""
+    other = {"INFAAS_PREFIX": "other", "INFAAS_NATS_URL": system.nats, "INFAAS_METRICS__ENABLED": "false"}
+    services = [sys.executable, "-P", "-m", "infaas.cli", "run", "dispatcher", "registrar"]
+    with ExitStack() as stack:
+        errors = stack.enter_context((place / "other.err").open("w"))
+        running = stack.enter_context(subprocess.Popen(services, stderr=errors, env=environ(**other), cwd=place))
+        stack.callback(running.terminate)
+        container = stack.enter_context(started(place, "Wrong", "mlp-s", **other))
+        said = serving(container, place)
+
+        async def asked(**where: Any) -> tuple[Any, list[str], list[str]]:
+            async with infaas.connect(**where) as client:
+                answer = await client.query(APP, system.x[:1], model="mlp-s", timeout=60.0)
+                workers = [item["worker"] for item in await client.workers()]
+                return answer, workers, [item["variant"] for item in await client.variants(app=APP)]
+
+        theirs, their_workers, their_variants = asyncio.run(asked(url=system.nats, prefix="other"))
+        ours, our_workers, our_variants = asyncio.run(asked(data_dir=system.directory))
+        assert (theirs.worker, their_workers, their_variants) == (said["worker"], [said["worker"]], [said["variant"]])
+        assert not set(our_workers) & set(their_workers)
+        assert not set(our_variants) & set(their_variants)
+        assert ours.worker in our_workers
+        os.kill(container.pid, signal.SIGKILL)
+        assert asyncio.run(asked(data_dir=system.directory))[0].worker in our_workers
