@@ -1,5 +1,6 @@
 """A whole system under `infaas auth`: each service a process with its own key, over TLS; it serves, registers, records, computes jobs."""
 
+import json
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ from infaas.client import Client
 from infaas.demo import digits
 from infaas.errors import Refused
 from tests.support.servers.nats import free_port, run
-from tests.support.servers.processes import environ, eventually
+from tests.support.servers.processes import environ, eventually, read_line
 from tests.support.servers.processes import infaas as command
 from tests.support.servers.secured_nats import CLIENTS, Secured, secured
 
@@ -125,6 +126,7 @@ def test_a_system_of_processes_with_rights_of_their_own_does_all_its_work(system
         await nothing_for_a_thief(system)
 
     run(ask())
+    a_users_own_process_serves(system)
     # A policy beside the system needs no right to order anything.
     done = command("shadow", "infaas", "--seconds", "1", **operator)
     assert "no query came in this time" in done.stderr, done.stderr
@@ -149,6 +151,44 @@ def test_a_system_of_processes_with_rights_of_their_own_does_all_its_work(system
             return found[0] if found else 0
 
     assert eventually(lambda: recorded() >= 2), system.logs()
+
+
+CLASS = """
+import numpy as np
+
+class Zeros:
+    def predict_batch(self, inputs):
+        (x,) = inputs.values()
+        return {%r: np.eye(10, dtype=np.float32)[np.zeros(len(x), int)]}
+"""
+
+
+def a_users_own_process_serves(system: System) -> None:
+    """With the rights of the user `container`, from its registration to its end."""
+    [app] = json.loads(command("apps", "--json", **system.server.environ("operator")).stdout)["items"]
+    (system.directory / "mine.py").write_text(CLASS % app["outputs"][0]["name"])
+    options = ("--app", "faces", "--model", "zeros", "--validation", "validation.npz", "--json")
+    with (
+        (system.directory / "container.log").open("w") as log,
+        subprocess.Popen(
+            [sys.executable, "-P", "-m", "infaas.cli", "container", "mine:Zeros", *options],
+            stdout=subprocess.PIPE, stderr=log, text=True, cwd=system.directory,
+            env=environ(**system.server.environ("container")),
+        ) as process,
+    ):  # fmt: skip
+        try:
+            assert read_line(process), system.logs()
+
+            async def ask() -> None:
+                async with system.connect("phone") as phone:
+                    answer = await phone.query("faces", np.zeros((3, 784), "f4"), model="zeros", timeout=120)
+                    assert (answer.output.argmax(axis=1) == 0).all()
+
+            run(ask())
+            process.terminate()
+            assert process.wait(60) == 0, system.logs()
+        finally:
+            process.kill()
 
 
 async def nothing_for_a_thief(system: System) -> None:

@@ -69,6 +69,7 @@ class World:
         executor: int | None = 1,
         settings: MonitorSettings | None = None,
         startup_s: float = 0.0,
+        keeps: VariantRecord | None = None,
     ) -> None:
         self.now = 1000.0
         self.executor = executor  # incarnation of the process that runs, None: there is none
@@ -78,7 +79,7 @@ class World:
         self.timers: dict[Any, tuple[float, Any]] = {}
         self.machine = MachineSample(utilisation=0.3, memory_used_mb=500.0)
         self.actor = MonitorActor(
-            "w1", "cpu", devices, PRICES, S, incarnation=7, settings=settings, startup_s=startup_s
+            "w1", "cpu", devices, PRICES, S, incarnation=7, settings=settings, startup_s=startup_s, keeps=keeps
         )
         self.tell(Started())
         self.advance(0.0)

@@ -407,3 +407,24 @@ def test_a_new_monitor_learns_what_was_quarantined_and_hears_of_the_release() ->
     assert isinstance(world.ensure(variant()), LoadAccepted)
     moves = [(e.from_state, e.to_state) for e in world.of(StateEvent) if "Quarantined" in (e.from_state, e.to_state)]
     assert moves == [("Inactive", "Quarantined"), ("Quarantined", "Inactive")]
+
+
+def test_a_worker_that_is_there_for_one_variant_keeps_it_loaded_until_it_drains() -> None:
+    only = variant("only")
+    world = World(keeps=only)
+    world.advance(1.0, reporting=True)
+    world.obey()
+    assert list(world.loaded.values()) == ["only"]
+    world.tell(Release(variant="only", keep=0, orderer="vm-0", reason="too many"))
+    world.obey()
+    assert world.loaded == {}
+    world.advance(1.0, reporting=True)
+    world.obey()
+    assert list(world.loaded.values()) == ["only"]
+    assert {event.scaler for event in world.of(ScalingEvent) if event.action == "load"} == {"monitor"}
+    world.tell(Drain(epoch=0, reason="it is stopped", orderer="worker"))
+    world.tell(Release(variant="only", keep=0, orderer="vm-0", reason="too many"))
+    world.obey()
+    world.advance(2.0, reporting=True)
+    world.obey()
+    assert world.loaded == {}
