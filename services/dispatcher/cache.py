@@ -3,9 +3,9 @@
 The key is this system's own digest of the inputs (`predictions.digest_of`), never one that a client names.
 """
 
-import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from sys import getsizeof
 from typing import NamedTuple
 
 import msgspec
@@ -55,11 +55,7 @@ class CachedPart(Struct, gc=False):
 
     @property
     def size(self) -> int:
-        return (
-            _allocated(sys.getsizeof(self))
-            + _allocated(sys.getsizeof(self.key))
-            + _allocated(sys.getsizeof(self.packed))
-        )
+        return _allocated(getsizeof(self)) + _allocated(getsizeof(self.key)) + _allocated(getsizeof(self.packed))
 
 
 class PredictionCache:
@@ -82,7 +78,7 @@ class PredictionCache:
         self._ring: deque[CachedPart] = deque()  # the clock: its hand is at the left end
         self._tags: dict[tuple[str | None, str | None], bytes] = {}  # short names of versions, within keys
         self._sources: dict[PartSource, PartSource] = {}
-        self._tables = sum(sys.getsizeof(shard) for shard in self._shards)
+        self._tables = sum(getsizeof(shard) for shard in self._shards)
         self._parts = 0
 
     def __len__(self) -> int:
@@ -91,7 +87,7 @@ class PredictionCache:
     @property
     def size(self) -> int:
         """Bytes of memory in use."""
-        return self._parts + int(HOLES * self._tables) + sys.getsizeof(self._ring)
+        return self._parts + int(HOLES * self._tables) + getsizeof(self._ring)
 
     def get(
         self, digest: bytes, model: str | None, version: str | None, fits: Callable[[PartSource], bool]
@@ -125,9 +121,9 @@ class PredictionCache:
             return
         if before is None:
             self._ring.append(part)
-            table = sys.getsizeof(shard)
+            table = getsizeof(shard)
             shard[key] = part
-            self._tables += sys.getsizeof(shard) - table
+            self._tables += getsizeof(shard) - table
             self._parts += part.size
         else:
             self._parts -= before.size

@@ -21,7 +21,7 @@ OURS = {
     "infaas.answers", "infaas.errors", "infaas.queries", "services",
 }  # fmt: skip
 ALLOWED = STANDARD | INSTALLED | OURS
-NAMES_OF_SYS = {"byteorder"}
+NAMES_OF_SYS = {"byteorder", "getsizeof"}
 # Calls that need no import, or that what is allowed above offers.
 CALLS = {"open", "input", "print", "__import__"}
 CLOCKS = {"now", "today", "utcnow"}  # of datetime and date
