@@ -156,14 +156,18 @@ class Dispatcher:
             return self._outcomes.refused_unadmitted(app_name, envelope, envelope.message.id, query)
         if query.head.retry_key is not None and (query.uid in self.in_flight or query.uid in self.layer):
             return NOTHING  # the client asks again for a query in flight: it will be answered
-        return self._begin(query, envelope.now)
-
-    def _begin(self, query: Query, now: float) -> Iterable[Effect]:
-        """Start a query that has just been admitted, or that another dispatcher has left."""
-        return self._take(query, now) if query.selection is None else self.layer.start(query, now)
+        if query.selection is not None:
+            return self.layer.start(query, envelope.now)
+        effects = self._decide(query, envelope.now)
+        self._demand.count(query)
+        return effects
 
     def _take(self, query: Query, now: float) -> Iterable[Effect]:
         """Decide on a query, or a part of one, for the first time."""
+        under_way = self.in_flight.find(query.uid) if query.part is not None else None
+        if under_way is not None:  # its query has ended without it, and was asked again
+            under_way.part = query.part
+            return NOTHING
         effects = self._decide(query, now)
         self._demand.count(query)
         return effects
@@ -311,7 +315,9 @@ class Dispatcher:
         if uid in self.layer or uid in self.in_flight or not self.layer.joins.adopt(uid, now):
             return NOTHING
         query = self._admission.adopt(back.route, bytes(back.body), envelope.headers)
-        return NOTHING if query is None else self._begin(query, now)
+        if query is None:
+            return NOTHING
+        return self._take(query, now) if query.selection is None else self.layer.start(query, now)
 
     def _elsewhere(self, query: Query, full: str, now: float) -> Iterable[Effect]:
         """An instance could not answer in time: another one may, in the time left."""

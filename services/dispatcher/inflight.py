@@ -28,6 +28,11 @@ class InFlight:
             return True
         return bool(self.retries) and any(q.uid == uid for q in self.retries)
 
+    def find(self, uid: bytes) -> Query | None:
+        """The query in flight with this uid."""
+        found = self.dispatched.get(uid) or self.waiting.get(uid)
+        return found or next((query for query in self.retries if query.uid == uid), None)
+
     def __len__(self) -> int:
         return len(self.dispatched) + len(self.waiting) + len(self.retries)
 

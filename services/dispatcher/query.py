@@ -282,7 +282,8 @@ class Admission:
         query = Query(uid, app_name, head, ask, envelope.reply, envelope.body, now)
         if view.app.default_output is not None:
             query.fallback = view.app
-        query.selection = _selection(query, view.app)
+        if view.app.selection is not None:
+            query.selection = _selection(query, view.app)
         if envelope.headers is not None:
             start_trace(query, envelope.headers)
         return query

@@ -211,6 +211,21 @@ def test_a_resent_query_is_asked_once_and_has_the_same_parts() -> None:
     assert chance(bytes.fromhex(first["query"])) == chance(bytes.fromhex(again["query"]))
 
 
+def test_a_query_that_is_asked_again_gets_the_straggler_that_is_still_under_way() -> None:
+    fleet = Several()
+    fleet.devices["w0"].says = {"e": 5.0}
+    fleet.devices["w0"].late = {"e": 80.0}  # 200 ms
+    label = fleet.ask(retry_key=b"k" * 16)
+    fleet.stage.run(0.15)
+    assert fleet.replies(label)[0]["missing"] == 1
+    fleet.ask(id=label, retry_key=b"k" * 16, latency_ms=400.0)
+    fleet.stage.run(5.0)
+    assert [reply["missing"] for reply in fleet.replies(label)] == [1, 0]
+    assert fleet.computed == 5
+    view = fleet.stage.members["d0"].actor.view  # type: ignore[attr-defined]
+    assert all(instance.own == 0 for instance in view.instances.values()), "each part left its instance once"
+
+
 @pytest.mark.parametrize("how", ["kill", "stop"])
 def test_another_dispatcher_takes_over_when_one_dies(how: str) -> None:
     fleet = Several(dispatchers=2)
