@@ -152,13 +152,12 @@ class Refusal(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ContainerReport(Struct, frozen=True, kw_only=True):
-    """What `infaas container` measured of the user's class in its own process. price_per_s: US$ per second of its instance."""
+    """What `infaas container` measured of the user's class in its own process."""
 
     signature: Signature
     accuracy: float
     max_batch: int
     profile: Profile
-    price_per_s: float
 
 
 class Register(Struct, frozen=True, kw_only=True):

@@ -26,7 +26,6 @@ from infaas.cli.register import lines_of, render_dry_run, signature_document
 from infaas.errors import BadInput, Refused, RegistrationFailed
 from infaas.registering import register_container
 from services.core.catalog import app_key, variant_key
-from services.core.cost import UnknownPrice, price_per_hour
 from services.core.placement import Device, container_kind
 
 if TYPE_CHECKING:
@@ -43,7 +42,6 @@ CONTAINER = "container"
 MOST_BATCH = 1024
 APPEARS_S = 5.0  # s in which a version appears that another container registers at the same time
 MOST_BYTES = 2**30  # of an unpacked validation set
-CPU = "cpu"
 
 
 def container(
@@ -171,7 +169,7 @@ def _dry_run(process: "UserProcess", file: "ValidationFile", request: Register, 
     from services.executor.workshop.tasks.container import InspectedContainer  # noqa: PLC0415
 
     inspected = InspectedContainer(process, file, None, max_batch)
-    report = inspected.report(0.0, progress)
+    report = inspected.report(progress)
     document = {
         "dry_run": True,
         "app": request.app,
@@ -286,7 +284,7 @@ class Entry:
         record = next((record for record in known if record.version == version), None)
         if record is not None:
             return await self._replica(record)
-        report = await self._measured()
+        report = await asyncio.to_thread(self._inspected.report, progress)
         try:
             return await self._register(report, version)
         except Refused as refused:
@@ -299,15 +297,6 @@ class Entry:
             if self._request.version is not None:
                 raise
         return await self._register(report, None)
-
-    async def _measured(self) -> ContainerReport:
-        from services.shell.prices import load_prices  # noqa: PLC0415
-
-        try:
-            price = price_per_hour(CPU, load_prices(self._settings.prices)) / 3600.0
-        except UnknownPrice:
-            price = 0.0
-        return await asyncio.to_thread(self._inspected.report, price, progress)
 
     async def _register(self, report: ContainerReport, version: str | None) -> Joined:
         reference = await asyncio.to_thread(self._inspected.reference)

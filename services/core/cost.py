@@ -10,8 +10,10 @@ from itertools import accumulate
 from typing import Literal
 
 from bus.messages.catalog import ProfileRow, Signature, VariantRecord
+from services.core.placement import is_container
 
 PER_CORE = frozenset({"cpu", "inferentia"})
+OF_CONTAINERS = "cpu"  # the kind whose price, of one core, a user's own process has
 # The overhead of a batch and of a load. A profile excludes it, since it measures the model alone, in a process that does nothing else.
 # Measured over models of 5 to 60 µs at 50 to 500 queries/s: 0.05 to 0.07 ms for a batch (gathering inputs, splitting outputs,
 # cold caches); 30 to 45 ms for a load (orders, fetching the file, the framework's first session).
@@ -26,6 +28,8 @@ class UnknownPrice(ValueError):
 
 def price_per_hour(kind: str, prices: Mapping[str, float], cores: int = 1) -> float:
     """US$ per hour of a whole device with `cores` cores. Raises UnknownPrice."""
+    if kind not in prices and is_container(kind):
+        kind = OF_CONTAINERS
     try:
         price = prices[kind]
     except KeyError:
@@ -36,8 +40,10 @@ def price_per_hour(kind: str, prices: Mapping[str, float], cores: int = 1) -> fl
 def device_share(record: VariantRecord, device_cores: int, device_memory_mb: float) -> float:
     """The share of a device that one instance occupies, 0..1. It is the larger of its share of cores and its share of memory.
 
-    Threads count only on devices that are priced per core. On a GPU, threads run on the host.
+    Threads count only on devices that are priced per core. On a GPU, threads run on the host. A user's own process is the whole device.
     """
+    if is_container(record.hardware):
+        return 1.0
     memory = record.profile.memory_mb / device_memory_mb if device_memory_mb > 0 else 0.0
     cores = record.threads / device_cores if device_cores > 0 and record.hardware in PER_CORE else 0.0
     return min(1.0, max(memory, cores))

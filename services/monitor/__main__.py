@@ -44,7 +44,7 @@ def wire_container(settings: Settings, bus: Bus, device: Device, variant: Varian
     """The monitor of a user's own process: its worker has this device alone, and keeps this variant loaded."""
     subjects = Subjects(settings.prefix)
     worker = worker_name(settings.worker)
-    prices = {device.kind: (variant.price_per_s or 0.0) * 3600.0}
+    prices = load_prices(settings.prices)
 
     def make() -> MonitorActor:
         incarnation = time.time_ns() // 1000

@@ -14,6 +14,7 @@ from bus.codec import BadMessage, decode
 from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
 from services.core.catalog import target_of
 from services.core.cost import PER_CORE, UnknownPrice, cost_per_1000, instance_price_per_s, latency_ms
+from services.core.placement import is_container
 from services.recorder.tables import moment
 from services.shell.store import Store
 
@@ -86,7 +87,7 @@ class CatalogWriter:
                 "saturation_qps": profile.saturation_qps, "price_per_hour": price, "cost_per_1000": cost,
                 "batching": record.batching, "provenance": profile.provenance, "dominated": record.dominated,
                 "simulated": record.simulated, "attributes": _json(record.attributes),
-                "shared": record.price_per_s is None and record.hardware not in PER_CORE,
+                "shared": _shared(record),
             },
         )  # fmt: skip
         connection.cursor().executemany(
@@ -182,6 +183,11 @@ def _model(connection: Connection, key: tuple[str, str], record: ModelRecord | N
             "created": moment(record.created),
         },
     )
+
+
+def _shared(record: VariantRecord) -> bool:
+    """Whether an instance pays for its part of a device that may hold others."""
+    return record.price_per_s is None and record.hardware not in PER_CORE and not is_container(record.hardware)
 
 
 def _json(value: Any) -> Jsonb:

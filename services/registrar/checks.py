@@ -76,8 +76,6 @@ def _container_fields(request: Register) -> list[str]:
         wrong.append("container.signature: must have inputs and outputs")
     if not 1 <= report.max_batch <= MOST_BATCH:
         wrong.append(f"container.max_batch: must be 1 to {MOST_BATCH}")
-    if not (isfinite(report.price_per_s) and report.price_per_s >= 0.0):
-        wrong.append("container.price_per_s: must be a number of at least 0")
     return wrong
 
 

@@ -289,7 +289,6 @@ class Registration:
                 agreement=built.agreement,
                 profile=built.profile,
                 signature=inspected.signature,
-                price_per_s=None if request.container is None else request.container.price_per_s,
             )
             for name, built in self.built.items()
         )

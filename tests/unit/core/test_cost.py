@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from bus.messages.catalog import Profile, ProfileRow, Signature, VariantRecord
 from services.core import cost
+from services.core.placement import container_kind
 from services.core.settings import PriceSettings
 from services.shell.prices import load_prices
 from services.shell.settings import SettingsError
@@ -167,3 +168,13 @@ def test_the_price_list_ships_and_settings_override_it() -> None:
 @pytest.mark.parametrize(("length", "bucket"), [(1, 16), (16, 16), (17, 64), (64, 64), (65, 80), (80, 80), (200, 208)])
 def test_lengths_are_rounded_up_to_what_was_measured(length: int, bucket: int) -> None:
     assert cost.bucket_of(length, [16, 64]) == bucket
+
+
+def test_a_users_own_process_costs_a_cpu_core_whatever_it_takes_of_its_device() -> None:
+    kind = container_kind("m", "1")
+    assert cost.price_per_hour(kind, PRICES) == 0.048
+    assert cost.price_per_hour(kind, PRICES | {kind: 1.0}) == 1.0
+    with pytest.raises(cost.UnknownPrice):
+        cost.price_per_hour(kind, {})
+    record = Variant(hardware=kind).record()
+    assert cost.instance_price_per_s(record, PRICES, 1, 1e6) == pytest.approx(0.048 / 3600.0)

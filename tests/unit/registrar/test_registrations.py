@@ -293,7 +293,7 @@ CONTAINER = replace(
     object="ab" * 32,
     validation="",
     container=ContainerReport(
-        signature=SIGNATURE, accuracy=0.8, max_batch=16, profile=PROFILE, price_per_s=0.00001
+        signature=SIGNATURE, accuracy=0.8, max_batch=16, profile=PROFILE
     ),
 )  # fmt: skip
 
@@ -310,7 +310,7 @@ def test_a_container_is_registered_without_a_worker() -> None:
     record = only_variant(stage)
     assert record.variant == "mlp-v1-container-native-t1-b16"
     assert (record.framework, record.format, record.hardware) == ("container", "container", container_kind("mlp", "1"))
-    assert (record.accuracy, record.max_batch, record.price_per_s) == (0.8, 16, 0.00001)
+    assert (record.accuracy, record.max_batch) == (0.8, 16)
     assert decode(AppRecord, stage.catalog["app.digits"]).links == {"mlp": "1"}
     assert decode(ModelRecord, stage.catalog["model.mlp.1"]).source == CONTAINER.object
 
@@ -335,7 +335,6 @@ def test_a_container_without_an_accuracy_is_refused() -> None:
     ("change", "field"),
     [
         ({"max_batch": 0}, "container.max_batch"),
-        ({"price_per_s": -1.0}, "container.price_per_s"),
         ({"signature": replace(SIGNATURE, outputs=[])}, "container.signature"),
     ],
 )

@@ -40,7 +40,7 @@ class InspectedContainer:
         self._scorer.check(self.data.labels)
         self.max_batch = most if most == 1 or inspection.proves_batching(process, self.data) else 1
 
-    def report(self, price_per_s: float, tell: Tell) -> ContainerReport:
+    def report(self, tell: Tell) -> ContainerReport:
         """Accuracy and profile. Raises UploadRejected."""
         tell("measuring accuracy")
         indices = validation.split(len(self.data))[1]
@@ -66,9 +66,7 @@ class InspectedContainer:
             disturbed=table.disturbed(),
             host=host(self._process.proof),
         )
-        return ContainerReport(
-            signature=self.signature, accuracy=accuracy, max_batch=most, profile=profile, price_per_s=price_per_s
-        )
+        return ContainerReport(signature=self.signature, accuracy=accuracy, max_batch=most, profile=profile)
 
     def reference(self) -> bytes:
         """An .npz file: some inputs, and the predictions of this process."""
