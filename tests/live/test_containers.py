@@ -170,10 +170,13 @@ class Load:
                     self.answered += 1
                 except InfaasError as error:
                     self.errors.append(error)
+                    return
 
     def __enter__(self) -> "Load":
         self._thread.start()
-        assert eventually(lambda: self.answered > 0)
+        if not eventually(lambda: self.answered > 0 or bool(self.errors)) or self.errors:
+            self.__exit__()
+            raise AssertionError(f"no query is answered: {self.errors[:1]}")
         return self
 
     def __exit__(self, *_: object) -> None:
