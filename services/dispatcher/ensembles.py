@@ -21,6 +21,7 @@ from services.dispatcher.apps import Apps, members_of
 from services.dispatcher.cache import CachedParts
 from services.dispatcher.commands import PolicyMethod, RunPolicy
 from services.dispatcher.contexts import Contexts, context_key
+from services.dispatcher.default_output import default_due
 from services.dispatcher.inflight import OutcomeRecorder
 from services.dispatcher.join import Joins, chance
 from services.dispatcher.predictions import Prediction, Predictions, digest_of
@@ -147,6 +148,10 @@ class Ensembles:
     def _due(self, query: Query, rules: ModelSelection) -> tuple[float, bool]:
         """When the answer is made of what is there, and whether the first part is waited for if nothing is."""
         ask, arrived = query.ask, query.arrived
+        if (
+            rules.policy is None
+        ):  # as without a selection: a late answer is better than none, unless there is a default output
+            return (ask.deadline, True) if query.fallback is None else (default_due(query), False)
         share = arrived + rules.wait_share * (ask.deadline - arrived)
         if ask.latency_s < INFINITE:
             return share, False

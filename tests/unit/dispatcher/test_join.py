@@ -349,3 +349,16 @@ def test_a_users_policy_that_does_not_choose_in_time_is_not_waited_for() -> None
     assert seconds <= SLO_MS / 1000.0
     assert "had not been chosen" in reply["error"]["message"]
     assert fleet.ended()[1] == []
+
+
+def test_an_app_that_only_keeps_answers_is_answered_late_as_any_other() -> None:
+    fleet = Several(*members("a"), selection=ModelSelection(cache_mb=1.0))
+    fleet.devices["w0"].late = {"a": 80.0}  # 200 ms
+    seconds, reply = fleet.one(fleet.ask())
+    assert (reply["model"], reply["missed"]) == ("a", ["latency"])
+    assert seconds > SLO_MS / 1000.0
+    fleet.stage.run(5.0)
+    fleet.change(default_output=7)
+    seconds, reply = fleet.one(fleet.ask(items=2))
+    assert reply["default"]
+    assert seconds <= SLO_MS / 1000.0
