@@ -131,11 +131,12 @@ class SelectionChanged(Struct, frozen=True, array_like=True):
 class FeedbackSought(Struct, frozen=True, array_like=True):
     """`infaas.selection.sought`: whose prediction is this feedback for, or who has applied it? That dispatcher takes it over.
 
-    dispatcher: who asks. mark: 8 bytes by which the feedback is known again. query: uid of the prediction. digest: of the inputs, by the
+    dispatcher, number: who asks, and which question of its this is. mark: 8 bytes by which the feedback is known again. query: uid of the prediction. digest: of the inputs, by the
     dispatchers' own hash. reply: who waits for `Accepted`. applied: it has been applied, and only who did that is asked for.
     """
 
     dispatcher: str
+    number: int
     mark: bytes
     app: str
     feedback: Feedback
@@ -146,6 +147,6 @@ class FeedbackSought(Struct, frozen=True, array_like=True):
 
 
 class FeedbackTaken(Struct, frozen=True, array_like=True):
-    """`infaas.selection.taken.<dispatcher>`: the sender sees to the feedback with this mark."""
+    """`infaas.selection.taken.<dispatcher>`: the sender sees to the feedback of this `FeedbackSought`."""
 
-    mark: bytes
+    number: int

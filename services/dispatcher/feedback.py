@@ -46,7 +46,7 @@ _encode = msgspec.json.Encoder().encode
 class SoughtDue(Struct, frozen=True):
     """Timer: no other dispatcher has taken this feedback."""
 
-    mark: bytes
+    number: int
 
 
 class OpenFeedback:
@@ -107,13 +107,15 @@ class Feedbacks:
             FeedbackTaken: self._taken,
             SoughtDue: self._sought_in_vain,
         }
-        self._sought: dict[bytes, OpenFeedback] = {}
-        self._evaluated: dict[bytes, OpenFeedback] = {}  # by the uid of the prediction that is being made again
+        self._asked = 0
+        self._sought: dict[int, OpenFeedback] = {}
+        self._evaluated: dict[bytes, list[OpenFeedback]] = {}  # by the uid of the prediction that is being made again
+        self._open_again = 0
 
     @property
     def open(self) -> int:
         """Feedbacks that have not been applied, refused or handed on."""
-        return len(self._sought) + len(self._evaluated) + self._learning.open
+        return len(self._sought) + self._open_again + self._learning.open
 
     # -- a feedback comes
 
@@ -133,8 +135,6 @@ class Feedbacks:
         if self.open >= MOST_OPEN:
             text = "too much feedback waits to be stored: send it again"
             return _refuse(sender, Error(code="overloaded", message=text, retry_after_ms=1000.0))
-        if mark in self._sought:
-            return NOTHING  # sent again while it is looked for: its first sender is answered
         inputs = bytes(feedback.inputs)
         digest = None if inputs in _NO_INPUTS else digest_of(inputs)
         one = OpenFeedback(mark, feedback, event, event.query, digest, sender)
@@ -232,14 +232,16 @@ class Feedbacks:
 
     def _seek(self, one: OpenFeedback) -> list[Effect]:
         """Ask the other dispatchers. Who has the prediction, or has applied the feedback, answers its sender."""
-        self._sought[one.mark] = one
+        self._asked += 1
+        number = self._asked
+        self._sought[number] = one
         feedback = msgspec.structs.replace(one.feedback, inputs=msgspec.Raw(b"\xc0"))
         sought = FeedbackSought(
-            self._name, one.mark, one.event.app, feedback, one.query, one.digest, one.sender.reply, one.applied
+            self._name, number, one.mark, one.event.app, feedback, one.query, one.digest, one.sender.reply, one.applied
         )
         return [
             Publish(self._subjects.selection("sought"), sought),
-            After(("sought", one.mark), PATIENCE, SoughtDue(one.mark)),
+            After(("sought", number), PATIENCE, SoughtDue(number)),
         ]
 
     def _asked_for(self, envelope: Envelope) -> Iterable[Effect]:
@@ -247,10 +249,9 @@ class Feedbacks:
         asked: FeedbackSought = envelope.message
         if asked.dispatcher == self._name or not self._apps.synced:
             return NOTHING
-        mark = asked.mark
-        taken = Publish(self._subjects.selection(f"taken.{asked.dispatcher}"), FeedbackTaken(mark))
+        taken = Publish(self._subjects.selection(f"taken.{asked.dispatcher}"), FeedbackTaken(asked.number))
         sender = Waiting(asked.reply, asked.feedback.id)
-        known = self._learning.known((mark,), sender)
+        known = self._learning.known((asked.mark,), sender)
         if known is not None:
             return (taken, *known)
         if asked.applied or self._apps.catalog.app(asked.app) is None:
@@ -266,18 +267,18 @@ class Feedbacks:
             input_digest=digest,
             query=asked.query,
         )
-        one = OpenFeedback(mark, asked.feedback, event, asked.query, asked.digest, sender)
+        one = OpenFeedback(asked.mark, asked.feedback, event, asked.query, asked.digest, sender)
         found = self._find(asked.app, one)
         return NOTHING if found is None else (taken, *self._teach(one, found))
 
     def _taken(self, envelope: Envelope) -> Iterable[Effect]:
         """Another dispatcher sees to a feedback."""
-        mark = envelope.message.mark
-        return NOTHING if self._sought.pop(mark, None) is None else (Cancel(("sought", mark)),)
+        number = envelope.message.number
+        return NOTHING if self._sought.pop(number, None) is None else (Cancel(("sought", number)),)
 
     def _sought_in_vain(self, envelope: Envelope) -> Iterable[Effect]:
         """No other dispatcher knows more."""
-        one = self._sought.pop(envelope.message.mark, None)
+        one = self._sought.pop(envelope.message.number, None)
         if one is None:
             return NOTHING
         if one.applied:
@@ -289,8 +290,14 @@ class Feedbacks:
             text = f"{what} is not known to this app, or not any more: send the feedback with the query's `inputs`"
             return _refuse(one.sender, _error("bad_request", text))
         uid = blake2b(one.mark, digest_size=16, person=b"evaluate again").digest()
-        self._evaluated[uid] = one
-        return self.evaluate(uid, app, feedback.context, bytes(feedback.inputs), envelope.now)
+        waiting = self._evaluated.setdefault(uid, [])
+        waiting.append(one)
+        self._open_again += 1
+        return (
+            NOTHING
+            if len(waiting) > 1
+            else self.evaluate(uid, app, feedback.context, bytes(feedback.inputs), envelope.now)
+        )
 
     def _cannot_evaluate(
         self, uid: bytes, app: str, context: str | None, inputs: bytes, now: float
@@ -301,10 +308,14 @@ class Feedbacks:
 
     def evaluated(self, uid: bytes, made: Prediction | Error) -> list[Effect]:
         """The members have been asked again."""
-        one = self._evaluated.pop(uid, None)
-        if one is None:
-            return []
-        return _refuse(one.sender, made) if isinstance(made, Error) else self._teach(one, made, reevaluated=True)
+        effects: list[Effect] = []
+        for one in self._evaluated.pop(uid, ()):
+            self._open_again -= 1
+            if isinstance(made, Error):
+                effects.extend(_refuse(one.sender, made))
+            else:
+                effects.extend(self._teach(one, made, reevaluated=True))
+        return effects
 
 
 def _mark(app: str, what: bytes) -> bytes:

@@ -43,6 +43,18 @@ def test_a_deleted_key_is_not_there_and_may_be_made_again(buses: Buses) -> None:
     buses.run(body)
 
 
+def test_keys_may_be_asked_for_by_what_they_begin_with(buses: Buses) -> None:
+    async def body(connect: Connects) -> None:
+        bucket = await (await connect()).key_value(f"{buses.prefix}-b")
+        for key in ("app._", "app.x", "app.x.y", "app2.x", "app", "other.app.x"):
+            await bucket.put(key, b"1")
+        await bucket.delete("app.x")
+        assert sorted(await bucket.keys("app")) == ["app._", "app.x.y"]
+        assert await bucket.keys("nobody") == []
+
+    buses.run(body)
+
+
 def test_compare_and_set_lets_one_win(buses: Buses) -> None:
     async def body(connect: Connects) -> None:
         one = await (await connect()).key_value(f"{buses.prefix}-b")

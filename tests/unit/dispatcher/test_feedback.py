@@ -322,6 +322,16 @@ def test_feedback_that_is_sent_again_before_it_is_stored_teaches_once() -> None:
     assert len(system.events(SelectionEvent)) == 2
 
 
+def test_all_who_send_the_same_at_once_are_answered() -> None:
+    system = Dispatchers(count=3)
+    query = system.predicted("d2")
+    replies = [system.tell(query=query, retry_key=b"k" * 16, seconds=0.0) for _ in range(9)]
+    system.stage.run(2.0)
+    assert [system.answer(reply) for reply in replies] == ["accepted"] * 9
+    assert system.taught() == 1
+    assert len(system.events(FeedbackEvent)) == 1
+
+
 def test_of_two_words_about_one_answer_the_first_teaches_and_both_are_kept() -> None:
     system = Dispatchers()
     query = system.predicted()

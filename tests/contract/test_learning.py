@@ -1,0 +1,145 @@
+"""Several dispatchers learn from feedback through one bucket, on both buses: by compare-and-set, each feedback once, nothing lost."""
+
+import asyncio
+from typing import Any
+
+import numpy as np
+
+from bus.codec import decode, encode
+from bus.messages.catalog import AppRecord, ModelSelection
+from bus.messages.public import Listing, ListRequest
+from bus.port import Bus
+from bus.subjects import Subjects
+from services.core.catalog import key_of
+from services.core.ensemble.base import Member
+from services.core.selection.policy import InfaasPolicy
+from services.core.settings import BusSettings, Settings
+from services.dispatcher.actor import Dispatcher, make_dispatcher
+from services.dispatcher.commands import ContextWritten, ReadContext, StoredContext, WriteContext
+from services.dispatcher.edge import DispatcherEdge, uid_maker
+from services.dispatcher.predictions import Prediction
+from services.recorder.__main__ import streams
+from services.shell.runtime.runtime import Runtime
+from tests.support.servers.buses import Buses, Connects, until
+from tests.support.simulated.fleet import catalogue, variant
+
+MODELS = ("bad", "good")
+MEMBERS = [Member(model=model, version="1", accuracy=0.9) for model in MODELS]
+SAID = {"good": {"y": np.array([[0.9, 0.1]], np.float32)}, "bad": {"y": np.array([[0.1, 0.9]], np.float32)}}
+SELECTION = ModelSelection(policy="exp4", contextual=True)
+
+
+class Learners:
+    """Dispatchers on one bus, and a client."""
+
+    def __init__(self, subjects: Subjects, client: Bus) -> None:
+        self.subjects = subjects
+        self.client = client
+        self.actors: list[Dispatcher] = []
+        self.runtimes: list[Runtime] = []
+
+    @classmethod
+    async def start(cls, prefix: str, connect: Connects, count: int) -> "Learners":
+        subjects, client = Subjects(prefix), await connect()
+        for spec in streams(subjects, BusSettings()).values():
+            await client.ensure_stream(spec)
+        await client.key_value(subjects.selection_bucket)
+        bucket = await client.key_value(subjects.catalog_bucket)
+        *records, app = catalogue(*[variant(f"{model}-1", model=model) for model in MODELS], app="a")
+        assert isinstance(app, AppRecord)
+        records.append(AppRecord(app="a", links=app.links, signature=app.signature, selection=SELECTION))
+        for record in records:
+            await bucket.put(key_of(record), encode(record))
+        self = cls(subjects, client)
+        for number in range(count):
+            await self.add(await connect(), f"d{number}-{prefix}")
+        return self
+
+    async def add(self, bus: Bus, name: str) -> None:
+        """Start a dispatcher. It begins when it knows the catalogue."""
+
+        def make() -> Dispatcher:
+            made = make_dispatcher(Settings(), self.subjects, name, InfaasPolicy(), {"cpu": 1.0}, uid_maker())
+            self.actors.append(made)
+            return made
+
+        runtime = Runtime(name, make, bus, self.subjects, DispatcherEdge(bus, self.subjects))
+        await runtime.start()
+        self.runtimes.append(runtime)
+        await until(lambda: self.actors[-1].apps.synced)
+
+    async def stop(self) -> None:
+        for runtime in self.runtimes:
+            await runtime.stop(1.0)
+
+    def predicted(self, dispatcher: int, number: int, context: str | None = None) -> str:
+        uid = (1000 * dispatcher + number).to_bytes(16, "big")
+        p = dict.fromkeys(MODELS, 0.5)
+        self.actors[dispatcher].predictions.add(Prediction(uid, "a", context, None, 0.0, MEMBERS, p, SAID))
+        return uid.hex()
+
+    async def tell(self, query: str, retry_key: bytes | None = None) -> None:
+        """Raises unless it is accepted."""
+        body = encode({"query": query, "label": 0, "retry_key": retry_key})
+        reply = await self.client.request(self.subjects.feedback("a"), body, 30.0)
+        assert decode(dict[str, Any], reply.data) == {"accepted": True}
+
+    async def rows(self, context: str | None = None) -> dict[str, dict[str, Any]]:
+        body = encode(ListRequest(app="a", context=context))
+        reply = await self.client.request(self.subjects.list("selection"), body, 30.0)
+        return {row["member"]: row for row in decode(Listing, reply.data).items}
+
+
+def test_what_several_dispatchers_learn_at_once_is_all_there(buses: Buses) -> None:
+    """Whichever dispatcher gets a feedback, the one with the prediction applies it; both write the same key."""
+
+    async def body(connect: Connects) -> None:
+        system = await Learners.start(buses.prefix, connect, 2)
+        queries = [system.predicted(dispatcher, number) for dispatcher in (0, 1) for number in range(30)]
+        await asyncio.gather(*map(system.tell, queries))
+        rows = await system.rows()
+        assert {row["n"] for row in rows.values()} == {60}
+        assert rows["good"]["weight"] > 0.9
+        await system.stop()
+
+    buses.run(body)
+
+
+def test_what_is_sent_again_counts_once_also_after_all_dispatchers_have_gone(buses: Buses) -> None:
+    async def body(connect: Connects) -> None:
+        system = await Learners.start(buses.prefix, connect, 2)
+        query, key = system.predicted(0, 1, "me"), b"k" * 16
+        await asyncio.gather(*(system.tell(query, key) for _ in range(8)))
+        before = await system.rows("me")
+        assert {row["n"] for row in before.values()} == {1}
+        await system.stop()
+        system.actors.clear()
+        system.runtimes.clear()
+        await system.add(await connect(), f"later-{buses.prefix}")
+        assert await system.rows("me") == before
+        assert system.predicted(0, 1, "me") == query
+        await system.tell(query, key)
+        assert await system.rows("me") == before
+        await system.stop()
+
+    buses.run(body)
+
+
+def test_of_two_writes_on_one_value_one_wins_and_the_other_gets_it(buses: Buses) -> None:
+    async def body(connect: Connects) -> None:
+        subjects = Subjects(buses.prefix)
+        admin = await connect()
+        bucket = await admin.key_value(subjects.selection_bucket)
+        one, two = [DispatcherEdge(await connect(), subjects) for _ in range(2)]
+        assert await one.perform(ReadContext("a._")) == StoredContext(None, 0)
+        first = await one.perform(WriteContext("a._", b"1", 0))
+        assert isinstance(first, ContextWritten)
+        assert await two.perform(WriteContext("a._", b"2", 0)) == StoredContext(b"1", first.revision)
+        second = await two.perform(WriteContext("a._", b"12", first.revision))
+        assert isinstance(second, ContextWritten)
+        assert await one.perform(WriteContext("a._", b"3", first.revision)) == StoredContext(b"12", second.revision)
+        await bucket.delete("a._")
+        assert await one.perform(WriteContext("a._", b"3", second.revision)) == StoredContext(None, 0)
+        assert isinstance(await one.perform(WriteContext("a._", b"4", 0)), ContextWritten)
+
+    buses.run(body)
