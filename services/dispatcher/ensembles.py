@@ -305,9 +305,9 @@ class Ensembles:
         try:
             outputs = {part.stage: outputs_of(part) for part in answered}
             prediction = _prediction(join, outputs, now)
-            self._predictions.add(prediction)
-            if plan.evaluates:
+            if plan.evaluates:  # one feedback asked for it, and no other is about it
                 return (*self._joins.end(join, now), *self.evaluated(join.query.uid, prediction))
+            self._predictions.add(prediction)
             if plan.group.policy is None:
                 return self._run(join, "combine", plan.state, plan.group.members, outputs)
             combined = plan.group.policy.combine(plan.state, plan.group.members, outputs)

@@ -25,6 +25,7 @@ from services.dispatcher.feedback import MOST_OPEN
 from services.dispatcher.predictions import Prediction, digest_of
 from tests.support.simulated.fleet import ContextStore, catalogue, variant
 from tests.support.simulated.virtual_time import Stage
+from tests.unit.dispatcher.test_join import Several, members
 
 RIGHT, WRONG = np.array([[0.9, 0.1]], np.float32), np.array([[0.1, 0.9]], np.float32)
 MODELS = ("bad", "good")
@@ -475,3 +476,88 @@ def test_more_than_fits_is_refused() -> None:
     system.stage.run(0.1)  # the others wait for word from other dispatchers
     assert [subject for _, subject, _ in system.stage.heard] == [f"_INBOX.{MOST_OPEN}"]
     assert system.answer(f"_INBOX.{MOST_OPEN}").startswith("overloaded: ")
+
+
+# -- with the members themselves, on virtual time
+
+
+def shapes(**fields: Any) -> Several:
+    """Models a, b and c. The one score that each gives is a probability: a says the class is 1, b and c that it is 0."""
+    fleet = Several(*members("a", "b", "c"), selection=ModelSelection(policy="exp4", **fields))
+    fleet.devices["w0"].says = {"a": 1.0}
+    return fleet
+
+
+def report(fleet: Several, **fields: Any) -> dict[str, Any]:
+    """Send a feedback; the one reply."""
+    label = f"f{len(fleet.stage.heard)}"
+    fleet.stage.publish(fleet.subjects.feedback("app"), fields, f"_INBOX.test.{label}")
+    fleet.stage.run(5.0)
+    [reply] = fleet.replies(label)
+    return reply
+
+
+def learnt(fleet: Several, kind: str = "selection") -> list[Any]:
+    return [event for one, event in fleet.stage.records if one == kind]
+
+
+INPUTS_OF_THE_FLEET = {"datatype": "FP32", "shape": [1, 2], "data": b"\0" * 8}
+
+
+def test_feedback_of_an_answered_query_teaches_about_its_members() -> None:
+    fleet = shapes()
+    _, reply = fleet.one(fleet.ask())
+    assert report(fleet, query=reply["query"], label=1) == {"accepted": True}
+    assert {event.member: event.loss for event in learnt(fleet)} == {"a": 0.0, "b": 1.0, "c": 1.0}
+    assert {event.query.hex() for event in learnt(fleet)} == {reply["query"]}
+
+
+def test_feedback_by_inputs_joins_the_query_that_had_them() -> None:
+    fleet = shapes()
+    fleet.one(fleet.ask())
+    batches = fleet.computed
+    assert report(fleet, inputs=INPUTS_OF_THE_FLEET, label=1) == {"accepted": True}
+    assert not any(event.reevaluated for event in learnt(fleet))
+    assert fleet.computed == batches
+
+
+@pytest.mark.parametrize("dispatchers", [1, 2])
+def test_inputs_that_nobody_remembers_are_evaluated_again_once(dispatchers: int) -> None:
+    """Row 77: feedback before and after the prediction is forgotten teaches once each."""
+    fleet = Several(*members("a", "b", "c"), selection=ModelSelection(policy="exp4"), dispatchers=dispatchers)
+    fleet.devices["w0"].says = {"a": 1.0}
+    key = b"k" * 16
+    for _ in range(3):
+        assert report(fleet, inputs=INPUTS_OF_THE_FLEET, label=1, retry_key=key) == {"accepted": True}
+    events = learnt(fleet)
+    assert {event.member: event.loss for event in events} == {"a": 0.0, "b": 1.0, "c": 1.0}
+    assert len(events) == 3
+    assert all(event.reevaluated for event in events)
+    assert len(learnt(fleet, "feedback")) == 1
+    assert report(fleet, inputs=INPUTS_OF_THE_FLEET, label=1) == {"accepted": True}
+    assert len(learnt(fleet)) == 6
+
+
+def test_inputs_that_do_not_fit_the_app_are_refused() -> None:
+    reply = report(shapes(), inputs={"datatype": "FP32", "shape": [0, 2], "data": b""}, label=1)
+    assert reply["error"]["code"] == "bad_request"
+
+
+def test_a_late_member_is_judged_too() -> None:
+    fleet = shapes()
+    fleet.devices["w0"].late = {"c": 400.0}
+    _, reply = fleet.one(fleet.ask())
+    assert reply["missing"] == 1
+    assert report(fleet, query=reply["query"], label=1) == {"accepted": True}
+    assert {event.member for event in learnt(fleet)} == {"a", "b", "c"}
+
+
+def test_exp3_judges_by_the_probability_of_the_prediction() -> None:
+    """Trap 8: the probability has changed by the time that the feedback comes."""
+    fleet = shapes(eta=1.0)
+    fleet.change(selection=ModelSelection(policy="exp3", eta=1.0))
+    replies = [fleet.one(fleet.ask())[1] for _ in range(4)]
+    for reply in replies:
+        assert report(fleet, query=reply["query"], label=1) == {"accepted": True}
+    assert len(learnt(fleet)) == 4
+    assert [event.probability for event in learnt(fleet)] == [pytest.approx(1 / 3)] * 4
