@@ -14,6 +14,7 @@ PAGES = (
     ("cost", "Cost", ":material/payments:"),
     ("slo", "SLO", ":material/timer:"),
     ("applications", "Applications", ":material/apps:"),
+    ("members", "Members", ":material/groups:"),
     ("shadow", "Shadow", ":material/compare_arrows:"),
     ("explain", "Explain", ":material/quiz:"),
     ("jobs", "Jobs", ":material/stacks:"),
