@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from infaas.blocking import connect_blocking
 from services.shell.host.process import free_port
 from tests.support.servers.processes import ROOT, environ, infaas, read_line
-from tests.support.servers.system import APP, Whole
+from tests.support.servers.system import APP, MODELS, Whole
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[browser]'")
 
@@ -30,6 +31,7 @@ PAGES = {
     "Cost": ["Rate", "So far", "Idle"],
     "SLO": ["Objectives", "target", "Why queries were missed", "unsatisfiable", "In time", "Who answered"],
     "Applications": ["Best accuracy", "accuracy", "Registrations"],
+    "Members": ["answered by several models together", "set-selection"],
     "Shadow": ["Policies", "Cost", "What they would have done"],
     "Explain": ["would answer", "Only variant"],
     "Jobs": ["Items done", "Unfinished"],
@@ -120,7 +122,7 @@ def test_every_page_shows_the_system_on_every_screen(page: "playwright.Page", na
     main = page.get_by_test_id("stMain")
     for told in PAGES[name]:
         main.get_by_text(told).first.wait_for(state="attached")
-    if name not in ("Explain", "Jobs"):
+    if name not in ("Explain", "Jobs", "Members"):
         main.get_by_test_id("stVegaLiteChart").locator("svg.marks, canvas.marks").first.wait_for()
     for size in (DESKTOP, PHONE):
         shoot(page, name, size)
@@ -128,6 +130,34 @@ def test_every_page_shows_the_system_on_every_screen(page: "playwright.Page", na
         assert not main.get_by_test_id("stAlertContentError").count()
         # No page is wider than the screen, once charts and tables have followed it.
         page.wait_for_function(f"document.querySelector('[data-testid=stMain]').scrollWidth <= {size['width']}")
+
+
+@pytest.mark.slow
+def test_members_show_what_feedback_taught(page: "playwright.Page", loaded: Whole) -> None:
+    """An app whose two models answer together, with feedback by which one of them is always right."""
+    where = ("--data-dir", str(loaded.directory))
+    for verb in (["add-app", "team"], *(["link-model", "team", "--model", model] for model in MODELS)):
+        done = infaas("admin", *verb, *where)
+        assert done.returncode == 0, done.stderr
+    assert infaas("admin", "set-selection", "team", "--policy", "exp4", *where).returncode == 0
+    with connect_blocking(loaded.nats) as client:
+        for picture in loaded.x[:12]:
+            answer = client.query("team", picture[None], latency_ms=5000)
+            client.feedback("team", int(answer.output[0].argmax()), query=answer.query)
+    page.set_viewport_size(DESKTOP)
+    page.goto(f"{loaded.dashboard}/members?app=team&range=5m")
+    main = page.get_by_test_id("stMain")
+    for told in ("Weights", "Error", "Confidence", "Missing", "Believed most"):
+        main.get_by_text(told).first.wait_for(state="attached")
+    main.get_by_test_id("stVegaLiteChart").locator("svg.marks, canvas.marks").nth(2).wait_for()
+    for size in (DESKTOP, PHONE):
+        shoot(page, "members-of-team", size)
+        assert not main.get_by_test_id("stException").count()
+        assert not main.get_by_test_id("stAlertContentError").count()
+        page.wait_for_function(f"document.querySelector('[data-testid=stMain]').scrollWidth <= {size['width']}")
+    page.goto(f"{loaded.dashboard}/explain?app=team")
+    page.get_by_text("2 models answer together").wait_for()
+    shoot(page, "explain-team", DESKTOP)
 
 
 @pytest.mark.slow
