@@ -9,7 +9,11 @@ from dashboard.store import SQL, statement
 from dashboard.window import latest
 
 NAMES = sorted(file.stem for file in SQL.glob("*.sql"))
-PARAMETERS = latest("1h", datetime(2026, 1, 1, tzinfo=UTC)).parameters | {"app": "digits", "context": None, "whole": True}
+PARAMETERS = latest("1h", datetime(2026, 1, 1, tzinfo=UTC)).parameters | {
+    "app": "digits",
+    "context": None,
+    "whole": True,
+}
 
 
 @pytest.mark.parametrize("name", NAMES)
