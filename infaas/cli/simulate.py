@@ -211,6 +211,25 @@ def _details(run: Mapping[str, Any], wide: int) -> None:
         f"{number(run['events_per_s'])} events/s" if run["events_per_s"] is not None else "",
     ]
     print(f"{run['policy'].ljust(wide)}  {'; '.join(part for part in parts if part)}")
+    for app, one in run["apps"].items():
+        if "ensemble" in one:
+            print(f"{' ' * wide}  {app}: {_ensemble(one['ensemble'])}")
+
+
+def _ensemble(found: Mapping[str, Any]) -> str:
+    """How well several models answered together, and each alone by its feedback."""
+    figures = [
+        f"error {_percent(found['error'])}" if found["error"] is not None else "",
+        f"confidence {found['confidence']:.3f}" if found["confidence"] is not None else "",
+        f"missing {found['missing']:.3g} members an answer" if found["missing"] is not None else "",
+        f"{found['cached']:,} cached" if found["cached"] else "",
+        *(
+            f"{name} weight {one['weight']:.3g}, error {_percent(one['error'])}"
+            for name, one in found["members"].items()
+            if one["weight"] is not None
+        ),
+    ]
+    return "; ".join(figure for figure in figures if figure)
 
 
 _MOST_MISSED = 5

@@ -1,6 +1,6 @@
 """The clients of a simulated system. They send the scenario's loads, and pass the replies on to the report."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ from bus.codec import decode, encode
 from bus.messages.public import Answer, QueryHead, Refusal, Tensor
 from bus.subjects import Subjects
 from services.core.actor import Publish
+from services.simulation.ensembles import QueryItems, wrong_items
 from services.simulation.kernel import Environment
 from services.simulation.report import RunReport
 from services.simulation.scenario.model import QueryNeeds, WorkloadSpec
@@ -20,9 +21,9 @@ PRIMED = "_INBOX.primed"
 
 
 class QueryTemplate:
-    """What all queries of one load to one app have in common."""
+    """What all queries of one load to one app have in common. varied: their contents, where several models answer together."""
 
-    __slots__ = ("app", "body", "head", "limit", "subject")
+    __slots__ = ("app", "body", "fields", "head", "limit", "subject", "varied")
 
     def __init__(self, app: str, needs: QueryNeeds, items: int, subjects: Subjects, patience: float) -> None:
         """patience: seconds beyond the objective that an answer may take, because it travels to the client."""
@@ -36,7 +37,9 @@ class QueryTemplate:
         named = {"model": needs.model, "version": needs.version, "variant": needs.variant}
         fields.update({name: value for name, value in named.items() if value is not None})
         self.app = app
+        self.varied: QueryItems | None = None
         self.subject = subjects.query(app)
+        self.fields = fields
         self.body = encode({"inputs": Tensor("BOOL", [items], b"\0" * items), **fields})
         self.head = decode(QueryHead, self.body)
         self.limit = float("inf") if needs.latency_ms is None else needs.latency_ms / 1000.0 + patience
@@ -79,10 +82,13 @@ class Clients:
         duration_s: float,
         seed: int,
         delay: float,
+        several: Collection[str] = (),
     ) -> None:
+        """several: the apps of which several models answer together."""
         self.open: dict[str, tuple[float, QueryTemplate]] = {}
         self.others: dict[str, Callable[[Any], None]] = {}  # other inboxes, and what takes their messages
         self._environment = environment
+        self._subjects = subjects
         self._report = report
         self._begins = begins
         self._sent = 0
@@ -93,8 +99,19 @@ class Clients:
                 QueryTemplate(app, load.needs or needs[app], load.items, subjects, 2 * delay + 1e-6)
                 for app in load.apps
             ]
+            for kind in kinds:
+                if kind.app in several:
+                    self._vary(kind, load)
             self._streams.append(ArrivalStream(arrivals(load, duration_s, np.random.default_rng(source)), kinds))
             self._primed.update({(kind.app, kind.body): kind for kind in kinds})
+
+    def _vary(self, kind: QueryTemplate, load: WorkloadSpec) -> None:
+        """Give the queries contents of their own."""
+        if load.context is not None:
+            kind.fields["context"] = load.context
+        begin = len(self._primed) << 40
+        kind.varied = QueryItems(begin, load.items, kind.fields, repeats=load.repeats, feedback=load.feedback)
+        kind.head, kind.body = kind.varied.next(PRIMED)
 
     def prime(self, until: float) -> None:
         """Send each kind of query once a second, uncounted, so that every policy loads what it would for a small load."""
@@ -120,7 +137,8 @@ class Clients:
         inbox = f"{INBOX}{number}"
         now = self._environment.now
         self.open[inbox] = (now, kind)
-        self._environment.publish(kind.subject, kind.head, inbox, kind.body)
+        head, body = (kind.head, kind.body) if kind.varied is None else kind.varied.next(inbox)
+        self._environment.publish(kind.subject, head, inbox, body)
         self._report.offered(kind.app, now - self._begins)
         due = stream.next()
         if due is not None:
@@ -140,5 +158,16 @@ class Clients:
             self._report.answered(
                 kind.app, now - self._begins, now - sent, kind.limit, message.accuracy, message.variant
             )
+            if kind.varied is not None:
+                self._judge(kind, kind.varied, inbox, message)
         elif type(message) is Refusal:
             self._report.refused(kind.app, now - self._begins, message.error.code)
+            if kind.varied is not None:
+                kind.varied.ended(inbox)
+
+    def _judge(self, kind: QueryTemplate, items: QueryItems, inbox: str, answer: Answer) -> None:
+        """Compare an answer with its labels, and send some of them back."""
+        labels = items.ended(inbox)
+        self._report.judged(kind.app, answer, len(labels), wrong_items(answer, labels))
+        for lesson in items.lessons(inbox, answer, labels):
+            self._environment.publish(self._subjects.feedback(kind.app), lesson)

@@ -39,6 +39,7 @@ from services.executor.commands import (
     UnloadModel,
 )
 from services.monitor.effects import KeepQuarantine, MachineSample, SampleMachine
+from services.simulation.ensembles import SimulatedModels
 from services.simulation.hardware import SimulatedDevice, SimulatedMachine
 from services.simulation.kernel import Environment
 
@@ -56,7 +57,10 @@ class LoadFault(RuntimeError):
 
 
 class SimulatedExecutorEdge:
-    """An executor's edge. load_seconds: time to load a variant now; raises LoadFault. holds: called with each loaded (+1) or unloaded (-1) instance."""
+    """An executor's edge. load_seconds: time to load a variant now; raises LoadFault. holds: called with each loaded (+1) or unloaded (-1) instance.
+
+    models: what models say; None: outputs are empty, as nobody looks at them.
+    """
 
     def __init__(
         self,
@@ -64,11 +68,13 @@ class SimulatedExecutorEdge:
         device: SimulatedDevice,
         load_seconds: Callable[[VariantRecord], float],
         holds: Callable[[VariantRecord, int], None],
+        models: SimulatedModels | None = None,
     ) -> None:
         self._environment = environment
         self._device = device
         self._load_seconds = load_seconds
         self._holds = holds
+        self._models = models
 
     def __call__(self, command: Any) -> tuple[float, Any]:
         if type(command) is RunBatch:
@@ -78,7 +84,11 @@ class SimulatedExecutorEdge:
             )
             now = self._environment.now
             seconds = self._device.run(command.instance, items, queries[0].route.length, now)
-            return seconds, BatchResult(now, now + seconds, [NO_OUTPUTS] * len(queries))
+            if self._models is None:
+                return seconds, BatchResult(now, now + seconds, [NO_OUTPUTS] * len(queries))
+            record = self._device.residents[command.instance].record
+            outputs = [self._models.outputs(record, query.inputs) for query in queries]
+            return seconds, BatchResult(now, now + seconds, outputs)
         match command:
             case LoadModel():
                 try:

@@ -19,6 +19,8 @@ class Faults:
         self._delay = kernel.delay
         self._present: list[FaultSpec] = []
         system.load_fails = self._load_fails
+        if system.models is not None:
+            system.models.wrong = self._errs
         system.appears = self._slow
         for fault in faults:
             kernel.at(begins + fault.at_s - kernel.now, self._begin, fault)
@@ -60,6 +62,9 @@ class Faults:
             fault.variant in ("", record.variant) and fault.hardware in ("", record.hardware)
             for fault in self._all("load-fails")
         )
+
+    def _errs(self, record: VariantRecord) -> bool:
+        return any(fault.model == record.model for fault in self._all("model-errs"))
 
     def _all(self, kind: FaultKind) -> list[FaultSpec]:
         return [fault for fault in self._present if fault.kind == kind]

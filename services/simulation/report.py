@@ -5,15 +5,17 @@ defines all figures.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import ceil, inf
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from bus.messages.events import Event, JobEvent, ScalingEvent
+from bus.messages.events import Event, JobEvent, ScalingEvent, SelectionEvent
+from bus.messages.public import Answer
 from services.core.catalog import target_of
+from services.simulation.ensembles import EnsembleCounts
 from services.simulation.scenario.model import PolicySpec, Scenario
 from services.simulation.statistics import (
     UNITS,
@@ -48,13 +50,18 @@ class RunReport:
         base: str = "",
         hardware: dict[str, str] | None = None,
         targets: Mapping[str, float] | None = None,
+        several: Iterable[str] = (),
     ) -> None:
-        """hardware: the kind of device of each variant. targets: the share of each app's queries to be answered in time."""
+        """hardware: the kind of device of each variant. targets: the share of each app's queries to be answered in time.
+
+        several: the apps of which several models answer together.
+        """
         self._policy, self._base = policy, base or policy
         self._duration, self._every = duration_s, every_s
         self._hardware = hardware or {}
         self._targets = targets or {}
         self._apps: defaultdict[str, AppCounts] = defaultdict(AppCounts)
+        self._ensembles = {app: EnsembleCounts() for app in several}
         self._variants: defaultdict[str, int] = defaultdict(int)
         self._units = AccuracyUnits()
         self._drop = AccuracyDrop()
@@ -82,6 +89,7 @@ class RunReport:
             base=policy.base,
             hardware=hardware,
             targets={app.app: target_of(app, usual) for app in scenario.apps},
+            several=[app.app for app in scenario.apps if app.selection is not None],
         )
 
     def offered(self, app: str, now: float) -> None:
@@ -101,12 +109,17 @@ class RunReport:
         if now > self._duration:
             self._after += 1
         tally.latency.fresh.append(seconds)
-        self._variants[variant] += 1
+        if variant:  # of several models' answers it is empty
+            self._variants[variant] += 1
         if seconds - limit_s > _SAME:
             tally.late += 1
         elif accuracy is not None:
             tally.rated += 1
             tally.accuracy += self._units[accuracy]
+
+    def judged(self, app: str, answer: Answer, items: int, wrong: int) -> None:
+        """An answer of several models, after `answered`: so many of its items are wrong."""
+        self._ensembles[app].answered(answer, items, wrong)
 
     def refused(self, app: str, now: float, code: str) -> None:
         """A query was refused, with a code of the contract."""
@@ -120,6 +133,11 @@ class RunReport:
         if kind == JobEvent.kind:
             assert isinstance(event, JobEvent)
             self._offline.event(event, now)
+        if kind == SelectionEvent.kind:
+            assert isinstance(event, SelectionEvent)
+            if now >= self._end:
+                self._close(now)
+            self._ensembles[event.app].taught(event)
         if kind != ScalingEvent.kind:
             return
         assert isinstance(event, ScalingEvent)
@@ -181,7 +199,7 @@ class RunReport:
             "cost_per_1000_in_time": _ratio(1000.0 * cost, sums.answered - late),
             "mean_utilisation": self._series.mean_utilisation(),
             "scale_actions": dict(sorted(self._actions.items())),
-            "apps": {app: _app(tally, self._targets.get(app)) for app, tally in sorted(self._apps.items())},
+            "apps": {app: self._app(app, tally) for app, tally in sorted(self._apps.items())},
             "variants": dict(sorted(self._variants.items())),
             "hardware": {name: kind for name, kind in sorted(self._hardware.items()) if name in used},
             "scaling": {"decisions": self._scalings, "more": self._more},
@@ -196,6 +214,10 @@ class RunReport:
             "solve_ms": self._solve_ms(),
             "events_per_s": _ratio(events, wall_s),
         }
+
+    def _app(self, app: str, tally: AppCounts) -> dict[str, Any]:
+        found, ensemble = _app(tally, self._targets.get(app)), self._ensembles.get(app)
+        return found if ensemble is None else {**found, "ensemble": ensemble.document()}
 
     def _solve_ms(self) -> dict[str, Any]:
         p50, p99 = self._solving.quantiles(0.5, 0.99)
@@ -219,8 +241,13 @@ class RunReport:
             if self._end >= (self._windows + 1) * WINDOW_S:
                 self._close_window()
             if self._end >= (self._series.length + 1) * self._every:
-                self._series.close(self._sums())
+                self._close_interval()
             self._end = min((self._series.length + 1) * self._every, (self._windows + 1) * WINDOW_S)
+
+    def _close_interval(self) -> None:
+        self._series.close(self._sums())
+        for ensemble in self._ensembles.values():
+            ensemble.close()
 
     def _close_window(self) -> None:
         self._windows += 1
@@ -234,7 +261,7 @@ class RunReport:
         length = ceil(self._duration / self._every - _SAME)
         self._close((length + 0.5) * self._every if self._series.length < length else 0.0)
         if self._series.unlike(self._sums()):
-            self._series.close(self._sums())
+            self._close_interval()
         self._close_window()
         self._end = inf
 

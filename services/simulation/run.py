@@ -47,6 +47,7 @@ class Run:
             duration_s=scenario.duration_s,
             seed=scenario.seed,
             delay=NETWORK,
+            several={app.app for app in scenario.apps if app.selection is not None},
         )
         self.kernel.received = self.clients.received
         self._sampled: dict[str, float] = {}

@@ -35,6 +35,7 @@ from services.simulation.edges import (
     SimulatedMonitorEdge,
     SimulatedSolverEdge,
 )
+from services.simulation.ensembles import SimulatedModels
 from services.simulation.hardware import RunningCost, SimulatedMachine
 from services.simulation.kernel import Environment
 from services.simulation.offline import OfflineWork
@@ -63,6 +64,8 @@ class SimulatedSystem:
         self.bill = RunningCost(scenario.cost, begins)
         self.subjects = Subjects()
         self.load_fails: Callable[[VariantRecord], bool] = lambda _: False
+        several = any(app.selection is not None for app in scenario.apps)
+        self.models = SimulatedModels() if several else None
         self.appears: Callable[[SimulatedMachine], None] = lambda _: None
         self._environment = environment
         self._scenario = scenario
@@ -181,7 +184,7 @@ class SimulatedSystem:
         self.appears(machine)
         for name, device in machine.devices.items():
             executor = make_executor(settings, self.subjects, worker, device.spec, next(self._incarnations))
-            edge = SimulatedExecutorEdge(self._environment, device, self._load_seconds, self._holds)
+            edge = SimulatedExecutorEdge(self._environment, device, self._load_seconds, self._holds, self.models)
             self._environment.enter(f"{worker}/{name}", executor, edge)
         monitor = make_monitor(
             settings,

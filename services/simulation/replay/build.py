@@ -118,7 +118,7 @@ def build(source: Recording, options: ReplayOptions, progress: Callable[[int], N
         policies=policies,
         loads=loads,
         jobs=_jobs(head, {one.app for one in apps}),
-        faults=faults_of(table, machines, chosen.started(), [one.variant for one in things.variants], head.duration_s),
+        faults=faults_of(table, machines, chosen.started(), things, head.duration_s),
         interference=interference_of(table, machines),
         cost=cost,
     )

@@ -1,21 +1,33 @@
 """[[app]] and [[variant]] blocks: the catalogue as a registrar would have written it."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from msgspec import Struct, ValidationError, convert
 from msgspec.structs import asdict, replace
 
-from bus.messages.catalog import AppRecord, BatchingRule, ModelRecord, Signature, TensorSpec, VariantRecord
+from bus.messages.catalog import (
+    AppRecord,
+    BatchingRule,
+    ModelRecord,
+    ModelSelection,
+    Signature,
+    TensorSpec,
+    VariantRecord,
+)
+from bus.messages.public import AdminRequest
 from services.core.batching import batching_key, rule_errors
 from services.core.cost import PER_CORE, price_per_hour
+from services.core.ensemble.policies import make_policy
 from services.core.settings.fields import TARGET
+from services.registrar.checks import POLICIES, selection_fields
+from services.simulation.ensembles import SIGNATURE as SEVERAL
 from services.simulation.scenario import profiles
 from services.simulation.scenario.machines import MB, UNLIMITED_MB, MachineBlock, largest_of
 from services.simulation.scenario.model import CostSpec, QueryNeeds
 from services.simulation.scenario.toml import TomlTable, meant, name_at, number_at, shown, whole_at
 
-APP_KEYS = ("name", "latency_ms", "accuracy", "cost", "slo_target", "batching")
+APP_KEYS = ("name", "latency_ms", "accuracy", "cost", "slo_target", "batching", "selection")
 VARIANT_KEYS = (
     *("app", "model", "name", "hardware", "cost_per_s", "accuracy", "running", "uses", "memory_gb", "batching"),
     *profiles.KEYS,
@@ -55,6 +67,7 @@ def catalogue(
     asked: dict[str, QueryNeeds] = {}
     targets: dict[str, float | None] = {}
     batching: dict[str, BatchingRule] = {}
+    choosing: dict[str, TomlTable] = {}
     for block in scenario.blocks("app", APP_KEYS, _ELSEWHERE):
         name = block.name("name")
         if name in asked:
@@ -62,6 +75,7 @@ def catalogue(
         asked[name] = needs_of(block)
         targets[name] = target_in(block)
         batching |= _batching(block, "app", name)
+        choosing[name] = block
     blocks = scenario.blocks("variant", VARIANT_KEYS)
     if not blocks:
         scenario.at("variant").refuse("there must be at least one [[variant]]: nothing could answer")
@@ -83,12 +97,14 @@ def catalogue(
             scenario.at("app").at(i).refuse(f"no [[variant]] serves {app}: name it in some variant's `app`")
     linked = link(entries)
     by_name = {one.variant: one for one in linked.variants}
+    selections = {app: selection_of(block, app, linked.links[app]) for app, block in choosing.items()}
     return Catalogue(
         apps=tuple(
             AppRecord(
                 app=app,
                 links=linked.links[app],
-                signature=SIGNATURE,
+                signature=SIGNATURE if selections.get(app) is None else SEVERAL,
+                selection=selections.get(app),
                 latency_ms=needs.latency_ms,
                 slo_target=targets.get(app),
             )
@@ -115,6 +131,31 @@ def target_in(block: TomlTable) -> float | None:
     if refused is not None:
         block.at("slo_target").refuse(refused)
     return target
+
+
+def selection_of(block: TomlTable, app: str, links: Collection[str]) -> ModelSelection | None:
+    """How several models of an app answer together: `selection = "exp4"`, or a table with the fields of `infaas admin set-selection`."""
+    if "selection" not in block:
+        return None
+    location, given = block.at("selection"), block.get("selection")
+    try:
+        stated = convert({"policy": given} if isinstance(given, str) else given, _StatedSelection)
+    except ValidationError as error:
+        location.refuse(str(error))
+    for wrong in selection_fields(AdminRequest(app=app, **asdict(stated))):
+        location.refuse(wrong)
+    if stated.policy is not None and make_policy(stated) is None:
+        location.refuse(
+            f"policy: {stated.policy} runs in a process of its own, which is not simulated: {', '.join(POLICIES)} are"
+        )
+    for model in stated.members or ():
+        if model not in links:
+            location.refuse(f"members: no [[variant]] of model {model} serves {app}{meant(model, links)}")
+    return ModelSelection(**asdict(stated)) if stated.policy is not None or stated.cache_mb else None
+
+
+class _StatedSelection(ModelSelection, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A selection as a file states it."""
 
 
 def _batching(block: TomlTable, scope: str, name: str) -> dict[str, BatchingRule]:

@@ -1,9 +1,10 @@
 """[[fault]] blocks and [interference]: what goes wrong, and how neighbours on a device slow each other down."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from re import fullmatch
 from typing import cast, get_args
 
+from services.simulation.scenario.catalogue import Catalogue
 from services.simulation.scenario.machines import MachineBlock, devices_of
 from services.simulation.scenario.model import FaultKind, FaultSpec
 from services.simulation.scenario.toml import TomlTable, number_at, one_of
@@ -13,8 +14,9 @@ FAULTS: Mapping[str, tuple[str, ...]] = {
     "device-slow": ("worker", "hardware", "factor"),
     "load-fails": ("variant", "hardware"),
     "messages-delayed": ("delay_s",),
+    "model-errs": ("model",),
 }
-FAULT_KEYS = ("kind", "at_s", "until_s", "worker", "hardware", "variant", "factor", "delay_s")
+FAULT_KEYS = ("kind", "at_s", "until_s", "worker", "hardware", "variant", "model", "factor", "delay_s")
 assert set(FAULTS) == set(get_args(FaultKind))
 
 
@@ -22,11 +24,13 @@ def faults_of(
     scenario: TomlTable,
     machines: list[MachineBlock],
     started: Mapping[str, int],
-    variants: Collection[str],
+    things: Catalogue,
     duration_s: float,
 ) -> tuple[FaultSpec, ...]:
-    """All faults. Raises ScenarioError. started: by kind of machine, the most that any policy has at time 0."""
+    """All faults. Raises ScenarioError. things: whose variants and models may be named. started: by kind of machine, the most that any policy has at time 0."""
     kinds = [one.spec.kind for one in machines]
+    variants = [one.variant for one in things.variants]
+    models = {model for app in things.apps if app.selection is not None for model in app.links}
     found = []
     for block in scenario.blocks("fault", FAULT_KEYS):
         kind = one_of(block.get("kind"), block.at("kind"), FAULTS, "kind of fault")
@@ -44,6 +48,9 @@ def faults_of(
         elif "hardware" in block:
             hardware = one_of(block.get("hardware"), block.at("hardware"), devices_of(machines), "kind of device")
         variant = one_of(block.get("variant"), block.at("variant"), variants, "variant") if "variant" in block else ""
+        if kind == "model-errs" and not models:
+            block.at("kind").refuse("needs an [[app]] with `selection`: only there does it matter what models answer")
+        model = one_of(block.get("model"), block.at("model"), models, "model") if kind == "model-errs" else ""
         found.append(
             FaultSpec(
                 kind=cast(FaultKind, kind),
@@ -52,6 +59,7 @@ def faults_of(
                 worker=_worker(block, started) if "worker" in block else "",
                 hardware=hardware,
                 variant=variant,
+                model=model,
                 factor=block.number("factor", None if kind == "device-slow" else 1.0, most=1e6, above=True),
                 delay_s=block.number("delay_s", None if kind == "messages-delayed" else 0.0, most=1e6),
             )

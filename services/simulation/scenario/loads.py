@@ -19,7 +19,8 @@ from services.simulation.workload import WorkloadError, read_counts, read_times,
 
 _MOST_QPS = 1e7
 _LATEST = 1e9  # seconds
-_EVERYWHERE = ("app", "apps", "shares", "arrivals", "latency_ms", "accuracy", "cost", "items")
+_OF_SELECTION = ("repeats", "feedback", "context")  # of apps of which several models answer together
+_EVERYWHERE = ("app", "apps", "shares", "arrivals", "latency_ms", "accuracy", "cost", "items", *_OF_SELECTION)
 _OF: Mapping[str, tuple[Arrivals, tuple[str, ...]]] = {
     "poisson": ("poisson", ("rate",)),
     "uniform": ("uniform", ("rate",)),
@@ -31,23 +32,33 @@ _OF: Mapping[str, tuple[Arrivals, tuple[str, ...]]] = {
 KEYS = sorted({*_EVERYWHERE, *(key for _, keys in _OF.values() for key in keys)})
 
 
-def loads_of(scenario: TomlTable, needs: Mapping[str, QueryNeeds], folder: Path) -> tuple[WorkloadSpec, ...]:
-    """All streams. Raises ScenarioError. needs: of each app. folder: the file's, to which paths are relative."""
-    return tuple(_load(block, needs, folder) for block in scenario.blocks("load", KEYS))
+def loads_of(scenario: TomlTable, things: Catalogue, folder: Path) -> tuple[WorkloadSpec, ...]:
+    """All streams. Raises ScenarioError. folder: the file's, to which paths are relative."""
+    return tuple(_load(block, things, folder) for block in scenario.blocks("load", KEYS))
 
 
-def _load(block: TomlTable, needs: Mapping[str, QueryNeeds], folder: Path) -> WorkloadSpec:
+def _load(block: TomlTable, things: Catalogue, folder: Path) -> WorkloadSpec:
+    needs = things.needs
     apps, shares = _apps(block, needs)
     kind = one_of(block.content.get("arrivals", "poisson"), block.at("arrivals"), _OF, "arrivals")
     arrivals, keys = _OF[kind]
     for key in sorted(block.content.keys() - {*_EVERYWHERE, *keys}):
         block.at(key).refuse(f"means nothing with arrivals {kind!r}, which take {', '.join(keys)}: leave it out")
+    plain = {app.app for app in things.apps if app.selection is None}
+    for key in _OF_SELECTION:
+        if key in block and plain.issuperset(apps):
+            block.at(key).refuse(
+                "means nothing for an [[app]] without `selection`: leave it out, or state `selection` there"
+            )
     load = WorkloadSpec(
         apps=apps,
         shares=shares,
         arrivals=arrivals,
         needs=_own_needs(block, [needs[app] for app in apps]),
         items=block.whole("items", 1, 1, 65536),
+        repeats=block.number("repeats", 0.0, most=1.0),
+        feedback=block.number("feedback", 0.0, most=1.0),
+        context=block.text("context") if "context" in block else None,
     )
     return _timed(load, block, folder)
 

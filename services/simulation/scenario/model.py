@@ -14,7 +14,7 @@ from services.core.placement import Device
 from services.core.settings import Settings
 
 Arrivals = Literal["poisson", "gamma", "uniform", "mmpp", "trace", "times"]
-FaultKind = Literal["worker-dies", "device-slow", "load-fails", "messages-delayed"]
+FaultKind = Literal["worker-dies", "device-slow", "load-fails", "messages-delayed", "model-errs"]
 Objective = Literal["cost", "accuracy"]
 Times = NDArray[np.float64]
 
@@ -46,7 +46,8 @@ class WorkloadSpec(Struct, frozen=True, kw_only=True):
     rate: (second, queries/s) points, linear between them, constant beyond. cv: standard deviation / mean of the gaps (gamma).
     rates, dwell_s: queries/s and mean stay of an MMPP's states. counts: queries in each line of a trace; a line is seconds_per_line long.
     range_qps: (lowest, highest) rate to which the counts are mapped. times: the arrivals, rising. needs: of these queries; None: as
-    their app. items: in each query.
+    their app. items: in each query. Of apps with several models that answer together: repeats: share of the queries with the inputs of an
+    earlier one; feedback: share of the answers whose labels are sent back; context: that the queries name.
     """
 
     apps: tuple[str, ...]
@@ -62,6 +63,9 @@ class WorkloadSpec(Struct, frozen=True, kw_only=True):
     times: Times | None = None
     needs: QueryNeeds | None = None
     items: int = 1
+    repeats: float = 0.0
+    feedback: float = 0.0
+    context: str | None = None
 
 
 class MachineSpec(Struct, frozen=True, kw_only=True):
@@ -98,6 +102,7 @@ class FaultSpec(Struct, frozen=True, kw_only=True):
     worker-dies: all processes of a worker end as by kill -9 (worker: its name, else the first of machine kind `hardware`, else the
     first). device-slow: batches take `factor` times as long on devices of kind `hardware` (of `worker`, if named).
     load-fails: loads (of `variant`, if named) fail. messages-delayed: each message takes delay_s longer.
+    model-errs: all that `model` answers is wrong, in apps of which several models answer together.
     """
 
     kind: FaultKind
@@ -106,6 +111,7 @@ class FaultSpec(Struct, frozen=True, kw_only=True):
     worker: str = ""
     hardware: str = ""
     variant: str = ""
+    model: str = ""
     factor: float = 1.0
     delay_s: float = 0.0
 

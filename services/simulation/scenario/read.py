@@ -63,7 +63,7 @@ def derive(content: Any, path: Path, policies: Sequence[str] = (), seed: int | N
     machines = priced(machines, listed, needed=cost.meter == "worker")
     prices = device_prices(machines, listed, common.prices.per_hour)
     things = catalogue(file, machines, prices, cost)
-    loads = loads_of(file, things.needs, path.parent)
+    loads = loads_of(file, things, path.parent)
     for i, load in enumerate(loads):
         _possible(load, duration, file.at("load").at(i))
     jobs = jobs_of(file, things, duration)
@@ -86,7 +86,7 @@ def derive(content: Any, path: Path, policies: Sequence[str] = (), seed: int | N
         policies=chosen.named(tuple(policies), location.at("policies")) if policies else from_file,
         loads=loads,
         jobs=jobs,
-        faults=faults_of(file, machines, chosen.started(), [one.variant for one in things.variants], duration),
+        faults=faults_of(file, machines, chosen.started(), things, duration),
         interference=interference_of(file, machines),
         batching=things.batching,
         cost=cost,

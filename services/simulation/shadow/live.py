@@ -130,7 +130,8 @@ class LiveSystem:
 
 
 def simulated_entry(key: str, value: bytes | None, real: set[str], slo_target: float | None = None) -> bytes | None:
-    """An entry of the catalogue as a simulated system takes it: variants simulated, inputs of one byte an item, no default output.
+    """An entry of the catalogue as a simulated system takes it: variants simulated, inputs of one byte an item, no default output, no
+    selection, since the demand has what each of several models is asked.
 
     None for what it does not have: unreadable records, and simulated variants of kinds in `real`. slo_target: that of all apps; None:
     their own.
@@ -144,7 +145,7 @@ def simulated_entry(key: str, value: bytes | None, real: set[str], slo_target: f
         return None
     if isinstance(record, AppRecord):
         target = record.slo_target if slo_target is None else slo_target
-        return encode(replace(record, signature=SIGNATURE, default_output=None, slo_target=target))
+        return encode(replace(record, signature=SIGNATURE, default_output=None, slo_target=target, selection=None))
     if isinstance(record, VariantRecord):
         if record.simulated and record.hardware in real:
             return None
