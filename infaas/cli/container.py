@@ -23,8 +23,8 @@ from bus.subjects import Subjects, valid_name
 from infaas.cli.options import DataDir, Json, Whole, json_or_text
 from infaas.cli.output import fail, print_json, progress, show, usage
 from infaas.cli.register import lines_of, render_dry_run, signature_document
-from infaas.errors import BadInput, Refused, RegistrationFailed
-from infaas.registering import register_container
+from infaas.errors import BadInput, NotConnected, Refused, RegistrationFailed
+from infaas.registering import START_S, register_container
 from services.core.catalog import app_key, variant_key
 from services.core.placement import Device, container_kind
 
@@ -210,7 +210,7 @@ async def _join(
     bus = await NatsBus.connect(settings.bus.url, name=CONTAINER, **login_of(settings.bus).options())
     try:
         subjects = Subjects(settings.prefix)
-        catalogue = Catalogue(await bus.key_value(subjects.catalog_bucket, create=False))
+        catalogue = Catalogue(await _bucket(bus, subjects.catalog_bucket))
         app = await catalogue.app(request.app)
         signature = None if app is None else app.signature
         # In threads: the connection's pings are answered meanwhile.
@@ -219,6 +219,18 @@ async def _join(
         return await entry.find()
     finally:
         await bus.close()
+
+
+async def _bucket(bus: Bus, name: str) -> KeyValue:
+    """The bucket; of a system that is still starting, as soon as its registrar has made it. Raises NotConnected."""
+    end = asyncio.get_running_loop().time() + START_S
+    while True:
+        try:
+            return await bus.key_value(name, create=False)
+        except NotFound:
+            if asyncio.get_running_loop().time() > end:
+                raise NotConnected("no registrar has run yet: is the system up? `infaas doctor` says more") from None
+            await asyncio.sleep(0.2)
 
 
 class Catalogue:
