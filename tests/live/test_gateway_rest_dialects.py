@@ -3,6 +3,7 @@
 import base64
 import http.server
 import io
+import itertools
 import json
 import shutil
 import subprocess
@@ -394,6 +395,20 @@ def test_a_selection_is_set_over_http_and_a_wrong_one_refused(place: Place) -> N
     told = infaas("admin", "set-selection", "several", "--cache-mb", "8", "--json", *where)
     assert json.loads(told.stdout) == {"done": True}
     assert "cache 8 MB" in infaas("apps", "--app", "several", *where).stdout
+
+    def infer(value: float, **needs: float) -> Any:
+        given = {"name": "x", "datatype": "FP32", "shape": [1, 784], "data": [value] * 784}
+        return fine(place, "/v2/models/several/infer", {"inputs": [given], "parameters": needs})["parameters"]
+
+    numbers = itertools.count()
+    assert eventually(lambda: "default" not in infer(next(numbers), latency_ms=5000), 60)
+    first, again = infer(0.5, latency_ms=5000), infer(0.5, latency_ms=5000)
+    assert (first["cached"], again["cached"], again["cost"], again["model"]) == (False, True, 0, "logreg")
+    assert first["query"] != again["query"]
+    fine(place, "/admin/set_selection", {"name": "several", "policy": "majority", "cache_mb": 8})
+    member = infer(0.25, latency_ms=5000, confidence=1)
+    assert (member["members"], member["missing"], member["confidence"], member["missed"]) == ("logreg@1", 0, 1, "")
+    assert curl(place, "/v2/models/several/infer", {"inputs": [], "parameters": {"confidence": 2}}).status == 400
     fine(place, "/admin/set_selection", {"name": "several"})
     assert selection() is None
     assert fine(place, "/admin/get_state", {"app_name": "several"}) == []
