@@ -359,3 +359,55 @@ def test_a_killed_system_starts_again_with_all_it_knew(single: System) -> None:
     assert [[item[name] for name in fixed] for item in after[1]] == [
         [item[name] for name in fixed] for item in before[1]
     ]
+
+
+def test_what_feedback_has_taught_survives_the_death_of_everything(tmp_path: Path) -> None:
+    """Two models answer together; every process of the system is killed after feedback was accepted."""
+    directory = tmp_path / "data"
+    x, y = tiny_models.digits()
+    contexts = (None, "me")
+
+    async def learnt(system: System) -> list[list[dict[str, object]]]:
+        async with infaas.connect(system.nats) as client:
+            return [await client.selection(APP, context=context) for context in contexts]
+
+    async def teach(system: System) -> None:
+        async with infaas.connect(system.nats) as client:
+            for number, context in enumerate([None] * 3 + ["me"] * 5):
+                answer = await client.query(APP, x[number : number + 1], context=context)
+                await client.feedback(APP, int(y[number]), query=answer.query)
+
+    with up(directory) as system:
+        system.register(APP, tiny_models.mlp())
+        other = directory.parent / "other.onnx"
+        other.write_bytes(tiny_models.mlp(seed=1))
+        for arguments in (
+            (
+                "register",
+                str(other),
+                "--app",
+                APP,
+                "--model",
+                "other",
+                "--validation",
+                str(tmp_path / "validation.npz"),
+            ),
+            ("admin", "set-selection", APP, "--policy", "exp4", "--contextual"),
+        ):
+            done = command(*arguments, "--data-dir", str(directory))
+            assert done.returncode == 0, done.stderr
+        run(teach(system))
+        before = run(learnt(system))
+        for pid in living_of(directory):
+            os.kill(pid, signal.SIGKILL)
+        system.process.wait(30)
+    assert [{row["n"] for row in rows} for rows in before] == [{3}, {5}]
+    weights = {row["member"]: row["weight"] for row in before[1]}
+    assert weights[APP] > weights["other"], "the other one answers at random"
+    with up(directory) as system:
+        assert run(learnt(system)) == before
+        done = command("admin", "reset-selection", APP, "--context", "me", "--data-dir", str(directory))
+        assert done.returncode == 0, done.stderr
+        shown = command("selection", "--app", APP, "--json", "--data-dir", str(directory))
+        assert [row["n"] for row in json.loads(shown.stdout)["items"]] == [3, 3]
+        eventually(lambda: {row["n"] for row in run(learnt(system))[1]} == {0})

@@ -15,11 +15,11 @@ from bus.messages.public import Feedback, ListRequest
 from bus.subjects import Subjects
 from services.core.actor import Changed, Envelope, Publish, Synced
 from services.core.catalog import key_of
-from services.core.ensemble.base import Member
+from services.core.ensemble.base import Learnt, Member
 from services.core.selection.policy import InfaasPolicy
 from services.core.settings import Settings
 from services.dispatcher.actor import Dispatcher, make_dispatcher
-from services.dispatcher.commands import WriteContext
+from services.dispatcher.commands import RunPolicy, WriteContext
 from services.dispatcher.contexts import context_key
 from services.dispatcher.feedback import MOST_OPEN
 from services.dispatcher.predictions import Prediction, digest_of
@@ -44,12 +44,24 @@ class Slow(ContextStore):
         self.seconds = 0.001
         self.away = False
         self.writes = 0
+        self.fails: set[str] = set()  # methods of the user's own policy
 
     def __call__(self, command: Any) -> tuple[float, Any]:
         if self.away:
             return self.seconds, RuntimeError("nobody is there")
+        if isinstance(command, RunPolicy):
+            return 0.01, self.own(command)
         self.writes += isinstance(command, WriteContext)
         return self.seconds, super().__call__(command)[1]
+
+    def own(self, command: RunPolicy) -> Any:
+        """A user's own policy, which counts the feedbacks that it has observed."""
+        if command.method in self.fails:
+            return RuntimeError("my.votes:Own.observe raised ValueError: no")
+        seen = int(command.args[0] or b"0")
+        if command.method == "observe":
+            return str(seen + 1).encode()
+        return [Learnt(model, 0.5, 1.0, seen) for model in MODELS]
 
 
 class Dispatchers:
@@ -476,6 +488,43 @@ def test_more_than_fits_is_refused() -> None:
     system.stage.run(0.1)  # the others wait for word from other dispatchers
     assert [subject for _, subject, _ in system.stage.heard] == [f"_INBOX.{MOST_OPEN}"]
     assert system.answer(f"_INBOX.{MOST_OPEN}").startswith("overloaded: ")
+
+
+# -- a user's own policy
+
+
+OWN = ModelSelection(policy="my.votes:Own")
+
+
+def test_a_users_policy_learns_in_its_process_and_its_state_survives() -> None:
+    """Row 78."""
+    system = Dispatchers(selection=OWN)
+    queries = [system.predicted() for _ in range(5)]
+    replies = [system.tell(query=query, seconds=0.0) for query in queries]
+    system.stage.run(2.0)
+    assert [system.answer(reply) for reply in replies] == ["accepted"] * 5
+    assert system.taught() == 5
+    assert len(system.events(SelectionEvent)) == 10
+    assert {event.weight for event in system.events(SelectionEvent)} == {0.5}
+    system.stage.kill("d0")
+    system.start("d1")
+    assert system.taught() == 5
+
+
+def test_a_users_policy_that_fails_costs_its_own_feedback_only() -> None:
+    system = Dispatchers(selection=OWN)
+    query = system.predicted()
+    system.store.fails = {"observe"}
+    assert system.answer(system.tell(query=query)) == "model_error: my.votes:Own.observe raised ValueError: no"
+    system.store.fails = {"learnt"}
+    assert system.answer(system.tell(query=query)) == "accepted"
+    system.store.fails = set()
+    assert system.taught() == 1
+
+
+def test_dispatchers_do_not_read_all_contexts_when_they_start() -> None:
+    system = Dispatchers()
+    assert [watch.bucket for watch in system.dispatcher().watches] == [system.subjects.catalog_bucket]
 
 
 # -- with the members themselves, on virtual time
