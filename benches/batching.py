@@ -8,12 +8,14 @@ waiting for more queries brings (Fig. 5). Everything runs in virtual time, on th
 import argparse
 import sys
 from collections import defaultdict
+from math import isfinite
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from services.simulation.kernel import NETWORK
 from services.simulation.report import RunReport
 from services.simulation.run import Run
 from services.simulation.scenario.read import derive
@@ -24,6 +26,7 @@ FIXED_MS, ITEM_MS = (
     0.5,
     0.0196,
 )  # scikit-learn's linear SVM in Fig. 4: 1,921 queries/s one by one, 49,700 in batches of 20 ms
+ALLOWED_MS = OBJECTIVE_MS + 2000.0 * NETWORK + 0.01  # the client measures the way there and back, too
 LEARNT_S = 1.0  # before it, policies still learn
 WINDOW_S = 0.25
 POLICIES: dict[str, Any] = {
@@ -73,17 +76,16 @@ def simulated(
     return report.ended
 
 
-def kept(ended: list[tuple[float, float]], since: float) -> bool:
-    """Whether 99 % of what was sent from then on was answered within the objective."""
-    times = [ms for at, ms in ended if at >= since]
-    return sum(ms <= OBJECTIVE_MS for ms in times) >= 0.99 * len(times)
+def in_time(times: list[float]) -> bool:
+    """Whether 99 % were answered within the objective."""
+    return sum(ms <= ALLOWED_MS for ms in times) >= 0.99 * len(times)
 
 
 def highest_rate(batching: Any, steps: int, seconds: float) -> float:
     low, high = 500.0, 60_000.0
     for _ in range(steps):
         middle = (low * high) ** 0.5
-        if kept(simulated(batching, middle, seconds, FIXED_MS, ITEM_MS), LEARNT_S):
+        if in_time([ms for at, ms in simulated(batching, middle, seconds, FIXED_MS, ITEM_MS) if at >= LEARNT_S]):
             low = middle
         else:
             high = middle
@@ -98,18 +100,22 @@ def figure4(quick: bool) -> None:
 
 
 def slower() -> None:
-    rate, at, seconds = 3600.0, 4.0, 12.0
-    print(f"\ndevice half as fast from second {at:g} on, {rate:,.0f} queries/s; a batch of n took 1 + 0.1 n ms")
+    rate, at, seconds = 6000.0, 4.0, 12.0
+    print(
+        f"\ndevice half as fast from second {at:g} on, {rate:,.0f} queries/s, of which it can then serve 4,000; a batch of n took 1 + 0.1 n ms"
+    )
     for name in ("edf", "aimd", "quantile", "delayed 1 ms"):
         windows: defaultdict[int, list[float]] = defaultdict(list)
         for sent, ms in simulated(POLICIES[name], rate, seconds, 1.0, 0.1, at):
-            windows[int((sent - at) // WINDOW_S)].append(ms)
-        missed = [
-            n for n, times in windows.items() if n >= 0 and sum(ms <= OBJECTIVE_MS for ms in times) < 0.99 * len(times)
-        ]
+            if sent >= at and isfinite(ms):
+                windows[int((sent - at) // WINDOW_S)].append(ms)
+        missed = [n for n, times in windows.items() if not in_time(times)]
         after = (max(missed) + 1) * WINDOW_S if missed else 0.0
-        share = mean(ms <= OBJECTIVE_MS for n, times in windows.items() if n >= 0 for ms in times)
-        print(f"  {name:<14}kept again after {after:5.2f} s   in time since then and before: {share:.4f}")
+        first = [ms for n, times in windows.items() if n < 1.0 / WINDOW_S for ms in times]
+        late = mean(ms > ALLOWED_MS for ms in first)
+        print(
+            f"  {name:<14}99 % of answers within it again after {after:5.2f} s; late of the first second's: {late:.3f}"
+        )
     print(f"the same with a full queue: batches within {OBJECTIVE_MS:g} ms again")
     for policy in ("aimd", "quantile"):
         clients = saturated(policy)

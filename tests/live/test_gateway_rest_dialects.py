@@ -360,6 +360,43 @@ def test_a_target_is_set_over_http_and_a_wrong_one_refused(place: Place) -> None
     fine(place, "/admin/delete_app", {"name": "aimed"})
 
 
+def test_batching_is_set_while_instances_serve_and_a_wrong_rule_refused(place: Place) -> None:
+    where = ("--data-dir", str(place.system.directory))
+    fields = {"name": "boxed", "input_type": "floats", "default_output": "0", "latency_slo_micros": 1000 * SLO_MS}
+    fine(place, "/admin/add_app", fields)
+    fine(place, "/admin/add_model_links", {"app_name": "boxed", "model_names": ["logreg"]})
+    answered(place, "boxed", tiny_models.digits(1)[0][0].tolist(), "1")
+
+    def batching() -> set[tuple[str, int]]:
+        workers = json.loads(infaas("workers", "--json", *where).stdout)["items"]
+        found = [one for worker in workers for one in worker["instances"] if one["variant"].startswith("logreg-")]
+        return {(one["batching"], one["batch_limit"]) for one in found}
+
+    def sizes() -> set[int]:
+        containers = fine(place, "/admin/get_all_containers", {"verbose": True})
+        return {one["batch_size"] for one in containers if one["model_name"] == "logreg"}
+
+    assert {policy for policy, _ in batching()} == {"edf"}
+    fine(place, "/admin/set_batching", {"model": "logreg", "policy": "fixed", "batch": 3})
+    assert eventually(lambda: batching() == {("fixed", 3)}), batching()
+    assert sizes() == {3}
+    shown = json.loads(infaas("variants", "--app", "boxed", "--json", *where).stdout)["items"]
+    assert {one["batching"] for one in shown if one["instances"]} == {"fixed"}
+    for wrong, word in (
+        ({"model": "logreg", "policy": "threshold"}, "policy: threshold is not there yet"),
+        ({"model": "logreg", "policy": "fixed", "batch": 0}, "batch: must be from 1 to 1024"),
+        ({"model": "logreg", "policy": "fixed", "batch": "3"}, "batch"),
+        ({"model": "nobody", "policy": "aimd"}, "model: there is no model nobody"),
+        ({"policy": "aimd"}, "exactly one of app, model, variant"),
+    ):
+        said = curl(place, "/admin/set_batching", wrong)
+        assert (400 <= said.status < 500, word in said.body["cause"]) == (True, True), (wrong, said.body)
+    assert infaas("admin", "set-batching", "--model", "logreg", "--policy", "delayed", *where).returncode == 1
+    assert infaas("admin", "set-batching", "--model", "logreg", *where).stdout == "done\n"
+    assert eventually(lambda: {policy for policy, _ in batching()} == {"edf"}), batching()
+    fine(place, "/admin/delete_app", {"name": "boxed"})
+
+
 def test_a_selection_is_set_over_http_and_a_wrong_one_refused(place: Place) -> None:
     def selection() -> dict[str, Any] | None:
         [app] = json.loads(infaas("apps", "--app", "several", "--json", *where).stdout)["items"]
