@@ -217,7 +217,7 @@ class Executor:
             if not self._runs.has_room(loaded):  # its cores are busy: queries that cannot wait go back
                 batch: list[QueuedQuery] = []
                 late = loaded.queue.overdue(now)
-            elif self._rules and (until := self._held_until(loaded, now)) > now:
+            elif self._rules.present and (until := self._held_until(loaded, now)) > now:
                 effects.append(After(("held", loaded.id), until - now, BatchesDue()))
                 continue
             else:

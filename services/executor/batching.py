@@ -215,13 +215,11 @@ def make_policy(rule: BatchingRule, record: VariantRecord) -> BatchingPolicy:
 
 
 class BatchingRules:
-    """The rules of the control bucket. False while there are none."""
+    """The rules of the control bucket. present: there is one."""
 
     def __init__(self) -> None:
+        self.present = False
         self._by: dict[str, dict[str, BatchingRule]] = {scope: {} for scope in SCOPES}
-
-    def __bool__(self) -> bool:
-        return any(self._by.values())
 
     def apply(self, key: str, value: bytes | None) -> bool:
         """Take over one entry of the bucket (None: it was deleted). Returns whether it is a rule."""
@@ -235,6 +233,7 @@ class BatchingRules:
                 rule = decode(BatchingRule, value)
                 if rule.policy in POLICIES:  # else a later release wrote it
                     rules[name] = rule
+        self.present = any(self._by.values())
         return True
 
     def rule_for(self, record: VariantRecord, app: str | None) -> BatchingRule | None:

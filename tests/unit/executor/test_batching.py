@@ -343,12 +343,12 @@ def test_rules_that_cannot_be_read_count_as_none() -> None:
     assert not rules.apply("batching.planet.x", b"")
     for value in (b"", b"\xc1", encode({"policy": 3}), encode(BatchingRule(policy="threshold")), None):
         assert rules.apply(batching_key("model", "m"), value)
-    assert not rules
+    assert not rules.present
     rules.apply(batching_key("model", "m"), encode(BatchingRule(policy="fixed", batch=3)))
-    assert rules
+    assert rules.present
     assert rules.rule_for(linear(1.0, 0.1), None) == BatchingRule(policy="fixed", batch=3)
     rules.apply(batching_key("model", "m"), None)
-    assert not rules
+    assert not rules.present
 
 
 def test_keys() -> None:
