@@ -33,7 +33,7 @@ def apps(*, app: str | None = None, data_dir: DataDir = None, json: Json = False
         Column("variants", "variants"),
         Column("latency ms", "latency_ms"),
         *_OBJECTIVE[:3],
-        Column("least instances", "min_instances"),
+        Column("least instances", _least),
         Column("selection", lambda item: _selection(item.get("selection"))),
         Column("inputs", lambda item: [_spec(spec) for spec in item.get("inputs") or []]),
         Column("outputs", lambda item: [_spec(spec) for spec in item.get("outputs") or []]),
@@ -298,6 +298,12 @@ def _app(app: Item, variants: list[Item]) -> Item:
         "latency": _range(own, "latency_ms"),
         "cost": _range(own, "cost_per_1000"),
     }
+
+
+def _least(item: Mapping[str, Any]) -> str:
+    """Instances that the app keeps, then those of single models."""
+    replicas: dict[str, int] = item.get("replicas") or {}
+    return ", ".join([str(item.get("min_instances")), *(f"{model}: {count}" for model, count in replicas.items())])
 
 
 def _selection(selection: Item | None) -> str | None:

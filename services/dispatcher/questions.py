@@ -300,6 +300,7 @@ def _apps(ask: ListRequest, catalog: Catalog, slo_target: float) -> list[dict[st
             "slo_target": target_of(app, slo_target),
             "default_output": app.default_output,
             "min_instances": app.min_instances,
+            "replicas": app.replicas,
             "selection": None if app.selection is None else asdict(app.selection),
             "inputs": _specs(app.signature.inputs) if app.signature else [],
             "outputs": _specs(app.signature.outputs) if app.signature else [],
