@@ -24,6 +24,7 @@ _FITTING = dict.fromkeys(_FLOATS, _FLOATS | _INTEGERS) | {name: _INTEGERS | {"BO
 MOST_ITEMS = 65_536
 MOST_AXES = 32
 MOST_KEY = 1000  # characters of an object's name
+MOST_CONTEXT = 1000  # characters: what is learnt about contexts stays in memory
 _BUCKET = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")  # a bucket's name becomes part of subjects
 _LARGEST = 2**31 - 1
 _BIN_HEADERS = {0xC4: 2, 0xC5: 3, 0xC6: 5}  # MessagePack bin 8, 16 and 32: bytes before the content
@@ -53,6 +54,8 @@ def check_requirements(wish: Requirements) -> None:
         raise BadRequest(f"deadline must be a Unix time in seconds, not {value}")
     if wish.priority is not None and not 1 <= wish.priority <= 9:
         raise BadRequest(f"priority must be 1 (highest) to 9, not {wish.priority}")
+    if wish.context is not None and len(wish.context) > MOST_CONTEXT:
+        raise BadRequest(f"context must be at most {MOST_CONTEXT} characters long, not {len(wish.context)}")
     if wish.model is not None or wish.version is not None or wish.variant is not None:
         check_name(wish.model, "model")
         check_name(wish.version, "version")

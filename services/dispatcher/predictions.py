@@ -10,7 +10,7 @@ from services.core.ensemble.base import Member, Outputs
 
 MOST = 100_000  # predictions: at 1,000 queries/s, feedback of the last 100 s is joined; what comes later is evaluated again
 MOST_BYTES = 64 * 2**20  # of their outputs, with SIZE for each: a dispatcher's memory stays below 200 MB
-SIZE = 1000  # bytes of a prediction beside its arrays, measured
+SIZE = 1000  # bytes of a prediction beside its arrays and its labels, measured
 EQUAL = 16  # predictions for equal inputs among which the one that a feedback is for is looked for
 
 
@@ -27,7 +27,7 @@ class Prediction:
     the items. fed: items that feedback has come for here.
     """
 
-    __slots__ = ("app", "at", "context", "digest", "fed", "id", "items", "members", "outputs", "p", "uid")
+    __slots__ = ("_labels", "app", "at", "context", "digest", "fed", "id", "items", "members", "outputs", "p", "uid")
 
     def __init__(
         self,
@@ -53,11 +53,12 @@ class Prediction:
         self.outputs = dict(outputs)
         self.items = items
         self.fed: set[int] = set()
+        self._labels = SIZE + sum(4 * len(text) for text in (id, context) if text is not None)  # UTF-32 at most
 
     @property
     def size(self) -> int:
         """Bytes."""
-        return SIZE + sum(array.nbytes for outputs in self.outputs.values() for array in outputs.values())
+        return self._labels + sum(array.nbytes for outputs in self.outputs.values() for array in outputs.values())
 
     def of_item(self, item: int) -> dict[str, Outputs]:
         """The outputs for one item, by model; the first axis has length 1."""

@@ -23,7 +23,7 @@ from tests.support.clients.constant_load import APP, LibraryLoad, StockLoad, is_
 from tests.support.clients.responders import until
 from tests.support.models import poison_models, tiny_models
 from tests.support.servers.nats import run
-from tests.support.servers.processes import alive, environ, eventually, living_of, read_line
+from tests.support.servers.processes import alive, environ, eventually, living_of, pids_of, read_line
 from tests.support.servers.processes import infaas as command
 
 TIGHT = 500.0  # ms, what every third stock query allows; the others allow the default 30 s
@@ -58,25 +58,13 @@ class System:
 
     def pids(self, service: str, worker: str = "") -> list[int]:
         """Processes that run this service; the one of a worker."""
-        return [
-            pid
-            for pid in living_of(self.directory)
-            if f"infaas.cli.run\0{service}" in _read(pid, "cmdline")
-            and (not worker or f"INFAAS_WORKER__NAME={worker}\0" in _read(pid, "environ"))
-        ]
+        return pids_of(self.directory, service, worker)
 
     def kill(self, service: str, worker: str = "") -> int:
         """SIGKILL the first of them; returns its pid."""
         pid = self.pids(service, worker)[0]
         os.kill(pid, signal.SIGKILL)
         return pid
-
-
-def _read(pid: int, what: str) -> str:
-    try:
-        return Path(f"/proc/{pid}/{what}").read_text() + "\0"
-    except OSError:
-        return ""
 
 
 @contextmanager

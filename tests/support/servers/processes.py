@@ -34,6 +34,23 @@ def living_of(directory: Path) -> list[int]:
     return found
 
 
+def pids_of(directory: Path, service: str, worker: str = "") -> list[int]:
+    """Processes of the directory's system that run this service; the one of a worker."""
+    return [
+        pid
+        for pid in living_of(directory)
+        if f"infaas.cli.run\0{service}" in _read(pid, "cmdline")
+        and (not worker or f"INFAAS_WORKER__NAME={worker}\0" in _read(pid, "environ"))
+    ]
+
+
+def _read(pid: int, what: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/{what}").read_text() + "\0"
+    except OSError:
+        return ""
+
+
 def eventually(what: Callable[[], bool], seconds: float = 60.0) -> bool:
     """Whether it becomes true within the time, which is only there to end a failing test: it is long, for busy machines."""
     give_up = time.monotonic() + seconds

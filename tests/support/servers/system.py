@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,40 +33,31 @@ class Whole(NamedTuple):
     gateway_grpc: str = ""
 
 
-@pytest.fixture(scope="session")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
-    """A running system with the app `digits` served by the models of MODELS."""
+@contextmanager
+def running(directory: Path, *options: str) -> Iterator[Whole]:
+    """`infaas up` with this data directory and these options, and no models; it ends with the block."""
     try:
         find_nats_server()
     except ServerError as error:
         pytest.skip(str(error))
-    directory = tmp_path_factory.mktemp("whole") / "data"
-    command = (sys.executable, "-P", "-m", "infaas.cli", "up", "--json")
-    with (directory.parent / "up.err").open("w") as errors:
-        process = subprocess.Popen(
-            [*command, "--data-dir", str(directory)], stdout=subprocess.PIPE, stderr=errors, text=True, env=environ()
-        )
-    with process:
+    command = (sys.executable, "-P", "-m", "infaas.cli", "up", "--json", "--data-dir", str(directory), *options)
+    with (
+        (directory.parent / "up.err").open("w") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environ()) as process,
+    ):
         try:
             urls = json.loads(read_line(process))
             assert read_line(process).startswith("ready"), (directory.parent / "up.err").read_text()
-            validation = digits.save_validation(directory.parent / "validation.npz")
-            for model in MODELS:
-                done = infaas(
-                    *("register", str(digits.models()[model]), "--app", APP, "--model", model),
-                    *("--validation", str(validation), "--data-dir", str(directory)),
-                )
-                assert done.returncode == 0, done.stderr
             unseen = digits.load(digits.UNSEEN)
             yield Whole(
                 directory,
                 urls["nats"],
                 urls["sql"],
-                urls["dashboard"],
+                urls.get("dashboard", ""),
                 unseen.x,
                 unseen.y,
-                urls["gateway"],
-                urls["gateway_grpc"],
+                urls.get("gateway", ""),
+                urls.get("gateway_grpc", ""),
             )
         finally:
             process.terminate()
@@ -73,3 +65,18 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
                 process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
+
+
+@pytest.fixture(scope="session")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
+    """A running system with the app `digits` served by the models of MODELS."""
+    directory = tmp_path_factory.mktemp("whole") / "data"
+    with running(directory) as whole:
+        validation = digits.save_validation(directory.parent / "validation.npz")
+        for model in MODELS:
+            done = infaas(
+                *("register", str(digits.models()[model]), "--app", APP, "--model", model),
+                *("--validation", str(validation), "--data-dir", str(directory)),
+            )
+            assert done.returncode == 0, done.stderr
+        yield whole

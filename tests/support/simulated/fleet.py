@@ -70,7 +70,7 @@ class Device:
 
     poison: ids of queries in whose batch the process dies; slow: factor on every batch; between: on the time from one batch to
     the next, as nobody measures it; spread: batches take up to this share more or less; broken: why it cannot load
-    anything, loads: how often it tried. By model: says: what it answers, late: factor on its batches.
+    anything, loads: how often it tried. By model: says: what it answers, late: factor on its batches, wide: numbers an item instead of 1.
     """
 
     def __init__(self, stage: Stage, name: str) -> None:
@@ -84,6 +84,7 @@ class Device:
         self.poison: set[str] = set()
         self.says: dict[str, float] = {}
         self.late: dict[str, float] = {}
+        self.wide: dict[str, int] = {}
         self.batches: list[list[str | None]] = []
         self._tables: dict[str, LatencyTable] = {}
         self._models: dict[str, str] = {}
@@ -112,8 +113,9 @@ class Device:
                 seconds *= self._luck.uniform(1.0 - self.spread, 1.0 + self.spread)
                 model = self._models[command.instance]
                 seconds *= self.late.get(model, 1.0)
-                said = struct.pack("<f", self.says.get(model, 0.0))
-                outputs = [{"y": Tensor("FP32", [w.items, 1], said * w.items)} for w in command.queries]
+                width = self.wide.get(model, 1)
+                said = struct.pack("<f", self.says.get(model, 0.0)) * width
+                outputs = [{"y": Tensor("FP32", [w.items, width], said * w.items)} for w in command.queries]
                 return seconds * self.between, BatchResult(self.stage.now, self.stage.now + seconds, outputs)
         raise AssertionError(command)
 

@@ -136,6 +136,7 @@ def test_what_is_taken_here_is_what_the_executor_can_convert(given_: str, wanted
         *(("cost", value) for value in (-1.0, math.nan, math.inf)),
         *(("deadline", value) for value in (-1.0, math.nan, math.inf)),
         *(("priority", value) for value in (0, 10)),
+        ("context", "c" * 1001),
         *((name, value) for name in ("model", "version", "variant") for value in ("", "../x", "a b", ">", "*", "\0", "a" * 65, "é")),
     ],
 )  # fmt: skip

@@ -1,17 +1,23 @@
 """What selection policies have learnt is kept by app and context: bounded in memory, read on demand, never older than what is known."""
 
+import gc
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from bus.messages.catalog import ModelSelection
+from bus.codec import encode
+from bus.messages.catalog import AppRecord, ModelSelection
 from bus.messages.flow import SelectionChanged
+from bus.messages.public import ListRequest
 from bus.subjects import Subjects
-from services.core.actor import Do, Done, Failed
+from services.core.actor import Do, Done, Failed, Publish
+from services.core.catalog import Catalog, key_of
 from services.core.ensemble.base import EnsemblePolicy, Member
+from services.core.ensemble.policies import Exp4, make_policy
 from services.dispatcher.commands import ReadContext, StoredContext
-from services.dispatcher.contexts import MARK, MARKS, Contexts, ContextValue, Held, context_key
+from services.dispatcher.contexts import MARK, MARKS, Contexts, ContextValue, Held, SelectionList, context_key
 
 SELECTION = ModelSelection(policy="counts", contextual=True)
 MEMBERS = (Member(model="m", version="1"),)
@@ -173,3 +179,40 @@ def test_the_marks_of_the_last_feedbacks_are_kept() -> None:
     assert kept.has((mark(9999), mark(400 - MARKS)))
     assert not kept.has((mark(400 - MARKS - 1),))
     assert not kept.has((kept.marks[MARK // 2 : MARK // 2 + MARK],))
+
+
+def test_a_hundred_times_as_many_contexts_as_are_held_take_no_more_memory() -> None:
+    """By the same bound, 10^6 take no more. Half of them have learnt, and the bucket is away for some."""
+    found = Contexts(Subjects(), 200, lambda app: MEMBERS, make_policy)
+    taught = ContextValue("exp4", Exp4().dump(Exp4().init(MEMBERS)), 3, b"m" * MARK * MARKS).encoded()
+    rules = ModelSelection(policy="exp4", contextual=True)
+
+    def serve(numbers: range) -> int:
+        for number in numbers:
+            name = f"user-{number}"
+            [do] = found.read("a", rules, name)
+            assert isinstance(do, Do)
+            data = bytes(taught) if number % 2 else None
+            found.took(Failed(do.id, "away") if number % 7 == 0 else Done(do.id, StoredContext(data, number % 2)))
+            assert found.held("a", rules, name) is not None
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        first = serve(range(400))
+        assert serve(range(400, 20_000)) < 1.2 * first
+    finally:
+        tracemalloc.stop()
+    assert len(found) == 200
+    assert len(found.retry()) <= 200
+
+
+def test_the_list_of_a_context_that_no_query_could_have_is_refused() -> None:
+    catalog = Catalog()
+    app = AppRecord(app="a", links={"m": "1"}, selection=SELECTION)
+    catalog.apply(key_of(app), encode(app))
+    [reply] = SelectionList(catalog, contexts()).ask("_INBOX.1", ListRequest(app="a", context="c" * 1001))
+    assert isinstance(reply, Publish)
+    assert reply.message.error.code == "bad_request"
+    assert reply.message.error.message.startswith("context must be at most 1000 characters")

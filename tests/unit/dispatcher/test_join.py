@@ -196,6 +196,20 @@ def test_a_query_may_ask_for_confidence_and_accuracy() -> None:
     assert value(reply) == 0.0
 
 
+@pytest.mark.parametrize("policy", ["exp4", "majority", "weighted"])
+def test_members_whose_outputs_differ_in_shape_cost_that_query_only(policy: str) -> None:
+    fleet = Several(selection=ModelSelection(policy=policy))
+    fleet.devices["w0"].wide = {"c": 3}
+    _, reply = fleet.one(fleet.ask())
+    assert reply["error"]["code"] == "model_error"
+    assert "output 'y' of c has shape [1, 3], but that of a [1, 1]" in reply["error"]["message"]
+    [query], parts = fleet.ended()
+    assert (query.outcome, query.code, len(parts)) == ("error", "model_error", 5)
+    assert "outputs" in fleet.one(fleet.ask(model="c"))[1], "its own queries are answered"
+    fleet.devices["w0"].wide.clear()
+    assert "outputs" in fleet.one(fleet.ask())[1]
+
+
 def test_a_resent_query_is_asked_once_and_has_the_same_parts() -> None:
     fleet = Several()
     key = b"k" * 16

@@ -119,6 +119,12 @@ def test_members_must_be_linked() -> None:
     )
 
 
+def test_an_app_is_no_member_of_itself() -> None:
+    error = refused(BOTH, SetSelection(app="digits", selection=ModelSelection(policy="exp4", members=["digits"])))
+    assert error.code == "unknown_model"
+    assert error.message.startswith("members: app digits does not link digits; it links cnn, mlp")
+
+
 def test_a_named_member_cannot_be_unlinked() -> None:
     named = replace(BOTH, selection=EXP4)
     error = refused(named, UnlinkModel(app="digits", model="mlp"))
