@@ -21,7 +21,6 @@ from services.core.selection.eligibility import INFINITE
 from services.dispatcher.query import Join, Part, PartReply, Query, start_trace
 
 JOIN = "join"  # names the deadlines of queries with parts
-TELL = 0.01  # s after which executors hear that a query has ended; that long, a crash of its dispatcher may answer it twice
 REMEMBER = (
     60.0  # s for which a query that was taken over is remembered after its end: other executors may still hand it on
 )
@@ -115,7 +114,8 @@ class Joins:
         if any(part.uid in self.parts for part in join.parts):
             self._late.append((join.query.ask.deadline + LATE, join))
         self._ended.append(uid)
-        return (After("ends", TELL, EndsDue()),) if len(self._ended) == 1 else NOTHING
+        # At once, for a crash before executors know would answer it twice; and together with those that end in this turn of the loop.
+        return (After("ends", 0.0, EndsDue()),) if len(self._ended) == 1 else NOTHING
 
     def tell(self) -> tuple[Effect, ...]:
         """Tell executors which queries have ended since the last time."""
