@@ -125,6 +125,19 @@ def test_what_happened_and_what_would_have(database_dsn: str, replay: Run) -> No
     assert found["notes"] == []
 
 
+def test_parts_of_queries_are_not_asked_again(database_dsn: str, replay: Run) -> None:
+    minute(database_dsn)
+    parts = [
+        event(OutcomeEvent, time=BEGINS + 0.05 * i, app="digits", parent=i.to_bytes(16, "big"), stage=member)
+        for i in range(900)
+        for member in ("mlp", "big")
+    ]
+    record(database_dsn, parts)
+    found = replay(*HOUR, "--policy", "static")
+    assert found["recorded"]["queries"] == 900
+    assert [one["queries"] for one in found["policies"]] == [900]
+
+
 def test_targets_are_the_recorded_ones_and_policies_may_have_others(
     database_dsn: str, replay: Run, tmp_path: Path
 ) -> None:
