@@ -45,7 +45,8 @@ def decision(needs: dict[str, Any]) -> None:
         return
     candidates = pd.DataFrame(answer.get("candidates") or [])
     _members(answer)
-    _verdict(answer, candidates)
+    if _is_refused(answer) or not answer.get("members"):
+        _verdict(answer, candidates)
     if candidates.empty:
         show_empty("This application has no variants.", "`infaas register` adds a model with its variants.")
         return

@@ -6,6 +6,7 @@ import streamlit as st
 from dashboard import charts, formats, series, widgets
 from dashboard.store import NoData, history
 from dashboard.widgets import show_empty, show_live
+from dashboard.window import Window
 
 WHOLE = "all of the app"
 MOST = 8  # members in one chart
@@ -57,7 +58,7 @@ def page() -> None:
             "Clients send true labels to `infaas.feedback.<app>`: `await client.feedback(app, label, query=answer.query)`.",
         )
     else:
-        _lines(history("weights", window, **about), taught)
+        _lines(history("weights", window, **about), taught, window)
     with st.container():
         left, right = st.columns(2)
         with left.container(border=True):
@@ -89,16 +90,16 @@ def _figures(agreed: pd.DataFrame, taught: pd.DataFrame) -> None:
             widgets.metric("Believed most", str(first["member"]), f"{formats.percent(first['weight'])} of the weights")
 
 
-def _lines(rows: pd.DataFrame, taught: pd.DataFrame) -> None:
+def _lines(rows: pd.DataFrame, taught: pd.DataFrame, window: Window) -> None:
     rows = rows[rows["member"].isin(taught["member"].head(MOST))]
     shown = rows.assign(weight=100 * rows["weight"], error=100 * rows["error"])
     left, right = st.columns(2)
     with left.container(border=True):
         st.markdown("**Weights**, % of all")
-        charts.draw(shown, charts.lines("weight", "member", unit="%", form=".3~g"), "weights")
+        charts.draw(shown, charts.lines("weight", "member", unit="%", form=".3~g"), "weights", window)
     with right.container(border=True):
         st.markdown("**Error** by feedback, %")
-        charts.draw(shown, charts.lines("error", "member", unit="%", form=".3~g"), "errors")
+        charts.draw(shown, charts.lines("error", "member", unit="%", form=".3~g"), "errors", window)
 
 
 def _table(taught: pd.DataFrame, parts: pd.DataFrame, missing: pd.DataFrame) -> None:
