@@ -2,8 +2,12 @@
 
 import asyncio
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -14,12 +18,14 @@ from rich.table import Table
 
 from infaas.cli.options import Json
 from infaas.cli.output import FAILED, print_json, usage
+from infaas.cli.simulate import check_outputs
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from infaas.demo.family import ModelFamily
     from infaas.demo.family import Progress as OnProgress
+    from infaas.demo.system import DemoSystem
 
     MakeFamily = Callable[[OnProgress], Awaitable[ModelFamily]]
 
@@ -31,7 +37,9 @@ def demo(
     *,
     family: str = "digits",
     keep: Annotated[bool, Parameter(negative="")] = False,
-    seconds: Annotated[float, Parameter(validator=Number(gte=1, lte=600))] = 15.0,
+    seconds: Annotated[float | None, Parameter(validator=Number(gte=1, lte=600))] = None,
+    ensemble: Annotated[bool, Parameter(negative="")] = False,
+    plot: Path | None = None,
     json: Json = False,
 ) -> int:
     """Start a system in a temporary directory, register real models, send real queries, and show what became of them.
@@ -39,6 +47,9 @@ def demo(
     The default family is seven digit classifiers, from logistic regression to a convolutional network. Each is registered with its
     validation data. Then pictures that the system has not seen are sent with several requirements at a changing rate. Exits 0 only
     if every query was answered rightly or refused with a reason.
+
+    With --ensemble all seven models answer each query together, and learn from feedback. After a third of the time the best one gets a
+    version that is wrong, and after two thirds its sound version again. Shown are weights and errors, as a table and as a picture.
 
     Example: infaas demo --keep
 
@@ -50,14 +61,26 @@ def demo(
     keep
         Leave the system running at the end, and print where it is.
     seconds
-        Seconds in which queries are sent.
+        Seconds in which queries are sent. Left out: 15, with --ensemble 60.
+    ensemble
+        Several models answer together (docs/ensembles.md). For the family digits.
+    plot
+        Where --ensemble draws its picture: .svg, .png or .pdf. Left out: a temporary file. Needs the extra `plot`.
     json
         Print one JSON document and nothing else.
 
     """
+    if plot is not None and not ensemble:
+        usage("--plot: is what --ensemble draws; give that too, or leave --plot out")
+    if ensemble and family != "digits":
+        usage(f"--ensemble: shows the family digits, not {family}: leave --family out")
+    if ensemble:
+        check_outputs(plot, None)
     make = _maker(family)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # an ordered end, as with Ctrl-C
-    return asyncio.run(_demo(make, keep, seconds, json))
+    if ensemble:
+        return asyncio.run(_ensemble(keep, 60.0 if seconds is None else seconds, plot, json))
+    return asyncio.run(_demo(make, keep, 15.0 if seconds is None else seconds, json))
 
 
 def _maker(family: str) -> "MakeFamily":
@@ -77,9 +100,9 @@ def _maker(family: str) -> "MakeFamily":
     return make
 
 
-async def _demo(make: "MakeFamily", keep: bool, seconds: float, as_json: bool) -> int:
-    from infaas.demo.scenario import run  # noqa: PLC0415  (after the arguments have been understood)
-
+@contextmanager
+def _progress() -> Iterator["OnProgress"]:
+    """Shows progress on stderr: a bar on a terminal, else a line a step."""
     bars = Progress(
         TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=Console(stderr=True), transient=True
     )
@@ -94,13 +117,41 @@ async def _demo(make: "MakeFamily", keep: bool, seconds: float, as_json: bool) -
                 bars.console.print(text, highlight=False)  # a log gets one line a step instead of a bar
             last = text
 
+        yield progress
+
+
+async def _demo(make: "MakeFamily", keep: bool, seconds: float, as_json: bool) -> int:
+    from infaas.demo.scenario import run  # noqa: PLC0415  (after the arguments have been understood)
+
+    with _progress() as progress:
         result, system = await run(await make(progress), keep=keep, seconds=seconds, progress=progress)
+    return _shown(result, system, keep, as_json, print_result)
+
+
+async def _ensemble(keep: bool, seconds: float, plot: Path | None, as_json: bool) -> int:
+    from infaas.demo.ensemble import run  # noqa: PLC0415  (after the arguments have been understood)
+
+    if plot is None and find_spec("matplotlib") is not None:
+        plot = Path(mkdtemp(prefix="infaas-ensemble-")) / "ensemble.svg"
+    with _progress() as progress:
+        result, system = await run(keep=keep, seconds=seconds, picture=plot, progress=progress)
+    return _shown(result, system, keep, as_json, print_ensemble)
+
+
+def _shown(
+    result: dict[str, Any],
+    system: "DemoSystem",
+    keep: bool,
+    as_json: bool,
+    print_found: "Callable[[Mapping[str, Any], Console], None]",
+) -> int:
+    """Print a demo's result. Returns the exit code."""
     if as_json:
         running = {"system": {"data_dir": str(system.data_dir), "pid": system.pid, **system.urls}} if keep else {}
         print_json(result | running)
     else:
         console = Console(width=None if Console().is_terminal else 160)
-        print_result(result, console)
+        print_found(result, console)
         if keep:
             console.print(
                 f"The system is still running: infaas status --data-dir {system.data_dir}; stop it with: kill {system.pid}",
@@ -184,6 +235,57 @@ def print_result(result: Mapping[str, Any], console: Console) -> None:
             f"[green]All {result['queries']} queries were answered rightly or refused with a reason[/]"
             f" ({result['seconds']:.0f} s in all).",
             highlight=False,
+        )
+
+
+def ensemble_table(result: Mapping[str, Any]) -> Table:
+    """Weights and errors of the members in each phase, and of all of them together."""
+    phases = result["phases"]
+    table = Table(
+        title=f"{result['app']} under {result['policy']}, eta {result['eta']:g}: share of wrong answers, and weight at the end of each third"
+    )
+    table.add_column("model")
+    for phase in phases:
+        table.add_column(f"{phase['name']}\n({phase['answers']} answers, {phase['seconds']:.0f} s)", justify="right")
+    for model in sorted({model for phase in phases for model in phase["members"]}):
+        there = [phase["members"].get(model) for phase in phases]
+        cells = ["" if one is None else f"{one['error']:.1%}, weight {one['weight']:.3f}" for one in there]
+        table.add_row(f"[bold]{model}[/]" if model == result["switched"] else model, *cells)
+    table.add_section()
+    best = [phase["best"] and f"{phase['best']['model']} {phase['best']['error']:.1%}" for phase in phases]
+    table.add_row("the best model, in hindsight", *(one or "" for one in best))
+    table.add_row("the models together", *(_number(phase["error"], "{:.1%}") for phase in phases), style="bold")
+    table.add_row("confidence", *(_number(phase["confidence"], "{:.3f}") for phase in phases))
+    table.add_row("members missing in an answer", *(_number(phase["missing"], "{:.3f}") for phase in phases))
+    return table
+
+
+def print_ensemble(result: Mapping[str, Any], console: Console) -> None:
+    """Print the result of the demo of several models."""
+    console.print(ensemble_table(result))
+    if result["best"] is not None:
+        best = result["best"]
+        console.print(
+            f"In all: the models together {result['error']:.1%} wrong; the best single one in hindsight, {best['model']}, {best['error']:.1%}."
+            f" Pictures: the {result['pictures']} unseen ones of which the models disagree.",
+            highlight=False,
+            soft_wrap=True,
+        )
+    refused = ", ".join(f"{count} × {code}" for code, count in result["refused"].items()) or "none"
+    console.print(
+        f"{result['queries']} queries, {result['feedbacks']} feedbacks, refused: {refused} ({result['seconds']:.0f} s in all).",
+        highlight=False,
+        soft_wrap=True,
+    )
+    drawn = "no picture: it needs the extra `plot` (pip install 'infaas\\[plot]')"
+    console.print(
+        drawn if result["picture"] is None else f"picture: {result['picture']}", highlight=False, soft_wrap=True
+    )
+    for problem in result["problems"]:
+        console.print(f"[red]wrong:[/] {problem}", highlight=False)
+    if not result["problems"]:
+        console.print(
+            "[green]Each query was answered or refused once, and each feedback taught once.[/]", highlight=False
         )
 
 

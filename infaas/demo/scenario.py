@@ -1,8 +1,6 @@
 """The demo from end to end: start a system, register real models, send real queries at a changing rate, check the records."""
 
 import asyncio
-import shutil
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +15,7 @@ from bus.messages.public import RegistrationStatus
 from infaas.client import Client
 from infaas.demo.family import Labelled, ModelFamily, Progress, QueryKind
 from infaas.demo.results import KindCounts, wrong_answer, wrong_refusal
-from infaas.demo.system import DemoSystem
+from infaas.demo.system import DemoSystem, temporary
 from infaas.errors import InfaasError, Refused
 from infaas.queries import Needs
 from services.simulation.scenario.model import WorkloadSpec
@@ -155,14 +153,11 @@ async def run(
 
     Raises InfaasError if the demo could not be carried out; then the system is stopped even with `keep`.
     """
-    directory = Path(tempfile.mkdtemp(prefix="infaas-demo-"))
-    system = DemoSystem(directory / "data", keep=keep, settings=family.settings)
     began = time.monotonic()
-    try:
-        progress("starting NATS, PostgreSQL and the services", 0.0)
-        ready_s = await system.start()
+    async with temporary(family.settings, keep=keep, progress=progress) as (system, ready_s):
         async with infaas.connect(data_dir=system.data_dir) as client:
-            registered = await register(client, family, family.save_validation(directory / "validation.npz"), progress)
+            validation = family.save_validation(system.data_dir.parent / "validation.npz")
+            registered = await register(client, family, validation, progress)
             load = await send(client, family, seconds, progress)
         progress("reading the records", 0.0)
         problems = [problem for counts in load.counts for problem in counts.problems_found()]
@@ -183,16 +178,6 @@ async def run(
             "ready_s": ready_s,
             "seconds": time.monotonic() - began,
         }
-    except InfaasError as error:
-        system.abandon()
-        raise InfaasError(f"{error} (logs: {system.data_dir / 'logs'})") from error
-    except BaseException:
-        system.abandon()
-        shutil.rmtree(directory, ignore_errors=True)
-        raise
-    if not keep:
-        system.stop()
-        shutil.rmtree(directory, ignore_errors=True)
     return found, system
 
 

@@ -3,16 +3,19 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import infaas
+from infaas.demo.family import Progress
 from infaas.errors import InfaasError
 from services.shell.host.process import dies_with_parent, tail
 
@@ -110,3 +113,26 @@ class DemoSystem:
             raise InfaasError(f"infaas sql failed: {err.decode(errors='replace').strip()}")
         found = json.loads(out)
         return [dict(zip(found["columns"], row, strict=True)) for row in found["rows"]]
+
+
+@asynccontextmanager
+async def temporary(settings: str, *, keep: bool, progress: Progress) -> AsyncIterator[tuple[DemoSystem, float]]:
+    """A system in a directory of its own, and the seconds until it was ready. It is stopped and removed at the end, unless kept.
+
+    Where the block raises, it is stopped even with `keep`; where that is an InfaasError, the files stay, and the error names the logs.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="infaas-demo-"))
+    system = DemoSystem(directory / "data", keep=keep, settings=settings)
+    try:
+        progress("starting NATS, PostgreSQL and the services", 0.0)
+        yield system, await system.start()
+    except InfaasError as error:
+        system.abandon()
+        raise InfaasError(f"{error} (logs: {system.data_dir / 'logs'})") from error
+    except BaseException:
+        system.abandon()
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    if not keep:
+        system.stop()
+        shutil.rmtree(directory, ignore_errors=True)
