@@ -5,7 +5,7 @@ may mean several queries, and the latest is taken. If another dispatcher made it
 it any more and the inputs are there, the members are asked again (Clipper, paper 002, section 4.2 and 5).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
 from typing import Any
 
@@ -37,6 +37,7 @@ from services.dispatcher.learning import Learning, Lesson, Waiting
 from services.dispatcher.predictions import Prediction, Predictions, digest_of
 
 MOST_TEXT = 1000  # characters of a label as JSON, an id, a context
+UNKNOWN = "_unknown"  # in metrics: apps that do not exist, whose names clients choose
 MOST_OPEN = 10_000  # feedbacks that are not applied yet: at most 1 MB each, usually 1 kB
 PATIENCE = 0.25  # s in which another dispatcher says that it has a prediction; a message takes less than a thousandth
 _NO_INPUTS = (b"", b"\xc0")
@@ -117,16 +118,25 @@ class Feedbacks:
         """Feedbacks that have not been applied, refused or handed on."""
         return len(self._sought) + self._open_again + self._learning.open
 
+    @property
+    def ended(self) -> Mapping[tuple[str, str], int]:
+        """Feedbacks by app and how they ended: `accepted`, or the code of the refusal."""
+        return self._learning.ended
+
+    def _refuse(self, sender: Waiting, error: Error) -> list[Effect]:
+        return self._learning.tell(sender, Refusal(id=sender.id, error=error))
+
     # -- a feedback comes
 
     def _feedback(self, envelope: Envelope) -> Iterable[Effect]:
         """Refuse it, or see that it is applied."""
         feedback: Feedback = envelope.message
         app = envelope.subject.rpartition(".")[2]
-        sender = Waiting(envelope.reply, feedback.id)
+        known_app = app if self._apps.catalog.app(app) is not None else UNKNOWN
+        sender = Waiting(known_app, envelope.reply, feedback.id)
         event = self._event(app, feedback, envelope.now)
         if isinstance(event, Error):
-            return _refuse(sender, event)
+            return self._refuse(sender, event)
         selection = self._selection(app)
         mark = _mark(app, feedback.retry_key or self._new_uid())
         if selection is None:
@@ -134,7 +144,7 @@ class Feedbacks:
             return self._learning.record(event, (mark,), sender) if known is None else known
         if self.open >= MOST_OPEN:
             text = "too much feedback waits to be stored: send it again"
-            return _refuse(sender, Error(code="overloaded", message=text, retry_after_ms=1000.0))
+            return self._refuse(sender, Error(code="overloaded", message=text, retry_after_ms=1000.0))
         inputs = bytes(feedback.inputs)
         digest = None if inputs in _NO_INPUTS else digest_of(inputs)
         one = OpenFeedback(mark, feedback, event, event.query, digest, sender)
@@ -201,7 +211,7 @@ class Feedbacks:
         item = one.feedback.item
         if item >= prediction.items:
             text = f"item {item} is none of the query's: they are 0 to {prediction.items - 1}"
-            return _refuse(one.sender, _error("bad_request", text))
+            return self._refuse(one.sender, _error("bad_request", text))
         prediction.fed.add(item)
         marks = (one.mark, _mark(prediction.app, prediction.uid + item.to_bytes(8, "little")))
         lesson = Lesson(prediction, item, one.feedback.label, marks, one.event, one.sender, reevaluated=reevaluated)
@@ -250,7 +260,7 @@ class Feedbacks:
         if asked.dispatcher == self._name or not self._apps.synced:
             return NOTHING
         taken = Publish(self._subjects.selection(f"taken.{asked.dispatcher}"), FeedbackTaken(asked.number))
-        sender = Waiting(asked.reply, asked.feedback.id)
+        sender = Waiting(asked.app, asked.reply, asked.feedback.id)
         known = self._learning.known((asked.mark,), sender)
         if known is not None:
             return (taken, *known)
@@ -288,7 +298,7 @@ class Feedbacks:
         if one.digest is None:
             what = f"query {feedback.query}" if feedback.query is not None else f"the query with id {feedback.id!r}"
             text = f"{what} is not known to this app, or not any more: send the feedback with the query's `inputs`"
-            return _refuse(one.sender, _error("bad_request", text))
+            return self._refuse(one.sender, _error("bad_request", text))
         uid = blake2b(one.mark, digest_size=16, person=b"evaluate again").digest()
         waiting = self._evaluated.setdefault(uid, [])
         waiting.append(one)
@@ -312,7 +322,7 @@ class Feedbacks:
         for one in self._evaluated.pop(uid, ()):
             self._open_again -= 1
             if isinstance(made, Error):
-                effects.extend(_refuse(one.sender, made))
+                effects.extend(self._refuse(one.sender, made))
             else:
                 effects.extend(self._teach(one, made, reevaluated=True))
         return effects
@@ -342,7 +352,3 @@ def _json(label: Any) -> str | None:
 
 def _error(code: Code, text: str) -> Error:
     return Error(code=code, message=text)
-
-
-def _refuse(sender: Waiting, error: Error) -> list[Effect]:
-    return [Publish(sender.reply, Refusal(id=sender.id, error=error))] if sender.reply else []

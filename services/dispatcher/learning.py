@@ -5,14 +5,14 @@ its value comes back, and all is computed again on that. The marks of the last f
 twice, whatever is sent again to whichever dispatcher. A feedback is accepted once the value is stored and its events are on disk.
 """
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from bus.messages.catalog import ModelSelection
 from bus.messages.events import FeedbackEvent, SelectionEvent
 from bus.messages.public import Accepted, Code, Error, Refusal
-from services.core.actor import NOTHING, Do, Done, Effect, Failed, Publish, TimedOut
+from services.core.actor import Do, Done, Effect, Failed, Publish, TimedOut
 from services.core.ensemble.base import EnsemblePolicy, Learnt
 from services.core.ensemble.outputs import BadLabel, BadOutputs, losses
 from services.core.outcomes import OutcomeLog
@@ -26,11 +26,12 @@ APPLIED = 20_000  # feedbacks that are remembered, each 100 bytes, so that one t
 
 
 class Waiting:
-    """One sender of a feedback. reply: "" if nobody waits."""
+    """One sender of a feedback. reply: "" if nobody waits. app: that the feedback is to."""
 
-    __slots__ = ("id", "reply")
+    __slots__ = ("app", "id", "reply")
 
-    def __init__(self, reply: str, id: str | None) -> None:
+    def __init__(self, app: str, reply: str, id: str | None) -> None:
+        self.app = app
         self.reply = reply
         self.id = id
 
@@ -88,9 +89,10 @@ class Course:
 
 
 class Learning:
-    """log: counts the dispatcher's events."""
+    """log: counts the dispatcher's events. ended: feedbacks by app and how they ended, `accepted` or the code of the refusal."""
 
     def __init__(self, contexts: Contexts, log: OutcomeLog) -> None:
+        self.ended: Counter[tuple[str, str]] = Counter()
         self.open = 0  # lessons that are not stored yet
         self.repeated: list[Lesson] = []  # applied before, by whom is not known here; the owner takes them
         self._contexts = contexts
@@ -131,7 +133,7 @@ class Learning:
         """More of the log's events are on disk."""
         effects: list[Effect] = []
         while self._unsaid and self._log.on_disk(self._unsaid[0][0]):
-            effects.extend(_reply(self._unsaid.popleft()[1], Accepted()))
+            effects.extend(self.tell(self._unsaid.popleft()[1], Accepted()))
         return effects
 
     # -- one write after the other
@@ -286,7 +288,7 @@ class Learning:
     def _refuse(self, course: Course, lesson: Lesson, code: Code, text: str) -> list[Effect]:
         course.batch.remove(lesson)
         self.open -= 1
-        return _reply(lesson.sender, Refusal(id=lesson.sender.id, error=Error(code=code, message=text)))
+        return self.tell(lesson.sender, Refusal(id=lesson.sender.id, error=Error(code=code, message=text)))
 
     def _turn_away(self, course: Course, lessons: Iterable[Lesson]) -> list[Effect]:
         text = f"what {course.app} has learnt cannot be stored now: send the feedback again with the same retry_key"
@@ -294,7 +296,7 @@ class Learning:
         effects: list[Effect] = []
         for lesson in lessons:
             self.open -= 1
-            effects.extend(_reply(lesson.sender, Refusal(id=lesson.sender.id, error=error)))
+            effects.extend(self.tell(lesson.sender, Refusal(id=lesson.sender.id, error=error)))
         return effects
 
     def _remember(self, marks: Sequence[bytes]) -> None:
@@ -303,9 +305,14 @@ class Learning:
         while len(self._applied) > APPLIED:
             self._applied.popitem(last=False)
 
+    def tell(self, sender: Waiting, message: Accepted | Refusal) -> list[Effect]:
+        """The end of a feedback."""
+        self.ended[sender.app, "accepted" if isinstance(message, Accepted) else message.error.code] += 1
+        return [Publish(sender.reply, message)] if sender.reply else []
+
     def _accept(self, number: int, sender: Waiting) -> list[Effect]:
         if self._log.on_disk(number):
-            return _reply(sender, Accepted())
+            return self.tell(sender, Accepted())
         self._unsaid.append((self._log.recorded, sender))
         return []
 
@@ -327,7 +334,3 @@ def _events(lesson: Lesson, course: Course) -> Iterable[SelectionEvent]:
         )
         for model, loss in lesson.losses.items()
     )
-
-
-def _reply(sender: Waiting, message: Accepted | Refusal) -> list[Effect]:
-    return [Publish(sender.reply, message)] if sender.reply else list(NOTHING)

@@ -69,11 +69,14 @@ class DispatcherMetrics:
             _by_member("infaas_members_missing_total", "Answers without its output.", actor.layer.ensembles.missing),
             _by_member("infaas_members_late_total", "Outputs that came after the answer.", actor.layer.ensembles.late),
         ]
+        feedback = MetricFamily("infaas_feedback_total", "counter", "Feedbacks that ended, by app and how.")
+        for (app, outcome), count in actor.layer.feedback.ended.items():
+            feedback.add(count, app=app, outcome=outcome)
         workers = MetricFamily("infaas_dispatcher_workers", "gauge", "Workers that this dispatcher hears.")
         workers.add(len(actor.view.workers))
         instances = MetricFamily("infaas_dispatcher_instances", "gauge", "Instances that this dispatcher knows of.")
         instances.add(len(actor.view.instances))
-        families = (in_flight, parts, *members, workers, instances, *_kept(actor))
+        families = (in_flight, parts, *members, feedback, workers, instances, *_kept(actor))
         if self._decisions is None:
             return families
         seconds = MetricFamily(

@@ -1,6 +1,7 @@
 """Feedback finds the prediction that it is for, teaches once, and is accepted when it is durable; what is wrong is named."""
 
 import itertools
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,8 @@ from services.core.settings import Settings
 from services.dispatcher.actor import Dispatcher, make_dispatcher
 from services.dispatcher.commands import RunPolicy, WriteContext
 from services.dispatcher.contexts import context_key
-from services.dispatcher.feedback import MOST_OPEN
+from services.dispatcher.feedback import MOST_OPEN, UNKNOWN
+from services.dispatcher.metrics import DispatcherMetrics
 from services.dispatcher.predictions import Prediction, digest_of
 from tests.support.simulated.fleet import ContextStore, catalogue, variant
 from tests.support.simulated.virtual_time import Stage
@@ -187,10 +189,12 @@ def test_what_comes_again_with_the_same_key_is_kept_once() -> None:
 @pytest.mark.parametrize("app", ["plain", "a"])
 def test_what_is_wrong_is_named(app: str, fields: dict[str, Any], code: str, word: str) -> None:
     system = Dispatchers()
-    answer = system.answer(system.tell(**({"app": app} | fields)))
+    fields = {"app": app} | fields
+    answer = system.answer(system.tell(**fields))
     assert answer.startswith(f"{code}: ")
     assert word in answer
     assert not system.stage.records
+    assert system.dispatcher().layer.feedback.ended == {(UNKNOWN if fields["app"] == "other" else app, code): 1}
 
 
 def test_before_the_catalogue_is_known_it_says_so() -> None:
@@ -249,6 +253,21 @@ def test_by_its_id_alone_the_latest_query_is_meant_and_an_unknown_one_needs_inpu
     answer = system.answer(system.tell(id="2"))
     assert answer.startswith("bad_request: ")
     assert "inputs" in answer
+
+
+def test_how_feedback_ended_is_counted_once() -> None:
+    """Whichever dispatcher took it, and whichever made the prediction."""
+    system = Dispatchers(2)
+    query = system.predicted("d1")
+    for label in ("zebra", 0, 1):
+        system.tell(query=query, label=label)
+    system.tell("b", query=query)
+    found: Counter[tuple[str, str]] = Counter()
+    for name in ("d0", "d1"):
+        metrics = DispatcherMetrics().families(system.dispatcher(name))
+        [family] = [one for one in metrics if one.name == "infaas_feedback_total"]
+        found.update({(labels["app"], labels["outcome"]): value for labels, value in family.samples})
+    assert found == {("a", "accepted"): 2, ("a", "bad_request"): 1, ("b", "bad_request"): 1}
 
 
 def test_another_apps_query_is_not_known() -> None:
