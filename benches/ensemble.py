@@ -1,4 +1,4 @@
-"""How well several models answer together: `python benches/ensemble.py regret [--runs N] [--etas E ...] [--bounds B ...]`.
+"""Several models that answer together: `python benches/ensemble.py regret|stragglers|cost [--runs N] [--etas E ...] [--seconds S]`.
 
 regret: the policies exp3 and exp4 on streams of queries with immediate feedback, against every single model in hindsight. Nothing is
 served: the policies alone decide, on outputs that are computed once.
@@ -11,22 +11,32 @@ served: the policies alone decide, on outputs that are computed once.
 
 In the last two, models are right independently of each other, and surer where they are right. An error is counted from 2,000 queries after a
 change to the next change. Its ratio is to that of the model which is best there.
+
+stragglers: paper 002, Figure 9, in the simulator: one of five members is ten times slower than the objective.
+
+cost: server CPU of a query through an ensemble of five against a plain query, on a system of its own.
 """
 
 import argparse
+import asyncio
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
-import rig  # noqa: F401  (makes the packages importable)
+import rig
 from numpy.typing import NDArray
 
+import infaas
 from bus.messages.public import Requirements
 from infaas.demo import digits
+from infaas.errors import InfaasError, Refused
 from services.core.ensemble.base import Member
 from services.core.ensemble.policies import Exp3, Exp4
+from services.simulation.run import simulate_all
+from services.simulation.scenario.read import derive
 
 Floats = NDArray[np.float64]
 
@@ -198,9 +208,120 @@ def show(name: str, eta: float, found: Regret, note: str = "") -> None:
         print(f"  {label:24}{best:>12.2%}{exp}  {share}")
 
 
+# -- stragglers
+
+OBJECTIVE_MS = 100.0
+SLOW = 10.0  # times the objective, that the slow member takes
+PARTS_S = 60.0  # simulated
+COST_S = 4.0
+
+
+def stragglers(seconds: float = PARTS_S) -> dict[str, dict[str, float]]:
+    """Paper 002, Figure 9, in the simulator: five members on five devices, one of them ten times slower than the objective.
+
+    By way of answering: p99_ms, error, missing. `all in time`: without the slow member's trouble, for its accuracy. `wait for all`: no
+    objective, and the answer waits for every member.
+    """
+    return {
+        "all in time": _simulated(seconds, slow=False, wait_for_all=False),
+        "answered at the objective": _simulated(seconds, slow=True, wait_for_all=False),
+        "wait for all": _simulated(seconds, slow=True, wait_for_all=True),
+    }
+
+
+def _simulated(seconds: float, *, slow: bool, wait_for_all: bool) -> dict[str, float]:
+    """One run. The slow member's profile says what the others' say: nobody knows beforehand."""
+    needs = {} if wait_for_all else {"latency_ms": OBJECTIVE_MS}
+    content: dict[str, Any] = {
+        "scenario": {"duration_s": seconds},
+        "app": [{"name": "five", "selection": {"policy": "exp4"}, **needs}],
+        "variant": [
+            {"app": "five", "name": f"model-{n}", "hardware": f"gpu{n}", "latency_ms": 5.0, "max_batch": 1024, "accuracy": accuracy}
+            for n, accuracy in enumerate(FIGURE_8)
+        ],
+        "worker": [{"kind": "five", "devices": {f"gpu{n}": 1 for n in range(5)}, "price_per_hour": 1.0, "start": 1, "max": 1}],
+        "load": [{"app": "five", "rate": 100, "feedback": 1.0}],
+        "settings": {"autoscaler": {"solver": "greedy"}, "selection": {"wait_s": 60.0}},
+    }  # fmt: skip
+    if slow:
+        factor = SLOW * OBJECTIVE_MS / 5.0
+        content["fault"] = [{"kind": "device-slow", "hardware": "gpu0", "factor": factor, "at_s": 0}]
+    (found,) = simulate_all(derive(content, Path("stragglers")))["policies"]
+    several = found["apps"]["five"]["ensemble"]
+    lost = found["queries"] - found["answered"]
+    return {"p99_ms": found["p99_ms"], "error": several["error"], "missing": several["missing"], "lost": lost}
+
+
+def show_stragglers(found: dict[str, dict[str, float]]) -> None:
+    print(f"five members, objective {OBJECTIVE_MS:g} ms, one member {SLOW:g} times slower than it (simulated)")
+    print(f"  {'':28}{'p99, ms':>10}{'error':>9}{'missing':>9}{'unanswered':>12}")
+    for name, one in found.items():
+        print(f"  {name:28}{one['p99_ms']:>10.1f}{one['error']:>9.2%}{one['missing']:>9.2f}{one['lost']:>12g}")
+
+
+# -- cost
+
+
+def cost(seconds: float, rounds: int) -> dict[str, Any]:
+    """Server CPU of a query through an ensemble of five against a plain query, on a real system. ms an answer, medians."""
+    import path as whole
+
+    found: dict[str, list[dict[str, float]]] = {"one": [], "five": []}
+    with rig.system() as own:
+        asyncio.run(own.start())
+        asyncio.run(_prepare(own.data_dir))
+        with np.load(rig.VALIDATION) as stored:
+            x, y = stored["x"][:64], stored["y"][:64]
+        queries = rig.bodies(own.data_dir.parent / "queries.npz", x, y)
+        for number in range(rounds):
+            for app in ("one", "five") if number % 2 == 0 else ("five", "one"):
+                before = rig.cpu(own.pid)
+                options = ("--closed", "32", "--seconds", str(seconds))
+                result = rig.generate(own.urls["nats"], f"infaas.query.{app}", queries, *options)
+                result["cpu_s"] = rig.spent(before, rig.cpu(own.pid))
+                if result["errors"]:
+                    print(f"{app}: {result['errors']}")
+                found[app].append(whole.per_answer(result, seconds + 1.0) | {"rate": result["rate"]})
+    names = (*rig.SERVING, "rate")
+    medians = {
+        app: {name: float(np.median([one.get(name, 0.0) for one in runs])) for name in names}
+        for app, runs in found.items()
+    }
+    serving = {app: sum(one[name] for name in rig.SERVING) for app, one in medians.items()}
+    return {"ms": serving, "ratio": serving["five"] / serving["one"], "of it": medians}
+
+
+async def _prepare(data_dir: Path) -> None:
+    """App `one`: one model. App `five`: the same one, and four more equal ones, under exp4."""
+    async with infaas.connect(data_dir=data_dir) as client:
+        for n in range(5):
+            await client.register(rig.MODEL, app="five", model=f"m{n}", validation=rig.VALIDATION)
+        await client.admin("add-app", app="one")
+        await client.admin("link-model", app="one", model="m0")
+        await client.admin("set-selection", app="five", policy="exp4")
+        with np.load(rig.VALIDATION) as stored:
+            x = stored["x"][:1]
+        for app, wanted in (("one", None), ("five", 5)):
+            for _ in range(300):
+                reply = await client.query(app, x, raise_refused=False)
+                if not isinstance(reply, Refused) and (wanted is None or len(reply.members or ()) == wanted):
+                    break
+                await asyncio.sleep(0.2)
+            else:
+                raise InfaasError(f"{app}: {reply}")
+
+
+def show_cost(found: dict[str, Any]) -> None:
+    print("server CPU, ms an answer")
+    for app, one in found["of it"].items():
+        parts = ", ".join(f"{name} {one[name]:.4f}" for name in rig.SERVING)
+        print(f"  {app:6}{found['ms'][app]:9.4f}  ({parts}; {one['rate']:.0f} answers/s)")
+    print(f"  ratio {found['ratio']:.2f}   <= 5.5")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["regret"])
+    parser.add_argument("part", choices=["regret", "stragglers", "cost"])
     parser.add_argument("--runs", type=int, default=5, help="of each stream, each with queries of its own")
     parser.add_argument("--streams", nargs="+", choices=list(STREAMS), default=list(STREAMS))
     parser.add_argument("--etas", type=float, nargs="+", default=[0.1, 0.5])
@@ -208,7 +329,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--bounds", type=float, nargs="+", help="the best weight over the least one; left out: the policies' own"
     )
     parser.add_argument("--queries", type=int, help="of a stream; left out: its own number")
+    parser.add_argument("--seconds", type=float, help="of a run; left out: 60 simulated ones, or 4 real ones")
+    parser.add_argument("--rounds", type=int, default=3, help="of cost")
     options = parser.parse_args(arguments)
+    if options.part == "stragglers":
+        show_stragglers(stragglers(options.seconds or PARTS_S))
+        return
+    if options.part == "cost":
+        show_cost(cost(options.seconds or COST_S, options.rounds))
+        return
     length = {} if options.queries is None else {"queries": options.queries}
     for name in options.streams:
         for eta in options.etas:

@@ -345,12 +345,12 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     rows = {model: np.array(row, float) for model, row in series["weights"].items()}
     for model, row in sorted(rows.items(), key=lambda one: -np.nanmax(one[1])):
         weights.plot(at, row, lw=2.4 if model == found["switched"] else 1.3, label=model)
-    errors.plot(at, np.array(series["error"], float), color="black", lw=1.3, label="the models together")
+    errors.plot(at, np.array(series["error"], float), color="black", lw=1.3, label="together")
     start = 0.0
     for number, phase in enumerate(phases):
         end = start + phase["seconds"]
         if phase["best"] is not None:
-            label = "the best model of each third, in hindsight" if not number else None
+            label = "the best one, in hindsight" if not number else None
             errors.hlines(phase["best"]["error"], start, end, color="#009E73", lw=2.0, label=label)
             errors.annotate(
                 phase["best"]["model"],
@@ -362,7 +362,7 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
         if number == 1:
             for panel in (weights, errors):
                 panel.axvspan(start, end, color="#D55E00", alpha=0.12, lw=0)
-            weights.text((start + end) / 2, 0.95, f"{found['switched']} is wrong", ha="center", va="top", fontsize=9)
+            weights.text((start + end) / 2, 0.5, f"{found['switched']} is wrong", ha="center", va="center", fontsize=9)
         start = end
     weights.set_ylabel("weight")
     weights.set_ylim(0.0, 1.0)

@@ -245,7 +245,7 @@ def base_tree(base: str) -> dict[str, Any]:
 
 # A scenario states the memory that instances may use. Nothing else runs on the device.
 DEFAULTS: Mapping[str, Any] = {"monitor": {"memory_share": 1.0, "cores_overcommit": OVERCOMMIT}}
-SECTIONS = ("goal", "dispatcher", "executor", "monitor", "autoscaler", "machines", "jobs", "prices")
+SECTIONS = ("goal", "dispatcher", "selection", "executor", "monitor", "autoscaler", "machines", "jobs", "prices")
 _NOT_HERE = "has no meaning in a scenario: leave it out"
 _ELSEWHERE = {
     **dict.fromkeys(("prefix", "data_dir", "log_level", "bus", "store", "registrar"), _NOT_HERE),

@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benches"))
 
-from ensemble import FIGURE_8, main, of_digits, of_failure, of_turns, regret
+from ensemble import FIGURE_8, OBJECTIVE_MS, main, of_digits, of_failure, of_turns, regret, stragglers
 
 
 def test_the_digits_best_model_answers_wrongly_in_the_middle_third() -> None:
@@ -53,3 +53,12 @@ def test_what_is_printed(capsys) -> None:
     assert "turns, eta 0.5, least weight 1/50" in text
     assert text.count("settled") == 5
     assert "all, in hindsight" in text
+
+
+def test_a_slow_member_costs_confidence_and_not_latency() -> None:
+    found = stragglers(seconds=10.0)
+    full, late, patient = (found[way] for way in ("all in time", "answered at the objective", "wait for all"))
+    assert (full["missing"], late["missing"], patient["missing"]) == (0.0, 1.0, 0.0)
+    assert late["lost"] == 0
+    assert late["p99_ms"] <= OBJECTIVE_MS + 10.0 < patient["p99_ms"]
+    assert late["error"] <= full["error"] + 0.01
