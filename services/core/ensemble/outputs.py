@@ -100,7 +100,7 @@ def _counts(outputs: Outputs, metric: str) -> _Counts:
 
 
 def _labels(array: Array, kind: str) -> Array:
-    if kind == "score":
+    if kind == "score" and array.shape[-1]:
         best: Array = array.argmax(axis=-1)
         return best
     return array > 0.5 if kind == "threshold" else array
@@ -113,7 +113,8 @@ def _same(stack: Array, final: Array, kind: str, members: Sequence[Member]) -> A
         return same
     typical = _typical_error(members)
     slack = typical or RELATIVE * np.abs(final)
-    near: Array = np.abs(stack.astype(np.float64) - final) <= slack
+    with np.errstate(invalid="ignore"):
+        near: Array = np.abs(stack.astype(np.float64) - final) <= slack
     return near
 
 
@@ -133,6 +134,10 @@ def _stack(name: str, members: Sequence[Member], outputs: Mapping[str, Outputs])
             raise BadOutputs(
                 f"output {name!r} of {member.model} has shape {list(array.shape)}, but that of {members[0].model} {list(shape)}: "
                 "models that answer together need equal outputs"
+            )
+        if array.dtype.kind != arrays[0].dtype.kind:
+            raise BadOutputs(
+                f"output {name!r} of {member.model} has other values than that of {members[0].model}: {array.dtype} and {arrays[0].dtype}"
             )
     try:
         return np.array(arrays)
@@ -164,6 +169,8 @@ def _vote(shares: NDArray[np.float64], stack: Array) -> Array:
 def _loss(label: Any, member: Member, outputs: Outputs, members: Sequence[Member]) -> float:
     counts = _counts(outputs, member.metric)
     array = outputs[counts.name]
+    if array.size == 0:
+        raise BadOutputs(f"output {counts.name!r} of {member.model} has no values: no label is right or wrong")
     if counts.kind == "error":
         return _error(label, array, members)
     if counts.kind == "label":

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.core.ensemble.base import Member
@@ -209,3 +209,46 @@ def test_a_label_for_labels_must_be_one_that_is_known() -> None:
         losses(3, of(), said)
     with pytest.raises(BadLabel, match="label 'dog'"):
         losses("dog", of(), outputs("label", [3]))
+
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.binary(max_size=3)
+LABELS = st.recursive(LEAVES, lambda part: st.lists(part, max_size=4) | st.dictionaries(st.text(), part, max_size=2))
+ARRAYS = (
+    *(np.full(shape, value, np.float32) for shape in ((1, 4), (1,), (1, 1), (1, 2, 3)) for value in (0.3, np.nan, np.inf)),
+    *(np.zeros(shape, kind) for shape in ((1, 0), (1, 2, 0)) for kind in (np.float32, np.int64)),
+    np.ones(1, np.int64), np.ones((1, 1), np.int64), np.ones(1, bool),
+    np.array([b"x"], object), np.array(["x"], object),
+)  # fmt: skip
+
+
+@settings(deadline=None)
+@given(
+    LABELS,
+    st.sampled_from(ARRAYS),
+    st.sampled_from(ARRAYS),
+    st.sampled_from(["top1", "top5", "mae", "rmse"]),
+    st.sampled_from([[], ["a", "b"]]),
+    st.sampled_from([None, 0.0, 0.5, 1.0]),
+)
+def test_whatever_models_and_users_say_there_is_a_loss_or_a_typed_refusal(
+    label, first, second, metric: str, names: list[str], accuracy: float | None
+) -> None:
+    models = [Member(model=one, version="1", metric=metric, labels=names, accuracy=accuracy) for one in "mk"]
+    outputs = {"m": {"y": first}, "k": {"y": second}}
+    try:
+        assert all(0.0 <= loss <= 1.0 for loss in losses(label, models, outputs).values())
+    except (BadLabel, BadOutputs) as error:
+        assert str(error).startswith(("label ", "output ", "none of the outputs "))
+    try:
+        answer = combined({"m": 0.5, "k": 0.5}, models, outputs)
+    except BadOutputs as error:
+        assert str(error).startswith(("output ", "none of the outputs "))
+    else:
+        assert answer.outputs["y"].shape == first.shape
+        assert all(0 <= count <= 2 for count in answer.agree)
+
+
+def test_members_that_find_nothing_agree() -> None:
+    nothing = {"y": np.zeros((2, 0), np.float32)}
+    models = [Member(model=one, version="1") for one in "mk"]
+    assert combined({"m": 0.5, "k": 0.5}, models, {"m": nothing, "k": nothing}).agree.tolist() == [2, 2]
