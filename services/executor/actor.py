@@ -106,7 +106,7 @@ class Executor:
             Failed: self._failed,
             TimedOut: self._failed,
             DispatcherHeartbeat: self._dispatcher,
-            PartsEnded: self._parts_ended,
+            PartsEnded: lambda e: self.dispatchers.parts_ended(e.subject.rpartition(".")[2], e.message),
             LoadInstance: lambda envelope: self._manager.load(envelope.message),
             MoveInstance: lambda envelope: self._manager.move(envelope.message),
             UnloadInstance: lambda envelope: self._manager.unload(envelope.message.instance),
@@ -217,7 +217,7 @@ class Executor:
             if not self._runs.has_room(loaded):  # its cores are busy: queries that cannot wait go back
                 batch: list[QueuedQuery] = []
                 late = loaded.queue.overdue(now)
-            elif self._rules.present and (until := self._held_until(loaded, now)) > now:
+            elif self._rules.present and (until := loaded.held_until(self._rules, now)) > now:
                 effects.append(After(("held", loaded.id), until - now, BatchesDue()))
                 continue
             else:
@@ -231,10 +231,6 @@ class Executor:
             elif loaded.leaving:  # all its queries were too late
                 effects.extend(self._manager.unload_if_idle(loaded))
         return effects
-
-    def _held_until(self, loaded: Loaded, now: float) -> float:
-        loaded.follow(self._rules, now)
-        return loaded.held_until(now)
 
     def _changed(self, envelope: Envelope) -> Iterable[Effect]:
         """A rule of batching holds from the next batch on. The bucket has other entries, too."""
@@ -422,10 +418,6 @@ class Executor:
         return (failed, *self._back(self._drop(loaded), "load_failed"))
 
     # -- dispatchers and time
-
-    def _parts_ended(self, envelope: Envelope) -> Iterable[Effect]:
-        self.dispatchers.parts_ended(envelope.subject.rpartition(".")[2], envelope.message)
-        return NOTHING
 
     def _dispatcher(self, envelope: Envelope) -> Iterable[Effect]:
         return self.dispatchers.heartbeat(envelope.message, envelope.now)

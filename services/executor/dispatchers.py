@@ -125,12 +125,13 @@ class KnownDispatchers:
             body if origin.body is None else Raw(origin.body),
         )
 
-    def parts_ended(self, name: str, ended: PartsEnded) -> None:
+    def parts_ended(self, name: str, ended: PartsEnded) -> Iterable[Effect]:
         """These queries have got their answers."""
         dispatcher = self._known.get(name)
         if dispatcher is not None:
             for uid in ended.parents:
                 dispatcher.parents.pop(uid, None)
+        return NOTHING
 
     def reset_silence(self, now: float) -> None:
         """This process was stopped: the silence was not the dispatchers'."""

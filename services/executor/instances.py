@@ -146,11 +146,12 @@ class Loaded:
         self._policies = {rule: policy for rule, policy in self._policies.items() if rule in present}
         self.follow(rules, now)
 
-    def held_until(self, now: float) -> float:
-        """The time until which the next batch waits for more queries; in the past: it begins.
+    def held_until(self, rules: BatchingRules, now: float) -> float:
+        """The time until which the next batch waits for more queries, by the present rule; in the past: it begins.
 
         A full one begins, also one that runs alone. None waits so long that its first query would be late.
         """
+        self.follow(rules, now)
         first, queue = self.queue.first, self.queue
         if self.policy is None or first is None or self.leaving:
             return 0.0

@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
-import streamlit
 from streamlit.testing.v1 import AppTest
 
 from bus.codec import encode
@@ -23,7 +21,6 @@ from bus.messages.events import (
     OutcomeEvent,
     RegistrationEvent,
     ScalingEvent,
-    SelectionEvent,
     ShadowEvent,
     StateEvent,
     WorkerEvent,
@@ -39,46 +36,13 @@ from services.shell.host.postgres import EmbeddedPostgres, role_dsn
 from services.shell.host.process import free_port
 from services.shell.store import READER, WRITER, Store
 from tests.support.data.events import VARIANT, app_record, event, message, model_record, variant_record
+from tests.support.servers.dashboard_pages import APP, NOWHERE, looking, metric, page, table, text
+
+__all__ = ["looking"]  # a fixture that every test uses
 from tests.support.servers.postgres import READER_PASSWORD, WRITER_PASSWORD, clone, drop
 
-APP = Path(__file__).parents[2] / "dashboard" / "app.py"
 PAGES = ("overview", "variants", "workers", "cost", "slo", "applications", "members", "shadow", "explain", "jobs")
 GPU = "mlp-v1-simgpu-fp32-t1-b64"
-NOWHERE = f"nats://127.0.0.1:{free_port()}"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def looking() -> Iterator[None]:
-    """Nothing of it is left for other tests."""
-    yield
-    streamlit.cache_data.clear()
-    streamlit.cache_resource.clear()
-    set_system_address(None)
-
-
-def page(name: str, dsn: str, **query: str) -> AppTest:
-    """The page as a visitor with this address sees it first."""
-    set_system_address(SystemAddress(NOWHERE, dsn))
-    test = AppTest.from_file(str(APP), default_timeout=120)
-    for key, value in query.items():
-        test.query_params[key] = value
-    return test.run() if name == "overview" else test.switch_page(f"views/{name}.py").run()
-
-
-def text(test: AppTest) -> str:
-    """Everything that is told in words."""
-    told = [*test.markdown, *test.caption, *test.info, *test.error, *test.warning, *test.success]
-    return "\n".join(str(each.value) for each in told)
-
-
-def metric(test: AppTest, label: str) -> tuple[str, str]:
-    found = next(each for each in test.metric if each.label == label)
-    return str(found.value), str(found.delta)
-
-
-def table(test: AppTest, column: str) -> Any:
-    """The first table that has this column."""
-    return next(each.value for each in test.dataframe if column in each.value)
 
 
 @pytest.fixture(scope="module")
@@ -375,72 +339,6 @@ def test_what_was_refused_costs_nobody_under_no_name(past: str) -> None:
     test = page("cost", past, range="7d", by="hardware")
     assert not test.exception and not test.error
     assert table(test, "share")["hardware"].tolist() == ["cpu"]
-
-
-# ---- several models answer together
-
-
-@pytest.fixture
-def together(database_dsn: str, reader_dsn: str) -> str:
-    """Forty queries of an app whose three members differ, in two contexts; the last member comes late for each fourth one."""
-    now = time.time()
-    store_ = Store(database_dsn, "test")
-    catalogue = {"app.digits": encode(app_record()), "model.mlp.1": encode(model_record())}
-    CatalogWriter(store_, {"cpu": 0.048}, 0.99).write(catalogue, frozenset(catalogue))
-    outcomes, taught = [], []
-    for i in range(40):
-        fields: dict[str, Any] = {"time": now - 130 + 3 * i}
-        late = i % 4 == 0
-        whole = event(
-            OutcomeEvent, **fields, variant=None, model=None, hardware=None, worker=None, latency_ms=20.0, policy="exp4",
-            confidence=0.5 if late else 0.75, missing=int(late), outcome="default" if i < 2 else "ok", cost=3e-7,
-        )  # fmt: skip
-        outcomes.append(whole)
-        for k, member in enumerate("abc"):
-            slow = late and member == "c"
-            outcomes.append(
-                event(
-                    OutcomeEvent, **fields, variant=f"{member}-v1", model=member, parent=whole.uid, stage=member,
-                    latency_ms=40.0 if slow else 10.0,
-                )
-            )  # fmt: skip
-            taught.append(
-                event(
-                    SelectionEvent, **fields, context="east" if i % 2 else None, member=member, query=whole.uid,
-                    loss=float(i % (k + 2) == 0), weight=(0.6, 0.3, 0.1)[k], probability=1.0,
-                )
-            )  # fmt: skip
-    EventWriter(store_).write([message(*outcomes), message(*taught)])
-    store_.close()
-    return reader_dsn
-
-
-def test_members_show_weights_errors_agreement_and_who_is_missing(together: str) -> None:
-    test = page("members", together)
-    assert not test.exception and not test.error
-    assert metric(test, "Queries")[0] == "40"
-    assert metric(test, "Confidence")[0] == "68.8 %"
-    assert metric(test, "Incomplete")[0] == "25.0 %"
-    assert metric(test, "Default outputs")[0] == "2"
-    assert metric(test, "Believed most") == ("a", "60.0 % of the weights")
-    rows = table(test, "feedbacks").set_index("member")
-    assert rows.index.tolist() == ["a", "b", "c"]
-    assert rows["error"].tolist() == [pytest.approx(50.0), pytest.approx(100 * 14 / 40), pytest.approx(25.0)]
-    assert rows["missing"].tolist() == [0.0, 0.0, 25.0]
-    assert rows["asked"].tolist() == [40, 40, 40]
-    assert set(rows["feedbacks"]) == {40}
-    test.selectbox(key="context").set_value("east").run()
-    assert not test.exception and not test.error
-    assert set(table(test, "feedbacks")["feedbacks"]) == {20}
-
-
-def test_an_ensemble_counts_as_one_query_on_every_page_and_its_members_as_those_that_answered(together: str) -> None:
-    assert metric(page("overview", together), "Load")[1] == "40 queries"
-    slo = page("slo", together)
-    assert metric(slo, "In time") == ("100%", "of 40 queries")
-    assert dict(zip(*(table(slo, "mean_batch")[name] for name in ("variant", "queries")), strict=True)) == {
-        "a-v1": 40, "b-v1": 40, "c-v1": 40,
-    }  # fmt: skip
 
 
 def test_members_of_an_app_with_one_variant_a_query_say_how_to_switch_it_on(past: str) -> None:

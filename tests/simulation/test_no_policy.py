@@ -48,7 +48,11 @@ WIRING = {
     "services.core.planning.fleet:solve_fleet": {"edges.py"},
     "services.dispatcher.metrics:SampledPolicy": {"system.py"},
     "services.core.settings:faults": {"scenario/policies.py"},  # as the services' own settings are checked
+    # What a scenario names is checked as an operator's verbs are.
+    "services.core.batching:rule_errors": {"scenario/catalogue.py"},
+    "services.core.ensemble.policies:make_policy": {"scenario/catalogue.py"},
     # Names of keys in buckets.
+    "services.core.batching:batching_key": {"scenario/catalogue.py"},
     "services.autoscaler.vms.commands:machine_key": {"edges.py"},
     "services.autoscaler.vms.commands:decode_leader": {"edges.py"},
     "services.core.placement:quarantine_key": {"edges.py"},
