@@ -5,11 +5,22 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
-from bus.messages.catalog import AppRecord, ModelRecord, Profile, ProfileRow, Signature, TensorSpec, VariantRecord
+from bus.messages.catalog import (
+    AppRecord,
+    ModelRecord,
+    ModelSelection,
+    Profile,
+    ProfileRow,
+    Signature,
+    TensorSpec,
+    VariantRecord,
+)
 from bus.messages.events import Event
 from services.core.placement import Device
 from services.core.settings import Settings
+from services.simulation.ensembles import SIGNATURE as NUMBERS
 from services.simulation.kernel import Kernel
 from services.simulation.report import MEASURED, RunReport
 from services.simulation.run import Run
@@ -144,6 +155,19 @@ def failing() -> Scenario:
             FaultSpec(kind="messages-delayed", at_s=13.0, until_s=14.0, delay_s=0.004),
         ),
     )
+
+
+def several() -> Scenario:
+    """Both models of app a answer together, from a cache where they can, and learn; one of them errs for a while."""
+    given = scenario(
+        load((0.0, 20.0), feedback=0.5, repeats=0.3, items=2, context="north"),
+        load((0.0, 9.0), apps=("a", "b"), feedback=1.0),
+        duration_s=8.0,
+        faults=(FaultSpec(kind="model-errs", at_s=2.0, until_s=5.0, model="large"),),
+    )
+    selection = ModelSelection(policy="exp4", contextual=True, cache_mb=1.0)
+    a, *others = given.apps
+    return replace(given, apps=(replace(a, selection=selection, signature=NUMBERS), *others))
 
 
 def machines() -> Scenario:
