@@ -10,6 +10,7 @@ from hashlib import blake2b
 from typing import Any
 
 import numpy as np
+from msgspec import Raw, convert
 from numpy.typing import NDArray
 
 from bus.codec import decode, encode
@@ -21,6 +22,7 @@ from services.executor.queue import Inputs
 
 CLASSES = 10
 OUTPUT = "y"
+NOTHING = Raw(b"\xc0")  # in place of inputs
 SIGNATURE = Signature(
     inputs=[TensorSpec(name="x", datatype="INT64", shape=[])],
     outputs=[TensorSpec(name=OUTPUT, datatype="INT64", shape=[])],
@@ -100,12 +102,15 @@ class QueryItems:
         number = int(inbox.rpartition(".")[2])
         if not isinstance(answer.query, str) or drawn("feedback", number) >= self._feedback * _SPACE:
             return []
-        return [Feedback(query=answer.query, label=label, item=item) for item, label in enumerate(labels.tolist())]
+        return [
+            Feedback(query=answer.query, label=label, item=item, inputs=NOTHING)
+            for item, label in enumerate(labels.tolist())
+        ]
 
 
 def wrong_items(answer: Answer, labels: Numbers) -> int:
     """How many items of an answer are wrong."""
-    return int((to_array(answer.outputs[OUTPUT], OUTPUT) != labels).sum())
+    return int((to_array(convert(answer.outputs[OUTPUT], Tensor), OUTPUT) != labels).sum())
 
 
 # -- what came

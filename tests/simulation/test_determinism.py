@@ -13,12 +13,12 @@ from msgspec.structs import replace
 
 from services.simulation.scenario.model import Scenario
 from tests.support.data.random_scenarios import chosen
-from tests.support.data.small_scenarios import SMALL, Told, several
+from tests.support.data.small_scenarios import SMALL, Told
 
 ROOT = Path(__file__).parents[2]
 ALL = {
     "failing": SMALL["failing"],
-    "several": several,
+    "several": SMALL["several"],
     **{f"varied-{seed}": partial(chosen, seed, most_apps=6) for seed in (33, 84)},
 }
 

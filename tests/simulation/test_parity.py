@@ -5,8 +5,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from msgspec import convert
+from msgspec.structs import replace
 
-from bus.messages.events import JobEvent, OutcomeEvent, ScalingEvent, StateEvent, WorkerEvent
+from bus.messages.events import JobEvent, OutcomeEvent, ScalingEvent, SelectionEvent, StateEvent, WorkerEvent
+from bus.messages.public import Answer, Tensor
 from services.simulation.scenario.model import Scenario
 from tests.support.data.random_scenarios import chosen
 from tests.support.data.small_scenarios import SMALL, Told
@@ -18,6 +21,7 @@ EXPECTED = {  # no more than any sensible policy does there
     "machines": {"add_worker", "remove_worker", "Stopped", "replicate", "batched"},
     "dispatchers": {"ok", "batched", "d-0", "d-1"},
     "jobs": {"ok", "batched", "running", "done", "offline-mixed-0", "offline-mixed-1", "jobs-0"},
+    "several": {"ok", "batched", "learnt small", "learnt large", "part", "cached"},
 }
 
 
@@ -47,6 +51,9 @@ def happened(run: Told) -> set[str]:
                 found |= {name, event.state}
             case OutcomeEvent():
                 found |= {name, event.outcome, "batched" if (event.batch or 0) > 1 else "alone"}
+                found |= {"part" if event.parent is not None else "whole", "cached" if event.cached else "computed"}
+            case SelectionEvent():
+                found.add(f"learnt {event.member}")
     return found
 
 
@@ -73,7 +80,14 @@ def same_story(scenario: Scenario) -> Told:
 
 def ends_of(run: Told) -> list[tuple[Any, ...]]:
     """Every answer and refusal, as the client got it and when."""
-    return sorted((round(at, 6), inbox, repr(message)) for at, inbox, message in run.ends)
+    return sorted((round(at, 6), inbox, repr(read(message))) for at, inbox, message in run.ends)
+
+
+def read(message: Any) -> Any:
+    """A reply with its outputs as tensors: what came over a bus has maps there."""
+    if not isinstance(message, Answer):
+        return message
+    return replace(message, outputs={name: convert(tensor, Tensor) for name, tensor in message.outputs.items()})
 
 
 def test_the_runtime_puts_into_the_stream_what_its_actors_recorded() -> None:

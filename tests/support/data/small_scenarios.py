@@ -206,6 +206,7 @@ SMALL: dict[str, Callable[[], Scenario]] = {
     "machines": machines,
     "dispatchers": dispatchers,
     "jobs": jobs,
+    "several": several,
 }
 
 
