@@ -11,6 +11,7 @@ import pytest
 
 from bus.messages.events import CostEvent, OutcomeEvent, WorkerSample
 from infaas.cli import main
+from services.core.placement import container_kind
 from services.simulation.report import MEASURED
 from tests.support.data.events import event
 from tests.support.data.recorded_history import (
@@ -219,6 +220,14 @@ def test_a_file_is_as_good_as_the_database(database_dsn: str, replay: Run, tmp_p
     assert one_app["recorded"]["queries"] == one_app["policies"][0]["queries"] == 300
     assert one_app["recorded"]["cost"] == pytest.approx(PRICES["cpu"] / 60)  # of its own instance
     assert not one_app["cost"]["comparable"]
+
+
+def test_a_file_may_have_a_process_of_the_users_own(database_dsn: str, replay: Run, tmp_path: Path) -> None:
+    catalogue(database_dsn, hardware=container_kind("mine", "1"))
+    record(database_dsn, outcomes(), bills(), samples())
+    past = tmp_path / "past.mp"
+    assert replay(*HOUR, "--export", past)["queries"] == 900
+    assert replay("--file", past, "--policy", "infaas")["recorded"]["queries"] == 900
 
 
 def test_a_part_of_the_time(database_dsn: str, replay: Run) -> None:

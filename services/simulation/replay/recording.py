@@ -135,7 +135,7 @@ def head_fault(head: RecordingHead) -> str:
             return f"variants[{i}].{fault}"
     for i, worker in enumerate(head.workers):
         for k, device in enumerate(worker.devices):
-            if not valid_name(device.kind) or not valid_name(device.name) or not 1 <= device.cores <= 4096:
+            if not _valid_kind(device.kind) or not valid_name(device.name) or not 1 <= device.cores <= 4096:
                 return f"workers[{i}].devices[{k}]: needs a kind, a name and 1 to 4096 cores"
             if not 0 < device.memory_mb < LARGEST:
                 return f"workers[{i}].devices[{k}].memory_mb: must be above 0"
@@ -148,8 +148,15 @@ def head_fault(head: RecordingHead) -> str:
     return ""
 
 
+def _valid_kind(kind: str) -> bool:
+    """Names joined by dots: the device of a user's own process has the names of its model and version (services/core/placement.py)."""
+    return all(map(valid_name, kind.split(".")))
+
+
 def _variant_fault(one: VariantRecord) -> str:
-    if not (valid_name(one.variant) and valid_name(one.model) and valid_name(one.version) and valid_name(one.hardware)):
+    if not (
+        valid_name(one.variant) and valid_name(one.model) and valid_name(one.version) and _valid_kind(one.hardware)
+    ):
         return "variant: needs names of variant, model, version and hardware"
     if one.threads < 1 or not 1 <= one.max_batch <= 10**6:
         return "max_batch: must be from 1 to 1e6, and threads at least 1"
