@@ -1,174 +1,32 @@
-"""Several models answer one query, by the doors that users have: versions, feedback, confidence, slow members, contexts, counters, kills."""
+"""Several models answer one query, by the doors that users have: versions, links, feedback, confidence, slow members."""
 
 import asyncio
-import json
-import os
-import signal
 import subprocess
 import sys
-import urllib.request
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psycopg
 import pytest
-from onnx import helper as h
-from onnx import numpy_helper as nh
 
 import infaas
-from tests.live.test_metrics import get, series, total, url_of
-from tests.support.clients.constant_load import LibraryLoad, StockLoad
 from tests.support.clients.responders import until
-from tests.support.gateways.gateway_process import gateway
-from tests.support.models import tiny_models
-from tests.support.models.tiny_models import CLASSES, FEATURES, tensor, weights
-from tests.support.servers.nats import run
-from tests.support.servers.processes import environ, eventually, living_of, pids_of, read_line
-from tests.support.servers.processes import infaas as command
-from tests.support.servers.system import Whole, running
+from tests.support.models.tiny_models import weights
+from tests.support.servers.ensembles import MEMBERS, STEP, Ensembles, ensembles, inputs, near, scores_of, talk, taught
+from tests.support.servers.processes import environ, pids_of, read_line
 
-MEMBERS = ("n0", "n1", "n2", "n3", "n4")
-NOISE = 0.4  # of the members' weights: each is wrong on about a fifth of the inputs, and on others than the rest
-INT8 = 0.1  # of the largest score: members have variants of int8, too
-QUICK = "[registrar]\nthreads = [1]\nmax_batches = [64]\n"
-STEP = 16  # feedbacks at once
+__all__ = ["ensembles"]
+
 POISON = 777.0  # as the first feature: the container sleeps
-
-
-def second_weights(model: str) -> np.ndarray:
-    """Of the last layer, FP32 [32, 4]. `sound` is always right, `sound` 2 always wrong."""
-    right = weights(0)[1]
-    if model == "sound@2":
-        return -right
-    if model in MEMBERS:
-        return right + NOISE * np.random.default_rng(100 + MEMBERS.index(model)).normal(size=right.shape).astype("f4")
-    return right
-
-
-def scores_of(model: str, x: np.ndarray) -> np.ndarray:
-    """FP32 [n, 4]"""
-    found: np.ndarray = np.maximum(x @ weights(0)[0], 0) @ second_weights(model)
-    return found
-
-
-def inputs(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs that no model has been measured with, and their true classes."""
-    x = np.random.default_rng(1000 + seed).normal(size=(count, FEATURES)).astype("f4")
-    return x, scores_of("sound", x).argmax(axis=1)
-
-
-def file_of(model: str) -> bytes:
-    nodes = [
-        h.make_node("MatMul", ["x", "w1"], ["a"]),
-        h.make_node("Relu", ["a"], ["b"]),
-        h.make_node("MatMul", ["b", "w2"], ["scores"]),
-    ]
-    return tiny_models.made(
-        nodes,
-        [tensor("x", ["n", FEATURES])],
-        [tensor("scores", ["n", CLASSES])],
-        [nh.from_array(weights(0)[0], "w1"), nh.from_array(second_weights(model), "w2")],
-    )
-
-
-class Ensembles:
-    """A system with two dispatchers and two workers, and the models of `second_weights`, which no app links yet."""
-
-    def __init__(self, whole: Whole) -> None:
-        self.whole = whole
-        self.where = ("--data-dir", str(whole.directory))
-        self.validation = whole.directory.parent / "tiny.npz"
-        x, y = tiny_models.digits()
-        self.validation.write_bytes(tiny_models.npz(x=x, y=y))
-
-    async def prepare(self) -> None:
-        async with infaas.connect(self.whole.nats) as client:
-            for name in (*MEMBERS, "sound", "sound@2"):
-                model, _, version = name.partition("@")
-                path = self.whole.directory.parent / f"{name}.onnx"
-                path.write_bytes(file_of(name))
-                await client.register(
-                    path, app="shelf", model=model, version=version or "1", validation=self.validation
-                )
-
-    def admin(self, verb: str, app: str, *options: str) -> None:
-        done = command("admin", verb, app, *options, *self.where)
-        assert done.returncode == 0, done.stderr
-
-    async def app(self, client: Any, name: str, models: tuple[str, ...], fields: dict[str, Any], **more: Any) -> None:
-        """An app that links these models and asks them by these rules; returns once both dispatchers do so and all answer."""
-        await client.admin("add-app", app=name, **more)
-        for model in models:
-            await client.admin("link-model", app=name, model=model, version="1")
-        await client.admin("set-selection", app=name, **fields)
-        x, _ = inputs(1, 0)
-        row: deque[bool] = deque(maxlen=20)
-
-        async def settled() -> bool:
-            answer = await client.query(name, x, timeout=60.0, raise_refused=False)
-            row.append(isinstance(answer, infaas.Answer) and answer.missing == 0)
-            return len(row) == 20 and all(row)
-
-        await until(settled, 120.0)
-
-    def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        with psycopg.connect(self.whole.sql) as connection:
-            return connection.execute(query, values).fetchall()  # type: ignore[arg-type]
-
-    def weights(self, app: str, context: str | None = None) -> dict[str, float]:
-        """By member, as the command tells them."""
-        options = () if context is None else ("--context", context)
-        done = command("selection", "--app", app, *options, "--json", *self.where)
-        assert done.returncode == 0, done.stderr
-        return {row["member"]: row["weight"] for row in json.loads(done.stdout)["items"]}
-
-
-@pytest.fixture(scope="module")
-def ensembles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensembles]:
-    directory = tmp_path_factory.mktemp("ensembles") / "data"
-    config = directory.parent / "infaas.toml"
-    config.write_text(QUICK)
-    options = ("--no-dashboard", "--dispatchers", "2", "--workers", "2", "--config", str(config))
-    with running(directory, *options) as whole:
-        found = Ensembles(whole)
-        run(found.prepare())
-        yield found
-
-
-def talk(ensembles: Ensembles, work: Callable[[Any], Any]) -> Any:
-    async def main() -> Any:
-        async with infaas.connect(ensembles.whole.nats) as client:
-            return await work(client)
-
-    return run(main())
-
-
-async def taught(client: Any, app: str, x: np.ndarray, y: np.ndarray, **context: Any) -> list[infaas.Answer]:
-    """Ask each item as a query, tell its true class; STEP at a time."""
-
-    async def one(index: int) -> infaas.Answer:
-        answer: infaas.Answer = await client.query(app, x[index : index + 1], timeout=60.0, **context)
-        await client.feedback(app, int(y[index]), query=answer.query, **context)
-        return answer
-
-    found = []
-    for start in range(0, len(x), STEP):
-        found += await asyncio.gather(*(one(index) for index in range(start, min(start + STEP, len(x)))))
-    return found
-
-
-def near(given: np.ndarray, wanted: np.ndarray) -> bool:
-    return bool(np.abs(given - wanted).max() < INT8 * np.abs(wanted).max())
 
 
 def test_a_version_is_rolled_back_and_no_kept_answer_is_of_the_other_one(ensembles: Ensembles) -> None:
     """Nothing restarts. Each answer is that of the version that it names, whether it was kept or computed."""
     x, _ = inputs(1, 1)
-    before = sorted(living_of(ensembles.whole.directory))
+    services = ("dispatcher", "executor", "registrar")
+    before = [pids_of(ensembles.whole.directory, service) for service in services]
 
     async def main(client: Any) -> None:
         await client.admin("add-app", app="versions")
@@ -190,7 +48,7 @@ def test_a_version_is_rolled_back_and_no_kept_answer_is_of_the_other_one(ensembl
             await until(settled)
 
     talk(ensembles, main)
-    assert sorted(living_of(ensembles.whole.directory)) == before
+    assert [pids_of(ensembles.whole.directory, service) for service in services] == before
 
 
 def test_an_app_whose_models_are_unlinked_gives_its_default_output(ensembles: Ensembles) -> None:
@@ -387,178 +245,3 @@ def test_a_slow_member_costs_confidence_and_no_time(ensembles: Ensembles, tmp_pa
             talk(ensembles, main)
         finally:
             process.kill()
-
-
-def test_counters_are_the_number_of_queries(ensembles: Ensembles, tmp_path: Path) -> None:
-    """Of Prometheus, of Clipper's JSON and of SQL's views: an ensemble of five counts as one query, and its parts as five."""
-    count = 30
-    url = url_of(ensembles.whole)
-
-    async def prepared(client: Any) -> None:
-        await ensembles.app(client, "counted", MEMBERS, {"policy": "exp4"}, input_type="floats")
-
-    talk(ensembles, prepared)
-    issued = "SELECT count(*) FROM infaas.query_outcomes WHERE app = 'counted' AND parent IS NULL"
-    minutely = "SELECT coalesce(sum(queries), 0) FROM infaas.slo_by_app_minutely WHERE app = 'counted'"
-    hourly = "SELECT coalesce(sum(queries), 0) FROM infaas.cost_by_app_hourly WHERE app = 'counted'"
-
-    def figures() -> dict[str, float]:
-        now = series(get(url))
-        return {
-            "queries": total(now, "infaas_queries_total", app="counted"),
-            "answers": total(now, "infaas_answers_total", app="counted"),
-            "parts": total(now, "infaas_parts_total", app="counted"),
-            "asked": total(now, "infaas_members_asked_total", app="counted", member="n0"),
-            "latencies": total(now, "infaas_query_latency_seconds_count", app="counted"),
-            "rows": ensembles.rows(issued)[0][0],
-            "minutely": ensembles.rows(minutely)[0][0],
-            "hourly": ensembles.rows(hourly)[0][0],
-        }
-
-    def still() -> bool:
-        found = figures()
-        return found == figures() and found["queries"] == found["rows"] == found["minutely"] == found["parts"] / 5
-
-    assert eventually(still), figures()
-    before = figures()
-    x, _ = inputs(count, 8)
-    with gateway(ensembles.whole, tmp_path) as gate:
-        for item in x.tolist():
-            body = json.dumps({"input": item}).encode()
-            with urllib.request.urlopen(urllib.request.Request(f"{gate.url}/counted/predict", body)) as reply:
-                assert json.load(reply)["default"] is False
-        told = json.loads(get(f"{gate.url}/metrics"))
-    assert told["counters"] == [{"app:counted:num_predictions": {"count": count}}]
-    more = {"parts": 5 * count}
-
-    def grown() -> bool:
-        now = figures()
-        return all(now[name] == before[name] + more.get(name, count) for name in before)
-
-    assert eventually(grown), (before, figures())
-
-
-def test_two_users_with_opposite_favourites_and_all_processes_killed(ensembles: Ensembles) -> None:
-    """What feedback teaches about each context, two dispatchers share, and it is there after kill -9 of both."""
-    x, _ = inputs(400, 9)
-    favourites = {"left": "n0", "right": "n1"}
-    labels = {context: scores_of(model, x).argmax(axis=1) for context, model in favourites.items()}
-    x = x[labels["left"] != labels["right"]][:64]
-
-    async def teach(client: Any) -> None:
-        await ensembles.app(client, "taste", ("n0", "n1"), {"policy": "exp4", "eta": 0.3, "contextual": True})
-        for context, model in favourites.items():
-            await taught(client, "taste", x, scores_of(model, x).argmax(axis=1), context=context)
-
-    async def answers(client: Any, context: str) -> np.ndarray:
-        found = [client.query("taste", x[i : i + 1], context=context, timeout=60.0) for i in range(len(x))]
-        return np.array([answer.output.argmax() for answer in await asyncio.gather(*found)])
-
-    async def served(client: Any) -> None:
-        for context, model in favourites.items():
-            right = scores_of(model, x).argmax(axis=1)
-            assert (await answers(client, context) == right).mean() > 0.8, context
-
-    def learnt() -> bool:
-        return all(ensembles.weights("taste", context)[model] > 0.9 for context, model in favourites.items())
-
-    before = series(get(url_of(ensembles.whole)))
-    talk(ensembles, teach)
-    after = series(get(url_of(ensembles.whole)))
-    took = [
-        name
-        for name in ("dispatcher-0", "dispatcher-1")
-        if total(after, "infaas_parts_total", app="taste", process=name)
-        > total(before, "infaas_parts_total", app="taste", process=name)
-    ]
-    assert len(took) == 2, "both dispatchers have asked members"
-    assert learnt()
-    talk(ensembles, served)
-    killed = pids_of(ensembles.whole.directory, "dispatcher")
-    assert len(killed) == 2
-    for pid in killed:
-        os.kill(pid, signal.SIGKILL)
-    assert eventually(lambda: len(set(pids_of(ensembles.whole.directory, "dispatcher")) - set(killed)) == 2)
-    assert eventually(learnt)
-    talk(ensembles, served)
-    assert set(ensembles.weights("taste", "nobody").values()) == {0.5}
-
-
-def wrong(load: LibraryLoad | StockLoad) -> dict[str, Any]:
-    """Answers that are not the mean of what the members that they name say, or have another query's id."""
-    found = {}
-    for name, answer in load.answers.items():
-        if isinstance(answer, infaas.Answer):
-            given, label, members = answer.output, answer.id, answer.members or []
-        else:
-            given, label = np.frombuffer(answer["outputs"]["scores"]["data"], "<f4"), answer["id"]
-            members = answer["members"]
-        x = load.queries[name].sample.x
-        wanted = np.mean([scores_of(member.partition("@")[0], x) for member in members], axis=0)
-        if label != name or not near(given.reshape(1, -1), wanted):
-            found[name] = answer
-    return found
-
-
-@pytest.mark.parametrize("service", ["dispatcher", "executor"])
-def test_a_process_is_killed_and_each_query_is_answered_once(ensembles: Ensembles, service: str) -> None:
-    """A stock client counts the replies in its inbox. It sends nothing again, so what a dispatcher dies with before it has asked a member is lost to it."""
-    tag = f"kill-{service}"
-
-    async def main(client: Any) -> tuple[LibraryLoad, StockLoad, int]:
-        app = f"killed-{service}"
-        await ensembles.app(client, app, MEMBERS, {"policy": "majority"})
-        library = LibraryLoad(ensembles.whole.nats, f"{tag}-library", 15, app=app)
-        stock = StockLoad(ensembles.whole.nats, f"{tag}-stock", 15, app=app)
-        async with library, stock:
-            await until(lambda: len(library.answers) > 20 and len(stock.answers) > 20)
-            os.kill(pids_of(ensembles.whole.directory, service)[0], signal.SIGKILL)
-            struck = len(library.queries), len(stock.queries)
-            await until(lambda: len(library.answers) > struck[0] + 40 and len(stock.answers) > struck[1] + 40)
-        return library, stock, struck[1]
-
-    library, stock, struck = talk(ensembles, main)
-    assert wrong(library) == {}
-    assert wrong(stock) == {}
-    assert library.others == {}
-    assert library.answers.keys() == library.queries.keys()
-    assert stock.refusals == {}
-    assert stock.repeated == {}
-    unheard = {name for name in stock.queries if name not in stock.replies}
-    if service == "executor":
-        assert unheard == set()
-    else:
-        numbers = [int(name.rpartition("-")[2]) for name in unheard]
-        assert all(struck - 10 <= number <= struck + 10 for number in numbers), (struck, numbers)
-    heard = len(library.answers) + len(stock.answers)
-    rows = "SELECT id, count(*) FROM infaas.query_outcomes WHERE id LIKE %s AND parent IS NULL GROUP BY id"
-
-    def recorded() -> dict[str, int]:
-        return dict(ensembles.rows(rows, f"{tag}-%"))
-
-    assert eventually(lambda: len(recorded()) >= heard - 5), "a killed process may not have told its last ones"
-    assert set(recorded().values()) == {1}
-    assert eventually(lambda: len(pids_of(ensembles.whole.directory, service)) == 2)
-
-
-def test_a_gateway_is_killed_and_the_other_one_serves_on(ensembles: Ensembles, tmp_path: Path) -> None:
-    async def prepared(client: Any) -> None:
-        await ensembles.app(client, "fronted", MEMBERS, {"policy": "majority"}, input_type="floats")
-
-    def predict(url: str, item: list[float]) -> int:
-        body = json.dumps({"input": item}).encode()
-        with urllib.request.urlopen(urllib.request.Request(f"{url}/fronted/predict", body), timeout=60) as reply:
-            found = json.load(reply)
-        assert found["default"] is False
-        return int(found["query_id"])
-
-    talk(ensembles, prepared)
-    x, _ = inputs(40, 10)
-    with ExitStack() as stack:
-        first, second = (stack.enter_context(gateway(ensembles.whole, tmp_path)) for _ in range(2))
-        ids = [predict(gate.url, item) for item in x.tolist()[:10] for gate in (first, second)]
-        os.kill(first.pid, signal.SIGKILL)
-        ids += [predict(second.url, item) for item in x.tolist()[10:]]
-        with pytest.raises(OSError, match="refused"):
-            predict(first.url, x.tolist()[0])
-    assert len(set(ids)) == len(ids), "each has an answer of its own"

@@ -1,0 +1,264 @@
+"""Ensembles under what may happen to them: counters, contexts, users' policies that misbehave, and processes that are killed."""
+
+import asyncio
+import json
+import os
+import signal
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import infaas
+from tests.live.test_metrics import get, series, total, url_of
+from tests.support.clients.constant_load import LibraryLoad, StockLoad
+from tests.support.clients.responders import until
+from tests.support.gateways.gateway_process import gateway
+from tests.support.servers.ensembles import MEMBERS, Ensembles, ensembles, inputs, near, scores_of, talk, taught
+from tests.support.servers.processes import eventually, pids_of
+from tests.support.servers.processes import infaas as command
+
+__all__ = ["ensembles"]
+
+
+def test_counters_are_the_number_of_queries(ensembles: Ensembles, tmp_path: Path) -> None:
+    """Of Prometheus, of Clipper's JSON and of SQL's views: an ensemble of five counts as one query, and its parts as five."""
+    count = 30
+    url = url_of(ensembles.whole)
+
+    async def prepared(client: Any) -> None:
+        await ensembles.app(client, "counted", MEMBERS, {"policy": "exp4"}, input_type="floats")
+
+    talk(ensembles, prepared)
+    issued = "SELECT count(*) FROM infaas.query_outcomes WHERE app = 'counted' AND parent IS NULL"
+    minutely = "SELECT coalesce(sum(queries), 0) FROM infaas.slo_by_app_minutely WHERE app = 'counted'"
+    hourly = "SELECT coalesce(sum(queries), 0) FROM infaas.cost_by_app_hourly WHERE app = 'counted'"
+
+    def figures() -> dict[str, float]:
+        now = series(get(url))
+        return {
+            "queries": total(now, "infaas_queries_total", app="counted"),
+            "answers": total(now, "infaas_answers_total", app="counted"),
+            "parts": total(now, "infaas_parts_total", app="counted"),
+            "asked": total(now, "infaas_members_asked_total", app="counted", member="n0"),
+            "latencies": total(now, "infaas_query_latency_seconds_count", app="counted"),
+            "rows": ensembles.rows(issued)[0][0],
+            "minutely": ensembles.rows(minutely)[0][0],
+            "hourly": ensembles.rows(hourly)[0][0],
+        }
+
+    def still() -> bool:
+        found = figures()
+        return found == figures() and found["queries"] == found["rows"] == found["minutely"] == found["parts"] / 5
+
+    assert eventually(still), figures()
+    before = figures()
+    x, _ = inputs(count, 8)
+    with gateway(ensembles.whole, tmp_path) as gate:
+        for item in x.tolist():
+            body = json.dumps({"input": item}).encode()
+            with urllib.request.urlopen(urllib.request.Request(f"{gate.url}/counted/predict", body)) as reply:
+                assert json.load(reply)["default"] is False
+        told = json.loads(get(f"{gate.url}/metrics"))
+    assert told["counters"] == [{"app:counted:num_predictions": {"count": count}}]
+    more = {"parts": 5 * count}
+
+    def grown() -> bool:
+        now = figures()
+        return all(now[name] == before[name] + more.get(name, count) for name in before)
+
+    assert eventually(grown), (before, figures())
+
+
+def test_two_users_with_opposite_favourites_and_all_processes_killed(ensembles: Ensembles) -> None:
+    """What feedback teaches about each context, two dispatchers share, and it is there after kill -9 of both."""
+    x, _ = inputs(400, 9)
+    favourites = {"left": "n0", "right": "n1"}
+    labels = {context: scores_of(model, x).argmax(axis=1) for context, model in favourites.items()}
+    x = x[labels["left"] != labels["right"]][:64]
+
+    async def teach(client: Any) -> None:
+        await ensembles.app(client, "taste", ("n0", "n1"), {"policy": "exp4", "eta": 0.3, "contextual": True})
+        for context, model in favourites.items():
+            await taught(client, "taste", x, scores_of(model, x).argmax(axis=1), context=context)
+
+    async def answers(client: Any, context: str) -> np.ndarray:
+        found = [client.query("taste", x[i : i + 1], context=context, timeout=60.0) for i in range(len(x))]
+        return np.array([answer.output.argmax() for answer in await asyncio.gather(*found)])
+
+    async def served(client: Any) -> None:
+        for context, model in favourites.items():
+            right = scores_of(model, x).argmax(axis=1)
+            assert (await answers(client, context) == right).mean() > 0.8, context
+
+    def learnt() -> bool:
+        return all(ensembles.weights("taste", context)[model] > 0.9 for context, model in favourites.items())
+
+    before = series(get(url_of(ensembles.whole)))
+    talk(ensembles, teach)
+    after = series(get(url_of(ensembles.whole)))
+    took = [
+        name
+        for name in ("dispatcher-0", "dispatcher-1")
+        if total(after, "infaas_parts_total", app="taste", process=name)
+        > total(before, "infaas_parts_total", app="taste", process=name)
+    ]
+    assert len(took) == 2, "both dispatchers have asked members"
+    assert learnt()
+    talk(ensembles, served)
+    killed = pids_of(ensembles.whole.directory, "dispatcher")
+    assert len(killed) == 2
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    assert eventually(lambda: len(set(pids_of(ensembles.whole.directory, "dispatcher")) - set(killed)) == 2)
+    assert eventually(learnt)
+    talk(ensembles, served)
+    assert set(ensembles.weights("taste", "nobody").values()) == {0.5}
+
+
+OWN = "tests.support.models.user_policies"
+ROGUES = {
+    "NotANumber": "the weight nan",
+    "Negative": "the weight -1.0",
+    "Stranger": "chose 'stranger', which is no member",
+    "Raising": "combine raised KeyError: 'no such thing'",
+    "Hanging": "combine took longer than 1 s",
+}
+
+
+def test_a_users_own_policy_keeps_its_count_and_one_that_misbehaves_costs_its_own_app_only(
+    ensembles: Ensembles,
+) -> None:
+    """Each query of a policy that misbehaves gets a refusal that says how; another app's queries go on."""
+    url = url_of(ensembles.whole)
+
+    def refused() -> float:
+        return total(series(get(url)), "infaas_refusals_total", app="rogue", code="model_error")
+
+    async def main(client: Any) -> int:
+        x, y = inputs(20, 11)
+        await ensembles.app(client, "own", MEMBERS[:3], {"policy": f"{OWN}:Counting"})
+        await taught(client, "own", x, y)
+        await ensembles.app(client, "rogue", MEMBERS[:3], {"policy": f"{OWN}:Counting"})
+        count = 0
+        load = LibraryLoad(ensembles.whole.nats, "beside-rogues", 10, app="own")
+        async with load:
+            for name, word in ROGUES.items():
+                await client.admin("set-selection", app="rogue", policy=f"{OWN}:{name}")
+                found: list[str] = []
+
+                async def misbehaves(found: list[str] = found, word: str = word) -> bool:
+                    answer = await client.query("rogue", x[:1], timeout=60.0, raise_refused=False)
+                    if isinstance(answer, infaas.Refused):
+                        assert answer.code == "model_error", answer
+                        found.append(answer.message)
+                    return any(word in message for message in found)
+
+                await until(misbehaves)
+                assert all(f"{OWN}:" in message for message in found)
+                count += len(found)
+            await client.admin("set-selection", app="rogue", policy="exp4")
+            await until(lambda: answers(client, x[:1]))
+        assert load.others == {}
+        assert wrong(load) == {}
+        return count
+
+    async def answers(client: Any, x: np.ndarray) -> bool:
+        return isinstance(await client.query("rogue", x, timeout=60.0, raise_refused=False), infaas.Answer)
+
+    def counts() -> set[int]:
+        done = command("selection", "--app", "own", "--json", *ensembles.where)
+        return {row["n"] for row in json.loads(done.stdout)["items"]} if done.returncode == 0 else set()
+
+    before = refused()
+    count = talk(ensembles, main)
+    assert eventually(lambda: refused() >= before + count)
+    assert counts() == {20}
+    killed = pids_of(ensembles.whole.directory, "dispatcher")
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    assert eventually(lambda: len(set(pids_of(ensembles.whole.directory, "dispatcher")) - set(killed)) == 2)
+    assert eventually(lambda: counts() == {20})
+
+
+def wrong(load: LibraryLoad | StockLoad) -> dict[str, Any]:
+    """Answers that are not the mean of what the members that they name say, or have another query's id."""
+    found = {}
+    for name, answer in load.answers.items():
+        if isinstance(answer, infaas.Answer):
+            given, label, members = answer.output, answer.id, answer.members or []
+        else:
+            given, label = np.frombuffer(answer["outputs"]["scores"]["data"], "<f4"), answer["id"]
+            members = answer["members"]
+        x = load.queries[name].sample.x
+        wanted = np.mean([scores_of(member.partition("@")[0], x) for member in members], axis=0)
+        if label != name or not near(given.reshape(1, -1), wanted):
+            found[name] = answer
+    return found
+
+
+@pytest.mark.parametrize("service", ["dispatcher", "executor"])
+def test_a_process_is_killed_and_each_query_is_answered_once(ensembles: Ensembles, service: str) -> None:
+    """A stock client counts the replies in its inbox. It sends nothing again, so what a dispatcher dies with before it has asked a member is lost to it."""
+    tag = f"kill-{service}"
+
+    async def main(client: Any) -> tuple[LibraryLoad, StockLoad, int]:
+        app = f"killed-{service}"
+        await ensembles.app(client, app, MEMBERS, {"policy": "majority"})
+        library = LibraryLoad(ensembles.whole.nats, f"{tag}-library", 15, app=app)
+        stock = StockLoad(ensembles.whole.nats, f"{tag}-stock", 15, app=app)
+        async with library, stock:
+            await until(lambda: len(library.answers) > 20 and len(stock.answers) > 20)
+            os.kill(pids_of(ensembles.whole.directory, service)[0], signal.SIGKILL)
+            struck = len(library.queries), len(stock.queries)
+            await until(lambda: len(library.answers) > struck[0] + 40 and len(stock.answers) > struck[1] + 40)
+        return library, stock, struck[1]
+
+    library, stock, struck = talk(ensembles, main)
+    assert wrong(library) == {}
+    assert wrong(stock) == {}
+    assert library.others == {}
+    assert library.answers.keys() == library.queries.keys()
+    assert stock.refusals == {}
+    assert stock.repeated == {}
+    unheard = {name for name in stock.queries if name not in stock.replies}
+    if service == "executor":
+        assert unheard == set()
+    else:
+        numbers = [int(name.rpartition("-")[2]) for name in unheard]
+        assert all(struck - 10 <= number <= struck + 10 for number in numbers), (struck, numbers)
+    heard = len(library.answers) + len(stock.answers)
+    rows = "SELECT id, count(*) FROM infaas.query_outcomes WHERE id LIKE %s AND parent IS NULL GROUP BY id"
+
+    def recorded() -> dict[str, int]:
+        return dict(ensembles.rows(rows, f"{tag}-%"))
+
+    assert eventually(lambda: len(recorded()) >= heard - 5), "a killed process may not have told its last ones"
+    assert set(recorded().values()) == {1}
+    assert eventually(lambda: len(pids_of(ensembles.whole.directory, service)) == 2)
+
+
+def test_a_gateway_is_killed_and_the_other_one_serves_on(ensembles: Ensembles, tmp_path: Path) -> None:
+    async def prepared(client: Any) -> None:
+        await ensembles.app(client, "fronted", MEMBERS, {"policy": "majority"}, input_type="floats")
+
+    def predict(url: str, item: list[float]) -> int:
+        body = json.dumps({"input": item}).encode()
+        with urllib.request.urlopen(urllib.request.Request(f"{url}/fronted/predict", body), timeout=60) as reply:
+            found = json.load(reply)
+        assert found["default"] is False
+        return int(found["query_id"])
+
+    talk(ensembles, prepared)
+    x, _ = inputs(40, 10)
+    with ExitStack() as stack:
+        first, second = (stack.enter_context(gateway(ensembles.whole, tmp_path)) for _ in range(2))
+        ids = [predict(gate.url, item) for item in x.tolist()[:10] for gate in (first, second)]
+        os.kill(first.pid, signal.SIGKILL)
+        ids += [predict(second.url, item) for item in x.tolist()[10:]]
+        with pytest.raises(OSError, match="refused"):
+            predict(first.url, x.tolist()[0])
+    assert len(set(ids)) == len(ids), "each has an answer of its own"

@@ -1,0 +1,153 @@
+"""A system whose apps have several models: tiny ones with errors of their own, that tests link as they need them."""
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import psycopg
+import pytest
+from onnx import helper as h
+from onnx import numpy_helper as nh
+
+import infaas
+from tests.support.clients.responders import until
+from tests.support.models import tiny_models
+from tests.support.models.tiny_models import CLASSES, FEATURES, tensor, weights
+from tests.support.servers.nats import run
+from tests.support.servers.processes import infaas as command
+from tests.support.servers.system import Whole, running
+
+MEMBERS = ("n0", "n1", "n2", "n3", "n4")
+NOISE = 0.4  # of the members' weights: each is wrong on about a fifth of the inputs, and on others than the rest
+INT8 = 0.1  # of the largest score: members have variants of int8, too
+QUICK = "[registrar]\nthreads = [1]\nmax_batches = [64]\n"
+STEP = 16  # feedbacks at once
+
+
+def second_weights(model: str) -> np.ndarray:
+    """Of the last layer, FP32 [32, 4]. `sound` is always right, `sound` 2 always wrong."""
+    right = weights(0)[1]
+    if model == "sound@2":
+        return -right
+    if model in MEMBERS:
+        return right + NOISE * np.random.default_rng(100 + MEMBERS.index(model)).normal(size=right.shape).astype("f4")
+    return right
+
+
+def scores_of(model: str, x: np.ndarray) -> np.ndarray:
+    """FP32 [n, 4]"""
+    found: np.ndarray = np.maximum(x @ weights(0)[0], 0) @ second_weights(model)
+    return found
+
+
+def inputs(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs that no model has been measured with, and their true classes."""
+    x = np.random.default_rng(1000 + seed).normal(size=(count, FEATURES)).astype("f4")
+    return x, scores_of("sound", x).argmax(axis=1)
+
+
+def file_of(model: str) -> bytes:
+    nodes = [
+        h.make_node("MatMul", ["x", "w1"], ["a"]),
+        h.make_node("Relu", ["a"], ["b"]),
+        h.make_node("MatMul", ["b", "w2"], ["scores"]),
+    ]
+    return tiny_models.made(
+        nodes,
+        [tensor("x", ["n", FEATURES])],
+        [tensor("scores", ["n", CLASSES])],
+        [nh.from_array(weights(0)[0], "w1"), nh.from_array(second_weights(model), "w2")],
+    )
+
+
+class Ensembles:
+    """A system with two dispatchers and two workers, and the models of `second_weights`, which no app links yet."""
+
+    def __init__(self, whole: Whole) -> None:
+        self.whole = whole
+        self.where = ("--data-dir", str(whole.directory))
+        self.validation = whole.directory.parent / "tiny.npz"
+        x, y = tiny_models.digits()
+        self.validation.write_bytes(tiny_models.npz(x=x, y=y))
+
+    async def prepare(self) -> None:
+        async with infaas.connect(self.whole.nats) as client:
+            for name in (*MEMBERS, "sound", "sound@2"):
+                model, _, version = name.partition("@")
+                path = self.whole.directory.parent / f"{name}.onnx"
+                path.write_bytes(file_of(name))
+                await client.register(
+                    path, app="shelf", model=model, version=version or "1", validation=self.validation
+                )
+
+    def admin(self, verb: str, app: str, *options: str) -> None:
+        done = command("admin", verb, app, *options, *self.where)
+        assert done.returncode == 0, done.stderr
+
+    async def app(self, client: Any, name: str, models: tuple[str, ...], fields: dict[str, Any], **more: Any) -> None:
+        """An app that links these models and asks them by these rules; returns once both dispatchers do so and all answer."""
+        await client.admin("add-app", app=name, **more)
+        for model in models:
+            await client.admin("link-model", app=name, model=model, version="1")
+        await client.admin("set-selection", app=name, **fields)
+        x, _ = inputs(1, 0)
+        row: deque[bool] = deque(maxlen=20)
+
+        async def settled() -> bool:
+            answer = await client.query(name, x, timeout=60.0, raise_refused=False)
+            row.append(isinstance(answer, infaas.Answer) and answer.missing == 0)
+            return len(row) == 20 and all(row)
+
+        await until(settled, 120.0)
+
+    def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.whole.sql) as connection:
+            return connection.execute(query, values).fetchall()
+
+    def weights(self, app: str, context: str | None = None) -> dict[str, float]:
+        """By member, as the command tells them."""
+        options = () if context is None else ("--context", context)
+        done = command("selection", "--app", app, *options, "--json", *self.where)
+        assert done.returncode == 0, done.stderr
+        return {row["member"]: row["weight"] for row in json.loads(done.stdout)["items"]}
+
+
+@pytest.fixture(scope="session")
+def ensembles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensembles]:
+    directory = tmp_path_factory.mktemp("ensembles") / "data"
+    config = directory.parent / "infaas.toml"
+    config.write_text(QUICK)
+    options = ("--no-dashboard", "--dispatchers", "2", "--workers", "2", "--config", str(config))
+    with running(directory, *options) as whole:
+        found = Ensembles(whole)
+        run(found.prepare())
+        yield found
+
+
+def talk(ensembles: Ensembles, work: Callable[[Any], Any]) -> Any:
+    async def main() -> Any:
+        async with infaas.connect(ensembles.whole.nats) as client:
+            return await work(client)
+
+    return run(main())
+
+
+async def taught(client: Any, app: str, x: np.ndarray, y: np.ndarray, **context: Any) -> list[infaas.Answer]:
+    """Ask each item as a query, tell its true class; STEP at a time."""
+
+    async def one(index: int) -> infaas.Answer:
+        answer: infaas.Answer = await client.query(app, x[index : index + 1], timeout=60.0, **context)
+        await client.feedback(app, int(y[index]), query=answer.query, **context)
+        return answer
+
+    found = []
+    for start in range(0, len(x), STEP):
+        found += await asyncio.gather(*(one(index) for index in range(start, min(start + STEP, len(x)))))
+    return found
+
+
+def near(given: np.ndarray, wanted: np.ndarray) -> bool:
+    return bool(np.abs(given - wanted).max() < INT8 * np.abs(wanted).max())
