@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 import infaas
+from tests.live.test_metrics import get, series, total, url_of
 from tests.support.clients.responders import until
 from tests.support.models.tiny_models import weights
 from tests.support.servers.ensembles import MEMBERS, STEP, Ensembles, ensembles, inputs, near, scores_of, talk, taught
-from tests.support.servers.processes import environ, pids_of, read_line
+from tests.support.servers.processes import environ, eventually, pids_of, read_line
 
 __all__ = ["ensembles"]
 
@@ -49,6 +50,41 @@ def test_a_version_is_rolled_back_and_no_kept_answer_is_of_the_other_one(ensembl
 
     talk(ensembles, main)
     assert [pids_of(ensembles.whole.directory, service) for service in services] == before
+
+
+def test_a_hundred_equal_queries_are_one_evaluation_of_each_dispatcher(ensembles: Ensembles) -> None:
+    """And those that come later are none. What the executors count says so."""
+    x, _ = inputs(1, 12)
+    url = url_of(ensembles.whole)
+    answers: list[infaas.Answer] = []
+
+    def figures() -> tuple[float, float, float]:
+        """Items computed for queries, what the dispatchers say of it, and all of their look-ups."""
+        page = series(get(url))
+        computed = sum(value for has, value in page["infaas_batch_items_sum"] if has["variant"].startswith("sound-v1"))
+        missed = total(page, "infaas_cache_lookups_total", app="kept", result="miss")
+        return computed, missed, total(page, "infaas_cache_lookups_total", app="kept")
+
+    async def prepared(client: Any) -> None:
+        await ensembles.app(client, "kept", ("sound",), {"cache_mb": 8})
+
+    async def main(client: Any) -> None:
+        answers.extend(await asyncio.gather(*(client.query("kept", x, timeout=60.0) for _ in range(100))))
+        answers.extend([await client.query("kept", x, timeout=60.0) for _ in range(50)])
+
+    talk(ensembles, prepared)
+    before = figures()
+    talk(ensembles, main)
+
+    def grown() -> tuple[float, ...]:
+        return tuple(now - then for now, then in zip(figures(), before, strict=True))
+
+    assert eventually(lambda: grown() in ((1.0, 1.0, 150.0), (2.0, 2.0, 150.0))), grown()
+    computed = [answer for answer in answers if not answer.cached]
+    assert len(computed) == grown()[0]
+    assert all(near(answer.output, scores_of("sound", x)) for answer in answers)
+    assert {answer.cost for answer in answers if answer.cached} == {0.0}
+    assert all(answer.cost > 0.0 for answer in computed)
 
 
 def test_an_app_whose_models_are_unlinked_gives_its_default_output(ensembles: Ensembles) -> None:
