@@ -32,7 +32,7 @@ TELLING: tuple[Code, ...] = (
     "bad_request", "too_large", "unknown_model", "unsatisfiable", "model_error", "internal", "overloaded", "deadline",
 )  # fmt: skip
 
-
+NO_MEMBERS = "the app links none of its members: see infaas.list.apps, or use infaas.admin.link-model"
 LOWEST = 9  # priority
 
 
@@ -107,8 +107,7 @@ class Ensembles:
         assert rules is not None, "its app has several models that answer together"
         group = self._group(query.ask.app, rules)
         if group is None or not group.members:
-            text = "the app links none of its members: see infaas.list.apps, or use infaas.admin.link-model"
-            return self._outcomes.refused(query, Error(code="unknown_model", message=text), now)
+            return self._outcomes.refused(query, Error(code="unknown_model", message=NO_MEMBERS), now)
         if len(self._joins.open) >= self._dispatcher.max_queue:
             text = "too many queries wait for a worker: ask again later"
             return self._outcomes.refused(query, Error(code="overloaded", message=text, retry_after_ms=1000.0), now)
@@ -140,6 +139,8 @@ class Ensembles:
         query.selection = rules
         group = self._group(app, rules)
         assert group is not None, "the app was found above"
+        if not group.members:
+            return self.evaluated(uid, Error(code="unknown_model", message=NO_MEMBERS))
         join = Join(query, ask.deadline, patient=False, dispatcher=self._name, policy=rules.policy)
         join.plan = Plan(group)
         join.plan.evaluates = True

@@ -264,6 +264,16 @@ def test_inputs_that_nobody_remembers_are_evaluated_again_once(dispatchers: int)
     assert len(learnt(fleet)) == 6
 
 
+@pytest.mark.parametrize("policy", ["exp3", "exp4"])
+def test_inputs_that_no_model_can_answer_are_refused_at_once(policy: str) -> None:
+    fleet = Several(*members("a", "b"), selection=ModelSelection(policy=policy))
+    fleet.change(links={})
+    reply = report(fleet, inputs=INPUTS_OF_THE_FLEET, label=1)
+    assert reply["error"]["code"] == "unknown_model"
+    assert "links none of its members" in reply["error"]["message"]
+    assert not fleet.stage.members["d0"].actor.layer.joins.open  # type: ignore[attr-defined]
+
+
 def test_inputs_that_do_not_fit_the_app_are_refused() -> None:
     reply = report(shapes(), inputs={"datatype": "FP32", "shape": [0, 2], "data": b""}, label=1)
     assert reply["error"]["code"] == "bad_request"
