@@ -154,7 +154,8 @@ class Join:
     @property
     def under_way(self) -> bool:
         """Whether a part may still be answered."""
-        return any(part.reply is None and part.error is None for part in self.parts)
+        # Those that were asked for last are usually the last to answer.
+        return any(part.reply is None and part.error is None for part in reversed(self.parts))
 
     @property
     def cost(self) -> float:

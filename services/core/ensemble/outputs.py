@@ -58,7 +58,7 @@ def combined(weights: Mapping[str, float], members: Sequence[Member], outputs: M
         one[name] = _mean(shares, stack) if mean else _vote(shares, stack)
         if name == counts.name:
             same = _same(stack, one[name], counts.kind, members)
-            agree = same.reshape(*same.shape[:2], -1).all(axis=2).sum(axis=0)
+            agree = (same if same.ndim == 2 else same.reshape(*same.shape[:2], -1).all(axis=2)).sum(axis=0)
     assert agree is not None, "the output that counts is one of them"
     return Combined(one, agree)
 

@@ -42,6 +42,7 @@ class _Weighing:
     """What all of them share: a weight for each model, and all models are asked."""
 
     name = ""
+    _last: tuple[MemberWeights, Sequence[Member], dict[str, float]] | None = None
 
     def init(self, members: Sequence[Member]) -> MemberWeights:
         return MemberWeights({member.model: 0.0 for member in members}, {})
@@ -51,7 +52,7 @@ class _Weighing:
         return [member.model for member in members]
 
     def combine(self, state: MemberWeights, members: Sequence[Member], outputs: Mapping[str, Outputs]) -> Combined:
-        return combined(self._shares(state, members) if len(outputs) > 1 else {}, members, outputs)
+        return combined(self._present(state, members) if len(outputs) > 1 else {}, members, outputs)
 
     def observe(
         self,
@@ -74,7 +75,7 @@ class _Weighing:
         return MemberWeights(kept | self._taught(logs, lost, p), counts)
 
     def learnt(self, state: MemberWeights, members: Sequence[Member]) -> list[Learnt]:
-        shares = self._shares(state, members)
+        shares = self._present(state, members)
         return [
             Learnt(model, share, self._probability(share), state.counts.get(model, 0))
             for model, share in shares.items()
@@ -88,6 +89,13 @@ class _Weighing:
         state = decode(MemberWeights, data)
         logs = {model: log if math.isfinite(log) else 0.0 for model, log in state.logs.items()}
         return MemberWeights(logs, state.counts)
+
+    def _present(self, state: MemberWeights, members: Sequence[Member]) -> dict[str, float]:
+        """The shares. Those asked for last are kept: a query asks for them twice, and they are the same until there is feedback."""
+        last = self._last
+        if last is None or last[0] is not state or last[1] is not members:
+            last = self._last = (state, members, self._shares(state, members))
+        return last[2]
 
     def _shares(self, state: MemberWeights, members: Sequence[Member]) -> dict[str, float]:
         """By model, of the sum of all members' weights."""
@@ -132,7 +140,7 @@ class Exp3(_Weighing):
 
     def select(self, state: MemberWeights, members: Sequence[Member], ask: Requirements, u: float) -> Sequence[str]:
         del ask
-        shares = self._shares(state, members)
+        shares = self._present(state, members)
         upto = 0.0
         for model in sorted(shares):  # dispatchers may list the members in another order
             upto += shares[model]
