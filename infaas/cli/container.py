@@ -210,7 +210,7 @@ async def _join(
     bus = await NatsBus.connect(settings.bus.url, name=CONTAINER, **login_of(settings.bus).options())
     try:
         subjects = Subjects(settings.prefix)
-        catalogue = Catalogue(await _bucket(bus, subjects.catalog_bucket))
+        catalogue = ContainerCatalogue(await _bucket(bus, subjects.catalog_bucket))
         app = await catalogue.app(request.app)
         signature = None if app is None else app.signature
         # In threads: the connection's pings are answered meanwhile.
@@ -233,7 +233,7 @@ async def _bucket(bus: Bus, name: str) -> KeyValue:
             await asyncio.sleep(0.2)
 
 
-class Catalogue:
+class ContainerCatalogue:
     """Reads single records of the catalogue bucket."""
 
     def __init__(self, bucket: KeyValue) -> None:
@@ -272,7 +272,7 @@ class Entry:
         self,
         bus: Bus,
         subjects: Subjects,
-        catalogue: Catalogue,
+        catalogue: ContainerCatalogue,
         settings: "Settings",
         request: Register,
         inspected: "InspectedContainer",

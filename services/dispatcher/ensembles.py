@@ -25,7 +25,7 @@ from services.dispatcher.default_output import default_due
 from services.dispatcher.inflight import OutcomeRecorder
 from services.dispatcher.join import Joins, chance
 from services.dispatcher.predictions import Prediction, Predictions, digest_of
-from services.dispatcher.query import Join, Part, PartReply, Query
+from services.dispatcher.query import Join, PartReply, Query, QueryPart
 
 # Of parts that all failed, the first of these is told: the sender's own fault first, then what time and load explain.
 TELLING: tuple[Code, ...] = (
@@ -49,7 +49,7 @@ class Group:
         self.by_model = {member.model: member for member in members}
 
 
-class Plan:
+class EnsemblePlan:
     """What an answer is made with. state: the policy's, as it was when the members were asked. p: each member's probability then.
 
     evaluates: it is for a feedback, and nobody waits for an answer.
@@ -113,7 +113,7 @@ class Ensembles:
             return self._outcomes.refused(query, Error(code="overloaded", message=text, retry_after_ms=1000.0), now)
         due, patient = self._due(query, rules)
         join = Join(query, due, patient=patient, dispatcher=self._name, policy=rules.policy or "")
-        join.plan = Plan(group)
+        join.plan = EnsemblePlan(group)
         if rules.cache_mb and query.head.inputs_ref is None:
             join.digest = digest_of(query.head.inputs)
         effects = list(self._joins.begin(join, now))
@@ -142,7 +142,7 @@ class Ensembles:
         if not group.members:
             return self.evaluated(uid, Error(code="unknown_model", message=NO_MEMBERS))
         join = Join(query, ask.deadline, patient=False, dispatcher=self._name, policy=rules.policy)
-        join.plan = Plan(group)
+        join.plan = EnsemblePlan(group)
         join.plan.evaluates = True
         return (*self._joins.begin(join, now), *self._select(join, now))
 
@@ -251,7 +251,7 @@ class Ensembles:
         ended = NOTHING if part is None else self._ended(part, now)
         return (*ended, *self._pass_on(uid, reply, now))
 
-    def refused(self, part: Part, error: Error, now: float) -> Iterable[Effect]:
+    def refused(self, part: QueryPart, error: Error, now: float) -> Iterable[Effect]:
         """A part was refused here."""
         self._joins.refused(part, error)
         return (*self._ended(part, now), *self._pass_on(part.uid, None, now))
@@ -270,7 +270,7 @@ class Ensembles:
         """Parts that others wait for, whose deadline was before this time, are not heard of any more."""
         return [effect for uid in self._cached.equal.overdue(before) for effect in self._pass_on(uid, None, now)]
 
-    def _ended(self, part: Part, now: float) -> Iterable[Effect]:
+    def _ended(self, part: QueryPart, now: float) -> Iterable[Effect]:
         join = part.join
         if join.ended:
             if part.reply is not None and part.stage:
@@ -392,7 +392,7 @@ class Ensembles:
         return answer if combined is None else _judged(answer, join, combined)
 
 
-def outputs_of(part: Part) -> Outputs:
+def outputs_of(part: QueryPart) -> Outputs:
     """The arrays of an answered part, by output name. Raises BadTensor."""
     assert part.reply is not None
     return {name: to_array(tensor, f"outputs.{name}") for name, tensor in part.reply.outputs.items()}

@@ -33,7 +33,7 @@ from services.core.actor import (
 from services.core.outcomes import OutcomeLog
 from services.dispatcher.apps import Apps
 from services.dispatcher.contexts import MARK, Contexts
-from services.dispatcher.learning import Learning, Lesson, Waiting
+from services.dispatcher.learning import Learning, Lesson, Sender
 from services.dispatcher.predictions import Prediction, Predictions, digest_of
 
 MOST_TEXT = 1000  # characters of a label as JSON, an id, a context
@@ -62,7 +62,7 @@ class OpenFeedback:
         event: FeedbackEvent,
         query: bytes | None,
         digest: bytes | None,
-        sender: Waiting,
+        sender: Sender,
     ) -> None:
         self.mark = mark
         self.feedback = feedback
@@ -123,7 +123,7 @@ class Feedbacks:
         """Feedbacks by app and how they ended: `accepted`, or the code of the refusal."""
         return self._learning.ended
 
-    def _refuse(self, sender: Waiting, error: Error) -> list[Effect]:
+    def _refuse(self, sender: Sender, error: Error) -> list[Effect]:
         return self._learning.tell(sender, Refusal(id=sender.id, error=error))
 
     # -- a feedback comes
@@ -133,7 +133,7 @@ class Feedbacks:
         feedback: Feedback = envelope.message
         app = envelope.subject.rpartition(".")[2]
         known_app = app if self._apps.catalog.app(app) is not None else UNKNOWN
-        sender = Waiting(known_app, envelope.reply, feedback.id)
+        sender = Sender(known_app, envelope.reply, feedback.id)
         event = self._event(app, feedback, envelope.now)
         if isinstance(event, Error):
             return self._refuse(sender, event)
@@ -260,7 +260,7 @@ class Feedbacks:
         if asked.dispatcher == self._name or not self._apps.synced:
             return NOTHING
         taken = Publish(self._subjects.selection(f"taken.{asked.dispatcher}"), FeedbackTaken(asked.number))
-        sender = Waiting(asked.app, asked.reply, asked.feedback.id)
+        sender = Sender(asked.app, asked.reply, asked.feedback.id)
         known = self._learning.known((asked.mark,), sender)
         if known is not None:
             return (taken, *known)

@@ -18,7 +18,7 @@ from bus.subjects import Subjects
 from services.core.actor import NOTHING, After, Effect, Publish
 from services.core.deadlines import Deadlines
 from services.core.selection.eligibility import INFINITE
-from services.dispatcher.query import Join, Part, PartReply, Query, start_trace
+from services.dispatcher.query import Join, PartReply, Query, QueryPart, start_trace
 
 JOIN = "join"  # names the deadlines of queries with parts
 REMEMBER = (
@@ -53,7 +53,7 @@ class Joins:
 
     def __init__(self, name: str, subjects: Subjects) -> None:
         self.open: dict[bytes, Join] = {}
-        self.parts: dict[bytes, Part] = {}
+        self.parts: dict[bytes, QueryPart] = {}
         self._name = name
         self._subjects = subjects
         self._deadlines: Deadlines[bytes, Join] = Deadlines(is_due, JOIN)
@@ -71,7 +71,7 @@ class Joins:
         """A further part of a query: the same body, for this version of this model. accuracy: that its answer must have."""
         parent, index = join.query, len(join.parts)
         uid = part_uid(parent.uid, index, join.digest)
-        part = Part(join, uid, stage)
+        part = QueryPart(join, uid, stage)
         join.parts.append(part)
         self.parts[uid] = part
         asked: QueryHead = parent.head
@@ -85,7 +85,7 @@ class Joins:
             start_trace(query, parent.headers)
         return query
 
-    def replied(self, uid: bytes, reply: PartReply) -> Part | None:
+    def replied(self, uid: bytes, reply: PartReply) -> QueryPart | None:
         """A part has ended. None if it has ended before, or is not ours."""
         part = self.parts.pop(uid, None)
         if part is None:
@@ -99,7 +99,7 @@ class Joins:
             part.reply = reply
         return part
 
-    def refused(self, part: Part, error: Error) -> None:
+    def refused(self, part: QueryPart, error: Error) -> None:
         """A part has ended without an answer."""
         self.parts.pop(part.uid, None)
         part.error = error

@@ -25,7 +25,7 @@ TOGETHER = 32  # feedbacks in one write; half of those whose marks a value keeps
 APPLIED = 20_000  # feedbacks that are remembered, each 100 bytes, so that one that comes again is accepted when the first one is
 
 
-class Waiting:
+class Sender:
     """One sender of a feedback. reply: "" if nobody waits. app: that the feedback is to."""
 
     __slots__ = ("app", "id", "reply")
@@ -48,7 +48,7 @@ class Lesson:
         label: Any,
         marks: Sequence[bytes],
         event: FeedbackEvent,
-        sender: Waiting,
+        sender: Sender,
         *,
         reevaluated: bool = False,
     ) -> None:
@@ -98,7 +98,7 @@ class Learning:
         self._contexts = contexts
         self._log = log
         self._courses: dict[str, Course] = {}
-        self._unsaid: deque[tuple[int, Waiting]] = (
+        self._unsaid: deque[tuple[int, Sender]] = (
             deque()
         )  # who is told `Accepted` when events up to this number are on disk
         self._applied: OrderedDict[bytes, int] = OrderedDict()
@@ -118,12 +118,12 @@ class Learning:
         self.open += 1
         return self._next(course)
 
-    def known(self, marks: Iterable[bytes], sender: Waiting) -> list[Effect] | None:
+    def known(self, marks: Iterable[bytes], sender: Sender) -> list[Effect] | None:
         """What to do for a feedback with these marks if this dispatcher has applied it: its sender is told, at once or later."""
         number = max((self._applied.get(mark, 0) for mark in marks), default=0)
         return self._accept(number, sender) if number else None
 
-    def record(self, event: FeedbackEvent, marks: Sequence[bytes], sender: Waiting) -> list[Effect]:
+    def record(self, event: FeedbackEvent, marks: Sequence[bytes], sender: Sender) -> list[Effect]:
         """Keep a feedback that teaches nothing, or has taught already; its sender is told when it is on disk."""
         effects: list[Effect] = [self._log.record(event)]
         self._remember(marks)
@@ -305,12 +305,12 @@ class Learning:
         while len(self._applied) > APPLIED:
             self._applied.popitem(last=False)
 
-    def tell(self, sender: Waiting, message: Accepted | Refusal) -> list[Effect]:
+    def tell(self, sender: Sender, message: Accepted | Refusal) -> list[Effect]:
         """The end of a feedback."""
         self.ended[sender.app, "accepted" if isinstance(message, Accepted) else message.error.code] += 1
         return [Publish(sender.reply, message)] if sender.reply else []
 
-    def _accept(self, number: int, sender: Waiting) -> list[Effect]:
+    def _accept(self, number: int, sender: Sender) -> list[Effect]:
         if self._log.on_disk(number):
             return self.tell(sender, Accepted())
         self._unsaid.append((self._log.recorded, sender))

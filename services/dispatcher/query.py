@@ -47,7 +47,7 @@ class Query:
         self.headers: Mapping[str, str] | None = None  # of its messages, if it is traced
         self.fallback: AppRecord | None = None  # its app, if that has a default output
         self.selection: ModelSelection | None = None  # how several models answer it together, if they do
-        self.part: Part | None = None  # which part of another query it is
+        self.part: QueryPart | None = None  # which part of another query it is
         self.why: Error | None = None  # while it waits for a better answer: the refusal that it would get now
 
     def route(self, dispatcher: str, instance: str, policy: str) -> Route:
@@ -116,7 +116,7 @@ class PartReply(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     error: Error | None = None
 
 
-class Part:
+class QueryPart:
     """One part of a query. stage: which one, for people. reply: its answer; error: why there is none. Neither: it is under way."""
 
     __slots__ = ("error", "join", "reply", "stage", "uid")
@@ -143,12 +143,12 @@ class Join:
         self.patient = patient
         self.digest: bytes | None = None
         self.ended = False
-        self.parts: list[Part] = []
+        self.parts: list[QueryPart] = []
         self.plan: Any = None
         self.origin = Origin(query.route(dispatcher, "", policy))
 
     @property
-    def answered(self) -> list[Part]:
+    def answered(self) -> list[QueryPart]:
         return [part for part in self.parts if part.reply is not None]
 
     @property

@@ -16,7 +16,7 @@ from services.dispatcher.feedback import Feedbacks
 from services.dispatcher.inflight import OutcomeRecorder
 from services.dispatcher.join import JOIN, LATE, EndsDue, Joins
 from services.dispatcher.predictions import Predictions
-from services.dispatcher.query import Part, PartReply, Query
+from services.dispatcher.query import PartReply, Query, QueryPart
 
 
 class SelectionLayer:
@@ -68,7 +68,7 @@ class SelectionLayer:
         """A query of an app with a selection begins."""
         return self.ensembles.start(query, now)
 
-    def refused(self, part: Part, error: Error, now: float) -> Iterable[Effect]:
+    def refused(self, part: QueryPart, error: Error, now: float) -> Iterable[Effect]:
         """A part was refused by its own dispatcher."""
         return self.ensembles.refused(part, error, now)
 

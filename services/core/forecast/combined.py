@@ -25,7 +25,7 @@ _BACK = np.array(HORIZONS)
 _ALL = np.arange(_COUNT)
 
 
-class Combined:
+class CombinedForecaster:
     """Levels of several speeds, and earlier days scaled to the present level, weighted by their recent losses."""
 
     def __init__(self, period_s: float, day_s: float = DAY) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from bus.messages.scaling import DemandHistory
 from services.core.forecast.base import DAY, Forecaster, Rule
-from services.core.forecast.combined import Combined
+from services.core.forecast.combined import CombinedForecaster
 from services.core.forecast.conformal import Conformal
 from services.core.forecast.last import LastValue
 from services.core.forecast.mean import MovingMean
@@ -12,7 +12,7 @@ from services.core.forecast.seasonal import SeasonalNaive
 from services.core.forecast.trend import DampedTrend
 
 FORECASTERS: dict[str, Callable[[float, float], Rule]] = {
-    "combined": Combined,
+    "combined": CombinedForecaster,
     "last": lambda _period_s, _day_s: LastValue(),
     "mean": lambda _period_s, _day_s: MovingMean(),
     "seasonal-naive": SeasonalNaive,
