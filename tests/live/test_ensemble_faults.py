@@ -17,11 +17,9 @@ from tests.live.test_metrics import get, series, total, url_of
 from tests.support.clients.constant_load import LibraryLoad, StockLoad
 from tests.support.clients.responders import until
 from tests.support.gateways.gateway_process import gateway
-from tests.support.servers.ensembles import MEMBERS, Ensembles, ensembles, inputs, near, scores_of, talk, taught
+from tests.support.servers.ensembles import MEMBERS, Ensembles, inputs, near, scores_of, talk, taught
 from tests.support.servers.processes import eventually, pids_of
 from tests.support.servers.processes import infaas as command
-
-__all__ = ["ensembles"]
 
 
 def test_counters_are_the_number_of_queries(ensembles: Ensembles, tmp_path: Path) -> None:

@@ -15,10 +15,8 @@ import infaas
 from tests.live.test_metrics import get, series, total, url_of
 from tests.support.clients.responders import until
 from tests.support.models.tiny_models import weights
-from tests.support.servers.ensembles import MEMBERS, STEP, Ensembles, ensembles, inputs, near, scores_of, talk, taught
+from tests.support.servers.ensembles import MEMBERS, STEP, Ensembles, inputs, near, scores_of, talk, taught
 from tests.support.servers.processes import environ, eventually, pids_of, read_line
-
-__all__ = ["ensembles"]
 
 POISON = 777.0  # as the first feature: the container sleeps
 
