@@ -113,7 +113,11 @@ class _Weighing:
 
 
 class Exp4(_Weighing):
-    """All members are asked. The answer is Σ s_i y_i / Σ s_i; each member whose output is known: ln s_i −= eta · L_i (section 5.2)."""
+    """All members are asked. The answer is Σ s_i y_i / Σ s_i; each member whose output is known: ln s_i −= eta · L_i (section 5.2).
+
+    A member whose output is missing counts as an average one of those that are there: it loses their mean loss. If it lost nothing, one that
+    never answers would rise above all others, until they are equal at the bound. Losses still add up in any order.
+    """
 
     name = "exp4"
 
@@ -123,7 +127,8 @@ class Exp4(_Weighing):
 
     def _taught(self, logs: dict[str, float], lost: Mapping[str, float], p: Mapping[str, float]) -> dict[str, float]:
         del p
-        return _bounded({model: log - self.eta * lost.get(model, 0.0) for model, log in logs.items()}, self.spread)
+        usual = sum(lost.values()) / len(lost) if lost else 0.0
+        return _bounded({model: log - self.eta * lost.get(model, usual) for model, log in logs.items()}, self.spread)
 
 
 class Exp3(_Weighing):

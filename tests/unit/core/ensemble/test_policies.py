@@ -96,10 +96,21 @@ def test_exp4_updates_every_member_whose_output_is_known() -> None:
     assert math.log(found["a"] / found["c"]) == pytest.approx(-0.1)
 
 
-def test_exp4_leaves_a_member_whose_output_is_missing() -> None:
+def test_exp4_counts_a_member_whose_output_is_missing_as_an_average_one() -> None:
     policy = of("exp4")
     found = shares(policy, policy.observe(policy.init(ABC), ABC, 2, says(0, 2), {}))
-    assert found["b"] == found["c"] > found["a"]
+    assert math.log(found["a"] / found["b"]) == pytest.approx(-0.1)
+    assert math.log(found["c"] / found["b"]) == pytest.approx(-0.05)
+
+
+def test_exp4_still_tells_members_apart_where_one_never_answers() -> None:
+    """Member b errs in each third feedback, a in two of three; c never has an output."""
+    policy = of("exp4", eta=0.5)
+    state = policy.init(ABC)
+    for i in range(300):
+        state = policy.observe(state, ABC, 2, says(2 if i % 3 == 0 else 0, 0 if i % 3 == 0 else 2), {})
+    found = shares(policy, state)
+    assert found["b"] > 50 * max(found["a"], found["c"])
 
 
 def test_exp4_answers_with_the_weighted_mean_of_scores() -> None:
