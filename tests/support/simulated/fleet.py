@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from bus.codec import encode
 from bus.messages.catalog import AppRecord, ModelRecord, Profile, ProfileRow, Signature, TensorSpec, VariantRecord
@@ -193,6 +194,15 @@ class Fleet:
             self.stage.send(worker, Changed("infaas-catalog", key_of(record), encode(record)))
         self.stage.send(worker, Synced("infaas-catalog"))
         self.start_executor(worker)
+
+    def change(self, **fields: Any) -> None:
+        """The app's record changes, and everybody who follows the catalogue hears of it."""
+        [app] = [record for record in self.records if isinstance(record, AppRecord)]
+        after = replace(app, **fields)
+        self.records[self.records.index(app)] = after
+        for name, member in self.stage.members.items():
+            if member.actor.watches:
+                self.stage.send(name, Changed("infaas-catalog", key_of(after), encode(after)))
 
     def ask(self, app: str = "app", *, id: str | None = None, items: int = 1, **needs: Any) -> str:
         """Send one query now; returns its id."""

@@ -5,15 +5,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from bus.codec import encode
-from bus.messages.catalog import AppRecord, Signature, TensorSpec, VariantRecord
+from bus.messages.catalog import Signature, TensorSpec, VariantRecord
 from bus.messages.fleet import EnsureLoaded
 from bus.messages.public import Tensor
 from bus.tensors import to_array
-from services.core.actor import Changed
-from services.core.catalog import key_of
 from services.dispatcher.default_output import MOST_BYTES, default_outputs
 from tests.support.simulated.fleet import Fleet, variant
 
@@ -30,14 +27,6 @@ class WithDefault(Fleet):
             for record in variants or (variant(),):
                 self.stage.publish(self.subjects.worker("w0", "load"), EnsureLoaded(variant=record, app="app"))
             self.stage.run(1.0)
-
-    def change(self, **fields: Any) -> None:
-        [app] = [record for record in self.records if isinstance(record, AppRecord)]
-        after = replace(app, **fields)
-        self.records[self.records.index(app)] = after
-        for name, member in self.stage.members.items():
-            if member.actor.watches:
-                self.stage.send(name, Changed("infaas-catalog", key_of(after), encode(after)))
 
     def heard(self, label: str) -> list[tuple[float, dict[str, Any]]]:
         """(seconds after now, reply) of one query, over what follows."""

@@ -6,14 +6,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from msgspec.structs import replace
 
-from bus.codec import encode
-from bus.messages.catalog import AppRecord, ModelSelection, VariantRecord
+from bus.messages.catalog import ModelSelection, VariantRecord
 from bus.messages.fleet import EnsureLoaded
 from bus.messages.public import Requirements
-from services.core.actor import Changed
-from services.core.catalog import key_of
 from services.core.ensemble.base import Combined, Learnt
 from services.core.settings import Settings
 from services.dispatcher.commands import RunPolicy
@@ -39,14 +35,6 @@ class Several(Fleet):
         for record in variants:
             self.stage.publish(self.subjects.worker("w0", "load"), EnsureLoaded(variant=record, app="app"))
         self.stage.run(2.0)
-
-    def change(self, **fields: Any) -> None:
-        [app] = [record for record in self.records if isinstance(record, AppRecord)]
-        after = replace(app, **fields)
-        self.records[self.records.index(app)] = after
-        for name, member in self.stage.members.items():
-            if member.actor.watches:
-                self.stage.send(name, Changed("infaas-catalog", key_of(after), encode(after)))
 
     def one(self, label: str, seconds: float = 5.0) -> tuple[float, dict[str, Any]]:
         """(seconds after now, the one reply)"""
