@@ -3,9 +3,9 @@
 Keys: `app.<app>`, `model.<model>.<version>`, `variant.<variant>`. A variant's name is unique in the cluster.
 """
 
-from typing import Any
+from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 
 class TensorSpec(Struct, frozen=True, kw_only=True):
@@ -137,6 +137,97 @@ class BatchingRule(Struct, frozen=True, kw_only=True):
     contexts: int | None = None
 
 
+class EdgeCondition(Struct, frozen=True, kw_only=True):
+    """When an edge is followed: `reduce(output) op value` of its source's answer.
+
+    reduce: "first" element, "max" of all, or "argmax" of the first item. op: "==", "!=", "<", ">" or "in". value: a number or a text;
+    of "in", a list of them.
+    """
+
+    output: str
+    op: str
+    value: Any
+    reduce: str = "first"
+
+
+class PipelineVertex(Struct, frozen=True, kw_only=True):
+    """A stage of a pipeline: an app that is asked.
+
+    inputs: of the app, by name, as "$.input of the pipeline" or "vertex.output", or several with "|" between: the first that was visited.
+    accuracy: the least that a variant must have; None: any.
+    """
+
+    name: str
+    app: str
+    inputs: dict[str, str] = {}
+    accuracy: float | None = None
+
+
+class PipelineEdge(Struct, frozen=True, kw_only=True):
+    """The target is asked once the source has answered. Neither `when` nor `probability`: always.
+
+    when: only if this holds for the source's answer. probability: the share of queries that follow it, above 0; for planning, and without
+    `when` a hash of the query decides by it.
+    """
+
+    source: str = field(name="from")
+    target: str = field(name="to")
+    when: EdgeCondition | None = None
+    probability: float | None = None
+
+
+class PipelineRecord(Struct, frozen=True, kw_only=True):
+    """A directed acyclic graph of apps that answers the queries of an app (InferLine, paper 004, section 2). docs/contract.md.
+
+    A vertex without incoming edges is asked at once. Any other is asked if it is the target of a followed edge, as soon as it is known
+    of each of its edges whether it is followed. output: by name, where it comes from, as inputs of vertices.
+    """
+
+    vertices: list[PipelineVertex] = field(name="vertex")
+    edges: list[PipelineEdge] = field(name="edge", default_factory=list)
+    output: dict[str, str] = {}
+
+
+class PlannedStage(Struct, frozen=True, kw_only=True):
+    """How a vertex is served. batch: the largest. scale: visits for each query. service_ms: of a largest batch.
+
+    rho: load over what the replicas can serve, 0..1. variant: the planned one; empty: any on this hardware. accuracy: its own, if known.
+    """
+
+    hardware: str
+    batch: int
+    replicas: int
+    scale: float
+    service_ms: float
+    rho: float
+    variant: str = ""
+    accuracy: float | None = None
+
+
+class PipelinePlan(Struct, frozen=True, kw_only=True):
+    """How to serve a pipeline (paper 004, section 4).
+
+    status: optimal (no cheaper configuration meets the objective by the estimator), feasible, infeasible (`reason` says why).
+    envelope: of windows in seconds, the most queries of the sample trace in any such window. dispersion: of each window, variance over mean of
+    its number of queries. steps: what the planner did, in order. rate: queries/s of the sample trace. p99_ms: the estimated latency at
+    `percentile`; None: without bound.
+    """
+
+    pipeline: str
+    policy: str
+    status: Literal["optimal", "feasible", "infeasible"]
+    cost_per_s: float
+    p99_ms: float | None
+    vertices: dict[str, PlannedStage]
+    envelope: list[tuple[float, int]]
+    dispersion: list[float]
+    steps: list[str]
+    rate: float
+    latency_ms: float
+    percentile: float = 0.99
+    reason: str = ""
+
+
 class AppRecord(Struct, frozen=True, kw_only=True):
     """An application and its linked models.
 
@@ -144,7 +235,8 @@ class AppRecord(Struct, frozen=True, kw_only=True):
     come in time (docs/contract.md). input_type: the type of one input item in Clipper's terms: integers, floats, doubles, bytes or
     strings. slo_target: the share of queries to be answered in time, above 0 and below 1; None: that of the settings.
     selection: how several models answer together; None: one variant answers each query. replicas: by linked model, the least number of
-    instances of its best variant.
+    instances of its best variant. pipeline: the graph of other apps that answers; such an app links no models. plan: of the pipeline,
+    the one that is deployed.
     """
 
     app: str
@@ -158,3 +250,5 @@ class AppRecord(Struct, frozen=True, kw_only=True):
     slo_target: float | None = None
     selection: ModelSelection | None = None
     replicas: dict[str, int] = {}
+    pipeline: PipelineRecord | None = None
+    plan: PipelinePlan | None = None

@@ -163,6 +163,15 @@ def _check_shape(shape: list[int], spec: TensorSpec, where: str) -> None:
         )
 
 
+def fits(given: TensorSpec, wanted: TensorSpec) -> bool:
+    """Whether tensors of one specification can be given where the other is wanted. An axis of variable length may fit any."""
+    return (
+        (given.datatype == wanted.datatype or given.datatype in _FITTING.get(wanted.datatype, ()))
+        and len(given.shape) == len(wanted.shape)
+        and all(-1 in (n, w) or n == w for n, w in zip(given.shape, wanted.shape, strict=True))
+    )
+
+
 def _byte_count(data: msgspec.Raw, where: str) -> int:
     """The length of a MessagePack bin object in bytes, from its frame (no copy)."""
     view = memoryview(data)

@@ -1,0 +1,194 @@
+"""Which edges a query follows: by conditions on answers, or by a hash of the query. Pure.
+
+An edge without a condition draws from hash(uid, edge), so that each retry of a query and each dispatcher draw alike. The estimator draws
+by the same function for the queries of its sample, and for conditions too, whose outcome it can only know by their probability.
+"""
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bus.messages.catalog import EdgeCondition, PipelineEdge
+from services.core.pipelines.graph import PipelineGraph, complementary
+
+REDUCTIONS = ("first", "max", "argmax")
+OPERATORS = ("==", "!=", "<", ">", "in")
+_MASK = (1 << 64) - 1
+_GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # of splitmix64 (Steele et al., 2014)
+
+Bools = NDArray[np.bool_]
+Uids = NDArray[np.uint64]
+
+
+def follows(uid: bytes, edge: PipelineEdge, outputs: Mapping[str, NDArray[Any]]) -> bool:
+    """Whether this query follows the edge. outputs: of the source's answer. Raises ValueError where they do not suit the condition."""
+    if edge.when is not None:
+        return holds(edge.when, outputs)
+    if edge.probability is None or edge.probability >= 1.0:
+        return True
+    return draw(uid, f"{edge.source}>{edge.target}") < edge.probability
+
+
+def holds(condition: EdgeCondition, outputs: Mapping[str, NDArray[Any]]) -> bool:
+    """Raises ValueError: the output is not there, or is empty, or is no number where one is needed."""
+    tensor = outputs.get(condition.output)
+    if tensor is None or not tensor.size:
+        raise ValueError(f"when.output: the answer has no {condition.output!r} with an element")
+    value = _reduced(tensor, condition.reduce)
+    wanted = condition.value
+    try:
+        match condition.op:
+            case "==":
+                return bool(value == wanted)
+            case "!=":
+                return bool(value != wanted)
+            case "<":
+                return bool(value < wanted)
+            case ">":
+                return bool(value > wanted)
+            case "in":
+                return value in wanted
+    except TypeError as error:
+        raise ValueError(f"when: {condition.output} {condition.op} {wanted!r}: {error}") from error
+    raise ValueError(f"when.op: {condition.op!r} is none of {', '.join(OPERATORS)}")
+
+
+def _reduced(tensor: NDArray[Any], reduce: str) -> Any:
+    if reduce == "first":
+        value = tensor.flat[0]
+        return value.decode(errors="replace") if isinstance(value, bytes) else getattr(value, "item", lambda: value)()
+    if tensor.dtype.kind not in "biuf":
+        raise ValueError(f"when.reduce: {reduce} needs numbers; use first")
+    if reduce == "max":
+        return tensor.max().item()
+    if reduce == "argmax":
+        return int(np.argmax(tensor[0])) if tensor.ndim > 1 else int(np.argmax(tensor))
+    raise ValueError(f"when.reduce: {reduce!r} is none of {', '.join(REDUCTIONS)}")
+
+
+# -- draws
+
+
+def draw(uid: bytes, edge: str) -> float:
+    """In [0, 1), the same for each retry of the query. uid: at least 8 bytes."""
+    mixed = (int.from_bytes(uid[:8], "little") ^ _salt(edge)) + _GOLDEN & _MASK
+    mixed = (mixed ^ mixed >> 30) * _FIRST & _MASK
+    mixed = (mixed ^ mixed >> 27) * _SECOND & _MASK
+    return ((mixed ^ mixed >> 31) >> 11) / 2.0**53
+
+
+def draws(uids: Uids, edge: str) -> NDArray[np.float64]:
+    """`draw` of many queries, each by the first 8 bytes of its uid."""
+    with np.errstate(over="ignore"):
+        mixed = (uids ^ np.uint64(_salt(edge))) + np.uint64(_GOLDEN)
+        mixed = (mixed ^ mixed >> np.uint64(30)) * np.uint64(_FIRST)
+        mixed = (mixed ^ mixed >> np.uint64(27)) * np.uint64(_SECOND)
+        return ((mixed ^ mixed >> np.uint64(31)) >> np.uint64(11)) / 2.0**53
+
+
+def _salt(edge: str) -> int:
+    return int.from_bytes(blake2b(edge.encode(), digest_size=8).digest(), "little")
+
+
+# -- the sample's visits
+
+
+def visits(graph: PipelineGraph, uids: Uids) -> dict[str, Bools]:
+    """Of each vertex, which of these queries visit it."""
+    found: dict[str, Bools] = {name: np.ones(len(uids), np.bool_) for name in graph.sources}
+    followed: dict[tuple[str, str], Bools] = {}
+    for name in graph.order:
+        for edge in graph.into[name]:
+            live = found[edge.source] & followed[edge.source, name]
+            found[name] = found[name] | live if name in found else live
+        followed.update(_followed(graph.out[name], uids))
+    return found
+
+
+def _followed(edges: list[PipelineEdge], uids: Uids) -> dict[tuple[str, str], Bools]:
+    """Which queries would follow these edges of one vertex. Edges that exclude each other divide the range of one draw."""
+    shares = planned_shares(edges)
+    found: dict[tuple[str, str], Bools] = {}
+    for group in exclusive_groups(edges, shares):
+        first = group[0]
+        drawn = draws(uids, f"{first.source}>{first.target}")
+        low = 0.0
+        for edge in group:
+            high = low + shares[edge.target]
+            if high > 1.0 - 1e-9:
+                high = 1.0
+            found[edge.source, edge.target] = (drawn >= low) & (drawn < high)
+            low = high
+    return found
+
+
+def planned_shares(edges: list[PipelineEdge]) -> dict[str, float]:
+    """The share of visits to their common source that follow each edge, by target.
+
+    Its probability; without one, what the complementary edge leaves; else 1, which plans for the most.
+    """
+    shares: dict[str, float] = {}
+    for edge in edges:
+        share = edge.probability
+        if share is None:
+            twin = next((one for one in edges if complementary(edge, one) and one.probability is not None), None)
+            share = 1.0 if twin is None or twin.probability is None else 1.0 - twin.probability
+        shares[edge.target] = share
+    return shares
+
+
+def exclusive_groups(edges: list[PipelineEdge], shares: Mapping[str, float]) -> list[list[PipelineEdge]]:
+    """Edges of one vertex, together where a query follows at most one of them and their shares leave room for all."""
+    groups: list[list[PipelineEdge]] = []
+    for edge in edges:
+        for group in groups:
+            total = sum(shares[one.target] for one in (*group, edge))
+            if total <= 1.0 + 1e-9 and all(excluded(one.when, edge.when) for one in group):
+                group.append(edge)
+                break
+        else:
+            groups.append([edge])
+    return groups
+
+
+def oversized(edges: list[PipelineEdge]) -> tuple[PipelineEdge, PipelineEdge] | None:
+    """Two edges of one vertex that exclude each other, although their probabilities add up to more than 1."""
+    for one, other in combinations(edges, 2):
+        total = (one.probability or 0.0) + (other.probability or 0.0)
+        if total > 1.0 + 1e-9 and excluded(one.when, other.when):
+            return one, other
+    return None
+
+
+def excluded(one: EdgeCondition | None, other: EdgeCondition | None) -> bool:
+    """Whether both can never hold for the same answer."""
+    if one is None or other is None or (one.output, one.reduce) != (other.output, other.reduce):
+        return False
+    ops, (a, b) = (one.op, other.op), (one.value, other.value)
+    try:
+        match ops:
+            case ("==", "=="):
+                return bool(a != b)
+            case ("==", "!=") | ("!=", "=="):
+                return bool(a == b)
+            case ("==", "in"):
+                return a not in b
+            case ("in", "=="):
+                return b not in a
+            case ("in", "in"):
+                return all(value not in b for value in a)
+            case ("<", ">" | "=="):
+                return bool(a <= b)
+            case (">" | "==", "<"):
+                return bool(b <= a)
+            case (">", "=="):
+                return bool(b <= a)
+            case ("==", ">"):
+                return bool(a <= b)
+    except TypeError:
+        return False
+    return False
