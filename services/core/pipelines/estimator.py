@@ -117,6 +117,8 @@ def _served(ready: Floats, stage: StageConfiguration) -> Floats:
 def _singles(arrivals: Floats, stage: StageConfiguration) -> tuple[Floats, Floats]:
     """Begin and end of batches of one, of arrivals in order."""
     each, k = stage.seconds[1], stage.replicas
+    if k >= len(arrivals) or bool((arrivals[k:] >= arrivals[:-k] + each).all()):
+        return arrivals, arrivals + each  # none waits
     begins = np.empty_like(arrivals)
     for first in range(min(k, len(arrivals))):
         mine = arrivals[first::k]

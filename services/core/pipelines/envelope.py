@@ -1,0 +1,74 @@
+"""The traffic envelope: how many queries come in windows of several lengths (InferLine, paper 004, section 5). Pure.
+
+The envelope of a sample is the most queries in *any* window of each length, not only in those that begin at multiples of it. Another trace of
+the same law exceeds it now and then, since its own largest count lies elsewhere. So what counts as a change is more: a count beyond the
+envelope and also beyond Z standard deviations of such counts. Counts are taken as negative binomial, with the mean and the variance of the
+sample; the third term of their Cornish-Fisher expansion keeps the limit right for small means, where a normal law would be too low.
+"""
+
+from collections.abc import Sequence
+from math import ceil, log2, sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+BIN_S = 0.01  # of the arrivals that dispatchers tell
+LONGEST_S = 60.0
+Z = 5.5  # standard deviations: an hour has some 10^5 distinct short windows, and a stationary one should exceed none
+FEW = 20  # windows of a sample that tell a variance
+
+Envelope = list[tuple[float, int]]
+
+
+def windows_from(shortest_s: float) -> list[float]:
+    """Lengths of windows in seconds: whole bins, doubling from the time that a query is served for to a minute."""
+    first = max(1, ceil(shortest_s / BIN_S - 1e-9))
+    longest = round(LONGEST_S / BIN_S)
+    count = max(0, int(log2(longest / first))) if first < longest else 0
+    bins = [min(first, longest) << i for i in range(count + 1)]
+    if bins[-1] < longest:
+        bins.append(longest)
+    return [n * BIN_S for n in bins]
+
+
+def traffic_envelope(arrivals: NDArray[np.float64], shortest_s: float) -> tuple[Envelope, list[float]]:
+    """(window in seconds, most queries in any such window) of a sample; and of each window, variance over mean of its number of queries.
+
+    Where a sample has too few windows of a length to tell a variance, that of the longest that it has enough of counts.
+    """
+    envelope: Envelope = []
+    dispersion: list[float] = []
+    for window in windows_from(shortest_s):
+        envelope.append((window, most_in(arrivals, window)))
+        dispersion.append(_dispersion(arrivals, window, dispersion[-1] if dispersion else 1.0))
+    return envelope, dispersion
+
+
+def most_in(arrivals: NDArray[np.float64], window_s: float) -> int:
+    """The most queries in any window [t, t + window_s). arrivals: in order."""
+    if not len(arrivals):
+        return 0
+    after = np.searchsorted(arrivals, arrivals + (window_s - 1e-9), "left")
+    return int((after - np.arange(len(arrivals))).max())
+
+
+def _dispersion(arrivals: NDArray[np.float64], window_s: float, shorter: float) -> float:
+    span = float(arrivals[-1] - arrivals[0]) if len(arrivals) else 0.0
+    count = int(span / window_s)
+    if count < FEW:
+        return shorter
+    # Windows that begin in halves of each other: twice as many counts of the same law.
+    halves = np.histogram(arrivals, 2 * count, (float(arrivals[0]), float(arrivals[0]) + count * window_s))[0]
+    counts = halves[:-1] + halves[1:]
+    return float(counts.var() / counts.mean()) if counts.any() else shorter
+
+
+def limits(envelope: Envelope, dispersion: Sequence[float], planned: float, rate: float) -> list[float]:
+    """Of each window, the count above which traffic is more than `rate` queries/s of the sample's law. planned: the sample's own rate."""
+    found = []
+    for (window, most), spread in zip(envelope, dispersion, strict=True):
+        mean = rate * window
+        deviation = sqrt(mean * spread)
+        high = mean + Z * deviation + max(0.0, (Z * Z - 1.0) * (2.0 * spread - 1.0) / 6.0)
+        found.append(max(high, most * max(1.0, rate / planned)) if rate >= planned * (1 - 1e-9) else high)
+    return found

@@ -1,0 +1,223 @@
+"""InferLine's planner (paper 004, section 4): from an expensive configuration that meets the objective down to a cheap one. Pure.
+
+1. Each vertex on its dearest hardware, in batches of one. The objective cannot be met if queries take longer even where none waits.
+2. Replicas for the vertex with the least throughput for its load, until the estimator says that the objective is met.
+3. Of {one replica fewer, cheaper hardware} of each vertex, the change that saves most and still meets the objective. Where there is none,
+   a batch twice as large, which saves nothing itself but may let replicas go. Those after the last change that saved are taken back.
+4. The paper's search ends there, now and then in a local optimum (its section 7.2.1). So all cheaper configurations are searched, as far
+   as the effort allows (services/core/pipelines/search.py).
+
+A change that fails once is not tried again until another vertex has changed its batch or hardware: with fewer replicas elsewhere,
+queries only take longer.
+"""
+
+from math import inf
+
+from bus.messages.catalog import PipelinePlan
+from services.core.pipelines.problem import MOST_REPLICAS, Choices, PlanningWorkspace, ServingChoice
+from services.core.pipelines.search import search
+
+EFFORT = 30_000_000  # visits that the estimator follows in the last step
+
+
+def plan_inferline(space: PlanningWorkspace, *, policy: str = "inferline", effort: int = EFFORT) -> PipelinePlan:
+    """effort: visits to follow in search of what the paper's steps miss; 0: its steps only."""
+    first = _first(space)
+    if first is None:
+        return infeasible(space, policy)
+    return _Descent(space, first, policy).run(effort)
+
+
+def fastest(space: PlanningWorkspace) -> list[int]:
+    """Of each vertex, the option that serves one item soonest."""
+    return [min(range(len(tables)), key=lambda o: tables[o][1]) for tables in space.seconds]
+
+
+def infeasible(space: PlanningWorkspace, policy: str) -> PipelinePlan:
+    """Even alone, and on the fastest hardware, queries take too long: names the path and the amount."""
+    options = fastest(space)
+    alone = {name: space.seconds[v][o][1] for v, (name, o) in enumerate(zip(space.order, options, strict=True))}
+    hop = space.problem.hop_ms
+    _, path = space.graph.longest_path({name: seconds + hop / 1000.0 for name, seconds in alone.items()})
+    total = 1000.0 * sum(alone[name] for name in path) + hop * (len(path) + 1)
+    parts = " + ".join(f"{1000 * alone[name]:.4g}" for name in path) + (f" + {len(path) + 1} messages of {hop:g}" if hop else "")
+    limit = space.problem.latency_ms
+    reason = (
+        f"path {' -> '.join(path)} takes {parts} = {total:.4g} ms on the fastest hardware without any queue,"
+        f" {total - limit:.4g} ms more than latency_ms ({limit:g}); allow more time or add a faster option"
+    )
+    choices = tuple(ServingChoice(o, 1, space.least(v, o, 1)) for v, o in enumerate(options))
+    return space.plan(choices, policy=policy, reason=reason)
+
+
+def _first(space: PlanningWorkspace) -> Choices | None:
+    """Step 1 and 2. None: the objective cannot be met."""
+    for options in ([0] * len(space.order), fastest(space)):
+        if space.unqueued(options) <= space.objective:
+            choices = tuple(ServingChoice(o, 1, space.least(v, o, 1)) for v, o in enumerate(options))
+            return _grown(space, choices)
+    return None
+
+
+def _grown(space: PlanningWorkspace, choices: Choices) -> Choices | None:
+    while not space.meets(choices):
+        spare = [_spare(space, v, one) for v, one in enumerate(choices)]
+        v = spare.index(min(spare))
+        more = max(1, choices[v].replicas // 8)
+        if choices[v].replicas + more > MOST_REPLICAS:
+            return None
+        choices = changed(choices, v, replicas=choices[v].replicas + more)
+    return choices
+
+
+def _spare(space: PlanningWorkspace, v: int, one: ServingChoice) -> float:
+    """What its replicas serve for each query/s of the pipeline."""
+    scale = space.scales[v]
+    return one.replicas * space.throughput(v, one.option, one.batch) / scale if scale > 0 else inf
+
+
+def changed(
+    choices: Choices, v: int, *, option: int | None = None, batch: int | None = None, replicas: int | None = None
+) -> Choices:
+    """The same but for one vertex."""
+    one = choices[v]
+    new = ServingChoice(
+        one.option if option is None else option,
+        one.batch if batch is None else batch,
+        one.replicas if replicas is None else replicas,
+    )
+    return (*choices[:v], new, *choices[v + 1 :])
+
+
+class _Descent:
+    """Step 3. taken: its changes, for people. kept: how many of them led to the present cost."""
+
+    def __init__(self, space: PlanningWorkspace, first: Choices, policy: str) -> None:
+        self._space, self._policy = space, policy
+        self.choices = self._cheapest = first
+        self.taken = [f"start: {self._told(v, one)}" for v, one in enumerate(first)]
+        self._kept = len(self.taken)
+        self._failed: set[tuple[int, int]] = set()  # (vertex, option or -1 for one replica fewer)
+        self._known: dict[tuple[int, int], ServingChoice] = {}  # what a vertex would have on other hardware
+
+    def run(self, effort: int) -> PipelinePlan:
+        while self._saved() or self._doubled():
+            pass
+        found = search(self._space, self._cheapest, effort)
+        steps = self.taken[: self._kept]
+        if found.choices != self._cheapest:
+            steps += [
+                f"search: {self._told(v, one)}"
+                for v, one in enumerate(found.choices)
+                if one != self._cheapest[v]
+            ]
+        return self._space.plan(found.choices, policy=self._policy, optimal=found.complete, steps=steps)
+
+    def _saved(self) -> bool:
+        """Take the change that saves most."""
+        space, now = self._space, self.choices
+        best: tuple[float, int, ServingChoice] | None = None
+        for v, one in enumerate(now):
+            for option in range(-1, len(space.options[v])):
+                if (v, option) in self._failed or option == one.option:
+                    continue
+                new = self._fewer(v) if option < 0 else self._elsewhere(v, option)
+                if new is None:
+                    self._failed.add((v, option))
+                    continue
+                saved = space.price(v, one) - space.price(v, new)
+                if best is None or saved > best[0] + 1e-12:
+                    best = (saved, v, new)
+        if best is None:
+            return False
+        _, v, new = best
+        if new.option != now[v].option:
+            self._retry()
+        self._take(v, new)
+        self._cheapest, self._kept = self.choices, len(self.taken)
+        return True
+
+    def _fewer(self, v: int) -> ServingChoice | None:
+        one = self.choices[v]
+        if one.replicas < 2 or not self._space.options[v][one.option].price_per_hour > 0:
+            return None
+        for less in dict.fromkeys((max(1, one.replicas // 16), 1)):
+            new = changed(self.choices, v, replicas=one.replicas - less)
+            if self._space.meets(new):
+                return new[v]
+        return None
+
+    def _elsewhere(self, v: int, option: int) -> ServingChoice | None:
+        """The cheapest batch and replicas on other, cheaper hardware, the other vertices as they are; None if none is cheaper."""
+        space, one = self._space, self.choices[v]
+        if space.options[v][option].price_per_hour >= space.options[v][one.option].price_per_hour:
+            return None
+        before = self._known.get((v, option))
+        if before is not None and space.price(v, before) < space.price(v, one) and self._fits(v, before):
+            return before
+        found = cheapest_on(space, self.choices, v, option, space.price(v, one))
+        if found is not None:
+            self._known[v, option] = found
+        return found
+
+    def _fits(self, v: int, new: ServingChoice) -> bool:
+        return self._space.meets((*self.choices[:v], new, *self.choices[v + 1 :]))
+
+    def _doubled(self) -> bool:
+        """Take the batch twice as large with the least latency."""
+        space = self._space
+        found: list[tuple[float, int, Choices]] = []
+        for v, one in enumerate(self.choices):
+            larger = [n for n in space.batches(v, one.option) if n > one.batch]
+            if larger:
+                new = changed(self.choices, v, batch=larger[0])
+                latency = space.latency(new)
+                if latency <= space.objective:
+                    found.append((latency, v, new))
+        if not found:
+            return False
+        _, v, new = min(found, key=lambda one: one[:2])
+        self._retry()
+        self._take(v, new[v])
+        return True
+
+    def _retry(self) -> None:
+        self._failed.clear()
+
+    def _take(self, v: int, new: ServingChoice) -> None:
+        self.choices = (*self.choices[:v], new, *self.choices[v + 1 :])
+        self.taken.append(self._told(v, new))
+
+    def _told(self, v: int, one: ServingChoice) -> str:
+        option = self._space.options[v][one.option]
+        what = f"{option.variant} on {option.hardware}" if option.variant else option.hardware
+        return f"{self._space.order[v]}: {one.replicas} x {what}, batch {one.batch}"
+
+
+def cheapest_on(space: PlanningWorkspace, choices: Choices, v: int, option: int, below: float) -> ServingChoice | None:
+    """The cheapest batch and replicas of one vertex on this option that meet the objective, at less than `below` US$ per hour."""
+    price = space.options[v][option].price_per_hour
+    best: ServingChoice | None = None
+    for batch in space.batches(v, option):
+        least = space.least(v, option, batch)
+        most = least + 64 if price <= 0 else int(below / price)
+        if price > 0 and most * price >= below * (1 - 1e-12):
+            most -= 1
+        found = fewest(space, choices, v, option, batch, least, most)
+        if found is not None:
+            best = ServingChoice(option, batch, found)
+            below = price * found
+    return best
+
+
+def fewest(space: PlanningWorkspace, choices: Choices, v: int, option: int, batch: int, least: int, most: int) -> int | None:
+    """The fewest replicas from `least` to `most` that meet the objective, by bisection; None if `most` do not."""
+    if least > most or not space.meets(changed(choices, v, option=option, batch=batch, replicas=most)):
+        return None
+    while least < most:
+        middle = (least + most) // 2
+        if space.meets(changed(choices, v, option=option, batch=batch, replicas=middle)):
+            most = middle
+        else:
+            least = middle + 1
+    return most

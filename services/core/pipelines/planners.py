@@ -1,0 +1,35 @@
+"""Planners by the names that the command line and scenarios use. Pure.
+
+inferline: one variant for each vertex, the most accurate. model-less: any variant that meets the vertex's accuracy floor, where it names one, so
+that the plan chooses models as well. cg-mean, cg-peak: the baselines.
+"""
+
+from bus.messages.catalog import PipelinePlan
+from services.core.pipelines.coarse import plan_coarse
+from services.core.pipelines.inferline import EFFORT, plan_inferline
+from services.core.pipelines.problem import PipelineProblem, PlanningWorkspace, StageOption, allowed, most_accurate
+
+POLICIES = ("inferline", "model-less", "cg-mean", "cg-peak")
+
+
+def plan_pipeline(problem: PipelineProblem, policy: str = "inferline", *, effort: int = EFFORT) -> PipelinePlan:
+    """Plan a problem without errors. The same problem always has the same plan. Raises ValueError for other policies.
+
+    effort: visits that the estimator may follow beyond the paper's steps.
+    """
+    if policy not in POLICIES:
+        raise ValueError(f"there is no policy {policy!r}; there are: {', '.join(POLICIES)}")
+    space = workspace(problem, policy)
+    if policy in ("cg-mean", "cg-peak"):
+        return plan_coarse(space, policy=policy)
+    return plan_inferline(space, policy=policy, effort=effort)
+
+
+def workspace(problem: PipelineProblem, policy: str) -> PlanningWorkspace:
+    """The problem with the options that the policy may take."""
+    options: dict[str, list[StageOption]] = {}
+    for vertex in problem.pipeline.vertices:
+        mine = allowed(vertex, (option for option in problem.options if option.vertex == vertex.name))
+        chooses = policy == "model-less" and vertex.accuracy is not None
+        options[vertex.name] = mine if chooses else most_accurate(mine)
+    return PlanningWorkspace(problem, options)

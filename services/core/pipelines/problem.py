@@ -1,0 +1,242 @@
+"""The problem of planning a pipeline: what it is, the ways to serve its vertices, a sample of its queries. Pure."""
+
+from collections.abc import Iterable, Mapping
+from math import isfinite
+
+import numpy as np
+from msgspec import Struct
+
+from bus.messages.catalog import PipelinePlan, PipelineRecord, PipelineVertex, PlannedStage
+from services.core.pipelines.envelope import traffic_envelope
+from services.core.pipelines.estimator import Floats, LatencyEstimator, StageConfiguration, at_percentile
+from services.core.pipelines.graph import PipelineGraph
+
+LARGEST_BATCH = 1024
+MOST_REPLICAS = 10_000
+LONGEST_MS = 3.6e6
+
+
+class StageOption(Struct, frozen=True, kw_only=True):
+    """A way to serve a vertex. price_per_hour: US$ of one replica. batch_latency_ms: of batches, by size; between sizes it is linear.
+
+    variant: which is served so; empty: the only one there is. accuracy: its own, 0..1; None: not known, which no floor excludes.
+    """
+
+    vertex: str
+    hardware: str
+    price_per_hour: float
+    batch_latency_ms: dict[int, float]
+    variant: str = ""
+    accuracy: float | None = None
+
+
+class PipelineProblem(Struct, frozen=True, kw_only=True):
+    """arrivals: of the sample trace, in seconds and in order. percentile: of the latencies, which must be within `latency_ms`.
+
+    hop_ms: the time that a message takes between client and stage, or between two stages.
+    """
+
+    name: str
+    pipeline: PipelineRecord
+    latency_ms: float
+    options: tuple[StageOption, ...]
+    arrivals: Floats
+    percentile: float = 0.99
+    hop_ms: float = 0.0
+
+
+def problem_errors(problem: PipelineProblem) -> list[str]:
+    """All that is wrong with what is planned for; the pipeline itself is checked by `pipeline_errors`."""
+    wrong = []
+    if not (isfinite(problem.latency_ms) and 0 < problem.latency_ms <= LONGEST_MS):
+        wrong.append(f"latency_ms: must be above 0 and at most {LONGEST_MS:.0f}")
+    if not 0 < problem.percentile <= 1:
+        wrong.append("plan.percentile: must be above 0 and at most 1, such as 0.99")
+    arrivals = problem.arrivals
+    if not len(arrivals):
+        wrong.append("load: the sample trace has no queries; give it a rate above 0 and a longer time")
+    elif not np.isfinite(arrivals).all() or np.any(arrivals[1:] < arrivals[:-1]):
+        wrong.append("load: the times of the sample trace must be finite and in order")
+    elif len(arrivals) > 1 and arrivals[0] == arrivals[-1]:
+        wrong.append("load: the sample trace lasts no time; give it a longer time")
+    names = [vertex.name for vertex in problem.pipeline.vertices]
+    for i, option in enumerate(problem.options):
+        wrong += _option(f"option[{i}]", option, names)
+    for vertex in problem.pipeline.vertices:
+        mine = [option for option in problem.options if option.vertex == vertex.name]
+        if not mine:
+            wrong.append(f"option: vertex {vertex.name} has none; add [[option]] with vertex, hardware, price_per_hour and batch_latency_ms")
+        elif not allowed(vertex, mine):
+            best = max(option.accuracy or 0.0 for option in mine)
+            wrong.append(f"vertex[{vertex.name}].accuracy: no option has {vertex.accuracy:g}; the best has {best:g}")
+    return wrong
+
+
+def _option(at: str, option: StageOption, names: list[str]) -> list[str]:
+    wrong = []
+    if option.vertex not in names:
+        wrong.append(f"{at}.vertex: there is no vertex {option.vertex[:80]!r}; there are: {', '.join(names)}")
+    if not option.hardware:
+        wrong.append(f"{at}.hardware: must name a device kind, such as cpu or gpu")
+    if not (isfinite(option.price_per_hour) and option.price_per_hour >= 0):
+        wrong.append(f"{at}.price_per_hour: must be at least 0 US$")
+    if option.accuracy is not None and not 0 <= option.accuracy <= 1:
+        wrong.append(f"{at}.accuracy: must be from 0 to 1")
+    if not option.batch_latency_ms:
+        wrong.append(f"{at}.batch_latency_ms: must have at least one batch size, such as {{ 1 = 20.0 }}")
+    for size, ms in option.batch_latency_ms.items():
+        if not 1 <= size <= LARGEST_BATCH:
+            wrong.append(f"{at}.batch_latency_ms: {size} is no batch size from 1 to {LARGEST_BATCH}")
+        if not (isfinite(ms) and 0 < ms <= LONGEST_MS):
+            wrong.append(f"{at}.batch_latency_ms: of {size}, must be above 0 ms and at most {LONGEST_MS:.0f}")
+    return wrong
+
+
+def allowed(vertex: PipelineVertex, options: Iterable[StageOption]) -> list[StageOption]:
+    """The options that meet the vertex's accuracy floor."""
+    floor = vertex.accuracy or 0.0
+    return [option for option in options if option.accuracy is None or option.accuracy >= floor]
+
+
+def most_accurate(options: list[StageOption]) -> list[StageOption]:
+    """The options of the one variant that a developer would have named: the most accurate, the first of equal ones."""
+    best = max(options, key=lambda option: option.accuracy if option.accuracy is not None else 1.0)
+    return [option for option in options if option.variant == best.variant]
+
+
+def batch_seconds(option: StageOption) -> tuple[float, ...]:
+    """Seconds of a batch of 0, 1, ... items up to the largest of the profile. A larger batch never counts as faster."""
+    sizes = sorted(option.batch_latency_ms)
+    known = np.array([option.batch_latency_ms[size] for size in sizes]) / 1000.0
+    found = np.interp(np.arange(1, sizes[-1] + 1), sizes, known)
+    return (0.0, *np.maximum.accumulate(found).tolist())
+
+
+class ServingChoice(Struct, frozen=True, gc=False):
+    """How a vertex is served. option: place in the workspace's list of the vertex."""
+
+    option: int
+    batch: int
+    replicas: int
+
+
+Choices = tuple[ServingChoice, ...]  # of each vertex, in the order of the graph
+
+
+class PlanningWorkspace:
+    """A problem without errors as planners see it: costs, and whether the estimator says that a configuration meets the objective.
+
+    options: by vertex, those that a planner may take, the dearest first. It remembers what was estimated.
+    """
+
+    def __init__(self, problem: PipelineProblem, options: Mapping[str, list[StageOption]]) -> None:
+        self.problem = problem
+        self.graph = PipelineGraph(problem.pipeline)
+        self.estimator = LatencyEstimator(self.graph, problem.arrivals, hop_s=problem.hop_ms / 1000.0)
+        self.order = self.graph.order
+        self.options = [sorted(options[name], key=lambda one: -one.price_per_hour) for name in self.order]
+        self.seconds = [[batch_seconds(option) for option in mine] for mine in self.options]
+        self.scales = [self.estimator.scale(name) for name in self.order]
+        arrivals = problem.arrivals
+        self.rate = (len(arrivals) - 1) / float(arrivals[-1] - arrivals[0]) if len(arrivals) > 1 else 0.0
+        self.objective = problem.latency_ms / 1000.0
+        self.estimated = 0  # visits that the estimator has followed
+        self._known: dict[Choices, float] = {}
+
+    def price(self, vertex: int, choice: ServingChoice) -> float:
+        """US$ per hour of all replicas."""
+        return choice.replicas * self.options[vertex][choice.option].price_per_hour
+
+    def cost(self, choices: Choices) -> float:
+        """US$ per hour."""
+        return sum(self.price(vertex, choice) for vertex, choice in enumerate(choices))
+
+    def batches(self, vertex: int, option: int) -> list[int]:
+        """Powers of two up to the largest profiled batch, and that."""
+        most = len(self.seconds[vertex][option]) - 1
+        return sorted({most, *(1 << i for i in range(most.bit_length()) if 1 << i <= most)})
+
+    def throughput(self, vertex: int, option: int, batch: int) -> float:
+        """Items/s of one replica in largest batches."""
+        return batch / self.seconds[vertex][option][batch]
+
+    def least(self, vertex: int, option: int, batch: int) -> int:
+        """The fewest replicas whose queue does not grow for ever."""
+        load = self.rate * self.scales[vertex] / self.throughput(vertex, option, batch)
+        return max(1, int(load * (1 + 1e-9)) + 1)
+
+    def latency(self, choices: Choices) -> float:
+        """Seconds, at the problem's percentile; infinite where some queue grows for ever."""
+        found = self._known.get(choices)
+        if found is None:
+            steady = all(one.replicas >= self.least(v, one.option, one.batch) for v, one in enumerate(choices))
+            found = self._known[choices] = self._estimate(choices) if steady else np.inf
+        return found
+
+    def meets(self, choices: Choices) -> bool:
+        return self.latency(choices) <= self.objective
+
+    def _estimate(self, choices: Choices) -> float:
+        self.estimated += int(len(self.problem.arrivals) * sum(self.scales))
+        return at_percentile(self.estimator.latencies(self.configurations(choices)), self.problem.percentile)
+
+    def configurations(self, choices: Choices) -> dict[str, StageConfiguration]:
+        return {
+            name: StageConfiguration(self.seconds[v][one.option][: one.batch + 1], one.batch, one.replicas)
+            for v, (name, one) in enumerate(zip(self.order, choices, strict=True))
+        }
+
+    def unqueued(self, options: Iterable[int]) -> float:
+        """Seconds at the percentile where each query is served alone and none waits. options: of each vertex."""
+        alone = {name: self.seconds[v][o][1] for v, (name, o) in enumerate(zip(self.order, options, strict=True))}
+        return at_percentile(self.estimator.unqueued(alone), self.problem.percentile)
+
+    def plan(
+        self, choices: Choices, *, policy: str, optimal: bool = False, steps: Iterable[str] = (), reason: str = ""
+    ) -> PipelinePlan:
+        """The plan with these choices. It is infeasible if there is a reason, or if it does not meet the objective."""
+        latency = self.latency(choices)
+        if latency > self.objective and not reason:
+            reason = self._shortfall(choices, latency)
+        problem = self.problem
+        service = {name: self.seconds[v][one.option][one.batch] for v, (name, one) in enumerate(zip(self.order, choices, strict=True))}
+        envelope, dispersion = traffic_envelope(problem.arrivals, self.graph.longest_path(service)[0])
+        return PipelinePlan(
+            pipeline=problem.name,
+            policy=policy,
+            status="infeasible" if reason else "optimal" if optimal else "feasible",
+            cost_per_s=self.cost(choices) / 3600.0,
+            p99_ms=1000.0 * latency if latency < np.inf else None,
+            vertices={name: self._stage(v, choices[v]) for v, name in enumerate(self.order)},
+            envelope=envelope,
+            dispersion=dispersion,
+            steps=list(steps),
+            rate=self.rate,
+            latency_ms=problem.latency_ms,
+            percentile=problem.percentile,
+            reason=reason,
+        )
+
+    def _stage(self, vertex: int, choice: ServingChoice) -> PlannedStage:
+        option = self.options[vertex][choice.option]
+        capacity = choice.replicas * self.throughput(vertex, choice.option, choice.batch)
+        return PlannedStage(
+            hardware=option.hardware,
+            batch=choice.batch,
+            replicas=choice.replicas,
+            scale=self.scales[vertex],
+            service_ms=1000.0 * self.seconds[vertex][choice.option][choice.batch],
+            rho=self.rate * self.scales[vertex] / capacity,
+            variant=option.variant,
+            accuracy=option.accuracy,
+        )
+
+    def _shortfall(self, choices: Choices, latency: float) -> str:
+        for vertex, one in enumerate(choices):
+            capacity = one.replicas * self.throughput(vertex, one.option, one.batch)
+            load = self.rate * self.scales[vertex]
+            if load >= capacity:
+                return f"vertex {self.order[vertex]} gets {load:.4g} queries/s, and its {one.replicas} replicas serve {capacity:.4g}"
+        over = 1000.0 * latency - self.problem.latency_ms
+        share = f"{100 * self.problem.percentile:g} % of queries"
+        return f"{share} take up to {1000 * latency:.4g} ms, {over:.4g} ms more than the objective of {self.problem.latency_ms:g} ms"

@@ -1,0 +1,173 @@
+"""InferLine's tuner: the replicas of a deployed pipeline follow its traffic (paper 004, section 5). Pure.
+
+Dispatchers tell how many queries came in each bin of 10 ms. If the queries in the last Δ, for any window Δ of the plan's envelope, are more than
+what is provided for, all stages at once get replicas for the rate max A(Δ) / Δ. When nothing was too much for a while, they keep what the
+largest rate of the last half minute needs.
+
+What is provided for is the envelope of the plan, scaled to the rate that the present replicas serve. So after a cut the return of the planned
+traffic is a change too. A cut is made only if no count of the last half minute would be too much after it, and counts nothing older from
+then on: else bursts would go with a cut after each of them, and the longest windows would see a past burst as a new one.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import ceil
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from bus.messages.catalog import PipelinePlan
+from services.core.pipelines.envelope import BIN_S, limits
+
+CALM_S = 10.0
+MEMORY_S = 30.0  # of the rates that a cut is decided by
+SMOOTHED_S = 5.0
+LATE_S = 0.5  # reports of other dispatchers may come so much later; windows that end within it are looked at again
+LOOK_S = 1.0  # between two looks at what could be cut
+STEP = 1.1  # by which a rate is raised until it provides for what was counted
+ROUNDING = 1e-9
+
+Sums = NDArray[np.int64]
+
+
+class TunerDecision(Struct, frozen=True, kw_only=True):
+    """replicas: of every vertex, from now on. before: until now. lambda_max: the rate that they are for, queries/s; window_s: where it was seen."""
+
+    action: str  # "up" or "down"
+    replicas: dict[str, int]
+    before: dict[str, int]
+    lambda_max: float
+    window_s: float
+    reason: str
+
+
+def replicas_for(planned: int, rate: float, planned_rate: float) -> int:
+    """⌈k · λ / λ_planned⌉, at least 1. Rounding adds none: 3 · 250 / 150 is 5."""
+    return max(1, ceil(planned * rate / planned_rate - ROUNDING * planned))
+
+
+class PipelineTuner:
+    """replicas: of each vertex now, as the tuner wants them."""
+
+    def __init__(
+        self, plan: PipelinePlan, now: float, *, replicas: Mapping[str, int] | None = None, calm_s: float = CALM_S
+    ) -> None:
+        """now: Unix seconds. replicas: those that a tuner before this one had; None: the plan's. Raises ValueError for a plan without rate."""
+        if not plan.rate > 0 or not plan.envelope:
+            raise ValueError(f"the plan of {plan.pipeline} has no rate or no envelope: plan it from a sample trace of several queries")
+        self._plan = plan
+        self._planned = {name: stage.replicas for name, stage in plan.vertices.items()}
+        self.replicas = {name: max(1, (replicas or {}).get(name, k)) for name, k in self._planned.items()}
+        self._calm_s = calm_s
+        self._spans = [max(1, round(window / BIN_S)) for window, _ in plan.envelope]
+        self._room = max(*self._spans, round(MEMORY_S / BIN_S)) + round(LATE_S / BIN_S) + 1
+        self._first = self._bin(now) - self._room + 1  # of the bins that are kept
+        self._begun = self._bin(now)
+        self._counts = np.zeros(self._room, np.int64)
+        self._newest = self._begun - 1  # the last bin that was told
+        self._since = self._first  # the first bin that windows count
+        self._changed = self._violated = self._looked = now
+
+    def told(self, start: float, counts: Sequence[int], now: float) -> TunerDecision | None:
+        """A dispatcher's report: queries in the bins from `start`, Unix seconds. None: the replicas stay as they are.
+
+        Reports of several dispatchers add up. What is too old, or in the future, counts for nothing.
+        """
+        self._move(self._bin(now))
+        begin = self._bin(start)
+        for i, count in enumerate(counts):
+            place = begin + i - self._first
+            if count and 0 <= place < self._room:
+                self._counts[place] += count
+                self._newest = max(self._newest, begin + i)
+        return self._decide(now)
+
+    def _decide(self, now: float) -> TunerDecision | None:
+        sums = np.concatenate(([0], np.cumsum(self._counts)))
+        last = self._newest - self._first + 1
+        most = self._most(sums, max(1, last - round(LATE_S / BIN_S)), last)
+        allowed = self._allowed(self.replicas)
+        if any(count > limit for count, limit in zip(most, allowed, strict=True)):
+            self._violated = now
+            return self._up(most, allowed, now)
+        if now - max(self._violated, self._changed) >= self._calm_s and now - self._looked >= LOOK_S:
+            self._looked = now
+            return self._down(sums, now)
+        return None
+
+    def _most(self, sums: Sums, first: int, last: int) -> list[int]:
+        """Of each window, the most queries in one that ends with one of these bins, without those that a cut was decided by."""
+        ends = np.arange(first, last + 1)
+        earliest = max(0, self._since - self._first)
+        return [int((sums[ends] - sums[np.maximum(earliest, ends - span)]).max(initial=0)) for span in self._spans]
+
+    def _allowed(self, replicas: Mapping[str, int]) -> list[float]:
+        """Of each window, the most queries that these replicas are provided for."""
+        plan = self._plan
+        rate = plan.rate * min(replicas[name] / k for name, k in self._planned.items())
+        return limits(plan.envelope, plan.dispersion, plan.rate, rate)
+
+    def _wanted(self, rate: float) -> dict[str, int]:
+        return {name: replicas_for(k, rate, self._plan.rate) for name, k in self._planned.items()}
+
+    def _up(self, most: Sequence[int], allowed: Sequence[float], now: float) -> TunerDecision | None:
+        windows = [span * BIN_S for span in self._spans]
+        rate, window = max((count / window, window) for count, window in zip(most, windows, strict=True))
+        wanted = {name: max(self.replicas[name], k) for name, k in self._wanted(rate).items()}
+        worst = max(range(len(most)), key=lambda i: most[i] / allowed[i])
+        reason = (
+            f"{most[worst]} queries in {windows[worst]:g} s, more than the {int(allowed[worst])} provided for;"
+            f" largest rate {rate:.4g}/s in {window:g} s"
+        )
+        return self._changed_to("up", wanted, rate, window, reason, now)
+
+    def _down(self, sums: Sums, now: float) -> TunerDecision | None:
+        """Keep what the last half minute needs: its largest rate, and no count in it would have been too much."""
+        plan, span, memory = self._plan, round(SMOOTHED_S / BIN_S), round(MEMORY_S / BIN_S)
+        last = self._bin(now) - self._first
+        if self._bin(now) - self._begun < memory:
+            return None  # too little was heard to know what is needed
+        ends = np.arange(last - memory + span, last + 1)
+        rate = float((sums[ends] - sums[ends - span]).max()) / SMOOTHED_S
+        (limit,) = limits([(SMOOTHED_S, 0)], [self._spread()], plan.rate, plan.rate)
+        served = plan.rate if plan.rate < rate <= limit / SMOOTHED_S else rate  # the plan provides for such counts
+        before, self._since = self._since, max(self._since, self._first + last - memory)
+        most = self._most(sums, last - memory, last)
+        wanted = self._wanted(served)
+        while wanted != self.replicas and any(c > n for c, n in zip(most, self._allowed(wanted), strict=True)):
+            served *= STEP
+            wanted = {name: min(self.replicas[name], k) for name, k in self._wanted(served).items()}
+        wanted = {name: min(self.replicas[name], k) for name, k in wanted.items()}
+        reason = f"no change for {self._calm_s:g} s; largest rate {rate:.4g}/s in {SMOOTHED_S:g} s of the last {MEMORY_S:g} s"
+        decision = self._changed_to("down", wanted, rate, SMOOTHED_S, reason, now)
+        if decision is None:
+            self._since = before
+        return decision
+
+    def _spread(self) -> float:
+        """Variance over mean of counts in windows of about 5 s."""
+        windows = [window for window, _ in self._plan.envelope]
+        nearest = min(range(len(windows)), key=lambda i: abs(windows[i] - SMOOTHED_S))
+        return self._plan.dispersion[nearest]
+
+    def _changed_to(
+        self, action: str, wanted: dict[str, int], rate: float, window: float, reason: str, now: float
+    ) -> TunerDecision | None:
+        if wanted == self.replicas:
+            return None
+        before, self.replicas = self.replicas, wanted
+        self._changed = now
+        return TunerDecision(
+            action=action, replicas=dict(wanted), before=before, lambda_max=rate, window_s=window, reason=reason
+        )
+
+    def _bin(self, at: float) -> int:
+        return int(at / BIN_S + 1e-6)
+
+    def _move(self, newest: int) -> None:
+        """Keep the bins until this one."""
+        ahead = newest - (self._first + self._room - 1)
+        if ahead > 0:
+            kept = self._counts[ahead:]
+            self._counts = np.concatenate((kept, np.zeros(self._room - len(kept), np.int64)))
+            self._first += ahead
