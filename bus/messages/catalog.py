@@ -210,14 +210,14 @@ class PipelinePlan(Struct, frozen=True, kw_only=True):
     status: optimal (no cheaper configuration meets the objective by the estimator), feasible, infeasible (`reason` says why).
     envelope: of windows in seconds, the most queries of the sample trace in any such window. dispersion: of each window, variance over mean of
     its number of queries. steps: what the planner did, in order. rate: queries/s of the sample trace. p99_ms: the estimated latency at
-    `percentile`; None: without bound.
+    `percentile`.
     """
 
     pipeline: str
     policy: str
     status: Literal["optimal", "feasible", "infeasible"]
     cost_per_s: float
-    p99_ms: float | None
+    p99_ms: float
     vertices: dict[str, PlannedStage]
     envelope: list[tuple[float, int]]
     dispersion: list[float]

@@ -11,10 +11,11 @@ max(its arrival, end of query n - k) with k replicas, which is a running maximum
 """
 
 from bisect import bisect_left, bisect_right
+from collections import OrderedDict
 from collections.abc import Mapping
 from functools import reduce
 from heapq import heapify, heappop, heappush, heapreplace
-from math import inf
+from math import ceil, inf
 
 import numpy as np
 from msgspec import Struct
@@ -26,6 +27,7 @@ from services.core.pipelines.graph import PipelineGraph
 Floats = NDArray[np.float64]
 Ranks = NDArray[np.int64]
 
+KEPT = 10_000_000  # numbers that an estimator keeps for later estimates
 WORTH = 64  # queries that must find an idle replica in a row, for them to be left out of the iteration
 
 
@@ -57,6 +59,8 @@ class LatencyEstimator:
             visited = visits(graph, np.arange(len(arrivals), dtype=np.uint64))
         self._visited = visited
         self._rows = {name: None if rows.all() else np.flatnonzero(rows) for name, rows in visited.items()}
+        self._upstream = {name: [one for one in graph.order if one in graph.ancestors(name)] for name in graph.order}
+        self._kept: OrderedDict[tuple[object, ...], Floats] = OrderedDict()
 
     def scale(self, name: str) -> float:
         """Visits of a vertex for each query."""
@@ -64,15 +68,37 @@ class LatencyEstimator:
 
     def latencies(self, stages: Mapping[str, StageConfiguration]) -> Floats:
         """Seconds from arrival to answer, of each query."""
+        found = self.latencies_within(stages, inf, len(self.arrivals))
+        assert found is not None, "any number of queries may be late"
+        return found
+
+    def latencies_within(self, stages: Mapping[str, StageConfiguration], limit_s: float, late: int) -> Floats | None:
+        """The same; None as soon as more than `late` queries are known to take longer than `limit_s`.
+
+        What is computed of a vertex is kept for configurations that differ in others only.
+        """
         known: dict[str, Floats] = {}  # of each vertex, when it is known whether it was visited, and its answer is there
         for name in self.graph.order:
-            before, rows = self._before(name, known), self._rows[name]
-            if rows is None:
-                known[name] = _served(before + self.hop_s, stages[name])
+            key = (name, stages[name], *(stages[one] for one in self._upstream[name]))
+            there = self._kept.get(key)
+            if there is None:
+                there = self._kept[key] = self._stage(name, self._before(name, known), stages[name])
+                if len(self._kept) > max(1, KEPT // max(1, len(self.arrivals))):
+                    self._kept.popitem(last=False)
             else:
-                known[name] = before.copy()
-                known[name][rows] = _served(before[rows] + self.hop_s, stages[name])
+                self._kept.move_to_end(key)
+            known[name] = there
+            if limit_s < inf and np.count_nonzero(there - self.arrivals > limit_s - self.hop_s) > late:
+                return None
         return self._latest([known[name] for name in self.graph.sinks]) + (self.hop_s - self.arrivals)
+
+    def _stage(self, name: str, before: Floats, stage: StageConfiguration) -> Floats:
+        rows = self._rows[name]
+        if rows is None:
+            return _served(before + self.hop_s, stage)
+        found = before.copy()
+        found[rows] = _served(before[rows] + self.hop_s, stage)
+        return found
 
     def unqueued(self, seconds: Mapping[str, float]) -> Floats:
         """The same where no query waits. seconds: of one item, by vertex."""
@@ -93,8 +119,13 @@ def at_percentile(latencies: Floats, percentile: float) -> float:
     """The least latency that at least this share of queries does not exceed; 0 of no queries."""
     if not len(latencies):
         return 0.0
-    place = min(len(latencies) - 1, max(0, int(np.ceil(percentile * len(latencies) - 1e-9)) - 1))
+    place = place_of(percentile, len(latencies))
     return float(np.partition(latencies, place)[place])
+
+
+def place_of(percentile: float, count: int) -> int:
+    """Of this many sorted numbers, the place of the percentile."""
+    return min(count - 1, max(0, ceil(percentile * count - 1e-9) - 1))
 
 
 def _served(ready: Floats, stage: StageConfiguration) -> Floats:
@@ -110,7 +141,7 @@ def _served(ready: Floats, stage: StageConfiguration) -> Floats:
     if order is None:
         return ends
     found = np.empty_like(ends)
-    found[_by_deadline(order, arrivals, begins)] = ends
+    found[_by_deadline(order, arrivals, begins, ends)] = ends
     return found
 
 
@@ -173,8 +204,8 @@ def _batches(arrivals: Floats, stage: StageConfiguration) -> tuple[Floats, Float
     return begins, ends
 
 
-def _by_deadline(order: Ranks, arrivals: Floats, begins: Floats) -> Ranks:
-    """Who takes which place. order: queries as they arrive; begins: of places, in order. A place goes to the earliest deadline that waits.
+def _by_deadline(order: Ranks, arrivals: Floats, begins: Floats, ends: Floats) -> Ranks:
+    """Who takes which place. order: queries as they arrive; begins, ends: of places, in order. A place goes to the earliest deadline that waits.
 
     Only a query that has been overtaken, and those that it passes again while it waits, change places.
     """
@@ -182,7 +213,8 @@ def _by_deadline(order: Ranks, arrivals: Floats, begins: Floats) -> Ranks:
     if not len(late):
         return order
     lows = np.minimum(np.searchsorted(begins, arrivals[late], "left"), late)
-    late, lows = late[lows < late], lows[lows < late]
+    matters = (begins[lows] < begins[late]) | (ends[lows] != ends[late])  # else it is in the same batch
+    late, lows = late[matters], lows[matters]
     if not len(late):
         return order
     starts = np.minimum.accumulate(lows[::-1])[::-1]  # ends rise: a block reaches back as far as a later one does

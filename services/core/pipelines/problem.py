@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from bus.messages.catalog import PipelinePlan, PipelineRecord, PipelineVertex, PlannedStage
 from services.core.pipelines.envelope import traffic_envelope
-from services.core.pipelines.estimator import Floats, LatencyEstimator, StageConfiguration, at_percentile
+from services.core.pipelines.estimator import Floats, LatencyEstimator, StageConfiguration, at_percentile, place_of
 from services.core.pipelines.graph import PipelineGraph
 
 LARGEST_BATCH = 1024
@@ -166,7 +166,7 @@ class PlanningWorkspace:
         return max(1, int(load * (1 + 1e-9)) + 1)
 
     def latency(self, choices: Choices) -> float:
-        """Seconds, at the problem's percentile; infinite where some queue grows for ever."""
+        """Seconds, at the problem's percentile; infinite if it does not meet the objective, or some queue grows for ever."""
         found = self._known.get(choices)
         if found is None:
             steady = all(one.replicas >= self.least(v, one.option, one.batch) for v, one in enumerate(choices))
@@ -178,7 +178,12 @@ class PlanningWorkspace:
 
     def _estimate(self, choices: Choices) -> float:
         self.estimated += int(len(self.problem.arrivals) * sum(self.scales))
-        return at_percentile(self.estimator.latencies(self.configurations(choices)), self.problem.percentile)
+        late = len(self.problem.arrivals) - 1 - place_of(self.problem.percentile, len(self.problem.arrivals))
+        found = self.estimator.latencies_within(self.configurations(choices), self.objective, late)
+        if found is None:
+            return np.inf
+        latency = at_percentile(found, self.problem.percentile)
+        return latency if latency <= self.objective else np.inf
 
     def configurations(self, choices: Choices) -> dict[str, StageConfiguration]:
         return {
@@ -195,8 +200,8 @@ class PlanningWorkspace:
         self, choices: Choices, *, policy: str, optimal: bool = False, steps: Iterable[str] = (), reason: str = ""
     ) -> PipelinePlan:
         """The plan with these choices. It is infeasible if there is a reason, or if it does not meet the objective."""
-        latency = self.latency(choices)
-        if latency > self.objective and not reason:
+        latency = at_percentile(self.estimator.latencies(self.configurations(choices)), self.problem.percentile)
+        if not self.meets(choices) and not reason:
             reason = self._shortfall(choices, latency)
         problem = self.problem
         service = {name: self.seconds[v][one.option][one.batch] for v, (name, one) in enumerate(zip(self.order, choices, strict=True))}
@@ -206,7 +211,7 @@ class PlanningWorkspace:
             policy=policy,
             status="infeasible" if reason else "optimal" if optimal else "feasible",
             cost_per_s=self.cost(choices) / 3600.0,
-            p99_ms=1000.0 * latency if latency < np.inf else None,
+            p99_ms=1000.0 * latency,
             vertices={name: self._stage(v, choices[v]) for v, name in enumerate(self.order)},
             envelope=envelope,
             dispersion=dispersion,

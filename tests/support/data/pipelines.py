@@ -1,0 +1,97 @@
+"""Pipelines and samples of their traffic for tests and benches."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bus.messages.catalog import (
+    AppRecord,
+    EdgeCondition,
+    PipelineEdge,
+    PipelineRecord,
+    PipelineVertex,
+    Signature,
+    TensorSpec,
+)
+from services.core.pipelines.problem import PipelineProblem, StageOption
+
+Floats = NDArray[np.float64]
+
+
+def gamma_arrivals(rate: float, cv: float, seconds: float, seed: int) -> Floats:
+    """Arrivals whose gaps have this standard deviation over mean. The paper's CV is the square of it."""
+    shape = 1.0 / cv**2
+    gaps = np.random.default_rng(seed).gamma(shape, 1.0 / (rate * shape), int(rate * seconds * 1.3) + 300)
+    times: Floats = np.cumsum(gaps)
+    return times[times < seconds]
+
+
+def app(name: str, inputs: dict[str, str], outputs: dict[str, str], shape: tuple[int, ...] = (1,)) -> AppRecord:
+    """An app whose tensors have these datatypes, by name."""
+    given = [TensorSpec(name=key, datatype=kind, shape=list(shape)) for key, kind in inputs.items()]
+    made = [TensorSpec(name=key, datatype=kind, shape=list(shape)) for key, kind in outputs.items()]
+    return AppRecord(app=name, links={}, signature=Signature(inputs=given, outputs=made))
+
+
+SOCIAL_APPS = {
+    one.app: one
+    for one in (
+        app("language-id", {"text": "BYTES"}, {"label": "INT64", "text": "BYTES"}),
+        app("nmt", {"text": "BYTES", "lang": "INT64"}, {"y": "BYTES"}),
+    )
+}
+TRANSLATED = EdgeCondition(output="label", reduce="argmax", op="!=", value=0)
+SOCIAL = PipelineRecord(  # of the contract
+    vertices=[
+        PipelineVertex(name="lang", app="language-id", inputs={"text": "$.text"}),
+        PipelineVertex(name="translate", app="nmt", inputs={"text": "$.text", "lang": "lang.label"}, accuracy=0.9),
+    ],
+    edges=[PipelineEdge(source="lang", target="translate", when=TRANSLATED, probability=0.4)],
+    output={"text": "translate.y | lang.text"},
+)
+
+
+def chain(count: int) -> PipelineRecord:
+    """v0 -> v1 -> ..."""
+    names = [f"v{i}" for i in range(count)]
+    return PipelineRecord(
+        vertices=[PipelineVertex(name=name, app="app", inputs={"x": "$.x"}) for name in names],
+        edges=[PipelineEdge(source=a, target=b) for a, b in zip(names, names[1:], strict=False)],
+        output={"y": f"{names[-1]}.y"},
+    )
+
+
+def linear(fixed_ms: float, item_ms: float, most: int) -> dict[int, float]:
+    """Latencies of batches of 1, 2, 4, ... items."""
+    return {1 << i: fixed_ms + item_ms * (1 << i) for i in range(most.bit_length())}
+
+
+def tiny_problem(seed: int, vertices: int = 2, queries: int = 800) -> PipelineProblem:
+    """A chain, some of whose edges are conditional, with two kinds of hardware for each vertex."""
+    rng = np.random.default_rng(seed)
+    record = chain(vertices)
+    edges = [
+        PipelineEdge(source=edge.source, target=edge.target, probability=None if rng.random() < 0.5 else 0.3)
+        for edge in record.edges
+    ]
+    options, total = [], 0.0
+    for vertex in record.vertices:
+        one = float(rng.uniform(5, 60))
+        total += one
+        share = float(rng.uniform(0.0, 0.3))
+        options.append(_option(vertex.name, "cpu", 0.1, one, share))
+        fast = one / float(rng.uniform(2, 12))
+        options.append(_option(vertex.name, "gpu", float(rng.uniform(0.2, 1.0)), fast, float(rng.uniform(0.3, 0.95))))
+    cv, rate = float(rng.choice([0.5, 1.0, 2.0])), float(rng.uniform(20, 120))
+    shape = 1.0 / cv**2
+    return PipelineProblem(
+        name="tiny",
+        pipeline=PipelineRecord(vertices=record.vertices, edges=edges, output=record.output),
+        latency_ms=float(rng.uniform(0.4, 3.0)) * total,
+        options=tuple(options),
+        arrivals=np.cumsum(rng.gamma(shape, 1.0 / (rate * shape), queries)),
+    )
+
+
+def _option(vertex: str, hardware: str, price: float, one_ms: float, fixed: float) -> StageOption:
+    latencies = linear(one_ms * fixed, one_ms * (1 - fixed), 4)
+    return StageOption(vertex=vertex, hardware=hardware, price_per_hour=price, batch_latency_ms=latencies)

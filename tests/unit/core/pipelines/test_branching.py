@@ -1,0 +1,92 @@
+"""Edges follow conditions, or a hash of the query and the edge."""
+
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bus.messages.catalog import EdgeCondition, PipelineEdge, PipelineRecord, PipelineVertex
+from services.core.pipelines.branching import draw, draws, follows, holds, visits
+from services.core.pipelines.graph import PipelineGraph
+from tests.support.data.pipelines import SOCIAL
+
+SCORES = {"score": np.array([[0.1, 0.7, 0.2]], np.float32), "word": np.array([b"fr"], object), "empty": np.empty(0)}
+
+
+@pytest.mark.parametrize(
+    ("output", "reduce", "op", "value", "held"),
+    [
+        ("score", "argmax", "==", 1, True),
+        ("score", "argmax", "!=", 1, False),
+        ("score", "argmax", "in", [0, 2], False),
+        ("score", "max", "<", 0.8, True),
+        ("score", "max", ">", 0.8, False),
+        ("score", "first", "<", 0.2, True),
+        ("word", "first", "==", "fr", True),
+        ("word", "first", "in", ["de", "fr"], True),
+    ],
+)
+def test_conditions(output: str, reduce: str, op: str, value: Any, held: bool) -> None:
+    assert holds(EdgeCondition(output=output, reduce=reduce, op=op, value=value), SCORES) is held
+
+
+@pytest.mark.parametrize("output", ["missing", "empty"])
+def test_a_condition_on_what_is_not_there(output: str) -> None:
+    with pytest.raises(ValueError, match=f"the answer has no '{output}'"):
+        holds(EdgeCondition(output=output, op="==", value=1), SCORES)
+
+
+def test_argmax_needs_numbers() -> None:
+    with pytest.raises(ValueError, match="argmax needs numbers"):
+        holds(EdgeCondition(output="word", reduce="argmax", op="==", value=1), SCORES)
+
+
+def uid_of(number: int) -> bytes:
+    return blake2b(number.to_bytes(8, "little"), digest_size=16).digest()
+
+
+def test_draws_are_of_the_query_and_the_edge() -> None:
+    """Trap 31: a retry draws alike, another edge of the same query independently."""
+    uids = [uid_of(n) for n in range(4000)]
+    edge = PipelineEdge(source="a", target="b", probability=0.3)
+    first = [follows(uid, edge, {}) for uid in uids]
+    assert first == [follows(uid, edge, {}) for uid in uids]
+    assert np.mean(first) == pytest.approx(0.3, abs=0.03)
+    other = [draw(uid, "a>c") < 0.3 for uid in uids]
+    assert np.mean(np.array(first) & np.array(other)) == pytest.approx(0.09, abs=0.02)
+
+
+def test_the_estimator_draws_as_dispatchers_do() -> None:
+    uids = [uid_of(n) for n in range(100)]
+    numbers = np.array([int.from_bytes(uid[:8], "little") for uid in uids], np.uint64)
+    assert draws(numbers, "a>b").tolist() == [draw(uid, "a>b") for uid in uids]
+    graph = PipelineGraph(
+        PipelineRecord(
+            vertices=[PipelineVertex(name=name, app="app") for name in "ab"],
+            edges=[PipelineEdge(source="a", target="b", probability=0.3)],
+        )
+    )
+    assert visits(graph, numbers)["b"].tolist() == [follows(uid, graph.into["b"][0], {}) for uid in uids]
+
+
+def test_a_cascade_is_visited_by_its_share() -> None:
+    found = visits(PipelineGraph(SOCIAL), np.arange(20_000, dtype=np.uint64))
+    assert found["lang"].all()
+    assert found["translate"].mean() == pytest.approx(0.4, abs=0.01)
+
+
+def test_branches_that_exclude_each_other_are_never_both_taken() -> None:
+    """With draws of their own, 16 % of queries would take both and 36 % none, and what is behind would be planned too small."""
+    when = EdgeCondition(output="label", op="==", value=0)
+    edges = [
+        PipelineEdge(source="a", target="b", when=when, probability=0.4),
+        PipelineEdge(source="a", target="c", when=EdgeCondition(output="label", op="!=", value=0)),
+        PipelineEdge(source="b", target="d"),
+        PipelineEdge(source="c", target="d"),
+    ]
+    graph = PipelineGraph(PipelineRecord(vertices=[PipelineVertex(name=n, app="app") for n in "abcd"], edges=edges))
+    found = visits(graph, np.arange(20_000, dtype=np.uint64))
+    assert found["b"].mean() == pytest.approx(0.4, abs=0.01)
+    assert (found["b"] ^ found["c"]).all()
+    assert found["d"].all()

@@ -1,0 +1,211 @@
+"""What is wrong with a pipeline is refused with the field's name and the remedy."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from bus.messages.catalog import EdgeCondition, PipelineEdge, PipelineRecord, PipelineVertex
+from services.core.pipelines.checks import pipeline_errors, signature_of
+from services.core.pipelines.graph import PipelineGraph
+from tests.support.data.pipelines import SOCIAL, SOCIAL_APPS, TRANSLATED, app
+
+
+def errors(record: PipelineRecord, **other: Any) -> list[str]:
+    given: dict[str, Any] = {"name": "social", "latency_ms": 350.0, "apps": SOCIAL_APPS} | other
+    return pipeline_errors(given["name"], given["latency_ms"], record, given["apps"], given.get("hop_ms", 0.0))
+
+
+def edge(source: str, target: str, **more: Any) -> PipelineEdge:
+    return PipelineEdge(source=source, target=target, **more)
+
+
+def vertex(name: str, text: str = "$.text") -> PipelineVertex:
+    return PipelineVertex(name=name, app="language-id", inputs={"text": text})
+
+
+def test_a_pipeline_has_the_signature_of_its_references() -> None:
+    assert errors(SOCIAL) == []
+    signature = signature_of(SOCIAL, SOCIAL_APPS)
+    assert [(spec.name, spec.datatype, spec.shape) for spec in signature.inputs] == [("text", "BYTES", [1])]
+    assert [(spec.name, spec.datatype) for spec in signature.outputs] == [("text", "BYTES")]
+
+
+def test_its_names_on_the_wire_are_those_of_the_file() -> None:
+    wire = msgspec.to_builtins(SOCIAL)
+    assert wire.keys() == {"vertex", "edge", "output"}
+    assert wire["edge"][0] == {
+        "from": "lang",
+        "to": "translate",
+        "when": {"output": "label", "reduce": "argmax", "op": "!=", "value": 0},
+        "probability": 0.4,
+    }
+    assert msgspec.convert(wire, PipelineRecord) == SOCIAL
+
+
+TWO = [vertex("a"), vertex("b", "a.text")]
+BAD: dict[str, tuple[PipelineRecord, str]] = {
+    "no vertex": (PipelineRecord(vertices=[]), "vertex: must name at least one stage"),
+    "twice": (replace(SOCIAL, vertices=[*SOCIAL.vertices, SOCIAL.vertices[0]]), "vertex[2].name: 'lang' is there twice"),
+    "no such end": (replace(SOCIAL, edges=[edge("lang", "there")]), "edge[0].to: there is no vertex 'there'"),
+    "cycle": (
+        PipelineRecord(vertices=TWO, edges=[edge("a", "b"), edge("b", "a")], output={"text": "b.text"}),
+        "is a cycle; leave this edge or another of them out",
+    ),
+    "itself": (PipelineRecord(vertices=TWO[:1], edges=[edge("a", "a")], output={"text": "a.text"}), "a -> a is a cycle"),
+    "unreached": (
+        PipelineRecord(vertices=TWO, output={"text": "b.text"}),
+        "vertex[b]: no edge reaches it, but it needs a: add [[edge]]",
+    ),
+    "no path": (
+        PipelineRecord(
+            vertices=[vertex("a"), vertex("c"), vertex("b", "a.text")],
+            edges=[edge("c", "b")],
+            output={"text": "b.text", "other": "a.text"},
+        ),
+        "vertex[b].inputs: no path of edges leads from a to it",
+    ),
+    "sink": (
+        PipelineRecord(vertices=TWO, edges=[edge("a", "b")], output={"text": "a.text"}),
+        "vertex[b]: nothing is done with its answer; name it in [output]",
+    ),
+    "no output": (PipelineRecord(vertices=TWO[:1]), "output: must name at least one tensor"),
+    "output of some": (replace(SOCIAL, output={"text": "translate.y"}), "output.text: some queries visit none of translate"),
+    "not a reference": (replace(SOCIAL, output={"text": "translate"}), "output.text: 'translate' is neither $.INPUT nor"),
+    "probability": (
+        replace(SOCIAL, edges=[replace(SOCIAL.edges[0], probability=1.2)]),
+        "edge[lang -> translate].probability: must be above 0 and at most 1, not 1.2",
+    ),
+    "never": (
+        replace(SOCIAL, edges=[replace(SOCIAL.edges[0], probability=0.0)]),
+        "edge[lang -> translate].probability: must be above 0",
+    ),
+    "operator": (
+        replace(SOCIAL, edges=[edge("lang", "translate", when=replace(TRANSLATED, op="~"))]),
+        "edge[lang -> translate].when.op: must be one of == != < > in",
+    ),
+    "reduction": (
+        replace(SOCIAL, edges=[edge("lang", "translate", when=replace(TRANSLATED, reduce="mean"))]),
+        "when.reduce: must be one of first, max, argmax",
+    ),
+    "list": (
+        replace(SOCIAL, edges=[edge("lang", "translate", when=replace(TRANSLATED, op="in"))]),
+        "when.value: must be a list with at least one value",
+    ),
+    "text for a number": (
+        replace(SOCIAL, edges=[edge("lang", "translate", when=replace(TRANSLATED, reduce="first", value="en"))]),
+        "when.value: lang.label holds numbers",
+    ),
+    "no such output": (
+        replace(SOCIAL, edges=[edge("lang", "translate", when=replace(TRANSLATED, output="score"))]),
+        "when.output: language-id has no output 'score'; it has label, text",
+    ),
+    "accuracy": (
+        replace(SOCIAL, vertices=[replace(SOCIAL.vertices[0], accuracy=1.5), SOCIAL.vertices[1]]),
+        "vertex[lang].accuracy: must be from 0 to 1",
+    ),
+    "app": (
+        replace(SOCIAL, vertices=[replace(SOCIAL.vertices[0], app="gone"), SOCIAL.vertices[1]]),
+        "vertex[lang].app: there is no app 'gone'; register a model for it",
+    ),
+    "input": (
+        replace(SOCIAL, vertices=[replace(SOCIAL.vertices[0], inputs={}), SOCIAL.vertices[1]]),
+        "vertex[lang].inputs: lacks text: language-id takes text",
+    ),
+    "type": (
+        replace(
+            SOCIAL,
+            vertices=[SOCIAL.vertices[0], replace(SOCIAL.vertices[1], inputs={"text": "$.text", "lang": "lang.text"})],
+        ),
+        "vertex[translate].inputs.lang: lang.text is BYTES[1], but lang must be INT64[1]; put an app between",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_refused(case: str) -> None:
+    record, text = BAD[case]
+    assert any(text in error for error in errors(record)), errors(record)
+
+
+def test_shapes_must_fit() -> None:
+    apps = {
+        "images": app("images", {"x": "FP32"}, {"y": "FP32"}, (3, 8)),
+        "rows": app("rows", {"x": "FP32"}, {"y": "FP32"}, (8,)),
+        "any": app("any", {"x": "FP32"}, {"y": "FP32"}, (-1, 8)),
+    }
+
+    def of(second: str) -> list[str]:
+        vertices = [
+            PipelineVertex(name="a", app="images", inputs={"x": "$.x"}),
+            PipelineVertex(name="b", app=second, inputs={"x": "a.y"}),
+        ]
+        return errors(PipelineRecord(vertices=vertices, edges=[edge("a", "b")], output={"y": "b.y"}), apps=apps)
+
+    assert "a.y is FP32[3, 8], but x must be FP32[8]" in of("rows")[0]
+    assert of("any") == []
+
+
+def test_a_pipeline_cannot_contain_itself() -> None:
+    inner = replace(SOCIAL_APPS["nmt"], pipeline=PipelineRecord(vertices=[PipelineVertex(name="v", app="social")]))
+    assert errors(SOCIAL, apps=SOCIAL_APPS | {"nmt": inner}) == [
+        "vertex[translate].app: the pipeline contains itself by way of nmt -> social; name another app"
+    ]
+    direct = replace(SOCIAL, vertices=[replace(SOCIAL.vertices[0], app="social"), SOCIAL.vertices[1]])
+    assert "vertex[lang].app: the pipeline contains itself;" in errors(direct)[0]
+
+
+@pytest.mark.parametrize("latency_ms", [0.0, -1.0, float("nan"), float("inf")])
+def test_objectives_are_positive(latency_ms: float) -> None:
+    assert errors(SOCIAL, latency_ms=latency_ms) == ["latency_ms: must be a number above 0"]
+
+
+def test_an_objective_is_longer_than_the_network() -> None:
+    (error,) = errors(SOCIAL, latency_ms=3.0, hop_ms=1.0)
+    assert error.startswith("latency_ms: must be above 3 ms, not 3: so long do the 3 messages on the path lang -> translate")
+    assert errors(SOCIAL, latency_ms=3.1, hop_ms=1.0) == []
+
+
+def test_exclusive_edges_share_what_there_is() -> None:
+    vertices = [vertex("a"), vertex("b"), vertex("c")]
+    when = [EdgeCondition(output="label", op="==", value=n) for n in (0, 1)]
+    edges = [edge("a", "b", when=when[0], probability=0.7), edge("a", "c", when=when[1], probability=0.6)]
+    record = PipelineRecord(vertices=vertices, edges=edges, output={"text": "b.text | c.text | a.text"})
+    assert "edge[a -> c].probability: edge[a -> b] never holds together with it" in errors(record)[0]
+    assert errors(replace(record, edges=[edges[0], replace(edges[1], probability=0.3)])) == []
+
+
+def test_a_condition_and_its_opposite_are_certain_together() -> None:
+    """Each query visits b or c, so their output needs no further alternative; with two equalities some visit neither."""
+    vertices = [vertex("a"), vertex("b"), vertex("c")]
+    yes, no = EdgeCondition(output="label", op="==", value=0), EdgeCondition(output="label", op="!=", value=0)
+    record = PipelineRecord(
+        vertices=vertices, edges=[edge("a", "b", when=yes), edge("a", "c", when=no)], output={"text": "b.text | c.text"}
+    )
+    assert errors(record) == []
+    other = replace(no, op="==", value=1)
+    assert "output.text: some queries visit none of b, c" in errors(replace(record, edges=[record.edges[0], edge("a", "c", when=other)]))[0]
+
+
+def test_a_vertex_must_have_its_inputs_whenever_it_is_visited() -> None:
+    """d is visited by way of b or of c. Then b.text alone may be missing."""
+    vertices = [vertex("a"), vertex("b"), vertex("c"), vertex("d", "b.text")]
+    when = EdgeCondition(output="label", op=">", value=3)
+    edges = [edge("a", "b", when=when), edge("a", "c"), edge("b", "d"), edge("c", "d")]
+    record = PipelineRecord(vertices=vertices, edges=edges, output={"text": "d.text"})
+    assert "vertex[d].inputs.text: some queries that visit d visit none of b" in errors(record)[0]
+    assert errors(replace(record, vertices=[*vertices[:3], vertex("d", "b.text | c.text")])) == []
+
+
+def test_paths_and_what_is_behind_a_stage() -> None:
+    record = PipelineRecord(
+        vertices=[vertex(name) for name in "dabc"],
+        edges=[edge("a", "b"), edge("a", "c"), edge("b", "d"), edge("c", "d")],
+        output={"text": "d.text"},
+    )
+    graph = PipelineGraph(record)
+    weights = {"a": 1.0, "b": 2.0, "c": 5.0, "d": 1.0}
+    assert graph.order == ["a", "b", "c", "d"]
+    assert graph.longest_path(weights) == (7.0, ["a", "c", "d"])
+    assert graph.behind(weights) == {"a": 6.0, "b": 1.0, "c": 1.0, "d": 0.0}

@@ -1,0 +1,130 @@
+"""The estimator against a simulation that follows single queries."""
+
+from heapq import heappop, heappush
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bus.messages.catalog import PipelineEdge, PipelineRecord, PipelineVertex
+from services.core.pipelines.branching import visits
+from services.core.pipelines.estimator import LatencyEstimator, StageConfiguration, at_percentile
+from services.core.pipelines.graph import PipelineGraph
+from tests.support.data.pipelines import Floats, chain, gamma_arrivals
+
+
+def stage(fixed: float, item: float, batch: int, replicas: int) -> StageConfiguration:
+    return StageConfiguration((0.0, *(fixed + item * n for n in range(1, batch + 1))), batch, replicas)
+
+
+def one_by_one(ready: list[float], stage: StageConfiguration) -> list[float]:
+    """When each query's batch ends: events in order of time, one queue by deadline, which is the order of the list."""
+    waiting: list[int] = []
+    idle, ends = stage.replicas, [0.0] * len(ready)
+    events = [(at, 1, i) for i, at in enumerate(ready)]
+    events.sort()
+    while events:
+        at, kind, which = heappop(events)
+        if kind:
+            heappush(waiting, which)
+        else:
+            idle += 1
+        if events and events[0][0] == at:
+            continue  # all that happens at this moment happens before a batch begins
+        while idle and waiting:
+            batch = [heappop(waiting) for _ in range(min(stage.batch, len(waiting)))]
+            idle -= 1
+            end = at + stage.seconds[len(batch)]
+            for query in batch:
+                ends[query] = end
+            heappush(events, (end, 0, 0))
+    return ends
+
+
+def reference(graph: PipelineGraph, arrivals: Floats, stages: dict[str, StageConfiguration], hop: float = 0.0) -> Floats:
+    visited = visits(graph, np.arange(len(arrivals), dtype=np.uint64))
+    known: dict[str, Floats] = {}
+    for name in graph.order:
+        before = np.max([known[edge.source] for edge in graph.into[name]] or [arrivals], axis=0)
+        rows = np.flatnonzero(visited[name])
+        known[name] = before.copy()
+        known[name][rows] = one_by_one([at + hop for at in before[rows].tolist()], stages[name])
+    found: Floats = np.max([known[name] for name in graph.sinks], axis=0) + hop - arrivals
+    return found
+
+
+DIAMOND = PipelineRecord(
+    vertices=[PipelineVertex(name=name, app="app") for name in "abcd"],
+    edges=[
+        PipelineEdge(source="a", target="b", probability=0.5),
+        PipelineEdge(source="a", target="c"),
+        PipelineEdge(source="b", target="d"),
+        PipelineEdge(source="c", target="d"),
+    ],
+    output={"y": "d.y"},
+)
+MS = st.integers(1, 40)
+STAGES = st.builds(
+    lambda fixed, item, batch, replicas: stage(fixed / 1000, item / 1000, batch, replicas),
+    st.integers(0, 40),
+    MS,
+    st.sampled_from([1, 1, 2, 3, 8]),
+    st.integers(1, 5),
+)
+
+
+@given(
+    gaps=st.lists(st.integers(0, 60), min_size=1, max_size=120),
+    stages=st.tuples(STAGES, STAGES, STAGES, STAGES),
+    record=st.sampled_from([chain(4), DIAMOND]),
+)
+@settings(max_examples=150, deadline=None)
+def test_it_agrees_with_single_queries(
+    gaps: list[int], stages: tuple[StageConfiguration, ...], record: PipelineRecord
+) -> None:
+    """Any arrivals, batches and replicas. No two queries arrive at exactly the same time, as on a real bus."""
+    graph = PipelineGraph(record)
+    arrivals = np.cumsum(np.array(gaps)) / 1000.0 + np.arange(len(gaps)) * np.pi * 1e-6
+    configured = dict(zip(graph.order, stages, strict=True))
+    found = LatencyEstimator(graph, arrivals).latencies(configured)
+    expected = reference(graph, arrivals, configured)
+    assert found == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("cv", [1.0, 2.0])
+@pytest.mark.parametrize(
+    "stages", [[stage(0.01, 0.005, 8, 5)] * 4, [stage(0.0, 0.02, 1, 8)] * 4, [stage(0.01, 0.01, 2, 6), stage(0.002, 0.001, 4, 1)] * 2]
+)
+@pytest.mark.parametrize("record", [chain(4), DIAMOND], ids=["chain", "diamond"])
+def test_long_samples_agree_too(record: PipelineRecord, stages: list[StageConfiguration], cv: float) -> None:
+    graph = PipelineGraph(record)
+    arrivals = gamma_arrivals(250, cv, 40, seed=3)
+    configured = dict(zip(graph.order, stages, strict=True))
+    found = LatencyEstimator(graph, arrivals, hop_s=0.0003).latencies(configured)
+    assert found == pytest.approx(reference(graph, arrivals, configured, 0.0003), abs=1e-7)
+
+
+def test_a_message_between_stages_takes_time() -> None:
+    graph, arrivals = PipelineGraph(chain(3)), np.array([0.0, 10.0])
+    configured = dict.fromkeys(graph.order, stage(0.0, 0.01, 1, 1))
+    assert LatencyEstimator(graph, arrivals, hop_s=0.002).latencies(configured) == pytest.approx([0.038, 0.038])
+
+
+def test_the_percentile_is_a_latency_that_was_seen() -> None:
+    latencies = np.arange(1.0, 101.0)
+    assert at_percentile(latencies, 0.99) == 99.0
+    assert at_percentile(latencies, 1.0) == 100.0
+    assert at_percentile(latencies[:1], 0.5) == 1.0
+    assert at_percentile(np.empty(0), 0.99) == 0.0
+
+
+def test_what_is_kept_of_one_estimate_changes_no_other() -> None:
+    graph, arrivals = PipelineGraph(DIAMOND), gamma_arrivals(100, 1.0, 10, seed=1)
+    estimator = LatencyEstimator(graph, arrivals)
+    slow, fast = stage(0.0, 0.02, 1, 3), stage(0.0, 0.005, 1, 3)
+    before = estimator.latencies(dict.fromkeys("abcd", fast)).copy()
+    changed = estimator.latencies({**dict.fromkeys("abcd", fast), "c": slow})
+    assert (changed > before - 1e-9).all()
+    assert estimator.latencies(dict.fromkeys("abcd", fast)).tolist() == before.tolist()
+    assert estimator.latencies_within(dict.fromkeys("abcd", slow), 0.01, 5) is None

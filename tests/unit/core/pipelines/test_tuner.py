@@ -1,0 +1,249 @@
+"""The tuner reacts to a change of traffic at once, to none without one, and gives back when it is over."""
+
+from collections.abc import Iterator
+from math import sqrt
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from bus.messages.catalog import PipelinePlan, PlannedStage
+from services.core.pipelines.envelope import BIN_S, limits, most_in, traffic_envelope, windows_from
+from services.core.pipelines.tuner import PipelineTuner, TunerDecision, replicas_for
+from tests.support.data.pipelines import Floats, gamma_arrivals
+
+T0 = 1_700_000_000.0  # a Unix time, as services have it
+PLANNED = {"a": 3, "b": 5, "c": 1}
+
+
+def planned(sample: Floats, shortest_s: float = 0.12) -> PipelinePlan:
+    envelope, dispersion = traffic_envelope(sample, shortest_s)
+    return PipelinePlan(
+        pipeline="p",
+        policy="inferline",
+        status="feasible",
+        cost_per_s=1.0,
+        p99_ms=100.0,
+        vertices={
+            name: PlannedStage(hardware="cpu", batch=1, replicas=k, scale=1.0, service_ms=40.0, rho=0.8)
+            for name, k in PLANNED.items()
+        },
+        envelope=envelope,
+        dispersion=dispersion,
+        steps=[],
+        rate=(len(sample) - 1) / float(sample[-1] - sample[0]),
+        latency_ms=350.0,
+    )
+
+
+class At(NamedTuple):
+    seconds: float
+    decision: TunerDecision
+
+
+def run(tuner: PipelineTuner, arrivals: Floats, seconds: float, dispatchers: int = 1, every: float = 0.1) -> Iterator[At]:
+    """Report these arrivals as dispatchers do. With several, each has its share of them and reports at another time."""
+    bins = round(every / BIN_S)
+    share = [
+        np.bincount((arrivals[d::dispatchers] / BIN_S + 1e-6).astype(int), minlength=round(seconds / BIN_S) + 2 * bins)
+        for d in range(dispatchers)
+    ]
+    for i in range(round(seconds / every)):
+        for d, counts in enumerate(share):
+            late = 0.02 * d
+            now = T0 + (i + 1) * every + late
+            decision = tuner.told(T0 + i * every, counts[i * bins : (i + 1) * bins].tolist(), now)
+            if decision is not None:
+                yield At((i + 1) * every, decision)
+
+
+def poisson_then(rate: float, cv: float, from_s: float, until_s: float, end_s: float, seed: int) -> Floats:
+    """150/s, and this between two times."""
+    parts = [
+        gamma_arrivals(150.0, 1.0, from_s, seed),
+        from_s + gamma_arrivals(rate, cv, until_s - from_s, seed + 1),
+        until_s + gamma_arrivals(150.0, 1.0, end_s - until_s, seed + 2),
+    ]
+    return np.concatenate(parts)
+
+
+SAMPLE = gamma_arrivals(150.0, 1.0, 600.0, seed=9)
+
+
+# -- the envelope
+
+
+def test_windows_double_from_the_service_time_to_a_minute() -> None:
+    assert windows_from(0.113) == pytest.approx([0.12, 0.24, 0.48, 0.96, 1.92, 3.84, 7.68, 15.36, 30.72, 60.0])
+    assert windows_from(0.0)[0] == BIN_S
+    assert windows_from(100.0) == [60.0]
+
+
+def test_the_envelope_is_of_any_window() -> None:
+    """Trap 26: six queries on both sides of a bin's edge are six in one window, three in each bin."""
+    arrivals = np.array([0.095, 0.097, 0.099, 0.101, 0.103, 0.105])
+    assert most_in(arrivals, 0.1) == 6
+    assert traffic_envelope(arrivals, 0.1)[0][0] == (0.1, 6)
+
+
+@given(st.lists(st.integers(0, 3000), max_size=60), st.integers(1, 500))
+def test_no_window_has_more(moments: list[int], length: int) -> None:
+    arrivals = np.sort(np.array(moments, float)) / 1000.0
+    most = max((sum(at <= other < at + length - 0.001 for other in moments) for at in moments), default=0)
+    assert most_in(arrivals, length / 1000.0) == most
+
+
+def test_a_sample_shorter_than_a_window_says_nothing_of_its_variance() -> None:
+    envelope, dispersion = traffic_envelope(gamma_arrivals(100.0, 2.0, 30.0, seed=4), 0.1)
+    assert len(dispersion) == len(envelope) == len(windows_from(0.1))
+    assert dispersion[-1] == dispersion[-2] == dispersion[-3] > 1.5
+
+
+def test_bursts_are_told_by_the_square_of_the_gaps_variation() -> None:
+    """Trap 25: the paper's CV of 4 is σ²/μ²; gaps of σ/μ = 2 have it, and counts in long windows a variance of 4 times the mean."""
+    gaps = np.diff(gamma_arrivals(150.0, 2.0, 2000.0, seed=5))
+    assert gaps.std() / gaps.mean() == pytest.approx(2.0, rel=0.03)
+    _, dispersion = traffic_envelope(gamma_arrivals(150.0, 2.0, 2000.0, seed=5), 0.12)
+    assert dispersion[4] == pytest.approx(4.0, rel=0.2)
+
+
+def test_limits_grow_with_the_rate_they_are_for() -> None:
+    envelope, dispersion = traffic_envelope(SAMPLE, 0.12)
+    at_plan = limits(envelope, dispersion, 150.0, 150.0)
+    assert all(limit >= most for limit, (_, most) in zip(at_plan, envelope, strict=True))
+    low, high = limits(envelope, dispersion, 150.0, 15.0), limits(envelope, dispersion, 150.0, 300.0)
+    assert all(a < b < c for a, b, c in zip(low, at_plan, high, strict=True))
+    assert all(limit <= 150.0 * w + 8 * sqrt(150.0 * w) + 8 for limit, (w, _) in zip(at_plan, envelope, strict=True))
+
+
+# -- no change
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_stationary_hour_is_no_change(seed: int) -> None:
+    """Trap 27: the envelope of one trace, an hour of another of the same law. cv 2 is the paper's CV of 4."""
+    cv = (0.5, 1.0, 2.0)[seed % 3]
+    plan = planned(gamma_arrivals(150.0, cv, 600.0, seed))
+    assert not list(run(PipelineTuner(plan, T0), gamma_arrivals(150.0, cv, 3600.0, seed + 100), 3600.0))
+
+
+def test_the_bare_envelope_would_call_it_one() -> None:
+    """What the limits beyond the envelope are for."""
+    plan = planned(gamma_arrivals(150.0, 1.0, 600.0, 1))
+    other = gamma_arrivals(150.0, 1.0, 3600.0, 101)
+    assert any(most_in(other, window) > most for window, most in plan.envelope)
+
+
+# -- more traffic
+
+
+@pytest.mark.parametrize(("planned_k", "rate", "wanted"), [(3, 250.0, 5), (6, 250.0, 10), (1, 150.0, 1), (7, 151.0, 8), (3, 0.0, 1)])
+def test_replicas_in_proportion(planned_k: int, rate: float, wanted: int) -> None:
+    """Trap 28: 3 · 250 / 150 is 5, although floating-point numbers make it a little more for some rates."""
+    assert replicas_for(planned_k, rate, 150.0) == wanted
+
+
+def test_proportions_are_not_rounded_up_by_rounding_errors() -> None:
+    for k in range(1, 200):
+        for numerator in range(1, 40):
+            assert replicas_for(k * 3, numerator * 0.1, 0.3) == max(1, k * numerator)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_all_stages_grow_in_the_first_report_of_a_change(seed: int) -> None:
+    plan = planned(SAMPLE)
+    up = next(iter(run(PipelineTuner(plan, T0), poisson_then(250.0, 1.0, 60.0, 120.0, 180.0, seed), 180.0)))
+    assert 60.0 < up.seconds < 63.0
+    assert up.decision.action == "up"
+    assert up.decision.before == PLANNED
+    assert up.decision.replicas == {
+        name: replicas_for(k, up.decision.lambda_max, plan.rate) for name, k in PLANNED.items()
+    }
+    assert up.decision.lambda_max >= 250.0 * 0.9
+    assert "queries in" in up.decision.reason
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_bursts_at_the_same_mean_are_a_change(seed: int) -> None:
+    """Row 100: CV 1 becomes 4 (the paper's), the rate stays."""
+    arrivals = poisson_then(150.0, 2.0, 60.0, 120.0, 121.0, seed)
+    up = next(iter(run(PipelineTuner(planned(SAMPLE), T0), arrivals, 120.0)))
+    assert 60.0 < up.seconds < 90.0
+    assert up.decision.window_s < 2.0
+
+
+def test_several_dispatchers_add_up() -> None:
+    """Each of three sees a third, none of them more than the plan's envelope."""
+    arrivals = poisson_then(250.0, 1.0, 60.0, 120.0, 121.0, 3)
+    ups = list(run(PipelineTuner(planned(SAMPLE), T0), arrivals, 120.0, dispatchers=3))
+    assert ups
+    assert 60.0 < ups[0].seconds < 63.0
+    assert not list(run(PipelineTuner(planned(SAMPLE), T0), gamma_arrivals(150.0, 1.0, 600.0, 33), 600.0, dispatchers=3))
+
+
+# -- less traffic
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_after_a_burst_replicas_return_without_oscillation(seed: int) -> None:
+    """Row 102: within 10 to 40 s."""
+    arrivals = poisson_then(300.0, 1.0, 60.0, 90.0, 240.0, seed)
+    found = list(run(PipelineTuner(planned(SAMPLE), T0), arrivals, 240.0))
+    assert found[-1].decision.replicas == PLANNED
+    assert 100.0 <= found[-1].seconds <= 130.5
+    after = [one.decision.action for one in found if one.seconds > 92.0]
+    assert set(after) == {"down"}
+    downs = [one.seconds for one in found if one.decision.action == "down"]
+    assert all(b - a >= 10.0 - 1e-6 for a, b in zip(downs, downs[1:], strict=False))
+
+
+def test_no_cut_before_calm() -> None:
+    arrivals = poisson_then(300.0, 1.0, 60.0, 90.0, 240.0, 1)
+    found = list(run(PipelineTuner(planned(SAMPLE), T0, calm_s=25.0), arrivals, 240.0))
+    ups = [one.seconds for one in found if one.decision.action == "up"]
+    first = next(one.seconds for one in found if one.decision.action == "down")
+    assert first - max(at for at in ups if at < first) >= 25.0 - 1e-6
+
+
+def test_little_traffic_keeps_one_replica_and_its_return_is_a_change() -> None:
+    quiet = np.concatenate(
+        [gamma_arrivals(150.0, 1.0, 60.0, 1), 60 + gamma_arrivals(10.0, 1.0, 120.0, 2), 180 + gamma_arrivals(150.0, 1.0, 60.0, 3)]
+    )
+    found = list(run(PipelineTuner(planned(SAMPLE), T0), quiet, 240.0))
+    before = [one for one in found if one.seconds < 180.0]
+    assert before[-1].decision.replicas == {"a": 1, "b": 1, "c": 1}
+    up = next(one for one in found if one.seconds >= 180.0)
+    assert up.seconds < 181.0
+    assert all(up.decision.replicas[name] >= k for name, k in PLANNED.items())
+
+
+def test_no_traffic_at_all() -> None:
+    (down,) = run(PipelineTuner(planned(SAMPLE), T0), np.array([0.5]), 120.0)
+    assert down.decision.replicas == {"a": 1, "b": 1, "c": 1}
+
+
+# -- another tuner takes over
+
+
+def test_a_new_leader_goes_on_from_the_replicas_there_are() -> None:
+    plan = planned(SAMPLE)
+    grown = {name: 2 * k for name, k in PLANNED.items()}
+    tuner = PipelineTuner(plan, T0, replicas=grown)
+    found = list(run(tuner, gamma_arrivals(250.0, 1.0, 29.0, 4), 29.0))
+    assert not found
+    assert tuner.replicas == grown
+
+
+def test_reports_that_are_too_old_or_in_the_future_count_for_nothing() -> None:
+    tuner = PipelineTuner(planned(SAMPLE), T0)
+    assert tuner.told(T0 - 1000.0, [10_000], T0 + 1.0) is None
+    assert tuner.told(T0 + 1000.0, [10_000], T0 + 1.1) is None
+    assert tuner.told(T0 + 1.1, [], T0 + 1.2) is None
+
+
+def test_a_plan_without_rate_cannot_be_tuned() -> None:
+    with pytest.raises(ValueError, match="the plan of p has no rate or no envelope"):
+        PipelineTuner(replace(planned(SAMPLE), rate=0.0), T0)
