@@ -18,7 +18,11 @@ from services.core.pipelines.graph import PipelineGraph, complementary
 REDUCTIONS = ("first", "max", "argmax")
 OPERATORS = ("==", "!=", "<", ">", "in")
 _MASK = (1 << 64) - 1
-_GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # of splitmix64 (Steele et al., 2014)
+_GOLDEN, _FIRST, _SECOND = (
+    0x9E3779B97F4A7C15,
+    0xBF58476D1CE4E5B9,
+    0x94D049BB133111EB,
+)  # of splitmix64 (Steele et al., 2014)
 
 Bools = NDArray[np.bool_]
 Uids = NDArray[np.uint64]

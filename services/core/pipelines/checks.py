@@ -65,9 +65,9 @@ def signature_of(record: PipelineRecord, apps: Apps) -> Signature:
                 inputs.setdefault(tensor, TensorSpec(name=tensor, datatype=spec.datatype, shape=spec.shape))
     outputs = []
     for field, text in record.output.items():
-        spec = _given(apps, by_name, references(text)[0], inputs)
-        assert spec is not None
-        outputs.append(TensorSpec(name=field, datatype=spec.datatype, shape=spec.shape))
+        given = _given(apps, by_name, references(text)[0], inputs)
+        assert given is not None, "it was checked before"
+        outputs.append(TensorSpec(name=field, datatype=given.datatype, shape=given.shape))
     return Signature(inputs=list(inputs.values()), outputs=outputs)
 
 
@@ -78,7 +78,10 @@ def _names(name: str, record: PipelineRecord) -> list[str]:
     wrong = []
     if not valid_name(name):
         wrong.append(f"name: must be {_NAME_RULE}")
-    for field, count, most in (("vertex", len(record.vertices), MOST_VERTICES), ("edge", len(record.edges), MOST_EDGES)):
+    for field, count, most in (
+        ("vertex", len(record.vertices), MOST_VERTICES),
+        ("edge", len(record.edges), MOST_EDGES),
+    ):
         if count > most:
             wrong.append(f"{field}: at most {most}, not {count}; make a pipeline of a part of it")
     if not record.vertices:
@@ -94,7 +97,9 @@ def _names(name: str, record: PipelineRecord) -> list[str]:
     for i, edge in enumerate(record.edges):
         for field, end in (("from", edge.source), ("to", edge.target)):
             if end not in known:
-                wrong.append(f"edge[{i}].{field}: there is no vertex {end[:80]!r}; there are: {', '.join(sorted(known))}")
+                wrong.append(
+                    f"edge[{i}].{field}: there is no vertex {end[:80]!r}; there are: {', '.join(sorted(known))}"
+                )
         if (edge.source, edge.target) in pairs:
             wrong.append(f"edge[{i}]: {edge.source} -> {edge.target} is there twice; leave one out")
         pairs.add((edge.source, edge.target))
@@ -157,8 +162,8 @@ def _reached(graph: PipelineGraph, record: PipelineRecord) -> list[str]:
             wrong.append(f"output.{field}: {error}")
             continue
         used |= named
-        for one in sorted(named - graph.vertices.keys() - {QUERY}):
-            wrong.append(f"output.{field}: there is no vertex {one!r}; there are: {', '.join(graph.order)}")
+        unknown = sorted(named - graph.vertices.keys() - {QUERY})
+        wrong += [f"output.{field}: there is no vertex {one!r}; there are: {', '.join(graph.order)}" for one in unknown]
         if QUERY not in named and not graph.certain(named):
             wrong.append(
                 f"output.{field}: some queries visit none of {', '.join(sorted(named))};"
@@ -192,7 +197,11 @@ def _inputs(graph: PipelineGraph, vertex: PipelineVertex) -> list[str]:
             wrong.append(f"{at}: there is no vertex {unknown[0]!r}; there are: {', '.join(graph.order)}")
             continue
         needs |= named - before
-        if named <= before and QUERY not in {ref.vertex for ref in references(text)} and not graph.certain(named, vertex.name):
+        if (
+            named <= before
+            and QUERY not in {ref.vertex for ref in references(text)}
+            and not graph.certain(named, vertex.name)
+        ):
             wrong.append(
                 f"{at}: some queries that visit {vertex.name} visit none of {', '.join(sorted(named))};"
                 f" add an alternative: {text} | $.NAME"
@@ -218,10 +227,10 @@ def _objective(latency_ms: float | None, graph: PipelineGraph, hop_ms: float) ->
     hops, path = graph.longest_path(dict.fromkeys(graph.order, 1.0))
     least = (hops + 1) * hop_ms
     if latency_ms <= least:
-        return [
-            f"latency_ms: must be above {least:g} ms, not {latency_ms:g}: so long do the {hops + 1:.0f} messages on the path"
-            f" {' -> '.join(path)} take"
-        ]
+        text = (
+            f"latency_ms: must be above {least:g} ms, not {latency_ms:g}: so long do the {hops + 1:.0f} messages take"
+        )
+        return [f"{text} on the path {' -> '.join(path)}"]
     return []
 
 
@@ -293,7 +302,9 @@ def _fitting(at: str, graph: PipelineGraph, apps: Apps, ref: Reference, spec: Te
     if given is None:
         return [f"{at}: {_lacking(graph, apps, ref)}"]
     if not fits(given, spec):
-        return [f"{at}: {ref} is {_shown(given)}, but {spec.name} must be {_shown(spec)}; put an app between that converts it"]
+        return [
+            f"{at}: {ref} is {_shown(given)}, but {spec.name} must be {_shown(spec)}; put an app between that converts it"
+        ]
     return []
 
 
@@ -307,7 +318,9 @@ def _output(
         if spec is not None:
             found.append((ref, spec))
         elif ref.vertex == QUERY:
-            wrong.append(f"{at}: no vertex takes {ref}; name one of {', '.join(f'$.{one}' for one in asked) or 'no input'}")
+            wrong.append(
+                f"{at}: no vertex takes {ref}; name one of {', '.join(f'$.{one}' for one in asked) or 'no input'}"
+            )
         else:
             wrong.append(f"{at}: {_lacking(graph, apps, ref)}")
     for (one, first), (other, second) in pairwise(found):

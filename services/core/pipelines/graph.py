@@ -84,7 +84,9 @@ class PipelineGraph:
                 ahead += [edge.source for edge in self.into[one]]
         return found
 
-    def longest_path(self, weights: Mapping[str, float], within: Collection[str] | None = None) -> tuple[float, list[str]]:
+    def longest_path(
+        self, weights: Mapping[str, float], within: Collection[str] | None = None
+    ) -> tuple[float, list[str]]:
         """The path with the largest sum of weights, and its sum. within: the vertices that it may visit; None: all."""
         best: dict[str, tuple[float, list[str]]] = {}
         for name in self.order:

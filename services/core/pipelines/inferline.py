@@ -40,7 +40,9 @@ def infeasible(space: PlanningWorkspace, policy: str) -> PipelinePlan:
     hop = space.problem.hop_ms
     _, path = space.graph.longest_path({name: seconds + hop / 1000.0 for name, seconds in alone.items()})
     total = 1000.0 * sum(alone[name] for name in path) + hop * (len(path) + 1)
-    parts = " + ".join(f"{1000 * alone[name]:.4g}" for name in path) + (f" + {len(path) + 1} messages of {hop:g}" if hop else "")
+    parts = " + ".join(f"{1000 * alone[name]:.4g}" for name in path) + (
+        f" + {len(path) + 1} messages of {hop:g}" if hop else ""
+    )
     limit = space.problem.latency_ms
     reason = (
         f"path {' -> '.join(path)} takes {parts} = {total:.4g} ms on the fastest hardware without any queue,"
@@ -107,9 +109,7 @@ class _Descent:
         steps = self.taken[: self._kept]
         if found.choices != self._cheapest:
             steps += [
-                f"search: {self._told(v, one)}"
-                for v, one in enumerate(found.choices)
-                if one != self._cheapest[v]
+                f"search: {self._told(v, one)}" for v, one in enumerate(found.choices) if one != self._cheapest[v]
             ]
         return self._space.plan(found.choices, policy=self._policy, optimal=found.complete, steps=steps)
 
@@ -210,7 +210,9 @@ def cheapest_on(space: PlanningWorkspace, choices: Choices, v: int, option: int,
     return best
 
 
-def fewest(space: PlanningWorkspace, choices: Choices, v: int, option: int, batch: int, least: int, most: int) -> int | None:
+def fewest(
+    space: PlanningWorkspace, choices: Choices, v: int, option: int, batch: int, least: int, most: int
+) -> int | None:
     """The fewest replicas from `least` to `most` that meet the objective, by bisection; None if `most` do not."""
     if least > most or not space.meets(changed(choices, v, option=option, batch=batch, replicas=most)):
         return None

@@ -8,8 +8,9 @@ from msgspec import Struct
 
 from bus.messages.catalog import PipelinePlan, PipelineRecord, PipelineVertex, PlannedStage
 from services.core.pipelines.envelope import traffic_envelope
-from services.core.pipelines.estimator import Floats, LatencyEstimator, StageConfiguration, at_percentile, place_of
+from services.core.pipelines.estimator import LatencyEstimator, at_percentile, place_of
 from services.core.pipelines.graph import PipelineGraph
+from services.core.pipelines.queueing import Floats, StageConfiguration
 
 LARGEST_BATCH = 1024
 MOST_REPLICAS = 10_000
@@ -65,7 +66,9 @@ def problem_errors(problem: PipelineProblem) -> list[str]:
     for vertex in problem.pipeline.vertices:
         mine = [option for option in problem.options if option.vertex == vertex.name]
         if not mine:
-            wrong.append(f"option: vertex {vertex.name} has none; add [[option]] with vertex, hardware, price_per_hour and batch_latency_ms")
+            wrong.append(
+                f"option: vertex {vertex.name} has none; add [[option]] with vertex, hardware, price_per_hour and batch_latency_ms"
+            )
         elif not allowed(vertex, mine):
             best = max(option.accuracy or 0.0 for option in mine)
             wrong.append(f"vertex[{vertex.name}].accuracy: no option has {vertex.accuracy:g}; the best has {best:g}")
@@ -204,7 +207,10 @@ class PlanningWorkspace:
         if not self.meets(choices) and not reason:
             reason = self._shortfall(choices, latency)
         problem = self.problem
-        service = {name: self.seconds[v][one.option][one.batch] for v, (name, one) in enumerate(zip(self.order, choices, strict=True))}
+        service = {
+            name: self.seconds[v][one.option][one.batch]
+            for v, (name, one) in enumerate(zip(self.order, choices, strict=True))
+        }
         envelope, dispersion = traffic_envelope(problem.arrivals, self.graph.longest_path(service)[0])
         return PipelinePlan(
             pipeline=problem.name,

@@ -40,7 +40,9 @@ class _Search:
         self._space, self._best = space, known
         self._cost = space.cost(known)
         self._until = space.estimated + effort
-        self._bad: dict[tuple[tuple[int, int], ...], list[tuple[int, ...]]] = {}  # (option, batch) of each vertex: replicas
+        self._bad: dict[
+            tuple[tuple[int, int], ...], list[tuple[int, ...]]
+        ] = {}  # (option, batch) of each vertex: replicas
         self._ways: list[list[_Way]] = []
 
     def run(self) -> Found:
@@ -87,7 +89,11 @@ class _Search:
         """The least that the other vertices cost."""
         space = self._space
         return sum(
-            min(space.least(u, o, b) * option.price_per_hour for o, option in enumerate(mine) for b in space.batches(u, o))
+            min(
+                space.least(u, o, b) * option.price_per_hour
+                for o, option in enumerate(mine)
+                for b in space.batches(u, o)
+            )
             for u, mine in enumerate(space.options)
             if u != v
         )
@@ -122,7 +128,9 @@ class _Search:
             menu += [(price * k, ServingChoice(way.option, way.batch, k)) for k in range(way.least, most + 1)]
         return sorted(menu, key=lambda one: one[0])
 
-    def _within(self, menus: list[list[tuple[float, ServingChoice]]], below: float) -> Iterator[tuple[ServingChoice, ...]]:
+    def _within(
+        self, menus: list[list[tuple[float, ServingChoice]]], below: float
+    ) -> Iterator[tuple[ServingChoice, ...]]:
         if not menus:
             yield ()
             return

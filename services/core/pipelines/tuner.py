@@ -27,7 +27,7 @@ LOOK_S = 1.0  # between two looks at what could be cut
 STEP = 1.1  # by which a rate is raised until it provides for what was counted
 ROUNDING = 1e-9
 
-Sums = NDArray[np.int64]
+Counts = NDArray[np.int64]
 
 
 class TunerDecision(Struct, frozen=True, kw_only=True):
@@ -54,13 +54,16 @@ class PipelineTuner:
     ) -> None:
         """now: Unix seconds. replicas: those that a tuner before this one had; None: the plan's. Raises ValueError for a plan without rate."""
         if not plan.rate > 0 or not plan.envelope:
-            raise ValueError(f"the plan of {plan.pipeline} has no rate or no envelope: plan it from a sample trace of several queries")
+            raise ValueError(
+                f"the plan of {plan.pipeline} has no rate or no envelope: plan it from a sample trace of several queries"
+            )
         self._plan = plan
         self._planned = {name: stage.replicas for name, stage in plan.vertices.items()}
         self.replicas = {name: max(1, (replicas or {}).get(name, k)) for name, k in self._planned.items()}
         self._calm_s = calm_s
-        self._spans = [max(1, round(window / BIN_S)) for window, _ in plan.envelope]
-        self._room = max(*self._spans, round(MEMORY_S / BIN_S)) + round(LATE_S / BIN_S) + 1
+        self._spans: Counts = np.array([max(1, round(window / BIN_S)) for window, _ in plan.envelope])
+        self._limits = self._allowed(self.replicas)
+        self._room = max(int(self._spans[-1]), round(MEMORY_S / BIN_S)) + round(LATE_S / BIN_S) + 1
         self._first = self._bin(now) - self._room + 1  # of the bins that are kept
         self._begun = self._bin(now)
         self._counts = np.zeros(self._room, np.int64)
@@ -77,51 +80,52 @@ class PipelineTuner:
         begin = self._bin(start)
         for i, count in enumerate(counts):
             place = begin + i - self._first
-            if count and 0 <= place < self._room:
+            if 0 <= place < self._room:
                 self._counts[place] += count
                 self._newest = max(self._newest, begin + i)
         return self._decide(now)
 
     def _decide(self, now: float) -> TunerDecision | None:
-        sums = np.concatenate(([0], np.cumsum(self._counts)))
-        last = self._newest - self._first + 1
+        sums = np.zeros(self._room + 1, np.int64)
+        np.cumsum(self._counts, out=sums[1:])
+        last = max(1, self._newest - self._first + 1)
         most = self._most(sums, max(1, last - round(LATE_S / BIN_S)), last)
-        allowed = self._allowed(self.replicas)
-        if any(count > limit for count, limit in zip(most, allowed, strict=True)):
+        if (most > self._limits).any():
             self._violated = now
-            return self._up(most, allowed, now)
+            return self._up(most, now)
         if now - max(self._violated, self._changed) >= self._calm_s and now - self._looked >= LOOK_S:
             self._looked = now
             return self._down(sums, now)
         return None
 
-    def _most(self, sums: Sums, first: int, last: int) -> list[int]:
+    def _most(self, sums: Counts, first: int, last: int) -> Counts:
         """Of each window, the most queries in one that ends with one of these bins, without those that a cut was decided by."""
         ends = np.arange(first, last + 1)
-        earliest = max(0, self._since - self._first)
-        return [int((sums[ends] - sums[np.maximum(earliest, ends - span)]).max(initial=0)) for span in self._spans]
+        begins = np.maximum(ends - self._spans[:, None], max(0, self._since - self._first))
+        found: Counts = (sums[ends] - sums[begins]).max(axis=1)
+        return found
 
-    def _allowed(self, replicas: Mapping[str, int]) -> list[float]:
+    def _allowed(self, replicas: Mapping[str, int]) -> NDArray[np.float64]:
         """Of each window, the most queries that these replicas are provided for."""
         plan = self._plan
         rate = plan.rate * min(replicas[name] / k for name, k in self._planned.items())
-        return limits(plan.envelope, plan.dispersion, plan.rate, rate)
+        return np.array(limits(plan.envelope, plan.dispersion, plan.rate, rate))
 
     def _wanted(self, rate: float) -> dict[str, int]:
         return {name: replicas_for(k, rate, self._plan.rate) for name, k in self._planned.items()}
 
-    def _up(self, most: Sequence[int], allowed: Sequence[float], now: float) -> TunerDecision | None:
-        windows = [span * BIN_S for span in self._spans]
-        rate, window = max((count / window, window) for count, window in zip(most, windows, strict=True))
+    def _up(self, most: Counts, now: float) -> TunerDecision | None:
+        windows = self._spans * BIN_S
+        fastest, worst = int((most / windows).argmax()), int((most / self._limits).argmax())
+        rate, window = float(most[fastest] / windows[fastest]), float(windows[fastest])
         wanted = {name: max(self.replicas[name], k) for name, k in self._wanted(rate).items()}
-        worst = max(range(len(most)), key=lambda i: most[i] / allowed[i])
         reason = (
-            f"{most[worst]} queries in {windows[worst]:g} s, more than the {int(allowed[worst])} provided for;"
+            f"{most[worst]} queries in {windows[worst]:g} s, more than the {int(self._limits[worst])} provided for;"
             f" largest rate {rate:.4g}/s in {window:g} s"
         )
         return self._changed_to("up", wanted, rate, window, reason, now)
 
-    def _down(self, sums: Sums, now: float) -> TunerDecision | None:
+    def _down(self, sums: Counts, now: float) -> TunerDecision | None:
         """Keep what the last half minute needs: its largest rate, and no count in it would have been too much."""
         plan, span, memory = self._plan, round(SMOOTHED_S / BIN_S), round(MEMORY_S / BIN_S)
         last = self._bin(now) - self._first
@@ -134,7 +138,7 @@ class PipelineTuner:
         before, self._since = self._since, max(self._since, self._first + last - memory)
         most = self._most(sums, last - memory, last)
         wanted = self._wanted(served)
-        while wanted != self.replicas and any(c > n for c, n in zip(most, self._allowed(wanted), strict=True)):
+        while wanted != self.replicas and (most > self._allowed(wanted)).any():
             served *= STEP
             wanted = {name: min(self.replicas[name], k) for name, k in self._wanted(served).items()}
         wanted = {name: min(self.replicas[name], k) for name, k in wanted.items()}
@@ -156,7 +160,7 @@ class PipelineTuner:
         if wanted == self.replicas:
             return None
         before, self.replicas = self.replicas, wanted
-        self._changed = now
+        self._limits, self._changed = self._allowed(wanted), now
         return TunerDecision(
             action=action, replicas=dict(wanted), before=before, lambda_max=rate, window_s=window, reason=reason
         )
@@ -168,6 +172,7 @@ class PipelineTuner:
         """Keep the bins until this one."""
         ahead = newest - (self._first + self._room - 1)
         if ahead > 0:
-            kept = self._counts[ahead:]
-            self._counts = np.concatenate((kept, np.zeros(self._room - len(kept), np.int64)))
+            kept = max(0, self._room - ahead)
+            self._counts[:kept] = self._counts[self._room - kept :].copy()
+            self._counts[kept:] = 0
             self._first += ahead

@@ -1,5 +1,7 @@
 """Pipelines and samples of their traffic for tests and benches."""
 
+from itertools import pairwise
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -55,7 +57,7 @@ def chain(count: int) -> PipelineRecord:
     names = [f"v{i}" for i in range(count)]
     return PipelineRecord(
         vertices=[PipelineVertex(name=name, app="app", inputs={"x": "$.x"}) for name in names],
-        edges=[PipelineEdge(source=a, target=b) for a, b in zip(names, names[1:], strict=False)],
+        edges=[PipelineEdge(source=a, target=b) for a, b in pairwise(names)],
         output={"y": f"{names[-1]}.y"},
     )
 

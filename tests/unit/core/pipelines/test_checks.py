@@ -47,13 +47,19 @@ def test_its_names_on_the_wire_are_those_of_the_file() -> None:
 TWO = [vertex("a"), vertex("b", "a.text")]
 BAD: dict[str, tuple[PipelineRecord, str]] = {
     "no vertex": (PipelineRecord(vertices=[]), "vertex: must name at least one stage"),
-    "twice": (replace(SOCIAL, vertices=[*SOCIAL.vertices, SOCIAL.vertices[0]]), "vertex[2].name: 'lang' is there twice"),
+    "twice": (
+        replace(SOCIAL, vertices=[*SOCIAL.vertices, SOCIAL.vertices[0]]),
+        "vertex[2].name: 'lang' is there twice",
+    ),
     "no such end": (replace(SOCIAL, edges=[edge("lang", "there")]), "edge[0].to: there is no vertex 'there'"),
     "cycle": (
         PipelineRecord(vertices=TWO, edges=[edge("a", "b"), edge("b", "a")], output={"text": "b.text"}),
         "is a cycle; leave this edge or another of them out",
     ),
-    "itself": (PipelineRecord(vertices=TWO[:1], edges=[edge("a", "a")], output={"text": "a.text"}), "a -> a is a cycle"),
+    "itself": (
+        PipelineRecord(vertices=TWO[:1], edges=[edge("a", "a")], output={"text": "a.text"}),
+        "a -> a is a cycle",
+    ),
     "unreached": (
         PipelineRecord(vertices=TWO, output={"text": "b.text"}),
         "vertex[b]: no edge reaches it, but it needs a: add [[edge]]",
@@ -71,8 +77,14 @@ BAD: dict[str, tuple[PipelineRecord, str]] = {
         "vertex[b]: nothing is done with its answer; name it in [output]",
     ),
     "no output": (PipelineRecord(vertices=TWO[:1]), "output: must name at least one tensor"),
-    "output of some": (replace(SOCIAL, output={"text": "translate.y"}), "output.text: some queries visit none of translate"),
-    "not a reference": (replace(SOCIAL, output={"text": "translate"}), "output.text: 'translate' is neither $.INPUT nor"),
+    "output of some": (
+        replace(SOCIAL, output={"text": "translate.y"}),
+        "output.text: some queries visit none of translate",
+    ),
+    "not a reference": (
+        replace(SOCIAL, output={"text": "translate"}),
+        "output.text: 'translate' is neither $.INPUT nor",
+    ),
     "probability": (
         replace(SOCIAL, edges=[replace(SOCIAL.edges[0], probability=1.2)]),
         "edge[lang -> translate].probability: must be above 0 and at most 1, not 1.2",
@@ -163,7 +175,9 @@ def test_objectives_are_positive(latency_ms: float) -> None:
 
 def test_an_objective_is_longer_than_the_network() -> None:
     (error,) = errors(SOCIAL, latency_ms=3.0, hop_ms=1.0)
-    assert error.startswith("latency_ms: must be above 3 ms, not 3: so long do the 3 messages on the path lang -> translate")
+    assert error.startswith(
+        "latency_ms: must be above 3 ms, not 3: so long do the 3 messages take on the path lang -> translate"
+    )
     assert errors(SOCIAL, latency_ms=3.1, hop_ms=1.0) == []
 
 
@@ -185,11 +199,14 @@ def test_a_condition_and_its_opposite_are_certain_together() -> None:
     )
     assert errors(record) == []
     other = replace(no, op="==", value=1)
-    assert "output.text: some queries visit none of b, c" in errors(replace(record, edges=[record.edges[0], edge("a", "c", when=other)]))[0]
+    assert (
+        "output.text: some queries visit none of b, c"
+        in errors(replace(record, edges=[record.edges[0], edge("a", "c", when=other)]))[0]
+    )
 
 
 def test_a_vertex_must_have_its_inputs_whenever_it_is_visited() -> None:
-    """d is visited by way of b or of c. Then b.text alone may be missing."""
+    """D is visited by way of b or of c. Then b.text alone may be missing."""
     vertices = [vertex("a"), vertex("b"), vertex("c"), vertex("d", "b.text")]
     when = EdgeCondition(output="label", op=">", value=3)
     edges = [edge("a", "b", when=when), edge("a", "c"), edge("b", "d"), edge("c", "d")]

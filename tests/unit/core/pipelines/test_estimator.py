@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from bus.messages.catalog import PipelineEdge, PipelineRecord, PipelineVertex
 from services.core.pipelines.branching import visits
-from services.core.pipelines.estimator import LatencyEstimator, StageConfiguration, at_percentile
+from services.core.pipelines.estimator import LatencyEstimator, at_percentile
 from services.core.pipelines.graph import PipelineGraph
+from services.core.pipelines.queueing import StageConfiguration, served
 from tests.support.data.pipelines import Floats, chain, gamma_arrivals
 
 
@@ -42,7 +43,9 @@ def one_by_one(ready: list[float], stage: StageConfiguration) -> list[float]:
     return ends
 
 
-def reference(graph: PipelineGraph, arrivals: Floats, stages: dict[str, StageConfiguration], hop: float = 0.0) -> Floats:
+def reference(
+    graph: PipelineGraph, arrivals: Floats, stages: dict[str, StageConfiguration], hop: float = 0.0
+) -> Floats:
     visited = visits(graph, np.arange(len(arrivals), dtype=np.uint64))
     known: dict[str, Floats] = {}
     for name in graph.order:
@@ -94,7 +97,12 @@ def test_it_agrees_with_single_queries(
 
 @pytest.mark.parametrize("cv", [1.0, 2.0])
 @pytest.mark.parametrize(
-    "stages", [[stage(0.01, 0.005, 8, 5)] * 4, [stage(0.0, 0.02, 1, 8)] * 4, [stage(0.01, 0.01, 2, 6), stage(0.002, 0.001, 4, 1)] * 2]
+    "stages",
+    [
+        [stage(0.01, 0.005, 8, 5)] * 4,
+        [stage(0.0, 0.02, 1, 8)] * 4,
+        [stage(0.01, 0.01, 2, 6), stage(0.002, 0.001, 4, 1)] * 2,
+    ],
 )
 @pytest.mark.parametrize("record", [chain(4), DIAMOND], ids=["chain", "diamond"])
 def test_long_samples_agree_too(record: PipelineRecord, stages: list[StageConfiguration], cv: float) -> None:
@@ -103,6 +111,25 @@ def test_long_samples_agree_too(record: PipelineRecord, stages: list[StageConfig
     configured = dict(zip(graph.order, stages, strict=True))
     found = LatencyEstimator(graph, arrivals, hop_s=0.0003).latencies(configured)
     assert found == pytest.approx(reference(graph, arrivals, configured, 0.0003), abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    "configured",
+    [
+        stage(0.01, 0.01, 2, 7),  # side by side
+        stage(0.01, 0.005, 8, 3),
+        stage(0.002, 0.0031, 4, 2),
+        stage(0.01, 0.005, 8, 8),  # one after the other
+        stage(0.005, 0.002, 16, 4),  # most find an idle replica
+        stage(0.0, 0.02, 1, 7),
+    ],
+    ids=str,
+)
+def test_short_cuts_change_nothing(configured: StageConfiguration) -> None:
+    """Many queries, some of which have overtaken others."""
+    arrivals = gamma_arrivals(300, 2.0, 400, seed=8)[:110_000]
+    ready = arrivals + 0.02 * (np.arange(len(arrivals)) % 7 == 0)
+    assert np.allclose(served(ready, configured), one_by_one(ready.tolist(), configured), rtol=0.0, atol=1e-7)
 
 
 def test_a_message_between_stages_takes_time() -> None:

@@ -6,10 +6,11 @@ from msgspec.structs import replace
 
 from bus.messages.catalog import PipelineEdge, PipelinePlan
 from services.core.pipelines.branching import visits
-from services.core.pipelines.estimator import LatencyEstimator, StageConfiguration, at_percentile
+from services.core.pipelines.estimator import LatencyEstimator, at_percentile
 from services.core.pipelines.graph import PipelineGraph
 from services.core.pipelines.planners import POLICIES, plan_pipeline, workspace
 from services.core.pipelines.problem import PipelineProblem, StageOption, batch_seconds, problem_errors
+from services.core.pipelines.queueing import StageConfiguration
 from services.core.pipelines.search import every
 from tests.support.data.pipelines import chain, gamma_arrivals, linear, tiny_problem
 
@@ -92,7 +93,9 @@ def test_an_objective_below_the_service_time_names_path_and_amount() -> None:
     for policy in POLICIES:
         plan = plan_pipeline(posed, policy)
         assert plan.status == "infeasible"
-        assert plan.reason.startswith("path v0 -> v1 takes 30 + 40 = 70 ms on the fastest hardware without any queue, 10 ms more")
+        assert plan.reason.startswith(
+            "path v0 -> v1 takes 30 + 40 = 70 ms on the fastest hardware without any queue, 10 ms more"
+        )
 
 
 def test_the_dearest_hardware_need_not_be_the_fastest() -> None:
@@ -104,7 +107,9 @@ def test_the_dearest_hardware_need_not_be_the_fastest() -> None:
 
 def test_a_branch_counts_by_its_share() -> None:
     """A slow branch that one of a thousand queries takes does not decide about the 99th percentile."""
-    posed = problem(option("v0", "cpu", 0.1, {1: 10.0}), option("v1", "cpu", 0.1, {1: 500.0}), latency_ms=100.0, rate=20)
+    posed = problem(
+        option("v0", "cpu", 0.1, {1: 10.0}), option("v1", "cpu", 0.1, {1: 500.0}), latency_ms=100.0, rate=20
+    )
     rare = replace(posed.pipeline, edges=[PipelineEdge(source="v0", target="v1", probability=0.001)])
     assert plan_pipeline(posed).status == "infeasible"
     assert plan_pipeline(replace(posed, pipeline=rare)).status != "infeasible"
@@ -127,7 +132,13 @@ def test_a_batch_grows_where_replicas_go_for_it() -> None:
         assert plan.vertices["v0"].replicas == 1
         assert plan.vertices["v0"].batch >= 8
         smaller = replace(plan.vertices["v0"], batch=plan.vertices["v0"].batch // 2)
-        assert simulated_ms(problem(option("v0", "gpu", 1.0, linear(18.0, 1.0, 32)), rate=300.0), replace(plan, vertices={"v0": smaller})) > 200
+        assert (
+            simulated_ms(
+                problem(option("v0", "gpu", 1.0, linear(18.0, 1.0, 32)), rate=300.0),
+                replace(plan, vertices={"v0": smaller}),
+            )
+            > 200
+        )
 
 
 # -- hardware, and models
@@ -218,7 +229,10 @@ def test_the_estimate_holds_for_another_seed(cv: float) -> None:
         ({"latency_ms": 0.0}, "latency_ms: must be above 0"),
         ({"percentile": 1.5}, "plan.percentile: must be above 0 and at most 1"),
         ({"options": ()}, "option: vertex v0 has none"),
-        ({"options": (option("v9", "cpu", 1.0, {1: 1.0}),)}, "option[0].vertex: there is no vertex 'v9'; there are: v0"),
+        (
+            {"options": (option("v9", "cpu", 1.0, {1: 1.0}),)},
+            "option[0].vertex: there is no vertex 'v9'; there are: v0",
+        ),
         ({"options": (option("v0", "", 1.0, {1: 1.0}),)}, "option[0].hardware: must name a device kind"),
         ({"options": (option("v0", "cpu", -1.0, {1: 1.0}),)}, "option[0].price_per_hour: must be at least 0"),
         ({"options": (option("v0", "cpu", 1.0, {}),)}, "option[0].batch_latency_ms: must have at least one"),

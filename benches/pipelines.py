@@ -1,0 +1,201 @@
+"""The estimator, the planners and the tuner of pipelines: `python benches/pipelines.py [--seconds N] [--only estimator|planner|tuner]`.
+
+Profiles stand for the four pipelines of InferLine (paper 004, Figure 2) on a CPU core, a K80 and a V100, in batches up to 32. Prices are the
+prototype's. cv is σ/μ of the gaps; the paper's CV is its square, so that 2 here is 4 there. Seconds are of one core's processor time.
+
+estimator: an hour at 300 queries/s through four stages in a row, in several configurations. Bar: 1 s.
+planner: cost and run time of each policy, and the share of late queries on traffic of another seed. effort 0: the paper's steps alone.
+tuner: false alarms in a stationary hour, seconds until a jump 150 -> 250 queries/s and a burst at the same mean are seen, time of a report.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import numpy as np
+import rig  # noqa: F401  (makes the packages importable)
+
+from bus.messages.catalog import PipelineEdge, PipelinePlan, PipelineRecord, PipelineVertex
+from services.core.pipelines.envelope import BIN_S
+from services.core.pipelines.estimator import LatencyEstimator, at_percentile
+from services.core.pipelines.graph import PipelineGraph
+from services.core.pipelines.planners import plan_pipeline
+from services.core.pipelines.problem import PipelineProblem, StageOption, batch_seconds
+from services.core.pipelines.queueing import Floats, StageConfiguration
+from services.core.pipelines.tuner import PipelineTuner, TunerDecision
+from tests.support.data.pipelines import chain, gamma_arrivals
+
+T = TypeVar("T")
+PRICES = {"cpu": 0.0665, "k80": 0.634, "v100": 2.528}  # US$/h, of the prototype
+SIZES = tuple(1 << i for i in range(6))
+# ms: of an item on a core, and (fixed, of an item) on a K80; a V100 is four times as fast. Without the latter: no gain on accelerators.
+MODELS: dict[str, tuple[float, tuple[float, float] | None]] = {
+    "preprocess": (5.0, None),
+    "resnet152": (1600.0, (45.0, 14.0)),
+    "detect": (900.0, (30.0, 12.0)),
+    "vehicle": (120.0, (12.0, 3.0)),
+    "person": (120.0, (12.0, 3.0)),
+    "plate": (90.0, (25.0, 6.0)),
+    "language": (12.0, (4.0, 0.3)),
+    "translate": (700.0, (30.0, 8.0)),
+    "text": (40.0, (6.0, 0.8)),
+    "image": (400.0, (22.0, 6.0)),
+    "fast": (60.0, (9.0, 1.5)),
+    "slow": (1600.0, (45.0, 14.0)),
+}
+GRAPHS: dict[str, list[tuple[str, str, float | None]]] = {
+    "image processing": [("preprocess", "resnet152", None)],
+    "video monitoring": [("detect", "vehicle", 0.6), ("detect", "person", 0.4), ("vehicle", "plate", 0.5)],
+    "social media": [("language", "translate", 0.4), ("language", "image", None), ("translate", "text", None), ("language", "text", None)],
+    "cascade": [("fast", "slow", 0.3)],
+}  # fmt: skip
+
+
+def record_of(edges: list[tuple[str, str, float | None]]) -> PipelineRecord:
+    names = dict.fromkeys(name for source, target, _ in edges for name in (source, target))
+    return PipelineRecord(
+        vertices=[PipelineVertex(name=name, app=name) for name in names],
+        edges=[PipelineEdge(source=a, target=b, probability=share) for a, b, share in edges],
+    )
+
+
+def options_of(record: PipelineRecord) -> Iterator[StageOption]:
+    for vertex in record.vertices:
+        single, accelerated = MODELS[vertex.name]
+        tables = {"cpu": {n: single * n for n in SIZES}}
+        if accelerated is not None:
+            fixed, item = accelerated
+            tables["k80"] = {n: fixed + item * n for n in SIZES}
+            tables["v100"] = {n: (fixed + item * n) / 4 for n in SIZES}
+        for hardware, table in tables.items():
+            yield StageOption(
+                vertex=vertex.name, hardware=hardware, price_per_hour=PRICES[hardware], batch_latency_ms=table
+            )
+
+
+def timed(work: Callable[[], T]) -> tuple[T, float]:
+    began = time.process_time()
+    result = work()
+    return result, time.process_time() - began
+
+
+def estimator() -> None:
+    def table(fixed_ms: float, item_ms: float, batch: int, replicas: int) -> StageConfiguration:
+        return StageConfiguration(
+            (0.0, *((fixed_ms + item_ms * n) / 1000 for n in range(1, batch + 1))), batch, replicas
+        )
+
+    stages = {
+        "batch 1, 8 replicas": table(0, 20, 1, 8),
+        "batch 2, 7 replicas": table(10, 10, 2, 7),
+        "batch 4, 2 replicas": table(2, 3.1, 4, 2),
+        "batch 8, 3 replicas": table(10, 5, 8, 3),
+        "batch 8, 8 replicas": table(10, 5, 8, 8),
+        "batch 16, 1 replica": table(2, 1.1, 16, 1),
+    }
+    print("\nan hour at 300 queries/s through four stages\n")
+    print("| each stage | s, cv 1 | p99 ms | s, cv 2 | p99 ms |\n|---|---|---|---|---|")
+    graph = PipelineGraph(chain(4))
+    for name, stage in stages.items():
+        row = []
+        for cv in (1.0, 2.0):
+            sample = gamma_arrivals(300, cv, 3600, seed=1)
+            found, seconds = timed(lambda: LatencyEstimator(graph, sample).latencies(dict.fromkeys(graph.order, stage)))  # noqa: B023
+            row += [f"{seconds:.2f}", f"{1000 * at_percentile(found, 0.99):.0f}"]
+        print(f"| {name} | {' | '.join(row)} |", flush=True)
+
+
+def planner(seconds: float) -> None:
+    print("\nplans: US$/h (late on another seed, planner's seconds)\n")
+    print(
+        "| pipeline | rate | cv | objective | inferline | effort 0 | cg-mean | cg-peak |\n|---|---|---|---|---|---|---|---|"
+    )
+    for name, edges in GRAPHS.items():
+        record = record_of(edges)
+        for rate, cv, latency_ms in ((150, 1.0, 350.0), (150, 2.0, 350.0), (300, 2.0, 500.0), (150, 1.0, 150.0)):
+            sample, other = (gamma_arrivals(rate, cv, seconds, seed) for seed in (1, 2))
+            problem = PipelineProblem(
+                name=name, pipeline=record, latency_ms=latency_ms, options=tuple(options_of(record)), arrivals=sample
+            )
+            cells = []
+            for policy, effort in (("inferline", None), ("inferline", 0), ("cg-mean", 0), ("cg-peak", 0)):
+                more = {} if effort is None else {"effort": effort}
+                plan, took = timed(lambda: plan_pipeline(problem, policy, **more))  # noqa: B023
+                late = late_share(problem, plan, other)
+                cells.append(
+                    f"{3600 * plan.cost_per_s:.2f} ({100 * late:.1f} %, {took:.1f}){'' if plan.status != 'infeasible' else ' -'}"
+                )
+            print(f"| {name} | {rate} | {cv:g} | {latency_ms:g} | {' | '.join(cells)} |", flush=True)
+
+
+def late_share(problem: PipelineProblem, plan: PipelinePlan, arrivals: Floats) -> float:
+    tables = {(one.vertex, one.hardware): batch_seconds(one) for one in problem.options}
+    stages = {
+        name: StageConfiguration(tables[name, stage.hardware][: stage.batch + 1], stage.batch, stage.replicas)
+        for name, stage in plan.vertices.items()
+    }
+    found = LatencyEstimator(PipelineGraph(problem.pipeline), arrivals).latencies(stages)
+    return float((1000.0 * found > problem.latency_ms).mean())
+
+
+def tuner() -> None:
+    print("\ntuner: planned for 150 queries/s\n")
+    print(
+        "| cv of the plan | false alarms in 10 h | s to a jump to 250/s | s to cv 2 | µs a report |\n|---|---|---|---|---|"
+    )
+    for cv in (0.5, 1.0, 2.0):
+        plan = plan_for(gamma_arrivals(150, cv, 600, seed=1))
+        alarms, reports = 0, 0.0
+        for seed in range(10):
+            (found, took) = timed(lambda: list(told(plan, gamma_arrivals(150, cv, 3600, 50 + seed), 3600.0)))  # noqa: B023
+            alarms += sum(decision.action == "up" for _, decision in found)
+            reports += took / 36_000 / 10
+        jumps = [reaction(plan, cv, 250.0, cv, seed) for seed in range(5)]
+        bursts = [reaction(plan, cv, 150.0, 2.0, seed) for seed in range(5)] if cv < 2 else []
+        print(
+            f"| {cv:g} | {alarms} | {np.mean(jumps):.1f} | {f'{np.mean(bursts):.1f}' if bursts else '-'} |"
+            f" {1e6 * reports:.0f} |",
+            flush=True,
+        )
+
+
+def plan_for(sample: Floats) -> PipelinePlan:
+    record = chain(1)
+    option = StageOption(vertex="v0", hardware="cpu", price_per_hour=0.1, batch_latency_ms={1: 60.0})
+    return plan_pipeline(
+        PipelineProblem(name="p", pipeline=record, latency_ms=300.0, options=(option,), arrivals=sample), effort=0
+    )
+
+
+def told(plan: PipelinePlan, arrivals: Floats, seconds: float) -> Iterator[tuple[float, TunerDecision]]:
+    tuner = PipelineTuner(plan, 0.0)
+    counts = np.bincount((arrivals / BIN_S).astype(int), minlength=round(seconds / BIN_S) + 20)
+    for i in range(round(seconds / 0.1)):
+        decision = tuner.told(0.1 * i, counts[10 * i : 10 * i + 10].tolist(), 0.1 * (i + 1))
+        if decision is not None:
+            yield 0.1 * (i + 1), decision
+
+
+def reaction(plan: PipelinePlan, usual: float, rate: float, cv: float, seed: int) -> float:
+    """Seconds from a change of rate and cv, after a minute, to the first decision; infinite without one in two minutes."""
+    before = gamma_arrivals(150, usual, 60, seed)
+    after = 60 + gamma_arrivals(rate, cv, 120, seed + 20)
+    return next((at - 60 for at, _ in told(plan, np.concatenate([before, after]), 180.0)), float("inf"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=600.0, help="of the planners' sample traces")
+    parser.add_argument("--only", choices=("estimator", "planner", "tuner"))
+    options = parser.parse_args()
+    if options.only in (None, "estimator"):
+        estimator()
+    if options.only in (None, "planner"):
+        planner(options.seconds)
+    if options.only in (None, "tuner"):
+        tuner()
+
+
+if __name__ == "__main__":
+    main()
