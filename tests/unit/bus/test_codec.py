@@ -90,11 +90,15 @@ def test_a_message_comes_back_as_it_was(message: type[Struct]) -> None:
     check()
 
 
+NAMED_AS_IN_FILES = {"PipelineRecord", "PipelineEdge"}  # [[vertex]], [[edge]] with `from`, which is a word of Python
+
+
 @pytest.mark.parametrize("message", message_types(), ids=lambda message: message.__name__)
 def test_a_message_is_frozen_and_named_by_its_fields(message: type[Struct]) -> None:
     assert message.__struct_config__.frozen
     assert message.__struct_config__.tag is None
-    assert message.__struct_encode_fields__ == message.__struct_fields__
+    if message.__name__ not in NAMED_AS_IN_FILES:
+        assert message.__struct_encode_fields__ == message.__struct_fields__
 
 
 @pytest.mark.parametrize("message", message_types(), ids=lambda message: message.__name__)

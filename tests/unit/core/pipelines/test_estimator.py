@@ -132,6 +132,15 @@ def test_short_cuts_change_nothing(configured: StageConfiguration) -> None:
     assert np.allclose(served(ready, configured), one_by_one(ready.tolist(), configured), rtol=0.0, atol=1e-7)
 
 
+def test_a_long_batch_outlasts_single_queries_that_began_after_it() -> None:
+    """One of two replicas serves a batch of four for 100 s. Two queries that come together meanwhile have only the other."""
+    lengths = StageConfiguration((0.0, 0.5, 100.0, 100.0, 100.0), 4, 2)
+    singles = [1.0 + 0.6 * n for n in range(100)]
+    ready = np.array([0.0, 0.01, 0.02, 0.03, 0.04, 0.05, *singles, 70.0, 70.1])
+    assert served(ready, lengths)[-2:] == pytest.approx([70.5, 71.0])
+    assert served(ready, lengths) == pytest.approx(one_by_one(ready.tolist(), lengths))
+
+
 def test_a_message_between_stages_takes_time() -> None:
     graph, arrivals = PipelineGraph(chain(3)), np.array([0.0, 10.0])
     configured = dict.fromkeys(graph.order, stage(0.0, 0.01, 1, 1))
