@@ -188,6 +188,7 @@ SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
     SubjectRights(
         "demand", lambda s, _: (s.demand(),), _r("dispatcher"), _r("model-autoscaler", "vm-autoscaler", "operator")
     ),
+    SubjectRights("pipeline", lambda s, _: (s.pipeline("arrivals"),), _r("dispatcher"), _r("vm-autoscaler")),
     SubjectRights("fleet", lambda s, _: (s.fleet("*"),), _r("dispatcher"), _r("model-autoscaler")),
     SubjectRights(
         "controller",

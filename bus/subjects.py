@@ -85,6 +85,10 @@ class Subjects:
         """Between dispatchers. what: changed (weights of a context) | sought (the prediction that a feedback is for) | taken.<dispatcher>"""
         return f"{self.prefix}.selection.{what}"
 
+    def pipeline(self, what: str) -> str:
+        """what: arrivals (of queries at pipelines with a plan, told by dispatchers)"""
+        return f"{self.prefix}.pipeline.{what}"
+
     def loads(self, dispatcher: str) -> str:
         """Where a dispatcher hears what became of its `EnsureLoaded`."""
         return f"{self.prefix}.loads.{dispatcher}"

@@ -47,6 +47,18 @@ class DemandReport(Struct, frozen=True, kw_only=True, gc=False):
     served: dict[str, tuple[int, int]] = {}
 
 
+class PipelineArrivals(Struct, frozen=True, array_like=True):
+    """`infaas.pipeline.arrivals`, every 0.1 s in which there were some: the queries that came to a pipeline with a plan.
+
+    start: of the first bin, Unix seconds. counts: of bins of 10 ms, one after the other.
+    """
+
+    dispatcher: str
+    pipeline: str
+    start: float
+    counts: list[int]
+
+
 class AskForCapacity(Struct, frozen=True, kw_only=True):
     """`infaas.controller.ask`: a worker -> the controller. The worker asks for capacity on other workers.
 

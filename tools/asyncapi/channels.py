@@ -248,6 +248,7 @@ def scaling_channels() -> list[Channel]:
         ),
         _inner("fleet-digest", NAMES.fleet("digest"), digest.FleetDigest, "dispatcher -> autoscalers"),
         _inner("fleet-roster", NAMES.fleet("roster"), digest.FleetRoster, "dispatcher -> autoscalers that are static"),
+        _inner("pipeline-arrivals", NAMES.pipeline("arrivals"), scaling.PipelineArrivals, "dispatcher -> controller"),
         _inner("controller-ask", NAMES.controller("ask"), scaling.AskForCapacity, "worker -> controller"),
         _inner(
             "controller-objectives",
