@@ -244,6 +244,24 @@ class AppObjective(Event, frozen=True, kw_only=True, gc=False):
     headroom: float | None
 
 
+class PipelineEvent(Event, frozen=True, kw_only=True, gc=False):
+    """How many replicas a vertex of a deployed pipeline is to have, from now on.
+
+    action: deploy, up, down, end. lambda_max: queries/s that they are for. window_s: the time in which that rate was seen; None: it is that
+    of the plan. Both None: `end`.
+    """
+
+    kind: ClassVar[str] = "pipeline"
+    pipeline: str
+    vertex: str
+    action: str
+    from_replicas: int
+    to_replicas: int
+    lambda_max: float | None
+    window_s: float | None
+    reason: str
+
+
 EVENTS: tuple[type[Event], ...] = (
     StateEvent,
     OutcomeEvent,
@@ -258,4 +276,5 @@ EVENTS: tuple[type[Event], ...] = (
     FeedbackEvent,
     SelectionEvent,
     AppObjective,
+    PipelineEvent,
 )

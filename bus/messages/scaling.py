@@ -59,6 +59,24 @@ class PipelineArrivals(Struct, frozen=True, array_like=True):
     counts: list[int]
 
 
+class PipelineReplicas(Struct, frozen=True, kw_only=True):
+    """Key `pipeline.<pipeline>` of the control bucket: the replicas that the leader keeps for a deployed pipeline. The next leader goes on
+    with them.
+
+    plan: a digest of the plan that they belong to. replicas: by vertex. variants: by vertex, what serves it; without those that nothing
+    can serve. lambda_max: queries/s that the replicas are for. at: since when. missing: by vertex, why not all of its replicas are there.
+    """
+
+    pipeline: str
+    epoch: int
+    plan: str
+    replicas: dict[str, int]
+    variants: dict[str, str]
+    lambda_max: float
+    at: float
+    missing: dict[str, str] = {}
+
+
 class AskForCapacity(Struct, frozen=True, kw_only=True):
     """`infaas.controller.ask`: a worker -> the controller. The worker asks for capacity on other workers.
 

@@ -155,6 +155,7 @@ def _app(connection: Connection, name: str, record: AppRecord | None, slo_target
             "created": moment(record.created),
             "slo_target": target_of(record, slo_target),
             "own_target": record.slo_target is not None,
+            "pipeline": record.pipeline is not None,
         },
     )
     connection.cursor().executemany(

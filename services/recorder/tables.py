@@ -23,6 +23,7 @@ NAMES = {
     "feedback": "infaas.feedback",
     "selection": "infaas.selection_events",
     "objective": "infaas.objective_events",
+    "pipeline": "infaas.pipeline_events",
     "registration": None,  # only its last status is kept
     "job": None,  # the same
 }
@@ -38,7 +39,7 @@ _TYPES = {
 }
 _EPOCH = 946684800.0  # 2000-01-01 UTC in Unix seconds
 # Texts that users or programs make up. PostgreSQL takes no NUL, and no row may get lost because it contains one.
-_FREE = ("app", "id", "context", "input_digest", "label", "reason", "input", "output")
+_FREE = ("app", "id", "context", "input_digest", "label", "reason", "input", "output", "pipeline", "vertex")
 MOST_TEXT = 1000  # characters of these that are kept
 
 

@@ -14,7 +14,16 @@ from bus.messages.events import EVENTS, Event, OutcomeEvent, ScalingEvent, State
 from services.recorder.catalog import CatalogWriter
 from services.recorder.events import EventMessage, EventWriter
 from services.shell.store import Store
-from tests.support.data.events import VARIANT, app_record, event, message, model_record, outcome, variant_record
+from tests.support.data.events import (
+    PIPELINE,
+    VARIANT,
+    app_record,
+    event,
+    message,
+    model_record,
+    outcome,
+    variant_record,
+)
 
 TEXT = (Path(__file__).parents[2] / "docs" / "sql.md").read_text()
 QUERIES = re.findall(r"```sql\n(.*?)```", TEXT, re.DOTALL)
@@ -36,6 +45,7 @@ def used_dsn(database_dsn: str, reader_dsn: str) -> Iterator[str]:
         f"variant.{VARIANT}": encode(variant_record()),
         "model.mlp.1": encode(model_record()),
         "app.digits": encode(app_record()),
+        "app.social": encode(app_record(app="social", links={}, pipeline=PIPELINE)),
     }
     CatalogWriter(store, {"cpu": 0.048}, 0.99).write(catalogue, frozenset(catalogue))
     others: list[Event] = [event(kind, time=now - 5) for kind in EVENTS if kind not in (OutcomeEvent, StateEvent)]
@@ -43,6 +53,7 @@ def used_dsn(database_dsn: str, reader_dsn: str) -> Iterator[str]:
     others.append(event(ScalingEvent, time=now - 6, scaler="model", action="upgrade", reason="accuracy"))
     outcomes = [outcome(id=f"q{i}", batch=i + 1) for i in range(8)] + [outcome(outcome="refused", code="deadline")]
     whole = outcome(variant=None, confidence=0.5, missing=1, cost=2e-7)
+    outcomes.append(outcome(app="social", model=None, variant=None))
     outcomes += [whole, *(outcome(parent=whole.uid, stage=member) for member in ("mlp", "cnn"))]
     ledger = EventWriter(store)
     ledger.write([message(*outcomes), message(*states), *(message(row) for row in others)])

@@ -25,6 +25,7 @@ RELATIONS = {
     "shadow_events": "time policy scaler worker app variant action count reason cost_rate",
     "objective_events": "time app slo_target reached load forecast capacity headroom",
     "selection_events": "time app context query member probability loss weight reevaluated",
+    "pipeline_events": "time pipeline vertex action from_replicas to_replicas lambda_max window_s reason",
     "worker_events": "time worker hardware from_state to_state reason",
     "worker_samples": "time worker device",
     "instance_samples": "time worker device app model variant reclaimable",
@@ -32,6 +33,7 @@ RELATIONS = {
     "cost_by_app_hourly": "hour app cost queries cost_per_1000",
     "cost_by_variant_hourly": "hour app model variant hardware cost queries cost_per_1000",
     "slo_by_app_minutely": "minute app queries late refused errors attainment p50_ms p99_ms slo_target",
+    "slo_by_pipeline_minutely": "minute pipeline queries late refused errors attainment p50_ms p99_ms slo_target cost",
     "variants": "app model version variant hardware framework precision threads max_batch accuracy load_ms latency_ms"
     " memory_mb saturation_qps price_per_hour cost_per_1000 state simulated",
     "apps": "app models latency_ms slo_target",

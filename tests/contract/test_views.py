@@ -17,6 +17,7 @@ from services.recorder.catalog import CatalogWriter
 from services.recorder.events import EventWriter
 from services.shell.store import Store
 from tests.support.data.events import (
+    PIPELINE,
     SIGNATURE,
     VARIANT,
     app_record,
@@ -301,6 +302,22 @@ def test_targets_stand_beside_attainment_and_follow_the_catalogue(db: Recorder) 
     ]
     db.mirror.write({"app.own": encode(app_record(app="own", slo_target=0.9))}, None)
     assert db.ask("SELECT slo_target FROM slo_by_app_minutely WHERE app = 'own'") == [(0.9,)]
+
+
+def test_pipelines_have_their_objectives_beside_what_their_instances_cost(db: Recorder) -> None:
+    minute = HOUR + 120
+    rows = [outcome(time=minute + i, app=app) for i in range(4) for app in ("digits", "social")]
+    rows.append(outcome(time=minute + 60, app="social", outcome="late"))
+    costs = [event(CostEvent, time=minute + 10 * i, app="social", cost=0.5) for i in range(6)]
+    db.ledger.write([message(*rows), message(*costs), message(event(CostEvent, time=minute, cost=8.0))])
+    apps = {"app.digits": encode(app_record()), "app.social": encode(app_record(app="social", pipeline=PIPELINE))}
+    db.mirror.write(apps, frozenset(apps))
+    assert db.ask("SELECT pipeline, queries, attainment, slo_target, cost FROM slo_by_pipeline_minutely ORDER BY minute") == [
+        ("social", 4, 1.0, 0.99, 3.0),
+        ("social", 1, 0.0, 0.99, None),
+    ]  # fmt: skip
+    assert db.ask("SELECT app FROM apps WHERE pipeline") == [("social",)]
+    assert db.ask("SELECT count(*) FROM slo_by_app_minutely") == [(3,)]
 
 
 def test_asking_for_some_minutes_reads_only_their_rows(db: Recorder) -> None:

@@ -34,7 +34,7 @@ MODULES = (
     bus.messages.work,
 )
 NOT_CHANNELS = {"TensorView", "TensorHead", "QueryInputs", "Event"}  # ways of reading a message in part, a base class
-IN_BUCKETS = {"Part", "BatchingRule"}  # what objects and keys hold
+IN_BUCKETS = {"Part", "BatchingRule", "PipelineReplicas"}  # what objects and keys hold
 
 
 def test_the_file_is_current() -> None:

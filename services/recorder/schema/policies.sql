@@ -18,7 +18,8 @@ BEGIN
       ('shadow_events', interval '14 days', 'policy', 'time DESC', true),
       ('worker_events', interval '14 days', 'worker', 'time DESC', true),
       ('objective_events', interval '14 days', 'app', 'time DESC', true),
-      ('selection_events', interval '14 days', 'app', 'time DESC', true)
+      ('selection_events', interval '14 days', 'app', 'time DESC', true),
+      ('pipeline_events', interval '14 days', 'pipeline', 'time DESC', true)
     ) AS w (relation, compress, segment, orders, policy) USING (relation)
   LOOP
     IF NOT (SELECT compression_enabled FROM timescaledb_information.hypertables

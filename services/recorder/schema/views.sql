@@ -31,6 +31,15 @@ SELECT s.minute, s.app, s.queries, s.late, s.refused, s.errors, s.good::double p
        s.p50_ms, s.p99_ms, a.slo_target
 FROM infaas_internal.slo_minutely s LEFT JOIN infaas_internal.apps a USING (app);
 
+-- The same for pipelines. cost: of the instances that are kept for the pipeline; null where no such row is left.
+CREATE OR REPLACE VIEW infaas.slo_by_pipeline_minutely AS
+SELECT s.minute, s.app AS pipeline, s.queries, s.late, s.refused, s.errors, s.attainment, s.p50_ms, s.p99_ms, s.slo_target, c.cost
+FROM infaas.slo_by_app_minutely s JOIN infaas_internal.apps a ON a.app = s.app AND a.pipeline
+LEFT JOIN LATERAL (
+  SELECT sum(e.cost) AS cost FROM infaas.cost_events e
+  WHERE e.app = s.app AND e.time >= s.minute AND e.time < s.minute + interval '1 minute'
+) c ON true;
+
 -- state: that of the variant's best instance. Prices are those of an instance on the devices that are there now (a device of its own
 -- size where there is none), as dispatchers count.
 CREATE OR REPLACE VIEW infaas.variants AS

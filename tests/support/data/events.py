@@ -6,7 +6,17 @@ import time
 from typing import Any
 
 from bus.codec import encode
-from bus.messages.catalog import AppRecord, ModelRecord, Profile, ProfileRow, Signature, TensorSpec, VariantRecord
+from bus.messages.catalog import (
+    AppRecord,
+    ModelRecord,
+    PipelineRecord,
+    PipelineVertex,
+    Profile,
+    ProfileRow,
+    Signature,
+    TensorSpec,
+    VariantRecord,
+)
 from bus.messages.events import (
     AppObjective,
     CostEvent,
@@ -15,6 +25,7 @@ from bus.messages.events import (
     InstanceEventSample,
     JobEvent,
     OutcomeEvent,
+    PipelineEvent,
     RegistrationEvent,
     ScalingEvent,
     SelectionEvent,
@@ -25,6 +36,7 @@ from bus.messages.events import (
 )
 from services.recorder.events import EventMessage
 
+PIPELINE = PipelineRecord(vertices=[PipelineVertex(name="lang", app="digits")])
 VARIANT = "mlp-v1-ort-fp32-t1-b64"
 _DEFAULTS: dict[type[Event], dict[str, Any]] = {
     OutcomeEvent: {
@@ -71,6 +83,10 @@ _DEFAULTS: dict[type[Event], dict[str, Any]] = {
     },
     SelectionEvent: {
         "app": "digits", "context": None, "member": "mlp", "probability": 0.25, "loss": 1.0, "weight": 0.2,
+    },
+    PipelineEvent: {
+        "pipeline": "social", "vertex": "lang", "action": "up", "from_replicas": 3, "to_replicas": 5, "lambda_max": 250.0,
+        "window_s": 0.08, "reason": "12 queries in 0.04 s",
     },
     FeedbackEvent: {"app": "digits", "id": "q1", "context": None, "label": "7", "input_digest": None},
 }  # fmt: skip
