@@ -26,8 +26,7 @@ Ranks = NDArray[np.int64]
 
 MANY = 100_000  # queries of a vertex from which parts of the sample are followed side by side
 PARTS = 1024  # at most
-WIDE = 48  # replicas times batch; beyond it the parts seldom come to agree in time
-FEW = 8  # queries that are compared one by one
+WIDE = 512  # replicas times batch; beyond it the parts seldom come to agree in time
 WORTH = 64  # queries that must find an idle replica in a row, for them to be left out of the iteration
 
 
@@ -80,7 +79,7 @@ def _batches(arrivals: Floats, stage: StageConfiguration) -> tuple[Floats, Float
     tight[k:] = arrivals[k:] < ends[:-k] if k < n else False
     tight[:-1] |= arrivals[1:] == arrivals[:-1]
     places: list[int] = np.flatnonzero(tight).tolist()
-    if n >= MANY and len(places) > n // 8 and k * stage.batch <= WIDE:
+    if n >= MANY and len(places) > n // 32 and k * stage.batch <= WIDE:
         return _side_by_side(arrivals, stage)
     times: list[float] = arrivals.tolist()
     lengths = np.array(stage.seconds)
@@ -146,11 +145,11 @@ def _side_by_side(arrivals: Floats, stage: StageConfiguration) -> tuple[Floats, 
     """
     n, k, most = len(arrivals), stage.replicas, stage.batch
     lengths = np.array(stage.seconds)
-    early = max(256, 8 * k * most)
+    early = max(256, 4 * k * most)
     parts = max(2, min(PARTS, n // (2 * early)))
     cuts = np.linspace(0, n, parts + 1).astype(np.int64)
     firsts = np.maximum(cuts[:-1] - early, 0)
-    padded = np.append(arrivals, np.full(most, inf))
+    padded = np.append(arrivals, np.full(2 * most, inf))
     steps = _steps(padded, firsts, cuts[1:], k, lengths)
     begins, ends = np.empty(n), np.empty(n)
     times: list[float] = []
@@ -182,40 +181,49 @@ def _side_by_side(arrivals: Floats, stage: StageConfiguration) -> tuple[Floats, 
 def _steps(
     times: Floats, firsts: Ranks, lasts: Ranks, k: int, lengths: Floats
 ) -> Callable[[int], tuple[Floats, Ranks, Floats]]:
-    """Follow all parts. Gives of each part the begins and sizes of its batches, and when each replica is free after them."""
+    """Follow all parts. Gives of each part the begins and sizes of its batches, and when each replica is free after them.
+
+    The times at which replicas are free stay sorted: the end of the new batch goes to its place by one minimum and one maximum.
+    """
     most = len(lengths) - 1
+    halves = [1 << i for i in reversed(range((most - 1).bit_length()))]
     place, end = firsts.copy(), lasts
-    free = np.full((len(firsts), k), -inf)
-    rows = np.arange(len(firsts))
-    ahead = np.arange(1, most)
+    free = np.full((k, len(firsts)), -inf)  # of each part, sorted
+    rows = np.arange(len(firsts), dtype=np.int16)
     began: list[Floats] = []
     sizes: list[Ranks] = []
-    who: list[Ranks] = []
-    left = np.full((len(firsts), k), -inf)
+    who: list[NDArray[np.int16]] = []
+    left = np.full((k, len(firsts)), -inf)
     while len(rows):
-        lane = np.arange(len(rows))
-        first = free.argmin(axis=1)
-        at = np.maximum(free[lane, first], times[place])
-        if most <= FEW:
-            count = 1 + (times[place[:, None] + ahead] <= at[:, None]).sum(axis=1)
-        else:
-            count = np.clip(np.searchsorted(times, at, "right") - place, 1, most)
-        free[lane, first] = at + lengths[count]
+        at = np.maximum(free[0], times[place])
+        last = place + 1
+        for half in halves:  # binary search: the last query that is there, or so many
+            last += half * (times[last + (half - 1)] <= at)
+        if most & (most - 1):
+            np.minimum(last, place + most, out=last)
+        count = last - place
+        done = at + lengths[count]
+        later = free[1:]
+        moved = np.empty_like(free)
+        np.minimum(later, done, out=moved[:-1])
+        moved[-1] = done
+        np.maximum(moved[1:], later, out=moved[1:])
+        free = moved
         began.append(at)
         sizes.append(count)
         who.append(rows)
-        place += count
+        place = last
         going = place < end
         if not going.all():
-            left[rows[~going]] = free[~going]
-            rows, place, end, free = rows[going], place[going], end[going], free[going]
+            left[:, rows[~going]] = free[:, ~going]
+            rows, place, end, free = rows[going], place[going], end[going], free[:, going]
     owner, all_began, all_sizes = np.concatenate(who), np.concatenate(began), np.concatenate(sizes)
     order = np.argsort(owner, kind="stable")
     edges = np.searchsorted(owner[order], np.arange(len(firsts) + 1))
 
     def of(part: int) -> tuple[Floats, Ranks, Floats]:
         mine = order[edges[part] : edges[part + 1]]
-        return all_began[mine], all_sizes[mine], left[part]
+        return all_began[mine], all_sizes[mine], left[:, part]
 
     return of
 
@@ -236,22 +244,27 @@ def _by_deadline(order: Ranks, arrivals: Floats, begins: Floats, ends: Floats) -
     starts = np.minimum.accumulate(lows[::-1])[::-1]  # ends rise: a block reaches back as far as a later one does
     fresh = np.append(True, starts[1:] > late[:-1])
     blocks = np.flatnonzero(fresh)
+    lows, sizes = starts[blocks], late[np.append(blocks[1:], len(late)) - 1] + 1 - starts[blocks]
+    firsts = np.cumsum(sizes) - sizes
+    places = np.arange(int(sizes.sum())) + np.repeat(lows - firsts, sizes)  # of all blocks, one after the other
     taken = order.copy()
-    lasts = late[np.append(blocks[1:], len(late)) - 1]
-    for low, high in zip(starts[blocks].tolist(), lasts.tolist(), strict=True):
-        taken[low : high + 1] = _shared_out(
-            order[low : high + 1].tolist(), arrivals[low : high + 1].tolist(), begins[low : high + 1].tolist()
-        )
+    taken[places] = _shared_out(
+        order[places].tolist(), arrivals[places].tolist(), begins[places].tolist(), firsts.tolist(), sizes.tolist()
+    )
     return taken
 
 
-def _shared_out(queries: list[int], arrivals: list[float], begins: list[float]) -> list[int]:
-    waiting: list[int] = []
-    taken = []
-    i, n = 0, len(queries)
-    for at in begins:
-        while i < n and arrivals[i] <= at:
-            heappush(waiting, queries[i])
-            i += 1
-        taken.append(heappop(waiting))
+def _shared_out(
+    queries: list[int], arrivals: list[float], begins: list[float], firsts: list[int], sizes: list[int]
+) -> list[int]:
+    """The same for blocks, each by itself, that begin at `firsts` and have `sizes` queries."""
+    taken: list[int] = []
+    for first, size in zip(firsts, sizes, strict=True):
+        waiting: list[int] = []
+        i, end = first, first + size
+        for at in begins[first:end]:
+            while i < end and arrivals[i] <= at:
+                heappush(waiting, queries[i])
+                i += 1
+            taken.append(heappop(waiting))
     return taken

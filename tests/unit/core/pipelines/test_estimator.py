@@ -119,7 +119,10 @@ def test_long_samples_agree_too(record: PipelineRecord, stages: list[StageConfig
         stage(0.01, 0.01, 2, 7),  # side by side
         stage(0.01, 0.005, 8, 3),
         stage(0.002, 0.0031, 4, 2),
-        stage(0.01, 0.005, 8, 8),  # one after the other
+        stage(0.01, 0.005, 8, 8),
+        stage(0.02, 0.01, 6, 5),  # no power of two
+        stage(0.08, 0.03, 8, 40),
+        stage(0.08, 0.03, 16, 40),  # one after the other
         stage(0.005, 0.002, 16, 4),  # most find an idle replica
         stage(0.0, 0.02, 1, 7),
     ],
