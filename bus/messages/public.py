@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from bus.messages.catalog import Profile, Signature
+from bus.messages.catalog import PipelineEdge, PipelineVertex, Profile, Signature
 
 Code = Literal[
     "bad_request",
@@ -307,12 +307,21 @@ class Accepted(Struct, frozen=True, kw_only=True):
     accepted: bool = True
 
 
+class PipelineHead(Struct, frozen=True, kw_only=True):
+    """What a pipeline is as an app. latency_ms: its objective, from its query to its answer. slo_target: as of any app; None: as it is."""
+
+    name: str
+    latency_ms: float
+    slo_target: float | None = None
+
+
 class AdminRequest(Struct, frozen=True, kw_only=True):
     """`infaas.admin.<verb>`: an operator's request. It has the fields that the verbs of this version read.
 
     count: for `set-replicas`, the least number of instances of an app, or of a model. slo_target: the share of an app's queries to be answered in time,
     above 0 and below 1. members .. cache_mb: of `set-selection` (`ModelSelection`). context: of `reset-selection`. batch .. contexts: of
-    `set-batching` (`BatchingRule`). policy: of both.
+    `set-batching` (`BatchingRule`). policy: of both. pipeline .. output: of `set-pipeline`, as its file has them (`PipelineRecord`). plan: of
+    `deploy-pipeline`, a `PipelinePlan`; None: the one that is deployed ends.
     """
 
     app: str | None = None
@@ -339,6 +348,11 @@ class AdminRequest(Struct, frozen=True, kw_only=True):
     wait_ms: float | None = None
     quantum_ms: float | None = None
     contexts: int | None = None
+    pipeline: PipelineHead | None = None
+    vertex: list[PipelineVertex] | None = None
+    edge: list[PipelineEdge] | None = None
+    output: dict[str, str] | None = None
+    plan: dict[str, Any] | None = None
 
 
 class AdminDone(Struct, frozen=True, kw_only=True):

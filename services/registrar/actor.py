@@ -57,12 +57,14 @@ from services.registrar.commands import (
     ChangeRefused,
     ClaimRegistration,
     ContextsDeleted,
+    DeployPipeline,
     RegistrationClaimed,
     RegistrationRecord,
     TakeOverRegistration,
 )
 from services.registrar.hardware import SIMULATED, Extensions, SimulatedVariants
-from services.registrar.policy import REGISTRAR_TIMEOUT_S, next_version
+from services.registrar.pipelines import NO_MODELS, absent_hardware
+from services.registrar.policy import REGISTRAR_TIMEOUT_S, WORKER_TIMEOUT_S, next_version
 from services.registrar.registrations import COMMAND_S, Registrations
 from services.registrar.status import PREFIX as STATUS
 from services.registrar.status import RegistrationStatuses
@@ -75,13 +77,24 @@ _decode_record = msgspec.msgpack.Decoder(RegistrationRecord).decode
 
 
 class Registrar:
-    """name: a subject token, different for each process. new_id: makes registration ids where the client gave none."""
+    """name: a subject token, different for each process. new_id: makes registration ids where the client gave none.
 
-    def __init__(self, name: str, subjects: Subjects, settings: RegistrarSettings, new_id: Callable[[], str]) -> None:
+    obtainable: the kinds of device of machines that may be started.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        subjects: Subjects,
+        settings: RegistrarSettings,
+        new_id: Callable[[], str],
+        obtainable: Iterable[str] = (),
+    ) -> None:
         self._name = name
         self._subjects = subjects
         self._settings = settings
         self._new_id = new_id
+        self._obtainable = set(obtainable)
         self._catalog = Catalog()
         self._commands = Commands(RETRY_S)
         self._statuses = RegistrationStatuses(subjects, self._commands)
@@ -174,6 +187,10 @@ class Registrar:
             return self._turn_away(envelope.reply, error, envelope.now, request)
         if registration in self._claims or registration in self._records or self._statuses.last(registration):
             return self._turn_away(envelope.reply, _taken("registration", request), envelope.now, request)
+        app = self._catalog.app(request.app)
+        if app is not None and app.pipeline is not None:
+            error = Error(code="bad_request", message=f"app: {request.app} {NO_MODELS}")
+            return self._turn_away(envelope.reply, error, envelope.now, request)
         if request.version is not None and self._catalog.model(request.model, request.version) is not None:
             return self._turn_away(envelope.reply, _taken("version", request), envelope.now, request)
         record = RegistrationRecord(
@@ -226,6 +243,10 @@ class Registrar:
     def _admin_request(self, envelope: Envelope) -> Iterable[Effect]:
         verb = envelope.subject.rpartition(".")[2]
         change = change_for(verb, envelope.message, self._catalog, envelope.now)
+        if isinstance(change, DeployPipeline) and change.plan is not None:
+            present = self._registrations.workers.kinds(envelope.now, WORKER_TIMEOUT_S)
+            absent = absent_hardware(change.plan, present | self._obtainable) if present else None
+            change = absent or change
         if isinstance(change, Error):
             return refuse(envelope.reply, change)
         self._change_count += 1
@@ -337,7 +358,9 @@ def _taken(field: str, request: Register) -> Error:
 
 def make_registrar(settings: Settings, subjects: Subjects, name: str, new_id: Callable[[], str]) -> Registrar:
     """A registrar. Parameters as for `Registrar`."""
-    return Registrar(name, subjects, settings.registrar, new_id)
+    kinds = settings.machines.kinds.values()
+    obtainable = [device for kind in kinds for device in ("cpu", *kind.simulate, *kind.accelerators)]
+    return Registrar(name, subjects, settings.registrar, new_id, obtainable)
 
 
 # -- metrics

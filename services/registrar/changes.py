@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from bus.messages.catalog import AppRecord, BatchingRule
+from bus.messages.catalog import AppRecord, BatchingRule, PipelineRecord
 from bus.messages.public import AdminRequest, Error
 from services.core.batching import FIELDS, SCOPES, rule_errors
 from services.core.catalog import Catalog, selection_asked
@@ -15,41 +15,59 @@ from services.core.settings.fields import TARGET
 from services.registrar.checks import app_fields, names, selection_fields, signature_difference
 from services.registrar.commands import (
     AddApp,
+    AppChange,
     Change,
     ChangeApps,
     ChangeRefused,
     DeleteApp,
     DeleteVersion,
+    DeployPipeline,
     LinkModel,
+    RefitPlan,
     ReleaseVariant,
     ResetSelection,
     SetApp,
     SetBatching,
+    SetPipeline,
     SetReplicas,
     SetSelection,
     UnlinkModel,
 )
+from services.registrar.pipelines import change_of_pipeline, deploy, in_use, plan_of, refit, set_pipeline
 
 T = TypeVar("T")
 
 
-def amend(record: AppRecord | None, change: Change) -> AppRecord | ChangeRefused | None:
-    """The app's record after this change; None when the app is to be deleted; ChangeRefused when the change is not allowed."""
+def amend(record: AppRecord | None, change: Change, catalog: Catalog) -> AppRecord | ChangeRefused | None:
+    """The app's record after this change; None when the app is to be deleted; ChangeRefused when the change is not allowed.
+
+    catalog: where the change is a PipelineChange, what there is beside the app. Others do not read it.
+    """
     if isinstance(change, AddApp):
         return _add(record, change)
+    if isinstance(change, SetPipeline):
+        return set_pipeline(record, change, catalog)
+    if record is not None and record.pipeline is not None and isinstance(change, AppChange):
+        refused = change_of_pipeline(change)
+        if refused is not None:
+            return refused
     if isinstance(change, LinkModel):
         return _link(record, change)
     if record is None:
         return _unknown_app(change.app)
+    if isinstance(change, DeployPipeline):
+        return deploy(record, change, catalog)
+    if isinstance(change, RefitPlan):
+        return refit(record, catalog)
     if isinstance(change, DeleteApp):
-        return None
+        return in_use(record, change, catalog)
     if isinstance(change, SetApp):
         return _set(record, change)
     if isinstance(change, SetSelection):
         return _select(record, change)
     if isinstance(change, SetReplicas):
         return _replicate(record, change)
-    return _unlink(record, change)
+    return _unlink(record, change, catalog)
 
 
 def _add(record: AppRecord | None, change: AddApp) -> AppRecord | ChangeRefused:
@@ -68,7 +86,9 @@ def _add(record: AppRecord | None, change: AddApp) -> AppRecord | ChangeRefused:
 
 
 def _set(record: AppRecord, change: SetApp) -> AppRecord:
-    return replace(record, **{field: value for field in SETTINGS if (value := getattr(change, field)) is not None})
+    after = replace(record, **{field: value for field in SETTINGS if (value := getattr(change, field)) is not None})
+    late = after.plan is not None and after.latency_ms is not None and after.plan.p99_ms > after.latency_ms
+    return replace(after, plan=None) if late else after
 
 
 def _select(record: AppRecord, change: SetSelection) -> AppRecord | ChangeRefused:
@@ -100,9 +120,12 @@ def _unlinked(change: SetReplicas | UnlinkModel) -> ChangeRefused:
     return ChangeRefused("unknown_model", f"model: app {change.app} does not link {change.model}")
 
 
-def _unlink(record: AppRecord, change: UnlinkModel) -> AppRecord | ChangeRefused:
+def _unlink(record: AppRecord, change: UnlinkModel, catalog: Catalog) -> AppRecord | ChangeRefused:
     if change.model not in record.links:
         return _unlinked(change)
+    needed = in_use(record, change, catalog)
+    if needed is not None:
+        return needed
     if record.selection is not None and change.model in (record.selection.members or ()):
         return ChangeRefused(
             "bad_request",
@@ -159,6 +182,8 @@ NEEDS = {
     "delete-version": ("model", "version"),
     "release-variant": ("variant",),
     "set-batching": (),
+    "set-pipeline": (),
+    "deploy-pipeline": ("app",),
 }
 SETTINGS = ("latency_ms", "default_output", "min_instances", "input_type", "slo_target")
 
@@ -192,6 +217,8 @@ def change_for(
         return Error(code="bad_request", message="; ".join(wrong))
     if verb == "set-batching":
         return _batching(request, catalog)
+    if verb == "set-pipeline":
+        return _pipeline(request, now)
     if verb == "release-variant":
         return ReleaseVariant(variant=request.variant or "", worker=request.worker)
     app, model = request.app or "", request.model or ""
@@ -217,6 +244,9 @@ def change_for(
         if catalog.app(app) is None:
             return Error(code="unknown_app", message=_unknown_app(app).message)
         return ResetSelection(app=app, context=request.context)
+    if verb == "deploy-pipeline":
+        plan = plan_of(request)
+        return plan if isinstance(plan, Error) else DeployPipeline(app=app, plan=plan)
     if verb == "delete-app":
         return DeleteApp(app=app)
     if verb == "unlink-model":
@@ -236,6 +266,20 @@ def change_for(
         latency_ms=request.latency_ms,
         default_output=request.default_output,
     )
+
+
+def _pipeline(request: AdminRequest, now: float) -> SetPipeline | Error:
+    """The pipeline that is asked for. Whether its stages' apps fit is for their records to say."""
+    head = request.pipeline
+    if head is None:
+        text = "pipeline: must say name and latency_ms: [pipeline] in the file"
+        return Error(code="bad_request", message=text)
+    wrong = [f"pipeline.{one}" for one in names(name=head.name)]
+    wrong += [f"pipeline.{one}" for one in app_fields(head.latency_ms, None, head.slo_target)]
+    if wrong:
+        return Error(code="bad_request", message="; ".join(wrong))
+    graph = PipelineRecord(vertices=request.vertex or [], edges=request.edge or [], output=request.output or {})
+    return SetPipeline(app=head.name, pipeline=graph, latency_ms=head.latency_ms, at=now, slo_target=head.slo_target)
 
 
 def _replicas(app: str, model: str, count: int, catalog: Catalog) -> Change | ChangeApps | Error:

@@ -4,7 +4,15 @@ from typing import Any
 
 from msgspec import Struct
 
-from bus.messages.catalog import BatchingRule, ModelRecord, ModelSelection, Signature, VariantRecord
+from bus.messages.catalog import (
+    BatchingRule,
+    ModelRecord,
+    ModelSelection,
+    PipelinePlan,
+    PipelineRecord,
+    Signature,
+    VariantRecord,
+)
 from bus.messages.public import Code, Register, RegistrationStatus
 
 
@@ -119,6 +127,29 @@ class SetReplicas(Struct, frozen=True, kw_only=True):
     count: int
 
 
+class SetPipeline(Struct, frozen=True, kw_only=True):
+    """Let a graph of other apps answer the queries of an app, which is made if it is not there. slo_target None: as it is."""
+
+    app: str
+    pipeline: PipelineRecord
+    latency_ms: float
+    at: float
+    slo_target: float | None = None
+
+
+class DeployPipeline(Struct, frozen=True, kw_only=True):
+    """Serve a pipeline by this plan; None: by none, as any other app."""
+
+    app: str
+    plan: PipelinePlan | None
+
+
+class RefitPlan(Struct, frozen=True, kw_only=True):
+    """Name other variants in a pipeline's plan where the apps of its vertices do not serve the planned ones any more."""
+
+    app: str
+
+
 class DeleteApp(Struct, frozen=True, kw_only=True):
     """Delete an app; its models stay, for other apps and for queries by model."""
 
@@ -132,7 +163,10 @@ class UnlinkModel(Struct, frozen=True, kw_only=True):
     model: str
 
 
-Change = LinkModel | AddApp | SetApp | SetSelection | SetReplicas | DeleteApp | UnlinkModel
+AppChange = LinkModel | AddApp | SetApp | SetSelection | SetReplicas
+# The record after these depends on other records of the catalogue.
+PipelineChange = SetPipeline | DeleteApp | UnlinkModel | DeployPipeline | RefitPlan
+Change = AppChange | PipelineChange
 
 
 class ChangeApp(Struct, frozen=True):

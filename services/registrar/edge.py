@@ -12,7 +12,7 @@ from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
 from bus.port import Bus, KeyValue, KeyValueEntry, NotFound, ObjectStore, WrongRevision
 from bus.subjects import Subjects
 from services.core.batching import batching_key
-from services.core.catalog import app_key, key_of, model_key, selection_key, variant_key
+from services.core.catalog import Catalog, app_key, key_of, model_key, selection_key, variant_key
 from services.core.placement import quarantined_at
 from services.registrar.changes import amend
 from services.registrar.commands import (
@@ -28,14 +28,18 @@ from services.registrar.commands import (
     DeleteApp,
     DeleteVersion,
     Finish,
+    LinkModel,
+    PipelineChange,
     PutRecords,
     PutStatus,
+    RefitPlan,
     RegistrationClaimed,
     RegistrationRecord,
     ReleaseVariant,
     ResetSelection,
     SetBatching,
     TakeOverRegistration,
+    UnlinkModel,
 )
 
 CPU = "cpu"
@@ -207,7 +211,29 @@ class RegistrarEdge:
         refused = await self._amend(command.change)
         if refused is None and isinstance(command.change, DeleteApp):
             return await self._reset_selection(ResetSelection(app=command.change.app))
+        if refused is None and isinstance(command.change, LinkModel | UnlinkModel):
+            await self._refit_plans(command.change.app)
         return refused
+
+    async def _refit_plans(self, app: str) -> None:
+        """Another version serves, so plans of pipelines that have this app as a stage may name variants that do not."""
+        for record in (await self._read("app")).apps:
+            stages = record.pipeline.vertices if record.pipeline is not None and record.plan is not None else ()
+            if any(vertex.app == app for vertex in stages):
+                await self._amend(RefitPlan(app=record.app))
+
+    async def _read(self, under: str = "") -> Catalog:
+        """The records that are in the bucket now. A watch may lag behind what an operator has just changed."""
+        found = Catalog()
+        keys = await self._catalog.keys(under)
+        for at in range(0, len(keys), TOGETHER):
+            entries = await asyncio.gather(*map(self._catalog.get, keys[at : at + TOGETHER]), return_exceptions=True)
+            for entry in entries:
+                if isinstance(entry, KeyValueEntry):
+                    found.apply(entry.key, entry.value)
+                elif not isinstance(entry, NotFound):
+                    raise entry
+        return found
 
     async def _reset_selection(self, command: ResetSelection) -> ContextsDeleted:
         """An app may have very many contexts; what a time limit leaves is deleted when the command is repeated."""
@@ -234,6 +260,7 @@ class RegistrarEdge:
         """Read, change and write an app's record, again and again until nobody else has written in between."""
         key = app_key(change.app)
         while True:
+            catalog = await self._read() if isinstance(change, PipelineChange) else Catalog()
             entry: KeyValueEntry | None = None
             before: AppRecord | None = None
             try:
@@ -241,7 +268,7 @@ class RegistrarEdge:
                 before = decode(AppRecord, entry.value or b"")
             except NotFound:
                 pass
-            after = amend(before, change)
+            after = amend(before, change, catalog)
             if isinstance(after, ChangeRefused):
                 return after
             try:
@@ -286,16 +313,19 @@ class RegistrarEdge:
                 "bad_request", f"version: version {model.version} of model {model.model} is registered already"
             )
         if command.link is not None:
-            refused = amend(await _get(self._catalog, app_key(command.link.app), AppRecord), command.link)
+            record = await _get(self._catalog, app_key(command.link.app), AppRecord)
+            refused = amend(record, command.link, Catalog())
             if isinstance(refused, ChangeRefused):
                 return refused
         records: list[VariantRecord | ModelRecord] = [*command.variants, model]
-        for record in records:
-            await self._catalog.put(key_of(record), encode(record))
+        for written in records:
+            await self._catalog.put(key_of(written), encode(written))
         refusal = None if command.link is None else await self._amend(command.link)
         if refusal is not None:  # a moment ago another registration fixed the app's signature
-            for record in reversed(records):
-                await self._catalog.delete(key_of(record))
+            for written in reversed(records):
+                await self._catalog.delete(key_of(written))
+        elif command.link is not None:
+            await self._refit_plans(command.link.app)
         return refusal
 
     async def _add_variants(self, command: AddVariants) -> ChangeRefused | None:

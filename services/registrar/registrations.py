@@ -72,6 +72,11 @@ class Workers:
         heard = [heartbeat for worker, heartbeat in self._heartbeats.items() if now - self._heard[worker] <= within]
         return {device.kind for heartbeat in heard for device in heartbeat.devices if device.simulated}
 
+    def kinds(self, now: float, within: float) -> set[str]:
+        """Device kinds, real and simulated, of workers heard in the last `within` seconds."""
+        heard = [heartbeat for worker, heartbeat in self._heartbeats.items() if now - self._heard[worker] <= within]
+        return {device.kind for heartbeat in heard for device in heartbeat.devices}
+
     def accelerators(self, now: float, within: float) -> dict[str, str]:
         """Kinds of real device besides the CPU, of workers heard in the last `within` seconds that take orders.
 
@@ -279,7 +284,7 @@ class Registrations:
         inspected = report or registration.inspected
         assert inspected is not None
         link = registration.link(inspected.signature, now)
-        refused = None if link is None else amend(self._catalog.app(link.app), link)
+        refused = None if link is None else amend(self._catalog.app(link.app), link, self._catalog)
         return refused.message if isinstance(refused, ChangeRefused) else None
 
     def _result(self, envelope: Envelope) -> tuple[Effect, ...]:

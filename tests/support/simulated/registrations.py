@@ -253,7 +253,7 @@ class Stage:
         return None
 
     def change(self, change: Any) -> ChangeRefused | None:
-        after = amend(self.registrar._catalog.app(change.app), change)
+        after = amend(self.registrar._catalog.app(change.app), change, self.registrar._catalog)
         if isinstance(after, ChangeRefused):
             return after
         self.put(SUBJECTS.catalog_bucket, f"app.{change.app}", None if after is None else encode(after))

@@ -35,13 +35,13 @@ OTHER = Signature(inputs=SIGNATURE.outputs, outputs=SIGNATURE.inputs)
 
 
 def changed(record: AppRecord | None, change: Change) -> AppRecord:
-    after = amend(record, change)
+    after = amend(record, change, Catalog())
     assert isinstance(after, AppRecord)
     return after
 
 
 def refused(record: AppRecord | None, change: Change) -> ChangeRefused:
-    after = amend(record, change)
+    after = amend(record, change, Catalog())
     assert isinstance(after, ChangeRefused)
     return after
 
@@ -82,7 +82,7 @@ def test_a_version_is_set_only_where_the_model_is_linked() -> None:
 def test_unlink_add_and_delete() -> None:
     assert changed(app_record(), UnlinkModel(app="digits", model="mlp")).links == {}
     assert refused(app_record(), UnlinkModel(app="digits", model="cnn")).code == "unknown_model"
-    assert amend(app_record(), DeleteApp(app="digits")) is None
+    assert amend(app_record(), DeleteApp(app="digits"), Catalog()) is None
     assert changed(None, AddApp(app="a", at=3.0, min_instances=0, slo_target=0.9)) == AppRecord(
         app="a", links={}, created=3.0, min_instances=0, slo_target=0.9
     )

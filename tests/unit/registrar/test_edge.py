@@ -9,7 +9,15 @@ from msgspec.structs import replace
 
 from bus.codec import decode, encode
 from bus.memory import Broker
-from bus.messages.catalog import AppRecord, BatchingRule, Signature
+from bus.messages.catalog import (
+    AppRecord,
+    BatchingRule,
+    PipelinePlan,
+    PipelineRecord,
+    PipelineVertex,
+    PlannedStage,
+    Signature,
+)
 from bus.messages.public import RegistrationStatus
 from bus.port import KeyValue, NotFound, ObjectStore
 from bus.subjects import Subjects
@@ -26,6 +34,7 @@ from services.registrar.commands import (
     ContextsDeleted,
     DeleteApp,
     DeleteVersion,
+    DeployPipeline,
     Finish,
     LinkModel,
     PutRecords,
@@ -35,6 +44,7 @@ from services.registrar.commands import (
     ReleaseVariant,
     ResetSelection,
     SetBatching,
+    SetPipeline,
     SetReplicas,
     TakeOverRegistration,
 )
@@ -44,6 +54,24 @@ from tests.support.simulated.registrations import REQUEST, SIGNATURE, model_reco
 
 SUBJECTS = Subjects("t")
 LINK = LinkModel(app="digits", model="mlp", version="1", signature=SIGNATURE, at=1.0, create=True)
+
+
+ONE_STAGE = PipelineRecord(
+    vertices=[PipelineVertex(name="only", app="digits", inputs={"x": "$.x"})], output={"scores": "only.scores"}
+)
+PLAN = PipelinePlan(
+    pipeline="twice",
+    policy="inferline",
+    status="feasible",
+    cost_per_s=0.001,
+    p99_ms=50.0,
+    vertices={"only": PlannedStage(hardware="cpu", batch=1, replicas=1, scale=1.0, service_ms=1.0, rho=0.5)},
+    envelope=[(1.0, 20)],
+    dispersion=[1.0],
+    steps=[],
+    rate=10.0,
+    latency_ms=100.0,
+)
 
 
 class Place:
@@ -349,3 +377,31 @@ def test_what_a_deleted_app_has_learnt_goes_with_it() -> None:
         assert len(await place.contexts.keys("digits-2")) == 3
 
     on_a_bus(test)
+
+
+def test_pipelines_see_what_the_bucket_holds_and_plans_follow_the_version_that_serves() -> None:
+    async def check(place: Place) -> None:
+        for version in ("1", "2"):
+            model = model_record(version=version, registration=version)
+            variant = variant_record(f"mlp-{version}", version=version)
+            link = replace(LINK, version=version) if version == "1" else None
+            assert await place.do(PutRecords(variants=(variant,), model=model, link=link)) is None
+        made = await place.do(ChangeApp(SetPipeline(app="twice", pipeline=ONE_STAGE, latency_ms=100.0, at=1.0)))
+        assert made is None, "the app was linked just before"
+        assert await place.do(ChangeApp(DeployPipeline(app="twice", plan=PLAN))) is None
+        assert (await planned(place, "twice")).vertices["only"].variant == "mlp-1"
+        refused = await place.do(ChangeApp(DeleteApp(app="digits")))
+        assert isinstance(refused, ChangeRefused)
+        assert "app: digits is a stage of pipeline twice" in refused.message
+        assert await place.do(ChangeApp(replace(LINK, version="2"))) is None
+        assert (await planned(place, "twice")).vertices["only"].variant == "mlp-2"
+        assert await place.do(ChangeApp(DeleteApp(app="twice"))) == ContextsDeleted("twice")
+        assert await place.do(ChangeApp(DeleteApp(app="digits"))) == ContextsDeleted("digits")
+
+    on_a_bus(check)
+
+
+async def planned(place: Place, app: str) -> PipelinePlan:
+    plan = decode(AppRecord, (await place.catalog.get(f"app.{app}")).value or b"").plan
+    assert plan is not None
+    return plan

@@ -1,0 +1,276 @@
+"""What becomes of the records of pipelines, and of the apps that they name. Pure."""
+
+from collections.abc import Iterable
+from math import isfinite
+
+import msgspec
+from msgspec.structs import replace
+
+from bus.messages.catalog import (
+    AppRecord,
+    PipelinePlan,
+    PipelineRecord,
+    PipelineVertex,
+    PlannedStage,
+    VariantRecord,
+)
+from bus.messages.public import AdminRequest, Error
+from services.core.catalog import Catalog
+from services.core.cost import PER_CORE, latency_ms
+from services.core.pipelines.checks import pipeline_errors, signature_of
+from services.core.pipelines.problem import LARGEST_BATCH, MOST_REPLICAS
+from services.registrar.commands import (
+    AppChange,
+    ChangeRefused,
+    DeleteApp,
+    DeployPipeline,
+    LinkModel,
+    SetApp,
+    SetPipeline,
+    SetReplicas,
+    SetSelection,
+    UnlinkModel,
+)
+
+HOP_MS = 0.1  # a message between two processes of one machine takes no less
+SLOWER = 1.25  # times the planned service time, which another variant on the same hardware may take
+NO_MODELS = (
+    "is a pipeline and has no models of its own; register the model under the app of one of its stages, or a new one"
+)
+MOST_SHOWN = 8  # errors of one pipeline
+
+
+# -- pipelines
+
+
+def set_pipeline(record: AppRecord | None, change: SetPipeline, catalog: Catalog) -> AppRecord | ChangeRefused:
+    """The app with this pipeline. A plan that does not fit it any more is dropped."""
+    if record is not None and record.pipeline is None and (record.links or record.signature is not None):
+        return ChangeRefused(
+            "bad_request",
+            f"pipeline.name: app {change.app} exists already and has models of its own; give the pipeline another name",
+        )
+    apps = {app.app: app for app in catalog.apps}
+    wrong = pipeline_errors(change.app, change.latency_ms, change.pipeline, apps, HOP_MS)
+    if wrong:
+        more = f"; and {len(wrong) - MOST_SHOWN} more" if len(wrong) > MOST_SHOWN else ""
+        return ChangeRefused("bad_request", "; ".join(wrong[:MOST_SHOWN]) + more)
+    before = record or AppRecord(app=change.app, links={}, created=change.at)
+    after = replace(
+        before,
+        pipeline=change.pipeline,
+        signature=signature_of(change.pipeline, apps),
+        latency_ms=change.latency_ms,
+        slo_target=before.slo_target if change.slo_target is None else change.slo_target,
+        min_instances=0,
+    )
+    for outer in _naming(change.app, catalog):
+        assert outer.pipeline is not None
+        broken = pipeline_errors(outer.app, outer.latency_ms, outer.pipeline, {**apps, change.app: after})
+        if broken:
+            return ChangeRefused(
+                "bad_request",
+                f"pipeline {outer.app} has {change.app} as a stage, which would not fit any more: {broken[0]}; change {outer.app} first",
+            )
+    return _with_plan(after, after.plan, catalog)
+
+
+def change_of_pipeline(change: AppChange) -> ChangeRefused | None:
+    """Why an app that is a pipeline does not get a change that other apps may get; None: it does."""
+    remedy = "deploy a plan (infaas pipeline deploy), or use set-replicas on the app of a stage"
+    match change:
+        case LinkModel():
+            text = f"app: {change.app} {NO_MODELS}"
+        case SetSelection():
+            text = f"app: {change.app} is a pipeline, whose stages answer; use set-selection on the app of a stage"
+        case SetReplicas():
+            text = f"app: {change.app} is a pipeline and has no instances of its own; {remedy}"
+        case SetApp(min_instances=int()) if change.min_instances:
+            text = f"min_instances: {change.app} is a pipeline and has no instances of its own; {remedy}"
+        case _:
+            return None
+    return ChangeRefused("bad_request", text)
+
+
+def in_use(record: AppRecord, change: DeleteApp | UnlinkModel, catalog: Catalog) -> ChangeRefused | None:
+    """Why an app cannot be deleted, or a model of it unlinked: a pipeline needs it."""
+    outer = next(iter(_naming(change.app, catalog)), None)
+    if outer is None:
+        return None
+    remedy = f"change that pipeline (infaas pipeline add) or remove it (infaas pipeline remove {outer.app}) first"
+    if isinstance(change, DeleteApp):
+        return ChangeRefused("bad_request", f"app: {change.app} is a stage of pipeline {outer.app}; {remedy}")
+    if set(record.links) <= {change.model}:
+        text = f"model: {change.model} is the last model of app {change.app}, which is a stage of pipeline {outer.app}"
+        return ChangeRefused("bad_request", f"{text}; link another model, or {remedy}")
+    return None
+
+
+def _naming(app: str, catalog: Catalog) -> list[AppRecord]:
+    """The pipelines that have this app as a stage."""
+    found = [one for one in catalog.apps if one.pipeline and any(v.app == app for v in one.pipeline.vertices)]
+    return sorted((one for one in found if one.app != app), key=lambda one: one.app)
+
+
+# -- plans
+
+
+def deploy(record: AppRecord, change: DeployPipeline, catalog: Catalog) -> AppRecord | ChangeRefused:
+    """The app with this plan, in which each stage names a variant."""
+    if record.pipeline is None:
+        return ChangeRefused(
+            "bad_request", f"app: {change.app} is no pipeline; infaas pipeline list shows those that there are"
+        )
+    if change.plan is None:
+        return replace(record, plan=None)
+    plan = change.plan
+    wrong = [*_plan_errors(plan, record, record.pipeline, catalog)]
+    if wrong:
+        return ChangeRefused("bad_request", "; ".join(wrong))
+    stages: dict[str, PlannedStage] = {}
+    for vertex in record.pipeline.vertices:
+        if not _planned(vertex, catalog):
+            continue
+        stage = plan.vertices[vertex.name]
+        variant = _fitted(vertex, stage, catalog)
+        if isinstance(variant, str):
+            wrong.append(f"plan.vertices.{vertex.name}.{variant}")
+        else:
+            stages[vertex.name] = replace(stage, variant=variant.variant, accuracy=variant.accuracy)
+    if wrong:
+        return ChangeRefused("bad_request", "; ".join(wrong))
+    return replace(record, plan=replace(plan, vertices=stages))
+
+
+def refit(record: AppRecord, catalog: Catalog) -> AppRecord:
+    """The app with variants in its plan that the apps of its stages serve now; without its plan if they have none that fits."""
+    if record.plan is None or record.pipeline is None:
+        return record
+    stages = dict(record.plan.vertices)
+    for vertex in record.pipeline.vertices:
+        stage = stages.get(vertex.name)
+        if stage is None or any(one.variant == stage.variant for one in catalog.variants_of(vertex.app)):
+            continue
+        stages[vertex.name] = replace(stage, variant="")
+    return _with_plan(record, replace(record.plan, vertices=stages), catalog)
+
+
+def _with_plan(record: AppRecord, plan: PipelinePlan | None, catalog: Catalog) -> AppRecord:
+    """The app with this plan, or with none if it does not fit."""
+    if plan is None:
+        return record
+    after = deploy(record, DeployPipeline(app=record.app, plan=plan), catalog)
+    return replace(record, plan=None) if isinstance(after, ChangeRefused) else after
+
+
+def plan_of(request: AdminRequest) -> PipelinePlan | Error | None:
+    """The plan in a request of `deploy-pipeline`; None: the one that is deployed ends."""
+    if request.plan is None:
+        return None
+    try:
+        return msgspec.convert(request.plan, PipelinePlan)
+    except msgspec.ValidationError as error:
+        reason, _, at = str(error).partition(" - at `$")
+        text = f"plan{at.rstrip('`')}: {reason}; give what `infaas pipeline plan FILE.toml --json` prints"
+        return Error(code="bad_request", message=text)
+
+
+def absent_hardware(plan: PipelinePlan, kinds: set[str]) -> Error | None:
+    """Hardware of stages that is not among these kinds of device, which workers have or machines may bring."""
+    for name, stage in plan.vertices.items():
+        if stage.hardware not in kinds:
+            here = ", ".join(sorted(kinds))
+            text = f"plan.vertices.{name}.hardware: no worker has {stage.hardware[:80]!r}; there are: {here}; start such a worker, or plan with [[option]]s on those"
+            return Error(code="unsatisfiable", message=text)
+    return None
+
+
+def _plan_errors(plan: PipelinePlan, record: AppRecord, pipeline: PipelineRecord, catalog: Catalog) -> Iterable[str]:
+    if plan.status == "infeasible":
+        yield f"plan.status: the plan is infeasible: {plan.reason or 'it gives no reason'}; plan again with a longer objective, other options or less load"
+        return
+    if plan.pipeline != record.app:
+        yield f"plan.pipeline: the plan is for {plan.pipeline[:80]!r}, not for {record.app}"
+    if not (isfinite(plan.rate) and plan.rate > 0):
+        yield "plan.rate: must be above 0 queries/s"
+    if not (isfinite(plan.cost_per_s) and plan.cost_per_s >= 0):
+        yield "plan.cost_per_s: must be at least 0 US$"
+    if not (isfinite(plan.p99_ms) and plan.p99_ms > 0):
+        yield "plan.p99_ms: must be above 0"
+    elif record.latency_ms is not None and plan.p99_ms > record.latency_ms:
+        yield f"plan.p99_ms: the plan keeps {plan.p99_ms:.4g} ms, but the objective is {record.latency_ms:g} ms; plan again"
+    if not 0 < plan.percentile <= 1:
+        yield "plan.percentile: must be above 0 and at most 1"
+    if len(plan.envelope) != len(plan.dispersion):
+        yield "plan.dispersion: must have one value for each window of plan.envelope"
+    if not all(isfinite(window) and window > 0 and count >= 0 for window, count in plan.envelope):
+        yield "plan.envelope: must be pairs of a window above 0 s and a number of queries"
+    if not all(isfinite(one) and one >= 0 for one in plan.dispersion):
+        yield "plan.dispersion: must be 0 or more"
+    names = [vertex.name for vertex in pipeline.vertices]
+    for name in plan.vertices:
+        if name not in names:
+            yield f"plan.vertices.{name[:80]}: there is no such vertex; there are: {', '.join(names)}"
+    for vertex in pipeline.vertices:
+        if vertex.name in plan.vertices:
+            yield from _stage_errors(f"plan.vertices.{vertex.name}", plan.vertices[vertex.name])
+        elif _planned(vertex, catalog):
+            yield f"plan.vertices: lacks vertex {vertex.name}; plan again"
+
+
+def _stage_errors(at: str, stage: PlannedStage) -> Iterable[str]:
+    if not 1 <= stage.batch <= LARGEST_BATCH:
+        yield f"{at}.batch: must be from 1 to {LARGEST_BATCH}, not {stage.batch}"
+    if not 1 <= stage.replicas <= MOST_REPLICAS:
+        yield f"{at}.replicas: must be from 1 to {MOST_REPLICAS}, not {stage.replicas}"
+    for field in ("scale", "service_ms", "rho"):
+        value = getattr(stage, field)
+        if not (isfinite(value) and value >= 0):
+            yield f"{at}.{field}: must be 0 or more, not {value:g}"
+
+
+def _planned(vertex: PipelineVertex, catalog: Catalog) -> bool:
+    """Whether a plan says which instances serve a stage. Pipelines and apps whose models answer together see to theirs themselves."""
+    app = catalog.app(vertex.app)
+    if app is None:
+        return True
+    return app.pipeline is None and (app.selection is None or app.selection.policy is None)
+
+
+def _fitted(vertex: PipelineVertex, stage: PlannedStage, catalog: Catalog) -> VariantRecord | str:
+    """The variant that serves a stage: the named one, else the cheapest that fits. A text says which field is wrong."""
+    served = catalog.variants_of(vertex.app)
+    here = [one for one in served if one.hardware == stage.hardware]
+    if not here:
+        kinds = ", ".join(sorted({one.hardware for one in served})) or "none"
+        return f"hardware: app {vertex.app} has no variant on {stage.hardware[:80]!r}; it has variants on: {kinds}; plan with those"
+    if stage.variant:
+        here = [one for one in here if one.variant == stage.variant]
+        if not here:
+            return f"variant: app {vertex.app} serves no {stage.variant[:80]!r} on {stage.hardware}; plan again, or leave variant empty"
+    floor = vertex.accuracy or 0.0
+    exact = [one for one in here if (one.accuracy or 0.0) >= floor]
+    if not exact:
+        best = max(one.accuracy or 0.0 for one in here)
+        return f"accuracy: the vertex asks for {floor:g}, and the best variant on {stage.hardware} has {best:.4g}"
+    wide = [one for one in exact if one.max_batch >= stage.batch]
+    if not wide:
+        most = max(one.max_batch for one in exact)
+        return f"batch: variants of app {vertex.app} on {stage.hardware} take at most {most} items, not {stage.batch}"
+    allowed_ms = SLOWER * stage.service_ms if stage.service_ms else float("inf")
+    return min(
+        wide,
+        key=lambda one: (
+            latency_ms(one, stage.batch) > allowed_ms,
+            _price(one),
+            latency_ms(one, stage.batch),
+            one.variant,
+        ),
+    )
+
+
+def _price(record: VariantRecord) -> float:
+    """A number by which instances of one kind of device compare as their prices do."""
+    if record.price_per_s is not None:
+        return record.price_per_s
+    return float(record.threads) if record.hardware in PER_CORE else record.profile.memory_mb
