@@ -99,6 +99,7 @@ class Infaas:
     models = _waiting(Client.models)
     variants = _waiting(Client.variants)
     workers = _waiting(Client.workers)
+    pipelines = _waiting(Client.pipelines)
     selection = _waiting(Client.selection)
     explain = _waiting(Client.explain)
     register = _waiting(Client.register)

@@ -246,6 +246,10 @@ class Client:
         """The workers with their devices and instances."""
         return await self._list("workers")
 
+    async def pipelines(self, *, app: str | None = None) -> list[dict[str, Any]]:
+        """The pipelines with their stages, and how each stage is served."""
+        return await self._list("pipelines", app=app)
+
     async def jobs(self, *, app: str | None = None, model: str | None = None) -> list[dict[str, Any]]:
         """The offline jobs, newest first. Each has the fields of JobStatus."""
         return await self._list("jobs", app=app, model=model)

@@ -44,6 +44,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "variants": ("infaas.cli.lists:variants", "List the variants with their measured figures."),
     "selection": ("infaas.cli.lists:selection", "Show what feedback has taught about an app's members."),
     "workers": ("infaas.cli.lists:workers", "List the workers, their devices and instances."),
+    "pipeline": (
+        "infaas.cli.pipeline:pipeline",
+        "Add, list, plan, deploy, remove and trace pipelines: apps that other apps answer.",
+    ),
     "admin": ("infaas.cli.admin:admin", "Change apps, their models and versions in a running system."),
     "auth": ("infaas.cli.auth:auth", "Make, change and revoke credentials for the bus."),
     "status": ("infaas.cli.lists:status", "Show the whole system at a glance."),

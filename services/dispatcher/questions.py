@@ -1,32 +1,30 @@
-"""Questions about the system: lists, and which variant a query would get. Pure."""
+"""Questions about the system: which variant a query would get, and why. Pure."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from msgspec import UNSET
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from bus.messages.catalog import ModelSelection
 from bus.messages.public import (
     Candidate,
     Error,
     Explanation,
-    Listing,
     ListRequest,
     MemberShare,
     Refusal,
     Requirements,
 )
 from services.core.actor import NOTHING, Effect, Envelope, Publish
-from services.core.catalog import Catalog, target_of
+from services.core.catalog import Catalog
 from services.core.ensemble.base import Learnt, Member
 from services.core.selection.cluster import ClusterView
-from services.core.selection.eligibility import INFINITE, AppView, Ask, VariantInstances
-from services.core.selection.instances import Worker
+from services.core.selection.eligibility import INFINITE, AppView, Ask
 from services.core.selection.policy import Decision, SelectionPolicy
 from services.core.validation import BadRequest, check_name, check_requirements
 from services.dispatcher.apps import members_of
 from services.dispatcher.contexts import Contexts
+from services.dispatcher.lists import listing, state_of
 
 
 def answer_question(
@@ -184,22 +182,6 @@ def _winner(decision: Decision, view: ClusterView) -> str | None:
     return None
 
 
-def state_of(group: VariantInstances, app: AppView, view: ClusterView) -> str:
-    """The best state of any instance of a variant, for this app. Quarantined if no worker would load it."""
-    if group.active:  # where accuracy is the goal, Overloaded ones are among them
-        return "Active" if any(i.state_for(app.app.app) == "Active" for i in group.active) else "Overloaded"
-    if group.troubled:
-        return group.troubled[0].state_for(app.app.app)
-    if group.loading:
-        return "Loading"
-    shut = frozenset(view.quarantines(group.record.variant))
-    if not shut:
-        return "Inactive"
-    record = group.record
-    free = view.least_utilised(record.hardware, shut, simulated=record.simulated)
-    return "Quarantined" if free is None else "Inactive"
-
-
 def _candidate(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, why_not: str) -> Candidate:
     group = app.groups[i]
     record = group.record
@@ -263,177 +245,3 @@ def _why_not(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, deci
     if ready > slack:
         return f"not loaded: ready in {ready * 1e3:.3g} ms, more than the {slack * 1e3:.3g} ms left"
     return "not loaded, and another variant would be ready sooner"
-
-
-# -- lists: the replies to `infaas.list.<what>`, with the numbers that decisions use
-
-
-def listing(
-    what: str, ask: ListRequest, now: float, catalog: Catalog, view: ClusterView, slo_target: float
-) -> Listing | Refusal:
-    """The items of one kind. An unknown kind is a bad_request that names the known ones."""
-    try:
-        check_name(ask.app, "app")
-        check_name(ask.model, "model")
-    except BadRequest as error:
-        return Refusal(error=Error(code="bad_request", message=str(error)))
-    if what == "apps":
-        return Listing(items=_apps(ask, catalog, slo_target))
-    if what == "models":
-        return Listing(items=_models(ask, catalog))
-    if what == "variants":
-        return Listing(items=_variants(ask, view))
-    if what == "workers":
-        return Listing(items=_workers(now, view))
-    text = f"there is no list of {what!r}: ask for apps, models, variants or workers"
-    return Refusal(error=Error(code="bad_request", message=text))
-
-
-def _apps(ask: ListRequest, catalog: Catalog, slo_target: float) -> list[dict[str, Any]]:
-    return [
-        {
-            "app": app.app,
-            "models": sorted(app.links),
-            "versions": dict(app.links),
-            "variants": len(catalog.variants_of(app.app)),
-            "latency_ms": app.latency_ms,
-            "slo_target": target_of(app, slo_target),
-            "default_output": app.default_output,
-            "min_instances": app.min_instances,
-            "replicas": app.replicas,
-            "selection": None if app.selection is None else asdict(app.selection),
-            "inputs": _specs(app.signature.inputs) if app.signature else [],
-            "outputs": _specs(app.signature.outputs) if app.signature else [],
-            "created": app.created,
-        }
-        for app in sorted(catalog.apps, key=lambda app: app.app)
-        if ask.app in (None, app.app) and (ask.model is None or ask.model in app.links)
-    ]
-
-
-def _specs(specs: list[Any]) -> list[dict[str, Any]]:
-    return [{"name": s.name, "datatype": s.datatype, "shape": s.shape} for s in specs]
-
-
-def _models(ask: ListRequest, catalog: Catalog) -> list[dict[str, Any]]:
-    items = []
-    for model in sorted(catalog.models, key=lambda m: (m.model, m.created)):
-        apps = sorted(catalog.apps_linking(model.model))
-        if (ask.app is not None and ask.app not in apps) or ask.model not in (None, model.model):
-            continue
-        serving = [a for a in apps if (record := catalog.app(a)) and record.links[model.model] == model.version]
-        items.append(
-            {
-                "model": model.model,
-                "version": model.version,
-                "apps": apps,
-                "serving": serving,
-                "task": model.task,
-                "metric": model.metric,
-                "format": model.format,
-                "variants": len(catalog.variants_at(model.model, model.version)),
-                "created": model.created,
-            }
-        )
-    return items
-
-
-def _variants(ask: ListRequest, view: ClusterView) -> list[dict[str, Any]]:
-    items = []
-    for name, app in sorted(view.apps.items()):
-        if name.startswith("_") or ask.app not in (None, name):
-            continue
-        for i, group in enumerate(app.groups):
-            record = group.record
-            if ask.model not in (None, record.model) or not app.current[i]:
-                continue
-            instances = (*group.active, *group.loading, *group.troubled)
-            hourly = view.nominal_price_per_s(record) * 3600.0
-            items.append(
-                {
-                    "app": name,
-                    "model": record.model,
-                    "version": record.version,
-                    "variant": record.variant,
-                    "hardware": record.hardware,
-                    "framework": record.framework,
-                    "precision": record.precision,
-                    "threads": record.threads,
-                    "max_batch": record.max_batch,
-                    "batching": "+".join(sorted({one.status.batching for one in instances})) or record.batching,
-                    "accuracy": record.accuracy,
-                    "agreement": record.agreement,
-                    "load_ms": record.profile.load_ms,
-                    "latency_ms": group.table.seconds(1) * 1000.0,
-                    "memory_mb": record.profile.memory_mb,
-                    "saturation_qps": record.profile.saturation_qps,
-                    "price_per_hour": hourly,
-                    "cost_per_1000": float(app.cost[i]),
-                    "state": state_of(group, app, view),
-                    "quarantined": view.quarantines(record.variant),
-                    "instances": len(instances),
-                    "reclaimable": sum(one.status.reclaimable for one in instances),
-                    "dominated": record.dominated,
-                    "simulated": record.simulated,
-                }
-            )
-    return items
-
-
-def _workers(now: float, view: ClusterView) -> list[dict[str, Any]]:
-    return [
-        {
-            "worker": worker.name,
-            "hardware": worker.hardware,
-            "kind": worker.kind,
-            "state": _state_of(worker),
-            "incarnation": worker.incarnation,
-            "last_seen_s": round(now - worker.seen, 3),
-            "clock_skew_ms": round(worker.skew * 1000.0, 3),
-            "devices": [
-                {
-                    "device": d.device,
-                    "kind": d.kind,
-                    "alive": d.alive,
-                    "cores": d.cores,
-                    "cores_used": d.cores_used,
-                    "memory_mb": d.memory_mb,
-                    "memory_used_mb": d.memory_used_mb,
-                    "cores_reclaimable": d.cores_reclaimable,
-                    "memory_reclaimable_mb": d.memory_reclaimable_mb,
-                    "utilisation": d.utilisation,
-                    "price_per_hour": d.price_per_hour,
-                    "simulated": d.simulated,
-                }
-                for d in worker.devices.values()
-            ],
-            "instances": [
-                {
-                    "instance": i.id,
-                    "variant": i.record.variant,
-                    "device": i.device,
-                    "state": i.status.state,
-                    "reclaimable": i.status.reclaimable,
-                    "queued": i.own + i.others,
-                    "load": i.status.load,
-                    "latency_ms": i.status.latency_ms,
-                    "mean_batch": i.status.mean_batch,
-                    "batching": i.status.batching,
-                    "batch_limit": i.most,
-                    "factor": i.factor,
-                }
-                for i in worker.instances.values()
-            ],
-            "simulated": all(d.simulated for d in worker.devices.values()),
-        }
-        for worker in sorted(view.workers.values(), key=lambda w: w.name)
-    ]
-
-
-def _state_of(worker: Worker) -> str:
-    """The state that people see. Booting: its monitor sends heartbeats, but none of its executors has been alive yet."""
-    if worker.draining:
-        return "Draining"
-    if any(device.alive for device in worker.devices.values()):
-        return "Ready"
-    return "Down" if worker.was_alive else "Booting"

@@ -54,7 +54,7 @@ def public_channels() -> list[Channel]:
             NAMES.list("{what}"),
             (public.ListRequest,),
             "receive",
-            "Lists of apps, models, variants, workers or jobs.",
+            "Lists of apps, models, variants, workers, pipelines or jobs.",
             (public.Listing, refusal),
         ),
         Channel(

@@ -33,9 +33,13 @@ _NAME_RULE = "1 to 64 of A-Z a-z 0-9 _ and -, the first a letter or digit"
 
 
 def pipeline_errors(
-    name: str, latency_ms: float | None, record: PipelineRecord, apps: Apps, hop_ms: float = 0.0
+    name: str, latency_ms: float | None, record: PipelineRecord, apps: Apps | None, hop_ms: float = 0.0
 ) -> list[str]:
-    """All that is wrong; empty: nothing is. apps: that exist, by name. hop_ms: the time that a message between two stages takes."""
+    """All that is wrong; empty: nothing is.
+
+    apps: that exist, by name; None: not known, so that only what the pipeline itself says is checked. hop_ms: the time that a message
+    between two stages takes.
+    """
     wrong = _names(name, record)
     if wrong:
         return wrong
@@ -47,8 +51,8 @@ def pipeline_errors(
     wrong += _values(record)
     wrong += _reached(graph, record)
     wrong += _objective(latency_ms, graph, hop_ms)
-    wrong += _contained(name, record, apps)
-    if wrong:
+    wrong += _contained(name, record, apps or {})
+    if wrong or apps is None:
         return wrong
     wrong = _apps(record, apps)
     return wrong or [*_tensors(graph, record, apps), *_conditions(graph, apps)]

@@ -104,6 +104,13 @@ class PipelineGraph:
             found[name] = max((weights[edge.target] + found[edge.target] for edge in self.out[name]), default=0.0)
         return found
 
+    def before(self, weights: Mapping[str, float]) -> dict[str, float]:
+        """Of each vertex, the largest sum of weights on a path to it, without its own."""
+        found: dict[str, float] = {}
+        for name in self.order:
+            found[name] = max((weights[edge.source] + found[edge.source] for edge in self.into[name]), default=0.0)
+        return found
+
     def certain(self, names: Collection[str], at: str | None = None) -> bool:
         """Whether each query that visits vertex `at` visits one of these, whatever the conditions say. at: None for each query at all.
 

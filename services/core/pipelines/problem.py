@@ -15,6 +15,7 @@ from services.core.pipelines.queueing import Floats, StageConfiguration
 LARGEST_BATCH = 1024
 MOST_REPLICAS = 10_000
 LONGEST_MS = 3.6e6
+ALIKE = 0.005  # accuracies that a validation set does not tell apart
 
 
 class StageOption(Struct, frozen=True, kw_only=True):
@@ -102,9 +103,9 @@ def allowed(vertex: PipelineVertex, options: Iterable[StageOption]) -> list[Stag
 
 
 def most_accurate(options: list[StageOption]) -> list[StageOption]:
-    """The options of the one variant that a developer would have named: the most accurate, the first of equal ones."""
-    best = max(options, key=lambda option: option.accuracy if option.accuracy is not None else 1.0)
-    return [option for option in options if option.variant == best.variant]
+    """The options that a developer would have named: the most accurate, and those that are as accurate on other hardware."""
+    best = max(option.accuracy or 0.0 for option in options)
+    return [option for option in options if option.accuracy is None or option.accuracy >= best - ALIKE]
 
 
 def batch_seconds(option: StageOption) -> tuple[float, ...]:

@@ -29,7 +29,8 @@ _OF: Mapping[str, tuple[Arrivals, tuple[str, ...]]] = {
     "trace": ("trace", ("file", "seconds_per_line", "range_qps")),
     "times": ("times", ("file",)),
 }
-KEYS = sorted({*_EVERYWHERE, *(key for _, keys in _OF.values() for key in keys)})
+_OF_ARRIVALS = ("arrivals", *sorted({key for _, keys in _OF.values() for key in keys}))
+KEYS = sorted({*_EVERYWHERE, *_OF_ARRIVALS})
 
 
 def loads_of(scenario: TomlTable, things: Catalogue, folder: Path) -> tuple[WorkloadSpec, ...]:
@@ -37,13 +38,28 @@ def loads_of(scenario: TomlTable, things: Catalogue, folder: Path) -> tuple[Work
     return tuple(_load(block, things, folder) for block in scenario.blocks("load", KEYS))
 
 
-def _load(block: TomlTable, things: Catalogue, folder: Path) -> WorkloadSpec:
-    needs = things.needs
-    apps, shares = _apps(block, needs)
+def samples_of(file: TomlTable, app: str, folder: Path) -> tuple[WorkloadSpec, ...]:
+    """The [[load]] blocks of a file about a single app, which they need not name. Raises ScenarioError."""
+    found = []
+    for block in file.blocks("load", ("app", *_OF_ARRIVALS)):
+        if "app" in block:
+            one_of(block.get("app"), block.at("app"), (app,), "app")
+        found.append(_timed(WorkloadSpec(apps=(app,), shares=(1.0,), arrivals=_arrivals(block)), block, folder))
+    return tuple(found)
+
+
+def _arrivals(block: TomlTable) -> Arrivals:
     kind = one_of(block.content.get("arrivals", "poisson"), block.at("arrivals"), _OF, "arrivals")
     arrivals, keys = _OF[kind]
     for key in sorted(block.content.keys() - {*_EVERYWHERE, *keys}):
         block.at(key).refuse(f"means nothing with arrivals {kind!r}, which take {', '.join(keys)}: leave it out")
+    return arrivals
+
+
+def _load(block: TomlTable, things: Catalogue, folder: Path) -> WorkloadSpec:
+    needs = things.needs
+    apps, shares = _apps(block, needs)
+    arrivals = _arrivals(block)
     plain = {app.app for app in things.apps if app.selection is None}
     for key in _OF_SELECTION:
         if key in block and plain.issuperset(apps):

@@ -1,4 +1,4 @@
-"""`infaas.list.workers`: the kind of machine, and the state that people are shown."""
+"""Questions: lists and explanations show what is reclaimable and quarantined, and which members would be asked."""
 
 from typing import Any
 
@@ -8,68 +8,12 @@ from msgspec.structs import replace
 
 from bus.codec import encode
 from bus.messages.catalog import AppRecord, ModelSelection
-from bus.messages.fleet import DeviceStatus, EnsureLoaded, Release, WorkerHeartbeat
-from bus.messages.public import Listing, ListRequest, Requirements
+from bus.messages.fleet import EnsureLoaded, Release
+from bus.messages.public import ListRequest, Requirements
 from services.core.actor import Changed
-from services.core.catalog import Catalog, key_of
+from services.core.catalog import key_of
 from services.core.placement import quarantine_key
-from services.core.selection.cluster import ClusterView
-from services.dispatcher.questions import listing
-from tests.support.simulated.fleet import PRICES, Fleet, variant
-
-
-def beat(*, alive: bool, **more: Any) -> WorkerHeartbeat:
-    device = DeviceStatus(
-        device="cpu", kind="cpu", cores=2, memory_mb=4000.0, memory_used_mb=0.0, cores_used=0.0, utilisation=0.1,
-        price_per_hour=0.1, alive=alive,
-    )  # fmt: skip
-    return WorkerHeartbeat(worker="w", hardware="cpu", incarnation=1, at=0.0, devices=[device], instances=[], **more)
-
-
-def shown(*beats: WorkerHeartbeat) -> tuple[str, str]:
-    view = ClusterView(PRICES)
-    for each in beats:
-        view.heartbeat(each, 0.0)
-    found = listing("workers", ListRequest(), 0.0, Catalog(), view, 0.99)
-    assert isinstance(found, Listing)
-    [item] = found.items
-    return item["kind"], item["state"]
-
-
-def test_booting_ready_down_draining() -> None:
-    silent, alive = beat(alive=False, kind="big"), beat(alive=True, kind="big")
-    assert shown(silent) == ("big", "Booting")
-    assert shown(silent, alive) == ("big", "Ready")
-    assert shown(alive, silent) == ("big", "Down")
-    assert shown(alive, beat(alive=True, kind="big", draining=True)) == ("big", "Draining")
-    assert shown(alive, beat(alive=True, kind="big", draining=True, leaving=True)) == ("big", "Draining")
-
-
-def test_apps_are_listed_with_the_targets_that_hold() -> None:
-    catalog = Catalog()
-    for record in (AppRecord(app="own", links={}, slo_target=0.999), AppRecord(app="usual", links={})):
-        catalog.apply(key_of(record), encode(record))
-    found = listing("apps", ListRequest(), 0.0, catalog, ClusterView(PRICES), 0.95)
-    assert isinstance(found, Listing)
-    assert {item["app"]: item["slo_target"] for item in found.items} == {"own": 0.999, "usual": 0.95}
-
-
-def test_apps_are_listed_with_their_selection() -> None:
-    catalog = Catalog()
-    for record in (
-        AppRecord(app="one", links={}),
-        AppRecord(app="two", links={}, selection=ModelSelection(cache_mb=8)),
-    ):
-        catalog.apply(key_of(record), encode(record))
-    found = listing("apps", ListRequest(), 0.0, catalog, ClusterView(PRICES), 0.95)
-    assert isinstance(found, Listing)
-    one, two = (item["selection"] for item in found.items)
-    assert one is None
-    assert (two["policy"], two["members"], two["cache_mb"]) == (None, None, 8.0)
-
-
-def test_a_worker_without_a_kind_is_of_its_hardwares() -> None:
-    assert shown(beat(alive=True)) == ("cpu", "Ready")
+from tests.support.simulated.fleet import Fleet, variant
 
 
 def test_lists_say_what_is_reclaimable() -> None:

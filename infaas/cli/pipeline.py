@@ -1,0 +1,340 @@
+"""`infaas pipeline VERB`: apps that other apps answer together (docs/pipelines.md)."""
+
+import asyncio
+import json as json_text
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+import msgspec
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from infaas.cli.options import DataDir, Json, Whole
+from infaas.cli.output import Column, fail, number, print_table, progress, show, usage
+from infaas.connecting import connect
+
+if TYPE_CHECKING:
+    from bus.messages.catalog import PipelinePlan
+    from services.core.pipelines.problem import StageOption
+    from services.simulation.scenario.pipelines import PipelineFile
+
+Item = dict[str, Any]
+T = TypeVar("T")
+# verb: what its argument is, and the options that it takes
+VERBS: dict[str, tuple[str | None, frozenset[str]]] = {
+    "add": ("a pipeline's file", frozenset()),
+    "list": (None, frozenset()),
+    "plan": ("a pipeline's file", frozenset({"--policy"})),
+    "deploy": ("a plan's file, or the name of a pipeline with --undeploy", frozenset({"--undeploy"})),
+    "remove": ("the name of a pipeline", frozenset()),
+    "trace": ("a driver function as MODULE:FUNCTION", frozenset({"--samples", "--most"})),
+}
+HOP_MS = 0.5  # of a message between two stages of a running system, where the file does not say it
+STILL_S = 5.0  # between lines of progress
+LARGEST_PLAN = 16 * 2**20  # bytes
+Policy = Literal["inferline", "model-less", "cg-mean", "cg-peak"]
+
+
+def pipeline(
+    verb: str,
+    target: str | None = None,
+    /,
+    *,
+    policy: Policy | None = None,
+    undeploy: Annotated[bool, Parameter(negative="")] = False,
+    samples: Path | None = None,
+    most: Annotated[Whole | None, Parameter(validator=Number(gte=1))] = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> int:
+    """Add, list, plan, deploy, remove and trace pipelines: apps whose queries other apps answer, one after the other or side by side.
+
+    * add FILE.toml: add the pipeline, or change it
+    * list: list the pipelines with their stages
+    * plan FILE.toml: find the cheapest way to serve the file's load. Needs no system where the file has an [[option]] for each vertex.
+      Prints hardware, variant, batch and replicas of each stage. Exits 1 if no plan meets the objective
+    * deploy PLAN.json: serve the pipeline as `plan --json` printed it; `deploy NAME --undeploy` ends that
+    * remove NAME: delete the pipeline. The apps of its stages stay
+    * trace MODULE:FUNCTION: run a driver function on samples, and print the pipeline that it shows as TOML
+
+    Example: `infaas pipeline add social.toml`
+
+    Example: `infaas pipeline plan social.toml --json > plan.json`
+
+    Parameters
+    ----------
+    verb
+        What to do.
+    target
+        The file, name or function.
+    policy
+        How to plan. inferline (default): one model for each stage, the most accurate. model-less: any variant that meets the stage's
+        accuracy. cg-mean, cg-peak: copies of the whole pipeline, for the mean or the peak of the load.
+    undeploy
+        End the plan that is deployed.
+    samples
+        A .npz file with an array for each of the driver's inputs (trace). The first axis counts samples.
+    most
+        Run this many samples only (trace). Default: all.
+
+    """
+    if verb not in VERBS:
+        usage(f"there is no verb {verb!r}: use {', '.join(VERBS)}")
+    what, options = VERBS[verb]
+    given = {
+        "--policy": policy is not None,
+        "--undeploy": undeploy,
+        "--samples": samples is not None,
+        "--most": most is not None,
+    }
+    unused = [option for option, there in given.items() if there and option not in options]
+    if unused:
+        usage(f"{verb} takes no {', '.join(unused)}")
+    if (what is None) != (target is None):
+        usage(f"{verb} needs {what}" if target is None else f"{verb} takes no argument")
+    target = target or ""
+    match verb:
+        case "add":
+            return _add(Path(target), data_dir, json)
+        case "list":
+            return _list(data_dir, json)
+        case "plan":
+            return _plan(Path(target), policy or "inferline", data_dir, json)
+        case "deploy":
+            return _deploy(target, undeploy, data_dir, json)
+        case "remove":
+            return _remove(target, data_dir, json)
+        case _:
+            if samples is None:
+                usage("trace needs --samples: a .npz file with an array for each of the driver's inputs")
+            return _trace(target, samples, most, data_dir, json)
+
+
+def _add(path: Path, data_dir: Path | None, json: bool) -> int:
+    file = _read(path, planning=False)
+    fields: Item = {
+        "pipeline": {"name": file.name, "latency_ms": file.latency_ms, "slo_target": file.slo_target},
+        **msgspec.to_builtins(file.pipeline),
+    }
+
+    async def send() -> Item:
+        async with connect(data_dir=data_dir) as client:
+            return await client.admin("set-pipeline", **fields)
+
+    show(asyncio.run(send()), json, lambda _: print("done"))
+    return 0
+
+
+def _remove(name: str, data_dir: Path | None, json: bool) -> int:
+    async def send() -> Item:
+        async with connect(data_dir=data_dir) as client:
+            if not await client.pipelines(app=name):
+                fail(f"there is no pipeline {name!r}: infaas pipeline list shows those that there are")
+            return await client.admin("delete-app", app=name)
+
+    show(asyncio.run(send()), json, lambda _: print("done"))
+    return 0
+
+
+def _deploy(target: str, undeploy: bool, data_dir: Path | None, json: bool) -> int:
+    plan = None if undeploy else _read_plan(Path(target))
+    name = target if plan is None else plan.get("pipeline")
+    if not isinstance(name, str):
+        usage(f"{target}: pipeline: is missing; deploy takes what `infaas pipeline plan FILE.toml --json` prints")
+
+    async def send() -> Item:
+        async with connect(data_dir=data_dir) as client:
+            return await client.admin("deploy-pipeline", app=name, plan=plan)
+
+    show(asyncio.run(send()), json, lambda _: print("done"))
+    return 0
+
+
+def _read_plan(path: Path) -> Item:
+    try:
+        with path.open("rb") as opened:
+            content = opened.read(LARGEST_PLAN + 1)
+        if len(content) > LARGEST_PLAN:
+            usage(f"cannot read {path}: it is larger than {LARGEST_PLAN >> 20} MiB, which no plan is")
+        found = json_text.loads(content)
+    except OSError as error:
+        usage(f"cannot read {path}: {error.strerror}")
+    except (ValueError, RecursionError) as error:
+        usage(f"{path} is no JSON: {error}; deploy takes what `infaas pipeline plan FILE.toml --json` prints")
+    if not isinstance(found, dict):
+        usage(f"{path} is no plan: deploy takes what `infaas pipeline plan FILE.toml --json` prints")
+    return found
+
+
+# -- lists
+
+_STAGES = (
+    Column("pipeline", "pipeline"),
+    Column("stage", "vertex"),
+    Column("app", "app"),
+    Column("variant", "variant"),
+    Column("hardware", "hardware"),
+    Column("batch", "batch"),
+    Column("planned", "replicas"),
+    Column("instances", "instances"),
+    Column("queued", "queued"),
+    Column("share", lambda one: None if one["share"] is None else f"{one['share']:.0%}"),
+)
+
+
+def _list(data_dir: Path | None, json: bool) -> int:
+    async def ask() -> list[Item]:
+        async with connect(data_dir=data_dir) as client:
+            return await client.pipelines()
+
+    show({"items": asyncio.run(ask())}, json, lambda document: _render(document["items"]))
+    return 0
+
+
+def _render(items: list[Item]) -> None:
+    for item in items:
+        plan = "no plan"
+        if item["plan"] is not None:
+            dollars = number(3600.0 * item["plan"]["cost_per_s"])
+            plan = f"plan by {item['plan']['policy']}: {dollars} US$/h, {number(item['plan']['p99_ms'])} ms"
+        print(f"{item['app']}: objective {number(item['latency_ms'])} ms, {plan}")
+    if items:
+        print()
+    rows = [stage | {"pipeline": item["app"]} for item in items for stage in item["vertices"]]
+    print_table(rows, _STAGES, "no pipelines yet: `infaas pipeline add FILE.toml` adds one")
+
+
+# -- plans
+
+
+def _read(path: Path, *, planning: bool) -> "PipelineFile":
+    """Ends the command (bad usage) if the file is wrong."""
+    from services.simulation.scenario.pipelines import read_pipeline  # noqa: PLC0415  (numpy takes long to import)
+
+    return _refusing(lambda: read_pipeline(path, planning=planning))
+
+
+def _refusing(work: Callable[[], T]) -> T:
+    """The result; a file that is wrong ends the command (bad usage)."""
+    from services.simulation.scenario.toml import ScenarioError  # noqa: PLC0415  (after the arguments have been understood)
+
+    try:
+        return work()
+    except ScenarioError as error:
+        usage(str(error))
+
+
+def _plan(path: Path, policy: str, data_dir: Path | None, json: bool) -> int:
+    from services.core.pipelines.planners import plan_pipeline  # noqa: PLC0415  (numpy takes long to import)
+    from services.simulation.scenario.pipelines import check_pipeline, problem_of  # noqa: PLC0415
+
+    file = _read(path, planning=True)
+    _refusing(lambda: check_pipeline(file))
+    offered = {option.vertex for option in file.options}
+    missing = {vertex.app for vertex in file.pipeline.vertices if vertex.name not in offered}
+    options, hop_ms = file.options, 0.0
+    if missing:
+        options, hop_ms = (*options, *asyncio.run(_options(file, offered, data_dir))), HOP_MS
+    problem = _refusing(lambda: problem_of(file, options, hop_ms))
+    count, seconds = len(problem.arrivals), float(problem.arrivals[-1])
+    with _progress(f"planning by {policy}: {count:,} queries in {seconds:,.0f} s, {len(options)} ways to serve"):
+        found = plan_pipeline(problem, policy)
+    document = msgspec.to_builtins(found)
+    if not found.reason:
+        del document["reason"]
+    show(document, json, lambda _: _render_plan(found, options))
+    if found.status == "infeasible":
+        fail(f"infeasible: {found.reason}")
+    return 0
+
+
+async def _options(file: "PipelineFile", offered: set[str], data_dir: Path | None) -> "list[StageOption]":
+    """What the running system could serve the other vertices with. Ends the command if it has nothing for one of them."""
+    from services.core.pipelines.problem import StageOption  # noqa: PLC0415  (numpy takes long to import)
+
+    found = []
+    async with connect(data_dir=data_dir) as client:
+        for vertex in file.pipeline.vertices:
+            if vertex.name in offered:
+                continue
+            rows = await client.variants(app=vertex.app)
+            if not rows:
+                apps = {row["app"]: row for row in await client.apps()}
+                what = "it has no variants" if vertex.app in apps else "there is no such app"
+                usage(
+                    f"{file.location.file}: vertex {vertex.name}, app {vertex.app}: {what} in the running system;"
+                    f' add [[option]] with vertex = "{vertex.name}", hardware, price_per_hour and batch_latency_ms'
+                )
+            found += [
+                StageOption(
+                    vertex=vertex.name,
+                    hardware=row["hardware"],
+                    price_per_hour=row["price_per_hour"],
+                    batch_latency_ms={int(size): ms for size, ms in row["batch_latency_ms"].items()},
+                    variant=row["variant"],
+                    accuracy=row["accuracy"],
+                )
+                for row in rows
+                if not row["dominated"]
+            ]
+    return found
+
+
+@contextmanager
+def _progress(text: str) -> Iterator[None]:
+    """Say on stderr what is done, and again from time to time as long as it takes."""
+    progress(text)
+    began, ended = time.monotonic(), threading.Event()
+
+    def still() -> None:
+        while not ended.wait(STILL_S):
+            progress(f"still planning after {time.monotonic() - began:.0f} s")
+
+    thread = threading.Thread(target=still, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _render_plan(found: "PipelinePlan", options: "tuple[StageOption, ...]") -> None:
+    prices = {(one.vertex, one.hardware, one.variant): one.price_per_hour for one in options}
+    rows = [
+        {
+            **msgspec.to_builtins(stage),
+            "vertex": name,
+            "share": stage.service_ms / found.latency_ms,
+            "cost": stage.replicas * prices[name, stage.hardware, stage.variant],
+        }
+        for name, stage in found.vertices.items()
+    ]
+    columns = (
+        Column("stage", "vertex"),
+        Column("hardware", "hardware"),
+        Column("variant", "variant"),
+        Column("batch", "batch"),
+        Column("replicas", "replicas"),
+        Column("visits/query", "scale"),
+        Column("load", lambda row: f"{row['rho']:.0%}"),
+        Column("service ms", "service_ms"),
+        Column("of objective", lambda row: f"{row['share']:.0%}"),
+        Column("US$/h", "cost"),
+    )
+    print_table(rows, columns, "")
+    print(
+        f"{found.status}, by {found.policy}: {number(3600.0 * found.cost_per_s)} US$/h; {100 * found.percentile:g} % of queries in"
+        f" {number(found.p99_ms)} ms, objective {number(found.latency_ms)} ms"
+    )
+
+
+# -- as code
+
+
+def _trace(driver: str, samples: Path, most: int | None, data_dir: Path | None, json: bool) -> int:
+    fail("there is no trace yet")

@@ -1,0 +1,171 @@
+"""Lists: workers with the state that people are shown, apps with what holds for them, pipelines with their stages."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from bus.codec import decode, encode
+from bus.messages.catalog import (
+    AppRecord,
+    ModelSelection,
+    PipelineEdge,
+    PipelinePlan,
+    PipelineRecord,
+    PipelineVertex,
+    PlannedStage,
+)
+from bus.messages.fleet import DeviceStatus, EnsureLoaded, WorkerHeartbeat
+from bus.messages.public import Listing, ListRequest, Refusal
+from services.core.actor import Changed
+from services.core.catalog import Catalog, key_of
+from services.core.selection.cluster import ClusterView
+from services.dispatcher.lists import listing
+from tests.support.simulated.fleet import PRICES, SIGNATURE, Fleet, variant
+
+
+def beat(*, alive: bool, **more: Any) -> WorkerHeartbeat:
+    device = DeviceStatus(
+        device="cpu", kind="cpu", cores=2, memory_mb=4000.0, memory_used_mb=0.0, cores_used=0.0, utilisation=0.1,
+        price_per_hour=0.1, alive=alive,
+    )  # fmt: skip
+    return WorkerHeartbeat(worker="w", hardware="cpu", incarnation=1, at=0.0, devices=[device], instances=[], **more)
+
+
+def shown(*beats: WorkerHeartbeat) -> tuple[str, str]:
+    view = ClusterView(PRICES)
+    for each in beats:
+        view.heartbeat(each, 0.0)
+    found = listing("workers", ListRequest(), 0.0, Catalog(), view, 0.99)
+    assert isinstance(found, Listing)
+    [item] = found.items
+    return item["kind"], item["state"]
+
+
+def test_booting_ready_down_draining() -> None:
+    silent, alive = beat(alive=False, kind="big"), beat(alive=True, kind="big")
+    assert shown(silent) == ("big", "Booting")
+    assert shown(silent, alive) == ("big", "Ready")
+    assert shown(alive, silent) == ("big", "Down")
+    assert shown(alive, beat(alive=True, kind="big", draining=True)) == ("big", "Draining")
+    assert shown(alive, beat(alive=True, kind="big", draining=True, leaving=True)) == ("big", "Draining")
+
+
+def test_apps_are_listed_with_the_targets_that_hold() -> None:
+    catalog = Catalog()
+    for record in (AppRecord(app="own", links={}, slo_target=0.999), AppRecord(app="usual", links={})):
+        catalog.apply(key_of(record), encode(record))
+    found = listing("apps", ListRequest(), 0.0, catalog, ClusterView(PRICES), 0.95)
+    assert isinstance(found, Listing)
+    assert {item["app"]: item["slo_target"] for item in found.items} == {"own": 0.999, "usual": 0.95}
+
+
+def test_apps_are_listed_with_their_selection() -> None:
+    catalog = Catalog()
+    for record in (
+        AppRecord(app="one", links={}),
+        AppRecord(app="two", links={}, selection=ModelSelection(cache_mb=8)),
+    ):
+        catalog.apply(key_of(record), encode(record))
+    found = listing("apps", ListRequest(), 0.0, catalog, ClusterView(PRICES), 0.95)
+    assert isinstance(found, Listing)
+    one, two = (item["selection"] for item in found.items)
+    assert one is None
+    assert (two["policy"], two["members"], two["cache_mb"]) == (None, None, 8.0)
+
+
+def test_a_worker_without_a_kind_is_of_its_hardwares() -> None:
+    assert shown(beat(alive=True)) == ("cpu", "Ready")
+
+
+# -- pipelines
+
+VARIANT = variant()
+PIPELINE = PipelineRecord(
+    vertices=[
+        PipelineVertex(name="first", app="app", inputs={"x": "$.x"}),
+        PipelineVertex(name="second", app="app", inputs={"x": "$.x"}, accuracy=0.9),
+    ],
+    edges=[PipelineEdge(source="first", target="second", probability=0.3)],
+    output={"y": "second.y | first.y"},
+)
+STAGE = PlannedStage(
+    hardware="cpu", batch=4, replicas=2, scale=1.0, service_ms=30.0, rho=0.5, variant=VARIANT.variant, accuracy=0.9
+)
+PLAN = PipelinePlan(
+    pipeline="twice",
+    policy="inferline",
+    status="optimal",
+    cost_per_s=0.001,
+    p99_ms=90.0,
+    vertices={"first": STAGE, "second": replace(STAGE, service_ms=10.0, replicas=1, scale=0.3)},
+    envelope=[(1.0, 20)],
+    dispersion=[1.0],
+    steps=["a", "b"],
+    rate=10.0,
+    latency_ms=100.0,
+)
+APP = AppRecord(app="twice", links={}, signature=SIGNATURE, latency_ms=100.0, pipeline=PIPELINE)
+
+
+def pipelines(record: AppRecord, *, loaded: int = 0, **ask: str) -> list[dict[str, Any]]:
+    fleet = Fleet(VARIANT)
+    fleet.stage.send("d0", Changed("infaas-catalog", key_of(record), encode(record)))
+    if loaded:
+        fleet.stage.publish(fleet.subjects.worker("w0", "load"), EnsureLoaded(variant=VARIANT, at_least=loaded))
+    fleet.stage.run(2.0)
+    fleet.stage.publish(fleet.subjects.list("pipelines"), ListRequest(**ask), "_INBOX.test.listing")
+    fleet.stage.run(0.1)
+    [body] = [body for _, heard, body in fleet.stage.heard if heard == "_INBOX.test.listing"]
+    return decode(Listing, body).items
+
+
+def test_a_pipeline_is_listed_with_its_graph_and_without_a_plan() -> None:
+    [item] = pipelines(APP)
+    assert (item["app"], item["latency_ms"], item["plan"], item["slo_target"]) == ("twice", 100.0, None, 0.99)
+    assert item["edges"] == [{"from": "first", "to": "second", "when": None, "probability": 0.3}]
+    assert item["output"] == {"y": "second.y | first.y"}
+    assert [spec["name"] for spec in item["inputs"] + item["outputs"]] == ["x", "y"]
+    first, second = item["vertices"]
+    assert (first["vertex"], first["app"], first["inputs"]) == ("first", "app", {"x": "$.x"})
+    assert (first["accuracy_required"], second["accuracy_required"]) == (None, 0.9)
+    for field in ("variant", "hardware", "batch", "replicas", "scale", "service_ms", "rho", "accuracy", "share"):
+        assert second[field] is None
+    assert (second["instances"], second["queued"]) == (0, 0)
+
+
+def test_a_planned_pipeline_is_listed_with_what_is_planned_and_what_lives() -> None:
+    [item] = pipelines(replace(APP, plan=PLAN), loaded=2)
+    assert item["plan"] == {
+        "policy": "inferline",
+        "status": "optimal",
+        "cost_per_s": 0.001,
+        "p99_ms": 90.0,
+        "percentile": 0.99,
+        "rate": 10.0,
+        "latency_ms": 100.0,
+    }
+    first, second = item["vertices"]
+    assert (first["variant"], first["hardware"], first["batch"], first["replicas"]) == (VARIANT.variant, "cpu", 4, 2)
+    assert (second["replicas"], second["scale"], second["service_ms"], second["rho"]) == (1, 0.3, 10.0, 0.5)
+    assert (first["share"], second["share"]) == (0.75, 0.25), "30 and 10 ms on the longest path"
+    assert (first["instances"], first["loading"], first["queued"]) == (2, 0, 0)
+
+
+def test_only_the_pipelines_asked_for_are_listed() -> None:
+    assert pipelines(APP, app="other") == []
+    assert pipelines(replace(APP, pipeline=None)) == []
+
+
+def test_an_unknown_list_is_refused_with_those_that_there_are() -> None:
+    found = listing("spoons", ListRequest(), 0.0, Catalog(), ClusterView(PRICES), 0.99)
+    assert isinstance(found, Refusal)
+    assert found.error.message == "there is no list of 'spoons': ask for apps, models, variants, workers or pipelines"
+
+
+def test_variants_are_listed_with_what_batches_take() -> None:
+    fleet = Fleet(VARIANT)
+    fleet.stage.publish(fleet.subjects.list("variants"), ListRequest(), "_INBOX.test.listing")
+    fleet.stage.run(0.1)
+    [item] = decode(Listing, fleet.stage.heard[-1][2]).items
+    assert item["batch_latency_ms"] == pytest.approx({1: 2.55, 2: 3.05, 4: 4.05, 8: 6.05}), "with 0.05 ms for a batch"
