@@ -337,4 +337,5 @@ def _render_plan(found: "PipelinePlan", options: "tuple[StageOption, ...]") -> N
 
 
 def _trace(driver: str, samples: Path, most: int | None, data_dir: Path | None, json: bool) -> int:
+    del driver, samples, most, data_dir, json
     fail("there is no trace yet")
