@@ -271,8 +271,8 @@ _BUCKETS: dict[
 ] = {  # of objects that the registrar makes: who reads, who writes
     "uploads_bucket": (_r("registrar", "executor", "operator"), _r("registrar", "operator")),
     "artifacts_bucket": (_r("registrar", "executor"), _r("registrar", "executor")),
-    "inputs_bucket": (_r("executor", "gateway", "operator"), _r("gateway", "operator")),
-    "outputs_bucket": (_r("executor", "gateway", "operator", "offline"),) * 2,
+    "inputs_bucket": (_r("executor", "dispatcher", "gateway", "operator"), _r("gateway", "operator")),
+    "outputs_bucket": (_r("executor", "dispatcher", "gateway", "operator", "offline"),) * 2,
 }
 STORE_RIGHTS: tuple[StoreRights, ...] = (
     StoreRights("outcome_stream", "stream", creates=_r("recorder"), reads=_r("recorder", "operator")),

@@ -16,7 +16,8 @@ class Route(Struct, frozen=True, array_like=True, gc=False):
     key. fallback: the app has a default output, so the query goes back to its dispatcher instead of being refused or late.
     missed: requirements that the chosen variant is already known to miss. length: the length of the variable axis, rounded up to a
     profiled length; None if it is not known. parent, stage: of a part of another query: the uid of that query, and which part it is (the
-    member of an ensemble). origin: with the same, so that another dispatcher can start that query again.
+    member of an ensemble, the vertex of a pipeline). origin: with the same, so that another dispatcher can start that query again. refs: inputs
+    that are in the object store, beside those of the body. more: the next query to this queue belongs to the same batch.
     """
 
     uid: bytes
@@ -48,10 +49,24 @@ class Route(Struct, frozen=True, array_like=True, gc=False):
     stage: str | None = None
     fallback: bool = False
     origin: "Origin | None" = None
+    refs: "list[TensorRef] | None" = None
+    more: bool = False
+
+
+class TensorRef(Struct, frozen=True, array_like=True, gc=False):
+    """A tensor in the object store. name: the input, or output, that it becomes. tensor: its name in the object, which holds a map of tensors.
+
+    If the object holds one tensor and no map, it is that one.
+    """
+
+    name: str
+    bucket: str
+    key: str
+    tensor: str
 
 
 class Origin(Struct, frozen=True, array_like=True, gc=False):
-    """The query that a part belongs to. body: as its client sent it; None: the part's body is the same."""
+    """The query that a part belongs to; of a part of a part, the outermost. body: as its client sent it; None: the part's body is the same."""
 
     route: Route
     body: bytes | None = None

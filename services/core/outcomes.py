@@ -134,6 +134,8 @@ def joined(route: Route, answer: Answer, now: float) -> OutcomeEvent:
         input_digest=route.input_digest,
         confidence=None if answer.confidence is UNSET else answer.confidence,
         missing=answer.missing or 0,
+        parent=route.parent,
+        stage=route.stage,
     )
 
 

@@ -36,12 +36,13 @@ from services.core.selection.instances import Instance
 from services.core.selection.policy import LoadOrder, SelectionPolicy, goal_of
 from services.core.settings import DispatcherSettings, SelectionSettings, Settings
 from services.dispatcher.apps import Apps
+from services.dispatcher.central import LATE, CentralQueues
+from services.dispatcher.composites import Composites
 from services.dispatcher.default_output import default_due, executor_error, expiry_error, may_wait
 from services.dispatcher.demand import DemandCounter, FleetDigests, LoadsOnDemand
 from services.dispatcher.inflight import InFlight, OutcomeRecorder, Retries
 from services.dispatcher.query import Admission, Query, label_of
 from services.dispatcher.questions import answer_question
-from services.dispatcher.selection_layer import SelectionLayer
 
 HEARTBEAT = 0.5  # s
 CHECK = 0.25  # s
@@ -90,7 +91,10 @@ class Dispatcher:
         self._outcomes = OutcomeRecorder(name, policy.name, new_uid)
         self._demand = DemandCounter(name, subjects)
         self._retries = Retries(self.in_flight, settings.max_attempts, self._decide, self._refuse)
-        self.layer = SelectionLayer(name, subjects, self.apps, self._outcomes, self._take, new_uid, settings, selection)
+        self.composites = Composites(
+            name, subjects, self.apps, self._outcomes, self._take, new_uid, settings, selection, policy.name
+        )
+        self.central = CentralQueues(self.view, self.in_flight, self._dispatch, self._decide, self._refuse)
         self._digests = FleetDigests(name, subjects, self.apps)
         self._prefix = len(subjects.query(""))
         self._undelivered = subjects.undelivered(name, "")
@@ -107,7 +111,7 @@ class Dispatcher:
             Trying: self._trying,
             ExecutorExited: self._exited,
             LoadReply: self._load_reply,
-            **self.layer.handlers,
+            **self.composites.handlers,
             Changed: self._changed,
             Synced: self._synced,
             Requirements: self._question,
@@ -134,7 +138,7 @@ class Dispatcher:
             Inlet(subject=s.explain(), message=Requirements, queue=DISPATCHERS),
             Inlet(subject=s.list(), message=ListRequest, queue=DISPATCHERS),
             Inlet(subject=s.selection("changed"), message=SelectionChanged),
-            *self.layer.inlets,
+            *self.composites.inlets,
             Inlet(subject=s.query(), message=QueryHead, queue=DISPATCHERS, malformed=True),
         )
 
@@ -154,10 +158,10 @@ class Dispatcher:
         query = self._admission.admit(app_name, envelope)
         if isinstance(query, Error):
             return self._outcomes.refused_unadmitted(app_name, envelope, envelope.message.id, query)
-        if query.head.retry_key is not None and (query.uid in self.in_flight or query.uid in self.layer):
+        if query.head.retry_key is not None and (query.uid in self.in_flight or query.uid in self.composites):
             return NOTHING  # the client asks again for a query in flight: it will be answered
-        if query.selection is not None:
-            return self.layer.start(query, envelope.now)
+        if query.selection is not None or query.pipeline is not None:
+            return self.composites.begin(query, envelope.now)
         effects = self._decide(query, envelope.now)
         self._demand.count(query)
         return effects
@@ -169,7 +173,8 @@ class Dispatcher:
             under_way.part = query.part
             return NOTHING
         effects = self._decide(query, now)
-        self._demand.count(query)
+        if query.planned is None or not self.central.serves(query.planned):  # a plan provides for the others
+            self._demand.count(query)
         return effects
 
     def _malformed(self, envelope: Envelope) -> Iterable[Effect]:
@@ -184,6 +189,10 @@ class Dispatcher:
     # -- deciding
 
     def _decide(self, query: Query, now: float) -> Iterable[Effect]:
+        if query.planned is not None and not query.crashes and self.central.serves(query.planned):
+            if query.attempt >= MOST_DISPATCHES or len(self.in_flight.waiting) >= self._settings.max_queue:
+                return self._refuse(query, LATE, now)
+            return self.central.push(query, now)
         decision = self._policy.select(query.ask, now, self.view)
         if decision.assignments:
             effect = self._dispatch(query, self.view.instances[decision.assignments[0]], now)
@@ -215,12 +224,12 @@ class Dispatcher:
         """The query ends here without an answer of a model. If it is a part, its join goes on without it."""
         effects = self._outcomes.refused(query, error, now)
         if query.part is not None:
-            effects.extend(self.layer.refused(query.part, error, now))
+            effects.extend(self.composites.refused(query.part, error, now))
         return effects
 
-    def _dispatch(self, query: Query, instance: Instance, now: float) -> Publish:
+    def _dispatch(self, query: Query, instance: Instance, now: float, *, more: bool = False) -> Publish:
         self.in_flight.dispatch(query, instance, now)
-        route = query.sent = query.route(self.name, instance.id, self._policy.name)
+        route = query.sent = query.route(self.name, instance.id, self._policy.name, more=more)
         key = (instance.worker.name, instance.device)
         subject = self._queues.get(key)
         if subject is None:
@@ -243,13 +252,14 @@ class Dispatcher:
                 instance.batch_done(batch.queued, min(batch.finished, envelope.now), envelope.now)
             else:
                 instance.ended_without_batch(batch.queued)
+        effects.extend(self.central.pull(batch.variant, envelope.now))
         if self.in_flight.retries and self.in_flight.retrying is None:
             effects.extend(self._retries.next(envelope.now))
         return effects
 
     def _recorded(self, envelope: Envelope) -> Iterable[Effect]:
         self._outcomes.log.stored(envelope.message.through)
-        return self.layer.stored()
+        return self.composites.stored()
 
     # -- what goes wrong
 
@@ -298,7 +308,7 @@ class Dispatcher:
         error = executor_error(back)
         if error is not None:
             return self._refuse(query, error, now)
-        if back.reason == "deadline":
+        if back.reason == "deadline" and query.planned is None:
             return self._elsewhere(query, route.instance, now)
         if back.reason == "crashed":
             return self._retries.crashed(query, now)
@@ -312,12 +322,12 @@ class Dispatcher:
     def _adopt(self, back: HandBack, envelope: Envelope) -> Iterable[Effect]:
         """A query with parts has lost its dispatcher: start it again, once. Executors repeat what they have answered of it."""
         uid, now = back.route.uid, envelope.now
-        if uid in self.layer or uid in self.in_flight or not self.layer.joins.adopt(uid, now):
+        if uid in self.composites or uid in self.in_flight or not self.composites.joins.adopt(uid, now):
             return NOTHING
         query = self._admission.adopt(back.route, bytes(back.body), envelope.headers)
         if query is None:
             return NOTHING
-        return self._take(query, now) if query.selection is None else self.layer.start(query, now)
+        return self.composites.begin(query, now)
 
     def _elsewhere(self, query: Query, full: str, now: float) -> Iterable[Effect]:
         """An instance could not answer in time: another one may, in the time left."""
@@ -345,11 +355,14 @@ class Dispatcher:
 
     def _serve_waiting(self, now: float) -> list[Effect]:
         """Something changed: decide again for all waiting queries."""
-        effects = self._retries.next(now)
+        effects = [*self._retries.next(now), *self.central.serve(now)]
         if self.in_flight.waiting:
             queries = list(self.in_flight.waiting.values())
             self.in_flight.waiting.clear()
             for query in queries:
+                if query.planned is not None and self.central.serves(query.planned):
+                    self.in_flight.waiting[query.uid] = query
+                    continue
                 if query.crashes and self.in_flight.retrying is not None:
                     self.in_flight.retries.append(query)
                     continue
@@ -379,7 +392,7 @@ class Dispatcher:
 
     def _changed(self, envelope: Envelope) -> Iterable[Effect]:
         self.apps.change(envelope.message)
-        self.layer.cached.drop()
+        self.composites.changed()
         return NOTHING
 
     def _synced(self, envelope: Envelope) -> Iterable[Effect]:
@@ -389,9 +402,9 @@ class Dispatcher:
 
     def _question(self, envelope: Envelope) -> Iterable[Effect]:
         if envelope.subject == self._list_selection:
-            return self.layer.ask(envelope)
+            return self.composites.ask(envelope)
         return answer_question(
-            envelope, self.apps.catalog, self.view, self._policy, self._slo_target, self.layer.contexts
+            envelope, self.apps.catalog, self.view, self._policy, self._slo_target, self.composites.contexts
         )
 
     # -- time
@@ -418,7 +431,7 @@ class Dispatcher:
                 continue
             route = query.route(self.name, "", self._policy.name)
             effects.append(Publish(self._subjects.resubmit(), HandBack(route, "gone", query.raw), "", query.headers))
-        effects.extend(self.layer.joins.leave(self.in_flight.dispatched.values()))
+        effects.extend(self.composites.joins.leave(self.in_flight.dispatched.values()))
         effects.append(self._alive(envelope.now, leaving=True))
         return effects
 
@@ -432,7 +445,7 @@ class Dispatcher:
         effects.extend(self._expire(self.in_flight.remove_expired(now, LOST_AFTER), now))
         if self.in_flight.waiting or self.in_flight.retries:
             effects.extend(self._serve_waiting(now))
-        effects.extend(self.layer.check(now))
+        effects.extend(self.composites.check(now))
         effects.append(After("check", CHECK, envelope.message))
         return effects
 
@@ -440,7 +453,7 @@ class Dispatcher:
         return [effect for query in queries for effect in self._refuse(query, expiry_error(query), now)]
 
     def _deadline_reached(self, envelope: Envelope) -> Iterable[Effect]:
-        ended = self.layer.due(envelope.message.of, envelope.now)
+        ended = self.composites.due(envelope.message.of, envelope.now)
         if ended is not None:
             return ended
         now, waiting = envelope.now, self.in_flight.waiting

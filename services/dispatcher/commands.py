@@ -4,6 +4,9 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from bus.messages.flow import TensorRef
+from bus.messages.public import Tensor
+
 PolicyMethod = Literal["init", "select", "combine", "observe", "learnt"]
 
 
@@ -32,6 +35,14 @@ class ContextWritten(Struct, frozen=True):
     """The value is stored, at this revision."""
 
     revision: int
+
+
+class GatherOutputs(Struct, frozen=True):
+    """Put an answer's outputs together in the object store; comes back as ObjectRef. refs: those that are there already."""
+
+    key: str
+    outputs: dict[str, Tensor]
+    refs: tuple[TensorRef, ...]
 
 
 class RunPolicy(Struct, frozen=True):

@@ -1,13 +1,17 @@
 """What a dispatcher does for scaling: it reports demand, orders loads on demand, and publishes digests of the fleet. Pure."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 
+from msgspec import Struct
+
 from bus.messages.fleet import EnsureLoaded, FleetDigest, WorkerHeartbeat
-from bus.messages.scaling import ClassDemand, DemandReport
+from bus.messages.scaling import ClassDemand, DemandReport, PipelineArrivals
 from bus.subjects import Subjects
-from services.core.actor import Publish
+from services.core.actor import After, Effect, Publish
 from services.core.demand import ANY, Counted, classes
 from services.core.digest import digest_of
+from services.core.pipelines.envelope import BIN_S
 from services.core.selection.eligibility import INFINITE, Ask
 from services.core.selection.policy import LoadOrder
 from services.dispatcher.apps import Apps
@@ -16,7 +20,38 @@ from services.dispatcher.query import Query
 DISTINCT = 1024  # sets of needs counted apart before they are folded into classes
 FADES = 5.0  # s for which a worker goes on to get empty reports: so far back it looks
 
+ARRIVALS = 0.1  # s between two reports of arrivals at a pipeline
+
 Key = tuple[str, float, float, float, str | None, str | None, str | None]
+
+
+class ArrivalsDue(Struct, frozen=True):
+    """Timer: report the arrivals at pipelines."""
+
+
+class ArrivalsCounter:
+    """Counts the queries that come to pipelines with a plan, in bins of 10 ms, for the tuner."""
+
+    def __init__(self, name: str, subjects: Subjects) -> None:
+        self._name = name
+        self._subject = subjects.pipeline("arrivals")
+        self._bins: dict[str, Counter[int]] = {}
+
+    def count(self, pipeline: str, arrived: float) -> tuple[Effect, ...]:
+        """A query came. arrived: Unix seconds."""
+        first = not self._bins
+        self._bins.setdefault(pipeline, Counter())[int(arrived / BIN_S)] += 1
+        return (After("arrivals", ARRIVALS, ArrivalsDue()),) if first else ()
+
+    def report(self) -> list[Effect]:
+        """What came since the last report."""
+        reports: list[Effect] = []
+        for pipeline, bins in self._bins.items():
+            start, end = min(bins), max(bins)
+            counts = [bins[i] for i in range(start, end + 1)]
+            reports.append(Publish(self._subject, PipelineArrivals(self._name, pipeline, start * BIN_S, counts)))
+        self._bins = {}
+        return reports
 
 
 class DemandCounter:

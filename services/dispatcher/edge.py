@@ -1,4 +1,4 @@
-"""The dispatcher's edge: contexts in the selection bucket, users' policies. And what its wiring needs: new ids, and policies by import path."""
+"""The dispatcher's edge: contexts in the selection bucket, users' policies, large outputs. And what its wiring needs: new ids, and policies by import path."""
 
 import importlib
 import itertools
@@ -10,8 +10,16 @@ from bus.port import Bus, KeyValue, NotFound, WrongRevision
 from bus.subjects import Subjects
 from services.core.selection.policy import SelectionPolicy
 from services.core.settings import POLICIES, Settings
-from services.dispatcher.commands import ContextWritten, ReadContext, RunPolicy, StoredContext, WriteContext
+from services.dispatcher.commands import (
+    ContextWritten,
+    GatherOutputs,
+    ReadContext,
+    RunPolicy,
+    StoredContext,
+    WriteContext,
+)
 from services.dispatcher.edge_policies import UserPolicies
+from services.shell.objects import fetch_tensors, store_outputs
 from services.shell.settings import SettingsError
 
 
@@ -28,6 +36,9 @@ class DispatcherEdge:
         """Carry out one command. Raises BusError and PolicyFailed."""
         if type(command) is RunPolicy:
             return await self._policies.run(command)
+        if type(command) is GatherOutputs:
+            found = await fetch_tensors(self._bus, command.refs)
+            return await store_outputs(self._bus, self._subjects.outputs_bucket, command.key, command.outputs | found)
         if self._bucket is None:  # most dispatchers serve no app that needs it
             self._bucket = await self._bus.key_value(self._subjects.selection_bucket)
         match command:

@@ -23,7 +23,7 @@ from services.dispatcher.commands import PolicyMethod, RunPolicy
 from services.dispatcher.contexts import Contexts, context_key
 from services.dispatcher.default_output import default_due
 from services.dispatcher.inflight import OutcomeRecorder
-from services.dispatcher.join import Joins, chance
+from services.dispatcher.join import Joins, answer_part, chance, refuse_part
 from services.dispatcher.predictions import Prediction, Predictions, digest_of
 from services.dispatcher.query import Join, PartReply, Query, QueryPart
 
@@ -112,7 +112,7 @@ class Ensembles:
             text = "too many queries wait for a worker: ask again later"
             return self._outcomes.refused(query, Error(code="overloaded", message=text, retry_after_ms=1000.0), now)
         due, patient = self._due(query, rules)
-        join = Join(query, due, patient=patient, dispatcher=self._name, policy=rules.policy or "")
+        join = Join(self, query, due, patient=patient, dispatcher=self._name, policy=rules.policy or "")
         join.plan = EnsemblePlan(group)
         if rules.cache_mb and query.head.inputs_ref is None:
             join.digest = digest_of(query.head.inputs)
@@ -141,7 +141,7 @@ class Ensembles:
         assert group is not None, "the app was found above"
         if not group.members:
             return self.evaluated(uid, Error(code="unknown_model", message=NO_MEMBERS))
-        join = Join(query, ask.deadline, patient=False, dispatcher=self._name, policy=rules.policy)
+        join = Join(self, query, ask.deadline, patient=False, dispatcher=self._name, policy=rules.policy)
         join.plan = EnsemblePlan(group)
         join.plan.evaluates = True
         return (*self._joins.begin(join, now), *self._select(join, now))
@@ -225,16 +225,25 @@ class Ensembles:
         parts = []
         for model in models:
             if model is None:
-                parts.append(self._joins.part(join, "", None, None, floor))
+                parts.append(self._part(join, None, floor))
                 continue
             member = join.plan.group.by_model[model]
             # A member of which no variant is good enough is asked all the same: the answer says what it misses.
             reaches = member.accuracy is not None and member.accuracy >= floor
-            parts.append(self._joins.part(join, model, model, member.version, floor if reaches else 0.0))
+            parts.append(self._part(join, member, floor if reaches else 0.0))
         effects: list[Effect] = []
         for part in parts:
             effects.extend(self._take(part, now))
         return effects
+
+    def _part(self, join: Join, member: Member | None, accuracy: float) -> Query:
+        """The same query for one member; None: for whichever variant meets its needs. accuracy: that the answer must have."""
+        query = join.query
+        asked: QueryHead = query.head
+        model, version = (None, None) if member is None else (member.model, member.version)
+        head = replace(asked, id=None, model=model, version=version, accuracy=accuracy or None, cost=None)
+        ask = replace(query.ask, model=model, version=version, accuracy=accuracy, cost=INFINITE)
+        return self._joins.part(join, len(join.parts), model or "", query.app, head, ask, query.body, query.arrived)
 
     def _take(self, part: Query, now: float) -> Iterable[Effect]:
         """Ask a part. One whose answer is kept has it at once; one that equals a part under way gets that one's."""
@@ -247,6 +256,9 @@ class Ensembles:
 
     def replied(self, uid: bytes, reply: PartReply, now: float) -> Iterable[Effect]:
         """An executor answered or refused a part."""
+        if reply.outputs_ref is not None:
+            text = "a part's outputs are too large for a message: ask its model by name, or make its outputs smaller"
+            reply = PartReply(error=Error(code="too_large", message=text))
         part = self._joins.replied(uid, reply)
         ended = NOTHING if part is None else self._ended(part, now)
         return (*ended, *self._pass_on(uid, reply, now))
@@ -282,14 +294,9 @@ class Ensembles:
             return self._end(join, now)
         return NOTHING
 
-    def due(self, now: float) -> Iterable[Effect]:
-        """Answer the queries whose time has come with what is there."""
-        effects: list[Effect] = []
-        for join in self._joins.due(now):
-            if not join.ended and (join.answered or not join.patient):
-                effects.extend(self._end(join, now))
-        effects.extend(self._joins.timer(now))
-        return effects
+    def due(self, join: Join, now: float) -> Iterable[Effect]:
+        """Answer a query whose time has come with what is there."""
+        return self._end(join, now) if join.answered or not join.patient else NOTHING
 
     # -- the query ends
 
@@ -322,7 +329,7 @@ class Ensembles:
             return (*self._joins.end(join, now), *self.evaluated(join.query.uid, error))
         missing = len(join.parts) - len(join.answered)
         refused = self._outcomes.refused(join.query, error, now, cost=join.cost, missing=missing)
-        return (*self._joins.end(join, now), *refused)
+        return (*self._joins.end(join, now), *refused, *refuse_part(join, error, now))
 
     def _finish(self, join: Join, combined: Combined | None, now: float) -> Iterable[Effect]:
         """Send the answer. combined: None for one part's own answer."""
@@ -337,7 +344,7 @@ class Ensembles:
                 unsure = self._outcomes.unsure(query, answer, f"confidence: {sure:.2g} < {rules.confidence:g}", now)
                 if unsure:
                     return (*ended, *unsure)
-        return (*ended, *self._outcomes.joined(query, answer, now))
+        return (*ended, *self._outcomes.joined(query, answer, now), *answer_part(join, answer, now))
 
     def _count(self, join: Join) -> None:
         app = join.query.ask.app

@@ -192,7 +192,7 @@ class OutcomeRecorder:
         """
         route = self._route(query)
         if query.part is not None:
-            return [self.log.record(refused(route, error.code, now)), *spans_of(query, now, error.code)]
+            return [self.log.record(refused(route, error.code, now, cost=cost)), *spans_of(query, now, error.code)]
         if error.code in MISSES:
             self._count(query.ask.app, query.ask.items, missed=True)
         default = default_answer(query, reason_of(error), now) if gets_default(query, error) else None
@@ -237,14 +237,13 @@ class OutcomeRecorder:
         ]
 
     def joined(self, query: Query, answer: Answer, now: float) -> list[Effect]:
-        """The query ends here with an answer made of the answers to its parts."""
+        """The query ends here with an answer made of the answers to its parts. Who asked for a part is its join, which its caller tells."""
         event = joined(self._route(query), answer, now)
+        ended: list[Effect] = [self.log.record(event), *spans_of(query, now, "")]
+        if query.part is not None:
+            return ended
         self._count(query.ask.app, query.ask.items, missed=event.outcome != "ok")
-        return [
-            Publish(query.reply, answer, "", query.headers),
-            self.log.record(event),
-            *spans_of(query, now, ""),
-        ]
+        return [Publish(query.reply, answer, "", query.headers), *ended]
 
     def _route(self, query: Query) -> Route:
         rules = query.selection

@@ -9,15 +9,14 @@ from collections import deque
 from collections.abc import Iterable
 from hashlib import blake2b
 
-from msgspec import Struct
-from msgspec.structs import replace
+from msgspec import UNSET, Struct
 
 from bus.messages.flow import HandBack, PartsEnded
-from bus.messages.public import Error, QueryHead
+from bus.messages.public import Answer, Error, QueryHead
 from bus.subjects import Subjects
 from services.core.actor import NOTHING, After, Effect, Publish
 from services.core.deadlines import Deadlines
-from services.core.selection.eligibility import INFINITE
+from services.core.selection.eligibility import Ask
 from services.dispatcher.query import Join, PartReply, Query, QueryPart, start_trace
 
 JOIN = "join"  # names the deadlines of queries with parts
@@ -44,8 +43,49 @@ def chance(uid: bytes) -> float:
     return int.from_bytes(blake2b(uid, digest_size=8, person=b"chance").digest(), "little") / 2.0**64
 
 
+def outermost(join: Join) -> Join:
+    """The query that a client asked, of which this one may be a part."""
+    while join.query.part is not None:
+        join = join.query.part.join
+    return join
+
+
 def is_due(join: Join) -> float:
     return join.due
+
+
+def answer_part(join: Join, answer: Answer, now: float) -> Iterable[Effect]:
+    """If the query is itself a part of another one, that one goes on with this answer."""
+    part = join.query.part
+    if part is None:
+        return NOTHING
+    return part.join.kind.replied(part.uid, _reply_of(answer), now)
+
+
+def refuse_part(join: Join, error: Error, now: float) -> Iterable[Effect]:
+    """The same of a refusal."""
+    part = join.query.part
+    return NOTHING if part is None else part.join.kind.refused(part, error, now)
+
+
+def _reply_of(answer: Answer) -> PartReply:
+    ref = answer.outputs_ref
+    return PartReply(
+        outputs=answer.outputs,
+        outputs_ref=None if ref is UNSET else ref,
+        model=answer.model,
+        version=answer.version,
+        variant=answer.variant,
+        hardware=answer.hardware,
+        worker=answer.worker,
+        accuracy=answer.accuracy,
+        queue_ms=answer.queue_ms,
+        compute_ms=answer.compute_ms,
+        batch=answer.batch,
+        cached=answer.cached,
+        simulated=answer.simulated,
+        cost=answer.cost,
+    )
 
 
 class Joins:
@@ -67,19 +107,16 @@ class Joins:
         self.open[uid] = join
         return self._deadlines.watch(uid, join, now, self.open)
 
-    def part(self, join: Join, stage: str, model: str | None, version: str | None, accuracy: float) -> Query:
-        """A further part of a query: the same body, for this version of this model. accuracy: that its answer must have."""
-        parent, index = join.query, len(join.parts)
+    def part(
+        self, join: Join, index: int, stage: str, app: str, head: QueryHead, ask: Ask, body: bytes, arrived: float
+    ) -> Query:
+        """A further part of a query. index: its position among all that there may be. arrived: when it began, Unix seconds."""
+        parent = join.query
         uid = part_uid(parent.uid, index, join.digest)
-        part = QueryPart(join, uid, stage)
+        part = QueryPart(join, uid, stage, join.origin)
         join.parts.append(part)
         self.parts[uid] = part
-        asked: QueryHead = parent.head
-        head = replace(asked, id=None, model=model, version=version, accuracy=accuracy or None, cost=None)
-        ask = replace(parent.ask, model=model, version=version, accuracy=accuracy, cost=INFINITE)
-        query = Query(
-            uid, parent.app, head, ask, self._subjects.part(self._name, uid.hex()), parent.body, parent.arrived
-        )
+        query = Query(uid, app, head, ask, self._subjects.part(self._name, uid.hex()), body, arrived)
         query.part = part
         if parent.headers is not None:
             start_trace(query, parent.headers)
@@ -92,9 +129,6 @@ class Joins:
             return None
         if reply.error is not None:
             part.error = reply.error
-        elif reply.outputs_ref is not None:
-            text = "a part's outputs are too large for a message: ask its model by name, or make its outputs smaller"
-            part.error = Error(code="too_large", message=text)
         else:
             part.reply = reply
         return part
@@ -113,6 +147,8 @@ class Joins:
             self._adopted[uid] = now + REMEMBER
         if any(part.uid in self.parts for part in join.parts):
             self._late.append((join.query.ask.deadline + LATE, join))
+        if join.query.part is not None:
+            return NOTHING  # executors keep the outermost query only
         self._ended.append(uid)
         # At once, for a crash before executors know would answer it twice; and together with those that end in this turn of the loop.
         return (After("ends", 0.0, EndsDue()),) if len(self._ended) == 1 else NOTHING
@@ -147,11 +183,12 @@ class Joins:
 
     def leave(self, dispatched: Iterable[Query]) -> Iterable[Effect]:
         """This dispatcher stops. Executors hand on the queries of which they have parts; the others are handed on here."""
-        there = {query.part.join for query in dispatched if query.part is not None}
-        left = [join for join in self.open.values() if join not in there]
+        there = {outermost(query.part.join) for query in dispatched if query.part is not None}
+        left = [join for join in self.open.values() if join not in there and join.query.part is None]
         subject = self._subjects.resubmit()
         backs = [
             Publish(subject, HandBack(join.origin.route, "orphaned", join.query.raw), "", join.query.headers)
             for join in left
+            if join.origin is not None
         ]
         return (*backs, *self.tell())

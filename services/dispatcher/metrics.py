@@ -54,7 +54,7 @@ class DispatcherMetrics:
             "infaas_dispatcher_queries", "gauge", "Queries taken and not yet ended, by where they are."
         )
         parts = MetricFamily("infaas_dispatcher_parts", "gauge", "Parts of queries under way, by where they are.")
-        several = bool(actor.layer.joins.parts)
+        several = bool(actor.composites.joins.parts)
         for place, queries in (
             ("executor", actor.in_flight.dispatched.values()),
             ("waiting", actor.in_flight.waiting.values()),
@@ -63,14 +63,20 @@ class DispatcherMetrics:
             ours = sum(query.part is not None for query in queries) if several else 0
             in_flight.add(len(queries) - ours, place=place)
             parts.add(ours, place=place)
-        in_flight.add(len(actor.layer.joins.open), place="joining")
+        in_flight.add(len(actor.composites.joins.open), place="joining")
         members = [
-            _by_member("infaas_members_asked_total", "Times that a member was asked.", actor.layer.ensembles.asked),
-            _by_member("infaas_members_missing_total", "Answers without its output.", actor.layer.ensembles.missing),
-            _by_member("infaas_members_late_total", "Outputs that came after the answer.", actor.layer.ensembles.late),
+            _by_member(
+                "infaas_members_asked_total", "Times that a member was asked.", actor.composites.ensembles.asked
+            ),
+            _by_member(
+                "infaas_members_missing_total", "Answers without its output.", actor.composites.ensembles.missing
+            ),
+            _by_member(
+                "infaas_members_late_total", "Outputs that came after the answer.", actor.composites.ensembles.late
+            ),
         ]
         feedback = MetricFamily("infaas_feedback_total", "counter", "Feedbacks that ended, by app and how.")
-        for (app, outcome), count in actor.layer.feedback.ended.items():
+        for (app, outcome), count in actor.composites.feedback.ended.items():
             feedback.add(count, app=app, outcome=outcome)
         workers = MetricFamily("infaas_dispatcher_workers", "gauge", "Workers that this dispatcher hears.")
         workers.add(len(actor.view.workers))
@@ -99,8 +105,8 @@ def _kept(actor: Dispatcher) -> Iterable[MetricFamily]:
     )
     size = MetricFamily("infaas_cache_bytes", "gauge", "Memory of kept answers.")
     evictions = MetricFamily("infaas_cache_evictions_total", "counter", "Answers that went since there was no room.")
-    for app, cache in actor.layer.cached.caches.items():
-        waited = actor.layer.cached.equal.waited[app]
+    for app, cache in actor.composites.cached.caches.items():
+        waited = actor.composites.cached.equal.waited[app]
         lookups.add(cache.hits, app=app, result="hit")
         lookups.add(waited, app=app, result="coalesced")
         lookups.add(cache.misses - waited, app=app, result="miss")

@@ -1,18 +1,18 @@
 """A query as a dispatcher holds it, from its admission to its one end, and its part in a trace."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Raw
 
-from bus.messages.catalog import AppRecord, ModelSelection
-from bus.messages.flow import Origin, Route
+from bus.messages.catalog import AppRecord, ModelSelection, PipelineRecord, PlannedStage
+from bus.messages.flow import Origin, Route, TensorRef
 from bus.messages.public import Error, ObjectRef, QueryHead, Tensor
 from bus.rights import OWN
 from bus.subjects import WITHOUT_APP
-from services.core.actor import Envelope
+from services.core.actor import Effect, Envelope
 from services.core.cost import bucket_of
 from services.core.selection.eligibility import INFINITE, Ask
 from services.core.selection.instances import DEFAULT_PRIORITY, Instance
@@ -25,7 +25,7 @@ class Query:
     """One query from its arrival to its end: the body as it came, what it asks, where it is. Times: Unix seconds."""
 
     __slots__ = (
-        "app", "arrived", "ask", "attempt", "body", "crashes", "fallback", "head", "headers", "instance", "items", "part", "reply", "selection", "sent", "trace", "uid", "why",
+        "app", "arrived", "ask", "attempt", "body", "crashes", "fallback", "head", "headers", "instance", "items", "part", "pipeline", "planned", "refs", "reply", "selection", "sent", "trace", "uid", "why",
     )  # fmt: skip
 
     def __init__(
@@ -47,11 +47,14 @@ class Query:
         self.headers: Mapping[str, str] | None = None  # of its messages, if it is traced
         self.fallback: AppRecord | None = None  # its app, if that has a default output
         self.selection: ModelSelection | None = None  # how several models answer it together, if they do
+        self.pipeline: PipelineRecord | None = None  # which other apps it visits, if its app is a pipeline
         self.part: QueryPart | None = None  # which part of another query it is
+        self.planned: PlannedStage | None = None  # what serves it, if it is a part that a plan provides for
+        self.refs: list[TensorRef] | None = None  # its inputs that are in the object store
         self.why: Error | None = None  # while it waits for a better answer: the refusal that it would get now
 
-    def route(self, dispatcher: str, instance: str, policy: str) -> Route:
-        """What goes in front of the body, and into the outcome."""
+    def route(self, dispatcher: str, instance: str, policy: str, *, more: bool = False) -> Route:
+        """What goes in front of the body, and into the outcome. more: the next query to that queue belongs to the same batch."""
         head, part = self.head, self.part
         latency = self.ask.latency_s
         return Route(
@@ -83,7 +86,9 @@ class Query:
             None if part is None else part.join.query.uid,
             None if part is None else part.stage,
             self.fallback is not None,
-            None if part is None else part.join.origin,
+            None if part is None else part.origin,
+            self.refs,
+            more,
         )
 
     @property
@@ -117,27 +122,50 @@ class PartReply(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class QueryPart:
-    """One part of a query. stage: which one, for people. reply: its answer; error: why there is none. Neither: it is under way."""
+    """One part of a query. stage: which one, for people. reply: its answer; error: why there is none. Neither: it is under way.
 
-    __slots__ = ("error", "join", "reply", "stage", "uid")
+    origin: goes with it, so that another dispatcher can start the query again.
+    """
 
-    def __init__(self, join: "Join", uid: bytes, stage: str) -> None:
+    __slots__ = ("error", "join", "origin", "reply", "stage", "uid")
+
+    def __init__(self, join: "Join", uid: bytes, stage: str, origin: Origin | None) -> None:
         self.join = join
         self.uid = uid
         self.stage = stage
+        self.origin = origin
         self.reply: PartReply | None = None
         self.error: Error | None = None
 
 
+class Composite(Protocol):
+    """How queries of a kind are answered from parts: by members of an ensemble, or by the vertices of a pipeline."""
+
+    def start(self, query: Query, now: float) -> Iterable[Effect]:
+        """A query begins: ask its parts."""
+
+    def replied(self, uid: bytes, reply: PartReply, now: float) -> Iterable[Effect]:
+        """A part was answered or refused elsewhere."""
+
+    def refused(self, part: QueryPart, error: Error, now: float) -> Iterable[Effect]:
+        """A part was refused here."""
+
+    def due(self, join: "Join", now: float) -> Iterable[Effect]:
+        """The time of a query has come."""
+
+
 class Join:
-    """A query with parts. due: when its answer is made of what is there, in Unix seconds. plan: whatever made the parts keeps here.
+    """A query with parts. kind: what makes the answer. due: when its answer is made of what is there, in Unix seconds. plan: whatever made the parts keeps here.
 
     digest: of the inputs, where the app keeps answers. patient: where nothing is there at `due`, the first part is waited for. ended: its client has the answer, and only late parts are open.
     """
 
-    __slots__ = ("digest", "due", "ended", "origin", "parts", "patient", "plan", "query")
+    __slots__ = ("digest", "due", "ended", "kind", "origin", "parts", "patient", "plan", "query")
 
-    def __init__(self, query: Query, due: float, *, patient: bool, dispatcher: str, policy: str) -> None:
+    def __init__(
+        self, kind: Composite, query: Query, due: float, *, patient: bool, dispatcher: str, policy: str
+    ) -> None:
+        self.kind = kind
         self.query = query
         self.due = due
         self.patient = patient
@@ -145,7 +173,7 @@ class Join:
         self.ended = False
         self.parts: list[QueryPart] = []
         self.plan: Any = None
-        self.origin = Origin(query.route(dispatcher, "", policy))
+        self.origin = Origin(query.route(dispatcher, "", policy)) if query.part is None else query.part.origin
 
     @property
     def answered(self) -> list[QueryPart]:
@@ -186,6 +214,8 @@ def spans_of(query: Query, end: float, code: str = "") -> list[Span]:
         "infaas.query.items": query.items,
         "infaas.dispatches": query.attempt + 1,
     }
+    if query.part is not None:
+        attributes["infaas.stage"] = query.part.stage
     if query.head.id is not None:
         attributes["infaas.query.id"] = query.head.id
     if sent is not None and sent.instance:
@@ -284,7 +314,9 @@ class Admission:
         if view.app.default_output is not None:
             query.fallback = view.app
         if view.app.selection is not None:
-            query.selection = _selection(query, view.app)
+            query.selection = selection_of(query, view.app)
+        elif view.app.pipeline is not None:
+            query.pipeline = view.app.pipeline
         if envelope.headers is not None:
             start_trace(query, envelope.headers)
         return query
@@ -356,14 +388,15 @@ class Admission:
         )
         query = Query(route.uid, route.app, head, ask, route.reply_to, body, route.arrived)
         query.fallback = found[1].app if route.fallback and found[1].app.default_output is not None else None
-        query.selection = _selection(query, found[1].app)
+        query.selection = selection_of(query, found[1].app)
+        query.pipeline = found[1].app.pipeline
         query.attempt = route.attempt
         query.headers = None if (trace := read(headers)) is None else trace.headers(trace.parent)
         query.crashes = int(route.alone)
         return query
 
 
-def _selection(query: Query, app: AppRecord) -> ModelSelection | None:
+def selection_of(query: Query, app: AppRecord) -> ModelSelection | None:
     """How several models answer the query together. None: one variant answers, also where the query itself names a model."""
     ask = query.ask
     return app.selection if ask.model is None and ask.version is None and ask.variant is None else None

@@ -44,13 +44,14 @@ from services.executor.answers import (
     answer_of,
     model_error,
     output_bytes,
+    small_outputs,
     spans_of,
 )
 from services.executor.batching import BatchingRules
 from services.executor.commands import BatchResult, FetchInputs, RunBatch, StoreOutputs
 from services.executor.dispatchers import KnownDispatchers
 from services.executor.instances import REPORT, BatchRuns, InstanceManager, Loaded, MonitorReporter, ReportDue
-from services.executor.queue import QueuedQuery, inputs_of, queued_query
+from services.executor.queue import QueuedQuery, inputs_of, queued_query, unread_query
 
 FETCH = 10.0  # s to get inputs from, or put outputs into, the object store
 
@@ -105,7 +106,7 @@ class Executor:
             Done: self._done,
             Failed: self._failed,
             TimedOut: self._failed,
-            DispatcherHeartbeat: self._dispatcher,
+            DispatcherHeartbeat: lambda e: self.dispatchers.heartbeat(e.message, e.now),
             PartsEnded: lambda e: self.dispatchers.parts_ended(e.subject.rpartition(".")[2], e.message),
             LoadInstance: lambda envelope: self._manager.load(envelope.message),
             MoveInstance: lambda envelope: self._manager.move(envelope.message),
@@ -155,17 +156,16 @@ class Executor:
             return (self._hand_back(route, "gone", execute.body, envelope.headers),)
         try:
             taken = inputs_of(execute.body)
-            if taken.inputs_ref is not None:
-                asked = self.pending[key] = QueuedQuery(route, execute.body, None, route.items, None)
-                asked.headers, asked.taken = envelope.headers, envelope.now
+            if taken.inputs_ref is not None or route.refs:
+                asked = self.pending[key] = unread_query(route, execute.body, envelope.headers, envelope.now)
                 self._fetching[route.uid] = (loaded, asked)
-                return (Do(("fetch", route.uid), FetchInputs(taken.inputs_ref), FETCH),)
+                fetch = FetchInputs(None if route.refs else taken.inputs_ref, tuple(route.refs or ()), taken.inputs)
+                return (Do(("fetch", route.uid), fetch, FETCH),)
             query = queued_query(route, execute.body, taken.inputs)
             if envelope.headers is not None:
                 query.headers, query.taken = envelope.headers, envelope.now
         except msgspec.DecodeError as error:
-            unread = QueuedQuery(route, execute.body, None, route.items, None)
-            unread.headers = envelope.headers
+            unread = unread_query(route, execute.body, envelope.headers, envelope.now)
             return self._refuse(loaded, unread, "bad_request", f"inputs: {error}", envelope.now)
         return self._take(loaded, query, envelope.now)
 
@@ -174,6 +174,8 @@ class Executor:
         key = (route.uid, route.part)
         pending[key] = query
         loaded.queue.push(query)
+        if route.more:
+            return NOTHING  # with the last of its batch; if that is lost, with the next report
         if not route.fallback:
             return self._schedule()
         return (*self._schedule(), *self._default_deadlines.watch(key, query, now, pending))
@@ -382,7 +384,9 @@ class Executor:
 
     def _stored(self, key: tuple[QueuedQuery, Answer], ref: Any) -> Iterable[Effect]:
         query, answer = key
-        answer = msgspec.structs.replace(answer, outputs={}, outputs_ref=ref)
+        # A pipeline decides by small outputs of a stage where to go on.
+        small = {} if query.route.parent is None else small_outputs(answer)
+        answer = msgspec.structs.replace(answer, outputs=small, outputs_ref=ref)
         return (self._reply(query.route, answer, query),)
 
     def _failed(self, envelope: Envelope) -> Iterable[Effect]:
@@ -417,10 +421,7 @@ class Executor:
         loaded, failed = found
         return (failed, *self._back(self._drop(loaded), "load_failed"))
 
-    # -- dispatchers and time
-
-    def _dispatcher(self, envelope: Envelope) -> Iterable[Effect]:
-        return self.dispatchers.heartbeat(envelope.message, envelope.now)
+    # -- time
 
     def _report(self, envelope: Envelope) -> Iterable[Effect]:
         now = envelope.now

@@ -7,13 +7,14 @@ import msgspec
 from msgspec import UNSET
 
 from bus.messages.flow import Route
-from bus.messages.public import Answer, Error, Refusal
+from bus.messages.public import Answer, Error, Refusal, Tensor
 from services.core.trace import Span, read, span_id
 from services.executor.commands import BatchResult
 from services.executor.instances import Loaded
 from services.executor.queue import QueuedQuery
 
 KEPT = 8192
+SMALL = 4096  # bytes of an output
 _encode = msgspec.msgpack.Encoder().encode
 Key = tuple[bytes, int]
 
@@ -103,6 +104,11 @@ def model_error(route: Route, reason: str) -> Refusal:
 
 def output_bytes(answer: Answer) -> int:
     return sum(len(tensor.data) for tensor in answer.outputs.values())
+
+
+def small_outputs(answer: Answer) -> dict[str, Tensor]:
+    """Those outputs that fit into a message beside a reference to all of them."""
+    return {name: tensor for name, tensor in answer.outputs.items() if len(tensor.data) <= SMALL}
 
 
 # -- tracing: one span from taking a query to answering it, and within it one for the batch that computed it

@@ -1,8 +1,9 @@
 """The commands of the executor's actor to its edge, and their results. Pure."""
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from bus.messages.catalog import VariantRecord
+from bus.messages.flow import TensorRef
 from bus.messages.public import ObjectRef, Tensor
 from services.executor.queue import QueuedQuery
 
@@ -67,9 +68,11 @@ class BatchResult(Struct, frozen=True, gc=False):
 
 
 class FetchInputs(Struct, frozen=True):
-    """Get a query's inputs from the object store."""
+    """Get a query's inputs from the object store. refs: as in its route; then `inputs` are those that its body has."""
 
-    ref: ObjectRef
+    ref: ObjectRef | None
+    refs: tuple[TensorRef, ...] = ()
+    inputs: Raw = Raw()
 
 
 class StoreOutputs(Struct, frozen=True):

@@ -16,10 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import psutil
 
 from bus.codec import encode
-from bus.messages.public import ObjectRef
 from bus.port import Bus, BusError
 from bus.subjects import Subjects
 from bus.tensors import BadTensor
@@ -40,6 +40,7 @@ from services.executor.commands import (
 )
 from services.executor.edge_models import DeviceModels, ModelInMemory
 from services.shell.clock import now
+from services.shell.objects import fetch, fetch_tensors, store_outputs
 from services.shell.runtime.telemetry import about
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ HUNG = 71  # exit code: a run could not be ended
 CANCEL_GRACE = 2.0  # s that a framework has to end a cancelled run
 INLINE_LIMIT = 0.25  # s; a run on the loop that takes longer is cancelled and repeated in a thread
 WATCH_EVERY = 0.05  # s between checks of the run on the loop
-MOST_LARGE = 256 * 2**20  # bytes of inputs fetched by reference
+_named = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class ExecutorEdge:
@@ -103,22 +104,22 @@ class ExecutorEdge:
             case UnloadModel():
                 return await self._models.unload(command)
             case FetchInputs():
-                store = await self._bus.object_store(command.ref.bucket, create=False)
-                data = await store.get(command.ref.key)
-                if len(data) > MOST_LARGE:
-                    raise BadTensor(f"the object holds {len(data)} bytes, at most {MOST_LARGE} are taken")
-                return data
+                if command.ref is not None:
+                    return await fetch(self._bus, command.ref.bucket, command.ref.key)
+                return await self._gather(command)
             case StoreOutputs():
-                bucket = f"{self._subjects.prefix}-outputs"
-                store = await self._bus.object_store(bucket, max_age_s=600.0)
-                await store.put(command.key, encode(command.outputs))
-                return ObjectRef(bucket=bucket, key=command.key)
+                return await store_outputs(self._bus, self._subjects.outputs_bucket, command.key, command.outputs)
             case MeasureMemory():
                 return self._process.memory_info().rss / 2**20
             case Shrink():
                 self._loaded[command.instance].handle.shrink()
                 return None
         raise TypeError(f"unknown command {command!r}")
+
+    async def _gather(self, command: FetchInputs) -> bytes:
+        """All inputs of a part, those of its body and those in the object store, as one map."""
+        inputs = _named(command.inputs) if command.inputs else {}
+        return encode(inputs | await fetch_tensors(self._bus, command.refs))
 
     def _compute(self, model: ModelInMemory, command: RunBatch) -> BatchResult:
         """Assemble, run, split. An error is reported for the whole batch; the actor then runs its queries one by one."""

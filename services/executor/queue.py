@@ -61,6 +61,13 @@ def queued_query(route: Route, body: msgspec.Raw, inputs: msgspec.Raw | bytes) -
     return QueuedQuery(route, body, tensor, (sizes[0] or 1) if sizes else 1, (tensor.datatype, *sizes[1:]))
 
 
+def unread_query(route: Route, body: msgspec.Raw, headers: Mapping[str, str] | None, taken: float) -> QueuedQuery:
+    """A query whose inputs are not here yet, or cannot be read."""
+    query = QueuedQuery(route, body, None, route.items, None)
+    query.headers, query.taken = headers, taken
+    return query
+
+
 def _named(route: Route, body: msgspec.Raw, named: dict[str, TensorView | list[Any]]) -> QueuedQuery:
     """A query whose inputs have names. If one of them is a plain list, the query shares no batch: lists carry no datatype."""
     views = {name: one for name, one in named.items() if isinstance(one, TensorView)}

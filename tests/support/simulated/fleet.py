@@ -195,11 +195,21 @@ class Fleet:
         self.stage.send(worker, Synced("infaas-catalog"))
         self.start_executor(worker)
 
-    def change(self, **fields: Any) -> None:
-        """The app's record changes, and everybody who follows the catalogue hears of it."""
-        [app] = [record for record in self.records if isinstance(record, AppRecord)]
+    def change(self, name: str = "app", **fields: Any) -> None:
+        """An app's record changes, and everybody who follows the catalogue hears of it."""
+        [app] = [record for record in self.records if isinstance(record, AppRecord) and record.app == name]
         after = replace(app, **fields)
         self.records[self.records.index(app)] = after
+        self.tell(after)
+
+    def add(self, *records: Any) -> None:
+        """Records come into the catalogue."""
+        self.records += records
+        for record in records:
+            self.tell(record)
+
+    def tell(self, after: Any) -> None:
+        """Everybody who follows the catalogue hears of this record."""
         for name, member in self.stage.members.items():
             if member.actor.watches:
                 self.stage.send(name, Changed("infaas-catalog", key_of(after), encode(after)))

@@ -98,7 +98,7 @@ class Dispatchers:
         outputs = {"good": {"y": np.repeat(RIGHT, items, 0)}, "bad": {"y": np.repeat(WRONG, items, 0)}}
         p = {"good": 0.5, "bad": 0.5}
         values: dict[str, Any] = {"app": "a", "context": None, "digest": digest_of(encode(inputs))} | fields
-        self.dispatcher(name).layer.predictions.add(
+        self.dispatcher(name).composites.predictions.add(
             Prediction(uid, at=self.stage.now, members=MEMBERS, p=p, outputs=outputs, items=items, **values)
         )
         return uid.hex()

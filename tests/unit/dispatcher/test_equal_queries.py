@@ -266,6 +266,6 @@ def test_the_cache_goes_with_the_setting_and_its_figures_are_shown() -> None:
     assert figures["infaas_cache_lookups_total", "app", "miss"] == 3
     assert figures["infaas_cache_lookups_total", "app", "coalesced"] == 2
     assert figures["infaas_cache_evictions_total", "app"] == 0
-    assert figures["infaas_cache_bytes", "app"] == actor.layer.cached.caches["app"].size > 0
+    assert figures["infaas_cache_bytes", "app"] == actor.composites.cached.caches["app"].size > 0
     fleet.change(selection=ModelSelection(policy="majority"))
-    assert actor.layer.cached.caches == {}
+    assert actor.composites.cached.caches == {}

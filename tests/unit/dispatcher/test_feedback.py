@@ -71,7 +71,7 @@ def test_what_is_wrong_is_named(app: str, fields: dict[str, Any], code: str, wor
     assert answer.startswith(f"{code}: ")
     assert word in answer
     assert not system.stage.records
-    assert system.dispatcher().layer.feedback.ended == {(UNKNOWN if fields["app"] == "other" else app, code): 1}
+    assert system.dispatcher().composites.feedback.ended == {(UNKNOWN if fields["app"] == "other" else app, code): 1}
 
 
 def test_before_the_catalogue_is_known_it_says_so() -> None:
@@ -271,7 +271,7 @@ def test_inputs_that_no_model_can_answer_are_refused_at_once(policy: str) -> Non
     reply = report(fleet, inputs=INPUTS_OF_THE_FLEET, label=1)
     assert reply["error"]["code"] == "unknown_model"
     assert "links none of its members" in reply["error"]["message"]
-    assert not fleet.stage.members["d0"].actor.layer.joins.open  # type: ignore[attr-defined]
+    assert not fleet.stage.members["d0"].actor.composites.joins.open  # type: ignore[attr-defined]
 
 
 def test_inputs_that_do_not_fit_the_app_are_refused() -> None:

@@ -235,7 +235,7 @@ def test_another_dispatcher_takes_over_when_one_dies(how: str) -> None:
     fleet.devices["w0"].late = {"d": 1200.0, "e": 1200.0}  # 3 s
     label = fleet.ask()
     fleet.stage.run(0.1)
-    [taken] = [n for n in ("d0", "d1") if fleet.stage.members[n].actor.layer.joins.open]  # type: ignore[attr-defined]
+    [taken] = [n for n in ("d0", "d1") if fleet.stage.members[n].actor.composites.joins.open]  # type: ignore[attr-defined]
     (fleet.stage.kill if how == "kill" else fleet.stage.stop)(taken)
     fleet.stage.run(25.0)
     [reply] = fleet.replies(label)
@@ -298,7 +298,7 @@ def test_what_is_open_is_forgotten() -> None:
         fleet.stage.run(0.5)
     fleet.stage.run(20.0)
     dispatcher = fleet.stage.members["d0"].actor
-    assert (len(dispatcher.layer.joins.open), len(dispatcher.layer.joins.parts)) == (0, 0)  # type: ignore[attr-defined]
+    assert (len(dispatcher.composites.joins.open), len(dispatcher.composites.joins.parts)) == (0, 0)  # type: ignore[attr-defined]
     executor = fleet.stage.members["w0/cpu"].actor
     assert not executor.dispatchers._known["d0"].parents  # type: ignore[attr-defined]
 

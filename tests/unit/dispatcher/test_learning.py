@@ -135,7 +135,7 @@ def test_another_dispatcher_hears_what_was_learnt_and_serves_by_it() -> None:
     system.rows("me")  # each of them holds the context now
     query = system.predicted("d0", context="me")
     system.tell(query=query)
-    held = [system.dispatcher(name).layer.contexts.held("a", SELECTION, "me") for name in ("d0", "d1")]
+    held = [system.dispatcher(name).composites.contexts.held("a", SELECTION, "me") for name in ("d0", "d1")]
     assert [one.n for one in held if one is not None] == [1, 1]
 
 

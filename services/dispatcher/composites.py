@@ -11,18 +11,21 @@ from services.core.settings import DispatcherSettings, SelectionSettings
 from services.dispatcher.apps import Apps, members_of
 from services.dispatcher.cache import CachedParts
 from services.dispatcher.contexts import Contexts, SelectionList
+from services.dispatcher.demand import ArrivalsCounter, ArrivalsDue
 from services.dispatcher.ensembles import Ensembles
 from services.dispatcher.feedback import Feedbacks
 from services.dispatcher.inflight import OutcomeRecorder
 from services.dispatcher.join import JOIN, LATE, EndsDue, Joins
+from services.dispatcher.pipelines import Pipelines
 from services.dispatcher.predictions import Predictions
-from services.dispatcher.query import PartReply, Query, QueryPart
+from services.dispatcher.query import Composite, PartReply, Query, QueryPart
 
 
-class SelectionLayer:
-    """The parts of a dispatcher that only apps with a selection need.
+class Composites:
+    """The parts of a dispatcher that only apps with a selection (paper 002, section 5) and pipelines (paper 004) need.
 
     joins: queries with parts. contexts: what policies have learnt. predictions: that feedback may come for. decide: dispatches a query.
+    policy: name of the one that selects variants.
     """
 
     def __init__(
@@ -35,6 +38,7 @@ class SelectionLayer:
         new_uid: Callable[[], bytes],
         dispatcher: DispatcherSettings,
         settings: SelectionSettings,
+        policy: str,
     ) -> None:
         self.joins = Joins(name, subjects)
         self.predictions = Predictions()
@@ -45,6 +49,9 @@ class SelectionLayer:
         self.ensembles = Ensembles(
             name, self.joins, self.contexts, self.predictions, apps, settings, dispatcher, outcomes, self.cached, decide
         )
+        self._decide = decide
+        self._arrivals = ArrivalsCounter(name, subjects)
+        self.pipelines = Pipelines(name, self.joins, apps, dispatcher, outcomes, self._arrivals, policy, self.begin)
         self.feedback = Feedbacks(name, subjects, apps, self.contexts, self.predictions, outcomes.log, new_uid)
         self.feedback.evaluate = self.ensembles.evaluate
         self.ensembles.evaluated = self.feedback.evaluated
@@ -53,6 +60,7 @@ class SelectionLayer:
         self.handlers: dict[type, Handler] = {
             PartReply: self._replied,
             EndsDue: lambda _: self.joins.tell(),
+            ArrivalsDue: lambda _: self._arrivals.report(),
             SelectionChanged: lambda envelope: self.contexts.changed(envelope.message),
             Done: self._edge_ended,
             Failed: self._edge_ended,
@@ -64,17 +72,31 @@ class SelectionLayer:
         """Whether this query waits for its parts."""
         return uid in self.joins.open
 
-    def start(self, query: Query, now: float) -> Iterable[Effect]:
-        """A query of an app with a selection begins."""
-        return self.ensembles.start(query, now)
+    def begin(self, query: Query, now: float) -> Iterable[Effect]:
+        """A query begins: it is decided on, or asks its parts."""
+        if query.pipeline is not None:
+            return self.pipelines.start(query, now)
+        return self._decide(query, now) if query.selection is None else self.ensembles.start(query, now)
 
     def refused(self, part: QueryPart, error: Error, now: float) -> Iterable[Effect]:
         """A part was refused by its own dispatcher."""
-        return self.ensembles.refused(part, error, now)
+        return part.join.kind.refused(part, error, now)
 
     def due(self, of: str, now: float) -> Iterable[Effect] | None:
         """A deadline has come. None: it is none of the joins'."""
-        return self.ensembles.due(now) if of == JOIN else None
+        if of != JOIN:
+            return None
+        effects: list[Effect] = []
+        for join in self.joins.due(now):
+            if not join.ended:
+                effects.extend(join.kind.due(join, now))
+        effects.extend(self.joins.timer(now))
+        return effects
+
+    def changed(self) -> None:
+        """The catalogue has changed."""
+        self.cached.drop()
+        self.pipelines.changed()
 
     def stored(self) -> Iterable[Effect]:
         """More of the dispatcher's events are on disk."""
@@ -92,12 +114,17 @@ class SelectionLayer:
 
     def _replied(self, envelope: Envelope) -> Iterable[Effect]:
         uid = bytes.fromhex(envelope.subject.rpartition(".")[2])
-        return self.ensembles.replied(uid, envelope.message, envelope.now)
+        part = self.joins.parts.get(uid)
+        # Of an unknown part, a kept answer may still be waited for.
+        kind: Composite = self.ensembles if part is None else part.join.kind
+        return kind.replied(uid, envelope.message, envelope.now)
 
     def _edge_ended(self, envelope: Envelope) -> Iterable[Effect]:
-        """The edge has read or written a context, or run a user's own policy, or could not."""
+        """The edge has read or written a context, run a user's own policy, or stored outputs; or it could not."""
         done: Done | Failed | TimedOut = envelope.message
         kind = done.id[0]
+        if kind == "gather":
+            return self.pipelines.gathered(done, envelope.now)
         if kind == "policy":
             return self.ensembles.ran(done, envelope.now)
         if kind == "listed":

@@ -1,0 +1,154 @@
+"""One earliest-deadline queue for all instances of a planned variant (InferLine, paper 004, section 3.6). Pure.
+
+An instance that is idle takes the head of the queue, and with it as many as wait, up to the planned batch. It gets nothing more until its
+`done` comes, which is its credit. So fast and slow instances share the queries by their speed. Each dispatcher has queues of its own.
+"""
+
+from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
+from typing import Protocol
+
+from bus.messages.catalog import PlannedStage
+from bus.messages.public import Error
+from services.core.actor import Effect
+from services.core.selection.cluster import ClusterView
+from services.core.selection.instances import Instance
+from services.dispatcher.inflight import InFlight
+from services.dispatcher.query import Query
+
+SERVING = frozenset({"Active", "Overloaded", "Interfered"})
+PASSED_OVER = 64  # queries that a slow instance looks at beyond those that it can answer in time
+LATE = Error(code="deadline", message="the queue ahead was too long: allow more time or ask again")
+
+Entry = tuple[float, int, Query]  # deadline, order of arrival
+
+
+class Dispatch(Protocol):
+    """Sends a query to an instance. more: the next one belongs to the same batch."""
+
+    def __call__(self, query: Query, instance: Instance, now: float, *, more: bool) -> Effect: ...
+
+
+class CentralQueues:
+    """Queries that wait here are in `in_flight.waiting`, too, which removes those whose deadline is over.
+
+    decide: as for a query without a plan. refuse: ends a query.
+    """
+
+    def __init__(
+        self,
+        view: ClusterView,
+        in_flight: InFlight,
+        dispatch: Dispatch,
+        decide: Callable[[Query, float], Iterable[Effect]],
+        refuse: Callable[[Query, Error, float], Iterable[Effect]],
+    ) -> None:
+        self._view = view
+        self._in_flight = in_flight
+        self._dispatch = dispatch
+        self._decide = decide
+        self._refuse = refuse
+        self._queues: dict[str, list[Entry]] = {}  # by variant
+        self._order = 0
+
+    def instances(self, variant: str) -> list[Instance]:
+        """Those that serve."""
+        return [one for one in self._view.by_variant.get(variant, {}).values() if one.state in SERVING]
+
+    def waiting(self, variant: str) -> int:
+        """Items that wait for an instance of this variant."""
+        return sum(query.items for _, _, query in self._queues.get(variant, ()) if self._waits(query))
+
+    def serves(self, stage: PlannedStage) -> bool:
+        """Whether a query of this stage can wait here: an instance of its variant serves."""
+        return bool(self.instances(stage.variant))
+
+    def push(self, query: Query, now: float) -> list[Effect]:
+        """A query begins to wait here, or is sent at once."""
+        assert query.planned is not None, "a plan provides for it"
+        variant = query.planned.variant
+        self._order += 1
+        self._in_flight.waiting[query.uid] = query
+        heappush(self._queues.setdefault(variant, []), (query.ask.deadline, self._order, query))
+        return self.pull(variant, now)
+
+    def pull(self, variant: str, now: float) -> list[Effect]:
+        """Give idle instances of this variant what waits for it, the fastest first."""
+        queue = self._queues.get(variant)
+        if not queue:
+            return []
+        effects: list[Effect] = []
+        late: list[Query] = []
+        instances = self.instances(variant)
+        fastest = min(instances, key=_seconds, default=None)
+        for instance in sorted((one for one in instances if not one.own), key=lambda one: (one.others, _seconds(one))):
+            assert fastest is not None, "there is at least one"
+            batch = self._batch(queue, instance, fastest, now, late)
+            last = len(batch) - 1
+            effects.extend(self._dispatch(query, instance, now, more=i < last) for i, query in enumerate(batch))
+            if not queue:
+                break
+        for query in late:
+            effects.extend(self._refuse(query, LATE, now))
+        return effects
+
+    def serve(self, now: float) -> list[Effect]:
+        """Instances have come or gone: give out what waits. Where no instance serves any more, decide as for queries without a plan."""
+        effects: list[Effect] = []
+        for variant, queue in list(self._queues.items()):
+            if queue and not self.instances(variant):
+                del self._queues[variant]
+                for _, _, query in queue:
+                    if self._waits(query):
+                        del self._in_flight.waiting[query.uid]
+                        effects.extend(self._decide(query, now))
+            else:
+                effects.extend(self.pull(variant, now))
+        return effects
+
+    def _batch(
+        self, queue: list[Entry], instance: Instance, fastest: Instance, now: float, late: list[Query]
+    ) -> list[Query]:
+        """Remove the next batch for an idle instance. late: gets those that not even the fastest one can answer in time.
+
+        Those that this one is too slow for stay.
+        """
+        batch: list[Query] = []
+        aside: list[Entry] = []
+        items, room = 0, instance.most
+        while queue and len(aside) < PASSED_OVER:
+            entry = queue[0]
+            query = entry[2]
+            if not self._waits(query):
+                heappop(queue)
+                continue
+            assert query.planned is not None, "a plan provides for it"
+            room = min(room, query.planned.batch)
+            if batch and items + query.items > room:
+                break
+            heappop(queue)
+            if not _in_time(query, instance, now):
+                if instance is not fastest and _in_time(query, fastest, now):
+                    aside.append(entry)
+                    continue
+                late.append(query)
+            else:
+                batch.append(query)
+                items += query.items
+            del self._in_flight.waiting[query.uid]
+        for entry in aside:
+            heappush(queue, entry)
+        return batch
+
+    def _waits(self, query: Query) -> bool:
+        return self._in_flight.waiting.get(query.uid) is query
+
+
+def _seconds(instance: Instance) -> float:
+    """Of one item."""
+    return instance.table.seconds(1) * instance.factor
+
+
+def _in_time(query: Query, instance: Instance, now: float) -> bool:
+    """Whether an idle instance answers it before its deadline."""
+    return now + instance.table.at(query.ask.length).seconds(query.items) * instance.factor <= query.ask.deadline

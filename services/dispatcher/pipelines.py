@@ -1,0 +1,457 @@
+"""Pipelines: apps whose queries visit other apps (InferLine, paper 004). Nothing returns to the client between two stages. Pure."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from msgspec import UNSET, Raw
+from msgspec.structs import replace
+
+from bus.codec import encode
+from bus.messages.catalog import AppRecord, PipelineVertex, PlannedStage
+from bus.messages.flow import TensorRef
+from bus.messages.public import Answer, Error, ObjectRef, QueryHead, Tensor, TensorHead
+from bus.tensors import BadTensor, from_array, to_array
+from services.core.actor import NOTHING, Do, Done, Effect, Failed, TimedOut
+from services.core.cost import bucket_of
+from services.core.pipelines.branching import follows
+from services.core.pipelines.graph import QUERY, PipelineGraph, Reference, references
+from services.core.selection.eligibility import INFINITE, AppView, Ask
+from services.core.settings import DispatcherSettings
+from services.core.validation import BadRequest, count_items, length_of
+from services.dispatcher.apps import Apps
+from services.dispatcher.commands import GatherOutputs
+from services.dispatcher.default_output import default_due
+from services.dispatcher.demand import ArrivalsCounter
+from services.dispatcher.inflight import OutcomeRecorder
+from services.dispatcher.join import LATE, Joins, answer_part, refuse_part
+from services.dispatcher.query import Join, PartReply, Query, QueryPart, selection_of
+
+GATHER = 10.0  # s to put an answer's outputs together in the object store
+SMALL_BODY = 65_536  # bytes of a query that go with each of its parts; of a larger one, only with the first parts
+NESTED = 4  # pipelines within pipelines whose service is looked up
+
+_tensor = msgspec.msgpack.Decoder(TensorHead).decode
+_whole = msgspec.msgpack.Decoder(Tensor).decode
+_named = msgspec.msgpack.Decoder(dict[str, Raw]).decode
+_any = msgspec.msgpack.Decoder().decode
+
+
+class Stage(NamedTuple):
+    """A vertex as it is served now. position: its place among the vertices. seconds: of its service, as planned or by the variant that would be
+    chosen without a limit of latency. before, behind: the same of the longest path of stages before and behind it.
+    """
+
+    vertex: PipelineVertex
+    position: int
+    app: AppView
+    inputs: dict[str, list[Reference]]
+    planned: PlannedStage | None
+    seconds: float
+    before: float
+    behind: float
+
+    def deadline(self, last: float, now: float) -> float:
+        """Unix seconds: what is left behind it is for later stages, or their share where there is not enough time. last: the query's own."""
+        behind = self.behind
+        if behind:
+            behind = min(behind, max(0.0, last - now) * behind / (self.seconds + behind))
+        return last - behind
+
+    def share(self, objective: float) -> float:
+        """Seconds of the objective that are this stage's."""
+        rest = objective - self.before - self.behind
+        whole = self.before + self.seconds + self.behind
+        return max(rest, objective * self.seconds / whole) if whole else objective
+
+
+class ServedPipeline:
+    """A pipeline as the catalogue has it now. missing: vertices whose app is not there."""
+
+    def __init__(self, app: AppRecord, apps: Apps) -> None:
+        record = app.pipeline
+        assert record is not None, "the app is a pipeline"
+        self.app = app
+        self.graph = PipelineGraph(record)
+        self.outputs = {name: references(text) for name, text in record.output.items()}
+        self.conditional = any(edge.when is not None for edge in record.edges)
+        self.conditions = {  # outputs that conditions read
+            name: {edge.when.output for edge in edges if edge.when is not None}
+            for name, edges in self.graph.out.items()
+        }
+        self.missing = [vertex.app for vertex in record.vertices if vertex.app not in apps.view.apps]
+        self.stages: dict[str, Stage] = {}
+        if self.missing:
+            return
+        planned = {} if app.plan is None else app.plan.vertices
+        weights = {v.name: _service(v.app, v.accuracy or 0.0, planned.get(v.name), apps) for v in record.vertices}
+        behind = self.graph.behind(weights)
+        before = self.graph.before(weights)
+        for position, vertex in enumerate(record.vertices):
+            name = vertex.name
+            view = apps.view.apps[vertex.app]
+            stage = planned.get(name)
+            self.stages[name] = Stage(
+                vertex,
+                position,
+                view,
+                {field: references(text) for field, text in vertex.inputs.items()},
+                stage if stage is not None and stage.variant in view.index else None,
+                weights[name],
+                before[name],
+                behind[name],
+            )
+
+
+def _service(name: str, floor: float, planned: PlannedStage | None, apps: Apps, depth: int = 0) -> float:
+    """Seconds of a stage's service."""
+    if planned is not None:
+        return planned.service_ms / 1000.0
+    view = apps.view.apps.get(name)
+    if view is None:
+        return 0.0
+    if view.app.pipeline is not None:
+        record, plan = view.app.pipeline, view.app.plan
+        if depth == NESTED:
+            return 0.0
+        inner = {} if plan is None else plan.vertices
+        weights = {
+            v.name: _service(v.app, v.accuracy or 0.0, inner.get(v.name), apps, depth + 1) for v in record.vertices
+        }
+        return PipelineGraph(record).longest_path(weights)[0]
+    found = view.in_order(np.flatnonzero(view.current & (view.accuracy >= floor)))
+    return view.groups[int(found[0])].table.seconds(1) if found.size else 0.0
+
+
+class PipelineRun:
+    """A query on its way. given: its own inputs by name; those that are not here are in the object `ref`.
+
+    visited: of each vertex that is decided, whether it is visited. followed: the same of edges.
+    """
+
+    __slots__ = ("followed", "given", "parts", "ref", "served", "visited")
+
+    def __init__(self, served: ServedPipeline, given: dict[str, Raw], ref: ObjectRef | None) -> None:
+        self.served = served
+        self.given = given
+        self.ref = ref
+        self.parts: dict[str, QueryPart] = {}
+        self.visited: dict[str, bool] = {}
+        self.followed: dict[tuple[str, str], bool] = {}
+
+    def find(self, refs: list[Reference], name: str) -> Raw | Tensor | TensorRef:
+        """The first of these tensors that is there. name: what it becomes. Raises BadTensor."""
+        for vertex, tensor in refs:
+            if vertex == QUERY:
+                if self.ref is not None:
+                    return TensorRef(name, self.ref.bucket, self.ref.key, tensor)
+                if tensor in self.given:
+                    return self.given[tensor]
+                raise BadTensor(f"the query has no input {tensor!r}")
+            part = self.parts.get(vertex)
+            reply = None if part is None else part.reply
+            if reply is None:
+                continue
+            if tensor in reply.outputs:
+                return reply.outputs[tensor]
+            if reply.outputs_ref is not None:
+                return TensorRef(name, reply.outputs_ref.bucket, reply.outputs_ref.key, tensor)
+            raise BadTensor(f"vertex {vertex} has not given {tensor!r}; it has given {', '.join(reply.outputs)}")
+        raise BadTensor(f"no vertex was visited that gives {name!r}")
+
+
+class Pipelines:
+    """Queries of pipelines. begin: asks a part, which may itself have parts. visits: by pipeline and vertex, since the start."""
+
+    def __init__(
+        self,
+        name: str,
+        joins: Joins,
+        apps: Apps,
+        settings: DispatcherSettings,
+        outcomes: OutcomeRecorder,
+        arrivals: ArrivalsCounter,
+        policy: str,
+        begin: Callable[[Query, float], Iterable[Effect]],
+    ) -> None:
+        self._name = name
+        self._joins = joins
+        self._apps = apps
+        self._settings = settings
+        self._outcomes = outcomes
+        self._arrivals = arrivals
+        self._policy = policy
+        self._begin = begin
+        self._served: dict[str, ServedPipeline] = {}
+        self.visits: Counter[tuple[str, str]] = Counter()
+
+    def changed(self) -> None:
+        """The catalogue has changed."""
+        self._served.clear()
+
+    def served(self, app: str) -> ServedPipeline | None:
+        """A pipeline as it is served now; None: there is no such pipeline."""
+        found = self._served.get(app)
+        if found is None:
+            view = self._apps.view.apps.get(app)
+            if view is None or view.app.pipeline is None:
+                return None
+            found = self._served[app] = ServedPipeline(view.app, self._apps)
+        return found
+
+    # -- a query begins
+
+    def start(self, query: Query, now: float) -> Iterable[Effect]:
+        """Ask the stages that need nothing of others."""
+        served = self.served(query.ask.app)
+        error = _unfit(query, served, len(self._joins.open) >= self._settings.max_queue)
+        if error is not None or served is None:
+            error = error or Error(code="unknown_app", message=f"there is no pipeline {query.ask.app!r} any more")
+            return self._refused(query, error, now, 0.0)
+        plan = served.app.plan
+        due = query.ask.deadline + LATE if query.fallback is None else default_due(query)
+        policy = self._policy if plan is None else plan.policy
+        join = Join(self, query, due, patient=False, dispatcher=self._name, policy=policy)
+        if query.part is None and join.origin is not None:
+            join.origin = replace(join.origin, body=bytes(query.body))
+        join.plan = PipelineRun(served, _given(query.head, served.app), query.head.inputs_ref)
+        begun = self._joins.begin(join, now)
+        counted = NOTHING if plan is None else self._arrivals.count(query.ask.app, query.arrived)
+        return (*begun, *counted, *self._advance(join, now))
+
+    def _advance(self, join: Join, now: float) -> list[Effect]:
+        """Ask the stages of which it is known now that they are visited. End the query if nothing is left to do."""
+        run: PipelineRun = join.plan
+        graph, followed = run.served.graph, run.followed
+        effects: list[Effect] = []
+        for name in graph.order:
+            into = graph.into[name]
+            if name in run.visited or any((edge.source, name) not in followed for edge in into):
+                continue
+            goes = run.visited[name] = not into or any(followed[edge.source, name] for edge in into)
+            if not goes:
+                followed.update({(name, edge.target): False for edge in graph.out[name]})
+                continue
+            effects.extend(self._ask(join, run.served.stages[name], now))
+            if join.ended:
+                return effects
+        if len(run.visited) == len(graph.order) and not join.under_way:
+            effects.extend(self._finish(join, now))
+        return effects
+
+    def _ask(self, join: Join, stage: Stage, now: float) -> Iterable[Effect]:
+        query, run, vertex = join.query, join.plan, stage.vertex
+        app = stage.app
+        deadline = stage.deadline(query.ask.deadline, now)
+        latency = INFINITE if query.ask.latency_s >= INFINITE else stage.share(query.ask.latency_s)
+        floor = vertex.accuracy if vertex.accuracy is not None else query.ask.accuracy
+        asked: QueryHead = query.head
+        try:
+            inputs, refs = _inputs(run, stage)
+            head = QueryHead(
+                inputs=inputs,
+                accuracy=floor or None,
+                context=asked.context,
+                priority=asked.priority or query.ask.priority,
+            )
+            items, length = query.items, None
+            if not refs:
+                items = count_items(head, app.app)
+                if app.open_axis is not None and app.lengths and (found := length_of(head, app.open_axis)) is not None:
+                    length = bucket_of(found, app.lengths)
+        except (BadRequest, BadTensor) as error:
+            return self._refuse(join, Error(code="model_error", message=f"vertex {vertex.name}: {error}"), now)
+        ask = Ask(vertex.app, items, deadline, latency, floor, length=length, priority=query.ask.priority)
+        part = self._joins.part(
+            join, stage.position, vertex.name, vertex.app, head, ask, encode({"inputs": inputs}), now
+        )
+        assert part.part is not None
+        part.refs = refs or None
+        part.planned = stage.planned
+        if stage.app.app.pipeline is not None:
+            part.pipeline = stage.app.app.pipeline
+        else:
+            part.selection = selection_of(part, stage.app.app)
+        if run.served.graph.into[vertex.name] and len(query.body) > SMALL_BODY:
+            part.part.origin = None  # who answered the first parts has it
+        run.parts[vertex.name] = part.part
+        self.visits[query.ask.app, vertex.name] += 1
+        return self._begin(part, now)
+
+    # -- a stage ends
+
+    def replied(self, uid: bytes, reply: PartReply, now: float) -> Iterable[Effect]:
+        """A stage was answered, or refused by an executor."""
+        part = self._joins.replied(uid, reply)
+        return NOTHING if part is None else self._ended(part, now)
+
+    def refused(self, part: QueryPart, error: Error, now: float) -> Iterable[Effect]:
+        """A stage was refused here."""
+        self._joins.refused(part, error)
+        return self._ended(part, now)
+
+    def _ended(self, part: QueryPart, now: float) -> Iterable[Effect]:
+        join = part.join
+        if join.ended:
+            return NOTHING
+        if part.error is not None:
+            return self._refuse(join, _told(part), now)
+        run: PipelineRun = join.plan
+        name, uid = part.stage, join.query.uid
+        try:
+            assert part.reply is not None
+            known = run.served.conditions[name]
+            outputs = {one: to_array(tensor, one) for one, tensor in part.reply.outputs.items() if one in known}
+            for edge in run.served.graph.out[name]:
+                run.followed[name, edge.target] = follows(uid, edge, outputs)
+        except (BadTensor, ValueError) as error:
+            return self._refuse(join, Error(code="model_error", message=f"vertex {name}: {error}"), now)
+        return self._advance(join, now)
+
+    def due(self, join: Join, now: float) -> Iterable[Effect]:
+        """The time of a query is over."""
+        run: PipelineRun = join.plan
+        names = ", ".join(name for name, part in run.parts.items() if part.reply is None)
+        text = f"{names or 'a stage'} had not answered when the time was up: allow more time or ask again"
+        return self._refuse(join, Error(code="deadline", message=text, retry_after_ms=1000.0), now)
+
+    # -- the query ends
+
+    def _refuse(self, join: Join, error: Error, now: float) -> Iterable[Effect]:
+        return (
+            *self._joins.end(join, now),
+            *self._refused(join.query, error, now, join.cost),
+            *refuse_part(join, error, now),
+        )
+
+    def _refused(self, query: Query, error: Error, now: float, cost: float) -> list[Effect]:
+        return self._outcomes.refused(query, error, now, cost=cost)
+
+    def _finish(self, join: Join, now: float) -> Iterable[Effect]:
+        """Send the answer. Outputs that are in the object store, or too large for a message, go by reference."""
+        run: PipelineRun = join.plan
+        try:
+            found = {name: run.find(refs, name) for name, refs in run.served.outputs.items()}
+            outputs = {name: _plain(one, name) for name, one in found.items() if not isinstance(one, TensorRef)}
+        except BadTensor as error:
+            return self._refuse(join, Error(code="model_error", message=f"output: {error}"), now)
+        refs = [one for one in found.values() if isinstance(one, TensorRef)]
+        if refs or sum(len(tensor.data) for tensor in outputs.values()) > self._settings.max_inline:
+            gather = GatherOutputs(join.query.uid.hex(), outputs, tuple(refs))
+            return (Do(("gather", join), gather, GATHER),)
+        return self._answer(join, outputs, None, now)
+
+    def gathered(self, done: Done | Failed | TimedOut, now: float) -> Iterable[Effect]:
+        """The edge has put the outputs together in the object store, or could not."""
+        join: Join = done.id[1]
+        if join.ended:
+            return NOTHING
+        if not isinstance(done, Done):
+            text = done.error if isinstance(done, Failed) else "it took too long"
+            return self._refuse(join, Error(code="internal", message=f"the outputs could not be stored: {text}"), now)
+        return self._answer(join, {}, done.result, now)
+
+    def _answer(self, join: Join, outputs: dict[str, Tensor], ref: ObjectRef | None, now: float) -> Iterable[Effect]:
+        query, run = join.query, join.plan
+        ask, head = query.ask, query.head
+        replies = {name: part.reply for name, part in run.parts.items() if part.reply is not None}
+        spent = {name: reply.queue_ms + reply.compute_ms for name, reply in replies.items()}
+        path = run.served.graph.longest_path(spent, spent)[1]
+        seconds, cost = now - query.arrived, join.cost
+        missed = ["latency"] if ask.latency_s < INFINITE and seconds > ask.latency_s else []
+        if head.cost is not None and cost / max(1, query.items) * 1000.0 > head.cost:
+            missed.append("cost")
+        answer = Answer(
+            id=head.id,
+            outputs=outputs,
+            model="",
+            version="",
+            variant="",
+            hardware="",
+            worker="",
+            accuracy=None,
+            latency_ms=seconds * 1000.0,
+            queue_ms=sum(replies[name].queue_ms for name in path),
+            compute_ms=sum(replies[name].compute_ms for name in path),
+            batch=0,
+            cached=all(reply.cached for reply in replies.values()),
+            simulated=any(reply.simulated for reply in replies.values()),
+            cost=cost,
+            missed=missed,
+            outputs_ref=UNSET if ref is None else ref,
+            members=[f"{reply.model}@{reply.version}" for reply in replies.values() if reply.model],
+            query=query.uid.hex(),
+        )
+        joined = self._outcomes.joined(query, answer, now)
+        return (*self._joins.end(join, now), *joined, *answer_part(join, answer, now))
+
+
+def _unfit(query: Query, served: ServedPipeline | None, full: bool) -> Error | None:
+    """Why a query cannot begin."""
+    ask = query.ask
+    if ask.model is not None or ask.version is not None or ask.variant is not None:
+        text = "a pipeline picks a model for each of its vertices: leave model, version and variant out, or ask the vertex's own app"
+        return Error(code="bad_request", message=text)
+    if served is None:
+        return None
+    if served.missing:
+        text = f"its vertices need {', '.join(served.missing)}, which is not there any more: register a model for it"
+        return Error(code="unknown_app", message=text)
+    if served.conditional and query.items > 1:
+        text = f"inputs: a pipeline with conditions takes one item at a time, not {query.items}: send a query for each"
+        return Error(code="bad_request", message=text)
+    if full:
+        text = "too many queries wait for a worker: ask again later"
+        return Error(code="overloaded", message=text, retry_after_ms=1000.0)
+    return None
+
+
+def _given(head: QueryHead, app: AppRecord) -> dict[str, Raw]:
+    """The inputs of a checked query by name, undecoded. Empty if they are in the object store."""
+    if head.inputs_ref is not None:
+        return {}
+    assert app.signature is not None, "a pipeline has one"
+    first = app.signature.inputs[0].name
+    with suppress(msgspec.ValidationError):
+        _tensor(head.inputs)
+        return {first: head.inputs}
+    with suppress(msgspec.ValidationError):
+        return _named(head.inputs)
+    return {first: head.inputs}  # a nested list
+
+
+def _inputs(run: PipelineRun, stage: Stage) -> tuple[Raw, list[TensorRef]]:
+    """A stage's inputs: those that are here, encoded, and those in the object store. Raises BadTensor."""
+    here: dict[str, Raw | Tensor] = {}
+    there: list[TensorRef] = []
+    for name, refs in stage.inputs.items():
+        found = run.find(refs, name)
+        if isinstance(found, TensorRef):
+            there.append(found)
+        else:
+            here[name] = found
+    # One tensor by itself may share a batch with those of clients.
+    alone = len(here) == 1 and not there
+    return Raw(encode(next(iter(here.values())) if alone else here)), there
+
+
+def _plain(value: Raw | Tensor, name: str) -> Tensor:
+    """A tensor of an answer. Raises BadTensor."""
+    if isinstance(value, Tensor):
+        return value
+    try:
+        return _whole(value)
+    except msgspec.DecodeError:
+        return from_array(to_array(_any(value), name))
+
+
+def _told(part: QueryPart) -> Error:
+    """A stage's refusal, as the pipeline's client is told of it."""
+    error = part.error
+    assert error is not None
+    # What a stage gets is made here: it is not the client's fault.
+    code = "model_error" if error.code == "bad_request" else error.code
+    return replace(error, code=code, message=f"vertex {part.stage}: {error.message}")

@@ -1,0 +1,278 @@
+"""A pipeline's query visits its vertices and ends once, whatever is slow or dies. Virtual time."""
+
+import struct
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from bus.codec import decode
+from bus.messages.catalog import (
+    AppRecord,
+    EdgeCondition,
+    ModelSelection,
+    PipelineEdge,
+    PipelinePlan,
+    PipelineRecord,
+    PipelineVertex,
+    PlannedStage,
+)
+from bus.messages.fleet import EnsureLoaded
+from bus.messages.scaling import PipelineArrivals
+from services.core.actor import Changed
+from services.dispatcher.join import part_uid
+from tests.support.simulated.fleet import SIGNATURE, Fleet, catalogue, variant
+
+SLO_MS = 200.0
+SURE = EdgeCondition(output="y", op="<", value=0.5)
+UNSURE = EdgeCondition(output="y", op=">", value=0.5)
+
+
+def vertex(name: str, x: str = "$.x", **needs: Any) -> PipelineVertex:
+    return PipelineVertex(name=name, app=name, inputs={"x": x}, **needs)
+
+
+CASCADE = PipelineRecord(
+    vertices=[vertex("cheap"), vertex("dear", "cheap.y")],
+    edges=[PipelineEdge(source="cheap", target="dear", when=UNSURE, probability=0.3)],
+    output={"y": "dear.y | cheap.y"},
+)
+DIAMOND = PipelineRecord(
+    vertices=[vertex("a"), vertex("b", "a.y"), vertex("c", "a.y"), vertex("d", "b.y")],
+    edges=[
+        PipelineEdge(source="a", target="b"),
+        PipelineEdge(source="a", target="c"),
+        PipelineEdge(source="b", target="d"),
+        PipelineEdge(source="c", target="d"),
+    ],
+    output={"first": "d.y", "second": "c.y", "asked": "$.x"},
+)
+
+
+class Staged(Fleet):
+    """A fleet with an app, of one model, for each vertex, and the pipeline `p`. Each model is loaded on each worker."""
+
+    def __init__(
+        self, record: PipelineRecord, *, changes: dict[str, dict[str, Any]] | None = None, **options: Any
+    ) -> None:
+        names = [one.app for one in record.vertices if one.app != "inner"]
+        made = {
+            name: variant(f"{name}-v1-ort-fp32-t1-b8", model=name, **(changes or {}).get(name, {})) for name in names
+        }
+        first, *others = dict.fromkeys(names)
+        super().__init__(made[first], **options)
+        self.change(links={first: "1"})
+        for name in others:
+            self.add(*catalogue(made[name], app=name))
+        self.add(AppRecord(app=first, links={first: "1"}, signature=SIGNATURE))
+        self.add(AppRecord(app="p", links={}, signature=SIGNATURE, pipeline=record, latency_ms=SLO_MS))
+        for worker, device in self.devices.items():
+            device.wide = dict.fromkeys(names, 2)
+            for name in names:
+                self.stage.publish(self.subjects.worker(worker, "load"), EnsureLoaded(variant=made[name], app=name))
+        self.stage.run(2.0)
+
+    def one(self, label: str, seconds: float = 5.0) -> dict[str, Any]:
+        self.stage.run(seconds)
+        [reply] = self.replies(label)
+        return reply
+
+    def stages(self) -> dict[str, Any]:
+        """Outcomes of parts, by stage."""
+        return {one.stage: one for one in self.outcomes() if one.parent is not None}
+
+    def query(self) -> Any:
+        [one] = [one for one in self.outcomes() if one.parent is None]
+        return one
+
+
+def numbers(reply: dict[str, Any], output: str = "y") -> tuple[float, ...]:
+    data: bytes = reply["outputs"][output]["data"]
+    return struct.unpack(f"<{len(data) // 4}f", data)
+
+
+@pytest.mark.parametrize("unsure", [False, True])
+def test_a_condition_on_an_answer_decides_whether_the_next_vertex_is_asked(unsure: bool) -> None:
+    fleet = Staged(CASCADE)
+    fleet.devices["w0"].says = {"cheap": float(unsure), "dear": 7.0}
+    reply = fleet.one(fleet.ask("p"))
+    assert numbers(reply) == ((7.0, 7.0) if unsure else (0.0, 0.0))
+    assert reply["members"] == (["cheap@1", "dear@1"] if unsure else ["cheap@1"])
+    assert set(fleet.stages()) == ({"cheap", "dear"} if unsure else {"cheap"})
+    query, parts = fleet.query(), fleet.stages().values()
+    assert (query.app, query.outcome, query.stage) == ("p", "ok", None)
+    assert query.cost == pytest.approx(sum(part.cost for part in parts)) == pytest.approx(reply["cost"])
+    assert {part.parent for part in parts} == {query.uid} == {bytes.fromhex(reply["query"])}
+    assert fleet.stages()["cheap"].uid == part_uid(query.uid, 0)
+
+
+def test_a_join_waits_for_all_its_edges_and_outputs_come_from_where_the_pipeline_says() -> None:
+    fleet = Staged(DIAMOND)
+    fleet.devices["w0"].says = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0}
+    fleet.devices["w0"].late = {"c": 5.0}
+    reply = fleet.one(fleet.ask("p"))
+    assert (numbers(reply, "first"), numbers(reply, "second"), numbers(reply, "asked")) == ((4, 4), (3, 3), (0, 0))
+    stages = fleet.stages()
+    ended = {name: one.time + one.latency_ms / 1000 for name, one in stages.items()}
+    assert stages["d"].time >= max(ended["b"], ended["c"]) - 1e-6, "it begins when both are there"
+    assert stages["b"].time == pytest.approx(stages["c"].time), "side by side"
+
+
+def test_each_stage_leaves_time_for_those_behind_it() -> None:
+    fleet = Staged(DIAMOND, changes={"d": {"base_ms": 60.0}, "c": {"base_ms": 30.0}})
+    fleet.one(fleet.ask("p"))
+    slo = {name: one.slo_ms for name, one in fleet.stages().items()}
+    assert slo["a"] == pytest.approx(SLO_MS - 60.5 - 30.5)
+    assert slo["b"] == slo["c"]
+    assert slo["d"] == pytest.approx(SLO_MS - 30.5 - 2.5)
+
+
+def test_the_refusal_of_a_stage_ends_the_query_and_names_it() -> None:
+    fleet = Staged(CASCADE, changes={"dear": {"accuracy": 0.5}})
+    fleet.change("p", pipeline=PipelineRecord(
+        vertices=[vertex("cheap"), vertex("dear", accuracy=0.8)],
+        edges=[PipelineEdge(source="cheap", target="dear")],
+        output={"y": "dear.y"},
+    ))  # fmt: skip
+    reply = fleet.one(fleet.ask("p"))
+    assert reply["error"]["code"] == "unsatisfiable"
+    assert reply["error"]["message"].startswith("vertex dear: ")
+    assert fleet.query().cost > 0, "what the first stage cost"
+
+
+def test_a_model_that_kills_its_executor_costs_only_its_own_query() -> None:
+    fleet = Staged(CASCADE, workers=2)
+    for device in fleet.devices.values():
+        device.says = {"cheap": 1.0}
+    labels = [fleet.ask("p") for _ in range(5)]
+    fleet.stage.run(0.004)
+    fleet.stage.kill("w0/cpu")
+    fleet.stage.run(5.0)
+    assert [len(fleet.replies(label)) for label in labels] == [1] * 5
+
+
+@pytest.mark.parametrize("needs", [{"model": "cheap"}, {"items": 2}])
+def test_what_a_pipeline_cannot_take_is_refused(needs: dict[str, Any]) -> None:
+    fleet = Staged(CASCADE)
+    reply = fleet.one(fleet.ask("p", **needs))
+    assert reply["error"]["code"] == "bad_request"
+
+
+def test_a_pipeline_whose_app_is_gone_says_so() -> None:
+    fleet = Staged(CASCADE)
+    fleet.stage.send("d0", Changed("infaas-catalog", "app.dear", None))
+    assert fleet.one(fleet.ask("p"))["error"]["code"] == "unknown_app"
+
+
+def test_a_vertex_may_be_an_app_of_which_several_models_answer() -> None:
+    fleet = Staged(CASCADE)
+    fleet.devices["w0"].says = {"cheap": 1.0}
+    fleet.change("dear", selection=ModelSelection(policy="majority"))
+    reply = fleet.one(fleet.ask("p"))
+    assert numbers(reply) == (0.0, 0.0)
+    outcomes = {(one.app, one.stage): one for one in fleet.outcomes()}
+    assert set(outcomes) == {("p", None), ("cheap", "cheap"), ("dear", "dear")} | {("dear", "dear")}
+    assert reply["cost"] == pytest.approx(fleet.query().cost)
+
+
+def test_a_vertex_may_be_a_pipeline() -> None:
+    outer = PipelineRecord(
+        vertices=[vertex("first"), PipelineVertex(name="rest", app="inner", inputs={"x": "first.y"})],
+        edges=[PipelineEdge(source="first", target="rest")],
+        output={"y": "rest.y"},
+    )
+    fleet = Staged(outer)
+    fleet.add(*catalogue(variant("deep-v1-ort-fp32-t1-b8", model="deep"), app="deep"))
+    fleet.add(AppRecord(app="inner", links={}, signature=SIGNATURE, pipeline=PipelineRecord(
+        vertices=[vertex("deep")], output={"y": "deep.y"},
+    )))  # fmt: skip
+    fleet.devices["w0"].says, fleet.devices["w0"].wide["deep"] = {"deep": 9.0}, 2
+    fleet.change("p", latency_ms=None)
+    reply = fleet.one(fleet.ask("p"))
+    assert numbers(reply) == (9.0, 9.0)
+    by_app = {one.app: one for one in fleet.outcomes()}
+    assert by_app["deep"].parent == by_app["inner"].uid
+    assert by_app["inner"].parent == by_app["p"].uid
+
+
+# -- a plan
+
+
+def planned(replicas: int = 1, batch: int = 4) -> PipelinePlan:
+    stage = PlannedStage(
+        hardware="cpu",
+        batch=batch,
+        replicas=replicas,
+        scale=1.0,
+        service_ms=4.0,
+        rho=0.5,
+        variant="a-v1-ort-fp32-t1-b8",
+    )
+    return PipelinePlan(
+        pipeline="p", policy="inferline", status="feasible", cost_per_s=0.0, p99_ms=10.0, vertices={"a": stage},
+        envelope=[(0.01, 3)], dispersion=[1.0], steps=[], rate=100.0, latency_ms=SLO_MS,
+    )  # fmt: skip
+
+
+ONE = PipelineRecord(vertices=[vertex("a")], output={"y": "a.y"})
+
+
+def test_fast_and_slow_replicas_share_a_queue_by_their_speed() -> None:
+    fleet = Staged(ONE, workers=2)
+    fleet.change("p", plan=planned(), latency_ms=2000.0)
+    fleet.devices["w0"].slow = 4.0
+    for _ in range(400):
+        fleet.ask("p")
+        fleet.stage.run(0.0006)
+    fleet.stage.run(3.0)
+    share = {worker: sum(len(batch) for batch in device.batches) for worker, device in fleet.devices.items()}
+    assert sum(share.values()) == 400
+    assert share["w1"] / share["w0"] == pytest.approx(4.0, rel=0.15)
+    assert max(len(batch) for device in fleet.devices.values() for batch in device.batches) == 4, "the planned batch"
+
+
+def test_arrivals_at_a_pipeline_with_a_plan_are_told_in_bins_of_10_ms_and_are_no_demand() -> None:
+    fleet = Staged(ONE)
+    fleet.stage.listen("infaas.pipeline.arrivals")
+    fleet.stage.listen("infaas.demand.d0")
+    fleet.one(fleet.ask("p"))
+    assert not [one for one in fleet.stage.heard if one[1] == "infaas.pipeline.arrivals"], "without a plan nobody tunes"
+    fleet.change("p", plan=planned())
+    fleet.stage.run(1.0)
+    fleet.stage.heard.clear()
+    at = fleet.stage.now
+    for wait in (0.015, 0.0, 2.0):
+        fleet.ask("p")
+        fleet.stage.run(wait)
+    told = [decode(PipelineArrivals, body) for _, subject, body in fleet.stage.heard if "arrivals" in subject]
+    [one] = told
+    assert (one.pipeline, one.dispatcher, sum(one.counts)) == ("p", "d0", 3)
+    assert one.start == pytest.approx(at, abs=0.011)
+    assert one.counts[0] == 1
+    demand = [body for _, subject, body in fleet.stage.heard if subject == "infaas.demand.d0"]
+    assert not any(b"a-v1" in body or b'"a"' in body for body in demand)
+
+
+def test_without_an_instance_of_the_planned_variant_a_stage_is_served_like_any_other() -> None:
+    fleet = Staged(ONE)
+    plan = planned()
+    other = variant("a-v1-ort-fp32-t2-b8", model="a", threads=2)
+    fleet.add(other)
+    plan.vertices["a"] = replace(plan.vertices["a"], variant=other.variant)
+    fleet.change("p", plan=plan)
+    assert "outputs" in fleet.one(fleet.ask("p"))
+
+
+def test_a_dispatcher_that_takes_over_asks_for_the_same_parts() -> None:
+    fleet = Staged(CASCADE, dispatchers=2)
+    fleet.devices["w0"].says = {"cheap": 1.0, "dear": 2.0}
+    fleet.devices["w0"].late = {"dear": 300.0}
+    fleet.change("p", latency_ms=20_000.0)
+    label = fleet.ask("p")
+    fleet.stage.run(0.05)
+    [taken] = [n for n in ("d0", "d1") if fleet.stage.members[n].actor.composites.joins.open]  # type: ignore[attr-defined]
+    fleet.stage.kill(taken)
+    reply = fleet.one(label, 15.0)
+    assert numbers(reply) == (2.0, 2.0)
+    assert len(fleet.devices["w0"].batches) == 2, "each vertex is computed once"
+    assert len({(one.parent, one.stage) for one in fleet.outcomes()}) == 3
