@@ -107,14 +107,14 @@ class Ensembles:
         assert rules is not None, "its app has several models that answer together"
         group = self._group(query.ask.app, rules)
         if group is None or not group.members:
-            return self._outcomes.refused(query, Error(code="unknown_model", message=NO_MEMBERS), now)
+            return self._refused(query, Error(code="unknown_model", message=NO_MEMBERS), now)
         if len(self._joins.open) >= self._dispatcher.max_queue:
             text = "too many queries wait for a worker: ask again later"
-            return self._outcomes.refused(query, Error(code="overloaded", message=text, retry_after_ms=1000.0), now)
+            return self._refused(query, Error(code="overloaded", message=text, retry_after_ms=1000.0), now)
         due, patient = self._due(query, rules)
         join = Join(self, query, due, patient=patient, dispatcher=self._name, policy=rules.policy or "")
         join.plan = EnsemblePlan(group)
-        if rules.cache_mb and query.head.inputs_ref is None:
+        if rules.cache_mb and query.head.inputs_ref is None and query.refs is None:
             join.digest = digest_of(query.head.inputs)
         effects = list(self._joins.begin(join, now))
         if rules.policy is None:
@@ -243,7 +243,10 @@ class Ensembles:
         model, version = (None, None) if member is None else (member.model, member.version)
         head = replace(asked, id=None, model=model, version=version, accuracy=accuracy or None, cost=None)
         ask = replace(query.ask, model=model, version=version, accuracy=accuracy, cost=INFINITE)
-        return self._joins.part(join, len(join.parts), model or "", query.app, head, ask, query.body, query.arrived)
+        index = len(join.parts)
+        part = self._joins.part(join, index, model or "", query.app, head, ask, query.body, query.arrived)
+        part.refs = query.refs
+        return part
 
     def _take(self, part: Query, now: float) -> Iterable[Effect]:
         """Ask a part. One whose answer is kept has it at once; one that equals a part under way gets that one's."""
@@ -328,8 +331,11 @@ class Ensembles:
         if join.plan.evaluates:
             return (*self._joins.end(join, now), *self.evaluated(join.query.uid, error))
         missing = len(join.parts) - len(join.answered)
-        refused = self._outcomes.refused(join.query, error, now, cost=join.cost, missing=missing)
-        return (*self._joins.end(join, now), *refused, *refuse_part(join, error, now))
+        return (*self._joins.end(join, now), *self._refused(join.query, error, now, cost=join.cost, missing=missing))
+
+    def _refused(self, query: Query, error: Error, now: float, *, cost: float = 0.0, missing: int = 0) -> list[Effect]:
+        refused = self._outcomes.refused(query, error, now, cost=cost, missing=missing)
+        return [*refused, *refuse_part(query, error, now)]
 
     def _finish(self, join: Join, combined: Combined | None, now: float) -> Iterable[Effect]:
         """Send the answer. combined: None for one part's own answer."""
@@ -344,7 +350,7 @@ class Ensembles:
                 unsure = self._outcomes.unsure(query, answer, f"confidence: {sure:.2g} < {rules.confidence:g}", now)
                 if unsure:
                     return (*ended, *unsure)
-        return (*ended, *self._outcomes.joined(query, answer, now), *answer_part(join, answer, now))
+        return (*ended, *self._outcomes.joined(query, answer, now), *answer_part(query, answer, now))
 
     def _count(self, join: Join) -> None:
         app = join.query.ask.app
@@ -407,7 +413,8 @@ def outputs_of(part: QueryPart) -> Outputs:
 
 def _prediction(join: Join, outputs: dict[str, Outputs], now: float) -> Prediction:
     query, plan = join.query, join.plan
-    digest = digest_of(query.head.inputs) if query.head.inputs_ref is None else None
+    here = query.head.inputs_ref is None and query.refs is None
+    digest = digest_of(query.head.inputs) if here else None
     head = query.head
     return Prediction(
         query.uid, query.ask.app, head.context, digest, now, plan.group.members, plan.p, outputs, query.items, head.id

@@ -54,17 +54,17 @@ def is_due(join: Join) -> float:
     return join.due
 
 
-def answer_part(join: Join, answer: Answer, now: float) -> Iterable[Effect]:
+def answer_part(query: Query, answer: Answer, now: float) -> Iterable[Effect]:
     """If the query is itself a part of another one, that one goes on with this answer."""
-    part = join.query.part
+    part = query.part
     if part is None:
         return NOTHING
     return part.join.kind.replied(part.uid, _reply_of(answer), now)
 
 
-def refuse_part(join: Join, error: Error, now: float) -> Iterable[Effect]:
+def refuse_part(query: Query, error: Error, now: float) -> Iterable[Effect]:
     """The same of a refusal."""
-    part = join.query.part
+    part = query.part
     return NOTHING if part is None else part.join.kind.refused(part, error, now)
 
 

@@ -127,17 +127,16 @@ def _service(name: str, floor: float, planned: PlannedStage | None, apps: Apps, 
 
 
 class PipelineRun:
-    """A query on its way. given: its own inputs by name; those that are not here are in the object `ref`.
+    """A query on its way. given: its own inputs by name.
 
     visited: of each vertex that is decided, whether it is visited. followed: the same of edges.
     """
 
-    __slots__ = ("followed", "given", "parts", "ref", "served", "visited")
+    __slots__ = ("followed", "given", "parts", "served", "visited")
 
-    def __init__(self, served: ServedPipeline, given: dict[str, Raw], ref: ObjectRef | None) -> None:
+    def __init__(self, served: ServedPipeline, given: "dict[str, Raw | TensorRef]") -> None:
         self.served = served
         self.given = given
-        self.ref = ref
         self.parts: dict[str, QueryPart] = {}
         self.visited: dict[str, bool] = {}
         self.followed: dict[tuple[str, str], bool] = {}
@@ -146,10 +145,9 @@ class PipelineRun:
         """The first of these tensors that is there. name: what it becomes. Raises BadTensor."""
         for vertex, tensor in refs:
             if vertex == QUERY:
-                if self.ref is not None:
-                    return TensorRef(name, self.ref.bucket, self.ref.key, tensor)
                 if tensor in self.given:
-                    return self.given[tensor]
+                    given = self.given[tensor]
+                    return replace(given, name=name) if isinstance(given, TensorRef) else given
                 raise BadTensor(f"the query has no input {tensor!r}")
             part = self.parts.get(vertex)
             reply = None if part is None else part.reply
@@ -217,7 +215,7 @@ class Pipelines:
         join = Join(self, query, due, patient=False, dispatcher=self._name, policy=policy)
         if query.part is None and join.origin is not None:
             join.origin = replace(join.origin, body=bytes(query.body))
-        join.plan = PipelineRun(served, _given(query.head, served.app), query.head.inputs_ref)
+        join.plan = PipelineRun(served, _given(query, served.app))
         begun = self._joins.begin(join, now)
         counted = NOTHING if plan is None else self._arrivals.count(query.ask.app, query.arrived)
         return (*begun, *counted, *self._advance(join, now))
@@ -321,14 +319,10 @@ class Pipelines:
     # -- the query ends
 
     def _refuse(self, join: Join, error: Error, now: float) -> Iterable[Effect]:
-        return (
-            *self._joins.end(join, now),
-            *self._refused(join.query, error, now, join.cost),
-            *refuse_part(join, error, now),
-        )
+        return (*self._joins.end(join, now), *self._refused(join.query, error, now, join.cost))
 
     def _refused(self, query: Query, error: Error, now: float, cost: float) -> list[Effect]:
-        return self._outcomes.refused(query, error, now, cost=cost)
+        return [*self._outcomes.refused(query, error, now, cost=cost), *refuse_part(query, error, now)]
 
     def _finish(self, join: Join, now: float) -> Iterable[Effect]:
         """Send the answer. Outputs that are in the object store, or too large for a message, go by reference."""
@@ -386,7 +380,7 @@ class Pipelines:
             query=query.uid.hex(),
         )
         joined = self._outcomes.joined(query, answer, now)
-        return (*self._joins.end(join, now), *joined, *answer_part(join, answer, now))
+        return (*self._joins.end(join, now), *joined, *answer_part(query, answer, now))
 
 
 def _unfit(query: Query, served: ServedPipeline | None, full: bool) -> Error | None:
@@ -409,17 +403,19 @@ def _unfit(query: Query, served: ServedPipeline | None, full: bool) -> Error | N
     return None
 
 
-def _given(head: QueryHead, app: AppRecord) -> dict[str, Raw]:
-    """The inputs of a checked query by name, undecoded. Empty if they are in the object store."""
-    if head.inputs_ref is not None:
-        return {}
+def _given(query: Query, app: AppRecord) -> dict[str, Raw | TensorRef]:
+    """The inputs of a checked query by name, undecoded, or where they are in the object store."""
     assert app.signature is not None, "a pipeline has one"
+    head: QueryHead = query.head
+    if (ref := head.inputs_ref) is not None:
+        return {spec.name: TensorRef(spec.name, ref.bucket, ref.key, spec.name) for spec in app.signature.inputs}
+    there: dict[str, Raw | TensorRef] = {one.name: one for one in query.refs or ()}
     first = app.signature.inputs[0].name
     with suppress(msgspec.ValidationError):
         _tensor(head.inputs)
         return {first: head.inputs}
     with suppress(msgspec.ValidationError):
-        return _named(head.inputs)
+        return there | _named(head.inputs)
     return {first: head.inputs}  # a nested list
 
 

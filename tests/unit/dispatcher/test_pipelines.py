@@ -276,3 +276,12 @@ def test_a_dispatcher_that_takes_over_asks_for_the_same_parts() -> None:
     assert numbers(reply) == (2.0, 2.0)
     assert len(fleet.devices["w0"].batches) == 2, "each vertex is computed once"
     assert len({(one.parent, one.stage) for one in fleet.outcomes()}) == 3
+
+
+def test_a_nested_app_that_cannot_begin_ends_the_query_at_once() -> None:
+    fleet = Staged(CASCADE)
+    fleet.devices["w0"].says = {"cheap": 1.0}
+    fleet.change("dear", selection=ModelSelection(policy="majority", members=["gone"]))
+    reply = fleet.one(fleet.ask("p"), 0.1)
+    assert reply["error"]["code"] == "unknown_model"
+    assert "vertex dear" in reply["error"]["message"]
