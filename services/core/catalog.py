@@ -73,6 +73,7 @@ class Catalog:
         self._of_version: dict[tuple[str, str], dict[str, VariantRecord]] = {}
         self._linking: dict[str, set[str]] = {}  # model -> apps that link it
         self._of_app: dict[str, tuple[VariantRecord, ...]] = {}  # the cache of `variants_of`
+        self._planned: frozenset[str] | None = None  # the cache of `planned`
 
     # -- fold
 
@@ -103,6 +104,7 @@ class Catalog:
 
     def _app(self, app: str, record: AppRecord | None) -> set[str]:
         old = self._apps.pop(app, None)
+        self._planned = None
         for model in old.links if old is not None else ():
             self._linking[model].discard(app)
         self._of_app.pop(app, None)
@@ -184,6 +186,14 @@ class Catalog:
     def apps_linking(self, model: str) -> frozenset[str]:
         """The apps that link any version of this model."""
         return frozenset(self._linking.get(model, ()))
+
+    @property
+    def planned(self) -> frozenset[str]:
+        """The variants that serve vertices of deployed pipelines. Of these the leading VM-autoscaler alone gives instances up."""
+        if self._planned is None:
+            plans = [app.plan for app in self._apps.values() if app.plan is not None]
+            self._planned = frozenset(stage.variant for plan in plans for stage in plan.vertices.values())
+        return self._planned
 
     @property
     def apps(self) -> Iterable[AppRecord]:

@@ -119,7 +119,12 @@ class InstanceTable:
         """The instances whose eviction frees so much; None if reclaimable and idle ones do not suffice."""
         if short.none:
             return []
-        candidates = device.instances.values()
+        candidates = [
+            one
+            for one in device.instances.values()
+            if one.reclaimable
+            or one.record.variant not in self.catalog.planned  # the leader keeps replicas of pipelines
+        ]
         return make_room(candidates, short, self._apps_of, self._least, now, self._settings.idle_s)
 
     def _evict(self, victims: Iterable[MonitoredInstance], variant: str, now: float) -> list[Effect]:

@@ -13,12 +13,15 @@ from services.autoscaler.vms.commands import (
     LEADER,
     ClaimLease,
     DeleteRecord,
+    DeleteReplicas,
     LeaseClaimed,
     SaveRecord,
+    SaveReplicas,
     Start,
     Stop,
     decode_leader,
     machine_key,
+    replicas_key,
 )
 from services.autoscaler.vms.planner import FleetSolved
 from services.autoscaler.vms.problem import SolveFleet
@@ -193,6 +196,10 @@ class SimulatedControllerEdge:
                 self._environment.put(self._bucket, machine_key(command.record.worker), encode(command.record))
             case DeleteRecord():
                 self._environment.put(self._bucket, machine_key(command.worker), None)
+            case SaveReplicas():
+                self._environment.put(self._bucket, replicas_key(command.record.pipeline), encode(command.record))
+            case DeleteReplicas():
+                self._environment.put(self._bucket, replicas_key(command.pipeline), None)
             case Start():
                 self._start(command.order)
             case Stop():

@@ -246,7 +246,13 @@ class ProblemBuilder:
                 serves.setdefault(record.variant, []).append(_scope_name(i, one))
         found = []
         for name, record in sorted(records.items()):
-            candidate = supply.candidate(record, tuple(serves[name]), limits.get(name, inf), barred=name in barred)
+            candidate = supply.candidate(
+                record,
+                tuple(serves[name]),
+                limits.get(name, inf),
+                barred=name in barred,
+                stays=name in self._catalog.planned,
+            )
             if candidate is not None:
                 found.append(candidate)
         return found

@@ -187,9 +187,9 @@ class FleetSupply:
         self._spare[pool] = self._spare.get(pool, 0.0) + amount
 
     def candidate(
-        self, record: VariantRecord, serves: tuple[str, ...], limit_s: float, *, barred: bool
+        self, record: VariantRecord, serves: tuple[str, ...], limit_s: float, *, barred: bool, stays: bool = False
     ) -> CandidateVariant | None:
-        """The variant as a candidate for plans; None if no device could run it."""
+        """The variant as a candidate for plans; None if no device could run it. stays: what runs of it is kept."""
         shapes = [
             (cores, memory)
             for cores, memory in self._shapes.get((record.hardware, record.simulated), ())
@@ -221,7 +221,7 @@ class FleetSupply:
             accuracy=record.accuracy,
             uses={f"{pool}/cores": cores_of(record), f"{pool}/memory": record.profile.memory_mb},
             running=running,
-            least=0 if here else running,
+            least=running if stays or not here else 0,
             most=running if barred else None,
             cost_per_1000=price * (alone_ms + HANDLING_MS),  # as services.core.cost.cost_per_1000 has it, one at a time
         )

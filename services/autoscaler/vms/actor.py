@@ -3,6 +3,7 @@
 Every period it reviews the fleet as heartbeats show it. It adds machines by the rules of policy.py, goes on with what is pending
 (machines that boot, machines that are removed, instances to be placed), and removes an idle machine. It writes into the control
 bucket what it is about to do to a machine. So the next leader goes on with it and does nothing twice.
+It keeps the replicas of deployed pipelines (pipelines.py).
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -12,7 +13,7 @@ from msgspec import Struct
 
 from bus.messages.events import AppObjective
 from bus.messages.fleet import LoadReply, WorkerHeartbeat
-from bus.messages.scaling import AskForCapacity, DemandHistory, DemandReport
+from bus.messages.scaling import AskForCapacity, DemandHistory, DemandReport, PipelineArrivals
 from bus.subjects import Subjects
 from services.autoscaler.vms.commands import (
     LEADER,
@@ -31,6 +32,7 @@ from services.autoscaler.vms.inventory import InventoryView
 from services.autoscaler.vms.lease import Lease
 from services.autoscaler.vms.machines import Machines
 from services.autoscaler.vms.orders import DryRun, MachineOrders
+from services.autoscaler.vms.pipelines import PipelineReplication
 from services.autoscaler.vms.placement import InstancePlacement
 from services.autoscaler.vms.planner import FleetPlanner
 from services.autoscaler.vms.policy import (
@@ -100,8 +102,8 @@ class Controller:
         autoscaler: AutoscalerSettings | None = None,
         goal: Goal = "cost",
     ) -> None:
-        monitor, traits = monitor or MonitorSettings(), traits or ProviderTraits()
-        autoscaler = autoscaler or AutoscalerSettings()
+        monitor, autoscaler = monitor or MonitorSettings(), autoscaler or AutoscalerSettings()
+        traits = traits or ProviderTraits()
         self.lease = Lease(name, limits.settings.lease_s)
         self.fleet = fleet = Fleet(limits.kinds, self._threads if traits.shared_machine else None)
         self._name = name
@@ -119,7 +121,8 @@ class Controller:
         problems = FleetProblems(fleet, catalog, limits, monitor, autoscaler, goal)
         self._planner = FleetPlanner(subjects, fleet, catalog, effects, problems, autoscaler)
         self._plans = autoscaler.policy == "infaas"
-        self._drain = MachineDrain(fleet, catalog, effects, self._machines, inventory, monitor, self._planner.settled)
+        self.pipelines = PipelineReplication(catalog, self._planner, problems, plans=self._plans)
+        self._drain = MachineDrain(fleet, catalog, effects, self._machines, inventory, monitor, self._planner)
         self._dry_run = DryRun(effects, orders) if traits.dry_run else None
         self._growth = MachineGrowth(
             fleet, limits, effects, self._machines, inventory, self._drain, self._dry_run, monitor.memory_share
@@ -134,6 +137,7 @@ class Controller:
             AskForCapacity: self._asked,
             DemandReport: self._demand,
             DemandHistory: self._history,
+            PipelineArrivals: self._arrivals,
             bytes: self._registration_ordered,
             RegistrationProgress: self._registration_reported,
             LoadReply: self._replied,
@@ -155,26 +159,21 @@ class Controller:
     @property
     def inlets(self) -> tuple[Inlet, ...]:
         s = self._subjects
+        plan = (
+            Inlet(subject=s.demand(), message=DemandReport),
+            Inlet(subject=s.controller(f"history.{self._name}"), message=DemandHistory),
+        )
         return (
             Inlet(subject=s.worker_heartbeat(), message=WorkerHeartbeat),
             Inlet(subject=s.controller("ask"), message=AskForCapacity),
-            *self._plan_inlets,
+            *(plan if self._plans else ()),
+            Inlet(subject=s.pipeline("arrivals"), message=PipelineArrivals),
             Inlet(subject=s.workshop("*"), message=bytes),
             *(
                 Inlet(subject=s.registrar(fact), message=RegistrationProgress)
                 for fact in ("built", "variant-failed", "progress", FINISHED)
             ),
             Inlet(subject=s.controller(f"reply.{self._name}.*"), message=LoadReply),
-        )
-
-    @property
-    def _plan_inlets(self) -> tuple[Inlet, ...]:
-        s = self._subjects
-        if not self._plans:
-            return ()
-        return (
-            Inlet(subject=s.demand(), message=DemandReport),
-            Inlet(subject=s.controller(f"history.{self._name}"), message=DemandHistory),
         )
 
     @property
@@ -191,6 +190,10 @@ class Controller:
 
     def _turn(self, now: float) -> Turn:
         return Turn(now, self.lease.epoch if self.lease.leads(now) else 0)
+
+    def _acts(self, turn: Turn) -> bool:
+        """Whether it leads and knows the workers."""
+        return turn.epoch > 0 and turn.epoch == self._led and turn.now - self._started_at >= FIRST_REVIEW_S
 
     # -- start and end
 
@@ -240,6 +243,11 @@ class Controller:
             return NOTHING
         return self._planner.plan(turn, self._leaving, at_once=True)
 
+    def _arrivals(self, envelope: Envelope) -> Iterable[Effect]:
+        turn = self._turn(envelope.now)
+        found = self.pipelines.told(envelope.message, self._leaving, turn) if self._acts(turn) else []
+        return [*found, *self._plan(turn)] if found else NOTHING
+
     def _history(self, envelope: Envelope) -> Iterable[Effect]:
         self._planner.remember(envelope.message)
         return NOTHING
@@ -265,10 +273,16 @@ class Controller:
     def _changed(self, envelope: Envelope) -> Iterable[Effect]:
         change: Changed = envelope.message
         if change.bucket == self._subjects.catalog_bucket:
+            turn, planned = self._turn(envelope.now), self.pipelines.planned
             self._catalog.apply(change.key, change.value)
+            if (
+                self._acts(turn) and self.pipelines.planned != planned
+            ):  # deployed, or ended: now and not at the next review
+                return [*self.pipelines.review(self._leaving, turn), *self._plan(turn)]
         elif change.key == LEADER:
             self.lease.changed(decode_leader(change.value), envelope.now)
         else:
+            self.pipelines.stored(change.key, change.value)
             worker = worker_of_key(change.key)
             if worker is not None and not self.lease.epoch:  # the leader itself has written it, and knows more
                 self.fleet.record_changed(worker, decode_machine(change.value), envelope.now)
@@ -276,6 +290,7 @@ class Controller:
 
     def _synced(self, envelope: Envelope) -> Iterable[Effect]:
         if envelope.message.bucket != self._subjects.control_bucket:
+            self.pipelines.known = True
             return NOTHING
         self.lease.known(envelope.now)
         return self._claim(envelope.now)
@@ -289,6 +304,7 @@ class Controller:
         self._drain.forget()
         self._inventory.forget()
         self._growth.forget()
+        self.pipelines.forget()
 
     # -- answers of the edge
 
@@ -308,6 +324,8 @@ class Controller:
         if what == "plan":
             return self._planned(message, turn) if rest == [str(self._led)] else NOTHING
         worker = rest[0]
+        if what == "replicas" and error != "":
+            self.pipelines.not_saved(worker)
         if what == "start":
             return self._machines.started(worker, error, turn)
         if what == "stop":
@@ -346,13 +364,16 @@ class Controller:
             found += self._machines.advance(turn)
             self._drain.adopt(turn)
         closed = self._inventory.closed()
-        if self._plans:
-            found += self._planner.plan(turn, self._leaving)
+        found += self.pipelines.review(self._leaving, turn)
+        found += self._plan(turn)
         needs = [] if self._planner.current(turn.now) else hardware_needs(self._summaries(turn), self._limits)
-        wanted = {need.hardware for need in needs} | self._placement.hardware()
+        lacking = [] if self._planner.current(turn.now) else self._planner.machine_needs()
+        wanted = {need.hardware for need in (*needs, *lacking)} | self._placement.hardware()
         stays, effects = self._drain.advance(wanted, turn, closed)
         found += effects
         found += self._placement.advance(lambda need: self._growth.for_need(need, turn), turn)
+        for need in lacking:
+            found += self._growth.for_need(need, turn)[1]
         if not stays:
             for need in needs:
                 found += self._growth.by_rule(need, turn, self._troubled(need.hardware, turn))
@@ -368,6 +389,9 @@ class Controller:
     @property
     def _leaving(self) -> Collection[str]:
         return (self._drain.worker,) if self._drain.worker else ()
+
+    def _plan(self, turn: Turn) -> list[Effect]:
+        return self._planner.plan(turn, self._leaving) if self._plans else []
 
     def _planned(self, message: Done | Failed | TimedOut, turn: Turn) -> list[Effect]:
         if not isinstance(message, Done):
@@ -388,7 +412,15 @@ class Controller:
         if going is not None:
             chosen: Remove | None = Remove(worker=going.name, reason=f"its node is set to {closed[going.name]}")
         else:
-            chosen = removal(workers, self._limits, lambda name: self._drain.spared(name, turn.now)) if idle else None
+            chosen = (
+                removal(
+                    workers,
+                    self._limits,
+                    lambda name: self._drain.spared(name, turn.now) or self._planner.keeps(name, turn.now),
+                )
+                if idle
+                else None
+            )
         if chosen is None:
             return []
         if self._dry_run is not None:
@@ -461,9 +493,8 @@ def families(actor: Controller) -> Iterable[MetricFamily]:
             if value is not None:
                 family.add(value, app=one.app)
         found.append(family)
-    return found
+    return [*found, *actor.pipelines.families(leads=actor.lease.epoch > 0)]
 
 
-def missing(actor: Controller, now: float) -> str:
-    del actor, now
+def missing(_actor: Controller, _now: float) -> str:
     return ""

@@ -6,14 +6,16 @@ import msgspec
 from msgspec import Struct
 
 from bus.messages.events import ScalingEvent, WorkerEvent
-from bus.messages.scaling import LeaderRecord, MachineRecord, StartMachine, StopMachine
+from bus.messages.scaling import LeaderRecord, MachineRecord, PipelineReplicas, StartMachine, StopMachine
 from bus.subjects import Subjects
 from services.core.actor import Do, Effect, Publish, Record
 
 LEADER = "controller"  # key of the leader's record
 _MACHINE = "machine."  # keys of machines' records begin with it
+_PIPELINE = "pipeline."  # the same of what is kept for pipelines
 _leader = msgspec.msgpack.Decoder(LeaderRecord)
 _machine = msgspec.msgpack.Decoder(MachineRecord)
+_replicas = msgspec.msgpack.Decoder(PipelineReplicas)
 STORE_S = 5.0  # s for one write to the control bucket
 
 
@@ -52,6 +54,27 @@ class DeleteRecord(Struct, frozen=True, kw_only=True):
     """Delete the record of a machine that is gone."""
 
     worker: str
+
+
+class SaveReplicas(Struct, frozen=True, kw_only=True):
+    """Write what is kept for a pipeline, for the next leader, unless a later one has written it already."""
+
+    record: PipelineReplicas
+
+    def allows(self, present: PipelineReplicas | None) -> bool:
+        """Whether this record may be replaced."""
+        return present is None or (present.epoch, present.at) <= (self.record.epoch, self.record.at)
+
+
+class DeleteReplicas(Struct, frozen=True, kw_only=True):
+    """Delete the record of a pipeline that is no longer deployed, unless a later leader has written it."""
+
+    pipeline: str
+    epoch: int
+
+    def allows(self, present: PipelineReplicas | None) -> bool:
+        """Whether this record may be deleted."""
+        return present is not None and present.epoch <= self.epoch
 
 
 class Start(Struct, frozen=True, kw_only=True):
@@ -129,6 +152,15 @@ def worker_of_key(key: str) -> str | None:
     return key.removeprefix(_MACHINE) if key.startswith(_MACHINE) else None
 
 
+def replicas_key(pipeline: str) -> str:
+    return _PIPELINE + pipeline
+
+
+def pipeline_of_key(key: str) -> str | None:
+    """The pipeline whose replicas this key has; None: the key is another record's."""
+    return key.removeprefix(_PIPELINE) if key.startswith(_PIPELINE) else None
+
+
 def decode_leader(value: bytes | None) -> LeaderRecord | None:
     """The record; None if there is none that can be read."""
     try:
@@ -141,6 +173,14 @@ def decode_machine(value: bytes | None) -> MachineRecord | None:
     """The record; None if there is none that can be read."""
     try:
         return _machine.decode(value) if value else None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def decode_replicas(value: bytes | None) -> PipelineReplicas | None:
+    """The record; None if there is none that can be read."""
+    try:
+        return _replicas.decode(value) if value else None
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 

@@ -4,7 +4,7 @@ Make before break: it takes queries until every app that only it serves has an i
 what is queued. If it is needed after all, the drain is taken back. One machine is removed at a time.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 
 from bus.messages.fleet import EnsureLoaded
 from bus.messages.scaling import Drain
@@ -13,6 +13,7 @@ from services.autoscaler.vms.fleet import Fleet, FleetWorker
 from services.autoscaler.vms.inventory import InventoryView
 from services.autoscaler.vms.machines import LOST_S, PAUSES, Machines
 from services.autoscaler.vms.placement import pack
+from services.autoscaler.vms.planner import FleetPlanner
 from services.autoscaler.vms.policy import Hardware, Remove
 from services.core.actor import Effect
 from services.core.catalog import Catalog
@@ -29,7 +30,7 @@ SPARE_S = 30.0  # s for which a worker that was not removed after all is not tri
 class MachineDrain:
     """At most one machine. monitor: as the workers' monitors admit loads. phase: moving, draining, stopping, or empty.
 
-    settled: whether all that the plan wants on workers other than this one serves, at this time.
+    planner: knows whether all that the plan wants on other workers serves, and what is reserved for pipelines.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class MachineDrain:
         machines: Machines,
         inventory: InventoryView,
         monitor: MonitorSettings,
-        settled: Callable[[str, float], bool] = lambda _worker, _now: True,
+        planner: FleetPlanner,
     ) -> None:
         self.worker = ""
         self.phase = ""
@@ -49,7 +50,7 @@ class MachineDrain:
         self._effects = effects
         self._machines = machines
         self._inventory = inventory
-        self._settled = settled
+        self._planner = planner
         self._planned = False  # the plan wants it away, though it may still serve
         self._share = monitor.memory_share
         self._overcommit = monitor.cores_overcommit
@@ -119,9 +120,9 @@ class MachineDrain:
         if worker.serves and not (self._forced or self._planned):
             return self._stay(worker, "it serves again", turn)
         rest = [other for other in self._fleet.ready(turn.now) if other is not worker]
-        last = self._served_only_here(worker, rest)
+        last = self._served_only_here(worker, rest) | self._planner.kept_only_on(worker.name, turn.now)
         late = turn.now - self._since > MOVE_S
-        ready = not last and (not self._planned or self._settled(worker.name, turn.now))
+        ready = not last and (not self._planned or self._planner.settled(worker.name, turn.now))
         if ready or (self._forced and (late or not worker.alive(turn.now))):
             return self._begin_draining(worker, turn)
         if late:

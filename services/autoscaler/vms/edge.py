@@ -13,12 +13,16 @@ from services.autoscaler.vms.commands import (
     LEADER,
     ClaimLease,
     DeleteRecord,
+    DeleteReplicas,
     LeaseClaimed,
     ListMachines,
     SaveRecord,
+    SaveReplicas,
     Start,
     Stop,
+    decode_replicas,
     machine_key,
+    replicas_key,
 )
 from services.autoscaler.vms.planner import FleetSolved
 from services.autoscaler.vms.problem import SolveFleet
@@ -53,6 +57,10 @@ class ControllerEdge:
                 await self._bucket.put(machine_key(command.record.worker), encode(command.record))
             case DeleteRecord():
                 await self._bucket.delete(machine_key(command.worker))
+            case SaveReplicas():
+                await _replace(self._bucket, replicas_key(command.record.pipeline), command, encode(command.record))
+            case DeleteReplicas():
+                await _replace(self._bucket, replicas_key(command.pipeline), command, None)
             case Start() if self._provider is not None:
                 await self._provider.start(command.order)
             case Stop() if self._provider is not None:
@@ -106,6 +114,22 @@ async def _claim(bucket: KeyValue, claim: ClaimLease) -> LeaseClaimed:
         else:
             return LeaseClaimed(ok=True)
     return LeaseClaimed(ok=False, present=present)
+
+
+async def _replace(bucket: KeyValue, key: str, command: SaveReplicas | DeleteReplicas, value: bytes | None) -> None:
+    """Write the value (None: delete it) if the command allows it. Raises WrongRevision if another has written meanwhile."""
+    try:
+        entry = await bucket.get(key)
+    except NotFound:
+        entry = None
+    if not command.allows(decode_replicas(entry.value) if entry is not None else None):
+        return
+    if value is None:
+        await bucket.delete(key)
+    elif entry is not None and entry.revision:
+        await bucket.update(key, value, entry.revision)
+    else:
+        await bucket.create(key, value)
 
 
 async def _present(bucket: KeyValue) -> tuple[LeaderRecord | None, int]:

@@ -2,10 +2,12 @@
 
 Two plans are made together. The first is for the time at which a new machine would work. It says how many machines of each kind to have.
 The second is for the time at which a new instance would serve. It says what the machines that work now should have loaded. What the second
-plan does not need becomes reclaimable: it goes on serving until its place is needed.
+plan does not need becomes reclaimable: it goes on serving until its place is needed. What deployed pipelines need is reserved in both; what is
+missing of it is ordered without waiting for a plan.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from math import inf
 
 from msgspec import Struct
@@ -15,16 +17,17 @@ from bus.messages.events import AppObjective
 from bus.messages.fleet import EnsureLoaded, LoadReply, PlannedBy, Release
 from bus.messages.scaling import AskForHistory, DemandHistory, DemandReport, ObjectiveReport
 from bus.subjects import Subjects
+from services.autoscaler.vms.assignment import Room, assign, hardware_of, place_more
 from services.autoscaler.vms.commands import ControllerEffects, Turn
 from services.autoscaler.vms.fleet import Fleet, FleetWorker
-from services.autoscaler.vms.problem import ClassNeeds, FleetProblems, FleetSnapshot, devices_of
+from services.autoscaler.vms.policy import HardwareNeed, hardware_name
+from services.autoscaler.vms.problem import ClassNeeds, FleetProblems, FleetSnapshot, Reservation
 from services.core.actor import Do, Effect, Publish, Record
 from services.core.catalog import Catalog, target_of
 from services.core.cost import load_seconds
 from services.core.demand import Band, band
 from services.core.digest import cores_of
 from services.core.lifecycle import COUNTED, SERVING
-from services.core.placement import Device
 from services.core.planning.fleet import FleetPlan
 from services.core.settings import AutoscalerSettings
 
@@ -51,7 +54,7 @@ class FleetSolved(Struct, frozen=True):
 class FleetPlanner:
     """It acts only in turns in which its controller leads. wanted_machines: by kind, as the last plan has it. expected: items/s for those.
 
-    objectives: of all apps, as of the last plan.
+    objectives: of all apps, as of the last plan. lacking: by variant, how many reserved instances find no room, and why.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class FleetPlanner:
         self.wanted_machines: dict[str, int] = {}
         self.expected = 0.0
         self.objectives: list[AppObjective] = []
+        self.lacking: Mapping[str, tuple[int, str]] = {}
         self._subjects = subjects
         self._fleet = fleet
         self._catalog = catalog
@@ -75,11 +79,15 @@ class FleetPlanner:
         self._solving: FleetSnapshot | None = None
         self._planned: tuple[float, Mapping[Band, float]] = (-inf, {})  # when, and for which needs
         self._fleet_then: tuple[object, ...] = ()
+        self._reserved_then: Mapping[str, Reservation] = {}
         self._wanted: dict[str, dict[str, int]] = {}  # by worker: instances by variant
         # By worker and variant: instances that were ordered, and until when the order is not repeated.
         self._ordered: dict[tuple[str, str], tuple[int, float]] = {}
         self._replies: dict[str, tuple[str, str]] = {}  # by subject: worker and variant
         self._unneeded: dict[tuple[str, str], float] = {}  # worker, variant: since when there are too many instances
+        self._demanded: dict[str, int] = {}  # by variant: instances of the last plan beside reserved ones
+        self._calm: set[str] = set()  # variants of which too many instances go at once
+        self._refusals: dict[str, str] = {}  # by variant: what the last worker said that took none
         self._recorded = -inf
 
     # -- what is heard
@@ -97,6 +105,7 @@ class FleetPlanner:
         order = self._replies.pop(subject, None)
         if order is not None and (reply is None or reply.reason):
             self._problems.barred[order] = now + BARRED_S
+            self._refusals[order[1]] = f"{order[0]}: {reply.reason if reply is not None else 'no answer'}"
             self._ordered.pop(order, None)
 
     def forget(self) -> None:
@@ -109,6 +118,91 @@ class FleetPlanner:
     def current(self, now: float) -> bool:
         """Whether there is a plan that counts."""
         return now - self._planned[0] <= EXPIRES_S
+
+    # -- reserved instances
+
+    def reserve(self, reserved: Mapping[str, Reservation], leaving: Collection[str], turn: Turn) -> list[Effect]:
+        """Keep so many instances for pipelines from now on, by variant. Orders those that are missing, with what else was planned."""
+        before = {name: one.replicas for name, one in self._problems.reserved.items()}
+        now = {name: one.replicas for name, one in reserved.items()}
+        self._calm = {name for name in self._calm if now.get(name, 0) <= before.get(name, 0)}
+        self._calm |= {name for name, count in before.items() if now.get(name, 0) < count}
+        self._problems.reserved = reserved
+        return self.complete(leaving, turn)
+
+    def complete(self, leaving: Collection[str], turn: Turn) -> list[Effect]:
+        """Orders for reserved instances that are missing on workers that stay. `lacking` says what finds no room."""
+        workers = [one for one in self._fleet.ready(turn.now) if one.name not in leaving]
+        records = {record.variant: record for record in self._catalog.variants}
+        wanted = {
+            name: one.replicas + self._demanded.get(name, 0)
+            for name, one in self._problems.reserved.items()
+            if name in records
+        }
+        ordered = {key: count for key, (count, until) in self._ordered.items() if turn.now < until}
+        places, short = place_more(
+            workers, wanted, ordered, records, self._problems.share, lambda w, r: self._barred(w, r, turn.now)
+        )
+        self.lacking = {name: (count, self._obstacle(records[name], workers)) for name, count in short.items()}
+        found: list[Effect] = []
+        for (worker, variant), count in places.items():
+            one = self._problems.reserved[variant]
+            why = f"{one.replicas} are kept for {', '.join(one.pipelines)}"
+            found += self._load(worker, records[variant], count, one.pipelines[0], why, turn)
+        return found
+
+    def _obstacle(self, record: VariantRecord, workers: Iterable[FleetWorker]) -> str:
+        """Why no worker takes one more."""
+        name = hardware_name(hardware_of(record))
+        if not any(
+            (device.kind, device.simulated) == hardware_of(record) for each in workers for device in each.devices
+        ):
+            return f"no worker has {name}"
+        refused = self._refusals.get(record.variant)
+        return f"no worker has room on {name} for {record.variant}" + (f" ({refused})" if refused else "")
+
+    def surplus(self, variant: str, count: int, turn: Turn) -> list[Effect]:
+        """Give up so many instances of this variant, the least busy ones. Only where no plan says what all workers should have."""
+        least = self._problems.reserved[variant].replicas if variant in self._problems.reserved else 0
+        held = sorted(
+            ((one.load, worker.name, worker) for worker in self._fleet.ready(turn.now) for one in worker.of(variant)),
+            key=lambda each: each[:2],
+        )
+        going = Counter(name for _, name, _ in held[: max(0, min(count, len(held) - least))])
+        return [
+            self._release(
+                self._fleet.workers[name], variant, len(self._fleet.workers[name].of(variant)) - number, None, turn
+            )
+            for name, number in sorted(going.items())
+        ]
+
+    def machine_needs(self) -> list[HardwareNeed]:
+        """What reserved instances that find no room ask for."""
+        return [
+            HardwareNeed(
+                hardware=hardware_of(record), reason=f"{count} of {name} are kept for pipelines; {why}", record=record
+            )
+            for name, (count, why) in self.lacking.items()
+            if (record := self._catalog.variant(name)) is not None
+        ]
+
+    def kept_only_on(self, worker: str, now: float) -> dict[str, str]:
+        """Pipeline to a variant of which the other workers serve fewer instances than are reserved, and this one has some."""
+        here = self._fleet.workers.get(worker)
+        rest = [one for one in self._fleet.ready(now) if one is not here]
+        return {
+            one.pipelines[0]: name
+            for name, one in self._problems.reserved.items()
+            if here is not None and here.of(name) and self._fleet.serving([name], rest) < one.replicas
+        }
+
+    def keeps(self, worker: str, now: float) -> bool:
+        """Whether reserved instances are on this worker that the others lack."""
+        return bool(self.kept_only_on(worker, now))
+
+    def _barred(self, worker: FleetWorker, record: VariantRecord, now: float) -> bool:
+        quarantined = worker.heartbeat is not None and record.variant in worker.heartbeat.quarantined
+        return quarantined or now < self._problems.barred.get((worker.name, record.variant), 0.0)
 
     # -- problems
 
@@ -135,7 +229,7 @@ class FleetPlanner:
 
     def _due(self, seen: FleetSnapshot, now: float) -> bool:
         at, before = self._planned
-        if now - at >= KEEP_S or before.keys() != seen.needs.keys():
+        if now - at >= KEEP_S or before.keys() != seen.needs.keys() or self._reserved_then != seen.reserved:
             return True
         if any(need > (1 + CHANGED) * before[of] or FALLEN * need < before[of] for of, need in seen.needs.items()):
             return True
@@ -158,14 +252,17 @@ class FleetPlanner:
         self._planned = turn.now, seen.needs
         self._fleet_then = self._state(turn.now)
         by = PlannedBy("ilp", result.milliseconds, result.present.objective)
-        found = self._orders(seen, result.present, by, turn)
+        self._reserved_then = seen.reserved
+        stale = seen.reserved != self._problems.reserved
+        found = self._orders(seen, result.present, by, turn, kept=self._problems.reserved if stale else ())
         found = found or self._fill(seen, by, turn)
         self.expected = sum(one.later for one in seen.classes)
         self.wanted_machines = {}
         if seen.problem.growth is not None and result.growth is not None:
             for pool, count in zip(seen.problem.growth.pools, result.growth.machines, strict=True):
                 self.wanted_machines[pool.name] = self.wanted_machines.get(pool.name, 0) + count
-        return [*found, *self._report(seen, result, turn)]
+        found += self._report(seen, result, turn)
+        return [*found, *self.plan(turn, seen.leaving, at_once=True)] if stale else found
 
     def _report(self, seen: FleetSnapshot, result: FleetSolved, turn: Turn) -> list[Effect]:
         """The objectives of all apps: to all who listen, and now and then for the record."""
@@ -231,9 +328,13 @@ class FleetPlanner:
         load = sum(one.load for one in known.instances) if known is not None else 0.0
         return sum(self._wanted.get(worker, {}).values()), load
 
-    def _orders(self, seen: FleetSnapshot, plan: FleetPlan, by: PlannedBy, turn: Turn) -> list[Effect]:
+    def _orders(
+        self, seen: FleetSnapshot, plan: FleetPlan, by: PlannedBy, turn: Turn, kept: Collection[str]
+    ) -> list[Effect]:
+        """kept: variants of which more may be reserved than the plan knows."""
         found: list[Effect] = []
         self._wanted = {}
+        self._demanded = self._beside_reserved(seen, plan)
         unneeded: dict[tuple[str, str], float] = {}
         self._ordered = {key: order for key, order in self._ordered.items() if turn.now < order[1]}
         records = {record.variant: record for record in seen.records}
@@ -246,7 +347,8 @@ class FleetPlanner:
             # On a machine that is paid anyway it serves on, and is needed again without a load: so it may be marked at once.
             paid = seen.problem.present.pools[p].spares and seen.problem.present.goal == "cost"
             there = [worker for worker in group if self._fleet.workers.get(worker.name) is worker]  # others went
-            for worker, wanted in self._assign(there, counts, records, turn.now).items():
+            placed = assign(there, counts, records, self._problems.share, lambda w, r: self._barred(w, r, turn.now))
+            for worker, wanted in placed.items():
                 self._wanted[worker.name] = {variant: claimed + spare for variant, (claimed, spare) in wanted.items()}
                 releases: list[Effect] = []
                 loads: list[Effect] = []
@@ -256,21 +358,30 @@ class FleetPlanner:
                     held, claimed = len(worker.held(variant)), len(worker.of(variant))
                     if count + spare > held or count > claimed:
                         most = count + spare if count + spare > held else count
-                        loads += self._load(worker, records[variant], most, seen, by, turn)
-                    elif count < claimed:
+                        loads += self._planned_load(worker, records[variant], most, seen, by, turn)
+                    elif count < claimed and variant not in kept:
                         key = (worker.name, variant)
                         since = unneeded[key] = self._unneeded.get(key, turn.now)
                         order = self._release(worker, variant, count, by, turn)
-                        if paid or turn.now - since >= self._hold(records[variant]):
+                        if paid or variant in self._calm or turn.now - since >= self._hold(records[variant]):
                             releases.append(order)
                         else:
                             waiting[variant] = order
                 # What is needed no longer stays as it is for a while, unless others need the room now.
                 full = self._full(worker, self._wanted[worker.name], records) if loads and waiting else ()
-                releases += [order for variant, order in waiting.items() if _hardware(records[variant]) in full]
+                releases += [order for variant, order in waiting.items() if hardware_of(records[variant]) in full]
                 found += [*releases, *loads]
         self._unneeded = unneeded
+        self._calm = set() if not kept else self._calm
         return found
+
+    @staticmethod
+    def _beside_reserved(seen: FleetSnapshot, plan: FleetPlan) -> dict[str, int]:
+        """By variant that is reserved: the instances that the plan has beside these, for demand."""
+        found: Counter[str] = Counter()
+        for one, count in zip(seen.problem.present.variants, plan.instances, strict=True):
+            found[one.name] += count
+        return {name: max(0, found[name] - one.replicas) for name, one in seen.reserved.items()}
 
     def _fill(self, seen: FleetSnapshot, by: PlannedBy, turn: Turn) -> list[Effect]:
         """A device that is paid anyway and idle gets an instance for the app with the least headroom, which stands by there."""
@@ -291,14 +402,14 @@ class FleetPlanner:
                 kinds = {(d.kind, d.simulated) for d in worker.devices if d.device not in used}
                 record = next(record for record in seen.records if record.variant == one.name)
                 row = (takes, worker.name, worker, v)
-                if _hardware(record) in kinds and (best is None or row[:2] < best[:2]):
+                if hardware_of(record) in kinds and (best is None or row[:2] < best[:2]):
                     best = row
         if best is None:
             return []
         record = next(record for record in seen.records if record.variant == problem.variants[best[3]].name)
         why = f"a device is idle, and {poor} carries only {apps[poor]:.3g} times its forecast"
         worker = best[2]
-        load = self._load(worker, record, len(worker.held(record.variant)) + 1, seen, by, turn, why)
+        load = self._load(worker, record, len(worker.held(record.variant)) + 1, poor, why, turn, by)
         mark = self._release(worker, record.variant, len(worker.of(record.variant)), by, turn)
         return [*load, mark] if load else []
 
@@ -306,7 +417,7 @@ class FleetPlanner:
         self, worker: FleetWorker, wanted: Mapping[str, int], records: Mapping[str, VariantRecord]
     ) -> Collection[tuple[str, bool]]:
         """The kinds of device on which what is wanted has no room beside all that is loaded."""
-        room = _Room(worker, self._problems.share)
+        room = Room(worker, self._problems.share)
         for one in worker.instances:
             if one.state in COUNTED and one.variant in records:
                 room.take(records[one.variant], one.device)
@@ -315,7 +426,7 @@ class FleetPlanner:
             record = records[variant]
             for _ in range(count - len(worker.held(variant))):
                 if not room.fits(record) or (record.hardware == "cpu" and room.cores < cores_of(record)):
-                    found.add(_hardware(record))
+                    found.add(hardware_of(record))
                 room.take(record)
         return found
 
@@ -324,7 +435,8 @@ class FleetPlanner:
         least = self._settings.hold_s if self._problems.instances_billed else RECLAIM_S
         return max(least, load_seconds(record))
 
-    def _release(self, worker: FleetWorker, variant: str, keep: int, by: PlannedBy, turn: Turn) -> Effect:
+    def _release(self, worker: FleetWorker, variant: str, keep: int, by: PlannedBy | None, turn: Turn) -> Effect:
+        self._ordered.pop((worker.name, variant), None)
         order = Release(
             variant=variant,
             keep=keep,
@@ -336,15 +448,34 @@ class FleetPlanner:
         )
         return self._effects.order(worker.name, "release", order)
 
+    def _planned_load(
+        self, worker: FleetWorker, record: VariantRecord, count: int, seen: FleetSnapshot, by: PlannedBy, turn: Turn
+    ) -> list[Effect]:
+        ours = [one for one in seen.classes if record in one.scope]
+        reserved = seen.reserved.get(record.variant)
+        pipelines = reserved.pipelines if reserved is not None else ()
+        why = f"for {sum(one.soon for one in ours):.4g} items/s of {_apps(ours)}" if ours or not pipelines else ""
+        kept = f"{reserved.replicas} are kept for {', '.join(pipelines)}" if reserved is not None else ""
+        apps = (*pipelines, *(one.app for one in ours), None)
+        return self._load(
+            worker,
+            record,
+            count,
+            apps[0],
+            f"the plan wants {count} here, {'; '.join(filter(None, (why, kept)))}",
+            turn,
+            by,
+        )
+
     def _load(
         self,
         worker: FleetWorker,
         record: VariantRecord,
         count: int,
-        seen: FleetSnapshot,
-        by: PlannedBy,
+        app: str | None,
+        why: str,
         turn: Turn,
-        why: str = "",
+        by: PlannedBy | None = None,
     ) -> list[Effect]:
         key = (worker.name, record.variant)
         if self._ordered.get(key, (0, 0.0))[0] >= count or turn.now < self._problems.barred.get(key, 0.0):
@@ -352,108 +483,17 @@ class FleetPlanner:
         self._ordered[key] = count, turn.now + load_seconds(record) + SETTLE_S
         subject = self._effects.reply_subject()
         self._replies[subject] = key
-        ours = [one for one in seen.classes if record in one.scope]
-        load = sum(one.soon for one in ours)
         order = EnsureLoaded(
             variant=record,
             at_least=count,
-            app=ours[0].app if ours else None,
+            app=app,
             orderer=self._effects.name,
-            reason=why or f"the plan wants {count} here, for {load:.4g} items/s of {_apps(ours)}",
+            reason=why,
             epoch=turn.epoch,
             planned=by,
         )
         return [self._effects.order(worker.name, "load", order, subject)]
 
-    def _assign(
-        self,
-        group: Sequence[FleetWorker],
-        counts: Mapping[str, tuple[int, int]],
-        records: Mapping[str, VariantRecord],
-        now: float,
-    ) -> dict[FleetWorker, dict[str, tuple[int, int]]]:
-        """How many instances each worker has, and how many of them only stand by. Those that run stay; others go where most is free.
-
-        counts: by variant, of all these workers together: those that are claimed, and those that stand by.
-        """
-        found: dict[FleetWorker, dict[str, tuple[int, int]]] = {worker: {} for worker in group}
-        rooms = {worker: _Room(worker, self._problems.share) for worker in group}
-
-        def give(worker: FleetWorker, variant: str, *, claimed: bool) -> None:
-            count, spare = found[worker].get(variant, (0, 0))
-            found[worker][variant] = (count + claimed, spare + (not claimed))
-
-        more: list[tuple[VariantRecord, int]] = []
-        for variant, (count, spare) in sorted(counts.items()):
-            running = [(worker, one) for worker in group for one in worker.held(variant)]
-            running.sort(key=lambda each: (each[1].reclaimable, each[1].state == "Loading", each[0].name))
-            for number, (worker, one) in enumerate(running[: count + spare]):
-                give(worker, variant, claimed=number < count)
-                rooms[worker].take(records[variant], one.device)
-            if count + spare > len(running):
-                more.append((records[variant], count + spare - len(running)))
-        more.sort(key=lambda each: (-each[0].profile.memory_mb, each[0].variant))
-        for record, left in more:
-            for _ in range(left):
-                open_ = [
-                    worker
-                    for worker in group
-                    if rooms[worker].fits(record)
-                    and now >= self._problems.barred.get((worker.name, record.variant), 0.0)
-                ]
-                if not open_:
-                    break
-                worker = min(open_, key=lambda each: (rooms[each].computing, each.name))
-                rooms[worker].take(record)
-                give(worker, record.variant, claimed=True)
-        return found
-
-
-def _hardware(record: VariantRecord) -> tuple[str, bool]:
-    return record.hardware, record.simulated
-
 
 def _apps(classes: Iterable[ClassNeeds]) -> str:
     return ", ".join(sorted({one.app for one in classes})) or "no app"
-
-
-class _Place:
-    """What is free on one device."""
-
-    __slots__ = ("device", "memory", "slots")
-
-    def __init__(self, device: Device, share: float) -> None:
-        self.device = device
-        self.memory = share * device.memory_mb
-        self.slots = device.cores
-
-
-class _Room:
-    """What is free on the devices of a worker. computing: cores of the instances there. cores: of the CPU that no instance has."""
-
-    def __init__(self, worker: FleetWorker, share: float) -> None:
-        self.computing = 0.0
-        self.cores = float(sum(device.cores for device in devices_of(worker) if device.kind == "cpu"))
-        self._places = {device.name: _Place(device, share) for device in devices_of(worker)}
-
-    def _open(self, record: VariantRecord) -> list[_Place]:
-        memory = record.profile.memory_mb
-        return [
-            place
-            for place in self._places.values()
-            if (place.device.kind, place.device.simulated) == _hardware(record)
-            and place.memory + 1e-6 >= memory
-            and (record.hardware in ("cpu", "gpu") or place.slots >= 1)
-        ]
-
-    def fits(self, record: VariantRecord) -> bool:
-        return bool(self._open(record))
-
-    def take(self, record: VariantRecord, device: str = "") -> None:
-        """Put an instance on this device, else on the one with most memory, as the monitor does."""
-        place = self._places.get(device) or max(self._open(record), key=lambda each: each.memory, default=None)
-        if place is not None:
-            place.memory -= record.profile.memory_mb
-            place.slots -= 1
-            self.computing += cores_of(record)
-            self.cores -= cores_of(record) if record.hardware == "cpu" else 0.0

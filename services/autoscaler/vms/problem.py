@@ -65,14 +65,23 @@ class ClassNeeds(Struct, frozen=True):
     usual: tuple[tuple[float, float], ...] = ()
 
 
+class Reservation(Struct, frozen=True):
+    """Instances of a variant that are kept for vertices of deployed pipelines, whatever is asked of it."""
+
+    replicas: int
+    pipelines: tuple[str, ...]
+
+
 class FleetSnapshot(Struct, frozen=True):
-    """What the problems were made from. pools: by index, its workers now."""
+    """What the problems were made from. pools: by index, its workers now. reserved: by variant. leaving: workers that are being removed."""
 
     classes: tuple[ClassNeeds, ...]
     records: tuple[VariantRecord, ...]
     pools: tuple[tuple[FleetWorker, ...], ...]
     problem: SolveFleet
     needs: Mapping[Band, float]
+    reserved: Mapping[str, Reservation]
+    leaving: Collection[str]
 
 
 # A pool, the devices of one of its machines, and the workers there whose instances count.
@@ -81,7 +90,7 @@ _PoolDevices = tuple[Pool, Sequence[Device], Sequence[FleetWorker]]
 
 class FleetProblems:
     """Poses the problems. monitor: as the workers' monitors admit loads. goal: of the system. barred: until when a worker takes no more of
-    a variant, by worker and variant.
+    a variant, by worker and variant. reserved: by variant, what is kept for pipelines.
     """
 
     def __init__(
@@ -95,6 +104,7 @@ class FleetProblems:
     ) -> None:
         self.demand = DemandForecast(settings.forecaster)
         self.barred: dict[tuple[str, str], float] = {}
+        self.reserved: Mapping[str, Reservation] = {}
         self.share = monitor.memory_share
         self._fleet = fleet
         self._catalog = catalog
@@ -125,6 +135,10 @@ class FleetProblems:
             for record in self._catalog.variants_of(app.app):
                 if record.variant in held or record.model in app.replicas:
                     names[record.variant] = record
+        for variant in self.reserved:
+            kept = self._catalog.variant(variant)
+            if kept is not None:
+                names[variant] = kept
         records = tuple(record for _, record in sorted(names.items()))
         if not records:
             return None
@@ -140,7 +154,7 @@ class FleetProblems:
             growth=None if fixed else self._problem(growth, records, classes, now, soon=False),
             present=self._problem(present, records, classes, now, soon=True),
         )
-        return FleetSnapshot(classes, records, pools, problem, needs)
+        return FleetSnapshot(classes, records, pools, problem, needs, self.reserved, leaving)
 
     def _classes(self) -> tuple[ClassNeeds, ...]:
         found = []
@@ -181,9 +195,9 @@ class FleetProblems:
             return False
         if needs.latency_ms is not None and self._table(record).seconds(1) + OVERHEAD_S > needs.latency_ms / 1000.0:
             return False
-        return needs.cost is None or self._cost(record) <= needs.cost
+        return needs.cost is None or self.cost(record) <= needs.cost
 
-    def _cost(self, record: VariantRecord, batch: int = 1) -> float:
+    def cost(self, record: VariantRecord, batch: int = 1) -> float:
         """US$ per 1,000 items in such batches, on the first device of its kind that is known."""
         price = record.price_per_s
         for worker in self._fleet.workers.values() if price is None else ():
@@ -275,6 +289,9 @@ class FleetProblems:
             variants=tuple(variants),
             needs=tuple(needs),
             least=tuple(self._least(at)),
+            reserved=tuple(
+                (tuple(at[name]), one.replicas) for name, one in sorted(self.reserved.items()) if name in at
+            ),
             goal=self._goal if soon else "cost",
             budget=None if soon or self._limits.budget_per_hour == inf else self._budget(pools),
         )
@@ -399,7 +416,7 @@ class FleetProblems:
             for model, count in app.replicas.items():
                 there = [record for record in records if record.model == model and record.variant in at]
                 if there:
-                    best = min(there, key=lambda record: (self._cost(record, record.max_batch), record.variant))
+                    best = min(there, key=lambda record: (self.cost(record, record.max_batch), record.variant))
                     yield tuple(at[best.variant]), count
 
 

@@ -9,7 +9,8 @@
 
 after the programme of INFaaS (Romero et al., section 4.2.1) and the one of Proteus (Ahmad et al., ASPLOS 2024), which plans all devices
 together. The layers of a class are what the first instances carry, what overflows to the next ones, and so on; the last one is the reserve,
-for bursts. So an accurate variant may carry most of the load while a quick one stands by. `services.core.planning.capacity` gives a.
+for bursts. So an accurate variant may carry most of the load while a quick one stands by. `services.core.planning.capacity` gives a. Reserved instances carry
+nothing of the classes. Each has the time of its cores to itself; where there is no such time and no machine may be added, it is there nevertheless.
 """
 
 from collections.abc import Mapping
@@ -28,6 +29,8 @@ LIFE_S = 90.0  # s for which a plan is expected to hold: a swap must gain more a
 GAIN = 0.002  # of mean accuracy, or as much load carried: what a new plan must gain
 UNSERVED = 10.0  # what a query that is not carried counts, beside an accuracy of at most 1
 UNRESERVED = 0.1
+NEVER = 100.0  # times the whole load missing: what giving up a reserved instance counts that is there
+SHARED = 2.0  # what a reserved instance counts whose cores compute for others, too, in units of the dearest machine: more than one more of these
 LEAST_LOAD = 0.01  # items/s that the load counts at least: parts of less are beyond the solver's numbers
 
 
@@ -81,12 +84,15 @@ class ClassNeed(Struct, frozen=True, kw_only=True):
 
 
 class FleetProblem(Struct, frozen=True, kw_only=True):
-    """least: (variants, number): so many instances of these variants together must be there, whatever the load."""
+    """least: (variants, number): so many instances of these variants together must be there, whatever the load. reserved: the same, and
+    they carry nothing of the needs, and those that are there stay.
+    """
 
     pools: tuple[Pool, ...]
     variants: tuple[PooledVariant, ...]
     needs: tuple[ClassNeed, ...]
     least: tuple[tuple[tuple[int, ...], int], ...] = ()
+    reserved: tuple[tuple[tuple[int, ...], int], ...] = ()
     goal: Goal = "cost"
     budget: float | None = None
 
@@ -198,6 +204,18 @@ def solve_fleet(
                 if reserve:
                     reserved[v].add(x)
             model.row(layer, 1.0, 1.0)
+    sharing: set[int] = set()  # columns of reserved instances that take no time of their own
+    for variants, number in problem.reserved:
+        wanted = {model.column(unserved, float(number)): 1.0}
+        staying: dict[int, float] = dict.fromkeys([kept[v] for v in variants], 1.0)
+        running = float(min(number, sum(model.high[column] for column in staying)))
+        model.row(staying | {model.column(NEVER * unserved, running): 1.0}, running, inf)
+        for v in variants:
+            own, beside = model.column(0.0, float(number)), model.column(SHARED, float(number))
+            sharing.add(beside)
+            wanted |= {own: 1.0, beside: 1.0}
+            used[v] |= {own: 1.0, beside: 1.0}
+        model.row(wanted, float(number), inf)
     totals: dict[tuple[int, str], dict[int, float]] = {}
     for v, one in enumerate(problem.variants):
         there = dict.fromkeys((kept[v], added[v], *((spare[v],) if v in spare else ())), 1.0)
@@ -214,8 +232,7 @@ def solve_fleet(
         name, amount = one.computes
         if amount > 0 and name in resources:
             row = totals.setdefault((one.pool, name), {})
-            for column, value in used[v].items():
-                row[column] = value * amount
+            row |= {column: value * amount for column, value in used[v].items() if column not in sharing}
     for (p, name), entries in totals.items():
         model.row(entries | {machines[p]: -problem.pools[p].resources[name]}, -inf, 0.0)
     for variants, number in problem.least:

@@ -1,6 +1,8 @@
 """Pipelines and samples of their traffic for tests and benches."""
 
+from collections.abc import Mapping
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,11 +11,14 @@ from bus.messages.catalog import (
     AppRecord,
     EdgeCondition,
     PipelineEdge,
+    PipelinePlan,
     PipelineRecord,
     PipelineVertex,
+    PlannedStage,
     Signature,
     TensorSpec,
 )
+from services.core.pipelines.envelope import traffic_envelope
 from services.core.pipelines.problem import PipelineProblem, StageOption
 
 Floats = NDArray[np.float64]
@@ -97,3 +102,27 @@ def tiny_problem(seed: int, vertices: int = 2, queries: int = 800) -> PipelinePr
 def _option(vertex: str, hardware: str, price: float, one_ms: float, fixed: float) -> StageOption:
     latencies = linear(one_ms * fixed, one_ms * (1 - fixed), 4)
     return StageOption(vertex=vertex, hardware=hardware, price_per_hour=price, batch_latency_ms=latencies)
+
+
+def plan_of(
+    replicas: Mapping[str, int], variants: Mapping[str, str], hardware: str = "cpu", **more: Any
+) -> PipelinePlan:
+    """A plan of "p" with so many replicas of these variants, by vertex, for 150 queries/s at random times."""
+    envelope, dispersion = traffic_envelope(gamma_arrivals(150.0, 1.0, 120.0, seed=9), 0.1)
+    stages = {
+        name: PlannedStage(
+            hardware=hardware, batch=1, replicas=count, scale=1.0, service_ms=20.0, rho=0.8, variant=variants[name]
+        )
+        for name, count in replicas.items()
+    }
+    fields: dict[str, Any] = {
+        "pipeline": "p", "policy": "inferline", "status": "feasible", "cost_per_s": 1e-5, "p99_ms": 90.0,
+        "vertices": stages, "envelope": envelope, "dispersion": dispersion, "steps": [], "rate": 150.0, "latency_ms": 200.0,
+    }  # fmt: skip
+    return PipelinePlan(**(fields | more))
+
+
+def deployed(replicas: Mapping[str, int], variants: Mapping[str, str], app: str = "app") -> AppRecord:
+    """The pipeline "p" with such a plan; its vertices all ask one app."""
+    vertices = [PipelineVertex(name=name, app=app) for name in replicas]
+    return AppRecord(app="p", links={}, pipeline=PipelineRecord(vertices=vertices), plan=plan_of(replicas, variants))

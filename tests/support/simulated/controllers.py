@@ -13,15 +13,18 @@ from services.autoscaler.vms.commands import (
     LEADER,
     ClaimLease,
     DeleteRecord,
+    DeleteReplicas,
     Inventory,
     LeaseClaimed,
     ListMachines,
     Node,
     ProviderTraits,
     SaveRecord,
+    SaveReplicas,
     Start,
     Stop,
     machine_key,
+    replicas_key,
 )
 from services.autoscaler.vms.policy import FleetLimits, PricedKind
 from services.autoscaler.vms.problem import SolveFleet
@@ -168,6 +171,10 @@ class CloudFleet(Fleet):
                 self._write(machine_key(command.record.worker), encode(command.record))
             case DeleteRecord():
                 self._write(machine_key(command.worker), None)
+            case SaveReplicas():
+                self._write(replicas_key(command.record.pipeline), encode(command.record))
+            case DeleteReplicas():
+                self._write(replicas_key(command.pipeline), None)
             case ListMachines():
                 return 0.05, self.inventory()
             case SolveFleet():

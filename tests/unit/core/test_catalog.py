@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from bus.codec import encode
 from bus.messages.catalog import ProfileRow, VariantRecord
 from services.core.catalog import Catalog, app_key, dominates, key_of, mark_dominated, model_key, target_of, variant_key
+from tests.support.data.pipelines import deployed
 from tests.support.simulated.registrations import PROFILE, app_record, model_record, variant_record
 
 
@@ -205,3 +206,13 @@ def test_the_undominated_cover_all(points: list[tuple[float, float]]) -> None:
     assert all(any(dominates(k, v) for k in kept) for v in marked if v.dominated)
     assert not points or kept
     assert mark_dominated(marked) == marked
+
+
+def test_variants_of_deployed_pipelines_are_known() -> None:
+    catalog = Catalog()
+    assert catalog.planned == frozenset()
+    record = deployed({"lang": 2, "translate": 1}, {"lang": "a", "translate": "b"})
+    catalog.apply(key_of(record), encode(record))
+    assert catalog.planned == {"a", "b"}
+    catalog.apply(key_of(record), encode(replace(record, plan=None)))
+    assert catalog.planned == frozenset()

@@ -23,6 +23,7 @@ from services.core.cost import LOADING_S, instance_price_per_s
 from services.core.placement import quarantine_key
 from services.core.settings import MonitorSettings
 from services.monitor.effects import KeepQuarantine
+from tests.support.data.pipelines import deployed
 from tests.support.simulated.monitored_worker import CPU, PRICES, S, World, variant
 
 
@@ -118,6 +119,17 @@ def test_the_last_instance_of_an_app_in_use_is_not_evicted() -> None:
     assert world.states() == {only: "Active"}
     world.catalogue(apps=[AppRecord(app="faces", links={"m-a": "1"}, min_instances=0)])
     assert isinstance(world.ensure(variant("b", memory_mb=400.0), app="digits"), LoadAccepted)
+
+
+def test_a_replica_of_a_deployed_pipeline_is_not_evicted_unless_it_is_reclaimable() -> None:
+    world = World()
+    idle = world.load(variant("a", memory_mb=500.0), app=None)
+    world.catalogue(apps=[deployed({"lang": 1}, {"lang": "a"})])
+    world.advance(60.0, reporting=True)
+    assert isinstance(world.ensure(variant("b", memory_mb=400.0)), LoadRefused)
+    assert world.states() == {idle: "Active"}
+    world.tell(Release(variant="a", keep=0, reclaim=True, orderer="vm-1"))
+    assert isinstance(world.ensure(variant("b", memory_mb=400.0)), LoadAccepted)
 
 
 def test_another_instance_that_can_serve_the_app_frees_the_first() -> None:

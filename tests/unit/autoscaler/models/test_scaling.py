@@ -5,10 +5,13 @@ from itertools import pairwise
 import pytest
 from msgspec.structs import replace
 
-from bus.codec import decode
+from bus.codec import decode, encode
 from bus.messages.catalog import VariantRecord
 from bus.messages.scaling import AskForCapacity
+from services.core.actor import Changed
+from services.core.catalog import key_of
 from services.core.settings import StaticVariant
+from tests.support.data.pipelines import deployed
 from tests.support.simulated.autoscaled_fleet import CPU, GPU, ScalingFleet
 from tests.support.simulated.fleet import variant
 
@@ -42,6 +45,19 @@ def test_load_that_grows_is_carried_by_a_second_instance_and_one_goes_again_afte
     more, fewer = (reason for _, _, reason in fleet.scalings())
     assert "headroom 0.59 < 1.05 for 150 items/s of app (<= 200 ms)" in more
     assert "the others carry" in fewer
+
+
+@pytest.mark.parametrize("solver", ["greedy", "ilp"])
+def test_replicas_of_a_deployed_pipeline_stay_when_the_load_falls(solver: str) -> None:
+    """Trap 29, where workers plan alone."""
+    fleet = ScalingFleet(small(), solver=solver)
+    record = deployed({"lang": 2}, {"lang": NAME})
+    for name in ("w0", "model-w0"):
+        fleet.stage.send(name, Changed("infaas-catalog", key_of(record), encode(record)))
+    fleet.load(150, 6, latency_ms=200)
+    assert fleet.running(NAME) == 2
+    fleet.load(20, 20, latency_ms=200)
+    assert fleet.running(NAME) == 2
 
 
 def test_a_step_is_acted_on_within_a_second_and_the_load_time() -> None:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from services.core.cost import Goal
 from services.core.planning.fleet import ClassNeed, FleetPlan, FleetProblem, Pool, PooledVariant, solve_fleet
 from services.core.planning.highs import Unsolved
 
@@ -359,3 +360,39 @@ def test_a_swap_that_costs_more_than_it_gains_while_it_loads_is_not_made() -> No
     takes = ((4.0, 0.0), (4.0, 0.0))
     assert plan(one("a", 0.95), one("b", 0.9, running=4), takes=takes, shares=(1.0, 0.0)).instances == (4, 0)
     assert plan(one("a", 0.95), one("b", 0.9, running=4, serves=9.0), takes=takes, shares=(1.0, 0.0)).instances[1] == 4
+
+
+# -- what is reserved
+
+
+def test_reserved_instances_are_there_and_carry_nothing() -> None:
+    plan = solve(pool(), variants=[kind_of()], needs=[need({0: 1.5})], reserved=(((0,), 3),))
+    assert (plan.machines, plan.instances, plan.missing) == ((2,), (5,), ((0.0, 0.0),))
+    assert solve(pool(), variants=[kind_of()], reserved=(((0,), 3),)).instances == (3,)
+
+
+def test_each_reserved_instance_has_time_of_its_own_if_machines_may_be_added() -> None:
+    heavy = kind_of(uses={"cpu/memory": 1.0}, computes=("cpu/time", 2.0), most=8)
+    assert solve(pool(), variants=[heavy], reserved=(((0,), 4),)).machines == (2,)
+    assert solve(fixed(), variants=[heavy], reserved=(((0,), 4),)).instances == (4,)  # they share two machines' time
+
+
+def test_reserved_instances_may_be_in_any_of_the_pools() -> None:
+    pools = fixed(), fixed(name="other")
+    plan = solve(*pools, variants=[kind_of(), kind_of(pool=1, running=3)], reserved=(((0, 1), 6),))
+    assert sum(plan.instances) == 6
+    assert plan.instances[1] >= 3
+
+
+@pytest.mark.parametrize("goal", ["cost", "accuracy"])
+def test_what_is_reserved_and_there_gives_way_to_nothing(goal: Goal) -> None:
+    kept, other = kind_of("kept", running=3), kind_of("other", accuracy=0.9)
+    plan = solve(
+        fixed(), variants=[kept, other], needs=[need({1: 4.0})], least=(((1,), 3),), reserved=(((0,), 4),), goal=goal
+    )
+    assert plan.instances[0] >= 3
+    assert sum(plan.instances) == 4
+
+
+def test_what_runs_beyond_the_reserved_number_may_go() -> None:
+    assert solve(fixed(), variants=[kind_of(running=4)], reserved=(((0,), 2),)).instances == (2,)

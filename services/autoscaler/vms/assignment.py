@@ -1,0 +1,164 @@
+"""Which worker gets how many instances, of what the plan wants on workers that are alike, or of planned replicas that are missing. Pure."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from bus.messages.catalog import VariantRecord
+from services.autoscaler.vms.fleet import FleetWorker
+from services.autoscaler.vms.problem import devices_of
+from services.core.digest import cores_of
+from services.core.lifecycle import COUNTED, needed
+from services.core.placement import Device
+
+Barred = Callable[[FleetWorker, VariantRecord], bool]  # whether a worker takes no more of a variant for now
+
+
+def hardware_of(record: VariantRecord) -> tuple[str, bool]:
+    return record.hardware, record.simulated
+
+
+class _Place:
+    """What is free on one device."""
+
+    __slots__ = ("device", "memory", "slots", "time")
+
+    def __init__(self, device: Device, share: float) -> None:
+        self.device = device
+        self.memory = share * device.memory_mb
+        self.slots = device.cores
+        self.time = 1.0 if device.kind == "gpu" else float(device.cores)
+
+
+class Room:
+    """What is free on the devices of a worker. computing: cores of the instances there. cores: of the CPU that no instance has."""
+
+    def __init__(self, worker: FleetWorker, share: float) -> None:
+        self.computing = 0.0
+        self.cores = float(sum(device.cores for device in devices_of(worker) if device.kind == "cpu"))
+        self._places = {device.name: _Place(device, share) for device in devices_of(worker)}
+
+    def _open(self, record: VariantRecord) -> list[_Place]:
+        memory = record.profile.memory_mb
+        return [
+            place
+            for place in self._places.values()
+            if (place.device.kind, place.device.simulated) == hardware_of(record)
+            and place.memory + 1e-6 >= memory
+            and (record.hardware in ("cpu", "gpu") or place.slots >= 1)
+        ]
+
+    def fits(self, record: VariantRecord) -> bool:
+        return bool(self._open(record))
+
+    def idle(self, record: VariantRecord) -> bool:
+        """Whether an instance would find cores there that it need not share."""
+        return any(place.time >= cores_of(record) for place in self._open(record))
+
+    def take(self, record: VariantRecord, device: str = "") -> None:
+        """Put an instance on this device, else on the one with most memory, as the monitor does."""
+        place = self._places.get(device) or max(self._open(record), key=lambda each: each.memory, default=None)
+        if place is not None:
+            place.memory -= record.profile.memory_mb
+            place.slots -= 1
+            place.time -= cores_of(record)
+            self.computing += cores_of(record)
+            self.cores -= cores_of(record) if record.hardware == "cpu" else 0.0
+
+
+def assign(
+    group: Sequence[FleetWorker],
+    counts: Mapping[str, tuple[int, int]],
+    records: Mapping[str, VariantRecord],
+    share: float,
+    barred: Barred,
+) -> dict[FleetWorker, dict[str, tuple[int, int]]]:
+    """How many instances each worker has, and how many of them only stand by. Those that run stay; others go where most is free.
+
+    counts: by variant, of all these workers together: those that are claimed, and those that stand by. share: of devices' memory, for
+    instances.
+    """
+    found: dict[FleetWorker, dict[str, tuple[int, int]]] = {worker: {} for worker in group}
+    rooms = {worker: Room(worker, share) for worker in group}
+
+    def give(worker: FleetWorker, variant: str, *, claimed: bool) -> None:
+        count, spare = found[worker].get(variant, (0, 0))
+        found[worker][variant] = (count + claimed, spare + (not claimed))
+
+    more: list[tuple[VariantRecord, int]] = []
+    for variant, (count, spare) in sorted(counts.items()):
+        running = [(worker, one) for worker in group for one in worker.held(variant)]
+        running.sort(key=lambda each: (each[1].reclaimable, each[1].state == "Loading", each[0].name))
+        for number, (worker, one) in enumerate(running[: count + spare]):
+            give(worker, variant, claimed=number < count)
+            rooms[worker].take(records[variant], one.device)
+        if count + spare > len(running):
+            more.append((records[variant], count + spare - len(running)))
+    more.sort(key=lambda each: (-each[0].profile.memory_mb, each[0].variant))
+    for record, left in more:
+        for _ in range(left):
+            open_ = [worker for worker in group if rooms[worker].fits(record) and not barred(worker, record)]
+            if not open_:
+                break
+            worker = min(open_, key=lambda each: (rooms[each].computing, each.name))
+            rooms[worker].take(record)
+            give(worker, record.variant, claimed=True)
+    return found
+
+
+def place_more(
+    workers: Sequence[FleetWorker],
+    wanted: Mapping[str, int],
+    ordered: Mapping[tuple[str, str], int],
+    records: Mapping[str, VariantRecord],
+    share: float,
+    barred: Barred,
+) -> tuple[dict[tuple[FleetWorker, str], int], dict[str, int]]:
+    """Where instances go that are missing of what is wanted in all: (worker, variant) to how many it then has; and what finds no room.
+
+    Nothing that somebody needs gives way. Reclaimable instances are claimed first. Workers with idle cores come before others.
+    ordered: by worker and variant, the instances that it has been ordered to have. records: of all variants that workers may have.
+    """
+    have: Counter[tuple[str, str]] = Counter()
+    spare: Counter[tuple[str, str]] = Counter()
+    rooms = {worker.name: Room(worker, share) for worker in workers}
+    for worker in workers:
+        for one in worker.instances:
+            if one.state in COUNTED and one.variant in records:
+                if needed(one):
+                    have[worker.name, one.variant] += 1
+                    rooms[worker.name].take(records[one.variant], one.device)
+                else:
+                    spare[worker.name, one.variant] += 1
+    for (name, variant), count in ordered.items():
+        for _ in range(count - have[name, variant] if name in rooms and variant in records else 0):
+            have[name, variant] += 1
+            rooms[name].take(records[variant])
+    found: dict[tuple[FleetWorker, str], int] = {}
+    short: dict[str, int] = {}
+    for variant in sorted(wanted, key=lambda each: (-records[each].profile.memory_mb, each)):
+        record = records[variant]
+        missing = wanted[variant] - sum(have[worker.name, variant] for worker in workers)
+        while missing > 0:
+            able = [
+                worker
+                for worker in workers
+                if spare[worker.name, variant] or (rooms[worker.name].fits(record) and not barred(worker, record))
+            ]
+            if not able:
+                short[variant] = missing
+                break
+            worker = min(
+                able,
+                key=lambda each: (
+                    not spare[each.name, variant],
+                    not rooms[each.name].idle(record),
+                    rooms[each.name].computing,
+                    each.name,
+                ),
+            )
+            spare[worker.name, variant] -= spare[worker.name, variant] > 0
+            rooms[worker.name].take(record)
+            have[worker.name, variant] += 1
+            found[worker, variant] = have[worker.name, variant]
+            missing -= 1
+    return found, short

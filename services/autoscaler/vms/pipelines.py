@@ -1,0 +1,298 @@
+"""Deployed pipelines: their planned replicas are kept, and follow their traffic (InferLine, paper 004, section 5). Pure.
+
+The leader has a tuner for each app with a plan. When the tuner decides, all stages get their new numbers in the same turn: what is missing
+is ordered at once, the rest of the planning keeps it, the control bucket has it for the next leader, and an event says it of each vertex.
+Several vertices, also of different pipelines, may be served by one variant: then their replicas add up.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from hashlib import blake2b
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from bus.codec import encode
+from bus.messages.catalog import PipelinePlan, PipelineVertex, PlannedStage
+from bus.messages.events import PipelineEvent
+from bus.messages.scaling import PipelineArrivals, PipelineReplicas
+from services.autoscaler.vms.commands import (
+    STORE_S,
+    DeleteReplicas,
+    SaveReplicas,
+    Turn,
+    decode_replicas,
+    pipeline_of_key,
+)
+from services.autoscaler.vms.planner import FleetPlanner
+from services.autoscaler.vms.problem import FleetProblems, Reservation
+from services.core.actor import Do, Effect, Record
+from services.core.catalog import Catalog
+from services.core.metric import MetricFamily
+from services.core.pipelines.tuner import PipelineTuner, TunerDecision
+
+
+class _Change(NamedTuple):
+    """Other numbers of replicas. rate: queries/s that they are for; window: seconds in which it was seen."""
+
+    pipeline: str
+    action: str
+    before: Mapping[str, int]
+    after: Mapping[str, int]
+    rate: float | None
+    window: float | None
+    reason: str
+    variants: Mapping[str, str]  # by vertex, also of vertices that end
+
+
+class DeployedPipeline:
+    """One pipeline with a plan. state: as the control bucket is to have it. tuner: None if the plan does not say what traffic it is for."""
+
+    def __init__(self, plan: PipelinePlan, state: PipelineReplicas, now: float) -> None:
+        self.plan = plan
+        self.state = state
+        self.saved: PipelineReplicas | None = None
+        self.tuner = PipelineTuner(plan, now, replicas=state.replicas) if plan.rate > 0 and plan.envelope else None
+
+
+class PipelineReplication:
+    """It acts only in turns in which its controller leads. plans: the leader plans for all workers, so the plan releases what is too much.
+
+    deployed: by name. known: all of the catalogue has been read.
+    """
+
+    def __init__(self, catalog: Catalog, planner: FleetPlanner, problems: FleetProblems, *, plans: bool) -> None:
+        self.deployed: dict[str, DeployedPipeline] = {}
+        self.known = False
+        self._catalog = catalog
+        self._planner = planner
+        self._problems = problems
+        self._plans = plans
+        self._stored: dict[str, PipelineReplicas] = {}  # in the control bucket
+        self._adopted = False
+        self._ended: set[str] = set()  # whose records are still to be deleted
+
+    # -- the control bucket
+
+    def stored(self, key: str, value: bytes | None) -> None:
+        """An entry of the control bucket has this value now; None: it is gone. It has other entries, too."""
+        pipeline, state = pipeline_of_key(key), decode_replicas(value)
+        if pipeline is None:
+            return
+        if state is not None:
+            self._stored[pipeline] = state
+        else:
+            self._stored.pop(pipeline, None)
+
+    def not_saved(self, pipeline: str) -> None:
+        """The record was not written or deleted. The next review tries again."""
+        if pipeline in self.deployed:
+            self.deployed[pipeline].saved = None
+        else:
+            self._ended.add(pipeline)
+
+    def forget(self) -> None:
+        """A new epoch begins: with what an earlier leader has left in the control bucket."""
+        self.deployed.clear()
+        self._ended.clear()
+        self._adopted = False
+
+    # -- decisions
+
+    @property
+    def planned(self) -> dict[str, PipelinePlan]:
+        """The deployed plans of the catalogue."""
+        return {app.app: app.plan for app in self._catalog.apps if app.plan is not None and app.pipeline is not None}
+
+    def told(self, report: PipelineArrivals, leaving: Collection[str], turn: Turn) -> list[Effect]:
+        """A dispatcher's report of arrivals. leaving: workers that are being removed. Empty unless replicas change."""
+        one = self.deployed.get(report.pipeline)
+        decision = one.tuner.told(report.start, report.counts, turn.now) if one is not None and one.tuner else None
+        if one is None or decision is None:
+            return []
+        return self._carry_out([self._decided(one, decision, turn)], leaving, turn)
+
+    def review(self, leaving: Collection[str], turn: Turn) -> list[Effect]:
+        """What was deployed and ended since, what is calm now, and what is missing of the replicas that are kept."""
+        if not self.known:
+            return []
+        found: list[_Change] = []
+        planned = self.planned
+        for name, plan in sorted(planned.items()):
+            found += self._deploy(name, plan, turn)
+        gone = set(self.deployed) if self._adopted else {*self.deployed, *self._stored}
+        self._adopted = True
+        for name in sorted(gone - planned.keys()):
+            found.append(self._end(name))
+        for one in self.deployed.values():
+            decision = one.tuner.told(turn.now, (), turn.now) if one.tuner else None  # what is calm sends no report
+            found += [self._decided(one, decision, turn)] if decision is not None else []
+        return self._carry_out(found, leaving, turn)
+
+    def _deploy(self, name: str, plan: PipelinePlan, turn: Turn) -> list[_Change]:
+        """Begin with a plan that is new, or go on with what an earlier leader has left of the same one."""
+        old = self.deployed.get(name)
+        if old is not None and old.plan is plan:
+            return []
+        state = old.state if old is not None else self._stored.get(name)
+        digest = blake2b(encode(plan), digest_size=8).hexdigest()
+        if state is not None and state.plan == digest:
+            if old is None:
+                self.deployed[name] = DeployedPipeline(plan, state, turn.now)
+            return []
+        replicas = {vertex: max(1, stage.replicas) for vertex, stage in plan.vertices.items()}
+        new = PipelineReplicas(
+            pipeline=name,
+            epoch=turn.epoch,
+            plan=digest,
+            replicas=replicas,
+            variants={},
+            lambda_max=plan.rate,
+            at=turn.now,
+        )
+        self.deployed[name] = DeployedPipeline(plan, new, turn.now)
+        self._ended.discard(name)
+        before, variants = (state.replicas, state.variants) if state is not None else ({}, {})
+        why = f"planned by {plan.policy} for {plan.rate:.4g} queries/s"
+        return [_Change(name, "deploy", before, replicas, plan.rate, None, why, variants)]
+
+    def _end(self, name: str) -> _Change:
+        one = self.deployed.pop(name, None)
+        state = one.state if one is not None else self._stored[name]
+        self._ended.add(name)
+        return _Change(name, "end", state.replicas, {}, None, None, "no plan is deployed any more", state.variants)
+
+    @staticmethod
+    def _decided(one: DeployedPipeline, decision: TunerDecision, turn: Turn) -> _Change:
+        before, rate = one.state, decision.lambda_max
+        one.state = replace(before, replicas=decision.replicas, lambda_max=rate, at=turn.now)
+        return _Change(
+            before.pipeline,
+            decision.action,
+            before.replicas,
+            decision.replicas,
+            rate,
+            decision.window_s,
+            decision.reason,
+            before.variants,
+        )
+
+    # -- orders
+
+    def _carry_out(self, changes: Collection[_Change], leaving: Collection[str], turn: Turn) -> list[Effect]:
+        unserved = {name: self._choose(one) for name, one in self.deployed.items()}
+        found = self._planner.reserve(self._reserved(), leaving, turn)
+        for name, one in self.deployed.items():
+            missing = unserved[name] | {vertex: why for vertex, (_, why) in self._short(one).items()}
+            one.state = replace(one.state, epoch=turn.epoch, missing=missing)
+        for change in changes:
+            found += self._events(change, turn)
+            if not self._plans:
+                found += self._release(change, turn)
+        return [*found, *self._save(turn)]
+
+    def _choose(self, one: DeployedPipeline) -> dict[str, str]:
+        """Note what serves each vertex; returns why nothing does, by vertex. A vertex that is a pipeline has instances of its own."""
+        app = self._catalog.app(one.state.pipeline)
+        variants: dict[str, str] = {}
+        unserved: dict[str, str] = {}
+        for vertex in app.pipeline.vertices if app is not None and app.pipeline is not None else ():
+            stage, asked = one.plan.vertices.get(vertex.name), self._catalog.app(vertex.app)
+            if stage is None or (asked is not None and asked.pipeline is not None):
+                continue
+            variant = self._serving(vertex, stage)
+            if variant:
+                variants[vertex.name] = variant
+            else:
+                unserved[vertex.name] = f"{vertex.app} has no variant on {stage.hardware} that suffices"
+        one.state = replace(one.state, variants=variants)
+        return unserved
+
+    def _serving(self, vertex: PipelineVertex, stage: PlannedStage) -> str:
+        """The planned variant, or if it is gone the cheapest that suffices. Empty: there is none."""
+        if self._catalog.variant(stage.variant) is not None:
+            return stage.variant
+        able = [
+            record
+            for record in self._catalog.variants_of(vertex.app)
+            if record.hardware == stage.hardware
+            and (vertex.accuracy is None or record.accuracy is None or record.accuracy >= vertex.accuracy)
+        ]
+        best = min(able, key=lambda each: (self._problems.cost(each, stage.batch), each.variant), default=None)
+        return best.variant if best is not None else ""
+
+    def _reserved(self) -> dict[str, Reservation]:
+        found: dict[str, Reservation] = {}
+        for name, one in sorted(self.deployed.items()):
+            for vertex, variant in one.state.variants.items():
+                known = found.get(variant, Reservation(0, ()))
+                pipelines = known.pipelines if name in known.pipelines else (*known.pipelines, name)
+                found[variant] = Reservation(known.replicas + one.state.replicas[vertex], pipelines)
+        return found
+
+    def _short(self, one: DeployedPipeline) -> dict[str, tuple[int, str]]:
+        """By vertex, how many of its replicas find no room, and why."""
+        found = {}
+        for vertex, variant in one.state.variants.items():
+            count, why = self._planner.lacking.get(variant, (0, ""))
+            if count:
+                found[vertex] = min(count, one.state.replicas[vertex]), why
+        return found
+
+    def _events(self, change: _Change, turn: Turn) -> Iterable[Effect]:
+        one = self.deployed.get(change.pipeline)
+        missing = one.state.missing if one is not None else {}
+        for vertex in sorted({*change.before, *change.after}):
+            before, after = change.before.get(vertex, 0), change.after.get(vertex, 0)
+            if before != after:
+                yield Record(
+                    PipelineEvent(
+                        time=turn.now,
+                        pipeline=change.pipeline,
+                        vertex=vertex,
+                        action=change.action,
+                        from_replicas=before,
+                        to_replicas=after,
+                        lambda_max=change.rate,
+                        window_s=change.window,
+                        reason="; ".join(filter(None, (change.reason, missing.get(vertex)))),
+                    )
+                )
+
+    def _release(self, change: _Change, turn: Turn) -> list[Effect]:
+        found: list[Effect] = []
+        for vertex, variant in sorted(change.variants.items()):
+            fewer = change.before.get(vertex, 0) - change.after.get(vertex, 0)
+            found += self._planner.surplus(variant, fewer, turn) if fewer > 0 else []
+        return found
+
+    def _save(self, turn: Turn) -> list[Effect]:
+        found: list[Effect] = []
+        for name, one in self.deployed.items():
+            if one.saved != one.state:
+                one.saved = one.state
+                found.append(Do(("replicas", name), SaveReplicas(record=one.state), STORE_S))
+        found += [
+            Do(("replicas", name), DeleteReplicas(pipeline=name, epoch=turn.epoch), STORE_S)
+            for name in sorted(self._ended)
+        ]
+        self._ended.clear()
+        return found
+
+    # -- figures
+
+    def families(self, *, leads: bool) -> Iterable[MetricFamily]:
+        wanted = MetricFamily(
+            "infaas_pipeline_replicas", "gauge", "Replicas that the leader keeps for a vertex of a deployed pipeline."
+        )
+        lacking = MetricFamily(
+            "infaas_pipeline_replicas_missing",
+            "gauge",
+            "Replicas of a vertex that nothing can serve, or that find no room.",
+        )
+        for name, one in sorted(self.deployed.items()) if leads else ():
+            short = self._short(one)
+            for vertex, count in sorted(one.state.replicas.items()):
+                none = count if vertex in one.state.missing else 0
+                wanted.add(count, pipeline=name, vertex=vertex)
+                lacking.add(short[vertex][0] if vertex in short else none, pipeline=name, vertex=vertex)
+        return wanted, lacking

@@ -1,0 +1,438 @@
+"""Deployed pipelines on stage, with real controllers, monitors and executors: replicas are kept, follow the traffic, survive the leader."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from bus.messages.catalog import (
+    AppRecord,
+    PipelineEdge,
+    PipelinePlan,
+    PipelineRecord,
+    PipelineVertex,
+    VariantRecord,
+)
+from bus.messages.events import PipelineEvent
+from bus.messages.fleet import EnsureLoaded, Release
+from bus.messages.scaling import PipelineArrivals, PipelineReplicas
+from services.autoscaler.vms.actor import families
+from services.core.actor import Changed
+from services.core.catalog import key_of
+from services.core.pipelines.envelope import BIN_S
+from tests.support.data.pipelines import Floats, gamma_arrivals, plan_of
+from tests.support.simulated.controllers import CloudFleet, kind
+from tests.support.simulated.fleet import SIGNATURE, catalogue, variant
+
+FIRST, SECOND = "first-v1-ort-fp32-t1-b8", "second-v1-ort-fp32-t1-b8"
+PIPELINE = PipelineRecord(
+    vertices=[
+        PipelineVertex(name="a", app="first", inputs={"x": "$.x"}),
+        PipelineVertex(name="b", app="second", inputs={"x": "a.y"}),
+    ],
+    edges=[PipelineEdge(source="a", target="b")],
+    output={"y": "b.y"},
+)
+
+
+def plan(replicas: dict[str, int], variants: dict[str, str] | None = None, **more: Any) -> PipelinePlan:
+    return plan_of(replicas, variants or {"a": FIRST, "b": SECOND}, **more)
+
+
+class PipelineFleet(CloudFleet):
+    """A fleet with two apps and the pipeline "p" of both. What dispatchers would tell of its arrivals is told by `traffic`."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(variant(FIRST, model="first"), **({"kinds": (), "workers": 3} | more))
+        self.register(*self.app("first", FIRST), *self.app("second", SECOND))
+        self.stage.listen("infaas.worker.*.load")
+        self.stage.listen("infaas.worker.*.release")
+
+    @staticmethod
+    def app(name: str, *variants: str, **fields: Any) -> list[Any]:
+        return catalogue(*(variant(each, model=name, **fields) for each in variants), app=name)
+
+    def deploy(self, deployed: PipelinePlan | None, name: str = "p", pipeline: PipelineRecord = PIPELINE) -> None:
+        """The registrar writes the pipeline's record. None: no plan is deployed any more."""
+        record = AppRecord(app=name, links={}, signature=SIGNATURE, latency_ms=200.0, pipeline=pipeline, plan=deployed)
+        self.records = [one for one in self.records if key_of(one) != key_of(record)]
+        self.register(record)
+
+    def traffic(self, arrivals: Floats, seconds: float, name: str = "p") -> None:
+        """Arrivals from now on, told each 0.1 s."""
+        begin = self.stage.now
+        counts = np.bincount((arrivals / BIN_S).astype(int), minlength=round(seconds / BIN_S) + 20)
+        for i in range(round(seconds * 10)):
+            self.stage.run(0.1)
+            told = counts[10 * i : 10 * i + 10].tolist()
+            if any(told):
+                report = PipelineArrivals("d0", name, begin + 0.1 * i, told)
+                self.stage.publish(self.subjects.pipeline("arrivals"), report)
+
+    def needed(self, name: str) -> int:
+        """Instances that somebody needs."""
+        tables = [self.stage.members[worker].actor._table for worker in self.workers]  # type: ignore[attr-defined]
+        return sum(not one.reclaimable for table in tables for one in table.of(name))
+
+    @property
+    def replicas(self) -> dict[str, int]:
+        return {"a": self.needed(FIRST), "b": self.needed(SECOND)}
+
+    def events(self, action: str = "") -> list[PipelineEvent]:
+        found = [event for what, event in self.stage.records if what == "pipeline"]
+        return [event for event in found if action in ("", event.action)]
+
+    def state(self, name: str = "p") -> PipelineReplicas:
+        return msgspec.msgpack.decode(self.bucket[f"pipeline.{name}"], type=PipelineReplicas)
+
+    def orders(self, after: float) -> list[tuple[float, str, EnsureLoaded]]:
+        return [
+            (at, subject.split(".")[2], msgspec.msgpack.decode(body, type=EnsureLoaded))
+            for at, subject, body in self.stage.heard
+            if at > after and subject.endswith(".load")
+        ]
+
+    def releases(self, after: float) -> list[Release]:
+        return [
+            msgspec.msgpack.decode(body, type=Release)
+            for at, subject, body in self.stage.heard
+            if at > after and subject.endswith(".release")
+        ]
+
+    def metric(self, name: str) -> dict[str, float]:
+        actor = self.stage.members[self.leader].actor
+        [family] = [one for one in families(actor) if one.name == name]  # type: ignore[arg-type]
+        return {labels["vertex"]: value for labels, value in family.samples}
+
+
+def steady(rate: float, seconds: float, seed: int = 1) -> Floats:
+    return gamma_arrivals(rate, 1.0, seconds, seed)
+
+
+# -- deploying
+
+
+def test_a_deployed_plan_gets_its_replicas_in_the_same_turn_and_pays_for_them() -> None:
+    fleet = PipelineFleet()
+    fleet.deploy(plan({"a": 2, "b": 3}))
+    began = fleet.stage.now
+    fleet.stage.run(0.05)
+    assert {order.app for _, _, order in fleet.orders(0.0)} == {"p"}
+    assert all(at - began < 0.01 for at, _, _ in fleet.orders(0.0))
+    fleet.stage.run(5.0)
+    assert fleet.replicas == {"a": 2, "b": 3}
+    assert [(e.vertex, e.from_replicas, e.to_replicas) for e in fleet.events("deploy")] == [("a", 0, 2), ("b", 0, 3)]
+    assert {(e.lambda_max, e.window_s) for e in fleet.events()} == {(150.0, None)}
+    state = fleet.state()
+    assert (state.epoch, state.replicas, state.variants) == (1, {"a": 2, "b": 3}, {"a": FIRST, "b": SECOND})
+    assert state.missing == {}
+    assert fleet.metric("infaas_pipeline_replicas") == {"a": 2, "b": 3}
+    fleet.traffic(steady(150.0, 15.0), 15.0)
+    costs = {event.app for what, event in fleet.stage.records if what == "cost" and event.variant == SECOND}
+    assert costs == {"p"}
+
+
+def test_replicas_stay_without_any_demand() -> None:
+    """Trap 29: nobody asks the apps of the vertices, as dispatchers do not count the parts of planned vertices."""
+    fleet = PipelineFleet()
+    fleet.deploy(plan({"a": 2, "b": 3}))
+    for seed in range(9):
+        fleet.traffic(steady(150.0, 10.0, seed), 10.0)
+        assert fleet.replicas == {"a": 2, "b": 3}
+    assert fleet.releases(0.0) == []
+
+
+def test_replicas_of_vertices_with_one_variant_add_up() -> None:
+    fleet = PipelineFleet()
+    both = {"a": FIRST, "b": FIRST}
+    fleet.deploy(plan({"a": 2, "b": 1}, both))
+    fleet.deploy(plan({"a": 1, "b": 1}, both), name="q")
+    fleet.stage.run(5.0)
+    assert fleet.needed(FIRST) == 5
+    fleet.deploy(None, name="q")
+    fleet.stage.run(5.0)
+    assert fleet.needed(FIRST) == 3
+
+
+def test_a_plan_that_ends_gives_its_replicas_back_and_a_new_one_takes_its_place() -> None:
+    fleet = PipelineFleet()
+    fleet.deploy(plan({"a": 2, "b": 3}))
+    fleet.stage.run(3.0)
+    fleet.deploy(plan({"a": 2, "b": 1}, rate=100.0))
+    fleet.stage.run(3.0)
+    assert [(e.vertex, e.from_replicas, e.to_replicas) for e in fleet.events("deploy")[2:]] == [("b", 3, 1)]
+    assert fleet.replicas == {"a": 2, "b": 1}
+    fleet.deploy(None)
+    fleet.stage.run(3.0)
+    assert [(e.vertex, e.from_replicas, e.to_replicas) for e in fleet.events("end")] == [("a", 2, 0), ("b", 1, 0)]
+    assert {(e.lambda_max, e.window_s) for e in fleet.events("end")} == {(None, None)}
+    assert fleet.replicas == {"a": 1, "b": 1}  # as the apps of the vertices keep
+    assert "pipeline.p" not in fleet.bucket
+
+
+def test_the_cheapest_variant_that_suffices_serves_where_the_planned_one_is_gone() -> None:
+    fleet = PipelineFleet()
+    poor, fine = "other-v1-ort-int8-t1-b8", "other-v1-ort-fp32-t1-b8"
+    fleet.register(*fleet.app("other", poor, accuracy=0.5), *fleet.app("other", fine, accuracy=0.9))
+    vertex = PipelineVertex(name="a", app="other", inputs={"x": "$.x"}, accuracy=0.8)
+    one = PipelineRecord(vertices=[vertex], output={"y": "a.y"})
+    fleet.deploy(plan({"a": 2}, {"a": "gone"}), pipeline=one)
+    fleet.stage.run(3.0)
+    assert (fleet.needed(fine), fleet.needed(poor)) == (2, 0)
+    fleet.deploy(plan({"a": 2}, {"a": "gone"}), pipeline=replace(one, vertices=[replace(vertex, accuracy=0.95)]))
+    fleet.stage.run(3.0)
+    assert fleet.state().missing == {"a": "other has no variant on cpu that suffices"}
+    assert fleet.metric("infaas_pipeline_replicas_missing") == {"a": 2}
+
+
+# -- following the traffic
+
+
+def test_all_stages_are_ordered_in_the_turn_of_the_report_that_shows_the_change() -> None:
+    """Row 101: each k' = ceil(k * lambda_max / lambda)."""
+    fleet = PipelineFleet(workers=4, limits={"period_s": 10.0})
+    fleet.deploy(plan({"a": 2, "b": 3}))
+    fleet.traffic(steady(150.0, 20.0), 20.0)
+    assert fleet.events("up") == []
+    began = fleet.stage.now
+    fleet.traffic(steady(400.0, 5.0), 5.0)
+    ups = fleet.events("up")
+    first = [event for event in ups if event.time == ups[0].time]
+    assert {event.vertex for event in first} == {"a", "b"}
+    assert first[0].time - began < 2.0
+    for event in first:
+        assert event.lambda_max is not None
+        assert event.to_replicas == int(np.ceil({"a": 2, "b": 3}[event.vertex] * event.lambda_max / 150.0))
+    at_once = [(at, order) for at, _, order in fleet.orders(began) if at - first[0].time < 0.01]
+    assert {order.variant.variant for _, order in at_once} == {FIRST, SECOND}
+    fleet.stage.run(1.0)
+    assert fleet.replicas == fleet.state().replicas
+
+
+def test_replicas_return_after_calm_without_oscillation() -> None:
+    """Row 102: in 10 to 40 s."""
+    fleet = PipelineFleet(workers=4)
+    fleet.deploy(plan({"a": 2, "b": 3}))
+    fleet.traffic(steady(150.0, 35.0), 35.0)
+    fleet.traffic(steady(400.0, 10.0, seed=2), 10.0)
+    over = fleet.stage.now
+    assert fleet.replicas["b"] >= 8
+    fleet.traffic(steady(150.0, 9.0, seed=3), 9.0)
+    assert fleet.replicas["b"] >= 8
+    fleet.traffic(steady(150.0, 31.0, seed=4), 31.0)
+    assert fleet.replicas == fleet.state().replicas == {"a": 2, "b": 3}
+    fleet.traffic(steady(150.0, 60.0, seed=5), 60.0)
+    assert [event for event in fleet.events("up") if event.time > over] == []
+    assert fleet.replicas == {"a": 2, "b": 3}
+
+
+def test_what_gets_no_queries_at_all_is_scaled_down_too() -> None:
+    fleet = PipelineFleet()
+    fleet.deploy(plan({"a": 2, "b": 3}))
+    fleet.traffic(steady(150.0, 10.0), 10.0)
+    fleet.stage.run(60.0)
+    assert fleet.replicas == {"a": 1, "b": 1}
+
+
+def test_a_policy_that_does_not_plan_for_all_workers_keeps_and_releases_replicas_too() -> None:
+    fleet = PipelineFleet(workers=4, autoscaler="replicate")
+    fleet.deploy(plan({"a": 2, "b": 3}))
+    fleet.traffic(steady(150.0, 35.0), 35.0)
+    assert fleet.replicas == {"a": 2, "b": 3}
+    fleet.traffic(steady(400.0, 5.0, seed=2), 5.0)
+    assert fleet.replicas == fleet.state().replicas
+    assert fleet.replicas["b"] >= 8
+    fleet.traffic(steady(150.0, 45.0, seed=3), 45.0)
+    assert fleet.replicas == {"a": 2, "b": 3}
+
+
+# -- beside other load
+
+
+def test_other_apps_get_instances_of_their_own_of_a_reserved_variant() -> None:
+    fleet = PipelineFleet(workers=4)
+    fleet.deploy(plan({"a": 2, "b": 3}))
+    for seed in range(20):
+        for _ in range(400):
+            fleet.stage.at(0.0025 * _, lambda: fleet.ask("second", latency_ms=200.0))
+        fleet.traffic(steady(150.0, 1.0, seed), 1.0)
+    assert fleet.needed(SECOND) > 3
+    fleet.traffic(steady(150.0, 60.0), 60.0)
+    assert fleet.needed(SECOND) == 3
+
+
+def test_a_load_for_another_app_never_takes_the_place_of_a_replica() -> None:
+    """Devices have room for few instances, and the replicas are idle."""
+    big = {"profile": replace(variant().profile, memory_mb=900.0)}
+    fleet = PipelineFleet(workers=1)
+    fleet.register(
+        *fleet.app("big", "big-v1-ort-fp32-t1-b8", **big), *fleet.app("third", "third-v1-ort-fp32-t1-b8", **big)
+    )
+    fleet.deploy(
+        plan({"a": 3}, {"a": "big-v1-ort-fp32-t1-b8"}),
+        pipeline=replace(PIPELINE, edges=[], vertices=PIPELINE.vertices[:1]),
+    )
+    fleet.stage.run(5.0)
+    assert fleet.needed("big-v1-ort-fp32-t1-b8") == 3
+    for seed in range(30):
+        fleet.ask("third", latency_ms=1000.0)
+        fleet.traffic(steady(150.0, 1.0, seed), 1.0)
+    assert fleet.needed("big-v1-ort-fp32-t1-b8") == 3
+
+
+# -- machines
+
+
+def test_machines_are_added_for_replicas_and_kept_for_them() -> None:
+    fleet = PipelineFleet(workers=1, kinds=(kind(maximum=4, boot_s=3.0),), limits={"idle_s": 10.0})
+    fleet.deploy(plan({"a": 3, "b": 3}))
+    fleet.traffic(steady(150.0, 60.0), 60.0)
+    assert len(fleet.workers) == 3  # of two cores each
+    assert fleet.replicas == {"a": 3, "b": 3}
+    fleet.deploy(None)
+    fleet.stage.run(120.0)
+    assert len(fleet.workers) == 1
+
+
+def test_why_a_replica_is_missing_is_told() -> None:
+    fleet = PipelineFleet(workers=1)
+    name = "big-v1-ort-fp32-t1-b8"
+    fleet.register(*fleet.app("big", name, profile=replace(variant().profile, memory_mb=1500.0)))
+    fleet.deploy(plan({"a": 3}, {"a": name}), pipeline=replace(PIPELINE, edges=[], vertices=PIPELINE.vertices[:1]))
+    fleet.stage.run(5.0)
+    [event] = fleet.events("deploy")
+    assert f"no worker has room on cpu for {name}" in event.reason
+    assert "no worker has room" in fleet.state().missing["a"]
+    assert fleet.metric("infaas_pipeline_replicas") == {"a": 3}
+    assert fleet.metric("infaas_pipeline_replicas_missing") == {"a": 1}
+    fleet.start_worker("w1")
+    fleet.stage.run(5.0)
+    assert fleet.needed(name) == 3
+    assert fleet.state().missing == {}
+
+
+def test_hardware_that_no_worker_has_is_named() -> None:
+    fleet = PipelineFleet(workers=1)
+    name = "fast-v1-trt-fp16-t1-b8"
+    fleet.register(*fleet.app("fast", name, hardware="gpu"))
+    fleet.deploy(plan({"a": 1}, {"a": name}), pipeline=replace(PIPELINE, edges=[], vertices=PIPELINE.vertices[:1]))
+    fleet.stage.run(3.0)
+    assert fleet.state().missing == {"a": "no worker has gpu"}
+
+
+@pytest.mark.parametrize("policy", ["infaas", "replicate"])
+def test_replicas_of_a_worker_that_dies_are_loaded_elsewhere(policy: str) -> None:
+    fleet = PipelineFleet(workers=3, autoscaler=policy)
+    fleet.deploy(plan({"a": 2, "b": 2}))
+    fleet.stage.run(5.0)
+    holding = fleet.states(SECOND)
+    dead = min(holding)
+    fleet.stage.kill(dead)
+    fleet.stage.kill(f"{dead}/cpu")
+    fleet.stage.run(15.0)
+    assert fleet.replicas == {"a": 2, "b": 2}
+
+
+# -- the lead
+
+
+def followed(fleet: PipelineFleet) -> Iterator[float]:
+    """Kill the leader; the seconds until another leads."""
+    fleet.stage.kill(fleet.leader)
+    died = fleet.stage.now
+    while not any(actor.lease.leads(fleet.stage.now) for _, actor in fleet._controllers()):
+        fleet.stage.run(0.05)
+        yield fleet.stage.now - died
+
+
+def test_the_next_leader_goes_on_with_the_replicas_that_the_last_one_wanted() -> None:
+    fleet = PipelineFleet(workers=4, controllers=2)
+    fleet.deploy(plan({"a": 2, "b": 3}))
+    fleet.traffic(steady(150.0, 10.0), 10.0)
+    fleet.traffic(steady(400.0, 4.0, seed=2), 4.0)
+    before, epoch = fleet.state(), fleet.state().epoch
+    assert before.replicas["b"] >= 8
+    assert max(followed(fleet)) < 10.0
+    count, killed = len(fleet.events()), fleet.stage.now
+    fleet.traffic(steady(400.0, 8.0, seed=3), 8.0)
+    after = fleet.state()
+    assert after.epoch > epoch
+    assert all(after.replicas[vertex] >= before.replicas[vertex] for vertex in before.replicas)
+    assert fleet.replicas == after.replicas
+    assert all(event.action == "up" for event in fleet.events()[count:])
+    assert [release for release in fleet.releases(killed) if release.variant in (FIRST, SECOND)] == []
+    fleet.traffic(steady(150.0, 45.0, seed=4), 45.0)
+    assert fleet.replicas == {"a": 2, "b": 3}
+
+
+def test_the_next_leader_ends_and_begins_what_changed_while_nobody_led() -> None:
+    fleet = PipelineFleet(workers=4, controllers=2)
+    fleet.deploy(plan({"a": 1, "b": 1}))
+    fleet.deploy(plan({"a": 1, "b": 2}, rate=100.0), name="q")
+    fleet.stage.run(3.0)
+    fleet.stage.kill(fleet.leader)
+    fleet.deploy(None)
+    fleet.deploy(plan({"a": 2, "b": 2}, rate=120.0), name="q")
+    fleet.stage.run(15.0)
+    later = [event for event in fleet.events() if event.time > fleet.stage.now - 15.0]
+    assert [(e.pipeline, e.action, e.vertex, e.from_replicas, e.to_replicas) for e in later] == [
+        ("q", "deploy", "a", 1, 2),
+        ("p", "end", "a", 1, 0),
+        ("p", "end", "b", 1, 0),
+    ]
+    assert fleet.replicas == {"a": 2, "b": 2}
+    assert "pipeline.p" not in fleet.bucket
+    assert fleet.state("q").epoch == 2
+
+
+def test_only_the_leader_acts() -> None:
+    fleet = PipelineFleet(workers=4, controllers=3)
+    fleet.deploy(plan({"a": 2, "b": 3}))
+    fleet.traffic(steady(400.0, 5.0), 5.0)
+    assert {order.orderer for _, _, order in fleet.orders(0.0)} == {f"vm-{fleet.leader}"}
+    seen = [(event.time, event.vertex, event.action) for event in fleet.events()]
+    assert len(seen) == len(set(seen))
+
+
+def test_a_record_that_could_not_be_written_is_written_later() -> None:
+    fleet = PipelineFleet()
+    fleet.cut_off.add("c0")
+    fleet.deploy(plan({"a": 1, "b": 1}))
+    fleet.stage.run(1.0)
+    assert "pipeline.p" not in fleet.bucket
+    fleet.cut_off.clear()
+    fleet.stage.run(15.0)
+    assert fleet.state().replicas == {"a": 1, "b": 1}
+
+
+def test_a_plan_without_traffic_keeps_its_replicas() -> None:
+    fleet = PipelineFleet()
+    fleet.deploy(plan({"a": 2, "b": 1}, rate=0.0, envelope=[], dispersion=[]))
+    fleet.traffic(steady(400.0, 5.0), 5.0)
+    assert fleet.replicas == {"a": 2, "b": 1}
+
+
+def test_records_that_nobody_can_read_are_ignored() -> None:
+    fleet = PipelineFleet()
+    fleet.stage.send("c0", Changed("infaas-control", "pipeline.p", b"\xc1"))
+    fleet.stage.publish(fleet.subjects.pipeline("arrivals"), PipelineArrivals("d0", "unknown", 1.0, [3]))
+    fleet.deploy(plan({"a": 1, "b": 1}))
+    fleet.stage.run(3.0)
+    assert fleet.replicas == {"a": 1, "b": 1}
+
+
+def test_a_vertex_that_is_a_pipeline_has_no_instances_of_its_own() -> None:
+    fleet = PipelineFleet()
+    fleet.deploy(None)
+    outer = PipelineRecord(
+        vertices=[PipelineVertex(name="a", app="first"), PipelineVertex(name="inner", app="p")],
+        edges=[PipelineEdge(source="a", target="inner")],
+    )
+    fleet.deploy(plan({"a": 1, "inner": 2}, {"a": FIRST, "inner": ""}), name="outer", pipeline=outer)
+    fleet.stage.run(3.0)
+    assert fleet.replicas == {"a": 1, "b": 0}
+    assert fleet.state("outer").missing == {}
+    assert isinstance(next(iter(fleet.records)), VariantRecord)
