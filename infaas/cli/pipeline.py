@@ -1,13 +1,16 @@
 """`infaas pipeline VERB`: apps that other apps answer together (docs/pipelines.md)."""
 
 import asyncio
+import importlib
+import inspect
 import json as json_text
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
 from cyclopts import Parameter
@@ -19,6 +22,7 @@ from infaas.connecting import connect
 
 if TYPE_CHECKING:
     from bus.messages.catalog import PipelinePlan
+    from infaas.pipelines import Driver, PipelineTrace
     from services.core.pipelines.problem import StageOption
     from services.simulation.scenario.pipelines import PipelineFile
 
@@ -336,6 +340,56 @@ def _render_plan(found: "PipelinePlan", options: "tuple[StageOption, ...]") -> N
 # -- as code
 
 
-def _trace(driver: str, samples: Path, most: int | None, data_dir: Path | None, json: bool) -> int:
-    del driver, samples, most, data_dir, json
-    fail("there is no trace yet")
+def _trace(named: str, samples: Path, most: int | None, data_dir: Path | None, json: bool) -> int:
+    from infaas.inputs import read_file  # noqa: PLC0415  (numpy takes long to import)
+    from infaas.pipelines import trace  # noqa: PLC0415
+
+    driver = _driver(named)
+    arrays = read_file(samples)
+    if not isinstance(arrays, dict):
+        arrays = {"x": arrays}
+    arrays = {name: array[:most] if array.ndim else array for name, array in arrays.items()}
+
+    async def work() -> "PipelineTrace":
+        async with connect(data_dir=data_dir) as client:
+            return await trace(client, driver, arrays, on_run=tell)
+
+    told = 0.0
+
+    def tell(runs: int) -> None:
+        nonlocal told
+        if time.monotonic() - told > STILL_S:
+            told = time.monotonic()
+            progress(f"{runs} runs")
+
+    found = asyncio.run(work())
+    name = named.rpartition(":")[2].replace(".", "-").strip("_-") or "traced"
+    document = {
+        "queries": found.queries,
+        "scale": found.scale,
+        "edges": [
+            {"from": source, "to": target, "probability": found.probability(source, target)}
+            for source, target in found.edges
+        ],
+        "toml": found.to_toml(name),
+    }
+    show(document, json, lambda _: print(document["toml"], end=""))
+    return 0
+
+
+def _driver(named: str) -> "Driver":
+    """The function MODULE:FUNCTION, also of a module in the working directory. Ends the command if there is none."""
+    module, _, function = named.partition(":")
+    if not module or not function:
+        usage(f"{named!r} names no function: write MODULE:FUNCTION, as drivers:cascade for drivers.py here")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in function.split("."):
+            found = getattr(found, part)
+    except (Exception, SystemExit) as error:  # the module is the user's own code
+        usage(f"cannot import {named}: {type(error).__name__}: {error}")
+    if not inspect.iscoroutinefunction(found):
+        usage(f"{named} is no driver: it must be an `async def` function of (rpc, x)")
+    return cast("Driver", found)
