@@ -57,6 +57,49 @@ SOCIAL = PipelineRecord(  # of the contract
 )
 
 
+# the same as a file, with what planning needs
+TOML = """
+[pipeline]
+name = "social"
+latency_ms = 350
+[[vertex]]
+name = "lang"
+app = "language-id"
+inputs = { text = "$.text" }
+[[vertex]]
+name = "translate"
+app = "nmt"
+inputs = { text = "$.text", lang = "lang.label" }
+accuracy = 0.9
+[[edge]]
+from = "lang"
+to = "translate"
+when = { output = "label", reduce = "argmax", op = "!=", value = 0 }
+probability = 0.4
+[output]
+text = "translate.y | lang.text"
+[[load]]
+rate = 150
+arrivals = "gamma"
+cv = 1.0
+[[option]]
+vertex = "lang"
+hardware = "cpu"
+price_per_hour = 0.1
+batch_latency_ms = { 1 = 20.0, 8 = 80.0 }
+[[option]]
+vertex = "translate"
+hardware = "cpu"
+price_per_hour = 0.1
+batch_latency_ms = { 1 = 200.0, 8 = 880.0 }
+[[option]]
+vertex = "translate"
+hardware = "gpu"
+price_per_hour = 1.1
+batch_latency_ms = { 1 = 20.0, 8 = 40.0 }
+"""
+
+
 def chain(count: int) -> PipelineRecord:
     """v0 -> v1 -> ..."""
     names = [f"v{i}" for i in range(count)]

@@ -1,0 +1,230 @@
+"""The file of a pipeline: what it says, how long its sample is, and what is refused with file, key and remedy."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bus.messages.catalog import EdgeCondition, PipelineEdge, PipelineVertex
+from services.core.pipelines.problem import StageOption
+from services.simulation.scenario.pipelines import check_pipeline, problem_of, read_pipeline, sample
+from services.simulation.scenario.toml import ScenarioError
+from tests.support.data.pipelines import SOCIAL, SOCIAL_APPS
+
+FILE = """
+[pipeline]
+name = "social"
+latency_ms = 350
+[[vertex]]
+name = "lang"
+app = "language-id"
+inputs = { text = "$.text" }
+[[vertex]]
+name = "translate"
+app = "nmt"
+inputs = { text = "$.text", lang = "lang.label" }
+accuracy = 0.9
+[[edge]]
+from = "lang"
+to = "translate"
+when = { output = "label", reduce = "argmax", op = "!=", value = 0 }
+probability = 0.4
+[output]
+text = "translate.y | lang.text"
+[plan]
+percentile = 0.95
+[[load]]
+rate = 150
+arrivals = "gamma"
+cv = 1.0
+[[option]]
+vertex = "lang"
+hardware = "cpu"
+price_per_hour = 0.1
+batch_latency_ms = { 1 = 20.0, 8 = 80.0 }
+"""
+
+
+@pytest.fixture
+def changed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The file with texts replaced."""
+
+    def write(*changes: tuple[str, str], more: str = "") -> Path:
+        text = FILE
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        path = tmp_path_factory.mktemp("pipeline") / "social.toml"
+        path.write_text(text + more)
+        return path
+
+    return write
+
+
+def test_the_file_of_the_contract(changed: Any) -> None:
+    file = read_pipeline(changed())
+    assert (file.name, file.latency_ms, file.slo_target, file.percentile) == ("social", 350.0, None, 0.95)
+    assert file.pipeline == SOCIAL
+    assert file.options == (
+        StageOption(vertex="lang", hardware="cpu", price_per_hour=0.1, batch_latency_ms={1: 20.0, 8: 80.0}),
+    )
+    check_pipeline(file)
+    check_pipeline(file, SOCIAL_APPS)
+    problem = problem_of(file, file.options * 1 + (option("translate"),), 0.5)
+    assert (problem.percentile, problem.hop_ms, problem.latency_ms) == (0.95, 0.5, 350.0)
+
+
+def option(vertex: str) -> StageOption:
+    return StageOption(vertex=vertex, hardware="gpu", price_per_hour=1.0, batch_latency_ms={1: 5.0}, accuracy=0.95)
+
+
+def test_what_only_planning_needs_is_read_only_for_it(changed: Any) -> None:
+    path = changed(("rate = 150", "rate = -1"), ('vertex = "lang"\nhardware', "vertex = 7\nhardware"))
+    file = read_pipeline(path, planning=False)
+    assert file.pipeline == SOCIAL
+    assert file.loads == file.options == ()
+    with pytest.raises(ScenarioError, match="rate: must be at least 0"):
+        read_pipeline(path)
+
+
+def test_options_and_edges_may_say_more_or_less(changed: Any) -> None:
+    path = changed(
+        ("price_per_hour = 0.1", 'price_per_hour = 0.1\nvariant = "fast"\naccuracy = 0.8'),
+        ('reduce = "argmax", ', ""),
+        ("probability = 0.4", ""),
+        ("latency_ms = 350", "latency_ms = 350\nslo_target = 0.9"),
+        ("percentile = 0.95", "hop_ms = 2.0\nseed = 3\nseconds = 60"),
+    )
+    file = read_pipeline(path)
+    assert (file.options[0].variant, file.options[0].accuracy) == ("fast", 0.8)
+    when = EdgeCondition(output="label", op="!=", value=0)
+    assert file.pipeline.edges == [PipelineEdge(source="lang", target="translate", when=when)]
+    assert (file.slo_target, file.hop_ms, file.seed, file.seconds) == (0.9, 2.0, 3, 60.0)
+    assert file.pipeline.vertices[0] == PipelineVertex(name="lang", app="language-id", inputs={"text": "$.text"})
+
+
+# -- the sample
+
+
+def test_the_sample_lasts_ten_minutes_and_is_the_same_each_time(changed: Any) -> None:
+    file = read_pipeline(changed())
+    times = sample(file)
+    assert 590 < times[-1] < 600
+    assert len(times) == pytest.approx(150 * 600, rel=0.03)
+    assert np.all(np.diff(times) >= 0)
+    assert np.array_equal(times, sample(file))
+    other = read_pipeline(changed(("percentile = 0.95", "seed = 2")))
+    assert not np.array_equal(times[:100], sample(other)[:100])
+
+
+@pytest.mark.parametrize(
+    ("load", "plan", "least", "most"),
+    [
+        ("rate = 150", "seconds = 30", 28, 30),
+        ("rate = 0.1", "", 15_000, 20_000),  # some thousand queries
+        ("rate = [[0, 1], [1000, 20]]", "", 990, 1000),
+        ('arrivals = "trace"\nfile = "counts"', "", 2, 3),
+        ('arrivals = "times"\nfile = "times"', "", 7.5, 7.5),
+        ('arrivals = "times"\nfile = "times"\n[[load]]\nrate = 5', "", 590, 600),
+    ],
+)
+def test_the_sample_is_as_long_as_it_says(load: str, plan: str, least: float, most: float, changed: Any) -> None:
+    path = changed(('rate = 150\narrivals = "gamma"\ncv = 1.0', load), ("percentile = 0.95", plan))
+    (path.parent / "counts").write_text("5\n7\n6\n")
+    (path.parent / "times").write_text("1.0\n7.5\n")
+    times = sample(read_pipeline(path))
+    assert least <= times[-1] <= most
+
+
+def test_loads_add_up(changed: Any) -> None:
+    one = sample(read_pipeline(changed()))
+    two = sample(read_pipeline(changed(more='[[load]]\nrate = 50\narrivals = "uniform"\napp = "social"\n')))
+    assert len(two) == pytest.approx(len(one) + 30_000, rel=0.01)
+    assert np.all(np.diff(two) >= 0)
+
+
+# -- refusals
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            ("latency_ms = 350", "latency_ms = 350\nlatency = 3"),
+            "pipeline.latency: there is no such key; did you mean latency_ms?",
+        ),
+        (("latency_ms = 350", ""), "pipeline.latency_ms: is missing"),
+        (("latency_ms = 350", "latency_ms = 0"), "pipeline.latency_ms: must be above 0"),
+        (('name = "social"', 'name = "so cial"'), "pipeline.name: must be 1 to 64 letters"),
+        (('app = "nmt"', ""), "vertex[1].app: is missing"),
+        (('inputs = { text = "$.text" }', "inputs = [1]"), "vertex[0].inputs: must be a table"),
+        (('text = "$.text", lang', "text = 3, lang"), "vertex[1].inputs.text: must be some printable text"),
+        (("accuracy = 0.9", "accuracy = 1.9"), "vertex[1].accuracy: must be at least 0 and at most 1"),
+        (("probability = 0.4", "probability = 1.4"), "edge[0].probability: must be above 0 and at most 1, not 1.4"),
+        (('op = "!=", ', ""), "edge[0].when.op: is missing"),
+        (("value = 0", "valu = 0"), "edge[0].when.valu: there is no such key; did you mean value?"),
+        (("percentile = 0.95", "percentile = 0"), "plan.percentile: must be above 0"),
+        (("percentile = 0.95", "seconds = 0"), "plan.seconds: must be above 0"),
+        (("rate = 150", "rate = 150\nrats = 3"), "load[0].rats: there is no such key"),
+        (("rate = 150", 'rate = 150\napp = "other"'), "load[0].app: there is no app 'other'"),
+        (("cv = 1.0", 'file = "x"'), "load[0].file: means nothing with arrivals 'gamma'"),
+        (("1 = 20.0", "0 = 20.0"), "option[0].batch_latency_ms.0: must be from 1 to 1024"),
+        (("1 = 20.0", "one = 20.0"), "option[0].batch_latency_ms.one: must be a whole number"),
+        (("1 = 20.0", "1 = 0.0"), "option[0].batch_latency_ms.1: must be above 0"),
+        (("price_per_hour = 0.1", ""), "option[0].price_per_hour: is missing"),
+        (("[plan]", "[plant]"), "plant: there is no such key; did you mean plan?"),
+    ],
+)
+def test_a_wrong_value_is_refused(change: tuple[str, str], message: str, changed: Any) -> None:
+    path = changed(change)
+    with pytest.raises(ScenarioError) as caught:
+        read_pipeline(path)
+    assert str(caught.value).startswith(f"{path}: {message}")
+
+
+def test_a_file_without_a_pipeline_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    for content, message in (
+        ("", "pipeline: is missing"),
+        ("[", "is not valid TOML"),
+        ("x = 1", "x: there is no such"),
+    ):
+        path.write_text(content)
+        with pytest.raises(ScenarioError, match=message):
+            read_pipeline(path)
+    with pytest.raises(ScenarioError, match="cannot be read: No such file"):
+        read_pipeline(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ([('[[load]]\nrate = 150\narrivals = "gamma"\ncv = 1.0', "")], "load: there must be at least one [[load]]"),
+        ([("rate = 150", "rate = 0")], "load: the sample trace has no queries"),
+        ([("rate = 150", "rate = 1e6")], "load: the sample trace of 600 s would have 6e+08 queries, more than 1e+07: set"),
+        ([("percentile = 0.95", "seconds = 1e-6")], "load: the sample trace has no queries; give it a rate above 0"),
+        ([('vertex = "lang"\nhardware', 'vertex = "long"\nhardware')], "option[0].vertex: there is no vertex 'long'"),
+        ([], "option: vertex translate has none; add [[option]]"),
+        ([("price_per_hour = 0.1", "price_per_hour = 0.1\naccuracy = 0.5"), ('"lang"\nhardware', '"translate"\nhardware')],
+         "vertex[translate].accuracy: no option has 0.9; the best has 0.5"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_planned_is_refused(changes: list[tuple[str, str]], message: str, changed: Any) -> None:
+    file = read_pipeline(changed(*changes))
+    with pytest.raises(ScenarioError) as caught:
+        problem_of(file, file.options, 0.0)
+    assert message in str(caught.value)
+
+
+def test_a_graph_that_is_wrong_is_refused(changed: Any) -> None:
+    for change, message in (
+        (('from = "lang"\nto = "translate"', 'from = "translate"\nto = "translate"'), "is a cycle; leave this edge"),
+        (('text = "translate.y | lang.text"', ""), "output: must name at least one tensor"),
+        (('app = "nmt"', 'app = "social"'), "vertex[translate].app: the pipeline contains itself"),
+    ):
+        with pytest.raises(ScenarioError) as caught:
+            check_pipeline(read_pipeline(changed(change)))
+        assert message in str(caught.value)
+    with pytest.raises(ScenarioError, match="there is no app 'nmt'; register a model for it"):
+        check_pipeline(read_pipeline(changed()), {"language-id": SOCIAL_APPS["language-id"]})
