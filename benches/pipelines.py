@@ -1,77 +1,39 @@
 """The estimator, the planners and the tuner of pipelines: `python benches/pipelines.py [--seconds N] [--only estimator|planner|tuner]`.
 
-Profiles stand for the four pipelines of InferLine (paper 004, Figure 2) on a CPU core, a K80 and a V100, in batches up to 32. Prices are the
-prototype's. cv is σ/μ of the gaps; the paper's CV is its square, so that 2 here is 4 there. Seconds are of one core's processor time.
+The pipelines and profiles are those of benches/paper/inferline_pipelines.py. cv is σ/μ of the gaps; the paper's CV is its square, so that 2
+here is 4 there. Seconds are of one core's processor time.
 
 estimator: an hour at 300 queries/s through four stages in a row, in several configurations. Bar: 1 s.
-planner: cost and run time of each policy, and the share of late queries on traffic of another seed. effort 0: the paper's steps alone.
+planner: cost and run time of each policy, and the share of late queries on traffic of another seed. effort 0: the paper's steps alone, on
+the sample as it is.
 tuner: false alarms in a stationary hour, seconds until a jump 150 -> 250 queries/s and a burst at the same mean are seen, time of a report.
 """
 
 import argparse
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import rig  # noqa: F401  (makes the packages importable)
 
-from bus.messages.catalog import PipelineEdge, PipelinePlan, PipelineRecord, PipelineVertex
+sys.path.insert(0, str(Path(__file__).resolve().parent / "paper"))
+
+from inferline_pipelines import GRAPHS, missed, problem_of
+
+from bus.messages.catalog import PipelinePlan
 from services.core.pipelines.envelope import BIN_S
 from services.core.pipelines.estimator import LatencyEstimator, at_percentile
 from services.core.pipelines.graph import PipelineGraph
 from services.core.pipelines.planners import plan_pipeline
-from services.core.pipelines.problem import PipelineProblem, StageOption, batch_seconds
+from services.core.pipelines.problem import PipelineProblem, StageOption
 from services.core.pipelines.queueing import Floats, StageConfiguration
 from services.core.pipelines.tuner import PipelineTuner, TunerDecision
 from tests.support.data.pipelines import chain, gamma_arrivals
 
 T = TypeVar("T")
-PRICES = {"cpu": 0.0665, "k80": 0.634, "v100": 2.528}  # US$/h, of the prototype
-SIZES = tuple(1 << i for i in range(6))
-# ms: of an item on a core, and (fixed, of an item) on a K80; a V100 is four times as fast. Without the latter: no gain on accelerators.
-MODELS: dict[str, tuple[float, tuple[float, float] | None]] = {
-    "preprocess": (5.0, None),
-    "resnet152": (1600.0, (45.0, 14.0)),
-    "detect": (900.0, (30.0, 12.0)),
-    "vehicle": (120.0, (12.0, 3.0)),
-    "person": (120.0, (12.0, 3.0)),
-    "plate": (90.0, (25.0, 6.0)),
-    "language": (12.0, (4.0, 0.3)),
-    "translate": (700.0, (30.0, 8.0)),
-    "text": (40.0, (6.0, 0.8)),
-    "image": (400.0, (22.0, 6.0)),
-    "fast": (60.0, (9.0, 1.5)),
-    "slow": (1600.0, (45.0, 14.0)),
-}
-GRAPHS: dict[str, list[tuple[str, str, float | None]]] = {
-    "image processing": [("preprocess", "resnet152", None)],
-    "video monitoring": [("detect", "vehicle", 0.6), ("detect", "person", 0.4), ("vehicle", "plate", 0.5)],
-    "social media": [("language", "translate", 0.4), ("language", "image", None), ("translate", "text", None), ("language", "text", None)],
-    "cascade": [("fast", "slow", 0.3)],
-}  # fmt: skip
-
-
-def record_of(edges: list[tuple[str, str, float | None]]) -> PipelineRecord:
-    names = dict.fromkeys(name for source, target, _ in edges for name in (source, target))
-    return PipelineRecord(
-        vertices=[PipelineVertex(name=name, app=name) for name in names],
-        edges=[PipelineEdge(source=a, target=b, probability=share) for a, b, share in edges],
-    )
-
-
-def options_of(record: PipelineRecord) -> Iterator[StageOption]:
-    for vertex in record.vertices:
-        single, accelerated = MODELS[vertex.name]
-        tables = {"cpu": {n: single * n for n in SIZES}}
-        if accelerated is not None:
-            fixed, item = accelerated
-            tables["k80"] = {n: fixed + item * n for n in SIZES}
-            tables["v100"] = {n: (fixed + item * n) / 4 for n in SIZES}
-        for hardware, table in tables.items():
-            yield StageOption(
-                vertex=vertex.name, hardware=hardware, price_per_hour=PRICES[hardware], batch_latency_ms=table
-            )
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:
@@ -111,32 +73,19 @@ def planner(seconds: float) -> None:
     print(
         "| pipeline | rate | cv | objective | inferline | effort 0 | cg-mean | cg-peak |\n|---|---|---|---|---|---|---|---|"
     )
-    for name, edges in GRAPHS.items():
-        record = record_of(edges)
+    for name in GRAPHS:
         for rate, cv, latency_ms in ((150, 1.0, 350.0), (150, 2.0, 350.0), (300, 2.0, 500.0), (150, 1.0, 150.0)):
             sample, other = (gamma_arrivals(rate, cv, seconds, seed) for seed in (1, 2))
-            problem = PipelineProblem(
-                name=name, pipeline=record, latency_ms=latency_ms, options=tuple(options_of(record)), arrivals=sample
-            )
+            problem = problem_of(name, sample, latency_ms / 1000.0)
             cells = []
             for policy, effort in (("inferline", None), ("inferline", 0), ("cg-mean", 0), ("cg-peak", 0)):
-                more = {} if effort is None else {"effort": effort}
+                more = {} if effort is None else {"effort": effort, "rounds": 1}
                 plan, took = timed(lambda: plan_pipeline(problem, policy, **more))  # noqa: B023
-                late = late_share(problem, plan, other)
+                late = missed(problem, plan, other)
                 cells.append(
                     f"{3600 * plan.cost_per_s:.2f} ({100 * late:.1f} %, {took:.1f}){'' if plan.status != 'infeasible' else ' -'}"
                 )
             print(f"| {name} | {rate} | {cv:g} | {latency_ms:g} | {' | '.join(cells)} |", flush=True)
-
-
-def late_share(problem: PipelineProblem, plan: PipelinePlan, arrivals: Floats) -> float:
-    tables = {(one.vertex, one.hardware): batch_seconds(one) for one in problem.options}
-    stages = {
-        name: StageConfiguration(tables[name, stage.hardware][: stage.batch + 1], stage.batch, stage.replicas)
-        for name, stage in plan.vertices.items()
-    }
-    found = LatencyEstimator(PipelineGraph(problem.pipeline), arrivals).latencies(stages)
-    return float((1000.0 * found > problem.latency_ms).mean())
 
 
 def tuner() -> None:

@@ -1,16 +1,22 @@
-"""The baselines of InferLine's evaluation (paper 004, section 6.1): the pipeline as one unit, replicated for a rate. Pure.
+"""The baselines of InferLine's evaluation (paper 004, section 6.1): the pipeline as one unit, replicated for a rate; and their tuner. Pure.
 
 A unit is one replica of each vertex on its fastest hardware, the dearer one of equals. Its batch is the largest for which one query through it
 meets the objective: Σ latency on the longest path. `cg-mean` has units for the mean rate of the sample, `cg-peak` for the largest rate in any
 window as long as the objective. Whether queries then wait too long is for the estimator to say, after the fact.
 """
 
+from collections import deque
+from collections.abc import Mapping, Sequence
 from math import ceil
 
 from bus.messages.catalog import PipelinePlan
-from services.core.pipelines.envelope import most_in
+from services.core.pipelines.envelope import BIN_S, most_in
 from services.core.pipelines.inferline import fastest, infeasible
 from services.core.pipelines.problem import PlanningWorkspace, ServingChoice
+from services.core.pipelines.tuner import LOOK_S, TunerDecision
+
+RATE_S = 10.0  # over which a rate is measured
+IDLE_S = 120.0  # without need, before a unit goes: that of AutoScale
 
 
 def plan_coarse(space: PlanningWorkspace, *, policy: str) -> PipelinePlan:
@@ -44,3 +50,61 @@ def _path_seconds(space: PlanningWorkspace, options: list[int], batch: int) -> f
     tables = [space.seconds[v][o] for v, o in enumerate(options)]
     weights = {name: table[min(batch, len(table) - 1)] + hop for name, table in zip(space.order, tables, strict=True)}
     return space.graph.longest_path(weights)[0] + hop
+
+
+class CoarseTuner:
+    """The tuner of the baselines, after AutoScale (Gandhi et al., TOCS 2012): every vertex has a replica for each unit.
+
+    Units are added once those that there are serve less than what comes, and then also for what waits by then. What was not needed for
+    two minutes goes. It is told and asked like `PipelineTuner`.
+    """
+
+    def __init__(self, plan: PipelinePlan, now: float, *, replicas: Mapping[str, int] | None = None) -> None:
+        """plan: of `plan_coarse`. now: Unix seconds. replicas: those that a tuner before this one had; None: the plan's."""
+        self.replicas = dict(replicas or {name: stage.replicas for name, stage in plan.vertices.items()})
+        self._unit = min(
+            1000.0 * stage.batch / stage.service_ms / stage.scale for stage in plan.vertices.values() if stage.scale > 0
+        )
+        self._arrived: deque[tuple[float, int]] = deque()  # (when a report begins, its queries) of the last RATE_S
+        self._wanted: deque[tuple[float, int]] = deque()  # (when, units) of the last IDLE_S
+        self._begun = self._looked = now
+        self._fresh = 0  # queries since the last look
+        self._waiting = 0.0
+
+    def told(self, start: float, counts: Sequence[int], now: float) -> TunerDecision | None:
+        """A dispatcher's report: queries in the bins from `start`, Unix seconds. None: the units stay as they are."""
+        if now - RATE_S <= start <= now - len(counts) * BIN_S + LOOK_S:
+            self._arrived.append((start, sum(counts)))
+            self._fresh += sum(counts)
+        passed = now - self._looked
+        if passed < LOOK_S:
+            return None
+        units = max(self.replicas.values())
+        self._waiting = max(0.0, self._waiting + self._fresh - units * self._unit * passed)
+        self._looked, self._fresh = now, 0
+        while self._arrived and self._arrived[0][0] < now - RATE_S:
+            self._arrived.popleft()
+        rate = sum(count for _, count in self._arrived) / min(RATE_S, max(LOOK_S, now - self._begun))
+        wanted = max(1, ceil((rate + self._waiting / RATE_S) / self._unit - 1e-9))
+        while self._wanted and (self._wanted[0][0] < now - IDLE_S or self._wanted[-1][1] <= wanted):
+            if self._wanted[0][0] < now - IDLE_S:
+                self._wanted.popleft()
+            else:
+                self._wanted.pop()
+        self._wanted.append((now, wanted))
+        most = self._wanted[0][1]
+        if units < wanted or (most < units and now - self._begun >= IDLE_S):
+            return self._changed(units, max(wanted, most), rate)
+        return None
+
+    def _changed(self, units: int, wanted: int, rate: float) -> TunerDecision:
+        before, self.replicas = self.replicas, dict.fromkeys(self.replicas, wanted)
+        reason = f"{rate:.4g} queries/s and {self._waiting:.0f} that wait; a unit serves {self._unit:.4g}/s"
+        return TunerDecision(
+            action="up" if wanted > units else "down",
+            replicas=dict(self.replicas),
+            before=before,
+            lambda_max=rate,
+            window_s=RATE_S,
+            reason=reason,
+        )

@@ -11,7 +11,7 @@ from math import ceil, inf
 
 import numpy as np
 
-from services.core.pipelines.branching import Bools, visits
+from services.core.pipelines.branching import Bools, draws, visits
 from services.core.pipelines.graph import PipelineGraph
 from services.core.pipelines.queueing import Floats, StageConfiguration, served
 
@@ -20,7 +20,7 @@ KEPT = 10_000_000  # numbers that an estimator keeps for later estimates
 
 class LatencyEstimator:
     """arrivals: seconds, of each query of the sample, in order. visited: of each vertex, which queries visit it; None: drawn by
-    probability for uids 0, 1, ... hop_s: seconds that a message between client and stage or between two stages takes.
+    probability for uids `first`, `first` + 1, ... hop_s: seconds that a message between client and stage or between two stages takes.
     """
 
     def __init__(
@@ -29,13 +29,14 @@ class LatencyEstimator:
         arrivals: Floats,
         *,
         visited: Mapping[str, Bools] | None = None,
+        first: int = 0,
         hop_s: float = 0.0,
     ) -> None:
         self.graph = graph
         self.arrivals = arrivals
         self.hop_s = hop_s
         if visited is None:
-            visited = visits(graph, np.arange(len(arrivals), dtype=np.uint64))
+            visited = visits(graph, np.arange(first, first + len(arrivals), dtype=np.uint64))
         self._visited = visited
         self._rows = {name: None if rows.all() else np.flatnonzero(rows) for name, rows in visited.items()}
         self._upstream = {name: [one for one in graph.order if one in graph.ancestors(name)] for name in graph.order}
@@ -94,6 +95,23 @@ class LatencyEstimator:
 
     def _latest(self, times: list[Floats]) -> Floats:
         return reduce(np.maximum, times)
+
+
+def resampled(arrivals: Floats, number: int) -> Floats:
+    """Another sample of the same law, as far as this one tells it: short stretches of its gaps, drawn with replacement (a block bootstrap).
+
+    number: of the sample, from 0; each has its own draws. What changes slowly in the sample changes less in it.
+    """
+    gaps = np.diff(arrivals)
+    count = len(gaps)
+    if count < 2:
+        return arrivals
+    length = max(1, round(count ** (1 / 3)))
+    blocks = -(-count // length)
+    starts = (draws(np.arange(blocks, dtype=np.uint64), f"sample {number}") * (count - length + 1)).astype(np.int64)
+    drawn = gaps[(starts[:, None] + np.arange(length)).ravel()[:count]]
+    found: Floats = arrivals[0] + np.append(0.0, np.cumsum(drawn))
+    return found
 
 
 def at_percentile(latencies: Floats, percentile: float) -> float:

@@ -6,6 +6,8 @@
    a batch twice as large, which saves nothing itself but may let replicas go. Those after the last change that saved are taken back.
 4. The paper's search ends there, now and then in a local optimum (its section 7.2.1). So all cheaper configurations are searched, as far
    as the effort allows (services/core/pipelines/search.py).
+5. The cheapest of many configurations is one that the sample happens to favour. So the plan is tried on other samples, which are drawn from
+   the sample. If too many queries are late in one of them, all is done again with fewer of them allowed in the sample.
 
 A change that fails once is not tried again until another vertex has changed its batch or hardware: with fewer replicas elsewhere,
 queries only take longer.
@@ -15,17 +17,36 @@ from math import inf
 
 from bus.messages.catalog import PipelinePlan
 from services.core.pipelines.problem import MOST_REPLICAS, Choices, PlanningWorkspace, ServingChoice
-from services.core.pipelines.search import search
+from services.core.pipelines.search import Found, search
 
 EFFORT = 30_000_000  # visits that the estimator follows in the last step
+ROUNDS = 5
 
 
-def plan_inferline(space: PlanningWorkspace, *, policy: str = "inferline", effort: int = EFFORT) -> PipelinePlan:
-    """effort: visits to follow in search of what the paper's steps miss; 0: its steps only."""
-    first = _first(space)
-    if first is None:
-        return infeasible(space, policy)
-    return _Descent(space, first, policy).run(effort)
+def plan_inferline(
+    space: PlanningWorkspace, *, policy: str = "inferline", effort: int = EFFORT, rounds: int = ROUNDS
+) -> PipelinePlan:
+    """effort: visits to follow in search of what the paper's steps miss; 0: its steps only. rounds: 1 takes the sample as it is."""
+    plan: PipelinePlan | None = None
+    notes: list[str] = []
+    for number in range(rounds):
+        first = _first(space)
+        if first is None:
+            break
+        descent = _Descent(space, first)
+        found = descent.run(effort)
+        plan = space.plan(
+            found.choices, policy=policy, optimal=found.complete and not number, steps=[*notes, *descent.steps(found)]
+        )
+        late = space.late_elsewhere(found.choices) if number < rounds - 1 else 0
+        if late <= space.late or not space.tighten(found.choices, late):
+            break
+        notes.append(f"{plan.cost_per_s * 3600:.4g} US$/h: {_share(space, late)} of queries late in another sample")
+    return plan if plan is not None else infeasible(space, policy)
+
+
+def _share(space: PlanningWorkspace, late: int) -> str:
+    return f"{100 * late / len(space.problem.arrivals):.2g} %"
 
 
 def fastest(space: PlanningWorkspace) -> list[int]:
@@ -94,24 +115,23 @@ def changed(
 class _Descent:
     """Step 3. taken: its changes, for people. kept: how many of them led to the present cost."""
 
-    def __init__(self, space: PlanningWorkspace, first: Choices, policy: str) -> None:
-        self._space, self._policy = space, policy
+    def __init__(self, space: PlanningWorkspace, first: Choices) -> None:
+        self._space = space
         self.choices = self._cheapest = first
         self.taken = [f"start: {self._told(v, one)}" for v, one in enumerate(first)]
         self._kept = len(self.taken)
         self._failed: set[tuple[int, int]] = set()  # (vertex, option or -1 for one replica fewer)
         self._known: dict[tuple[int, int], ServingChoice] = {}  # what a vertex would have on other hardware
 
-    def run(self, effort: int) -> PipelinePlan:
+    def run(self, effort: int) -> Found:
         while self._saved() or self._doubled():
             pass
-        found = search(self._space, self._cheapest, effort)
-        steps = self.taken[: self._kept]
-        if found.choices != self._cheapest:
-            steps += [
-                f"search: {self._told(v, one)}" for v, one in enumerate(found.choices) if one != self._cheapest[v]
-            ]
-        return self._space.plan(found.choices, policy=self._policy, optimal=found.complete, steps=steps)
+        return search(self._space, self._cheapest, effort)
+
+    def steps(self, found: Found) -> list[str]:
+        """What led to what was found."""
+        other = [v for v, one in enumerate(found.choices) if one != self._cheapest[v]]
+        return self.taken[: self._kept] + [f"search: {self._told(v, found.choices[v])}" for v in other]
 
     def _saved(self) -> bool:
         """Take the change that saves most."""

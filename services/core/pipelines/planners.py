@@ -6,23 +6,26 @@ that the plan chooses models as well. cg-mean, cg-peak: the baselines.
 
 from bus.messages.catalog import PipelinePlan
 from services.core.pipelines.coarse import plan_coarse
-from services.core.pipelines.inferline import EFFORT, plan_inferline
+from services.core.pipelines.inferline import EFFORT, ROUNDS, plan_inferline
 from services.core.pipelines.problem import PipelineProblem, PlanningWorkspace, StageOption, allowed, most_accurate
 
 POLICIES = ("inferline", "model-less", "cg-mean", "cg-peak")
 
 
-def plan_pipeline(problem: PipelineProblem, policy: str = "inferline", *, effort: int = EFFORT) -> PipelinePlan:
+def plan_pipeline(
+    problem: PipelineProblem, policy: str = "inferline", *, effort: int = EFFORT, rounds: int = ROUNDS
+) -> PipelinePlan:
     """Plan a problem without errors. The same problem always has the same plan. Raises ValueError for other policies.
 
-    effort: visits that the estimator may follow beyond the paper's steps.
+    effort: visits that the estimator may follow beyond the paper's steps, in each round. rounds: plans that are made until one holds for other
+    samples too; 1: the sample is taken as it is.
     """
     if policy not in POLICIES:
         raise ValueError(f"there is no policy {policy!r}; there are: {', '.join(POLICIES)}")
     space = workspace(problem, policy)
     if policy in ("cg-mean", "cg-peak"):
         return plan_coarse(space, policy=policy)
-    return plan_inferline(space, policy=policy, effort=effort)
+    return plan_inferline(space, policy=policy, effort=effort, rounds=rounds)
 
 
 def workspace(problem: PipelineProblem, policy: str) -> PlanningWorkspace:

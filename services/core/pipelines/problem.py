@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from bus.messages.catalog import PipelinePlan, PipelineRecord, PipelineVertex, PlannedStage
 from services.core.pipelines.envelope import traffic_envelope
-from services.core.pipelines.estimator import LatencyEstimator, at_percentile, place_of
+from services.core.pipelines.estimator import LatencyEstimator, at_percentile, place_of, resampled
 from services.core.pipelines.graph import PipelineGraph
 from services.core.pipelines.queueing import Floats, StageConfiguration
 
@@ -16,6 +16,7 @@ LARGEST_BATCH = 1024
 MOST_REPLICAS = 10_000
 LONGEST_MS = 3.6e6
 ALIKE = 0.005  # accuracies that a validation set does not tell apart
+OTHERS = 4  # samples that a plan is tried on, beside the one that it was made from
 
 
 class StageOption(Struct, frozen=True, kw_only=True):
@@ -145,7 +146,11 @@ class PlanningWorkspace:
         self.rate = (len(arrivals) - 1) / float(arrivals[-1] - arrivals[0]) if len(arrivals) > 1 else 0.0
         self.objective = problem.latency_ms / 1000.0
         self.estimated = 0  # visits that the estimator has followed
-        self._known: dict[Choices, float] = {}
+        count = len(arrivals)
+        self.late = count - 1 - place_of(problem.percentile, count)  # queries of the sample that may be late
+        self._allowed = self.late
+        self._known: dict[Choices, tuple[float, int]] = {}  # latency, and late queries
+        self._others: list[LatencyEstimator] = []
 
     def price(self, vertex: int, choice: ServingChoice) -> float:
         """US$ per hour of all replicas."""
@@ -171,23 +176,45 @@ class PlanningWorkspace:
 
     def latency(self, choices: Choices) -> float:
         """Seconds, at the problem's percentile; infinite if it does not meet the objective, or some queue grows for ever."""
+        latency, late = self._estimated(choices)
+        return latency if late <= self._allowed else np.inf
+
+    def meets(self, choices: Choices) -> bool:
+        return self._estimated(choices)[1] <= self._allowed
+
+    def _estimated(self, choices: Choices) -> tuple[float, int]:
         found = self._known.get(choices)
         if found is None:
             steady = all(one.replicas >= self.least(v, one.option, one.batch) for v, one in enumerate(choices))
-            found = self._known[choices] = self._estimate(choices) if steady else np.inf
+            found = self._known[choices] = self._estimate(choices) if steady else (np.inf, len(self.problem.arrivals))
         return found
 
-    def meets(self, choices: Choices) -> bool:
-        return self.latency(choices) <= self.objective
-
-    def _estimate(self, choices: Choices) -> float:
+    def _estimate(self, choices: Choices) -> tuple[float, int]:
         self.estimated += int(len(self.problem.arrivals) * sum(self.scales))
-        late = len(self.problem.arrivals) - 1 - place_of(self.problem.percentile, len(self.problem.arrivals))
-        found = self.estimator.latencies_within(self.configurations(choices), self.objective, late)
+        found = self.estimator.latencies_within(self.configurations(choices), self.objective, self._allowed)
         if found is None:
-            return np.inf
-        latency = at_percentile(found, self.problem.percentile)
-        return latency if latency <= self.objective else np.inf
+            return np.inf, self._allowed + 1
+        return at_percentile(found, self.problem.percentile), int(np.count_nonzero(found > self.objective))
+
+    def late_elsewhere(self, choices: Choices) -> int:
+        """The most late queries in other samples of the same law."""
+        if not self._others:
+            arrivals, count = self.problem.arrivals, len(self.problem.arrivals)
+            self._others = [
+                LatencyEstimator(
+                    self.graph, resampled(arrivals, i), first=(i + 1) * count, hop_s=self.problem.hop_ms / 1000.0
+                )
+                for i in range(OTHERS)
+            ]
+        configurations = self.configurations(choices)
+        return max(int(np.count_nonzero(one.latencies(configurations) > self.objective)) for one in self._others)
+
+    def tighten(self, choices: Choices, late: int) -> bool:
+        """From now on allow fewer late queries in the sample: these choices had so many in another. False: no fewer are possible."""
+        here = self._known[choices][1]
+        allowed = min(int(self._allowed * self.late / late), here - 1)
+        self._allowed = max(0, allowed)
+        return allowed >= 0
 
     def configurations(self, choices: Choices) -> dict[str, StageConfiguration]:
         return {
@@ -205,7 +232,7 @@ class PlanningWorkspace:
     ) -> PipelinePlan:
         """The plan with these choices. It is infeasible if there is a reason, or if it does not meet the objective."""
         latency = at_percentile(self.estimator.latencies(self.configurations(choices)), self.problem.percentile)
-        if not self.meets(choices) and not reason:
+        if latency > self.objective and not reason:
             reason = self._shortfall(choices, latency)
         problem = self.problem
         service = {

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bus.messages.catalog import PipelineEdge, PipelineRecord, PipelineVertex
 from services.core.pipelines.branching import visits
-from services.core.pipelines.estimator import LatencyEstimator, at_percentile
+from services.core.pipelines.estimator import LatencyEstimator, at_percentile, resampled
 from services.core.pipelines.graph import PipelineGraph
 from services.core.pipelines.queueing import StageConfiguration, served
 from tests.support.data.pipelines import Floats, chain, gamma_arrivals
@@ -167,3 +167,41 @@ def test_what_is_kept_of_one_estimate_changes_no_other() -> None:
     assert (changed > before - 1e-9).all()
     assert estimator.latencies(dict.fromkeys("abcd", fast)).tolist() == before.tolist()
     assert estimator.latencies_within(dict.fromkeys("abcd", slow), 0.01, 5) is None
+
+
+# -- other samples of the same law
+
+
+@pytest.mark.parametrize("cv", [0.5, 1.0, 2.0])
+def test_a_drawn_sample_has_the_law_of_its_own(cv: float) -> None:
+    sample = gamma_arrivals(150, cv, 600, seed=1)
+    drawn = resampled(sample, 0)
+    assert len(drawn) == len(sample)
+    assert (np.diff(drawn) >= 0).all()
+    gaps = np.diff(drawn)
+    assert gaps.mean() == pytest.approx(1 / 150, rel=0.04)
+    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.04)
+
+
+def test_each_drawn_sample_is_another_and_the_same_again() -> None:
+    sample = gamma_arrivals(50, 1.0, 60, seed=2)
+    assert resampled(sample, 0).tolist() == resampled(sample, 0).tolist()
+    assert resampled(sample, 0).tolist() != resampled(sample, 1).tolist()
+    for few in ([], [1.0], [1.0, 2.0], [1.0, 2.0, 4.0]):
+        assert len(resampled(np.array(few), 0)) == len(few)
+
+
+def test_bursts_come_elsewhere_than_in_the_sample() -> None:
+    """Else a plan that suits the sample's own bursts would suit those of the others too."""
+    sample = gamma_arrivals(150, 2.0, 600, seed=3)
+    graph, configured = PipelineGraph(chain(1)), {"v0": stage(0.0, 0.011, 1, 2)}
+    late = [
+        float((LatencyEstimator(graph, one).latencies(configured) > 0.3).mean())
+        for one in [
+            sample,
+            *(resampled(sample, i) for i in range(4)),
+            *(gamma_arrivals(150, 2.0, 600, 40 + i) for i in range(4)),
+        ]
+    ]
+    assert np.mean(late[1:5]) == pytest.approx(np.mean(late[5:]), rel=0.5)
+    assert len({round(share, 5) for share in late[:5]}) == 5
