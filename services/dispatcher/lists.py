@@ -14,6 +14,7 @@ from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import AppView, VariantInstances
 from services.core.selection.instances import Worker
 from services.core.validation import BadRequest, check_name
+from services.dispatcher.pipelines import service_seconds
 
 
 def listing(
@@ -163,12 +164,12 @@ def _pipelines(ask: ListRequest, catalog: Catalog, view: ClusterView, slo_target
 
 
 def _stages(app: AppRecord, pipeline: PipelineRecord, view: ClusterView) -> list[dict[str, Any]]:
-    """share: of the objective, by the service times on the longest path through the stage. instances, queued: of the planned variant, else
-    of the vertex's app.
+    """service_ms: as planned, else of the variant that would be chosen without a limit of latency. share: of the objective, by the service
+    times on the longest path through the stage. instances, loading, queued: of the planned variant, else of the vertex's app.
     """
     planned = {} if app.plan is None else app.plan.vertices
     graph = PipelineGraph(pipeline)
-    service = {name: planned[name].service_ms if name in planned else 0.0 for name in graph.order}
+    service = service_seconds(app, view.apps)
     before, behind = graph.before(service), graph.behind(service)
     rows = []
     for vertex in pipeline.vertices:
@@ -192,7 +193,7 @@ def _stages(app: AppRecord, pipeline: PipelineRecord, view: ClusterView) -> list
                 "batch": None if stage is None else stage.batch,
                 "replicas": None if stage is None else stage.replicas,
                 "scale": None if stage is None else stage.scale,
-                "service_ms": None if stage is None else stage.service_ms,
+                "service_ms": 1000.0 * service[name] or None,
                 "rho": None if stage is None else stage.rho,
                 "accuracy": None if stage is None else stage.accuracy,
                 "share": service[name] / longest if longest else None,

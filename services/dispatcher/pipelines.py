@@ -1,7 +1,7 @@
 """Pipelines: apps whose queries visit other apps (InferLine, paper 004). Nothing returns to the client between two stages. Pure."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -87,7 +87,7 @@ class ServedPipeline:
         if self.missing:
             return
         planned = {} if app.plan is None else app.plan.vertices
-        weights = {v.name: _service(v.app, v.accuracy or 0.0, planned.get(v.name), apps) for v in record.vertices}
+        weights = service_seconds(app, apps.view.apps)
         behind = self.graph.behind(weights)
         before = self.graph.before(weights)
         for position, vertex in enumerate(record.vertices):
@@ -106,24 +106,25 @@ class ServedPipeline:
             )
 
 
-def _service(name: str, floor: float, planned: PlannedStage | None, apps: Apps, depth: int = 0) -> float:
-    """Seconds of a stage's service."""
-    if planned is not None:
-        return planned.service_ms / 1000.0
-    view = apps.view.apps.get(name)
-    if view is None:
-        return 0.0
-    if view.app.pipeline is not None:
-        record, plan = view.app.pipeline, view.app.plan
-        if depth == NESTED:
-            return 0.0
-        inner = {} if plan is None else plan.vertices
-        weights = {
-            v.name: _service(v.app, v.accuracy or 0.0, inner.get(v.name), apps, depth + 1) for v in record.vertices
-        }
-        return PipelineGraph(record).longest_path(weights)[0]
-    found = view.in_order(np.flatnonzero(view.current & (view.accuracy >= floor)))
-    return view.groups[int(found[0])].table.seconds(1) if found.size else 0.0
+def service_seconds(app: AppRecord, apps: Mapping[str, AppView], depth: int = 0) -> dict[str, float]:
+    """Of each vertex of a pipeline, the seconds of its service: as planned, else of the variant that would be chosen without a limit of
+    latency. 0.0: unknown. apps: by name.
+    """
+    planned = {} if app.plan is None else app.plan.vertices
+    found = {}
+    for vertex in app.pipeline.vertices if app.pipeline is not None else ():
+        stage, view = planned.get(vertex.name), apps.get(vertex.app)
+        seconds = 0.0
+        if stage is not None:
+            seconds = stage.service_ms / 1000.0
+        elif view is not None and view.app.pipeline is not None and depth < NESTED:
+            graph = PipelineGraph(view.app.pipeline)
+            seconds = graph.longest_path(service_seconds(view.app, apps, depth + 1))[0]
+        elif view is not None and view.app.pipeline is None:
+            places = view.in_order(np.flatnonzero(view.current & (view.accuracy >= (vertex.accuracy or 0.0))))
+            seconds = view.groups[int(places[0])].table.seconds(1) if places.size else 0.0
+        found[vertex.name] = seconds
+    return found
 
 
 class PipelineRun:

@@ -129,8 +129,10 @@ def test_a_pipeline_is_listed_with_its_graph_and_without_a_plan() -> None:
     first, second = item["vertices"]
     assert (first["vertex"], first["app"], first["inputs"]) == ("first", "app", {"x": "$.x"})
     assert (first["accuracy_required"], second["accuracy_required"]) == (None, 0.9)
-    for field in ("variant", "hardware", "batch", "replicas", "scale", "service_ms", "rho", "accuracy", "share"):
+    for field in ("variant", "hardware", "batch", "replicas", "scale", "rho", "accuracy"):
         assert second[field] is None
+    assert (first["share"], second["share"]) == (0.5, 0.5), "by the variant that would be chosen"
+    assert second["service_ms"] == pytest.approx(2.5)
     assert (second["instances"], second["queued"]) == (0, 0)
 
 
