@@ -29,6 +29,7 @@ START_S = 10.0  # for a registrar that is still starting
 QUIET_S = 5.0  # without a status; then the last one is requested
 GONE_S = 120.0  # without a registrar; then the client gives up
 OVER = ("done", "failed")
+REMOTE = "remote"  # format of a file that names a model on a remote engine
 
 OnProgress = Callable[[RegistrationStatus], None]
 
@@ -57,7 +58,7 @@ async def register(
 ) -> RegistrationStatus:
     """Register a trained model and wait until its variants are built and measured, or the registration fails.
 
-    model_file: .onnx, .pt2 or TorchScript. format: needed only if the file's name does not tell it. validation: an .npz with inputs
+    model_file: .onnx, .pt2 or TorchScript, or the URL of a model on a remote engine (docs/remote.md). format: needed only if the file's name does not tell it. validation: an .npz with inputs
     (first axis: items) under inputs_key and labels under labels_key, or the two arrays. version: default: the next number. metric:
     top1, top5, mae or rmse. labels: names of the classes, in the order of the scores. latency_ms: the app's default latency objective.
     slo_target: the share of the app's queries to be answered in time, above 0 and below 1; None: the app keeps what it has. dry_run: inspect the model and keep
@@ -65,11 +66,12 @@ async def register(
     `variants`, and `failures` of those that could not be built) or "failed" (with a `reason`). Raises BadInput, Refused, NotConnected,
     Timeout.
     """
+    url = str(model_file) if str(model_file).startswith(("http://", "https://")) else None
     path = Path(model_file)
     request = Register(
         app=app,
         model=model,
-        format=format or _format(path),
+        format=REMOTE if url is not None else format or _format(path),
         object="",
         validation="",
         version=version,
@@ -84,14 +86,19 @@ async def register(
         dry_run=dry_run,
         registration=f"r-{secrets.token_hex(8)}",
     )
-    _check_file(path, "the model file")
+    if url is None:
+        _check_file(path, "the model file")
     try:
         async with asyncio.timeout(timeout):
-            if not isinstance(validation, tuple):
-                return await _run(bus, subjects, path, Path(validation), request, on_progress)
             with tempfile.TemporaryDirectory(prefix="infaas-") as directory:
-                saved = Path(directory) / "validation.npz"
-                await asyncio.to_thread(_save, saved, validation, request)
+                if url is not None:
+                    path = Path(directory) / "engine.json"
+                    path.write_bytes(msgspec.json.encode({"url": url}))
+                if isinstance(validation, tuple):
+                    saved = Path(directory) / "validation.npz"
+                    await asyncio.to_thread(_save, saved, validation, request)
+                else:
+                    saved = Path(validation)
                 return await _run(bus, subjects, path, saved, request, on_progress)
     except InfaasError:  # some of them are TimeoutErrors as well
         raise

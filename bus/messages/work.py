@@ -60,7 +60,8 @@ class BuildVariants(Struct, frozen=True, kw_only=True):
 class ModelInspected(Struct, frozen=True, kw_only=True):
     """`infaas.registrar.inspected`: the result of an inspection.
 
-    source, validation: content-addressed keys in the artifacts bucket. fixed_batch: the model takes only batches of 1.
+    source, validation: content-addressed keys in the artifacts bucket. fixed_batch: the model takes only batches of 1. most_batch: items of
+    a batch at most; 0: not known.
     operators: operator types, for the generator's rules. frameworks: for each backend name, why this worker cannot run it; empty if it can.
     """
 
@@ -75,6 +76,7 @@ class ModelInspected(Struct, frozen=True, kw_only=True):
     samples: int
     baseline_accuracy: float
     frameworks: dict[str, str]
+    most_batch: int = 0
 
 
 class VariantBuilt(Struct, frozen=True, kw_only=True):

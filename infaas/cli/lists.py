@@ -11,7 +11,7 @@ import msgspec
 
 from bus.port import BusError, KeyValueEntry
 from infaas.cli.options import DataDir, Json
-from infaas.cli.output import Column, print_table, show
+from infaas.cli.output import Column, hardware_of, print_table, show
 from infaas.client import Client
 from infaas.connecting import connect, find_sql
 
@@ -83,7 +83,7 @@ def variants(*, app: str | None = None, model: str | None = None, data_dir: Data
         Column("app", "app"),
         Column("variant", "variant"),
         Column("state", _state),
-        Column("hardware", lambda item: f"{item.get('hardware')}{' (simulated)' * bool(item.get('simulated'))}"),
+        Column("hardware", hardware_of),
         Column("accuracy", "accuracy"),
         Column("latency ms", "latency_ms"),
         Column("load ms", "load_ms"),

@@ -127,6 +127,12 @@ def _value(item: Mapping[str, Any], column: Column) -> Any:
     return column.value(item) if callable(column.value) else item.get(column.value)
 
 
+def hardware_of(item: Mapping[str, Any]) -> str | None:
+    """A listed variant's hardware, and whether it is simulated, or the host of its engine."""
+    where = "simulated" if item.get("simulated") else item.get("engine")
+    return f"{item.get('hardware')} ({where})" if where else item.get("hardware")
+
+
 def local_time(at: str) -> str:
     """A time in ISO 8601, converted to local time."""
     return datetime.fromisoformat(at).astimezone().isoformat(" ", "seconds")

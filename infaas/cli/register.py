@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from bus.subjects import WITHOUT_APP
 from infaas.cli.options import DataDir, Json, json_or_text
-from infaas.cli.output import Column, fail, print_json, print_table, progress, show, usage
+from infaas.cli.output import Column, fail, hardware_of, print_json, print_table, progress, show, usage
 from infaas.client import Client
 from infaas.connecting import connect
 from infaas.errors import InfaasError, RegistrationFailed
@@ -24,9 +24,7 @@ LISTED_S = 3.0  # within which a dispatcher lists new variants
 
 COLUMNS = (
     Column("variant", "variant"),
-    Column(
-        "hardware", lambda item: f"{item['hardware']} (simulated)" if item.get("simulated") else item.get("hardware")
-    ),
+    Column("hardware", hardware_of),
     Column("accuracy", "accuracy"),
     Column("agrees", "agreement"),
     Column("load ms", "load_ms"),
@@ -40,7 +38,7 @@ COLUMNS = (
 
 
 def register(
-    model_file: Path,
+    model_file: str,
     /,
     *,
     app: str,
@@ -69,7 +67,8 @@ def register(
     Parameters
     ----------
     model_file
-        The model: .onnx, or .pt2 of torch.export if torch is installed. TorchScript only if the operator allows it.
+        The model: .onnx, or .pt2 of torch.export if torch is installed. TorchScript only if the operator allows it. Or the URL of a model on an
+        engine that speaks the Open Inference Protocol, http://HOST:PORT/v2/models/NAME, if the operator names that host.
     app
         The app that the model serves. An app's first registration fixes the inputs and outputs of all its models.
     model

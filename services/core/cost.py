@@ -1,7 +1,7 @@
 """The cost of instances and queries, and the predicted latency of a batch. All code uses these definitions.
 
 Money is US$. `prices` maps a device kind to US$ per hour (services/core/prices.toml, read by services/shell/prices.py). The price is
-per core for the kinds in PER_CORE, and per whole device for all others.
+per core for the kinds in PER_CORE, per instance for a remote engine, and per whole device for all others.
 """
 
 from bisect import bisect_left, bisect_right
@@ -10,7 +10,8 @@ from itertools import accumulate
 from typing import Literal
 
 from bus.messages.catalog import ProfileRow, Signature, VariantRecord
-from services.core.placement import is_container
+from bus.messages.fleet import DeviceStatus
+from services.core.placement import REMOTE, is_container
 
 PER_CORE = frozenset({"cpu", "inferentia"})
 OF_CONTAINERS = "cpu"  # the kind whose price, of one core, a user's own process has
@@ -37,12 +38,23 @@ def price_per_hour(kind: str, prices: Mapping[str, float], cores: int = 1) -> fl
     return price * cores if kind in PER_CORE else price
 
 
+def pays_whole(kind: str) -> bool:
+    """Whether each instance on a device of this kind costs the device's whole price."""
+    return kind == REMOTE or is_container(kind)
+
+
+def machine_price(devices: Iterable[DeviceStatus]) -> float:
+    """US$ per hour of a machine with these devices, whatever is loaded. A remote engine costs nothing but its instances."""
+    return sum(device.price_per_hour for device in devices if device.kind != REMOTE)
+
+
 def device_share(record: VariantRecord, device_cores: int, device_memory_mb: float) -> float:
     """The share of a device that one instance occupies, 0..1. It is the larger of its share of cores and its share of memory.
 
-    Threads count only on devices that are priced per core. On a GPU, threads run on the host. A user's own process is the whole device.
+    Threads count only on devices that are priced per core. On a GPU, threads run on the host. A user's own process is the whole device. An
+    instance of a remote engine pays the whole price, too.
     """
-    if is_container(record.hardware):
+    if pays_whole(record.hardware):
         return 1.0
     memory = record.profile.memory_mb / device_memory_mb if device_memory_mb > 0 else 0.0
     cores = record.threads / device_cores if device_cores > 0 and record.hardware in PER_CORE else 0.0

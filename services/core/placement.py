@@ -66,6 +66,19 @@ def is_container(kind: str) -> bool:
     return kind.startswith(_CONTAINER)
 
 
+# The kind of device that stands for engines on other machines. One device holds all instances of a worker: an instance takes one of its
+# cores, which is one request under way at a time. Its address are the hosts that the operator names, with a space between them.
+REMOTE = "remote"
+REMOTE_CORES = 64
+
+
+def remote_devices(hosts: tuple[str, ...]) -> list[Device]:
+    """The device for engines on these hosts. Empty if there is no host."""
+    if not hosts:
+        return []
+    return [Device(name=REMOTE, kind=REMOTE, cores=REMOTE_CORES, memory_mb=0.0, address=" ".join(hosts))]
+
+
 def misfit(record: VariantRecord, device: Device, memory_share: float) -> str:
     """Why this variant could never run on the device, even an empty one; empty when it could."""
     if record.hardware != device.kind:

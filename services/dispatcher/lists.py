@@ -109,6 +109,7 @@ def _variants(ask: ListRequest, view: ClusterView) -> list[dict[str, Any]]:
                     "variant": record.variant,
                     "hardware": record.hardware,
                     "framework": record.framework,
+                    "engine": record.profile.host.get("engine"),
                     "precision": record.precision,
                     "threads": record.threads,
                     "max_batch": record.max_batch,

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from bus.port import Bus
 from bus.subjects import Subjects
 from services.core.actor import Edge
-from services.core.placement import Device
+from services.core.placement import REMOTE, Device
 from services.core.settings import Settings
 from services.executor import actor
 from services.executor.actor import make_executor
-from services.executor.edge import AcceleratedEdge, ContainerEdge, ExecutorEdge
+from services.executor.edge import AcceleratedEdge, ContainerEdge, ExecutorEdge, RemoteEdge
 from services.executor.edge_simulated import SimulatedEdge
 from services.executor.workshop.actor import make_workshop
 from services.executor.workshop.edge import WorkshopEdge
@@ -46,7 +46,7 @@ async def wire(settings: Settings, bus: Bus, found: Iterable[Accelerator] | None
         make = partial(make_executor, settings, subjects, worker, device, incarnation)
         return Runtime(name or f"executor-{device.name}", make, bus, subjects, its_edge, insight=actor)
 
-    cpu, *others = devices_of(settings.worker, found)
+    cpu, *others = devices_of(settings.worker, found, settings.executor.remote_hosts)
     real = [device for device in others if not device.simulated]
     addresses: dict[str, str] = {}  # variants are built on the first device of their kind
     for device in real:
@@ -57,7 +57,9 @@ async def wire(settings: Settings, bus: Bus, found: Iterable[Accelerator] | None
         runtime(cpu, edge(), "executor"),
         Runtime("workshop", workshop, bus, subjects, WorkshopEdge(settings)),
     ]
-    runtimes += [runtime(device, edge(AcceleratedEdge, device.address, device.cores)) for device in real]
+    for device in real:
+        make = RemoteEdge if device.kind == REMOTE else AcceleratedEdge
+        runtimes.append(runtime(device, edge(make, device.address, device.cores)))
     if len(real) < len(others):
         shared = edge()  # not the CPU's own, whose watchdog and loads must not wait for simulated devices
         runtimes += [

@@ -237,6 +237,24 @@ def _checked(result: Any) -> Any:
     return result
 
 
+# -- engines on other machines: nothing of theirs is computed here
+
+
+class RemoteEdge(ExecutorEdge):
+    """The edge of remote engines. device: their hosts."""
+
+    def inline(self, command: Any) -> Any:
+        """No engine may keep the loop waiting."""
+        del command
+        return NotImplemented
+
+    async def perform(self, command: Any) -> Any:
+        if isinstance(command, MeasureMemory):
+            return 0.0
+        result = await super().perform(command)
+        return LoadedModel(result.load_ms, 0.0, result.proof) if isinstance(result, LoadedModel) else result
+
+
 # -- a user's own process: it holds one model, from its start
 
 

@@ -14,21 +14,18 @@ from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_netw
 from pathlib import Path
 from threading import Timer
 from typing import NamedTuple
-from urllib.parse import SplitResult, urlsplit
 
-PORTS = {"http": 80, "https": 443}
-MAX_URL = 2048  # characters
+from services.core.hosts import PORTS, Address, AllowedHost, BadUrl, http_url
+
 _NAT64 = IPv6Network("64:ff9b::/96")
 _GLOBAL_UNICAST = IPv6Network("2000::/3")  # the only IPv6 addresses that are assigned to anybody
 _RESERVED = tuple(  # reserved blocks that not every version of Python knows
     ip_network(text) for text in ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2001:db8::/32", "3fff::/20")
 )
-_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-._")
 
 CHUNK = 2**18  # bytes read at a time
 SILENCE_S = 10.0  # longest time without a byte from the server
 
-Address = IPv4Address | IPv6Address
 Resolver = Callable[[str, int], list[str]]  # host and port to addresses
 
 
@@ -38,14 +35,6 @@ class NotAllowed(Exception):
     def __init__(self, message: str, *, forbidden: bool = True) -> None:
         super().__init__(message)
         self.forbidden = forbidden
-
-
-class AllowedHost(NamedTuple):
-    """One entry of the setting. port: None: the scheme's own. address: the host's only valid one, for hosts of a private network."""
-
-    name: str
-    port: int | None
-    address: Address | None
 
 
 class FileUrl(NamedTuple):
@@ -58,63 +47,19 @@ class FileUrl(NamedTuple):
     allowed: AllowedHost
 
 
-def allowed_hosts(entries: tuple[str, ...]) -> tuple[AllowedHost, ...]:
-    """The setting gateway.register_hosts: `name`, `name:port`, `name=address`, `name:port=address`, or an address. Raises ValueError."""
-    return tuple(_entry(entry) for entry in entries)
-
-
-def _entry(entry: str) -> AllowedHost:
-    named, _, at = entry.strip().lower().partition("=")
-    literal = _literal(named)
-    if literal is not None:
-        name, port = str(literal), None
-    else:
-        name, colon, digits = named.rpartition(":") if ":" in named else (named, "", "")
-        name, port = (name.strip("[]"), _port(digits, entry)) if colon else (named, None)
-        literal = _literal(name)
-    if literal is None and not _is_name(name):
-        raise ValueError(f"{entry!r} is no host: write name, name:port, name=address or an address")
-    address = literal
-    if at:
-        address = _literal(at)
-        if address is None:
-            raise ValueError(f"{entry!r}: {at!r} is no address")
-    return AllowedHost(str(literal) if literal is not None else name, port, address)
-
-
-def _port(digits: str, entry: str) -> int:
-    if not (digits.isascii() and digits.isdigit() and 0 < int(digits) < 65536):
-        raise ValueError(f"{entry!r}: {digits!r} is no port")
-    return int(digits)
-
-
 def file_url(url: str, hosts: tuple[AllowedHost, ...]) -> FileUrl:
-    """The parts of `url`, if its host is allowed. Raises NotAllowed."""
-    if len(url) > MAX_URL or not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
-        raise NotAllowed(f"the URL must be printable ASCII without spaces, at most {MAX_URL} long", forbidden=False)
+    """The parts of `url`, if its host is allowed. A host without a port has its scheme's own. Raises NotAllowed."""
     try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        raise NotAllowed(f"the URL cannot be read: {error}", forbidden=False) from error
-    if parts.scheme not in PORTS:
-        raise NotAllowed(f"only http and https URLs are fetched, not {parts.scheme or 'this'!r}", forbidden=False)
-    if "@" in parts.netloc:
-        raise NotAllowed("the URL carries a user or password: URLs with credentials are not fetched", forbidden=False)
-    host = (parts.hostname or "").removesuffix(".")
-    if not host:
-        raise NotAllowed("the URL names no host", forbidden=False)
-    literal = _literal(host)
-    if literal is not None:
-        host = str(literal)
-    elif not _is_name(host):
-        raise NotAllowed(f"{host!r} is no host name, nor an address in its usual form", forbidden=False)
-    port = PORTS[parts.scheme] if port is None else port
+        parts = http_url(url)
+    except BadUrl as error:
+        raise NotAllowed(str(error), forbidden=False) from error
+    scheme, host, port, target = parts
     for allowed in hosts:
-        if allowed.name == host and port == (allowed.port or PORTS[parts.scheme]):
-            return FileUrl(parts.scheme, host, port, _target(parts), allowed)
-    where = host if port == PORTS[parts.scheme] else f"{host}:{port}"
-    raise NotAllowed(f"nothing is fetched from {where}: the operator's setting gateway.register_hosts does not name it")
+        if allowed.name == host and port == (allowed.port or PORTS[scheme]):
+            return FileUrl(scheme, host, port, target, allowed)
+    raise NotAllowed(
+        f"nothing is fetched from {parts.place}: the operator's setting gateway.register_hosts does not name it"
+    )
 
 
 def checked_addresses(found: list[str], source: FileUrl) -> list[str]:
@@ -156,28 +101,6 @@ def _plain(address: Address) -> Address:
     """The IPv4 address of an IPv4-mapped IPv6 address; other addresses as they are."""
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return address if mapped is None else mapped
-
-
-def _literal(text: str) -> Address | None:
-    try:
-        return ip_address(text)
-    except ValueError:
-        return None
-
-
-def _is_name(text: str) -> bool:
-    """Whether it is a host's name, and not an address in disguise: many resolvers take 2130706433, 0x7f.1 and 0177.0.0.1 for one."""
-    last = text.rpartition(".")[2]
-    return (
-        0 < len(text) <= 253
-        and _LETTERS.issuperset(text)
-        and all(0 < len(part) <= 63 for part in text.split("."))
-        and not last[0].isdigit()
-    )
-
-
-def _target(parts: SplitResult) -> str:
-    return (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
 
 
 class DownloadFailed(Exception):

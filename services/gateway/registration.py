@@ -16,8 +16,9 @@ from urllib.parse import urlsplit
 from bus.messages.public import RegistrationStatus
 from infaas.errors import InfaasError, Refused, RegistrationFailed
 from infaas.registering import FORMATS
+from services.core.hosts import allowed_hosts
 from services.core.settings import GatewaySettings, listed
-from services.gateway.download import DownloadFailed, DownloadRules, NotAllowed, allowed_hosts, download
+from services.gateway.download import DownloadFailed, DownloadRules, NotAllowed, download
 from services.gateway.edge import GatewayService
 from services.gateway.errors import RequestFailed, failure_of, without_subjects
 

@@ -23,7 +23,7 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     worker = worker_name(settings.worker)
     if not valid_name(worker):
         raise SettingsError(f"worker.name {worker!r} must be 1 to 64 letters, digits, - or _, a letter or digit first")
-    devices = devices_of(settings.worker)
+    devices = devices_of(settings.worker, engines=settings.executor.remote_hosts)
     prices = load_prices(settings.prices)
     try:
         for device in devices:

@@ -8,7 +8,7 @@ from bus.messages.events import CostEvent
 from bus.messages.fleet import DeviceStatus
 from services.core.cost import device_share, price_per_hour
 from services.core.lifecycle import COUNTED
-from services.core.placement import NOTHING, Amount, Device, cores_needed, total
+from services.core.placement import NOTHING, REMOTE, Amount, Device, cores_needed, total
 from services.monitor.instances import MonitoredInstance
 
 
@@ -22,7 +22,9 @@ class MonitoredDevice:
     def __init__(self, worker: str, spec: Device, prices: Mapping[str, float]) -> None:
         self.spec = spec
         self.price_per_hour = price_per_hour(spec.kind, prices, spec.cores)
-        self.meter = Meter(worker, spec.kind, self.price_per_hour / 3600.0, simulated=spec.simulated)
+        self.meter = Meter(
+            worker, spec.kind, self.price_per_hour / 3600.0, simulated=spec.simulated, by_instance=spec.kind == REMOTE
+        )
         self.is_machine = spec.kind == "cpu" and not spec.simulated
         self.incarnation: int | None = None
         self.dead: int | None = None
@@ -137,13 +139,22 @@ class Meter:
     be shared), they shrink in proportion. The rest is booked as idle, with the shares of reclaimable instances: nobody has a claim
     to them. So the rows of a period add up to the device's price.
 
-    price_per_s: US$ of the whole device. simulated: the device is simulated, so nobody pays.
+    price_per_s: US$ of the whole device. simulated: the device is simulated, so nobody pays. by_instance: the price is that of one instance;
+    then shares do not shrink, and nothing is idle.
     """
 
     def __init__(
-        self, worker: str, kind: str, price_per_s: float, now: float = 0.0, *, simulated: bool = False
+        self,
+        worker: str,
+        kind: str,
+        price_per_s: float,
+        now: float = 0.0,
+        *,
+        simulated: bool = False,
+        by_instance: bool = False,
     ) -> None:
         self._simulated = simulated
+        self._by_instance = by_instance
         self.price_per_s = price_per_s
         self._worker = worker
         self._kind = kind
@@ -198,7 +209,7 @@ class Meter:
         seconds = self._at - self._opened
         rows = [row for account in (*self._left, *self._loaded.values()) for row in self._rows(account)]
         if seconds > 0:
-            idle = seconds * self.price_per_s - fsum(row.cost for row in rows)
+            idle = 0.0 if self._by_instance else seconds * self.price_per_s - fsum(row.cost for row in rows)
             rows.append(self._row(None, None, seconds, 0.0, max(0.0, idle)))
         self._opened = self._at
         self._left.clear()
@@ -212,7 +223,8 @@ class Meter:
         if elapsed <= 0:
             return
         self._at = now
-        shares = max(1.0, fsum(account.share for account in self._loaded.values() if account.claimed))
+        taken = fsum(account.share for account in self._loaded.values() if account.claimed)
+        shares = 1.0 if self._by_instance else max(1.0, taken)
         for account in self._loaded.values():
             account.seconds += elapsed
             if account.claimed:

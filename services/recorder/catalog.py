@@ -13,8 +13,7 @@ from psycopg.types.json import Jsonb
 from bus.codec import BadMessage, decode
 from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
 from services.core.catalog import target_of
-from services.core.cost import PER_CORE, UnknownPrice, cost_per_1000, instance_price_per_s, latency_ms
-from services.core.placement import is_container
+from services.core.cost import PER_CORE, UnknownPrice, cost_per_1000, instance_price_per_s, latency_ms, pays_whole
 from services.recorder.tables import moment
 from services.shell.store import Store
 
@@ -188,7 +187,7 @@ def _model(connection: Connection, key: tuple[str, str], record: ModelRecord | N
 
 def _shared(record: VariantRecord) -> bool:
     """Whether an instance pays for its part of a device that may hold others."""
-    return record.price_per_s is None and record.hardware not in PER_CORE and not is_container(record.hardware)
+    return record.price_per_s is None and record.hardware not in PER_CORE and not pays_whole(record.hardware)
 
 
 def _json(value: Any) -> Jsonb:

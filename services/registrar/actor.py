@@ -45,6 +45,7 @@ from services.core.actor import (
 )
 from services.core.catalog import Catalog
 from services.core.metric import MetricFamily
+from services.core.placement import REMOTE
 from services.core.requests import SyncGate, answer, not_now, refuse
 from services.core.settings import RegistrarSettings, Settings
 from services.core.takeover import Commands, Retry, TakeOvers
@@ -194,7 +195,11 @@ class Registrar:
         if request.version is not None and self._catalog.model(request.model, request.version) is not None:
             return self._turn_away(envelope.reply, _taken("version", request), envelope.now, request)
         record = RegistrationRecord(
-            registration=registration, request=request, registrar=self._name, created=envelope.now
+            registration=registration,
+            request=request,
+            registrar=self._name,
+            created=envelope.now,
+            hardware=REMOTE if request.format == REMOTE else "cpu",
         )
         return (self._claim(record, envelope.reply),)
 
@@ -226,7 +231,7 @@ class Registrar:
         if isinstance(result, RegistrationClaimed):
             accepted = answer(reply, RegistrationAccepted(registration=registration))
             return (*accepted, *self._carry_on(result.record, now))
-        if record.hardware != "cpu":
+        if record.extends:
             return NOTHING  # another registrar was faster
         if result.field == "version":
             self._closed.add(registration)

@@ -9,10 +9,11 @@ import msgspec
 from bus.messages.catalog import Signature, TensorSpec
 from bus.messages.public import AdminRequest, Error, Register
 from bus.subjects import WITHOUT_APP, valid_name
+from services.core.placement import REMOTE
 from services.core.settings import RegistrarSettings
 from services.core.settings.fields import TARGET, Number
 
-FORMATS = ("onnx", "pt2", "torchscript")
+FORMATS = ("onnx", "pt2", "torchscript", REMOTE)
 CONTAINER = "container"  # a user's own process, which has measured itself
 INPUT_TYPES = ("integers", "floats", "doubles", "bytes", "strings")
 POLICIES = ("exp3", "exp4", "majority", "weighted")

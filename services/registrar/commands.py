@@ -14,13 +14,13 @@ from bus.messages.catalog import (
     VariantRecord,
 )
 from bus.messages.public import Code, Register, RegistrationStatus
+from services.core.placement import REMOTE
 
 
 class RegistrationRecord(Struct, frozen=True, kw_only=True):
     """An unfinished registration, kept in the status bucket as `work.<id>` so that it outlives its registrar.
 
-    hardware: the kind of device that its variants are for. Another kind than the CPU means that the model is registered already
-    (hardware.py).
+    hardware: the kind of device that its variants are for.
     """
 
     registration: str
@@ -29,6 +29,11 @@ class RegistrationRecord(Struct, frozen=True, kw_only=True):
     created: float
     version: str | None = None
     hardware: str = "cpu"
+
+    @property
+    def extends(self) -> bool:
+        """Whether the model is registered already, and gets variants for another kind of device (hardware.py)."""
+        return self.hardware not in ("cpu", REMOTE)
 
 
 class ClaimRegistration(Struct, frozen=True, kw_only=True):

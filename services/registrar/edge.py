@@ -42,7 +42,6 @@ from services.registrar.commands import (
     UnlinkModel,
 )
 
-CPU = "cpu"
 TOGETHER = (
     500  # deletions under way at a time: a server with sync_interval "always" writes those that wait with one sync
 )
@@ -112,7 +111,7 @@ class RegistrarEdge:
             kept = await _get(self._status, key, RegistrationRecord)
             if kept is not None and (kept.registrar, kept.created) != (record.registrar, record.created):
                 return AlreadyTaken("registration")
-        if record.hardware != CPU:
+        if record.extends:
             return RegistrationClaimed(record)  # it extends a version that is registered
         version = await self._reserve(record, command.next_version)
         if version is None:

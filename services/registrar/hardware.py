@@ -17,6 +17,7 @@ from bus.messages.catalog import ModelRecord, VariantRecord
 from bus.messages.public import Register
 from services.core.actor import NOTHING, Do, Effect
 from services.core.catalog import Catalog
+from services.core.placement import REMOTE
 from services.registrar.checks import CONTAINER
 from services.registrar.commands import ChangeSimulated, RegistrationRecord
 from services.registrar.policy import WORKER_LOST_S, WORKER_TIMEOUT_S, simulated_variants
@@ -43,7 +44,7 @@ class Extensions:
                 continue
             for model in sorted(self._catalog.models, key=lambda model: (-model.created, model.model, model.version)):
                 name = extension_id(model, kind, started)
-                builds = model.format != CONTAINER and not self._has_variants(model, kind)
+                builds = model.format not in (CONTAINER, REMOTE) and not self._has_variants(model, kind)
                 if builds and self._statuses.last(name) is None:
                     found.append(self._record(name, model, kind, registrar, now))
                     break

@@ -14,10 +14,11 @@ from bus.messages.catalog import Profile, VariantRecord
 from bus.messages.work import ModelInspected, VariantBuilt, VariantPlan
 from services.core.catalog import mark_dominated
 from services.core.emulation import KINDS, emulated, originals
+from services.core.placement import REMOTE
 from services.core.settings import RegistrarSettings
 
 LONGEST_NAME = 64
-NATIVE = "native"  # precision of a user's own process, which nobody else knows
+NATIVE = "native"  # precision of a user's own process or of a remote engine, which nobody else knows
 WORKER_TIMEOUT_S = 3.0  # a worker without a heartbeat for so long gets no order
 WORKER_LOST_S = 15.0  # after which the order that it has is lost
 SILENCE_S = 120.0  # without a report on its order, after which a worker loses it
@@ -32,7 +33,12 @@ def plans(
     threads = sorted({count for count in settings.threads if 1 <= count <= cores}) or [1]
     if inspected.hardware != "cpu":
         threads = [1]  # of the host, which only feeds the device
-    batches = [1] if inspected.fixed_batch else sorted({most for most in settings.max_batches if most >= 1}) or [1]
+    limit = inspected.most_batch or max(settings.max_batches)
+    batches = (
+        [1]
+        if inspected.fixed_batch
+        else sorted({min(most, limit) for most in settings.max_batches if most >= 1}) or [1]
+    )
     return [
         VariantPlan(
             variant=variant_name(model, version, framework, precision, count, most),
@@ -66,12 +72,14 @@ def _builds(format: str, inspected: ModelInspected) -> Iterable[tuple[str, str, 
 
 
 def _accelerated(format: str, inspected: ModelInspected) -> Iterable[tuple[str, str, str]]:
-    """The same for a GPU or a Neuron chip. The framework's name tells these variants from those for the CPU.
+    """The same for a GPU, a Neuron chip, or a remote engine. The framework's name tells these variants from those for the CPU.
 
     A GPU is fastest in half precision; int8 pays only where TensorRT fuses it. Every model has an ONNX file, its own or one made of a
     torch program.
     """
-    if inspected.hardware == "gpu":
+    if format == REMOTE:
+        yield REMOTE, NATIVE, REMOTE
+    elif inspected.hardware == "gpu":
         if format == "pt2":
             yield from (("torch-cuda", precision, "pt2") for precision in ("fp32", "fp16"))
         yield from (("ort-cuda", precision, "onnx") for precision in ("fp32", "fp16"))

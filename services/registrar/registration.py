@@ -18,7 +18,7 @@ from bus.messages.work import (
 )
 from bus.subjects import WITHOUT_APP
 from services.core.catalog import mark_dominated
-from services.core.placement import container_kind
+from services.core.placement import REMOTE, container_kind
 from services.core.settings import RegistrarSettings
 from services.registrar.checks import CONTAINER
 from services.registrar.commands import AddVariants, LinkModel, PutRecords, RegistrationRecord
@@ -79,7 +79,7 @@ class Registration:
     @property
     def extends(self) -> bool:
         """Whether the model is registered already, and gets variants for another kind of device."""
-        return self.record.hardware != "cpu"
+        return self.record.extends
 
     @property
     def remaining(self) -> list[VariantPlan]:
@@ -254,6 +254,8 @@ class Registration:
 
     def no_worker(self) -> str:
         """Why no worker gets the order."""
+        if self.hardware == REMOTE:
+            return "no worker may use remote engines; have the operator name their hosts in executor.remote_hosts"
         if self.extends:
             return f"no worker with a {self.hardware} is alive any more"
         return "no worker is alive that could build it; start one with `infaas run monitor executor`"

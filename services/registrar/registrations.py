@@ -9,7 +9,7 @@ from bus.messages.work import ModelInspected, VariantBuilt, VariantFailed, WorkF
 from bus.subjects import Subjects
 from services.core.actor import NOTHING, Do, Effect, Envelope, Handler, Publish, Record, Undelivered
 from services.core.catalog import Catalog
-from services.core.placement import is_container
+from services.core.placement import REMOTE, is_container
 from services.core.settings import RegistrarSettings
 from services.core.takeover import Commands
 from services.registrar.changes import amend
@@ -87,7 +87,8 @@ class Workers:
             heartbeat = self._heartbeats[worker]
             if now - self._heard[worker] <= within and self._takes_orders(worker, now):
                 for device in heartbeat.devices:
-                    if device.kind != CPU and not (device.simulated or is_container(device.kind)) and device.alive:
+                    other = device.kind in (CPU, REMOTE) or is_container(device.kind)
+                    if not (other or device.simulated) and device.alive:
                         found.setdefault(device.kind, f"{worker} {heartbeat.incarnation}")
         return found
 
@@ -239,7 +240,7 @@ class Registrations:
         if registration.phase == "waiting":
             if self.workers.any_alive(now, registration.hardware):
                 registration.heard_at = now
-            elif silence > SILENCE_S:
+            elif silence > (WORKER_LOST_S if registration.hardware == REMOTE else SILENCE_S):
                 return self._end(registration, now, registration.no_worker())
         elif worker is not None:
             if silence > SILENCE_S:

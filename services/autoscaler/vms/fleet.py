@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from bus.messages.scaling import MachineRecord
 from services.autoscaler.vms.policy import Hardware, PricedKind, WorkerSummary
+from services.core.cost import machine_price
 from services.core.lifecycle import COUNTED, SERVING, needed
 from services.core.selection.cluster import busy_share
 
@@ -243,7 +244,7 @@ class Fleet:
             name=worker.name,
             kind=worker.kind,
             state=state,
-            price_per_hour=sum(device.price_per_hour for device in worker.heartbeat.devices),
+            price_per_hour=machine_price(worker.heartbeat.devices),
             hardware=frozenset((device.kind, device.simulated) for device in worker.heartbeat.devices),
             utilisation=worker.utilisation(now, settle_s),
             interfered=frozenset(self._troubled(worker, "Interfered")),

@@ -14,7 +14,7 @@ from services.autoscaler.vms.demand import DemandForecast, ForecastLoad, Reached
 from services.autoscaler.vms.fleet import Fleet, FleetWorker
 from services.autoscaler.vms.policy import FleetLimits
 from services.core.catalog import Catalog, target_of
-from services.core.cost import Goal, LatencyTable, cost_per_1000, device_share, load_seconds
+from services.core.cost import Goal, LatencyTable, cost_per_1000, device_share, load_seconds, machine_price
 from services.core.demand import Band, band, variants_for
 from services.core.digest import cores_of
 from services.core.lifecycle import COUNTED, SERVING
@@ -233,7 +233,7 @@ class FleetProblems:
             machines=len(group),
             least=len(group),
             most=len(group),
-            price=sum(d.price_per_hour for d in group[0].devices),
+            price=machine_price(group[0].devices),
             resources=_resources(devices_of(group[0]), self.share),
             elastic=False,
             spares=paid_anyway and not self.instances_billed,

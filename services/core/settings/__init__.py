@@ -123,7 +123,7 @@ class Settings(Section, frozen=True, kw_only=True):
     engine: EngineSettings = field(default_factory=EngineSettings)
 
     def conflicts(self) -> Iterator[Fault]:
-        for section in (self.monitor, self.gateway, self.registrar, self.machines):
+        for section in (self.executor, self.monitor, self.gateway, self.registrar, self.machines):
             yield from section.conflicts()
         if self.dispatcher.failure_timeout_s <= self.monitor.heartbeat_s:
             yield Fault(

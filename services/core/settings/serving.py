@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from services.core.hosts import allowed_hosts
 from services.core.settings.fields import (
     AMOUNT,
     CORES,
@@ -23,6 +24,7 @@ from services.core.settings.fields import (
     Simulated,
     Text,
     Texts,
+    listed,
 )
 
 # The built-in selection policies. `dispatcher.policy`, scenarios and `infaas simulate` take these names. Each class takes the options
@@ -90,6 +92,17 @@ class ExecutorSettings(Section, frozen=True, kw_only=True):
     ] = 1.0
     watchdog: Annotated[float, Number(1, 1e6), "A run that takes so many times its profile is ended."] = 20.0
     watchdog_least_s: Annotated[float, SECONDS, "No run is ended before so many seconds."] = 5.0
+    remote_hosts: Annotated[
+        Texts,
+        Text(r"[\w.:\[\]\s,-]*", "names or addresses of hosts, as engine.example.org or 10.1.2.3:8000"),
+        "Hosts whose engines may serve as variants (docs/remote.md), each with a port, or with all its ports.",
+    ] = ()
+
+    def conflicts(self) -> Iterator[Fault]:
+        try:
+            allowed_hosts(listed(self.remote_hosts))
+        except ValueError as error:
+            yield Fault("executor.remote_hosts", str(error))
 
 
 class MonitorSettings(Section, frozen=True, kw_only=True):

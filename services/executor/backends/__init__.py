@@ -12,6 +12,7 @@ _MODULES = {
     "ort-cuda": ("services.executor.backends.ort_cuda", "OrtCudaBackend"),
     "trt": ("services.executor.backends.ort_tensorrt", "OrtTensorrtBackend"),
     "neuron": ("services.executor.backends.neuron", "NeuronBackend"),
+    "remote": ("services.executor.backends.remote", "RemoteBackend"),
 }
 NAMES = tuple(_MODULES)
 

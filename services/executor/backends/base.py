@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 
-from bus.messages.catalog import Signature, VariantRecord
+from bus.messages.catalog import Signature, TensorSpec, VariantRecord
+from bus.tensors import BadTensor, datatype_of, fit
 
 if TYPE_CHECKING:
     from numpy import ndarray
@@ -45,7 +46,7 @@ class Cancelled(RunFailed):
 
 
 class LoadSpec(Struct, frozen=True, kw_only=True):
-    """How to load an artifact. device: "cpu", "cuda:0", "neuron:0"; format: "onnx", "pt2", "torchscript".
+    """How to load an artifact. device: "cpu", "cuda:0", "neuron:0", or hosts of engines; format: "onnx", "pt2", "torchscript", "remote".
 
     signature: fixes names and order of inputs and outputs; without it they are the file's own. options: of the framework.
     """
@@ -125,6 +126,32 @@ def in_order(inputs: "dict[str, Array]", names: tuple[str, ...]) -> "list[Array]
     if len(inputs) != len(arrays):
         raise InputRejected(f"there are inputs that the model does not take: it takes {', '.join(names)}")
     return arrays
+
+
+def checked_outputs(arrays: "dict[str, Array]", signature: Signature, n: int, whose: str) -> "dict[str, Array]":
+    """The outputs of n items, as the signature has them; numbers are converted where nothing but precision is lost. Raises RunFailed.
+
+    whose: who returned them, for the error's text.
+    """
+    names = [spec.name for spec in signature.outputs]
+    if arrays.keys() != set(names):
+        raise RunFailed(f"{whose} returned {', '.join(arrays) or 'nothing'}; the outputs are {', '.join(names)}")
+    found = {}
+    for spec in signature.outputs:
+        array = arrays[spec.name]
+        if len(array) != n:
+            raise RunFailed(f"{whose} returned {len(array)} rows of output {spec.name!r} for {n} items")
+        try:
+            found[spec.name] = fit(array, spec, spec.name)
+        except BadTensor:
+            was = f"{datatype_of(array)}{list(array.shape)}"
+            raise RunFailed(f"{whose} returned output {spec.name!r} as {was}, not as {_words(spec)}") from None
+    return found
+
+
+def _words(spec: TensorSpec) -> str:
+    axes = ["n", *("any" if length < 0 else str(length) for length in spec.shape)]
+    return f"{spec.datatype}[{', '.join(axes)}]"
 
 
 _PATH = re.compile(r"(?<![\w.])/[\w.+-]+(?:/[\w.+-]*)+(?::\d+)?")

@@ -26,10 +26,10 @@ import psutil
 from msgspec import Struct
 
 from bus.codec import BadMessage, decode, encode
-from bus.messages.catalog import Signature, TensorSpec
+from bus.messages.catalog import Signature
 from bus.messages.public import Tensor
-from bus.tensors import BadTensor, datatype_of, fit, from_array, to_array
-from services.executor.backends.base import Cancelled, LoadFailed, RunFailed, in_order, plain
+from bus.tensors import BadTensor, from_array, to_array
+from services.executor.backends.base import Cancelled, LoadFailed, RunFailed, checked_outputs, in_order, plain
 from services.shell.host.process import with_our_source
 
 if TYPE_CHECKING:
@@ -116,7 +116,8 @@ class UserProcess:
             arrays = {name: to_array(tensor, f"outputs.{name}") for name, tensor in reply.outputs.items()}
         except BadTensor as error:
             raise RunFailed(f"{METHOD}: {error}") from error
-        return arrays if self._signature is None else self._checked(arrays, self._signature, inputs)
+        n = len(next(iter(inputs.values())))
+        return arrays if self._signature is None else checked_outputs(arrays, self._signature, n, METHOD)
 
     def run_single(self, array: "Array") -> "list[Array]":
         return in_order(self.run({self.inputs[0]: array}), self.outputs)
@@ -142,24 +143,6 @@ class UserProcess:
         self._starter.shutdown(wait=False)
 
     # -- inside
-
-    @staticmethod
-    def _checked(arrays: "dict[str, Array]", signature: Signature, inputs: "dict[str, Array]") -> "dict[str, Array]":
-        n = len(next(iter(inputs.values())))
-        names = [spec.name for spec in signature.outputs]
-        if arrays.keys() != set(names):
-            raise RunFailed(f"{METHOD} returned {', '.join(arrays) or 'nothing'}; the outputs are {', '.join(names)}")
-        found = {}
-        for spec in signature.outputs:
-            array = arrays[spec.name]
-            if len(array) != n:
-                raise RunFailed(f"{METHOD} returned {len(array)} rows of output {spec.name!r} for {n} items")
-            try:
-                found[spec.name] = fit(array, spec, spec.name)
-            except BadTensor:
-                was = f"{datatype_of(array)}{list(array.shape)}"
-                raise RunFailed(f"{METHOD} returned output {spec.name!r} as {was}, not as {_words(spec)}") from None
-        return found
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
@@ -217,11 +200,6 @@ class UserProcess:
             return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         self._process.kill()
         return "closed its connection"
-
-
-def _words(spec: TensorSpec) -> str:
-    axes = ["n", *("any" if length < 0 else str(length) for length in spec.shape)]
-    return f"{spec.datatype}[{', '.join(axes)}]"
 
 
 # -- the user's process

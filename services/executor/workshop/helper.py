@@ -1,12 +1,18 @@
-"""The trusted side of one order: fetches files, runs sandboxes, stores the artifacts, reports to the registrar. It opens no upload."""
+"""The trusted side of one order: fetches files, runs sandboxes, stores the artifacts, reports to the registrar. It opens no upload, but the
+few bytes that name a remote engine: it alone talks to the engine.
+"""
 
 import asyncio
+import contextlib
 import hashlib
 import os
+import socket
 import stat
 import time
 from collections import defaultdict
+from collections.abc import AsyncIterator
 from math import isfinite
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,7 +32,11 @@ from bus.messages.work import (
 )
 from bus.port import Bus, BusError, NotFound, ObjectStore
 from bus.subjects import Subjects
+from services.core.placement import REMOTE
 from services.core.settings import RegistrarSettings
+from services.executor.backends.base import LoadFailed
+from services.executor.backends.remote import engine_file
+from services.executor.backends.remote_http import HttpEngine, RemoteEngine, check_host, relay
 from services.executor.workshop.orders import WorkshopOrder
 from services.executor.workshop.sandbox import supervisor
 from services.executor.workshop.sandbox.protocol import (
@@ -70,6 +80,7 @@ class Helper:
             registration=order.registration, worker=order.worker, step="fetching the files", progress=0.0
         )
         self._share, self._base = 1.0, 0.0
+        self._engine: RemoteEngine | None = None
 
     async def run(self) -> None:
         """Carry out the order. Its end is published whatever happens."""
@@ -107,6 +118,7 @@ class Helper:
         await self._fetch(uploads, order.object, MODEL, "the model file", "object")
         await self._fetch(uploads, order.validation, VALIDATION, "the validation set", "validation")
         source, validation = self._digest(MODEL), self._digest(VALIDATION)
+        self._engine = self._remote_engine(order.format)
         task = InspectTask(
             model=str(self._directory / MODEL),
             format=order.format,
@@ -137,12 +149,13 @@ class Helper:
                 samples=result.samples,
                 baseline_accuracy=result.accuracy,
                 frameworks=frameworks,
+                most_batch=result.most_batch,
             ),
         )
 
     async def _probe(self, hardware: str) -> dict[str, str]:
         """Which frameworks work on this worker's device of this kind. A sandbox without uploads tries them."""
-        if hardware == CPU:
+        if hardware in (CPU, REMOTE):
             return {}
         task = ProbeTask(hardware=hardware, device=self._device(hardware), scratch=self._scratch("survey"))
         return _last(Probed, await self._sandbox(task, hardware=hardware)).frameworks
@@ -162,6 +175,7 @@ class Helper:
         self._artifacts = await self._bus.object_store(self._subjects.artifacts_bucket)
         await self._fetch(self._artifacts, order.source, MODEL, "the model file", "source")
         await self._fetch(self._artifacts, order.validation, VALIDATION, "the validation set", "validation")
+        self._engine = self._remote_engine(order.format)
         plans: dict[Artifact, list[VariantPlan]] = defaultdict(list)
         for plan in order.plans:
             plans[self._artifact(plan)].append(plan)
@@ -289,11 +303,23 @@ class Helper:
                 share = min(1.0, max(0.0, frame.progress)) if isfinite(frame.progress) else 0.0
                 self._report(frame.step, share)
 
-        await supervisor.run(task, limits, on_frame)
+        async with _relayed(self._engine) as relay:
+            await supervisor.run(task, limits, on_frame, relay)
         refused = [frame for frame in frames if isinstance(frame, TaskRefused)]
         if refused:
             raise UploadRejected(refused[-1].reason[:600])
         return frames
+
+    def _remote_engine(self, format: str) -> RemoteEngine | None:
+        """The engine that the fetched file names, if it is such a file and its host is allowed. Raises UploadRejected."""
+        if format != REMOTE:
+            return None
+        try:
+            url = engine_file(self._directory / MODEL)
+            check_host(url, self._device(REMOTE))
+        except LoadFailed as error:
+            raise UploadRejected(str(error)) from error
+        return HttpEngine(url)
 
     def _data(self, order: InspectModel | BuildVariants) -> ValidationFile:
         return ValidationFile(
@@ -358,6 +384,24 @@ class Helper:
             await asyncio.sleep(REMIND_S)
 
 
+@contextlib.asynccontextmanager
+async def _relayed(engine: RemoteEngine | None) -> AsyncIterator[int | None]:
+    """A descriptor for a sandbox, through which it asks for requests to the engine. None if there is no engine."""
+    if engine is None:
+        yield None
+        return
+    ours, theirs = socket.socketpair()
+    with Connection(ours.detach()) as connection:
+        serving = asyncio.ensure_future(asyncio.to_thread(relay, connection, engine))
+        try:
+            with theirs:
+                yield theirs.fileno()
+        finally:
+            engine.cancel()  # the sandbox has ended
+            await serving
+            engine.close()
+
+
 def _last(kind: type[F], frames: list[Frame]) -> F:
     """The newest frame of this kind. Raises SandboxCrashed if there is none."""
     for frame in reversed(frames):
@@ -369,7 +413,9 @@ def _last(kind: type[F], frames: list[Frame]) -> F:
 def _profile_of(measured: Measured, plan: VariantPlan) -> Profile:
     """One plan's part of the measurements. Raises UploadRejected if its batches take too long."""
     if measured.short_of and plan.max_batch > measured.short_of:
-        raise UploadRejected(f"a batch of {plan.max_batch} takes more than 10 s: use a smaller largest batch")
+        raise UploadRejected(
+            f"a batch of {plan.max_batch} takes more than 10 s, or the model does not take it: use a smaller largest batch"
+        )
     rows = [row for row in measured.rows if row.batch <= plan.max_batch and isfinite(row.p50_ms) and row.p50_ms > 0]
     if not rows:
         raise UploadRejected("nothing could be measured")

@@ -9,8 +9,9 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from services.core.emulation import simulated_devices
-from services.core.placement import Device
-from services.core.settings import MachineKind, MachineSettings, WorkerSettings
+from services.core.placement import Device, remote_devices
+from services.core.settings import MachineKind, MachineSettings, WorkerSettings, listed
+from services.core.settings.fields import Texts
 from services.shell.host.accelerators import Accelerator, accelerators, why_no_gpu
 from services.shell.settings import SettingsError
 
@@ -52,16 +53,18 @@ def memory_mb_of(settings: WorkerSettings) -> float:
     return min(total, int(limit)) / 2**20 if limit.isdigit() else total / 2**20
 
 
-def devices_of(settings: WorkerSettings, found: Iterable[Accelerator] | None = None) -> list[Device]:
-    """A worker's devices: its CPU, its accelerators as far as settings allow, then the simulated ones that they ask for.
+def devices_of(
+    settings: WorkerSettings, found: Iterable[Accelerator] | None = None, engines: Texts = ()
+) -> list[Device]:
+    """A worker's devices: its CPU, its accelerators as far as settings allow, the simulated ones that they ask for, and remote engines.
 
-    found: the machine's accelerators; by default its drivers are asked. Names are `gpu-0`, `gpu-1`, ...: the numbers of simulated
+    found: the machine's accelerators; by default its drivers are asked. engines: the hosts of remote engines (executor.remote_hosts). Names are `gpu-0`, `gpu-1`, ...: the numbers of simulated
     devices follow those of the real ones of their kind, so that a name is never used twice.
     """
     cpu = Device(name=CPU, kind=CPU, cores=cores_of(settings), memory_mb=memory_mb_of(settings))
     real = _real_devices(settings, found)
     first = {kind: sum(device.kind == kind for device in real) for kind in {device.kind for device in real}}
-    return [cpu, *real, *simulated_devices(settings.simulate, first)]
+    return [cpu, *real, *simulated_devices(settings.simulate, first), *remote_devices(listed(engines))]
 
 
 def _real_devices(settings: WorkerSettings, found: Iterable[Accelerator] | None) -> list[Device]:

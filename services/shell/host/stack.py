@@ -314,7 +314,7 @@ class Stack:
 
         def exited(reason: str) -> None:
             if worker is not None and self._bus is not None:
-                publish_exit(self._bus, self._subjects, worker, reason)
+                publish_exit(self._bus, self._subjects, worker, self._spec.settings.executor.remote_hosts, reason)
 
         (polite, patience), *last = SERVICE_STEPS
         child = Child(name, launch, SERVICES, ((polite, patience + notice), *last), exited if worker else None)

@@ -19,6 +19,7 @@ from bus.messages.scaling import Drain
 from bus.port import Bus, BusError, Delivery
 from bus.subjects import Subjects
 from services.core.settings import Settings, WorkerSettings
+from services.core.settings.fields import Texts
 from services.shell.clock import now
 from services.shell.host import process
 from services.shell.host.endpoints import PortClaims
@@ -162,7 +163,8 @@ class WorkerHost:
 
     def _executor_ended(self, reason: str) -> None:
         if self._bus is not None:
-            publish_exit(self._bus, self._subjects, replace(self._settings.worker, name=self.name), reason)
+            engines = self._settings.executor.remote_hosts
+            publish_exit(self._bus, self._subjects, replace(self._settings.worker, name=self.name), engines, reason)
 
     async def _connect(self) -> None:
         """Connect to NATS, however long it takes. Nothing waits for it."""
@@ -181,9 +183,9 @@ class WorkerHost:
                 await asyncio.sleep(AGAIN)
 
 
-def publish_exit(bus: Bus, subjects: Subjects, worker: WorkerSettings, reason: str) -> None:
+def publish_exit(bus: Bus, subjects: Subjects, worker: WorkerSettings, engines: Texts, reason: str) -> None:
     """Say on the bus at once, for monitors and dispatchers, that a worker's executor has ended, for all devices that it drove."""
-    for device in devices_of(worker):
+    for device in devices_of(worker, engines=engines):
         fact = ExecutorExited(worker=worker.name, device=device.name, at=now(), reason=reason)
         try:
             bus.publish(subjects.exited(worker.name, device.name), encode(fact))

@@ -12,7 +12,7 @@ from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
 from bus.messages.events import ScalingEvent
 from bus.messages.fleet import DeviceStatus, WorkerHeartbeat
 from services.core.catalog import Catalog
-from services.core.cost import PER_CORE, UnknownPrice, instance_price_per_s
+from services.core.cost import PER_CORE, UnknownPrice, instance_price_per_s, machine_price
 from services.core.lifecycle import COUNTED
 from services.simulation.scenario.catalogue import SIGNATURE
 
@@ -108,7 +108,7 @@ class LiveSystem:
 
     def cost_rate(self, now: float) -> float:
         """US$ per hour of the workers that run."""
-        return sum(device.price_per_hour for one in self.workers(now) for device in one.devices)
+        return sum(machine_price(one.devices) for one in self.workers(now))
 
     def apps_cost_rate(self, now: float) -> float:
         """US$ per hour of their loaded instances that somebody needs. Reclaimable ones are idle."""

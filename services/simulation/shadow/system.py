@@ -21,6 +21,7 @@ from bus.subjects import Subjects
 from services.autoscaler.vms.policy import PricedKind
 from services.core.actor import NOTHING, Changed, Effect, Envelope, Handler, Inlet, Publish, Started, Synced, Watch
 from services.core.catalog import variant_key
+from services.core.cost import machine_price
 from services.core.placement import Device
 from services.core.settings import Settings
 from services.simulation.clients import QueryTemplate
@@ -303,7 +304,7 @@ def machines_of(
                     Device(name=one.device, kind=one.kind, cores=one.cores, memory_mb=one.memory_mb, simulated=True)
                     for one in devices
                 ),
-                price_per_hour=sum(one.price_per_hour for one in devices),
+                price_per_hour=machine_price(devices),
                 boot_s=known.boot_s if known is not None and known.boot_s else spec.boot_s,
                 start=count,
                 minimum=known.minimum if known is not None else count,

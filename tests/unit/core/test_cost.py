@@ -159,7 +159,7 @@ def test_queries_of_a_batch_pay_for_it_exactly_once(items: list[int], price: flo
 
 
 def test_the_price_list_ships_and_settings_override_it() -> None:
-    assert load_prices(PriceSettings()) == {"cpu": 0.048, "gpu": 3.06, "inferentia": 0.0905}
+    assert load_prices(PriceSettings()) == {"cpu": 0.048, "gpu": 3.06, "inferentia": 0.0905, "remote": 0.0}
     assert load_prices(PriceSettings(per_hour={"cpu": 0.1, "tpu": 1.0}))["cpu"] == 0.1
     with pytest.raises(SettingsError, match=r"prices\.per_hour\.cpu"):
         load_prices(PriceSettings(per_hour={"cpu": -1.0}))

@@ -14,12 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.core.hosts import AllowedHost, allowed_hosts
 from services.gateway.download import (
-    AllowedHost,
     DownloadFailed,
     DownloadRules,
     NotAllowed,
-    allowed_hosts,
     checked_addresses,
     download,
     file_url,

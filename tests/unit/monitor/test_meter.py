@@ -153,3 +153,14 @@ def test_shares_beyond_the_device_shrink_in_proportion(shares: list[float]) -> N
     costs = {row.app: row.cost for row in meter.close(1.0)}
     crowd = max(1.0, fsum(shares))
     assert [costs[f"app{i}"] for i in range(len(shares))] == pytest.approx([share / crowd for share in shares])
+
+
+def test_a_remote_engine_is_paid_by_the_instance() -> None:
+    meter = Meter("w1", "remote", 0.25, 100.0, by_instance=True)
+    meter.occupy("i1", RECORD, 1.0, "faces", 100.0)
+    meter.occupy("i2", RECORD, 1.0, "digits", 104.0)
+    rows = meter.close(110.0)
+    assert {row.app: row.cost for row in rows} == {"faces": 2.5, "digits": 1.5, None: 0.0}
+    meter.vacate("i1", 110.0)
+    meter.vacate("i2", 110.0)
+    assert fsum(row.cost for row in meter.close(120.0)) == 0.0

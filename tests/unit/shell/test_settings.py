@@ -48,6 +48,8 @@ def test_no_number_may_be_nonsense(value: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ('[executor]\nremote_hosts = ["http://a.test"]\n', "executor.remote_hosts: must be names or addresses of hosts"),
+        ('[executor]\nremote_hosts = ["a.test:x"]\n', "executor.remote_hosts: 'a.test:x': 'x' is no port"),
         ("[monitor]\nsample_s = 0", "monitor.sample_s: must be above 0 and at most 3600, not 0; left out, it is 2"),
         ("[monitor]\noverloaded_slo_share = 1.5", "monitor.overloaded_slo_share: must be above 0 and at most 1, not 1.5"),
         ("[monitor]\ninterfered_ratio = 0.9", "monitor.interfered_ratio: must be 0 (by hardware), or above 1"),
@@ -149,7 +151,7 @@ def test_a_price_of_unknown_hardware_is_legal_and_a_likely_typo_is_told(caplog: 
     assert load_prices(PriceSettings(per_hour={"tpu": 2.0, "gpu": 1.0}))["tpu"] == 2.0
     assert caplog.text == ""
     load_prices(PriceSettings(per_hour={"inferenta": 2.0}))
-    assert "did you mean inferentia? (known: cpu, gpu, inferentia)" in caplog.text
+    assert "did you mean inferentia? (known: cpu, gpu, inferentia, remote)" in caplog.text
 
 
 @pytest.mark.parametrize(

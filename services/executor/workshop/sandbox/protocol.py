@@ -107,7 +107,7 @@ class TaskRefused(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Inspected(Struct, frozen=True, kw_only=True, tag=True):
-    """What a model proved to be."""
+    """What a model proved to be. most_batch: items of a batch at most; 0: not known."""
 
     signature: Signature
     operators: list[str]
@@ -115,6 +115,7 @@ class Inspected(Struct, frozen=True, kw_only=True, tag=True):
     samples: int
     accuracy: float
     frameworks: dict[str, str]
+    most_batch: int = 0
 
 
 class Made(Struct, frozen=True, kw_only=True, tag=True):
@@ -133,7 +134,7 @@ class NotMade(Struct, frozen=True, kw_only=True, tag=True):
 class Measured(Struct, frozen=True, kw_only=True, tag=True):
     """One artifact's profile with so many threads. memory_mb: by largest batch. accuracy, agreement: None when not scored.
 
-    short_of: the largest batch that was measured when larger ones take too long, else 0.
+    short_of: the largest batch that was measured when larger ones take too long or fail, else 0.
     """
 
     rows: list[ProfileRow]

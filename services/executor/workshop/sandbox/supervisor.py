@@ -11,6 +11,7 @@ from pathlib import Path
 
 import services
 from bus.codec import BadMessage, decode, encode
+from services.executor.backends.remote import RELAY
 from services.executor.workshop.sandbox.protocol import (
     Frame,
     SandboxInput,
@@ -36,8 +37,13 @@ class SandboxCrashed(Exception):
     """The sandbox ended without a result. The text says how, for the model's owner."""
 
 
-async def run(task: SandboxTask, limits: SandboxLimits, on_frame: Callable[[Frame], None]) -> None:
-    """Run one task. Every frame goes to `on_frame` as it comes. Raises SandboxCrashed. No process of it is left afterwards."""
+async def run(
+    task: SandboxTask, limits: SandboxLimits, on_frame: Callable[[Frame], None], relay: int | None = None
+) -> None:
+    """Run one task. Every frame goes to `on_frame` as it comes. Raises SandboxCrashed. No process of it is left afterwards.
+
+    relay: a descriptor that the sandbox inherits, through which it asks for requests to a remote engine.
+    """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-I",
@@ -47,7 +53,8 @@ async def run(task: SandboxTask, limits: SandboxLimits, on_frame: Callable[[Fram
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env=_environment(task.scratch),
+        env=_environment(task.scratch) | ({} if relay is None else {RELAY: str(relay)}),
+        pass_fds=() if relay is None else (relay,),
         start_new_session=True,
         limit=LARGEST_FRAME + 4,
     )

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from services.core.placement import REMOTE
 from services.executor.backends import backend, pt2
 from services.executor.backends.base import BackendUnavailable
 from services.executor.workshop.sandbox.protocol import Artifact, BuildTask, Frame, Made, NotMade, Step, UploadRejected
@@ -22,7 +23,8 @@ def build(task: BuildTask, tell: Callable[[Frame], None]) -> None:
     candidate = upload.candidates[-1 if task.fixed_batch else 0]
     data = validation.read(task.data, task.signature)
     if not Path(task.reference).exists():
-        _note_reference(task, candidate, data, tell)
+        most = 1 if task.fixed_batch else min(inspection.BATCH, upload.most_batch or inspection.BATCH)
+        _note_reference(task, candidate, data, most, tell)
     base: Path | None = None  # the fp32 ONNX file that quantised ones are made of
     for artifact in task.artifacts:
         # Named before it is made: if this one ends the process, the helper knows which one it was.
@@ -38,9 +40,12 @@ def build(task: BuildTask, tell: Callable[[Frame], None]) -> None:
 
 
 def _note_reference(
-    task: BuildTask, candidate: RunnableUpload, data: ValidationSet, tell: Callable[[Frame], None]
+    task: BuildTask, candidate: RunnableUpload, data: ValidationSet, most: int, tell: Callable[[Frame], None]
 ) -> None:
-    """Write the predictions of the model as uploaded, for agreement. As many samples are scored as there are predictions."""
+    """Write the predictions of the model as uploaded, for agreement. As many samples are scored as there are predictions.
+
+    most: items of a batch.
+    """
     handle = candidate.load()
     scorer = Scorer(task.data.metric, task.signature)
     indices = validation.split(len(data))[1]
@@ -49,7 +54,7 @@ def _note_reference(
         data,
         indices,
         scorer,
-        1 if task.fixed_batch else inspection.BATCH,
+        most,
         lambda share: tell(Step(step="noting the model's answers", progress=share)),
         budget_s=inspection.BUDGET_S,
     )
@@ -86,6 +91,9 @@ def _make(
         raise UploadRejected(str(error)) from error
     if artifact.format not in formats:
         raise UploadRejected(f"{artifact.framework} runs {', '.join(formats)} files, not {artifact.format}")
+    if artifact.format == REMOTE:
+        target.write_bytes(candidate.path.read_bytes())  # the engine has the model
+        return
     if artifact.format != "onnx":
         _make_program(artifact, candidate, data)
         return

@@ -12,6 +12,7 @@ from numpy import ndarray
 
 from bus.messages.catalog import Signature, TensorSpec
 from bus.tensors import BadTensor, datatype_of
+from services.core.placement import REMOTE
 from services.executor.backends import backend, survey
 from services.executor.backends.base import BackendError, Handle, LoadSpec
 from services.executor.workshop.sandbox.protocol import (
@@ -25,7 +26,7 @@ from services.executor.workshop.sandbox.protocol import (
 from services.executor.workshop.tasks import validation
 from services.executor.workshop.tasks.validation import Scorer, ValidationSet
 
-FORMATS = ("onnx", "pt2", "torchscript")
+FORMATS = ("onnx", "pt2", "torchscript", REMOTE)
 CPU_FRAMEWORKS = ("ort", "torch")  # that read and run an upload; accelerators are probed without it
 
 
@@ -60,11 +61,12 @@ class RunnableUpload(Struct, frozen=True, kw_only=True):
 
 
 class Upload(Struct, frozen=True, kw_only=True):
-    """candidates: best first. frameworks: "" or why not, by backend name."""
+    """candidates: best first. frameworks: "" or why not, by backend name. most_batch: items of a batch at most; 0: not known."""
 
     candidates: list[RunnableUpload]
     operators: list[str]
     frameworks: dict[str, str]
+    most_batch: int = 0
 
 
 def open_upload(path: Path, format: str, scratch: Path, most_bytes: int, *, allow_torchscript: bool) -> Upload:
@@ -77,6 +79,8 @@ def open_upload(path: Path, format: str, scratch: Path, most_bytes: int, *, allo
         return _pt2(path, scratch, most_bytes)
     if format == "torchscript":
         return _torchscript(path, allow_torchscript=allow_torchscript)
+    if format == REMOTE:
+        return _remote(path)
     raise UploadRejected(f"format {format[:20]!r} is unknown: use one of {', '.join(FORMATS)}")
 
 
@@ -130,6 +134,18 @@ def _torchscript(path: Path, *, allow_torchscript: bool) -> Upload:
     return Upload(
         candidates=[candidate], operators=torch_files.script_operators(path), frameworks=_with_converter(frameworks)
     )
+
+
+def _remote(path: Path) -> Upload:
+    """A file that names a model on a remote engine, as the engine describes it. The sandbox has a relay to the engine."""
+    from services.executor.backends.remote import RemoteBackend  # noqa: PLC0415
+
+    try:
+        model = RemoteBackend().describe(path)
+    except BackendError as error:
+        raise UploadRejected(str(error)) from error
+    candidate = RunnableUpload(framework=REMOTE, path=path, format=REMOTE, signature=model.signature, fixed=model.fixed)
+    return Upload(candidates=[candidate], operators=[], frameworks={REMOTE: ""}, most_batch=model.most)
 
 
 def _with_converter(frameworks: dict[str, str]) -> dict[str, str]:
@@ -250,7 +266,7 @@ def inspect(task: InspectTask, tell: Callable[[Frame], None]) -> Inspected:
         data,
         indices,
         scorer,
-        1 if candidate.fixed else BATCH,
+        1 if candidate.fixed else min(BATCH, upload.most_batch or BATCH),
         lambda share: tell(Step(step="measuring accuracy", progress=0.5 + share / 2)),
         budget_s=BUDGET_S,
     )
@@ -261,6 +277,7 @@ def inspect(task: InspectTask, tell: Callable[[Frame], None]) -> Inspected:
         samples=len(data),
         accuracy=scorer.accuracy(found, data.labels[indices[: len(found)]]),
         frameworks=upload.frameworks,
+        most_batch=upload.most_batch,
     )
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from numpy import ndarray
 
 from bus.messages.catalog import ProfileRow, Signature
+from services.core.placement import REMOTE
 from services.executor.backends.base import Handle
 from services.executor.workshop.sandbox.protocol import Frame, Measured, MeasureTask, Step, UploadRejected
 from services.executor.workshop.tasks import inspection, validation
@@ -285,6 +286,10 @@ def profile(task: MeasureTask, tell: Callable[[Frame], None]) -> Measured:
     if task.score:
         tell(Step(step=f"measuring the accuracy of {what}", progress=0.6))
         accuracy, agreement = _score(task, handle, data, max(peaks), tell)
+    where = _host(handle.proof)
+    if task.artifact.framework == REMOTE:
+        peaks = dict.fromkeys(peaks, 0.0)  # what grew here is no model
+        where["engine"] = handle.proof.rpartition(" ")[2]
     handle.close()
     for _ in range(2 if alone else 1):
         if load_ms < 1000.0 or not alone:  # an accelerator's first load compiles; executors keep what comes out of it
@@ -296,7 +301,7 @@ def profile(task: MeasureTask, tell: Callable[[Frame], None]) -> Measured:
         load_ms=load_ms,
         memory_mb=peaks,
         disturbed=table.disturbed(),
-        host=_host(handle.proof),
+        host=where,
         short_of=short_of,
         accuracy=accuracy,
         agreement=agreement,
@@ -306,7 +311,7 @@ def profile(task: MeasureTask, tell: Callable[[Frame], None]) -> Measured:
 def _fill(
     table: CellTable, task: MeasureTask, memory: Memory | DeviceMemory, tell: Callable[[float], None]
 ) -> tuple[dict[int, float], int]:
-    """Measure all cells. Returns memory by batch at the greatest length, and the last batch before batches took too long, or 0."""
+    """Measure all cells. Returns memory by batch at the greatest length, and the last batch before batches took too long or failed, or 0."""
     most = max(task.max_batches)
     batches = sorted({b for b in (*BATCHES, *task.max_batches) if b <= most})
     lengths = table.lengths()
@@ -318,7 +323,13 @@ def _fill(
         if peaks and slowest * batch / max(peaks) > LONGEST_BATCH_S:
             short_of = max(peaks)
             break
-        slowest = table.add(batch, longest, longest).p50_ms / 1000.0
+        try:
+            slowest = table.add(batch, longest, longest).p50_ms / 1000.0
+        except UploadRejected:
+            if not peaks:
+                raise
+            short_of = max(peaks)  # smaller batches may do
+            break
         peaks[batch] = memory.peak_mb()
     for length in lengths[:-1]:
         for batch in (b for b in peaks if b in (1, 4, 16, max(peaks))):

@@ -2,10 +2,12 @@
 
 import asyncio
 import hashlib
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from bus.codec import decode
 from bus.memory import MemoryBus
@@ -25,6 +27,7 @@ from services.executor.workshop.helper import Helper
 from services.executor.workshop.orders import WorkshopOrder
 from tests.support.models import tiny_models
 from tests.support.models.tiny_models import npz
+from tests.support.servers.engine import engine
 
 SUBJECTS = Subjects("t")
 KINDS = {
@@ -289,3 +292,87 @@ def test_a_program_exported_for_single_items_stays_with_them(shop, tmp_path):
     assert found.fixed_batch
     content = tiny_models.exported(tmp_path / "files" / "m.pt2", torch, batch=5)
     assert "exactly 5" in shop.inspect(content, format="pt2").reason
+
+
+# -- a remote engine, through the relay of a sandbox without network
+
+
+@pytest.fixture(scope="module")
+def stock():
+    with engine() as made:
+        yield made
+
+
+@pytest.fixture
+def remote(stock, tmp_path) -> Shop:
+    stock.mode, stock.extensions, stock.most, stock.batched = "", ["binary_tensor_data"], 0, True
+    return Shop(tmp_path, devices={"remote": f"127.0.0.1:{stock.port}"})
+
+
+def named(url: str) -> bytes:
+    return json.dumps({"url": url}).encode()
+
+
+def remote_plan(most: int) -> VariantPlan:
+    return replace(plan("native", framework="remote", most=most, format="remote"), hardware="remote")
+
+
+def inspect_remote(shop: Shop, url: str) -> Shop:
+    return shop.inspect(named(url), format="remote", hardware="remote")
+
+
+@pytest.mark.parametrize("extensions", [["binary_tensor_data"], []])
+def test_a_remote_engine_is_measured_like_any_model(stock, remote, extensions):
+    stock.extensions = extensions
+    (found,) = inspect_remote(remote, stock.url("tiny")).of(ModelInspected)
+    assert (found.baseline_accuracy, found.fixed_batch, found.most_batch) == (1.0, False, 0)
+    assert (found.signature.inputs[0].shape, found.signature.outputs[0].shape) == ([16], [4])
+    assert found.frameworks == {"remote": ""}
+    remote.build(remote_plan(1), remote_plan(4), format="remote")
+    assert remote.reason is None
+    one, four = remote.of(VariantBuilt)
+    assert [row.batch for row in four.profile.rows] == [1, 2, 4]
+    assert (four.accuracy, four.agreement, four.profile.memory_mb) == (1.0, 1.0, 0.0)
+    assert four.profile.host["engine"] == f"127.0.0.1:{stock.port}"
+    assert one.profile.saturation_qps > 0
+    assert json.loads(remote.kept[four.artifact]) == {"url": stock.url("tiny")}
+
+
+def test_no_batch_is_larger_than_the_engine_takes(stock, remote):
+    stock.most = 4
+    (found,) = inspect_remote(remote, stock.url("tiny")).of(ModelInspected)
+    assert (found.most_batch, found.fixed_batch) == (4, False)
+    remote.build(remote_plan(4), remote_plan(8), format="remote")
+    (done,), (not_done,) = remote.of(VariantBuilt), remote.of(VariantFailed)
+    assert done.plan.max_batch == 4
+    assert "batch of 8" in not_done.reason
+    stock.batched = False
+    (found,) = inspect_remote(remote, stock.url("tiny")).of(ModelInspected)
+    assert found.fixed_batch
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("http://localhost:{port}/v2/models/tiny", "executor.remote_hosts"),
+        ("http://127.0.0.1:1/v2/models/tiny", "executor.remote_hosts"),
+        ("http://169.254.169.254/v2/models/tiny", "executor.remote_hosts"),
+        ("http://127.0.0.1:{port}/admin", "URL of a model"),
+        ("http://127.0.0.1:{port}/v2/models/none", "answered 404"),
+    ],
+)
+def test_an_engine_that_is_none_is_refused_with_the_reason(stock, remote, url, words):
+    assert words in inspect_remote(remote, url.format(port=stock.port)).reason
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [("error", "on fire"), ("redirect", "redirects"), ("many", "rows"), ("nan", "NaN"), ("garbage", "read")],
+)
+def test_an_engine_that_answers_badly_is_no_model(stock, remote, mode, words):
+    stock.mode = mode
+    assert words in inspect_remote(remote, stock.url("tiny")).reason
+
+
+def test_a_worker_without_hosts_refuses_it(stock, shop):
+    assert "no device of kind remote" in inspect_remote(shop, stock.url("tiny")).reason

@@ -47,3 +47,10 @@ def test_kinds_are_settings_in_variables_too() -> None:
         "cpu": MachineKind(minimum=1, maximum=3),
         "fast": MachineKind(maximum=2, simulate={"gpu": 2}, boot_s=20),
     }
+
+
+def test_remote_engines_are_one_device_whose_address_are_their_hosts() -> None:
+    for engines in (("a.test", "10.1.2.3:8000"), "a.test, 10.1.2.3:8000"):
+        _, device = devices_of(WorkerSettings(cores=2, gpus=0), (), engines)
+        assert (device.name, device.kind, device.address) == ("remote", "remote", "a.test 10.1.2.3:8000")
+    assert len(devices_of(WorkerSettings(cores=2, gpus=0), (), "")) == 1
