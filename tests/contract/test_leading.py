@@ -4,10 +4,18 @@ import asyncio
 
 import pytest
 
-from bus.codec import encode
-from bus.messages.scaling import LeaderRecord, MachineRecord, StartMachine
+from bus.codec import decode, encode
+from bus.messages.scaling import LeaderRecord, MachineRecord, PipelineReplicas, StartMachine
 from bus.subjects import Subjects
-from services.autoscaler.vms.commands import ClaimLease, DeleteRecord, LeaseClaimed, SaveRecord, Start
+from services.autoscaler.vms.commands import (
+    ClaimLease,
+    DeleteRecord,
+    DeleteReplicas,
+    LeaseClaimed,
+    SaveRecord,
+    SaveReplicas,
+    Start,
+)
 from services.autoscaler.vms.edge import ControllerEdge
 from tests.support.servers.buses import Buses, Connects
 
@@ -69,6 +77,34 @@ def test_notes_are_kept_and_dropped(buses: Buses) -> None:
         assert (await bucket.get("machine.cpu-1-1")).value == encode(note)
         await edge.perform(DeleteRecord(worker="cpu-1-1"))
         assert await bucket.keys() == []
+
+    buses.run(body)
+
+
+def kept(epoch: int, at: float) -> PipelineReplicas:
+    return PipelineReplicas(
+        pipeline="p", epoch=epoch, plan="d", replicas={"a": int(at)}, variants={"a": "v"}, lambda_max=5.0, at=at
+    )
+
+
+def test_replicas_of_a_pipeline_are_those_of_the_latest_leader(buses: Buses) -> None:
+    async def body(connect: Connects) -> None:
+        bus = await connect()
+        edge = ControllerEdge(bus, Subjects(buses.prefix), None)
+        bucket = await bus.key_value(Subjects(buses.prefix).control_bucket)
+        for epoch, at, expected in ((2, 5.0, 5.0), (2, 6.0, 6.0), (1, 9.0, 6.0), (3, 7.0, 7.0), (3, 6.5, 7.0)):
+            await edge.perform(SaveReplicas(record=kept(epoch, at)))
+            assert decode(PipelineReplicas, (await bucket.get("pipeline.p")).value or b"").at == expected
+        for epoch, at in ((2, 99.0), (3, 6.0)):
+            await edge.perform(DeleteReplicas(pipeline="p", epoch=epoch, at=at))
+            assert await bucket.keys() == ["pipeline.p"]
+        for _ in range(2):
+            await edge.perform(DeleteReplicas(pipeline="p", epoch=3, at=8.0))
+            assert await bucket.keys() == []
+        await edge.perform(SaveReplicas(record=kept(1, 1.0)))
+        await bucket.put("pipeline.p", b"\xc1")
+        await edge.perform(SaveReplicas(record=kept(4, 2.0)))
+        assert decode(PipelineReplicas, (await bucket.get("pipeline.p")).value or b"").at == 2.0
 
     buses.run(body)
 

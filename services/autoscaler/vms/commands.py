@@ -67,14 +67,15 @@ class SaveReplicas(Struct, frozen=True, kw_only=True):
 
 
 class DeleteReplicas(Struct, frozen=True, kw_only=True):
-    """Delete the record of a pipeline that is no longer deployed, unless a later leader has written it."""
+    """Delete the record of a pipeline that is no longer deployed, unless it has been written since. at: when that was found."""
 
     pipeline: str
     epoch: int
+    at: float
 
     def allows(self, present: PipelineReplicas | None) -> bool:
         """Whether this record may be deleted."""
-        return present is not None and present.epoch <= self.epoch
+        return present is not None and (present.epoch, present.at) <= (self.epoch, self.at)
 
 
 class Start(Struct, frozen=True, kw_only=True):

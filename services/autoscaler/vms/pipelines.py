@@ -44,6 +44,12 @@ class _Change(NamedTuple):
     variants: Mapping[str, str]  # by vertex, also of vertices that end
 
 
+def _digest(plan: PipelinePlan) -> str:
+    """Of what its replicas depend on. Which variants serve its stages may change under a plan."""
+    stages = [(name, stage.hardware, stage.batch, stage.replicas) for name, stage in sorted(plan.vertices.items())]
+    return blake2b(encode((plan.rate, plan.envelope, plan.dispersion, stages)), digest_size=8).hexdigest()
+
+
 class DeployedPipeline:
     """One pipeline with a plan. state: as the control bucket is to have it. tuner: None if the plan does not say what traffic it is for."""
 
@@ -134,10 +140,12 @@ class PipelineReplication:
         if old is not None and old.plan is plan:
             return []
         state = old.state if old is not None else self._stored.get(name)
-        digest = blake2b(encode(plan), digest_size=8).hexdigest()
+        digest = _digest(plan)
         if state is not None and state.plan == digest:
             if old is None:
                 self.deployed[name] = DeployedPipeline(plan, state, turn.now)
+            else:
+                old.plan = plan
             return []
         replicas = {vertex: max(1, stage.replicas) for vertex, stage in plan.vertices.items()}
         new = PipelineReplicas(
@@ -272,7 +280,7 @@ class PipelineReplication:
                 one.saved = one.state
                 found.append(Do(("replicas", name), SaveReplicas(record=one.state), STORE_S))
         found += [
-            Do(("replicas", name), DeleteReplicas(pipeline=name, epoch=turn.epoch), STORE_S)
+            Do(("replicas", name), DeleteReplicas(pipeline=name, epoch=turn.epoch, at=turn.now), STORE_S)
             for name in sorted(self._ended)
         ]
         self._ended.clear()

@@ -148,10 +148,15 @@ def _option(vertex: str, hardware: str, price: float, one_ms: float, fixed: floa
 
 
 def plan_of(
-    replicas: Mapping[str, int], variants: Mapping[str, str], hardware: str = "cpu", **more: Any
+    replicas: Mapping[str, int],
+    variants: Mapping[str, str],
+    *,
+    hardware: str = "cpu",
+    sampled: float = 150.0,
+    **more: Any,
 ) -> PipelinePlan:
-    """A plan of "p" with so many replicas of these variants, by vertex, for 150 queries/s at random times."""
-    envelope, dispersion = traffic_envelope(gamma_arrivals(150.0, 1.0, 120.0, seed=9), 0.1)
+    """A plan of "p" with so many replicas of these variants, by vertex. sampled: queries/s at random times that it is for."""
+    envelope, dispersion = traffic_envelope(gamma_arrivals(sampled, 1.0, 120.0, seed=9), 0.1)
     stages = {
         name: PlannedStage(
             hardware=hardware, batch=1, replicas=count, scale=1.0, service_ms=20.0, rho=0.8, variant=variants[name]
@@ -160,7 +165,7 @@ def plan_of(
     }
     fields: dict[str, Any] = {
         "pipeline": "p", "policy": "inferline", "status": "feasible", "cost_per_s": 1e-5, "p99_ms": 90.0,
-        "vertices": stages, "envelope": envelope, "dispersion": dispersion, "steps": [], "rate": 150.0, "latency_ms": 200.0,
+        "vertices": stages, "envelope": envelope, "dispersion": dispersion, "steps": [], "rate": sampled, "latency_ms": 200.0,
     }  # fmt: skip
     return PipelinePlan(**(fields | more))
 

@@ -188,6 +188,21 @@ def test_the_cheapest_variant_that_suffices_serves_where_the_planned_one_is_gone
     assert fleet.metric("infaas_pipeline_replicas_missing") == {"a": 2}
 
 
+def test_another_variant_for_a_stage_leaves_the_numbers_as_they_are() -> None:
+    fleet = PipelineFleet(workers=4)
+    fleet.register(*fleet.app("second", SECOND, "second-v1-ort-fp32-t2-b8"))
+    fleet.deploy(plan({"a": 2, "b": 3}))
+    fleet.traffic(steady(150.0, 3.0), 3.0)
+    fleet.traffic(steady(400.0, 3.0), 3.0)
+    before, events = fleet.state(), len(fleet.events())
+    assert before.replicas["b"] > 3
+    fleet.deploy(plan({"a": 2, "b": 3}, {"a": FIRST, "b": "second-v1-ort-fp32-t2-b8"}))
+    fleet.stage.run(3.0)
+    assert (fleet.state().replicas, len(fleet.events())) == (before.replicas, events)
+    assert fleet.needed("second-v1-ort-fp32-t2-b8") == before.replicas["b"]
+    assert fleet.needed(SECOND) == 0
+
+
 # -- following the traffic
 
 
