@@ -242,7 +242,10 @@ class Listing(Struct, frozen=True, kw_only=True):
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
-    """One variant that `explain` considered. why_not: the reason why it was not chosen; empty for the chosen one."""
+    """One variant that `explain` considered. why_not: the reason why it was not chosen; empty for the chosen one.
+
+    stage: of a pipeline, the vertex for which it was considered.
+    """
 
     model: str
     version: str
@@ -256,6 +259,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     cost_per_1000: float
     simulated: bool
     why_not: str
+    stage: str | UnsetType = UNSET
 
 
 class MemberShare(Struct, frozen=True, kw_only=True):
@@ -272,17 +276,39 @@ class MemberShare(Struct, frozen=True, kw_only=True):
     why: str
 
 
+class StageShare(Struct, frozen=True, kw_only=True):
+    """A vertex of a pipeline, and what would answer for it.
+
+    accuracy: the least that it needs; None: any. share_ms: of the latency objective; None: there is none. when: what must hold for a query
+    to visit it, one of several; empty: each query visits it. planned: whether a plan provides for it, with instances that serve. waiting: items in
+    this dispatcher's queue for them. variant: that would answer; None: several models do, or it would be refused. why: says which.
+    """
+
+    vertex: str
+    app: str
+    accuracy: float | None
+    share_ms: float | None
+    when: list[str]
+    planned: bool
+    waiting: int
+    variant: str | None
+    why: str
+
+
 class Explanation(Struct, frozen=True, kw_only=True):
     """The reply of `infaas.explain.<app>`: the decision that a query with these requirements would get now.
 
     members: where several models answer together, a row for each. chosen is the variant of the likeliest one then, and each candidate
     without a `why_not` would answer for its model.
+    stages: of a pipeline, a row for each vertex. chosen is then the variant of the first one, and each candidate without a `why_not` would
+    answer for its stage. refusal: of a stage that each query visits.
     """
 
     chosen: Candidate | None
     candidates: list[Candidate]
     refusal: Error | UnsetType = UNSET
     members: list[MemberShare] | UnsetType = UNSET
+    stages: list[StageShare] | UnsetType = UNSET
 
 
 class Feedback(Struct, frozen=True, kw_only=True):

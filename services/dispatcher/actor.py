@@ -42,7 +42,7 @@ from services.dispatcher.default_output import default_due, executor_error, expi
 from services.dispatcher.demand import DemandCounter, FleetDigests, LoadsOnDemand
 from services.dispatcher.inflight import InFlight, OutcomeRecorder, Retries
 from services.dispatcher.query import Admission, Query, label_of
-from services.dispatcher.questions import answer_question
+from services.dispatcher.questions import Questions
 
 HEARTBEAT = 0.5  # s
 CHECK = 0.25  # s
@@ -86,7 +86,6 @@ class Dispatcher:
         self._policy = policy
         self._admission = Admission(self.apps, new_uid, settings.default_deadline_s, settings.max_inline)
         self._settings = settings
-        self._slo_target = slo_target
         self._loads = LoadsOnDemand(name, subjects)
         self._outcomes = OutcomeRecorder(name, policy.name, new_uid)
         self._demand = DemandCounter(name, subjects)
@@ -96,6 +95,7 @@ class Dispatcher:
         )
         self.central = CentralQueues(self.view, self.in_flight, self._dispatch, self._decide, self._refuse)
         self._digests = FleetDigests(name, subjects, self.apps)
+        self._questions = Questions(self.apps, self.view, policy, self.composites, self.central, slo_target)
         self._prefix = len(subjects.query(""))
         self._undelivered = subjects.undelivered(name, "")
         self._list_selection = subjects.list("selection")
@@ -403,9 +403,7 @@ class Dispatcher:
     def _question(self, envelope: Envelope) -> Iterable[Effect]:
         if envelope.subject == self._list_selection:
             return self.composites.ask(envelope)
-        return answer_question(
-            envelope, self.apps.catalog, self.view, self._policy, self._slo_target, self.composites.contexts
-        )
+        return self._questions.answer(envelope)
 
     # -- time
 

@@ -59,6 +59,10 @@ class CentralQueues:
         """Items that wait for an instance of this variant."""
         return sum(query.items for _, _, query in self._queues.get(variant, ()) if self._waits(query))
 
+    def depths(self) -> dict[str, int]:
+        """`waiting` of each variant that anything has waited for."""
+        return {variant: self.waiting(variant) for variant in self._queues}
+
     def serves(self, stage: PlannedStage) -> bool:
         """Whether a query of this stage can wait here: an instance of its variant serves."""
         return bool(self.instances(stage.variant))

@@ -1,5 +1,6 @@
 """A dispatcher's metrics: queries in flight, its view of the fleet, how long decisions take. Pure."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from services.core.metric import Histogram, MetricFamily
@@ -54,6 +55,7 @@ class DispatcherMetrics:
             "infaas_dispatcher_queries", "gauge", "Queries taken and not yet ended, by where they are."
         )
         parts = MetricFamily("infaas_dispatcher_parts", "gauge", "Parts of queries under way, by where they are.")
+        open_ = actor.composites.joins.open.values()
         several = bool(actor.composites.joins.parts)
         for place, queries in (
             ("executor", actor.in_flight.dispatched.values()),
@@ -63,7 +65,9 @@ class DispatcherMetrics:
             ours = sum(query.part is not None for query in queries) if several else 0
             in_flight.add(len(queries) - ours, place=place)
             parts.add(ours, place=place)
-        in_flight.add(len(actor.composites.joins.open), place="joining")
+        joining = sum(join.query.part is None for join in open_)
+        in_flight.add(joining, place="joining")
+        parts.add(len(open_) - joining, place="joining")
         members = [
             _by_member(
                 "infaas_members_asked_total", "Times that a member was asked.", actor.composites.ensembles.asked
@@ -82,7 +86,7 @@ class DispatcherMetrics:
         workers.add(len(actor.view.workers))
         instances = MetricFamily("infaas_dispatcher_instances", "gauge", "Instances that this dispatcher knows of.")
         instances.add(len(actor.view.instances))
-        families = (in_flight, parts, *members, feedback, workers, instances, *_kept(actor))
+        families = (in_flight, parts, *members, feedback, workers, instances, *_kept(actor), *_pipelines(actor))
         if self._decisions is None:
             return families
         seconds = MetricFamily(
@@ -113,3 +117,21 @@ def _kept(actor: Dispatcher) -> Iterable[MetricFamily]:
         size.add(cache.size, app=app)
         evictions.add(cache.evictions, app=app)
     return lookups, size, evictions
+
+
+def _pipelines(actor: Dispatcher) -> Iterable[MetricFamily]:
+    visits = MetricFamily("infaas_pipeline_visits_total", "counter", "Times that a vertex of a pipeline was asked.")
+    for (pipeline, vertex), count in actor.composites.pipelines.visits.items():
+        visits.add(count, pipeline=pipeline, vertex=vertex)
+    queries = MetricFamily("infaas_pipeline_queries", "gauge", "Queries of pipelines taken and not yet ended.")
+    open_ = Counter(
+        join.query.app for join in actor.composites.joins.open.values() if join.query.pipeline is not None
+    )
+    for pipeline in {name for name, _ in actor.composites.pipelines.visits} | open_.keys():
+        queries.add(open_[pipeline], pipeline=pipeline)
+    queue = MetricFamily(
+        "infaas_pipeline_queue_items", "gauge", "Items in the queue for the instances of a planned variant."
+    )
+    for variant, items in actor.central.depths().items():
+        queue.add(items, variant=variant)
+    return visits, queries, queue

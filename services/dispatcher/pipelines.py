@@ -206,9 +206,11 @@ class Pipelines:
     def start(self, query: Query, now: float) -> Iterable[Effect]:
         """Ask the stages that need nothing of others."""
         served = self.served(query.ask.app)
+        if served is None:
+            gone = Error(code="unknown_app", message=f"there is no pipeline {query.ask.app!r} any more")
+            return self._refused(query, gone, now, 0.0)
         error = _unfit(query, served, len(self._joins.open) >= self._settings.max_queue)
-        if error is not None or served is None:
-            error = error or Error(code="unknown_app", message=f"there is no pipeline {query.ask.app!r} any more")
+        if error is not None:
             return self._refused(query, error, now, 0.0)
         plan = served.app.plan
         due = query.ask.deadline + LATE if query.fallback is None else default_due(query)
@@ -384,17 +386,22 @@ class Pipelines:
         return (*self._joins.end(join, now), *joined, *answer_part(query, answer, now))
 
 
-def _unfit(query: Query, served: ServedPipeline | None, full: bool) -> Error | None:
-    """Why a query cannot begin."""
-    ask = query.ask
+def unserved(ask: Ask, served: ServedPipeline) -> Error | None:
+    """Why no query with these requirements can begin."""
     if ask.model is not None or ask.version is not None or ask.variant is not None:
         text = "a pipeline picks a model for each of its vertices: leave model, version and variant out, or ask the vertex's own app"
         return Error(code="bad_request", message=text)
-    if served is None:
-        return None
     if served.missing:
         text = f"its vertices need {', '.join(served.missing)}, which is not there any more: register a model for it"
         return Error(code="unknown_app", message=text)
+    return None
+
+
+def _unfit(query: Query, served: ServedPipeline, full: bool) -> Error | None:
+    """Why a query cannot begin."""
+    error = unserved(query.ask, served)
+    if error is not None:
+        return error
     if served.conditional and query.items > 1:
         text = f"inputs: a pipeline with conditions takes one item at a time, not {query.items}: send a query for each"
         return Error(code="bad_request", message=text)

@@ -1,11 +1,11 @@
-"""Questions about the system: which variant a query would get, and why. Pure."""
+"""Questions about the system: lists, which variant a query would get, and why. Pure."""
 
 from collections.abc import Iterable, Sequence
 
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from bus.messages.catalog import ModelSelection
+from bus.messages.catalog import ModelSelection, PipelineEdge
 from bus.messages.public import (
     Candidate,
     Error,
@@ -14,132 +14,230 @@ from bus.messages.public import (
     MemberShare,
     Refusal,
     Requirements,
+    StageShare,
 )
 from services.core.actor import NOTHING, Effect, Envelope, Publish
-from services.core.catalog import Catalog
 from services.core.ensemble.base import Learnt, Member
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import INFINITE, AppView, Ask
 from services.core.selection.policy import Decision, SelectionPolicy
 from services.core.validation import BadRequest, check_name, check_requirements
-from services.dispatcher.apps import members_of
+from services.dispatcher.apps import Apps, members_of
+from services.dispatcher.central import CentralQueues
+from services.dispatcher.composites import Composites
 from services.dispatcher.contexts import Contexts
 from services.dispatcher.lists import listing, state_of
-
-
-def answer_question(
-    envelope: Envelope,
-    catalog: Catalog,
-    view: ClusterView,
-    policy: SelectionPolicy,
-    slo_target: float,
-    contexts: Contexts,
-) -> Iterable[Effect]:
-    """The reply to a ListRequest or to Requirements. Nothing if nobody waits for one, or another service replies.
-
-    slo_target: of apps without a target of their own.
-    """
-    if not envelope.reply:
-        return NOTHING
-    about, asked, now = envelope.subject.rpartition(".")[2], envelope.message, envelope.now
-    if isinstance(asked, ListRequest):
-        if about == "jobs":
-            return NOTHING  # their coordinator answers
-        return (Publish(envelope.reply, listing(about, asked, now, catalog, view, slo_target)),)
-    return (Publish(envelope.reply, explain(about, asked, now, catalog, view, policy, contexts)),)
-
-
-# -- why this variant: the decision that a query would get now, with a reason for every candidate
+from services.dispatcher.pipelines import NESTED, ServedPipeline, Stage, unserved
 
 HORIZON = 30.0  # s; the deadline of a query that states none
 
 
-def explain(
-    app_name: str,
-    wish: Requirements,
-    now: float,
-    catalog: Catalog,
-    view: ClusterView,
-    policy: SelectionPolicy,
-    contexts: Contexts,
-) -> Explanation | Refusal:
-    """The decision for one item with these requirements, and why each other variant is not chosen. Changes nothing."""
-    try:
-        check_name(app_name, "app")
-        check_requirements(wish)
-    except BadRequest as error:
-        return Refusal(error=Error(code="bad_request", message=str(error)))
-    app = view.apps.get(app_name)
-    if app is None:
-        return Refusal(error=Error(code="unknown_app", message=f"no app {app_name!r}: see infaas.list.apps"))
-    latency_ms = wish.latency_ms if wish.latency_ms is not None else app.app.latency_ms
-    latency_s = INFINITE if latency_ms is None else latency_ms / 1000.0
-    deadline = min(now + min(latency_s, HORIZON), wish.deadline or INFINITE)
-    cost = INFINITE if wish.cost is None else wish.cost
-    ask = Ask(app_name, 1, deadline, latency_s, wish.accuracy or 0.0, cost, wish.model, wish.version, wish.variant)
-    rules = app.app.selection
-    if rules is not None and rules.policy is not None and wish.model is wish.version is wish.variant is None:
-        return _explain_members(ask, wish.context, rules, now, catalog, view, policy, contexts)
-    decision = _decide(ask, now, view, policy)
-    winner = _winner(decision, view)
-    candidates = [
-        _candidate(
-            i, app, ask, now, view, "" if group.record.variant == winner else _why_not(i, app, ask, now, view, decision)
-        )
-        for i, group in enumerate(app.groups)
-    ]
-    candidates.sort(key=lambda c: (c.variant != winner, c.cost_per_1000))
-    chosen = next((c for c in candidates if c.variant == winner), None)
-    if decision.refusal is not None:
-        return Explanation(chosen=None, candidates=candidates, refusal=decision.refusal)
-    return Explanation(chosen=chosen, candidates=candidates)
+class Questions:
+    """Replies to a ListRequest or to Requirements, and changes nothing. slo_target: of apps without a target of their own."""
 
+    def __init__(
+        self,
+        apps: Apps,
+        view: ClusterView,
+        policy: SelectionPolicy,
+        composites: Composites,
+        central: CentralQueues,
+        slo_target: float,
+    ) -> None:
+        self._apps = apps
+        self._view = view
+        self._policy = policy
+        self._contexts = composites.contexts
+        self._pipelines = composites.pipelines
+        self._central = central
+        self._slo_target = slo_target
 
-def _explain_members(
-    ask: Ask,
-    context: str | None,
-    rules: ModelSelection,
-    now: float,
-    catalog: Catalog,
-    view: ClusterView,
-    policy: SelectionPolicy,
-    contexts: Contexts,
-) -> Explanation:
-    """Where several models answer together: which are asked, and which variant answers for each."""
-    app = view.apps[ask.app]
-    members = members_of(catalog, ask.app)
-    learnt, note = _learnt(ask.app, context, rules, members, contexts)
-    rows: list[MemberShare] = []
-    parts: dict[str, tuple[Ask, Decision]] = {}  # by model
-    for member in members:
-        floor = 0.0 if member.accuracy is None or member.accuracy < ask.accuracy else ask.accuracy
-        part = replace(ask, model=member.model, version=member.version, accuracy=floor, cost=INFINITE)
-        decision = _decide(part, now, view, policy)
-        parts[member.model] = part, decision
-        known = learnt.get(member.model)
-        variant = _winner(decision, view)
-        why = note if known is None else _why_asked(known, rules)
+    def answer(self, envelope: Envelope) -> Iterable[Effect]:
+        """Nothing if nobody waits for a reply, or another service replies."""
+        if not envelope.reply:
+            return NOTHING
+        about, asked, now = envelope.subject.rpartition(".")[2], envelope.message, envelope.now
+        if not isinstance(asked, ListRequest):
+            return (Publish(envelope.reply, self.explain(about, asked, now)),)
+        if about == "jobs":
+            return NOTHING  # their coordinator answers
+        return (Publish(envelope.reply, listing(about, asked, now, self._apps.catalog, self._view, self._slo_target)),)
+
+    # -- why this variant: the decision that a query would get now, with a reason for every candidate
+
+    def explain(self, app_name: str, wish: Requirements, now: float) -> Explanation | Refusal:
+        """The decision for one item with these requirements, and why each other variant is not chosen."""
+        try:
+            check_name(app_name, "app")
+            check_requirements(wish)
+        except BadRequest as error:
+            return Refusal(error=Error(code="bad_request", message=str(error)))
+        app = self._view.apps.get(app_name)
+        if app is None:
+            return Refusal(error=Error(code="unknown_app", message=f"no app {app_name!r}: see infaas.list.apps"))
+        latency_ms = wish.latency_ms if wish.latency_ms is not None else app.app.latency_ms
+        latency_s = INFINITE if latency_ms is None else latency_ms / 1000.0
+        deadline = min(now + min(latency_s, HORIZON), wish.deadline or INFINITE)
+        cost = INFINITE if wish.cost is None else wish.cost
+        ask = Ask(app_name, 1, deadline, latency_s, wish.accuracy or 0.0, cost, wish.model, wish.version, wish.variant)
+        return self._explain(ask, wish.context, now)
+
+    def _explain(self, ask: Ask, context: str | None, now: float, depth: int = 0) -> Explanation:
+        """depth: pipelines that this app is a vertex within."""
+        pipeline = self._pipelines.served(ask.app)
+        if pipeline is not None:
+            return self._explain_stages(ask, context, pipeline, now, depth)
+        view, rules = self._view, self._view.apps[ask.app].app.selection
+        if rules is not None and rules.policy is not None and ask.model is ask.version is ask.variant is None:
+            return self._explain_members(ask, context, rules, now)
+        decision = _decide(ask, now, view, self._policy)
+        winner = _winner(decision, view)
+        candidates = self._candidates(ask, decision, winner, now)
+        candidates.sort(key=lambda c: (c.variant != winner, c.cost_per_1000))
+        chosen = next((c for c in candidates if c.variant == winner), None)
         if decision.refusal is not None:
-            why += f"; it would be missing: {decision.refusal.message}"
-        elif floor < ask.accuracy:
-            why += f"; none of its variants has an accuracy of {ask.accuracy:g}"
-        p, weight = (None, None) if known is None else (known.probability, known.weight)
-        rows.append(MemberShare(member=member.name, probability=p, weight=weight, variant=variant, why=why))
-    winners = {row.variant for row in rows if row.variant is not None}
-    candidates = []
-    for i, group in enumerate(app.groups):
-        why_not = "not among the members that set-selection names"
-        if group.record.model in parts:
-            part, decision = parts[group.record.model]
-            why_not = "" if group.record.variant in winners else _why_not(i, app, part, now, view, decision)
-        candidates.append(_candidate(i, app, ask, now, view, why_not))
-    rows.sort(key=lambda row: (-(row.probability or 0.0), -(row.weight or 0.0), row.member))
-    first = next((row.variant for row in rows if row.variant is not None), None)
-    candidates.sort(key=lambda c: (bool(c.why_not), c.variant != first, c.cost_per_1000))
-    chosen = next((c for c in candidates if c.variant == first), None)
-    refusals = [decision.refusal for _, decision in parts.values() if decision.refusal is not None]
-    none = refusals[0] if refusals and chosen is None else UNSET
-    return Explanation(chosen=chosen, candidates=candidates, refusal=none, members=rows)
+            return Explanation(chosen=None, candidates=candidates, refusal=decision.refusal)
+        return Explanation(chosen=chosen, candidates=candidates)
+
+    def _candidates(self, ask: Ask, decision: Decision, winner: str | None, now: float) -> list[Candidate]:
+        view, app = self._view, self._view.apps[ask.app]
+        found = []
+        for i, group in enumerate(app.groups):
+            why_not = "" if group.record.variant == winner else _why_not(i, app, ask, now, view, decision)
+            found.append(_candidate(i, app, ask, now, view, why_not))
+        return found
+
+    # -- several models that answer together
+
+    def _explain_members(self, ask: Ask, context: str | None, rules: ModelSelection, now: float) -> Explanation:
+        """Which members are asked, and which variant answers for each."""
+        view, app = self._view, self._view.apps[ask.app]
+        members = members_of(self._apps.catalog, ask.app)
+        learnt, note = _learnt(ask.app, context, rules, members, self._contexts)
+        rows: list[MemberShare] = []
+        parts: dict[str, tuple[Ask, Decision]] = {}  # by model
+        for member in members:
+            floor = 0.0 if member.accuracy is None or member.accuracy < ask.accuracy else ask.accuracy
+            part = replace(ask, model=member.model, version=member.version, accuracy=floor, cost=INFINITE)
+            decision = _decide(part, now, view, self._policy)
+            parts[member.model] = part, decision
+            known = learnt.get(member.model)
+            variant = _winner(decision, view)
+            why = note if known is None else _why_asked(known, rules)
+            if decision.refusal is not None:
+                why += f"; it would be missing: {decision.refusal.message}"
+            elif floor < ask.accuracy:
+                why += f"; none of its variants has an accuracy of {ask.accuracy:g}"
+            p, weight = (None, None) if known is None else (known.probability, known.weight)
+            rows.append(MemberShare(member=member.name, probability=p, weight=weight, variant=variant, why=why))
+        winners = {row.variant for row in rows if row.variant is not None}
+        candidates = []
+        for i, group in enumerate(app.groups):
+            why_not = "not among the members that set-selection names"
+            if group.record.model in parts:
+                part, decision = parts[group.record.model]
+                why_not = "" if group.record.variant in winners else _why_not(i, app, part, now, view, decision)
+            candidates.append(_candidate(i, app, ask, now, view, why_not))
+        rows.sort(key=lambda row: (-(row.probability or 0.0), -(row.weight or 0.0), row.member))
+        first = next((row.variant for row in rows if row.variant is not None), None)
+        candidates.sort(key=lambda c: (bool(c.why_not), c.variant != first, c.cost_per_1000))
+        chosen = next((c for c in candidates if c.variant == first), None)
+        refusals = [decision.refusal for _, decision in parts.values() if decision.refusal is not None]
+        none = refusals[0] if refusals and chosen is None else UNSET
+        return Explanation(chosen=chosen, candidates=candidates, refusal=none, members=rows)
+
+    # -- pipelines
+
+    def _explain_stages(
+        self, ask: Ask, context: str | None, pipeline: ServedPipeline, now: float, depth: int
+    ) -> Explanation:
+        """What would answer for each vertex if it were asked now. Stages of an inner pipeline are named `vertex/stage`."""
+        error = unserved(ask, pipeline)
+        if error is not None:
+            return Explanation(chosen=None, candidates=[], refusal=error, stages=[])
+        rows: list[StageShare] = []
+        candidates: list[Candidate] = []
+        refusal = None
+        for name in pipeline.graph.order:
+            row, found = self._explain_stage(pipeline.stages[name], ask, context, now, depth)
+            when = [] if pipeline.graph.certain([name]) else [_when(edge) for edge in pipeline.graph.into[name]]
+            rows.append(replace(row, when=when))
+            rows += [replace(one, vertex=f"{name}/{one.vertex}") for one in found.stages or ()]
+            candidates += [replace(one, stage=f"{name}/{one.stage}" if one.stage else name) for one in found.candidates]
+            if found.refusal and not when and refusal is None:
+                refusal = replace(found.refusal, message=f"vertex {name}: {found.refusal.message}")
+        candidates.sort(key=lambda one: bool(one.why_not))
+        if refusal is not None:
+            return Explanation(chosen=None, candidates=candidates, refusal=refusal, stages=rows)
+        first = next((row for row in rows if row.variant is not None), None)
+        chosen = None if first is None else next(one for one in candidates if one.stage == first.vertex)
+        return Explanation(chosen=chosen, candidates=candidates, stages=rows)
+
+    def _explain_stage(
+        self, stage: Stage, ask: Ask, context: str | None, now: float, depth: int
+    ) -> tuple[StageShare, Explanation]:
+        planned, vertex = stage.planned, stage.vertex
+        seconds = INFINITE if ask.latency_s >= INFINITE else stage.share(ask.latency_s)
+        floor = vertex.accuracy if vertex.accuracy is not None else ask.accuracy
+        asked = Ask(vertex.app, 1, now + min(seconds, HORIZON), seconds, floor)
+        row = StageShare(
+            vertex=vertex.name,
+            app=vertex.app,
+            accuracy=floor or None,
+            share_ms=None if seconds >= INFINITE else seconds * 1000.0,
+            when=[],
+            planned=planned is not None and self._central.serves(planned),
+            waiting=0 if planned is None else self._central.waiting(planned.variant),
+            variant=None,
+            why="",
+        )
+        if planned is not None and row.planned:
+            serving = len(self._central.instances(planned.variant))
+            why = (
+                f"planned, and {serving} serve{'s' * (serving == 1)}: an idle one takes up to {planned.batch} that wait"
+            )
+            candidates = [
+                replace(one, why_not=one.why_not and f"the plan names {planned.variant}")
+                for one in self._candidates(asked, Decision(), planned.variant, now)
+            ]
+            chosen = next((one for one in candidates if not one.why_not), None)
+            found = Explanation(chosen=chosen, candidates=candidates)
+            return replace(row, variant=planned.variant, why=why), found
+        if depth < NESTED:
+            found = self._explain(asked, context, now, depth + 1)
+        else:
+            found = Explanation(chosen=None, candidates=[], stages=[])
+        note = "" if planned is None else f"the plan's {planned.variant} serves nowhere yet; "
+        if found.refusal:
+            return replace(row, why=f"{note}it would be refused: {found.refusal.message}"), found
+        if isinstance(found.stages, list):
+            return replace(row, why="a pipeline, whose own stages answer"), found
+        if isinstance(found.members, list):
+            return replace(row, why=f"several models answer together: explain {vertex.app} shows them"), found
+        if found.chosen is None:
+            return replace(row, why=f"{note}no instance can serve it now: it would wait"), found
+        return replace(row, variant=found.chosen.variant, why=note + _why_first(found.chosen, stage.app)), found
+
+
+def _when(edge: PipelineEdge) -> str:
+    """What must hold for this edge to be followed."""
+    if edge.when is not None:
+        left = edge.when.output if edge.when.reduce == "first" else f"{edge.when.reduce} of {edge.when.output}"
+        return f"{edge.source}: {left} {edge.when.op} {edge.when.value}"
+    if edge.probability is not None and edge.probability < 1.0:
+        return f"{edge.source}: {100.0 * edge.probability:g} % of its queries, by a hash"
+    return f"{edge.source} is visited"
+
+
+def _why_first(chosen: Candidate, app: AppView) -> str:
+    match chosen.state:
+        case "Active":
+            return f"it comes first by {app.goal} of the loaded ones that meet its needs"
+        case "Overloaded" | "Interfered":
+            return f"{chosen.state}, but in time; no Active one is"
+        case "Loading":
+            return "it is being loaded, and in time"
+    return "it would be loaded, being ready soonest"
 
 
 def _learnt(

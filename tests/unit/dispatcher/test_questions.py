@@ -7,13 +7,14 @@ import pytest
 from msgspec.structs import replace
 
 from bus.codec import encode
-from bus.messages.catalog import AppRecord, ModelSelection
+from bus.messages.catalog import AppRecord, ModelSelection, PipelineEdge, PipelineRecord, PipelineVertex
 from bus.messages.fleet import EnsureLoaded, Release
 from bus.messages.public import ListRequest, Requirements
 from services.core.actor import Changed
 from services.core.catalog import key_of
 from services.core.placement import quarantine_key
-from tests.support.simulated.fleet import Fleet, variant
+from tests.support.simulated.fleet import SIGNATURE, Fleet, variant
+from tests.unit.dispatcher.test_pipelines import CASCADE, ONE, SLO_MS, Staged, planned, vertex
 
 
 def test_lists_say_what_is_reclaimable() -> None:
@@ -142,3 +143,89 @@ def test_a_query_that_names_a_model_is_explained_as_one_that_one_variant_answers
     found = said(fleet, fleet.subjects.explain("app"), Requirements(model="b"))
     assert "members" not in found
     assert found["chosen"]["model"] == "b"
+
+
+# -- pipelines
+
+
+def explained(fleet: Fleet, **needs: Any) -> dict[str, Any]:
+    return said(fleet, fleet.subjects.explain("p"), Requirements(**needs))
+
+
+def test_an_explanation_of_a_pipeline_says_of_each_vertex_what_would_answer_and_why() -> None:
+    found = explained(Staged(CASCADE))
+    cheap, dear = found["stages"]
+    assert (cheap["vertex"], cheap["app"], cheap["variant"]) == ("cheap", "cheap", "cheap-v1-ort-fp32-t1-b8")
+    assert (cheap["when"], dear["when"]) == ([], ["cheap: y > 0.5"])
+    assert (cheap["planned"], cheap["waiting"], cheap["accuracy"]) == (False, 0, None)
+    assert cheap["why"] == "it comes first by cost of the loaded ones that meet its needs"
+    assert cheap["share_ms"] == pytest.approx(SLO_MS - 2.5), "what is left by the stage behind it"
+    assert found["chosen"]["stage"] == "cheap"
+    assert {(one["stage"], one["variant"]) for one in found["candidates"] if not one["why_not"]} == {
+        ("cheap", "cheap-v1-ort-fp32-t1-b8"),
+        ("dear", "dear-v1-ort-fp32-t1-b8"),
+    }
+
+
+def test_a_stage_that_would_be_refused_refuses_the_query_only_if_each_query_visits_it() -> None:
+    fleet = Staged(CASCADE, changes={"dear": {"accuracy": 0.5}})
+    fleet.change("p", pipeline=replace(CASCADE, vertices=[vertex("cheap"), vertex("dear", "cheap.y", accuracy=0.8)]))
+    found = explained(fleet)
+    assert found["stages"][1]["why"].startswith("it would be refused: ")
+    assert (found["stages"][1]["variant"], found["stages"][1]["accuracy"]) == (None, 0.8)
+    assert found["chosen"]["stage"] == "cheap"
+    assert "refusal" not in found
+    [dear] = [one for one in found["candidates"] if one["stage"] == "dear"]
+    assert dear["why_not"] == "accuracy 0.5000 is below 0.8"
+    always = [PipelineEdge(source="cheap", target="dear")]
+    fleet.change("p", pipeline=PipelineRecord(
+        vertices=[vertex("cheap"), vertex("dear", accuracy=0.8)], edges=always, output={"y": "dear.y"}
+    ))  # fmt: skip
+    found = explained(fleet)
+    assert found["chosen"] is None
+    assert found["refusal"]["code"] == "unsatisfiable"
+    assert found["refusal"]["message"].startswith("vertex dear: ")
+
+
+def test_the_needs_of_a_query_reach_vertices_without_their_own() -> None:
+    fleet = Staged(CASCADE)
+    found = explained(fleet, latency_ms=50.0, accuracy=0.99)
+    assert found["refusal"]["code"] == "unsatisfiable"
+    assert [row["accuracy"] for row in found["stages"]] == [0.99, 0.99]
+    assert found["stages"][0]["share_ms"] == pytest.approx(47.5)
+    found = explained(fleet, model="cheap")
+    assert (found["refusal"]["code"], found["stages"]) == ("bad_request", [])
+    fleet.stage.send("d0", Changed("infaas-catalog", "app.dear", None))
+    assert explained(fleet)["refusal"]["code"] == "unknown_app"
+
+
+def test_a_plan_says_what_serves_a_vertex_and_what_waits_for_it() -> None:
+    fleet = Staged(ONE)
+    fleet.change("p", plan=planned(batch=4))
+    [row] = explained(fleet)["stages"]
+    assert (row["planned"], row["variant"], row["waiting"]) == (True, "a-v1-ort-fp32-t1-b8", 0)
+    assert row["why"] == "planned, and 1 serves: an idle one takes up to 4 that wait"
+    plan = planned()
+    fleet.change("p", plan=replace(plan, vertices={"a": replace(plan.vertices["a"], variant="gone")}))
+    [row] = explained(fleet)["stages"]
+    assert (row["planned"], row["variant"]) == (False, "a-v1-ort-fp32-t1-b8"), "a plan for what is not there is none"
+
+
+def test_stages_that_are_answered_by_several_models_or_by_a_pipeline_are_explained_too() -> None:
+    fleet = Staged(CASCADE)
+    fleet.change("cheap", selection=ModelSelection(policy="majority"))
+    inner = PipelineRecord(vertices=[vertex("dear")], output={"y": "dear.y"})
+    fleet.add(AppRecord(app="inner", links={}, signature=SIGNATURE, pipeline=inner))
+    fleet.change("p", pipeline=PipelineRecord(
+        vertices=[vertex("cheap"), PipelineVertex(name="rest", app="inner", inputs={"x": "cheap.y"})],
+        edges=[PipelineEdge(source="cheap", target="rest", probability=0.4)],
+        output={"y": "rest.y | cheap.y"},
+    ))  # fmt: skip
+    found = explained(fleet)
+    cheap, rest, deep = found["stages"]
+    assert (cheap["variant"], cheap["why"]) == (None, "several models answer together: explain cheap shows them")
+    assert (rest["variant"], rest["why"]) == (None, "a pipeline, whose own stages answer")
+    assert rest["when"] == ["cheap: 40 % of its queries, by a hash"]
+    assert (deep["vertex"], deep["variant"]) == ("rest/dear", "dear-v1-ort-fp32-t1-b8")
+    assert found["chosen"]["stage"] == "rest/dear"
+    assert "rest/dear" in {one["stage"] for one in found["candidates"]}
