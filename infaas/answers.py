@@ -148,6 +148,8 @@ def why_chosen(explanation: Mapping[str, Any]) -> str:
         return ""
     if explanation.get("members"):
         return "the best for its model"
+    if explanation.get("stages"):
+        return "what its stage would get"
     candidates = explanation.get("candidates") or []
     chosen = next((each for each in candidates if each.get("variant") == chosen.get("variant")), chosen)
     others = [each for each in candidates if each is not chosen]

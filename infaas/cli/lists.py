@@ -21,6 +21,9 @@ Item = dict[str, Any]
 def apps(*, app: str | None = None, data_dir: DataDir = None, json: Json = False) -> int:
     """List the apps with their models, inputs, outputs, latency objective, and the share of queries answered in time beside its target.
 
+    A pipeline has vertices instead of models. An app that is a stage of pipelines is asked by them, too: such visits are parts of the pipelines'
+    queries, and no figure of the app itself counts them.
+
     Parameters
     ----------
     app
@@ -29,8 +32,9 @@ def apps(*, app: str | None = None, data_dir: DataDir = None, json: Json = False
     """
     columns = (
         Column("app", "app"),
-        Column("models", "models"),
-        Column("variants", "variants"),
+        Column("models", lambda item: _vertices(item) or item["models"]),
+        Column("stage of", lambda item: item.get("stage_of") or None),
+        Column("variants", lambda item: None if item.get("pipeline") else item["variants"]),
         Column("latency ms", "latency_ms"),
         *_OBJECTIVE[:3],
         Column("least instances", _least),
@@ -234,8 +238,10 @@ def render_overview(found: Item) -> None:
     apps, variants, workers = found["apps"], found["variants"], found["workers"]
     instances = [instance for worker in workers for instance in worker["instances"]]
     ready = sum(worker["state"] == "Ready" for worker in workers)
+    pipelines = sum(app.get("pipeline") is not None for app in apps)
     print(
-        f"{ready} of {len(workers)} workers ready, {len(apps)} apps, {_count(variants, 'variant')}, {len(instances)} instances"
+        f"{ready} of {len(workers)} workers ready, {len(apps)} apps{f' ({pipelines} of them pipelines)' * bool(pipelines)},"
+        f" {_count(variants, 'variant')}, {len(instances)} instances"
     )
     for worker in workers:
         devices = ", ".join(f"{d['device']} {d['utilisation']:.0%}" for d in worker["devices"])
@@ -289,6 +295,8 @@ _APP_COLUMNS = (
 def _app(app: Item, variants: list[Item]) -> Item:
     own = [variant for variant in variants if variant["app"] == app["app"]]
     states = Counter(variant["state"] for variant in own)
+    if app.get("pipeline"):
+        return {**app, "models": f"{len(app['pipeline']['vertex'])} vertices", "variants": None}
     return {
         **app,
         "models": len(app["models"]),
@@ -298,6 +306,16 @@ def _app(app: Item, variants: list[Item]) -> Item:
         "latency": _range(own, "latency_ms"),
         "cost": _range(own, "cost_per_1000"),
     }
+
+
+def _vertices(item: Mapping[str, Any]) -> str | None:
+    """Of a pipeline, as "lang -> nmt, asr -> whisper": its vertices with the apps that answer for them. None: it is none."""
+    pipeline = item.get("pipeline")
+    if pipeline is None:
+        return None
+    return ", ".join(
+        one["name"] if one["name"] == one["app"] else f"{one['name']} -> {one['app']}" for one in pipeline["vertex"]
+    )
 
 
 def _least(item: Mapping[str, Any]) -> str:

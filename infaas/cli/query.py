@@ -149,6 +149,17 @@ _EXPLAIN_COLUMNS = (
 )
 
 
+_STAGE_COLUMNS = (
+    Column("stage", "vertex"),
+    Column("app", "app"),
+    Column("share ms", "share_ms"),
+    Column("accuracy", lambda item: None if item["accuracy"] is None else f">= {item['accuracy']:g}"),
+    Column("visited if", lambda item: " or ".join(item["when"]) or "always"),
+    Column("variant", "variant"),
+    Column("waiting", "waiting"),
+    Column("why", "why"),
+)
+
 _MEMBER_COLUMNS = (
     Column("member", "member"),
     Column("probability", "probability"),
@@ -161,7 +172,8 @@ _MEMBER_COLUMNS = (
 def explain(*, app: str, needs: NeedOptions = NO_NEEDS, data_dir: DataDir = None, json: Json = False) -> int:
     """Show which variant would answer a query with these requirements now, and why each other variant would not.
 
-    Sends no query and changes nothing. Where several models answer together: which of them would be asked, and why.
+    Sends no query and changes nothing. Where several models answer together: which of them would be asked, and why. Of a pipeline: the same of
+    each of its stages, with its share of the latency objective.
 
     Example: `infaas explain --app digits --accuracy 0.97 --latency-ms 20`
 
@@ -185,8 +197,14 @@ def _render_explain(explanation: dict[str, Any]) -> None:
     if members := explanation.get("members"):
         print_table(members, _MEMBER_COLUMNS, "")
         print()
+    stages = explanation.get("stages")
+    if stages:
+        print_table(stages, _STAGE_COLUMNS, "")
+        print()
     rows = [{**each, "why": why} for each in explanation.get("candidates") or []]
-    print_table(rows, _EXPLAIN_COLUMNS, "this app has no variants")
+    columns = (Column("stage", "stage"), *_EXPLAIN_COLUMNS) if stages else _EXPLAIN_COLUMNS
+    empty = "this app has no variants" if stages is None else "no variants were considered"
+    print_table(rows, columns, empty)
     if explanation.get("chosen") is None:
         refusal = explanation.get("refusal")
         print(

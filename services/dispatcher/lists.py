@@ -41,6 +41,11 @@ def listing(
 
 
 def _apps(ask: ListRequest, catalog: Catalog, slo_target: float) -> list[dict[str, Any]]:
+    """stage_of: the pipelines of which it is a vertex. Their visits are parts of queries, which no figure of the app counts as queries."""
+    stages: dict[str, set[str]] = {}
+    for app in catalog.apps:
+        for vertex in app.pipeline.vertices if app.pipeline is not None else ():
+            stages.setdefault(vertex.app, set()).add(app.app)
     return [
         {
             "app": app.app,
@@ -54,6 +59,7 @@ def _apps(ask: ListRequest, catalog: Catalog, slo_target: float) -> list[dict[st
             "replicas": app.replicas,
             "selection": None if app.selection is None else asdict(app.selection),
             "pipeline": None if app.pipeline is None else msgspec.to_builtins(app.pipeline),
+            "stage_of": sorted(stages.get(app.app, ())),
             "inputs": _specs(app.signature.inputs) if app.signature else [],
             "outputs": _specs(app.signature.outputs) if app.signature else [],
             "created": app.created,

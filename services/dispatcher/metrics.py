@@ -124,9 +124,7 @@ def _pipelines(actor: Dispatcher) -> Iterable[MetricFamily]:
     for (pipeline, vertex), count in actor.composites.pipelines.visits.items():
         visits.add(count, pipeline=pipeline, vertex=vertex)
     queries = MetricFamily("infaas_pipeline_queries", "gauge", "Queries of pipelines taken and not yet ended.")
-    open_ = Counter(
-        join.query.app for join in actor.composites.joins.open.values() if join.query.pipeline is not None
-    )
+    open_ = Counter(join.query.app for join in actor.composites.joins.open.values() if join.query.pipeline is not None)
     for pipeline in {name for name, _ in actor.composites.pipelines.visits} | open_.keys():
         queries.add(open_[pipeline], pipeline=pipeline)
     queue = MetricFamily(

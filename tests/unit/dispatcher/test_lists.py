@@ -171,3 +171,15 @@ def test_variants_are_listed_with_what_batches_take() -> None:
     fleet.stage.run(0.1)
     [item] = decode(Listing, fleet.stage.heard[-1][2]).items
     assert item["batch_latency_ms"] == pytest.approx({1: 2.55, 2: 3.05, 4: 4.05, 8: 6.05}), "with 0.05 ms for a batch"
+
+
+def test_apps_are_listed_with_the_pipelines_that_they_are_stages_of() -> None:
+    catalog = Catalog()
+    for record in (APP, replace(APP, app="other"), AppRecord(app="app", links={}), AppRecord(app="free", links={})):
+        catalog.apply(key_of(record), encode(record))
+    found = listing("apps", ListRequest(), 0.0, catalog, ClusterView(PRICES), 0.95)
+    assert isinstance(found, Listing)
+    items = {item["app"]: item for item in found.items}
+    assert items["app"]["stage_of"] == ["other", "twice"]
+    assert items["twice"]["stage_of"] == items["free"]["stage_of"] == []
+    assert [vertex["name"] for vertex in items["twice"]["pipeline"]["vertex"]] == ["first", "second"]

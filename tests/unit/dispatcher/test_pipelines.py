@@ -175,7 +175,7 @@ def test_a_vertex_may_be_an_app_of_which_several_models_answer() -> None:
     assert reply["cost"] == pytest.approx(fleet.query().cost)
 
 
-def test_a_vertex_may_be_a_pipeline() -> None:
+def nested() -> Staged:
     outer = PipelineRecord(
         vertices=[vertex("first"), PipelineVertex(name="rest", app="inner", inputs={"x": "first.y"})],
         edges=[PipelineEdge(source="first", target="rest")],
@@ -186,8 +186,14 @@ def test_a_vertex_may_be_a_pipeline() -> None:
     fleet.add(AppRecord(app="inner", links={}, signature=SIGNATURE, pipeline=PipelineRecord(
         vertices=[vertex("deep")], output={"y": "deep.y"},
     )))  # fmt: skip
-    fleet.devices["w0"].says, fleet.devices["w0"].wide["deep"] = {"deep": 9.0}, 2
+    fleet.devices["w0"].wide["deep"] = 2
     fleet.change("p", latency_ms=None)
+    return fleet
+
+
+def test_a_vertex_may_be_a_pipeline() -> None:
+    fleet = nested()
+    fleet.devices["w0"].says = {"deep": 9.0}
     reply = fleet.one(fleet.ask("p"))
     assert numbers(reply) == (9.0, 9.0)
     by_app = {one.app: one for one in fleet.outcomes()}

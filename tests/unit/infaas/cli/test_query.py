@@ -46,3 +46,22 @@ def test_an_explanation_shows_members_before_variants(capsys: pytest.CaptureFixt
     assert lines[0].split() == ["member", "probability", "weight", "variant", "why"]
     assert lines[1].split() == ["a@1", "0.625", "-", "a1", *row["why"].split()]
     assert "the best for its model" in lines[-1]
+
+
+def test_an_explanation_of_a_pipeline_shows_its_stages_before_their_variants(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    first = {"variant": "a1", "state": "Active", "hardware": "cpu", "why_not": "", "stage": "cheap"}
+    other = {**first, "variant": "b1", "stage": "dear", "why_not": "accuracy 0.5000 is below 0.8"}
+    stage = {
+        "vertex": "cheap", "app": "digits", "share_ms": 150.0, "accuracy": None, "when": [], "variant": "a1",
+        "planned": False, "waiting": 0, "why": "it is being loaded, and in time",
+    }  # fmt: skip
+    unmet = {**stage, "vertex": "dear", "accuracy": 0.8, "when": ["cheap: y > 0.5", "x is visited"], "variant": None}
+    _render_explain({"chosen": first, "candidates": [first, other], "stages": [stage, unmet]})
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split()[:6] == ["cheap", "digits", "150", "-", "always", "a1"]
+    assert "cheap: y > 0.5 or x is visited" in lines[2]
+    assert ">= 0.8" in lines[2]
+    assert lines[-1].split()[:2] == ["dear", "b1"]
+    assert "what its stage would get" in lines[-2]
