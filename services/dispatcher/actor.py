@@ -48,6 +48,7 @@ HEARTBEAT = 0.5  # s
 CHECK = 0.25  # s
 LOST_AFTER = 2.0  # s past its deadline after which a query that its executor never ended is refused here
 MOST_DISPATCHES = 4  # a query that was handed back after so many is not dispatched again at once
+FULL = Error(code="overloaded", message="too many queries wait for a worker: ask again later", retry_after_ms=1000.0)
 LOAD_AGAIN = 5.0  # s before a variant that found no room, or failed to load, is tried again
 
 
@@ -190,8 +191,10 @@ class Dispatcher:
 
     def _decide(self, query: Query, now: float) -> Iterable[Effect]:
         if query.planned is not None and not query.crashes and self.central.serves(query.planned):
-            if query.attempt >= MOST_DISPATCHES or len(self.in_flight.waiting) >= self._settings.max_queue:
+            if query.attempt >= MOST_DISPATCHES:
                 return self._refuse(query, LATE, now)
+            if len(self.in_flight.waiting) >= self._settings.max_queue:
+                return self._refuse(query, FULL, now)
             return self.central.push(query, now)
         decision = self._policy.select(query.ask, now, self.view)
         if decision.assignments:
@@ -203,8 +206,7 @@ class Dispatcher:
         if decision.refusal is not None:
             effects.extend(self._end(query, decision.refusal, now))
         elif len(self.in_flight.waiting) >= self._settings.max_queue:
-            text = "too many queries wait for a worker: ask again later"
-            effects.extend(self._refuse(query, Error(code="overloaded", message=text, retry_after_ms=1000.0), now))
+            effects.extend(self._refuse(query, FULL, now))
         else:
             effects.extend(self._wait(query, now))
         return effects
@@ -308,8 +310,9 @@ class Dispatcher:
         error = executor_error(back)
         if error is not None:
             return self._refuse(query, error, now)
-        if back.reason == "deadline" and query.planned is None:
-            return self._elsewhere(query, route.instance, now)
+        if back.reason == "deadline":
+            central = query.planned is not None and self.central.serves(query.planned)
+            return self._decide(query, now) if central else self._elsewhere(query, route.instance, now)
         if back.reason == "crashed":
             return self._retries.crashed(query, now)
         instance = self.view.remove(route.instance)
@@ -356,13 +359,12 @@ class Dispatcher:
     def _serve_waiting(self, now: float) -> list[Effect]:
         """Something changed: decide again for all waiting queries."""
         effects = [*self._retries.next(now), *self.central.serve(now)]
-        if self.in_flight.waiting:
-            queries = list(self.in_flight.waiting.values())
-            self.in_flight.waiting.clear()
+        waiting = self.in_flight.waiting
+        if waiting:
+            queries = [query for query in waiting.values() if query not in self.central]
             for query in queries:
-                if query.planned is not None and self.central.serves(query.planned):
-                    self.in_flight.waiting[query.uid] = query
-                    continue
+                del waiting[query.uid]
+            for query in queries:
                 if query.crashes and self.in_flight.retrying is not None:
                     self.in_flight.retries.append(query)
                     continue

@@ -49,7 +49,12 @@ class CentralQueues:
         self._decide = decide
         self._refuse = refuse
         self._queues: dict[str, list[Entry]] = {}  # by variant
+        self._queued: set[bytes] = set()  # uids of all entries, also of those that wait no more
         self._order = 0
+
+    def __contains__(self, query: Query) -> bool:
+        """Whether it waits in one of these queues, and not for any instance at all."""
+        return query.uid in self._queued and self._waits(query)
 
     def instances(self, variant: str) -> list[Instance]:
         """Those that serve."""
@@ -73,6 +78,7 @@ class CentralQueues:
         variant = query.planned.variant
         self._order += 1
         self._in_flight.waiting[query.uid] = query
+        self._queued.add(query.uid)
         heappush(self._queues.setdefault(variant, []), (query.ask.deadline, self._order, query))
         return self.pull(variant, now)
 
@@ -102,6 +108,7 @@ class CentralQueues:
         for variant, queue in list(self._queues.items()):
             if queue and not self.instances(variant):
                 del self._queues[variant]
+                self._queued.difference_update(query.uid for _, _, query in queue)
                 for _, _, query in queue:
                     if self._waits(query):
                         del self._in_flight.waiting[query.uid]
@@ -125,6 +132,7 @@ class CentralQueues:
             query = entry[2]
             if not self._waits(query):
                 heappop(queue)
+                self._queued.discard(query.uid)
                 continue
             assert query.planned is not None, "a plan provides for it"
             room = min(room, query.planned.batch)
@@ -140,6 +148,7 @@ class CentralQueues:
                 batch.append(query)
                 items += query.items
             del self._in_flight.waiting[query.uid]
+            self._queued.discard(query.uid)
         for entry in aside:
             heappush(queue, entry)
         return batch

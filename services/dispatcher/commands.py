@@ -1,8 +1,9 @@
 """The commands of the dispatcher's actor to its edge, and their results."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from bus.messages.flow import TensorRef
 from bus.messages.public import Tensor
@@ -38,10 +39,10 @@ class ContextWritten(Struct, frozen=True):
 
 
 class GatherOutputs(Struct, frozen=True):
-    """Put an answer's outputs together in the object store; comes back as ObjectRef. refs: those that are there already."""
+    """Put an answer's outputs, or a stage's inputs, together in the object store; comes back as ObjectRef. refs: those that are there already."""
 
     key: str
-    outputs: dict[str, Tensor]
+    outputs: Mapping[str, Tensor | Raw]
     refs: tuple[TensorRef, ...]
 
 

@@ -125,6 +125,8 @@ class Composites:
         kind = done.id[0]
         if kind == "gather":
             return self.pipelines.gathered(done, envelope.now)
+        if kind == "inputs":
+            return self.pipelines.stored(done, envelope.now)
         if kind == "policy":
             return self.ensembles.ran(done, envelope.now)
         if kind == "listed":

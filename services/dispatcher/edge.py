@@ -38,7 +38,9 @@ class DispatcherEdge:
             return await self._policies.run(command)
         if type(command) is GatherOutputs:
             found = await fetch_tensors(self._bus, command.refs)
-            return await store_outputs(self._bus, self._subjects.outputs_bucket, command.key, command.outputs | found)
+            return await store_outputs(
+                self._bus, self._subjects.outputs_bucket, command.key, {**command.outputs, **found}
+            )
         if self._bucket is None:  # most dispatchers serve no app that needs it
             self._bucket = await self._bus.key_value(self._subjects.selection_bucket)
         match command:

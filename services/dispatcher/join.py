@@ -88,6 +88,11 @@ def _reply_of(answer: Answer) -> PartReply:
     )
 
 
+def _computed(part: QueryPart) -> bool:
+    """Whether an executor has answered it, and so knows its query."""
+    return part.reply is not None and not part.reply.cached
+
+
 class Joins:
     """Queries with parts. open: those that have not ended, by uid. parts: those under way, by uid."""
 
@@ -184,6 +189,7 @@ class Joins:
     def leave(self, dispatched: Iterable[Query]) -> Iterable[Effect]:
         """This dispatcher stops. Executors hand on the queries of which they have parts; the others are handed on here."""
         there = {outermost(query.part.join) for query in dispatched if query.part is not None}
+        there |= {outermost(join) for join in self.open.values() if any(_computed(part) for part in join.parts)}
         left = [join for join in self.open.values() if join not in there and join.query.part is None]
         subject = self._subjects.resubmit()
         backs = [

@@ -14,7 +14,7 @@ from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import AppView, VariantInstances
 from services.core.selection.instances import Worker
 from services.core.validation import BadRequest, check_name
-from services.dispatcher.pipelines import service_seconds
+from services.dispatcher.stages import service_seconds
 
 
 def listing(

@@ -1,25 +1,25 @@
 """Pipelines: apps whose queries visit other apps (InferLine, paper 004). Nothing returns to the client between two stages. Pure."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any
 
 import msgspec
-import numpy as np
 from msgspec import UNSET, Raw
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from bus.codec import encode
-from bus.messages.catalog import AppRecord, PipelineVertex, PlannedStage
+from bus.messages.catalog import AppRecord
 from bus.messages.flow import TensorRef
 from bus.messages.public import Answer, Error, ObjectRef, QueryHead, Tensor, TensorHead
 from bus.tensors import BadTensor, from_array, to_array
 from services.core.actor import NOTHING, Do, Done, Effect, Failed, TimedOut
 from services.core.cost import bucket_of
-from services.core.pipelines.branching import follows
-from services.core.pipelines.graph import QUERY, PipelineGraph, Reference, references
-from services.core.selection.eligibility import INFINITE, AppView, Ask
+from services.core.pipelines.branching import follows, small_outputs
+from services.core.pipelines.graph import QUERY, Reference
+from services.core.selection.eligibility import INFINITE, Ask
 from services.core.settings import DispatcherSettings
 from services.core.validation import BadRequest, count_items, length_of
 from services.dispatcher.apps import Apps
@@ -29,10 +29,13 @@ from services.dispatcher.demand import ArrivalsCounter
 from services.dispatcher.inflight import OutcomeRecorder
 from services.dispatcher.join import LATE, Joins, answer_part, refuse_part
 from services.dispatcher.query import Join, PartReply, Query, QueryPart, selection_of
+from services.dispatcher.stages import ServedPipeline, Stage
 
 GATHER = 10.0  # s to put an answer's outputs together in the object store
 SMALL_BODY = 65_536  # bytes of a query that go with each of its parts; of a larger one, only with the first parts
-NESTED = 4  # pipelines within pipelines whose service is looked up
+ONE_ITEM = Error(
+    code="bad_request", message="inputs: a pipeline with conditions takes one item at a time: send a query for each"
+)
 
 _tensor = msgspec.msgpack.Decoder(TensorHead).decode
 _whole = msgspec.msgpack.Decoder(Tensor).decode
@@ -40,104 +43,20 @@ _named = msgspec.msgpack.Decoder(dict[str, Raw]).decode
 _any = msgspec.msgpack.Decoder().decode
 
 
-class Stage(NamedTuple):
-    """A vertex as it is served now. position: its place among the vertices. seconds: of its service, as planned or by the variant that would be
-    chosen without a limit of latency. before, behind: the same of the longest path of stages before and behind it.
-    """
-
-    vertex: PipelineVertex
-    position: int
-    app: AppView
-    inputs: dict[str, list[Reference]]
-    planned: PlannedStage | None
-    seconds: float
-    before: float
-    behind: float
-
-    def deadline(self, last: float, now: float) -> float:
-        """Unix seconds: what is left behind it is for later stages, or their share where there is not enough time. last: the query's own."""
-        behind = self.behind
-        if behind:
-            behind = min(behind, max(0.0, last - now) * behind / (self.seconds + behind))
-        return last - behind
-
-    def share(self, objective: float) -> float:
-        """Seconds of the objective that are this stage's."""
-        rest = objective - self.before - self.behind
-        whole = self.before + self.seconds + self.behind
-        return max(rest, objective * self.seconds / whole) if whole else objective
-
-
-class ServedPipeline:
-    """A pipeline as the catalogue has it now. missing: vertices whose app is not there."""
-
-    def __init__(self, app: AppRecord, apps: Apps) -> None:
-        record = app.pipeline
-        assert record is not None, "the app is a pipeline"
-        self.app = app
-        self.graph = PipelineGraph(record)
-        self.outputs = {name: references(text) for name, text in record.output.items()}
-        self.conditional = any(edge.when is not None for edge in record.edges)
-        self.conditions = {  # outputs that conditions read
-            name: {edge.when.output for edge in edges if edge.when is not None}
-            for name, edges in self.graph.out.items()
-        }
-        self.missing = [vertex.app for vertex in record.vertices if vertex.app not in apps.view.apps]
-        self.stages: dict[str, Stage] = {}
-        if self.missing:
-            return
-        planned = {} if app.plan is None else app.plan.vertices
-        weights = service_seconds(app, apps.view.apps)
-        behind = self.graph.behind(weights)
-        before = self.graph.before(weights)
-        for position, vertex in enumerate(record.vertices):
-            name = vertex.name
-            view = apps.view.apps[vertex.app]
-            stage = planned.get(name)
-            self.stages[name] = Stage(
-                vertex,
-                position,
-                view,
-                {field: references(text) for field, text in vertex.inputs.items()},
-                stage if stage is not None and stage.variant in view.index else None,
-                weights[name],
-                before[name],
-                behind[name],
-            )
-
-
-def service_seconds(app: AppRecord, apps: Mapping[str, AppView], depth: int = 0) -> dict[str, float]:
-    """Of each vertex of a pipeline, the seconds of its service: as planned, else of the variant that would be chosen without a limit of
-    latency. 0.0: unknown. apps: by name.
-    """
-    planned = {} if app.plan is None else app.plan.vertices
-    found = {}
-    for vertex in app.pipeline.vertices if app.pipeline is not None else ():
-        stage, view = planned.get(vertex.name), apps.get(vertex.app)
-        seconds = 0.0
-        if stage is not None:
-            seconds = stage.service_ms / 1000.0
-        elif view is not None and view.app.pipeline is not None and depth < NESTED:
-            graph = PipelineGraph(view.app.pipeline)
-            seconds = graph.longest_path(service_seconds(view.app, apps, depth + 1))[0]
-        elif view is not None and view.app.pipeline is None:
-            places = view.in_order(np.flatnonzero(view.current & (view.accuracy >= (vertex.accuracy or 0.0))))
-            seconds = view.groups[int(places[0])].table.seconds(1) if places.size else 0.0
-        found[vertex.name] = seconds
-    return found
-
-
 class PipelineRun:
     """A query on its way. given: its own inputs by name.
 
-    visited: of each vertex that is decided, whether it is visited. followed: the same of edges.
+    by_ref: its client has put them into the object store, so nobody has counted their items. visited: of each vertex that is decided,
+    whether it is visited. followed: the same of edges. finished: its outputs are put together.
     """
 
-    __slots__ = ("followed", "given", "parts", "served", "visited")
+    __slots__ = ("by_ref", "finished", "followed", "given", "parts", "served", "visited")
 
-    def __init__(self, served: ServedPipeline, given: "dict[str, Raw | TensorRef]") -> None:
+    def __init__(self, served: ServedPipeline, given: "dict[str, Raw | TensorRef]", *, by_ref: bool) -> None:
         self.served = served
         self.given = given
+        self.by_ref = by_ref
+        self.finished = False
         self.parts: dict[str, QueryPart] = {}
         self.visited: dict[str, bool] = {}
         self.followed: dict[tuple[str, str], bool] = {}
@@ -218,7 +137,7 @@ class Pipelines:
         join = Join(self, query, due, patient=False, dispatcher=self._name, policy=policy)
         if query.part is None and join.origin is not None:
             join.origin = replace(join.origin, body=bytes(query.body))
-        join.plan = PipelineRun(served, _given(query, served.app))
+        join.plan = PipelineRun(served, _given(query, served.app), by_ref=query.head.inputs_ref is not None)
         begun = self._joins.begin(join, now)
         counted = NOTHING if plan is None else self._arrivals.count(query.ask.app, query.arrived)
         return (*begun, *counted, *self._advance(join, now))
@@ -239,7 +158,8 @@ class Pipelines:
             effects.extend(self._ask(join, run.served.stages[name], now))
             if join.ended:
                 return effects
-        if len(run.visited) == len(graph.order) and not join.under_way:
+        if len(run.visited) == len(graph.order) and not join.under_way and not run.finished:
+            run.finished = True
             effects.extend(self._finish(join, now))
         return effects
 
@@ -251,7 +171,9 @@ class Pipelines:
         floor = vertex.accuracy if vertex.accuracy is not None else query.ask.accuracy
         asked: QueryHead = query.head
         try:
-            inputs, refs = _inputs(run, stage)
+            here, refs = _inputs(run, stage)
+            # One tensor by itself may share a batch with those of clients.
+            inputs = Raw(encode(next(iter(here.values())) if len(here) == 1 and not refs else here))
             head = QueryHead(
                 inputs=inputs,
                 accuracy=floor or None,
@@ -280,6 +202,28 @@ class Pipelines:
             part.part.origin = None  # who answered the first parts has it
         run.parts[vertex.name] = part.part
         self.visits[query.ask.app, vertex.name] += 1
+        origin = part.part.origin
+        carried = 0 if origin is None or origin.body is None else len(origin.body)
+        if len(part.body) + carried > self._settings.max_inline and part.pipeline is None:
+            store = GatherOutputs(f"{part.uid.hex()}-inputs", here, tuple(refs))
+            return (Do(("inputs", part), store, GATHER),)
+        return self._begin(part, now)
+
+    def stored(self, done: Done | Failed | TimedOut, now: float) -> Iterable[Effect]:
+        """The edge has put inputs of a stage that no message can hold into the object store, or could not."""
+        part: Query = done.id[1]
+        assert part.part is not None, "it is a stage"
+        join = part.part.join
+        if join.ended:
+            return NOTHING
+        if not isinstance(done, Done):
+            text = done.error if isinstance(done, Failed) else "it took too long"
+            error = Error(code="internal", message=f"its inputs could not be stored: {text}")
+            return self._refused(part, error, now, 0.0)
+        ref: ObjectRef = done.result
+        names = join.plan.served.stages[part.part.stage].inputs
+        part.refs = [TensorRef(name, ref.bucket, ref.key, name) for name in names]
+        part.body = encode({"inputs": {}})
         return self._begin(part, now)
 
     # -- a stage ends
@@ -299,13 +243,14 @@ class Pipelines:
         if join.ended:
             return NOTHING
         if part.error is not None:
-            return self._refuse(join, _told(part), now)
+            return self._refuse(join, _told(part, join.plan), now)
         run: PipelineRun = join.plan
         name, uid = part.stage, join.query.uid
         try:
             assert part.reply is not None
-            known = run.served.conditions[name]
-            outputs = {one: to_array(tensor, one) for one, tensor in part.reply.outputs.items() if one in known}
+            outputs = _decisive(part.reply, run.served.conditions[name])
+            if run.by_ref and any(array.ndim and len(array) > 1 for array in outputs.values()):
+                return self._refuse(join, ONE_ITEM, now)
             for edge in run.served.graph.out[name]:
                 run.followed[name, edge.target] = follows(uid, edge, outputs)
         except (BadTensor, ValueError) as error:
@@ -338,7 +283,8 @@ class Pipelines:
         refs = [one for one in found.values() if isinstance(one, TensorRef)]
         if refs or sum(len(tensor.data) for tensor in outputs.values()) > self._settings.max_inline:
             gather = GatherOutputs(join.query.uid.hex(), outputs, tuple(refs))
-            return (Do(("gather", join), gather, GATHER),)
+            beside = {} if join.query.part is None else small_outputs(outputs)
+            return (Do(("gather", join, beside), gather, GATHER),)
         return self._answer(join, outputs, None, now)
 
     def gathered(self, done: Done | Failed | TimedOut, now: float) -> Iterable[Effect]:
@@ -349,7 +295,7 @@ class Pipelines:
         if not isinstance(done, Done):
             text = done.error if isinstance(done, Failed) else "it took too long"
             return self._refuse(join, Error(code="internal", message=f"the outputs could not be stored: {text}"), now)
-        return self._answer(join, {}, done.result, now)
+        return self._answer(join, done.id[2], done.result, now)
 
     def _answer(self, join: Join, outputs: dict[str, Tensor], ref: ObjectRef | None, now: float) -> Iterable[Effect]:
         query, run = join.query, join.plan
@@ -403,8 +349,7 @@ def _unfit(query: Query, served: ServedPipeline, full: bool) -> Error | None:
     if error is not None:
         return error
     if served.conditional and query.items > 1:
-        text = f"inputs: a pipeline with conditions takes one item at a time, not {query.items}: send a query for each"
-        return Error(code="bad_request", message=text)
+        return ONE_ITEM
     if full:
         text = "too many queries wait for a worker: ask again later"
         return Error(code="overloaded", message=text, retry_after_ms=1000.0)
@@ -427,8 +372,8 @@ def _given(query: Query, app: AppRecord) -> dict[str, Raw | TensorRef]:
     return {first: head.inputs}  # a nested list
 
 
-def _inputs(run: PipelineRun, stage: Stage) -> tuple[Raw, list[TensorRef]]:
-    """A stage's inputs: those that are here, encoded, and those in the object store. Raises BadTensor."""
+def _inputs(run: PipelineRun, stage: Stage) -> tuple[dict[str, Raw | Tensor], list[TensorRef]]:
+    """A stage's inputs: those that are here, and those in the object store. Raises BadTensor."""
     here: dict[str, Raw | Tensor] = {}
     there: list[TensorRef] = []
     for name, refs in stage.inputs.items():
@@ -437,9 +382,15 @@ def _inputs(run: PipelineRun, stage: Stage) -> tuple[Raw, list[TensorRef]]:
             there.append(found)
         else:
             here[name] = found
-    # One tensor by itself may share a batch with those of clients.
-    alone = len(here) == 1 and not there
-    return Raw(encode(next(iter(here.values())) if alone else here)), there
+    return here, there
+
+
+def _decisive(reply: PartReply, names: set[str]) -> dict[str, NDArray[Any]]:
+    """Those outputs of a stage that conditions read. Raises BadTensor."""
+    found = {name: to_array(tensor, name) for name, tensor in reply.outputs.items() if name in names}
+    if reply.outputs_ref is not None and (large := names.difference(found)):
+        raise BadTensor(f"when.output: {', '.join(large)} is too large to decide by: give a smaller output")
+    return found
 
 
 def _plain(value: Raw | Tensor, name: str) -> Tensor:
@@ -452,10 +403,13 @@ def _plain(value: Raw | Tensor, name: str) -> Tensor:
         return from_array(to_array(_any(value), name))
 
 
-def _told(part: QueryPart) -> Error:
+def _told(part: QueryPart, run: PipelineRun) -> Error:
     """A stage's refusal, as the pipeline's client is told of it."""
     error = part.error
     assert error is not None
-    # What a stage gets is made here: it is not the client's fault.
-    code = "model_error" if error.code == "bad_request" else error.code
+    # What a stage gets is made here and not the client's fault, unless it is read from where the client says.
+    from_client = run.by_ref and any(
+        one.vertex == QUERY for refs in run.served.stages[part.stage].inputs.values() for one in refs
+    )
+    code = "model_error" if error.code == "bad_request" and not from_client else error.code
     return replace(error, code=code, message=f"vertex {part.stage}: {error.message}")

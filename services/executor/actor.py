@@ -35,6 +35,7 @@ from services.core.actor import (
 from services.core.deadlines import DeadlineReached, Deadlines
 from services.core.metric import ITEMS, Histogram, MetricFamily
 from services.core.outcomes import default_at
+from services.core.pipelines.branching import small_outputs
 from services.core.placement import Device
 from services.core.settings import DispatcherSettings, ExecutorSettings, Settings
 from services.executor.answers import (
@@ -44,7 +45,6 @@ from services.executor.answers import (
     answer_of,
     model_error,
     output_bytes,
-    small_outputs,
     spans_of,
 )
 from services.executor.batching import BatchingRules
@@ -147,10 +147,10 @@ class Executor:
         pending = self.pending.get(key)
         if pending is not None:
             pending.also = (*pending.also, route)
-            return NOTHING
+            return self._schedule()  # it may be the last of a batch
         known = self.answers.get(key)
         if known is not None:
-            return self._again(route, known, envelope.now)
+            return (*self._again(route, known, envelope.now), *self._schedule())
         loaded = self.instances.get(route.instance)
         if loaded is None or loaded.leaving:
             return (self._hand_back(route, "gone", execute.body, envelope.headers),)
@@ -314,10 +314,10 @@ class Executor:
                 if large and output_bytes(answer) > self._max_inline:
                     effects.append(Do(("store", (query, answer)), StoreOutputs(route.uid.hex(), answer.outputs), FETCH))
                     continue
-            effects.append(self._reply(route, answer, query))
-            if route.parent is not None:  # another dispatcher may ask for the same part by now
-                others = (other for other in query.also if other.reply_to != route.reply_to)
-                effects.extend(self._reply(other, answer, query) for other in others)
+            if route.parent is None:
+                effects.append(self._reply(route, answer, query))
+            else:
+                effects.extend(self._tell(query, answer))
         span = (result.started, result.finished)
         for dispatcher, routes in done.items():
             codes = None if result.errors is None else ["model_error"] * len(routes)
@@ -336,6 +336,14 @@ class Executor:
                 loaded.queue.push(query)
         return self._schedule()
 
+    def _tell(self, query: QueuedQuery, answer: Answer | Refusal) -> list[Publish]:
+        """The answer to all who wait for it: another dispatcher may ask for the same part by now."""
+        route = query.route
+        if route.parent is None or not query.also:
+            return [self._reply(route, answer, query)]
+        replies = {each.reply_to: each for each in query.routes}
+        return [self._reply(each, answer, query) for each in replies.values()]
+
     def _reply(self, route: Route, answer: Answer | Refusal, query: QueuedQuery | None = None) -> Publish:
         """The answer to the client. It is kept if the client may ask again."""
         headers = None if query is None or query.headers is None else answer_headers(query)
@@ -346,7 +354,7 @@ class Executor:
     def _refuse(self, loaded: Loaded, query: QueuedQuery, code: Any, text: str, now: float) -> list[Effect]:
         route, span = query.route, (now, now)
         loaded.served(route, route.items, now - route.arrived, error=True)
-        effects: list[Effect] = [self._reply(route, Refusal(id=route.id, error=Error(code=code, message=text)), query)]
+        effects: list[Effect] = [*self._tell(query, Refusal(id=route.id, error=Error(code=code, message=text)))]
         for each in query.routes:
             effects.extend(
                 self.dispatchers.report_done(each.dispatcher, loaded, [each], each.items, span, 0.0, [code], now)
@@ -385,9 +393,8 @@ class Executor:
     def _stored(self, key: tuple[QueuedQuery, Answer], ref: Any) -> Iterable[Effect]:
         query, answer = key
         # A pipeline decides by small outputs of a stage where to go on.
-        small = {} if query.route.parent is None else small_outputs(answer)
-        answer = msgspec.structs.replace(answer, outputs=small, outputs_ref=ref)
-        return (self._reply(query.route, answer, query),)
+        small = {} if query.route.parent is None else small_outputs(answer.outputs)
+        return self._tell(query, msgspec.structs.replace(answer, outputs=small, outputs_ref=ref))
 
     def _failed(self, envelope: Envelope) -> Iterable[Effect]:
         """The edge could not carry out a command."""
@@ -411,7 +418,7 @@ class Executor:
         if kind == "store":
             query, answer = key
             error = Error(code="internal", message=f"the outputs could not be stored: {reason}")
-            return (Publish(query.route.reply_to, Refusal(id=answer.id, error=error)),)
+            return self._tell(query, Refusal(id=answer.id, error=error))
         return NOTHING
 
     def _load_failed(self, instance: str, reason: str) -> Iterable[Effect]:

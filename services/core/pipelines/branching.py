@@ -13,10 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bus.messages.catalog import EdgeCondition, PipelineEdge
+from bus.messages.public import Tensor
 from services.core.pipelines.graph import PipelineGraph, complementary
 
 REDUCTIONS = ("first", "max", "argmax")
 OPERATORS = ("==", "!=", "<", ">", "in")
+SMALL = 65_536  # bytes of an output
 _MASK = (1 << 64) - 1
 _GOLDEN, _FIRST, _SECOND = (
     0x9E3779B97F4A7C15,
@@ -59,6 +61,11 @@ def holds(condition: EdgeCondition, outputs: Mapping[str, NDArray[Any]]) -> bool
     except TypeError as error:
         raise ValueError(f"when: {condition.output} {condition.op} {wanted!r}: {error}") from error
     raise ValueError(f"when.op: {condition.op!r} is none of {', '.join(OPERATORS)}")
+
+
+def small_outputs(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those that go into a message beside a reference to all outputs of a stage, so that conditions can be decided."""
+    return {name: tensor for name, tensor in outputs.items() if len(tensor.data) <= SMALL}
 
 
 def _reduced(tensor: NDArray[Any], reduce: str) -> Any:

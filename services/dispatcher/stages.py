@@ -1,0 +1,109 @@
+"""Pipelines as the catalogue has them now: their stages, and how long those take. Pure."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from bus.messages.catalog import AppRecord, PipelineRecord, PipelineVertex, PlannedStage
+from services.core.pipelines.graph import PipelineGraph, Reference, references
+from services.core.selection.eligibility import AppView
+from services.dispatcher.apps import Apps
+
+NESTED = 4  # pipelines within pipelines that are looked into
+
+
+class Stage(NamedTuple):
+    """A vertex as it is served now. position: its place among the vertices. seconds: of its service, as planned or by the variant that would be
+    chosen without a limit of latency. before, behind: the same of the longest path of stages before and behind it.
+    """
+
+    vertex: PipelineVertex
+    position: int
+    app: AppView
+    inputs: dict[str, list[Reference]]
+    planned: PlannedStage | None
+    seconds: float
+    before: float
+    behind: float
+
+    def deadline(self, last: float, now: float) -> float:
+        """Unix seconds: what is left behind it is for later stages, or their share where there is not enough time. last: the query's own."""
+        behind = self.behind
+        if behind:
+            behind = min(behind, max(0.0, last - now) * behind / (self.seconds + behind))
+        return last - behind
+
+    def share(self, objective: float) -> float:
+        """Seconds of the objective that are this stage's."""
+        rest = objective - self.before - self.behind
+        whole = self.before + self.seconds + self.behind
+        return max(rest, objective * self.seconds / whole) if whole else objective
+
+
+class ServedPipeline:
+    """A pipeline as the catalogue has it now. missing: vertices whose app is not there."""
+
+    def __init__(self, app: AppRecord, apps: Apps) -> None:
+        record = app.pipeline
+        assert record is not None, "the app is a pipeline"
+        self.app = app
+        self.graph = PipelineGraph(record)
+        self.outputs = {name: references(text) for name, text in record.output.items()}
+        self.conditional = _conditional(record, apps)
+        self.conditions = {  # outputs that conditions read
+            name: {edge.when.output for edge in edges if edge.when is not None}
+            for name, edges in self.graph.out.items()
+        }
+        self.missing = [vertex.app for vertex in record.vertices if vertex.app not in apps.view.apps]
+        self.stages: dict[str, Stage] = {}
+        if self.missing:
+            return
+        planned = {} if app.plan is None else app.plan.vertices
+        weights = service_seconds(app, apps.view.apps)
+        behind = self.graph.behind(weights)
+        before = self.graph.before(weights)
+        for position, vertex in enumerate(record.vertices):
+            name = vertex.name
+            view = apps.view.apps[vertex.app]
+            stage = planned.get(name)
+            self.stages[name] = Stage(
+                vertex,
+                position,
+                view,
+                {field: references(text) for field, text in vertex.inputs.items()},
+                stage if stage is not None and stage.variant in view.index else None,
+                weights[name],
+                before[name],
+                behind[name],
+            )
+
+
+def _conditional(record: PipelineRecord, apps: Apps, depth: int = 0) -> bool:
+    """Whether it, or a pipeline in it, decides by answers where to go on."""
+    if any(edge.when is not None for edge in record.edges):
+        return True
+    views = [apps.view.apps.get(vertex.app) for vertex in record.vertices]
+    inner = [view.app.pipeline for view in views if view is not None and view.app.pipeline is not None]
+    return depth < NESTED and any(_conditional(one, apps, depth + 1) for one in inner)
+
+
+def service_seconds(app: AppRecord, apps: Mapping[str, AppView], depth: int = 0) -> dict[str, float]:
+    """Of each vertex of a pipeline, the seconds of its service: as planned, else of the variant that would be chosen without a limit of
+    latency. 0.0: unknown. apps: by name.
+    """
+    planned = {} if app.plan is None else app.plan.vertices
+    found = {}
+    for vertex in app.pipeline.vertices if app.pipeline is not None else ():
+        stage, view = planned.get(vertex.name), apps.get(vertex.app)
+        seconds = 0.0
+        if stage is not None:
+            seconds = stage.service_ms / 1000.0
+        elif view is not None and view.app.pipeline is not None and depth < NESTED:
+            graph = PipelineGraph(view.app.pipeline)
+            seconds = graph.longest_path(service_seconds(view.app, apps, depth + 1))[0]
+        elif view is not None and view.app.pipeline is None:
+            places = view.in_order(np.flatnonzero(view.current & (view.accuracy >= (vertex.accuracy or 0.0))))
+            seconds = view.groups[int(places[0])].table.seconds(1) if places.size else 0.0
+        found[vertex.name] = seconds
+    return found
