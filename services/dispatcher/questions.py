@@ -27,7 +27,8 @@ from services.dispatcher.central import CentralQueues
 from services.dispatcher.composites import Composites
 from services.dispatcher.contexts import Contexts
 from services.dispatcher.lists import listing, state_of
-from services.dispatcher.pipelines import NESTED, ServedPipeline, Stage, unserved
+from services.dispatcher.pipelines import unserved
+from services.dispatcher.stages import NESTED, ServedPipeline, Stage
 
 HORIZON = 30.0  # s; the deadline of a query that states none
 
