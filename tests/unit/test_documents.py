@@ -11,6 +11,7 @@ import pytest
 from infaas.cli import COMMANDS
 from infaas.cli.plan import read_plan_file
 from services.shell.settings import load
+from services.simulation.scenario.pipelines import check_pipeline, read_pipeline
 from services.simulation.scenario.read import read_scenario
 from tests.support.documents.code_blocks import LANGUAGES, Block, blocks, prose
 
@@ -79,6 +80,8 @@ def test_what_is_shown_can_be_read(block: Block, tmp_path: Path) -> None:
             read_plan_file(path)
         case ("scenario",):
             read_scenario(path)
+        case ("pipeline",):
+            check_pipeline(read_pipeline(path))
         case other:
             assert other == ("part",)
 

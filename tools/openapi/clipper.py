@@ -106,6 +106,19 @@ def operations() -> Iterator[Operation]:
             app=TEXT, model=TEXT, variant=TEXT, policy=TEXT, batch=WHOLE, slo_ms=NUMBER, wait_ms=NUMBER, quantum_ms=NUMBER, contexts=WHOLE,
         ),
     )  # fmt: skip
+    anything = {"type": "object"}
+    yield _change(
+        "set_pipeline", "A graph of applications that answers the queries of one, as its file has it (docs/pipelines.md).",
+        record(
+            "pipeline", "vertex", "output",
+            pipeline=record("name", "latency_ms", name=TEXT, latency_ms=NUMBER, slo_target=NUMBER), vertex=array(anything),
+            edge=array(anything), output=anything,
+        ),
+    )  # fmt: skip
+    yield _change(
+        "deploy_pipeline", "Serve a pipeline by a plan of `infaas pipeline plan --json`; without one, as any other application.",
+        record("name", name=TEXT, plan=anything),
+    )  # fmt: skip
     yield _change("set_model_version", "Let every application that links the model serve this version.", one)
     verbose = record(verbose=FLAG)
     yield _look(

@@ -4,9 +4,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
+from bus.messages.catalog import PipelineRecord
 from bus.messages.public import AdminRequest
 from bus.subjects import WITHOUT_APP
 from infaas.errors import InfaasError, Refused
@@ -188,6 +190,24 @@ class ClipperAdminApi:
         }
         return await self._change("set-batching", fields)
 
+    async def set_pipeline(self, request: Request) -> PlainTextResponse:
+        """Let a graph of other applications answer the queries of one, which is made if it is not there."""
+        body = await _body(request)
+        fields = {
+            "pipeline": field(body, "pipeline", dict),
+            "vertex": field(body, "vertex", list),
+            "edge": field(body, "edge", list, needed=False) or [],
+            "output": field(body, "output", dict),
+        }
+        field(fields["pipeline"], "name", str)
+        return await self._change("set-pipeline", fields)
+
+    async def deploy_pipeline(self, request: Request) -> PlainTextResponse:
+        """Serve a pipeline by a plan; without one, as any other application."""
+        body = await _body(request)
+        plan = field(body, "plan", dict, needed=False)
+        return await self._change("deploy-pipeline", {"app": field(body, "name", str), "plan": plan})
+
     # -- descriptions
 
     async def get_all_applications(self, request: Request) -> JsonReply:
@@ -277,6 +297,10 @@ def _visible(verb: str, fields: Mapping[str, Any], catalog: Catalog) -> bool:
     """Whether the catalogue shows a change."""
     if verb == "set-batching":
         return True  # the catalogue does not show it
+    if verb == "set-pipeline":
+        made = catalog.app(fields["pipeline"]["name"])
+        graph = {part: fields[part] for part in ("vertex", "edge", "output")}
+        return made is not None and made.pipeline == msgspec.convert(graph, PipelineRecord)
     app, model = catalog.app(fields.get("app", "")), fields.get("model", "")
     if verb == "delete-version":
         return catalog.model(model, fields["version"]) is None
@@ -284,6 +308,8 @@ def _visible(verb: str, fields: Mapping[str, Any], catalog: Catalog) -> bool:
         return app is None
     if app is None:
         return False
+    if verb == "deploy-pipeline":
+        return (app.plan is None) == (fields["plan"] is None)
     if verb == "set-version":
         return bool(app.links.get(model) == fields["version"])
     if verb == "set-target":

@@ -183,8 +183,8 @@ def _outputs(answer: Answer, app: AppRecord, items: int) -> list[Any]:
 
 VERBS = (
     "add_app", "delete_app", "add_model_links", "delete_model_links", "add_model", "delete_versioned_model",
-    "set_model_version", "set_target", "set_selection", "set_batching", "get_all_applications", "get_application",
-    "get_linked_models", "get_all_models", "get_model", "get_all_containers", "get_container", "get_state",
+    "set_model_version", "set_target", "set_selection", "set_batching", "set_pipeline", "deploy_pipeline",
+    "get_all_applications", "get_application", "get_linked_models", "get_all_models", "get_model", "get_all_containers", "get_container", "get_state",
 )  # fmt: skip
 
 

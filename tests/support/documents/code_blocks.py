@@ -5,7 +5,7 @@
 | `sh` | bash runs it, in the directory of the page's reader |
 | `console` | lines behind `$ ` are commands and run; what follows them is an example of their output, and is not compared |
 | `python` | runs as a program of its own; `await` and `async with` may stand outside of functions |
-| `toml` | is read: as settings; `toml plan`, `toml scenario`: by that reader; `toml part`: any TOML |
+| `toml` | is read: as settings; `toml plan`, `toml scenario`, `toml pipeline`: by that reader; `toml part`: any TOML |
 | `sql` | runs as the read-only role (tests/contract/test_sql_docs.py) |
 | `json` | is read |
 | `text`, `mermaid` | is not code |
