@@ -21,15 +21,14 @@ import rig  # noqa: F401  (makes the packages importable)
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "paper"))
 
+from inferline_estimator import STAGES, hour
 from inferline_pipelines import GRAPHS, missed, problem_of
 
 from bus.messages.catalog import PipelinePlan
 from services.core.pipelines.envelope import BIN_S
-from services.core.pipelines.estimator import LatencyEstimator, at_percentile
-from services.core.pipelines.graph import PipelineGraph
 from services.core.pipelines.planners import plan_pipeline
 from services.core.pipelines.problem import PipelineProblem, StageOption
-from services.core.pipelines.queueing import Floats, StageConfiguration
+from services.core.pipelines.queueing import Floats
 from services.core.pipelines.tuner import PipelineTuner, TunerDecision
 from tests.support.data.pipelines import chain, gamma_arrivals
 
@@ -43,28 +42,13 @@ def timed(work: Callable[[], T]) -> tuple[T, float]:
 
 
 def estimator() -> None:
-    def table(fixed_ms: float, item_ms: float, batch: int, replicas: int) -> StageConfiguration:
-        return StageConfiguration(
-            (0.0, *((fixed_ms + item_ms * n) / 1000 for n in range(1, batch + 1))), batch, replicas
-        )
-
-    stages = {
-        "batch 1, 8 replicas": table(0, 20, 1, 8),
-        "batch 2, 7 replicas": table(10, 10, 2, 7),
-        "batch 4, 2 replicas": table(2, 3.1, 4, 2),
-        "batch 8, 3 replicas": table(10, 5, 8, 3),
-        "batch 8, 8 replicas": table(10, 5, 8, 8),
-        "batch 16, 1 replica": table(2, 1.1, 16, 1),
-    }
     print("\nan hour at 300 queries/s through four stages\n")
     print("| each stage | s, cv 1 | p99 ms | s, cv 2 | p99 ms |\n|---|---|---|---|---|")
-    graph = PipelineGraph(chain(4))
-    for name, stage in stages.items():
+    for name, stage in STAGES.items():
         row = []
         for cv in (1.0, 2.0):
-            sample = gamma_arrivals(300, cv, 3600, seed=1)
-            found, seconds = timed(lambda: LatencyEstimator(graph, sample).latencies(dict.fromkeys(graph.order, stage)))  # noqa: B023
-            row += [f"{seconds:.2f}", f"{1000 * at_percentile(found, 0.99):.0f}"]
+            seconds, p99 = hour(stage, cv * cv)
+            row += [f"{seconds:.2f}", f"{1000 * p99:.0f}"]
         print(f"| {name} | {' | '.join(row)} |", flush=True)
 
 

@@ -55,9 +55,11 @@ GRAPHS: dict[str, list[tuple[str, str, float | None]]] = {
 
 def record_of(pipeline: str) -> PipelineRecord:
     names = dict.fromkeys(name for source, target, _ in GRAPHS[pipeline] for name in (source, target))
+    sinks = [name for name in names if not any(source == name for source, _, _ in GRAPHS[pipeline])]
     return PipelineRecord(
         vertices=[PipelineVertex(name=name, app=name) for name in names],
         edges=[PipelineEdge(source=a, target=b, probability=share) for a, b, share in GRAPHS[pipeline]],
+        output={name: f"{name}.y | {GRAPHS[pipeline][0][0]}.y" for name in sinks},
     )
 
 

@@ -1,4 +1,4 @@
-"""The shapes of INFaaS's tables and figures, as its benches find them: short runs, one seed, generous limits."""
+"""The shapes of INFaaS's and InferLine's tables and figures, as their benches find them: short runs, one seed, generous limits."""
 
 import sys
 from collections.abc import Mapping
@@ -12,6 +12,9 @@ import compare
 import fig1
 import fig6
 import fig7
+import inferline_estimator
+import inferline_plans
+import inferline_tuner
 import table23
 
 pytestmark = pytest.mark.slow
@@ -73,6 +76,37 @@ def test_gpus_are_shared_until_one_is_not_enough_figure_7() -> None:
     assert found["peak: the large model's throughput, INFaaS / Clipper+"] > 1.05
     assert found["peak: the small model's throughput, INFaaS / Clipper+"] > 0.85
     assert found["shared GPU: the small model's P99 suffers more, against a GPU of its own"] == 1.0
+
+
+def test_plans_cost_less_than_whole_pipelines_inferline_figures_5_and_6() -> None:
+    found = numbers(inferline_plans.build([1], short=True))
+    assert found["CG-Peak costs … times InferLine, at most"] > 2.5
+    assert found["CG-Mean costs … times InferLine, at most"] > 1.5
+    assert found["InferLine costs no more than CG-Peak, all cases"] == 1.0
+    assert found["queries late, InferLine, mean of the cases"] < 0.01
+    assert found["queries late, CG-Mean, CV 4"] > 5 * found["queries late, CG-Mean, CV 1"]
+    assert found["cost rises or stays with CV 4 instead of 1"] == 1.0
+    assert (
+        found["CV 4 costs … times CV 1, objective 0.15 s, mean"] > found["CV 4 costs … times CV 1, objective 1 s, mean"]
+    )
+
+
+def test_the_tuner_is_ahead_of_a_ramp_and_of_bursts_inferline_figures_10_and_11() -> None:
+    found = numbers(inferline_tuner.build([1], short=True))
+    assert found["10, ramp of 60 s: queries late, InferLine"] < 0.01
+    assert found["10, ramp of 60 s: … planner only"] > 0.3
+    assert found["10, ramp of 60 s: InferLine costs … times the planner that knows"] < 1.05
+    assert found["11, CV 1 to 4: queries late, InferLine"] < 0.01
+    assert found["ramps and bursts: CG-Mean has … times as many late"] > 10
+    assert found["ramps and bursts: CG-Peak costs … times InferLine"] > 1.3
+
+
+def test_estimates_hold_for_another_seed_inferline() -> None:
+    found = numbers(inferline_estimator.build([1], short=True))
+    assert found["P99 against another seed, CV 1: error, largest"] < 0.15
+    assert found["P99 against another seed, CV 4: error, largest"] < 0.3
+    assert found["P99 against a replay of single batches: largest difference"] < 0.01
+    assert found["a minute at 300 queries/s through four stages, CV 4: longest"] < 1.0
 
 
 def test_a_seed_gives_the_same_run_again() -> None:

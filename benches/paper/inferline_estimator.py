@@ -1,0 +1,106 @@
+"""InferLine (paper 004), section 3.4: how long the estimator takes, and how far its P99 is from that of another seed and another simulation.
+
+`python benches/paper/inferline_estimator.py [--short] [--seeds N ...] [--json] [--out DIR]`
+
+Plans of all four pipelines are made from five minutes of arrivals at 150 queries/s. What they promise is compared with ten minutes of another
+seed. A replay that follows single batches (inferline_replay.py) shares no code of queues with the estimator. Seconds are of one core's
+processor time, the least of three.
+"""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from compare import Document, Figure, at_most, main, stated
+from inferline_pipelines import GRAPHS, latencies, problem_of, sample
+from inferline_replay import replay
+
+from services.core.pipelines.estimator import LatencyEstimator, at_percentile
+from services.core.pipelines.graph import PipelineGraph
+from services.core.pipelines.planners import plan_pipeline
+from services.core.pipelines.queueing import StageConfiguration
+from tests.support.data.pipelines import chain
+
+SLOS = (0.15, 0.35, 1.0)
+TAIL = 0.99
+
+
+def stage(fixed_ms: float, item_ms: float, batch: int, replicas: int) -> StageConfiguration:
+    return StageConfiguration((0.0, *((fixed_ms + item_ms * n) / 1000 for n in range(1, batch + 1))), batch, replicas)
+
+
+STAGES = {
+    "batch 1, 8 replicas": stage(0, 20, 1, 8),
+    "batch 2, 7 replicas": stage(10, 10, 2, 7),
+    "batch 4, 2 replicas": stage(2, 3.1, 4, 2),
+    "batch 8, 3 replicas": stage(10, 5, 8, 3),
+    "batch 8, 8 replicas": stage(10, 5, 8, 8),
+    "batch 16, 1 replica": stage(2, 1.1, 16, 1),
+    "batch 8, 40 replicas": stage(80, 30, 8, 40),
+}
+
+
+def hour(configured: StageConfiguration, cv2: float, seed: int = 1, seconds: float = 3600.0) -> tuple[float, float]:
+    """Processor seconds of an estimate of 300 queries/s through four such stages in a row, and its P99 in seconds."""
+    graph, arrivals = PipelineGraph(chain(4)), sample(300.0, cv2, seconds, seed)
+    began = time.process_time()
+    found = LatencyEstimator(graph, arrivals).latencies(dict.fromkeys(graph.order, configured))
+    return time.process_time() - began, at_percentile(found, TAIL)
+
+
+def build(seeds: Sequence[int], short: bool) -> Figure:
+    """short: a minute instead of an hour, and one pipeline."""
+    seconds = 60.0 if short else 300.0
+    errors: dict[float, list[list[float]]] = {}
+    differences, shares = [], []
+    for seed in seeds:
+        different, share = [], []
+        for cv2 in (1.0, 4.0):
+            found = []
+            for pipeline in ("Social Media",) if short else GRAPHS:
+                for slo in SLOS:
+                    problem = problem_of(pipeline, sample(150.0, cv2, seconds, seed), slo)
+                    plan = plan_pipeline(problem)
+                    arrivals = sample(150.0, cv2, 2 * seconds, seed + 1000)
+                    there = latencies(problem, plan, arrivals)
+                    other = at_percentile(there, TAIL)
+                    found.append(abs(plan.p99_ms / 1000.0 / other - 1.0))
+                    share.append(float(np.mean(there > slo)))
+                    again = at_percentile(replay(problem, plan, arrivals, 2 * seconds).latencies, TAIL)
+                    different.append(abs(again / other - 1.0))
+            errors.setdefault(cv2, []).append(found)
+        differences.append(max(different))
+        shares.append(float(np.mean(np.array(share) > 1 - TAIL)))
+    rows = []
+    for cv2, mine in errors.items():
+        rows += [
+            stated(
+                f"P99 against another seed, CV {cv2:g}: error, mean", [float(np.mean(one)) for one in mine], form=".1%"
+            ),
+            stated(f"P99 against another seed, CV {cv2:g}: error, largest", [max(one) for one in mine], form=".1%"),
+        ]
+    rows += [
+        stated("plans with more than 1% late on another seed", shares, form=".0%"),
+        stated("P99 against a replay of single batches: largest difference", differences, form=".2%"),
+    ]
+    length, words = (60.0, "a minute") if short else (3600.0, "an hour")
+    for cv2 in (1.0, 4.0):
+        times = [min(hour(one, cv2, seconds=length)[0] for _ in range(1 if short else 3)) for one in STAGES.values()]
+        what = f"{words} at 300 queries/s through four stages, CV {cv2:g}"
+        rows.append(
+            stated(f"{what}: processor time, mean of {len(times)}", [float(np.mean(times))], " s", "hundreds of ms")
+        )
+        rows.append(at_most(f"{what}: longest", 1.0, [max(times)], " s", tolerance=0.0))
+    documents: list[Document] = [
+        {"seed": seed, "errors": {cv2: errors[cv2][i] for cv2 in errors}} for i, seed in enumerate(seeds)
+    ]
+    return Figure("inferline_estimator", "InferLine, section 3.4: the estimator", rows, {"errors": documents}, _nothing)
+
+
+def _nothing(figure: Figure, out: Path) -> None:
+    """Numbers only."""
+
+
+if __name__ == "__main__":
+    main(build, __doc__)
