@@ -21,24 +21,37 @@ def read_file(path: str | Path, *, key: str | None = None) -> "Array | dict[str,
 
     Raises BadInput if there is no such file, it is no numpy file, or it holds Python objects.
     """
-    import numpy as np  # noqa: PLC0415  (commands without inputs start without it)
-
     path = Path(path)
-    try:
-        with path.open("rb") as file:
-            loaded = np.load(file, allow_pickle=False)
-            if not isinstance(loaded, np.ndarray):
-                arrays = {name: loaded[name] for name in loaded.files if key in (None, name)}
-                return _choose(arrays, path, key, loaded.files)
-    except OSError as error:
-        raise BadInput(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, EOFError, zipfile.BadZipFile, MemoryError) as error:
-        if isinstance(error, BadInput):
-            raise
-        raise BadInput(_why(path, error)) from error
+    loaded = _load(path, key)
+    if isinstance(loaded, dict):
+        return _choose(loaded, path, key)
     if key is not None:
         raise BadInput(f"{path} holds one array without a name: leave out the key")
     return loaded
+
+
+def read_arrays(path: str | Path) -> "dict[str, Array]":
+    """The arrays of an .npz file by name. Raises BadInput as `read_file` does, and for a file of one array without a name."""
+    loaded = _load(Path(path), None)
+    if not isinstance(loaded, dict):
+        raise BadInput(f"{path} holds one array without a name: save it as .npz, e.g. np.savez(path, x=array)")
+    return loaded
+
+
+def _load(path: Path, key: str | None) -> "Array | dict[str, Array]":
+    """key: the only array of an .npz file to read, unless it is not there."""
+    import numpy as np  # noqa: PLC0415  (commands without inputs start without it)
+
+    try:
+        with path.open("rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                return loaded
+            return {name: loaded[name] for name in loaded.files if key not in loaded.files or key == name}
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, EOFError, zipfile.BadZipFile, MemoryError) as error:
+        raise BadInput(_why(path, error)) from error
 
 
 def read_json(text: str) -> Any:
@@ -88,9 +101,9 @@ def random_items(specs: Sequence[Mapping[str, Any]], count: int, rng: "Generator
     return arrays
 
 
-def _choose(arrays: "dict[str, Array]", path: Path, key: str | None, names: list[str]) -> "Array | dict[str, Array]":
+def _choose(arrays: "dict[str, Array]", path: Path, key: str | None) -> "Array | dict[str, Array]":
     if key is not None and key not in arrays:
-        raise BadInput(f"{path} has no array {key!r}, only {', '.join(names)}")
+        raise BadInput(f"{path} has no array {key!r}, only {', '.join(arrays)}")
     if not arrays:
         raise BadInput(f"{path} holds no array")
     return next(iter(arrays.values())) if len(arrays) == 1 else arrays

@@ -4,6 +4,7 @@ import asyncio
 import importlib
 import inspect
 import json as json_text
+import os
 import sys
 import threading
 import time
@@ -16,9 +17,11 @@ import msgspec
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from bus.port import BusError
 from infaas.cli.options import DataDir, Json, Whole
 from infaas.cli.output import Column, fail, number, print_table, progress, show, usage
 from infaas.connecting import connect
+from infaas.errors import InfaasError
 
 if TYPE_CHECKING:
     from bus.messages.catalog import PipelinePlan
@@ -341,14 +344,11 @@ def _render_plan(found: "PipelinePlan", options: "tuple[StageOption, ...]") -> N
 
 
 def _trace(named: str, samples: Path, most: int | None, data_dir: Path | None, json: bool) -> int:
-    from infaas.inputs import read_file  # noqa: PLC0415  (numpy takes long to import)
+    from infaas.inputs import read_arrays  # noqa: PLC0415  (numpy takes long to import)
     from infaas.pipelines import trace  # noqa: PLC0415
 
     driver = _driver(named)
-    arrays = read_file(samples)
-    if not isinstance(arrays, dict):
-        arrays = {"x": arrays}
-    arrays = {name: array[:most] if array.ndim else array for name, array in arrays.items()}
+    arrays = {name: array[:most] if array.ndim else array for name, array in read_arrays(samples).items()}
 
     async def work() -> "PipelineTrace":
         async with connect(data_dir=data_dir) as client:
@@ -362,7 +362,14 @@ def _trace(named: str, samples: Path, most: int | None, data_dir: Path | None, j
             told = time.monotonic()
             progress(f"{runs} runs")
 
-    found = asyncio.run(work())
+    try:
+        found = asyncio.run(work())
+    except (InfaasError, BusError):
+        raise
+    except Exception as error:  # the driver is the user's own code
+        if os.environ.get("INFAAS_TRACEBACK"):
+            raise
+        fail(f"{named} failed on a sample: {type(error).__name__}: {error} (INFAAS_TRACEBACK=1 shows where)")
     name = named.rpartition(":")[2].replace(".", "-").strip("_-") or "traced"
     document = {
         "queries": found.queries,

@@ -3,7 +3,7 @@ import pytest
 
 from bus.tensors import from_array
 from infaas.errors import BadInput
-from infaas.inputs import in_turn, random_items, read_file, read_json
+from infaas.inputs import in_turn, random_items, read_arrays, read_file, read_json
 
 
 def test_npy(tmp_path):
@@ -79,3 +79,13 @@ def test_random_items_fit_what_they_are_for(datatype):
     assert items["x"].shape == (4, 3, 16)
     sent = from_array(items["x"])
     assert (sent.datatype, sent.shape) == (datatype, [4, 3, 16])
+
+
+def test_arrays_by_name(tmp_path):
+    np.savez(tmp_path / "one.npz", image=np.ones((2, 3)))
+    assert [(name, array.shape) for name, array in read_arrays(tmp_path / "one.npz").items()] == [("image", (2, 3))]
+    np.save(tmp_path / "one.npy", np.ones(3))
+    with pytest.raises(BadInput, match="holds one array without a name: save it as .npz"):
+        read_arrays(tmp_path / "one.npy")
+    with pytest.raises(BadInput, match="cannot read"):
+        read_arrays(tmp_path / "none.npz")
