@@ -13,15 +13,19 @@ Neuron. Its instances count like those of the CPU, 1 GB. The result is an estima
 """
 
 from collections.abc import Iterable, Mapping
+from math import prod
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bus.messages.catalog import Profile, ProfileRow, VariantRecord
+from bus.messages.catalog import Profile, ProfileRow, TensorSpec, VariantRecord
+from bus.messages.public import Tensor
+from bus.tensors import ITEM_BYTES
 from services.core.placement import Device
 
 MOST = 16  # devices of one kind on a worker
 PROVENANCE = "synthetic"
+ZEROS = "outputs are zeros"  # so begins an answer's `reason` where a simulated device has made up the outputs
 SINGLE_MS = "cpu_single_ms"  # attribute: ms that one item took on the CPU, which can compute the real outputs
 
 
@@ -122,6 +126,15 @@ def emulated(original: VariantRecord, kind: str, variant: str) -> VariantRecord:
 def computable(record: VariantRecord, items: int, seconds: float) -> bool:
     """Whether the CPU can compute a simulated variant's real outputs for `items` items within `seconds`."""
     return items * float(record.attributes.get(SINGLE_MS, "inf")) <= seconds * 1000.0
+
+
+def zeros(specs: Iterable[TensorSpec], items: int) -> dict[str, Tensor]:
+    """Outputs of these specs, all of fixed shapes, for this many items."""
+    found = {}
+    for spec in specs:
+        shape = [items, *spec.shape]
+        found[spec.name] = Tensor(spec.datatype, shape, bytes(prod(shape) * ITEM_BYTES[spec.datatype]))
+    return found
 
 
 def _row(row: ProfileRow, made: AcceleratorKind) -> ProfileRow:

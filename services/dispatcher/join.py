@@ -85,6 +85,7 @@ def _reply_of(answer: Answer) -> PartReply:
         cached=answer.cached,
         simulated=answer.simulated,
         cost=answer.cost,
+        reason="" if answer.reason is UNSET else answer.reason,
     )
 
 

@@ -17,6 +17,7 @@ from bus.messages.public import Answer, Error, ObjectRef, QueryHead, Tensor, Ten
 from bus.tensors import BadTensor, from_array, to_array
 from services.core.actor import NOTHING, Do, Done, Effect, Failed, TimedOut
 from services.core.cost import bucket_of
+from services.core.emulation import ZEROS
 from services.core.pipelines.branching import follows, small_outputs
 from services.core.pipelines.graph import QUERY, Reference
 from services.core.selection.eligibility import INFINITE, Ask
@@ -248,6 +249,10 @@ class Pipelines:
         name, uid = part.stage, join.query.uid
         try:
             assert part.reply is not None
+            if _made_up(part.reply):
+                for drawn in run.served.drawn[name]:
+                    run.followed[name, drawn.target] = drawn.follows(uid)
+                return self._advance(join, now)
             outputs = _decisive(part.reply, run.served.conditions[name])
             if run.by_ref and any(array.ndim and len(array) > 1 for array in outputs.values()):
                 return self._refuse(join, ONE_ITEM, now)
@@ -325,6 +330,7 @@ class Pipelines:
             cost=cost,
             missed=missed,
             outputs_ref=UNSET if ref is None else ref,
+            reason=next((reply.reason for reply in replies.values() if _made_up(reply)), UNSET),
             members=[f"{reply.model}@{reply.version}" for reply in replies.values() if reply.model],
             query=query.uid.hex(),
         )
@@ -341,6 +347,11 @@ def unserved(ask: Ask, served: ServedPipeline) -> Error | None:
         text = f"its vertices need {', '.join(served.missing)}, which is not there any more: register a model for it"
         return Error(code="unknown_app", message=text)
     return None
+
+
+def _made_up(reply: PartReply) -> bool:
+    """Whether the outputs say nothing, since a simulated device has not computed them: then probabilities decide, not conditions."""
+    return reply.simulated and reply.reason.startswith(ZEROS)
 
 
 def _unfit(query: Query, served: ServedPipeline, full: bool) -> Error | None:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bus.messages.catalog import AppRecord, PipelineRecord, PipelineVertex, PlannedStage
+from services.core.pipelines.branching import drawn_edges
 from services.core.pipelines.graph import PipelineGraph, Reference, references
 from services.core.selection.eligibility import AppView
 from services.dispatcher.apps import Apps
@@ -50,6 +51,7 @@ class ServedPipeline:
         self.app = app
         self.graph = PipelineGraph(record)
         self.outputs = {name: references(text) for name, text in record.output.items()}
+        self.drawn = {name: drawn_edges(edges) for name, edges in self.graph.out.items()}
         self.conditional = _conditional(record, apps)
         self.conditions = {  # outputs that conditions read
             name: {edge.when.output for edge in edges if edge.when is not None}

@@ -8,21 +8,19 @@ of the model's shape, and the answer's `reason` says so. Every answer of a simul
 import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
-from math import prod
 from typing import Any
 
 from msgspec.structs import replace
 
-from bus.messages.catalog import TensorSpec, VariantRecord
-from bus.messages.public import Tensor
+from bus.messages.catalog import VariantRecord
 from bus.tensors import ITEM_BYTES
 from services.core.cost import LatencyTable
-from services.core.emulation import computable
+from services.core.emulation import ZEROS, computable, zeros
 from services.executor.commands import BatchResult, LoadedModel, LoadModel, MeasureMemory, RunBatch, UnloadModel
 from services.executor.edge import ExecutorEdge
 from services.shell.clock import now
 
-ZEROS = "outputs are zeros: this simulated device is faster than the CPU that would have to compute them"
+NOTE = f"{ZEROS}: this simulated device is faster than the CPU that would have to compute them"
 
 
 class SimulatedEdge:
@@ -82,12 +80,6 @@ def _known_size(record: VariantRecord) -> bool:
 
 
 def _zeros(record: VariantRecord, command: RunBatch) -> BatchResult:
-    specs = record.signature.outputs
-    outputs = [{spec.name: _zero(spec, query.items) for spec in specs} for query in command.queries]
+    outputs = [zeros(record.signature.outputs, query.items) for query in command.queries]
     size = sum(len(tensor.data) for answer in outputs for tensor in answer.values())
-    return BatchResult(0.0, 0.0, outputs, None, size, ZEROS)
-
-
-def _zero(spec: TensorSpec, items: int) -> Tensor:
-    shape = [items, *spec.shape]
-    return Tensor(spec.datatype, shape, bytes(prod(shape) * ITEM_BYTES[spec.datatype]))
+    return BatchResult(0.0, 0.0, outputs, None, size, NOTE)

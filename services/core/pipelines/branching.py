@@ -1,13 +1,14 @@
 """Which edges a query follows: by conditions on answers, or by a hash of the query. Pure.
 
 An edge without a condition draws from hash(uid, edge), so that each retry of a query and each dispatcher draw alike. The estimator draws
-by the same function for the queries of its sample, and for conditions too, whose outcome it can only know by their probability.
+by the same function for the queries of its sample, and for conditions too, whose outcome it can only know by their probability. So do
+dispatchers where a simulated device has made up the outputs.
 """
 
 from collections.abc import Mapping
 from hashlib import blake2b
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,26 +114,42 @@ def visits(graph: PipelineGraph, uids: Uids) -> dict[str, Bools]:
     found: dict[str, Bools] = {name: np.ones(len(uids), np.bool_) for name in graph.sources}
     followed: dict[tuple[str, str], Bools] = {}
     for name in graph.order:
-        for edge in graph.into[name]:
-            live = found[edge.source] & followed[edge.source, name]
+        for into in graph.into[name]:
+            live = found[into.source] & followed[into.source, name]
             found[name] = found[name] | live if name in found else live
-        followed.update(_followed(graph.out[name], uids))
+        drawn: dict[str, NDArray[np.float64]] = {}
+        for edge in drawn_edges(graph.out[name]):
+            if edge.edge not in drawn:
+                drawn[edge.edge] = draws(uids, edge.edge)
+            followed[name, edge.target] = (drawn[edge.edge] >= edge.low) & (drawn[edge.edge] < edge.high)
     return found
 
 
-def _followed(edges: list[PipelineEdge], uids: Uids) -> dict[tuple[str, str], Bools]:
-    """Which queries would follow these edges of one vertex. Edges that exclude each other divide the range of one draw."""
+class DrawnEdge(NamedTuple):
+    """The queries follow it whose draw for `edge` is in [low, high)."""
+
+    target: str
+    edge: str
+    low: float
+    high: float
+
+    def follows(self, uid: bytes) -> bool:
+        """Whether this query follows it."""
+        return self.low <= draw(uid, self.edge) < self.high
+
+
+def drawn_edges(edges: list[PipelineEdge]) -> list[DrawnEdge]:
+    """These edges of one vertex, as draws decide on them. Edges that exclude each other divide the range of one draw."""
     shares = planned_shares(edges)
-    found: dict[tuple[str, str], Bools] = {}
+    found = []
     for group in exclusive_groups(edges, shares):
         first = group[0]
-        drawn = draws(uids, f"{first.source}>{first.target}")
         low = 0.0
         for edge in group:
             high = low + shares[edge.target]
             if high > 1.0 - 1e-9:
                 high = 1.0
-            found[edge.source, edge.target] = (drawn >= low) & (drawn < high)
+            found.append(DrawnEdge(edge.target, f"{first.source}>{first.target}", low, high))
             low = high
     return found
 

@@ -22,7 +22,7 @@ from services.core.settings import ExecutorSettings
 from services.executor.answers import answer_of
 from services.executor.commands import BatchResult, LoadModel, MeasureMemory, RunBatch, UnloadModel
 from services.executor.edge import ExecutorEdge
-from services.executor.edge_simulated import ZEROS, SimulatedEdge
+from services.executor.edge_simulated import NOTE, SimulatedEdge
 from services.executor.instances import Loaded
 from services.executor.queue import queued_query
 from tests.support.models import tiny_models
@@ -119,7 +119,7 @@ def test_else_they_are_zeros_and_every_answer_says_so(tmp_path: Path) -> None:
     assert [one["scores"].shape for one in result.outputs] == [[1, tiny_models.CLASSES], [5, tiny_models.CLASSES]]
     assert not any(to_array(one["scores"], "scores").any() for one in result.outputs)
     assert result.bytes == 6 * tiny_models.CLASSES * 4
-    assert [answer.reason for answer in answers(variant, command, result)] == [ZEROS, ZEROS]
+    assert [answer.reason for answer in answers(variant, command, result)] == [NOTE, NOTE]
 
 
 def test_outputs_whose_size_only_the_model_knows_are_always_computed(tmp_path: Path) -> None:
