@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 
 from bus.codec import decode, encode
+from bus.messages.catalog import Signature
 from bus.messages.public import Answer, QueryHead, Refusal, Tensor
 from bus.subjects import Subjects
 from services.core.actor import Publish
+from services.core.emulation import zeros
 from services.simulation.ensembles import QueryItems, wrong_items
 from services.simulation.kernel import Environment
 from services.simulation.report import RunReport
@@ -25,8 +27,16 @@ class QueryTemplate:
 
     __slots__ = ("app", "body", "fields", "head", "limit", "subject", "varied")
 
-    def __init__(self, app: str, needs: QueryNeeds, items: int, subjects: Subjects, patience: float) -> None:
-        """patience: seconds beyond the objective that an answer may take, because it travels to the client."""
+    def __init__(
+        self,
+        app: str,
+        needs: QueryNeeds,
+        items: int,
+        subjects: Subjects,
+        patience: float,
+        signature: Signature | None = None,
+    ) -> None:
+        """patience: seconds beyond the objective that an answer may take, because it travels to the client. signature: None: a BOOL an item."""
         fields: dict[str, Any] = {}
         if needs.latency_ms is not None:
             fields["latency_ms"] = needs.latency_ms
@@ -40,7 +50,9 @@ class QueryTemplate:
         self.varied: QueryItems | None = None
         self.subject = subjects.query(app)
         self.fields = fields
-        self.body = encode({"inputs": Tensor("BOOL", [items], b"\0" * items), **fields})
+        tensors = {"x": Tensor("BOOL", [items], b"\0" * items)} if signature is None else zeros(signature.inputs, items)
+        inputs = next(iter(tensors.values())) if len(tensors) == 1 else tensors
+        self.body = encode({"inputs": inputs, **fields})
         self.head = decode(QueryHead, self.body)
         self.limit = float("inf") if needs.latency_ms is None else needs.latency_ms / 1000.0 + patience
 
@@ -83,8 +95,9 @@ class Clients:
         seed: int,
         delay: float,
         several: Collection[str] = (),
+        signatures: Mapping[str, Signature] = {},
     ) -> None:
-        """several: the apps of which several models answer together."""
+        """several: the apps of which several models answer together. signatures: by app."""
         self.open: dict[str, tuple[float, QueryTemplate]] = {}
         self.others: dict[str, Callable[[Any], None]] = {}  # other inboxes, and what takes their messages
         self._environment = environment
@@ -96,7 +109,9 @@ class Clients:
         self._primed: dict[tuple[str, bytes], QueryTemplate] = {}
         for load, source in zip(loads, np.random.SeedSequence(seed).spawn(len(loads)), strict=True):
             kinds = [
-                QueryTemplate(app, load.needs or needs[app], load.items, subjects, 2 * delay + 1e-6)
+                QueryTemplate(
+                    app, load.needs or needs[app], load.items, subjects, 2 * delay + 1e-6, signatures.get(app)
+                )
                 for app in load.apps
             ]
             for kind in kinds:

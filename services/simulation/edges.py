@@ -25,6 +25,7 @@ from services.autoscaler.vms.commands import (
 )
 from services.autoscaler.vms.planner import FleetSolved
 from services.autoscaler.vms.problem import SolveFleet
+from services.core.emulation import ZEROS, zeros
 from services.core.placement import quarantine_key
 from services.core.planning.fleet import solve_fleet
 from services.core.planning.highs import Unsolved
@@ -53,6 +54,7 @@ NODES = 200  # limit of a branch-and-bound search in place of time, so that ever
 NOT_STORED = StoredContext(None, 0)
 NO_OUTPUTS: dict[str, Tensor] = {}
 NOTES = "simulated"
+NO_CONTENTS = f"{ZEROS}: nothing is computed on virtual time"
 
 
 class LoadFault(RuntimeError):
@@ -62,7 +64,7 @@ class LoadFault(RuntimeError):
 class SimulatedExecutorEdge:
     """An executor's edge. load_seconds: time to load a variant now; raises LoadFault. holds: called with each loaded (+1) or unloaded (-1) instance.
 
-    models: what models say; None: outputs are empty, as nobody looks at them.
+    models: what models say; where they have nothing to say, outputs are zeros, for later stages. None: outputs are empty, as nobody looks at them.
     """
 
     def __init__(
@@ -90,8 +92,11 @@ class SimulatedExecutorEdge:
             if self._models is None:
                 return seconds, BatchResult(now, now + seconds, [NO_OUTPUTS] * len(queries))
             record = self._device.residents[command.instance].record
-            outputs = [self._models.outputs(record, query.inputs) for query in queries]
-            return seconds, BatchResult(now, now + seconds, outputs)
+            said = [self._models.outputs(record, query.inputs) for query in queries]
+            outputs = [
+                one or zeros(record.signature.outputs, query.items) for one, query in zip(said, queries, strict=True)
+            ]
+            return seconds, BatchResult(now, now + seconds, outputs, note="" if all(said) else NO_CONTENTS)
         match command:
             case LoadModel():
                 try:

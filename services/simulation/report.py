@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from bus.messages.events import Event, JobEvent, ScalingEvent, SelectionEvent
+from bus.messages.events import Event, JobEvent, PipelineEvent, ScalingEvent, SelectionEvent
 from bus.messages.public import Answer
 from services.core.catalog import target_of
 from services.simulation.ensembles import EnsembleCounts
+from services.simulation.pipelines import PipelineReports
 from services.simulation.scenario.model import PolicySpec, Scenario
 from services.simulation.statistics import (
     UNITS,
@@ -51,6 +52,7 @@ class RunReport:
         hardware: dict[str, str] | None = None,
         targets: Mapping[str, float] | None = None,
         several: Iterable[str] = (),
+        pipelines: PipelineReports | None = None,
     ) -> None:
         """hardware: the kind of device of each variant. targets: the share of each app's queries to be answered in time.
 
@@ -62,6 +64,7 @@ class RunReport:
         self._targets = targets or {}
         self._apps: defaultdict[str, AppCounts] = defaultdict(AppCounts)
         self._ensembles = {app: EnsembleCounts() for app in several}
+        self.pipelines = pipelines or PipelineReports({})
         self._variants: defaultdict[str, int] = defaultdict(int)
         self._units = AccuracyUnits()
         self._drop = AccuracyDrop()
@@ -90,6 +93,7 @@ class RunReport:
             hardware=hardware,
             targets={app.app: target_of(app, usual) for app in scenario.apps},
             several=[app.app for app in scenario.apps if app.selection is not None],
+            pipelines=PipelineReports.of(scenario, policy),
         )
 
     def offered(self, app: str, now: float) -> None:
@@ -138,6 +142,9 @@ class RunReport:
             if now >= self._end:
                 self._close(now)
             self._ensembles[event.app].taught(event)
+        if kind == PipelineEvent.kind:
+            assert isinstance(event, PipelineEvent)
+            self.pipelines.changed(event, now)
         if kind != ScalingEvent.kind:
             return
         assert isinstance(event, ScalingEvent)
@@ -157,6 +164,7 @@ class RunReport:
         if sample.time >= self._end:
             self._close(sample.time)
         self._series.sample(sample)
+        self.pipelines.sample(sample.instances)
 
     def decided(self, seconds: float) -> None:
         """A selection took so many seconds by the wall clock."""
@@ -217,7 +225,10 @@ class RunReport:
 
     def _app(self, app: str, tally: AppCounts) -> dict[str, Any]:
         found, ensemble = _app(tally, self._targets.get(app)), self._ensembles.get(app)
-        return found if ensemble is None else {**found, "ensemble": ensemble.document()}
+        if ensemble is not None:
+            found["ensemble"] = ensemble.document()
+        pipeline = self.pipelines.document(app, self._duration)
+        return found if pipeline is None else {**found, "pipeline": pipeline}
 
     def _solve_ms(self) -> dict[str, Any]:
         p50, p99 = self._solving.quantiles(0.5, 0.99)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
-from bus.messages.events import Event, OutcomeEvent
+from bus.messages.events import Event, OutcomeEvent, PipelineEvent
 from services.simulation.clients import Clients
 from services.simulation.faults import Faults
 from services.simulation.kernel import NETWORK, ActorHalted, Kernel
@@ -48,6 +48,7 @@ class Run:
             seed=scenario.seed,
             delay=NETWORK,
             several={app.app for app in scenario.apps if app.selection is not None},
+            signatures={app.app: app.signature for app in scenario.apps if app.signature is not None},
         )
         self.kernel.received = self.clients.received
         self._sampled: dict[str, float] = {}
@@ -88,8 +89,11 @@ class Run:
 
     def _recorded(self, name: str, event: Event) -> None:
         del name
-        if type(event) is not OutcomeEvent and self.kernel.now >= BEGINS:
-            self.report.event(event.kind, event, self.kernel.now - BEGINS)
+        if type(event) is not OutcomeEvent:
+            if self.kernel.now >= BEGINS or type(event) is PipelineEvent:
+                self.report.event(event.kind, event, self.kernel.now - BEGINS)
+        elif self.report.pipelines and event.time >= BEGINS:
+            self.report.pipelines.outcome(event)
 
     def _sample(self, argument: Any = None, *, last: bool = False) -> None:
         """Report the present state, and the use of the devices since the last sample."""

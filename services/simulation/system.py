@@ -35,7 +35,7 @@ from services.simulation.edges import (
     SimulatedMonitorEdge,
     SimulatedSolverEdge,
 )
-from services.simulation.ensembles import SimulatedModels
+from services.simulation.ensembles import SimulatedModels, drawn
 from services.simulation.hardware import RunningCost, SimulatedMachine
 from services.simulation.kernel import Environment
 from services.simulation.offline import OfflineWork
@@ -64,7 +64,7 @@ class SimulatedSystem:
         self.bill = RunningCost(scenario.cost, begins)
         self.subjects = Subjects()
         self.load_fails: Callable[[VariantRecord], bool] = lambda _: False
-        several = any(app.selection is not None for app in scenario.apps)
+        several = any(app.selection is not None or app.pipeline is not None for app in scenario.apps)
         self.models = SimulatedModels() if several else None
         self.appears: Callable[[SimulatedMachine], None] = lambda _: None
         self._environment = environment
@@ -83,6 +83,7 @@ class SimulatedSystem:
         self._contexts: dict[str, StoredContext] = {}
         self._incarnations = count(1)
         self._uids = count(1)
+        self._first_uid = drawn("uids", scenario.seed)
         self.offline = OfflineWork(environment, self.subjects, scenario.jobs)
         self._solver = self._make_solver()
         self._selection = self._make_selection()
@@ -121,7 +122,7 @@ class SimulatedSystem:
         records: list[VariantRecord | ModelRecord | AppRecord] = [
             *(one for one in self._scenario.variants if kinds is None or one.hardware in kinds),
             *self._scenario.models,
-            *self._scenario.apps,
+            *(replace(one, plan=self._policy.plans.get(one.app)) for one in self._scenario.apps),
         ]
         for record in records:
             self._environment.put(self.subjects.catalog_bucket, key_of(record), encode(record))
@@ -129,7 +130,8 @@ class SimulatedSystem:
             self._environment.put(self.subjects.control_bucket, key, encode(rule))
 
     def _new_uid(self) -> bytes:
-        return next(self._uids).to_bytes(16, "big")
+        # Draws read the first 8 bytes. With another seed they are others.
+        return ((self._first_uid + next(self._uids)) % 2**64).to_bytes(16, "little")
 
     def _make_selection(self) -> SampledPolicy:
         settings = self._settings

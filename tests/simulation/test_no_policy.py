@@ -51,10 +51,19 @@ WIRING = {
     # What a scenario names is checked as an operator's verbs are.
     "services.core.batching:rule_errors": {"scenario/catalogue.py"},
     "services.core.ensemble.policies:make_policy": {"scenario/catalogue.py"},
+    "services.core.pipelines.checks:pipeline_errors": {"scenario/pipelines.py"},
+    "services.core.pipelines.problem:problem_errors": {"scenario/pipelines.py"},
+    # A pipeline's plan is made before the run, as by an operator, and deployed as the registrar would.
+    "services.core.pipelines.planners:plan_pipeline": {"scenario/planning.py"},
+    "services.core.pipelines.checks:signature_of": {"scenario/planning.py"},
+    "services.core.pipelines.graph:references": {"scenario/planning.py"},
+    # What simulated devices answer.
+    "services.core.emulation:zeros": {"edges.py", "clients.py"},
     # Names of keys in buckets.
     "services.core.batching:batching_key": {"scenario/catalogue.py"},
     "services.autoscaler.vms.commands:machine_key": {"edges.py"},
     "services.autoscaler.vms.commands:decode_leader": {"edges.py"},
+    "services.autoscaler.vms.commands:replicas_key": {"edges.py"},
     "services.core.placement:quarantine_key": {"edges.py"},
     # The developer of a static system chooses before the run, by that system's own rule.
     "services.autoscaler.models.baselines:Choices": {"scenario/baseline.py"},

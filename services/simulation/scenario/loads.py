@@ -204,7 +204,7 @@ def jobs_of(scenario: TomlTable, things: Catalogue, duration_s: float) -> tuple[
     """All offline jobs. Raises ScenarioError."""
     found = []
     for block in scenario.blocks("job", JOB_KEYS):
-        app = one_of(block.get("app"), block.at("app"), things.needs, "app")
+        app = one_of(block.get("app"), block.at("app"), things.serving, "app with models")
         models = {one.model for one in things.serving[app]}
         model = one_of(block.get("model"), block.at("model"), models, "model of this app") if "model" in block else None
         variants = {one.variant for one in things.serving[app]}

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from bus.messages.catalog import AppRecord, BatchingRule, ModelRecord, VariantRecord
+from bus.messages.catalog import AppRecord, BatchingRule, ModelRecord, PipelinePlan, VariantRecord
 from services.core.placement import Device
 from services.core.settings import Settings
 
@@ -121,7 +121,8 @@ class PolicySpec(Struct, frozen=True, kw_only=True):
     "module:Class" of a user's own.
 
     hardware: the only kinds of device whose variants take part; None: all. machines: those that run and may run. choice: a static
-    system's choice for each app (static: all instances run at time 0; replicate: one). settings: the services'.
+    system's choice for each app (static: all instances run at time 0; replicate: one). settings: the services'. plans: those that are
+    deployed, by pipeline; base is then the planner's name.
     """
 
     name: str
@@ -130,6 +131,7 @@ class PolicySpec(Struct, frozen=True, kw_only=True):
     machines: tuple[MachineSpec, ...]
     choice: dict[str, StaticChoice]
     settings: Settings
+    plans: dict[str, PipelinePlan] = {}
 
 
 class CostSpec(Struct, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ from services.simulation.scenario.toml import (
     text_at,
     whole_at,
 )
-from services.simulation.workload import WorkloadError, at_once, mean_rate
+from services.simulation.workload import Apps, WorkloadError, at_once, mean_rate
 
 TABLES = ("pipeline", "vertex", "edge", "output", "plan", "load", "option")
 SAMPLE_S = 600.0  # of the sample trace, where neither the loads nor [plan] say how long it is
@@ -116,21 +116,29 @@ def problem_of(file: PipelineFile, options: tuple[StageOption, ...], hop_ms: flo
 
 
 def sample(file: PipelineFile) -> Times:
-    """The arrivals of all loads together, in seconds and in order. Raises ScenarioError."""
+    """The arrivals of all loads together, without those at other apps, in seconds and in order. Raises ScenarioError."""
     at = file.location.at("load")
     rng = np.random.default_rng(file.seed)
     try:
         seconds = _seconds(file)
-        expected = sum(mean_rate(load, seconds) for load in file.loads) * seconds
+        expected = sum(mean_rate(load, seconds) * _share(load, file.name) for load in file.loads) * seconds
         if expected > MOST_QUERIES:
             at.refuse(
                 f"the sample trace of {seconds:g} s would have {expected:.3g} queries, more than {MOST_QUERIES:g}:"
                 f" set [plan] seconds to at most {seconds * MOST_QUERIES / expected:.3g}"
             )
-        parts = [at_once(load, seconds, rng)[0] for load in file.loads]
+        parts = [_of_app(load, file.name, *at_once(load, seconds, rng)) for load in file.loads]
     except WorkloadError as error:
         at.refuse(str(error))
     return np.sort(np.concatenate(parts), kind="stable")
+
+
+def _share(load: WorkloadSpec, name: str) -> float:
+    return sum(share for app, share in zip(load.apps, load.shares, strict=True) if app == name)
+
+
+def _of_app(load: WorkloadSpec, name: str, times: Times, apps: Apps) -> Times:
+    return times if load.apps == (name,) else times[apps == load.apps.index(name)]
 
 
 def _seconds(file: PipelineFile) -> float:

@@ -13,6 +13,7 @@ from typing import Any, cast, get_args
 import msgspec
 from msgspec.structs import replace
 
+from services.core.pipelines.planners import POLICIES as PLANNERS
 from services.core.placement import OVERCOMMIT
 from services.core.settings import POLICIES, DispatcherSettings, Settings, faults
 from services.core.settings import StaticVariant as ChoiceSetting
@@ -48,6 +49,7 @@ BASES = {
     "replicate": "replicate",
     "sm+": "replicate",
 }
+PLANNED = {name: name for name in PLANNERS}  # they plan the pipelines of a scenario
 _CHOSEN = ("static", "replicate")
 KEYS = ("name", "base", "hardware", "start", "min", "max", "choice", "settings")
 
@@ -108,7 +110,8 @@ class Policies:
         return self._spec(name, self._base(base, location), None, None, {}, location)
 
     def _of_block(self, name: str, block: TomlTable) -> PolicySpec:
-        base = self._base(block.text("base", name if name in BASES else None), block.at("base"))
+        known = BASES.keys() | PLANNED
+        base = self._base(block.text("base", name if name in known else None), block.at("base"))
         hardware: frozenset[str] | None = None
         if "hardware" in block:
             kinds = devices_of(self._machines)
@@ -154,7 +157,7 @@ class Policies:
         return replace(spec, choice=choice, settings=settings)
 
     def _base(self, base: str, location: Location) -> str:
-        return base_of(base, self._blocks, self._folder, location)
+        return PLANNED.get(base) or base_of(base, (*PLANNED, *self._blocks), self._folder, location)
 
     def _choices(
         self, table: Mapping[str, Any], location: Location, hardware: frozenset[str] | None
@@ -162,7 +165,7 @@ class Policies:
         found: dict[str, StaticChoice] = {}
         for app, value in table.items():
             at = location.at(app)
-            one_of(app, at, self._things.needs, "app")
+            one_of(app, at, self._things.serving, "app")
             block = TomlTable(value, at, ("variant", "instances"))
             serving = {one.variant: one for one in self._things.serving[app]}
             variant = one_of(block.get("variant"), block.at("variant"), serving, f"variant of {app}")
@@ -237,7 +240,7 @@ def base_tree(base: str) -> dict[str, Any]:
     scaling: dict[str, Any] = {"policy": base if base in _CHOSEN else "infaas"}
     if base == "infaas-ilp":
         scaling["solver"] = "ilp"
-    selection = base if base not in {*_CHOSEN, "infaas-ilp"} else "infaas"
+    selection = base if base not in {*_CHOSEN, *PLANNED, "infaas-ilp"} else "infaas"
     return {"dispatcher": {"policy": selection}, "autoscaler": scaling}
 
 

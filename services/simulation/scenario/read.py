@@ -12,13 +12,14 @@ from services.simulation.scenario.faults import faults_of, interference_of
 from services.simulation.scenario.loads import jobs_of, loads_of
 from services.simulation.scenario.machines import cost_of, device_prices, machines_of, priced
 from services.simulation.scenario.model import Scenario, WorkloadSpec
+from services.simulation.scenario.planning import Planning, check_loads, pipelines_of
 from services.simulation.scenario.policies import DEFAULTS, Policies, objective_of, settings_of, tree_at
 from services.simulation.scenario.toml import Location, TomlTable, read_toml, table_at, text_at, whole_at
 from services.simulation.workload import WorkloadError, mean_rate
 
 _TABLES = (
     *("scenario", "variant", "app", "worker", "load", "baseline", "policy"),
-    *("job", "fault", "interference", "cost", "settings", "autoscaler"),
+    *("job", "fault", "interference", "cost", "settings", "autoscaler", "pipeline"),
 )
 KEYS = ("name", "duration_s", "seed", "policies", "objective", "metrics_every_s")
 _ELSEWHERE = {
@@ -63,7 +64,9 @@ def derive(content: Any, path: Path, policies: Sequence[str] = (), seed: int | N
     machines = priced(machines, listed, needed=cost.meter == "worker")
     prices = device_prices(machines, listed, common.prices.per_hour)
     things = catalogue(file, machines, prices, cost)
+    things, pipelines = pipelines_of(file, things, path.parent)
     loads = loads_of(file, things, path.parent)
+    check_loads(file, loads, [one.name for one in pipelines])
     for i, load in enumerate(loads):
         _possible(load, duration, file.at("load").at(i))
     jobs = jobs_of(file, things, duration)
@@ -72,6 +75,8 @@ def derive(content: Any, path: Path, policies: Sequence[str] = (), seed: int | N
     peaks = Peaks(loads, things.needs, duration)
     chosen = Policies(file, machines, things, prices, peaks, path.parent, objective)
     from_file = chosen.listed(header.content.get("policies"), header.at("policies"))
+    selected = chosen.named(tuple(policies), location.at("policies")) if policies else from_file
+    planning = Planning(pipelines, things, machines, prices, loads, duration)
     return Scenario(
         name=header.text("name", text_at(path.stem, location)),
         duration_s=duration,
@@ -83,7 +88,7 @@ def derive(content: Any, path: Path, policies: Sequence[str] = (), seed: int | N
         variants=things.variants,
         prices=prices,
         needs=things.needs,
-        policies=chosen.named(tuple(policies), location.at("policies")) if policies else from_file,
+        policies=tuple(planning.planned(one, header.at("policies")) for one in selected),
         loads=loads,
         jobs=jobs,
         faults=faults_of(file, machines, chosen.started(), things, duration),
