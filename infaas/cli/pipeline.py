@@ -25,7 +25,8 @@ from infaas.errors import InfaasError
 
 if TYPE_CHECKING:
     from bus.messages.catalog import PipelinePlan
-    from infaas.pipelines import Driver, PipelineTrace
+    from infaas.pipelines import Driver
+    from infaas.tracing import PipelineTrace
     from services.core.pipelines.problem import StageOption
     from services.simulation.scenario.pipelines import PipelineFile
 
@@ -345,7 +346,7 @@ def _render_plan(found: "PipelinePlan", options: "tuple[StageOption, ...]") -> N
 
 def _trace(named: str, samples: Path, most: int | None, data_dir: Path | None, json: bool) -> int:
     from infaas.inputs import read_arrays  # noqa: PLC0415  (numpy takes long to import)
-    from infaas.pipelines import trace  # noqa: PLC0415
+    from infaas.tracing import trace  # noqa: PLC0415
 
     driver = _driver(named)
     arrays = {name: array[:most] if array.ndim else array for name, array in read_arrays(samples).items()}

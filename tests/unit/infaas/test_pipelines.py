@@ -14,7 +14,8 @@ from bus.memory import Broker
 from bus.messages.catalog import AppRecord, Signature, TensorSpec
 from infaas.client import Client
 from infaas.errors import BadInput, Refused
-from infaas.pipelines import Rpc, run, trace
+from infaas.pipelines import Rpc, run
+from infaas.tracing import trace
 from services.core.pipelines.checks import pipeline_errors
 from services.simulation.scenario.pipelines import read_pipeline
 from tests.support.clients.responders import Responder, answer, refusal
