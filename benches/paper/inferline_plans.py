@@ -26,7 +26,7 @@ SWEEP = ("Social Media", 150.0, (0.1, 0.15, 0.25, 0.35, 0.5, 1.0))  # figure 9
 FLOOR = 0.75  # of the plan that chooses models
 
 
-class Case(NamedTuple):
+class PlannedCase(NamedTuple):
     """cost: US$ per hour, by policy. late: share of queries with another seed. seconds: of the planner. language: hardware of that vertex."""
 
     pipeline: str
@@ -39,7 +39,7 @@ class Case(NamedTuple):
     language: str = ""
 
 
-def case(pipeline: str, rate: float, cv2: float, slo: float, seed: int, seconds: float) -> Case:
+def case(pipeline: str, rate: float, cv2: float, slo: float, seed: int, seconds: float) -> PlannedCase:
     problem = problem_of(pipeline, sample(rate, cv2, seconds, seed), slo)
     other = sample(rate, cv2, 2 * seconds, seed + 1000)
     plans, took = {}, {}
@@ -48,7 +48,7 @@ def case(pipeline: str, rate: float, cv2: float, slo: float, seed: int, seconds:
         plans[policy] = plan_pipeline(problem, policy)
         took[policy] = time.process_time() - began
     ours = plans["inferline"].vertices
-    return Case(
+    return PlannedCase(
         pipeline,
         rate,
         cv2,
@@ -81,7 +81,7 @@ def build(seeds: Sequence[int], short: bool) -> Figure:
     return Figure("inferline_plans", "InferLine, figures 5, 6 and 9: cost of plans", rows, {"plans": documents}, draw)
 
 
-def _costs(grids: Sequence[list[Case]], pipelines: Sequence[str]) -> list[Row]:
+def _costs(grids: Sequence[list[PlannedCase]], pipelines: Sequence[str]) -> list[Row]:
     shown = [p for p in FIGURES_5_6 if p in pipelines]
     rows = [
         at_least("CG-Peak costs … times InferLine, at most", 7.6, [max(_dearer(of(grid, shown), "cg-peak")) for grid in grids], " x"),
@@ -101,8 +101,8 @@ def _costs(grids: Sequence[list[Case]], pipelines: Sequence[str]) -> list[Row]:
     return rows
 
 
-def _late(grids: Sequence[list[Case]]) -> list[Row]:
-    def mean(policy: str, cases: Callable[[Case], bool] = lambda _: True) -> list[float]:
+def _late(grids: Sequence[list[PlannedCase]]) -> list[Row]:
+    def mean(policy: str, cases: Callable[[PlannedCase], bool] = lambda _: True) -> list[float]:
         return [float(np.mean([one.late[policy] for one in grid if cases(one)])) for grid in grids]
 
     return [
@@ -116,7 +116,7 @@ def _late(grids: Sequence[list[Case]]) -> list[Row]:
     ]  # fmt: skip
 
 
-def _trends(grids: Sequence[list[Case]], sweeps: Sequence[list[Case]]) -> list[Row]:
+def _trends(grids: Sequence[list[PlannedCase]], sweeps: Sequence[list[PlannedCase]]) -> list[Row]:
     every = [[*grid, *sweep] for grid, sweep in zip(grids, sweeps, strict=True)]
     rows = [
         stated("cost rises or stays with CV 4 instead of 1", [_share(cases, "cv2", 1) for cases in every], paper="always", form=".0%"),
@@ -135,7 +135,7 @@ def _trends(grids: Sequence[list[Case]], sweeps: Sequence[list[Case]]) -> list[R
     return rows
 
 
-def _planner(grids: Sequence[list[Case]]) -> list[Row]:
+def _planner(grids: Sequence[list[PlannedCase]]) -> list[Row]:
     times = [[one.seconds["inferline"] for one in grid] for grid in grids]
     return [
         stated("planner's processor time, mean", [float(np.mean(some)) for some in times], " s"),
@@ -154,15 +154,15 @@ def _models(seeds: Sequence[int], seconds: float) -> Row:
     )
 
 
-def of(cases: Iterable[Case], pipelines: Sequence[str]) -> list[Case]:
+def of(cases: Iterable[PlannedCase], pipelines: Sequence[str]) -> list[PlannedCase]:
     return [one for one in cases if one.pipeline in pipelines]
 
 
-def _dearer(cases: Iterable[Case], policy: str) -> list[float]:
+def _dearer(cases: Iterable[PlannedCase], policy: str) -> list[float]:
     return [one.cost[policy] / one.cost["inferline"] for one in cases]
 
 
-def _share(cases: Sequence[Case], by: str, sign: int) -> float:
+def _share(cases: Sequence[PlannedCase], by: str, sign: int) -> float:
     """Of pairs of cases that differ in this alone, and are next to each other, those whose cost goes this way."""
     rest = [field for field in ("pipeline", "rate", "cv2", "slo") if field != by]
     groups: dict[tuple[object, ...], dict[float, float]] = {}
@@ -175,12 +175,12 @@ def _share(cases: Sequence[Case], by: str, sign: int) -> float:
     return float(np.mean(good))
 
 
-def _gap(cases: Sequence[Case], slo: float) -> float:
+def _gap(cases: Sequence[PlannedCase], slo: float) -> float:
     costs = {(one.pipeline, one.rate, one.cv2): one.cost["inferline"] for one in cases if one.slo == slo}
     return float(np.mean([costs[p, rate, 4.0] / cost for (p, rate, cv2), cost in costs.items() if cv2 == 1.0]))
 
 
-def _first_cpu(sweep: Sequence[Case]) -> float:
+def _first_cpu(sweep: Sequence[PlannedCase]) -> float:
     return min((one.slo for one in sweep if one.cv2 == 1.0 and one.language == "cpu"), default=float("inf"))
 
 

@@ -27,7 +27,7 @@ EVERY_S = 0.1  # a dispatcher reports
 Change = tuple[float, int]  # when, replicas from then on
 
 
-class Tuner(Protocol):
+class ReplicaTuner(Protocol):
     def told(self, start: float, counts: Sequence[int], now: float) -> TunerDecision | None: ...
 
 
@@ -54,7 +54,7 @@ def replay(
     plan: PipelinePlan,
     arrivals: Floats,
     seconds: float,
-    tuner: Tuner | None = None,
+    tuner: ReplicaTuner | None = None,
     activation_s: float = ACTIVATION_S,
 ) -> Replayed:
     """A plan that is deployed, without a tuner or with one. seconds: that the sample lasts."""
@@ -80,7 +80,7 @@ def replay(
     )
 
 
-def decisions(tuner: Tuner, arrivals: Floats, seconds: float) -> Iterable[tuple[float, TunerDecision]]:
+def decisions(tuner: ReplicaTuner, arrivals: Floats, seconds: float) -> Iterable[tuple[float, TunerDecision]]:
     """What a tuner decides that begins at 0."""
     bins, steps = round(EVERY_S / BIN_S), round(seconds / EVERY_S)
     counts = np.bincount((arrivals / BIN_S).astype(np.int64), minlength=(steps + 1) * bins)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from compare import Document, Figure, Row, at_least, at_most, holds, main, ratios, stated
 from inferline_pipelines import problem_of, sample
-from inferline_replay import Replayed, Tuner, replay
+from inferline_replay import Replayed, ReplicaTuner, replay
 from msgspec.structs import replace
 
 from bus.messages.catalog import PipelinePlan
@@ -33,7 +33,7 @@ WINDOW_S = 10.0
 Rates = Sequence[tuple[float, float]]  # (time, queries/s), linear between
 
 
-class Trace(NamedTuple):
+class TunedTrace(NamedTuple):
     """arrivals: that a plan is judged by. sample: that it is made from; traces of the same `origin` have the same."""
 
     origin: str
@@ -50,22 +50,22 @@ def varying(rates: Rates, seed: int, cv2: float = 1.0) -> Floats:
     return np.interp(sample(1.0, cv2, float(count[-1]), seed), count, times)
 
 
-def day(points: Sequence[float], seed: int) -> Trace:
+def day(points: Sequence[float], seed: int) -> TunedTrace:
     """A trace of mean rates, 30 s each."""
     parts = [POINT_S * i + sample(rate, 1.0, POINT_S, 1000 * seed + i) for i, rate in enumerate(points)]
     arrivals = np.concatenate(parts)
     late = arrivals[arrivals >= PLANNED_S] - PLANNED_S
-    return Trace(f"{seed}: {points}", arrivals[arrivals < PLANNED_S], late, POINT_S * len(points) - PLANNED_S)
+    return TunedTrace(f"{seed}: {points}", arrivals[arrivals < PLANNED_S], late, POINT_S * len(points) - PLANNED_S)
 
 
-def spike(seed: int) -> Trace:
+def spike(seed: int) -> TunedTrace:
     """Figure 7(a): a slow wave, then twice as many queries for two minutes. 300 queries/s at most."""
     points = [130.0 + 15.0 * np.sin(i / 9.0) for i in range(120)]
     points[70:75] = [200.0, 300.0, 300.0, 280.0, 200.0]
     return day(points, seed)
 
 
-def jump(seed: int) -> Trace:
+def jump(seed: int) -> TunedTrace:
     """Figure 7(b): a jump at once, and little from 1000 s on."""
     points = [180.0 + 10.0 * np.sin(i / 5.0) for i in range(120)]
     points[46:52] = [300.0] * 6
@@ -73,16 +73,16 @@ def jump(seed: int) -> Trace:
     return day(points, seed)
 
 
-def ramp(top: float, seconds: float, seed: int, end: float = 300.0) -> Trace:
+def ramp(top: float, seconds: float, seed: int, end: float = 300.0) -> TunedTrace:
     """From 150 queries/s to more within so many seconds, after a minute; it stays so."""
     rates = [(0.0, RATE), (60.0, RATE), (60.0 + seconds, top), (end, top)]
-    return Trace(f"{seed}", sample(RATE, 1.0, 600.0, seed), varying(rates, seed + 500), end)
+    return TunedTrace(f"{seed}", sample(RATE, 1.0, 600.0, seed), varying(rates, seed + 500), end)
 
 
-def bursts(seed: int, end: float = 300.0) -> Trace:
+def bursts(seed: int, end: float = 300.0) -> TunedTrace:
     """The rate stays, CV 1 becomes 4 after a minute."""
     parts = [sample(RATE, 1.0, 60.0, seed + 500), 60.0 + sample(RATE, 4.0, end - 60.0, seed + 501)]
-    return Trace(f"{seed}", sample(RATE, 1.0, 600.0, seed), np.concatenate(parts), end)
+    return TunedTrace(f"{seed}", sample(RATE, 1.0, 600.0, seed), np.concatenate(parts), end)
 
 
 class Proportional:
@@ -101,12 +101,12 @@ class Proportional:
         return replace(found, replicas={name: ceil(k * share - 1e-9) for name, k in self._fine.items()})
 
 
-class Bench:
+class TraceReplays:
     """One trace under several systems. Each is planned and replayed once."""
 
     _plans: ClassVar[dict[tuple[str, str], PipelinePlan]] = {}
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: TunedTrace) -> None:
         self.trace = trace
         self.problem = problem_of(PIPELINE, trace.sample, SLO)
         self._runs: dict[str, Replayed] = {}
@@ -143,7 +143,7 @@ class Bench:
                 return self._with(problem, coarse, CoarseTuner(coarse, 0.0))
         raise ValueError(system)
 
-    def _with(self, problem: PipelineProblem, plan: PipelinePlan, tuner: Tuner | None) -> Replayed:
+    def _with(self, problem: PipelineProblem, plan: PipelinePlan, tuner: ReplicaTuner | None) -> Replayed:
         return replay(problem, plan, self.trace.arrivals, self.trace.seconds, tuner)
 
     def windows(self, system: str) -> tuple[list[float], list[float]]:
@@ -163,15 +163,20 @@ def build(seeds: Sequence[int], short: bool) -> Figure:
     """short: one ramp and the bursts, two minutes and a half each."""
     if short:
         traces = {
-            "ramp of 60 s": [Bench(ramp(250.0, 60.0, seed, 150.0)) for seed in seeds],
-            "bursts": [Bench(bursts(seed, 150.0)) for seed in seeds],
+            "ramp of 60 s": [TraceReplays(ramp(250.0, 60.0, seed, 150.0)) for seed in seeds],
+            "bursts": [TraceReplays(bursts(seed, 150.0)) for seed in seeds],
         }
         rows = _ramps(traces) + _bursts(traces["bursts"]) + _together(traces)
         return Figure("inferline_tuner", "InferLine: figures 10 and 11", rows, _documents(seeds, traces, {}), draw)
-    days = {"spike": [Bench(spike(seed)) for seed in seeds], "jump": [Bench(jump(seed)) for seed in seeds]}
-    traces = {f"ramp of {seconds:g} s": [Bench(ramp(250.0, seconds, seed)) for seed in seeds] for seconds in RAMPS}
-    traces["bursts"] = [Bench(bursts(seed)) for seed in seeds]
-    rising = {f"to {top:g}/s": [Bench(ramp(top, 20.0, seed)) for seed in seeds] for top in (200.0, 300.0)}
+    days = {
+        "spike": [TraceReplays(spike(seed)) for seed in seeds],
+        "jump": [TraceReplays(jump(seed)) for seed in seeds],
+    }
+    traces = {
+        f"ramp of {seconds:g} s": [TraceReplays(ramp(250.0, seconds, seed)) for seed in seeds] for seconds in RAMPS
+    }
+    traces["bursts"] = [TraceReplays(bursts(seed)) for seed in seeds]
+    rising = {f"to {top:g}/s": [TraceReplays(ramp(top, 20.0, seed)) for seed in seeds] for top in (200.0, 300.0)}
     rows = [row for name, benches in days.items() for row in _day(name, benches)]
     rows += [row for name, benches in rising.items() for row in _rising(name, benches)]
     rows += _ramps(traces) + _bursts(traces["bursts"]) + _attribution(traces["ramp of 60 s"])
@@ -180,22 +185,22 @@ def build(seeds: Sequence[int], short: bool) -> Figure:
     return Figure("inferline_tuner", title, rows, _documents(seeds, days, {**traces, **rising}), draw)
 
 
-def _late(benches: Sequence[Bench], system: str) -> list[float]:
+def _late(benches: Sequence[TraceReplays], system: str) -> list[float]:
     return [bench.run(system).late for bench in benches]
 
 
-def _cost(benches: Sequence[Bench], system: str) -> list[float]:
+def _cost(benches: Sequence[TraceReplays], system: str) -> list[float]:
     return [bench.run(system).cost for bench in benches]
 
 
-def _fewer(benches: Sequence[Bench], system: str) -> list[float]:
+def _fewer(benches: Sequence[TraceReplays], system: str) -> list[float]:
     """How many times as many queries are late under this system as under InferLine. One late query at least."""
     least = [1.0 / len(bench.trace.arrivals) for bench in benches]
     ours = [max(a, b) for a, b in zip(_late(benches, "InferLine"), least, strict=True)]
     return ratios(_late(benches, system), ours)
 
 
-def _day(name: str, benches: Sequence[Bench]) -> list[Row]:
+def _day(name: str, benches: Sequence[TraceReplays]) -> list[Row]:
     at = f"7, {name}:"
     planned = [
         ratios([b.plan(p).cost_per_s], [b.plan("inferline").cost_per_s])[0] for p in ("cg-peak",) for b in benches
@@ -213,7 +218,7 @@ def _day(name: str, benches: Sequence[Bench]) -> list[Row]:
     return rows
 
 
-def _rising(name: str, benches: Sequence[Bench]) -> list[Row]:
+def _rising(name: str, benches: Sequence[TraceReplays]) -> list[Row]:
     rows = []
     for system, paper in (("InferLine", "near zero"), ("CG-Mean", "high"), ("CG-Peak", "high")):
         rows.append(
@@ -225,7 +230,7 @@ def _rising(name: str, benches: Sequence[Bench]) -> list[Row]:
     return rows
 
 
-def _ramps(traces: dict[str, list[Bench]]) -> list[Row]:
+def _ramps(traces: dict[str, list[TraceReplays]]) -> list[Row]:
     rows = []
     for name, benches in traces.items():
         if not name.startswith("ramp"):
@@ -242,7 +247,7 @@ def _ramps(traces: dict[str, list[Bench]]) -> list[Row]:
     return rows
 
 
-def _bursts(benches: Sequence[Bench]) -> list[Row]:
+def _bursts(benches: Sequence[TraceReplays]) -> list[Row]:
     first = [next((at for at, _ in b.run("InferLine").decisions if at > 60.0), float("inf")) - 60.0 for b in benches]
     return [
         stated("11, CV 1 to 4: the tuner acts after", first, " s", "at once"),
@@ -252,7 +257,7 @@ def _bursts(benches: Sequence[Bench]) -> list[Row]:
     ]
 
 
-def _attribution(benches: Sequence[Bench]) -> list[Row]:
+def _attribution(benches: Sequence[TraceReplays]) -> list[Row]:
     systems = {
         "CG-Mean, no tuner": "coarse planner alone",
         "planner only": "fine planner alone",
@@ -273,7 +278,7 @@ def _attribution(benches: Sequence[Bench]) -> list[Row]:
     ]
 
 
-def _together(traces: dict[str, list[Bench]]) -> list[Row]:
+def _together(traces: dict[str, list[TraceReplays]]) -> list[Row]:
     """Over ramps, rises and bursts."""
     count = len(next(iter(traces.values())))
     late = {
@@ -298,7 +303,7 @@ def _together(traces: dict[str, list[Bench]]) -> list[Row]:
 
 
 def _documents(
-    seeds: Sequence[int], days: dict[str, list[Bench]], others: dict[str, list[Bench]]
+    seeds: Sequence[int], days: dict[str, list[TraceReplays]], others: dict[str, list[TraceReplays]]
 ) -> dict[str, list[Document]]:
     """Of each trace and system: late queries and cost in each 10 s."""
     found: dict[str, list[Document]] = {}
