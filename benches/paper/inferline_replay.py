@@ -6,10 +6,10 @@ is given back ends its batch first. Both are paid for from the order on, until t
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from inferline_pipelines import configuration
@@ -20,15 +20,11 @@ from services.core.pipelines.envelope import BIN_S
 from services.core.pipelines.graph import PipelineGraph
 from services.core.pipelines.problem import PipelineProblem
 from services.core.pipelines.queueing import Floats, StageConfiguration
-from services.core.pipelines.tuner import TunerDecision
+from services.core.pipelines.tuner import ReplicaTuner, TunerDecision
 
 ACTIVATION_S = 5.0
 EVERY_S = 0.1  # a dispatcher reports
 Change = tuple[float, int]  # when, replicas from then on
-
-
-class ReplicaTuner(Protocol):
-    def told(self, start: float, counts: Sequence[int], now: float) -> TunerDecision | None: ...
 
 
 class Replayed(NamedTuple):

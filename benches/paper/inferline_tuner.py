@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from compare import Document, Figure, Row, at_least, at_most, holds, main, ratios, stated
 from inferline_pipelines import problem_of, sample
-from inferline_replay import Replayed, ReplicaTuner, replay
+from inferline_replay import Replayed, replay
 from msgspec.structs import replace
 
 from bus.messages.catalog import PipelinePlan
@@ -24,7 +24,7 @@ from services.core.pipelines.coarse import CoarseTuner
 from services.core.pipelines.planners import plan_pipeline
 from services.core.pipelines.problem import PipelineProblem
 from services.core.pipelines.queueing import Floats
-from services.core.pipelines.tuner import PipelineTuner, TunerDecision
+from services.core.pipelines.tuner import PipelineTuner, ReplicaTuner, TunerDecision
 
 PIPELINE, SLO, RATE = "Social Media", 0.35, 150.0
 POINT_S, PLANNED_S = 30.0, 900.0

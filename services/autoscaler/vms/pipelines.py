@@ -28,7 +28,8 @@ from services.autoscaler.vms.problem import FleetProblems, Reservation
 from services.core.actor import Do, Effect, Record
 from services.core.catalog import Catalog
 from services.core.metric import MetricFamily
-from services.core.pipelines.tuner import PipelineTuner, TunerDecision
+from services.core.pipelines.planners import make_tuner
+from services.core.pipelines.tuner import TunerDecision
 
 
 class _Change(NamedTuple):
@@ -57,7 +58,7 @@ class DeployedPipeline:
         self.plan = plan
         self.state = state
         self.saved: PipelineReplicas | None = None
-        self.tuner = PipelineTuner(plan, now, replicas=state.replicas) if plan.rate > 0 and plan.envelope else None
+        self.tuner = make_tuner(plan, now, state.replicas)
 
 
 class PipelineReplication:

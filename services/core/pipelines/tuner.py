@@ -11,6 +11,7 @@ then on: else bursts would go with a cut after each of them, and the longest win
 
 from collections.abc import Mapping, Sequence
 from math import ceil
+from typing import Protocol
 
 import numpy as np
 from msgspec import Struct
@@ -39,6 +40,15 @@ class TunerDecision(Struct, frozen=True, kw_only=True):
     lambda_max: float
     window_s: float
     reason: str
+
+
+class ReplicaTuner(Protocol):
+    """What decides the replicas of a deployed pipeline. replicas: of each vertex now, as it wants them."""
+
+    replicas: dict[str, int]
+
+    def told(self, start: float, counts: Sequence[int], now: float) -> TunerDecision | None:
+        """A dispatcher's report: queries in the bins from `start`, Unix seconds. None: the replicas stay as they are."""
 
 
 def replicas_for(planned: int, rate: float, planned_rate: float) -> int:

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from bus.messages.catalog import PipelinePlan
 from services.core.pipelines.coarse import IDLE_S, CoarseTuner
 from services.core.pipelines.envelope import BIN_S
-from services.core.pipelines.planners import plan_pipeline
+from services.core.pipelines.planners import POLICIES, make_tuner, plan_pipeline
 from services.core.pipelines.problem import PipelineProblem, StageOption
 from services.core.pipelines.tuner import PipelineTuner, TunerDecision
 from tests.support.data.pipelines import Floats, chain, gamma_arrivals
@@ -89,3 +90,14 @@ def test_it_goes_on_from_the_units_there_are() -> None:
     tuner = CoarseTuner(plan_for(130.0), T0, replicas={"v0": 6, "v1": 6})
     assert not run(tuner, gamma_arrivals(130.0, 1.0, 60.0, 6), 60.0)
     assert tuner.replicas == {"v0": 6, "v1": 6}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_each_policy_has_its_tuner(policy: str) -> None:
+    tuner = make_tuner(plan_for(130.0, policy), T0, {"v0": 4, "v1": 4})
+    assert type(tuner) is (CoarseTuner if policy.startswith("cg-") else PipelineTuner)
+    assert tuner.replicas == {"v0": 4, "v1": 4}
+
+
+def test_a_plan_that_names_no_traffic_has_no_tuner() -> None:
+    assert make_tuner(replace(plan_for(130.0), rate=0.0), T0) is None
