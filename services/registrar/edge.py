@@ -38,6 +38,7 @@ from services.registrar.commands import (
     ReleaseVariant,
     ResetSelection,
     SetBatching,
+    SetSelection,
     TakeOverRegistration,
     UnlinkModel,
 )
@@ -210,12 +211,12 @@ class RegistrarEdge:
         refused = await self._amend(command.change)
         if refused is None and isinstance(command.change, DeleteApp):
             return await self._reset_selection(ResetSelection(app=command.change.app))
-        if refused is None and isinstance(command.change, LinkModel | UnlinkModel):
+        if refused is None and isinstance(command.change, LinkModel | UnlinkModel | SetSelection):
             await self._refit_plans(command.change.app)
         return refused
 
     async def _refit_plans(self, app: str) -> None:
-        """Another version serves, so plans of pipelines that have this app as a stage may name variants that do not."""
+        """What serves has changed, so plans of pipelines that have this app as a stage may name variants that do not serve."""
         for record in (await self._read("app")).apps:
             stages = record.pipeline.vertices if record.pipeline is not None and record.plan is not None else ()
             if any(vertex.app == app for vertex in stages):

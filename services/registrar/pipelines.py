@@ -64,13 +64,13 @@ def set_pipeline(record: AppRecord | None, change: SetPipeline, catalog: Catalog
         slo_target=before.slo_target if change.slo_target is None else change.slo_target,
         min_instances=0,
     )
-    for outer in _naming(change.app, catalog):
+    for outer in _containing(change.app, catalog):
         assert outer.pipeline is not None
         broken = pipeline_errors(outer.app, outer.latency_ms, outer.pipeline, {**apps, change.app: after})
         if broken:
             return ChangeRefused(
                 "bad_request",
-                f"pipeline {outer.app} has {change.app} as a stage, which would not fit any more: {broken[0]}; change {outer.app} first",
+                f"pipeline {outer.app}, which contains {change.app}, would not fit any more: {broken[0]}; change {outer.app} first",
             )
     return _with_plan(after, after.plan, catalog)
 
@@ -112,6 +112,18 @@ def _naming(app: str, catalog: Catalog) -> list[AppRecord]:
     return sorted((one for one in found if one.app != app), key=lambda one: one.app)
 
 
+def _containing(app: str, catalog: Catalog) -> list[AppRecord]:
+    """The pipelines that have this app as a stage, or as a stage of a stage, and so on."""
+    found: dict[str, AppRecord] = {}
+    ahead = [app]
+    while ahead:
+        for outer in _naming(ahead.pop(), catalog):
+            if outer.app not in found and outer.app != app:
+                found[outer.app] = outer
+                ahead.append(outer.app)
+    return list(found.values())
+
+
 # -- plans
 
 
@@ -137,6 +149,8 @@ def deploy(record: AppRecord, change: DeployPipeline, catalog: Catalog) -> AppRe
             wrong.append(f"plan.vertices.{vertex.name}.{variant}")
         else:
             stages[vertex.name] = replace(stage, variant=variant.variant, accuracy=variant.accuracy)
+    if not wrong and not stages:
+        wrong.append("plan.vertices: each stage is a pipeline or an ensemble; deploy plans of those pipelines")
     if wrong:
         return ChangeRefused("bad_request", "; ".join(wrong))
     return replace(record, plan=replace(plan, vertices=stages))

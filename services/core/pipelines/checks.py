@@ -29,6 +29,8 @@ Apps = Mapping[str, AppRecord]
 
 MOST_VERTICES = 64
 MOST_EDGES = 256
+MOST_STAGES = 512  # with those of pipelines within it
+MOST_DEEP = 8  # pipelines within pipelines
 _NAME_RULE = "1 to 64 of A-Z a-z 0-9 _ and -, the first a letter or digit"
 
 
@@ -239,26 +241,52 @@ def _objective(latency_ms: float | None, graph: PipelineGraph, hop_ms: float) ->
 
 
 def _contained(name: str, record: PipelineRecord, apps: Apps) -> list[str]:
-    """Errors of vertices whose app is, or asks, the pipeline itself."""
+    """Errors of vertices whose app is, or asks, the pipeline itself; of pipelines within pipelines that are too many together."""
     wrong = []
     for vertex in record.vertices:
-        chain = _chain(name, vertex.app, apps, [vertex.app])
+        chain = _chain(name, vertex.app, apps, [vertex.app], set())
         if chain is not None:
             asked = "" if len(chain) == 1 else f" by way of {' -> '.join(chain)}"
             wrong.append(f"vertex[{vertex.name}].app: the pipeline contains itself{asked}; name another app")
+    if not wrong:
+        stages, deep = _extent(record, apps, {name: (0, 0)})
+        if stages > MOST_STAGES:
+            wrong.append(f"vertex: with those of pipelines within it, there are more than {MOST_STAGES}; name fewer")
+        if deep > MOST_DEEP:
+            wrong.append(f"vertex: pipelines within pipelines, more than {MOST_DEEP} deep; name apps that are none")
     return wrong
 
 
-def _chain(name: str, app: str, apps: Apps, path: list[str]) -> list[str] | None:
+def _chain(name: str, app: str, apps: Apps, path: list[str], seen: set[str]) -> list[str] | None:
+    """The apps by which `app` asks `name`; None: it does not. seen: apps that do not."""
     if app == name:
         return path
+    seen.add(app)
     record = apps[app].pipeline if app in apps else None
     for vertex in record.vertices if record is not None else ():
-        if vertex.app not in path:
-            found = _chain(name, vertex.app, apps, [*path, vertex.app])
+        if vertex.app not in seen and len(path) <= MOST_DEEP:
+            found = _chain(name, vertex.app, apps, [*path, vertex.app], seen)
             if found is not None:
                 return found
     return None
+
+
+def _extent(record: PipelineRecord, apps: Apps, known: dict[str, tuple[int, int]], deep: int = 0) -> tuple[int, int]:
+    """Its stages with those of pipelines within it, and how deep these are. known: of apps that were looked at."""
+    if deep > MOST_DEEP:
+        return 0, 1
+    stages, deepest = 0, 0
+    for vertex in record.vertices:
+        inner = apps[vertex.app].pipeline if vertex.app in apps else None
+        if inner is None:
+            stages += 1
+            continue
+        if vertex.app not in known:
+            known[vertex.app] = _extent(inner, apps, known, deep + 1)
+        within = known[vertex.app]
+        stages += within[0]
+        deepest = max(deepest, within[1])
+    return stages, deepest + 1
 
 
 # -- apps and signatures

@@ -80,6 +80,7 @@ def catalog_of(records: Iterable[Any] = RECORDS) -> Catalog:
 
 
 KNOWN = catalog_of()
+EXP4 = ModelSelection(policy="exp4")
 
 
 def changed(record: AppRecord | None, change: Change, catalog: Catalog = KNOWN) -> AppRecord:
@@ -218,9 +219,7 @@ def test_a_pipeline_within_another_is_changed_only_so_that_the_other_fits() -> N
     known = catalog_of([*RECORDS, BOTH, outer])
     narrow = replace(TWICE, vertices=TWICE.vertices[:1], output={"scores": "first.scores"})
     text = refused(BOTH, replace(SET, pipeline=narrow), known)
-    assert text.startswith(
-        "bad_request pipeline outer has both as a stage, which would not fit any more: output.scores"
-    )
+    assert text.startswith("bad_request pipeline outer, which contains both, would not fit any more: output.scores")
     assert text.endswith("change outer first")
     around = replace(TWICE.vertices[0], app="outer")
     assert "the pipeline contains itself by way of outer" in refused(
@@ -366,6 +365,12 @@ def test_stages_that_see_to_themselves_are_not_planned() -> None:
         assert after.plan.vertices.keys() == {"first"}
 
 
+def test_a_plan_without_stages_of_its_own_is_refused() -> None:
+    voting = (replace(app_record(), selection=EXP4), replace(CHECKS, selection=EXP4))
+    text = refused(BOTH, DeployPipeline(app="both", plan=PLAN), catalog_of([*RECORDS, *voting]))
+    assert text.startswith("bad_request plan.vertices: each stage is a pipeline or an ensemble")
+
+
 def test_hardware_that_no_worker_has_is_refused() -> None:
     one = Stage()
     for record in (*RECORDS, BOTH):
@@ -429,6 +434,9 @@ def test_a_plan_follows_the_version_that_serves() -> None:
     assert after.plan is not None
     assert after.plan.vertices["second"].variant == "exact-2"
     assert after.plan.vertices["first"] == DEPLOYED.plan.vertices["first"]  # type: ignore[union-attr]
+    voting = changed(DEPLOYED, RefitPlan(app="both"), catalog_of([*RECORDS, replace(CHECKS, selection=EXP4)]))
+    assert voting.plan is not None
+    assert voting.plan.vertices.keys() == {"first"}
     without = catalog_of([*RECORDS, replace(CHECKS, links={"check": "1"})])
     assert changed(DEPLOYED, RefitPlan(app="both"), without).plan is None
     assert changed(BOTH, RefitPlan(app="both"), without) == BOTH

@@ -226,3 +226,39 @@ def test_paths_and_what_is_behind_a_stage() -> None:
     assert graph.order == ["a", "b", "c", "d"]
     assert graph.longest_path(weights) == (7.0, ["a", "c", "d"])
     assert graph.behind(weights) == {"a": 6.0, "b": 1.0, "c": 1.0, "d": 0.0}
+
+
+def around(inner: str, count: int = 1) -> PipelineRecord:
+    """A pipeline that asks an app so many times, side by side."""
+    names = [f"v{i}" for i in range(count)]
+    return PipelineRecord(
+        vertices=[PipelineVertex(name=name, app=inner, inputs={"text": "$.text"}) for name in names],
+        output={name: f"{name}.text" for name in names},
+    )
+
+
+def nested(levels: int, count: int) -> dict[str, Any]:
+    """Apps p1, p2, ..., each of which asks the one before it so many times."""
+    apps: dict[str, Any] = dict(SOCIAL_APPS)
+    inner = "language-id"
+    for level in range(1, levels + 1):
+        record = around(inner, count)
+        narrow = app(f"p{level}", {"text": "BYTES"}, {"text": "BYTES"})
+        apps[narrow.app] = replace(narrow, pipeline=record)
+        inner = narrow.app
+    return apps
+
+
+def test_pipelines_within_pipelines_are_bounded_and_checked_quickly() -> None:
+    assert errors(around("p7"), apps=nested(7, 1)) == []
+    assert errors(around("p2", 8), apps=nested(2, 8)) == []
+    [deep] = errors(around("p8"), apps=nested(8, 1))
+    assert deep.startswith("vertex: pipelines within pipelines, more than 8 deep")
+    [deep] = errors(around("p2000"), apps=nested(2000, 1))
+    assert deep.startswith("vertex: pipelines within pipelines, more than 8 deep")
+    [wide] = errors(around("p3", 8), apps=nested(3, 8))
+    assert wide.startswith("vertex: with those of pipelines within it, there are more than 512")
+    assert errors(around("p7", 64), apps=nested(7, 64))[0].startswith("vertex: with those")
+    ring = nested(7, 64) | {"language-id": replace(SOCIAL_APPS["language-id"], pipeline=around("social"))}
+    found = errors(around("p7", 2), apps=ring)
+    assert "the pipeline contains itself by way of p7 -> p6 -> " in found[0]
