@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from infaas.cli.demo_pipeline import print_pipeline
 from infaas.cli.options import Json
 from infaas.cli.output import FAILED, print_json, usage
 from infaas.cli.simulate import check_outputs
@@ -39,6 +40,7 @@ def demo(
     keep: Annotated[bool, Parameter(negative="")] = False,
     seconds: Annotated[float | None, Parameter(validator=Number(gte=1, lte=600))] = None,
     ensemble: Annotated[bool, Parameter(negative="")] = False,
+    pipeline: Annotated[bool, Parameter(negative="")] = False,
     plot: Path | None = None,
     json: Json = False,
 ) -> int:
@@ -51,6 +53,9 @@ def demo(
     With --ensemble all seven models answer each query together, and learn from feedback. After a third of the time the best one gets a
     version that is wrong, and after two thirds its sound version again. Shown are weights and errors, as a table and as a picture.
 
+    With --pipeline a cheap model reads each digit, an accurate one those that the cheap one is unsure of, and a check compares the result
+    with known pictures. The pipeline is planned, deployed and tuned while its load triples and falls again.
+
     Example: infaas demo --keep
 
     Parameters
@@ -61,25 +66,33 @@ def demo(
     keep
         Leave the system running at the end, and print where it is.
     seconds
-        Seconds in which queries are sent. Left out: 15, with --ensemble 60.
+        Seconds in which queries are sent. Left out: 15, with --ensemble 60, with --pipeline 48.
     ensemble
         Several models answer together (docs/ensembles.md). For the family digits.
+    pipeline
+        Several apps answer one after the other (docs/pipelines.md). For the family digits.
     plot
-        Where --ensemble draws its picture: .svg, .png or .pdf. Left out: a temporary file. Needs the extra `plot`.
+        Where --ensemble and --pipeline draw their picture: .svg, .png or .pdf. Left out: --ensemble draws into a temporary file. Needs
+        the extra `plot`.
     json
         Print one JSON document and nothing else.
 
     """
-    if plot is not None and not ensemble:
-        usage("--plot: is what --ensemble draws; give that too, or leave --plot out")
-    if ensemble and family != "digits":
-        usage(f"--ensemble: shows the family digits, not {family}: leave --family out")
-    if ensemble:
+    if ensemble and pipeline:
+        usage("--pipeline: is another demo than --ensemble: leave one of them out")
+    which = "--ensemble" if ensemble else "--pipeline" if pipeline else ""
+    if plot is not None and not which:
+        usage("--plot: is what --ensemble and --pipeline draw; give one of them too, or leave --plot out")
+    if which and family != "digits":
+        usage(f"{which}: shows the family digits, not {family}: leave --family out")
+    if which:
         check_outputs(plot, None)
     make = _maker(family)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # an ordered end, as with Ctrl-C
     if ensemble:
         return asyncio.run(_ensemble(keep, 60.0 if seconds is None else seconds, plot, json))
+    if pipeline:
+        return asyncio.run(_pipeline(keep, 48.0 if seconds is None else seconds, plot, json))
     return asyncio.run(_demo(make, keep, 15.0 if seconds is None else seconds, json))
 
 
@@ -136,6 +149,14 @@ async def _ensemble(keep: bool, seconds: float, plot: Path | None, as_json: bool
     with _progress() as progress:
         result, system = await run(keep=keep, seconds=seconds, picture=plot, progress=progress)
     return _shown(result, system, keep, as_json, print_ensemble)
+
+
+async def _pipeline(keep: bool, seconds: float, plot: Path | None, as_json: bool) -> int:
+    from infaas.demo.pipeline import run  # noqa: PLC0415  (after the arguments have been understood)
+
+    with _progress() as progress:
+        result, system = await run(keep=keep, seconds=seconds, picture=plot, progress=progress)
+    return _shown(result, system, keep, as_json, print_pipeline)
 
 
 def _shown(

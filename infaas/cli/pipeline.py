@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
@@ -123,11 +123,7 @@ def pipeline(
 
 
 def _add(path: Path, data_dir: Path | None, json: bool) -> int:
-    file = _read(path, planning=False)
-    fields: Item = {
-        "pipeline": {"name": file.name, "latency_ms": file.latency_ms, "slo_target": file.slo_target},
-        **msgspec.to_builtins(file.pipeline),
-    }
+    fields = change_of(_read(path, planning=False))
 
     async def send() -> Item:
         async with connect(data_dir=data_dir) as client:
@@ -135,6 +131,14 @@ def _add(path: Path, data_dir: Path | None, json: bool) -> int:
 
     show(asyncio.run(send()), json, lambda _: print("done"))
     return 0
+
+
+def change_of(file: "PipelineFile") -> Item:
+    """What the request `set-pipeline` takes of a file."""
+    return {
+        "pipeline": {"name": file.name, "latency_ms": file.latency_ms, "slo_target": file.slo_target},
+        **msgspec.to_builtins(file.pipeline),
+    }
 
 
 def _remove(name: str, data_dir: Path | None, json: bool) -> int:
@@ -262,8 +266,6 @@ def _plan(path: Path, policy: str, data_dir: Path | None, json: bool) -> int:
 
 async def _options(file: "PipelineFile", offered: set[str], data_dir: Path | None) -> "list[StageOption]":
     """What the running system could serve the other vertices with. Ends the command if it has nothing for one of them."""
-    from services.core.pipelines.problem import StageOption  # noqa: PLC0415  (numpy takes long to import)
-
     found = []
     async with connect(data_dir=data_dir) as client:
         for vertex in file.pipeline.vertices:
@@ -277,19 +279,26 @@ async def _options(file: "PipelineFile", offered: set[str], data_dir: Path | Non
                     f"{file.location.file}: vertex {vertex.name}, app {vertex.app}: {what} in the running system;"
                     f' add [[option]] with vertex = "{vertex.name}", hardware, price_per_hour and batch_latency_ms'
                 )
-            found += [
-                StageOption(
-                    vertex=vertex.name,
-                    hardware=row["hardware"],
-                    price_per_hour=row["price_per_hour"],
-                    batch_latency_ms={int(size): ms for size, ms in row["batch_latency_ms"].items()},
-                    variant=row["variant"],
-                    accuracy=row["accuracy"],
-                )
-                for row in rows
-                if not row["dominated"]
-            ]
+            found += options_of(vertex.name, rows)
     return found
+
+
+def options_of(vertex: str, rows: Iterable[Item]) -> "list[StageOption]":
+    """The ways to serve a vertex with the variants of its app. rows: of the list of variants."""
+    from services.core.pipelines.problem import StageOption  # noqa: PLC0415  (numpy takes long to import)
+
+    return [
+        StageOption(
+            vertex=vertex,
+            hardware=row["hardware"],
+            price_per_hour=row["price_per_hour"],
+            batch_latency_ms={int(size): ms for size, ms in row["batch_latency_ms"].items()},
+            variant=row["variant"],
+            accuracy=row["accuracy"],
+        )
+        for row in rows
+        if not row["dominated"]
+    ]
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from bus.subjects import Subjects
 from services.core.actor import After, Effect, Publish
 from services.core.demand import ANY, Counted, classes
 from services.core.digest import digest_of
-from services.core.pipelines.envelope import BIN_S
+from services.core.pipelines.envelope import BIN_S, REPORT_S
 from services.core.selection.eligibility import INFINITE, Ask
 from services.core.selection.policy import LoadOrder
 from services.dispatcher.apps import Apps
@@ -20,7 +20,6 @@ from services.dispatcher.query import Query
 DISTINCT = 1024  # sets of needs counted apart before they are folded into classes
 FADES = 5.0  # s for which a worker goes on to get empty reports: so far back it looks
 
-ARRIVALS = 0.1  # s between two reports of arrivals at a pipeline
 
 Key = tuple[str, float, float, float, str | None, str | None, str | None]
 
@@ -41,7 +40,7 @@ class ArrivalsCounter:
         """A query came. arrived: Unix seconds."""
         first = not self._bins
         self._bins.setdefault(pipeline, Counter())[int(arrived / BIN_S)] += 1
-        return (After("arrivals", ARRIVALS, ArrivalsDue()),) if first else ()
+        return (After("arrivals", REPORT_S, ArrivalsDue()),) if first else ()
 
     def report(self) -> list[Effect]:
         """What came since the last report."""

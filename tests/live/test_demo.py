@@ -1,4 +1,4 @@
-"""`infaas demo --ensemble`: a real system, seven real models that answer together, and one that is wrong for a while."""
+"""`infaas demo --ensemble`: seven real models that answer together, one of which is wrong for a while; `infaas demo --pipeline`. Real systems."""
 
 import json
 import subprocess
@@ -45,5 +45,51 @@ def test_several_models_answer_and_feedback_finds_the_one_that_is_wrong(tmp_path
     for phase in found["phases"]:
         assert phase["error"] <= phase["best"]["error"] + MARGIN
     assert found["error"] <= found["best"]["error"]  # no single model was right all the time
+    assert found["picture"] == (str(drawn) if drawn else None)
+    assert drawn is None or drawn.read_text().lstrip().startswith("<?xml")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_pipeline_is_planned_deployed_and_tuned_while_its_load_triples(tmp_path: Path) -> None:
+    drawn = tmp_path / "pipeline.svg" if find_spec("matplotlib") is not None else None
+    command = [sys.executable, "-P", "-m", "infaas.cli", "demo", "--pipeline", "--json"]
+    done = subprocess.run(
+        [*command, *(("--plot", str(drawn)) if drawn else ())],
+        check=False,
+        env=environment({}),
+        capture_output=True,
+        text=True,
+        timeout=800,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    found = json.loads(done.stdout)
+    assert found["problems"] == []  # SQL holds one row of each query, or it would be among them
+    assert (
+        found["answered"] + sum(found["refused"].values())
+        == found["load"]
+        == sum(p["queries"] for p in found["phases"])
+    )
+    assert found["answered"] > 0.9 * found["load"] > 50
+    # The accurate model was asked by some, the others by all.
+    visits = {row["vertex"]: row["visits"] for row in found["vertices"]}
+    assert visits["quick"] == visits["check"] == found["answered"]
+    assert 0.1 < visits["exact"] / found["answered"] < 0.5
+    for row in found["vertices"]:
+        assert set(row["variants"]) == {row["variant"]}  # those that are planned
+    accuracy = found["accuracy"]
+    assert accuracy["computed_quick"] + 0.03 < accuracy["answers"] <= 1.0
+    assert accuracy["answers"] == pytest.approx(accuracy["computed_both"], abs=0.01)
+    # All stages got more replicas at once, and fewer again.
+    actions: dict[str, dict[float, set[str]]] = {}
+    for event in found["events"]:
+        actions.setdefault(event["action"], {}).setdefault(event["time"], set()).add(event["vertex"])
+    assert set(actions) == {"deploy", "up", "down"}
+    for decision in ("deploy", "up"):
+        assert min(actions[decision].items())[1] == set(visits)
+    planned = {row["vertex"]: row["planned"]["replicas"] for row in found["vertices"]}
+    wanted = found["series"]["wanted"]
+    for vertex, replicas in planned.items():
+        assert wanted[vertex][-1] < max(wanted[vertex]) >= 2 * replicas
     assert found["picture"] == (str(drawn) if drawn else None)
     assert drawn is None or drawn.read_text().lstrip().startswith("<?xml")

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 BIN_S = 0.01  # of the arrivals that dispatchers tell
+REPORT_S = 0.1  # between two reports of a dispatcher
 LONGEST_S = 60.0
 Z = 5.5  # standard deviations: an hour has some 10^5 distinct short windows, and a stationary one should exceed none
 FEW = 20  # windows of a sample that tell a variance

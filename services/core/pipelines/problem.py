@@ -7,7 +7,7 @@ import numpy as np
 from msgspec import Struct
 
 from bus.messages.catalog import PipelinePlan, PipelineRecord, PipelineVertex, PlannedStage
-from services.core.pipelines.envelope import traffic_envelope
+from services.core.pipelines.envelope import REPORT_S, traffic_envelope
 from services.core.pipelines.estimator import LatencyEstimator, at_percentile, place_of, resampled
 from services.core.pipelines.graph import PipelineGraph
 from services.core.pipelines.queueing import Floats, StageConfiguration
@@ -239,7 +239,9 @@ class PlanningWorkspace:
             name: self.seconds[v][one.option][one.batch]
             for v, (name, one) in enumerate(zip(self.order, choices, strict=True))
         }
-        envelope, dispersion = traffic_envelope(problem.arrivals, self.graph.longest_path(service)[0])
+        # What comes in less time than that between two reports is known no sooner; its rate is mostly chance.
+        shortest = max(REPORT_S, self.graph.longest_path(service)[0])
+        envelope, dispersion = traffic_envelope(problem.arrivals, shortest)
         return PipelinePlan(
             pipeline=problem.name,
             policy=policy,

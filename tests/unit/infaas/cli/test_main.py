@@ -52,6 +52,8 @@ def test_help_of_a_command_is_its_docstring() -> None:
         ["demo", "--plot", "picture.svg"],
         ["demo", "--ensemble", "--family", "photos"],
         ["demo", "--ensemble", "--plot", "picture.txt"],
+        ["demo", "--ensemble", "--pipeline"],
+        ["demo", "--pipeline", "--family", "photos"],
         ["up", "--port-base", "99999"],
         ["up", "--simulate", "tpu=1"],
         ["up", "--simulate", "gpu"],

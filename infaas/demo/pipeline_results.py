@@ -1,0 +1,272 @@
+"""The figures of `infaas demo --pipeline`, and its picture. Pure, but for what is drawn."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bus.messages.catalog import PipelinePlan
+from infaas.answers import Answer
+from infaas.demo.digits import Digits, models
+from infaas.demo.stages import (
+    ACCURATE,
+    APPS,
+    CHEAP,
+    CHECK,
+    EXACT,
+    LATENCY_MS,
+    PIPELINE,
+    QUICK,
+    accuracy,
+    merged,
+    scores_of,
+)
+from services.simulation.scenario.model import WorkloadSpec
+from services.simulation.workload import at_once
+
+TIMES = 3.0  # by which the load grows
+# Name, share of the time, and multiple of the lowest rate. The last is long enough for replicas to go: the tuner remembers half a minute.
+PHASES = (("before", 0.14, 1.0), ("tripled", 0.16, TIMES), ("after", 0.7, 1.0))
+BINS = 60  # points of the series
+VERTICES = (QUICK, EXACT, CHECK)
+Served = Sequence[Mapping[str, Any]]
+Serving = Sequence[tuple[float, Mapping[str, int]]]  # Unix time, instances by vertex
+
+
+@dataclass
+class Reply:
+    """One query of the load. due: seconds since its start. took_ms: from then to the reply. code: of a refusal; empty: it was answered.
+
+    picture: its index. said: class, or -1. exact: whether the accurate model was asked. agreed: what the check says of the answer, 0..1.
+    """
+
+    due: float
+    took_ms: float
+    picture: int
+    code: str = ""
+    said: int = -1
+    exact: bool = False
+    agreed: float = 0.0
+    cost: float = 0.0
+
+    @property
+    def in_time(self) -> bool:
+        return not self.code and self.took_ms <= LATENCY_MS
+
+
+def asked_exact(answer: Answer) -> bool:
+    """Whether the accurate model was asked."""
+    return any(member.partition("@")[0] in ACCURATE for member in answer.members or ())
+
+
+# -- the load
+
+
+def bounds() -> list[float]:
+    """Where the phases begin, and the end, as shares of the time."""
+    return [0.0, *np.cumsum([share for _, share, _ in PHASES]).round(9).tolist()]
+
+
+def phase_at(share: float) -> str:
+    """The phase at this share of the time, and its rate."""
+    number = min(len(PHASES) - 1, int(np.searchsorted(bounds(), share, side="right")) - 1)
+    return PHASES[number][0]
+
+
+def arrivals(lowest: float, seconds: float, seed: int = 0) -> list[float]:
+    """Times of a Poisson process in seconds, at the rates of the phases. lowest: queries/s."""
+    edges = [seconds * at for at in bounds()]
+    steps = tuple(
+        (at, lowest * grown) for (_, _, grown), *ends in zip(PHASES, edges[:-1], edges[1:], strict=True) for at in ends
+    )
+    spec = WorkloadSpec(apps=(PIPELINE,), shares=(1.0,), rate=steps)
+    found: list[float] = at_once(spec, seconds, np.random.default_rng(seed))[0].tolist()
+    return found
+
+
+# -- the figures
+
+
+def summary(plan: PipelinePlan) -> dict[str, Any]:
+    return {name: getattr(plan, name) for name in ("policy", "status", "cost_per_s", "p99_ms", "rate", "percentile")}
+
+
+def results(
+    replies: Sequence[Reply], pictures: Digits, threshold: float, plan: PipelinePlan, served: Served, seconds: float
+) -> dict[str, Any]:
+    """phases: of the load. accuracy, cost and check: of its answers.
+
+    served: of each vertex and variant, visits and means of its parts. What begins with `computed` was not measured on the system.
+    """
+    answers = [one for one in replies if not one.code]
+    paid = sum(one.cost for one in answers)
+    visit = mean(served, EXACT, "cost")
+    return {
+        "answered": len(answers),
+        "refused": dict(Counter(one.code for one in replies if one.code)),
+        "phases": _phases(replies, seconds),
+        **_latencies(replies),
+        "accuracy": _accuracies(answers, pictures, threshold, plan.vertices[EXACT].variant) if answers else None,
+        "cost": {
+            "paid": paid,
+            "per_1000": 1000.0 * paid / len(answers) if answers else None,
+            # What asking the accurate model for each query would cost: nobody did, so it is computed from what its visits were paid.
+            "computed_exact_per_1000": None if visit is None else 1000.0 * visit,
+        },
+        "check": _check(answers, pictures),
+    }
+
+
+def vertices(plan: PipelinePlan, served: Served, instances: Serving) -> list[dict[str, Any]]:
+    """How each vertex was planned, and how it was visited. instances: by vertex, at several times."""
+    found = []
+    for name, stage in plan.vertices.items():
+        rows = [row for row in served if row["stage"] == name]
+        there = [now[name] for _, now in instances if name in now]
+        found.append({
+            "vertex": name,
+            "app": APPS[name],
+            "variant": stage.variant,
+            "planned": {
+                key: getattr(stage, key) for key in ("replicas", "batch", "scale", "service_ms", "rho", "accuracy")
+            },
+            "visits": sum(row["visits"] for row in rows),
+            "variants": {row["variant"]: row["visits"] for row in rows},
+            "instances": [min(there, default=0), max(there, default=0)],
+            **{key: mean(served, name, key) for key in ("batch", "cost", "p50_ms", "p99_ms")},
+        })  # fmt: skip
+    return found
+
+
+def mean(served: Served, vertex: str, key: str) -> float | None:
+    """Of all visits, weighted; None without any."""
+    rows = [row for row in served if row["stage"] == vertex and row[key] is not None]
+    visits = sum(row["visits"] for row in rows)
+    return sum(row["visits"] * row[key] for row in rows) / visits if visits else None
+
+
+def _phases(replies: Sequence[Reply], seconds: float) -> list[dict[str, Any]]:
+    found = []
+    edges = [seconds * at for at in bounds()]
+    for (name, _, _), start, end in zip(PHASES, edges[:-1], edges[1:], strict=True):
+        there = [one for one in replies if start <= one.due < end]
+        found.append({
+            "name": name,
+            "seconds": end - start,
+            "qps": len(there) / (end - start),
+            "queries": len(there),
+            "refused": sum(bool(one.code) for one in there),
+            **_latencies(there),
+        })  # fmt: skip
+    return found
+
+
+def _latencies(replies: Sequence[Reply]) -> dict[str, Any]:
+    """As the client saw them. attainment: the share answered within the objective."""
+    took = [one.took_ms for one in replies if not one.code]
+    if not replies:
+        return {"attainment": None, "p50_ms": None, "p99_ms": None}
+    p50, p99 = np.percentile(took, [50, 99]).tolist() if took else (None, None)
+    return {"attainment": sum(one.in_time for one in replies) / len(replies), "p50_ms": p50, "p99_ms": p99}
+
+
+def _accuracies(answers: Sequence[Reply], pictures: Digits, threshold: float, variant: str) -> dict[str, Any]:
+    """Of the answers; and of single models for the same pictures, computed here. variant: of the accurate one, named after it."""
+    shown = [one.picture for one in answers]
+    labels = pictures.y[shown]
+    model = next((one for one in ACCURATE if variant.startswith(f"{one}-v")), ACCURATE[-1])
+    quick, exact = (scores_of(models()[one], pictures.x) for one in (CHEAP, model))
+    both = merged(quick, exact, quick.max(axis=1) < threshold)
+    return {
+        "answers": float((np.array([one.said for one in answers]) == labels).mean()),
+        "quick": CHEAP,
+        "exact": model,
+        "computed_quick": accuracy(quick[shown], labels),
+        "computed_exact": accuracy(exact[shown], labels),
+        "computed_both": accuracy(both[shown], labels),
+    }
+
+
+def _check(answers: Sequence[Reply], pictures: Digits) -> dict[str, int]:
+    """Of right and of wrong answers, how many the check doubts."""
+    pairs = [(one.said == pictures.y[one.picture], one.agreed < 0.5) for one in answers]
+    return {
+        "right": sum(right for right, _ in pairs),
+        "right_doubted": sum(right and doubted for right, doubted in pairs),
+        "wrong": sum(not right for right, _ in pairs),
+        "wrong_doubted": sum(doubted and not right for right, doubted in pairs),
+    }
+
+
+def series(
+    replies: Sequence[Reply], instances: Serving, events: Sequence[Mapping[str, Any]], start: float, seconds: float
+) -> dict[str, Any]:
+    """Over the load. time: seconds to the end of each interval. attainment: of its queries; None without any.
+
+    wanted: replicas that the tuner wants at the end of each interval, by vertex; serving: instances that there were.
+    """
+    edges = np.linspace(0.0, seconds, BINS + 1)
+    place = np.searchsorted(edges, [one.due for one in replies], side="right") - 1
+    sent = np.bincount(place, minlength=BINS)[:BINS]
+    in_time = np.bincount(place, [one.in_time for one in replies], minlength=BINS)[:BINS]
+    ends = start + edges[1:]
+    return {
+        "time": edges[1:].tolist(),
+        "qps": (sent * BINS / seconds).tolist(),
+        "attainment": [float(good / n) if n else None for good, n in zip(in_time, sent, strict=True)],
+        "wanted": {
+            vertex: last_of([(row["time"], row["to_replicas"]) for row in events if row["vertex"] == vertex], ends)
+            for vertex in VERTICES
+        },
+        "serving": {
+            vertex: last_of([(at, there.get(vertex, 0)) for at, there in instances], ends) for vertex in VERTICES
+        },
+    }
+
+
+def last_of(steps: Sequence[tuple[float, int]], times: NDArray[np.float64]) -> list[int]:
+    """The last value at each time; before the first step, that one's. steps: in order."""
+    if not steps:
+        return [0] * len(times)
+    at = np.searchsorted([when for when, _ in steps], times, side="right") - 1
+    return [steps[max(0, place)][1] for place in at.tolist()]
+
+
+def draw(found: Mapping[str, Any], path: Path) -> None:
+    """Rate, replicas and attainment over time, as the paper's figures 6 and 7. The path's suffix decides the format. Needs matplotlib."""
+    from matplotlib.figure import Figure  # noqa: PLC0415  (an extra)
+
+    shown = found["series"]
+    at = np.array(shown["time"], float)
+    width = at[0] if len(at) else 1.0
+    figure = Figure(figsize=(9.0, 6.4), dpi=110, layout="constrained")
+    rate, replicas, share = figure.subplots(3, 1, sharex=True, height_ratios=(1.0, 1.3, 1.0))
+    rate.step(at - width, shown["qps"], where="post", color="black", lw=1.2, label="sent")
+    rate.set_ylabel("queries/s")
+    for (vertex, wanted), colour in zip(shown["wanted"].items(), ("#0072B2", "#D55E00", "#009E73"), strict=True):
+        replicas.step(at, wanted, where="post", color=colour, lw=1.8, label=f"{vertex}, wanted")
+        replicas.step(
+            at, shown["serving"][vertex], where="post", color=colour, lw=1.0, ls=":", label=f"{vertex}, serving"
+        )
+    replicas.set_ylabel("replicas")
+    share.step(at - width, np.array(shown["attainment"], float), where="post", color="#009E73", lw=1.3, label="in time")
+    share.set_ylabel(f"within {found['objective_ms']:g} ms")
+    share.set_ylim(0.0, 1.05)
+    share.set_xlabel("time, s")
+    share.set_xlim(0.0, at[-1] if len(at) else 1.0)
+    for panel in (rate, replicas):
+        panel.set_ylim(bottom=0.0)
+    for panel in (rate, replicas, share):
+        panel.grid(alpha=0.25)
+        panel.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), fontsize=8, frameon=False)
+        for end in np.array(bounds()[1:-1]) * (at[-1] if len(at) else 1.0):
+            panel.axvline(end, color="grey", lw=0.8, ls="--")
+    figure.suptitle(
+        f"{found['app']}, {found['load']} digits: {found['attainment'] or 0:.1%} in time, planned for {found['plan']['rate']:.3g} queries/s",
+        fontsize=11,
+    )
+    figure.savefig(path)

@@ -1,0 +1,180 @@
+"""The parts of the demo of a pipeline that need no system: the load, the judgement, the figures, the picture."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bus.messages.catalog import PipelinePlan, PlannedStage
+from infaas.answers import Answer
+from infaas.cli.demo_pipeline import blocks, changes, chart, decisions, figures, phases_table, stages_table
+from infaas.demo.digits import UNSEEN, load
+from infaas.demo.pipeline import wrong_answer
+from infaas.demo.pipeline_results import (
+    BINS,
+    PHASES,
+    TIMES,
+    VERTICES,
+    Reply,
+    arrivals,
+    draw,
+    last_of,
+    phase_at,
+    results,
+    series,
+    summary,
+    vertices,
+)
+from infaas.demo.stages import ACCURATE, CHEAP, LATENCY_MS, NEAREST
+
+PICTURES = load(UNSEEN)
+SECONDS = 100.0
+STAGE = PlannedStage(
+    hardware="cpu", batch=1, replicas=1, scale=1.0, service_ms=1.0, rho=0.1, variant=f"{ACCURATE[0]}-v1-ort"
+)
+PLAN = PipelinePlan(
+    pipeline="digits", policy="model-less", status="optimal", cost_per_s=1e-5, p99_ms=5.0, vertices=dict.fromkeys(VERTICES, STAGE),
+    envelope=[(0.1, 9)], dispersion=[1.0], steps=[], rate=10.0, latency_ms=LATENCY_MS,
+)  # fmt: skip
+SERVED = [
+    {"stage": "quick", "variant": "a", "visits": 3, "batch": 1.0, "cost": 1e-9, "p50_ms": 1.0, "p99_ms": 2.0},
+    {"stage": "quick", "variant": "b", "visits": 1, "batch": 5.0, "cost": 3e-9, "p50_ms": 1.0, "p99_ms": 2.0},
+    {"stage": "exact", "variant": "c", "visits": 2, "batch": 1.0, "cost": 4e-9, "p50_ms": 1.0, "p99_ms": 2.0},
+]
+EVENTS = [
+    {"time": 900.0, "vertex": vertex, "action": "deploy", "from_replicas": 0, "to_replicas": 1, "reason": "planned"} for vertex in VERTICES
+] + [{"time": 1050.0, "vertex": vertex, "action": "up", "from_replicas": 1, "to_replicas": 4, "reason": "more"} for vertex in VERTICES]  # fmt: skip
+SERVING = [(1000.0, dict.fromkeys(VERTICES, 1)), (1060.0, dict.fromkeys(VERTICES, 3))]
+
+
+def replies() -> list[Reply]:
+    """One a second. The fifth is late, the sixth refused, the seventh says a wrong digit."""
+    found = [
+        Reply(n + 0.5, 10.0, n, said=int(PICTURES.y[n]), exact=n % 4 == 0, agreed=0.9, cost=2e-9) for n in range(100)
+    ]
+    found[4].took_ms = LATENCY_MS + 1
+    found[5] = Reply(5.5, 30.0, 5, code="deadline")
+    found[6].said = (found[6].said + 1) % 10
+    found[6].agreed = 0.1
+    return found
+
+
+def result() -> dict[str, Any]:
+    events = [{**row, "at_s": row["time"] - 1000.0} for row in EVENTS]
+    return {
+        "app": "digits", "objective_ms": LATENCY_MS, "capacity_qps": 300.0, "rates": [40.0, 120.0, 40.0], "load": 100, "queries": 110,
+        "plan": summary(PLAN), "vertices": vertices(PLAN, SERVED, SERVING), "events": events,
+        **results(replies(), PICTURES, 0.9, PLAN, SERVED, SECONDS),
+        "series": series(replies(), SERVING, EVENTS, 1000.0, SECONDS),
+    }  # fmt: skip
+
+
+def answer(scores: np.ndarray, *members: str, **other: Any) -> Answer:
+    verdict = np.array([[0.1, 0.9]], np.float32)
+    fields: dict[str, Any] = {
+        "id": "q", "model": "", "version": "", "variant": "", "hardware": "", "worker": "", "accuracy": None, "latency_ms": 1.0, "queue_ms": 0.0,
+        "compute_ms": 1.0, "batch": 0, "cached": False, "simulated": False, "cost": 0.0, "missed": [], "members": list(members),
+        "tensors": {"scores": scores.tolist(), "verdict": verdict.tolist()},
+    }  # fmt: skip
+    return Answer(**{**fields, **other})
+
+
+def test_the_load_triples_and_falls_again() -> None:
+    times = np.array(arrivals(50.0, SECONDS))
+    assert (np.diff(times) >= 0).all()
+    edges = np.cumsum([0.0, *(SECONDS * share for _, share, _ in PHASES)])
+    counts, _ = np.histogram(times, edges)
+    rates = counts / np.diff(edges)
+    assert rates == pytest.approx([50.0, 50.0 * TIMES, 50.0], rel=0.2)
+    assert [phase_at(share) for share in (0.0, 0.2, 0.9, 1.0)] == ["before", "tripled", "after", "after"]
+    assert arrivals(50.0, SECONDS) == times.tolist()
+
+
+def test_an_answer_is_wrong_if_the_accurate_model_was_due_and_not_asked() -> None:
+    sure, unsure = np.full((1, 10), 0.005), np.full((1, 10), 0.05)
+    sure[0, 3], unsure[0, 3] = 0.955, 0.55
+    cheap = (f"{CHEAP}@1", f"{NEAREST}@1")
+    every = (f"{CHEAP}@1", f"{ACCURATE[0]}@1", f"{NEAREST}@1")
+    assert not wrong_answer(answer(sure, *cheap), "q", 0.9)
+    assert not wrong_answer(answer(unsure, *every), "q", 0.9)
+    assert "not asked" in wrong_answer(answer(unsure, *cheap), "q", 0.9)
+    assert "id 'q'" in wrong_answer(answer(sure, *cheap), "other", 0.9)
+    assert "not 2" in wrong_answer(answer(sure, cheap[0]), "q", 0.9)
+    assert "scores" in wrong_answer(answer(sure[:, :9], *cheap), "q", 0.9)
+    assert "scores" in wrong_answer(answer(np.full((1, 10), np.nan), *cheap), "q", 0.9)
+    assert "simulated" in wrong_answer(answer(sure, *cheap, simulated=True), "q", 0.9)
+
+
+def test_figures_of_the_phases_and_of_the_whole() -> None:
+    found = results(replies(), PICTURES, 0.9, PLAN, SERVED, SECONDS)
+    assert (found["answered"], found["refused"]) == (99, {"deadline": 1})
+    assert [phase["queries"] for phase in found["phases"]] == [14, 16, 70]
+    assert [phase["attainment"] for phase in found["phases"]] == [pytest.approx(12 / 14), 1.0, 1.0]
+    assert found["attainment"] == pytest.approx(0.98)
+    assert found["p50_ms"] == 10.0
+    assert found["accuracy"]["answers"] == pytest.approx(98 / 99)
+    assert found["accuracy"]["computed_quick"] < found["accuracy"]["computed_both"] <= 1.0
+    assert found["accuracy"]["exact"] == ACCURATE[0]
+    assert found["cost"] == {
+        "paid": pytest.approx(198e-9),
+        "per_1000": pytest.approx(2e-6),
+        "computed_exact_per_1000": pytest.approx(4e-6),
+    }
+    assert found["check"] == {"right": 98, "right_doubted": 0, "wrong": 1, "wrong_doubted": 1}
+
+
+def test_figures_of_a_run_without_answers() -> None:
+    lost = [Reply(1.0, 5.0, 0, code="overloaded")]
+    found = results(lost, PICTURES, 0.9, PLAN, [], SECONDS)
+    assert (found["answered"], found["accuracy"], found["cost"]["per_1000"]) == (0, None, None)
+    assert found["attainment"] == 0.0
+    assert found["p99_ms"] is None
+    assert found["phases"][2]["attainment"] is None
+    assert vertices(PLAN, [], [])[0]["batch"] is None
+
+
+def test_visits_of_all_variants_of_a_vertex_count() -> None:
+    quick = vertices(PLAN, SERVED, SERVING)[0]
+    assert (quick["visits"], quick["batch"], quick["variants"]) == (4, pytest.approx(2.0), {"a": 3, "b": 1})
+    assert quick["instances"] == [1, 3]
+
+
+def test_the_series_has_the_replicas_wanted_and_serving() -> None:
+    found = series(replies(), SERVING, EVENTS, 1000.0, SECONDS)
+    assert len(found["time"]) == len(found["qps"]) == len(found["attainment"]) == BINS
+    assert sum(found["qps"]) * SECONDS / BINS == pytest.approx(100)
+    assert found["wanted"]["exact"] == [1] * 29 + [4] * 31
+    assert found["serving"]["exact"] == [1] * 35 + [3] * 25
+    assert found["attainment"][2:4] == [0.5, 0.5]  # of two, one late; of two, one refused
+    assert last_of([], np.arange(3.0)) == [0, 0, 0]
+
+
+def test_blocks() -> None:
+    assert blocks([0.0, 0.01, 4.0, 8.0, 9.0, None], 8.0) == " ▁▄██ "
+    assert blocks([1.0, 2.0], 0.0) == "  "
+    assert changes([1, 1, 4, 4, 1]) == [1, 4, 1]
+
+
+def test_what_is_printed_names_what_was_paid_and_what_was_computed() -> None:
+    found = result()
+    lines = figures(found)
+    (cost,) = [line for line in lines if line.startswith("Cost")]
+    assert "US$ 2e-06 per 1,000 queries, paid" in cost
+    assert "computed from its visits here: 4e-06" in cost
+    assert "Refused: 1 × deadline." in lines
+    deploy, up = decisions(found["events"])
+    assert deploy == "Tuner at -100.0 s: deploy: quick 0 → 1, exact 0 → 1, check 0 → 1: planned"
+    assert up.startswith("Tuner at 50.0 s: up: quick 1 → 4, ")
+    shown = chart(found["series"], found["phases"])
+    assert [line.split()[0] for line in shown] == ["queries/s", "quick", "exact", "check", "in", "|before"]
+    assert len({line.index("|") for line in shown if "|" in line}) == 1
+    assert "|tripled" in shown[-1]
+    assert stages_table(found).row_count == 3
+    assert phases_table(found).row_count == len(PHASES) + 1
+
+
+def test_the_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra plot (matplotlib)")
+    draw(result(), tmp_path / "p.svg")
+    assert (tmp_path / "p.svg").stat().st_size > 5000
