@@ -24,7 +24,7 @@ from services.core.actor import Changed
 from services.core.catalog import key_of
 from services.core.pipelines.envelope import BIN_S
 from tests.support.data.pipelines import Floats, gamma_arrivals, plan_of
-from tests.support.simulated.controllers import CloudFleet, kind
+from tests.support.simulated.controllers import CloudFleet, PoolFleet, kind
 from tests.support.simulated.fleet import SIGNATURE, catalogue, variant
 
 FIRST, SECOND = "first-v1-ort-fp32-t1-b8", "second-v1-ort-fp32-t1-b8"
@@ -36,6 +36,9 @@ PIPELINE = PipelineRecord(
     edges=[PipelineEdge(source="a", target="b")],
     output={"y": "b.y"},
 )
+
+
+ONE = replace(PIPELINE, edges=[], vertices=PIPELINE.vertices[:1])
 
 
 def plan(replicas: dict[str, int], variants: dict[str, str] | None = None, **more: Any) -> PipelinePlan:
@@ -106,6 +109,13 @@ class PipelineFleet(CloudFleet):
         actor = self.stage.members[self.leader].actor
         [family] = [one for one in families(actor) if one.name == name]  # type: ignore[arg-type]
         return {labels["vertex"]: value for labels, value in family.samples}
+
+
+class PipelinePool(PipelineFleet, PoolFleet):
+    """The same on machines of the provider's own."""
+
+    def drains(self, worker: str) -> bool:
+        return bool(self.stage.members[worker].actor._table.draining)  # type: ignore[attr-defined]
 
 
 def steady(rate: float, seconds: float, seed: int = 1) -> Floats:
@@ -244,6 +254,39 @@ def test_replicas_return_after_calm_without_oscillation() -> None:
     assert fleet.replicas == {"a": 2, "b": 3}
 
 
+def test_a_plan_that_was_begun_before_the_change_gives_nothing_back() -> None:
+    fleet = PipelineFleet(workers=4)
+    fleet.deploy(plan({"a": 2, "b": 3}))
+    fleet.traffic(steady(150.0, 5.0), 5.0)
+    fleet.solve_s = 1.5
+    fleet.deploy(plan({"a": 1}, {"a": FIRST}), name="q", pipeline=ONE)  # a reason to plan
+    began = fleet.stage.now
+    fleet.traffic(steady(400.0, 8.0, seed=2), 8.0)
+    assert any(at < event.time < at + 1.5 for at, _, _ in fleet.plans for event in fleet.events("up"))
+    assert fleet.releases(began) == []
+    assert fleet.replicas["a"] == fleet.state().replicas["a"] + 1
+
+
+def test_what_is_too_much_after_calm_goes_at_once_on_machines_that_may_leave() -> None:
+    """Where other instances that are too much would stay for a while."""
+    fleet = PipelineFleet(workers=2, kinds=(kind(maximum=4, boot_s=3.0),))
+    fleet.deploy(plan({"a": 1, "b": 1}))
+    fleet.traffic(steady(150.0, 35.0), 35.0)
+    fleet.traffic(steady(400.0, 5.0, seed=2), 5.0)
+    over = fleet.stage.now
+    fleet.traffic(steady(150.0, 45.0, seed=3), 45.0)
+    last = fleet.events("down")[-1]
+    assert last.time > over
+    [first, *_] = [
+        at
+        for at, subject, body in fleet.stage.heard
+        if at >= last.time and subject.endswith(".release")
+        and msgspec.msgpack.decode(body, type=Release).variant in (FIRST, SECOND)
+    ]  # fmt: skip
+    assert first - last.time < 1.0
+    assert fleet.replicas == {"a": 1, "b": 1}
+
+
 def test_what_gets_no_queries_at_all_is_scaled_down_too() -> None:
     fleet = PipelineFleet()
     fleet.deploy(plan({"a": 2, "b": 3}))
@@ -279,6 +322,21 @@ def test_other_apps_get_instances_of_their_own_of_a_reserved_variant() -> None:
     assert fleet.needed(SECOND) == 3
 
 
+def test_what_others_need_of_a_reserved_variant_stays_theirs_when_replicas_are_added() -> None:
+    fleet = PipelineFleet(workers=4)
+    fleet.deploy(plan({"a": 1, "b": 3}))
+    for number in range(8000):
+        fleet.stage.at(0.0025 * number, lambda: fleet.ask("second", latency_ms=200.0))
+    fleet.traffic(steady(150.0, 15.0), 15.0)
+    theirs = fleet.needed(SECOND) - 3
+    assert theirs > 0
+    fleet.solve_s = 60.0  # no plan can help
+    fleet.stage.run(1.0)
+    fleet.traffic(steady(400.0, 2.0, seed=2), 2.0)
+    assert fleet.events("up")
+    assert fleet.needed(SECOND) == fleet.state().replicas["b"] + theirs
+
+
 def test_a_load_for_another_app_never_takes_the_place_of_a_replica() -> None:
     """Devices have room for few instances, and the replicas are idle."""
     big = {"profile": replace(variant().profile, memory_mb=900.0)}
@@ -288,7 +346,7 @@ def test_a_load_for_another_app_never_takes_the_place_of_a_replica() -> None:
     )
     fleet.deploy(
         plan({"a": 3}, {"a": "big-v1-ort-fp32-t1-b8"}),
-        pipeline=replace(PIPELINE, edges=[], vertices=PIPELINE.vertices[:1]),
+        pipeline=ONE,
     )
     fleet.stage.run(5.0)
     assert fleet.needed("big-v1-ort-fp32-t1-b8") == 3
@@ -312,11 +370,39 @@ def test_machines_are_added_for_replicas_and_kept_for_them() -> None:
     assert len(fleet.workers) == 1
 
 
+def test_machines_are_added_and_kept_for_replicas_without_a_plan_for_all_workers() -> None:
+    name = "big-v1-ort-fp32-t1-b8"
+    fleet = PipelineFleet(
+        workers=1, kinds=(kind(maximum=4, boot_s=3.0),), limits={"idle_s": 10.0}, autoscaler="replicate"
+    )
+    fleet.register(*fleet.app("big", name, profile=replace(variant().profile, memory_mb=1500.0)))
+    fleet.deploy(plan({"a": 3}, {"a": name}), pipeline=ONE)
+    fleet.traffic(steady(150.0, 60.0), 60.0)
+    assert fleet.needed(name) == 3
+    assert len(fleet.workers) == 2
+    assert fleet.worker_events("Draining") == []
+
+
+def test_a_machine_that_must_go_is_drained_when_its_replicas_serve_elsewhere() -> None:
+    fleet = PipelinePool(pool=("n1", "n2", "n3"), labelled=("n1", "n2"), workers=0, kinds=(kind(minimum=2),))
+    fleet.stage.run(5.0)
+    fleet.register(*fleet.app("slow", "slow-v1-ort-fp32-t1-b8", load_ms=4000.0))
+    fleet.deploy(plan({"a": 4}, {"a": "slow-v1-ort-fp32-t1-b8"}), pipeline=ONE)
+    fleet.traffic(steady(150.0, 10.0), 10.0)
+    assert len(fleet.states("slow-v1-ort-fp32-t1-b8")) == 2
+    fleet.change("n1", availability="pause")
+    for seed in range(150):
+        fleet.traffic(steady(150.0, 0.2, seed), 0.2)
+        table = [states for name, states in fleet.states("slow-v1-ort-fp32-t1-b8").items() if not fleet.drains(name)]
+        assert sum(state == "Active" for states in table for state in states) >= 4
+    assert "n1" not in fleet.workers
+
+
 def test_why_a_replica_is_missing_is_told() -> None:
     fleet = PipelineFleet(workers=1)
     name = "big-v1-ort-fp32-t1-b8"
     fleet.register(*fleet.app("big", name, profile=replace(variant().profile, memory_mb=1500.0)))
-    fleet.deploy(plan({"a": 3}, {"a": name}), pipeline=replace(PIPELINE, edges=[], vertices=PIPELINE.vertices[:1]))
+    fleet.deploy(plan({"a": 3}, {"a": name}), pipeline=ONE)
     fleet.stage.run(5.0)
     [event] = fleet.events("deploy")
     assert f"no worker has room on cpu for {name}" in event.reason
@@ -333,7 +419,7 @@ def test_hardware_that_no_worker_has_is_named() -> None:
     fleet = PipelineFleet(workers=1)
     name = "fast-v1-trt-fp16-t1-b8"
     fleet.register(*fleet.app("fast", name, hardware="gpu"))
-    fleet.deploy(plan({"a": 1}, {"a": name}), pipeline=replace(PIPELINE, edges=[], vertices=PIPELINE.vertices[:1]))
+    fleet.deploy(plan({"a": 1}, {"a": name}), pipeline=ONE)
     fleet.stage.run(3.0)
     assert fleet.state().missing == {"a": "no worker has gpu"}
 
