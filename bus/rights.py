@@ -289,7 +289,7 @@ STORE_RIGHTS: tuple[StoreRights, ...] = (
         "control_bucket",
         "kv",
         creates=_r("registrar"),
-        reads=_r("registrar", "vm-autoscaler", "monitor", "supervisor", "recorder", "jobs", "executor"),
+        reads=_r("registrar", "vm-autoscaler", "monitor", "supervisor", "recorder", "jobs", "executor", "dispatcher"),
         writes=_r("registrar", "vm-autoscaler", "supervisor"),
         puts=_r("monitor"),
         keys="quarantine.>",

@@ -192,6 +192,7 @@ _STAGES = (
     Column("hardware", "hardware"),
     Column("batch", "batch"),
     Column("planned", "replicas"),
+    Column("wanted", "wanted"),
     Column("instances", "instances"),
     Column("queued", "queued"),
     Column("share", lambda one: None if one["share"] is None else f"{one['share']:.0%}"),
@@ -218,6 +219,9 @@ def _render(items: list[Item]) -> None:
         print()
     rows = [stage | {"pipeline": item["app"]} for item in items for stage in item["vertices"]]
     print_table(rows, _STAGES, "no pipelines yet: `infaas pipeline add FILE.toml` adds one")
+    for row in rows:
+        if row["missing"]:
+            print(f"{row['pipeline']}, {row['vertex']}: {row['missing']}")
 
 
 # -- plans

@@ -145,7 +145,7 @@ class Dispatcher:
 
     @property
     def watches(self) -> tuple[Watch, ...]:
-        return (Watch(bucket=self._subjects.catalog_bucket),)
+        return (Watch(bucket=self._subjects.catalog_bucket), Watch(bucket=self._subjects.control_bucket))
 
     def handle(self, envelope: Envelope) -> Iterable[Effect]:
         return self._on[type(envelope.message)](envelope)
@@ -393,13 +393,17 @@ class Dispatcher:
     # -- the catalogue, and questions
 
     def _changed(self, envelope: Envelope) -> Iterable[Effect]:
-        self.apps.change(envelope.message)
+        change: Changed = envelope.message
+        if change.bucket == self._subjects.control_bucket:
+            self.apps.kept.change(change.key, change.value)
+            return NOTHING
+        self.apps.change(change)
         self.composites.changed()
         return NOTHING
 
     def _synced(self, envelope: Envelope) -> Iterable[Effect]:
-        del envelope
-        self.apps.complete()
+        if envelope.message.bucket == self._subjects.catalog_bucket:
+            self.apps.complete()
         return NOTHING
 
     def _question(self, envelope: Envelope) -> Iterable[Effect]:

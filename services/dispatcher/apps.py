@@ -5,17 +5,19 @@ from bus.subjects import WITHOUT_APP
 from services.core.actor import Changed
 from services.core.catalog import Catalog
 from services.core.ensemble.base import Member
+from services.core.pipelines.kept import KeptReplicas
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import AppView
 
 
 class Apps:
-    """Keeps `view.apps` equal to the catalogue bucket."""
+    """Keeps `view.apps` equal to the catalogue bucket. kept: the replicas of deployed pipelines, as the control bucket has them."""
 
     def __init__(self, view: ClusterView) -> None:
         self.catalog = Catalog()
         self.synced = False
         self.view = view
+        self.kept = KeptReplicas()
 
     def change(self, change: Changed) -> None:
         """One entry of the bucket has changed."""

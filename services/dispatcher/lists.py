@@ -1,5 +1,6 @@
 """Lists: the replies to `infaas.list.<what>`, with the numbers that decisions use. Pure."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -7,6 +8,7 @@ from msgspec.structs import asdict
 
 from bus.messages.catalog import AppRecord, PipelineRecord
 from bus.messages.public import Error, Listing, ListRequest, Refusal
+from bus.messages.scaling import PipelineReplicas
 from services.core.catalog import Catalog, target_of
 from services.core.cost import HANDLING_MS
 from services.core.pipelines.graph import PipelineGraph
@@ -18,9 +20,15 @@ from services.dispatcher.stages import service_seconds
 
 
 def listing(
-    what: str, ask: ListRequest, now: float, catalog: Catalog, view: ClusterView, slo_target: float
+    what: str,
+    ask: ListRequest,
+    now: float,
+    catalog: Catalog,
+    view: ClusterView,
+    slo_target: float,
+    kept: Mapping[str, PipelineReplicas] = {},
 ) -> Listing | Refusal:
-    """The items of one kind. An unknown kind is a bad_request that names the known ones."""
+    """The items of one kind. An unknown kind is a bad_request that names the known ones. kept: replicas of deployed pipelines."""
     try:
         check_name(ask.app, "app")
         check_name(ask.model, "model")
@@ -35,7 +43,7 @@ def listing(
     if what == "workers":
         return Listing(items=_workers(now, view))
     if what == "pipelines":
-        return Listing(items=_pipelines(ask, catalog, view, slo_target))
+        return Listing(items=_pipelines(ask, catalog, view, slo_target, kept))
     text = f"there is no list of {what!r}: ask for apps, models, variants, workers or pipelines"
     return Refusal(error=Error(code="bad_request", message=text))
 
@@ -146,7 +154,9 @@ def _by_batch(group: VariantInstances) -> dict[int, float]:
     return {size: group.table.seconds(size) * 1000.0 + HANDLING_MS for size in sorted(sizes)}
 
 
-def _pipelines(ask: ListRequest, catalog: Catalog, view: ClusterView, slo_target: float) -> list[dict[str, Any]]:
+def _pipelines(
+    ask: ListRequest, catalog: Catalog, view: ClusterView, slo_target: float, kept: Mapping[str, PipelineReplicas]
+) -> list[dict[str, Any]]:
     found = []
     for app in sorted(catalog.apps, key=lambda app: app.app):
         if app.pipeline is None or ask.app not in (None, app.app):
@@ -159,7 +169,7 @@ def _pipelines(ask: ListRequest, catalog: Catalog, view: ClusterView, slo_target
                 "latency_ms": app.latency_ms,
                 "slo_target": target_of(app, slo_target),
                 "plan": None if plan is None else {name: getattr(plan, name) for name in summary},
-                "vertices": _stages(app, app.pipeline, view),
+                "vertices": _stages(app, app.pipeline, view, kept.get(app.app)),
                 "edges": msgspec.to_builtins(app.pipeline.edges),
                 "output": app.pipeline.output,
                 "inputs": _specs(app.signature.inputs) if app.signature else [],
@@ -170,9 +180,12 @@ def _pipelines(ask: ListRequest, catalog: Catalog, view: ClusterView, slo_target
     return found
 
 
-def _stages(app: AppRecord, pipeline: PipelineRecord, view: ClusterView) -> list[dict[str, Any]]:
+def _stages(
+    app: AppRecord, pipeline: PipelineRecord, view: ClusterView, kept: PipelineReplicas | None
+) -> list[dict[str, Any]]:
     """service_ms: as planned, else of the variant that would be chosen without a limit of latency. share: of the objective, by the service
     times on the longest path through the stage. instances, loading, queued: of the planned variant, else of the vertex's app.
+    replicas, wanted: as planned, and as the leading VM-autoscaler keeps them now; missing: why not all of them are there.
     """
     planned = {} if app.plan is None else app.plan.vertices
     graph = PipelineGraph(pipeline)
@@ -199,6 +212,8 @@ def _stages(app: AppRecord, pipeline: PipelineRecord, view: ClusterView) -> list
                 "hardware": None if stage is None else stage.hardware,
                 "batch": None if stage is None else stage.batch,
                 "replicas": None if stage is None else stage.replicas,
+                "wanted": None if stage is None or kept is None else kept.replicas.get(name),
+                "missing": None if stage is None or kept is None else kept.missing.get(name),
                 "scale": None if stage is None else stage.scale,
                 "service_ms": 1000.0 * service[name] or None,
                 "rho": None if stage is None else stage.rho,

@@ -62,7 +62,9 @@ class Questions:
             return (Publish(envelope.reply, self.explain(about, asked, now)),)
         if about == "jobs":
             return NOTHING  # their coordinator answers
-        return (Publish(envelope.reply, listing(about, asked, now, self._apps.catalog, self._view, self._slo_target)),)
+        apps = self._apps
+        found = listing(about, asked, now, apps.catalog, self._view, self._slo_target, apps.kept)
+        return (Publish(envelope.reply, found),)
 
     # -- why this variant: the decision that a query would get now, with a reason for every candidate
 
@@ -159,10 +161,13 @@ class Questions:
         rows: list[StageShare] = []
         candidates: list[Candidate] = []
         refusal = None
+        kept = self._apps.kept.get(pipeline.app.app)
+        missing = {} if kept is None else kept.missing  # why replicas are not there, by vertex
         for name in pipeline.graph.order:
             row, found = self._explain_stage(pipeline.stages[name], ask, context, now, depth)
             when = [] if pipeline.graph.certain([name]) else [_when(edge) for edge in pipeline.graph.into[name]]
-            rows.append(replace(row, when=when))
+            lacking = [missing[name]] if name in missing else []
+            rows.append(replace(row, when=when, why="; ".join([row.why, *lacking])))
             rows += [replace(one, vertex=f"{name}/{one.vertex}") for one in found.stages or ()]
             candidates += [replace(one, stage=f"{name}/{one.stage}" if one.stage else name) for one in found.candidates]
             if found.refusal and not when and refusal is None:

@@ -21,11 +21,11 @@ from services.autoscaler.vms.commands import (
     Stop,
     decode_leader,
     machine_key,
-    replicas_key,
 )
 from services.autoscaler.vms.planner import FleetSolved
 from services.autoscaler.vms.problem import SolveFleet
 from services.core.emulation import ZEROS, zeros
+from services.core.pipelines.kept import replicas_key
 from services.core.placement import quarantine_key
 from services.core.planning.fleet import solve_fleet
 from services.core.planning.highs import Unsolved

@@ -282,7 +282,7 @@ class Controller:
         elif change.key == LEADER:
             self.lease.changed(decode_leader(change.value), envelope.now)
         else:
-            self.pipelines.stored(change.key, change.value)
+            self.pipelines.stored.change(change.key, change.value)
             worker = worker_of_key(change.key)
             if worker is not None and not self.lease.epoch:  # the leader itself has written it, and knows more
                 self.fleet.record_changed(worker, decode_machine(change.value), envelope.now)

@@ -12,10 +12,8 @@ from services.core.actor import Do, Effect, Publish, Record
 
 LEADER = "controller"  # key of the leader's record
 _MACHINE = "machine."  # keys of machines' records begin with it
-_PIPELINE = "pipeline."  # the same of what is kept for pipelines
 _leader = msgspec.msgpack.Decoder(LeaderRecord)
 _machine = msgspec.msgpack.Decoder(MachineRecord)
-_replicas = msgspec.msgpack.Decoder(PipelineReplicas)
 STORE_S = 5.0  # s for one write to the control bucket
 
 
@@ -153,15 +151,6 @@ def worker_of_key(key: str) -> str | None:
     return key.removeprefix(_MACHINE) if key.startswith(_MACHINE) else None
 
 
-def replicas_key(pipeline: str) -> str:
-    return _PIPELINE + pipeline
-
-
-def pipeline_of_key(key: str) -> str | None:
-    """The pipeline whose replicas this key has; None: the key is another record's."""
-    return key.removeprefix(_PIPELINE) if key.startswith(_PIPELINE) else None
-
-
 def decode_leader(value: bytes | None) -> LeaderRecord | None:
     """The record; None if there is none that can be read."""
     try:
@@ -174,14 +163,6 @@ def decode_machine(value: bytes | None) -> MachineRecord | None:
     """The record; None if there is none that can be read."""
     try:
         return _machine.decode(value) if value else None
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-
-
-def decode_replicas(value: bytes | None) -> PipelineReplicas | None:
-    """The record; None if there is none that can be read."""
-    try:
-        return _replicas.decode(value) if value else None
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 

@@ -20,14 +20,13 @@ from services.autoscaler.vms.commands import (
     SaveReplicas,
     Start,
     Stop,
-    decode_replicas,
     machine_key,
-    replicas_key,
 )
 from services.autoscaler.vms.planner import FleetSolved
 from services.autoscaler.vms.problem import SolveFleet
 from services.autoscaler.vms.providers.base import Provider
 from services.core.forecast.forecasters import OTHERS
+from services.core.pipelines.kept import decode_replicas, replicas_key
 from services.core.planning.fleet import solve_fleet
 from services.core.settings import AutoscalerSettings
 from services.shell.settings import SettingsError

@@ -20,14 +20,13 @@ from services.autoscaler.vms.commands import (
     DeleteReplicas,
     SaveReplicas,
     Turn,
-    decode_replicas,
-    pipeline_of_key,
 )
 from services.autoscaler.vms.planner import FleetPlanner
 from services.autoscaler.vms.problem import FleetProblems, Reservation
 from services.core.actor import Do, Effect, Record
 from services.core.catalog import Catalog
 from services.core.metric import MetricFamily
+from services.core.pipelines.kept import KeptReplicas
 from services.core.pipelines.planners import make_tuner
 from services.core.pipelines.tuner import TunerDecision
 
@@ -64,7 +63,7 @@ class DeployedPipeline:
 class PipelineReplication:
     """It acts only in turns in which its controller leads. plans: the leader plans for all workers, so the plan releases what is too much.
 
-    deployed: by name. known: all of the catalogue has been read.
+    deployed: by name. stored: as the control bucket has it. known: all of the catalogue has been read.
     """
 
     def __init__(self, catalog: Catalog, planner: FleetPlanner, problems: FleetProblems, *, plans: bool) -> None:
@@ -74,21 +73,11 @@ class PipelineReplication:
         self._planner = planner
         self._problems = problems
         self._plans = plans
-        self._stored: dict[str, PipelineReplicas] = {}  # in the control bucket
+        self.stored = KeptReplicas()
         self._adopted = False
         self._ended: set[str] = set()  # whose records are still to be deleted
 
     # -- the control bucket
-
-    def stored(self, key: str, value: bytes | None) -> None:
-        """An entry of the control bucket has this value now; None: it is gone. It has other entries, too."""
-        pipeline, state = pipeline_of_key(key), decode_replicas(value)
-        if pipeline is None:
-            return
-        if state is not None:
-            self._stored[pipeline] = state
-        else:
-            self._stored.pop(pipeline, None)
 
     def not_saved(self, pipeline: str) -> None:
         """The record was not written or deleted. The next review tries again."""
@@ -126,7 +115,7 @@ class PipelineReplication:
         planned = self.planned
         for name, plan in sorted(planned.items()):
             found += self._deploy(name, plan, turn)
-        gone = set(self.deployed) if self._adopted else {*self.deployed, *self._stored}
+        gone = set(self.deployed) if self._adopted else {*self.deployed, *self.stored}
         self._adopted = True
         for name in sorted(gone - planned.keys()):
             found.append(self._end(name))
@@ -140,7 +129,7 @@ class PipelineReplication:
         old = self.deployed.get(name)
         if old is not None and old.plan is plan:
             return []
-        state = old.state if old is not None else self._stored.get(name)
+        state = old.state if old is not None else self.stored.get(name)
         digest = _digest(plan)
         if state is not None and state.plan == digest:
             if old is None:
@@ -166,7 +155,7 @@ class PipelineReplication:
 
     def _end(self, name: str) -> _Change:
         one = self.deployed.pop(name, None)
-        state = one.state if one is not None else self._stored[name]
+        state = one.state if one is not None else self.stored[name]
         self._ended.add(name)
         return _Change(name, "end", state.replicas, {}, None, None, "no plan is deployed any more", state.variants)
 

@@ -24,13 +24,13 @@ from services.autoscaler.vms.commands import (
     Start,
     Stop,
     machine_key,
-    replicas_key,
 )
 from services.autoscaler.vms.policy import FleetLimits, PricedKind
 from services.autoscaler.vms.problem import SolveFleet
 from services.core.actor import Changed, Synced
 from services.core.catalog import key_of as catalog_key
 from services.core.cost import price_per_hour
+from services.core.pipelines.kept import replicas_key
 from services.core.placement import Device
 from services.core.planning.highs import Unsolved
 from services.core.selection.policy import InfaasPolicy, SelectionPolicy

@@ -16,11 +16,13 @@ from bus.messages.catalog import (
     PlannedStage,
 )
 from bus.messages.fleet import DeviceStatus, EnsureLoaded, WorkerHeartbeat
-from bus.messages.public import Listing, ListRequest, Refusal
+from bus.messages.public import Explanation, Listing, ListRequest, Refusal, Requirements
+from bus.messages.scaling import PipelineReplicas
 from services.core.actor import Changed
 from services.core.catalog import Catalog, key_of
 from services.core.selection.cluster import ClusterView
 from services.dispatcher.lists import listing
+from tests.support.data.pipelines import deployed
 from tests.support.simulated.fleet import PRICES, SIGNATURE, Fleet, variant
 
 
@@ -183,3 +185,28 @@ def test_apps_are_listed_with_the_pipelines_that_they_are_stages_of() -> None:
     assert items["app"]["stage_of"] == ["other", "twice"]
     assert items["twice"]["stage_of"] == items["free"]["stage_of"] == []
     assert [vertex["name"] for vertex in items["twice"]["pipeline"]["vertex"]] == ["first", "second"]
+
+
+def test_stages_show_what_the_leader_keeps_and_why_some_of_it_is_missing() -> None:
+    fleet = Fleet(VARIANT)
+    record = deployed({"a": 2, "b": 1}, {"a": VARIANT.variant, "b": VARIANT.variant})
+    state = PipelineReplicas(
+        pipeline="p", epoch=1, plan="", replicas={"a": 4, "b": 2}, variants={}, lambda_max=300.0, at=1.0,
+        missing={"a": "no worker has gpu"},
+    )  # fmt: skip
+    fleet.stage.send("d0", Changed("infaas-catalog", key_of(record), encode(record)))
+    for key, value in (("pipeline.p", state), ("pipeline.q", state), ("leader", state)):
+        fleet.stage.send("d0", Changed("infaas-control", key, encode(value)))
+    fleet.stage.send("d0", Changed("infaas-control", "pipeline.q", None))
+    fleet.stage.publish(fleet.subjects.list("pipelines"), ListRequest(), "_INBOX.test.listing")
+    fleet.stage.publish(fleet.subjects.explain("p"), Requirements(), "_INBOX.test.why")
+    fleet.stage.run(0.1)
+    listed, explained = (body for _, _, body in fleet.stage.heard[-2:])
+    [item] = decode(Listing, listed).items
+    assert [(row["vertex"], row["replicas"], row["wanted"], row["missing"]) for row in item["vertices"]] == [
+        ("a", 2, 4, "no worker has gpu"),
+        ("b", 1, 2, None),
+    ]
+    first, second = decode(Explanation, explained).stages or []
+    assert first.why.endswith("; no worker has gpu")
+    assert "no worker" not in second.why
