@@ -138,7 +138,7 @@ SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
     ),
     SubjectRights("event", lambda s, _: (s.event("scaling"), s.event("worker")), _r("monitor", "vm-autoscaler")),
     SubjectRights("event", lambda s, _: (s.event("shadow"),), _r("operator")),
-    SubjectRights("event", lambda s, _: (s.event("objective"),), _r("vm-autoscaler")),
+    SubjectRights("event", lambda s, _: (s.event("objective"), s.event("pipeline")), _r("vm-autoscaler")),
     SubjectRights("event", lambda s, _: (s.event("registration"),), _r("registrar")),
     SubjectRights("event", lambda s, _: (s.event("job"),), _r("jobs")),
     # a query's way
