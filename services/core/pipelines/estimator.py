@@ -20,7 +20,7 @@ KEPT = 10_000_000  # numbers that an estimator keeps for later estimates
 
 class LatencyEstimator:
     """arrivals: seconds, of each query of the sample, in order. visited: of each vertex, which queries visit it; None: drawn by
-    probability for uids `first`, `first` + 1, ... hop_s: seconds that a message between client and stage or between two stages takes.
+    probability for uids `first`, `first` + 1, ... hop_s: seconds between two stages, or client and stage: to a dispatcher and on.
     """
 
     def __init__(
@@ -75,11 +75,15 @@ class LatencyEstimator:
         return self._latest([known[name] for name in self.graph.sinks]) + (self.hop_s - self.arrivals)
 
     def _stage(self, name: str, before: Floats, stage: StageConfiguration) -> Floats:
+        """The hop is a part of the service: a replica gets its next batch when its dispatcher has heard that the last one is done."""
+        if self.hop_s:
+            seconds = (0.0, *(one + self.hop_s for one in stage.seconds[1:]))
+            stage = StageConfiguration(seconds, stage.batch, stage.replicas)
         rows = self._rows[name]
         if rows is None:
-            return served(before + self.hop_s, stage)
+            return served(before, stage)
         found = before.copy()
-        found[rows] = served(before[rows] + self.hop_s, stage)
+        found[rows] = served(before[rows], stage)
         return found
 
     def unqueued(self, seconds: Mapping[str, float]) -> Floats:

@@ -166,8 +166,8 @@ class PlanningWorkspace:
         return sorted({most, *(1 << i for i in range(most.bit_length()) if 1 << i <= most)})
 
     def throughput(self, vertex: int, option: int, batch: int) -> float:
-        """Items/s of one replica in largest batches."""
-        return batch / self.seconds[vertex][option][batch]
+        """Items/s of one replica in largest batches, of which one follows the other at once."""
+        return batch / (self.seconds[vertex][option][batch] + self.estimator.hop_s)
 
     def least(self, vertex: int, option: int, batch: int) -> int:
         """The fewest replicas whose queue does not grow for ever."""

@@ -159,7 +159,7 @@ class Planning:
         loads = tuple(load for load in self._loads if file.name in load.apps)
         if not loads:
             location.refuse(f"{policy.name} plans {file.name} for its queries, and no [[load]] names it: add one")
-        seconds = self._duration if file.seconds is None else min(file.seconds, self._duration)
+        seconds = file.seconds or (None if all(_steady(load) for load in loads) else self._duration)
         options = [
             option
             for vertex in file.pipeline.vertices
@@ -186,6 +186,11 @@ class Planning:
             variant=record.variant,
             accuracy=record.accuracy,
         )
+
+
+def _steady(load: WorkloadSpec) -> bool:
+    """Whether it goes on like this for ever, so that its sample may be longer than the scenario."""
+    return load.arrivals == "mmpp" or len(load.rate) == 1
 
 
 def check_loads(scenario: TomlTable, loads: Sequence[WorkloadSpec], pipelines: Collection[str]) -> None:

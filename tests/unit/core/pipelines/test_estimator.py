@@ -52,7 +52,9 @@ def reference(
         before = np.max([known[edge.source] for edge in graph.into[name]] or [arrivals], axis=0)
         rows = np.flatnonzero(visited[name])
         known[name] = before.copy()
-        known[name][rows] = one_by_one([at + hop for at in before[rows].tolist()], stages[name])
+        one = stages[name]
+        turnaround = StageConfiguration((0.0, *(each + hop for each in one.seconds[1:])), one.batch, one.replicas)
+        known[name][rows] = one_by_one(before[rows].tolist(), turnaround)
     found: Floats = np.max([known[name] for name in graph.sinks], axis=0) + hop - arrivals
     return found
 
@@ -148,6 +150,13 @@ def test_a_message_between_stages_takes_time() -> None:
     graph, arrivals = PipelineGraph(chain(3)), np.array([0.0, 10.0])
     configured = dict.fromkeys(graph.order, stage(0.0, 0.01, 1, 1))
     assert LatencyEstimator(graph, arrivals, hop_s=0.002).latencies(configured) == pytest.approx([0.038, 0.038])
+
+
+def test_a_replica_gets_its_next_batch_when_it_is_known_that_the_last_one_is_done() -> None:
+    graph = PipelineGraph(chain(1))
+    configured = {"v0": stage(0.0, 0.01, 1, 1)}
+    found = LatencyEstimator(graph, np.array([0.0, 0.0, 0.0]), hop_s=0.002).latencies(configured)
+    assert found == pytest.approx([0.014, 0.026, 0.038])
 
 
 def test_the_percentile_is_a_latency_that_was_seen() -> None:
