@@ -116,6 +116,9 @@ class JobPolicy:
         if record is None:
             text = f"no app {app!r}: see infaas.list.apps, or register a model for it"
             return Error(code="unknown_app", message=text)
+        if record.pipeline is not None:
+            text = f"app: {app} is a pipeline: offline jobs run one model; submit them to the apps of its stages"
+            return Error(code="bad_request", message=text)
         if model is not None and model not in record.links:
             known = ", ".join(sorted(record.links))
             return Error(code="unknown_model", message=f"model: {app} has no model {model!r}, only {known}")

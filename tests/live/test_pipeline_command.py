@@ -216,6 +216,21 @@ def test_over_http(place: Place) -> None:
 
     assert post("set_pipeline", body) == (200, "Success!")
     assert len(place.listed()) == 1
+    shown = httpx.get(f"{url}/v2/models/{name}", timeout=60.0).json()
+    assert (shown["platform"], [spec["name"] for spec in shown["inputs"]]) == ("infaas_pipeline", ["image"])
+    assert httpx.get(f"{url}/v2/models/{name}/ready", timeout=60.0).json() == {"name": name, "ready": True}
+    x, _ = inputs(1, 5)
+    given = {"name": "image", "datatype": "FP32", "shape": [1, 16], "data": x.ravel().tolist()}
+    asked = {"inputs": [given], "parameters": {"latency_ms": 30_000}}
+
+    async def answered(client: Any) -> None:
+        async def answers() -> bool:
+            reply = await asyncio.to_thread(httpx.post, f"{url}/v2/models/{name}/infer", json=asked, timeout=60.0)
+            return reply.status_code == 200 and [one["name"] for one in reply.json()["outputs"]] == ["scores"]
+
+        await until(answers, 120.0)
+
+    talk(place.ensembles, answered)
     plan = json.loads(place.done("pipeline", "plan", str(place.file), "--json"))
     assert post("deploy_pipeline", {"name": name, "plan": plan}) == (200, "Success!")
     assert place.listed()[0]["plan"] is not None

@@ -51,10 +51,11 @@ def _parse(name: str, version: str | None) -> ModelTarget | None:
 
 PLATFORMS = {"ort": "onnxruntime_onnx", "torch": "pytorch_libtorch"}
 MODELLESS = "infaas_modelless"  # the platform of apps and models: several variants may answer
+PIPELINE = "infaas_pipeline"  # other apps answer together
 
 
 class ServedModel(NamedTuple):
-    """What the catalogue has under a name. variants: those that may answer. versions: of all its models."""
+    """What the catalogue has under a name. variants: those that may answer. versions: of all its models. A pipeline has neither."""
 
     name: str
     signature: Signature
@@ -68,6 +69,8 @@ def find(catalog: Catalog, target: ModelTarget) -> ServedModel | None:
     app = catalog.app(target.app)
     if app is None or (target.model is not None and target.model not in app.links):
         return None
+    if app.pipeline is not None and app.signature is not None:
+        return None if target.version is not None else ServedModel(app.app, app.signature, [], (), PIPELINE)
     models = [target.model] if target.model is not None else sorted(app.links)
     versions = sorted({version for model in models for version in catalog.versions(model)}, key=_in_order)
     if target.version is not None:
@@ -107,7 +110,7 @@ def config(known: ServedModel) -> dict[str, Any]:
         "platform": known.platform,
         "backend": "infaas",
         "version_policy": {"latest": {"num_versions": 1}},
-        "max_batch_size": max(variant.max_batch for variant in known.variants),
+        "max_batch_size": max((variant.max_batch for variant in known.variants), default=1),
         "input": [
             {
                 **_config(spec),
@@ -140,7 +143,7 @@ def index(catalog: Catalog, *, ready: bool) -> Iterator[dict[str, str]]:
         {"state": "READY", "reason": ""} if ready else {"state": "UNAVAILABLE", "reason": "no query can be answered"}
     )
     for app in sorted(catalog.apps, key=lambda record: record.app):
-        if not catalog.variants_of(app.app):
+        if app.pipeline is None and not catalog.variants_of(app.app):
             continue
         yield {"name": app.app, "version": "", **state}
         for model, version in sorted(app.links.items()):

@@ -1,7 +1,7 @@
 import pytest
 
 from bus.codec import encode
-from bus.messages.catalog import VariantRecord
+from bus.messages.catalog import AppRecord, PipelineRecord, VariantRecord
 from bus.messages.jobs import SubmitJob
 from services.core.catalog import Catalog, key_of
 from services.core.settings import JobsSettings
@@ -73,6 +73,18 @@ def test_a_job_that_cannot_be_is_refused_by_field(ask: dict[str, object], code: 
     assert error is not None
     assert error.code == code
     assert says in error.message
+
+
+def test_a_job_of_a_pipeline_is_refused_with_the_remedy() -> None:
+    found = catalog()
+    record = AppRecord(app="twice", links={}, pipeline=PipelineRecord(vertices=[]))
+    found.apply(key_of(record), encode(record))
+    error = JobPolicy(found, "infaas", PRICES, JobsSettings(), simulated=False).error("twice", job(accuracy=0.1))
+    assert error is not None
+    assert error.code == "bad_request"
+    assert (
+        error.message == "app: twice is a pipeline: offline jobs run one model; submit them to the apps of its stages"
+    )
 
 
 def test_the_closest_is_named_when_the_accuracy_is_too_high() -> None:
