@@ -1,5 +1,6 @@
 """Fixtures of tests against whole systems."""
 
 from tests.support.servers.ensembles import ensembles
+from tests.support.servers.pipelines import pipelines
 
-__all__ = ["ensembles"]
+__all__ = ["ensembles", "pipelines"]

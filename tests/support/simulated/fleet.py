@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from bus.codec import encode
 from bus.messages.catalog import AppRecord, ModelRecord, Profile, ProfileRow, Signature, TensorSpec, VariantRecord
-from bus.messages.public import Tensor
+from bus.messages.public import ObjectRef, Tensor
 from bus.subjects import Subjects
 from services.core import placement
 from services.core.actor import Changed, Synced
@@ -21,9 +21,25 @@ from services.core.placement import Device as MonitoredDevice
 from services.core.selection.policy import InfaasPolicy, SelectionPolicy
 from services.core.settings import Settings
 from services.dispatcher.actor import make_dispatcher
-from services.dispatcher.commands import ContextWritten, ReadContext, RunPolicy, StoredContext, WriteContext
+from services.dispatcher.commands import (
+    ContextWritten,
+    GatherOutputs,
+    ReadContext,
+    RunPolicy,
+    StoredContext,
+    WriteContext,
+)
 from services.executor.actor import make_executor
-from services.executor.commands import BatchResult, LoadedModel, LoadModel, MeasureMemory, RunBatch, UnloadModel
+from services.executor.commands import (
+    BatchResult,
+    FetchInputs,
+    LoadedModel,
+    LoadModel,
+    MeasureMemory,
+    RunBatch,
+    StoreOutputs,
+    UnloadModel,
+)
 from services.monitor.actor import MonitorActor
 from services.monitor.effects import MachineSample
 from tests.support.simulated.virtual_time import Stage
@@ -33,6 +49,7 @@ SIGNATURE = Signature(
     outputs=[TensorSpec(name="y", datatype="FP32", shape=[1])],
 )
 CPU = placement.Device(name="cpu", kind="cpu", cores=2, memory_mb=1000.0)
+_named = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
 PRICES = {"cpu": 0.048, "gpu": 3.06, "inferentia": 0.0905}
 
 
@@ -87,6 +104,7 @@ class Device:
         self.late: dict[str, float] = {}
         self.wide: dict[str, int] = {}
         self.batches: list[list[str | None]] = []
+        self.objects: dict[str, dict[str, Any]] = {}
         self._tables: dict[str, LatencyTable] = {}
         self._models: dict[str, str] = {}
         self.died = False
@@ -104,6 +122,12 @@ class Device:
                 return 0.001, None
             case MeasureMemory():
                 return 0.0, 100.0
+            case FetchInputs():
+                found = {ref.name: self.objects[ref.key][ref.tensor] for ref in command.refs}
+                return 0.001, encode(_named(command.inputs) | found)
+            case StoreOutputs():
+                self.objects[command.key] = dict(command.outputs)
+                return 0.001, ObjectRef(bucket="infaas-outputs", key=command.key)
             case RunBatch():
                 labels = [work.route.id for work in command.queries]
                 self.batches.append(labels)
@@ -117,14 +141,18 @@ class Device:
                 width = self.wide.get(model, 1)
                 said = struct.pack("<f", self.says.get(model, 0.0)) * width
                 outputs = [{"y": Tensor("FP32", [w.items, width], said * w.items)} for w in command.queries]
-                return seconds * self.between, BatchResult(self.stage.now, self.stage.now + seconds, outputs)
+                size = sum(len(one["y"].data) for one in outputs)
+                result = BatchResult(self.stage.now, self.stage.now + seconds, outputs, bytes=size)
+                return seconds * self.between, result
         raise AssertionError(command)
 
 
 class ContextStore:
-    """The scripted edge of all dispatchers of a fleet: the selection bucket, and users' policies by what `policy` says."""
+    """The scripted edge of all dispatchers of a fleet: the selection bucket, large tensors, and users' policies by what `policy` says."""
 
     def __init__(self) -> None:
+        self.objects: dict[str, dict[str, Any]] = {}
+        self.lost = ""  # why nothing can be stored
         self.stored: dict[str, StoredContext] = {}
         self.policy: Callable[[RunPolicy], tuple[float, Any]] | None = None
 
@@ -132,6 +160,12 @@ class ContextStore:
         if isinstance(command, RunPolicy):
             assert self.policy is not None, command
             return self.policy(command)
+        if isinstance(command, GatherOutputs):
+            if self.lost:
+                return 0.001, RuntimeError(self.lost)
+            found = {ref.name: self.objects[ref.key][ref.tensor] for ref in command.refs}
+            self.objects[command.key] = {**command.outputs, **found}
+            return 0.001, ObjectRef(bucket="infaas-outputs", key=command.key)
         present = self.stored.get(command.key, StoredContext(None, 0))
         match command:
             case ReadContext():
@@ -183,7 +217,8 @@ class Fleet:
 
     def start_executor(self, worker: str) -> None:
         device = self.devices[worker] = Device(self.stage, worker)
-        actor = make_executor(Settings(), self.subjects, worker, CPU, next(self._incarnations))
+        device.objects = self.contexts.objects
+        actor = make_executor(self.settings, self.subjects, worker, CPU, next(self._incarnations))
         self.stage.enter(f"{worker}/cpu", actor, device)
 
     def start_worker(self, worker: str) -> None:

@@ -50,10 +50,15 @@ DIAMOND = PipelineRecord(
 
 
 class Staged(Fleet):
-    """A fleet with an app, of one model, for each vertex, and the pipeline `p`. Each model is loaded on each worker."""
+    """A fleet with an app, of one model, for each vertex, and the pipeline `p`. load: each model is loaded on each worker."""
 
     def __init__(
-        self, record: PipelineRecord, *, changes: dict[str, dict[str, Any]] | None = None, **options: Any
+        self,
+        record: PipelineRecord,
+        *,
+        changes: dict[str, dict[str, Any]] | None = None,
+        load: bool = True,
+        **options: Any,
     ) -> None:
         names = [one.app for one in record.vertices if one.app != "inner"]
         made = {
@@ -68,7 +73,7 @@ class Staged(Fleet):
         self.add(AppRecord(app="p", links={}, signature=SIGNATURE, pipeline=record, latency_ms=SLO_MS))
         for worker, device in self.devices.items():
             device.wide = dict.fromkeys(names, 2)
-            for name in names:
+            for name in names if load else ():
                 self.stage.publish(self.subjects.worker(worker, "load"), EnsureLoaded(variant=made[name], app=name))
         self.stage.run(2.0)
 

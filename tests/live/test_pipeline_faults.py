@@ -1,0 +1,149 @@
+"""Pipelines under what may happen to them: processes that are killed in the middle of stages, models that crash or hang in one."""
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import numpy as np
+import pytest
+
+import infaas
+from tests.support.clients.constant_load import LibraryLoad, StockLoad, is_right
+from tests.support.clients.responders import until
+from tests.support.models.poison_models import POISON
+from tests.support.servers.pipelines import Pipelines, edge, ones, talk, vertex, when
+from tests.support.servers.processes import eventually, pids_of
+
+STAGES = ("see", "double", "say")
+
+
+async def chain(pipelines: Pipelines, client: Any, name: str, last: str) -> None:
+    """gate, then twice, then the scores of twice the input, which are twice its scores. last: the app that says them."""
+    await pipelines.add(
+        client,
+        name,
+        [vertex("see", "gate"), vertex("double", "twice"), vertex("say", last, {"x": "double.y"})],
+        [edge("see", "double", **when("sure", "<", 1000.0)), edge("double", "say")],
+        {"scores": "say.scores", "sure": "see.sure"},
+    )
+
+
+def wrong(load: LibraryLoad | StockLoad) -> dict[str, Any]:
+    """Answers that are not those of their queries."""
+    found = {}
+    for name, answer in load.answers.items():
+        if isinstance(answer, infaas.Answer):
+            given, label = answer.outputs["scores"], answer.id
+        else:
+            given, label = np.frombuffer(answer["outputs"]["scores"]["data"], "<f4"), answer["id"]
+        if label != name or not is_right(given / 2, load.queries[name].sample):
+            found[name] = answer
+    return found
+
+
+def processes(pipelines: Pipelines, what: str) -> list[int]:
+    """Those to kill: the first of a service, a whole worker, or all that are ours."""
+    directory = pipelines.whole.directory
+    if what == "worker":
+        services = ("monitor", "executor")
+        return [pids_of(directory, service)[0] for service in services]
+    if what == "everything":
+        return pids_of(directory, "")
+    return pids_of(directory, what)[:1]
+
+
+@pytest.mark.parametrize("what", ["dispatcher", "executor", "worker", "everything"])
+def test_processes_are_killed_in_the_middle_of_stages(pipelines: Pipelines, what: str) -> None:
+    """One answer and one row each. A stock client sends nothing again, so what dies unread in a mailbox is lost to it alone."""
+    tag = f"cut-{what}"
+    directory = pipelines.whole.directory
+    before = {service: len(pids_of(directory, service)) for service in ("dispatcher", "executor", "monitor")}
+
+    async def main(client: Any) -> tuple[LibraryLoad, StockLoad, int]:
+        app = f"cut-{what}"
+        await chain(pipelines, client, app, "crash")
+        library = LibraryLoad(pipelines.whole.nats, f"{tag}-library", 15, app=app)
+        stock = StockLoad(pipelines.whole.nats, f"{tag}-stock", 15, app=app)
+        async with library, stock:
+            await until(lambda: len(library.answers) > 20 and len(stock.answers) > 20)
+            for pid in processes(pipelines, what):
+                os.kill(pid, signal.SIGKILL)
+            struck = len(library.queries), len(stock.queries)
+            await until(lambda: len(library.ends) > struck[0] + 40 and len(stock.replies) > struck[1] + 40, 120.0)
+        return library, stock, struck[1]
+
+    library, stock, struck = talk(pipelines, main)
+    assert wrong(library) == {}
+    assert wrong(stock) == {}
+    assert stock.repeated == {}, "nobody is answered twice"
+    assert library.ends.keys() == library.queries.keys()
+    unheard = [int(name.rpartition("-")[2]) for name in stock.queries if name not in stock.replies]
+    if what == "everything":
+        codes = {getattr(end, "code", str(end)) for end in library.others.values()}
+        assert codes <= {"overloaded", "deadline", "unsatisfiable"}, codes
+    else:
+        assert library.others == {}
+        assert stock.refusals == {}
+        reach = 10 if what == "dispatcher" else 0
+        assert all(struck - reach <= number <= struck + reach for number in unheard), (struck, unheard)
+    heard = len(library.answers) + len(stock.answers)
+    own = "SELECT id, count(*) FROM infaas.query_outcomes WHERE id LIKE %s AND parent IS NULL AND outcome = 'ok' GROUP BY id"
+    parts = """
+        SELECT p.id, count(*), count(DISTINCT o.stage) FROM infaas.query_outcomes o JOIN infaas.query_outcomes p ON o.parent = p.uid
+        WHERE p.id LIKE %s GROUP BY p.id
+    """
+
+    def recorded() -> dict[str, int]:
+        return dict(pipelines.rows(own, f"{tag}-%"))
+
+    few = 30 if what == "everything" else 8
+    assert eventually(lambda: len(recorded()) >= heard - few), "a killed process may not have told its last ones"
+    assert set(recorded().values()) == {1}
+    assert all(count == kinds <= len(STAGES) for _, count, kinds in pipelines.rows(parts, f"{tag}-%"))
+    for service, number in before.items():
+        assert eventually(lambda service=service, number=number: len(pids_of(directory, service)) == number), service
+
+
+@pytest.mark.parametrize("last", ["crash", "hang"])
+def test_a_stage_whose_model_fails_costs_only_its_own_query(pipelines: Pipelines, last: str) -> None:
+    bad = ones(POISON / 2)  # which the stage before it doubles
+
+    async def main(client: Any) -> tuple[LibraryLoad, Any]:
+        await chain(pipelines, client, f"risk-{last}", last)
+        load = LibraryLoad(pipelines.whole.nats, f"risk-{last}", 10, app=f"risk-{last}")
+        async with load:
+            await until(lambda: len(load.answers) > 10)
+            end = await client.query(f"risk-{last}", bad, timeout=60.0, raise_refused=False)
+            known = len(load.queries)
+            await until(lambda: len(load.ends) > known + 20)
+        return load, end
+
+    load, end = talk(pipelines, main)
+    assert isinstance(end, infaas.Refused), end
+    assert end.code in ("model_error", "deadline")
+    assert end.message.startswith("vertex say: ")
+    assert load.others == {}
+    assert wrong(load) == {}
+
+
+def test_many_at_once_have_one_row_each(pipelines: Pipelines) -> None:
+    count = 200
+
+    async def main(client: Any) -> list[infaas.Answer]:
+        await chain(pipelines, client, "many", "crash")
+        asked = [client.query("many", ones(float(i % 5)), id=f"many-{i}", timeout=60.0) for i in range(count)]
+        return list(await asyncio.gather(*asked))
+
+    answers = talk(pipelines, main)
+    assert len({answer.query for answer in answers}) == count
+    own = "SELECT count(*), count(DISTINCT uid), sum(cost) FROM infaas.query_outcomes WHERE id LIKE 'many-%%' AND parent IS NULL"
+    parts = """
+        SELECT count(*), count(DISTINCT o.uid), sum(o.cost) FROM infaas.query_outcomes o JOIN infaas.query_outcomes p ON o.parent = p.uid
+        WHERE p.id LIKE 'many-%%'
+    """
+    assert eventually(lambda: pipelines.rows(own)[0][0] == count and pipelines.rows(parts)[0][0] == count * len(STAGES))
+    [(_, distinct, cost)], [(_, different, spent)] = pipelines.rows(own), pipelines.rows(parts)
+    assert (distinct, different) == (count, count * len(STAGES))
+    assert cost == pytest.approx(spent)
+    assert cost == pytest.approx(sum(answer.cost for answer in answers))

@@ -1,0 +1,352 @@
+"""Pipelines by the doors that users have: what is visited, what comes back, what is recorded. Rows 94 to 99, traps 30 and 31."""
+
+import asyncio
+import json
+import urllib.request
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import nats
+import numpy as np
+import pytest
+
+import infaas
+from infaas.errors import Refused
+from tests.live.test_metrics import get, series, total, url_of
+from tests.support.clients.responders import until
+from tests.support.clients.stock import array, tensor
+from tests.support.gateways.gateway_process import gateway
+from tests.support.models.tiny_models import FEATURES, digits
+from tests.support.servers.pipelines import WIDE, Pipelines, edge, one_message_each, ones, talk, vertex, when
+from tests.support.servers.processes import eventually
+from tests.support.servers.processes import infaas as command
+
+FORK = (
+    [
+        vertex("see", "gate"),
+        vertex("left", "twice"),
+        vertex("right", "more"),
+        vertex("sum", "both", {"a": "left.y | right.y", "b": "$.x"}),
+    ],
+    [
+        edge("see", "left", **when("sure", ">", 0.5)),
+        edge("see", "right", **when("sure", "<", 0.5)),
+        edge("left", "sum"),
+        edge("right", "sum"),
+    ],
+    {"y": "sum.y", "side": "left.y | right.y", "sure": "see.sure"},
+)
+
+
+def forked(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, set[str]]:
+    """Outputs `y` and `side` of FORK, and the vertices that are visited."""
+    side = 2 * x if x[0, 0] > 0.5 else x + 3
+    return side + x, side, {"see", "sum", "left" if x[0, 0] > 0.5 else "right"}
+
+
+def test_one_query_and_one_reply_whatever_the_stages_are(pipelines: Pipelines) -> None:
+    """Trap 30. A stock client sends one message and gets one; conditions say who is asked, and outputs come from who was."""
+
+    async def main(client: Any) -> None:
+        await pipelines.add(client, "fork", *FORK)
+        url = pipelines.whole.nats
+        for first in (0.0, 1.0):
+            x = ones(first)
+            y, side, visited = forked(x)
+            reply = await one_message_each(url, "fork", x, id=f"fork-{first}")
+            assert np.allclose(array(reply["outputs"]["y"]), y)
+            assert np.allclose(array(reply["outputs"]["side"]), side)
+            assert np.allclose(array(reply["outputs"]["sure"]), first)
+            assert reply["id"] == f"fork-{first}"
+            assert (reply["missed"], reply["model"], reply["accuracy"]) == ([], "", None)
+            kinds = {"gate", "both", "twice" if first else "more"}
+            assert {member.partition("@")[0] for member in reply["members"]} == kinds
+            recorded_once(pipelines, reply, "fork", visited)
+
+    talk(pipelines, main)
+
+
+def recorded_once(pipelines: Pipelines, reply: dict[str, Any], app: str, visited: set[str]) -> None:
+    """A row of the query, one of each visited vertex, whose costs add up to it."""
+    own = "SELECT app, outcome, stage, cost FROM infaas.query_outcomes WHERE uid = %s AND parent IS NULL"
+    parts = "SELECT stage, outcome, cost FROM infaas.query_outcomes WHERE parent = %s"
+    uid = reply["query"]
+    assert eventually(lambda: len(pipelines.rows(own, uid)) == 1 and len(pipelines.rows(parts, uid)) == len(visited))
+    assert pipelines.rows(own, uid) == [(app, "ok", None, pytest.approx(reply["cost"]))]
+    rows = pipelines.rows(parts, uid)
+    assert {stage for stage, _, _ in rows} == visited
+    assert {outcome for _, outcome, _ in rows} == {"ok"}
+    assert sum(cost for _, _, cost in rows) == pytest.approx(reply["cost"])
+    assert reply["cost"] > 0
+
+
+def test_a_pipeline_counts_as_one_query_and_its_stages_as_none(pipelines: Pipelines) -> None:
+    minutely = "SELECT coalesce(sum(queries), 0) FROM infaas.slo_by_app_minutely WHERE app = %s"
+    hourly = "SELECT coalesce(sum(queries), 0) FROM infaas.cost_by_app_hourly WHERE app = %s"
+    objective = "SELECT coalesce(sum(queries), 0) FROM infaas.slo_by_pipeline_minutely WHERE pipeline = %s"
+    count = 25
+
+    def counts(app: str) -> list[Any]:
+        return [pipelines.rows(query, app)[0][0] for query in (minutely, hourly)]
+
+    async def prepared(client: Any) -> None:
+        await pipelines.add(client, "counted", *FORK)
+
+    async def main(client: Any) -> None:
+        await asyncio.gather(*(client.query("counted", ones(i % 2), timeout=60.0) for i in range(count)))
+
+    talk(pipelines, prepared)
+    issued = "SELECT count(*) FROM infaas.query_outcomes WHERE app = 'counted' AND parent IS NULL"
+    assert eventually(lambda: counts("counted") == [pipelines.rows(issued)[0][0]] * 2)
+    before, stages = counts("counted"), counts("both")
+    talk(pipelines, main)
+    assert eventually(lambda: counts("counted") == [number + count for number in before]), counts("counted")
+    assert counts("both") == stages
+    assert eventually(lambda: pipelines.rows(objective, "counted")[0][0] == before[0] + count)
+    page = series(get(url_of(pipelines.whole)))
+    assert total(page, "infaas_queries_total", app="counted") == before[0] + count
+
+
+def test_by_http_and_by_command(pipelines: Pipelines, tmp_path: Path) -> None:
+    async def prepared(client: Any) -> None:
+        await pipelines.add(client, "doors", *FORK)
+
+    talk(pipelines, prepared)
+    x = ones(1.0)
+    y, _, _ = forked(x)
+    with gateway(pipelines.whole, tmp_path) as gate:
+        with urllib.request.urlopen(f"{gate.url}/v2/models/doors") as reply:
+            described = json.load(reply)
+        assert [one["name"] for one in described["inputs"]] == ["x"]
+        assert {one["name"] for one in described["outputs"]} == {"y", "side", "sure"}
+        with urllib.request.urlopen(f"{gate.url}/v2/models/doors/ready") as reply:
+            assert reply.status == 200
+        given = {"name": "x", "datatype": "FP32", "shape": [1, FEATURES], "data": x.ravel().tolist()}
+        body = json.dumps({"inputs": [given]}).encode()
+        with urllib.request.urlopen(f"{gate.url}/v2/models/doors/infer", body) as reply:
+            outputs = {one["name"]: one["data"] for one in json.load(reply)["outputs"]}
+        assert np.allclose(outputs["y"], y.ravel())
+    np.save(tmp_path / "x.npy", x)
+    done = command("query", "--app", "doors", "--input", str(tmp_path / "x.npy"), "--json", *pipelines.where)
+    assert done.returncode == 0, done.stderr
+    assert np.allclose(json.loads(done.stdout)["outputs"]["y"], y)
+    listed = json.loads(command("pipeline", "list", "--json", *pipelines.where).stdout)["items"]
+    [item] = [one for one in listed if one["app"] == "doors"]
+    assert [stage["vertex"] for stage in item["vertices"]] == ["see", "left", "right", "sum"]
+
+
+def test_each_vertex_has_needs_of_its_own(pipelines: Pipelines) -> None:
+    """The same app twice: the stage that asks for accuracy gets the slow model, the other one the cheap one."""
+
+    async def main(client: Any) -> None:
+        await pipelines.add(
+            client,
+            "needs",
+            [vertex("rough", "classes"), vertex("fine", "classes", accuracy=0.95)],
+            [edge("rough", "fine")],
+            {"rough": "rough.scores", "fine": "fine.scores"},
+        )
+        answer = await client.query("needs", ones(0.0), timeout=60.0)
+        query = "SELECT stage, model, accuracy FROM infaas.query_outcomes WHERE parent = %s ORDER BY stage"
+        await until(lambda: len(pipelines.rows(query, answer.query)) == 2)
+        (fine, good, accuracy), (rough, poor, _) = pipelines.rows(query, answer.query)
+        assert (fine, good, rough, poor) == ("fine", "good", "rough", "poor")
+        assert accuracy >= 0.95
+        assert not np.allclose(answer.outputs["rough"], answer.outputs["fine"])
+        with pytest.raises(Refused, match="vertex impossible"):
+            await client.admin(
+                "set-pipeline",
+                pipeline={"name": "never", "latency_ms": 1000.0},
+                vertex=[vertex("impossible", "classes", accuracy=2.0)],
+                edge=[],
+                output={"y": "impossible.scores"},
+            )
+
+    talk(pipelines, main)
+
+
+def test_large_results_go_from_stage_to_stage_by_reference(pipelines: Pipelines) -> None:
+    """1.6 MB between two stages, a condition on a small output beside it, large inputs of a query, a large answer."""
+    pass_on = [edge("spread", "end", **when("label", ">", 0.5))]
+    stages = [vertex("spread", "wide"), vertex("end", "last", {"x": "spread.y"})]
+    chain = [
+        vertex("spread", "wide"),
+        vertex("end", "last", {"x": "spread.y"}),
+        vertex("sum", "both", {"a": "end.y", "b": "$.x"}),
+    ]
+
+    async def main(client: Any) -> None:
+        await pipelines.add(client, "large", stages, pass_on, {"label": "spread.label", "y": "end.y | $.x"})
+        for first in (0.0, 1.0):
+            reply = await one_message_each(pipelines.whole.nats, "large", ones(first))
+            assert np.allclose(array(reply["outputs"]["y"]), ones(first)), "either way"
+            assert len(reply["members"]) == 1 + int(first), "the last stage is visited where the label says so"
+        await pipelines.add(
+            client, "whole", chain, [edge("spread", "end"), edge("end", "sum")], {"y": "spread.y", "z": "sum.y"}
+        )
+        x = digits(1, seed=4)[0]
+        answer = await client.query("whole", x, timeout=60.0)
+        assert answer.outputs["y"].shape == (1, WIDE)
+        assert np.allclose(answer.outputs["y"], np.tile(x, (1, WIDE // FEATURES)))
+        assert np.allclose(answer.outputs["z"], 2 * x)
+        reply = await one_message_each(pipelines.whole.nats, "whole", x)
+        assert reply["outputs"] == {}
+        assert reply["outputs_ref"]["key"] == reply["query"]
+        # Many items, all by reference: inputs larger than a message.
+        many = np.tile(digits(64, seed=5)[0], (400, 1))  # 25,600 items, 1.6 MB
+        await pipelines.add(
+            client,
+            "long",
+            [
+                vertex("one", "twice"),
+                vertex("two", "more", {"x": "one.y"}),
+                vertex("sum", "both", {"a": "two.y", "b": "$.x"}),
+            ],
+            [edge("one", "two"), edge("two", "sum")],
+            {"y": "sum.y"},
+        )
+        answer = await client.query("long", many, timeout=60.0)
+        assert np.allclose(answer.output, 3 * many + 3, atol=1e-4)
+        # 0.7 MB: it fits into a message, but not beside itself.
+        some = many[: 700_000 // (4 * FEATURES)]
+        answer = await client.query("long", some, timeout=60.0)
+        assert np.allclose(answer.output, 3 * some + 3, atol=1e-4)
+
+    talk(pipelines, main)
+
+
+def test_inputs_that_are_not_where_the_query_says_are_its_own_mistake(pipelines: Pipelines) -> None:
+    async def main(client: Any) -> None:
+        await pipelines.add(client, "lost", *FORK)
+        nc = await nats.connect(pipelines.whole.nats)
+        try:
+            body = msgpack.packb({"inputs_ref": {"bucket": "infaas-inputs", "key": "nothing"}})
+            reply = msgpack.unpackb((await nc.request("infaas.query.lost", body, timeout=60)).data)
+        finally:
+            await nc.close()
+        assert reply["error"]["code"] == "bad_request"
+        assert reply["error"]["message"].startswith("vertex see: ")
+        many = await client.query("lost", np.ones((2, FEATURES), np.float32), raise_refused=False)
+        assert (many.code, many.message.split(":")[0]) == ("bad_request", "inputs")
+
+    talk(pipelines, main)
+
+
+def test_a_query_that_is_sent_again_takes_the_same_edges(pipelines: Pipelines) -> None:
+    """Trap 31. Whichever dispatcher gets it: both have got some, and no query has gone two ways."""
+    keys = [bytes([i]) * 16 for i in range(60)]
+    url = url_of(pipelines.whole)
+
+    def by_process() -> Counter[str]:
+        page = series(get(url))
+        return Counter(
+            {
+                name: int(total(page, "infaas_queries_total", app="chance", process=name))
+                for name in ("dispatcher-0", "dispatcher-1")
+            }
+        )
+
+    async def main(client: Any) -> None:
+        stages = [vertex("see", "gate"), vertex("left", "twice"), vertex("right", "more")]
+        edges = [edge("see", "left", probability=0.5), edge("see", "right", probability=0.3)]
+        await pipelines.add(client, "chance", stages, edges, {"sure": "see.sure"})
+        nc = await nats.connect(pipelines.whole.nats)
+        try:
+
+            async def asked(key: bytes) -> tuple[str, ...]:
+                body = msgpack.packb({"inputs": tensor(ones(0.0)), "retry_key": key})
+                reply = msgpack.unpackb((await nc.request("infaas.query.chance", body, timeout=60)).data)
+                return tuple(sorted(reply["members"]))
+
+            first = [await asked(key) for key in keys]
+            for _ in range(3):
+                assert [await asked(key) for key in keys] == first
+        finally:
+            await nc.close()
+        ways = Counter(first)
+        assert len(ways) == 4, ways
+        left = sum(number for way, number in ways.items() if "twice@1" in way)
+        assert 15 <= left <= 45, "half of 60, by far"
+
+    talk(pipelines, main)
+    assert eventually(lambda: min(by_process().values()) > 20), by_process()
+
+
+def test_pipelines_and_ensembles_are_stages_too(pipelines: Pipelines) -> None:
+    """A pipeline in a pipeline, behind it an ensemble; each row has its parent, and the costs add up over all levels."""
+
+    async def main(client: Any) -> None:
+        await pipelines.add(client, "inner", *FORK)
+        await client.admin("add-app", app="votes")
+        for model in ("good", "poor"):
+            await client.admin("link-model", app="votes", model=model, version="1")
+        await client.admin("set-selection", app="votes", policy="majority")
+        stages = [vertex("first", "inner"), vertex("vote", "votes", {"x": "first.y"})]
+        x = ones(1.0)
+        await pipelines.add(
+            client, "outer", stages, [edge("first", "vote")], {"scores": "vote.scores", "y": "first.y"}, sample=x
+        )
+        answer = await client.query("outer", x, timeout=60.0)
+        assert np.allclose(answer.outputs["y"], forked(x)[0])
+        scores = [
+            (await client.query("classes", forked(x)[0], model=model, timeout=60.0)).output
+            for model in ("good", "poor")
+        ]
+        assert np.allclose(answer.outputs["scores"], np.mean(scores, axis=0), rtol=0.2, atol=1.0)
+        query = """
+            WITH RECURSIVE tree AS (
+                SELECT uid, parent, app, stage, cost, 0 AS depth FROM infaas.query_outcomes WHERE uid = %s
+                UNION ALL
+                SELECT o.uid, o.parent, o.app, o.stage, o.cost, depth + 1 FROM infaas.query_outcomes o JOIN tree ON o.parent = tree.uid
+            ) SELECT depth, app, stage, cost FROM tree
+        """
+        await until(lambda: len(pipelines.rows(query, answer.query)) == 8)
+        rows = pipelines.rows(query, answer.query)
+        assert {(depth, app) for depth, app, _, _ in rows} == {
+            (0, "outer"), (1, "inner"), (1, "votes"), (2, "gate"), (2, "twice"), (2, "both"), (2, "votes")
+        }  # fmt: skip
+        leaves = sum(cost for depth, _, _, cost in rows if depth == 2)
+        assert leaves == pytest.approx(answer.cost)
+        assert sum(cost for depth, _, _, cost in rows if depth == 1) == pytest.approx(answer.cost)
+
+    talk(pipelines, main)
+
+
+def test_what_is_a_stage_is_not_deleted(pipelines: Pipelines) -> None:
+    async def main(client: Any) -> None:
+        await pipelines.add(client, "holds", *FORK)
+        for verb, fields in (("delete-app", {}), ("unlink-model", {"model": "more"})):
+            with pytest.raises(Refused, match="pipeline") as refused:
+                await client.admin(verb, app="more", **fields)
+            assert refused.value.code == "bad_request"
+        answer = await client.query("holds", ones(0.0), timeout=60.0)
+        assert isinstance(answer, infaas.Answer)
+        await client.admin("delete-app", app="holds")
+
+        async def gone() -> bool:
+            found = await client.query("holds", ones(0.0), timeout=60.0, raise_refused=False)
+            return isinstance(found, Refused) and found.code == "unknown_app"
+
+        await until(gone)
+
+    talk(pipelines, main)
+
+
+def test_a_default_output_is_given_where_a_stage_cannot_answer(pipelines: Pipelines) -> None:
+    async def main(client: Any) -> None:
+        stages = [vertex("see", "gate"), vertex("fine", "classes")]
+        await pipelines.add(client, "fallback", stages, [edge("see", "fine")], {"scores": "fine.scores"})
+        await client.admin("set-app", app="fallback", default_output=[9, 8, 7, 6])
+
+        async def given() -> bool:
+            answer = await client.query("fallback", ones(0.0), latency_ms=0.01, timeout=60.0, raise_refused=False)
+            return isinstance(answer, infaas.Answer) and bool(answer.default)
+
+        await until(given)
+        answer = await client.query("fallback", ones(0.0), latency_ms=0.01, timeout=60.0)
+        assert answer.output.tolist() == [[9.0, 8.0, 7.0, 6.0]]
+        assert answer.reason.startswith("deadline: ")
+
+    talk(pipelines, main)

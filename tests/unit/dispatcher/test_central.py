@@ -1,0 +1,123 @@
+"""Queries of planned stages wait in one queue for all replicas, whatever becomes of those. Virtual time."""
+
+import msgspec
+import pytest
+
+from bus.codec import decode
+from bus.messages.catalog import PipelineRecord
+from bus.messages.fleet import EnsureLoaded
+from bus.messages.flow import Execute, HandBack
+from services.core.settings import DispatcherSettings, Settings
+from tests.support.simulated.fleet import variant
+from tests.unit.dispatcher.test_pipelines import ONE, Staged, planned, vertex
+
+
+def plan_with(fleet: Staged, name: str, *, batch: int = 4, latency_ms: float = 20_000.0) -> None:
+    """The one stage is planned with this variant."""
+    plan = planned(batch=batch)
+    plan.vertices["a"] = msgspec.structs.replace(plan.vertices["a"], variant=name)
+    fleet.change("p", plan=plan, latency_ms=latency_ms)
+
+
+def test_what_waits_for_any_instance_is_served_by_the_planned_one_that_comes() -> None:
+    """No instance is there when the queries come. They wait for a load like others; the planned variant is what is loaded then."""
+    fleet = Staged(ONE, load=False)
+    plan_with(fleet, "a-v1-ort-fp32-t1-b8")
+    labels = [fleet.ask("p") for _ in range(10)]
+    fleet.stage.run(3.0)
+    assert [len(fleet.replies(label)) for label in labels] == [1] * 10
+    assert all("outputs" in fleet.replies(label)[0] for label in labels)
+    assert max(len(batch) for batch in fleet.devices["w0"].batches) <= 8
+
+
+def test_the_last_planned_instance_dies_and_others_serve_what_waits() -> None:
+    fleet = Staged(ONE, workers=2)
+    other = variant("a-v1-ort-fp32-t2-b8", model="a", threads=2)
+    fleet.add(other)
+    fleet.stage.publish(fleet.subjects.worker("w1", "load"), EnsureLoaded(variant=other, app="a"))
+    fleet.stage.run(2.0)
+    plan_with(fleet, other.variant, batch=1)
+    fleet.devices["w1"].slow = 20.0
+    labels = [fleet.ask("p") for _ in range(20)]
+    fleet.stage.run(0.05)
+    assert sum(len(fleet.replies(label)) for label in labels) < 5
+    fleet.stage.kill("w1/cpu")
+    fleet.stage.kill("w1")
+    fleet.stage.run(10.0)
+    assert [len(fleet.replies(label)) for label in labels] == [1] * 20
+    assert all("outputs" in fleet.replies(label)[0] for label in labels)
+    assert sum(len(batch) for batch in fleet.devices["w0"].batches) >= 15
+
+
+def test_a_full_queue_refuses_as_overloaded() -> None:
+    fleet = Staged(ONE, settings=Settings(dispatcher=DispatcherSettings(max_queue=5)))
+    fleet.devices["w0"].slow = 100.0
+    plan_with(fleet, "a-v1-ort-fp32-t1-b8", batch=1)
+    labels = [fleet.ask("p") for _ in range(12)]
+    fleet.stage.run(15.0)
+    replies = [fleet.replies(label) for label in labels]
+    assert [len(all_) for all_ in replies] == [1] * 12
+    codes = {one["error"]["code"] for [one] in replies if "error" in one}
+    assert codes == {"overloaded"}
+    assert 5 <= sum("outputs" in one for [one] in replies) < 12
+
+
+def test_a_query_that_its_executor_could_not_answer_in_time_does_not_cost_the_instance() -> None:
+    fleet = Staged(ONE)
+    plan_with(fleet, "a-v1-ort-fp32-t1-b8")
+    fleet.stage.listen(fleet.subjects.execute("w0", "cpu"))
+    fleet.devices["w0"].slow = 50.0
+    fleet.ask("p")
+    fleet.stage.run(0.005)
+    [sent] = [decode(Execute, body) for _, subject, body in fleet.stage.heard if "execute" in subject]
+    dispatcher = fleet.stage.members["d0"].actor
+    before = set(dispatcher.view.instances)  # type: ignore[attr-defined]
+    fleet.stage.publish(fleet.subjects.resubmit("d0"), HandBack(sent.route, "deadline", sent.body))
+    fleet.stage.run(0.001)
+    assert set(dispatcher.view.instances) == before  # type: ignore[attr-defined]
+
+
+def test_an_instance_gets_nothing_more_until_it_is_done() -> None:
+    fleet = Staged(ONE)
+    plan_with(fleet, "a-v1-ort-fp32-t1-b8", batch=3)
+    fleet.devices["w0"].slow = 50.0
+    labels = [fleet.ask("p") for _ in range(10)]
+    fleet.stage.run(0.01)
+    executor = fleet.stage.members["w0/cpu"].actor
+    assert len(executor.pending) <= 3  # type: ignore[attr-defined]
+    fleet.stage.run(10.0)
+    assert sum(len(fleet.replies(label)) for label in labels) == 10
+    assert [len(batch) for batch in fleet.devices["w0"].batches][1:] == [3, 3, 3]
+
+
+def test_the_earliest_deadline_is_served_first() -> None:
+    fleet = Staged(ONE)
+    plan_with(fleet, "a-v1-ort-fp32-t1-b8", batch=1)
+    fleet.devices["w0"].slow = 20.0
+    fleet.ask("p")
+    fleet.stage.run(0.001)
+    late = fleet.ask("p", latency_ms=15_000.0)
+    soon = fleet.ask("p", latency_ms=10_000.0)
+    fleet.stage.run(5.0)
+    order = [subject.rpartition(".")[2] for _, subject, _ in fleet.stage.heard if subject.startswith("_INBOX")]
+    assert order.index(soon) < order.index(late)
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_batch_whose_last_message_is_lost_begins_with_the_next_report(lost: int) -> None:
+    fleet = Staged(PipelineRecord(vertices=[vertex("a")], output={"y": "a.y"}))
+    fleet.stage.listen(fleet.subjects.execute("w0", "cpu"))
+    fleet.one(fleet.ask("p"))
+    [sent] = [decode(Execute, body) for _, subject, body in fleet.stage.heard if "execute" in subject]
+    for number in range(lost):
+        label, uid = f"more-{number}", bytes([number]) * 16
+        deadline = fleet.stage.now + 5.0
+        route = msgspec.structs.replace(
+            sent.route, uid=uid, reply_to=f"_INBOX.test.{label}", more=True, deadline=deadline, origin=None
+        )
+        fleet.stage.publish(fleet.subjects.execute("w0", "cpu"), Execute(route, sent.body))
+    fleet.stage.run(0.01)
+    assert not fleet.replies("more-0"), "it waits for the rest of its batch"
+    fleet.stage.run(0.6)
+    assert [len(fleet.replies(f"more-{number}")) for number in range(lost)] == [1] * lost
+    assert len(fleet.devices["w0"].batches) == 2

@@ -1,0 +1,373 @@
+"""Pipelines' queries under faults, large bodies, retries, and graphs at random. Virtual time."""
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bus.codec import decode, encode
+from bus.messages.catalog import AppRecord, EdgeCondition, ModelSelection, PipelineEdge, PipelineRecord, PipelineVertex
+from bus.messages.flow import Execute
+from bus.messages.public import Tensor
+from services.core.pipelines.branching import draw
+from services.core.settings import DispatcherSettings, Settings
+from services.dispatcher.pipelines import SMALL_BODY
+from tests.support.simulated.fleet import SIGNATURE, catalogue, variant
+from tests.unit.dispatcher.test_pipelines import CASCADE, DIAMOND, UNSURE, Staged, numbers, vertex
+
+OUTER = PipelineRecord(
+    vertices=[vertex("first"), PipelineVertex(name="rest", app="inner", inputs={"x": "first.y"})],
+    edges=[PipelineEdge(source="first", target="rest")],
+    output={"y": "rest.y"},
+)
+
+
+def nested(**options: Any) -> Staged:
+    """A fleet whose pipeline has a pipeline in it: first, then within `inner` deep."""
+    fleet = Staged(OUTER, **options)
+    fleet.add(*catalogue(variant("deep-v1-ort-fp32-t1-b8", model="deep"), app="deep"))
+    inner = PipelineRecord(vertices=[vertex("deep")], output={"y": "deep.y"})
+    fleet.add(AppRecord(app="inner", links={}, signature=SIGNATURE, pipeline=inner))
+    for device in fleet.devices.values():
+        device.says = {"deep": 9.0}
+        device.wide["deep"] = 2
+    fleet.change("p", latency_ms=20_000.0)
+    return fleet
+
+
+def sent_of(fleet: Staged) -> list[Execute]:
+    """What executors were sent."""
+    return [decode(Execute, body) for _, subject, body in fleet.stage.heard if ".execute." in subject]
+
+
+def holder(fleet: Staged) -> str:
+    """The dispatcher that has the query."""
+    [name] = [
+        name
+        for name, member in fleet.stage.members.items()
+        if name.startswith("d") and member.actor.composites.joins.open  # type: ignore[attr-defined]
+    ]
+    return name
+
+
+def once(fleet: Staged, labels: list[str]) -> list[dict[str, Any]]:
+    """The one reply of each query; outcomes of queries and parts are one a uid once equal ones are dropped, as the database does."""
+    replies = [fleet.replies(label) for label in labels]
+    assert [len(all_) for all_ in replies] == [1] * len(labels)
+    return [one for [one] in replies]
+
+
+# -- what is carried
+
+
+def test_a_large_body_goes_with_the_first_stages_only_and_is_enough_to_start_again() -> None:
+    fleet = Staged(CASCADE, dispatchers=2)
+    fleet.stage.listen(fleet.subjects.execute("w0", "cpu"))
+    fleet.devices["w0"].says = {"cheap": 1.0, "dear": 2.0}
+    fleet.devices["w0"].late = {"dear": 400.0}
+    fleet.change("p", latency_ms=20_000.0)
+    label = fleet.ask("p", padding=b"." * (SMALL_BODY + 1))
+    fleet.stage.run(0.1)
+    cheap, dear = sent_of(fleet)
+    assert cheap.route.origin is not None
+    assert len(cheap.route.origin.body or b"") > SMALL_BODY
+    assert dear.route.origin is None
+    fleet.stage.kill(holder(fleet))
+    assert numbers(fleet.one(label, 15.0)) == (2.0, 2.0)
+
+
+def test_a_small_body_goes_with_each_stage() -> None:
+    fleet = Staged(CASCADE)
+    fleet.stage.listen(fleet.subjects.execute("w0", "cpu"))
+    fleet.devices["w0"].says = {"cheap": 1.0}
+    fleet.one(fleet.ask("p"))
+    assert all(one.route.origin is not None and one.route.origin.body for one in sent_of(fleet))
+
+
+JOINED = PipelineRecord(
+    vertices=[
+        vertex("a"),
+        vertex("b"),
+        PipelineVertex(name="c", app="c", inputs={"x": "a.y", "z": "b.y"}),
+    ],
+    edges=[PipelineEdge(source="a", target="c"), PipelineEdge(source="b", target="c")],
+    output={"y": "c.y"},
+)
+LITTLE = 400  # bytes, of which a message may hold no more in these tests
+
+
+def small_messages(record: PipelineRecord, **options: Any) -> Staged:
+    fleet = Staged(record, settings=Settings(dispatcher=DispatcherSettings(max_inline=LITTLE)), **options)
+    fleet.stage.listen(fleet.subjects.execute("w0", "cpu"))
+    return fleet
+
+
+def test_inputs_of_a_stage_that_no_message_holds_together_go_by_reference() -> None:
+    """Each of two answers fits into a message; both together do not."""
+    fleet = small_messages(JOINED)
+    app = next(one for one in fleet.records if isinstance(one, AppRecord) and one.app == "c")
+    both = [SIGNATURE.inputs[0], type(SIGNATURE.inputs[0])(name="z", datatype="FP32", shape=[-1])]
+    one = type(SIGNATURE.inputs[0])(name="x", datatype="FP32", shape=[-1])
+    fleet.change("c", signature=type(SIGNATURE)(inputs=[one, both[1]], outputs=app.signature.outputs))
+    fleet.devices["w0"].wide = {"a": 60, "b": 60, "c": 2}
+    fleet.devices["w0"].says = {"c": 3.0}
+    assert numbers(fleet.one(fleet.ask("p"))) == (3.0, 3.0)
+    last = sent_of(fleet)[-1]
+    assert {ref.name for ref in last.route.refs or ()} == {"x", "z"}
+    assert len(last.body) < 50
+    assert max(len(encode(sent)) for sent in sent_of(fleet)) < 2 * LITTLE
+
+
+def test_a_stage_whose_inputs_cannot_be_stored_ends_the_query() -> None:
+    fleet = small_messages(JOINED)
+    spec = type(SIGNATURE.inputs[0])
+    wide = [spec(name=name, datatype="FP32", shape=[-1]) for name in ("x", "z")]
+    fleet.change("c", signature=type(SIGNATURE)(inputs=wide, outputs=SIGNATURE.outputs))
+    fleet.devices["w0"].wide = {"a": 60, "b": 60}
+    fleet.contexts.lost = "the disk is full"
+    error = fleet.one(fleet.ask("p"))["error"]
+    assert error["code"] == "internal"
+    assert "vertex c" in error["message"]
+    assert "the disk is full" in error["message"]
+
+
+def test_a_nested_pipelines_small_outputs_decide_although_its_answer_is_large() -> None:
+    """Its answer goes by reference, and the condition behind it is decided all the same."""
+    fleet = small_messages(
+        PipelineRecord(
+            vertices=[PipelineVertex(name="first", app="inner", inputs={"x": "$.x"}), vertex("dear", "first.y")],
+            edges=[PipelineEdge(source="first", target="dear", when=UNSURE)],
+            output={"y": "dear.y | first.y"},
+        )
+    )
+    for name in ("deep", "broad"):
+        fleet.add(*catalogue(variant(f"{name}-v1-ort-fp32-t1-b8", model=name), app=name))
+    inner = PipelineRecord(vertices=[vertex("deep"), vertex("broad")], output={"y": "deep.y", "all": "broad.y"})
+    fleet.add(AppRecord(app="inner", links={}, signature=SIGNATURE, pipeline=inner))
+    fleet.change("p", latency_ms=None)
+    fleet.devices["w0"].wide |= {"deep": 2, "broad": 200}
+    fleet.devices["w0"].says = {"deep": 1.0, "dear": 5.0}
+    assert numbers(fleet.one(fleet.ask("p"))) == (5.0, 5.0)
+
+
+def test_an_output_too_large_to_decide_by_says_so() -> None:
+    fleet = small_messages(CASCADE)
+    fleet.devices["w0"].wide["cheap"] = 20_000
+    error = fleet.one(fleet.ask("p"))["error"]
+    assert error["code"] == "model_error"
+    assert "y is too large to decide by" in error["message"]
+
+
+# -- who answers
+
+
+def test_a_query_on_both_dispatchers_at_once_is_computed_once() -> None:
+    """Its client has asked again. Both answer, alike; each vertex is computed once, and each row has one uid."""
+    fleet = Staged(CASCADE, dispatchers=2)
+    fleet.devices["w0"].says = {"cheap": 1.0, "dear": 2.0}
+    fleet.devices["w0"].slow = 5.0
+    fleet.change("p", latency_ms=20_000.0)
+    for _ in range(2):
+        fleet.ask("p", id="q", retry_key=b"k" * 16)
+    fleet.stage.run(0.001)
+    taken = [n for n in ("d0", "d1") if fleet.stage.members[n].actor.composites.joins.open]  # type: ignore[attr-defined]
+    assert taken == ["d0", "d1"]
+    fleet.stage.run(10.0)
+    replies = fleet.replies("q")
+    assert {numbers(reply) for reply in replies} == {(2.0, 2.0)}
+    assert 1 <= len(replies) <= 2
+    assert len({reply["query"] for reply in replies}) == 1
+    assert len(fleet.devices["w0"].batches) == 2
+    assert len({one.uid for one in fleet.outcomes()}) == 3
+
+
+@pytest.mark.parametrize("dispatchers", [2, 3])
+@pytest.mark.parametrize("after", [0.002, 0.02, 0.2])
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_a_dispatcher_leaves_in_the_middle_of_nested_stages(dispatchers: int, after: float, how: str) -> None:
+    fleet = nested(dispatchers=dispatchers)
+    fleet.devices["w0"].slow = 10.0
+    labels = [fleet.ask("p") for _ in range(6)]
+    fleet.stage.run(after)
+    getattr(fleet.stage, how)("d0")
+    fleet.stage.run(20.0)
+    assert {numbers(reply) for reply in once(fleet, labels)} == {(9.0, 9.0)}
+    outcomes = {one.uid: one for one in fleet.outcomes()}
+    assert len([one for one in outcomes.values() if one.parent is None]) == len(labels)
+    assert len(outcomes) == 4 * len(labels)
+
+
+def test_a_dispatcher_leaves_while_a_stage_waits_and_executors_know_its_query() -> None:
+    """Executors hand the query on, and it does not: else two of three dispatchers answer it."""
+    fleet = Staged(CASCADE, dispatchers=3)
+    fleet.change("p", latency_ms=20_000.0)
+    fleet.devices["w0"].says = {"cheap": 1.0, "dear": 2.0}
+    fleet.change("dear", links={})
+    fleet.change("dear", links={"dear": "1"})
+    for name in ("d0", "d1", "d2"):
+        fleet.stage.members[name].actor.view.not_before["dear-v1-ort-fp32-t1-b8"] = 0.0  # type: ignore[attr-defined]
+    fleet.devices["w0"].late = {"dear": 200.0}
+    labels = [fleet.ask("p") for _ in range(9)]
+    fleet.stage.run(0.1)
+    fleet.stage.stop("d1")
+    fleet.stage.run(20.0)
+    assert {numbers(reply) for reply in once(fleet, labels)} == {(2.0, 2.0)}
+
+
+def test_a_late_stage_gives_the_default_of_the_pipeline_in_time() -> None:
+    fleet = Staged(CASCADE)
+    fleet.change("p", default_output=[8.0])
+    fleet.devices["w0"].says = {"cheap": 1.0}
+    fleet.devices["w0"].late = {"dear": 500.0}
+    at = fleet.stage.now
+    label = fleet.ask("p")
+    reply = fleet.one(label)
+    [when] = [time for time, subject, _ in fleet.stage.heard if subject.endswith(label)]
+    assert reply["default"] is True
+    assert numbers(reply) == (8.0,)
+    assert when - at <= 0.2 + 1e-3, "within its objective"
+    assert fleet.query().outcome == "default"
+
+
+def test_a_pipeline_without_objective_waits_for_slow_stages() -> None:
+    fleet = Staged(CASCADE)
+    fleet.change("p", latency_ms=None)
+    fleet.devices["w0"].says = {"cheap": 1.0, "dear": 2.0}
+    fleet.devices["w0"].slow = 2000.0
+    reply = fleet.one(fleet.ask("p"), 40.0)
+    assert numbers(reply) == (2.0, 2.0)
+    assert reply["missed"] == []
+    assert {part.slo_ms for part in fleet.stages().values()} == {None}
+
+
+def test_several_items_are_refused_where_a_pipeline_within_decides() -> None:
+    fleet = nested()
+    fleet.add(AppRecord(app="inner", links={}, signature=SIGNATURE, pipeline=CASCADE))
+    error = fleet.one(fleet.ask("p", items=2))["error"]
+    assert error["code"] == "bad_request"
+    assert not fleet.stages(), "before any stage is asked"
+
+
+def test_a_stage_that_is_refused_while_others_run_ends_the_query_at_once() -> None:
+    fleet = Staged(DIAMOND)
+    fleet.change("b", links={})
+    fleet.devices["w0"].late = {"c": 1000.0}
+    at = fleet.stage.now
+    label = fleet.ask("p")
+    fleet.stage.run(5.0)
+    [reply] = fleet.replies(label)
+    [when] = [time for time, subject, _ in fleet.stage.heard if subject.endswith(label)]
+    assert "vertex b" in reply["error"]["message"]
+    assert when - at < 0.05
+
+
+def test_kept_answers_of_all_stages_make_one_answer() -> None:
+    """Each stage has its answer at once, within the call that asks it."""
+    fleet = Staged(DIAMOND)
+    for name in ("a", "b", "c", "d"):
+        fleet.change(name, selection=ModelSelection(cache_mb=1.0))
+    first = fleet.one(fleet.ask("p"))
+    second = fleet.one(fleet.ask("p"))
+    assert (first["cached"], second["cached"]) == (False, True)
+    assert second["cost"] == 0
+    assert first["outputs"] == second["outputs"]
+
+
+# -- graphs at random
+
+
+@st.composite
+def graphs(draw_: Any) -> tuple[PipelineRecord, dict[str, float]]:
+    """A DAG whose vertices read what came before them, with conditions, chances and plain edges; what each vertex says."""
+    names = [f"v{i}" for i in range(draw_(st.integers(1, 5)))]
+    edges = []
+    for i, target in enumerate(names):
+        for source in names[:i]:
+            kind = draw_(st.sampled_from(["none", "none", "plain", "when", "chance"]))
+            if kind == "none":
+                continue
+            op, value = draw_(st.sampled_from(["<", ">", "==", "!="])), draw_(st.sampled_from([0.0, 0.5, 1.0]))
+            when = EdgeCondition(output="y", op=op, value=value) if kind == "when" else None
+            probability = 0.5 if kind == "chance" else None
+            edges.append(PipelineEdge(source=source, target=target, when=when, probability=probability))
+    vertices = [
+        vertex(name, " | ".join([*(f"{edge.source}.y" for edge in edges if edge.target == name), "$.x"]))
+        for name in names
+    ]
+    output = {"y": " | ".join([*(f"{name}.y" for name in reversed(names)), "$.x"])}
+    says = {name: draw_(st.sampled_from([0.0, 0.5, 1.0, 2.0])) for name in names}
+    return PipelineRecord(vertices=vertices, edges=edges, output=output), says
+
+
+COMPARED = {
+    "<": lambda a, b: a < b,
+    ">": lambda a, b: a > b,
+    "==": lambda a, b: a == b,
+    "!=": lambda a, b: a != b,
+}
+
+
+def visits(record: PipelineRecord, says: dict[str, float], uid: bytes) -> list[str]:
+    """Which vertices the graph and its conditions say, by another algorithm: edges from visited vertices, in the order of the names."""
+    found: list[str] = []
+    for one in record.vertices:
+        into = [edge for edge in record.edges if edge.target == one.name]
+        follows = []
+        for edge in into:
+            if edge.source not in found:
+                continue
+            if edge.when is not None:
+                follows.append(COMPARED[edge.when.op](says[edge.source], edge.when.value))
+            elif edge.probability is not None:
+                follows.append(draw(uid, f"{edge.source}>{edge.target}") < edge.probability)
+            else:
+                follows.append(True)
+        if not into or any(follows):
+            found.append(one.name)
+    return found
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(graphs(), st.sampled_from(["", "", "w0/cpu", "d0"]), st.floats(0.0, 0.03))
+def test_any_graph_gives_one_reply_and_visits_what_its_conditions_say(
+    graph: tuple[PipelineRecord, dict[str, float]], victim: str, at: float
+) -> None:
+    record, says = graph
+    fleet = Staged(record, dispatchers=2, workers=2)
+    fleet.change("p", latency_ms=20_000.0)
+    for device in fleet.devices.values():
+        device.says, device.slow = says, 3.0
+    labels = [fleet.ask("p") for _ in range(3)]
+    fleet.stage.run(at)
+    if victim:
+        fleet.stage.kill(victim)
+    fleet.stage.run(15.0)
+    outcomes = {one.uid: one for one in fleet.outcomes()}
+    for label in labels:
+        replies = fleet.replies(label)
+        if not replies:
+            assert victim == "d0"
+            assert at < 0.001, "it died unread in its mailbox"
+            continue
+        [reply] = replies
+        uid = bytes.fromhex(reply["query"])
+        wanted = visits(record, says, uid)
+        assert sorted(member.partition("@")[0] for member in reply["members"]) == sorted(wanted)
+        parts = [one for one in outcomes.values() if one.parent == uid]
+        assert sorted(one.stage for one in parts) == sorted(wanted)
+        last = wanted[-1] if wanted else None
+        assert numbers(reply) == ((says[last],) * 2 if last else (0.0, 0.0))
+        assert outcomes[uid].cost == pytest.approx(reply["cost"])
+        if not victim:
+            assert reply["cost"] == pytest.approx(sum(one.cost for one in parts))
+
+
+def test_tensors_of_the_query_are_passed_on_as_they_came() -> None:
+    fleet = Staged(CASCADE)
+    fleet.stage.listen(fleet.subjects.execute("w0", "cpu"))
+    given_ = Tensor("FP32", [1, 2], b"\1\2\3\4\5\6\7\10")
+    body = encode({"inputs": {"x": given_}, "id": "named"})
+    fleet.stage.publish(fleet.subjects.query("p"), body, "_INBOX.test.named")
+    fleet.one("named")
+    assert bytes(given_.data) in bytes(sent_of(fleet)[0].body)
