@@ -23,9 +23,14 @@ async def chain(pipelines: Pipelines, client: Any, name: str, last: str) -> None
     await pipelines.add(
         client,
         name,
-        [vertex("see", "gate"), vertex("double", "twice"), vertex("say", last, {"x": "double.y"})],
-        [edge("see", "double", **when("sure", "<", 1000.0)), edge("double", "say")],
-        {"scores": "say.scores", "sure": "see.sure"},
+        [
+            vertex("see", "gate"),
+            vertex("double", "twice"),
+            vertex("say", last, {"x": "double.y"}),
+            vertex("never", "more"),
+        ],
+        [edge("see", "double"), edge("double", "say"), edge("see", "never", **when("sure", ">", 1000.0))],
+        {"scores": "say.scores", "more": "never.y | $.x"},
     )
 
 

@@ -152,6 +152,7 @@ class ContextStore:
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, Any]] = {}
+        self.gathered: list[str] = []  # their keys
         self.lost = ""  # why nothing can be stored
         self.stored: dict[str, StoredContext] = {}
         self.policy: Callable[[RunPolicy], tuple[float, Any]] | None = None
@@ -163,6 +164,7 @@ class ContextStore:
         if isinstance(command, GatherOutputs):
             if self.lost:
                 return 0.001, RuntimeError(self.lost)
+            self.gathered.append(command.key)
             found = {ref.name: self.objects[ref.key][ref.tensor] for ref in command.refs}
             self.objects[command.key] = {**command.outputs, **found}
             return 0.001, ObjectRef(bucket="infaas-outputs", key=command.key)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from bus.codec import decode, encode
 from bus.messages.catalog import AppRecord, EdgeCondition, ModelSelection, PipelineEdge, PipelineRecord, PipelineVertex
@@ -14,7 +15,7 @@ from services.core.pipelines.branching import draw
 from services.core.settings import DispatcherSettings, Settings
 from services.dispatcher.pipelines import SMALL_BODY
 from tests.support.simulated.fleet import SIGNATURE, catalogue, variant
-from tests.unit.dispatcher.test_pipelines import CASCADE, DIAMOND, UNSURE, Staged, numbers, vertex
+from tests.unit.dispatcher.test_pipelines import CASCADE, DIAMOND, UNSURE, Staged, numbers, planned, vertex
 
 OUTER = PipelineRecord(
     vertices=[vertex("first"), PipelineVertex(name="rest", app="inner", inputs={"x": "first.y"})],
@@ -201,15 +202,14 @@ def test_a_dispatcher_leaves_in_the_middle_of_nested_stages(dispatchers: int, af
 def test_a_dispatcher_leaves_while_a_stage_waits_and_executors_know_its_query() -> None:
     """Executors hand the query on, and it does not: else two of three dispatchers answer it."""
     fleet = Staged(CASCADE, dispatchers=3)
-    fleet.change("p", latency_ms=20_000.0)
+    plan = planned(batch=1)
+    plan.vertices["dear"] = replace(plan.vertices.pop("a"), variant="dear-v1-ort-fp32-t1-b8")
+    fleet.change("p", plan=plan, latency_ms=20_000.0)
     fleet.devices["w0"].says = {"cheap": 1.0, "dear": 2.0}
-    fleet.change("dear", links={})
-    fleet.change("dear", links={"dear": "1"})
-    for name in ("d0", "d1", "d2"):
-        fleet.stage.members[name].actor.view.not_before["dear-v1-ort-fp32-t1-b8"] = 0.0  # type: ignore[attr-defined]
-    fleet.devices["w0"].late = {"dear": 200.0}
-    labels = [fleet.ask("p") for _ in range(9)]
+    fleet.devices["w0"].late = {"dear": 50.0}
+    labels = [fleet.ask("p") for _ in range(12)]
     fleet.stage.run(0.1)
+    assert fleet.stage.members["d1"].actor.in_flight.waiting  # type: ignore[attr-defined]
     fleet.stage.stop("d1")
     fleet.stage.run(20.0)
     assert {numbers(reply) for reply in once(fleet, labels)} == {(2.0, 2.0)}
@@ -263,15 +263,35 @@ def test_a_stage_that_is_refused_while_others_run_ends_the_query_at_once() -> No
 
 
 def test_kept_answers_of_all_stages_make_one_answer() -> None:
-    """Each stage has its answer at once, within the call that asks it."""
-    fleet = Staged(DIAMOND)
-    for name in ("a", "b", "c", "d"):
+    """Each stage has its answer at once, within the call that asks it. What no message holds is put together once."""
+    record = PipelineRecord(vertices=[vertex("a"), vertex("b")], output={"first": "a.y", "second": "b.y"})
+    fleet = small_messages(record)
+    fleet.devices["w0"].wide = {"a": 60, "b": 60}
+    for name in ("a", "b"):
         fleet.change(name, selection=ModelSelection(cache_mb=1.0))
     first = fleet.one(fleet.ask("p"))
     second = fleet.one(fleet.ask("p"))
     assert (first["cached"], second["cached"]) == (False, True)
     assert second["cost"] == 0
-    assert first["outputs"] == second["outputs"]
+    assert fleet.contexts.gathered == [first["query"], second["query"]]
+
+
+def test_a_large_answer_goes_to_both_dispatchers_that_wait_for_it() -> None:
+    """The first one dies while the answer is on its way to the object store."""
+    record = replace(CASCADE, vertices=[vertex("cheap"), vertex("dear")], output={"y": "dear.y | $.x"})
+    fleet = small_messages(record, dispatchers=2)
+    fleet.devices["w0"].wide["cheap"] = 200
+    fleet.devices["w0"].says = {"cheap": 1.0, "dear": 2.0}
+    fleet.devices["w0"].late = {"cheap": 20.0}
+    fleet.change("p", latency_ms=20_000.0)
+    for _ in range(2):
+        fleet.ask("p", id="q", retry_key=b"k" * 16)
+    fleet.stage.run(0.01)
+    fleet.stage.kill("d0")
+    fleet.stage.run(1.0)
+    [reply] = fleet.replies("q")
+    assert numbers(reply) == (2.0, 2.0)
+    assert len(fleet.devices["w0"].batches) == 2
 
 
 # -- graphs at random
