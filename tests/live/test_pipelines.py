@@ -155,7 +155,7 @@ def test_each_vertex_has_needs_of_its_own(pipelines: Pipelines) -> None:
         assert (fine, good, rough, poor) == ("fine", "good", "rough", "poor")
         assert accuracy >= 0.95
         assert not np.allclose(answer.outputs["rough"], answer.outputs["fine"])
-        with pytest.raises(Refused, match="impossible.*accuracy"):
+        with pytest.raises(Refused, match=r"impossible.*accuracy"):
             await client.admin(
                 "set-pipeline",
                 pipeline={"name": "never", "latency_ms": 1000.0},

@@ -17,6 +17,7 @@ from bus.subjects import Subjects
 from infaas.client import Client
 from infaas.demo import digits
 from infaas.errors import Refused
+from tests.support.clients.responders import until
 from tests.support.servers.nats import free_port, run
 from tests.support.servers.processes import environ, eventually, read_line
 from tests.support.servers.processes import infaas as command
@@ -102,10 +103,10 @@ def test_a_system_of_processes_with_rights_of_their_own_does_all_its_work(system
     model = digits.models()["logreg"]
     validation = digits.save_validation(system.directory / "validation.npz")
     where = ("--app", "faces", "--model", "logreg", "--validation", str(validation))
-    until = time.monotonic() + 120
+    give_up = time.monotonic() + 120
     while (done := command("register", str(model), *where, **operator)).returncode != 0:  # the services are starting
         assert all(process.poll() is None for process in system.processes), system.logs()
-        assert time.monotonic() < until, done.stderr + system.logs()
+        assert time.monotonic() < give_up, done.stderr + system.logs()
     unseen = digits.load(digits.UNSEEN)
 
     async def ask() -> None:
@@ -123,6 +124,7 @@ def test_a_system_of_processes_with_rights_of_their_own_does_all_its_work(system
             assert [app["app"] for app in await boss.apps()] == ["faces"]
             large = np.repeat(unseen.x, 2, axis=0)  # 1,500 digits, 4.7 MB: by the object store
             assert len((await boss.query("faces", large, timeout=120)).output) == 1500
+            await a_pipeline_passes_large_tensors_on(boss, large)
         await nothing_for_a_thief(system)
 
     run(ask())
@@ -151,6 +153,26 @@ def test_a_system_of_processes_with_rights_of_their_own_does_all_its_work(system
             return found[0] if found else 0
 
     assert eventually(lambda: recorded() >= 2), system.logs()
+
+
+async def a_pipeline_passes_large_tensors_on(boss: Client, large: np.ndarray) -> None:
+    """Inputs and answer by reference: the dispatcher reads what the client has stored, and stores the answer beside it."""
+    [app] = [app for app in await boss.apps() if app["app"] == "faces"]
+    await boss.admin(
+        "set-pipeline",
+        pipeline={"name": "copies", "latency_ms": 60_000.0},
+        vertex=[{"name": "read", "app": "faces", "inputs": {"x": "$.x"}}],
+        output={"scores": f"read.{app['outputs'][0]['name']}", "x": "$.x"},
+    )
+
+    async def served() -> bool:
+        return not isinstance(await boss.query("copies", large[:1], timeout=120, raise_refused=False), Refused)
+
+    await until(served)
+    answer = await boss.query("copies", large, timeout=120)
+    assert answer.outputs_ref is not None
+    assert np.array_equal(answer.outputs["x"], large)
+    assert len(answer.outputs["scores"]) == len(large)
 
 
 CLASS = """
