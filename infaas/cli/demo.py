@@ -66,7 +66,7 @@ def demo(
     keep
         Leave the system running at the end, and print where it is.
     seconds
-        Seconds in which queries are sent. Left out: 15, with --ensemble 60, with --pipeline 48.
+        Seconds in which queries are sent. Left out: 15, with --ensemble 60, with --pipeline 50.
     ensemble
         Several models answer together (docs/ensembles.md). For the family digits.
     pipeline
@@ -92,7 +92,7 @@ def demo(
     if ensemble:
         return asyncio.run(_ensemble(keep, 60.0 if seconds is None else seconds, plot, json))
     if pipeline:
-        return asyncio.run(_pipeline(keep, 48.0 if seconds is None else seconds, plot, json))
+        return asyncio.run(_pipeline(keep, 50.0 if seconds is None else seconds, plot, json))
     return asyncio.run(_demo(make, keep, 15.0 if seconds is None else seconds, json))
 
 

@@ -38,7 +38,7 @@ def stages_table(result: Mapping[str, Any]) -> Table:
     plan = result["plan"]
     table = Table(
         title=f"{result['app']} as planned by {plan['policy']} for {plan['rate']:.3g} queries/s ({plan['status']},"
-        f" US$ {3600 * plan['cost_per_s']:.3g} an hour, p99 {plan['p99_ms']:.3g} ms), and as it was served"
+        f" US$ {3600 * plan['cost_per_s']:.3g} an hour, estimated p99 {plan['p99_ms']:.3g} ms), and as it was served"
     )
     table.add_column("stage")
     table.add_column("variant", overflow="fold")
@@ -132,10 +132,7 @@ def chart(series: Mapping[str, Any], phases: Sequence[Mapping[str, Any]]) -> lis
     wanted = series["wanted"]
     rows: list[tuple[str, Sequence[float | None], float, str]] = [
         ("queries/s", series["qps"], max(series["qps"], default=0.0), "{:.0f}"),
-        *(
-            (f"{vertex} replicas", values, float(max(*values, *series["serving"][vertex], 1)), "{:.0f}")
-            for vertex, values in wanted.items()
-        ),
+        *((f"{vertex} replicas", values, float(max(*values, 1)), "{:.0f}") for vertex, values in wanted.items()),
         ("in time", series["attainment"], 1.0, "{:.0%}"),
     ]
     wide = max(len(name) for name, *_ in rows)

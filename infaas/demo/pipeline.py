@@ -42,7 +42,7 @@ from infaas.errors import InfaasError, Refused
 from services.core.pipelines.planners import plan_pipeline
 from services.simulation.scenario.pipelines import problem_of, read_pipeline
 
-POLICY = "model-less"
+POLICY = "inferline"
 SETTINGS = (
     "[registrar]\nthreads = [1]\nmax_batches = [16]\n"  # fewer variants: two of a model, so that it takes less time
 )
@@ -226,7 +226,7 @@ async def run(
             "plan": summary(plan),
             "queries": sender.sent,
             "load": sender.sent - probed,
-            **results(sender.replies, sender.pictures, stages.threshold, plan, served, seconds),
+            **results(sender.replies, sender.pictures, stages.threshold, served, seconds),
             "vertices": vertices(plan, served, sender.instances),
             "events": [{**row, "at_s": row["time"] - start} for row in events],
             "series": series(sender.replies, sender.instances, events, start, seconds),
@@ -243,9 +243,8 @@ async def run(
 
 
 async def _register(client: Client, stages: DemoStages, progress: Progress) -> None:
-    every = [(app, model, path) for app, files in stages.files.items() for model, path in files.items()]
-    for number, (app, model, path) in enumerate(every):
-        title = f"registering {model} for {app} ({number + 1} of {len(every)})"
+    for number, (app, (model, path)) in enumerate(stages.files.items()):
+        title = f"registering {model} for {app} ({number + 1} of {len(stages.files)})"
         progress(title, 0.0)
 
         def on_progress(status: RegistrationStatus, title: str = title) -> None:

@@ -1,9 +1,9 @@
-"""What the demo's pipeline is made of: a cheap digit model, accurate ones for what that is unsure of, and a check of what they say.
+"""What the demo's pipeline is made of: a cheap digit model, an accurate one for what that is unsure of, and a check of what they say.
 
 All are made from the demo's own digits, without training: the threshold by the validation part, the check from the training part.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,8 @@ from infaas.demo.digits import TRAIN, VALIDATION, Digits, load, models
 PIPELINE = "digits"
 QUICK, EXACT, CHECK = "quick", "exact", "check"  # vertices
 APPS = {QUICK: "digits-quick", EXACT: "digits-exact", CHECK: "digits-check"}
-CHEAP, ACCURATE = "mlp-s", ("cnn-m", "cnn-l")  # models of the family
+CHEAP, ACCURATE = "mlp-s", "cnn-l"  # models of the family
 NEAREST = "nearest"  # the model that checks
-FLOOR = 0.98  # accuracy that the vertex `exact` asks for
 LATENCY_MS = 250.0
 THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 ALIKE = (
@@ -37,12 +36,12 @@ Scores = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class DemoStages:
-    """files: by app, model files by model. validation: by app. threshold: confidence of the cheap model below which the accurate one is asked.
+    """files: by app, its model and the file. validation: by app. threshold: confidence of the cheap model below which the accurate one is asked.
 
     share: of the validation digits, those below.
     """
 
-    files: Mapping[str, Mapping[str, Path]]
+    files: Mapping[str, tuple[str, Path]]
     validation: Mapping[str, Path]
     threshold: float
     share: float
@@ -52,16 +51,16 @@ def make_stages(directory: Path) -> DemoStages:
     """Write the models that there are no files of, and the validation sets."""
     family, validation = models(), load(VALIDATION)
     said = scores_of(family[CHEAP], validation.x)
-    threshold, share = unsure_below(said, [scores_of(family[model], validation.x) for model in ACCURATE], validation.y)
+    threshold, share = unsure_below(said, scores_of(family[ACCURATE], validation.x), validation.y)
     nearest = save_nearest(directory / f"{NEAREST}.onnx", load(TRAIN))
     plain, checked = directory / "validation.npz", directory / "checked.npz"
     np.savez_compressed(plain, x=validation.x, y=validation.y)
     np.savez_compressed(checked, x=validation.x, scores=said, y=(said.argmax(axis=1) == validation.y).astype(np.int64))
     return DemoStages(
         files={
-            APPS[QUICK]: {CHEAP: family[CHEAP]},
-            APPS[EXACT]: {model: family[model] for model in ACCURATE},
-            APPS[CHECK]: {NEAREST: nearest},
+            APPS[QUICK]: (CHEAP, family[CHEAP]),
+            APPS[EXACT]: (ACCURATE, family[ACCURATE]),
+            APPS[CHECK]: (NEAREST, nearest),
         },
         validation={APPS[QUICK]: plain, APPS[EXACT]: plain, APPS[CHECK]: checked},
         threshold=threshold,
@@ -76,12 +75,12 @@ def scores_of(model: Path, x: NDArray[np.float32]) -> Scores:
     return found
 
 
-def unsure_below(quick: Scores, exact: Sequence[Scores], labels: NDArray[np.int64]) -> tuple[float, float]:
-    """The least of THRESHOLDS with which both models together are about as accurate as each of `exact` alone, and the share below it."""
+def unsure_below(quick: Scores, exact: Scores, labels: NDArray[np.int64]) -> tuple[float, float]:
+    """The least of THRESHOLDS with which both models together are about as accurate as the accurate one alone, and the share below it."""
     confidence = quick.max(axis=1)
     for threshold in THRESHOLDS:
         below = confidence < threshold
-        if all(accuracy(merged(quick, one, below), labels) >= accuracy(one, labels) - ALIKE for one in exact):
+        if accuracy(merged(quick, exact, below), labels) >= accuracy(exact, labels) - ALIKE:
             break
     return threshold, float(below.mean())
 
@@ -167,7 +166,6 @@ inputs = {{ x = "$.x" }}
 name = "{EXACT}"
 app = "{APPS[EXACT]}"
 inputs = {{ x = "$.x" }}
-accuracy = {FLOOR:g}
 
 [[vertex]]                                # whether the nearest known picture shows the same digit
 name = "{CHECK}"

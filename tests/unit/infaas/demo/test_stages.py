@@ -42,8 +42,8 @@ def test_the_threshold_is_the_least_with_which_both_models_are_as_accurate_as_th
     quick[:, 0] = 0.96
     quick[:20] = [0.25, 0.75]  # wrong, and less sure than 0.8
     exact = np.tile(np.array([1.0, 0.0], np.float32), (200, 1))
-    assert unsure_below(quick, [exact], labels) == (0.8, pytest.approx(0.1))
-    assert unsure_below(exact, [exact], labels) == (THRESHOLDS[0], 0.0)
+    assert unsure_below(quick, exact, labels) == (0.8, pytest.approx(0.1))
+    assert unsure_below(exact, exact, labels) == (THRESHOLDS[0], 0.0)
 
 
 def test_the_models_together_are_nearly_as_accurate_as_the_accurate_one_alone(stages: DemoStages) -> None:
