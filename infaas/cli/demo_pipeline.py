@@ -101,11 +101,17 @@ def figures(result: Mapping[str, Any]) -> list[str]:
             f" {accuracy['computed_quick']:.2%}, {accuracy['exact']} alone {accuracy['computed_exact']:.2%}."
         )
     if cost["per_1000"] is not None:
-        exact = number(cost["computed_exact_per_1000"], "{:.3g}")
-        found.append(
-            f"Cost: US$ {cost['per_1000']:.3g} per 1,000 queries, paid."
-            + (f" The accurate model for each query, computed from its visits here: {exact}." if exact else "")
+        by_stage = ", ".join(
+            f"{row['vertex']} {1000 * row['cost'] * row['visits'] / result['answered']:.3g}"
+            for row in result["vertices"]
+            if row["cost"] is not None
         )
+        found.append(f"Cost: US$ {cost['per_1000']:.3g} per 1,000 queries, paid ({by_stage}).")
+        if cost["computed_exact_and_check_per_1000"] is not None:
+            found.append(
+                f"The accurate model for each query, computed from what its visits here were paid: {cost['computed_exact_per_1000']:.3g};"
+                f" with the check: {cost['computed_exact_and_check_per_1000']:.3g}."
+            )
     if check["right"] + check["wrong"]:
         found.append(
             f"Check: it doubts {check['wrong_doubted']} of {check['wrong']} wrong answers, and {check['right_doubted']} of {check['right']}"
@@ -128,7 +134,7 @@ def decisions(events: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def chart(series: Mapping[str, Any], phases: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Rate, replicas and attainment over time, a block for each interval; the last line names the phases."""
+    """Rate, replicas and attainment over time, a block for each interval; the last line says how the load's rate changes."""
     wanted = series["wanted"]
     rows: list[tuple[str, Sequence[float | None], float, str]] = [
         ("queries/s", series["qps"], max(series["qps"], default=0.0), "{:.0f}"),
@@ -143,7 +149,7 @@ def chart(series: Mapping[str, Any], phases: Sequence[Mapping[str, Any]]) -> lis
     for phase in phases:
         done += phase["seconds"]
         length = round(points * done / total) - len(axis)
-        axis += f"|{phase['name']}"[:length].ljust(length)
+        axis += f"|×{phase['times']:g}"[:length].ljust(length)
     return [*lines, f"{'':>{wide}} {axis} {total:.0f} s"]
 
 

@@ -32,6 +32,7 @@ TIMES = 3.0  # by which the load grows
 # Name, share of the time, and multiple of the lowest rate. The last is long enough for replicas to go: the tuner remembers half a minute.
 PHASES = (("before", 0.08, 1.0), ("tripled", 0.12, TIMES), ("after", 0.8, 1.0))
 BINS = 60  # points of the series
+COLOURS = ("#0072B2", "#D55E00", "#E69F00")  # of the vertices
 VERTICES = (QUICK, EXACT, CHECK)
 Served = Sequence[Mapping[str, Any]]
 Serving = Sequence[tuple[float, Mapping[str, int]]]  # Unix time, instances by vertex
@@ -104,7 +105,8 @@ def results(
     """
     answers = [one for one in replies if not one.code]
     paid = sum(one.cost for one in answers)
-    visit = mean(served, EXACT, "cost")
+    visits = {name: mean(served, name, "cost") for name in VERTICES}
+    exact, check = visits[EXACT], visits[CHECK]
     return {
         "answered": len(answers),
         "refused": dict(Counter(one.code for one in replies if one.code)),
@@ -114,8 +116,9 @@ def results(
         "cost": {
             "paid": paid,
             "per_1000": 1000.0 * paid / len(answers) if answers else None,
-            # What asking the accurate model for each query would cost: nobody did, so it is computed from what its visits were paid.
-            "computed_exact_per_1000": None if visit is None else 1000.0 * visit,
+            # What the accurate model for each query would cost: nobody asked so, so it is computed from what visits here were paid.
+            "computed_exact_per_1000": None if exact is None else 1000.0 * exact,
+            "computed_exact_and_check_per_1000": None if exact is None or check is None else 1000.0 * (exact + check),
         },
         "check": _check(answers, pictures),
     }
@@ -152,10 +155,11 @@ def mean(served: Served, vertex: str, key: str) -> float | None:
 def _phases(replies: Sequence[Reply], seconds: float) -> list[dict[str, Any]]:
     found = []
     edges = [seconds * at for at in bounds()]
-    for (name, _, _), start, end in zip(PHASES, edges[:-1], edges[1:], strict=True):
+    for (name, _, grown), start, end in zip(PHASES, edges[:-1], edges[1:], strict=True):
         there = [one for one in replies if start <= one.due < end]
         found.append({
             "name": name,
+            "times": grown,
             "seconds": end - start,
             "qps": len(there) / (end - start),
             "queries": len(there),
@@ -240,29 +244,32 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure  # noqa: PLC0415  (an extra)
 
     shown = found["series"]
-    at = np.array(shown["time"], float)
-    width = at[0] if len(at) else 1.0
+    at = np.array([0.0, *shown["time"]])
     figure = Figure(figsize=(9.0, 6.4), dpi=110, layout="constrained")
     rate, replicas, share = figure.subplots(3, 1, sharex=True, height_ratios=(1.0, 1.3, 1.0))
-    rate.step(at - width, shown["qps"], where="post", color="black", lw=1.2, label="sent")
+    rate.step(at, [*shown["qps"], shown["qps"][-1]], where="post", color="black", lw=1.2, label="sent")
     rate.set_ylabel("queries/s")
-    for (vertex, wanted), colour in zip(shown["wanted"].items(), ("#0072B2", "#D55E00", "#009E73"), strict=True):
-        replicas.step(at, wanted, where="post", color=colour, lw=1.8, label=f"{vertex}, wanted")
-        replicas.step(
-            at, shown["serving"][vertex], where="post", color=colour, lw=1.0, ls=":", label=f"{vertex}, serving"
-        )
+    below = np.zeros(len(at))
+    for (vertex, wanted), colour in zip(shown["wanted"].items(), COLOURS, strict=True):
+        layer = below + np.array([wanted[0], *wanted])
+        replicas.fill_between(at, below, layer, step="post", facecolor=colour, edgecolor="white", lw=0.4, label=vertex)
+        below = layer
+    serving = np.array(list(shown["serving"].values())).sum(axis=0)
+    replicas.step(at, [serving[0], *serving], where="post", color="black", lw=1.0, ls=":", label="instances")
     replicas.set_ylabel("replicas")
-    share.step(at - width, np.array(shown["attainment"], float), where="post", color="#009E73", lw=1.3, label="in time")
+    replicas.yaxis.get_major_locator().set_params(integer=True)
+    in_time = np.array(shown["attainment"], float)
+    share.step(at, [*in_time, in_time[-1]], where="post", color="#009E73", lw=1.5, label="in time")
     share.set_ylabel(f"within {found['objective_ms']:g} ms")
     share.set_ylim(0.0, 1.05)
     share.set_xlabel("time, s")
-    share.set_xlim(0.0, at[-1] if len(at) else 1.0)
+    share.set_xlim(0.0, at[-1])
     for panel in (rate, replicas):
         panel.set_ylim(bottom=0.0)
     for panel in (rate, replicas, share):
         panel.grid(alpha=0.25)
         panel.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), fontsize=8, frameon=False)
-        for end in np.array(bounds()[1:-1]) * (at[-1] if len(at) else 1.0):
+        for end in at[-1] * np.array(bounds()[1:-1]):
             panel.axvline(end, color="grey", lw=0.8, ls="--")
     figure.suptitle(
         f"{found['app']}, {found['load']} digits: {found['attainment'] or 0:.1%} in time, planned for {found['plan']['rate']:.3g} queries/s",

@@ -40,6 +40,7 @@ PLAN = PipelinePlan(
 SERVED = [
     {"stage": "quick", "variant": "a", "visits": 3, "batch": 1.0, "cost": 1e-9, "p50_ms": 1.0, "p99_ms": 2.0},
     {"stage": "quick", "variant": "b", "visits": 1, "batch": 5.0, "cost": 3e-9, "p50_ms": 1.0, "p99_ms": 2.0},
+    {"stage": "check", "variant": "d", "visits": 4, "batch": 1.0, "cost": 5e-9, "p50_ms": 1.0, "p99_ms": 2.0},
     {"stage": "exact", "variant": "c", "visits": 2, "batch": 1.0, "cost": 4e-9, "p50_ms": 1.0, "p99_ms": 2.0},
 ]
 EVENTS = [
@@ -121,6 +122,7 @@ def test_figures_of_the_phases_and_of_the_whole() -> None:
         "paid": pytest.approx(198e-9),
         "per_1000": pytest.approx(2e-6),
         "computed_exact_per_1000": pytest.approx(4e-6),
+        "computed_exact_and_check_per_1000": pytest.approx(9e-6),
     }
     assert found["check"] == {"right": 98, "right_doubted": 0, "wrong": 1, "wrong_doubted": 1}
 
@@ -160,17 +162,18 @@ def test_blocks() -> None:
 def test_what_is_printed_names_what_was_paid_and_what_was_computed() -> None:
     found = result()
     lines = figures(found)
-    (cost,) = [line for line in lines if line.startswith("Cost")]
-    assert "US$ 2e-06 per 1,000 queries, paid" in cost
-    assert "computed from its visits here: 4e-06" in cost
+    (cost,) = [n for n, line in enumerate(lines) if line.startswith("Cost")]
+    # By stage: what a visit is paid times visits a query.
+    assert lines[cost] == "Cost: US$ 2e-06 per 1,000 queries, paid (quick 6.06e-08, exact 8.08e-08, check 2.02e-07)."
+    assert lines[cost + 1].endswith("computed from what its visits here were paid: 4e-06; with the check: 9e-06.")
     assert "Refused: 1 × deadline." in lines
     deploy, up = decisions(found["events"])
     assert deploy == "Tuner at -100.0 s: deploy: quick 0 → 1, exact 0 → 1, check 0 → 1: planned"
     assert up.startswith("Tuner at 50.0 s: up: quick 1 → 4, ")
     shown = chart(found["series"], found["phases"])
-    assert [line.split()[0] for line in shown] == ["queries/s", "quick", "exact", "check", "in", "|before"]
+    assert [line.split()[0] for line in shown] == ["queries/s", "quick", "exact", "check", "in", "|×1"]
     assert len({line.index("|") for line in shown if "|" in line}) == 1
-    assert "|tripled" in shown[-1]
+    assert "|×3" in shown[-1]
     assert stages_table(found).row_count == 3
     assert phases_table(found).row_count == len(PHASES) + 1
 
