@@ -1,0 +1,57 @@
+"""Apps for drivers: peers that answer by the contract on the in-process bus, a driver that asks two of them, and its samples."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+
+from bus.memory import Broker
+from infaas.client import Client
+from infaas.pipelines import Rpc
+from tests.support.clients.responders import Responder, answer, refusal
+from tests.support.servers.nats import run as run_loop
+
+Behave = Callable[[dict[str, Any], int], Any]
+APPS = ("quick", "exact", "check", "broken")
+
+
+class Peers:
+    """One for each app: it sums each item; `broken` refuses, `infaas.list.apps` says that each takes x and gives sum."""
+
+    apps: dict[str, Responder]
+    client: Client
+
+
+def with_peers(work: Callable[[Peers], Awaitable[None]], **behaviours: Behave) -> None:
+    usual: dict[str, Behave] = dict.fromkeys(APPS, lambda body, _: answer(body))
+    usual["broken"] = lambda *_: refusal("model_error", "it broke")
+    spec = {"datatype": "FP32", "shape": [-1]}
+    rows = [
+        {"app": app, "inputs": [{"name": "x", **spec}], "outputs": [{"name": "sum", "datatype": "FP32", "shape": []}]}
+        for app in APPS
+    ]
+
+    async def main() -> None:
+        broker, peers = Broker(), Peers()
+        peers.apps = {
+            app: await Responder(broker.connect(), behave).listen(f"infaas.query.{app}")
+            for app, behave in {**usual, **behaviours}.items()
+        }
+        await Responder(broker.connect(), lambda *_: {"items": rows}).listen("infaas.list.apps")
+        async with await Client(broker.connect()).open() as peers.client:
+            await work(peers)
+
+    run_loop(main())
+
+
+async def cascade(rpc: Rpc, x: Any) -> Any:
+    first = await rpc("quick", {"x": x["image"]})
+    if first.outputs["sum"][0] > 0:
+        return first
+    return await rpc("exact", {"x": x["image"]})
+
+
+def samples(count: int, unsure: float, seed: int = 0) -> dict[str, np.ndarray]:
+    """Of the images, this share has a negative sum."""
+    signs = np.where(np.random.default_rng(seed).random(count) < unsure, -1.0, 1.0)
+    return {"image": (signs[:, None] * np.ones((count, 3))).astype("<f4")}
