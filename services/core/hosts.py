@@ -15,7 +15,7 @@ _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-._")
 Address = IPv4Address | IPv6Address
 
 
-class BadUrl(ValueError):
+class BadHttpUrl(ValueError):
     """It is no URL of http or https, or carries credentials. The text says what is wrong."""
 
 
@@ -73,26 +73,26 @@ def _port(digits: str, entry: str) -> int:
 
 
 def http_url(url: str) -> HttpUrl:
-    """The parts of `url`. Raises BadUrl."""
+    """The parts of `url`. Raises BadHttpUrl."""
     if len(url) > MAX_URL or not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
-        raise BadUrl(f"the URL must be printable ASCII without spaces, at most {MAX_URL} long")
+        raise BadHttpUrl(f"the URL must be printable ASCII without spaces, at most {MAX_URL} long")
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise BadUrl(f"the URL cannot be read: {error}") from error
+        raise BadHttpUrl(f"the URL cannot be read: {error}") from error
     if parts.scheme not in PORTS:
-        raise BadUrl(f"only http and https URLs are taken, not {parts.scheme or 'this'!r}")
+        raise BadHttpUrl(f"only http and https URLs are taken, not {parts.scheme or 'this'!r}")
     if "@" in parts.netloc:
-        raise BadUrl("the URL carries a user or password: URLs with credentials are not taken")
+        raise BadHttpUrl("the URL carries a user or password: URLs with credentials are not taken")
     host = (parts.hostname or "").removesuffix(".")
     if not host:
-        raise BadUrl("the URL names no host")
+        raise BadHttpUrl("the URL names no host")
     address = literal(host)
     if address is not None:
         host = str(address)
     elif not _is_name(host):
-        raise BadUrl(f"{host!r} is no host name, nor an address in its usual form")
+        raise BadHttpUrl(f"{host!r} is no host name, nor an address in its usual form")
     return HttpUrl(parts.scheme, host, PORTS[parts.scheme] if port is None else port, _target(parts))
 
 

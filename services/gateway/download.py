@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Timer
 from typing import NamedTuple
 
-from services.core.hosts import PORTS, Address, AllowedHost, BadUrl, http_url
+from services.core.hosts import PORTS, Address, AllowedHost, BadHttpUrl, http_url
 
 _NAT64 = IPv6Network("64:ff9b::/96")
 _GLOBAL_UNICAST = IPv6Network("2000::/3")  # the only IPv6 addresses that are assigned to anybody
@@ -51,7 +51,7 @@ def file_url(url: str, hosts: tuple[AllowedHost, ...]) -> FileUrl:
     """The parts of `url`, if its host is allowed. A host without a port has its scheme's own. Raises NotAllowed."""
     try:
         parts = http_url(url)
-    except BadUrl as error:
+    except BadHttpUrl as error:
         raise NotAllowed(str(error), forbidden=False) from error
     scheme, host, port, target = parts
     for allowed in hosts:

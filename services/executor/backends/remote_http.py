@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple, Protocol
 from msgspec import Struct
 
 from bus.codec import BadMessage, decode, encode
-from services.core.hosts import BadUrl, HttpUrl, allowed_hosts, http_url
+from services.core.hosts import BadHttpUrl, HttpUrl, allowed_hosts, http_url
 from services.executor.backends.base import Cancelled, LoadFailed, RunFailed
 
 CONNECT_S = 1.5  # from a host's name to an open connection; less than a cancelled run may take to end
@@ -56,7 +56,7 @@ def engine_url(text: str) -> EngineUrl:
     """The URL of a model, `http://host:port/v2/models/NAME`, perhaps with `/versions/V`. Raises LoadFailed."""
     try:
         found = http_url(text)
-    except BadUrl as error:
+    except BadHttpUrl as error:
         raise LoadFailed(f"url: {error}") from error
     match = _TARGET.fullmatch(found.target)
     if match is None or ".." in found.target:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.core.hosts import BadUrl, allowed_hosts, http_url
+from services.core.hosts import BadHttpUrl, allowed_hosts, http_url
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_the_parts_of_a_url(url: str, parts: tuple[str, str, int, str], place: s
 def test_any_text_is_a_url_or_is_refused_with_a_reason(text: str) -> None:
     try:
         found = http_url(f"http://{text}")
-    except BadUrl as error:
+    except BadHttpUrl as error:
         assert str(error)
         return
     assert found.host == found.host.lower()
