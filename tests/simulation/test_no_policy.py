@@ -63,7 +63,7 @@ WIRING = {
     "services.core.batching:batching_key": {"scenario/catalogue.py"},
     "services.autoscaler.vms.commands:machine_key": {"edges.py"},
     "services.autoscaler.vms.commands:decode_leader": {"edges.py"},
-    "services.autoscaler.vms.commands:replicas_key": {"edges.py"},
+    "services.core.pipelines.kept:replicas_key": {"edges.py"},
     "services.core.placement:quarantine_key": {"edges.py"},
     # The developer of a static system chooses before the run, by that system's own rule.
     "services.autoscaler.models.baselines:Choices": {"scenario/baseline.py"},

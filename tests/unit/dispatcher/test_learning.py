@@ -225,4 +225,5 @@ def test_a_users_policy_that_fails_costs_its_own_feedback_only() -> None:
 
 def test_dispatchers_do_not_read_all_contexts_when_they_start() -> None:
     system = Dispatchers()
-    assert [watch.bucket for watch in system.dispatcher().watches] == [system.subjects.catalog_bucket]
+    watched = [watch.bucket for watch in system.dispatcher().watches]
+    assert watched == [system.subjects.catalog_bucket, system.subjects.control_bucket]
