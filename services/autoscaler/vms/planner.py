@@ -122,23 +122,20 @@ class FleetPlanner:
     # -- reserved instances
 
     def reserve(self, reserved: Mapping[str, Reservation], leaving: Collection[str], turn: Turn) -> list[Effect]:
-        """Keep so many instances for pipelines from now on, by variant. Orders those that are missing, with what else was planned."""
+        """Keep so many instances for pipelines from now on, by variant.
+
+        Orders those that are missing on workers that stay, beside what the last plan has for demand. `lacking` says what finds no room.
+        """
         before = {name: one.replicas for name, one in self._problems.reserved.items()}
         now = {name: one.replicas for name, one in reserved.items()}
         self._calm = {name for name in self._calm if now.get(name, 0) <= before.get(name, 0)}
         self._calm |= {name for name, count in before.items() if now.get(name, 0) < count}
-        self._problems.reserved = reserved
-        return self.complete(leaving, turn)
-
-    def complete(self, leaving: Collection[str], turn: Turn) -> list[Effect]:
-        """Orders for reserved instances that are missing on workers that stay. `lacking` says what finds no room."""
+        self._problems.reserved, self.lacking = reserved, {}
+        if not reserved:
+            return []
         workers = [one for one in self._fleet.ready(turn.now) if one.name not in leaving]
         records = {record.variant: record for record in self._catalog.variants}
-        wanted = {
-            name: one.replicas + self._demanded.get(name, 0)
-            for name, one in self._problems.reserved.items()
-            if name in records
-        }
+        wanted = {name: one.replicas + self._demanded.get(name, 0) for name, one in reserved.items() if name in records}
         ordered = {key: count for key, (count, until) in self._ordered.items() if turn.now < until}
         places, short = place_more(
             workers, wanted, ordered, records, self._problems.share, lambda w, r: self._barred(w, r, turn.now)
@@ -146,7 +143,7 @@ class FleetPlanner:
         self.lacking = {name: (count, self._obstacle(records[name], workers)) for name, count in short.items()}
         found: list[Effect] = []
         for (worker, variant), count in places.items():
-            one = self._problems.reserved[variant]
+            one = reserved[variant]
             why = f"{one.replicas} are kept for {', '.join(one.pipelines)}"
             found += self._load(worker, records[variant], count, one.pipelines[0], why, turn)
         return found
