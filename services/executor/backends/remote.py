@@ -22,7 +22,7 @@ from services.executor.backends.base import (
     in_order,
 )
 from services.executor.backends.remote_http import (
-    EngineReply,
+    RemoteReply,
     EngineUrl,
     HttpEngine,
     RelayedEngine,
@@ -161,7 +161,7 @@ def _engine(url: EngineUrl, device: str) -> RemoteEngine:
     return HttpEngine(url)
 
 
-def _ok(reply: EngineReply, place: str) -> EngineReply:
+def _ok(reply: RemoteReply, place: str) -> RemoteReply:
     """The reply, if it is a success. Raises RunFailed."""
     if reply.status != 200:
         said = error_of(reply.body)

@@ -74,7 +74,7 @@ def check_host(url: EngineUrl, hosts: str) -> None:
         )
 
 
-class EngineReply(Struct, frozen=True):
+class RemoteReply(Struct, frozen=True):
     """A reply. status: of HTTP; 0: there was none, and the body says why. head: bytes of JSON in front of raw tensors."""
 
     status: int
@@ -85,7 +85,7 @@ class EngineReply(Struct, frozen=True):
 class RemoteEngine(Protocol):
     """Where requests to an engine go. One thread calls at a time."""
 
-    def call(self, what: Request, body: bytes = b"", head: int | None = None) -> EngineReply:
+    def call(self, what: Request, body: bytes = b"", head: int | None = None) -> RemoteReply:
         """One request. The reply has any status but those of redirects. Raises RunFailed, Cancelled."""
 
     def cancel(self) -> None:
@@ -104,7 +104,7 @@ class HttpEngine:
         self._connection: _EngineConnection | None = None
         self._cancelled = False
 
-    def call(self, what: Request, body: bytes = b"", head: int | None = None) -> EngineReply:
+    def call(self, what: Request, body: bytes = b"", head: int | None = None) -> RemoteReply:
         self._cancelled = False
         place = self._url.place
         try:
@@ -139,7 +139,7 @@ class HttpEngine:
     def _failed(self, why: str) -> RunFailed:
         return Cancelled(f"the engine at {self._url.place} took too long") if self._cancelled else RunFailed(why)
 
-    def _call(self, what: Request, body: bytes, head: int | None) -> EngineReply:
+    def _call(self, what: Request, body: bytes, head: int | None) -> RemoteReply:
         kept = self._connection
         if kept is not None and kept.idle:
             try:
@@ -154,7 +154,7 @@ class HttpEngine:
         connection = self._connection = _EngineConnection(self._url.http, self._tls)
         return self._exchange(connection, what, body, head)
 
-    def _exchange(self, connection: "_EngineConnection", what: Request, body: bytes, head: int | None) -> EngineReply:
+    def _exchange(self, connection: "_EngineConnection", what: Request, body: bytes, head: int | None) -> RemoteReply:
         headers = {"Accept-Encoding": "identity", "User-Agent": "infaas"}
         if what == "infer":
             headers["Content-Type"] = "application/json" if head is None else "application/octet-stream"
@@ -180,7 +180,7 @@ class HttpEngine:
             if self._cancelled:
                 raise HTTPException("it was cancelled")  # a reply without a length looks complete when it is cut off
             length = response.getheader(HEAD)
-            return EngineReply(response.status, data, None if length is None else int(length))
+            return RemoteReply(response.status, data, None if length is None else int(length))
 
 
 class _EngineConnection(HTTPConnection):
@@ -283,10 +283,10 @@ class RelayedEngine:
     def __init__(self, fd: int) -> None:
         self._connection = _inherited(fd)
 
-    def call(self, what: Request, body: bytes = b"", head: int | None = None) -> EngineReply:
+    def call(self, what: Request, body: bytes = b"", head: int | None = None) -> RemoteReply:
         try:
             self._connection.send_bytes(encode(RelayRequest(what, body, head)))
-            reply = decode(EngineReply, self._connection.recv_bytes())
+            reply = decode(RemoteReply, self._connection.recv_bytes())
         except (EOFError, OSError, BadMessage) as error:
             raise RunFailed("the relay to the engine has ended") from error
         if not reply.status:
@@ -314,5 +314,5 @@ def relay(connection: Connection, engine: RemoteEngine) -> None:
             try:
                 reply = engine.call(asked.what, asked.body, asked.head)
             except RunFailed as error:
-                reply = EngineReply(0, str(error).encode())
+                reply = RemoteReply(0, str(error).encode())
             connection.send_bytes(encode(reply))
