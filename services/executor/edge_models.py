@@ -18,6 +18,7 @@ import psutil
 from bus.messages.catalog import VariantRecord
 from bus.port import Bus, ObjectStore
 from bus.subjects import Subjects
+from services.core.placement import REMOTE
 from services.executor.backends import backend
 from services.executor.backends.base import BackendError, BackendUnavailable, Handle, LoadFailed, spec_of
 from services.executor.commands import LoadedModel, LoadModel, MovedModel, MoveModel, UnloadModel
@@ -25,6 +26,7 @@ from services.executor.commands import LoadedModel, LoadModel, MovedModel, MoveM
 log = logging.getLogger(__name__)
 
 POLL = 0.01  # s between checks whether a run has ended
+ENGINE_S = 2.0  # s that the first run on a remote engine may take: other loads wait for it
 
 
 class ModelInMemory:
@@ -161,10 +163,15 @@ def _load_and_warm(path: Path, record: VariantRecord, device: str) -> Handle:
         if spec.datatype != "BYTES"
     }
     if len(inputs) == len(record.signature.inputs):
+        timer = threading.Timer(ENGINE_S, handle.cancel)
+        if record.framework == REMOTE:
+            timer.start()
         try:
-            handle.run(inputs)  # the first run allocates; no query should pay for that
+            handle.run(inputs)  # the first run allocates, or connects; no query should pay for that
         except BackendError as error:
             log.info("the warm-up run failed: %s", error, extra={"variant": record.variant})
+        finally:
+            timer.cancel()
     return handle
 
 

@@ -219,3 +219,59 @@ def test_what_is_no_engine_is_refused_with_the_reason(
     assert done.returncode == 1
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+PIPELINE = """
+[pipeline]
+name = "twice"
+latency_ms = 5000
+[[vertex]]
+name = "near"
+app = "digits"
+inputs = {{ {x} = "$.{x}" }}
+[[vertex]]
+name = "far"
+app = "far"
+inputs = {{ {x} = "$.{x}" }}
+[[edge]]
+from = "near"
+to = "far"
+[output]
+first = "near.{y}"
+second = "far.{y}"
+[[load]]
+rate = 10
+arrivals = "poisson"
+"""
+
+
+def test_a_stage_of_a_pipeline_may_be_remote(here: Whole, place: Path) -> None:
+    """Visited, planned and deployed like any other."""
+    where = ("--data-dir", str(here.directory))
+    (app,) = (one for one in json.loads(command("apps", "--json", *where).stdout)["items"] if one["app"] == APP)
+    file = place / "twice.toml"
+    file.write_text(PIPELINE.format(x=app["inputs"][0]["name"], y=app["outputs"][0]["name"]))
+    assert command("pipeline", "add", str(file), *where).returncode == 0
+
+    def both() -> bool:
+        answer = ask(here, "twice", here.x[:8], latency_ms=5000)
+        assert np.allclose(answer.outputs["first"], answer.outputs["second"], rtol=1e-3, atol=1e-4)
+        return True
+
+    assert both()
+    done = command("pipeline", "plan", str(file), "--json", *where)
+    assert done.returncode == 0, done.stderr
+    assert {name: one["hardware"] for name, one in json.loads(done.stdout)["vertices"].items()} == {
+        "near": "cpu",
+        "far": "remote",
+    }
+    (place / "plan.json").write_text(done.stdout)
+    done = command("pipeline", "deploy", str(place / "plan.json"), *where)
+    assert done.returncode == 0, done.stderr
+
+    def loaded() -> bool:
+        (one,) = json.loads(command("pipeline", "list", "--json", *where).stdout)["items"]
+        return all(stage["instances"] >= stage["replicas"] >= 1 for stage in one["vertices"])
+
+    assert eventually(loaded)
+    assert both()

@@ -22,11 +22,11 @@ from services.executor.backends.base import (
     in_order,
 )
 from services.executor.backends.remote_http import (
-    RemoteReply,
     EngineUrl,
     HttpEngine,
     RelayedEngine,
     RemoteEngine,
+    RemoteReply,
     check_host,
     engine_url,
 )
@@ -128,7 +128,7 @@ class RemoteBackend:
 
     def probe(self, device: str) -> str:
         if device in ("", "cpu"):
-            raise BackendUnavailable("the operator names no hosts of engines: executor.remote_hosts")
+            raise BackendUnavailable("no hosts of engines are named here: executor.remote_hosts")
         return "Open Inference Protocol 2"
 
     def load(self, artifact: Path, spec: LoadSpec) -> RemoteHandle:

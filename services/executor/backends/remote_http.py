@@ -28,7 +28,7 @@ CONNECT_S = 1.5  # from a host's name to an open connection; less than a cancell
 SILENCE_S = 30.0  # without a byte from the engine
 MOST_REPLY = 2**28  # bytes
 HEAD = "Inference-Header-Content-Length"  # bytes of JSON before raw tensors
-_TARGET = pattern(r"(?P<root>(?:/[\w.~%@:+-]+)*/v2)/models/[\w.~%@:+-]+(?:/versions/[\w.~%@:+-]+)?/?")
+_TARGET = pattern(r"(?P<root>(?:/[\w.~@:+-]+)*/v2)/models/[\w.~@:+-]+(?:/versions/[\w.~@:+-]+)?/?")
 
 Request = Literal["server", "model", "config", "infer"]
 
@@ -59,7 +59,7 @@ def engine_url(text: str) -> EngineUrl:
     except BadHttpUrl as error:
         raise LoadFailed(f"url: {error}") from error
     match = _TARGET.fullmatch(found.target)
-    if match is None or ".." in found.target:
+    if match is None or not {".", ".."}.isdisjoint(found.target.split("/")):
         raise LoadFailed("url: must be the URL of a model, as http://host:port/v2/models/NAME, without a query")
     return EngineUrl(found, match["root"], found.target.removesuffix("/"))
 

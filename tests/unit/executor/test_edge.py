@@ -49,7 +49,9 @@ def test_some_errors_mean_that_the_device_is_lost(errors, lost):
 def test_a_worker_has_an_executor_for_every_device_it_has_or_simulates(tmp_path):
     gpus = [Accelerator(address=f"cuda:{n}", kind="gpu", name="T4", memory_mb=15360.0, uuid=str(n)) for n in range(2)]
     settings = Settings(
-        data_dir=str(tmp_path), worker=WorkerSettings(name="w", cores=2, simulate={"gpu": 1, "inferentia": 1})
+        data_dir=str(tmp_path),
+        worker=WorkerSettings(name="w", cores=2, simulate={"gpu": 1, "inferentia": 1}),
+        executor=ExecutorSettings(remote_hosts=("engine.test",)),
     )
 
     async def main() -> list[Runtime]:
@@ -67,5 +69,6 @@ def test_a_worker_has_an_executor_for_every_device_it_has_or_simulates(tmp_path)
         "executor-gpu-1": "AcceleratedEdge",
         "executor-gpu-2": "SimulatedEdge",
         "executor-inferentia-0": "SimulatedEdge",
+        "executor-remote": "RemoteEdge",
     }
     assert [edges[f"executor-gpu-{n}"]._models._device for n in range(2)] == ["cuda:0", "cuda:1"]

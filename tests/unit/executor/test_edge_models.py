@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import os
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ from bus.tensors import from_array, to_array
 from services.core.settings import ExecutorSettings
 from services.executor.backends import pt2
 from services.executor.backends.base import BackendError
-from services.executor.commands import BatchResult, LoadModel, MoveModel, RunBatch, UnloadModel
-from services.executor.edge import ExecutorEdge
+from services.executor.commands import BatchResult, LoadModel, MeasureMemory, MoveModel, RunBatch, UnloadModel
+from services.executor.edge import ExecutorEdge, RemoteEdge
 from services.executor.queue import queued_query
 from tests.support.clients.responders import until
 from tests.support.models import tiny_models
+from tests.support.servers.engine import engine
 from tests.support.servers.nats import run
 
 pytest.importorskip("onnxruntime")
@@ -217,3 +219,35 @@ def test_another_file_under_the_artifact_s_name_is_not_loaded(tmp_path: Path) ->
         await bus.close()
 
     asyncio.run(main())
+
+
+# -- engines on other machines
+
+
+@pytest.mark.parametrize("mode", ["hang", "drip", "error", ""])
+def test_a_remote_engine_is_loaded_soon_whatever_it_does(tmp_path: Path, mode: str) -> None:
+    async def main() -> None:
+        bus = MemoryBus()
+        store = await bus.object_store(SUBJECTS.artifacts_bucket)
+        with engine() as stock:
+            artifact = msgspec.json.encode({"url": stock.url("tiny")})
+            variant = record(artifact, framework="remote", format="remote")
+            outputs = [replace(variant.signature.outputs[0], name="y")]
+            variant = replace(variant, hardware="remote", signature=replace(variant.signature, outputs=outputs))
+            await store.put(variant.artifact, artifact)
+            edge = RemoteEdge(bus, SUBJECTS, f"127.0.0.1:{stock.port}", 4, tmp_path, ExecutorSettings())
+            stock.mode = mode
+            started = time.monotonic()
+            found = await edge.perform(LoadModel("i", variant))
+            assert time.monotonic() - started < 10.0
+            assert (found.memory_mb, await edge.perform(MeasureMemory())) == (0.0, 0.0)
+            stock.mode = ""
+            batch = LoadedEdge.batch(LoadedEdge(bus, tmp_path, variant))
+            assert edge.inline(batch) is NotImplemented
+            result = await edge.perform(batch)
+            assert result.errors is None
+            assert (to_array(result.outputs[0]["y"], "y").argmax(1) == CLASSES).all()
+            await edge.perform(UnloadModel("i"))
+        await bus.close()
+
+    run(main())

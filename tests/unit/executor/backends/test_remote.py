@@ -225,6 +225,10 @@ def test_models_on_hosts_that_the_operator_names(tmp_path: Path, url: str) -> No
         ("http://10.1.2.3/v2/models/m/infer", "URL of a model"),
         ("http://10.1.2.3/v2/models/../../m", "URL of a model"),
         ("http://10.1.2.3/v2/models/m?x=1", "URL of a model"),
+        ("http://10.1.2.3/v2/models/%2e%2e", "URL of a model"),
+        ("http://10.1.2.3/v2/models/a%2f..%2fb", "URL of a model"),
+        ("http://10.1.2.3/v2/models/.", "URL of a model"),
+        ("http://10.1.2.3/../v2/models/m", "URL of a model"),
         ("http://10.1.2.3/latest/meta-data", "URL of a model"),
     ],
 )
