@@ -22,7 +22,7 @@ Envelope = list[tuple[float, int]]
 
 
 def windows_from(shortest_s: float) -> list[float]:
-    """Lengths of windows in seconds: whole bins, doubling from the time that a query is served for to a minute."""
+    """Lengths of windows in seconds: whole bins, doubling from the shortest to a minute."""
     first = max(1, ceil(shortest_s / BIN_S - 1e-9))
     longest = round(LONGEST_S / BIN_S)
     count = max(0, int(log2(longest / first))) if first < longest else 0
