@@ -75,7 +75,8 @@ def test_processes_are_killed_in_the_middle_of_stages(pipelines: Pipelines, what
             for pid in processes(pipelines, what):
                 os.kill(pid, signal.SIGKILL)
             struck = len(library.queries), len(stock.queries)
-            await until(lambda: len(library.ends) > struck[0] + 40 and len(stock.replies) > struck[1] + 40, 120.0)
+            ahead = len(library.answers) + 60, len(stock.answers) + 60
+            await until(lambda: len(library.answers) > ahead[0] and len(stock.answers) > ahead[1], 240.0)
         return library, stock, struck[1]
 
     library, stock, struck = talk(pipelines, main)
@@ -84,9 +85,9 @@ def test_processes_are_killed_in_the_middle_of_stages(pipelines: Pipelines, what
     assert stock.repeated == {}, "nobody is answered twice"
     assert library.ends.keys() == library.queries.keys()
     unheard = [int(name.rpartition("-")[2]) for name in stock.queries if name not in stock.replies]
-    if what == "everything":
-        codes = {getattr(end, "code", str(end)) for end in library.others.values()}
-        assert codes <= {"overloaded", "deadline", "unsatisfiable"}, codes
+    if what == "everything":  # until services run again, which may take longer than a query may
+        codes = {getattr(end, "code", str(end).partition(" on ")[0]) for end in library.others.values()}
+        assert codes <= {"overloaded", "deadline", "unsatisfiable", "no reply", "no service listens"}, codes
     else:
         assert library.others == {}
         assert stock.refusals == {}

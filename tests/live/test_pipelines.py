@@ -2,8 +2,11 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 import urllib.request
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +21,9 @@ from tests.live.test_metrics import get, series, total, url_of
 from tests.support.clients.responders import until
 from tests.support.clients.stock import array, tensor
 from tests.support.gateways.gateway_process import gateway
-from tests.support.models.tiny_models import FEATURES, digits
+from tests.support.models.tiny_models import FEATURES, digits, npz, weights
 from tests.support.servers.pipelines import WIDE, Pipelines, edge, one_message_each, ones, talk, vertex, when
-from tests.support.servers.processes import eventually
+from tests.support.servers.processes import environ, eventually, read_line
 from tests.support.servers.processes import infaas as command
 
 FORK = (
@@ -99,7 +102,8 @@ def test_a_pipeline_counts_as_one_query_and_its_stages_as_none(pipelines: Pipeli
 
     talk(pipelines, prepared)
     issued = "SELECT count(*) FROM infaas.query_outcomes WHERE app = 'counted' AND parent IS NULL"
-    assert eventually(lambda: counts("counted") == [pipelines.rows(issued)[0][0]] * 2)
+    why = "SELECT outcome, code, count(*) FROM infaas.query_outcomes WHERE app = 'counted' AND parent IS NULL GROUP BY 1, 2"
+    assert eventually(lambda: counts("counted") == [pipelines.rows(issued)[0][0]] * 2), pipelines.rows(why)
     before, stages = counts("counted"), counts("both")
     talk(pipelines, main)
     assert eventually(lambda: counts("counted") == [number + count for number in before]), counts("counted")
@@ -350,3 +354,83 @@ def test_a_default_output_is_given_where_a_stage_cannot_answer(pipelines: Pipeli
         assert answer.reason.startswith("deadline: ")
 
     talk(pipelines, main)
+
+
+PACED = """
+import os
+import time
+
+import numpy as np
+
+FIRST, SECOND = (np.array(part, np.float32) for part in {weights!r})
+
+
+class Paced:
+    def predict_batch(self, inputs):
+        time.sleep(float(os.environ["PACE_S"]))
+        return {{"scores": np.maximum(inputs["x"] @ FIRST, 0) @ SECOND}}
+"""
+FAST, SLOW = 0.02, 0.08  # s that a batch takes, of whatever size
+
+
+def test_fast_and_slow_replicas_share_what_waits_by_their_speed(pipelines: Pipelines, tmp_path: Path) -> None:
+    """Row 99: two processes of a user's own, one four times slower, serve one planned stage for two dispatchers."""
+    (tmp_path / "paced.py").write_text(PACED.format(weights=tuple(part.tolist() for part in weights(0))))
+    data = tmp_path / "paced.npz"
+    x, y = digits(64)
+    data.write_bytes(npz(x=x, y=y))
+    options = ("--app", "paced", "--model", "paced", "--validation", str(data), "--json", *pipelines.where)
+    count, batch = 1000, 4
+    with ExitStack() as stack:
+        for name, pace in (("fast", FAST), ("slow", SLOW)):
+            errors = stack.enter_context((tmp_path / f"{name}.err").open("w"))
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-P", "-m", "infaas.cli", "container", "paced:Paced", *options],
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    text=True,
+                    env=environ(PACE_S=str(pace)),
+                    cwd=tmp_path,
+                )
+            )
+            stack.callback(process.kill)
+            assert read_line(process), (tmp_path / f"{name}.err").read_text()
+
+        async def main(client: Any) -> None:
+            one = vertex("only", "paced")
+            await pipelines.add(client, "shared", [one], [], {"scores": "only.scores"}, latency_ms=60_000.0)
+            [variant] = await client.variants(app="paced")
+            stage = {"hardware": variant["hardware"], "batch": batch, "replicas": 2, "scale": 1.0, "rho": 0.5}
+            plan = {
+                "pipeline": "shared",
+                "policy": "inferline",
+                "status": "feasible",
+                "cost_per_s": 0.0,
+                "p99_ms": 1000.0,
+                "vertices": {"only": {**stage, "service_ms": 1000.0 * FAST}},
+                "envelope": [],
+                "dispersion": [],
+                "steps": [],
+                "rate": 100.0,
+                "latency_ms": 60_000.0,
+            }
+            await client.admin("deploy-pipeline", app="shared", plan=plan)
+
+            async def planned() -> bool:
+                [item] = await client.pipelines(app="shared")
+                return item["plan"] is not None and item["vertices"][0]["instances"] == 2
+
+            await until(planned)
+            await asyncio.gather(*(client.query("shared", x[:1], id=f"share-{i}", timeout=60.0) for i in range(count)))
+
+        talk(pipelines, main)
+    shares = """
+        SELECT o.worker, count(*), max(o.batch) FROM infaas.query_outcomes o JOIN infaas.query_outcomes p ON o.parent = p.uid
+        WHERE p.id LIKE 'share-%%' GROUP BY o.worker ORDER BY count(*)
+    """
+    assert eventually(lambda: sum(row[1] for row in pipelines.rows(shares)) == count)
+    rows = pipelines.rows(shares)
+    assert len(rows) == 2, rows
+    (_, slow, _), (_, fast, _) = rows
+    assert fast / slow == pytest.approx(SLOW / FAST, rel=0.15), rows
