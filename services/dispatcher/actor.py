@@ -306,7 +306,7 @@ class Dispatcher:
                 return NOTHING  # who asked for this part is gone: its query is started again as a whole
             query = self._admission.adopt(route, bytes(back.body), envelope.headers)
             if query is None:
-                return NOTHING
+                return self._outcomes.not_adopted(route, now)
         error = executor_error(back)
         if error is not None:
             return self._refuse(query, error, now)
@@ -329,7 +329,7 @@ class Dispatcher:
             return NOTHING
         query = self._admission.adopt(back.route, bytes(back.body), envelope.headers)
         if query is None:
-            return NOTHING
+            return self._outcomes.not_adopted(back.route, now)
         return self.composites.begin(query, now)
 
     def _elsewhere(self, query: Query, full: str, now: float) -> Iterable[Effect]:

@@ -258,6 +258,14 @@ class OutcomeRecorder:
             self.log.record(refused(route, error.code, now)),
         ]
 
+    def not_adopted(self, route: Route, now: float) -> list[Effect]:
+        """Refuse a query of another dispatcher, whose app is not there any more."""
+        error = Error(code="unknown_app", message=f"the app {route.app!r} is not there any more: see infaas.list.apps")
+        return [
+            Publish(route.reply_to, Refusal(id=route.id, error=error)),
+            self.log.record(refused(route, error.code, now)),
+        ]
+
     def done(
         self, batch: DoneBatch, record: VariantRecord | None, remove: Callable[[bytes], Query | None]
     ) -> list[Effect]:

@@ -11,6 +11,7 @@ from bus.codec import decode, encode
 from bus.messages.catalog import AppRecord, EdgeCondition, ModelSelection, PipelineEdge, PipelineRecord, PipelineVertex
 from bus.messages.flow import Execute
 from bus.messages.public import Tensor
+from services.core.actor import Changed
 from services.core.pipelines.branching import draw
 from services.core.settings import DispatcherSettings, Settings
 from services.dispatcher.pipelines import SMALL_BODY
@@ -197,6 +198,19 @@ def test_a_dispatcher_leaves_in_the_middle_of_nested_stages(dispatchers: int, af
     outcomes = {one.uid: one for one in fleet.outcomes()}
     assert len([one for one in outcomes.values() if one.parent is None]) == len(labels)
     assert len(outcomes) == 4 * len(labels)
+
+
+def test_a_query_whose_pipeline_is_deleted_before_it_is_taken_over_is_refused() -> None:
+    fleet = Staged(CASCADE, dispatchers=2)
+    fleet.change("p", latency_ms=20_000.0)
+    fleet.devices["w0"].slow = 20.0
+    label = fleet.ask("p")
+    fleet.stage.run(0.01)
+    fleet.stage.kill(holder(fleet))
+    for name in fleet.stage.members.keys() & {"d0", "d1"}:
+        fleet.stage.send(name, Changed("infaas-catalog", "app.p", None))
+    assert fleet.one(label, 15.0)["error"]["code"] == "unknown_app"
+    assert fleet.query().code == "unknown_app"
 
 
 def test_a_dispatcher_leaves_while_a_stage_waits_and_executors_know_its_query() -> None:
