@@ -1,4 +1,4 @@
-"""Pipelines by the doors that users have: what is visited, what comes back, what is recorded. Rows 94 to 99, traps 30 and 31."""
+"""Pipelines by the doors that users have: what is visited, what comes back, what is recorded."""
 
 import asyncio
 import json
@@ -50,7 +50,7 @@ def forked(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, set[str]]:
 
 
 def test_one_query_and_one_reply_whatever_the_stages_are(pipelines: Pipelines) -> None:
-    """Trap 30. A stock client sends one message and gets one; conditions say who is asked, and outputs come from who was."""
+    """A stock client sends one message and gets one; conditions say who is asked, and outputs come from who was."""
 
     async def main(client: Any) -> None:
         await pipelines.add(client, "fork", *FORK)
@@ -239,7 +239,7 @@ def test_inputs_that_are_not_where_the_query_says_are_its_own_mistake(pipelines:
 
 
 def test_a_query_that_is_sent_again_takes_the_same_edges(pipelines: Pipelines) -> None:
-    """Trap 31. Whichever dispatcher gets it: both have got some, and no query has gone two ways."""
+    """Whichever dispatcher gets it: both have got some, and no query has gone two ways."""
     keys = [bytes([i]) * 16 for i in range(60)]
     url = url_of(pipelines.whole)
 
@@ -374,7 +374,7 @@ FAST, SLOW = 0.02, 0.08  # s that a batch takes, of whatever size
 
 
 def test_fast_and_slow_replicas_share_what_waits_by_their_speed(pipelines: Pipelines, tmp_path: Path) -> None:
-    """Row 99: two processes of a user's own, one four times slower, serve one planned stage for two dispatchers."""
+    """Two processes of a user's own, one four times slower, serve one planned stage for two dispatchers."""
     (tmp_path / "paced.py").write_text(PACED.format(weights=tuple(part.tolist() for part in weights(0))))
     data = tmp_path / "paced.npz"
     x, y = digits(64)
