@@ -106,7 +106,11 @@ def test_a_pipeline_counts_as_one_query_and_its_stages_as_none(pipelines: Pipeli
     assert eventually(lambda: counts("counted") == [pipelines.rows(issued)[0][0]] * 2), pipelines.rows(why)
     before, stages = counts("counted"), counts("both")
     talk(pipelines, main)
-    assert eventually(lambda: counts("counted") == [number + count for number in before]), counts("counted")
+    assert eventually(lambda: counts("counted") == [number + count for number in before]), (
+        before,
+        counts("counted"),
+        pipelines.rows(why),
+    )
     assert counts("both") == stages
     assert eventually(lambda: pipelines.rows(objective, "counted")[0][0] == before[0] + count)
     page = series(get(url_of(pipelines.whole)))
