@@ -9,7 +9,6 @@ two traces look like the paper's, whose originals are not available. The others 
 
 from collections.abc import Sequence
 from functools import partial
-from math import ceil
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -24,7 +23,7 @@ from services.core.pipelines.coarse import CoarseTuner
 from services.core.pipelines.planners import plan_pipeline
 from services.core.pipelines.problem import PipelineProblem
 from services.core.pipelines.queueing import Floats
-from services.core.pipelines.tuner import PipelineTuner, ReplicaTuner, TunerDecision
+from services.core.pipelines.tuner import PipelineTuner, ReplicaTuner
 
 PIPELINE, SLO, RATE = "Social Media", 0.35, 150.0
 POINT_S, PLANNED_S = 30.0, 900.0
@@ -85,22 +84,6 @@ def bursts(seed: int, end: float = 300.0) -> TunedTrace:
     return TunedTrace(f"{seed}", sample(RATE, 1.0, 600.0, seed), np.concatenate(parts), end)
 
 
-class Proportional:
-    """The baselines' tuner on a fine-grained plan: all vertices grow in proportion to its units."""
-
-    def __init__(self, coarse: PipelinePlan, fine: PipelinePlan) -> None:
-        self._tuner = CoarseTuner(coarse, 0.0)
-        self._planned = max(self._tuner.replicas.values())
-        self._fine = {name: stage.replicas for name, stage in fine.vertices.items()}
-
-    def told(self, start: float, counts: Sequence[int], now: float) -> TunerDecision | None:
-        found = self._tuner.told(start, counts, now)
-        if found is None:
-            return None
-        share = max(found.replicas.values()) / self._planned
-        return replace(found, replicas={name: ceil(k * share - 1e-9) for name, k in self._fine.items()})
-
-
 class TraceReplays:
     """One trace under several systems. Each is planned and replayed once."""
 
@@ -132,7 +115,7 @@ class TraceReplays:
             case "planner only":
                 return self._with(problem, ours(), None)
             case "planner + CG tuner":
-                return self._with(problem, ours(), Proportional(self.plan("cg-mean"), ours()))
+                return self._with(problem, ours(), CoarseTuner(ours(), 0.0))
             case "oracle":
                 known = replace(problem, arrivals=trace.arrivals)
                 return self._with(known, plan_pipeline(known, "inferline"), None)

@@ -53,20 +53,24 @@ def _path_seconds(space: PlanningWorkspace, options: list[int], batch: int) -> f
 
 
 class CoarseTuner:
-    """The tuner of the baselines, after AutoScale (Gandhi et al., TOCS 2012): every vertex has a replica for each unit.
+    """The tuner of the baselines, after AutoScale (Gandhi et al., TOCS 2012): the plan is scaled as one unit.
 
     Units are added once those that there are serve less than what comes, and then also for what waits by then. What was not needed for
     two minutes goes. It is told and asked like `PipelineTuner`.
     """
 
     def __init__(self, plan: PipelinePlan, now: float, *, replicas: Mapping[str, int] | None = None) -> None:
-        """plan: of `plan_coarse`. now: Unix seconds. replicas: those that a tuner before this one had; None: the plan's."""
-        self.replicas = dict(replicas or {name: stage.replicas for name, stage in plan.vertices.items()})
-        self._unit = min(
-            1000.0 * stage.batch / stage.service_ms / stage.scale for stage in plan.vertices.values() if stage.scale > 0
-        )
+        """now: Unix seconds. replicas: of each vertex, those that a tuner before this one had; None: the plan's."""
+        stages = plan.vertices
+        self._planned = {name: stage.replicas for name, stage in stages.items()}
+        self._units = max(self._planned.values())  # of the plan; a coarse one has a replica of each vertex for each
+        self.replicas = dict(replicas or self._planned)
+        served = [
+            1000.0 * one.replicas * one.batch / one.service_ms / one.scale for one in stages.values() if one.scale > 0
+        ]
+        self._unit = min(served) / self._units
         self._arrived: deque[tuple[float, int]] = deque()  # (when a report begins, its queries) of the last RATE_S
-        self._wanted: deque[tuple[float, int]] = deque()  # (when, units) of the last IDLE_S
+        self._wanted: deque[tuple[float, int]] = deque()  # (when, units) of the last IDLE_S; falling
         self._begun = self._looked = now
         self._fresh = 0  # queries since the last look
         self._waiting = 0.0
@@ -79,26 +83,26 @@ class CoarseTuner:
         passed = now - self._looked
         if passed < LOOK_S:
             return None
-        units = max(self.replicas.values())
+        units = max(round(self.replicas[name] * self._units / k) for name, k in self._planned.items())
         self._waiting = max(0.0, self._waiting + self._fresh - units * self._unit * passed)
         self._looked, self._fresh = now, 0
         while self._arrived and self._arrived[0][0] < now - RATE_S:
             self._arrived.popleft()
         rate = sum(count for _, count in self._arrived) / min(RATE_S, max(LOOK_S, now - self._begun))
         wanted = max(1, ceil((rate + self._waiting / RATE_S) / self._unit - 1e-9))
-        while self._wanted and (self._wanted[0][0] < now - IDLE_S or self._wanted[-1][1] <= wanted):
-            if self._wanted[0][0] < now - IDLE_S:
-                self._wanted.popleft()
-            else:
-                self._wanted.pop()
+        while self._wanted and self._wanted[0][0] < now - IDLE_S:
+            self._wanted.popleft()
+        while self._wanted and self._wanted[-1][1] <= wanted:
+            self._wanted.pop()
         self._wanted.append((now, wanted))
         most = self._wanted[0][1]
         if units < wanted or (most < units and now - self._begun >= IDLE_S):
-            return self._changed(units, max(wanted, most), rate)
+            return self._changed(units, most, rate)
         return None
 
     def _changed(self, units: int, wanted: int, rate: float) -> TunerDecision:
-        before, self.replicas = self.replicas, dict.fromkeys(self.replicas, wanted)
+        before = self.replicas
+        self.replicas = {name: max(1, ceil(k * wanted / self._units - 1e-9)) for name, k in self._planned.items()}
         reason = f"{rate:.4g} queries/s and {self._waiting:.0f} that wait; a unit serves {self._unit:.4g}/s"
         return TunerDecision(
             action="up" if wanted > units else "down",

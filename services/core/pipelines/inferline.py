@@ -6,7 +6,9 @@
    a batch twice as large, which saves nothing itself but may let replicas go. Those after the last change that saved are taken back.
 4. The paper's search ends there, now and then in a local optimum (its section 7.2.1). So all cheaper configurations are searched, as far
    as the effort allows (services/core/pipelines/search.py).
-5. The cheapest of many configurations is one that the sample happens to favour. So the plan is tried on other samples, which are drawn from
+5. Where a few percent of the cost buy a replica for the vertex that would be overloaded first, it gets it: traffic that begins to grow is
+   served until the tuner is sure of the change.
+6. The cheapest of many configurations is one that the sample happens to favour. So the plan is tried on other samples, which are drawn from
    the sample. If too many queries are late in one of them, all is done again with fewer of them allowed in the sample.
 
 A change that fails once is not tried again until another vertex has changed its batch or hardware: with fewer replicas elsewhere,
@@ -21,6 +23,7 @@ from services.core.pipelines.search import Found, search
 
 EFFORT = 30_000_000  # visits that the estimator follows in the last step
 ROUNDS = 5
+SLACK = 0.05  # of the cost, for replicas of the vertex that would be overloaded first
 
 
 def plan_inferline(
@@ -35,14 +38,27 @@ def plan_inferline(
             break
         descent = _Descent(space, first)
         found = descent.run(effort)
-        plan = space.plan(
-            found.choices, policy=policy, optimal=found.complete and not number, steps=[*notes, *descent.steps(found)]
-        )
-        late = space.late_elsewhere(found.choices) if number < rounds - 1 else 0
-        if late <= space.late or not space.tighten(found.choices, late):
+        choices = _with_slack(space, found.choices)
+        complete = found.complete and not number and choices == found.choices
+        plan = space.plan(choices, policy=policy, optimal=complete, steps=[*notes, *descent.steps(found, choices)])
+        late = space.late_elsewhere(choices) if number < rounds - 1 else 0
+        if late <= space.late or not space.tighten(choices, late):
             break
         notes.append(f"{plan.cost_per_s * 3600:.4g} US$/h: {_share(space, late)} of queries late in another sample")
     return plan if plan is not None else infeasible(space, policy)
+
+
+def _with_slack(space: PlanningWorkspace, choices: Choices) -> Choices:
+    """A replica more for the vertex with the highest load, as long as that costs next to nothing."""
+    left = SLACK * space.cost(choices)
+    while True:
+        spare = [_spare(space, v, one) for v, one in enumerate(choices)]
+        v = spare.index(min(spare))
+        price = space.options[v][choices[v].option].price_per_hour
+        more = changed(choices, v, replicas=choices[v].replicas + 1)
+        if not 0 < price <= left or not space.meets(more):
+            return choices
+        choices, left = more, left - price
 
 
 def _share(space: PlanningWorkspace, late: int) -> str:
@@ -128,10 +144,15 @@ class _Descent:
             pass
         return search(self._space, self._cheapest, effort)
 
-    def steps(self, found: Found) -> list[str]:
-        """What led to what was found."""
+    def steps(self, found: Found, choices: Choices) -> list[str]:
+        """What led to what was found, and to these choices with slack."""
         other = [v for v, one in enumerate(found.choices) if one != self._cheapest[v]]
-        return self.taken[: self._kept] + [f"search: {self._told(v, found.choices[v])}" for v in other]
+        spare = [v for v, one in enumerate(choices) if one != found.choices[v]]
+        return [
+            *self.taken[: self._kept],
+            *(f"search: {self._told(v, found.choices[v])}" for v in other),
+            *(f"slack: {self._told(v, choices[v])}" for v in spare),
+        ]
 
     def _saved(self) -> bool:
         """Take the change that saves most."""

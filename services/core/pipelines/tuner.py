@@ -10,7 +10,7 @@ then on: else bursts would go with a cut after each of them, and the longest win
 """
 
 from collections.abc import Mapping, Sequence
-from math import ceil
+from math import ceil, sqrt
 from typing import Protocol
 
 import numpy as np
@@ -27,6 +27,9 @@ LATE_S = 0.5  # reports of other dispatchers may come so much later; windows tha
 LOOK_S = 1.0  # between two looks at what could be cut
 STEP = 1.1  # by which a rate is raised until it provides for what was counted
 ROUNDING = 1e-9
+MANY = 60  # counts that tell how much counts vary
+FEWEST = 5.0  # queries in a window, mean, for the same
+SPREAD_Z = 5.0  # standard errors by which they vary more than planned
 
 Counts = NDArray[np.int64]
 
@@ -79,7 +82,7 @@ class PipelineTuner:
         self._counts = np.zeros(self._room, np.int64)
         self._newest = self._begun - 1  # the last bin that was told
         self._since = self._first  # the first bin that windows count
-        self._changed = self._violated = self._looked = now
+        self._changed = self._violated = self._looked = self._tested = now
 
     def told(self, start: float, counts: Sequence[int], now: float) -> TunerDecision | None:
         """A dispatcher's report: queries in the bins from `start`, Unix seconds. None: the replicas stay as they are.
@@ -103,6 +106,12 @@ class PipelineTuner:
         if (most > self._limits).any():
             self._violated = now
             return self._up(most, now)
+        if now - self._tested >= LOOK_S:
+            self._tested = now
+            found = self._bursts(sums, last, now)
+            if found is not None:
+                self._violated = now
+                return self._provided(sums, last, found, now)
         if now - max(self._violated, self._changed) >= self._calm_s and now - self._looked >= LOOK_S:
             self._looked = now
             return self._down(sums, now)
@@ -134,6 +143,36 @@ class PipelineTuner:
             f" largest rate {rate:.4g}/s in {window:g} s"
         )
         return self._changed_to("up", wanted, rate, window, reason, now)
+
+    def _bursts(self, sums: Counts, last: int, now: float) -> str | None:
+        """How much more than planned the counts in the shortest windows of the last half minute vary; None: not surely more.
+
+        Counts come in bursts long before one of them is too much. Differences of neighbours tell it: a rate that changes adds little to them.
+        """
+        memory, last = round(MEMORY_S / BIN_S), last - round(LATE_S / BIN_S)
+        if self._bin(now) - self._begun < memory or last < memory:
+            return None
+        span = int(self._spans[0])
+        number = memory // span
+        counts = np.diff(sums[last - number * span : last + 1 : span])
+        mean = float(counts.mean())
+        if number < MANY or mean < FEWEST:
+            return None
+        spread = max(1.0, self._plan.dispersion[0])
+        seen = float((np.diff(counts) ** 2.0).mean()) / (2.0 * mean)
+        error = sqrt((3.0 + (6.0 * (spread - 1.0) + 1.0) / mean) / number)
+        if seen <= spread * (1.0 + SPREAD_Z * error):
+            return None
+        return f"counts in {span * BIN_S:g} s vary {seen / spread:.2g} times as much as planned"
+
+    def _provided(self, sums: Counts, last: int, reason: str, now: float) -> TunerDecision | None:
+        """Replicas for the most queries within the objective in the last half minute."""
+        windows = self._spans * BIN_S
+        i = int(np.abs(windows - self._plan.latency_ms / 1000.0).argmin())
+        most = self._most(sums, max(1, last - round(MEMORY_S / BIN_S)), last)
+        rate, window = float(most[i] / windows[i]), float(windows[i])
+        wanted = {name: max(self.replicas[name], k) for name, k in self._wanted(rate).items()}
+        return self._changed_to("up", wanted, rate, window, f"{reason}; largest rate {rate:.4g}/s in {window:g} s", now)
 
     def _down(self, sums: Counts, now: float) -> TunerDecision | None:
         """Keep what the last half minute needs: its largest rate, and no count in it would have been too much."""

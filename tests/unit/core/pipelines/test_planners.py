@@ -161,6 +161,19 @@ def test_a_batch_grows_where_replicas_go_for_it() -> None:
         )
 
 
+def test_what_costs_next_to_nothing_is_spent_where_load_is_highest() -> None:
+    """A core beside a dear accelerator: with one core the first stage would have a load of 0.9."""
+    options = [option("v0", "cpu", 0.06, {1: 9.0}), option("v1", "gpu", 2.0, {1: 3.0})]
+    posed = problem(*options, rate=100.0, latency_ms=400.0)
+    plan = plan_pipeline(posed)
+    assert plan.vertices["v0"].replicas == 2
+    assert any(step == "slack: v0: 2 x cpu, batch 1" for step in plan.steps)
+    dearer = [option("v0", "cpu", 0.5, {1: 9.0}), options[1]]
+    plain = plan_pipeline(problem(*dearer, rate=100.0, latency_ms=400.0))
+    assert plain.vertices["v0"].replicas == 1
+    assert not any(step.startswith("slack") for step in plain.steps)
+
+
 # -- hardware, and models
 
 
@@ -246,18 +259,21 @@ def bursty(seed: int, seconds: float) -> PipelineProblem:
 
 
 def test_a_plan_holds_for_samples_that_it_was_not_made_from() -> None:
-    """Trap 23: plans from half a minute of bursts, and from as much taken as it is."""
+    """Trap 23: plans from a quarter of a minute of bursts, and from as much taken as it is."""
     late: dict[int, list[float]] = {1: [], ROUNDS: []}
-    for seed in range(10):
-        posed, other = bursty(seed, 30.0), bursty(seed + 50, 600.0)
+    others = [bursty(seed, 600.0).arrivals for seed in (50, 51, 52)]
+    for seed in range(12):
+        posed = bursty(seed, 15.0)
         for rounds, found in late.items():
-            found.append(late_share(posed, plan_pipeline(posed, rounds=rounds), other.arrivals))
-    assert sum(share > 0.01 for share in late[1]) >= 3
-    assert sum(share > 0.01 for share in late[ROUNDS]) <= 1
+            found.append(late_share(posed, plan_pipeline(posed, rounds=rounds), others[seed % 3]))
+    taken, tried = (sum(share > 0.01 for share in found) for found in late.values())
+    assert taken >= 3
+    assert tried <= taken / 2
+    assert np.mean(late[ROUNDS]) < 0.01
 
 
 def test_a_plan_says_why_it_costs_more_than_the_sample_asks_for() -> None:
-    plans = [plan_pipeline(bursty(seed, 30.0)) for seed in range(10)]
+    plans = [plan_pipeline(bursty(seed, 15.0)) for seed in range(12)]
     noted = [plan for plan in plans if "queries late in another sample" in plan.steps[0]]
     assert noted
     for plan in noted:

@@ -180,6 +180,26 @@ def test_bursts_at_the_same_mean_are_a_change(seed: int) -> None:
     assert up.decision.window_s < 2.0
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_bursts_keep_their_replicas_as_long_as_they_last(seed: int) -> None:
+    """Counts vary more than planned although few are too much: there is no cut between two of those."""
+    arrivals = poisson_then(150.0, 2.0, 60.0, 240.0, 360.0, seed)
+    found = list(run(PipelineTuner(planned(SAMPLE), T0), arrivals, 360.0))
+    assert 60.0 < found[0].seconds < 75.0
+    assert all(one.decision.action == "up" for one in found if 75.0 < one.seconds < 240.0)
+    assert any("times as much as planned" in one.decision.reason for one in found)
+    assert found[-1].decision.replicas == PLANNED
+    assert 250.0 < found[-1].seconds < 300.0
+
+
+def test_a_rate_that_changes_is_no_burst() -> None:
+    """Twice as many queries, of the same law: what is too much is their number."""
+    steps = poisson_then(300.0, 1.0, 60.0, 90.0, 180.0, 7)
+    found = list(run(PipelineTuner(planned(SAMPLE), T0), steps, 180.0))
+    assert found
+    assert not any("times as much as planned" in one.decision.reason for one in found)
+
+
 def test_several_dispatchers_add_up() -> None:
     """Each of three sees a third, none of them more than the plan's envelope."""
     arrivals = poisson_then(250.0, 1.0, 60.0, 120.0, 121.0, 3)
