@@ -225,6 +225,7 @@ def _ramps(traces: dict[str, list[TraceReplays]]) -> list[Row]:
             stated(
                 f"10, {name}: … planner that knows the trace", _late(benches, "oracle"), paper="near zero", form=".2%"
             ),
+            at_least(f"10, {name}: CG-Mean has … times as many late", 34.5, _fewer(benches, "CG-Mean"), " x"),
             at_most(f"10, {name}: InferLine costs … times the planner that knows", 1.0, costs, " x"),
         ]
     return rows
@@ -237,6 +238,7 @@ def _bursts(benches: Sequence[TraceReplays]) -> list[Row]:
         stated("11, CV 1 to 4: queries late, InferLine", _late(benches, "InferLine"), paper="near zero", form=".2%"),
         stated("11, CV 1 to 4: … planner only", _late(benches, "planner only"), paper="high", form=".2%"),
         stated("11, CV 1 to 4: … CG-Mean", _late(benches, "CG-Mean"), form=".2%"),
+        at_least("11, CV 1 to 4: CG-Mean has … times as many late", 34.5, _fewer(benches, "CG-Mean"), " x"),
     ]
 
 
@@ -262,7 +264,7 @@ def _attribution(benches: Sequence[TraceReplays]) -> list[Row]:
 
 
 def _together(traces: dict[str, list[TraceReplays]]) -> list[Row]:
-    """Over ramps, rises and bursts."""
+    """Over rises, ramps and bursts."""
     count = len(next(iter(traces.values())))
     late = {
         system: [
@@ -276,11 +278,11 @@ def _together(traces: dict[str, list[TraceReplays]]) -> list[Row]:
         for system in late
     }
     rows = [
-        at_least("ramps and bursts: CG-Mean has … times as many late", 34.5, ratios(late["CG-Mean"], late["InferLine"]), " x"),
-        stated("ramps and bursts: CG-Peak has … times as many late", ratios(late["CG-Peak"], late["InferLine"]), " x"),
+        at_least("all of these: CG-Mean has … times as many late", 34.5, ratios(late["CG-Mean"], late["InferLine"]), " x"),
+        stated("all of these: CG-Peak has … times as many late", ratios(late["CG-Peak"], late["InferLine"]), " x"),
     ]  # fmt: skip
     return rows + [
-        stated(f"ramps and bursts: {system} costs … times InferLine", ratios(cost[system], cost["InferLine"]), " x")
+        stated(f"all of these: {system} costs … times InferLine", ratios(cost[system], cost["InferLine"]), " x")
         for system in ("CG-Mean", "CG-Peak")
     ]
 

@@ -7,7 +7,7 @@
 4. The paper's search ends there, now and then in a local optimum (its section 7.2.1). So all cheaper configurations are searched, as far
    as the effort allows (services/core/pipelines/search.py).
 5. Where a few percent of the cost buy a replica for the vertex that would be overloaded first, it gets it: traffic that begins to grow is
-   served until the tuner is sure of the change.
+   served until the tuner is sure of the change. Batches that need not be so large are halved.
 6. The cheapest of many configurations is one that the sample happens to favour. So the plan is tried on other samples, which are drawn from
    the sample. If too many queries are late in one of them, all is done again with fewer of them allowed in the sample.
 
@@ -38,8 +38,8 @@ def plan_inferline(
             break
         descent = _Descent(space, first)
         found = descent.run(effort)
-        choices = _with_slack(space, found.choices)
-        complete = found.complete and not number and choices == found.choices
+        choices = _trimmed(space, _with_slack(space, found.choices))
+        complete = found.complete and not number and space.cost(choices) <= space.cost(found.choices)
         plan = space.plan(choices, policy=policy, optimal=complete, steps=[*notes, *descent.steps(found, choices)])
         late = space.late_elsewhere(choices) if number < rounds - 1 else 0
         if late <= space.late or not space.tighten(choices, late):
@@ -59,6 +59,20 @@ def _with_slack(space: PlanningWorkspace, choices: Choices) -> Choices:
         if not 0 < price <= left or not space.meets(more):
             return choices
         choices, left = more, left - price
+
+
+def _trimmed(space: PlanningWorkspace, choices: Choices) -> Choices:
+    """Batches half as large where that makes no vertex the first to be overloaded: each stage must reckon with full batches behind it."""
+    least = min(_spare(space, v, one) for v, one in enumerate(choices))
+    for v in range(len(choices)):
+        while choices[v].batch > 1:
+            smaller = changed(
+                choices, v, batch=max(n for n in space.batches(v, choices[v].option) if n < choices[v].batch)
+            )
+            if _spare(space, v, smaller[v]) < least * (1 - 1e-9) or not space.meets(smaller):
+                break
+            choices = smaller
+    return choices
 
 
 def _share(space: PlanningWorkspace, late: int) -> str:
