@@ -199,12 +199,12 @@ class Pipelines:
             part.pipeline = stage.app.app.pipeline
         else:
             part.selection = selection_of(part, stage.app.app)
-        if run.served.graph.into[vertex.name] and len(query.body) > SMALL_BODY:
-            part.part.origin = None  # who answered the first parts has it
         run.parts[vertex.name] = part.part
         self.visits[query.ask.app, vertex.name] += 1
         origin = part.part.origin
         carried = 0 if origin is None or origin.body is None else len(origin.body)
+        if run.served.graph.into[vertex.name] and carried > SMALL_BODY:
+            part.part.origin, carried = None, 0  # who answered the first parts has it
         if len(part.body) + carried > self._settings.max_inline and part.pipeline is None:
             store = GatherOutputs(f"{part.uid.hex()}-inputs", here, tuple(refs))
             return (Do(("inputs", part), store, GATHER),)

@@ -186,19 +186,23 @@ class Pipelines:
         *,
         latency_ms: float = 20_000.0,
         sample: np.ndarray | None = None,
-    ) -> None:
-        """A pipeline; returns once both dispatchers answer this sample, of which 20 answers in a row say so."""
+    ) -> int:
+        """A pipeline; returns once both dispatchers answer this sample, of which 20 answers in a row say so. The number of all answers."""
         head = {"name": name, "latency_ms": latency_ms}
         await client.admin("set-pipeline", pipeline=head, vertex=vertices, edge=edges, output=output)
         row: deque[bool] = deque(maxlen=20)
         x = ones(0.0) if sample is None else sample
+        answers = 0
 
         async def settled() -> bool:
+            nonlocal answers
             answer = await client.query(name, x, timeout=60.0, raise_refused=False)
             row.append(isinstance(answer, infaas.Answer))
+            answers += row[-1]
             return len(row) == 20 and all(row)
 
         await until(settled, 120.0)
+        return answers
 
     def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         with psycopg.connect(self.whole.sql) as connection:

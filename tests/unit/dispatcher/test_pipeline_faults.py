@@ -25,11 +25,13 @@ OUTER = PipelineRecord(
 )
 
 
-def nested(**options: Any) -> Staged:
+DEEP = PipelineRecord(vertices=[vertex("deep")], output={"y": "deep.y"})
+
+
+def nested(record: PipelineRecord = OUTER, inner: PipelineRecord = DEEP, **options: Any) -> Staged:
     """A fleet whose pipeline has a pipeline in it: first, then within `inner` deep."""
-    fleet = Staged(OUTER, **options)
+    fleet = Staged(record, **options)
     fleet.add(*catalogue(variant("deep-v1-ort-fp32-t1-b8", model="deep"), app="deep"))
-    inner = PipelineRecord(vertices=[vertex("deep")], output={"y": "deep.y"})
     fleet.add(AppRecord(app="inner", links={}, signature=SIGNATURE, pipeline=inner))
     for device in fleet.devices.values():
         device.says = {"deep": 9.0}
@@ -77,6 +79,23 @@ def test_a_large_body_goes_with_the_first_stages_only_and_is_enough_to_start_aga
     assert dear.route.origin is None
     fleet.stage.kill(holder(fleet))
     assert numbers(fleet.one(label, 15.0)) == (2.0, 2.0)
+
+
+def test_a_large_body_goes_with_the_first_stages_of_a_pipeline_within_only() -> None:
+    outer = PipelineRecord(
+        vertices=[vertex("first"), PipelineVertex(name="rest", app="inner", inputs={"x": "$.x"})],
+        output={"y": "rest.y", "z": "first.y"},
+    )
+    inner = PipelineRecord(
+        vertices=[vertex("deep"), PipelineVertex(name="again", app="deep", inputs={"x": "deep.y"})],
+        edges=[PipelineEdge(source="deep", target="again")],
+        output={"y": "again.y"},
+    )
+    fleet = nested(outer, inner)
+    fleet.stage.listen(fleet.subjects.execute("w0", "cpu"))
+    assert numbers(fleet.one(fleet.ask("p", padding=b"." * (SMALL_BODY + 1)))) == (9.0, 9.0)
+    carried = {one.route.stage: one.route.origin is not None for one in sent_of(fleet)}
+    assert carried == {"first": True, "deep": True, "again": False}
 
 
 def test_a_small_body_goes_with_each_stage() -> None:
