@@ -3,7 +3,8 @@
 The envelope of a sample is the most queries in *any* window of each length, not only in those that begin at multiples of it. Another trace of
 the same law exceeds it now and then, since its own largest count lies elsewhere. So what counts as a change is more: a count beyond the
 envelope and also beyond Z standard deviations of such counts. Counts are taken as negative binomial, with the mean and the variance of the
-sample; the third term of their Cornish-Fisher expansion keeps the limit right for small means, where a normal law would be too low.
+sample; the third term of their Cornish-Fisher expansion keeps the limit right for small means, where a normal law would be too low. Counts
+that vary less than a Poisson process's have its skewness for their variance.
 """
 
 from collections.abc import Sequence
@@ -70,6 +71,6 @@ def limits(envelope: Envelope, dispersion: Sequence[float], planned: float, rate
     for (window, most), spread in zip(envelope, dispersion, strict=True):
         mean = rate * window
         deviation = sqrt(mean * spread)
-        high = mean + Z * deviation + max(0.0, (Z * Z - 1.0) * (2.0 * spread - 1.0) / 6.0)
+        high = mean + Z * deviation + (Z * Z - 1.0) * max(spread, 2.0 * spread - 1.0) / 6.0
         found.append(max(high, most * max(1.0, rate / planned)) if rate >= planned * (1 - 1e-9) else high)
     return found
