@@ -173,6 +173,12 @@ async def a_pipeline_passes_large_tensors_on(boss: Client, large: np.ndarray) ->
     assert answer.outputs_ref is not None
     assert np.array_equal(answer.outputs["x"], large)
     assert len(answer.outputs["scores"]) == len(large)
+    await boss.admin("delete-app", app="copies")
+
+    async def gone() -> bool:
+        return len(await boss.apps()) == 1
+
+    await until(gone)
 
 
 CLASS = """
