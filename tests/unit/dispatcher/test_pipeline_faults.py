@@ -381,14 +381,19 @@ def visits(record: PipelineRecord, says: dict[str, float], uid: bytes) -> list[s
     return found
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(graphs(), st.sampled_from(["", "", "w0/cpu", "d0"]), st.floats(0.0, 0.03))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(graphs(), st.sampled_from(["", "", "w0/cpu", "d0"]), st.floats(0.0, 0.03), st.integers(0, 5), st.integers(1, 4))
 def test_any_graph_gives_one_reply_and_visits_what_its_conditions_say(
-    graph: tuple[PipelineRecord, dict[str, float]], victim: str, at: float
+    graph: tuple[PipelineRecord, dict[str, float]], victim: str, at: float, provided: int, batch: int
 ) -> None:
+    """provided: how many of its vertices a plan provides for."""
     record, says = graph
     fleet = Staged(record, dispatchers=2, workers=2)
-    fleet.change("p", latency_ms=20_000.0)
+    plan = planned(batch=batch)
+    stage = plan.vertices.pop("a")
+    for one in record.vertices[:provided]:
+        plan.vertices[one.name] = replace(stage, variant=f"{one.app}-v1-ort-fp32-t1-b8")
+    fleet.change("p", latency_ms=20_000.0, plan=plan if plan.vertices else None)
     for device in fleet.devices.values():
         device.says, device.slow = says, 3.0
     labels = [fleet.ask("p") for _ in range(3)]

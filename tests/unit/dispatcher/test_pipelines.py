@@ -228,8 +228,9 @@ def planned(replicas: int = 1, batch: int = 4) -> PipelinePlan:
 ONE = PipelineRecord(vertices=[vertex("a")], output={"y": "a.y"})
 
 
-def test_fast_and_slow_replicas_share_a_queue_by_their_speed() -> None:
-    fleet = Staged(ONE, workers=2)
+@pytest.mark.parametrize("dispatchers", [1, 2])
+def test_fast_and_slow_replicas_share_a_queue_by_their_speed(dispatchers: int) -> None:
+    fleet = Staged(ONE, workers=2, dispatchers=dispatchers)
     fleet.change("p", plan=planned(), latency_ms=2000.0)
     fleet.devices["w0"].slow = 4.0
     for _ in range(400):
