@@ -15,6 +15,7 @@ PAGES = (
     ("slo", "SLO", ":material/timer:"),
     ("applications", "Applications", ":material/apps:"),
     ("members", "Members", ":material/groups:"),
+    ("pipelines", "Pipelines", ":material/schema:"),
     ("shadow", "Shadow", ":material/compare_arrows:"),
     ("explain", "Explain", ":material/quiz:"),
     ("jobs", "Jobs", ":material/stacks:"),

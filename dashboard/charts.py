@@ -1,7 +1,9 @@
 """Charts as Vega-Lite specifications. A specification does not depend on the data, so new data only move the marks."""
 
+import html
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import streamlit as st
@@ -70,7 +72,7 @@ _WHOLE: Spec = {"mark": {"type": "rule", "opacity": 0}, "encoding": {"x": _TIME}
 
 def draw(frame: pd.DataFrame, spec: Spec, key: str, window: Window | None = None) -> None:
     """Show a chart with the full width. key: unique on the page. window: range of the time axis; default: the range of the rows."""
-    columns, rows = _legend_of(frame[spec["usermeta"]["series"]])
+    columns, rows = _legend_of(frame[spec["usermeta"]["series"]], strokes="layer" in spec)
     rows += spec["usermeta"].get("legends", 1) - 1
     legend = {"padding": 0, "layout": {"top": {"margin": 4, "direction": "vertical"}}, "columns": columns}
     shape = {**_SHAPE, **spec, "config": {"legend": legend}, "height": spec["height"] + 16 * (rows - 1)}
@@ -84,10 +86,10 @@ def draw(frame: pd.DataFrame, spec: Spec, key: str, window: Window | None = None
     st.vega_lite_chart(frame, shape, width="stretch", key=key)
 
 
-def _legend_of(series: pd.Series) -> tuple[int, int]:
-    """Columns and rows of a legend on a phone. Vega computes them too late for its own layout."""
+def _legend_of(series: pd.Series, *, strokes: bool) -> tuple[int, int]:
+    """Columns and rows of a legend on a phone. Vega computes them too late for its own layout. strokes: its symbols are strokes."""
     names = [str(name) for name in series.dropna().unique()] or [""]
-    columns = max(1, int(340 / (6.4 * max(map(len, names)) + 30)))
+    columns = max(1, int(340 / (6.4 * max(map(len, names)) + (38 if strokes else 30))))
     return columns, -(-len(names) // columns)
 
 
@@ -100,15 +102,22 @@ def lines(
     domain: Sequence[float] | None = None,
     height: int = HEIGHT,
     level: str | None = None,
+    note: str | None = None,
 ) -> Spec:
     """Lines over `time`, one for each value of `series`. The tooltip shows the values at the pointer.
 
-    level: the column with the value that each line should reach, drawn as a dashed line of the same colour.
+    level: the column with the value that each line should reach, drawn as a dashed line of the same colour. note: the column that says why the
+    value changed; then lines are steps, with a mark at each change that has a note.
     """
     value = _value(y, unit, form, domain)
     colour = {**_colour(series), "legend": _STROKES}
     tips = [_tip("time", "temporal", "time", "%d %b %H:%M:%S"), _tip(series), _tip(y, "quantitative", unit, form)]
     real = [{"filter": f"datum['{series}'] != null"}]
+    mark, point, marked = _LINE, {"opacity": 0, "size": 90}, real
+    if note is not None:
+        mark, point = {**_LINE, "interpolate": "step-after"}, {"opacity": 1, "size": 45}
+        marked = [*real, {"filter": f"datum['{note}'] != null"}]
+        tips.append(_tip(note))
     wanted: Spec = {
         "transform": real,
         "mark": {"type": "line", "strokeWidth": 1, "strokeDash": [4, 4]},
@@ -123,12 +132,12 @@ def lines(
             *([wanted] if level is not None else []),
             {
                 "transform": real,
-                "mark": _LINE,
+                "mark": mark,
                 "encoding": {"y": value, "color": colour},
             },
             {
-                "transform": real,
-                "mark": {"type": "point", "opacity": 0, "size": 90, "filled": True},
+                "transform": marked,
+                "mark": {"type": "point", "filled": True, **point},
                 "encoding": {"y": value, "color": colour, "tooltip": tips},
             },
         ],
@@ -233,6 +242,67 @@ def tradeoff(unit: str) -> Spec:
         },
     }
     return {"usermeta": {"series": "model", "legends": 2}, "height": 360, "layer": [best, points]}
+
+
+FLOW = "#7d838c"  # of lines and words beside nodes, on white and on black
+_OK, _SHORT, _GONE = ("#dcebf5", "#0072b2"), ("#fdf0d5", "#e69f00"), ("#fbdedc", "#d0342c")  # fill and border
+
+
+class Node(NamedTuple):
+    """A vertex of a drawn pipeline. lines: what stands below its name. state: "ok", "short" of replicas, or "gone"."""
+
+    name: str
+    lines: Sequence[str]
+    state: str = "ok"
+
+
+def flow(nodes: Sequence[Node], edges: Sequence[tuple[str, str, Sequence[str]]], last: Sequence[str]) -> str:
+    """A pipeline as a graph in DOT, from the query on top to the answer.
+
+    edges: source, target, lines that say when it is followed; none: always. last: whose outputs are answered.
+    """
+    quoted = {node.name: _quoted(node.name) for node in nodes}
+    entered = {target for _, target, _ in edges}
+    colours = {"ok": _OK, "short": _SHORT, "gone": _GONE}
+    text = [
+        'digraph { bgcolor="transparent" rankdir=TB ranksep=0.35 nodesep=0.25 margin=0.02',
+        'node [fontname="sans-serif" fontsize=12 shape=box style="rounded,filled" fontcolor="#1f2933" margin="0.12,0.07"]',
+        f'edge [fontname="sans-serif" fontsize=11 color="{FLOW}" fontcolor="{FLOW}" arrowsize=0.7]',
+        f'":query" [label="query" shape=plain style="" fontcolor="{FLOW}"]',
+        f'":answer" [label="answer" shape=plain style="" fontcolor="{FLOW}"]',
+    ]
+    for node in nodes:
+        fill, border = colours[node.state]
+        lines = [f"<b>{line}</b>" for line in _broken(node.name)] + [
+            line for one in node.lines for line in _broken(one)
+        ]
+        label = "<br/>".join(lines)
+        text.append(f'{quoted[node.name]} [label=<{label}> fillcolor="{fill}" color="{border}"]')
+    text += [f'":query" -> {quoted[node.name]}' for node in nodes if node.name not in entered]
+    for source, target, when in edges:
+        told = "\\n".join(f" {_escaped(line)} " for line in when)
+        label = f' [label="{told}" style=dashed]' if when else ""
+        text.append(f"{quoted[source]} -> {quoted[target]}{label}")
+    text += [f'{quoted[name]} -> ":answer"' for name in dict.fromkeys(last)]
+    return "\n".join([*text, "}"])
+
+
+def _broken(text: str, most: int = 20) -> list[str]:
+    """As HTML, in lines of about so many characters, at hyphens and blanks, so that the graph is narrow enough for a phone."""
+    lines = [""]
+    for word in re.findall(r"[^- ]+[- ]?|[- ]", text):
+        if lines[-1] and len(lines[-1]) + len(word.strip()) > most:
+            lines.append("")
+        lines[-1] += word
+    return [html.escape(line.strip()) for line in lines]
+
+
+def _quoted(name: str) -> str:
+    return f'"{_escaped(name)}"'
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
 
 
 def axis_start(percents: pd.Series) -> float:

@@ -1,10 +1,10 @@
-"""Data for the pages: SQL queries with the read-only role, and explanations from the running system.
+"""Data for the pages: SQL queries with the read-only role, explanations and pipelines from the running system.
 
 All visitors share a pool of connections, and results are cached for a moment. Each SQL statement is one file of `sql/`. No other module
 of the dashboard uses SQL.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from math import inf
@@ -13,7 +13,7 @@ from pathlib import Path
 from socket import SHUT_RDWR, socket
 from threading import Timer
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 import psycopg
@@ -26,6 +26,7 @@ from dashboard.window import Window
 from infaas.blocking import Infaas, connect_blocking
 from infaas.errors import InfaasError, NotConnected, Refused, Timeout
 
+Result = TypeVar("Result")
 SQL = Path(__file__).parent / "sql"
 CONNECT_S = 2.0  # to wait for a connection; after a failure nobody tries again for so long
 MAX_STATEMENT_MS = 20_000  # for one statement
@@ -189,11 +190,25 @@ def _explanation(nats: str, prefix: str, app: str, needs: dict[str, Any]) -> dic
     return _client(nats, prefix).explain(app, **needs)
 
 
+@st.cache_data(ttl=CACHE_S, max_entries=100, show_spinner=False)
+def _pipelines(nats: str, prefix: str, app: str) -> list[dict[str, Any]]:
+    return _client(nats, prefix).pipelines(app=app)
+
+
 def explain(app: str, needs: dict[str, Any]) -> dict[str, Any]:
     """The decision that a query would get now (`infaas.Client.explain`). Sends no query. Raises Refused, NoData."""
+    return _ask(_explanation, app, needs)
+
+
+def pipeline(app: str) -> dict[str, Any] | None:
+    """A pipeline's graph, its plan, and how each stage is served now (`infaas.Client.pipelines`). None: it is none. Raises Refused, NoData."""
+    return next(iter(_ask(_pipelines, app)), None)
+
+
+def _ask(what: Callable[..., Result], *asked: Any) -> Result:
     try:
         address = system_address()
-        return _explanation(address.nats, address.prefix, app, needs)
+        return what(address.nats, address.prefix, *asked)
     except Refused:
         raise
     except NotConnected as error:

@@ -44,16 +44,22 @@ def choose_window() -> Window:
     return between(*((each or now).replace(tzinfo=zone).astimezone(UTC) for each in (start, end)))
 
 
-def choose_app(all_apps: str | None) -> str | None:
-    """Show the control for the app, which is kept in the URL (?app=). all_apps: the option for all apps, if there is one; it gives None."""
+def choose_app(all_apps: str | None, *, pipelines: bool = False) -> str | None:
+    """Show the control for the app, which is kept in the URL (?app=). all_apps: the option for all apps, if there is one; it gives None.
+
+    pipelines: only those that are pipelines. None: there is no app.
+    """
     try:
-        names = list(query("apps")["app"])
+        apps = query("apps")
+        names = list(apps.loc[apps["pipeline"], "app"] if pipelines else apps["app"])
     except NoData:
         names = []  # the page itself shows the reason
     options = ([] if all_apps is None else [all_apps]) + names
     if not options:
         return None
-    chosen = st.selectbox("Application", options, key="app", bind="query-params", width=280)
+    chosen = st.selectbox(
+        "Pipeline" if pipelines else "Application", options, key="app", bind="query-params", width=280
+    )
     return None if chosen == all_apps else chosen
 
 
