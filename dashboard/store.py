@@ -191,8 +191,8 @@ def _explanation(nats: str, prefix: str, app: str, needs: dict[str, Any]) -> dic
 
 
 @st.cache_data(ttl=CACHE_S, max_entries=100, show_spinner=False)
-def _pipelines(nats: str, prefix: str, app: str) -> list[dict[str, Any]]:
-    return _client(nats, prefix).pipelines(app=app)
+def _pipelines(nats: str, prefix: str) -> list[dict[str, Any]]:
+    return _client(nats, prefix).pipelines()
 
 
 def explain(app: str, needs: dict[str, Any]) -> dict[str, Any]:
@@ -200,9 +200,9 @@ def explain(app: str, needs: dict[str, Any]) -> dict[str, Any]:
     return _ask(_explanation, app, needs)
 
 
-def pipeline(app: str) -> dict[str, Any] | None:
-    """A pipeline's graph, its plan, and how each stage is served now (`infaas.Client.pipelines`). None: it is none. Raises Refused, NoData."""
-    return next(iter(_ask(_pipelines, app)), None)
+def pipelines() -> list[dict[str, Any]]:
+    """The pipelines with their graphs and plans, and how each stage is served now (`infaas.Client.pipelines`). Raises Refused, NoData."""
+    return _ask(_pipelines)
 
 
 def _ask(what: Callable[..., Result], *asked: Any) -> Result:

@@ -4,8 +4,9 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import charts, formats, series, widgets
-from dashboard.store import query
+from dashboard.store import NoData, pipelines, query
 from dashboard.widgets import show_empty, show_live
+from infaas.errors import Refused
 
 REGISTER = "`infaas register MODEL.onnx --app APP --model NAME --validation FILE.npz` registers a model for an app."
 
@@ -37,6 +38,8 @@ def figures(rows: pd.DataFrame) -> None:
 def page() -> None:
     every = query("variants")
     rows = every[every["app"] == app]
+    if app is not None and _part_in_pipelines():
+        return
     if app is None or rows.empty:
         show_empty(
             "No application is registered yet." if every.empty else "This application has no variants.", REGISTER
@@ -47,6 +50,44 @@ def page() -> None:
     figures(rows)
     _scatter(rows)
     _table(rows)
+
+
+def _part_in_pipelines() -> bool:
+    """Show which pipelines it is a stage of, and its own stages if it is one. Returns whether it is one."""
+    apps = query("apps")
+    is_one = bool(apps.loc[apps["app"] == app, "pipeline"].any())
+    try:
+        known = pipelines()
+    except (NoData, Refused):
+        known = []  # the rest of the page does not need the running system
+    parts = [f"{one['app']} ({each['vertex']})" for one in known for each in one["vertices"] if each["app"] == app]
+    if parts:
+        st.markdown(
+            f"A stage of **{', '.join(parts)}**: these visits are parts of the pipelines' queries, and count as queries of"
+            " the pipelines alone."
+        )
+    if not is_one:
+        return False
+    st.markdown("A **pipeline**: other applications answer for its stages, so it has no models of its own.")
+    stages = [each for one in known if one["app"] == app for each in one["vertices"]]
+    if stages:
+        widgets.table(
+            pd.DataFrame(stages).assign(share=[100 * (each["share"] or 0) for each in stages]),
+            {
+                "vertex": "stage",
+                "app": "app",
+                "accuracy_required": widgets.number_column("needs accuracy", "%.4g"),
+                "variant": "planned variant",
+                "replicas": widgets.number_column("planned replicas", "%d"),
+                "instances": widgets.number_column("loaded", "%d"),
+                "share": widgets.number_column("of objective", "%.0f %%"),
+            },
+            "stages",
+        )
+    st.page_link(
+        "views/pipelines.py", label=f"How {app} is served", icon=":material/schema:", query_params={"app": app or ""}
+    )
+    return True
 
 
 def _scatter(rows: pd.DataFrame) -> None:

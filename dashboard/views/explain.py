@@ -45,8 +45,11 @@ def decision(needs: dict[str, Any]) -> None:
         return
     candidates = pd.DataFrame(answer.get("candidates") or [])
     _members(answer)
-    if _is_refused(answer) or not answer.get("members"):
+    _stages(answer)
+    if _is_refused(answer) or not (answer.get("members") or answer.get("stages")):
         _verdict(answer, candidates)
+    if candidates.empty and "stages" in answer:
+        return
     if candidates.empty:
         show_empty("This application has no variants.", "`infaas register` adds a model with its variants.")
         return
@@ -61,10 +64,12 @@ def decision(needs: dict[str, Any]) -> None:
             )
         ],
     ).sort_values("verdict", kind="stable")
+    answering = set(shown.index[:1]) if answer.get("stages") is None else set(shown.index[shown["verdict"] == "chosen"])
+    columns = ["variant", "why", "state", "on", "accuracy", "latency_ms", "load_ms", "cost_per_1000"]
     st.dataframe(
-        shown[["variant", "why", "state", "on", "accuracy", "latency_ms", "load_ms", "cost_per_1000"]].style.apply(
+        shown[[*(["stage"] if "stage" in shown else []), *columns]].style.apply(
             lambda row: (
-                ["background-color: rgba(0, 158, 115, 0.16)" * (row.name == shown.index[0] and not _is_refused(answer))]
+                ["background-color: rgba(0, 158, 115, 0.16)" * (row.name in answering and not _is_refused(answer))]
                 * len(row)
             ),
             axis=1,
@@ -74,6 +79,7 @@ def decision(needs: dict[str, Any]) -> None:
         height=min(38 + 35 * len(shown), 600),
         key="candidates",
         column_config={
+            "stage": "stage",
             "variant": "variant",
             "why": st.column_config.TextColumn("why, or why not", width="large"),
             "state": widgets.state_column(charts.STATES),
@@ -107,6 +113,35 @@ def _members(answer: dict[str, Any]) -> None:
             "why": st.column_config.TextColumn("why", width="large"),
         },
         "members",
+    )
+
+
+def _stages(answer: dict[str, Any]) -> None:
+    """Of a pipeline: who would be asked for each vertex."""
+    rows = pd.DataFrame(answer.get("stages") or [])
+    if rows.empty:
+        return
+    st.markdown(f"**{formats.count(len(rows), 'stage', 'stages')}**, each asked for its share of the objective:")
+    shown = rows.assign(
+        when=[" or ".join(each) or "always" for each in rows["when"]],
+        planned=["planned" if each else "" for each in rows["planned"]],
+    )
+    widgets.table(
+        shown,
+        {
+            "vertex": "stage",
+            "app": "app",
+            "variant": "variant",
+            "share_ms": widgets.number_column("share ms", help="What is left of the objective by the other stages"),
+            "accuracy": widgets.number_column("needs accuracy", "%.4g", help="The least that a variant must have"),
+            "when": "visited if",
+            "planned": "plan",
+            "waiting": widgets.number_column(
+                "waiting", "%d", help="Items in one dispatcher's queue for the planned variant"
+            ),
+            "why": st.column_config.TextColumn("why", width="large"),
+        },
+        "stages",
     )
 
 

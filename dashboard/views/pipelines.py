@@ -6,7 +6,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import charts, formats, series, widgets
-from dashboard.store import NoData, explain, history, pipeline, query
+from dashboard.store import NoData, explain, history, pipelines, query
 from dashboard.widgets import show_empty, show_live
 from dashboard.window import Window
 from infaas.errors import Refused
@@ -51,7 +51,7 @@ def _now() -> tuple[dict[str, Any] | None, NoData | None]:
     """The pipeline as a dispatcher lists it, and who would answer for vertices without a plan; or why that is not known."""
     assert app is not None
     try:
-        item = pipeline(app)
+        item = next((one for one in pipelines() if one["app"] == app), None)
         if item is None:
             return None, None
         told = {row["vertex"]: row for row in explain(app, {}).get("stages") or []}

@@ -40,7 +40,8 @@ def endings() -> None:
     if rows.empty:
         show_empty(
             "No query arrived in this range.",
-            "`infaas bench --app APP --latency-ms 50` puts load on an app, with an objective.",
+            "`infaas bench --app APP --latency-ms 50` puts load on an app, with an objective. What pipelines ask of an app counts as queries of"
+            " the pipelines.",
         )
         return
     total = rows[series.ENDINGS].sum()

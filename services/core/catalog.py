@@ -5,7 +5,7 @@ records in `bus.messages.catalog`. Writers put variants first, then the model, t
 model exists, so that no reader sees an incomplete registration.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from math import inf
 from typing import Any, TypeVar
@@ -73,7 +73,7 @@ class Catalog:
         self._of_version: dict[tuple[str, str], dict[str, VariantRecord]] = {}
         self._linking: dict[str, set[str]] = {}  # model -> apps that link it
         self._of_app: dict[str, tuple[VariantRecord, ...]] = {}  # the cache of `variants_of`
-        self._planned: frozenset[str] | None = None  # the cache of `planned`
+        self._planned: dict[str, tuple[str, ...]] | None = None  # the cache of `planned`
 
     # -- fold
 
@@ -188,11 +188,16 @@ class Catalog:
         return frozenset(self._linking.get(model, ()))
 
     @property
-    def planned(self) -> frozenset[str]:
-        """The variants that serve vertices of deployed pipelines. Of these the leading VM-autoscaler alone gives instances up."""
+    def planned(self) -> Mapping[str, tuple[str, ...]]:
+        """The variants that serve vertices of deployed pipelines, each with those pipelines, by name. They pay for its instances, and the
+        leading VM-autoscaler alone gives these up.
+        """
         if self._planned is None:
-            plans = [app.plan for app in self._apps.values() if app.plan is not None]
-            self._planned = frozenset(stage.variant for plan in plans for stage in plan.vertices.values())
+            self._planned = {}
+            for name in sorted(self._apps):
+                plan = self._apps[name].plan
+                for variant in {} if plan is None else dict.fromkeys(one.variant for one in plan.vertices.values()):
+                    self._planned[variant] = (*self._planned.get(variant, ()), name)
         return self._planned
 
     @property

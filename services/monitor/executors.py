@@ -147,7 +147,10 @@ class ExecutorEvents:
         """One instance's part of a report. siblings: instances of its variant on this worker, itself included."""
         found = self._effects.state_changes(instance, instance.observe(sample, seconds, now), now)
         if sample.apps:
-            device.meter.used(instance.id, busy_by_app(sample))
+            busy, payers = busy_by_app(sample), self._table.catalog.planned.get(instance.record.variant, ())
+            if payers:  # for its replicas a pipeline pays itself, whoever asks them
+                busy = dict.fromkeys(payers, sum(busy.values()) / len(payers))
+            device.meter.used(instance.id, busy)
             self._table.used.update([app.app for app in sample.apps if app.items > 0])
         return found + self._effects.state_changes(instance, instance.judge(self._thresholds, siblings, now), now)
 

@@ -41,7 +41,19 @@ from tests.support.servers.dashboard_pages import APP, NOWHERE, looking, metric,
 __all__ = ["looking"]  # a fixture that every test uses
 from tests.support.servers.postgres import READER_PASSWORD, WRITER_PASSWORD, clone, drop
 
-PAGES = ("overview", "variants", "workers", "cost", "slo", "applications", "members", "shadow", "explain", "jobs")
+PAGES = (
+    "overview",
+    "variants",
+    "workers",
+    "cost",
+    "slo",
+    "applications",
+    "members",
+    "pipelines",
+    "shadow",
+    "explain",
+    "jobs",
+)
 GPU = "mlp-v1-simgpu-fp32-t1-b64"
 
 

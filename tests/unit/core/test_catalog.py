@@ -210,9 +210,13 @@ def test_the_undominated_cover_all(points: list[tuple[float, float]]) -> None:
 
 def test_variants_of_deployed_pipelines_are_known() -> None:
     catalog = Catalog()
-    assert catalog.planned == frozenset()
+    assert not catalog.planned
     record = deployed({"lang": 2, "translate": 1}, {"lang": "a", "translate": "b"})
     catalog.apply(key_of(record), encode(record))
-    assert catalog.planned == {"a", "b"}
+    assert catalog.planned == {"a": (record.app,), "b": (record.app,)}
+    other = replace(record, app="another")
+    catalog.apply(key_of(other), encode(other))
+    assert catalog.planned["a"] == ("another", record.app)
+    catalog.apply(key_of(other), None)
     catalog.apply(key_of(record), encode(replace(record, plan=None)))
-    assert catalog.planned == frozenset()
+    assert not catalog.planned

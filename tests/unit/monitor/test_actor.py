@@ -7,6 +7,7 @@ from bus.messages.events import CostEvent, InstanceEventSample, StateEvent, Work
 from bus.messages.fleet import ExecutorExited, LoadAccepted, LoadInstance, LoadRefused, UnloadInstance
 from services.core.placement import Device
 from services.monitor.effects import MachineSample
+from tests.support.data.pipelines import deployed
 from tests.support.simulated.monitored_worker import CPU, S, World, variant
 
 
@@ -290,6 +291,20 @@ def test_costs_every_ten_seconds_and_at_the_end_add_up_to_the_bill() -> None:
     assert (first.app, first.model, first.variant, first.hardware) == ("faces", "m-v", "v", "cpu")
     assert (first.seconds, first.busy_seconds) == (pytest.approx(10.0), pytest.approx(0.1))
     assert [row.app for row in rows] == ["faces", None, "faces", None]
+
+
+def test_pipelines_pay_for_their_replicas_whoever_asks_them() -> None:
+    world = World()
+    instance = world.load(variant(), app="faces")
+    plan = deployed({"find": 1}, {"find": "v"}, app="faces")
+    world.catalogue(apps=[plan, replace(plan, app="q")])
+    world.report({instance: {"faces": 10}})
+    world.advance(10.0, reporting=True)
+    world.advance(10.0, reporting=True)
+    rows = [row for row in world.of(CostEvent) if row.variant == "v"]
+    assert [row.app for row in rows] == ["p", "q", "q"], "then it is idle, and the last one keeps it"
+    assert rows[0].cost == pytest.approx(rows[1].cost)
+    assert rows[0].busy_seconds == pytest.approx(0.05)
 
 
 def test_a_simulated_device_is_measured_by_its_own_work() -> None:
