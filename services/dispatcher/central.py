@@ -1,7 +1,7 @@
 """One earliest-deadline queue for all instances of a planned variant (InferLine, paper 004, section 3.6). Pure.
 
-An instance that is idle takes the head of the queue, and with it as many as wait, up to the planned batch. It gets nothing more until its
-`done` comes, which is its credit. So fast and slow instances share the queries by their speed. Each dispatcher has queues of its own.
+An instance takes the head of the queue, and with it as many as wait, up to the planned batch. It gets nothing more until `done` has come
+for all of them, which is its credit. So fast and slow instances share the queries by their speed. Each dispatcher has queues of its own.
 """
 
 from collections.abc import Callable, Iterable
@@ -50,6 +50,7 @@ class CentralQueues:
         self._refuse = refuse
         self._queues: dict[str, list[Entry]] = {}  # by variant
         self._queued: set[bytes] = set()  # uids of all entries, also of those that wait no more
+        self._given: dict[str, list[bytes]] = {}  # by instance: uids of its last batch
         self._order = 0
 
     def __contains__(self, query: Query) -> bool:
@@ -83,7 +84,7 @@ class CentralQueues:
         return self.pull(variant, now)
 
     def pull(self, variant: str, now: float) -> list[Effect]:
-        """Give idle instances of this variant what waits for it, the fastest first."""
+        """Give instances of this variant that have their credit what waits for it: those with least work first, then the fastest."""
         queue = self._queues.get(variant)
         if not queue:
             return []
@@ -91,10 +92,13 @@ class CentralQueues:
         late: list[Query] = []
         instances = self.instances(variant)
         fastest = min(instances, key=_seconds, default=None)
-        for instance in sorted((one for one in instances if not one.own), key=lambda one: (one.others, _seconds(one))):
+        free = [one for one in instances if not self._owes(one)]
+        for instance in sorted(free, key=lambda one: (one.own + one.others, _seconds(one))):
             assert fastest is not None, "there is at least one"
             batch = self._batch(queue, instance, fastest, now, late)
             last = len(batch) - 1
+            if batch:
+                self._given[instance.id] = [query.uid for query in batch]
             effects.extend(self._dispatch(query, instance, now, more=i < last) for i, query in enumerate(batch))
             if not queue:
                 break
@@ -105,6 +109,8 @@ class CentralQueues:
     def serve(self, now: float) -> list[Effect]:
         """Instances have come or gone: give out what waits. Where no instance serves any more, decide as for queries without a plan."""
         effects: list[Effect] = []
+        for gone in self._given.keys() - self._view.instances.keys():
+            del self._given[gone]
         for variant, queue in list(self._queues.items()):
             if queue and not self.instances(variant):
                 del self._queues[variant]
@@ -120,7 +126,7 @@ class CentralQueues:
     def _batch(
         self, queue: list[Entry], instance: Instance, fastest: Instance, now: float, late: list[Query]
     ) -> list[Query]:
-        """Remove the next batch for an idle instance. late: gets those that not even the fastest one can answer in time.
+        """Remove the next batch for an instance. late: gets those that not even the fastest one can answer in time.
 
         Those that this one is too slow for stay.
         """
@@ -153,6 +159,18 @@ class CentralQueues:
             heappush(queue, entry)
         return batch
 
+    def _owes(self, instance: Instance) -> bool:
+        """Whether it has some of its last batch still. What clients ask of it besides does not count: there may always be such queries."""
+        given = self._given.get(instance.id)
+        if given is None:
+            return False
+        for uid in given:
+            query = self._in_flight.dispatched.get(uid)
+            if query is not None and query.instance is not None and query.instance.id == instance.id:
+                return True
+        del self._given[instance.id]
+        return False
+
     def _waits(self, query: Query) -> bool:
         return self._in_flight.waiting.get(query.uid) is query
 
@@ -163,5 +181,5 @@ def _seconds(instance: Instance) -> float:
 
 
 def _in_time(query: Query, instance: Instance, now: float) -> bool:
-    """Whether an idle instance answers it before its deadline."""
+    """Whether an instance answers it before its deadline, if nothing else is there."""
     return now + instance.table.at(query.ask.length).seconds(query.items) * instance.factor <= query.ask.deadline

@@ -149,3 +149,16 @@ def test_a_batch_whose_last_message_is_lost_begins_with_the_next_report(lost: in
     fleet.stage.run(0.6)
     assert [len(fleet.replies(label)) for label in labels] == [1] * lost
     assert len(fleet.devices["w0"].batches) == 2
+
+
+def test_queries_of_its_app_itself_do_not_starve_a_planned_stage() -> None:
+    """Clients ask the stage's app so often that its instance is never without work."""
+    fleet = Staged(ONE)
+    plan_with(fleet, "a-v1-ort-fp32-t1-b8", latency_ms=1000.0)
+    for number in range(300):
+        fleet.ask("a", latency_ms=1000.0)
+        if number == 100:
+            labels = [fleet.ask("p") for _ in range(6)]
+        fleet.stage.run(0.0008)
+    assert [len(fleet.replies(label)) for label in labels] == [1] * 6
+    assert all("outputs" in fleet.replies(label)[0] for label in labels)
