@@ -32,6 +32,7 @@ PAGES = {
     "SLO": ["Objectives", "target", "Why queries were missed", "unsatisfiable", "In time", "Who answered"],
     "Applications": ["Best accuracy", "accuracy", "Registrations"],
     "Members": ["answered by several models together", "set-selection"],
+    "Pipelines": ["No pipeline is registered yet", "infaas pipeline add"],
     "Shadow": ["Policies", "Cost", "What they would have done"],
     "Explain": ["would answer", "Only variant"],
     "Jobs": ["Items done", "Unfinished"],
@@ -122,7 +123,7 @@ def test_every_page_shows_the_system_on_every_screen(page: "playwright.Page", na
     main = page.get_by_test_id("stMain")
     for told in PAGES[name]:
         main.get_by_text(told).first.wait_for(state="attached")
-    if name not in ("Explain", "Jobs", "Members"):
+    if name not in ("Explain", "Jobs", "Members", "Pipelines"):
         main.get_by_test_id("stVegaLiteChart").locator("svg.marks, canvas.marks").first.wait_for()
     for size in (DESKTOP, PHONE):
         shoot(page, name, size)
@@ -158,6 +159,59 @@ def test_members_show_what_feedback_taught(page: "playwright.Page", loaded: Whol
     page.goto(f"{loaded.dashboard}/explain?app=team")
     page.get_by_text("2 models answer together").wait_for()
     shoot(page, "explain-team", DESKTOP)
+
+
+@pytest.mark.slow
+def test_pipelines_show_their_graph_and_how_stages_are_visited(page: "playwright.Page", loaded: Whole) -> None:
+    where = ("--data-dir", str(loaded.directory))
+    file = loaded.directory.parent / "twice.toml"
+    file.write_text(
+        f"""[pipeline]
+        name = "twice"
+        latency_ms = 5000
+        [[vertex]]
+        name = "first"
+        app = "{APP}"
+        inputs = {{ x = "$.x" }}
+        [[vertex]]
+        name = "again"
+        app = "{APP}"
+        inputs = {{ x = "$.x" }}
+        [[edge]]
+        from = "first"
+        to = "again"
+        when = {{ output = "scores", reduce = "max", op = "<", value = 2.0 }}
+        probability = 0.5
+        [output]
+        scores = "again.scores | first.scores"
+        """
+    )
+    done = infaas("pipeline", "add", str(file), *where)
+    assert done.returncode == 0, done.stderr
+    with connect_blocking(loaded.nats) as client:
+        for picture in loaded.x[:12]:
+            client.query("twice", picture[None])
+    page.set_viewport_size(DESKTOP)
+    page.goto(f"{loaded.dashboard}/pipelines?app=twice&range=5m")
+    main = page.get_by_test_id("stMain")
+    graph = main.get_by_test_id("stGraphVizChart").locator("svg")
+    for told in ("first", "again", "max scores < 2", "50 %", "answer"):
+        graph.get_by_text(told).first.wait_for()
+    for told in ("Stages", "In time", "Latency", "Visits", "No plan was deployed"):
+        main.get_by_text(told).first.wait_for(state="attached")
+    main.get_by_test_id("stVegaLiteChart").locator("svg.marks, canvas.marks").nth(2).wait_for()
+    for size in (DESKTOP, PHONE):
+        shoot(page, "pipelines-of-twice", size)
+        assert not main.get_by_test_id("stException").count()
+        assert not main.get_by_test_id("stAlertContentError").count()
+        page.wait_for_function(f"document.querySelector('[data-testid=stMain]').scrollWidth <= {size['width']}")
+        drawn = graph.bounding_box()
+        assert drawn is not None
+        assert drawn["x"] + drawn["width"] <= size["width"]
+    page.goto(f"{loaded.dashboard}/explain?app=twice")
+    page.get_by_text("each asked for its share").wait_for()
+    shoot(page, "explain-twice", DESKTOP)
+    assert infaas("pipeline", "remove", "twice", *where).returncode == 0
 
 
 @pytest.mark.slow
