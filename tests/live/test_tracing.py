@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from bus.codec import encode
+from bus.messages.catalog import AppRecord, PipelineEdge, PipelineRecord, PipelineVertex
 from bus.natsbus import NatsBus
 from bus.subjects import Subjects
 from bus.tensors import from_array
@@ -96,6 +97,59 @@ def test_a_query_is_traced_from_the_client_to_the_answer(nats_url: str, prefix: 
             assert trace.format_span_id(context.span_id) in {hexed(span, "parent_span_id") for span in theirs}
             assert len(found.spans) == 6
             assert found.services == ["infaas-test"] * 6
+
+    with collector() as found:
+        run(main(found))
+
+
+def test_a_pipeline_has_one_span_a_stage_below_its_own(nats_url: str, prefix: str, tmp_path: Path) -> None:
+    model = tiny_models.mlp()
+    x, _ = tiny_models.digits(4)
+
+    async def main(found: Collector) -> None:
+        async with worker(nats_url, prefix, tmp_path, BRISK) as here:
+            spans = SpanExporter(found.url, "test")
+            for runtimes in here.runtimes.values():
+                for runtime in runtimes:
+                    runtime.spans = spans
+            record = measured(model, x, [tiny_models.CLASSES])
+            await here.catalogue(record, model)
+            vertices = [PipelineVertex(name=name, app=APP, inputs={"x": "$.x"}) for name in ("first", "second")]
+            edges = [PipelineEdge(source="first", target="second")]
+            graph = PipelineRecord(vertices=vertices, edges=edges, output={"scores": "second.scores"})
+            bucket = await here.bus.key_value(here.subjects.catalog_bucket)
+            both = AppRecord(app="both", links={}, signature=record.signature, pipeline=graph)
+            await bucket.put(key_of(both), encode(both))
+            client = await Client(here.bus, prefix=prefix).open()
+            for _ in range(3000):
+                if await client.pipelines(app="both"):
+                    break
+                await asyncio.sleep(0.02)
+            assert "outputs" in await here.ask(x[:1])  # the model is loaded
+            answer = await client.query("both", x[:1], traceparent=HEADER, timeout=60.0)
+            await client.close()
+            await asyncio.to_thread(spans.close)
+            await arrived(found, 7)
+
+            mine = [span for span in found.spans if hexed(span, "trace_id") == TRACE]
+            about = {
+                hexed(span, "span_id"): {one.key: one.value.string_value for one in span.attributes} for span in mine
+            }
+            [whole] = [span for span in mine if hexed(span, "parent_span_id") == PARENT]
+            assert about[hexed(whole, "span_id")]["infaas.app"] == "both"
+            assert about[hexed(whole, "span_id")]["infaas.query.uid"] == answer.query
+            stages = {
+                about[hexed(one, "span_id")]["infaas.stage"]: one for one in mine if one.parent_span_id == whole.span_id
+            }
+            assert set(stages) == {"first", "second"}
+            assert len(mine) == 7, "of each stage, one span more where it is taken and one where it is computed"
+            for stage in stages.values():
+                [execute] = [one for one in mine if one.parent_span_id == stage.span_id]
+                [compute] = [one for one in mine if one.parent_span_id == execute.span_id]
+                assert (execute.name, compute.name) == ("infaas execute", "infaas compute")
+                assert whole.start_time_unix_nano <= stage.start_time_unix_nano <= compute.start_time_unix_nano
+                assert compute.end_time_unix_nano <= whole.end_time_unix_nano
+            assert stages["first"].end_time_unix_nano <= stages["second"].end_time_unix_nano
 
     with collector() as found:
         run(main(found))
