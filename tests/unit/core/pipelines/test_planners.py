@@ -174,6 +174,23 @@ def test_what_costs_next_to_nothing_is_spent_where_load_is_highest() -> None:
     assert not any(step.startswith("slack") for step in plain.steps)
 
 
+@pytest.mark.parametrize("seed", range(0, 40, 2))
+def test_no_batch_is_larger_than_it_need_be(seed: int) -> None:
+    """Half of it misses the objective, or its vertex would be overloaded first: stages before it must reckon with full batches."""
+    posed = tiny_problem(seed)
+    plan = plan_pipeline(posed, rounds=1)
+    tables = {(one.vertex, one.hardware): batch_seconds(one) for one in posed.options}
+    for name, stage in plan.vertices.items():
+        half = stage.batch // 2
+        if plan.status == "infeasible" or not half:
+            continue
+        seconds = tables[name, stage.hardware]
+        load = stage.rho * (stage.batch / seconds[stage.batch]) / (half / seconds[half])
+        changed = replace(plan, vertices={**plan.vertices, name: replace(stage, batch=half)})
+        most = max(one.rho for one in plan.vertices.values())
+        assert load > most or simulated_ms(posed, changed) > posed.latency_ms
+
+
 # -- hardware, and models
 
 
