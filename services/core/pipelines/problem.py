@@ -16,6 +16,7 @@ LARGEST_BATCH = 1024
 MOST_REPLICAS = 10_000
 LONGEST_MS = 3.6e6
 ALIKE = 0.005  # accuracies that a validation set does not tell apart
+ROOM = 0.03  # of the rate: what samples of ten minutes at a CV of 4 may differ by
 OTHERS = 4  # samples that a plan is tried on, beside the one that it was made from
 
 
@@ -170,8 +171,8 @@ class PlanningWorkspace:
         return batch / (self.seconds[vertex][option][batch] + self.estimator.hop_s)
 
     def least(self, vertex: int, option: int, batch: int) -> int:
-        """The fewest replicas whose queue does not grow for ever."""
-        load = self.rate * self.scales[vertex] / self.throughput(vertex, option, batch)
+        """The fewest replicas whose queue does not grow for ever, also where the sample's rate is a little lower than that of other samples."""
+        load = (1 + ROOM) * self.rate * self.scales[vertex] / self.throughput(vertex, option, batch)
         return max(1, int(load * (1 + 1e-9)) + 1)
 
     def latency(self, choices: Choices) -> float:

@@ -144,34 +144,12 @@ def test_a_batch_twice_as_large_is_no_gain_by_itself() -> None:
 
 
 def test_a_batch_grows_where_replicas_go_for_it() -> None:
-    """Ten replicas serve single queries, one serves batches of 16."""
+    """Ten replicas serve single queries, one serves batches of 16. Batches of 8 would load it to 98 %."""
     for effort in (0, 10_000_000):
-        plan = plan_pipeline(
-            problem(option("v0", "gpu", 1.0, linear(18.0, 1.0, 32)), rate=300.0), effort=effort, rounds=1
-        )
-        assert plan.vertices["v0"].replicas == 1
-        assert plan.vertices["v0"].batch >= 8
-        smaller = replace(plan.vertices["v0"], batch=plan.vertices["v0"].batch // 2)
-        assert (
-            simulated_ms(
-                problem(option("v0", "gpu", 1.0, linear(18.0, 1.0, 32)), rate=300.0),
-                replace(plan, vertices={"v0": smaller}),
-            )
-            > 200
-        )
-
-
-def test_what_costs_next_to_nothing_is_spent_where_load_is_highest() -> None:
-    """A core beside a dear accelerator: with one core the first stage would have a load of 0.9."""
-    options = [option("v0", "cpu", 0.06, {1: 9.0}), option("v1", "gpu", 2.0, {1: 3.0})]
-    posed = problem(*options, rate=100.0, latency_ms=400.0)
-    plan = plan_pipeline(posed)
-    assert plan.vertices["v0"].replicas == 2
-    assert any(step == "slack: v0: 2 x cpu, batch 1" for step in plan.steps)
-    dearer = [option("v0", "cpu", 0.5, {1: 9.0}), options[1]]
-    plain = plan_pipeline(problem(*dearer, rate=100.0, latency_ms=400.0))
-    assert plain.vertices["v0"].replicas == 1
-    assert not any(step.startswith("slack") for step in plain.steps)
+        posed = problem(option("v0", "gpu", 1.0, linear(18.0, 1.0, 32)), rate=300.0)
+        plan = plan_pipeline(posed, effort=effort, rounds=1)
+        assert (plan.vertices["v0"].replicas, plan.vertices["v0"].batch) == (1, 16)
+        assert plan.rate / (8 / 0.026) == pytest.approx(0.98, abs=0.01)
 
 
 @pytest.mark.parametrize("seed", range(0, 40, 2))
