@@ -12,13 +12,13 @@ import infaas
 from tests.support.clients.constant_load import LibraryLoad, StockLoad, is_right
 from tests.support.clients.responders import until
 from tests.support.models.poison_models import POISON
-from tests.support.servers.pipelines import Pipelines, edge, ones, talk, vertex, when
+from tests.support.servers.pipelines import StagedSystem, edge, ones, talk, vertex, when
 from tests.support.servers.processes import eventually, pids_of
 
 STAGES = ("see", "double", "say")
 
 
-async def chain(pipelines: Pipelines, client: Any, name: str, last: str) -> None:
+async def chain(pipelines: StagedSystem, client: Any, name: str, last: str) -> None:
     """gate, then twice, then the scores of twice the input, which are twice its scores. last: the app that says them."""
     await pipelines.add(
         client,
@@ -47,7 +47,7 @@ def wrong(load: LibraryLoad | StockLoad) -> dict[str, Any]:
     return found
 
 
-def processes(pipelines: Pipelines, what: str) -> list[int]:
+def processes(pipelines: StagedSystem, what: str) -> list[int]:
     """Those to kill: the first of a service, a whole worker, or all that are ours."""
     directory = pipelines.whole.directory
     if what == "worker":
@@ -59,7 +59,7 @@ def processes(pipelines: Pipelines, what: str) -> list[int]:
 
 
 @pytest.mark.parametrize("what", ["dispatcher", "executor", "worker", "everything"])
-def test_processes_are_killed_in_the_middle_of_stages(pipelines: Pipelines, what: str) -> None:
+def test_processes_are_killed_in_the_middle_of_stages(pipelines: StagedSystem, what: str) -> None:
     """One answer and one row each. A stock client sends nothing again, so what dies unread in a mailbox is lost to it alone."""
     tag = f"cut-{what}"
     directory = pipelines.whole.directory
@@ -112,7 +112,7 @@ def test_processes_are_killed_in_the_middle_of_stages(pipelines: Pipelines, what
 
 
 @pytest.mark.parametrize("last", ["crash", "hang"])
-def test_a_stage_whose_model_fails_costs_only_its_own_query(pipelines: Pipelines, last: str) -> None:
+def test_a_stage_whose_model_fails_costs_only_its_own_query(pipelines: StagedSystem, last: str) -> None:
     bad = ones(POISON / 2)  # which the stage before it doubles
 
     async def main(client: Any) -> tuple[LibraryLoad, Any]:
@@ -133,7 +133,7 @@ def test_a_stage_whose_model_fails_costs_only_its_own_query(pipelines: Pipelines
     assert wrong(load) == {}
 
 
-def test_many_at_once_have_one_row_each(pipelines: Pipelines) -> None:
+def test_many_at_once_have_one_row_each(pipelines: StagedSystem) -> None:
     count = 200
 
     async def main(client: Any) -> list[infaas.Answer]:

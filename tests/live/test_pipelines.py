@@ -23,7 +23,7 @@ from tests.support.clients.stock import array, tensor
 from tests.support.gateways.gateway_process import gateway
 from tests.support.models.poison_models import POISON
 from tests.support.models.tiny_models import FEATURES, digits, npz, weights
-from tests.support.servers.pipelines import WIDE, Pipelines, edge, one_message_each, ones, talk, vertex, when
+from tests.support.servers.pipelines import WIDE, StagedSystem, edge, one_message_each, ones, talk, vertex, when
 from tests.support.servers.processes import environ, eventually, read_line
 from tests.support.servers.processes import infaas as command
 
@@ -50,7 +50,7 @@ def forked(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, set[str]]:
     return side + x, side, {"see", "sum", "left" if x[0, 0] > 0.5 else "right"}
 
 
-def test_one_query_and_one_reply_whatever_the_stages_are(pipelines: Pipelines) -> None:
+def test_one_query_and_one_reply_whatever_the_stages_are(pipelines: StagedSystem) -> None:
     """A stock client sends one message and gets one; conditions say who is asked, and outputs come from who was."""
 
     async def main(client: Any) -> None:
@@ -72,7 +72,7 @@ def test_one_query_and_one_reply_whatever_the_stages_are(pipelines: Pipelines) -
     talk(pipelines, main)
 
 
-def recorded_once(pipelines: Pipelines, reply: dict[str, Any], app: str, visited: set[str]) -> None:
+def recorded_once(pipelines: StagedSystem, reply: dict[str, Any], app: str, visited: set[str]) -> None:
     """A row of the query, one of each visited vertex, whose costs add up to it."""
     own = "SELECT app, outcome, stage, cost FROM infaas.query_outcomes WHERE uid = %s AND parent IS NULL"
     parts = "SELECT stage, outcome, cost FROM infaas.query_outcomes WHERE parent = %s"
@@ -86,7 +86,7 @@ def recorded_once(pipelines: Pipelines, reply: dict[str, Any], app: str, visited
     assert reply["cost"] > 0
 
 
-def test_a_pipeline_counts_as_one_query_and_its_stages_as_none(pipelines: Pipelines) -> None:
+def test_a_pipeline_counts_as_one_query_and_its_stages_as_none(pipelines: StagedSystem) -> None:
     minutely = "SELECT coalesce(sum(queries), 0) FROM infaas.slo_by_app_minutely WHERE app = %s"
     hourly = "SELECT coalesce(sum(queries), 0) FROM infaas.cost_by_app_hourly WHERE app = %s"
     objective = "SELECT coalesce(sum(queries), 0) FROM infaas.slo_by_pipeline_minutely WHERE pipeline = %s"
@@ -108,7 +108,7 @@ def test_a_pipeline_counts_as_one_query_and_its_stages_as_none(pipelines: Pipeli
     assert eventually(lambda: total(series(get(url)), "infaas_answers_total", app="counted") == issued)
 
 
-def test_by_http_and_by_command(pipelines: Pipelines, tmp_path: Path) -> None:
+def test_by_http_and_by_command(pipelines: StagedSystem, tmp_path: Path) -> None:
     async def prepared(client: Any) -> None:
         await pipelines.add(client, "doors", *FORK)
 
@@ -136,7 +136,7 @@ def test_by_http_and_by_command(pipelines: Pipelines, tmp_path: Path) -> None:
     assert [stage["vertex"] for stage in item["vertices"]] == ["see", "left", "right", "sum"]
 
 
-def test_each_vertex_has_needs_of_its_own(pipelines: Pipelines) -> None:
+def test_each_vertex_has_needs_of_its_own(pipelines: StagedSystem) -> None:
     """The same app twice: the stage that asks for accuracy gets the slow model, the other one the cheap one."""
 
     async def main(client: Any) -> None:
@@ -166,7 +166,7 @@ def test_each_vertex_has_needs_of_its_own(pipelines: Pipelines) -> None:
     talk(pipelines, main)
 
 
-def test_large_results_go_from_stage_to_stage_by_reference(pipelines: Pipelines) -> None:
+def test_large_results_go_from_stage_to_stage_by_reference(pipelines: StagedSystem) -> None:
     """1.6 MB between two stages, a condition on a small output beside it, large inputs of a query, a large answer."""
     pass_on = [edge("spread", "end", **when("label", ">", 0.5))]
     stages = [vertex("spread", "wide"), vertex("end", "last", {"x": "spread.y"})]
@@ -216,7 +216,7 @@ def test_large_results_go_from_stage_to_stage_by_reference(pipelines: Pipelines)
     talk(pipelines, main)
 
 
-def test_inputs_that_are_not_where_the_query_says_are_its_own_mistake(pipelines: Pipelines) -> None:
+def test_inputs_that_are_not_where_the_query_says_are_its_own_mistake(pipelines: StagedSystem) -> None:
     async def main(client: Any) -> None:
         await pipelines.add(client, "lost", *FORK)
         nc = await nats.connect(pipelines.whole.nats)
@@ -233,7 +233,7 @@ def test_inputs_that_are_not_where_the_query_says_are_its_own_mistake(pipelines:
     talk(pipelines, main)
 
 
-def test_a_query_that_is_sent_again_takes_the_same_edges(pipelines: Pipelines) -> None:
+def test_a_query_that_is_sent_again_takes_the_same_edges(pipelines: StagedSystem) -> None:
     """Whichever dispatcher gets it: both have got some, and no query has gone two ways."""
     keys = [bytes([i]) * 16 for i in range(60)]
     url = url_of(pipelines.whole)
@@ -273,7 +273,7 @@ def test_a_query_that_is_sent_again_takes_the_same_edges(pipelines: Pipelines) -
     assert eventually(lambda: min(by_process().values()) > 20), by_process()
 
 
-def test_pipelines_and_ensembles_are_stages_too(pipelines: Pipelines) -> None:
+def test_pipelines_and_ensembles_are_stages_too(pipelines: StagedSystem) -> None:
     """A pipeline in a pipeline, behind it an ensemble; each row has its parent, and the costs add up over all levels."""
 
     async def main(client: Any) -> None:
@@ -313,7 +313,7 @@ def test_pipelines_and_ensembles_are_stages_too(pipelines: Pipelines) -> None:
     talk(pipelines, main)
 
 
-def test_what_is_a_stage_is_not_deleted(pipelines: Pipelines) -> None:
+def test_what_is_a_stage_is_not_deleted(pipelines: StagedSystem) -> None:
     async def main(client: Any) -> None:
         await pipelines.add(client, "holds", *FORK)
         for verb, fields in (("delete-app", {}), ("unlink-model", {"model": "more"})):
@@ -333,7 +333,7 @@ def test_what_is_a_stage_is_not_deleted(pipelines: Pipelines) -> None:
     talk(pipelines, main)
 
 
-def test_a_default_output_is_given_where_a_stage_does_not_answer_in_time(pipelines: Pipelines) -> None:
+def test_a_default_output_is_given_where_a_stage_does_not_answer_in_time(pipelines: StagedSystem) -> None:
     async def main(client: Any) -> None:
         stages = [vertex("see", "gate"), vertex("say", "hang")]
         output = {"scores": "say.scores"}
@@ -377,7 +377,7 @@ class Paced:
 FAST, SLOW = 0.02, 0.08  # s that a batch takes, of whatever size
 
 
-def test_fast_and_slow_replicas_share_what_waits_by_their_speed(pipelines: Pipelines, tmp_path: Path) -> None:
+def test_fast_and_slow_replicas_share_what_waits_by_their_speed(pipelines: StagedSystem, tmp_path: Path) -> None:
     """Two processes of a user's own, one four times slower, serve one planned stage for two dispatchers."""
     (tmp_path / "paced.py").write_text(PACED.format(weights=tuple(part.tolist() for part in weights(0))))
     data = tmp_path / "paced.npz"

@@ -159,7 +159,7 @@ def when(output: str, op: str, value: Any, reduce: str = "first") -> dict[str, A
     return {"when": {"output": output, "op": op, "value": value, "reduce": reduce}}
 
 
-class Pipelines:
+class StagedSystem:
     """A system with two dispatchers and two workers, and the models of MODELS."""
 
     def __init__(self, whole: Whole) -> None:
@@ -217,18 +217,18 @@ def ones(first: float) -> np.ndarray:
 
 
 @pytest.fixture(scope="session")
-def pipelines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipelines]:
+def pipelines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StagedSystem]:
     directory = tmp_path_factory.mktemp("pipelines") / "data"
     config = directory.parent / "infaas.toml"
     config.write_text(QUICK)
     options = ("--no-dashboard", "--dispatchers", "2", "--workers", "2", "--config", str(config))
     with running(directory, *options) as whole:
-        found = Pipelines(whole)
+        found = StagedSystem(whole)
         run(found.prepare())
         yield found
 
 
-def talk(pipelines: Pipelines, work: Callable[[Any], Any]) -> Any:
+def talk(pipelines: StagedSystem, work: Callable[[Any], Any]) -> Any:
     async def main() -> Any:
         async with infaas.connect(pipelines.whole.nats) as client:
             return await work(client)
