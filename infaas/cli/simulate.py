@@ -214,6 +214,29 @@ def _details(run: Mapping[str, Any], wide: int) -> None:
     for app, one in run["apps"].items():
         if "ensemble" in one:
             print(f"{' ' * wide}  {app}: {_ensemble(one['ensemble'])}")
+        if "pipeline" in one:
+            for line in _pipeline(one):
+                print(f"{' ' * wide}  {app}: {line}")
+
+
+def _pipeline(app: Mapping[str, Any]) -> Iterator[str]:
+    """What a pipeline reached beside what its plan said, and each of its vertices."""
+    found = app["pipeline"]
+    plan = found["plan"] or {}
+    planned = f" (planned {number(plan['p99_ms'])})" if plan else ""
+    cost = f" (planned {plan['cost']:.4g}), {len(found['changes'])} changes of replicas" if plan else " of queries"
+    attained = "" if app["attainment"] is None else f"{_percent(app['attainment'])} in time, "
+    yield f"{attained}p99 {'-' if app['p99_ms'] is None else number(app['p99_ms'])}{planned} ms, US$ {found['cost']:.4g}{cost}"
+    for name, one in found["vertices"].items():
+        parts = [
+            f"{one['visits']:,} visits",
+            f"{one['share']:.3g} a query" if one["share"] is not None else "",
+            f"batches of {one['mean_batch']:.3g}" if one["mean_batch"] is not None else "",
+            f"{one['plan']['replicas']} x {one['plan']['variant']}, at the end {one['replicas']}"
+            if "plan" in one
+            else "",
+        ]
+        yield f"{name}: {', '.join(part for part in parts if part)}"
 
 
 def _ensemble(found: Mapping[str, Any]) -> str:

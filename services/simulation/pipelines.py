@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec.structs import asdict
+
 from bus.messages.catalog import AppRecord, PipelinePlan, PlannedStage
 from bus.messages.events import OutcomeEvent, PipelineEvent
 from services.core.cost import instance_price_per_s
@@ -10,6 +12,7 @@ from services.simulation.scenario.model import PolicySpec, Scenario
 from services.simulation.statistics import Quantiles
 
 KEPT = 20_000  # queries whose parts may still end
+LISTED = 1000  # changes of replicas
 
 
 class VertexCounts:
@@ -77,6 +80,7 @@ class PipelineCounts:
             )
             for one in app.pipeline.vertices
         }
+        self._changes: list[dict[str, Any]] = []
         self._queries = 0
         self._cost = 0.0  # US$
         self._at = 0.0
@@ -93,8 +97,12 @@ class PipelineCounts:
 
     def changed(self, event: PipelineEvent, now: float) -> None:
         """Other replicas are wanted of a vertex from now on."""
-        self._advance(now)
+        self._advance(max(0.0, now))
         self._vertices[event.vertex].replicas = event.to_replicas
+        if len(self._changes) < LISTED:
+            row = asdict(event)
+            del row["pipeline"]
+            self._changes.append({**row, "time": round(now, 6)})
 
     def sample(self, instances: Mapping[str, int]) -> None:
         """instances: loaded now, by variant."""
@@ -115,6 +123,7 @@ class PipelineCounts:
         if plan is not None:
             fields = ("policy", "status", "p99_ms", "percentile", "rate", "reason")
             found["plan"] = {field: getattr(plan, field) for field in fields} | {"cost": plan.cost_per_s * duration_s}
+        found["changes"] = self._changes
         return {**found, "vertices": {name: one.document(self._queries) for name, one in self._vertices.items()}}
 
 
@@ -173,7 +182,7 @@ class PipelineReports:
     def changed(self, event: PipelineEvent, now: float) -> None:
         """See PipelineCounts. now: the scenario's time."""
         if event.pipeline in self._pipelines:
-            self._pipelines[event.pipeline].changed(event, max(0.0, now))
+            self._pipelines[event.pipeline].changed(event, now)
 
     def sample(self, instances: Mapping[str, int]) -> None:
         """See PipelineCounts."""

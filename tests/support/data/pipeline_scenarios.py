@@ -15,17 +15,19 @@ def write_scenario(
     *,
     duration_s: float,
     patient: bool = False,
+    seconds: float | None = None,
 ) -> Path:
     """The file of a scenario: the problem's pipeline, variants for its options, and this load.
 
     workers: devices by kind of hardware, each a machine with one core. patient: queries wait for their answers however long they take,
-    though the plan is for the problem's objective.
+    though the plan is for the problem's objective. seconds: of the load, for which the plan is made.
     """
-    (folder / "pipeline.toml").write_text(_pipeline(problem))
+    planned = "" if seconds is None else f"seconds = {seconds}\n"
+    (folder / "pipeline.toml").write_text(_pipeline(problem) + planned)
     blocks = [
         f"[scenario]\nduration_s = {duration_s}\nmetrics_every_s = {min(10.0, duration_s)}",
         '[[pipeline]]\nfile = "pipeline.toml"',
-        *(_variant(option, problem) for option in problem.options),
+        *(_variant(option) for option in problem.options),
         *(
             f'[[worker]]\nkind = "{kind}"\ndevices = {{ {kind} = 1 }}\nprice_per_hour = 0.1\nstart = {count}\nmin = {count}'
             for kind, count in workers.items()
@@ -61,8 +63,7 @@ def _pipeline(problem: PipelineProblem) -> str:
     return "\n".join(blocks) + "\n"
 
 
-def _variant(option: StageOption, problem: PipelineProblem) -> str:
-    del problem
+def _variant(option: StageOption) -> str:
     table = ", ".join(f"{size} = {ms}" for size, ms in option.batch_latency_ms.items())
     name = "-".join(filter(None, (option.vertex, option.variant, option.hardware)))
     lines = [
