@@ -19,7 +19,7 @@ from tritonclient.utils import InferenceServerException
 from tests.support.clients.retrying import insist
 from tests.support.gateways.gateway_process import gateway
 from tests.support.gateways.http2_frames import call, exchange
-from tests.support.servers.processes import eventually
+from tests.support.servers.processes import eventually, infaas
 from tests.support.servers.system import APP, MODELS, Whole
 
 PATIENCE_S = 60  # far more than anything takes: a large message that is read in quadratic time takes longer
@@ -82,6 +82,38 @@ def test_needs_choose(client: triton.InferenceServerClient, system: Whole) -> No
     with pytest.raises(InferenceServerException) as caught:
         infer(client, system.x[:1], parameters={"accuracy": "0.9999"})
     assert caught.value.status() == "StatusCode.FAILED_PRECONDITION"
+
+
+def test_a_pipeline_is_asked_like_any_app(client: triton.InferenceServerClient, system: Whole, tmp_path: Path) -> None:
+    file = tmp_path / "straight.toml"
+    file.write_text(
+        f"""[pipeline]
+        name = "straight"
+        latency_ms = 20000
+        [[vertex]]
+        name = "only"
+        app = "{APP}"
+        inputs = {{ x = "$.picture" }}
+        [output]
+        classes = "only.scores"
+        """
+    )
+    where = ("--data-dir", str(system.directory))
+    done = infaas("pipeline", "add", str(file), *where)
+    assert done.returncode == 0, done.stderr
+    try:
+        assert eventually(lambda: client.is_model_ready("straight"))
+        described = client.get_model_metadata("straight")
+        (picture,), (classes,) = described.inputs, described.outputs
+        assert (picture.name, picture.datatype, list(picture.shape)) == ("picture", "FP32", [-1, 784])
+        assert (classes.name, classes.datatype, list(classes.shape)) == ("classes", "FP32", [-1, 10])
+        assert "straight" in {one.name for one in client.get_model_repository_index().models}
+        asked = triton.InferInput("picture", [32, 784], "FP32")
+        asked.set_data_from_numpy(system.x[:32].astype(np.float32))
+        result = insist(lambda: client.infer("straight", [asked]), LATER)
+        assert (result.as_numpy("classes").argmax(1) == system.y[:32]).mean() > 0.8
+    finally:
+        assert infaas("pipeline", "remove", "straight", *where).returncode == 0
 
 
 @pytest.mark.parametrize("wrong", ["shape", "datatype", "name", "text", "no such app"])
