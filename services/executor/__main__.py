@@ -15,7 +15,7 @@ from bus.subjects import Subjects
 from services.core.actor import Edge
 from services.core.placement import REMOTE, Device
 from services.core.settings import Settings
-from services.executor import actor
+from services.executor import metrics
 from services.executor.actor import make_executor
 from services.executor.edge import AcceleratedEdge, ContainerEdge, ExecutorEdge, RemoteEdge
 from services.executor.edge_simulated import SimulatedEdge
@@ -44,7 +44,7 @@ async def wire(settings: Settings, bus: Bus, found: Iterable[Accelerator] | None
 
     def runtime(device: Device, its_edge: Edge, name: str = "") -> Runtime:
         make = partial(make_executor, settings, subjects, worker, device, incarnation)
-        return Runtime(name or f"executor-{device.name}", make, bus, subjects, its_edge, insight=actor)
+        return Runtime(name or f"executor-{device.name}", make, bus, subjects, its_edge, insight=metrics)
 
     cpu, *others = devices_of(settings.worker, found, settings.executor.remote_hosts)
     real = [device for device in others if not device.simulated]
@@ -75,4 +75,4 @@ def wire_container(
     subjects = Subjects(settings.prefix)
     make = partial(make_executor, settings, subjects, worker_name(settings.worker), device, time.time_ns() // 1000)
     edge = ContainerEdge(bus, subjects, process, settings.executor, loaded)
-    return Runtime("executor", make, bus, subjects, edge, insight=actor)
+    return Runtime("executor", make, bus, subjects, edge, insight=metrics)
