@@ -24,7 +24,7 @@ from infaas.demo.family import Progress
 from infaas.demo.pipeline_results import (
     PHASES,
     TIMES,
-    LoadReply,
+    DemoReply,
     arrivals,
     asked_exact,
     draw,
@@ -74,7 +74,7 @@ class PipelineLoad:
     threshold: float
     sent: int = 0
     problems: list[str] = field(default_factory=list)
-    replies: list[LoadReply] = field(default_factory=list)
+    replies: list[DemoReply] = field(default_factory=list)
     instances: list[tuple[float, dict[str, int]]] = field(default_factory=list)  # Unix time, by vertex
 
     def __post_init__(self) -> None:
@@ -131,7 +131,7 @@ class PipelineLoad:
             self.instances.append((time.time(), await serving(self.client)))
             await asyncio.sleep(WATCH_S)
 
-    async def _ask(self, due: float, intended: float) -> LoadReply | None:
+    async def _ask(self, due: float, intended: float) -> DemoReply | None:
         """None: it ended wrongly."""
         (picture,) = self._source.draw(1).tolist()
         name = f"demo-{self.sent}"
@@ -148,13 +148,13 @@ class PipelineLoad:
             if reply.code not in TEMPORARY or not reply.message:
                 self._failed(f"refused as {reply.code}: {reply.message or 'without a reason'}")
                 return None
-            return LoadReply(due, took_ms, picture, code=reply.code)
+            return DemoReply(due, took_ms, picture, code=reply.code)
         problem = wrong_answer(reply, name, self.threshold)
         if problem:
             self._failed(problem)
             return None
         said, agreed = int(reply.outputs["scores"].argmax()), float(reply.outputs["verdict"][0, 1])
-        return LoadReply(due, took_ms, picture, said=said, exact=asked_exact(reply), agreed=agreed, cost=reply.cost)
+        return DemoReply(due, took_ms, picture, said=said, exact=asked_exact(reply), agreed=agreed, cost=reply.cost)
 
     def _failed(self, problem: str) -> None:
         if len(self.problems) < MAX_PROBLEMS:

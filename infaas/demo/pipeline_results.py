@@ -39,7 +39,7 @@ Serving = Sequence[tuple[float, Mapping[str, int]]]  # Unix time, instances by v
 
 
 @dataclass
-class LoadReply:
+class DemoReply:
     """One query of the load. due: seconds since its start. took_ms: from then to the reply. code: of a refusal; empty: it was answered.
 
     picture: its index. said: class, or -1. exact: whether the accurate model was asked. agreed: what the check says of the answer, 0..1.
@@ -97,7 +97,7 @@ def summary(plan: PipelinePlan) -> dict[str, Any]:
 
 
 def results(
-    replies: Sequence[LoadReply], pictures: Digits, threshold: float, served: Served, seconds: float
+    replies: Sequence[DemoReply], pictures: Digits, threshold: float, served: Served, seconds: float
 ) -> dict[str, Any]:
     """phases: of the load. accuracy, cost and check: of its answers.
 
@@ -152,7 +152,7 @@ def mean(served: Served, vertex: str, key: str) -> float | None:
     return sum(row["visits"] * row[key] for row in rows) / visits if visits else None
 
 
-def _phases(replies: Sequence[LoadReply], seconds: float) -> list[dict[str, Any]]:
+def _phases(replies: Sequence[DemoReply], seconds: float) -> list[dict[str, Any]]:
     found = []
     edges = [seconds * at for at in bounds()]
     for (name, _, grown), start, end in zip(PHASES, edges[:-1], edges[1:], strict=True):
@@ -169,7 +169,7 @@ def _phases(replies: Sequence[LoadReply], seconds: float) -> list[dict[str, Any]
     return found
 
 
-def _latencies(replies: Sequence[LoadReply]) -> dict[str, Any]:
+def _latencies(replies: Sequence[DemoReply]) -> dict[str, Any]:
     """As the client saw them. attainment: the share answered within the objective."""
     took = [one.took_ms for one in replies if not one.code]
     if not replies:
@@ -178,7 +178,7 @@ def _latencies(replies: Sequence[LoadReply]) -> dict[str, Any]:
     return {"attainment": sum(one.in_time for one in replies) / len(replies), "p50_ms": p50, "p99_ms": p99}
 
 
-def _accuracies(answers: Sequence[LoadReply], pictures: Digits, threshold: float) -> dict[str, Any]:
+def _accuracies(answers: Sequence[DemoReply], pictures: Digits, threshold: float) -> dict[str, Any]:
     """Of the answers; and of single models for the same pictures, computed here."""
     shown = [one.picture for one in answers]
     labels = pictures.y[shown]
@@ -194,7 +194,7 @@ def _accuracies(answers: Sequence[LoadReply], pictures: Digits, threshold: float
     }
 
 
-def _check(answers: Sequence[LoadReply], pictures: Digits) -> dict[str, int]:
+def _check(answers: Sequence[DemoReply], pictures: Digits) -> dict[str, int]:
     """Of right and of wrong answers, how many the check doubts."""
     pairs = [(one.said == pictures.y[one.picture], one.agreed < 0.5) for one in answers]
     return {
@@ -206,7 +206,7 @@ def _check(answers: Sequence[LoadReply], pictures: Digits) -> dict[str, int]:
 
 
 def series(
-    replies: Sequence[LoadReply], instances: Serving, events: Sequence[Mapping[str, Any]], start: float, seconds: float
+    replies: Sequence[DemoReply], instances: Serving, events: Sequence[Mapping[str, Any]], start: float, seconds: float
 ) -> dict[str, Any]:
     """Over the load. time: seconds to the end of each interval. attainment: of its queries; None without any.
 

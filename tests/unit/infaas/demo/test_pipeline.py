@@ -16,7 +16,7 @@ from infaas.demo.pipeline_results import (
     PHASES,
     TIMES,
     VERTICES,
-    LoadReply,
+    DemoReply,
     arrivals,
     draw,
     last_of,
@@ -49,14 +49,14 @@ EVENTS = [
 SERVING = [(1000.0, dict.fromkeys(VERTICES, 1)), (1060.0, dict.fromkeys(VERTICES, 3))]
 
 
-def replies() -> list[LoadReply]:
+def replies() -> list[DemoReply]:
     """One a second. The fifth is late, the sixth refused, the seventh says a wrong digit."""
     found = [
-        LoadReply(n + 0.5, 10.0, 7 * n, said=int(PICTURES.y[7 * n]), exact=n % 4 == 0, agreed=0.9, cost=2e-9)
+        DemoReply(n + 0.5, 10.0, 7 * n, said=int(PICTURES.y[7 * n]), exact=n % 4 == 0, agreed=0.9, cost=2e-9)
         for n in range(100)
     ]
     found[4].took_ms = LATENCY_MS + 1
-    found[5] = LoadReply(5.5, 30.0, 5, code="deadline")
+    found[5] = DemoReply(5.5, 30.0, 5, code="deadline")
     found[6].said = (found[6].said + 1) % 10
     found[6].agreed = 0.1
     return found
@@ -128,7 +128,7 @@ def test_figures_of_the_phases_and_of_the_whole() -> None:
 
 
 def test_figures_of_a_run_without_answers() -> None:
-    lost = [LoadReply(1.0, 5.0, 0, code="overloaded")]
+    lost = [DemoReply(1.0, 5.0, 0, code="overloaded")]
     found = results(lost, PICTURES, 0.9, [], SECONDS)
     assert (found["answered"], found["accuracy"], found["cost"]["per_1000"]) == (0, None, None)
     assert found["attainment"] == 0.0
