@@ -215,7 +215,7 @@ def _stages(
                 "wanted": None if stage is None or kept is None else kept.replicas.get(name),
                 "missing": None if stage is None or kept is None else kept.missing.get(name),
                 "scale": None if stage is None else stage.scale,
-                "service_ms": 1000.0 * service[name] or None,
+                "service_ms": 1000.0 * service[name] or None if stage is None else stage.service_ms,
                 "rho": None if stage is None else stage.rho,
                 "accuracy": None if stage is None else stage.accuracy,
                 "share": service[name] / longest if longest else None,

@@ -15,8 +15,8 @@ NESTED = 4  # pipelines within pipelines that are looked into
 
 
 class Stage(NamedTuple):
-    """A vertex as it is served now. position: its place among the vertices. seconds: of its service, as planned or by the variant that would be
-    chosen without a limit of latency. before, behind: the same of the longest path of stages before and behind it.
+    """A vertex as it is served now. position: its place among the vertices. seconds: that one item takes, on the planned variant or on the one that
+    would be chosen without a limit of latency. before, behind: the same of the longest path of stages before and behind it.
     """
 
     vertex: PipelineVertex
@@ -91,15 +91,18 @@ def _conditional(record: PipelineRecord, apps: Apps, depth: int = 0) -> bool:
 
 
 def service_seconds(app: AppRecord, apps: Mapping[str, AppView], depth: int = 0) -> dict[str, float]:
-    """Of each vertex of a pipeline, the seconds of its service: as planned, else of the variant that would be chosen without a limit of
-    latency. 0.0: unknown. apps: by name.
+    """Of each vertex of a pipeline, the seconds of one item: on the planned variant, else on the one that would be chosen without a limit of
+    latency. 0.0: unknown. apps: by name. A full batch behind a stage would refuse queries that may still be in time.
     """
     planned = {} if app.plan is None else app.plan.vertices
     found = {}
     for vertex in app.pipeline.vertices if app.pipeline is not None else ():
         stage, view = planned.get(vertex.name), apps.get(vertex.app)
         seconds = 0.0
-        if stage is not None:
+        place = None if stage is None or view is None else view.index.get(stage.variant)
+        if view is not None and place is not None:
+            seconds = view.groups[place].table.seconds(1)
+        elif stage is not None:
             seconds = stage.service_ms / 1000.0
         elif view is not None and view.app.pipeline is not None and depth < NESTED:
             graph = PipelineGraph(view.app.pipeline)
