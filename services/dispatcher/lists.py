@@ -148,10 +148,10 @@ def _variants(ask: ListRequest, view: ClusterView) -> list[dict[str, Any]]:
     return items
 
 
-def _by_batch(group: VariantInstances) -> dict[int, float]:
-    """Milliseconds of a batch, with its overhead, by the sizes that were measured."""
+def _by_batch(group: VariantInstances) -> dict[str, float]:
+    """Milliseconds of a batch, with its overhead, by the sizes that were measured, which are texts: not all clients take other keys."""
     sizes = {min(row.batch, group.record.max_batch) for row in group.record.profile.rows}
-    return {size: group.table.seconds(size) * 1000.0 + HANDLING_MS for size in sorted(sizes)}
+    return {str(size): group.table.seconds(size) * 1000.0 + HANDLING_MS for size in sorted(sizes)}
 
 
 def _pipelines(

@@ -172,6 +172,8 @@ def test_no_backend_runs_silently_elsewhere(name, artifact):
 def test_every_name_is_surveyed_and_others_are_unknown():
     assert set(survey("cpu")) == set(NAMES)
     assert survey("cpu")["ort"] == ""
-    assert all(survey("tpu").values())
+    elsewhere = survey("tpu")
+    assert elsewhere.pop("remote") == "", "the address of its device is a list of hosts"
+    assert all(elsewhere.values())
     with pytest.raises(BackendUnavailable, match="abacus"):
         backend("abacus")

@@ -75,7 +75,7 @@ class Learners:
     def predicted(self, dispatcher: int, number: int, context: str | None = None) -> str:
         uid = (1000 * dispatcher + number).to_bytes(16, "big")
         p = dict.fromkeys(MODELS, 0.5)
-        self.actors[dispatcher].layer.predictions.add(Prediction(uid, "a", context, None, 0.0, MEMBERS, p, SAID))
+        self.actors[dispatcher].composites.predictions.add(Prediction(uid, "a", context, None, 0.0, MEMBERS, p, SAID))
         return uid.hex()
 
     async def tell(self, query: str, retry_key: bytes | None = None) -> None:

@@ -172,7 +172,9 @@ def test_variants_are_listed_with_what_batches_take() -> None:
     fleet.stage.publish(fleet.subjects.list("variants"), ListRequest(), "_INBOX.test.listing")
     fleet.stage.run(0.1)
     [item] = decode(Listing, fleet.stage.heard[-1][2]).items
-    assert item["batch_latency_ms"] == pytest.approx({1: 2.55, 2: 3.05, 4: 4.05, 8: 6.05}), "with 0.05 ms for a batch"
+    assert item["batch_latency_ms"] == pytest.approx({"1": 2.55, "2": 3.05, "4": 4.05, "8": 6.05}), (
+        "with 0.05 ms for a batch"
+    )
 
 
 def test_apps_are_listed_with_the_pipelines_that_they_are_stages_of() -> None:
