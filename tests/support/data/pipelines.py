@@ -57,8 +57,8 @@ SOCIAL = PipelineRecord(  # of the contract
 )
 
 
-# the same as a file, with what planning needs
-TOML = """
+# the same as a file
+SOCIAL_TOML = """
 [pipeline]
 name = "social"
 latency_ms = 350
@@ -78,6 +78,9 @@ when = { output = "label", reduce = "argmax", op = "!=", value = 0 }
 probability = 0.4
 [output]
 text = "translate.y | lang.text"
+"""
+# with what planning needs
+TOML = f"""{SOCIAL_TOML}
 [[load]]
 rate = 150
 arrivals = "gamma"
@@ -86,17 +89,17 @@ cv = 1.0
 vertex = "lang"
 hardware = "cpu"
 price_per_hour = 0.1
-batch_latency_ms = { 1 = 20.0, 8 = 80.0 }
+batch_latency_ms = {{ 1 = 20.0, 8 = 80.0 }}
 [[option]]
 vertex = "translate"
 hardware = "cpu"
 price_per_hour = 0.1
-batch_latency_ms = { 1 = 200.0, 8 = 880.0 }
+batch_latency_ms = {{ 1 = 200.0, 8 = 880.0 }}
 [[option]]
 vertex = "translate"
 hardware = "gpu"
 price_per_hour = 1.1
-batch_latency_ms = { 1 = 20.0, 8 = 40.0 }
+batch_latency_ms = {{ 1 = 20.0, 8 = 40.0 }}
 """
 
 

@@ -10,28 +10,9 @@ from bus.messages.catalog import EdgeCondition, PipelineEdge, PipelineVertex
 from services.core.pipelines.problem import StageOption
 from services.simulation.scenario.pipelines import check_pipeline, problem_of, read_pipeline, sample
 from services.simulation.scenario.toml import ScenarioError
-from tests.support.data.pipelines import SOCIAL, SOCIAL_APPS
+from tests.support.data.pipelines import SOCIAL, SOCIAL_APPS, SOCIAL_TOML
 
-FILE = """
-[pipeline]
-name = "social"
-latency_ms = 350
-[[vertex]]
-name = "lang"
-app = "language-id"
-inputs = { text = "$.text" }
-[[vertex]]
-name = "translate"
-app = "nmt"
-inputs = { text = "$.text", lang = "lang.label" }
-accuracy = 0.9
-[[edge]]
-from = "lang"
-to = "translate"
-when = { output = "label", reduce = "argmax", op = "!=", value = 0 }
-probability = 0.4
-[output]
-text = "translate.y | lang.text"
+FILE = f"""{SOCIAL_TOML}
 [plan]
 percentile = 0.95
 [[load]]
@@ -42,7 +23,7 @@ cv = 1.0
 vertex = "lang"
 hardware = "cpu"
 price_per_hour = 0.1
-batch_latency_ms = { 1 = 20.0, 8 = 80.0 }
+batch_latency_ms = {{ 1 = 20.0, 8 = 80.0 }}
 """
 
 
