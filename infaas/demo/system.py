@@ -63,10 +63,11 @@ class DemoSystem:
         if self._settings:
             (self.data_dir / "settings.toml").write_text(self._settings)
             options = ["--config", str(self.data_dir / "settings.toml")]
+        up = command("up", "--data-dir", str(self.data_dir), "--json", *options)
         began = time.monotonic()
         with output.open("wb") as out, errors.open("wb") as err:
             self._process = subprocess.Popen(  # noqa: ASYNC220  (it returns at once)
-                command("up", "--data-dir", str(self.data_dir), "--json", *options),
+                up if self._keep else dies_with_parent(up, signal.SIGTERM),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -74,7 +75,6 @@ class DemoSystem:
                 # Ctrl-C must reach only this process, which then stops the system. A kept system outlives the terminal.
                 start_new_session=self._keep,
                 process_group=None if self._keep else 0,
-                preexec_fn=None if self._keep else dies_with_parent(signal.SIGTERM),  # noqa: PLW1509  (main thread)
             )
         while not (lines := output.read_text().splitlines()) or not lines[-1].startswith("ready"):
             if self._process.poll() is not None or time.monotonic() - began > START_S:

@@ -24,6 +24,7 @@ from services.dispatcher.commands import RunPolicy
 from services.dispatcher.edge_policy_process import Arrays, PolicyCall, PolicyReply
 from services.shell.host.process import dies_with_parent
 
+POLICY_PROCESS = "services.dispatcher.edge_policy_process"
 CALL_S = 1.0  # that one call may take
 START_S = 20.0  # that the import of the class may take
 PAUSES = (0.5, 30.0)  # s before it is started again: after the first failure, and at most
@@ -130,12 +131,11 @@ class _PolicyProcess:
         self._born = time.monotonic()
         try:
             self._process = process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", "services.dispatcher.edge_policy_process", self._name,
+                *dies_with_parent([sys.executable, "-P", "-m", POLICY_PROCESS, self._name], signal.SIGKILL),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 env=_environment(),
                 start_new_session=True,
-                preexec_fn=dies_with_parent(signal.SIGKILL),
                 limit=2**20,
             )  # fmt: skip
         except OSError as error:

@@ -6,7 +6,7 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -14,7 +14,7 @@ import pytest
 
 from services.shell.host.postgres import EmbeddedPostgres, find_postgres
 from services.shell.host.process import ServerError
-from services.shell.host.rootless import ProcessIdentity
+from services.shell.host.rootless import ProcessIdentity, runs
 from tests.support.servers.processes import alive, eventually, read_line, script
 
 NO_POSTGRES = """
@@ -215,17 +215,16 @@ def test_root_without_user_namespaces_runs_it_as_another_user(tmp_path_factory: 
 def test_an_ordinary_user_runs_it_plainly(tmp_path: Path) -> None:
     """Seen from inside a user namespace without capabilities, we are an ordinary user who can still read this Python."""
     if os.geteuid() != 0:
-        enter: Callable[[], None] | None = None  # we are one
+        identity = ProcessIdentity("plain", 0, 0)  # we are one
     else:
         nobody = pwd.getpwnam("nobody")
-        enter = ProcessIdentity("userns", nobody.pw_uid, nobody.pw_gid).enter
-    try:
-        with script(SCRIPT, str(tmp_path), enter=enter) as parent:
-            pid, mode, dsn = read_line(parent).split()
-            assert mode == "plain"
-            assert ask(dsn, "SELECT 1") == [(1,)]
-    except subprocess.SubprocessError:
+        identity = ProcessIdentity("userns", nobody.pw_uid, nobody.pw_gid)
+    if not runs(["true"], identity):
         pytest.skip("no user namespaces here")
+    with script(SCRIPT, str(tmp_path), identity=identity) as parent:
+        pid, mode, dsn = read_line(parent).split()
+        assert mode == "plain"
+        assert ask(dsn, "SELECT 1") == [(1,)]
     assert eventually(lambda: not alive(int(pid)))
 
 
@@ -233,13 +232,13 @@ def test_a_user_without_an_account_runs_it(tmp_path: Path) -> None:
     """As in a container that was started with `--user 54321`: initdb looks its user up, and finds nobody."""
     if os.geteuid() != 0:
         pytest.skip("only root can become such a user")
-    try:
-        with script(SCRIPT, str(tmp_path), enter=ProcessIdentity("userns", 54321, 54321).enter) as parent:
-            pid, mode, dsn = read_line(parent).split()
-            assert mode == "userns"
-            assert ask(dsn, "SELECT 1") == [(1,)]
-    except subprocess.SubprocessError:
+    identity = ProcessIdentity("userns", 54321, 54321)
+    if not runs(["true"], identity):
         pytest.skip("no user namespaces here")
+    with script(SCRIPT, str(tmp_path), identity=identity) as parent:
+        pid, mode, dsn = read_line(parent).split()
+        assert mode == "userns"
+        assert ask(dsn, "SELECT 1") == [(1,)]
     assert eventually(lambda: not alive(int(pid)))
 
 
@@ -247,14 +246,14 @@ def test_another_user_of_this_machine_runs_it(tmp_path_factory: pytest.TempPathF
     if os.geteuid() != 0:
         pytest.skip("only root can change the user")
     nobody = pwd.getpwnam("nobody")
-    enter = ProcessIdentity("setuid", nobody.pw_uid, nobody.pw_gid).enter
+    identity = ProcessIdentity("setuid", nobody.pw_uid, nobody.pw_gid)
     for needed in (sys.executable, str(find_postgres() / "postgres"), __file__):
-        if subprocess.run(["test", "-r", needed], preexec_fn=enter, check=False).returncode != 0:
+        if not runs(["test", "-r", needed], identity):
             pytest.skip(f"user nobody cannot reach {needed}")
     directory = _open_directory("infaas-nobody")
     try:
         os.chown(directory, nobody.pw_uid, nobody.pw_gid)
-        with script(SCRIPT, str(directory), enter=enter) as parent:
+        with script(SCRIPT, str(directory), identity=identity) as parent:
             pid, mode, dsn = read_line(parent).split()
             assert mode == "plain"
             assert ask(dsn, "SELECT 1") == [(1,)]

@@ -79,13 +79,12 @@ class Node:
         unshare = ["unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
         with (self.directory / "dockerd.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [*unshare, "sh", "-c", BOOT, "sh", self.name, *daemon],
+                dies_with_parent([*unshare, "sh", "-c", BOOT, "sh", self.name, *daemon], signal.SIGKILL),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 cwd="/",
                 start_new_session=True,
-                preexec_fn=dies_with_parent(signal.SIGKILL),  # noqa: PLW1509
             )
         self.alive = True
         eventually(self._init, f"{self.name} has processes of its own", 10, 0.01)
@@ -143,11 +142,7 @@ class Node:
 
     def popen(self, command: Sequence[str | Path], **options: Any) -> subprocess.Popen[bytes]:
         """Start a program of this machine in the node's network; it dies with us. From the main thread only."""
-        return subprocess.Popen(
-            [*self.network, *command],
-            preexec_fn=dies_with_parent(signal.SIGKILL),  # noqa: PLW1509
-            **options,
-        )
+        return subprocess.Popen(dies_with_parent([*self.network, *command], signal.SIGKILL), **options)
 
     def kill(self) -> None:
         """Power off, no goodbye: engine, containers and everything else on it die in the same instant."""

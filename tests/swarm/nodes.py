@@ -253,10 +253,9 @@ class Swarm:
     def _switch_on(self) -> None:
         before = os.stat("/proc/self/ns/net").st_ino
         self._switch = subprocess.Popen(
-            ["unshare", "--net", "sleep", "infinity"],
+            dies_with_parent(["unshare", "--net", "sleep", "infinity"], signal.SIGKILL),
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=dies_with_parent(signal.SIGKILL),  # noqa: PLW1509
         )
         place = f"/proc/{self._switch.pid}/ns/net"
         eventually(lambda: os.stat(place).st_ino != before, "the switch has a network of its own", 10, 0.01)

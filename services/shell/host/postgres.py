@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,28 +54,20 @@ class Binaries:
     identity: rootless.ProcessIdentity
     major: int
 
-    def run(self, program: str, *args: str, stdin: str = "", enter: Callable[[], None] | None = None) -> str:
-        """Run one of the programs to its end; raises ServerError with what it said."""
-        for left in (2, 1, 0):
-            try:
-                done = subprocess.run(
-                    [self.directory / program, *args],
-                    preexec_fn=enter or self.identity.enter,
-                    input=stdin,
-                    capture_output=True,
-                    text=True,
-                    cwd="/",
-                    env=ENVIRON,
-                    check=False,
-                )
-                break
-            except subprocess.SubprocessError as error:
-                # The program was never started. Seen once, on a busy machine, just after the same call had worked.
-                if not left:
-                    raise ServerError(f"cannot run {self.directory / program}: {error}") from error
-                time.sleep(0.1)
-            except OSError as error:
-                raise ServerError(f"cannot run {self.directory / program}: {error}") from error
+    def run(self, program: str, *args: str, stdin: str = "", on_our_death: int = 0) -> str:
+        """Run one of the programs to its end; raises ServerError with what it said.
+
+        on_our_death: the signal that it gets if we die first; 0: none.
+        """
+        done = subprocess.run(
+            process.launched([self.directory / program, *args], self.identity, on_our_death),
+            input=stdin,
+            capture_output=True,
+            text=True,
+            cwd="/",
+            env=ENVIRON,
+            check=False,
+        )
         if done.returncode != 0:
             raise ServerError(f"{program} failed: {(done.stderr or done.stdout).strip()}")
         return done.stdout
@@ -87,7 +79,7 @@ def open_binaries(data_dir: Path, *, allow_userns: bool = True) -> Binaries:
     identity = rootless.choose_identity([str(directory / "postgres"), "--version"], allow_userns=allow_userns)
     if identity.mode == "setuid":
         rootless.check_reachable(data_dir)
-        if not rootless.runs([str(directory / "postgres"), "--version"], identity.enter):
+        if not rootless.runs([str(directory / "postgres"), "--version"], identity):
             install = directory.parent
             package = install.parent  # the wheel's layout: PACKAGE/pginstall/bin and PACKAGE.libs
             made = int((directory / "postgres").stat().st_mtime)
@@ -226,7 +218,7 @@ class EmbeddedPostgres:
             [self._binaries.directory / "postgres", "-D", self.cluster, *arguments],
             log=self.log,
             on_our_death=signal.SIGINT,
-            before=self._binaries.identity.enter,
+            identity=self._binaries.identity,
             environ=ENVIRON,
             keep_open=[self._lock.fd],
         )
@@ -261,15 +253,13 @@ class EmbeddedPostgres:
         locale = ["--locale=C"]
         if binaries.major >= 17:
             locale += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
-        prepared = process.dies_with_parent(signal.SIGKILL, binaries.identity.enter)
         arguments = ["--username=postgres", "--encoding=UTF8", "--auth=scram-sha-256", f"--pwfile={password_file}"]
         try:
-            binaries.run("initdb", "-D", str(new), *arguments, *locale, enter=prepared)
+            binaries.run("initdb", "-D", str(new), *arguments, *locale, on_our_death=signal.SIGKILL)
         finally:
             password_file.unlink(missing_ok=True)
-        binaries.run(
-            "postgres", "--single", "-D", str(new), "postgres", stdin=f"CREATE DATABASE {DATABASE};\n", enter=prepared
-        )
+        make = f"CREATE DATABASE {DATABASE};\n"
+        binaries.run("postgres", "--single", "-D", str(new), "postgres", stdin=make, on_our_death=signal.SIGKILL)
         new.rename(self.cluster)
 
     def _hand_over(self, binaries: Binaries) -> None:

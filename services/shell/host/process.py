@@ -1,25 +1,24 @@
 """Child processes that never outlive us, and what those of a system share: locks, secrets, free ports, logs."""
 
-import ctypes
 import fcntl
 import os
 import secrets
+import shutil
 import signal
 import site
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1
-# Loaded here, not in the child between fork and exec, where nothing may be imported or allocated needlessly.
-_libc = ctypes.CDLL(None, use_errno=True)
+from services.shell.host import launch
 
 Steps = Sequence[tuple[signal.Signals, float]]
 _QUIET_PORTS = range(20_000, 32_000)  # below the range of outgoing connections on Linux and macOS
+PLAIN = ("plain", 0, 0)
 POLITE: Steps = ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0))
 
 
@@ -27,23 +26,21 @@ class ServerError(Exception):
     """A server of ours cannot start or continue. The text is one sentence for people and says what to do."""
 
 
-def dies_with_parent(signum: signal.Signals, before: Callable[[], None] | None = None) -> Callable[[], None]:
-    """Make a `preexec_fn` that runs `before`, then asks the kernel for `signum` when our process dies (Linux only).
+def dies_with_parent(
+    command: Sequence[str | Path], signum: signal.Signals, identity: tuple[str, int, int] = PLAIN
+) -> list[str]:
+    """The command that runs `command` and gets `signum` from the kernel when our process dies (Linux only).
 
-    The kernel ties this to the *thread* that starts the child: start children from the main thread.
+    The kernel ties this to the *thread* that starts the child: start children from the main thread. identity: the user that it becomes
+    first (see `rootless.ProcessIdentity`).
     """
-    parent = os.getpid()
+    return launched(command, identity, signum)
 
-    def prepare() -> None:
-        if before is not None:
-            before()
-        # After `before`: a change of user clears the signal.
-        if sys.platform == "linux":
-            _libc.prctl(_PR_SET_PDEATHSIG, int(signum))
-            if os.getppid() != parent:  # the parent died before prctl
-                os._exit(1)
 
-    return prepare
+def launched(command: Sequence[str | Path], identity: tuple[str, int, int], signum: int = 0) -> list[str]:
+    """The command that runs `command` as another user (see `launch`)."""
+    words = [sys.executable, "-I", "-S", launch.__file__, os.getpid(), int(signum), *identity, *command]
+    return [str(word) for word in words]
 
 
 def start(
@@ -51,7 +48,7 @@ def start(
     *,
     log: Path | None,
     on_our_death: signal.Signals,
-    before: Callable[[], None] | None = None,
+    identity: tuple[str, int, int] = PLAIN,
     environ: Mapping[str, str] | None = None,
     cwd: Path | str = "/",
     keep_open: Sequence[int] = (),
@@ -61,13 +58,15 @@ def start(
     log: file that its output is appended to; None: our own output. keep_open: descriptors that it inherits. Call this from the main thread
     (see `dies_with_parent`).
     """
+    if shutil.which(command[0], path=None if environ is None else environ.get("PATH")) is None:
+        raise ServerError(f"cannot start {command[0]}: no such program")
     try:
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
             _rotate(log)
         with nullcontext() if log is None else log.open("ab") as output:
             return subprocess.Popen(
-                command,
+                dies_with_parent(command, on_our_death, identity),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -77,9 +76,8 @@ def start(
                 # (sched_autogroup), and servers that pass each other small messages then cost twice the CPU.
                 process_group=0,
                 pass_fds=keep_open,
-                preexec_fn=dies_with_parent(on_our_death, before),  # noqa: PLW1509  only from the main thread
             )
-    except (OSError, subprocess.SubprocessError) as error:
+    except OSError as error:
         raise ServerError(f"cannot start {command[0]}: {error}") from error
 
 

@@ -1,26 +1,19 @@
 """Runs a program that refuses root, or a user without an account, as another user: in a user namespace, or as `nobody`."""
 
-import ctypes
 import os
 import pwd
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from services.shell.host.process import ServerError
+from services.shell.host.process import ServerError, launched
 
-_CLONE_NEWUSER = 0x10000000
-_libc = ctypes.CDLL(None, use_errno=True)
 Mode = Literal["plain", "userns", "setuid"]
 
 
-@dataclass(frozen=True)
-class ProcessIdentity:
+class ProcessIdentity(NamedTuple):
     """The user that a program runs as.
 
     plain: our own. userns: our own, shown as `uid` inside a user namespace without capabilities outside; it may open what we may, and
@@ -30,23 +23,6 @@ class ProcessIdentity:
     mode: Mode
     uid: int
     gid: int
-
-    def enter(self) -> None:
-        """Become this user. Called in the child between fork and exec."""
-        if self.mode == "userns":
-            outside_uid, outside_gid = (
-                os.geteuid(),
-                os.getegid(),
-            )  # inside the namespace they are unknown until they are mapped
-            if _libc.unshare(_CLONE_NEWUSER) != 0:
-                raise OSError(ctypes.get_errno(), "unshare")
-            _write("/proc/self/setgroups", b"deny")
-            _write("/proc/self/uid_map", b"%d %d 1" % (self.uid, outside_uid))
-            _write("/proc/self/gid_map", b"%d %d 1" % (self.gid, outside_gid))
-        elif self.mode == "setuid":
-            os.setgroups([])
-            os.setgid(self.gid)
-            os.setuid(self.uid)
 
     def own(self, path: Path) -> None:
         """Give a file or directory of ours to this user, where it is another one."""
@@ -64,7 +40,7 @@ def choose_identity(program: list[str], *, allow_userns: bool = True) -> Process
         return ProcessIdentity("plain", os.geteuid(), os.getegid())
     user = _unprivileged_user()
     confined = ProcessIdentity("userns", user.pw_uid, user.pw_gid)
-    if allow_userns and sys.platform == "linux" and runs(program, confined.enter):
+    if allow_userns and sys.platform == "linux" and runs(program, confined):
         return confined
     if os.geteuid() != 0:
         raise ServerError(
@@ -74,18 +50,10 @@ def choose_identity(program: list[str], *, allow_userns: bool = True) -> Process
     return ProcessIdentity("setuid", user.pw_uid, user.pw_gid)
 
 
-def runs(program: list[str], enter: Callable[[], None]) -> bool:
-    """Whether `program` runs and succeeds after `enter`. A program that could not be started is tried again: machines are busy."""
-    for pause in (0.05, 0.2, 0.0):
-        try:
-            done = subprocess.run(program, preexec_fn=enter, capture_output=True, cwd="/", timeout=30, check=False)
-        except subprocess.SubprocessError:
-            time.sleep(pause)
-        except OSError:
-            return False
-        else:
-            return done.returncode == 0
-    return False
+def runs(program: list[str], identity: ProcessIdentity) -> bool:
+    """Whether `program` runs as this user and succeeds."""
+    done = subprocess.run(launched(program, identity), capture_output=True, cwd="/", check=False)
+    return done.returncode == 0
 
 
 def reachable_copy(tree: Path, beside: Path, to: Path) -> Path:
@@ -129,11 +97,3 @@ def _unprivileged_user() -> pwd.struct_passwd:
             if user.pw_uid != 0:
                 return user
     raise ServerError("PostgreSQL does not run as root and this machine has no other user: add one")
-
-
-def _write(path: str, text: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY)
-    try:
-        os.write(fd, text)
-    finally:
-        os.close(fd)

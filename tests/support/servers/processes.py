@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from services.shell.host.process import PLAIN, launched
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -68,15 +70,14 @@ def environ(**more: str) -> dict[str, str]:
 
 
 @contextmanager
-def script(text: str, *arguments: str, enter: Callable[[], None] | None = None) -> Iterator[subprocess.Popen[str]]:
+def script(text: str, *arguments: str, identity: tuple[str, int, int] = PLAIN) -> Iterator[subprocess.Popen[str]]:
     """Run Python source in a process of its own, killed at the end; read its stdout by line."""
     with subprocess.Popen(
-        [sys.executable, "-c", text, *arguments],
+        launched([sys.executable, "-c", text, *arguments], identity),
         stdout=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
         text=True,
         env=environ(),
-        preexec_fn=enter,  # noqa: PLW1509
     ) as process:
         try:
             yield process

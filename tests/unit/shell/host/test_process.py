@@ -7,6 +7,8 @@ import pytest
 
 from services.shell.host import process
 from services.shell.host.process import ServerError
+from services.shell.host.rootless import ProcessIdentity, runs
+from tests.support.servers.processes import read_line, script
 
 
 def mode(path: Path) -> int:
@@ -98,3 +100,21 @@ def test_a_port_in_use_is_not_free() -> None:
         listener.stdout.readline()
         assert not process.port_is_free(port)
         listener.kill()
+
+
+def test_threads_that_a_fork_would_start_do_not_keep_a_program_from_its_user_namespace() -> None:
+    """As gRPC does: it starts threads in each forked child, and such a child gets no namespace."""
+    nobody = ProcessIdentity("userns", 65534, 65534)
+    if not runs(["true"], nobody):
+        pytest.skip("no user namespaces here")
+    code = (
+        "import os, sys, threading, time\n"
+        "from services.shell.host.rootless import ProcessIdentity, runs\n"
+        "start = lambda: threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+        "os.register_at_fork(after_in_child=start)\n"
+        "start()\n"
+        "print(runs(['true'], ProcessIdentity('userns', 65534, 65534)), flush=True)\n"
+        "os._exit(0)\n"
+    )
+    with script(code) as child:
+        assert read_line(child) == "True"
