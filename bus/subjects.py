@@ -125,7 +125,7 @@ class Subjects:
         return f"{self.prefix}.worker.{worker}.{order}"
 
     def executor(self, worker: str, device: str, order: str) -> str:
-        """order: load | unload | move"""
+        """order: load | unload | demote | move"""
         return f"{self.prefix}.executor.{worker}.{device}.{order}"
 
     def monitor(self, worker: str, fact: str) -> str:

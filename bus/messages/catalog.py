@@ -40,7 +40,8 @@ class ProfileRow(Struct, frozen=True, kw_only=True):
 class Profile(Struct, frozen=True, kw_only=True):
     """The profile of a variant. It is measured once, on real hardware.
 
-    provenance: "measured" | "published: <citation>" | "synthetic".
+    provenance: "measured" | "published: <citation>" | "synthetic". init_ms, transfer_ms: the parts of load_ms: making the model in host
+    memory, and bringing it to the device. host_mb: what it takes of host memory while it is Warm. None: the backend cannot keep it Warm.
     """
 
     rows: list[ProfileRow]
@@ -50,6 +51,9 @@ class Profile(Struct, frozen=True, kw_only=True):
     provenance: str = "measured"
     disturbed: bool = False
     host: dict[str, str] = {}
+    init_ms: float | None = None
+    transfer_ms: float | None = None
+    host_mb: float | None = None
 
 
 class VariantRecord(Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from bus.messages.catalog import VariantRecord
 
+Tier = Literal["device", "host"]  # where a loaded model is; in host memory its instance is Warm
 State = Literal["Inactive", "Loading", "Warm", "Active", "Overloaded", "Interfered", "Unloading"]
 
 
@@ -17,7 +18,7 @@ class DeviceStatus(Struct, frozen=True, kw_only=True, gc=False):
 
     kind: "cpu", "gpu", "inferentia". memory_used_mb, cores_used: what instances that somebody needs have been promised.
     memory_reclaimable_mb, cores_reclaimable: what reclaimable instances take; it counts as free. utilisation: 0..1 over the last
-    period. offline: the part of the utilisation that offline work used; queries have priority over offline work.
+    period. host_used_mb: host memory of its Warm instances. offline: the part of the utilisation that offline work used; queries have priority over offline work.
     """
 
     device: str
@@ -34,6 +35,7 @@ class DeviceStatus(Struct, frozen=True, kw_only=True, gc=False):
     offline: float = 0.0
     memory_reclaimable_mb: float = 0.0
     cores_reclaimable: float = 0.0
+    host_used_mb: float = 0.0
 
 
 class InstanceStatus(Struct, frozen=True, kw_only=True, gc=False):
@@ -164,15 +166,26 @@ class LoadReply(Struct, frozen=True, kw_only=True):
 
 
 class LoadInstance(Struct, frozen=True, kw_only=True):
-    """`infaas.executor.<worker>.<device>.load`: monitor -> executor.
+    """`infaas.executor.<worker>.<device>.load`: monitor -> executor. An order for a Warm instance brings it to the device.
 
-    price_per_s: US$ per second of this instance. cores: the machine's cores that the instance may run on; empty = any.
+    price_per_s: US$ per second of this instance. cores: the machine's cores that the instance may run on; empty = any. tier: "host" leaves
+    it in host memory (preloading).
     """
 
     instance: str
     variant: VariantRecord
     price_per_s: float = 0.0
     cores: list[int] = []
+    tier: Tier = "device"
+
+
+class DemoteInstance(Struct, frozen=True, kw_only=True):
+    """`infaas.executor.<worker>.<device>.demote`: finish the queued work, then keep the model in host memory only.
+
+    The executor answers `InstanceLoaded` with tier "host", or `InstanceUnloaded` if its backend cannot keep it there.
+    """
+
+    instance: str
 
 
 class UnloadInstance(Struct, frozen=True, kw_only=True):
@@ -204,7 +217,10 @@ class InstanceMoved(Struct, frozen=True, kw_only=True):
 
 
 class InstanceLoaded(Struct, frozen=True, kw_only=True):
-    """`infaas.monitor.<worker>.loaded`. proof: where the instance really runs, as the framework reports it."""
+    """`infaas.monitor.<worker>.loaded`. proof: where the instance really runs, as the framework reports it.
+
+    load_ms: of this step alone; of a Warm instance that comes to the device, the transfer. memory_mb: in the memory of `tier`.
+    """
 
     instance: str
     variant: str
@@ -213,6 +229,7 @@ class InstanceLoaded(Struct, frozen=True, kw_only=True):
     load_ms: float
     memory_mb: float
     proof: str
+    tier: Tier = "device"
 
 
 class InstanceFailed(Struct, frozen=True, kw_only=True):
@@ -268,6 +285,7 @@ class InstanceSample(Struct, frozen=True, array_like=True, gc=False):
     offline: int = 0
     batching: str = "edf"
     batch_limit: int = 0
+    tier: Tier = "device"
 
 
 class ExecutorReport(Struct, frozen=True, kw_only=True, gc=False):

@@ -157,6 +157,12 @@ def inner_channels() -> list[Channel]:
             "monitor -> executor",
         ),
         _inner(
+            "executor-demote",
+            NAMES.executor("{worker}", "{device}", "demote"),
+            fleet.DemoteInstance,
+            "monitor -> executor",
+        ),
+        _inner(
             "executor-move",
             NAMES.executor("{worker}", "{device}", "move"),
             fleet.MoveInstance,
