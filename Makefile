@@ -3,6 +3,7 @@
 #   make test    set up .venv and run the tests (ARGS="-k name" for some of them)
 #   make test-all         the rest of them: whole systems under load, killed, cut off or fuzzed (ten minutes)
 #   make test-timescale   the tests that need TimescaleDB: fetches one for node, once; TEST_TIMESCALE_DSN=... for a server of yours
+#   make test-gpu     the tests that need a GPU, and a table of its figures in gpu.json (docs/hardware.md)
 #   make test-swarm   the tests on a Docker Swarm of several engines on this machine (Linux, root, docker.io, debootstrap; ten minutes)
 #   make check   style, types, import rules, documents, tests
 #   make bench   the figures of benches/README.md
@@ -17,7 +18,7 @@ PARALLEL ?= -n 2 --dist loadfile
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: demo test test-all test-timescale test-swarm check format documents bench constraints clean
+.PHONY: demo test test-all test-timescale test-gpu test-swarm check format documents bench constraints clean
 
 demo: $(VENV)/.ready
 	$(BIN)/infaas demo $(ARGS)
@@ -33,6 +34,10 @@ test-all: $(VENV)/.ready-dev
 test-timescale: $(VENV)/.ready-dev
 	if command -v npm >/dev/null && test -z "$$TEST_TIMESCALE_DSN"; then npm ci --prefix tests/timescale --ignore-scripts --no-audit --no-fund; fi
 	$(BIN)/python -m pytest -m timescale tests/timescale $(ARGS)
+
+# What does not work on this machine skips and says why. The environment is used as it is: which torch and onnxruntime fit is yours to say.
+test-gpu: $(VENV)/.ready-dev
+	INFAAS_GPU_REPORT=$(CURDIR)/gpu.json $(BIN)/python -m pytest -m gpu -s -rs tests/gpu $(ARGS)
 
 # The image is built from ops/Dockerfile without a registry. What that takes is kept in ~/.cache/infaas/swarm: the next time is quicker.
 test-swarm: $(VENV)/.ready-swarm

@@ -83,9 +83,11 @@ def _accelerated(format: str, inspected: ModelInspected) -> Iterable[tuple[str, 
         if format == "pt2":
             yield from (("torch-cuda", precision, "pt2") for precision in ("fp32", "fp16"))
         yield from (("ort-cuda", precision, "onnx") for precision in ("fp32", "fp16"))
-        yield from (("trt", precision, "onnx") for precision in ("fp32", "fp16"))
+        # Engines of both ways are equal, and building one takes minutes: onnxruntime's way serves where TensorRT's own package is missing.
+        engine = "tensorrt" if usable("tensorrt", inspected.frameworks) else "trt"
+        yield from ((engine, precision, "onnx") for precision in ("fp32", "fp16"))
         if {"convolution", "product"} & {_kind(operator) for operator in inspected.operators}:
-            yield "trt", "int8", "onnx"
+            yield engine, "int8", "onnx"
     elif inspected.hardware == "inferentia" and format == "pt2":
         yield "neuron", "fp32", "pt2"
 

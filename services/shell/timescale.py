@@ -6,6 +6,7 @@ never down. The SQL is in services/recorder/schema: numbered files make what hol
 runs the others.
 """
 
+import time
 from collections.abc import Mapping
 from contextlib import closing
 from datetime import timedelta
@@ -22,6 +23,8 @@ Level = Literal["none", "apache", "tsl"]
 LEVELS: tuple[Level, ...] = ("none", "apache", "tsl")
 OLDEST_EXTENSION = (2, 18)  # the first in which a trigger sees the rows of a statement on a hypertable
 AGGREGATES = ("cost_minute", "cost_hour", "query_minute", "query_hour", "slo_minute")
+REFRESH = b"CALL refresh_continuous_aggregate(%s, NULL, now() - %s)"  # not within a transaction
+FREE_AGAIN = 0.1  # s between two tries of what a background job does just now
 KEEP_DAYS: Mapping[str, float] = asdict(KeepDays())
 
 
@@ -107,13 +110,27 @@ def shape(
     if level == "tsl":
         # Of one that was there, hours whose raw rows are gone would be emptied.
         for made in sorted(_aggregates(connection) - before, key=lambda one: AGGREGATES.index(one.name)):
-            connection.execute(  # not within a transaction
-                "CALL refresh_continuous_aggregate(%s, NULL, now() - interval '2 minutes')",
-                (f"infaas_internal.{made.name}",),
-            )
+            when_free(connection, REFRESH, f"infaas_internal.{made.name}", timedelta(minutes=2))
         with connection.transaction():
             connection.execute((directory / "policies.sql").read_bytes())
     connection.execute("RESET search_path")
+
+
+def when_free(connection: psycopg.Connection[Any], statement: bytes, *values: object, patience_s: float = 60.0) -> None:
+    """Run a statement that TimescaleDB refuses while one of its background jobs does the same work: it is tried again until then.
+
+    connection: in autocommit. patience_s: seconds after which the last refusal is raised. Raises psycopg.Error.
+    """
+    give_up = time.monotonic() + patience_s
+    while True:
+        try:
+            connection.execute(statement, values)
+        except psycopg.errors.LockNotAvailable:
+            if time.monotonic() >= give_up:
+                raise
+            time.sleep(FREE_AGAIN)
+        else:
+            return
 
 
 def level_of(connection: psycopg.Connection[Any]) -> Level:

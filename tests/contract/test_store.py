@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from psycopg import errors
 from services.recorder.tables import TABLES
 from services.shell.host.postgres import EmbeddedPostgres, role_dsn
 from services.shell.store import READER, SCHEMA, WRITER, Store, StoreError, prepare
+from services.shell.timescale import when_free
 from tests.support.servers.postgres import READER_PASSWORD, WRITER_PASSWORD
 
 RELATIONS = {
@@ -288,3 +291,26 @@ def test_a_connection_that_died_is_opened_again(database_dsn: str, superuser_dsn
         found = connection.execute("SELECT array_agg(hardware) FROM infaas.prices").fetchone()
     store.close()
     assert found == (["one"],)
+
+
+def test_what_a_background_job_does_just_now_is_tried_again(superuser_dsn: str) -> None:
+    """The error is the one that TimescaleDB raises for two refreshes of the same hours."""
+    statement = b"DO 'BEGIN RAISE NOTICE $n$try$n$; LOCK TABLE busy NOWAIT; END'"
+    tries = threading.Semaphore(0)
+    with (
+        psycopg.connect(superuser_dsn) as job,
+        psycopg.connect(superuser_dsn, autocommit=True) as ours,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        ours.add_notice_handler(lambda _: tries.release())
+        job.execute("CREATE TABLE busy (x int)")
+        job.commit()
+        job.execute("LOCK TABLE busy")
+        with pytest.raises(errors.LockNotAvailable):
+            when_free(ours, statement, patience_s=0.0)
+        waiting = threads.submit(when_free, ours, statement)
+        for _ in range(3):  # the one above, and two more
+            tries.acquire()
+        assert not waiting.done()
+        job.commit()
+        waiting.result()

@@ -30,7 +30,7 @@ LARGEST = 64
 BATCHES = (1, 3, 8, 64)
 MATRIX = [
     ("torch-cuda", "fp32"), ("torch-cuda", "fp16"), ("torch-cuda", "bf16"), ("ort-cuda", "fp32"), ("ort-cuda", "fp16"),
-    ("trt", "fp32"), ("trt", "fp16"), ("trt", "int8"),
+    ("tensorrt", "fp32"), ("tensorrt", "fp16"), ("tensorrt", "int8"), ("trt", "fp32"), ("trt", "fp16"), ("trt", "int8"),
 ]  # fmt: skip
 LEAST_AGREEMENT = {"fp32": 0.995, "fp16": 0.95, "bf16": 0.85, "int8": 0.7}
 MOST_ERROR = {"fp32": 0.01, "fp16": 0.05, "bf16": 0.2, "int8": 0.6}  # mean, of the spread of the CPU's scores
@@ -254,13 +254,14 @@ def test_memory_comes_back(files, framework):
     assert cuda_memory_used_mb(DEVICE) < before + 200
 
 
-def test_an_engine_is_built_once(files, tmp_path):
-    works("trt")
+@pytest.mark.parametrize("framework", ["tensorrt", "trt"])
+def test_an_engine_is_built_once(files, tmp_path, framework):
+    works(framework)
     path = tmp_path / "model.onnx"
     path.write_bytes((files[0] / "fp32.onnx").read_bytes())
     spec = LoadSpec(device=DEVICE, max_batch=8, signature=SIGNATURE)
     for said in ("engine built", "engine from the cache"):
-        handle = backend("trt").load(path, spec)
+        handle = backend(framework).load(path, spec)
         assert said in handle.proof
         handle.close()
 

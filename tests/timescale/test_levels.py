@@ -17,7 +17,7 @@ from bus.messages.events import CostEvent, StateEvent, WorkerSample
 from services.recorder.events import EventWriter, Maintenance
 from services.shell.host.postgres import EmbeddedPostgres
 from services.shell.store import READER, WRITER, Store, StoreError, prepare
-from services.shell.timescale import KEEP_DAYS, Level, level_of
+from services.shell.timescale import KEEP_DAYS, REFRESH, Level, level_of, when_free
 from tests.contract.test_sql_docs import QUERIES
 from tests.support.data.events import event, message, outcome
 from tests.support.data.rollups import Shown, shown, some, truth
@@ -48,6 +48,10 @@ class System:
             cursor = connection.execute(query.encode(), values)
             return cursor.fetchall() if cursor.description else []
 
+    def call(self, statement: bytes, *values: object) -> None:
+        with closing(psycopg.connect(self.dsn, autocommit=True)) as connection:
+            when_free(connection, statement, *values)
+
     def one(self, query: str, *values: Any) -> Any:
         return self.ask(query, *values)[0][0]
 
@@ -72,7 +76,7 @@ class System:
             relation,
         )
         for (job,) in found:
-            self.ask(f"CALL run_job({job})")
+            self.call(b"CALL run_job(%s)", job)
         return len(found)
 
     def views(self) -> Shown:
@@ -182,7 +186,7 @@ def test_aggregates_of_before_there_were_parts_are_made_anew_and_nothing_is_lost
     old = [outcome(time=now - 20 * DAY + i, items=2) for i in range(5)]
     system.ledger.write([message(*old), message(*[outcome(time=now - HOUR + i) for i in range(7)])])
     for name in ("query_minute", "query_hour", "slo_minute"):
-        system.ask(f"CALL refresh_continuous_aggregate('infaas_internal.{name}', NULL, now())")
+        system.call(REFRESH, f"infaas_internal.{name}", timedelta(0))
     system.ask("SELECT drop_chunks('infaas.query_outcomes', now() - interval '15 days')")
     assert system.one("SELECT count(*) FROM infaas.query_outcomes") == 7
     system.ledger.write([message(*[outcome(time=now - HOUR + i, parent=secrets.token_bytes(16)) for i in range(3)])])
@@ -256,7 +260,7 @@ def test_old_chunks_are_compressed_and_take_late_rows(system: System) -> None:
     system.prepare()
     system.ledger.write(some(rng, 60, now - 10 * DAY, now - 10 * DAY + HOUR))
     system.ledger.write([message(*[event(StateEvent, time=now - 60 * DAY + i) for i in range(5)])])
-    assert system.jobs("policy_compression") == 10
+    assert system.jobs("policy_compression") == 11
     compressed = system.ask(
         "SELECT DISTINCT hypertable_name FROM timescaledb_information.chunks WHERE is_compressed ORDER BY 1"
     )

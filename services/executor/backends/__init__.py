@@ -10,6 +10,7 @@ _MODULES = {
     "torch": ("services.executor.backends.torch_cpu", "TorchBackend"),
     "torch-cuda": ("services.executor.backends.torch_cuda", "TorchCudaBackend"),
     "ort-cuda": ("services.executor.backends.ort_cuda", "OrtCudaBackend"),
+    "tensorrt": ("services.executor.backends.tensorrt", "TensorrtBackend"),
     "trt": ("services.executor.backends.ort_tensorrt", "OrtTensorrtBackend"),
     "neuron": ("services.executor.backends.neuron", "NeuronBackend"),
     "remote": ("services.executor.backends.remote", "RemoteBackend"),

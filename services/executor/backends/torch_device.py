@@ -128,6 +128,11 @@ class CudaStream:
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream), torch.inference_mode():
             yield
 
+    @property
+    def pointer(self) -> int:
+        """The stream as CUDA's own interface names it."""
+        return int(self._stream.cuda_stream)
+
     def capture(self, compute: Compute) -> tuple[Callable[[], None], list[Any]]:
         torch = self._torch
         graph = torch.cuda.CUDAGraph()

@@ -13,6 +13,8 @@ from services.executor.workshop.tasks import inspection, validation
 from services.executor.workshop.tasks.inspection import RunnableUpload
 from services.executor.workshop.tasks.validation import Scorer, ValidationSet
 
+TENSORRT = ("tensorrt", "trt")  # they need symmetric int8
+
 
 def build(task: BuildTask, tell: Callable[[Frame], None]) -> None:
     """Send one Made or NotMade for each artifact. Raises UploadRejected if the model itself cannot be read or run any more."""
@@ -118,7 +120,7 @@ def _make(
             data,
             1 if fixed else 8,
             lambda share: tell(Step(step=step, progress=share)),
-            symmetric=artifact.framework == "trt",
+            symmetric=artifact.framework in TENSORRT,
         )
     else:
         raise UploadRejected(

@@ -65,7 +65,7 @@ def test_what_is_no_cuda_device_is_refused_by_name(device):
 
 def test_every_backend_says_where_it_runs_and_whether_it_ever_did():
     assert names_for("cpu") == ("ort", "torch")
-    assert names_for("gpu") == ("torch-cuda", "ort-cuda", "trt")
+    assert names_for("gpu") == ("torch-cuda", "ort-cuda", "tensorrt", "trt")
     assert names_for("inferentia") == ("neuron",)
     for name in (*names_for("gpu"), *names_for("inferentia")):
         module = __import__(backend(name).__module__, fromlist=["x"])
