@@ -82,7 +82,7 @@ def admin(
     * delete-version: `--model`, `--model-version`
     * release-variant: `--variant`; may have `--worker`
     * set-batching: one of `--app`, `--model`, `--variant`; may have `--policy` (without it, the rule is removed), `--batch`, `--slo-ms`,
-      `--wait-ms`
+      `--wait-ms`, `--quantum-ms`, `--contexts`
 
     The app may also stand right after the verb.
 
@@ -116,7 +116,7 @@ def admin(
         The share of the app's queries to be answered in time, above 0 and below 1.
     policy
         How several models answer a query together (set-selection): exp3, exp4, majority, weighted, or a class of your own as
-        module:Class. Left out: one variant answers. How batches are formed (set-batching): edf, fixed, aimd, quantile or delayed.
+        module:Class. Left out: one variant answers. How batches are formed (set-batching): edf, fixed, aimd, quantile, delayed or threshold.
     members
         The models that are asked. Default: all that the app links.
     eta
@@ -138,9 +138,9 @@ def admin(
     wait_ms
         Milliseconds that a batch waits for more queries (delayed).
     quantum_ms
-        Of a policy that is not there yet.
+        Milliseconds over which arrivals are counted (threshold), 0.5 to 10,000. Default: 5.
     contexts
-        Of a policy that is not there yet.
+        Batches of one instance at a time, 1 to 64. Default: 1.
 
     """
     if verb not in VERBS:

@@ -11,15 +11,18 @@ SCOPES = ("app", "model", "variant")  # from the widest to the narrowest, which 
 PREFIX = "batching."
 LARGEST_BATCH = 1024
 LONGEST_MS = 600_000.0
+QUANTUM_MS = 5.0  # of `threshold`, where its rule does not say it (Rafiqi, paper 001, section 3.3)
+SHORTEST_QUANTUM_MS, LONGEST_QUANTUM_MS = 0.5, 10_000.0
+MOST_CONTEXTS = 64
 # policy: the fields that it needs, and the fields that it may have
 POLICIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "edf": ((), ("batch",)),
-    "fixed": (("batch",), ()),
-    "aimd": ((), ("batch", "slo_ms")),
-    "quantile": ((), ("batch", "slo_ms")),
-    "delayed": (("wait_ms",), ("batch",)),
+    "edf": ((), ("batch", "contexts")),
+    "fixed": (("batch",), ("contexts",)),
+    "aimd": ((), ("batch", "slo_ms", "contexts")),
+    "quantile": ((), ("batch", "slo_ms", "contexts")),
+    "delayed": (("wait_ms",), ("batch", "contexts")),
+    "threshold": ((), ("batch", "quantum_ms", "contexts")),
 }
-PLANNED = ("threshold", "quantum_ms", "contexts")  # a policy and two fields of the contract that nothing implements yet
 FIELDS = ("batch", "slo_ms", "wait_ms", "quantum_ms", "contexts")
 
 
@@ -39,8 +42,6 @@ def batching_at(key: str) -> tuple[str, str] | None:
 def rule_errors(rule: BatchingRule) -> list[str]:
     """What is wrong with a rule, each text with its field first. Empty: nothing is."""
     known = POLICIES.get(rule.policy)
-    if rule.policy in PLANNED:
-        return [f"policy: {rule.policy} is not there yet; use one of {', '.join(POLICIES)}"]
     if known is None:
         return [f"policy: {rule.policy[:80]!r} is unknown; use one of {', '.join(POLICIES)}"]
     needed, possible = known
@@ -53,11 +54,13 @@ def rule_errors(rule: BatchingRule) -> list[str]:
         wrong.append(f"slo_ms: must be above 0 and at most {LONGEST_MS:.0f}")
     if rule.wait_ms is not None and not (isfinite(rule.wait_ms) and 0 <= rule.wait_ms <= LONGEST_MS):
         wrong.append(f"wait_ms: must be from 0 to {LONGEST_MS:.0f}")
+    if rule.quantum_ms is not None and not SHORTEST_QUANTUM_MS <= rule.quantum_ms <= LONGEST_QUANTUM_MS:
+        wrong.append(f"quantum_ms: must be from {SHORTEST_QUANTUM_MS:g} to {LONGEST_QUANTUM_MS:.0f}")
+    if rule.contexts is not None and not 1 <= rule.contexts <= MOST_CONTEXTS:
+        wrong.append(f"contexts: must be from 1 to {MOST_CONTEXTS} batches at once")
     return wrong
 
 
 def _unused(policy: str, field: str) -> str:
-    if field in PLANNED:
-        return f"{field}: is not there yet; leave it out"
     takers: Iterable[str] = (name for name, (needed, possible) in POLICIES.items() if field in (*needed, *possible))
     return f"{field}: {policy} does not read it; leave it out, or use {' or '.join(takers)}"

@@ -88,7 +88,8 @@ class Executor:
         self._failure_timeout = dispatchers.failure_timeout_s
         silence_s = self._failure_timeout + REPORT
         self.dispatchers = KnownDispatchers(subjects, f"{worker}/{name}/{incarnation}", worker, silence_s)
-        self._runs = BatchRuns(max(1, device.cores), 0.0 if device.simulated else settings.inline_below_ms / 1000.0)
+        inline_below_s = 0.0 if device.simulated else settings.inline_below_ms / 1000.0
+        self._runs = BatchRuns(max(1, device.cores), inline_below_s, settings.order)
         self._rules = BatchingRules()
         self._max_inline = dispatchers.max_inline
         self._scheduled = False
@@ -173,6 +174,8 @@ class Executor:
         key = (route.uid, route.part)
         pending[key] = query
         loaded.queue.push(query)
+        if (policy := loaded.policy) is not None and policy.counts:
+            policy.arrived(query.items, now)
         if route.more:
             return NOTHING  # with the last of its batch; if that is lost, with the next report
         if not route.fallback:
@@ -210,7 +213,7 @@ class Executor:
     # -- batches
 
     def _start_batches(self, envelope: Envelope) -> Iterable[Effect]:
-        """Start the next batch of each ready instance that has cores, the most urgent instance first."""
+        """Start the next batch of each ready instance that has cores, in the order of the setting."""
         self._scheduled = False
         effects: list[Effect] = []
         now = envelope.now

@@ -1,4 +1,4 @@
-"""How an instance forms its batches, if a rule says so (Clipper, paper 002, section 4.3). Pure.
+"""How an instance forms its batches, if a rule says so (Clipper, paper 002, section 4.3; Rafiqi, paper 001, section 3.3). Pure.
 
 A policy says how many items a batch may have, and how long it waits for more. Its state belongs to one instance, since equal variants are
 not equally fast everywhere. Sizes are learnt from measured times. The profile says nothing about them. The queue's deadlines always win: a
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from bus.codec import BadMessage, decode
 from bus.messages.catalog import BatchingRule, VariantRecord
-from services.core.batching import POLICIES, SCOPES, batching_at
+from services.core.batching import POLICIES, QUANTUM_MS, SCOPES, batching_at
 
 Numbers = NDArray[np.float64]
 
@@ -24,18 +24,23 @@ Numbers = NDArray[np.float64]
 class BatchingPolicy(Protocol):
     """The batches of one instance. Times are Unix seconds. An instance runs one batch at a time.
 
-    learns: from measured times; then the queue's live factor follows fast, too. slo_s: seconds that a batch may take.
+    learns: from measured times; then the queue's live factor follows fast, too. counts: arrivals. slo_s: seconds that a batch may take.
     """
 
     learns: bool
+    counts: bool
     slo_s: float
 
     def limit(self, now: float) -> int:
         """The most items of the next batch, at least 1."""
         ...
 
-    def hold_until(self, now: float) -> float:
-        """The time until which a batch that could begin now waits for more queries; in the past: it begins."""
+    def arrived(self, items: int, now: float) -> None:
+        """So many items came. Only a policy that counts them is told."""
+        ...
+
+    def hold_until(self, now: float, queued: int) -> float:
+        """The time until which a batch that could begin now waits for more queries; in the past: it begins. queued: items that wait."""
         ...
 
     def measured(self, items: int, seconds: float) -> None:
@@ -47,6 +52,7 @@ class FixedSize:
     """`edf` and `fixed`: at most `most` items, and no waiting."""
 
     learns = False
+    counts = False
 
     def __init__(self, most: int) -> None:
         self.slo_s = 0.0
@@ -56,8 +62,11 @@ class FixedSize:
         del now
         return self._most
 
-    def hold_until(self, now: float) -> float:
-        del now
+    def arrived(self, items: int, now: float) -> None:
+        pass
+
+    def hold_until(self, now: float, queued: int) -> float:
+        del now, queued
         return 0.0
 
     def measured(self, items: int, seconds: float) -> None:
@@ -72,7 +81,8 @@ class Delayed(FixedSize):
         self._wait = wait_s
         self._since: float | None = None
 
-    def hold_until(self, now: float) -> float:
+    def hold_until(self, now: float, queued: int) -> float:
+        del queued
         if self._since is None:
             self._since = now
         return self._since + self._wait
@@ -80,6 +90,53 @@ class Delayed(FixedSize):
     def measured(self, items: int, seconds: float) -> None:
         del items, seconds
         self._since = None
+
+
+class Threshold(FixedSize):
+    """`threshold`: a batch begins when more items wait than the threshold t, which follows the items c that came in the last quantum.
+
+    t <- ALPHA t + (1 - ALPHA) c if c > t; t <- t / 2 if c < t (Rafiqi, section 3.3). It is at most HIGHEST, or `batch` where that is less, so
+    it is zero seven quanta after the load stops. A threshold of up to one counts as zero: else a lone query would wait for a second one.
+    """
+
+    counts = True
+    ALPHA = 0.5
+    HIGHEST = 128
+
+    def __init__(self, most: int, quantum_s: float) -> None:
+        super().__init__(most)
+        self._quantum = quantum_s
+        self._ends = 0.0  # of this quantum
+        self._came = 0  # items, in this quantum
+        self._threshold = 0.0
+
+    def threshold(self, now: float) -> float:
+        """Items; a batch begins when more wait."""
+        self._advance(now)
+        return self._threshold if self._threshold > 1.0 else 0.0
+
+    def arrived(self, items: int, now: float) -> None:
+        self._advance(now)
+        self._came += items
+
+    def hold_until(self, now: float, queued: int) -> float:
+        return 0.0 if queued > self.threshold(now) else self._ends
+
+    def _advance(self, now: float) -> None:
+        """Account for the quanta that have ended. Nothing came in those after the first of them."""
+        if now < self._ends:
+            return
+        more, before = self._came, self._threshold
+        if more > before:
+            self._threshold = min(self.HIGHEST, self._most, self.ALPHA * before + (1.0 - self.ALPHA) * more)
+        elif more < before:
+            self._threshold = before / 2.0
+        idle = int((now - self._ends) / self._quantum)
+        self._threshold *= 0.5**idle
+        self._came = 0
+        self._ends += (idle + 1) * self._quantum
+        if self._ends <= now:  # rounded
+            self._ends = now + self._quantum
 
 
 class Aimd(FixedSize):
@@ -211,6 +268,8 @@ def make_policy(rule: BatchingRule, record: VariantRecord) -> BatchingPolicy:
             return Quantile(most)
         case "delayed":
             return Delayed(most, (rule.wait_ms or 0.0) / 1000.0)
+        case "threshold":
+            return Threshold(most, (rule.quantum_ms or QUANTUM_MS) / 1000.0)
     return FixedSize(most)
 
 

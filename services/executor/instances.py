@@ -73,8 +73,8 @@ class Loaded:
     """
 
     __slots__ = (
-        "_apps", "_batches", "_busy", "_items", "_offline", "_policies", "_predicted", "id", "leaving", "policy", "price_per_s", "queue",
-        "ready", "record", "rule", "running", "running_items", "running_offline", "table", "tally",
+        "_apps", "_batches", "_busy", "_items", "_offline", "_policies", "_predicted", "begun", "id", "leaving", "policy", "price_per_s",
+        "queue", "ready", "record", "rule", "running", "running_items", "running_offline", "table", "tally",
     )  # fmt: skip
 
     def __init__(
@@ -87,6 +87,7 @@ class Loaded:
         self.queue = EdfQueue(self.table, max(1, record.max_batch))
         self.ready = False
         self.running = False
+        self.begun = 0  # the number of its last batch, of all on the device
         self.running_items = 0
         self.running_offline = False
         self.leaving = False
@@ -155,7 +156,7 @@ class Loaded:
         first, queue = self.queue.first, self.queue
         if self.policy is None or first is None or self.leaving:
             return 0.0
-        until = self.policy.hold_until(now)
+        until = self.policy.hold_until(now, queue.items)
         if until <= now or queue.items >= queue.max_batch or first.alone or first.route.policy == OFFLINE:
             return 0.0
         takes = self.table.at(first.route.length).seconds(queue.items) * queue.factor
@@ -319,23 +320,37 @@ class InstanceManager:
 # -- batches that run: each takes as many cores as its variant has threads, and an instance runs one at a time
 
 
-class BatchRuns:
-    """cores: of the device. inline_below_s: a batch that is predicted to take less runs on the event loop itself."""
+def _most_urgent(loaded: Loaded) -> float:
+    return loaded.queue.most_urgent
 
-    def __init__(self, cores: int, inline_below_s: float) -> None:
+
+def _last_begun(loaded: Loaded) -> float:
+    """Offline work waits for all other."""
+    return loaded.begun if loaded.queue.items > loaded.queue.offline else float("inf")
+
+
+class BatchRuns:
+    """cores: of the device. inline_below_s: a batch that is predicted to take less runs on the event loop itself.
+
+    order: "edf", the instance with the most urgent query first; "lru", the one whose last batch began the longest ago (Rafiqi, paper 001,
+    section 3.2). Under "lru" none overtakes an instance that waits for more cores than are free: else one with many threads would starve.
+    """
+
+    def __init__(self, cores: int, inline_below_s: float, order: str = "edf") -> None:
         self.running: dict[int, tuple[Loaded, RunBatch]] = {}
         self.starved = False  # an instance waits for cores
         self._cores = cores
         self._busy = 0
         self._inline_below = inline_below_s
+        self._lru = order == "lru"
         self._number = 0
 
     def ready(self, instances: Iterable[Loaded]) -> list[Loaded]:
-        """The instances that could begin a batch, the one with the most urgent query first."""
+        """The instances that could begin a batch, in the order in which they may."""
         self.starved = False
         found = [loaded for loaded in instances if loaded.ready and not loaded.running and len(loaded.queue)]
         if len(found) > 1:
-            found.sort(key=lambda loaded: loaded.queue.most_urgent)
+            found.sort(key=_last_begun if self._lru else _most_urgent)
         return found
 
     def _needed(self, loaded: Loaded) -> int:
@@ -343,7 +358,7 @@ class BatchRuns:
 
     def has_room(self, loaded: Loaded) -> bool:
         """Whether enough cores are free for this instance. If not, `starved` is set."""
-        if self._busy + self._needed(loaded) <= self._cores:
+        if self._busy + self._needed(loaded) <= self._cores and not (self._lru and self.starved):
             return True
         self.starved = True
         return False
@@ -357,6 +372,7 @@ class BatchRuns:
             inline = False  # the default must be given in time even if this run takes far longer than any before
         run = RunBatch(loaded.id, batch, predicted, inline)
         loaded.running = True
+        loaded.begun = self._number
         loaded.running_items = items
         loaded.running_offline = batch[0].route.policy == OFFLINE
         self._busy += self._needed(loaded)

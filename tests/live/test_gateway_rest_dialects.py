@@ -383,7 +383,9 @@ def test_batching_is_set_while_instances_serve_and_a_wrong_rule_refused(place: P
     shown = json.loads(infaas("variants", "--app", "boxed", "--json", *where).stdout)["items"]
     assert {one["batching"] for one in shown if one["instances"]} == {"fixed"}
     for wrong, word in (
-        ({"model": "logreg", "policy": "threshold"}, "policy: threshold is not there yet"),
+        ({"model": "logreg", "policy": "threshold", "quantum_ms": 0}, "quantum_ms: must be from 0.5 to 10000"),
+        ({"model": "logreg", "policy": "edf", "contexts": 0}, "contexts: must be from 1 to 64"),
+        ({"model": "logreg", "policy": "edf", "contexts": 10**6}, "contexts: must be from 1 to 64"),
         ({"model": "logreg", "policy": "fixed", "batch": 0}, "batch: must be from 1 to 1024"),
         ({"model": "logreg", "policy": "fixed", "batch": "3"}, "batch"),
         ({"model": "nobody", "policy": "aimd"}, "model: there is no model nobody"),

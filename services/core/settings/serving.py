@@ -92,6 +92,10 @@ class ExecutorSettings(Section, frozen=True, kw_only=True):
     ] = 1.0
     watchdog: Annotated[float, Number(1, 1e6), "A run that takes so many times its profile is ended."] = 20.0
     watchdog_least_s: Annotated[float, SECONDS, "No run is ended before so many seconds."] = 5.0
+    order: Annotated[
+        Literal["edf", "lru"],
+        "Which instance of a device begins first: the one with the earliest deadline, or the one whose last batch began the longest ago.",
+    ] = "edf"
     remote_hosts: Annotated[
         Texts,
         Text(r"[\w.:\[\]\s,-]*", "names or addresses of hosts, as engine.example.org or 10.1.2.3:8000"),

@@ -12,7 +12,7 @@ from bus.codec import encode
 from bus.messages.catalog import BatchingRule
 from bus.messages.public import Answer
 from services.core.batching import POLICIES, batching_at, batching_key, rule_errors
-from services.executor.batching import BatchingRules, quantile_line
+from services.executor.batching import BatchingRules, Threshold, quantile_line
 from tests.support.simulated.batch_clients import BatchClients, linear
 
 LEARNING = ("aimd", "quantile")
@@ -107,7 +107,7 @@ def test_a_fixed_size_is_the_largest_that_runs(size: int) -> None:
     assert set(clients.batches(0.5)) == {size}
 
 
-@pytest.mark.parametrize("policy", [*LEARNING, "edf", "delayed"])
+@pytest.mark.parametrize("policy", [*LEARNING, "edf", "delayed", "threshold"])
 def test_batch_is_the_most_of_every_policy(policy: str) -> None:
     needed = {"wait_ms": 1.0} if policy == "delayed" else {}
     clients = BatchClients(linear(1.0, 0.1))
@@ -143,7 +143,7 @@ def test_a_larger_query_runs_alone_and_whole() -> None:
     assert sorted(clients.batches(0.0)) == [3, 10]
 
 
-@pytest.mark.parametrize("policy", ["fixed", *LEARNING, "delayed"])
+@pytest.mark.parametrize("policy", ["fixed", *LEARNING, "delayed", "threshold"])
 def test_batches_hold_queries_and_nothing_else(policy: str) -> None:
     """Trap 6: a batch that is not full is not filled up."""
     fields = {"fixed": {"batch": 8}, "delayed": {"wait_ms": 1.0, "batch": 8}}.get(policy, {})
@@ -244,6 +244,7 @@ def test_no_batch_waits_past_the_first_deadline(queries: list[tuple[float, float
         {"policy": "delayed", "wait_ms": 50.0},
         {"policy": "aimd", "slo_ms": 80.0},
         {"policy": "quantile", "slo_ms": 80.0},
+        {"policy": "threshold", "quantum_ms": 100.0},
     ],
 )
 def test_a_deadline_makes_a_batch_smaller(rule: dict[str, Any]) -> None:
@@ -268,6 +269,113 @@ def test_a_deadline_makes_a_batch_smaller(rule: dict[str, Any]) -> None:
     assert min(clients.batches(3.0)) < 200
 
 
+# -- threshold (Rafiqi, paper 001, section 3.3)
+
+QUANTUM = 0.005
+
+
+def counted(arrivals: list[int], most: int = 1024) -> list[float]:
+    """The threshold at the end of each quantum in which so many items came, one after the other."""
+    policy = Threshold(most, QUANTUM)
+    found = []
+    for n, came in enumerate(arrivals):
+        for _ in range(came):
+            policy.arrived(1, (n + 0.5) * QUANTUM)
+        found.append(policy.threshold((n + 1.01) * QUANTUM))
+    return found
+
+
+def test_the_threshold_rises_by_half_of_the_way_and_falls_by_half() -> None:
+    assert counted([16, 16, 16, 2]) == [8.0, 12.0, 14.0, 7.0]
+
+
+def test_of_a_step_down_to_one_nothing_is_left_after_seven_quanta() -> None:
+    """Row 89. Trap 20: at exactly one it does not stall."""
+    for rest in (0, 1):
+        found = counted([128] * 20 + [300] + [rest] * 7)
+        assert found[20] == 128.0
+        assert found[20:27] == [128.0, 64.0, 32.0, 16.0, 8.0, 4.0, 2.0]
+        assert found[27] == 0.0
+
+
+@given(st.lists(st.integers(0, 2000), max_size=30), st.integers(1, 1024))
+def test_the_threshold_is_never_above_its_cap_and_always_gone_after_seven_idle_quanta(
+    arrivals: list[int], most: int
+) -> None:
+    found = counted(arrivals + [0] * 7, most)
+    assert max(found) <= min(128, most)
+    assert found[-1] == 0.0
+
+
+@given(st.lists(st.integers(0, 50), max_size=10), st.integers(0, 50), st.floats(0.001, 5.0))
+def test_quanta_in_which_nobody_asked_count_too(arrivals: list[int], idle: int, later: float) -> None:
+    """Whoever asks rarely sees the same threshold."""
+    often, rarely = (Threshold(1024, QUANTUM) for _ in range(2))
+    for policy in (often, rarely):
+        for n, came in enumerate(arrivals):
+            policy.arrived(came, (n + 0.5) * QUANTUM)
+    ended = len(arrivals) + 0.5
+    for n in range(idle):
+        often.threshold((ended + n) * QUANTUM)
+    assert often.threshold((ended + idle) * QUANTUM) == rarely.threshold((ended + idle) * QUANTUM)
+    assert often.threshold(later + 1e9) == rarely.threshold(later + 1e9) == 0.0
+
+
+def flooded(rate: float, seconds: float = 1.0, **fields: Any) -> BatchClients:
+    """A steady stream of so many queries/s on a device that has little to do; it ends a hundredth of a second ago."""
+    clients = BatchClients(linear(0.5, 0.001))
+    clients.rule("model", "m", policy="threshold", **fields)
+    for _ in range(int(seconds * rate)):
+        clients.send()
+        clients.run(1.0 / rate)
+    return clients
+
+
+def test_batches_grow_with_the_load() -> None:
+    """A steady stream brings c in a quantum: that many wait, and one more."""
+    for rate, size in ((400.0, 3), (2000.0, 11), (6000.0, 31)):
+        assert mean(flooded(rate).batches(0.5)) == pytest.approx(size, rel=0.15)
+    assert mean(flooded(2000.0, quantum_ms=20).batches(0.5)) == pytest.approx(41, rel=0.15)
+
+
+def test_the_cap_is_the_largest_batch() -> None:
+    assert max(flooded(6000.0, quantum_ms=100, batch=16).batches(0.5)) == 16
+    assert 128 <= max(flooded(6000.0, quantum_ms=100).batches(0.5)) <= 130
+
+
+def test_a_lone_query_begins_within_two_quanta() -> None:
+    clients = flooded(6000.0)
+    clients.run(7 * QUANTUM)
+    clients.answers.clear()
+    for _ in range(20):
+        clients.send()
+        clients.run(0.03)
+    assert len(clients.answers) == 20
+    assert max(answered_after(clients)) <= 2 * 5.0 + 0.6  # 0.5 ms on the way
+
+
+def test_one_query_a_quantum_is_not_held_after_a_flood() -> None:
+    clients = flooded(6000.0)
+    since = clients.now
+    for _ in range(40):
+        clients.send()
+        clients.run(QUANTUM)
+    clients.run(0.1)
+    waits = [1000.0 * (one.at - one.sent) - one.compute_ms for one in clients.answers if one.sent > since + 7 * QUANTUM]
+    assert len(waits) >= 32
+    assert max(waits) <= 0.6
+
+
+def test_what_waits_for_a_threshold_is_answered_in_time() -> None:
+    clients = flooded(6000.0, quantum_ms=10_000)
+    since = clients.now
+    clients.send(within=0.05)
+    clients.run(0.1)
+    [late] = [one for one in clients.answers if one.sent >= since - 1e-6]
+    assert late.at - late.sent <= 0.0506
+    assert not clients.reports.handed_back
+
+
 # -- instances and rules
 
 
@@ -280,7 +388,7 @@ def test_each_instance_learns_for_itself() -> None:
         clients.closed_loop(MANY // 2, device)
     clients.run(3.0)
     assert mean_batch(clients, 2.0, 0) == pytest.approx(190, rel=0.15)
-    assert mean_batch(clients, 2.0, 1) == pytest.approx(40, rel=0.15)
+    assert mean_batch(clients, 2.0, 1) == pytest.approx(41, rel=0.15)
     assert clients.reports.last["i0"].batch_limit > 3 * clients.reports.last["i1"].batch_limit
 
 
@@ -341,7 +449,7 @@ def test_rules_that_cannot_be_read_count_as_none() -> None:
     rules = BatchingRules()
     assert not rules.apply("quarantine.w.v", b"")
     assert not rules.apply("batching.planet.x", b"")
-    for value in (b"", b"\xc1", encode({"policy": 3}), encode(BatchingRule(policy="threshold")), None):
+    for value in (b"", b"\xc1", encode({"policy": 3}), encode(BatchingRule(policy="later")), None):
         assert rules.apply(batching_key("model", "m"), value)
     assert not rules.present
     rules.apply(batching_key("model", "m"), encode(BatchingRule(policy="fixed", batch=3)))
@@ -384,7 +492,6 @@ def test_the_line_is_that_of_the_99th_percentile() -> None:
 @pytest.mark.parametrize(
     ("rule", "text"),
     [
-        (BatchingRule(policy="threshold"), "policy: threshold is not there yet"),
         (BatchingRule(policy="best"), "policy: 'best' is unknown; use one of edf, fixed"),
         (BatchingRule(policy="fixed"), "batch: fixed needs it"),
         (BatchingRule(policy="fixed", batch=0), "batch: must be from 1 to 1024"),
@@ -396,8 +503,15 @@ def test_the_line_is_that_of_the_99th_percentile() -> None:
         (BatchingRule(policy="aimd", slo_ms=float("inf")), "slo_ms: must be above 0"),
         (BatchingRule(policy="aimd", wait_ms=2.0), "wait_ms: aimd does not read it; leave it out, or use delayed"),
         (BatchingRule(policy="edf", slo_ms=2.0), "slo_ms: edf does not read it; leave it out, or use aimd or quantile"),
-        (BatchingRule(policy="aimd", contexts=2), "contexts: is not there yet"),
-        (BatchingRule(policy="aimd", quantum_ms=2.0), "quantum_ms: is not there yet"),
+        (
+            BatchingRule(policy="aimd", quantum_ms=2.0),
+            "quantum_ms: aimd does not read it; leave it out, or use threshold",
+        ),
+        (BatchingRule(policy="threshold", quantum_ms=0.0), "quantum_ms: must be from 0.5 to 10000"),
+        (BatchingRule(policy="threshold", quantum_ms=float("nan")), "quantum_ms: must be from 0.5 to 10000"),
+        (BatchingRule(policy="threshold", wait_ms=2.0), "wait_ms: threshold does not read it"),
+        (BatchingRule(policy="edf", contexts=0), "contexts: must be from 1 to 64"),
+        (BatchingRule(policy="aimd", contexts=10**6), "contexts: must be from 1 to 64"),
     ],
 )
 def test_what_is_wrong_with_a_rule_is_said(rule: BatchingRule, text: str) -> None:
@@ -406,7 +520,7 @@ def test_what_is_wrong_with_a_rule_is_said(rule: BatchingRule, text: str) -> Non
 
 
 def test_every_policy_has_a_sound_rule() -> None:
-    values = {"batch": 8, "slo_ms": 20.0, "wait_ms": 2.0}
+    values = {"batch": 8, "slo_ms": 20.0, "wait_ms": 2.0, "quantum_ms": 5.0, "contexts": 2}
     for policy, (needed, possible) in POLICIES.items():
         for fields in (needed, (*needed, *possible)):
             assert rule_errors(BatchingRule(policy=policy, **{field: values[field] for field in fields})) == []
