@@ -132,6 +132,8 @@ class WorkerEvent(Event, frozen=True, kw_only=True, gc=False):
 
 
 class WorkerSample(Event, frozen=True, kw_only=True, gc=False):
+    """foreign_use: the part of the utilisation that processes used which are no executors of this worker."""
+
     kind: ClassVar[str] = "worker-sample"
     worker: str
     device: str
@@ -141,6 +143,7 @@ class WorkerSample(Event, frozen=True, kw_only=True, gc=False):
     memory_used_mb: float
     load: float
     queue: int
+    foreign_use: float = 0.0
 
 
 class InstanceEventSample(Event, frozen=True, kw_only=True, gc=False):

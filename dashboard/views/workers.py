@@ -23,6 +23,7 @@ def now() -> None:
         state=[[state] if state else [] for state in devices["state"]],
         device=[formats.mark_simulated(*each) for each in zip(devices["device"], devices["simulated"], strict=True)],
         utilisation=100 * devices["utilisation"],
+        foreign=100 * devices["foreign_use"],
         memory_mb=devices["memory_mb"].round(),
         memory=100 * devices["memory_used_mb"] / devices["memory_mb"],
     )
@@ -33,6 +34,9 @@ def now() -> None:
             "device": "device",
             "state": widgets.state_column(charts.WORKER_STATES),
             "utilisation": widgets.progress_column("utilisation"),
+            "foreign": widgets.number_column(
+                "of it foreign %", "%.0f", help="Used by processes that are not this worker's"
+            ),
             "memory": widgets.progress_column("memory"),
             "memory_mb": widgets.number_column("total MB", "localized"),
             "load": widgets.number_column("items/s", "%.1f"),

@@ -180,6 +180,7 @@ def _render_workers(items: list[Item]) -> None:
         Column("kind", lambda d: f"{d['kind']}{' (simulated)' * bool(d.get('simulated'))}"),
         Column("alive", "alive"),
         Column("utilisation", lambda d: f"{d['utilisation']:.0%}"),
+        Column("foreign", lambda d: f"{d.get('foreign_use', 0.0):.0%}"),
         Column("cores", lambda d: f"{d['cores_used']:.3g} of {d['cores']}"),
         Column("memory MB", lambda d: f"{d['memory_used_mb']:.0f} of {d['memory_mb']:.0f}"),
         Column("US$/h", "price_per_hour"),

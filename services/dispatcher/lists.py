@@ -249,6 +249,7 @@ def _workers(now: float, view: ClusterView) -> list[dict[str, Any]]:
                     "cores_reclaimable": d.cores_reclaimable,
                     "memory_reclaimable_mb": d.memory_reclaimable_mb,
                     "utilisation": d.utilisation,
+                    "foreign_use": d.foreign_use,
                     "price_per_hour": d.price_per_hour,
                     "simulated": d.simulated,
                 }

@@ -273,8 +273,8 @@ class Executor:
             return self._stored(key, done.result)
         if kind == "move":
             return self._manager.moved(key, done.result)
-        if kind == "memory":
-            self._reporter.memory_mb = done.result
+        if kind == "process":
+            self._reporter.measured(done.result)
         return NOTHING
 
     def _ran(self, number: int, result: BatchResult, now: float) -> Iterable[Effect]:

@@ -88,5 +88,12 @@ class Shrink(Struct, frozen=True):
     instance: str
 
 
-class MeasureMemory(Struct, frozen=True):
-    """Resident memory of this process in MB."""
+class MeasureProcess(Struct, frozen=True):
+    """What this process uses. The answer is a `ProcessUse`."""
+
+
+class ProcessUse(Struct, frozen=True):
+    """memory_mb: resident, or of the device. cpu_s: CPU seconds since the process began; None: not measured."""
+
+    memory_mb: float
+    cpu_s: float | None = None

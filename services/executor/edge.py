@@ -31,8 +31,9 @@ from services.executor.commands import (
     FetchInputs,
     LoadedModel,
     LoadModel,
-    MeasureMemory,
+    MeasureProcess,
     MoveModel,
+    ProcessUse,
     RunBatch,
     Shrink,
     StoreOutputs,
@@ -109,8 +110,9 @@ class ExecutorEdge:
                 return await self._gather(command)
             case StoreOutputs():
                 return await store_outputs(self._bus, self._subjects.outputs_bucket, command.key, command.outputs)
-            case MeasureMemory():
-                return self._process.memory_info().rss / 2**20
+            case MeasureProcess():
+                cpu = self._process.cpu_times()
+                return ProcessUse(self._process.memory_info().rss / 2**20, cpu.user + cpu.system)
             case Shrink():
                 self._loaded[command.instance].handle.shrink()
                 return None
@@ -212,8 +214,9 @@ class AcceleratedEdge(ExecutorEdge):
         return _checked(super().inline(command))
 
     async def perform(self, command: Any) -> Any:
-        if isinstance(command, MeasureMemory):
-            return sum(model.handle.memory_mb for model in self._loaded.values())
+        if isinstance(command, MeasureProcess):
+            used: ProcessUse = await super().perform(command)
+            return ProcessUse(sum(model.handle.memory_mb for model in self._loaded.values()), used.cpu_s)
         result = _checked(await super().perform(command))
         if isinstance(command, LoadModel) and isinstance(result, LoadedModel):
             model = self._loaded.get(command.instance)
@@ -249,8 +252,9 @@ class RemoteEdge(ExecutorEdge):
         return NotImplemented
 
     async def perform(self, command: Any) -> Any:
-        if isinstance(command, MeasureMemory):
-            return 0.0
+        if isinstance(command, MeasureProcess):
+            used: ProcessUse = await super().perform(command)
+            return ProcessUse(0.0, used.cpu_s)
         result = await super().perform(command)
         return LoadedModel(result.load_ms, 0.0, result.proof) if isinstance(result, LoadedModel) else result
 
@@ -287,6 +291,6 @@ class ContainerEdge(ExecutorEdge):
             case UnloadModel():
                 self._loaded.pop(command.instance, None)
                 return None
-            case MeasureMemory():
-                return self._user.measure_memory()
+            case MeasureProcess():
+                return ProcessUse(self._user.measure_memory())
         return await super().perform(command)

@@ -16,7 +16,15 @@ from bus.messages.catalog import VariantRecord
 from bus.tensors import ITEM_BYTES
 from services.core.cost import LatencyTable
 from services.core.emulation import ZEROS, computable, zeros
-from services.executor.commands import BatchResult, LoadedModel, LoadModel, MeasureMemory, RunBatch, UnloadModel
+from services.executor.commands import (
+    BatchResult,
+    LoadedModel,
+    LoadModel,
+    MeasureProcess,
+    ProcessUse,
+    RunBatch,
+    UnloadModel,
+)
 from services.executor.edge import ExecutorEdge
 from services.shell.clock import now
 
@@ -42,8 +50,8 @@ class SimulatedEdge:
                 return await self._load(command)
             case UnloadModel():
                 self._tables.pop(command.instance, None)
-            case MeasureMemory():
-                return sum(record.profile.memory_mb for record, _ in self._tables.values())
+            case MeasureProcess():
+                return ProcessUse(sum(record.profile.memory_mb for record, _ in self._tables.values()))
         return await self._cpu_edge.perform(command)
 
     async def _load(self, command: LoadModel) -> LoadedModel:

@@ -27,9 +27,10 @@ from services.executor.batching import BatchingPolicy, BatchingRules, make_polic
 from services.executor.commands import (
     LoadedModel,
     LoadModel,
-    MeasureMemory,
+    MeasureProcess,
     MovedModel,
     MoveModel,
+    ProcessUse,
     RunBatch,
     UnloadModel,
 )
@@ -400,10 +401,10 @@ class ReportDue(Struct, frozen=True):
 
 
 class MonitorReporter:
-    """memory_mb: of this process, as last measured."""
+    """What this executor tells of itself and of its instances."""
 
     def __init__(self, worker: str, device: str, incarnation: int, subjects: Subjects) -> None:
-        self.memory_mb = 0.0
+        self._used = ProcessUse(0.0)
         self._worker = worker
         self._device = device
         self._incarnation = incarnation
@@ -415,6 +416,10 @@ class MonitorReporter:
         self._reported = now
         return (After("report", 0.0, ReportDue()),)
 
+    def measured(self, used: ProcessUse) -> None:
+        """For the next report: what this process uses."""
+        self._used = used
+
     def gap(self, now: float) -> float:
         """Seconds since the last report; a new one is being made."""
         gap = now - self._reported if self._reported else REPORT
@@ -422,7 +427,7 @@ class MonitorReporter:
         return gap
 
     def report(self, now: float, seconds: float, instances: Iterable[Loaded]) -> tuple[Effect, ...]:
-        """The report, the order to measure memory for the next one, and the timer."""
+        """The report, the order to measure this process for the next one, and the timer."""
         report = ExecutorReport(
             worker=self._worker,
             device=self._device,
@@ -430,10 +435,11 @@ class MonitorReporter:
             at=now,
             seconds=seconds,
             samples=[loaded.sample(now) for loaded in instances],
-            memory_mb=self.memory_mb,
+            memory_mb=self._used.memory_mb,
+            cpu_s=self._used.cpu_s,
         )
         return (
             Publish(self._subject, report),
-            Do(("memory", ""), MeasureMemory()),
+            Do(("process", ""), MeasureProcess()),
             After("report", REPORT, ReportDue()),
         )

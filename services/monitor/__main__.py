@@ -36,7 +36,8 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
         ours = settings.worker
         return make_monitor(settings, subjects, worker, ours.hardware, ours.kind, devices, prices, incarnation)
 
-    edge = MachineEdge(bus=bus, bucket=subjects.control_bucket)
+    gpus = [device.address for device in devices if device.kind == "gpu" and not device.simulated]
+    edge = MachineEdge(gpus=gpus, bus=bus, bucket=subjects.control_bucket)
     return [Runtime(f"monitor-{worker}", make, bus, subjects, edge, insight=actor)]
 
 

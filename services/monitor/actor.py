@@ -184,7 +184,8 @@ class MonitorActor:
         if of == "heartbeat":
             return [After(of, settings.heartbeat_s, Tick(of)), *self._check(now)]
         if of == "sample":
-            samples = [self._effects.samples(device, settings.sample_s, now) for device in self._devices.values()]
+            devices = self._devices.values()
+            samples = [self._effects.samples(device, devices, settings.sample_s, now) for device in devices]
             return [After(of, settings.sample_s, Tick(of)), *(effect for one in samples for effect in one)]
         if of == "cost":
             return [After(of, settings.cost_s, Tick(of)), *self._costs(now)]
@@ -323,13 +324,18 @@ MB = 2**20
 
 def _statuses(actor: MonitorActor) -> list[DeviceStatus]:
     effects = actor._effects
-    return [device.status(effects.utilisation(device)) for device in actor._devices.values()]
+    return effects.statuses(actor._devices.values())
 
 
 def families(actor: MonitorActor) -> Iterable[MetricFamily]:
     worker, devices = actor._worker, _statuses(actor)
     alive = MetricFamily("infaas_device_up", "gauge", "1 while the device's executor is heard.")
-    utilisation = MetricFamily("infaas_device_utilisation_ratio", "gauge", "How busy the device is.")
+    utilisation = MetricFamily(
+        "infaas_device_utilisation_ratio", "gauge", "How busy the device is, with what foreign processes use."
+    )
+    foreign = MetricFamily(
+        "infaas_device_foreign_use_ratio", "gauge", "The part of the utilisation that no executor of the worker used."
+    )
     memory = MetricFamily("infaas_device_memory_bytes", "gauge", "What the device has.")
     promised = MetricFamily("infaas_device_memory_promised_bytes", "gauge", "What its instances have been promised.")
     price = MetricFamily("infaas_device_price_dollars_per_hour", "gauge", "What the device costs.")
@@ -342,6 +348,7 @@ def families(actor: MonitorActor) -> Iterable[MetricFamily]:
         }
         alive.add(int(status.alive), **where)
         utilisation.add(status.utilisation, **where)
+        foreign.add(status.foreign_use, **where)
         memory.add(status.memory_mb * MB, **where)
         promised.add(status.memory_used_mb * MB, **where)
         price.add(status.price_per_hour, **where)
@@ -356,7 +363,7 @@ def families(actor: MonitorActor) -> Iterable[MetricFamily]:
     quarantined.add(len(actor._table.failures.quarantined), worker=worker)
     draining = MetricFamily("infaas_worker_draining", "gauge", "1 while the worker takes nothing new.")
     draining.add(int(actor._orders.draining), worker=worker)
-    return alive, utilisation, memory, promised, price, states, quarantined, draining
+    return alive, utilisation, foreign, memory, promised, price, states, quarantined, draining
 
 
 def missing(actor: MonitorActor, now: float) -> str:

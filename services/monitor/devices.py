@@ -1,5 +1,6 @@
 """One device of a worker: its executor process, its instances, and the meter of what they cost. Pure."""
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from math import fsum
 
@@ -9,7 +10,7 @@ from bus.messages.fleet import DeviceStatus
 from services.core.cost import device_share, price_per_hour
 from services.core.lifecycle import COUNTED
 from services.core.placement import NOTHING, REMOTE, Amount, Device, cores_needed, total
-from services.monitor.instances import MonitoredInstance
+from services.monitor.instances import WINDOW, MonitoredInstance
 
 
 class MonitoredDevice:
@@ -31,6 +32,7 @@ class MonitoredDevice:
         self.met = self.seen = self.silent_since = 0.0
         self.alive = False
         self.instances: dict[str, MonitoredInstance] = {}
+        self._cpu: deque[tuple[float, float]] = deque()  # when the executor reported, CPU seconds of its process
 
     def open(self, now: float) -> None:
         """The monitor starts now."""
@@ -44,6 +46,24 @@ class MonitoredDevice:
 
     def became_silent(self, now: float) -> None:
         self.alive, self.silent_since = False, now
+        self._cpu.clear()
+
+    def reported(self, cpu_s: float | None, now: float) -> None:
+        """The executor's process has used so many CPU seconds since it began."""
+        if cpu_s is None or (self._cpu and cpu_s < self._cpu[-1][1]):  # not measured, or another process
+            self._cpu.clear()
+        if cpu_s is not None:
+            self._cpu.append((now, cpu_s))
+            while len(self._cpu) > 2 and now - self._cpu[1][0] >= WINDOW:
+                self._cpu.popleft()
+
+    @property
+    def cpu_cores(self) -> float | None:
+        """CPU cores that the executor's process used lately; None: not measured."""
+        if len(self._cpu) < 2:
+            return None
+        (began, before), (ended, after) = self._cpu[0], self._cpu[-1]
+        return (after - before) / (ended - began) if ended > began else None
 
     def price_per_s(self, record: VariantRecord) -> float:
         """US$ per second of one instance on this device."""
@@ -95,7 +115,7 @@ class MonitoredDevice:
         cores = sum(used * (max(1, instance.record.threads) if threaded else 1) for instance, used in busy)
         return cores / max(1, self.spec.cores)
 
-    def status(self, utilisation: float) -> DeviceStatus:
+    def status(self, utilisation: float, foreign_use: float) -> DeviceStatus:
         """As heartbeats carry it. Used memory and cores are those that are promised to instances that somebody needs."""
         reclaimable = self.reclaimable()
         used = self.committed() - reclaimable
@@ -114,6 +134,7 @@ class MonitoredDevice:
             offline=min(utilisation, self.offline_use),
             memory_reclaimable_mb=reclaimable.memory_mb,
             cores_reclaimable=reclaimable.cores,
+            foreign_use=foreign_use,
         )
 
 

@@ -1,6 +1,8 @@
 """The monitor's edge: measures how busy this machine is, without waiting, and keeps quarantines in the control bucket."""
 
 import os
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import psutil
 from bus.port import Bus
 from services.core.placement import quarantine_key
 from services.monitor.effects import KeepQuarantine, MachineSample, SampleMachine
+from services.shell.host.accelerators import DriverError, cuda_utilisation
 
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -16,10 +19,13 @@ CGROUP = Path("/sys/fs/cgroup")
 class MachineEdge:
     """Samples the cores this process may use, and the memory of the machine or of its cgroup. A sample takes about 0.1 ms.
 
-    bus, bucket: where quarantines are kept. Without a bus they are not kept.
+    bus, bucket: where quarantines are kept. Without a bus they are not kept. gpus: addresses of GPUs whose driver is asked, too.
     """
 
-    def __init__(self, cgroup: Path = CGROUP, *, bus: Bus | None = None, bucket: str = "") -> None:
+    def __init__(
+        self, cgroup: Path = CGROUP, *, gpus: Sequence[str] = (), bus: Bus | None = None, bucket: str = ""
+    ) -> None:
+        self._gpus = gpus
         self._bus = bus
         self._bucket = bucket
         self._cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
@@ -48,7 +54,11 @@ class MachineEdge:
         if used is None:
             memory = psutil.virtual_memory()
             used = memory.total - memory.available
-        return MachineSample(utilisation=sum(ours) / len(ours), memory_used_mb=used / 2**20, cores=cores)
+        gpus: dict[str, float] = {}
+        for address in self._gpus:
+            with suppress(DriverError):
+                gpus[address] = cuda_utilisation(address)
+        return MachineSample(utilisation=sum(ours) / len(ours), memory_used_mb=used / 2**20, cores=cores, gpus=gpus)
 
 
 def _number(path: Path) -> int | None:

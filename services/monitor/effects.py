@@ -1,12 +1,20 @@
 """What a monitor sends and records: orders to executors, heartbeats, events, and commands to its edge. It decides nothing. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from msgspec import Struct
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.events import CostEvent, InstanceEventSample, ScalingEvent, StateEvent, WorkerEvent, WorkerSample
-from bus.messages.fleet import LoadInstance, MoveInstance, PlannedBy, State, UnloadInstance, WorkerHeartbeat
+from bus.messages.fleet import (
+    DeviceStatus,
+    LoadInstance,
+    MoveInstance,
+    PlannedBy,
+    State,
+    UnloadInstance,
+    WorkerHeartbeat,
+)
 from bus.messages.scaling import AskForCapacity
 from bus.subjects import Subjects
 from services.core.actor import Do, Effect, Publish, Record
@@ -23,12 +31,13 @@ class SampleMachine(Struct, frozen=True):
 class MachineSample(Struct, frozen=True, kw_only=True):
     """utilisation: of the worker's cores since the sample before, 0..1. memory_used_mb: of the machine, by all processes.
 
-    cores: utilisation of each core that this worker may use, by its number.
+    cores: utilisation of each core that this worker may use, by its number. gpus: of GPUs whose driver tells it, by address.
     """
 
     utilisation: float
     memory_used_mb: float
     cores: dict[int, float] = {}
+    gpus: dict[str, float] = {}
 
 
 class KeepQuarantine(Struct, frozen=True):
@@ -77,7 +86,7 @@ class MonitorEffects:
 
     def heartbeat(
         self,
-        devices: Iterable[MonitoredDevice],
+        devices: Collection[MonitoredDevice],
         instances: Iterable[MonitoredInstance],
         quarantined: Mapping[str, str],
         now: float,
@@ -91,7 +100,7 @@ class MonitorEffects:
             hardware=self._hardware,
             incarnation=self._incarnation,
             at=now,
-            devices=[device.status(self.utilisation(device)) for device in devices],
+            devices=self.statuses(devices),
             instances=[instance.status() for instance in instances],
             draining=draining or leaving,
             leaving=leaving,
@@ -203,8 +212,10 @@ class MonitorEffects:
     def costs(rows: Iterable[CostEvent]) -> list[Effect]:
         return [Record(row) for row in rows]
 
-    def samples(self, device: MonitoredDevice, seconds: float, now: float) -> list[Effect]:
-        """Figures of a device and its instances over the last so many seconds.
+    def samples(
+        self, device: MonitoredDevice, devices: Iterable[MonitoredDevice], seconds: float, now: float
+    ) -> list[Effect]:
+        """Figures of one of the worker's devices and its instances over the last so many seconds.
 
         Each app that used an instance has a row: load and utilisation are the app's, the rest is the instance's.
         """
@@ -214,7 +225,8 @@ class MonitorEffects:
             worker=self._worker,
             device=device.spec.name,
             hardware=device.spec.kind,
-            utilisation=self.utilisation(device),
+            utilisation=self._utilisation(device),
+            foreign_use=self._foreign_use(device, devices),
             memory_mb=device.spec.memory_mb,
             memory_used_mb=self.machine.memory_used_mb if device.is_machine else device.committed().memory_mb,
             load=sum(instance.load for instance in present),
@@ -242,6 +254,19 @@ class MonitorEffects:
         ]
         return [Record(sample), *(Record(row) for row in rows)]
 
-    def utilisation(self, device: MonitoredDevice) -> float:
-        """0..1. Of a CPU that is this machine's own as measured, of other devices by what their instances computed."""
-        return self.machine.utilisation if device.is_machine else device.utilisation
+    def statuses(self, devices: Collection[MonitoredDevice]) -> list[DeviceStatus]:
+        """All devices of the worker, as heartbeats carry them."""
+        return [one.status(self._utilisation(one), self._foreign_use(one, devices)) for one in devices]
+
+    def _utilisation(self, device: MonitoredDevice) -> float:
+        """0..1. As measured where the machine tells it, with what all processes use; of other devices what their instances computed."""
+        if device.is_machine:
+            return self.machine.utilisation
+        return max(device.utilisation, self.machine.gpus.get(device.spec.address, 0.0))
+
+    def _foreign_use(self, device: MonitoredDevice, devices: Iterable[MonitoredDevice]) -> float:
+        """The part of the utilisation that is not this worker's: of a CPU all that its executors' processes do not use."""
+        own = device.utilisation
+        if device.is_machine and device.cpu_cores is not None:
+            own = sum(one.cpu_cores or 0.0 for one in devices) / (len(self.machine.cores) or device.spec.cores)
+        return max(0.0, self._utilisation(device) - own)

@@ -105,6 +105,7 @@ class ExecutorEvents:
         if device is None or report.incarnation == device.dead:
             return []
         found = self._heard(device, report.incarnation, now)
+        device.reported(report.cpu_s, now)
         sampled = []
         for sample in report.samples:
             instance = self._table.instances.get(sample.instance)

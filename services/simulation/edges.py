@@ -35,9 +35,10 @@ from services.executor.commands import (
     BatchResult,
     LoadedModel,
     LoadModel,
-    MeasureMemory,
+    MeasureProcess,
     MovedModel,
     MoveModel,
+    ProcessUse,
     RunBatch,
     Shrink,
     UnloadModel,
@@ -111,8 +112,8 @@ class SimulatedExecutorEdge:
                 return UNLOAD, None
             case MoveModel():
                 return self._load_seconds(command.variant), MovedModel(NOTES)
-            case MeasureMemory():
-                return STORE, self._device.memory_mb
+            case MeasureProcess():
+                return STORE, ProcessUse(self._device.memory_mb)
             case Shrink():
                 return 0.0, None
         return 0.0, ValueError(f"simulated devices cannot {type(command).__name__}")

@@ -6,6 +6,8 @@ Add `-s` for the table of accuracies and latencies beside the CPU's fp32; INFAAS
 import json
 import logging
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -17,8 +19,11 @@ from services.executor.backends import backend, names_for, pt2
 from services.executor.backends.base import BackendUnavailable, Handle, InputRejected, LoadFailed, LoadSpec, RunFailed
 from services.executor.workshop.tasks import onnx_files, profiling, quantise
 from services.executor.workshop.tasks.validation import ValidationSet
+from services.monitor.edge import MachineEdge
+from services.monitor.effects import MachineSample, SampleMachine
 from services.shell.host.accelerators import accelerators, cuda_device, why_no_gpu
 from tests.support.models import tiny_models
+from tests.support.servers.processes import eventually
 
 if why_no_gpu():
     pytest.skip(why_no_gpu(), allow_module_level=True)
@@ -272,3 +277,23 @@ def test_there_is_no_device_beyond_the_last(files, framework):
         backend(framework).probe(beyond)
     with pytest.raises((BackendUnavailable, LoadFailed)):
         backend(framework).load(files[0] / "fp32.onnx", LoadSpec(device=beyond, signature=SIGNATURE))
+
+
+def test_what_a_foreign_process_computes_on_the_gpu_is_seen() -> None:
+    """A process that is none of ours keeps the GPU busy; the monitor's sample of the machine shows it."""
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("this torch has no CUDA")
+    code = "import torch\nx = torch.randn(4096, 4096, device='cuda:0')\nwhile True: (x @ x).sum().item()"
+    edge = MachineEdge(gpus=(DEVICE,))
+
+    def busy() -> float:
+        sample: MachineSample = edge.inline(SampleMachine())
+        return sample.gpus[DEVICE]
+
+    before = min(busy() for _ in range(5))
+    with subprocess.Popen([sys.executable, "-c", code]) as burner:
+        try:
+            assert eventually(lambda: busy() > max(0.8, before))
+        finally:
+            burner.kill()

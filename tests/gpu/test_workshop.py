@@ -12,7 +12,7 @@ from bus.messages.work import ModelInspected, VariantBuilt, VariantFailed, Varia
 from bus.subjects import Subjects
 from bus.tensors import to_array
 from services.core.settings import ExecutorSettings
-from services.executor.commands import LoadModel, MeasureMemory, UnloadModel
+from services.executor.commands import LoadModel, MeasureProcess, UnloadModel
 from services.executor.edge import AcceleratedEdge
 from services.shell.host.accelerators import why_no_gpu
 from tests.support.models import tiny_models
@@ -76,14 +76,14 @@ def serve(shop: Shop, built: VariantBuilt, found: ModelInspected, cache: Path) -
         edge = AcceleratedEdge(bus, SUBJECTS, "cuda:0", 1, cache, ExecutorSettings(watchdog_least_s=60.0))
         loaded = await edge.perform(LoadModel("i", record))
         assert "cuda:0" in loaded.proof
-        assert await edge.perform(MeasureMemory()) == loaded.memory_mb
+        assert (await edge.perform(MeasureProcess())).memory_mb == loaded.memory_mb
         result = await edge.perform(batch(1, 5, 2))
         assert result.errors is None
         name = found.signature.outputs[0].name
         scores = np.concatenate([to_array(one[name], name) for one in result.outputs])
         assert scores.argmax(axis=1).tolist() == CLASSES.tolist()
         await edge.perform(UnloadModel("i"))
-        assert await edge.perform(MeasureMemory()) == 0
+        assert (await edge.perform(MeasureProcess())).memory_mb == 0
         await bus.close()
 
     run(main())

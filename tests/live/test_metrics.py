@@ -1,13 +1,17 @@
 """The metrics page of a whole system: what it says after some queries, and that rules and dashboards name only what is there."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
+import psutil
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
@@ -87,6 +91,55 @@ def test_what_happened_is_counted(page: str) -> None:
     assert {labels["part"] for labels, value in found["infaas_part_up"] if value == 1} >= {
         *("nats", "postgres", "dispatcher-0", "registrar", "executor-w0", "monitor-w0"),
     }
+
+
+DUTY = 0.7  # of the burner's time
+BURN = """
+import os, sys, time
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+while os.getppid() == int(sys.argv[1]):
+    until = time.monotonic() + 0.02 * float(sys.argv[2])
+    while time.monotonic() < until:
+        pass
+    time.sleep(0.02 * (1.0 - float(sys.argv[2])))
+"""
+
+
+def test_what_a_foreign_process_uses_is_seen(system: Whole) -> None:
+    """Beside the operating system's own figures of the same span, since other processes of the machine count, too."""
+    url, cores = url_of(system), psutil.cpu_count(logical=True) or 1
+    if cores != len(os.sched_getaffinity(0)):
+        pytest.skip("this process may use some of the cores only, and the operating system's figures are of all")
+    used, foreign = [], []
+    command = [sys.executable, "-c", BURN, str(os.getpid()), str(DUTY)]
+    with subprocess.Popen(command) as burner, infaas.connect_blocking(system.nats) as client:
+        try:
+            process = psutil.Process(burner.pid)
+            assert eventually(lambda: process.cpu_times().user > DUTY)  # it computes, and earlier samples are past
+            before, began = executors_cpu(get(url)), time.monotonic()
+            burnt = process.cpu_times().user
+            psutil.cpu_percent()
+            while time.monotonic() - began < 8.0:
+                client.query(APP, system.x[:64])
+                if time.monotonic() - began > 0.5 * (1 + len(used)):
+                    found = series(get(url))
+                    used.append(total(found, "infaas_device_utilisation_ratio", device="cpu"))
+                    foreign.append(total(found, "infaas_device_foreign_use_ratio", device="cpu"))
+            machine, seconds = psutil.cpu_percent() / 100.0, time.monotonic() - began
+            burnt = (process.cpu_times().user - burnt) / seconds / cores
+            own = (executors_cpu(get(url)) - before) / seconds / cores
+            ((device,),) = [worker["devices"] for worker in client.workers()]
+            assert 0.0 < device["foreign_use"] <= device["utilisation"]
+        finally:
+            burner.kill()
+    assert sum(used) / len(used) == pytest.approx(machine, abs=0.05)
+    assert sum(foreign) / len(foreign) == pytest.approx(machine - own, abs=0.05)
+    assert sum(foreign) / len(foreign) > burnt - 0.05
+
+
+def executors_cpu(page: str) -> float:
+    """CPU seconds of the worker's executor since it was started."""
+    return total(series(page), "infaas_process_cpu_seconds_total", process="executor-w0")
 
 
 def test_names_follow_the_conventions(page: str) -> None:

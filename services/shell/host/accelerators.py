@@ -41,6 +41,10 @@ class _Memory(ctypes.Structure):
     _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
 
 
+class _Utilisation(ctypes.Structure):
+    _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
+
+
 class _Nvml:
     """The few calls needed of NVML. Raises DriverError when there is no driver, or it does not answer."""
 
@@ -67,6 +71,12 @@ class _Nvml:
         memory = _Memory()
         self._check("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
         return memory
+
+    def utilisation(self, handle: ctypes.c_void_p) -> float:
+        """0..1: the part of the driver's last period (up to 1 s) in which a kernel of any process ran."""
+        rates = _Utilisation()
+        self._check("nvmlDeviceGetUtilizationRates", handle, ctypes.byref(rates))
+        return min(1.0, rates.gpu / 100.0)
 
     def _check(self, call: str, *arguments: Any) -> None:
         code = getattr(self._library, call)(*arguments)
@@ -136,11 +146,21 @@ def cuda_device(address: str) -> Accelerator:
 
 def cuda_memory_used_mb(address: str) -> float:
     """Memory of one GPU that all processes together use now, in MB; raises DriverError."""
+    return float(_nvml().memory(_handle(address)).used) / 2**20
+
+
+def cuda_utilisation(address: str) -> float:
+    """The part of the time, 0..1, in which some process's kernel ran on this GPU lately; raises DriverError."""
+    return _nvml().utilisation(_handle(address))
+
+
+@cache
+def _handle(address: str) -> ctypes.c_void_p:
     uuid = cuda_device(address).uuid
     nvml = _nvml()
     for handle in nvml.handles():
         if nvml.text("nvmlDeviceGetUUID", handle) == uuid:
-            return float(nvml.memory(handle).used) / 2**20
+            return handle
     raise DriverError(f"the GPU {address} is gone")
 
 

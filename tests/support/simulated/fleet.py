@@ -35,7 +35,8 @@ from services.executor.commands import (
     FetchInputs,
     LoadedModel,
     LoadModel,
-    MeasureMemory,
+    MeasureProcess,
+    ProcessUse,
     RunBatch,
     StoreOutputs,
     UnloadModel,
@@ -120,8 +121,8 @@ class Device:
                 return command.variant.profile.load_ms / 1000.0, LoadedModel(1.0, 50.0, "scripted")
             case UnloadModel():
                 return 0.001, None
-            case MeasureMemory():
-                return 0.0, 100.0
+            case MeasureProcess():
+                return 0.0, ProcessUse(100.0)
             case FetchInputs():
                 found = {ref.name: self.objects[ref.key][ref.tensor] for ref in command.refs}
                 return 0.001, encode(_named(command.inputs) | found)

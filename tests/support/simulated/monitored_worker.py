@@ -159,8 +159,10 @@ class World:
         queued: Items | None = None,
         slower: float = 1.0,
         slo_s: float = 30.0,
+        device: str = "cpu",
+        cpu_s: float | None = None,
     ) -> None:
-        """Report half a second in which these instances served so many items by app, one by one."""
+        """Report half a second in which these instances served so many items by app, one by one. cpu_s: of the executor's process."""
         assert self.executor is not None
         samples = []
         for instance, name in self.loaded.items():
@@ -181,12 +183,13 @@ class World:
             )
         report = ExecutorReport(
             worker="w1",
-            device="cpu",
+            device=device,
             incarnation=self.executor,
             at=self.now,
             seconds=0.5,
             samples=samples,
             memory_mb=50.0,
+            cpu_s=cpu_s,
         )
         self.tell(report)
 

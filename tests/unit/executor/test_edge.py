@@ -5,7 +5,7 @@ import pytest
 from bus.memory import MemoryBus
 from services.core.settings import ExecutorSettings, Settings, WorkerSettings
 from services.executor.__main__ import wire
-from services.executor.commands import BatchResult, LoadModel, MeasureMemory, UnloadModel
+from services.executor.commands import BatchResult, LoadModel, MeasureProcess, UnloadModel
 from services.executor.edge import AcceleratedEdge, final
 from services.shell.host.accelerators import Accelerator
 from services.shell.runtime.runtime import Runtime
@@ -23,10 +23,10 @@ def test_memory_is_what_the_models_say_of_the_device(tmp_path):
         for instance in ("i", "j"):
             assert (await edge.perform(LoadModel(instance, variant))).memory_mb == 0.0
         edge._loaded["i"].handle.memory_mb, edge._loaded["j"].handle.memory_mb = 100.0, 23.0
-        assert await edge.perform(MeasureMemory()) == 123.0
+        assert (await edge.perform(MeasureProcess())).memory_mb == 123.0
         assert (await edge.perform(batch(1, 5))).errors is None
         await edge.perform(UnloadModel("i"))
-        assert await edge.perform(MeasureMemory()) == 23.0
+        assert (await edge.perform(MeasureProcess())).memory_mb == 23.0
         await bus.close()
 
     run(main())

@@ -21,7 +21,7 @@ from bus.tensors import from_array, to_array
 from services.core.settings import ExecutorSettings
 from services.executor.backends import pt2
 from services.executor.backends.base import BackendError
-from services.executor.commands import BatchResult, LoadModel, MeasureMemory, MoveModel, RunBatch, UnloadModel
+from services.executor.commands import BatchResult, LoadModel, MeasureProcess, MoveModel, RunBatch, UnloadModel
 from services.executor.edge import ExecutorEdge, RemoteEdge
 from services.executor.queue import queued_query
 from tests.support.clients.responders import until
@@ -240,7 +240,7 @@ def test_a_remote_engine_is_loaded_soon_whatever_it_does(tmp_path: Path, mode: s
             started = time.monotonic()
             found = await edge.perform(LoadModel("i", variant))
             assert time.monotonic() - started < 10.0
-            assert (found.memory_mb, await edge.perform(MeasureMemory())) == (0.0, 0.0)
+            assert (found.memory_mb, (await edge.perform(MeasureProcess())).memory_mb) == (0.0, 0.0)
             stock.mode = ""
             batch = LoadedEdge.batch(LoadedEdge(bus, tmp_path, variant))
             assert edge.inline(batch) is NotImplemented

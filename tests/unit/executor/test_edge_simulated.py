@@ -20,7 +20,7 @@ from bus.tensors import from_array, to_array
 from services.core.emulation import emulated
 from services.core.settings import ExecutorSettings
 from services.executor.answers import answer_of
-from services.executor.commands import BatchResult, LoadModel, MeasureMemory, RunBatch, UnloadModel
+from services.executor.commands import BatchResult, LoadModel, MeasureProcess, RunBatch, UnloadModel
 from services.executor.edge import ExecutorEdge
 from services.executor.edge_simulated import NOTE, SimulatedEdge
 from services.executor.instances import Loaded
@@ -86,10 +86,10 @@ def on_device(variant: VariantRecord, cache: Path, test: Callable[[SimulatedEdge
             assert loaded.load_ms >= 70.0  # timers are good to a millisecond or two
             assert loaded.memory_mb == variant.profile.memory_mb
             assert loaded.proof.startswith("simulated gpu")
-            assert await edge.perform(MeasureMemory()) == variant.profile.memory_mb
+            assert (await edge.perform(MeasureProcess())).memory_mb == variant.profile.memory_mb
             result = await test(edge)
             await edge.perform(UnloadModel("i"))
-            assert await edge.perform(MeasureMemory()) == 0
+            assert (await edge.perform(MeasureProcess())).memory_mb == 0
             return result
         finally:
             await bus.close()

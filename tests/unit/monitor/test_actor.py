@@ -10,6 +10,8 @@ from services.monitor.effects import MachineSample
 from tests.support.data.pipelines import deployed
 from tests.support.simulated.monitored_worker import CPU, S, World, variant
 
+GPU = Device(name="gpu-0", kind="gpu", cores=1, memory_mb=16000.0, address="cuda:0")
+
 
 def moves(world: World, instance: str) -> list[tuple[str | None, str, str]]:
     return [(e.app, e.from_state, e.to_state) for e in world.of(StateEvent) if e.instance == instance]
@@ -53,6 +55,40 @@ def test_a_heartbeat_describes_the_device() -> None:
     assert device.price_per_hour == pytest.approx(0.096)
     assert device.alive and device.incarnation == 1
     assert (world.beat.worker, world.beat.incarnation, world.beat.at) == ("w1", 7, world.now)
+
+
+def test_of_a_cpu_all_that_the_executors_processes_do_not_use_is_foreign() -> None:
+    world = World((CPU, GPU))
+    world.machine = MachineSample(utilisation=0.75, memory_used_mb=600.0, cores={0: 0.75, 1: 0.75})
+    for half_second in range(6):
+        world.report(device="cpu", cpu_s=10.0 + 0.4 * half_second)  # 0.8 cores
+        world.report(device="gpu-0", cpu_s=3.0 + 0.05 * half_second)  # 0.1 cores
+        world.advance(0.5)
+    cpu, _ = world.beat.devices
+    assert cpu.utilisation == 0.75
+    assert cpu.foreign_use == pytest.approx(0.75 - 0.45)
+    world.report(
+        device="cpu", cpu_s=0.1
+    )  # it counts anew, so what instances computed counts until it has reported twice
+    world.advance(0.5)
+    assert world.beat.devices[0].foreign_use == pytest.approx(0.75)
+
+
+def test_of_a_gpu_all_that_its_instances_do_not_compute_is_foreign() -> None:
+    world = World((CPU, GPU))
+    world.report(device="gpu-0")
+    gpu = replace(variant(), hardware="gpu")
+    instance = world.load(gpu)
+    world.machine = MachineSample(utilisation=0.1, memory_used_mb=600.0, gpus={"cuda:0": 0.6, "cuda:1": 1.0})
+    for _ in range(4):
+        world.report({instance: {"faces": 10}}, device="gpu-0")  # 0.1 s of each half second
+        world.advance(0.5)
+    _, device = world.beat.devices
+    assert (device.utilisation, device.foreign_use) == (0.6, pytest.approx(0.4))
+    world.machine = MachineSample(utilisation=0.1, memory_used_mb=600.0)  # the driver says nothing any more
+    world.advance(1.0)
+    _, device = world.beat.devices
+    assert (device.utilisation, device.foreign_use) == (pytest.approx(0.2), 0.0)
 
 
 def test_loads_wait_for_an_executor_that_is_still_starting() -> None:

@@ -10,6 +10,7 @@ from bus.memory import MemoryBus
 from services.core.placement import quarantine_key
 from services.monitor.edge import MachineEdge
 from services.monitor.effects import KeepQuarantine, MachineSample, SampleMachine
+from services.shell.host.accelerators import why_no_gpu
 from tests.support.servers.nats import run
 
 
@@ -48,6 +49,12 @@ def test_memory_is_the_cgroups_where_it_is_limited(tmp_path: Path) -> None:
     assert sample.memory_used_mb == 100.0
     (tmp_path / "memory.max").write_text("max\n")
     assert MachineEdge(tmp_path).inline(SampleMachine()).memory_used_mb != 100.0
+
+
+@pytest.mark.skipif(not why_no_gpu(), reason="this machine has a GPU")
+def test_a_gpu_whose_driver_says_nothing_is_left_out() -> None:
+    sample: MachineSample = MachineEdge(gpus=("cuda:0",)).inline(SampleMachine())
+    assert sample.gpus == {}
 
 
 def test_other_commands_are_not_taken() -> None:
