@@ -76,7 +76,7 @@ class _Nvml:
         """0..1: the part of the driver's last period (up to 1 s) in which a kernel of any process ran."""
         rates = _Utilisation()
         self._check("nvmlDeviceGetUtilizationRates", handle, ctypes.byref(rates))
-        return min(1.0, rates.gpu / 100.0)
+        return min(1.0, float(rates.gpu) / 100.0)
 
     def _check(self, call: str, *arguments: Any) -> None:
         code = getattr(self._library, call)(*arguments)
