@@ -59,6 +59,8 @@ class Profile(Struct, frozen=True, kw_only=True):
 class VariantRecord(Struct, frozen=True, kw_only=True):
     """One way to run one version of a model.
 
+    accuracy: on the whole validation set, 0..1. accuracy_low, accuracy_high: its 95 % confidence interval: Wilson's of a share of right
+    answers, the normal one of a mean error; None: it was not measured.
     artifact: object key (sha256) in the artifacts bucket. precision: fp32, int8 (static QDQ), int8-dynamic, fp16, bf16.
     hardware: device kind, "cpu", "gpu", ... agreement: the share of answers that equal those of the fp32 variant.
     price_per_s: US$ per second of an instance; if None, the instance's share of the device's memory and its threads decide the price.
@@ -83,6 +85,8 @@ class VariantRecord(Struct, frozen=True, kw_only=True):
     batching: str = "edf"
     attributes: dict[str, str] = {}
     price_per_s: float | None = None
+    accuracy_low: float | None = None
+    accuracy_high: float | None = None
 
 
 class ModelRecord(Struct, frozen=True, kw_only=True):

@@ -152,12 +152,14 @@ class Refusal(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ContainerReport(Struct, frozen=True, kw_only=True):
-    """What `infaas container` measured of the user's class in its own process."""
+    """What `infaas container` measured of the user's class in its own process. accuracy_low, accuracy_high: as in the variant's record."""
 
     signature: Signature
     accuracy: float
     max_batch: int
     profile: Profile
+    accuracy_low: float | None = None
+    accuracy_high: float | None = None
 
 
 class Register(Struct, frozen=True, kw_only=True):

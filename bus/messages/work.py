@@ -80,7 +80,7 @@ class ModelInspected(Struct, frozen=True, kw_only=True):
 
 
 class VariantBuilt(Struct, frozen=True, kw_only=True):
-    """`infaas.registrar.built`: one variant was built, verified and profiled."""
+    """`infaas.registrar.built`: one variant was built, verified and profiled. accuracy_low, accuracy_high: as in its record."""
 
     registration: str
     worker: str
@@ -90,6 +90,8 @@ class VariantBuilt(Struct, frozen=True, kw_only=True):
     accuracy: float
     agreement: float
     profile: Profile
+    accuracy_low: float | None = None
+    accuracy_high: float | None = None
 
 
 class VariantFailed(Struct, frozen=True, kw_only=True):

@@ -120,6 +120,10 @@ def _table(rows: pd.DataFrame) -> None:
         state=[[state] for state in rows["state"]],
         hardware=[formats.mark_simulated(*each) for each in zip(rows["hardware"], rows["simulated"], strict=True)],
         saturation_qps=rows["saturation_qps"].round(),
+        interval=[
+            formats.UNKNOWN if pd.isna(low) else f"{low:.3f}..{high:.3f}"
+            for low, high in zip(rows["accuracy_low"], rows["accuracy_high"], strict=True)
+        ],
         note=["worse than another" if each else "" for each in rows["dominated"]],
     )
     widgets.table(
@@ -128,7 +132,8 @@ def _table(rows: pd.DataFrame) -> None:
             "variant": "variant",
             "hardware": st.column_config.TextColumn("on", width=120),
             "state": widgets.state_column(charts.STATES),
-            "accuracy": widgets.number_column("accuracy", "%.4f"),
+            "accuracy": widgets.number_column("accuracy", "%.4f", help="On the whole validation set"),
+            "interval": st.column_config.TextColumn("95 %", help="The confidence interval of the accuracy"),
             "latency_ms": widgets.number_column("latency ms", help="One item, alone"),
             "saturation_qps": widgets.number_column("most items/s", "localized"),
             "cost_per_1000": widgets.money_column(

@@ -89,6 +89,7 @@ def variants(*, app: str | None = None, model: str | None = None, data_dir: Data
         Column("state", _state),
         Column("hardware", hardware_of),
         Column("accuracy", "accuracy"),
+        Column("95 %", _interval),
         Column("latency ms", "latency_ms"),
         Column("load ms", "load_ms"),
         Column("memory MB", "memory_mb"),
@@ -262,6 +263,12 @@ def render_overview(found: Item) -> None:
         )
     for one in failed:
         print(f"registration of {one.get('model')} for {one.get('app')} failed: {one.get('reason')}")
+
+
+def _interval(item: Mapping[str, Any]) -> str | None:
+    """The confidence interval of a variant's accuracy."""
+    low, high = item.get("accuracy_low"), item.get("accuracy_high")
+    return None if low is None or high is None else f"{low:.3f}..{high:.3f}"
 
 
 def _percent(share: float | None) -> str | None:

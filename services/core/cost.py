@@ -77,8 +77,9 @@ def instance_price_per_s(
 def latency_ms(profile: VariantRecord | Iterable[ProfileRow], batch: int, length: int | None = None) -> float:
     """The predicted latency of one batch of `batch` items, in milliseconds. It is based on the measured medians.
 
-    Between measured batch sizes it is linear. Below the smallest, it is that of the smallest. Above the largest, it is proportional to the
-    size. A larger batch never counts as faster than a smaller one.
+    Between measured batch sizes it is linear. Below the smallest, it is that of the smallest. Above the largest, it rises from there with the
+    slope of the line fitted to all measured sizes (least squares), or in proportion if only one was measured. A larger batch never counts
+    as faster than a smaller one.
 
     length: the length of the variable axis. The next longer measured bucket gives the latency. Above the longest bucket, the latency is
     proportional to the length. Without a length, the longest bucket gives it.
@@ -125,7 +126,7 @@ class LatencyTable:
         self.by_size = [0.0, *accumulate(seconds, max)]  # max: bisect needs a sorted list, whatever the rounding
 
     def seconds(self, n: int) -> float:
-        """The predicted time to compute n items as one batch, in seconds. Above the largest batch it is proportional to n."""
+        """The predicted time to compute n items, in seconds: as one batch, or in pieces of the largest batch if there are more."""
         if n <= self.max_batch:
             return self.by_size[n]
         return self.by_size[-1] * n / self.max_batch
@@ -192,9 +193,17 @@ def _interpolate(points: list[tuple[int, float]], batch: int) -> float:
         return points[0][1]
     low, low_ms = points[at - 1]
     if at == len(points):
-        return low_ms * batch / low
+        return low_ms * batch / low if at == 1 else low_ms + _slope(points) * (batch - low)
     high, high_ms = points[at]
     return low_ms + (high_ms - low_ms) * (batch - low) / (high - low)
+
+
+def _slope(points: list[tuple[int, float]]) -> float:
+    """Ms an item, of the line through the points with the least squared errors. Points rise, so it is not below 0."""
+    batch = sum(size for size, _ in points) / len(points)
+    mean_ms = sum(ms for _, ms in points) / len(points)
+    spread = sum((size - batch) ** 2 for size, _ in points)
+    return max(0.0, sum((size - batch) * (ms - mean_ms) for size, ms in points) / spread)
 
 
 # -- The goal of selection, planning and scaling: the least cost, or the highest accuracy

@@ -129,6 +129,8 @@ def _variants(ask: ListRequest, view: ClusterView) -> list[dict[str, Any]]:
                     "max_batch": record.max_batch,
                     "batching": "+".join(sorted({one.status.batching for one in instances})) or record.batching,
                     "accuracy": record.accuracy,
+                    "accuracy_low": record.accuracy_low,
+                    "accuracy_high": record.accuracy_high,
                     "agreement": record.agreement,
                     "load_ms": record.profile.load_ms,
                     "latency_ms": group.table.seconds(1) * 1000.0,

@@ -81,7 +81,8 @@ class CatalogWriter:
             {
                 "variant": name, "model": record.model, "version": record.version, "hardware": record.hardware,
                 "framework": record.framework, "precision": record.precision, "threads": record.threads,
-                "max_batch": record.max_batch, "accuracy": record.accuracy, "agreement": record.agreement,
+                "max_batch": record.max_batch, "accuracy": record.accuracy, "accuracy_low": record.accuracy_low,
+                "accuracy_high": record.accuracy_high, "agreement": record.agreement,
                 "load_ms": profile.load_ms, "latency_ms": latency, "memory_mb": profile.memory_mb,
                 "saturation_qps": profile.saturation_qps, "price_per_hour": price, "cost_per_1000": cost,
                 "batching": record.batching, "provenance": profile.provenance, "dominated": record.dominated,

@@ -131,6 +131,15 @@ def defect(built: VariantBuilt, settings: RegistrarSettings) -> str | None:
         return "its accuracy on the validation set is not a number: the model gives NaN or infinite outputs there"
     if not 0.0 <= built.accuracy <= 1.0:
         return f"its accuracy was reported as {built.accuracy:g}, outside 0..1"
+    low, high = built.accuracy_low, built.accuracy_high
+    if (
+        not 0.0
+        <= (built.accuracy if low is None else low)
+        <= built.accuracy
+        <= (built.accuracy if high is None else high)
+        <= 1.0
+    ):
+        return f"the interval of its accuracy {built.accuracy:g} was reported as {low} to {high}"
     if not built.agreement >= settings.agreement:
         return f"it agrees with the fp32 answers in {built.agreement:.1%} of the validation set, below {settings.agreement:.0%}"
     return _incomplete(built.profile)

@@ -175,6 +175,8 @@ class Registration:
             plan=plan,
             artifact=request.object,
             accuracy=report.accuracy,
+            accuracy_low=report.accuracy_low,
+            accuracy_high=report.accuracy_high,
             agreement=1.0,
             profile=report.profile,
         )
@@ -288,6 +290,8 @@ class Registration:
                 artifact=built.artifact,
                 format=self.plans[name].format,
                 accuracy=built.accuracy,
+                accuracy_low=built.accuracy_low,
+                accuracy_high=built.accuracy_high,
                 agreement=built.agreement,
                 profile=built.profile,
                 signature=inspected.signature,

@@ -181,7 +181,7 @@ class Helper:
             plans[self._artifact(plan)].append(plan)
         await self._make(order, plans)
         groups = [(a, n) for a, some in plans.items() for n in sorted({plan.threads for plan in some})]
-        scores: dict[Artifact, tuple[float, float]] = {}
+        scores: dict[Artifact, Measured] = {}
         for done, (artifact, threads) in enumerate(groups):
             self._base, self._share = 0.2 + 0.8 * done / len(groups), 0.8 / len(groups)
             await self._profile(order, artifact, [p for p in plans[artifact] if p.threads == threads], scores)
@@ -225,7 +225,7 @@ class Helper:
         order: BuildVariants,
         artifact: Artifact,
         plans: list[VariantPlan],
-        scores: dict[Artifact, tuple[float, float]],
+        scores: dict[Artifact, Measured],
     ) -> None:
         task = MeasureTask(
             artifact=artifact,
@@ -242,9 +242,10 @@ class Helper:
         try:
             self._device(plans[0].hardware)
             result = _last(Measured, await self._sandbox(task, hardware=plans[0].hardware))
-            if result.accuracy is not None and result.agreement is not None:
-                scores[artifact] = (result.accuracy, result.agreement)
-            accuracy, agreement = scores[artifact]
+            if task.score:
+                scores[artifact] = result
+            scored = scores[artifact]
+            accuracy, agreement = _scores_of(scored)
             key = self._digest_of(Path(artifact.path))
             await self._keep(self._artifacts, key, Path(artifact.path))
         except (supervisor.SandboxCrashed, UploadRejected) as error:
@@ -265,6 +266,8 @@ class Helper:
                     plan=plan,
                     artifact=key,
                     accuracy=accuracy,
+                    accuracy_low=scored.accuracy_low,
+                    accuracy_high=scored.accuracy_high,
                     agreement=agreement,
                     profile=profile,
                 ),
@@ -408,6 +411,13 @@ def _last(kind: type[F], frames: list[Frame]) -> F:
         if isinstance(frame, kind):
             return frame
     raise supervisor.SandboxCrashed("the sandbox ended without a result")
+
+
+def _scores_of(measured: Measured) -> tuple[float, float]:
+    """Accuracy and agreement. Raises SandboxCrashed if they are not there."""
+    if measured.accuracy is None or measured.agreement is None:
+        raise supervisor.SandboxCrashed("the sandbox ended without an accuracy")
+    return measured.accuracy, measured.agreement
 
 
 def _profile_of(measured: Measured, plan: VariantPlan) -> Profile:

@@ -47,7 +47,8 @@ SELECT l.app, v.model, v.version, v.variant, v.hardware, v.framework, v.precisio
        v.load_ms, v.latency_ms, v.memory_mb, v.saturation_qps, d.share * v.price_per_hour AS price_per_hour,
        d.share * v.cost_per_1000 AS cost_per_1000,
        coalesce(s.state, 'Inactive') AS state, v.simulated,
-       v.agreement, v.batching, v.provenance, v.dominated, v.attributes, coalesce(s.instances, 0) AS instances
+       v.agreement, v.batching, v.provenance, v.dominated, v.attributes, coalesce(s.instances, 0) AS instances,
+       v.accuracy_low, v.accuracy_high
 FROM (
   SELECT *, CASE WHEN shared THEN memory_mb END AS takes_mb FROM infaas_internal.variants
 ) v

@@ -2,7 +2,7 @@
 
 There are three ways to state it, all in ms of one batch:
 
-    batch_latency_ms       by batch size: linear between, constant below the smallest, proportional beyond the largest (as measured profiles)
+    batch_latency_ms       by batch size: linear between, constant below the smallest, a fitted line beyond the largest (as measured profiles)
     base_ms, per_item_ms   a batch of n takes base_ms + per_item_ms x n
     latency_ms alone       every batch takes so long. Without max_batch, the largest batch follows from saturation_qps: as many items as
                            an instance needs to serve so much, one batch at a time; else 1

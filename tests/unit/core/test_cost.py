@@ -77,9 +77,31 @@ def test_a_kind_without_a_price_names_the_setting() -> None:
         cost.price_per_hour("tpu", PRICES)
 
 
-def test_latency_is_linear_between_rows_and_proportional_beyond() -> None:
+def test_latency_is_linear_between_rows_and_a_line_beyond() -> None:
     record = Variant().record()
-    assert [cost.latency_ms(record, n) for n in (1, 2, 5, 8, 16)] == pytest.approx([2.0, 3.0, 6.0, 9.0, 18.0])
+    assert [cost.latency_ms(record, n) for n in (1, 2, 5, 8, 16)] == pytest.approx([2.0, 3.0, 6.0, 9.0, 17.0])
+
+
+def test_one_measured_size_says_no_more_than_proportion() -> None:
+    assert cost.latency_ms([row(4, 8.0)], 6) == pytest.approx(12.0)
+
+
+@given(st.lists(st.floats(0.97, 1.03), min_size=3, max_size=3))
+def test_the_line_beyond_the_measured_batches_is_within_a_tenth(noise: list[float]) -> None:
+    """A model that takes 10 + b ms, known at 1, 4 and 8 items to 3 %."""
+    rows = [row(n, (10.0 + n) * factor) for n, factor in zip((1, 4, 8), noise, strict=True)]
+    assert cost.latency_ms(rows, 16) == pytest.approx(26.0, rel=0.1)
+    table = cost.LatencyTable(Variant(rows=rows, max_batch=16).record())
+    assert table.seconds(16) == pytest.approx(0.026, rel=0.1)
+    assert table.seconds(32) == pytest.approx(2 * table.seconds(16))  # two batches
+
+
+@given(st.lists(st.floats(0.001, 1e4), min_size=1, max_size=8), st.integers(0, 500))
+def test_beyond_the_measured_batches_latency_never_falls(figures: list[float], more: int) -> None:
+    rows = [row(2**power, ms) for power, ms in enumerate(figures)]
+    beyond = cost.latency_ms(rows, rows[-1].batch + more)
+    assert beyond >= max(figures)
+    assert cost.latency_ms(rows, rows[-1].batch + more + 1) >= beyond
 
 
 def test_latency_below_the_first_row_is_the_first_rows() -> None:

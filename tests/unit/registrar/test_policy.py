@@ -120,6 +120,8 @@ def test_what_works_and_agrees_may_serve() -> None:
         ({"accuracy": nan}, "NaN"),
         ({"accuracy": inf}, "not a number"),
         ({"accuracy": 1.2}, "outside 0..1"),
+        ({"accuracy_low": 1.0, "accuracy_high": 0.5}, "interval"),
+        ({"accuracy_low": nan}, "interval"),
         ({"agreement": 0.89}, "89.0%"),
         ({"agreement": nan}, "agrees"),
         ({"profile": replace(PROFILE, rows=[])}, "no measurement"),

@@ -132,7 +132,7 @@ class NotMade(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Measured(Struct, frozen=True, kw_only=True, tag=True):
-    """One artifact's profile with so many threads. memory_mb: by largest batch. accuracy, agreement: None when not scored.
+    """One artifact's profile with so many threads. memory_mb: by largest batch. accuracy with its interval, agreement: None when not scored.
 
     short_of: the largest batch that was measured when larger ones take too long or fail, else 0.
     """
@@ -145,6 +145,8 @@ class Measured(Struct, frozen=True, kw_only=True, tag=True):
     short_of: int = 0
     accuracy: float | None = None
     agreement: float | None = None
+    accuracy_low: float | None = None
+    accuracy_high: float | None = None
 
 
 class Probed(Struct, frozen=True, kw_only=True, tag=True):

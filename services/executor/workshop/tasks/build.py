@@ -44,13 +44,13 @@ def build(task: BuildTask, tell: Callable[[Frame], None]) -> None:
 def _note_reference(
     task: BuildTask, candidate: RunnableUpload, data: ValidationSet, most: int, tell: Callable[[Frame], None]
 ) -> None:
-    """Write the predictions of the model as uploaded, for agreement. As many samples are scored as there are predictions.
+    """Write the predictions of the model as uploaded, for agreement, which is measured on as many samples as there are predictions.
 
     most: items of a batch.
     """
     handle = candidate.load()
     scorer = Scorer(task.data.metric, task.signature)
-    indices = validation.split(len(data))[1]
+    indices = validation.shuffled(len(data))
     predictions = inspection.predictions(
         handle,
         data,

@@ -43,7 +43,7 @@ class InspectedContainer:
     def report(self, tell: Tell) -> ContainerReport:
         """Accuracy and profile. Raises UploadRejected."""
         tell("measuring accuracy")
-        indices = validation.split(len(self.data))[1]
+        indices = validation.shuffled(len(self.data))
         accuracy = self._scorer.accuracy(self._predictions(self.data, indices), self.data.labels[indices])
         tell("measuring latency")
         table = CellTable(self._process, self.data, self.signature, 0)  # 0 threads: not in this process
@@ -66,7 +66,14 @@ class InspectedContainer:
             disturbed=table.disturbed(),
             host=host(self._process.proof),
         )
-        return ContainerReport(signature=self.signature, accuracy=accuracy, max_batch=most, profile=profile)
+        return ContainerReport(
+            signature=self.signature,
+            accuracy=accuracy.value,
+            accuracy_low=accuracy.low,
+            accuracy_high=accuracy.high,
+            max_batch=most,
+            profile=profile,
+        )
 
     def reference(self) -> bytes:
         """An .npz file: some inputs, and the predictions of this process."""

@@ -260,7 +260,7 @@ def inspect(task: InspectTask, tell: Callable[[Frame], None]) -> Inspected:
     scorer = Scorer(task.data.metric, candidate.signature)
     scorer.check(data.labels)
     tell(Step(step="measuring accuracy", progress=0.5))
-    indices = validation.split(len(data))[1]
+    indices = validation.shuffled(len(data))
     found = predictions(
         handle,
         data,
@@ -268,14 +268,13 @@ def inspect(task: InspectTask, tell: Callable[[Frame], None]) -> Inspected:
         scorer,
         1 if candidate.fixed else min(BATCH, upload.most_batch or BATCH),
         lambda share: tell(Step(step="measuring accuracy", progress=0.5 + share / 2)),
-        budget_s=BUDGET_S,
     )
     return Inspected(
         signature=candidate.signature,
         operators=upload.operators,
         fixed_batch=candidate.fixed,
         samples=len(data),
-        accuracy=scorer.accuracy(found, data.labels[indices[: len(found)]]),
+        accuracy=scorer.accuracy(found, data.labels[indices]).value,
         frameworks=upload.frameworks,
         most_batch=upload.most_batch,
     )
@@ -306,7 +305,7 @@ def _try(candidate: RunnableUpload, data: ValidationFile) -> tuple[RunnableUploa
 
         signature = torch_files.script_signature(handle.inputs, validation.arrays(data), data.inputs_key)
     samples = validation.read(data, signature)
-    first = run_batch(handle, samples.take(validation.split(len(samples))[1][:1]))
+    first = run_batch(handle, samples.take(validation.shuffled(len(samples))[:1]))
     outputs = outputs_seen(first, signature.outputs, varies(signature))
     fixed = candidate.fixed or not proves_batching(handle, samples)
     if fixed and candidate.opened:

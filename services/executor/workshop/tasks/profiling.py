@@ -25,7 +25,7 @@ from services.executor.backends.base import Handle
 from services.executor.workshop.sandbox.protocol import Frame, Measured, MeasureTask, Step, UploadRejected
 from services.executor.workshop.tasks import inspection, validation
 from services.executor.workshop.tasks.inspection import TRIAL_S, RunnableUpload
-from services.executor.workshop.tasks.validation import Scorer, ValidationSet
+from services.executor.workshop.tasks.validation import Accuracy, Scorer, ValidationSet
 from services.shell.host.accelerators import cuda_memory_used_mb
 
 CLEAN = 1.12
@@ -282,7 +282,8 @@ def profile(task: MeasureTask, tell: Callable[[Frame], None]) -> Measured:
     peaks, short_of = _fill(
         table, task, memory, lambda share: tell(Step(step=f"profiling {what}", progress=0.1 + share / 2))
     )
-    accuracy = agreement = None
+    accuracy: Accuracy | None = None
+    agreement = None
     if task.score:
         tell(Step(step=f"measuring the accuracy of {what}", progress=0.6))
         accuracy, agreement = _score(task, handle, data, max(peaks), tell)
@@ -303,7 +304,9 @@ def profile(task: MeasureTask, tell: Callable[[Frame], None]) -> Measured:
         disturbed=table.disturbed(),
         host=where,
         short_of=short_of,
-        accuracy=accuracy,
+        accuracy=accuracy.value if accuracy is not None else None,
+        accuracy_low=accuracy.low if accuracy is not None else None,
+        accuracy_high=accuracy.high if accuracy is not None else None,
         agreement=agreement,
     )
 
@@ -343,14 +346,14 @@ def _fill(
 
 def _score(
     task: MeasureTask, handle: Handle, data: ValidationSet, most: int, tell: Callable[[Frame], None]
-) -> tuple[float, float]:
-    """Accuracy, and agreement with the model as uploaded, on the samples that the reference has."""
+) -> tuple[Accuracy, float]:
+    """Accuracy on all samples, and agreement with the model as uploaded on the samples that the reference has."""
     try:
         reference = np.load(task.reference, allow_pickle=False)
     except (OSError, ValueError) as error:
         raise UploadRejected("the model's own answers are missing") from error
     scorer = Scorer(task.data.metric, task.signature)
-    indices = validation.split(len(data))[1][: len(reference)]
+    indices = validation.shuffled(len(data))
     step = f"measuring the accuracy of {task.artifact.framework} {task.artifact.precision}"
     found = inspection.predictions(
         handle,
@@ -360,7 +363,7 @@ def _score(
         min(most, inspection.BATCH),
         lambda share: tell(Step(step=step, progress=0.6 + 0.4 * share)),
     )
-    return scorer.accuracy(found, data.labels[indices]), scorer.agreement(found, reference)
+    return scorer.accuracy(found, data.labels[indices]), scorer.agreement(found[: len(reference)], reference)
 
 
 def _load(candidate: RunnableUpload, task: MeasureTask, one: dict[str, Array]) -> tuple[Handle, float]:

@@ -23,7 +23,7 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 from services.executor.backends.base import plain
 from services.executor.workshop.sandbox.protocol import UploadRejected
 from services.executor.workshop.tasks import onnx_files
-from services.executor.workshop.tasks.validation import ValidationSet, split
+from services.executor.workshop.tasks.validation import ValidationSet, calibration
 
 PRODUCTS = ["MatMul", "Gemm"]
 _SYMMETRIC = {
@@ -59,7 +59,7 @@ def static(
     *,
     symmetric: bool = False,
 ) -> None:
-    """Weights and activations in int8 (QDQ), calibrated on the calibration part of the validation set; raises UploadRejected.
+    """Weights and activations in int8 (QDQ), calibrated on inputs of the validation set; raises UploadRejected.
 
     symmetric: signed activations around zero, every tensor with its own pair of nodes and biases left alone, as TensorRT wants it.
     """
@@ -92,7 +92,7 @@ class _Samples(CalibrationDataReader):  # type: ignore[misc]
     """Reads the calibration samples, a few at a time."""
 
     def __init__(self, data: ValidationSet, batch: int, tell: Callable[[float], None]) -> None:
-        self._indices = split(len(data))[0]
+        self._indices = calibration(len(data))
         self._data, self._batch, self._tell, self._at = data, batch, tell, 0
 
     def get_next(self) -> dict[str, Any] | None:

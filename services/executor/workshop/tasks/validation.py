@@ -3,8 +3,9 @@
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import sqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy import ndarray
@@ -16,8 +17,7 @@ from services.executor.workshop.sandbox.protocol import UploadRejected, Validati
 Array = ndarray[Any, Any]
 
 LEAST_SAMPLES = 20
-CALIBRATION = 64
-LEAST_TO_SPLIT = 100
+CALIBRATION = 64  # samples
 
 
 @dataclass(frozen=True)
@@ -120,16 +120,14 @@ def check_labels(labels: Array, data: ValidationFile) -> Array:
     return whole
 
 
-def split(n: int) -> tuple[Array, Array]:
-    """Which samples calibrate a quantisation and which measure: the same for every variant of a model.
+def shuffled(n: int) -> Array:
+    """The indices of all n samples in the order in which every variant of a model answers them. Any first part is a random sample."""
+    return np.random.default_rng(0).permutation(n)
 
-    Disjoint, at most 64 for calibration, where there are enough samples; else all measure and the first calibrate too.
-    """
-    shuffled = np.random.default_rng(0).permutation(n)
-    if n < LEAST_TO_SPLIT:
-        return shuffled[:CALIBRATION], shuffled
-    count = min(CALIBRATION, n // 5)
-    return shuffled[:count], shuffled[count:]
+
+def calibration(n: int) -> Array:
+    """The indices of the samples whose inputs calibrate a quantisation. Their labels are not read, so they measure accuracy too."""
+    return shuffled(n)[:CALIBRATION]
 
 
 def _key(name: str, alone: bool, data: ValidationFile, found: dict[str, Array]) -> str:
@@ -152,6 +150,25 @@ def _listed(found: dict[str, Array]) -> str:
 METRICS = ("top1", "top5", "mae", "rmse")
 FLOATS = frozenset({"FP16", "FP32", "FP64", "BF16"})
 INTEGERS = frozenset({"INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "BOOL"})
+
+
+class Accuracy(NamedTuple):
+    """An accuracy 0..1 as measured, and its 95 % confidence interval, low <= value <= high."""
+
+    value: float
+    low: float
+    high: float
+
+
+Z = 1.959964  # standard deviations on each side that hold 95 % of a normal distribution
+
+
+def wilson(share: float, n: int) -> Accuracy:
+    """The interval of a share of n independent samples (Wilson, 1927). It is never empty, not even at a share of 0 or 1."""
+    middle = share + Z * Z / (2 * n)
+    half = Z * sqrt(share * (1 - share) / n + (Z / (2 * n)) ** 2)
+    scale = 1 + Z * Z / n
+    return Accuracy(share, max(0.0, min(share, (middle - half) / scale)), min(1.0, max(share, (middle + half) / scale)))
 
 
 class Scorer:
@@ -219,19 +236,25 @@ class Scorer:
         ranked: Array = np.argsort(-output, axis=-1, kind="stable")
         return ranked[..., :5]
 
-    def accuracy(self, predictions: Array, labels: Array) -> float:
-        """0..1, higher is better. Raises UploadRejected if the shapes do not match."""
+    def accuracy(self, predictions: Array, labels: Array) -> Accuracy:
+        """Higher is better. Raises UploadRejected if the shapes do not match.
+
+        The interval of top1 and top5 is Wilson's, with one trial for each sample, even if a sample has several labels. That of mae and
+        rmse is the normal interval of the mean absolute or squared error of a sample.
+        """
         if self.metric == "top5":
             self._same(predictions.shape[:-1], labels.shape)
-            return float((predictions == labels[..., None]).any(axis=-1).mean())
+            return wilson(float((predictions == labels[..., None]).any(axis=-1).mean()), len(labels))
         if self.metric == "top1":
             self._same(predictions.shape, labels.shape)
-            return float((predictions == labels).mean())
+            return wilson(float((predictions == labels).mean()), len(labels))
         if predictions.size != labels.size:
             self._same(predictions.shape, labels.shape)
-        difference = predictions.reshape(-1) - labels.reshape(-1)
-        error = np.abs(difference).mean() if self.metric == "mae" else np.sqrt((difference**2).mean())
-        return float(1.0 / (1.0 + error))
+        n = len(labels)
+        difference = predictions.reshape(n, -1) - labels.reshape(n, -1)
+        errors = (np.abs(difference) if self.metric == "mae" else difference**2).mean(axis=1)
+        mean, half = float(errors.mean()), Z * float(errors.std()) / sqrt(n)
+        return Accuracy(*(self._of_error(error) for error in (mean, mean + half, max(0.0, mean - half))))
 
     def agreement(self, predictions: Array, reference: Array) -> float:
         """The share of answers equal to the reference's: same class, or numbers within 5 % (or 1 % of their spread)."""
@@ -243,6 +266,9 @@ class Scorer:
         if self.metric == "top5":
             return float((predictions[..., 0] == reference[..., 0]).mean())
         return float((predictions == reference).mean())
+
+    def _of_error(self, error: float) -> float:
+        return 1.0 / (1.0 + (error if self.metric == "mae" else sqrt(error)))
 
     def _same(self, outputs: tuple[int, ...], labels: tuple[int, ...]) -> None:
         if outputs != labels:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 from msgspec.structs import replace
 
@@ -25,6 +26,7 @@ from bus.subjects import Subjects
 from services.core.settings import RegistrarSettings
 from services.executor.workshop.helper import Helper
 from services.executor.workshop.orders import WorkshopOrder
+from services.executor.workshop.tasks.validation import wilson
 from tests.support.models import tiny_models
 from tests.support.models.tiny_models import npz
 from tests.support.servers.engine import engine
@@ -255,8 +257,13 @@ def test_variants_share_artifacts_and_profiles(shop):
 
 def test_static_quantisation_is_calibrated_on_the_validation_set(shop):
     images = np.random.default_rng(0).normal(size=(200, 1, 8, 8)).astype("f4")
-    shop.inspect(tiny_models.conv(), npz(x=images, y=Y)).build(plan("int8"), plan("int8-dynamic"))
-    (built,) = shop.of(VariantBuilt)
+    shop.inspect(tiny_models.conv(), npz(x=images, y=Y)).build(plan(), plan("int8"), plan("int8-dynamic"))
+    exact, built = shop.of(VariantBuilt)
+    for one in (exact, built):  # samples that calibrate measure, too
+        session = onnxruntime.InferenceSession(shop.kept[one.artifact], providers=["CPUExecutionProvider"])
+        (scores,) = session.run(None, {session.get_inputs()[0].name: images})
+        right = float((scores.argmax(1) == Y).mean())
+        assert (one.accuracy, one.accuracy_low, one.accuracy_high) == pytest.approx(wilson(right, len(Y)))
     assert built.plan.precision == "int8"
     assert built.agreement >= 0.9
     assert b"QuantizeLinear" in shop.kept[built.artifact]

@@ -26,8 +26,8 @@ def of_speed(tmp_path, **says):
 def test_a_table_of_batches_is_linear_between_its_points(tmp_path):
     found = of_speed(tmp_path, batch_latency_ms={"1": 15.0, "9": 31.0}, max_batch=18)
     table = LatencyTable(found)
-    assert [1000 * table.seconds(n) for n in (1, 5, 9, 18)] == pytest.approx([15, 23, 31, 62])
-    assert found.profile.saturation_qps == pytest.approx(9 / 0.031)
+    assert [1000 * table.seconds(n) for n in (1, 5, 9, 18)] == pytest.approx([15, 23, 31, 49])
+    assert found.profile.saturation_qps == pytest.approx(18 / 0.049)
     assert of_speed(tmp_path, batch_latency_ms={"1": 15.0, "9": 31.0}).max_batch == 9
     assert of_speed(tmp_path, batch_latency_ms={"1": 15.0, "9": 31.0}, max_batch=4).profile.saturation_qps == pytest.approx(4 / 0.021)  # fmt: skip
 

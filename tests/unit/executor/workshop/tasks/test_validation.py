@@ -98,15 +98,11 @@ def test_a_missing_second_input_is_named(tmp_path):
 
 
 @given(st.integers(1, 3000))
-def test_samples_that_calibrate_do_not_measure_where_there_are_enough(n):
-    calibrate, measure = validation.split(n)
-    assert len(calibrate) <= validation.CALIBRATION
-    if n >= validation.LEAST_TO_SPLIT:
-        assert not set(calibrate) & set(measure)
-        assert sorted([*calibrate, *measure]) == list(range(n))
-    else:
-        assert sorted(measure) == list(range(n))
-    assert [part.tolist() for part in validation.split(n)] == [calibrate.tolist(), measure.tolist()]
+def test_all_samples_measure_and_the_first_of_the_same_order_calibrate(n):
+    order = validation.shuffled(n).tolist()
+    assert sorted(order) == list(range(n))
+    assert validation.shuffled(n).tolist() == order
+    assert validation.calibration(n).tolist() == order[: validation.CALIBRATION]
 
 
 # -- Accuracy and agreement by metric, and which output counts.
@@ -125,7 +121,7 @@ def test_the_largest_score_is_the_class():
     top1 = scorer("top1", SCORES)
     found = top1.predictions(np.array([[0, 3, 1, 2], [9, 1, 1, 1]], "f4"))
     assert found.tolist() == [1, 0]
-    assert top1.accuracy(found, np.array([1, 2])) == 0.5
+    assert top1.accuracy(found, np.array([1, 2])).value == 0.5
 
 
 def test_a_label_output_is_taken_by_name_not_by_its_scores():
@@ -156,7 +152,7 @@ def test_labels_of_other_classes_are_refused(wrong):
 def test_top5_takes_the_label_among_the_five_best():
     top5 = scorer("top5", ("scores", "FP32", [7]))
     found = top5.predictions(np.arange(14, dtype="f4").reshape(2, 7))
-    assert top5.accuracy(found, np.array([2, 1])) == 0.5
+    assert top5.accuracy(found, np.array([2, 1])).value == 0.5
     assert top5.agreement(found, found[:, ::-1]) == 0.0
     with pytest.raises(UploadRejected, match="more than five"):
         scorer("top5", SCORES)
@@ -166,15 +162,38 @@ def test_top5_takes_the_label_among_the_five_best():
 def test_errors_become_a_share_that_is_one_without_error(values, metric):
     numbers = scorer(metric, ("y", "FP32", [1]))
     found = numbers.predictions(values.reshape(-1, 1))
-    assert numbers.accuracy(found, values) == 1.0
+    assert numbers.accuracy(found, values) == (1.0, 1.0, 1.0)
     assert numbers.agreement(found, found) == 1.0
-    assert 0.0 <= numbers.accuracy(found + 1.0, values) < 1.0
+    assert 0.0 <= numbers.accuracy(found + 1.0, values).value < 1.0
 
 
 def test_mae_and_rmse_are_what_they_are_called():
     values, labels = np.array([[1.0], [2.0]]), np.array([1.0, 5.0])
-    assert scorer("mae", ("y", "FP32", [1])).accuracy(values, labels) == 1 / (1 + 1.5)
-    assert scorer("rmse", ("y", "FP32", [1])).accuracy(values, labels) == 1 / (1 + np.sqrt(4.5))
+    assert scorer("mae", ("y", "FP32", [1])).accuracy(values, labels).value == 1 / (1 + 1.5)
+    assert scorer("rmse", ("y", "FP32", [1])).accuracy(values, labels).value == 1 / (1 + np.sqrt(4.5))
+
+
+@pytest.mark.parametrize(
+    ("right", "n", "low", "high"),
+    # 81 of 263: Newcombe, "Two-sided confidence intervals for the single proportion", 1998
+    [(0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (5, 10, 0.2366, 0.7634), (81, 263, 0.2553, 0.3662)],
+)
+def test_the_interval_of_a_share_is_wilsons(right: int, n: int, low: float, high: float):
+    found = validation.wilson(right / n, n)
+    assert found == pytest.approx((right / n, low, high), abs=5e-5)
+
+
+@pytest.mark.parametrize("metric", ["top1", "mae", "rmse"])
+def test_an_interval_holds_the_truth_19_times_of_20(metric):
+    rng, hits, trials = np.random.default_rng(1), 0, 400
+    one = scorer(metric, SCORES if metric == "top1" else ("y", "FP32", [1]))
+    truth = {"top1": 0.8, "mae": 1 / (1 + np.sqrt(2 / np.pi)), "rmse": 1 / (1 + 1.0)}[metric]
+    for _ in range(trials):
+        labels = np.zeros(200)
+        found = (rng.random(200) > 0.8).astype(int) if metric == "top1" else rng.normal(0.0, 1.0, 200)
+        measured = one.accuracy(found, labels)
+        hits += measured.low <= truth <= measured.high
+    assert 0.92 <= hits / trials <= 0.98
 
 
 @given(hnp.arrays(np.float32, (8, 4), elements=st.floats(-5, 5, width=32)), st.data())
@@ -183,7 +202,9 @@ def test_scores_are_shares(scores, data):
     top1 = scorer("top1", SCORES)
     found = top1.predictions(scores)
     share = top1.accuracy(found, labels)
-    assert share == sum(int(a == b) for a, b in zip(found, labels, strict=True)) / 8
+    assert 0.0 <= share.low < share.high <= 1.0
+    assert share.low <= share.value <= share.high
+    assert share.value == sum(int(a == b) for a, b in zip(found, labels, strict=True)) / 8
     assert top1.agreement(found, found) == 1.0
 
 
