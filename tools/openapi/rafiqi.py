@@ -23,6 +23,13 @@ SCHEMAS: dict[str, Schema] = {
 def operations() -> Iterator[Operation]:
     """All operations."""
     guesses = array(ref("Guess"))
+    changed = record("success", "error", "allModels", success=FLAG, error=TEXT, allModels=array(TEXT))
+    yield Operation(
+        "GET", "/change_params", TAG,
+        "Batch by threshold from the next batch on: one model, or all that there are. quanta: ms over which arrivals are counted, 5 without"
+        " it. batchSize: the most items of a batch, and of the threshold.",
+        changed, statuses={404: "No such model."}, queries={"quanta": NUMBER, "batchSize": WHOLE, "model_name": TEXT}, operator=True,
+    )  # fmt: skip
     yield Operation(
         "POST", "/classify", TAG, "The most likely classes of an image, of a .npy file's items, or of an array's own bytes.",
         {"oneOf": [guesses, array(guesses)]},
@@ -36,7 +43,7 @@ def operations() -> Iterator[Operation]:
     )  # fmt: skip
     yield Operation(
         "POST", "/register", TAG, "Register models, each as an app of its name, and measure them; replies when that is done.",
-        record("success", "error", "allModels", success=FLAG, error=TEXT, allModels=array(TEXT)),
+        changed,
         body=record("models", models={"type": "object", "additionalProperties": ref("RafiqiModel")}),
         statuses={422: "A model cannot be served.", 502: "A file cannot be fetched.", 504: "A file did not come in time."},
         operator=True,

@@ -1,4 +1,4 @@
-"""Rafiqi's endpoints: POST /register, POST /classify, GET /list."""
+"""Rafiqi's endpoints: POST /register, POST /classify, GET /list, GET /change_params."""
 
 import asyncio
 import math
@@ -9,9 +9,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.routing import Route
 
-from bus.messages.catalog import ModelRecord, TensorSpec
+from bus.messages.catalog import BatchingRule, ModelRecord, TensorSpec
 from infaas.answers import Answer
 from infaas.errors import Refused
+from services.core.batching import rule_errors
 from services.gateway.edge import GatewayService, wait_until
 from services.gateway.errors import RequestFailed
 from services.gateway.http.bodies import JsonReply, json_body, whole_body
@@ -47,6 +48,7 @@ def _shares(scores: list[float]) -> list[float]:
 
 CLASSIFY_TIMEOUT_S = 10.0  # as Rafiqi's own
 MAX_DECODED = 2  # bodies decoded at a time: a picture may take much more memory than its file
+_TUNED: dict[str, tuple[str, type]] = {"quanta": ("quantum_ms", float), "batchSize": ("batch", int)}
 _TEXTS = ("version", "metric", "inputs_key", "labels_key", "task")
 
 
@@ -78,6 +80,10 @@ class RafiqiApi:
                 failed[name] = failure
             except Refused as refusal:
                 failed[name] = RequestFailed(None, refusal.message, code=refusal.code)
+        return self._all_models(failed)
+
+    def _all_models(self, failed: Mapping[str, RequestFailed]) -> JsonReply:
+        """What was done for several models, and the models that there are. failed: by model."""
         reply = {
             "success": not failed,
             "error": "; ".join(f"{name}: {failure.message}" for name, failure in failed.items()),
@@ -105,6 +111,24 @@ class RafiqiApi:
             "variants": [variant.variant for variant in variants],
             "labels": len(record.labels),
         }
+
+    async def change_params(self, request: Request) -> JsonReply:
+        """Batch by threshold, with this quantum and this largest batch: one model, or all that there are. The next batches are so."""
+        given = dict(request.query_params)
+        name = given.pop("model_name", None)
+        fields = _tuning(given)
+        known = {record.model for record in self._service.catalog.models}
+        if name is not None and name not in known:
+            raise _unknown_model(name)
+        if not known:
+            raise RequestFailed(None, "there is no model: POST /register registers one", code="unknown_model")
+        failed: dict[str, RequestFailed] = {}
+        for model in sorted(known) if name is None else [name]:
+            try:
+                await self._service.command("set-batching", {"model": model, **fields})
+            except Refused as refusal:
+                failed[model] = RequestFailed(None, refusal.message, code=refusal.code)
+        return self._all_models(failed)
 
     # -- queries
 
@@ -148,9 +172,7 @@ class RafiqiApi:
         app, model = catalog.app(name), catalog.model(name)
         signature = app.signature if app is not None else model.signature if model is not None else None
         if signature is None:
-            raise RequestFailed(
-                None, f"there is no model {name[:80]!r}: GET /list names those there are", code="unknown_model"
-            )
+            raise _unknown_model(name)
         if len(signature.inputs) != 1:
             raise RequestFailed(None, f"{name} has several inputs: use POST /v2/models/{name}/infer")
         return (None if app is None else name), signature.inputs[0]
@@ -158,6 +180,33 @@ class RafiqiApi:
     def _labels(self, answer: Answer) -> list[str]:
         record = self._service.catalog.model(answer.model, answer.version)
         return [] if record is None else record.labels
+
+
+def _unknown_model(name: str) -> RequestFailed:
+    return RequestFailed(
+        None, f"there is no model {name[:80]!r}: GET /list names those there are", code="unknown_model"
+    )
+
+
+def _tuning(given: Mapping[str, str]) -> dict[str, Any]:
+    """Fields of `set-batching`. given: the query's parameters, as Rafiqi calls them: `quanta` in ms, `batchSize` in items."""
+    names = " and ".join(_TUNED)
+    for parameter in given:
+        if parameter not in _TUNED:
+            raise RequestFailed(None, f"{parameter[:80]}: there is no such parameter; use {names}")
+    if not given:
+        raise RequestFailed(None, f"nothing to change: give {names}, or one of them")
+    fields: dict[str, Any] = {"policy": "threshold"}
+    for parameter, text in given.items():
+        field, kind = _TUNED[parameter]
+        try:
+            fields[field] = kind(text)
+        except ValueError as error:
+            unit = "a number of milliseconds" if kind is float else "a whole number of items"
+            raise RequestFailed(None, f"{parameter}: must be {unit}, not {text[:80]!r}") from error
+        for wrong in rule_errors(BatchingRule(policy="threshold", **{field: fields[field]})):
+            raise RequestFailed(None, wrong.replace(field, parameter, 1))
+    return fields
 
 
 def _too_late(why: str) -> RequestFailed:
@@ -252,4 +301,5 @@ def routes(service: GatewayService, registration: ModelRegistration) -> list[Rou
         Route("/register", serving.register, methods=["POST"]),
         Route("/classify", serving.classify, methods=["POST"]),
         Route("/list", serving.listed, methods=["GET"]),
+        Route("/change_params", serving.change_params, methods=["GET"]),
     ]

@@ -23,8 +23,9 @@ def stage() -> Iterator[Echoing]:
         yield found
 
 
-def ask(stage: Echoing, path: str, body: Any, **headers: str) -> Said:
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+def ask(stage: Echoing, path: str, body: Any = None, **headers: str) -> Said:
+    """A POST with a body; a GET without one."""
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(f"http://{stage.url}{path}", data, headers)
     try:
         with urllib.request.urlopen(request, timeout=60) as reply:
@@ -95,3 +96,23 @@ def test_a_classification_that_takes_too_long_fails_after_ten_seconds(stage: Ech
         stage.delay = 0.0
     assert said.status == 500
     assert "within 10 s" in said.body["error"]
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "text"),
+    [
+        ("", 400, "nothing to change: give quanta and batchSize, or one of them"),
+        ("?workers=3", 400, "workers: there is no such parameter; use quanta and batchSize"),
+        ("?quanta=soon", 400, "quanta: must be a number of milliseconds, not 'soon'"),
+        ("?quanta=0", 400, "quanta: must be from 0.5 to 10000"),
+        ("?quanta=nan", 400, "quanta: must be from 0.5 to 10000"),
+        ("?quanta=5&batchSize=1.5", 400, "batchSize: must be a whole number of items, not '1.5'"),
+        ("?batchSize=0", 400, "batchSize: must be from 1 to 1024"),
+        ("?batchSize=1000000", 400, "batchSize: must be from 1 to 1024"),
+        ("?quanta=5&model_name=nobody", 404, "there is no model 'nobody'"),
+    ],
+)
+def test_tuning_of_what_is_not_there_is_refused_by_name(stage: Echoing, query: str, status: int, text: str) -> None:
+    said = ask(stage, f"/change_params{query}")
+    assert said.status == status
+    assert said.body["error"].startswith(text)
