@@ -23,7 +23,7 @@ DEFAULT_SQL = "postgresql://infaas_reader@127.0.0.1:5433/infaas"
 
 @dataclass(frozen=True)
 class SystemAddress:
-    """URLs with credentials; "" if unknown. sql: of the read-only role. writer: of the recorder's role. metrics: of the metrics page.
+    """URLs with credentials; "" if unknown. sql: of the read-only role. writer: of the recorder's role. metrics, dashboard, gateway: of these pages.
 
     data_dir: the data directory that they were read from, if any. settings: those that decide what is scaled, as far as known.
     """
@@ -34,6 +34,8 @@ class SystemAddress:
     data_dir: Path | None = None
     writer: str = ""
     metrics: str = ""
+    dashboard: str = ""
+    gateway: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -87,6 +89,8 @@ def read_endpoints(data_dir: Path) -> SystemAddress:
         data_dir=data_dir,
         writer=writer,
         metrics=str(found.get("metrics") or ""),
+        dashboard=str(found.get("dashboard") or ""),
+        gateway=str(found.get("gateway") or ""),
         settings=settings if isinstance(settings, dict) else {},
     )
 

@@ -51,6 +51,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "admin": ("infaas.cli.admin:admin", "Change apps, their models and versions in a running system."),
     "auth": ("infaas.cli.auth:auth", "Make, change and revoke credentials for the bus."),
     "status": ("infaas.cli.lists:status", "Show the whole system at a glance."),
+    "open": ("infaas.cli.up:open_page", "Open the dashboard, or the gateway's page, in a browser."),
+    "logs": ("infaas.cli.logs:logs", "Show what the services of a system on this machine log."),
     "sql": ("infaas.cli.sql:sql", "Query the recorded history with SQL, or open psql."),
     "bench": ("infaas.cli.bench:bench", "Send load to a running system and measure its answers."),
     "run": ("infaas.cli.run:run", "Run one service, or several in one process."),
@@ -89,6 +91,7 @@ def build(command: str | None = None) -> "App":
     )
     for order, (name, (function, summary)) in enumerate(COMMANDS.items()):
         app.command(function, name=name, help=None if name == command else summary, sort_key=order)
+    app.register_install_completion_command(sort_key=len(COMMANDS))
     return app
 
 

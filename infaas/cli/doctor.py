@@ -67,7 +67,7 @@ LEAST_POSTGRES = 160000
 MAX_SKEW_S = 0.050
 LISTEN_S = 1.6  # three heartbeats
 MAX_WAITING = 100  # outcome batches that wait for the recorder
-_LOGS = "look at its log (logs/ in the data directory) or start it: infaas run"
+_LOGS = "look at its log (infaas logs) or start it: infaas run"
 
 
 async def check_system(system: SystemAddress) -> list[Finding]:
@@ -299,7 +299,5 @@ def _parts_now(url: str) -> str:
             f"{url} does not answer: {error}", "check that `infaas up` still runs: its process serves this page"
         ) from error
     if missing:
-        raise CheckFailed(
-            f"not ready, missing: {'; '.join(missing)}", "look at their logs (logs/ in the data directory)"
-        )
+        raise CheckFailed(f"not ready, missing: {'; '.join(missing)}", "look at their logs: infaas logs")
     return f"all are ready; metrics at {url.removesuffix('/readyz')}/metrics"

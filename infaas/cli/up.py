@@ -7,12 +7,12 @@ import signal
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from infaas.cli.options import Json, whole
+from infaas.cli.options import DataDir, Json, whole
 from infaas.cli.output import fail, progress, usage
 
 if TYPE_CHECKING:
@@ -77,6 +77,31 @@ def up(
     telemetry.set_up("WARNING")
     plan = _plan(data_dir, port_base, workers, max_workers, dispatchers, simulate, config, dashboard, gateway)
     return asyncio.run(_up(plan, json))
+
+
+def open_page(page: Literal["dashboard", "gateway"] = "dashboard", *, data_dir: DataDir = None) -> int:
+    """Print the address of a running system's dashboard, or of its gateway, and open it in a browser where there is one.
+
+    Example: `infaas open gateway`
+
+    Parameters
+    ----------
+    page
+        Which one: dashboard or gateway.
+
+    """
+    import webbrowser  # noqa: PLC0415
+
+    from infaas.connecting import DEFAULT_DATA_DIR, read_endpoints  # noqa: PLC0415
+
+    place = Path(data_dir or os.environ.get("INFAAS_DATA_DIR") or DEFAULT_DATA_DIR)
+    url = getattr(read_endpoints(place), page)
+    if not url:
+        fail(f"the system in {place} runs without a {page}: start it without --no-{page}")
+    print(url, flush=True)
+    if not webbrowser.open(url):
+        progress("there is no browser on this machine: open the address by hand")
+    return 0
 
 
 def _plan(

@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 ROWS = 1024  # a batch is sent when it is this long; keeps one encode well below a millisecond
 LATEST = 0.2  # s; or when its first row is this old
+LONGEST_PAUSE = 2.0  # s between two tries to publish
 HELD = 2_000_000  # rows; beyond this the oldest batches are dropped, which is logged as an error
 
 
@@ -113,9 +114,11 @@ class Outbox:
             try:
                 await self._bus.publish_durable(self._subjects.event(kind), body, identity)
             except BusError as error:
-                log.warning("events are held: %s", error, extra={"held_rows": self._held})
+                # At first a system without its streams is one that starts.
+                level = logging.INFO if pause < LONGEST_PAUSE else logging.WARNING
+                log.log(level, "events are held: %s", error, extra={"held_rows": self._held})
                 await asyncio.sleep(pause)
-                pause = min(pause * 2, 2.0)
+                pause = min(pause * 2, LONGEST_PAUSE)
                 continue
             pause = 0.1
             if self._ready and self._ready[0][1] == identity:

@@ -1,0 +1,166 @@
+"""`infaas logs`: what the services of a system on this machine say, sorted by time and readable."""
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from infaas.cli.options import DataDir, whole
+from infaas.cli.output import Failure, fail
+from infaas.connecting import DEFAULT_DATA_DIR
+
+LOGS = "logs"  # below the data directory, one file a process
+LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "CRITICAL": 50}
+OFTEN = 0.2  # s between two looks for new lines
+READ = 2**20  # bytes at the end of a file in which the last lines are looked for
+
+Line = tuple[float, str, str]  # Unix seconds, process, text
+
+
+def logs(
+    service: str | None = None,
+    *,
+    follow: Annotated[bool, Parameter(name=["--follow", "-f"], negative="")] = False,
+    lines: Annotated[int, Parameter(name=["--lines", "-n"], converter=whole, validator=Number(gte=0))] = 100,
+    level: str = "info",
+    data_dir: DataDir = None,
+) -> int:
+    """Show the last lines that the services of `infaas up` have logged, also after it was stopped.
+
+    Example: `infaas logs dispatcher -f`
+
+    Parameters
+    ----------
+    service
+        Only processes whose name begins so, as dispatcher, executor, monitor, registrar, gateway, dashboard, nats or postgres. Default: all.
+    follow
+        Go on with new lines until Ctrl-C.
+    lines
+        Show so many of the last lines.
+    level
+        Least level: debug, info, warning or error. What servers and crashed processes print without a level is always shown.
+
+    """
+    least = LEVELS.get(level.upper())
+    if least is None:
+        fail(f"--level {level}: is no level: use debug, info, warning or error", 2)
+    directory = Path(data_dir or os.environ.get("INFAAS_DATA_DIR") or DEFAULT_DATA_DIR) / LOGS
+    files = {path: LogFile(path) for path in _files(directory, service)}
+    found = sorted((line for file in files.values() for line in file.last(lines, least)), key=_time_of)
+    _print(found[-lines:] if lines else [])
+    while follow:
+        time.sleep(OFTEN)
+        for path in _files(directory, service):
+            if path not in files:
+                files[path] = LogFile(path, new=True)
+        _print(sorted((line for file in files.values() for line in file.new(least)), key=_time_of))
+    return 0
+
+
+def _files(directory: Path, service: str | None) -> list[Path]:
+    """The logs of these processes. Raises Failure if there are none."""
+    there = sorted(directory.glob("*.log"))
+    if not there:
+        raise Failure(f"there are no logs in {directory}: start a system with `infaas up`, or name its --data-dir")
+    chosen = [path for path in there if service is None or path.stem.startswith(service)]
+    if not chosen:
+        raise Failure(f"no process is called {service}: there are {', '.join(path.stem for path in there)}")
+    return chosen
+
+
+class LogFile:
+    """One process's log. new: its lines up to now were not shown yet."""
+
+    def __init__(self, path: Path, *, new: bool = False) -> None:
+        self._path = path
+        self._at = 0 if new else path.stat().st_size
+        self._time = path.stat().st_mtime
+        self._rest = b""
+
+    def last(self, count: int, least: int) -> list[Line]:
+        """The last lines, at most so many."""
+        with self._path.open("rb") as file:
+            file.seek(max(0, self._at - READ))
+            text = file.read(self._at - file.tell())
+        whole, _, self._rest = text.rpartition(b"\n")
+        return list(self._read(whole.split(b"\n"), least))[-count:] if count else []
+
+    def new(self, least: int) -> list[Line]:
+        """The lines since the last call. A file that has become shorter was begun anew."""
+        try:
+            with self._path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size < self._at:
+                    self._at, self._rest = 0, b""
+                file.seek(self._at)
+                text = self._rest + file.read()
+                self._at = file.tell()
+        except FileNotFoundError:
+            return []
+        whole, _, self._rest = text.rpartition(b"\n")
+        self._time = time.time()
+        return list(self._read(whole.split(b"\n"), least)) if whole else []
+
+    def _read(self, lines: Iterable[bytes], least: int) -> Iterator[Line]:
+        """A line without a time of its own has the time of the one before it; at the start, of the one after it."""
+        texts = [text for raw in lines if (text := raw.decode(errors="replace").rstrip())]
+        entries = [_entry(text) for text in texts]
+        times = [float(entry["time"]) if entry else _time_in(text) for text, entry in zip(texts, entries, strict=True)]
+        at = next((found for found in times if found is not None), self._time)
+        for text, entry, found in zip(texts, entries, times, strict=True):
+            at = at if found is None else found
+            if entry is None:
+                yield at, self._path.stem, text
+            elif LEVELS.get(str(entry.get("level")), least) >= least:
+                yield at, self._path.stem, _sentence(entry)
+
+
+def _entry(text: str) -> Mapping[str, Any] | None:
+    """A JSON line of a service; None: it is something else."""
+    if not text.startswith("{"):
+        return None
+    try:
+        entry = json.loads(text)
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) and isinstance(entry.get("time"), (int, float)) else None
+
+
+# PostgreSQL's lines (in UTC) begin with a time; so do those of nats-server (local time), after its pid.
+_TIME = re.compile(r"(?:\[\d+\] )?(\d{4})[-/](\d\d)[-/](\d\d) (\d\d:\d\d:\d\d(?:\.\d+)?)( UTC)?")
+
+
+def _time_in(text: str) -> float | None:
+    """The time that a server's line begins with, in Unix seconds."""
+    found = _TIME.match(text)
+    if found is None:
+        return None
+    year, month, day, clock, utc = found.groups()
+    try:
+        at = datetime.fromisoformat(f"{year}-{month}-{day} {clock}")
+    except ValueError:
+        return None
+    return (at.replace(tzinfo=UTC) if utc else at).timestamp()
+
+
+def _sentence(entry: Mapping[str, Any]) -> str:
+    known = ("time", "level", "logger", "message", "service", "exception")
+    more = "".join(f" {name}={value}" for name, value in entry.items() if name not in known)
+    trace = f"\n{entry['exception']}" if "exception" in entry else ""
+    return f"{entry.get('level', ''):7} {entry.get('message', '')}{more}{trace}"
+
+
+def _print(found: Iterable[Line]) -> None:
+    for at, name, text in found:
+        print(f"{datetime.fromtimestamp(at).astimezone():%H:%M:%S.%f}"[:-3], f"{name:18}", text, flush=True)
+
+
+def _time_of(line: Line) -> float:
+    return line[0]

@@ -1,0 +1,105 @@
+"""`infaas logs`: lines of several processes in the order of time, new ones as they come, and what is said where there are none."""
+
+import json
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from infaas.cli import main
+from infaas.cli.logs import LEVELS, LogFile
+
+INFO = LEVELS["INFO"]
+
+
+def entry(at: float, message: str, level: str = "INFO", **more: object) -> str:
+    return json.dumps({"time": at, "level": level, "logger": "x", "message": message, **more}) + "\n"
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    directory = tmp_path / "logs"
+    directory.mkdir()
+    return directory
+
+
+def test_lines_of_all_processes_are_in_the_order_of_time(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (logs / "registrar.log").write_text(entry(1000.0, "first") + entry(3000.0, "third", pid=7))
+    (logs / "postgres.log").write_text("1970-01-01 00:33:20.000 UTC [9] LOG:  second\n\tits detail\n")
+    at = datetime.fromtimestamp(4000.0).strftime("%Y/%m/%d %H:%M:%S")
+    (logs / "nats.log").write_text(f"[1] {at}.000000 [INF] fourth\n")
+    assert main(["logs", "--data-dir", str(logs.parent)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines] == ["registrar", "postgres", "postgres", "registrar", "nats"]
+    assert [word for line in lines for word in ("first", "second", "detail", "third", "fourth") if word in line] == [
+        "first",
+        "second",
+        "detail",
+        "third",
+        "fourth",
+    ]
+    assert "pid=7" in lines[3]
+    assert main(["logs", "--data-dir", str(logs.parent), "-n", "2"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert main(["logs", "reg", "--data-dir", str(logs.parent)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_a_level_hides_the_lower_ones_but_no_crash(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = entry(1.0, "quiet") + entry(2.0, "loud", "WARNING", exception="Traceback\n  in it") + "Segmentation fault\n"
+    (logs / "executor-w0.log").write_text(text)
+    assert main(["logs", "--level", "warning", "--data-dir", str(logs.parent)]) == 0
+    shown = capsys.readouterr().out
+    assert "quiet" not in shown
+    assert "loud" in shown
+    assert "in it" in shown
+    assert "Segmentation fault" in shown
+
+
+def test_new_lines_come_once_and_whole_also_after_the_file_was_begun_anew(logs: Path) -> None:
+    path = logs / "gateway.log"
+    path.write_text(entry(1.0, "old") + entry(2.0, "half")[:10])
+    file = LogFile(path)
+    assert [text for _, _, text in file.last(10, INFO)] == ["INFO    old"]
+    assert file.new(INFO) == []
+    with path.open("a") as more:
+        more.write(entry(2.0, "half")[10:] + entry(3.0, "new"))
+    assert [text for _, _, text in file.new(INFO)] == ["INFO    half", "INFO    new"]
+    assert file.new(INFO) == []
+    path.write_text(entry(4.0, "anew"))
+    assert [text for _, _, text in file.new(INFO)] == ["INFO    anew"]
+    path.unlink()
+    assert file.new(INFO) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["dispatcher"], "no process is called dispatcher: there are gateway"),
+        (["--level", "loud"], "--level loud: is no level: use debug, info, warning or error"),
+        (["--lines", "x"], "must be a whole number"),
+    ],
+)
+def test_mistakes_say_what_there_is(
+    logs: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    (logs / "gateway.log").write_text("")
+    assert main(["logs", *arguments, "--data-dir", str(logs.parent)]) != 0
+    assert said in capsys.readouterr().err
+
+
+def test_without_logs_it_says_how_to_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["logs", "--data-dir", str(tmp_path)]) == 1
+    assert "infaas up" in capsys.readouterr().err
+
+
+def test_open_prints_the_address_and_says_when_there_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BROWSER", "true")
+    place = {"nats": "nats://h:1", "sql": "postgresql://h/x", "running": True, "gateway": "http://h:8000"}
+    (tmp_path / "endpoints.json").write_text(json.dumps(place))
+    assert main(["open", "gateway", "--data-dir", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "http://h:8000\n"
+    assert main(["open", "--data-dir", str(tmp_path)]) == 1
+    assert "without a dashboard" in capsys.readouterr().err
