@@ -46,7 +46,7 @@ class InstanceStatus(Struct, frozen=True, kw_only=True, gc=False):
     queued: items that wait or run. load: items/s served over the last period. latency_ms: mean compute latency of a batch.
     factor: the live correction of the profile (1.0 = as profiled). app_states: the state for each app where it differs from `state`.
     reclaimable: nobody needs it. It serves until somebody else needs its place. batching: the policy that forms its batches.
-    batch_limit: the most items of a batch now; 0: the variant's largest batch.
+    batch_limit: the most items of a batch now; 0: the variant's largest batch. contexts: how many batches it computes at a time.
     """
 
     instance: str
@@ -64,6 +64,7 @@ class InstanceStatus(Struct, frozen=True, kw_only=True, gc=False):
     reclaimable: bool = False
     batching: str = "edf"
     batch_limit: int = 0
+    contexts: int = 1
 
 
 class WorkerHeartbeat(Struct, frozen=True, kw_only=True, gc=False):
@@ -273,6 +274,7 @@ class InstanceSample(Struct, frozen=True, array_like=True, gc=False):
 
     busy: seconds of computing. predicted: the same work in seconds, by the profile. offline: how many of the items were offline work.
     Scaling ignores offline work. `queued` excludes it. batching: the policy that forms its batches. batch_limit: their most items now.
+    contexts: how many batches it computes at a time.
     """
 
     instance: str
@@ -288,6 +290,7 @@ class InstanceSample(Struct, frozen=True, array_like=True, gc=False):
     batching: str = "edf"
     batch_limit: int = 0
     tier: Tier = "device"
+    contexts: int = 1
 
 
 class ExecutorReport(Struct, frozen=True, kw_only=True, gc=False):

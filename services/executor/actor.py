@@ -89,7 +89,7 @@ class Executor:
         silence_s = self._failure_timeout + REPORT
         self.dispatchers = KnownDispatchers(subjects, f"{worker}/{name}/{incarnation}", worker, silence_s)
         inline_below_s = 0.0 if device.simulated else settings.inline_below_ms / 1000.0
-        self._runs = BatchRuns(max(1, device.cores), inline_below_s, settings.order)
+        self._runs = BatchRuns(device, settings)
         self._rules = BatchingRules()
         self._max_inline = dispatchers.max_inline
         self._scheduled = False
@@ -232,6 +232,8 @@ class Executor:
                 if batch[0].route.alone:
                     effects.extend(self._trying(batch[0]))
                 effects.append(self._runs.begin(loaded, batch))
+                if loaded.running < loaded.contexts and len(loaded.queue):
+                    effects.extend(self._schedule())  # the next context's turn, after the other instances'
             elif loaded.leaving:  # all its queries were too late
                 effects.extend(self._manager.unload_if_idle(loaded))
         return effects
@@ -281,11 +283,10 @@ class Executor:
         entry = self._runs.end(number)
         if entry is None:
             return NOTHING
-        loaded, run = entry
+        loaded, run, items = entry
         queries = run.queries
         if result.errors is not None and len(queries) > 1:
             return self._one_by_one(loaded, run)
-        items = sum(query.items for query in queries)
         seconds = result.finished - result.started
         loaded.measured(items, seconds, queries[0].route.length)
         if loaded.policy is not None and result.errors is None:

@@ -23,6 +23,8 @@ from bus.messages.jobs import OFFLINE
 from bus.subjects import Subjects
 from services.core.actor import NOTHING, After, Do, Effect, Publish
 from services.core.cost import LatencyTable
+from services.core.placement import Device
+from services.core.settings import ExecutorSettings
 from services.executor.batching import BatchingPolicy, BatchingRules, make_policy
 from services.executor.commands import (
     LoadedModel,
@@ -64,18 +66,21 @@ CAUTION = (
     1.2  # a batch that waits for more begins so early that its first query is in time even if it takes that much longer
 )
 TIMER = 0.002  # s by which a timer may be late
+NEW = 20  # batches after a change of `contexts` whose mean the live factor takes
 SLO_RISES = 1.05  # a batch; so the shortest objective of late counts where queries ask for different ones
 
 
 class Loaded:
-    """An instance. ready: its model is loaded. running: it computes a batch. leaving: it unloads once it is idle.
+    """An instance. ready: its model is loaded. running: batches that it computes now, at most `contexts`. leaving: it unloads once it is idle.
 
-    rule, policy: how batches are formed; None: by deadlines alone, up to the variant's largest batch.
+    rule, policy: how batches are formed; None: by deadlines alone, up to the variant's largest batch. contexts: batches at a time, on one
+    copy of the weights (Rafiqi, paper 001, section 4.0.3). one_at_a_time: why its model cannot compute more than one; empty: it can.
     """
 
     __slots__ = (
-        "_apps", "_batches", "_busy", "_items", "_offline", "_policies", "_predicted", "begun", "id", "leaving", "policy", "price_per_s",
-        "queue", "ready", "record", "rule", "running", "running_items", "running_offline", "table", "tally",
+        "_apps", "_batches", "_busy", "_items", "_new", "_offline", "_policies", "_predicted", "begun", "contexts", "id", "leaving",
+        "one_at_a_time", "policy", "price_per_s", "queue", "ready", "record", "rule", "running", "running_items", "running_offline", "table",
+        "tally",
     )  # fmt: skip
 
     def __init__(
@@ -87,11 +92,14 @@ class Loaded:
         self.table = LatencyTable(record)
         self.queue = EdfQueue(self.table, max(1, record.max_batch))
         self.ready = False
-        self.running = False
+        self.running = 0
         self.begun = 0  # the number of its last batch, of all on the device
         self.running_items = 0
-        self.running_offline = False
+        self.running_offline = 0  # items
+        self.contexts = 1
+        self.one_at_a_time = ""
         self.leaving = False
+        self._new = 0
         self.tally = tally or BatchTally()
         self.rule: BatchingRule | None = None
         self.policy: BatchingPolicy | None = None
@@ -123,6 +131,8 @@ class Loaded:
         self._predicted += predicted
         if predicted > 0:
             gain, low, high = FOLLOWS if self.policy is None or not self.policy.learns else FOLLOWS_FAST
+            if self._new:  # batches take another time with another number of them at once
+                gain, self._new = max(gain, 1.0 / (1 + NEW - self._new)), self._new - 1
             ratio = min(high, max(low, seconds / predicted))
             self.queue.factor += gain * (ratio - self.queue.factor)
 
@@ -132,6 +142,7 @@ class Loaded:
         """Take the policy that the rules say for the next batch, and its limit."""
         first = self.queue.first
         rule = rules.rule_for(self.record, first.route.app if first is not None else None)
+        self._use(rule.contexts if rule is not None else None)
         if rule is None:
             self.rule = self.policy = None
             self.queue.max_batch = self.table.max_batch
@@ -141,6 +152,13 @@ class Loaded:
             policy = self._policies[rule] = make_policy(rule, self.record)
         self.rule, self.policy = rule, policy
         self.queue.max_batch = policy.limit(now)
+
+    def _use(self, contexts: int | None) -> None:
+        """Compute so many batches at a time; None: the usual number."""
+        wanted = 1 if self.one_at_a_time else max(1, contexts or 1)
+        if wanted != self.contexts:
+            self.contexts = self.queue.contexts = wanted
+            self._new = NEW
 
     def rules_changed(self, rules: BatchingRules, now: float) -> None:
         """Forget what was learnt under rules that are gone, and follow the present ones."""
@@ -206,7 +224,7 @@ class Loaded:
         sample = InstanceSample(
             self.id,
             self.record.variant,
-            self.queued - (self.running_items if self.running_offline else 0),
+            self.queued - self.running_offline,
             now - oldest if oldest is not None else 0.0,
             self._items,
             self._batches,
@@ -216,6 +234,7 @@ class Loaded:
             self._offline,
             self.rule.policy if self.rule is not None else "edf",
             self.queue.max_batch,
+            contexts=self.contexts,
         )
         self._reset()
         return sample
@@ -318,7 +337,7 @@ class InstanceManager:
         return loaded, Publish(self._subjects["failed"], fact)
 
 
-# -- batches that run: each takes as many cores as its variant has threads, and an instance runs one at a time
+# -- batches that run: each takes as many cores as its variant has threads, and an instance runs one for each context
 
 
 def _most_urgent(loaded: Loaded) -> float:
@@ -331,35 +350,42 @@ def _last_begun(loaded: Loaded) -> float:
 
 
 class BatchRuns:
-    """cores: of the device. inline_below_s: a batch that is predicted to take less runs on the event loop itself.
+    """The batches that run on a device. Those of a CPU take as many cores as their variant has threads; of other devices, one core each.
 
-    order: "edf", the instance with the most urgent query first; "lru", the one whose last batch began the longest ago (Rafiqi, paper 001,
-    section 3.2). Under "lru" none overtakes an instance that waits for more cores than are free: else one with many threads would starve.
+    A GPU has no cores of its own: under `executor.exclusive` it computes for one instance at a time, with all contexts of that instance.
+    Otherwise the batches of all its instances overlap. `executor.order`: "edf", the instance with the most urgent query first; "lru", the
+    one whose last batch began the longest ago (Rafiqi, paper 001, section 3.2). Under "lru" none overtakes an instance that waits for more
+    cores than are free: else one with many threads would starve.
     """
 
-    def __init__(self, cores: int, inline_below_s: float, order: str = "edf") -> None:
-        self.running: dict[int, tuple[Loaded, RunBatch]] = {}
+    def __init__(self, device: Device, settings: ExecutorSettings) -> None:
+        self.running: dict[int, tuple[Loaded, RunBatch, int]] = {}
         self.starved = False  # an instance waits for cores
-        self._cores = cores
+        self._cores = max(1, device.cores)
         self._busy = 0
-        self._inline_below = inline_below_s
-        self._lru = order == "lru"
+        self._gpu = device.kind == "gpu"
+        self._overlap = self._gpu and not settings.exclusive
+        self._inline_below = 0.0 if device.simulated else settings.inline_below_ms / 1000.0
+        self._lru = settings.order == "lru"
         self._number = 0
 
     def ready(self, instances: Iterable[Loaded]) -> list[Loaded]:
         """The instances that could begin a batch, in the order in which they may."""
         self.starved = False
-        found = [loaded for loaded in instances if loaded.ready and not loaded.running and len(loaded.queue)]
+        found = [one for one in instances if one.ready and one.running < one.contexts and len(one.queue)]
         if len(found) > 1:
             found.sort(key=_last_begun if self._lru else _most_urgent)
         return found
 
     def _needed(self, loaded: Loaded) -> int:
+        """Cores that one more batch takes. Of a GPU, the second context of an instance takes what the first one has."""
+        if self._gpu:
+            return 0 if self._overlap or loaded.running else 1
         return max(1, min(loaded.record.threads, self._cores))
 
     def has_room(self, loaded: Loaded) -> bool:
         """Whether enough cores are free for this instance. If not, `starved` is set."""
-        if self._busy + self._needed(loaded) <= self._cores and not (self._lru and self.starved):
+        if self._busy + self._needed(loaded) <= self._cores and not (self.starved and (self._lru or self._gpu)):
             return True
         self.starved = True
         return False
@@ -368,25 +394,28 @@ class BatchRuns:
         items = sum(query.items for query in batch)
         predicted = loaded.table.at(batch[0].route.length).seconds(items) * loaded.queue.factor
         self._number += 1
-        inline = predicted < self._inline_below and not batch[0].route.alone
+        inline = predicted < self._inline_below and loaded.contexts == 1 and not batch[0].route.alone
         if inline and any(query.route.fallback for query in batch):
             inline = False  # the default must be given in time even if this run takes far longer than any before
         run = RunBatch(loaded.id, batch, predicted, inline)
-        loaded.running = True
-        loaded.begun = self._number
-        loaded.running_items = items
-        loaded.running_offline = batch[0].route.policy == OFFLINE
         self._busy += self._needed(loaded)
-        self.running[self._number] = (loaded, run)
+        loaded.running += 1
+        loaded.begun = self._number
+        loaded.running_items += items
+        if batch[0].route.policy == OFFLINE:
+            loaded.running_offline += items
+        self.running[self._number] = (loaded, run, items)
         return Do(self._number, run)
 
-    def end(self, number: int) -> tuple[Loaded, RunBatch] | None:
-        """Free the cores. None if this batch does not run."""
+    def end(self, number: int) -> tuple[Loaded, RunBatch, int] | None:
+        """Free the cores; returns the batch and its items. None if this batch does not run."""
         entry = self.running.pop(number, None)
         if entry is not None:
-            loaded = entry[0]
-            loaded.running = False
-            loaded.running_items = 0
+            loaded, run, items = entry
+            loaded.running -= 1
+            loaded.running_items -= items
+            if run.queries[0].route.policy == OFFLINE:
+                loaded.running_offline -= items
             self._busy -= self._needed(loaded)
         return entry
 

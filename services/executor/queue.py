@@ -88,17 +88,18 @@ LOOKED_AT = 128  # queries that are compared when not all can be in time, the mo
 
 class EdfQueue:
     """One instance's queue, a heap by deadline. table: profiled latency by batch size. factor: live correction of it.
-    max_batch: the most items of a batch; where a rule says how to batch (batching.py), it changes.
+    max_batch: the most items of a batch; where a rule says how to batch (batching.py), it changes. contexts: batches at a time.
 
     items: waiting. offline: how many of them are offline work, which lets all other queries go first.
     """
 
-    __slots__ = ("_heap", "_order", "factor", "items", "max_batch", "offline", "table")
+    __slots__ = ("_heap", "_order", "contexts", "factor", "items", "max_batch", "offline", "table")
 
     def __init__(self, table: LatencyTable, max_batch: int) -> None:
         self.table = table
         self.max_batch = max_batch
         self.factor = 1.0
+        self.contexts = 1
         self.items = 0
         self.offline = 0
         self._heap: Heap = []
@@ -205,7 +206,11 @@ class EdfQueue:
     def _seconds_of_all(self) -> float:
         """Seconds that all items take in full batches, without the factor."""
         full, rest = divmod(self.items, self.max_batch)
-        return full * self.table.seconds(self.max_batch) + (self.table.seconds(rest) if rest else 0.0)
+        last = self.table.seconds(rest) if rest else 0.0
+        if self.contexts > 1:
+            last = last or self.table.seconds(self.max_batch)
+            return full * self.table.seconds(self.max_batch) / self.contexts + last
+        return full * self.table.seconds(self.max_batch) + last
 
     def _kept(self, before: Heap, more: Heap, now: float) -> tuple[Heap, Heap]:
         """`before`, and as many of `more` as can be in time beside it, by deadline; and those that only come too late themselves."""
@@ -249,7 +254,7 @@ class EdfQueue:
                 while at < count and items + entries[at][2].items <= room:
                     items += entries[at][2].items
                     at += 1
-            now += table.seconds(items) * self.factor
+            now += table.seconds(items) * self.factor / self.contexts
         return lost
 
     def overdue(self, now: float) -> list[QueuedQuery]:

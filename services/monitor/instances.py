@@ -47,7 +47,7 @@ class MonitoredInstance:
     factor: measured over profiled time of a batch, slowly moving. ordered: when its load was ordered. unlisted: reports in a row
     without it. cores: those that it is pinned to; empty: any. move_after: it may be moved again from then on. replaces: the
     instance that is unloaded once this one serves. reclaimable: nobody needs it; it serves until its place is needed. batching,
-    batch_limit: the policy that forms its batches, and their most items now; 0: the variant's largest.
+    batch_limit: the policy that forms its batches, and their most items now; 0: the variant's largest. contexts: batches at a time.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class MonitoredInstance:
         self.reclaimable = False
         self.batching = record.batching
         self.batch_limit = 0
+        self.contexts = 1
         self._reports: deque[tuple[float, float, InstanceSample]] = deque()
         self._sums: Recent | None = None
         self._app_seen: dict[str, tuple[float, float]] = {}  # app -> time of its last items, its SLO then
@@ -99,7 +100,7 @@ class MonitoredInstance:
             self._reports.popleft()
         waited = min(self.queued, sample.queued)
         self.queued = sample.queued
-        self.batching, self.batch_limit = sample.batching, sample.batch_limit
+        self.batching, self.batch_limit, self.contexts = sample.batching, sample.batch_limit, sample.contexts
         changes: list[StateChange] = []
         for app in sample.apps:
             if app.items <= 0:
@@ -161,11 +162,15 @@ class MonitoredInstance:
             items, batches = items + sample.items, batches + sample.batches
             predicted, busy = predicted + sample.predicted, busy + sample.busy
         saturation = self.record.profile.saturation_qps
+        slowness = self.factor
+        if self.contexts > 1:  # the profile is of one batch at a time; the factor says how much slower several are
+            saturation *= self.contexts / max(1.0, slowness)
+            slowness = min(1.0, slowness)
         backlog = self._recent().waiting
         return Observed(
             load=self.load,
             saturation=saturation,
-            backlog_s=backlog * self.factor / saturation if saturation > 0 else 0.0,
+            backlog_s=backlog * slowness / saturation if saturation > 0 else 0.0,
             latency_s=busy / batches if batches else 0.0,
             profiled_s=predicted / batches if batches else 0.0,
             items=items,
@@ -270,6 +275,7 @@ class MonitoredInstance:
             reclaimable=self.reclaimable,
             batching=self.batching,
             batch_limit=self.batch_limit,
+            contexts=self.contexts,
         )
 
     def _app_states(self) -> dict[str, State]:

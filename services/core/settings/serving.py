@@ -96,6 +96,14 @@ class ExecutorSettings(Section, frozen=True, kw_only=True):
         Literal["edf", "lru"],
         "Which instance of a device begins first: the one with the earliest deadline, or the one whose last batch began the longest ago.",
     ] = "edf"
+    exclusive: Annotated[
+        bool, "A GPU computes for one instance at a time. false: batches of several instances overlap on it."
+    ] = True
+    sharing: Annotated[
+        float,
+        Number(most=1),
+        "How much batches that overlap on a simulated GPU slow each other. 1: they share its speed; 0: each takes the time that it takes alone.",
+    ] = 1.0
     remote_hosts: Annotated[
         Texts,
         Text(r"[\w.:\[\]\s,-]*", "names or addresses of hosts, as engine.example.org or 10.1.2.3:8000"),
