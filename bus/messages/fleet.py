@@ -19,7 +19,7 @@ class DeviceStatus(Struct, frozen=True, kw_only=True, gc=False):
     kind: "cpu", "gpu", "inferentia". memory_used_mb, cores_used: what instances that somebody needs have been promised.
     memory_reclaimable_mb, cores_reclaimable: what reclaimable instances take; it counts as free. utilisation: 0..1 over the last
     period. host_used_mb: host memory of its Warm instances. offline: the part of the utilisation that offline work used; queries have priority over offline work.
-    foreign_use: the part that no executor of this worker used: other processes did.
+    foreign_use: the part that no executor of this worker used: other processes did. exclusive: no batches of several instances overlap.
     """
 
     device: str
@@ -38,6 +38,7 @@ class DeviceStatus(Struct, frozen=True, kw_only=True, gc=False):
     cores_reclaimable: float = 0.0
     host_used_mb: float = 0.0
     foreign_use: float = 0.0
+    exclusive: bool = True
 
 
 class InstanceStatus(Struct, frozen=True, kw_only=True, gc=False):
@@ -296,7 +297,8 @@ class InstanceSample(Struct, frozen=True, array_like=True, gc=False):
 class ExecutorReport(Struct, frozen=True, kw_only=True, gc=False):
     """`infaas.monitor.<worker>.report`, every 0.5 s: executor -> monitor. incarnation: that of this executor process.
 
-    cpu_s: CPU seconds that the process has used since it began; None: not measured.
+    cpu_s: CPU seconds that the process has used since it began; None: not measured. exclusive: batches of several instances never
+    overlap. computed: seconds of the period in which it computed at least one batch.
     """
 
     worker: str
@@ -307,6 +309,8 @@ class ExecutorReport(Struct, frozen=True, kw_only=True, gc=False):
     samples: list[InstanceSample]
     memory_mb: float
     cpu_s: float | None = None
+    exclusive: bool = True
+    computed: float = 0.0
 
 
 class ExecutorExited(Struct, frozen=True, kw_only=True):

@@ -270,6 +270,7 @@ def _workers(now: float, view: ClusterView) -> list[dict[str, Any]]:
                     "mean_batch": i.status.mean_batch,
                     "batching": i.status.batching,
                     "batch_limit": i.most,
+                    "contexts": i.contexts,
                     "factor": i.factor,
                 }
                 for i in worker.instances.values()

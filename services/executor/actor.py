@@ -88,7 +88,6 @@ class Executor:
         self._failure_timeout = dispatchers.failure_timeout_s
         silence_s = self._failure_timeout + REPORT
         self.dispatchers = KnownDispatchers(subjects, f"{worker}/{name}/{incarnation}", worker, silence_s)
-        inline_below_s = 0.0 if device.simulated else settings.inline_below_ms / 1000.0
         self._runs = BatchRuns(device, settings)
         self._rules = BatchingRules()
         self._max_inline = dispatchers.max_inline
@@ -231,7 +230,7 @@ class Executor:
             if batch:
                 if batch[0].route.alone:
                     effects.extend(self._trying(batch[0]))
-                effects.append(self._runs.begin(loaded, batch))
+                effects.append(self._runs.begin(loaded, batch, now))
                 if loaded.running < loaded.contexts and len(loaded.queue):
                     effects.extend(self._schedule())  # the next context's turn, after the other instances'
             elif loaded.leaving:  # all its queries were too late
@@ -280,7 +279,7 @@ class Executor:
         return NOTHING
 
     def _ran(self, number: int, result: BatchResult, now: float) -> Iterable[Effect]:
-        entry = self._runs.end(number)
+        entry = self._runs.end(number, now)
         if entry is None:
             return NOTHING
         loaded, run, items = entry
@@ -439,7 +438,7 @@ class Executor:
         if gap > self._failure_timeout:
             self._was_stopped(now)
         checked = self.dispatchers.check(now)
-        return (*checked, *self._reporter.report(now, gap, self.instances.values()), *self._schedule())
+        return (*checked, *self._reporter.report(now, gap, self.instances.values(), self._runs), *self._schedule())
 
     def _was_stopped(self, now: float) -> None:
         """This process was stopped for longer than the failure time-out. Others have its queries now: drop them."""

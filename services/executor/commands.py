@@ -17,11 +17,15 @@ class LoadModel(Struct, frozen=True):
 
 
 class LoadedModel(Struct, frozen=True):
-    """load_ms: without the fetch. memory_mb: growth of the process, or what the model takes of an accelerator's memory."""
+    """load_ms: without the fetch. memory_mb: growth of the process, or what the model takes of an accelerator's memory.
+
+    one_at_a_time: why it computes one batch at a time; empty: it takes several.
+    """
 
     load_ms: float
     memory_mb: float
     proof: str
+    one_at_a_time: str = ""
 
 
 class MoveModel(Struct, frozen=True):
@@ -33,9 +37,10 @@ class MoveModel(Struct, frozen=True):
 
 
 class MovedModel(Struct, frozen=True):
-    """proof: where its threads run now, as the operating system reports it."""
+    """proof: where its threads run now, as the operating system reports it. one_at_a_time: as of `LoadedModel`."""
 
     proof: str
+    one_at_a_time: str = ""
 
 
 class UnloadModel(Struct, frozen=True):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psutil
+from msgspec.structs import replace
 
 from bus.codec import encode
 from bus.port import Bus, BusError
@@ -52,6 +53,7 @@ log = logging.getLogger(__name__)
 HUNG = 71  # exit code: a run could not be ended
 CANCEL_GRACE = 2.0  # s that a framework has to end a cancelled run
 INLINE_LIMIT = 0.25  # s; a run on the loop that takes longer is cancelled and repeated in a thread
+MOST_RUNS = 64  # at once on an accelerator
 WATCH_EVERY = 0.05  # s between checks of the run on the loop
 _named = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
 
@@ -65,7 +67,9 @@ class ExecutorEdge:
         self._bus = bus
         self._subjects = subjects
         self._settings = settings
-        self._threads = ThreadPoolExecutor(max_workers=max(1, cores), thread_name_prefix="run")
+        # A GPU counts as one core, but may run batches of several contexts and instances. Threads are made as they are needed.
+        most = max(1, cores) if device == "cpu" else MOST_RUNS
+        self._threads = ThreadPoolExecutor(max_workers=most, thread_name_prefix="run")
         self._models = DeviceModels(bus, subjects, device, cache, self._threads)
         self._loaded = self._models.loaded
         self._off_loop = self._models.off_loop
@@ -153,7 +157,7 @@ class ExecutorEdge:
         model = self._loaded.get(command.instance)
         if model is None:
             return BatchResult(now(), now(), [], ["the model is no longer loaded"] * len(command.queries))
-        model.running = True
+        model.running += 1
         try:
             if command.queries[0].route.alone:
                 # It may end this process: the message that it begins must have been sent before.
@@ -161,7 +165,7 @@ class ExecutorEdge:
                     await self._bus.flush(1.0)
             return await self._watched(model, command)
         finally:
-            model.running = False
+            model.running -= 1
 
     async def _watched(self, model: ModelInMemory, command: RunBatch) -> BatchResult:
         """Compute in a thread; cancel a run that takes many times its profile."""
@@ -221,7 +225,7 @@ class AcceleratedEdge(ExecutorEdge):
         if isinstance(command, LoadModel) and isinstance(result, LoadedModel):
             model = self._loaded.get(command.instance)
             memory_mb = model.handle.memory_mb if model is not None else 0.0
-            return LoadedModel(result.load_ms, memory_mb, result.proof)
+            return replace(result, memory_mb=memory_mb)
         return result
 
 
@@ -256,7 +260,7 @@ class RemoteEdge(ExecutorEdge):
             used: ProcessUse = await super().perform(command)
             return ProcessUse(0.0, used.cpu_s)
         result = await super().perform(command)
-        return LoadedModel(result.load_ms, 0.0, result.proof) if isinstance(result, LoadedModel) else result
+        return replace(result, memory_mb=0.0) if isinstance(result, LoadedModel) else result
 
 
 # -- a user's own process: it holds one model, from its start
@@ -287,7 +291,7 @@ class ContainerEdge(ExecutorEdge):
             case LoadModel():
                 self._loaded[command.instance] = ModelInMemory(command.variant, self._user, self._threads, own=False)
                 self._tell()
-                return LoadedModel(0.0, self._user.measure_memory(), self._user.proof)
+                return LoadedModel(0.0, self._user.measure_memory(), self._user.proof, self._user.one_at_a_time)
             case UnloadModel():
                 self._loaded.pop(command.instance, None)
                 return None

@@ -30,7 +30,7 @@ ENGINE_S = 2.0  # s that the first run on a remote engine may take: other loads 
 
 
 class ModelInMemory:
-    """A loaded model. threads: where its batches are computed. own: whether no other model uses them. running: one is computed now."""
+    """A loaded model. threads: where its batches are computed. own: whether no other model uses them. running: batches computed now."""
 
     __slots__ = ("handle", "one", "own", "record", "running", "threads")
 
@@ -40,7 +40,12 @@ class ModelInMemory:
         self.one = record.signature.inputs[0] if len(record.signature.inputs) == 1 else None
         self.threads = threads
         self.own = own
-        self.running = False
+        self.running = 0
+
+    @property
+    def one_at_a_time(self) -> str:
+        """Why it computes one batch at a time; empty: it takes several."""
+        return "it has one thread, which is kept to its cores" if self.own else self.handle.one_at_a_time
 
 
 class DeviceModels:
@@ -77,7 +82,7 @@ class DeviceModels:
         self._take(command.instance, model)
         grown = max(0.0, (self._process.memory_info().rss - before) / 2**20)
         log.info("loaded", extra={"instance": command.instance, "proof": proof, "load_ms": round(load_ms, 2)})
-        return LoadedModel(load_ms, grown, proof)
+        return LoadedModel(load_ms, grown, proof, model.one_at_a_time)
 
     async def move(self, command: MoveModel) -> MovedModel:
         """Load a copy on these cores; the old one serves until the copy is ready. Raises BackendError, BusError."""
@@ -93,7 +98,7 @@ class DeviceModels:
             await asyncio.sleep(POLL)
         await self._close(old)
         log.info("moved", extra={"instance": command.instance, "proof": proof})
-        return MovedModel(proof)
+        return MovedModel(proof, model.one_at_a_time)
 
     async def unload(self, command: UnloadModel) -> None:
         model = self.loaded.pop(command.instance, None)

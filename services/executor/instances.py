@@ -267,6 +267,7 @@ class InstanceManager:
         if loaded is None:
             return (Do(("unload", instance), UnloadModel(instance)),)
         loaded.ready = True
+        loaded.one_at_a_time = model.one_at_a_time
         fact = InstanceLoaded(
             instance=instance,
             variant=loaded.record.variant,
@@ -274,7 +275,7 @@ class InstanceManager:
             incarnation=self._incarnation,
             load_ms=model.load_ms,
             memory_mb=model.memory_mb,
-            proof=model.proof,
+            proof=model.proof + (f"; one batch at a time: {model.one_at_a_time}" if model.one_at_a_time else ""),
         )
         return (Publish(self._subjects["loaded"], fact), *(self.unload_if_idle(loaded) if loaded.leaving else NOTHING))
 
@@ -293,6 +294,7 @@ class InstanceManager:
             return NOTHING
         if model is not None:
             loaded.queue.factor = 1.0  # it was learnt on the other cores
+            loaded.one_at_a_time = model.one_at_a_time
         fact = InstanceMoved(
             instance=loaded.id,
             variant=loaded.record.variant,
@@ -368,6 +370,21 @@ class BatchRuns:
         self._inline_below = 0.0 if device.simulated else settings.inline_below_ms / 1000.0
         self._lru = settings.order == "lru"
         self._number = 0
+        self._since = 0.0  # when it began to compute, or the last report, if that was later
+        self._computed = 0.0
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether batches of several instances never overlap. On a CPU or chip, each has cores of its own."""
+        return not self._overlap
+
+    def computed(self, now: float) -> float:
+        """Seconds in which at least one batch was computed, since the last call."""
+        if self.running:
+            self._computed += now - self._since
+            self._since = now
+        computed, self._computed = self._computed, 0.0
+        return computed
 
     def ready(self, instances: Iterable[Loaded]) -> list[Loaded]:
         """The instances that could begin a batch, in the order in which they may."""
@@ -390,7 +407,7 @@ class BatchRuns:
         self.starved = True
         return False
 
-    def begin(self, loaded: Loaded, batch: list[QueuedQuery]) -> Do:
+    def begin(self, loaded: Loaded, batch: list[QueuedQuery], now: float) -> Do:
         items = sum(query.items for query in batch)
         predicted = loaded.table.at(batch[0].route.length).seconds(items) * loaded.queue.factor
         self._number += 1
@@ -398,6 +415,8 @@ class BatchRuns:
         if inline and any(query.route.fallback for query in batch):
             inline = False  # the default must be given in time even if this run takes far longer than any before
         run = RunBatch(loaded.id, batch, predicted, inline)
+        if not self.running:
+            self._since = now
         self._busy += self._needed(loaded)
         loaded.running += 1
         loaded.begun = self._number
@@ -407,11 +426,13 @@ class BatchRuns:
         self.running[self._number] = (loaded, run, items)
         return Do(self._number, run)
 
-    def end(self, number: int) -> tuple[Loaded, RunBatch, int] | None:
+    def end(self, number: int, now: float) -> tuple[Loaded, RunBatch, int] | None:
         """Free the cores; returns the batch and its items. None if this batch does not run."""
         entry = self.running.pop(number, None)
         if entry is not None:
             loaded, run, items = entry
+            if not self.running:
+                self._computed += now - self._since
             loaded.running -= 1
             loaded.running_items -= items
             if run.queries[0].route.policy == OFFLINE:
@@ -455,9 +476,13 @@ class MonitorReporter:
         self._reported = now
         return gap
 
-    def report(self, now: float, seconds: float, instances: Iterable[Loaded]) -> tuple[Effect, ...]:
+    def report(
+        self, now: float, seconds: float, instances: Iterable[Loaded], runs: BatchRuns
+    ) -> tuple[Effect, ...]:
         """The report, the order to measure this process for the next one, and the timer."""
         report = ExecutorReport(
+            exclusive=runs.exclusive,
+            computed=runs.computed(now),
             worker=self._worker,
             device=self._device,
             incarnation=self._incarnation,

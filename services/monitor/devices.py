@@ -31,6 +31,8 @@ class MonitoredDevice:
         self.dead: int | None = None
         self.met = self.seen = self.silent_since = 0.0
         self.alive = False
+        self.exclusive = True
+        self.computed = 0.0  # share of the last period in which it computed anything
         self.instances: dict[str, MonitoredInstance] = {}
         self._cpu: deque[tuple[float, float]] = deque()  # when the executor reported, CPU seconds of its process
 
@@ -102,6 +104,8 @@ class MonitoredDevice:
     @property
     def utilisation(self) -> float:
         """What its instances computed lately, 0..1: a share of its time; of a CPU, of all its cores' time."""
+        if not self.exclusive:  # the times of its instances' batches overlap
+            return self.computed
         return min(1.0, self._share((instance, instance.utilisation) for instance in self.instances.values()))
 
     @property
@@ -134,6 +138,7 @@ class MonitoredDevice:
             offline=min(utilisation, self.offline_use),
             memory_reclaimable_mb=reclaimable.memory_mb,
             cores_reclaimable=reclaimable.cores,
+            exclusive=self.exclusive,
             foreign_use=foreign_use,
         )
 

@@ -106,6 +106,8 @@ class ExecutorEvents:
             return []
         found = self._heard(device, report.incarnation, now)
         device.reported(report.cpu_s, now)
+        device.exclusive = report.exclusive
+        device.computed = min(1.0, report.computed / report.seconds) if report.seconds > 0 else 0.0
         sampled = []
         for sample in report.samples:
             instance = self._table.instances.get(sample.instance)

@@ -130,7 +130,7 @@ class ClusterView:
             instance = Instance(status, record, worker, device)
             instance.price_per_s = instance_price_per_s(record, self.prices, device.cores, device.memory_mb)
             instance.cores = worker.cores.setdefault(device.device, instance.cores)
-            instance.cores.add(instance, device.cores)
+            instance.cores.add(instance, device)
             self.instances[instance.id] = worker.instances[instance.id] = instance
             self.by_variant.setdefault(record.variant, {})[instance.id] = instance
         before = instance.status
@@ -139,7 +139,7 @@ class ClusterView:
         instance.served = status.load
         instance.busy = busy_share(status)
         instance.ready_at = status.ready_at
-        instance.limit_batches(status.batch_limit)
+        instance.limit_batches(status.batch_limit, status.contexts)
         instance.observe_queue(status.queued, now)
         batch = _power_of_two(status.mean_batch)
         state = "Inactive" if worker.draining else status.state

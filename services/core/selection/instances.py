@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
+from math import inf
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import DeviceStatus, InstanceStatus
@@ -27,27 +28,30 @@ class SharedCores:
     __slots__ = ("cores", "instances")
 
     def __init__(self) -> None:
-        self.cores = 1
+        self.cores: float = 1
         self.instances: list[Instance] = []
 
-    def add(self, instance: "Instance", cores: int) -> None:
-        """An instance was loaded on the device, which has so many cores."""
-        self.cores = max(1, cores)
+    def add(self, instance: "Instance", device: DeviceStatus) -> None:
+        """An instance was loaded on this device. One on which batches overlap makes none wait."""
+        self.cores = max(1, device.cores) if device.exclusive else inf
         self.instances.append(instance)
-        self._count()
+        self.count()
 
     def remove(self, instance: "Instance") -> None:
         self.instances.remove(instance)
         instance.cores_scarce(False)
-        self._count()
+        self.count()
 
-    def _count(self) -> None:
-        short = sum(self.needed(instance) for instance in self.instances) > self.cores
+    def count(self) -> None:
+        """Whether all instances can run at a time, with all their contexts. Those of one instance share a GPU."""
+        short = (
+            sum(self.needed(i) * (i.contexts if i.record.hardware == "cpu" else 1) for i in self.instances) > self.cores
+        )
         scarce = short and len(self.instances) <= MANY
         for instance in self.instances:
             instance.cores_scarce(scarce)
 
-    def needed(self, instance: "Instance") -> int:
+    def needed(self, instance: "Instance") -> float:
         """Cores that a batch of this instance takes."""
         return max(1, min(instance.record.threads, self.cores))
 
@@ -90,12 +94,13 @@ class Instance:
 
     own, others: items that this dispatcher, and other dispatchers, sent there and that are not done. running: how many of them are in the
     batch under way, which is predicted to end at free_at (0: none is known to run). waiting_s: seconds that the full batches after it take.
-    rest: items after those, which a new query joins. most: items of a batch, by its policy. latest: the last deadline that was sent there.
+    rest: items after those, which a new query joins. most: items of a batch, by its policy. contexts: batches at a time; of several, `running`
+    counts the items of all. latest: the last deadline that was sent there.
     Times: Unix seconds.
     """
 
     __slots__ = (
-        "batch", "busy", "by_size", "cores", "device", "factor", "free_at", "id", "idle", "latest", "levels", "most", "noted_at", "others", "own", "peak_before",
+        "batch", "busy", "by_size", "contexts", "cores", "device", "factor", "free_at", "id", "idle", "latest", "levels", "most", "noted_at", "others", "own", "peak_before",
         "peak_now", "per_item", "price_per_s", "ready_at", "record", "rest", "running", "samplers", "scarce", "served", "state", "status", "table",
         "waiting_s", "worker",
     )  # fmt: skip
@@ -108,6 +113,7 @@ class Instance:
         self.cores = SharedCores()
         self.table = LatencyTable(record)
         self.by_size, self.most = self.table.by_size, self.table.max_batch
+        self.contexts = status.contexts
         self.served = status.load  # items/s
         self.per_item = self.table.seconds(self.table.max_batch) / self.table.max_batch
         self.price_per_s = 0.0
@@ -131,8 +137,11 @@ class Instance:
         self.state = "Inactive"
         self.status = status
 
-    def limit_batches(self, most: int) -> None:
-        """Take over the most items of a batch from a heartbeat; 0: as many as the variant takes."""
+    def limit_batches(self, most: int, contexts: int) -> None:
+        """Take over from a heartbeat the most items of a batch, 0: as many as the variant takes, and how many run at a time."""
+        if contexts != self.contexts:
+            self.contexts = contexts
+            self.cores.count()
         limit = min(most, self.table.max_batch) if most else self.table.max_batch
         if limit != self.most:
             self.most = limit
@@ -162,7 +171,7 @@ class Instance:
         wait, rest, table = self.waiting_s, self.rest, self.table
         if giving_way:
             full, rest = divmod(max(0, self.own + self.others - self.running - giving_way), self.most)
-            wait = full * self.by_size[self.most] * self.factor if full else 0.0
+            wait = full * self.by_size[self.most] * self.factor / self.contexts if full else 0.0
         if self.free_at > now:
             wait += self.free_at - now
         if length is not None or rest + items > self.most:  # what waits is in another batch
@@ -193,7 +202,7 @@ class Instance:
 
     def take(self, items: int, now: float, deadline: float, priority: int = DEFAULT_PRIORITY) -> None:
         """Count items that this dispatcher sends there."""
-        idle = not (self.own or self.others)
+        idle = self.own + self.others < self.contexts  # one that waits for no batch
         self.own += items
         self.levels[priority] += items
         self.peak_now = max(self.peak_now, self.own)
@@ -264,8 +273,14 @@ class Instance:
 
     def begin(self, at: float, items: int) -> None:
         """A batch of these items, or of as many as it can hold, begins."""
-        self.running = min(items, self.most)
-        self.free_at = at + self.table.seconds(self.running) * self.factor
+        contexts = self.contexts
+        if contexts == 1:
+            self.running = min(items, self.most)
+            self.free_at = at + self.table.seconds(self.running) * self.factor
+        else:  # a query finds a free context, or waits for the first one that gets free
+            self.running = min(items, self.most * contexts)
+            each = self.table.seconds(-(-self.running // contexts)) * self.factor
+            self.free_at = at + each / contexts if items >= contexts else 0.0
         self._count()
 
     def _count(self) -> None:
@@ -280,8 +295,8 @@ class Instance:
             self.rest, self.waiting_s = waits, 0.0
         else:
             full, self.rest = divmod(waits, self.most)
-            self.waiting_s = full * self.by_size[self.most] * self.factor
-        self.idle = not waiting and not self.scarce
+            self.waiting_s = full * self.by_size[self.most] * self.factor / self.contexts
+        self.idle = waiting < self.contexts and not self.scarce
 
     def cores_scarce(self, scarce: bool) -> None:
         """Whether the instances of its device cannot all run at a time. With more than MANY of them, that is not looked at."""

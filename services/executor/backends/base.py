@@ -75,12 +75,14 @@ def spec_of(record: VariantRecord, device: str) -> LoadSpec:
 
 
 class Handle(Protocol):
-    """One loaded model. `run` blocks, releases the GIL and is called by one thread at a time.
+    """One loaded model. `run` blocks and releases the GIL.
 
+    one_at_a_time: why only one thread at a time may call `run`; empty: several may, all with the same weights.
     proof: where it runs, as the framework reports it. inputs, outputs: names in the order that `run_single` uses.
     memory_mb: what it takes of an accelerator's memory; 0.0 on the CPU, where the process's growth is measured.
     """
 
+    one_at_a_time: str
     proof: str
     memory_mb: float
     inputs: tuple[str, ...]

@@ -66,6 +66,7 @@ class UserProcess:
         self.inputs: tuple[str, ...] = ()
         self.outputs: tuple[str, ...] = ()
         self.memory_mb = 0.0
+        self.one_at_a_time = "predict_batch is called for one batch at a time"
         self._signature: Signature | None = None
         self._command = [sys.executable, "-P", "-m", __spec__.name]
         self._target = target

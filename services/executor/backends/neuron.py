@@ -74,6 +74,7 @@ class NeuronHandle:
     """One program for each bucket, on one core. See `base.Handle`. A run cannot be cancelled: `cancel` does nothing."""
 
     memory_mb = 0.0
+    one_at_a_time = "a Neuron core computes one batch at a time"
 
     def __init__(
         self, torch: ModuleType, neuron: ModuleType, artifact: Path, spec: LoadSpec, found: Accelerator

@@ -67,6 +67,7 @@ class OrtHandle:
     """One session. See `base.Handle`."""
 
     memory_mb = 0.0
+    one_at_a_time = ""
 
     def __init__(self, ort: ModuleType, session: Any, spec: LoadSpec, provider: str) -> None:
         self.proof = f"onnxruntime {ort.__version__} {provider}, {spec.threads} thread{'s' * (spec.threads > 1)}"
@@ -85,7 +86,7 @@ class OrtHandle:
         self._options = ort.RunOptions()
         self._options.log_severity_level = 4
         self._shrinking: Any = None
-        self._running = False
+        self._running = 0
         self._cancelled = False
         self._lock = threading.Lock()
 
@@ -99,27 +100,31 @@ class OrtHandle:
         options = self._options
         if self._shrinking is not None:
             options, self._shrinking = self._shrinking, None
-        self._running = True
+        self._begin()
         try:
             outputs: list[Array] = self._run(self._wanted, feed, options)
         except Exception as error:
             raise self._explain(error) from error
         finally:
-            self._running = False
-            if self._cancelled:
-                self._forget_cancel()
+            self._end()
         return outputs
+
+    def _begin(self) -> None:
+        with self._lock:
+            self._running += 1
+
+    def _end(self) -> None:
+        """A cancel ends all runs of the handle, as they share their options. It is forgotten once they have ended."""
+        with self._lock:
+            self._running -= 1
+            if self._cancelled and not self._running:
+                self._cancelled = self._options.terminate = False
 
     def cancel(self) -> None:
         with self._lock:
             if self._running:
                 self._cancelled = True
                 self._options.terminate = True
-
-    def _forget_cancel(self) -> None:
-        with self._lock:
-            self._cancelled = False
-            self._options.terminate = False
 
     def shrink(self) -> None:
         if not self.proof.split()[2].startswith("CPU"):

@@ -164,6 +164,8 @@ class BoundHandle(OrtHandle):
     place: onnxruntime's device type and number.
     """
 
+    one_at_a_time = "its buffers on the device hold one batch"
+
     def __init__(
         self, ort: ModuleType, session: Any, spec: LoadSpec, place: tuple[str, int], proof: str, memory_mb: float
     ) -> None:
@@ -181,7 +183,7 @@ class BoundHandle(OrtHandle):
         binding = self._binding
         if binding is None:
             return super()._call(feed)
-        self._running = True
+        self._begin()
         try:
             for name, array in feed.items():
                 binding.bind_ortvalue_input(name, self._on_device(name, array))
@@ -195,9 +197,7 @@ class BoundHandle(OrtHandle):
         except Exception as error:
             raise self._explain(error) from error
         finally:
-            self._running = False
-            if self._cancelled:
-                self._forget_cancel()
+            self._end()
         return outputs
 
     def _explain(self, error: Exception) -> BackendError:

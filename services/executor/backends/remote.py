@@ -74,6 +74,7 @@ class RemoteHandle:
     def __init__(self, engine: RemoteEngine, url: EngineUrl, signature: Signature) -> None:
         self.proof = f"a remote engine at {url.place}"
         self.memory_mb = 0.0
+        self.one_at_a_time = "it has one connection to its engine"
         self.inputs = tuple(spec.name for spec in signature.inputs)
         self.outputs = tuple(spec.name for spec in signature.outputs)
         self._signature = signature

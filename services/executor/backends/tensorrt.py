@@ -157,6 +157,7 @@ class EngineHandle:
     """One engine on one stream. See `base.Handle`. TensorRT cannot cancel a run: `cancel` does nothing."""
 
     memory_mb = 0.0
+    one_at_a_time = "its buffers on the device hold one batch"
     proof = ""
 
     def __init__(self, torch: ModuleType, engine: Any, spec: LoadSpec, stream: Any) -> None:

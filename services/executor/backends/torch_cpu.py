@@ -75,6 +75,7 @@ class TorchHandle:
     """One program. See `base.Handle`. torch cannot cancel a run: `cancel` does nothing."""
 
     memory_mb = 0.0
+    one_at_a_time = ""
 
     def __init__(
         self, torch: ModuleType, module: Callable[..., Any], inputs: Sequence[str], outputs: Sequence[str], threads: int

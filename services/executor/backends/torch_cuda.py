@@ -138,6 +138,7 @@ class GraphHandle:
     """One program on one stream. See `base.Handle`. torch cannot cancel a run: `cancel` does nothing."""
 
     memory_mb = 0.0
+    one_at_a_time = "its staging memory holds one batch"
 
     def __init__(self, torch: ModuleType, program: Any, spec: LoadSpec, stream: DeviceStream, device_name: str) -> None:
         named = program.graph_signature

@@ -207,10 +207,10 @@ def test_a_batch_under_way_is_charged_for_what_is_left_of_it_then_full_batches_t
 def test_a_smaller_limit_of_batches_makes_more_of_them() -> None:
     """As with a fixed size: nine that wait are nine batches of one, not one of eight."""
     instance, _ = on_one_device(2)
-    instance.limit_batches(1)
+    instance.limit_batches(1, 1)
     instance.take(9, NOW, NOW + 1.0)  # one begins at once
     assert instance.predict(1, None, NOW + 1.0, NOW) == pytest.approx(CAUTION * 10 * 0.025)
-    instance.limit_batches(0)
+    instance.limit_batches(0, 1)
     assert instance.predict(1, None, NOW + 1.0, NOW) == pytest.approx(CAUTION * (0.025 + 0.060 + 0.025))
 
 
