@@ -476,9 +476,7 @@ class MonitorReporter:
         self._reported = now
         return gap
 
-    def report(
-        self, now: float, seconds: float, instances: Iterable[Loaded], runs: BatchRuns
-    ) -> tuple[Effect, ...]:
+    def report(self, now: float, seconds: float, instances: Iterable[Loaded], runs: BatchRuns) -> tuple[Effect, ...]:
         """The report, the order to measure this process for the next one, and the timer."""
         report = ExecutorReport(
             exclusive=runs.exclusive,

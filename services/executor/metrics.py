@@ -9,8 +9,10 @@ from services.executor.actor import Executor
 def families(actor: Executor) -> Iterable[MetricFamily]:
     waiting = MetricFamily("infaas_instance_queue_items", "gauge", "Items that wait in an instance's queue.")
     running = MetricFamily("infaas_instance_running_items", "gauge", "Items that an instance computes now.")
-    batches = MetricFamily(
-        "infaas_instance_running_batches", "gauge", "Batches that an instance computes now, at most one for each context."
+    overlapping = MetricFamily(
+        "infaas_instance_running_batches",
+        "gauge",
+        "Batches that an instance computes now, at most one for each context.",
     )
     factor = MetricFamily(
         "infaas_instance_latency_factor", "gauge", "Live correction of the profiled latency; 1: as profiled."
@@ -27,7 +29,7 @@ def families(actor: Executor) -> Iterable[MetricFamily]:
         }
         waiting.add(loaded.queue.items, **where)
         running.add(loaded.running_items, **where)
-        batches.add(loaded.running, **where)
+        overlapping.add(loaded.running, **where)
         factor.add(loaded.queue.factor, **where)
         limit.add(loaded.queue.max_batch, policy=loaded.rule.policy if loaded.rule is not None else "edf", **where)
     pending = MetricFamily("infaas_executor_queries", "gauge", "Queries that an executor has taken and not yet ended.")
@@ -41,7 +43,7 @@ def families(actor: Executor) -> Iterable[MetricFamily]:
             histogram.observe(size, batches)
         sizes.add(histogram, **where)
         busy.add(tally.seconds, **where)
-    return waiting, running, batches, factor, limit, pending, sizes, busy
+    return waiting, running, overlapping, factor, limit, pending, sizes, busy
 
 
 def missing(actor: Executor, now: float) -> str:

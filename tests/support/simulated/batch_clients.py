@@ -31,7 +31,7 @@ def linear(base_ms: float, per_item_ms: float, most: int = 1024, **fields: Any) 
     """A variant whose batch of n takes base_ms + per_item_ms * n. fields: of the record."""
     rows = [
         ProfileRow(batch=n, p50_ms=base_ms + per_item_ms * n, p99_ms=base_ms + per_item_ms * n, cpu_ms=0.0, wall_over_cpu=1.0)
-        for n in (1, most)
+        for n in sorted({1, most})
     ]  # fmt: skip
     profile = Profile(rows=rows, load_ms=1.0, memory_mb=1.0, saturation_qps=1000.0 * most / rows[-1].p50_ms)
     found: dict[str, Any] = {

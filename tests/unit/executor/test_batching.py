@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from bus.codec import encode
 from bus.messages.catalog import BatchingRule
+from bus.messages.fleet import UnloadInstance
 from bus.messages.public import Answer
 from services.core.batching import POLICIES, batching_at, batching_key, rule_errors
 from services.executor.batching import BatchingRules, Threshold, quantile_line
@@ -524,3 +525,70 @@ def test_every_policy_has_a_sound_rule() -> None:
     for policy, (needed, possible) in POLICIES.items():
         for fields in (needed, (*needed, *possible)):
             assert rule_errors(BatchingRule(policy=policy, **{field: values[field] for field in fields})) == []
+
+
+# -- contexts: batches of one instance at a time
+
+
+def running(clients: BatchClients, seconds: float, instance: str = "i0") -> list[int]:
+    """Batches that the instance computes, at 100 times of the next seconds."""
+    found = []
+    for _ in range(100):
+        clients.run(seconds / 100)
+        found.append(clients.executors[0].instances[instance].running)
+    return found
+
+
+def test_contexts_are_batches_at_a_time_on_one_copy_and_one_serialises() -> None:
+    """Row 91: an instance that always has work computes as many batches as it has contexts."""
+    clients = BatchClients(linear(10.0, 0.0, most=1))
+    clients.closed_loop(20)
+    seen = {}
+    for contexts in (None, 2, 4, 1):
+        clients.rule("model", "m", contexts=contexts)
+        clients.run(0.5)
+        seen[contexts] = {*running(clients, 1.0)}
+        assert clients.reports.last["i0"].contexts == (contexts or 1)
+    assert seen == {None: {1}, 2: {2}, 4: {4}, 1: {1}}
+    assert clients.devices[0].memory_mb == 1.0, "one copy of the weights"
+    assert clients.executors[0].instances["i0"].queue.items + 1 == 20, "none was lost on the way"
+
+
+def test_a_batch_of_a_second_context_begins_while_the_first_one_runs() -> None:
+    clients = BatchClients(linear(10.0, 0.0, most=1))
+    clients.rule("variant", "v", contexts=2)
+    for _ in range(3):
+        clients.send()
+    clients.run(0.005)
+    loaded = clients.executors[0].instances["i0"]
+    assert (loaded.running, loaded.running_items, loaded.queue.items) == (2, 2, 1)
+    clients.run(1.0)
+    assert (loaded.running, loaded.running_items, len(clients.answers)) == (0, 0, 3)
+
+
+def test_an_instance_leaves_once_all_its_contexts_are_idle() -> None:
+    clients = BatchClients(linear(10.0, 0.0, most=1))
+    clients.rule("variant", "v", contexts=2)
+    for _ in range(4):
+        clients.send()
+    clients.run(0.005)
+    clients.kernel.publish(clients.subjects.executor("w", "gpu0", "unload"), UnloadInstance(instance="i0"))
+    clients.run(1.0)
+    assert len(clients.answers) == 4
+    assert not clients.executors[0].instances
+
+
+def test_the_executor_takes_more_queries_where_it_has_more_contexts() -> None:
+    """Ten queries of 10 ms within 60 ms: one context is in time for five or six, two are for all."""
+    answered = {}
+    for contexts in (1, 2):
+        clients = BatchClients(linear(10.0, 0.0, most=1))
+        clients.rule("variant", "v", contexts=contexts)
+        clients.run(0.01)
+        for _ in range(10):
+            clients.send(within=0.06)
+        clients.run(1.0)
+        answered[contexts] = len(clients.answers)
+        assert answered[contexts] + len(clients.reports.handed_back) == 10
+    assert answered[1] in (5, 6)
+    assert answered[2] == 10

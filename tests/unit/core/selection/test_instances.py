@@ -204,6 +204,32 @@ def test_a_batch_under_way_is_charged_for_what_is_left_of_it_then_full_batches_t
     assert instance.predict(1, None, NOW + 1.0, NOW + 0.026) == pytest.approx(CAUTION * (0.059 + 0.030))
 
 
+def test_with_several_contexts_a_query_waits_for_the_first_one_that_is_free() -> None:
+    """Two contexts on four cores, batches of one: the second query finds a context, the third waits for half a batch's time."""
+    instance, other = on_one_device(4)
+    instance.limit_batches(1, 2)
+    assert not (instance.scarce or other.scarce)
+    instance.take(1, NOW, NOW + 1.0)
+    assert instance.predict(1, None, NOW + 1.0, NOW) == pytest.approx(0.025)
+    instance.take(1, NOW, NOW + 1.0)
+    assert instance.predict(1, None, NOW + 1.0, NOW) == pytest.approx(CAUTION * (0.0125 + 0.025))
+    instance.take(8, NOW, NOW + 1.0)
+    assert instance.predict(1, None, NOW + 1.0, NOW) == pytest.approx(CAUTION * (0.0125 + 8 * 0.0125 + 0.025))
+    instance.release(2)
+    instance.batch_done(8, NOW + 0.025, NOW + 0.025)
+    assert instance.predict(1, None, NOW + 1.0, NOW + 0.025) == pytest.approx(CAUTION * (0.0125 + 6 * 0.0125 + 0.025))
+
+
+def test_contexts_need_cores_as_instances_do() -> None:
+    instance, other = on_one_device(2)
+    assert not (instance.scarce or other.scarce)
+    instance.limit_batches(0, 2)
+    assert instance.scarce
+    assert other.scarce
+    instance.limit_batches(0, 1)
+    assert not (instance.scarce or other.scarce)
+
+
 def test_a_smaller_limit_of_batches_makes_more_of_them() -> None:
     """As with a fixed size: nine that wait are nine batches of one, not one of eight."""
     instance, _ = on_one_device(2)
