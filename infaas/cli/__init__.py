@@ -42,6 +42,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "apps": ("infaas.cli.lists:apps", "List the apps."),
     "models": ("infaas.cli.lists:models", "List the registered models."),
     "variants": ("infaas.cli.lists:variants", "List the variants with their measured figures."),
+    "registrations": ("infaas.cli.lists:registrations", "List the registrations, with progress and failures."),
     "selection": ("infaas.cli.lists:selection", "Show what feedback has taught about an app's members."),
     "workers": ("infaas.cli.lists:workers", "List the workers, their devices and instances."),
     "pipeline": (

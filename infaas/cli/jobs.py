@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from infaas.cli.options import DataDir, Json
+from infaas.cli.options import DataDir, Json, Wide
 from infaas.cli.output import Column, fail, number, print_json, print_table, progress, show
 from infaas.connecting import connect
 
@@ -86,6 +86,7 @@ def jobs(
     timeout: Seconds = None,
     app: str | None = None,
     data_dir: DataDir = None,
+    wide: Wide = False,
     json: Json = False,
 ) -> int:
     """List the offline jobs, or show one. With `--wait`, follow them to their end.
@@ -123,7 +124,7 @@ def jobs(
     result = asyncio.run(run())
     if isinstance(result, list):
         empty = "no unfinished jobs" if wait else "no jobs: `infaas submit` makes one"
-        show({"items": result}, json, lambda document: _table(document["items"], empty))
+        show({"items": result}, json, lambda document: _table(document["items"], empty, wide))
         unsuccessful = [item["job"] for item in result if wait and item["state"] != "done"]
         if unsuccessful:
             fail(f"not done: {', '.join(unsuccessful)}")
@@ -168,20 +169,20 @@ def _document(status: "JobStatus") -> dict[str, Any]:
     return {field: getattr(status, field) for field in status.__struct_fields__}
 
 
-def _table(items: list[dict[str, Any]], empty: str) -> None:
+def _table(items: list[dict[str, Any]], empty: str, wide: bool) -> None:
     columns = (
         Column("job", "job"),
         Column("app", "app"),
         Column("state", "state"),
         Column("done", "done"),
         Column("of", "total"),
-        Column("failed", "failed"),
+        Column("failed", "failed", rank=1),
         Column("US$", "cost"),
-        Column("created", lambda item: _when(item.get("created"))),
-        Column("output", "output"),
+        Column("created", lambda item: _when(item.get("created")), rank=2),
+        Column("output", "output", rank=3),
         Column("", lambda item: item.get("reason") or item.get("step")),
     )
-    print_table(items, columns, empty)
+    print_table(items, columns, empty, wide=wide)
 
 
 def _render(document: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from bus.port import BusError, KeyValueEntry
-from infaas.cli.options import DataDir, Json
+from infaas.cli.options import DataDir, Json, Wide
 from infaas.cli.output import Column, hardware_of, print_table, show
 from infaas.client import Client
 from infaas.connecting import connect, find_sql
@@ -18,7 +18,7 @@ from infaas.connecting import connect, find_sql
 Item = dict[str, Any]
 
 
-def apps(*, app: str | None = None, data_dir: DataDir = None, json: Json = False) -> int:
+def apps(*, app: str | None = None, data_dir: DataDir = None, wide: Wide = False, json: Json = False) -> int:
     """List the apps with their models, inputs, outputs, latency objective, and the share of queries answered in time beside its target.
 
     A pipeline has vertices instead of models. An app that is a stage of pipelines is asked by them, too: such visits are parts of the pipelines'
@@ -33,20 +33,27 @@ def apps(*, app: str | None = None, data_dir: DataDir = None, json: Json = False
     columns = (
         Column("app", "app"),
         Column("models", lambda item: _vertices(item) or item["models"]),
-        Column("stage of", lambda item: item.get("stage_of") or None),
-        Column("variants", lambda item: None if item.get("pipeline") else item["variants"]),
+        Column("stage of", lambda item: item.get("stage_of") or None, rank=5),
+        Column("variants", lambda item: None if item.get("pipeline") else item["variants"], rank=3),
         Column("latency ms", "latency_ms"),
         *_OBJECTIVE[:3],
-        Column("least instances", _least),
-        Column("selection", lambda item: _selection(item.get("selection"))),
-        Column("inputs", lambda item: [_spec(spec) for spec in item.get("inputs") or []]),
-        Column("outputs", lambda item: [_spec(spec) for spec in item.get("outputs") or []]),
+        Column("least instances", _least, rank=4),
+        Column("selection", lambda item: _selection(item.get("selection")), rank=4),
+        Column("inputs", lambda item: [_spec(spec) for spec in item.get("inputs") or []], rank=3),
+        Column("outputs", lambda item: [_spec(spec) for spec in item.get("outputs") or []], rank=3),
     )
     empty = "no apps yet: `infaas register` makes the first"
-    return _list(data_dir, json, columns, empty, lambda c: _with_history(c.apps(app=app), data_dir))
+    return _list(data_dir, json, wide, columns, empty, lambda c: _with_history(c.apps(app=app), data_dir))
 
 
-def models(*, app: str | None = None, model: str | None = None, data_dir: DataDir = None, json: Json = False) -> int:
+def models(
+    *,
+    app: str | None = None,
+    model: str | None = None,
+    data_dir: DataDir = None,
+    wide: Wide = False,
+    json: Json = False,
+) -> int:
     """List the registered models and their versions.
 
     Parameters
@@ -60,17 +67,24 @@ def models(*, app: str | None = None, model: str | None = None, data_dir: DataDi
     columns = (
         Column("model", "model"),
         Column("version", "version"),
-        Column("apps", "apps"),
+        Column("apps", "apps", rank=2),
         Column("serves", "serving"),
-        Column("variants", "variants"),
-        Column("metric", "metric"),
-        Column("format", "format"),
-        Column("registered", lambda item: _when(item.get("created"))),
+        Column("variants", "variants", rank=3),
+        Column("metric", "metric", rank=3),
+        Column("format", "format", rank=4),
+        Column("registered", lambda item: _when(item.get("created")), rank=5),
     )
-    return _list(data_dir, json, columns, "no models", lambda c: c.models(app=app, model=model))
+    return _list(data_dir, json, wide, columns, "no models", lambda c: c.models(app=app, model=model))
 
 
-def variants(*, app: str | None = None, model: str | None = None, data_dir: DataDir = None, json: Json = False) -> int:
+def variants(
+    *,
+    app: str | None = None,
+    model: str | None = None,
+    data_dir: DataDir = None,
+    wide: Wide = False,
+    json: Json = False,
+) -> int:
     """List the variants with their measured accuracy, latency, memory, throughput and price.
 
     Example: `infaas variants --app digits`
@@ -84,24 +98,26 @@ def variants(*, app: str | None = None, model: str | None = None, data_dir: Data
 
     """
     columns = (
-        Column("app", "app"),
+        Column("app", "app", rank=2),
         Column("variant", "variant"),
         Column("state", _state),
-        Column("hardware", hardware_of),
+        Column("hardware", hardware_of, rank=1),
         Column("accuracy", "accuracy"),
-        Column("95 %", _interval),
+        Column("95 %", _interval, rank=6),
         Column("latency ms", "latency_ms"),
-        Column("load ms", "load_ms"),
-        Column("memory MB", "memory_mb"),
-        Column("items/s", "saturation_qps"),
-        Column("batching", "batching"),
-        Column("US$/h", "price_per_hour"),
+        Column("load ms", "load_ms", rank=3),
+        Column("memory MB", "memory_mb", rank=4),
+        Column("items/s", "saturation_qps", rank=2),
+        Column("batching", "batching", rank=7),
+        Column("US$/h", "price_per_hour", rank=5),
         Column("US$/1000", "cost_per_1000"),
     )
-    return _list(data_dir, json, columns, "no variants", lambda c: c.variants(app=app, model=model))
+    return _list(data_dir, json, wide, columns, "no variants", lambda c: c.variants(app=app, model=model))
 
 
-def selection(*, app: str, context: str | None = None, data_dir: DataDir = None, json: Json = False) -> int:
+def selection(
+    *, app: str, context: str | None = None, data_dir: DataDir = None, wide: Wide = False, json: Json = False
+) -> int:
     """Show what feedback has taught about the members of an app's selection: their weights, and the probability that each is asked.
 
     Example: `infaas selection --app digits`
@@ -121,32 +137,59 @@ def selection(*, app: str, context: str | None = None, data_dir: DataDir = None,
         Column("feedbacks", "n"),
     )
     empty = f"{app} has no selection policy: `infaas admin set-selection` gives it one"
-    return _list(data_dir, json, columns, empty, lambda c: c.selection(app, context=context))
+    return _list(data_dir, json, wide, columns, empty, lambda c: c.selection(app, context=context))
 
 
-def workers(*, data_dir: DataDir = None, json: Json = False) -> int:
+def workers(*, data_dir: DataDir = None, wide: Wide = False, json: Json = False) -> int:
     """List the workers with their devices and the instances that are loaded on them."""
-    return _list(data_dir, json, (), "", lambda c: c.workers(), _render_workers)
+    return _list(data_dir, json, wide, (), "", lambda c: c.workers(), _render_workers)
 
 
-def status(*, data_dir: DataDir = None, json: Json = False) -> int:
+def status(*, data_dir: DataDir = None, wide: Wide = False, json: Json = False) -> int:
     """Show the whole system at a glance: workers, apps, variants by state, unfinished and failed registrations."""
 
     async def work() -> Item:
         async with connect(data_dir=data_dir) as client:
             return await overview(client, data_dir)
 
-    show(asyncio.run(work()), json, render_overview)
+    show(asyncio.run(work()), json, lambda found: render_overview(found, wide=wide))
     return 0
+
+
+def registrations(*, app: str | None = None, data_dir: DataDir = None, wide: Wide = False, json: Json = False) -> int:
+    """List the registrations with their progress, those that failed with the reason.
+
+    Parameters
+    ----------
+    app
+        List only registrations for this app.
+
+    """
+    columns = (
+        Column("model", "model"),
+        Column("app", "app"),
+        Column("version", "version", rank=2),
+        Column("state", "state"),
+        Column("done", lambda item: f"{item.get('progress', 0.0):.0%}"),
+        Column("variants", lambda item: len(item.get("variants") or ()), rank=1),
+        Column("registration", "registration", rank=4),
+        Column("step, or reason", lambda item: item.get("reason") or item.get("step"), flows=True),
+    )
+
+    async def ask(client: Client) -> list[Item]:
+        return [one for one in await _registrations(client) if app is None or one.get("app") == app]
+
+    return _list(data_dir, json, wide, columns, "no registrations", ask)
 
 
 def _list(
     data_dir: Path | None,
     as_json: bool,
+    wide: bool,
     columns: tuple[Column, ...],
     empty: str,
     ask: Callable[[Client], Awaitable[list[Item]]],
-    render: Callable[[list[Item]], None] | None = None,
+    render: Callable[[list[Item], bool], None] | None = None,
 ) -> int:
     async def work() -> list[Item]:
         async with connect(data_dir=data_dir) as client:
@@ -154,15 +197,15 @@ def _list(
 
     def table(document: Item) -> None:
         if render is None:
-            print_table(document["items"], columns, empty)
+            print_table(document["items"], columns, empty, wide=wide)
         else:
-            render(document["items"])
+            render(document["items"], wide)
 
     show({"items": asyncio.run(work())}, as_json, table)
     return 0
 
 
-def _render_workers(items: list[Item]) -> None:
+def _render_workers(items: list[Item], wide: bool) -> None:
     devices = [
         device
         | {
@@ -175,32 +218,32 @@ def _render_workers(items: list[Item]) -> None:
     ]
     device_columns = (
         Column("worker", "worker"),
-        Column("machine", "machine"),
+        Column("machine", "machine", rank=4),
         Column("state", "worker_state"),
-        Column("device", "device"),
-        Column("kind", lambda d: f"{d['kind']}{' (simulated)' * bool(d.get('simulated'))}"),
-        Column("alive", "alive"),
+        Column("device", "device", rank=1),
+        Column("kind", lambda d: f"{d['kind']}{' (simulated)' * bool(d.get('simulated'))}", rank=3),
+        Column("alive", "alive", rank=2),
         Column("utilisation", lambda d: f"{d['utilisation']:.0%}"),
-        Column("foreign", lambda d: f"{d.get('foreign_use', 0.0):.0%}"),
+        Column("foreign", lambda d: f"{d.get('foreign_use', 0.0):.0%}", rank=3),
         Column("cores", lambda d: f"{d['cores_used']:.3g} of {d['cores']}"),
-        Column("memory MB", lambda d: f"{d['memory_used_mb']:.0f} of {d['memory_mb']:.0f}"),
-        Column("US$/h", "price_per_hour"),
+        Column("memory MB", lambda d: f"{d['memory_used_mb']:.0f} of {d['memory_mb']:.0f}", rank=1),
+        Column("US$/h", "price_per_hour", rank=5),
     )
-    print_table(devices, device_columns, "no workers")
+    print_table(devices, device_columns, "no workers", wide=wide)
     instances = [one | {"worker": item["worker"]} for item in items for one in item["instances"]]
     if instances:
         print()
         instance_columns = (
             Column("instance of", "variant"),
             Column("worker", "worker"),
-            Column("device", "device"),
+            Column("device", "device", rank=1),
             Column("state", lambda one: f"{one['state']}{' (reclaimable)' * bool(one.get('reclaimable'))}"),
-            Column("queued", "queued"),
+            Column("queued", "queued", rank=2),
             Column("items/s", "load"),
             Column("latency ms", "latency_ms"),
-            Column("mean batch", "mean_batch"),
+            Column("mean batch", "mean_batch", rank=4),
         )
-        print_table(instances, instance_columns, "")
+        print_table(instances, instance_columns, "", wide=wide)
 
 
 def _spec(spec: Item) -> str:
@@ -235,7 +278,7 @@ async def overview(client: Client, data_dir: Path | None = None) -> Item:
     return {"apps": apps, "variants": variants, "workers": workers, "registrations": registrations}
 
 
-def render_overview(found: Item) -> None:
+def render_overview(found: Item, *, wide: bool = False) -> None:
     """Print the page."""
     apps, variants, workers = found["apps"], found["variants"], found["workers"]
     instances = [instance for worker in workers for instance in worker["instances"]]
@@ -252,7 +295,7 @@ def render_overview(found: Item) -> None:
         print(f"  {worker['worker']}: {worker['state']}, {devices}, {len(worker['instances'])} instances{note}")
     if apps:
         print()
-        print_table([_app(app, variants) for app in apps], _APP_COLUMNS, "")
+        print_table([_app(app, variants) for app in apps], _APP_COLUMNS, "", wide=wide)
     unfinished = [r for r in found["registrations"] if r.get("state") not in ("done", "failed")]
     failed = [r for r in found["registrations"] if r.get("state") == "failed"]
     if unfinished or failed:
@@ -282,17 +325,17 @@ def _headroom(factor: float | None) -> float | str | None:
 
 _AMPLE = 100.0
 _OBJECTIVE = (
-    Column("target", lambda item: _percent(item.get("slo_target"))),
+    Column("target", lambda item: _percent(item.get("slo_target")), rank=2),
     Column("in time, 1 h", lambda item: _percent(item.get("attainment_1h"))),
-    Column("5 min", lambda item: _percent(item.get("attainment_5m"))),
-    Column("forecast/s", "forecast"),
-    Column("headroom", lambda item: _headroom(item.get("headroom"))),
+    Column("5 min", lambda item: _percent(item.get("attainment_5m")), rank=3),
+    Column("forecast/s", "forecast", rank=4),
+    Column("headroom", lambda item: _headroom(item.get("headroom")), rank=4),
 )
 _APP_COLUMNS = (
     Column("app", "app"),
     Column("models", "models"),
-    Column("variants", "variants"),
-    Column("states", "states"),
+    Column("variants", "variants", rank=3),
+    Column("states", "states", rank=2),
     Column("accuracy", "accuracy"),
     Column("latency ms", "latency"),
     Column("US$/1000", "cost"),

@@ -26,6 +26,9 @@ def whole(_: type, tokens: Sequence[Any]) -> int:
 
 
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print one JSON document and nothing else.")]
+Wide = Annotated[
+    bool, Parameter(name="--wide", negative="", help="Show all columns, also beyond the terminal's width.")
+]
 DataDir = Annotated[
     Path | None,
     Parameter(

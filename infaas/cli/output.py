@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from datetime import datetime
@@ -81,24 +83,60 @@ def _plain(value: Any) -> Any:
 
 
 class Column(NamedTuple):
-    """A column of a table. title: with the unit. value: the item's field, or a function of the item."""
+    """A column of a table. title: with the unit. value: the item's field, or a function of the item.
+
+    rank: where the table is too wide, columns with the largest rank are left out first; those with 0 stay. flows: long texts go on in the
+    next line.
+    """
 
     title: str
     value: str | Callable[[Mapping[str, Any]], Any]
+    rank: int = 0
+    flows: bool = False
 
 
-def print_table(items: Sequence[Mapping[str, Any]], columns: Sequence[Column], empty: str) -> None:
-    """Print one line for each item, or `empty` if there is none."""
+NARROWEST = 24  # characters of a column that flows
+WIDTH = 80  # where there is no terminal
+
+
+def print_table(
+    items: Sequence[Mapping[str, Any]], columns: Sequence[Column], empty: str, *, wide: bool = False
+) -> None:
+    """Print one line for each item, or `empty` if there is none. wide: all columns, also beyond the width of the terminal."""
     if not items:
         print(empty)
         return
-    cells = [[_value(item, column) for column in columns] for item in items]
-    texts = [[text(value) for value in row] for row in cells]
-    widths = [max(len(column.title), *(len(row[i]) for row in texts)) for i, column in enumerate(columns)]
-    right = [all(row[i] is None or isinstance(row[i], (int, float)) for row in cells) for i in range(len(columns))]
-    for row in [[column.title for column in columns], *texts]:
-        aligned = [cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True)]
-        print("  ".join(aligned).rstrip())
+    width = sys.maxsize if wide else shutil.get_terminal_size((WIDTH, 24)).columns
+    cells = {column: [_value(item, column) for item in items] for column in columns}
+    texts = {column: [text(value) for value in values] for column, values in cells.items()}
+    full = {column: max(len(column.title), *map(len, values)) for column, values in texts.items()}
+    least = {column: min(full[column], NARROWEST) if column.flows else full[column] for column in columns}
+    shown = list(columns)
+    while sum(least[one] + 2 for one in shown) - 2 > width and any(one.rank for one in shown):
+        shown.remove(max(reversed(shown), key=lambda one: one.rank))
+    room = width - sum(least[one] + 2 for one in shown if not one.flows)
+    widths = {one: max(least[one], min(full[one], room)) if one.flows else full[one] for one in shown}
+    right = {one for one in shown if all(value is None or isinstance(value, (int, float)) for value in cells[one])}
+    print(_line([one.title.rjust(widths[one]) if one in right else one.title.ljust(widths[one]) for one in shown]))
+    for row in range(len(items)):
+        parts = [textwrap.wrap(texts[one][row], widths[one]) if one.flows else [texts[one][row]] for one in shown]
+        for number in range(max(1, *map(len, parts))):
+            found = [part[number] if number < len(part) else "" for part in parts]
+            print(
+                _line(
+                    [
+                        cell.rjust(widths[one]) if one in right else cell.ljust(widths[one])
+                        for one, cell in zip(shown, found, strict=True)
+                    ]
+                )
+            )
+    if len(shown) < len(columns):
+        left = ", ".join(one.title for one in columns if one not in shown)
+        progress(f"(not shown: {left}; --wide shows all)")
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "  ".join(cells).rstrip()
 
 
 def text(value: Any) -> str:

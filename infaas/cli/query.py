@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from infaas.answers import why_chosen
-from infaas.cli.options import NO_NEEDS, DataDir, Json, NeedOptions
+from infaas.cli.options import NO_NEEDS, DataDir, Json, NeedOptions, Wide
 from infaas.cli.output import Column, fail, number, print_json, print_table, refusal_line, show, usage
 from infaas.connecting import connect
 from infaas.errors import Refused
@@ -143,33 +143,39 @@ _EXPLAIN_COLUMNS = (
     ),
     Column("accuracy", "accuracy"),
     Column("latency ms", "latency_ms"),
-    Column("load ms", "load_ms"),
-    Column("US$/1000", "cost_per_1000"),
-    Column("why, or why not", lambda item: item.get("why_not") or f"chosen: {item.get('why') or 'meets all needs'}"),
+    Column("load ms", "load_ms", rank=2),
+    Column("US$/1000", "cost_per_1000", rank=1),
+    Column(
+        "why, or why not",
+        lambda item: item.get("why_not") or f"chosen: {item.get('why') or 'meets all needs'}",
+        flows=True,
+    ),
 )
 
 
 _STAGE_COLUMNS = (
     Column("stage", "vertex"),
     Column("app", "app"),
-    Column("share ms", "share_ms"),
+    Column("share ms", "share_ms", rank=1),
     Column("accuracy", lambda item: None if item["accuracy"] is None else f">= {item['accuracy']:g}"),
-    Column("visited if", lambda item: " or ".join(item["when"]) or "always"),
+    Column("visited if", lambda item: " or ".join(item["when"]) or "always", rank=3),
     Column("variant", "variant"),
-    Column("waiting", "waiting"),
-    Column("why", "why"),
+    Column("waiting", "waiting", rank=4),
+    Column("why", "why", flows=True),
 )
 
 _MEMBER_COLUMNS = (
     Column("member", "member"),
     Column("probability", "probability"),
-    Column("weight", "weight"),
+    Column("weight", "weight", rank=1),
     Column("variant", "variant"),
-    Column("why", "why"),
+    Column("why", "why", flows=True),
 )
 
 
-def explain(*, app: str, needs: NeedOptions = NO_NEEDS, data_dir: DataDir = None, json: Json = False) -> int:
+def explain(
+    *, app: str, needs: NeedOptions = NO_NEEDS, data_dir: DataDir = None, wide: Wide = False, json: Json = False
+) -> int:
     """Show which variant would answer a query with these requirements now, and why each other variant would not.
 
     Sends no query and changes nothing. Where several models answer together: which of them would be asked, and why. Of a pipeline: the same of
@@ -183,7 +189,7 @@ def explain(*, app: str, needs: NeedOptions = NO_NEEDS, data_dir: DataDir = None
         The app that would be queried.
 
     """
-    show(asyncio.run(_explain(data_dir, app, needs)), json, _render_explain)
+    show(asyncio.run(_explain(data_dir, app, needs)), json, lambda found: _render_explain(found, wide=wide))
     return 0
 
 
@@ -192,19 +198,19 @@ async def _explain(data_dir: Path | None, app: str, needs: NeedOptions) -> dict[
         return await client.explain(app, **needs.to_needs())
 
 
-def _render_explain(explanation: dict[str, Any]) -> None:
+def _render_explain(explanation: dict[str, Any], *, wide: bool) -> None:
     why = why_chosen(explanation)
     if members := explanation.get("members"):
-        print_table(members, _MEMBER_COLUMNS, "")
+        print_table(members, _MEMBER_COLUMNS, "", wide=wide)
         print()
     stages = explanation.get("stages")
     if stages:
-        print_table(stages, _STAGE_COLUMNS, "")
+        print_table(stages, _STAGE_COLUMNS, "", wide=wide)
         print()
     rows = [{**each, "why": why} for each in explanation.get("candidates") or []]
     columns = (Column("stage", "stage"), *_EXPLAIN_COLUMNS) if stages else _EXPLAIN_COLUMNS
     empty = "this app has no variants" if stages is None else "no variants were considered"
-    print_table(rows, columns, empty)
+    print_table(rows, columns, empty, wide=wide)
     if explanation.get("chosen") is None:
         refusal = explanation.get("refusal")
         print(

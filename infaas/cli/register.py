@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from bus.subjects import WITHOUT_APP
-from infaas.cli.options import DataDir, Json, json_or_text
+from infaas.cli.options import DataDir, Json, Wide, json_or_text
 from infaas.cli.output import Column, fail, hardware_of, print_json, print_table, progress, show, usage
 from infaas.client import Client
 from infaas.connecting import connect
@@ -24,14 +24,14 @@ LISTED_S = 3.0  # within which a dispatcher lists new variants
 
 COLUMNS = (
     Column("variant", "variant"),
-    Column("hardware", hardware_of),
+    Column("hardware", hardware_of, rank=2),
     Column("accuracy", "accuracy"),
-    Column("agrees", "agreement"),
-    Column("load ms", "load_ms"),
+    Column("agrees", "agreement", rank=4),
+    Column("load ms", "load_ms", rank=3),
     Column("latency ms", "latency_ms"),
-    Column("memory MB", "memory_mb"),
-    Column("saturation /s", "saturation_qps"),
-    Column("US$/h", "price_per_hour"),
+    Column("memory MB", "memory_mb", rank=3),
+    Column("saturation /s", "saturation_qps", rank=1),
+    Column("US$/h", "price_per_hour", rank=5),
     Column("US$/1000", "cost_per_1000"),
     Column("note", lambda item: "dominated" if item.get("dominated") else None),
 )
@@ -56,6 +56,7 @@ def register(
     format: Literal["onnx", "pt2", "torchscript"] | None = None,
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     data_dir: DataDir = None,
+    wide: Wide = False,
     json: Json = False,
 ) -> int:
     """Register a trained model: its variants are built, checked, measured and printed with their figures.
@@ -130,7 +131,7 @@ def register(
         for failure in failed.status.failures:
             progress(f"{failure.variant}: {failure.reason}")
         fail(str(failed))
-    show(document, json, render_dry_run if dry_run else _render)
+    show(document, json, render_dry_run if dry_run else lambda found: _render(found, wide))
     return 0
 
 
@@ -191,9 +192,9 @@ async def _figures(client: Client, status: "RegistrationStatus") -> list[dict[st
         await asyncio.sleep(0.1)
 
 
-def _render(document: dict[str, Any]) -> None:
+def _render(document: dict[str, Any], wide: bool) -> None:
     print(f"registered {document['model']} version {document['version']} for app {document['app']}")
-    print_table(document["variants"], COLUMNS, "no variants")
+    print_table(document["variants"], COLUMNS, "no variants", wide=wide)
     for failure in document["failures"]:
         print(f"not built: {failure['variant']}: {failure['reason']}")
 

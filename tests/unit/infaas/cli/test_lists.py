@@ -22,7 +22,7 @@ def test_a_pipeline_has_vertices_instead_of_models(capsys: pytest.CaptureFixture
     app = {"app": "social", "models": [], "pipeline": {"vertex": vertices}}
     plain = {"app": "nmt", "models": ["m"], "pipeline": None, "stage_of": ["social"]}
     assert [lists._vertices(one) for one in (app, plain)] == ["lang, say -> nmt", None]
-    lists.render_overview({"apps": [app, plain], "variants": [], "workers": [], "registrations": []})
+    lists.render_overview({"apps": [app, plain], "variants": [], "workers": [], "registrations": []}, wide=True)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "0 of 0 workers ready, 2 apps (1 of them pipelines), 0 variants, 0 instances"
     assert lines[3].split()[:4] == ["social", "2", "vertices", "-"]

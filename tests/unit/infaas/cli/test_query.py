@@ -41,7 +41,7 @@ def test_an_explanation_shows_members_before_variants(capsys: pytest.CaptureFixt
         "variant": "a1",
         "why": "one member is asked, by chance",
     }
-    _render_explain({"chosen": chosen, "candidates": [chosen], "members": [row]})
+    _render_explain({"chosen": chosen, "candidates": [chosen], "members": [row]}, wide=True)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["member", "probability", "weight", "variant", "why"]
     assert lines[1].split() == ["a@1", "0.625", "-", "a1", *row["why"].split()]
@@ -58,7 +58,7 @@ def test_an_explanation_of_a_pipeline_shows_its_stages_before_their_variants(
         "planned": False, "waiting": 0, "why": "it is being loaded, and in time",
     }  # fmt: skip
     unmet = {**stage, "vertex": "dear", "accuracy": 0.8, "when": ["cheap: y > 0.5", "x is visited"], "variant": None}
-    _render_explain({"chosen": first, "candidates": [first, other], "stages": [stage, unmet]})
+    _render_explain({"chosen": first, "candidates": [first, other], "stages": [stage, unmet]}, wide=True)
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split()[:6] == ["cheap", "digits", "150", "-", "always", "a1"]
     assert "cheap: y > 0.5 or x is visited" in lines[2]

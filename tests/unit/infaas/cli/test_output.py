@@ -1,0 +1,66 @@
+"""Tables of the command line: as wide as the terminal, the least important columns left out, long texts going on."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infaas.cli.output import Column, print_table
+
+COLUMNS = (
+    Column("name", "name"),
+    Column("little", "little", rank=3),
+    Column("some", "some", rank=1),
+    Column("less", "less", rank=3),
+    Column("why", "why", flows=True),
+)
+ITEM = {"name": "n" * 20, "little": "l" * 20, "some": "s" * 20, "less": "e" * 20, "why": "a reason in words " * 5}
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def shown(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().out.splitlines()
+
+
+def test_columns_go_by_rank_the_last_of_equals_first(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for width, titles in ((200, "name little some less why"), (100, "name little some why"), (70, "name some why")):
+        monkeypatch.setenv("COLUMNS", str(width))
+        print_table([ITEM], COLUMNS, "none")
+        lines = shown(capsys)
+        assert lines[0].split() == titles.split()
+        assert max(map(len, lines)) <= width
+    print_table([ITEM], COLUMNS, "none", wide=True)
+    assert len(shown(capsys)) == 2
+
+
+def test_what_is_left_out_is_said_beside_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table([ITEM], COLUMNS, "none")
+    said = capsys.readouterr()
+    assert "--wide" not in said.out
+    assert said.err == "(not shown: little, less; --wide shows all)\n"
+
+
+def test_a_text_goes_on_in_its_own_column(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table([ITEM, {**ITEM, "why": "short"}], COLUMNS, "none")
+    lines = shown(capsys)
+    at = lines[0].index("why")
+    assert " ".join(line[at:].strip() for line in lines[1:-1]) == ITEM["why"].strip()
+    assert all(not line[:at].strip() for line in lines[2:-1])
+    assert lines[-1].endswith("short")
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["name", "some", "why"]), st.text("ab c", max_size=40)), min_size=1))
+def test_no_table_is_wider_than_what_must_stay(items: list[dict[str, str]]) -> None:
+    import contextlib
+    import io
+
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+        print_table(items, COLUMNS, "none")
+    assert all(len(line) <= 80 for line in out.getvalue().splitlines())
+    assert len(out.getvalue().splitlines()) > len(items)
