@@ -7,6 +7,8 @@ from bus.messages.flow import TensorRef
 from bus.messages.public import ObjectRef, Tensor
 from services.executor.queue import QueuedQuery
 
+LOADERS = 4  # models that a device loads at once
+
 
 class LoadModel(Struct, frozen=True):
     """Fetch an artifact, load it, prove where it runs, warm it up. cores: of the machine that its threads are kept to. Empty: any."""
@@ -17,7 +19,8 @@ class LoadModel(Struct, frozen=True):
 
 
 class LoadedModel(Struct, frozen=True):
-    """load_ms: without the fetch. memory_mb: growth of the process, or what the model takes of an accelerator's memory.
+    """load_ms: without the fetch, and without the wait for other loads. memory_mb: growth of the process, or what the model takes of an
+    accelerator's memory; 0.0 if another load or unload overlapped, since then nobody knows whose the growth is.
 
     one_at_a_time: why it computes one batch at a time; empty: it takes several.
     """

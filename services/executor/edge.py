@@ -220,7 +220,9 @@ class AcceleratedEdge(ExecutorEdge):
     async def perform(self, command: Any) -> Any:
         if isinstance(command, MeasureProcess):
             used: ProcessUse = await super().perform(command)
-            return ProcessUse(sum(model.handle.memory_mb for model in self._loaded.values()), used.cpu_s)
+            models = self._loaded.values()
+            memory_mb = sum(model.handle.memory_mb or model.record.profile.memory_mb for model in models)
+            return ProcessUse(memory_mb, used.cpu_s)
         result = _checked(await super().perform(command))
         if isinstance(command, LoadModel) and isinstance(result, LoadedModel):
             model = self._loaded.get(command.instance)

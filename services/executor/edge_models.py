@@ -20,13 +20,13 @@ from bus.port import Bus, ObjectStore
 from bus.subjects import Subjects
 from services.core.placement import REMOTE
 from services.executor.backends import backend
-from services.executor.backends.base import BackendError, BackendUnavailable, Handle, LoadFailed, spec_of
-from services.executor.commands import LoadedModel, LoadModel, MovedModel, MoveModel, UnloadModel
+from services.executor.backends.base import BackendError, BackendUnavailable, Growth, Handle, LoadFailed, spec_of
+from services.executor.commands import LOADERS, LoadedModel, LoadModel, MovedModel, MoveModel, UnloadModel
 
 log = logging.getLogger(__name__)
 
 POLL = 0.01  # s between checks whether a run has ended
-ENGINE_S = 2.0  # s that the first run on a remote engine may take: other loads wait for it
+ENGINE_S = 2.0  # s that the first run on a remote engine may take
 
 
 class ModelInMemory:
@@ -52,6 +52,8 @@ class DeviceModels:
     """Loaded models by instance. cache: directory of fetched artifacts, which are named by their digests. threads: shared by all
     models that are not kept to some cores.
 
+    Up to LOADERS models are made at once; what one takes long delays no other. An unload waits for no load.
+
     off_loop: instances that are never computed on the event loop, since they are slow or have threads of their own.
     """
 
@@ -63,33 +65,31 @@ class DeviceModels:
         self._device = device
         self._cache = cache
         self._threads = threads
-        self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="load")
+        self._loaders = ThreadPoolExecutor(max_workers=LOADERS, thread_name_prefix="load")
         self._artifacts: ObjectStore | None = None
-        self._process = psutil.Process()
+        process = psutil.Process()
+        self._memory = Growth(lambda: process.memory_info().rss / 2**20)
 
     async def load(self, command: LoadModel) -> LoadedModel:
         """Raises BackendError, BusError."""
         record = command.variant
         path = await self._fetch(record)
-        before = self._process.memory_info().rss
-        started = time.perf_counter()
         try:
-            model, proof = await self._make(path, record, command.cores)
+            model, loaded = await self._make(path, record, command.cores)
         except LoadFailed:
             path.unlink(missing_ok=True)  # the copy may be damaged: the next try fetches another
             raise
-        load_ms = (time.perf_counter() - started) * 1000.0
         self._take(command.instance, model)
-        grown = max(0.0, (self._process.memory_info().rss - before) / 2**20)
-        log.info("loaded", extra={"instance": command.instance, "proof": proof, "load_ms": round(load_ms, 2)})
-        return LoadedModel(load_ms, grown, proof, model.one_at_a_time)
+        about = {"instance": command.instance, "proof": loaded.proof, "load_ms": round(loaded.load_ms, 2)}
+        log.info("loaded", extra=about)
+        return loaded
 
     async def move(self, command: MoveModel) -> MovedModel:
         """Load a copy on these cores; the old one serves until the copy is ready. Raises BackendError, BusError."""
         old = self.loaded.get(command.instance)
         if old is None:
             raise LoadFailed("it is not loaded any more")
-        model, proof = await self._make(await self._fetch(command.variant), command.variant, command.cores)
+        model, made = await self._make(await self._fetch(command.variant), command.variant, command.cores)
         if self.loaded.get(command.instance) is not old:
             await self._close(model)
             raise LoadFailed("it was unloaded, or moved by another order, meanwhile")
@@ -97,8 +97,8 @@ class DeviceModels:
         while old.running:  # noqa: ASYNC110  # an event would cost every batch something, and moves are rare
             await asyncio.sleep(POLL)
         await self._close(old)
-        log.info("moved", extra={"instance": command.instance, "proof": proof})
-        return MovedModel(proof, model.one_at_a_time)
+        log.info("moved", extra={"instance": command.instance, "proof": made.proof})
+        return MovedModel(made.proof, made.one_at_a_time)
 
     async def unload(self, command: UnloadModel) -> None:
         model = self.loaded.pop(command.instance, None)
@@ -113,22 +113,30 @@ class DeviceModels:
         else:
             self.off_loop.discard(instance)
 
-    async def _make(self, path: Path, record: VariantRecord, cores: tuple[int, ...]) -> tuple[ModelInMemory, str]:
+    async def _make(
+        self, path: Path, record: VariantRecord, cores: tuple[int, ...]
+    ) -> tuple[ModelInMemory, LoadedModel]:
         loop = asyncio.get_running_loop()
-        make = partial(_load_and_warm, path, record, self._device)
+        make = partial(_load_and_warm, path, record, self._device, self._memory)
         if not cores:
-            handle = await loop.run_in_executor(self._loader, make)
-            return ModelInMemory(record, handle, self._threads, own=False), handle.proof
+            handle, load_ms, grown = await loop.run_in_executor(self._loaders, make)
+            model = ModelInMemory(record, handle, self._threads, own=False)
+            return model, LoadedModel(load_ms, grown, handle.proof, model.one_at_a_time)
         own = pinned_thread()
         try:
-            handle, proof = await loop.run_in_executor(own, make_on, cores, make)
+            (handle, load_ms, grown), proof = await loop.run_in_executor(own, make_on, cores, make)
         except BaseException:
             own.shutdown(wait=False)
             raise
-        return ModelInMemory(record, handle, own, own=True), f"{handle.proof}, {proof}"
+        model = ModelInMemory(record, handle, own, own=True)
+        return model, LoadedModel(load_ms, grown, f"{handle.proof}, {proof}", model.one_at_a_time)
 
     async def _close(self, model: ModelInMemory) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._loader, model.handle.close)
+        def close() -> None:
+            with self._memory.measure():
+                model.handle.close()
+
+        await asyncio.to_thread(close)
         if model.own:
             model.threads.shutdown(wait=False)
 
@@ -156,10 +164,19 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _load_and_warm(path: Path, record: VariantRecord, device: str) -> Handle:
+def _load_and_warm(path: Path, record: VariantRecord, device: str, memory: Growth) -> tuple[Handle, float, float]:
+    """A handle that has run once, the ms that it took, and the MB that this process grew by."""
+    started = time.perf_counter()
+    with memory.measure() as grown:
+        handle = backend(record.framework).load(path, spec_of(record, device))
+        _warm(handle, record)
+    return handle, (time.perf_counter() - started) * 1000.0, grown.mb
+
+
+def _warm(handle: Handle, record: VariantRecord) -> None:
+    """Run it once: that allocates, or connects, and no query should pay for it."""
     import numpy as np  # noqa: PLC0415
 
-    handle = backend(record.framework).load(path, spec_of(record, device))
     from bus.tensors import NUMPY_NAMES  # noqa: PLC0415
 
     inputs = {
@@ -172,12 +189,11 @@ def _load_and_warm(path: Path, record: VariantRecord, device: str) -> Handle:
         if record.framework == REMOTE:
             timer.start()
         try:
-            handle.run(inputs)  # the first run allocates, or connects; no query should pay for that
+            handle.run(inputs)
         except BackendError as error:
             log.info("the warm-up run failed: %s", error, extra={"variant": record.variant})
         finally:
             timer.cancel()
-    return handle
 
 
 # -- threads that are kept to some cores, and the proof that they are

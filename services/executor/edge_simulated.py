@@ -17,6 +17,7 @@ from bus.tensors import ITEM_BYTES
 from services.core.cost import LatencyTable
 from services.core.emulation import ZEROS, computable, zeros
 from services.executor.commands import (
+    LOADERS,
     BatchResult,
     LoadedModel,
     LoadModel,
@@ -38,6 +39,7 @@ class SimulatedEdge:
         self._cpu_edge = cpu_edge
         self._kind = kind
         self._tables: dict[str, tuple[VariantRecord, LatencyTable]] = {}
+        self._loaders = asyncio.Semaphore(LOADERS)
         # uvloop's timers are exact to a millisecond, a sleeping thread to a tenth of one.
         self._sleeping = ThreadPoolExecutor(max_workers=max(1, cores), thread_name_prefix="sleep")
 
@@ -56,9 +58,10 @@ class SimulatedEdge:
 
     async def _load(self, command: LoadModel) -> LoadedModel:
         record = command.variant
-        started = time.perf_counter()
-        loaded: LoadedModel = await self._cpu_edge.perform(command)
-        await asyncio.sleep(record.profile.load_ms / 1000.0 - (time.perf_counter() - started))
+        async with self._loaders:
+            started = time.perf_counter()
+            loaded: LoadedModel = await self._cpu_edge.perform(command)
+            await asyncio.sleep(record.profile.load_ms / 1000.0 - (time.perf_counter() - started))
         self._tables[command.instance] = record, LatencyTable(record)
         proof = f"simulated {self._kind}: times by profile, outputs by {loaded.proof}"
         return LoadedModel((time.perf_counter() - started) * 1000.0, record.profile.memory_mb, proof)

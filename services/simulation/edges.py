@@ -1,6 +1,7 @@
 """The simulated edges of the services' actors. They say how long each command takes, and its result. They decide nothing."""
 
 from collections.abc import Callable
+from heapq import heapreplace
 from math import log2
 from typing import Any
 
@@ -32,6 +33,7 @@ from services.core.planning.highs import Unsolved
 from services.core.planning.plan import Solver
 from services.dispatcher.commands import ContextWritten, ReadContext, StoredContext, WriteContext
 from services.executor.commands import (
+    LOADERS,
     BatchResult,
     LoadedModel,
     LoadModel,
@@ -65,6 +67,8 @@ class LoadFault(RuntimeError):
 class SimulatedExecutorEdge:
     """An executor's edge. load_seconds: time to load a variant now; raises LoadFault. holds: called with each loaded (+1) or unloaded (-1) instance.
 
+    As on a real device, up to LOADERS models are loaded at once.
+
     models: what models say; where they have nothing to say, outputs are zeros, for later stages. None: outputs are empty, as nobody looks at them.
     """
 
@@ -81,6 +85,7 @@ class SimulatedExecutorEdge:
         self._load_seconds = load_seconds
         self._holds = holds
         self._models = models
+        self._loaders = [0.0] * LOADERS  # when each has done the loads that it was given: a heap
 
     def __call__(self, command: Any) -> tuple[float, Any]:
         if type(command) is RunBatch:
@@ -106,7 +111,10 @@ class SimulatedExecutorEdge:
                     return FAILS, fault
                 self._device.load(command.instance, command.variant)
                 self._holds(command.variant, 1)
-                return seconds, LoadedModel(1000.0 * seconds, command.variant.profile.memory_mb, NOTES)
+                now = self._environment.now
+                done = max(now, self._loaders[0]) + seconds
+                heapreplace(self._loaders, done)
+                return done - now, LoadedModel(1000.0 * seconds, command.variant.profile.memory_mb, NOTES)
             case UnloadModel():
                 self._unload(command.instance)
                 return UNLOAD, None

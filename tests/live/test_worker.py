@@ -146,6 +146,38 @@ def test_totals_hold_when_many_order_at_once(nats_url: str, prefix: str, tmp_pat
     run(main())
 
 
+def test_others_are_decided_and_loaded_while_one_loads_slowly(nats_url: str, prefix: str, tmp_path: Path) -> None:
+    x, _ = tiny_models.digits(4)
+    quick = measured(GOOD, x, [tiny_models.CLASSES])
+    built = tiny_models.slow_to_load(24)
+    slow = replace(quick, variant="slow", model="slow", artifact=hashlib.sha256(built).hexdigest())
+
+    async def main() -> None:
+        async with worker(nats_url, prefix, tmp_path, BRISK) as here:
+            await here.catalogue(slow, built)
+            await here.catalogue(quick, GOOD)
+            await ready(here)
+            load, release = here.subjects.worker("w1", "load"), here.subjects.worker("w1", "release")
+
+            def state_of(variant: str) -> str:
+                return next((s for name, s in here.states().items() if name.startswith(f"{variant}.")), "")
+
+            await here.order(load, EnsureLoaded(variant=slow, app=APP))
+            await until(lambda: state_of("slow") == "Loading")
+            rounds = 0
+            while state_of("slow") == "Loading":
+                await here.order(load, EnsureLoaded(variant=quick, app=APP))
+                await until(lambda: state_of(quick.variant) == "Active")
+                assert "outputs" in await here.ask(x)
+                await here.order(release, Release(variant=quick.variant))
+                await until(lambda: not state_of(quick.variant))
+                rounds += 1
+            assert rounds > 2, "it was loaded, asked and unloaded again and again before the slow one served"
+            assert state_of("slow") == "Active"
+
+    run(main())
+
+
 @pytest.mark.parametrize("reclaim", [False, True])
 def test_a_full_busy_worker_is_swapped_in_one_turn(
     nats_url: str, prefix: str, tmp_path: Path, *, reclaim: bool

@@ -5,6 +5,9 @@ A backend imports its framework at first use, never when its own module is impor
 
 import ctypes
 import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -79,7 +82,8 @@ class Handle(Protocol):
 
     one_at_a_time: why only one thread at a time may call `run`; empty: several may, all with the same weights.
     proof: where it runs, as the framework reports it. inputs, outputs: names in the order that `run_single` uses.
-    memory_mb: what it takes of an accelerator's memory; 0.0 on the CPU, where the process's growth is measured.
+    memory_mb: what it takes of an accelerator's memory; 0.0 if that is not known (`Grown`), and on the CPU, where the process's growth
+    is measured.
     """
 
     one_at_a_time: str
@@ -165,6 +169,42 @@ def plain(error: BaseException | str) -> str:
     text = str(error) or repr(error)
     text = " ".join(_PATH.sub("…", _ORT.sub("", text)).split())
     return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"
+
+
+class Grown:
+    """MB that a memory grew by while a block ran; 0.0 if other blocks overlapped, since nobody knows then whose the growth is."""
+
+    def __init__(self) -> None:
+        self.mb = 0.0
+        self.alone = True
+
+
+class Growth:
+    """Measures what blocks of code, in any threads, take of one memory. used_mb: what is taken of it now."""
+
+    def __init__(self, used_mb: Callable[[], float]) -> None:
+        self._used_mb = used_mb
+        self._lock = threading.Lock()
+        self._open: set[Grown] = set()
+
+    @contextmanager
+    def measure(self) -> Iterator[Grown]:
+        """Measure one block. Its figure is there when the block ends without an error."""
+        grown = Grown()
+        with self._lock:
+            grown.alone = not self._open
+            for other in self._open:
+                other.alone = False
+            self._open.add(grown)
+        try:
+            before = self._used_mb()
+            yield grown
+            after = self._used_mb()
+        finally:
+            with self._lock:
+                self._open.remove(grown)
+        if grown.alone:
+            grown.mb = max(0.0, after - before)
 
 
 def trim_memory() -> None:

@@ -1,10 +1,10 @@
 """Shared by the CUDA backends: the device of an address, its memory, batch buckets."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from functools import cache, partial
 
-from services.executor.backends.base import BackendUnavailable
+from services.executor.backends.base import BackendUnavailable, Grown, Growth
 from services.shell.host.accelerators import Accelerator, DriverError, cuda_device, cuda_memory_used_mb
 
 
@@ -22,20 +22,14 @@ def gpu(device: str, framework: str) -> Accelerator:
     return found
 
 
-class Growth:
-    """MB that a device's memory grew by while a block ran. Memory that other processes take meanwhile counts as well."""
-
-    def __init__(self) -> None:
-        self.mb = 0.0
+@cache
+def _memory(device: str) -> Growth:
+    return Growth(partial(cuda_memory_used_mb, device))
 
 
-@contextmanager
-def growth(device: str) -> Iterator[Growth]:
-    """Measure what a load takes of the device's memory."""
-    seen = Growth()
-    before = cuda_memory_used_mb(device)
-    yield seen
-    seen.mb = max(0.0, cuda_memory_used_mb(device) - before)
+def growth(device: str) -> AbstractContextManager[Grown]:
+    """Measure what a load takes of the device's memory. Memory that other processes take meanwhile counts as well."""
+    return _memory(device).measure()
 
 
 def buckets(largest: int) -> tuple[int, ...]:

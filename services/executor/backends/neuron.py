@@ -6,6 +6,7 @@ takes minutes, and they are kept beside the artifacts under a name made of artif
 
 import hashlib
 import itertools
+import threading
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -26,7 +27,7 @@ from services.executor.backends.base import (
     plain,
 )
 from services.executor.backends.cuda import bucket_for, buckets
-from services.executor.backends.torch_cpu import explain, framework, tensors_of
+from services.executor.backends.torch_cpu import EXPORT_LOCK, explain, framework, tensors_of
 from services.executor.backends.torch_cuda import dtypes, slots
 from services.shell.host.accelerators import Accelerator, DriverError, neuron_devices
 
@@ -80,7 +81,7 @@ class NeuronHandle:
         self, torch: ModuleType, neuron: ModuleType, artifact: Path, spec: LoadSpec, found: Accelerator
     ) -> None:
         pt2.check(artifact)
-        with artifact.open("rb") as file:
+        with EXPORT_LOCK, artifact.open("rb") as file:
             program = torch.export.load(file)
         given = slots(program, spec)
         if given is None:
@@ -103,7 +104,7 @@ class NeuronHandle:
                     torch.zeros((size, *slot.shape), dtype=dtype)
                     for slot, dtype in zip(self._slots, self._casts, strict=True)
                 )
-                part = path.with_suffix(".part")
+                part = path.with_suffix(f".{threading.get_ident()}.part")  # several loads may compile the same
                 torch.jit.save(neuron.trace(program.module(), example), str(part))
                 part.rename(path)
             compiled = torch.jit.load(str(path))

@@ -145,10 +145,11 @@ def explain(error: Exception) -> BackendError:
 
 def _exported(torch: ModuleType, artifact: Path) -> tuple[Callable[..., Any], tuple[str, ...], tuple[str, ...]]:
     pt2.check(artifact)
-    with artifact.open("rb") as file:
-        program = torch.export.load(file)
-    signature = program.graph_signature
-    return program.module(), tuple(map(str, signature.user_inputs)), tuple(map(str, signature.user_outputs))
+    with EXPORT_LOCK:
+        with artifact.open("rb") as file:
+            program = torch.export.load(file)
+        signature, module = program.graph_signature, program.module()
+    return module, tuple(map(str, signature.user_inputs)), tuple(map(str, signature.user_outputs))
 
 
 def _scripted(
@@ -166,6 +167,7 @@ def _only_cpu(device: str) -> None:
         raise BackendUnavailable(f"torch is set up here for cpu, not {device!r}")
 
 
+EXPORT_LOCK = threading.Lock()  # torch.export.load has state that all threads share
 _loading = threading.Lock()
 
 

@@ -26,7 +26,7 @@ from services.executor.backends.base import (
     plain,
 )
 from services.executor.backends.cuda import bucket_for, buckets, gpu, growth
-from services.executor.backends.torch_cpu import explain, framework, tensors_of
+from services.executor.backends.torch_cpu import EXPORT_LOCK, explain, framework, tensors_of
 from services.executor.backends.torch_device import TORCH_NAMES, CudaStream, DeviceStream, Slot, Staging
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def moved(torch: ModuleType, artifact: Path, device: str) -> Any:
     from torch.export.passes import move_to_device_pass  # noqa: PLC0415
 
     pt2.check(artifact)
-    with artifact.open("rb") as file:
+    with EXPORT_LOCK, artifact.open("rb") as file:
         return move_to_device_pass(torch.export.load(file), device)
 
 
@@ -99,10 +99,11 @@ def devices_of(module: Any) -> set[str]:
 
 def module_of(program: Any) -> Any:
     """The module that runs, without guards: staging has checked the shapes."""
-    try:
-        return program.module(check_guards=False)
-    except TypeError:  # before torch 2.9
-        return program.module()
+    with EXPORT_LOCK:
+        try:
+            return program.module(check_guards=False)
+        except TypeError:  # before torch 2.9
+            return program.module()
 
 
 def dtypes(program: Any) -> list[Any]:

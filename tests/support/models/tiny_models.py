@@ -147,6 +147,30 @@ def greedy(elements: int = 2**33) -> bytes:
     return made(nodes, [tensor("x", ["n", FEATURES])], [tensor("scores", ["n", FEATURES])], [shape])
 
 
+def slow_to_load(products: int = 16, side: int = 2048, seed: int = 0) -> bytes:
+    """`mlp`, with so many products of large constant matrices, which onnxruntime computes when it loads the model: a second for four or so."""
+    first, second = weights(seed)
+    shape = nh.from_array(np.array([side, side], np.int64), "shape")
+    filled = h.make_tensor("value", T.FLOAT, [1], [1.0 / side])
+    nodes = [h.make_node("ConstantOfShape", ["shape"], ["c0"], value=filled)]
+    nodes += [h.make_node("MatMul", [f"c{n}", "c0"], [f"c{n + 1}"]) for n in range(products)]
+    nodes += [
+        h.make_node("ReduceSum", [f"c{products}"], ["sum"], keepdims=0),  # 1 a row
+        h.make_node("Div", ["sum", "side"], ["one"]),
+        h.make_node("Mul", ["x", "one"], ["x1"]),
+        h.make_node("MatMul", ["x1", "w1"], ["a"]),
+        h.make_node("Relu", ["a"], ["b"]),
+        h.make_node("MatMul", ["b", "w2"], ["scores"]),
+    ]
+    constants = [
+        shape,
+        nh.from_array(np.float32(side), "side"),
+        nh.from_array(first, "w1"),
+        nh.from_array(second, "w2"),
+    ]
+    return made(nodes, [tensor("x", ["n", FEATURES])], [tensor("scores", ["n", CLASSES])], constants)
+
+
 def custom_operator() -> bytes:
     node = h.make_node("RunShell", ["x"], ["scores"], domain="evil.example")
     return made([node], [tensor("x", ["n", FEATURES])], [tensor("scores", ["n", FEATURES])], domains=["evil.example"])

@@ -21,7 +21,15 @@ from bus.tensors import from_array, to_array
 from services.core.settings import ExecutorSettings
 from services.executor.backends import pt2
 from services.executor.backends.base import BackendError
-from services.executor.commands import BatchResult, LoadModel, MeasureProcess, MoveModel, RunBatch, UnloadModel
+from services.executor.commands import (
+    BatchResult,
+    LoadedModel,
+    LoadModel,
+    MeasureProcess,
+    MoveModel,
+    RunBatch,
+    UnloadModel,
+)
 from services.executor.edge import ExecutorEdge, RemoteEdge
 from services.executor.queue import queued_query
 from tests.support.clients.responders import until
@@ -65,6 +73,7 @@ class LoadedEdge:
     """An executor's edge with one model loaded as instance "i"."""
 
     def __init__(self, bus: MemoryBus, directory: Path, variant: VariantRecord) -> None:
+        self.bus = bus
         self.variant = variant
         self.cache = directory
         self.edge = ExecutorEdge(bus, SUBJECTS, "cpu", 2, directory, ExecutorSettings())
@@ -195,6 +204,64 @@ def test_an_instance_may_be_loaded_on_its_cores_at_once(tmp_path: Path) -> None:
         assert f"kept to core {CORE} by the system" in loaded.proof
         assert loaded_edge.edge.inline(replace(loaded_edge.batch(), instance="j")) is NotImplemented
         await loaded_edge.do(UnloadModel("j"))
+
+    with_edge(tmp_path, tiny_models.mlp(), test)
+
+
+# -- Loads at once: none waits for a slow one.
+
+
+async def put(bus: MemoryBus, artifact: bytes) -> VariantRecord:
+    variant = record(artifact)
+    await (await bus.object_store(SUBJECTS.artifacts_bucket)).put(variant.artifact, artifact)
+    return variant
+
+
+def test_others_are_loaded_moved_and_unloaded_while_one_loads_slowly(tmp_path: Path) -> None:
+    async def test(loaded_edge: LoadedEdge) -> None:
+        edge, bus = loaded_edge.edge, loaded_edge.bus
+        slow, quick = await put(bus, tiny_models.slow_to_load(12)), await put(bus, tiny_models.mlp(seed=1))
+        loading = asyncio.create_task(edge.perform(LoadModel("slow", slow)))
+        await asyncio.sleep(0.2)
+        started = time.perf_counter()
+        for number in range(5):
+            beside = await edge.perform(LoadModel(f"q{number}", quick))
+            assert beside.load_ms < 1000.0 * (time.perf_counter() - started), "without the wait for others"
+            assert beside.memory_mb == 0.0, "what grew may be the other's"
+            await edge.perform(UnloadModel(f"q{number}"))
+        await loaded_edge.move(CORE)
+        assert await loaded_edge.right()
+        meanwhile = time.perf_counter() - started
+        assert not loading.done()
+        found: LoadedModel = await loading
+        assert found.load_ms > 1000.0 * meanwhile
+        assert found.memory_mb == 0.0, "what grew may be the others'"
+        assert isinstance(await edge.perform(replace(loaded_edge.batch(inline=False), instance="slow")), BatchResult)
+        await edge.perform(UnloadModel("slow"))
+
+    with_edge(tmp_path, tiny_models.mlp(), test)
+
+
+def test_many_loads_at_once_all_come_out_right(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    tiny_models.exported(tmp_path / "made.pt2", torch)
+    pt2.reduce(tmp_path / "made.pt2", tmp_path / "reduced.pt2", 2**30)
+    program = (tmp_path / "reduced.pt2").read_bytes()
+
+    async def test(loaded_edge: LoadedEdge) -> None:
+        edge = loaded_edge.edge
+        other = await put(loaded_edge.bus, program)
+        other = replace(other, framework="torch", format="pt2")
+        names = [f"i{n}" for n in range(12)]
+        variants = [loaded_edge.variant if n % 2 else other for n in range(12)]
+        found = await asyncio.gather(*(edge.perform(LoadModel(*one)) for one in zip(names, variants, strict=True)))
+        assert len(found) == len(names)
+        for name in names:
+            result = await edge.perform(replace(loaded_edge.batch(inline=False), instance=name))
+            assert (to_array(result.outputs[0]["scores"], "scores").argmax(1) == CLASSES).all()
+        await asyncio.gather(*(edge.perform(UnloadModel(name)) for name in names))
+        result = await edge.perform(replace(loaded_edge.batch(inline=False), instance=names[0]))
+        assert result.errors == ["the model is no longer loaded"]
 
     with_edge(tmp_path, tiny_models.mlp(), test)
 
