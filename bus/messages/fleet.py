@@ -153,7 +153,9 @@ class LoadRefused(Struct, frozen=True, kw_only=True):
 
 
 class LoadAccepted(Struct, frozen=True, kw_only=True):
-    """The reply to an `EnsureLoaded` request that is in progress or already fulfilled."""
+    """The reply to an `EnsureLoaded` request that is in progress or already fulfilled. instances: fewer than asked while an order waits until
+    an instance is idle and makes room.
+    """
 
     worker: str
     variant: str

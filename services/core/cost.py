@@ -20,6 +20,7 @@ OF_CONTAINERS = "cpu"  # the kind whose price, of one core, a user's own process
 # cold caches); 30 to 45 ms for a load (orders, fetching the file, the framework's first session).
 HANDLING_MS = 0.05
 LOADING_S = 0.05
+PROMOTING_S = 0.01  # the same for an instance whose model is in host memory: there is no file and no session to make
 LENGTHS = 64  # how many tables of other lengths each table keeps
 
 
@@ -97,9 +98,12 @@ def cost_per_1000(record: VariantRecord, price_per_s: float, batch: int = 1) -> 
     return price_per_s * (latency_ms(record, batch) + HANDLING_MS) / batch
 
 
-def load_seconds(record: VariantRecord) -> float:
-    """The predicted time from the order to load a variant until it can answer, in seconds."""
-    return record.profile.load_ms / 1000.0 + LOADING_S
+def load_seconds(record: VariantRecord, *, warm: bool = False) -> float:
+    """The predicted time from the order to load a variant until it can answer, in seconds. warm: its model is in host memory."""
+    profile = record.profile
+    if warm and profile.transfer_ms is not None:
+        return profile.transfer_ms / 1000.0 + PROMOTING_S
+    return profile.load_ms / 1000.0 + LOADING_S
 
 
 def query_cost(price_per_s: float, busy_seconds: float, items_in_batch: int, items: int) -> float:

@@ -1,9 +1,10 @@
 """The states of an instance: the legal transitions, and when an instance counts as Overloaded or Interfered.
 
     Inactive -> Loading -> Active <-> Overloaded | Interfered -> Unloading -> Inactive
+                Loading <- Warm <- Unloading | Loading
 
 Every state may change to Inactive (a failed load, a dead executor). The states are those of INFaaS (Romero et al., section 4.1,
-Fig. 4). The paper gives no thresholds. The defaults are those of its published code (worker/query_executor.cc, qpsMonitor). They depend on
+Fig. 4), and Warm: the model is in host memory and serves nobody (Rafiqi, section 3.4.1). The papers give no thresholds. The defaults are those of its published code (worker/query_executor.cc, qpsMonitor). They depend on
 the hardware: see `thresholds_for`.
 """
 
@@ -15,12 +16,13 @@ from msgspec.structs import replace
 from bus.messages.fleet import InstanceStatus, State
 
 EDGES: dict[State, frozenset[State]] = {
-    "Inactive": frozenset({"Loading", "Active"}),  # directly to Active: a restarted monitor finds the instance loaded
-    "Loading": frozenset({"Active", "Unloading", "Inactive"}),
+    "Inactive": frozenset({"Loading", "Active", "Warm"}),  # not by Loading: a restarted monitor finds the instance
+    "Loading": frozenset({"Active", "Warm", "Unloading", "Inactive"}),
+    "Warm": frozenset({"Loading", "Unloading", "Inactive"}),
     "Active": frozenset({"Overloaded", "Interfered", "Unloading", "Inactive"}),
     "Overloaded": frozenset({"Active", "Interfered", "Unloading", "Inactive"}),
     "Interfered": frozenset({"Active", "Overloaded", "Unloading", "Inactive"}),
-    "Unloading": frozenset({"Inactive"}),
+    "Unloading": frozenset({"Warm", "Inactive"}),
 }
 SERVING: frozenset[State] = frozenset({"Active", "Overloaded", "Interfered"})
 COUNTED: frozenset[State] = SERVING | {"Loading"}  # the instance serves, or will serve soon

@@ -7,6 +7,7 @@ What the instances of a device take together stays within its totals, of every r
                  core, and most are idle most of the time. Who is busy is the state machine's and the autoscaler's concern.
     accelerator cores (Inferentia)   one an instance, a hard limit: a core holds one compiled model
     GPU          its cores are not counted: instances take turns, memory is what runs out
+    instances    as many as the operator allows (`max_models`)
 """
 
 from math import inf
@@ -33,21 +34,22 @@ class Device(Struct, frozen=True, kw_only=True):
 
 
 class Amount(Struct, frozen=True):
-    """So much of a device: MB of its memory, and cores. inf: not counted."""
+    """So much of a device: MB of its memory, cores, and how many instances. inf: not counted."""
 
     memory_mb: float
     cores: float
+    instances: float = 0.0
 
     def __add__(self, other: "Amount") -> "Amount":
-        return Amount(self.memory_mb + other.memory_mb, self.cores + other.cores)
+        return Amount(self.memory_mb + other.memory_mb, self.cores + other.cores, self.instances + other.instances)
 
     def __sub__(self, other: "Amount") -> "Amount":
-        return Amount(self.memory_mb - other.memory_mb, self.cores - other.cores)
+        return Amount(self.memory_mb - other.memory_mb, self.cores - other.cores, self.instances - other.instances)
 
     @property
     def none(self) -> bool:
         """Whether nothing is left to take: no component is above 0."""
-        return self.memory_mb <= 0 and self.cores <= 0
+        return self.memory_mb <= 0 and self.cores <= 0 and self.instances <= 0
 
 
 NOTHING = Amount(0.0, 0.0)
@@ -79,19 +81,24 @@ def remote_devices(hosts: tuple[str, ...]) -> list[Device]:
     return [Device(name=REMOTE, kind=REMOTE, cores=REMOTE_CORES, memory_mb=0.0, address=" ".join(hosts))]
 
 
-def misfit(record: VariantRecord, device: Device, memory_share: float) -> str:
-    """Why this variant could never run on the device, even an empty one; empty when it could."""
+def misfit(record: VariantRecord, device: Device, memory_share: float, device_mb: float = 0.0) -> str:
+    """Why this variant could never run on the device, even an empty one; empty when it could. device_mb: see `total`."""
     if record.hardware != device.kind:
         return f"{record.variant} needs a device of kind {record.hardware}, {device.name} is of kind {device.kind}"
     if record.simulated != device.simulated:
         kinds = ("real", "simulated")
         return f"{record.variant} is {kinds[record.simulated]}, {device.name} is {kinds[device.simulated]}"
-    if fits(record, device.cores, device.memory_mb, memory_share):
-        return ""
     if device.kind == "cpu" and record.threads > device.cores:
         return f"{record.variant} needs {record.threads} threads, {device.name} has {device.cores} cores"
-    limit = memory_share * device.memory_mb
-    return f"{record.variant} needs {record.profile.memory_mb:.0f} MB, {device.name} sets {limit:.0f} MB aside"
+    limit, key = memory_share * device.memory_mb, "memory_share"
+    if 0 < device_mb < limit:
+        limit, key = device_mb, "device_mb"
+    if record.profile.memory_mb <= limit:
+        return ""
+    return (
+        f"{record.variant} needs {record.profile.memory_mb:.0f} MB, {device.name} sets {limit:.0f} MB aside: "
+        f"use a larger device or raise monitor.{key}"
+    )
 
 
 def fits(record: VariantRecord, cores: int, memory_mb: float, memory_share: float) -> bool:
@@ -108,15 +115,25 @@ def cores_needed(record: VariantRecord) -> float:
     return 0.0 if record.hardware == "gpu" else 1.0
 
 
-def total(device: Device, memory_share: float, cores_overcommit: float = OVERCOMMIT) -> Amount:
-    """What the instances of a device may take together."""
+def total(
+    device: Device,
+    memory_share: float,
+    cores_overcommit: float = OVERCOMMIT,
+    device_mb: float = 0.0,
+    max_models: float = 0.0,
+) -> Amount:
+    """What the instances of a device may take together. device_mb, max_models: limits beside; 0: none."""
     cores = {"cpu": device.cores * max(1.0, cores_overcommit), "gpu": inf}.get(device.kind, float(device.cores))
-    return Amount(memory_share * device.memory_mb, cores)
+    return Amount(min(device_mb or inf, memory_share * device.memory_mb), cores, max_models or inf)
 
 
 def short_of(need: Amount, free: Amount) -> Amount:
     """What is missing: above 0 where `free` (which may be negative) does not suffice."""
-    return Amount(max(0.0, need.memory_mb - free.memory_mb), max(0.0, need.cores - free.cores))
+    return Amount(
+        max(0.0, need.memory_mb - free.memory_mb),
+        max(0.0, need.cores - free.cores),
+        max(0.0, need.instances - free.instances),
+    )
 
 
 def shortage(variant: str, need: Amount, taken: Amount, limit: Amount, device: str) -> str:
@@ -126,6 +143,8 @@ def shortage(variant: str, need: Amount, taken: Amount, limit: Amount, device: s
             f"{variant} needs {need.memory_mb:.0f} MB; instances in use take {taken.memory_mb:.0f} of the "
             f"{limit.memory_mb:.0f} MB that {device} sets aside"
         )
+    if need.instances > limit.instances - taken.instances:
+        return f"{device} holds {taken.instances:.0f} instances in use, as many as monitor.max_models allows"
     return (
         f"{variant} needs {need.cores:.0f} core{'s' * (need.cores != 1)}; instances in use take {taken.cores:.0f} of the "
         f"{limit.cores:.0f} that {device} may promise"

@@ -298,6 +298,8 @@ def state_of(group: VariantInstances, app: AppView, view: ClusterView) -> str:
         return group.troubled[0].state_for(app.app.app)
     if group.loading:
         return "Loading"
+    if group.warm:
+        return "Warm"
     shut = frozenset(view.quarantines(group.record.variant))
     if not shut:
         return "Inactive"

@@ -52,8 +52,9 @@ from services.core.settings import MonitorSettings, Settings
 from services.monitor.devices import MonitoredDevice
 from services.monitor.effects import MonitorEffects, SampleMachine
 from services.monitor.executors import ExecutorEvents
-from services.monitor.loading import LEADER, InstanceTable, WorkerOrders
+from services.monitor.loading import InstanceTable
 from services.monitor.mitigation import Migrations
+from services.monitor.orders import LEADER, WorkerOrders
 
 KEEP_AGAIN = 2.0  # s until a quarantine that could not be written down is written again
 SAMPLE_TIMEOUT_S = 5.0  # s that a sample of the machine may take
@@ -93,7 +94,7 @@ class MonitorActor:
         self._devices = {spec.name: MonitoredDevice(worker, spec, prices) for spec in devices}
         self._table = table = InstanceTable(worker, self._devices, effects, settings)
         self._migrations = migrations = Migrations(worker, self._devices, table, effects, settings)
-        self._orders = orders = WorkerOrders(worker, table, effects)
+        self._orders = orders = WorkerOrders(worker, table, effects, settings)
         self._executors = executors = ExecutorEvents(
             self._devices, table, migrations, orders, effects, settings, failure_timeout_s
         )
@@ -248,6 +249,10 @@ class MonitorActor:
         if record is not None:
             for instance in self._table.of(name):
                 instance.record = record
+            return NOTHING
+        if kind == "variant":  # it was removed
+            host, warm = self._table.host, [one for one in self._table.warm(name) if one.state == "Warm"]
+            return [effect for one in warm for effect in host.drop(one, "the variant was removed", envelope.now)]
         return NOTHING
 
     def _control_changed(self, change: Changed, now: float) -> Iterable[Effect]:

@@ -8,8 +8,8 @@ from bus.messages.catalog import VariantRecord
 from bus.messages.events import CostEvent
 from bus.messages.fleet import DeviceStatus
 from services.core.cost import device_share, price_per_hour
-from services.core.lifecycle import COUNTED
 from services.core.placement import NOTHING, REMOTE, Amount, Device, cores_needed, total
+from services.core.settings import MonitorSettings
 from services.monitor.instances import WINDOW, MonitoredInstance
 
 
@@ -74,32 +74,34 @@ class MonitoredDevice:
     def share(self, record: VariantRecord) -> float:
         return device_share(record, self.spec.cores, self.spec.memory_mb)
 
-    def limit(self, memory_share: float, cores_overcommit: float) -> Amount:
+    def limit(self, settings: MonitorSettings) -> Amount:
         """What its instances may take together."""
-        return total(self.spec, memory_share, cores_overcommit)
+        return total(
+            self.spec, settings.memory_share, settings.cores_overcommit, settings.device_mb, settings.max_models
+        )
 
     def committed(self) -> Amount:
         """What the loaded and loading instances take."""
         memory_mb = cores = 0.0
+        count = 0
         for instance in self.instances.values():
-            if instance.state in COUNTED:
+            if instance.counts:
                 memory_mb += instance.memory_mb
                 cores += cores_needed(instance.record)
-        return Amount(memory_mb, cores)
+                count += 1
+        return Amount(memory_mb, cores, count)
 
     def reclaimable(self) -> Amount:
         """The part of `committed` that nobody needs. Loads of others may take it."""
-        instances = self.instances.values()
-        return sum((i.takes for i in instances if i.reclaimable and i.state in COUNTED), NOTHING)
+        return sum((i.takes for i in self.instances.values() if i.reclaimable and i.counts), NOTHING)
 
     def occupied(self) -> Amount:
         """What is taken now: with instances that are being unloaded, without loads that have not been ordered."""
-        there = (i for i in self.instances.values() if i.state != "Loading" or i.ordered is not None)
-        return sum((instance.takes for instance in there), NOTHING)
+        return sum((instance.takes for instance in self.instances.values() if instance.on_device), NOTHING)
 
     def waiting(self) -> list[MonitoredInstance]:
         """Admitted instances whose load has not been ordered yet, the oldest first."""
-        return [i for i in self.instances.values() if i.state == "Loading" and i.ordered is None]
+        return [instance for instance in self.instances.values() if instance.waits]
 
     @property
     def utilisation(self) -> float:
@@ -140,6 +142,7 @@ class MonitoredDevice:
             cores_reclaimable=reclaimable.cores,
             exclusive=self.exclusive,
             foreign_use=foreign_use,
+            host_used_mb=sum(instance.host_mb or 0.0 for instance in self.instances.values() if instance.in_host),
         )
 
 

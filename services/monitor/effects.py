@@ -7,11 +7,13 @@ from msgspec import Struct
 from bus.messages.catalog import VariantRecord
 from bus.messages.events import CostEvent, InstanceEventSample, ScalingEvent, StateEvent, WorkerEvent, WorkerSample
 from bus.messages.fleet import (
+    DemoteInstance,
     DeviceStatus,
     LoadInstance,
     MoveInstance,
     PlannedBy,
     State,
+    Tier,
     UnloadInstance,
     WorkerHeartbeat,
 )
@@ -68,8 +70,13 @@ class MonitorEffects:
 
     def order_load(self, instance: MonitoredInstance, price_per_s: float) -> Effect:
         subject = self._subjects.executor(self._worker, instance.device, "load")
-        order = LoadInstance(instance=instance.id, variant=instance.record, price_per_s=price_per_s)
+        tier: Tier = instance.goes or "device"
+        order = LoadInstance(instance=instance.id, variant=instance.record, price_per_s=price_per_s, tier=tier)
         return Publish(subject, order)
+
+    def order_demote(self, instance: MonitoredInstance) -> Effect:
+        subject = self._subjects.executor(self._worker, instance.device, "demote")
+        return Publish(subject, DemoteInstance(instance=instance.id))
 
     def order_unload(self, instance: str, device: str) -> Effect:
         subject = self._subjects.executor(self._worker, device, "unload")
@@ -101,7 +108,7 @@ class MonitorEffects:
             incarnation=self._incarnation,
             at=now,
             devices=self.statuses(devices),
-            instances=[instance.status() for instance in instances],
+            instances=[i.status() for i in instances if i.state != "Loading" or i.goes == "device"],
             draining=draining or leaving,
             leaving=leaving,
             kind=self._kind,
@@ -219,7 +226,7 @@ class MonitorEffects:
 
         Each app that used an instance has a row: load and utilisation are the app's, the rest is the instance's.
         """
-        present = list(device.instances.values())
+        present = [instance for instance in device.instances.values() if instance.state != "Warm"]
         sample = WorkerSample(
             time=now,
             worker=self._worker,

@@ -13,13 +13,14 @@ from bus.messages.fleet import (
     InstanceUnloaded,
 )
 from services.core.actor import Effect
-from services.core.lifecycle import COUNTED
+from services.core.lifecycle import SERVING
 from services.core.settings import MonitorSettings
 from services.monitor.devices import MonitoredDevice
 from services.monitor.effects import MonitorEffects
 from services.monitor.instances import MonitoredInstance, busy_by_app
-from services.monitor.loading import InstanceTable, WorkerOrders
+from services.monitor.loading import InstanceTable
 from services.monitor.mitigation import Migrations
+from services.monitor.orders import WorkerOrders
 from services.monitor.policy import thresholds_of
 
 UNLISTED = 2  # reports in a row without an instance after which its executor has lost it
@@ -62,18 +63,36 @@ class ExecutorEvents:
         instance, found = self._instance_of(message, now)
         if instance is None:
             return found
-        if (
-            instance.state == "Unloading"
-        ):  # released while it was loading: the order is repeated, now that it can be obeyed
-            found.append(self._effects.order_unload(instance.id, instance.device))
-        if instance.state != "Loading":
+        if instance.state == "Unloading" and instance.goes is None:
+            # Released while it was loading: the order is repeated, now that it can be obeyed.
+            return [*found, self._effects.order_unload(instance.id, instance.device)]
+        if instance.state == "Loading" and message.tier in (instance.goes, "device"):
+            self._table.failures.succeeded(message.variant)
+        if message.tier == "host":
+            instance.host_mb = max(instance.host_mb or 0.0, message.memory_mb)
+            why = f"in host memory after {message.load_ms:.0f} ms; {message.proof}"
+            return found + self._in_host(instance, why, now)
+        if instance.state not in ("Loading", "Warm"):
             return found
         instance.memory_mb = max(instance.memory_mb, message.memory_mb)
-        instance.last_used = now
-        self._table.failures.succeeded(message.variant)
         why = f"loaded in {message.load_ms:.0f} ms; {message.proof}"
-        found += self._effects.state_changes(instance, instance.move("Active", why, now), now)
-        return found + self._migrations.serves(instance, now)
+        return found + self._on_device(instance, why, now) + self._migrations.serves(instance, now)
+
+    def _in_host(self, instance: MonitoredInstance, why: str, now: float) -> list[Effect]:
+        """Its executor has it in host memory: as ordered by this monitor, or by one before it."""
+        if instance.state == "Loading" and instance.goes == "device":
+            return []  # an earlier word
+        found: list[Effect] = []
+        if instance.state in SERVING:
+            found = self._effects.state_changes(instance, instance.move("Unloading", why, now), now)
+        return found if instance.state == "Warm" else found + self._table.became_warm(instance, why, now)
+
+    def _on_device(self, instance: MonitoredInstance, why: str, now: float) -> list[Effect]:
+        found: list[Effect] = []
+        if instance.state == "Warm":  # promoted by an order of an earlier monitor
+            found = self._effects.state_changes(instance, instance.move("Loading", why, now), now)
+            self._table.occupy(instance, now)
+        return found + self._table.became_active(instance, why, now)
 
     def failed(self, message: InstanceFailed, now: float) -> list[Effect]:
         instance, found = self._instance_of(message, now)
@@ -84,7 +103,14 @@ class ExecutorEvents:
 
     def unloaded(self, message: InstanceUnloaded, now: float) -> list[Effect]:
         instance, found = self._instance_of(message, now)
-        return found if instance is None else found + self._table.gone(instance, "unloaded", now)
+        if instance is None:
+            return found
+        why = "unloaded" if instance.goes is None else "unloaded: its backend cannot keep it in host memory"
+        wanted = instance.wanted
+        found += self._table.gone(instance, why, now)
+        if wanted:
+            found += self._table.load_again(instance, self._devices[instance.device], wanted, now)[1]
+        return found
 
     def moved(self, message: InstanceMoved, now: float) -> list[Effect]:
         instance, found = self._instance_of(message, now)
@@ -116,12 +142,15 @@ class ExecutorEvents:
                 found += adopted
             if instance is not None:
                 sampled.append((instance, sample))
-        siblings = Counter(one.record.variant for one in self._table.instances.values() if one.state in COUNTED)
+        siblings = Counter(one.record.variant for one in self._table.instances.values() if one.counts)
         for instance, sample in sampled:
             found += self._sampled(device, instance, sample, report.seconds, siblings[instance.record.variant], now)
         if self.synced:
             self.listed.add(report.device)
-        return found + self._unlisted(device, {sample.instance for sample in report.samples}, now)
+        found += self._unlisted(device, {sample.instance for sample in report.samples}, now)
+        if self.synced:
+            found += self._orders.preload(device, now)
+        return found + self._orders.try_again(now)
 
     def _unlisted(self, device: MonitoredDevice, listed: set[str], now: float) -> list[Effect]:
         """Instances that an executor should have and does not list: a message was lost, or its actor was started again."""
@@ -149,6 +178,10 @@ class ExecutorEvents:
     ) -> list[Effect]:
         """One instance's part of a report. siblings: instances of its variant on this worker, itself included."""
         found = self._effects.state_changes(instance, instance.observe(sample, seconds, now), now)
+        if sample.tier == "host" and instance.state in SERVING:
+            found += self._in_host(instance, "the executor has it in host memory", now)
+        elif sample.tier == "device" and instance.state == "Warm":
+            found += self._on_device(instance, "the executor has it on the device", now)
         if sample.apps:
             busy, payers = busy_by_app(sample), self._table.catalog.planned.get(instance.record.variant, ())
             if payers:  # for its replicas a pipeline pays itself, whoever asks them

@@ -4,7 +4,7 @@ from collections import deque
 from typing import NamedTuple
 
 from bus.messages.catalog import VariantRecord
-from bus.messages.fleet import InstanceSample, InstanceStatus, State
+from bus.messages.fleet import InstanceSample, InstanceStatus, State, Tier
 from services.core.cost import load_seconds
 from services.core.lifecycle import SERVING, Observed, Thresholds, judge, thresholds_for
 from services.core.placement import Amount, cores_needed
@@ -41,13 +41,17 @@ class Recent(NamedTuple):
 
 
 class MonitoredInstance:
-    """One variant loaded, loading or unloading on one device.
+    """One variant loaded, loading or unloading on one device, or in host memory for it (Warm).
 
     apps: the state for each app that uses it; None: for no app. owner: the app that it was loaded for, or that used it last.
     factor: measured over profiled time of a batch, slowly moving. ordered: when its load was ordered. unlisted: reports in a row
     without it. cores: those that it is pinned to; empty: any. move_after: it may be moved again from then on. replaces: the
     instance that is unloaded once this one serves. reclaimable: nobody needs it; it serves until its place is needed. batching,
     batch_limit: the policy that forms its batches, and their most items now; 0: the variant's largest. contexts: batches at a time.
+
+    on_device, in_host: what it takes, or has been promised, there. goes: where its load or unload ends; None: nowhere. wanted: why it is
+    brought to the device once it is in host memory; empty: it is not. host_mb: of host memory while it is Warm; None: it cannot be. used:
+    a batch has begun since it is on the device.
     """
 
     def __init__(
@@ -70,6 +74,12 @@ class MonitoredInstance:
         self.move_after = 0.0
         self.replaces: str | None = None
         self.reclaimable = False
+        self.on_device = state in SERVING
+        self.in_host = state == "Warm"
+        self.goes: Tier | None = "device" if state == "Loading" else None
+        self.wanted = ""
+        self.host_mb = record.profile.host_mb
+        self.used = False
         self.batching = record.batching
         self.batch_limit = 0
         self.contexts = 1
@@ -80,7 +90,17 @@ class MonitoredInstance:
     @property
     def takes(self) -> Amount:
         """What it takes of its device."""
-        return Amount(self.memory_mb, cores_needed(self.record))
+        return Amount(self.memory_mb, cores_needed(self.record), 1.0)
+
+    @property
+    def counts(self) -> bool:
+        """Whether it serves, or will: its room on the device is promised."""
+        return self.state in SERVING or (self.state == "Loading" and self.goes == "device") or bool(self.wanted)
+
+    @property
+    def waits(self) -> bool:
+        """Whether its load on the device has not been ordered yet."""
+        return self.state == "Loading" and self.goes == "device" and self.ordered is None
 
     # -- state
 
@@ -111,7 +131,7 @@ class MonitoredInstance:
                 self.apps[app.app] = self.state
                 changes.append((app.app, "Inactive", self.state, "this app's first items here"))
         if sample.items > 0 or sample.queued > 0:
-            self.last_used = now
+            self.last_used, self.used = now, True
         if sample.predicted > 0 and sample.busy > 0 and sample.batches > 0:
             gain, spent = GAIN * min(1.0, sample.batches / FULL_REPORT), sample.busy
             if waited >= max(2, self.batch_limit or self.record.max_batch):
@@ -259,6 +279,7 @@ class MonitoredInstance:
     def status(self) -> InstanceStatus:
         """As heartbeats carry it."""
         loading = self.state == "Loading"
+        ready = load_seconds(self.record, warm=self.in_host)
         return InstanceStatus(
             instance=self.id,
             variant=self.record.variant,
@@ -271,7 +292,7 @@ class MonitoredInstance:
             mean_batch=self.mean_batch,
             factor=self.factor,
             app_states=self._app_states(),
-            ready_at=self.since + load_seconds(self.record) if loading else 0.0,
+            ready_at=self.since + ready if loading else 0.0,
             reclaimable=self.reclaimable,
             batching=self.batching,
             batch_limit=self.batch_limit,

@@ -1,30 +1,25 @@
-"""What is loaded on a worker, and what it is ordered to load, release and drain: admission, eviction, quarantine. Pure.
+"""What is loaded on a worker: admission, eviction, quarantine. Pure.
 
 The monitor alone admits loads on its worker. So two orders at once never take the same memory twice.
 """
 
 from collections.abc import Iterable, Mapping
 
-import msgspec
-
 from bus.messages.catalog import VariantRecord
-from bus.messages.fleet import EnsureLoaded, InstanceSample, LoadAccepted, LoadRefused, Release
-from bus.messages.scaling import Drain, LeaderRecord
+from bus.messages.fleet import InstanceSample, State
 from services.core.actor import Effect
 from services.core.catalog import Catalog
-from services.core.lifecycle import COUNTED, SERVING
+from services.core.lifecycle import SERVING
 from services.core.placement import Amount, cores_needed, misfit, short_of, shortage
 from services.core.settings import MonitorSettings
 from services.monitor.devices import MonitoredDevice
 from services.monitor.effects import MonitorEffects
 from services.monitor.instances import MonitoredInstance
-from services.monitor.policy import LoadFailures, make_room, scaler, to_keep, to_release
+from services.monitor.policy import LoadFailures, make_room, to_keep, to_release
+from services.monitor.tiers import HostTier, least_recently_used
 
 REFUSE_AFTER = 10.0  # s without an executor after which loads are refused; before, they wait for it
 REMEMBERED = 1000  # instances that ended
-LEADER = "controller"  # key of the control bucket: who leads
-MOST_INSTANCES = 256  # of one variant on one worker; an order for more is a mistake
-_leader = msgspec.msgpack.Decoder(LeaderRecord)
 
 
 class InstanceTable:
@@ -40,6 +35,7 @@ class InstanceTable:
         self.catalog = Catalog()
         self.failures = LoadFailures(settings.quarantine_after)
         self.instances: dict[str, MonitoredInstance] = {}
+        self.host = HostTier(self.instances, effects, settings.host_mb)
         self.used: set[str] = set()
         self.draining = False
         self._worker = worker
@@ -51,12 +47,35 @@ class InstanceTable:
 
     def of(self, variant: str) -> list[MonitoredInstance]:
         """This variant's instances that are loaded or loading."""
-        return [i for i in self.instances.values() if i.record.variant == variant and i.state in COUNTED]
+        return [i for i in self.instances.values() if i.record.variant == variant and i.counts]
+
+    def warm(self, variant: str) -> list[MonitoredInstance]:
+        """This variant's instances that are in host memory, and then those that are on their way there."""
+        found = [i for i in self.instances.values() if i.record.variant == variant and i.in_host and not i.counts]
+        return sorted((i for i in found if i.state == "Warm" or i.goes == "host"), key=lambda i: i.state != "Warm")
 
     # -- admission
 
-    def place(self, record: VariantRecord, now: float) -> tuple[MonitoredDevice, list[Effect]] | str:
-        """A device with room for one more instance, and the evictions that make the room. Or why there is none.
+    def provide(
+        self, record: VariantRecord, app: str | None, reason: str, now: float
+    ) -> tuple[MonitoredInstance, list[Effect]] | str:
+        """One more instance: a Warm one comes to its device, else a new one is loaded; with the evictions that make room. Or why not."""
+        for warm in self.warm(record.variant):
+            place = self._place(record, now, self._devices[warm.device])
+            if not isinstance(place, str):
+                warm.wanted = reason  # so that it does not leave host memory for those that come there
+                return warm, [*self._evict(place[1], record.variant, now), *self.promote(warm, app, reason, now)]
+        place = self._place(record, now)
+        if isinstance(place, str):
+            return place
+        evictions = self._evict(place[1], record.variant, now)
+        instance, admitted = self.admit(place[0], record, app, reason, now)
+        return instance, [*evictions, *admitted]
+
+    def _place(
+        self, record: VariantRecord, now: float, only: MonitoredDevice | None = None
+    ) -> tuple[MonitoredDevice, list[MonitoredInstance]] | str:
+        """A device with room for one more instance, and the instances whose eviction makes the room. Or why there is none.
 
         It is the device on which the fewest instances that are needed go, then the fewest reclaimable ones. Among equals one where
         the load can begin at once, of these the one with most free memory. Where the load must wait for others to go, it takes the place
@@ -66,6 +85,8 @@ class InstanceTable:
         if obstacle:
             return obstacle
         fitting, obstacle = self._fitting(record, now)
+        if only is not None:
+            fitting = [device for device in fitting if device is only]
         need = needs_of(record)
         best: tuple[tuple[int, int, bool, float], MonitoredDevice, list[MonitoredInstance]] | None = None
         for device in sorted(fitting, key=lambda device: -self._free(device).memory_mb):
@@ -82,7 +103,34 @@ class InstanceTable:
                 best = order, device, victims
         if best is None:
             return obstacle or "this worker has no device"
-        return best[1], self._evict(best[2], record.variant, now)
+        return best[1], best[2]
+
+    def would_fit(self, record: VariantRecord, now: float) -> bool:
+        """Whether there is room once all instances have gone that are at work now."""
+        return not self.failures.obstacle(record.variant, now) and bool(self._fitting(record, now)[0])
+
+    def preload(self, record: VariantRecord, device: MonitoredDevice, now: float, *, warm: bool) -> list[Effect]:
+        """Load it if it is not here and fits without evictions. warm: into host memory only."""
+        variant, limits = record.variant, self._settings
+        if self.of(variant) or self.warm(variant) or self.failures.obstacle(variant, now):
+            return []
+        if misfit(record, device.spec, limits.memory_share, limits.device_mb):
+            return []
+        why = f"preloaded: monitor.preload is {limits.preload}"
+        event = self._effects.scaling("monitor", "load", record, None, why, now)
+        if not warm:
+            fits = short_of(needs_of(record), self._free(device)).none
+            return [*self.admit(device, record, None, why, now)[1], event] if fits else []
+        instance = MonitoredInstance(self._new_name(variant), record, device.spec.name, "Loading", now)
+        if self.host.obstacle(instance) or not self.host.has_room(instance.host_mb or 0.0):
+            return []
+        instance.goes, instance.in_host, instance.ordered = "host", True, now
+        self._add(device, instance, now)
+        return [
+            *self._effects.state_changes(instance, [(None, "Inactive", "Loading", why)], now),
+            self.order(instance),
+            event,
+        ]
 
     def others_with_room(self, instance: MonitoredInstance, now: float) -> list[MonitoredDevice]:
         """Other devices than its own where this instance fits without evictions, the least used first."""
@@ -100,7 +148,7 @@ class InstanceTable:
         fitting: list[MonitoredDevice] = []
         obstacle = ""
         for device in self._devices.values():
-            why = misfit(record, device.spec, self._settings.memory_share)
+            why = misfit(record, device.spec, self._settings.memory_share, self._settings.device_mb)
             if not why and not device.alive and now - device.silent_since > REFUSE_AFTER:
                 why = f"the executor of {device.spec.name} does not run"
             if not why:
@@ -110,7 +158,7 @@ class InstanceTable:
         return fitting, obstacle
 
     def _limit(self, device: MonitoredDevice) -> Amount:
-        return device.limit(self._settings.memory_share, self._settings.cores_overcommit)
+        return device.limit(self._settings)
 
     def _free(self, device: MonitoredDevice) -> Amount:
         return self._limit(device) - device.committed()
@@ -125,6 +173,8 @@ class InstanceTable:
             if one.reclaimable
             or one.record.variant not in self.catalog.planned  # the leader keeps replicas of pipelines
         ]
+        if self._settings.cache == "lru":
+            return least_recently_used(candidates, short, now)
         return make_room(candidates, short, self._apps_of, self._least, now, self._settings.idle_s)
 
     def _evict(self, victims: Iterable[MonitoredInstance], variant: str, now: float) -> list[Effect]:
@@ -132,9 +182,56 @@ class InstanceTable:
         for victim in victims:
             unused = f"not used for {now - victim.last_used:.0f} s"
             why = f"makes room for {variant}; {'reclaimable' if victim.reclaimable else unused}"
+            demoted = self._demote(victim, why, now) if self._settings.cache == "lru" else ""
+            if not isinstance(demoted, str):
+                found += demoted
+                continue
+            why += f"; {demoted}" if demoted else ""
             found.append(self._effects.scaling("monitor", "evict", victim.record, victim.owner, why, now))
             found += self.unload(victim, why, now)
         return found
+
+    def _demote(self, victim: MonitoredInstance, why: str, now: float) -> list[Effect] | str:
+        found = self.host.demote(victim, why, now)
+        if isinstance(found, str):
+            return found
+        return [self._effects.scaling("monitor", "demote", victim.record, victim.owner, why, now), *found]
+
+    def promote(self, warm: MonitoredInstance, app: str | None, reason: str, now: float) -> list[Effect]:
+        """Bring it to its device as soon as there is room; if it is on its way to host memory, once it is there."""
+        found: list[Effect] = []
+        if app is not None:
+            warm.owner = app
+            self.used.add(app)
+            if app not in warm.apps:
+                warm.apps[app] = warm.state
+                found += self._effects.state_changes(warm, [(app, "Inactive", warm.state, reason)], now)
+        warm.wanted = reason
+        if warm.state != "Warm":
+            return found
+        warm.wanted, warm.goes, warm.ordered = "", "device", None
+        found += self._effects.state_changes(warm, warm.move("Loading", reason, now), now)
+        self.occupy(warm, now)
+        return found + self.order_waiting(self._devices[warm.device], now)
+
+    def became_warm(self, instance: MonitoredInstance, reason: str, now: float) -> list[Effect]:
+        """Its model is in host memory only. What waited for its room on the device goes on."""
+        device = self._devices[instance.device]
+        found = self._effects.state_changes(instance, instance.move("Warm", reason, now), now)
+        instance.goes, instance.in_host, instance.on_device, instance.reclaimable = None, True, False, False
+        device.meter.vacate(instance.id, now)
+        if instance.wanted:
+            found += self.promote(instance, instance.owner, instance.wanted, now)
+        for warm in self.host.excess():
+            found += self.host.drop(warm, "host memory is full", now)
+        return found + self.order_waiting(device, now)
+
+    def became_active(self, instance: MonitoredInstance, reason: str, now: float) -> list[Effect]:
+        """Its model is on the device only."""
+        found = self._effects.state_changes(instance, instance.move("Active", reason, now), now)
+        instance.goes, instance.in_host, instance.on_device = None, False, True
+        instance.last_used, instance.used = now, False
+        return found + self.host.advance(now)
 
     def admit(
         self, device: MonitoredDevice, record: VariantRecord, app: str | None, reason: str, now: float
@@ -156,7 +253,7 @@ class InstanceTable:
             unloading = any(other.state == "Unloading" for other in device.instances.values())
             if unloading and not short_of(instance.takes, self._limit(device) - device.occupied()).none:
                 break
-            instance.ordered = now
+            instance.ordered, instance.on_device = now, True
             found.append(self.order(instance))
         return found
 
@@ -176,17 +273,23 @@ class InstanceTable:
         if record is None or ended:
             unload = synced or ended
             return None, [self._effects.order_unload(sample.instance, device.spec.name)] if unload else []
-        instance = MonitoredInstance(sample.instance, record, device.spec.name, "Active", now)
+        state: State = "Warm" if sample.tier == "host" else "Active"
+        instance = MonitoredInstance(sample.instance, record, device.spec.name, state, now)
         self._add(device, instance, now)
         number = sample.instance.rpartition("-")[2]
         if number.isdecimal():
             self._numbers[record.variant] = max(self._numbers.get(record.variant, 0), int(number))
-        return instance, self._effects.state_changes(instance, [(None, "Inactive", "Active", "found loaded")], now)
+        return instance, self._effects.state_changes(instance, [(None, "Inactive", state, "found loaded")], now)
 
     def _add(self, device: MonitoredDevice, instance: MonitoredInstance, now: float) -> None:
         self.instances[instance.id] = device.instances[instance.id] = instance
-        share = device.share(instance.record)
-        device.meter.occupy(instance.id, instance.record, share, instance.owner, now)
+        if instance.counts:
+            self.occupy(instance, now)
+
+    def occupy(self, instance: MonitoredInstance, now: float) -> None:
+        """It costs its share of the device from now on."""
+        device = self._devices[instance.device]
+        device.meter.occupy(instance.id, instance.record, device.share(instance.record), instance.owner, now)
 
     def _new_name(self, variant: str) -> str:
         """An instance's name. It is unique in the cluster, and this monitor never gives it twice."""
@@ -222,8 +325,8 @@ class InstanceTable:
         marked = [instance for instance in to_release(self.of(variant), keep) if not instance.reclaimable]
         found: list[Effect] = []
         for instance in marked:
-            if instance.state == "Loading" and instance.ordered is None:
-                found += self.gone(instance, reason, now)
+            if instance.waits or instance.wanted:
+                found += self.unload(instance, reason, now)
                 continue
             instance.reclaimable = True
             self._devices[instance.device].meter.release(instance.id, now)
@@ -243,9 +346,13 @@ class InstanceTable:
         return claimed
 
     def unload(self, instance: MonitoredInstance, reason: str, now: float) -> list[Effect]:
-        """Unload it once its queue is empty; at once if its load has not been ordered yet."""
-        if instance.state == "Loading" and instance.ordered is None:
-            return self.gone(instance, reason, now)
+        """Unload it once its queue is empty; at once if its load has not been ordered yet. What is in host memory stays there."""
+        if instance.wanted:
+            instance.wanted = ""
+            return []
+        if instance.waits:
+            return self.became_warm(instance, reason, now) if instance.in_host else self.gone(instance, reason, now)
+        instance.goes = None
         changes = self._effects.state_changes(instance, instance.move("Unloading", reason, now), now)
         return [*changes, self._effects.order_unload(instance.id, instance.device)]
 
@@ -259,7 +366,7 @@ class InstanceTable:
         self._ended[instance.id] = None
         if len(self._ended) > REMEMBERED:
             del self._ended[next(iter(self._ended))]
-        return found + self.order_waiting(device, now)
+        return found + self.host.advance(now) + self.order_waiting(device, now)
 
     def executor_ended(self, device: MonitoredDevice, reason: str, now: float) -> list[Effect]:
         """The executor process and its instances are gone. Those that are needed are loaded again by the next process."""
@@ -270,6 +377,7 @@ class InstanceTable:
         found: list[Effect] = []
         for old in list(device.instances.values()):
             if old in waiting:
+                old.in_host = False  # it ended with the process
                 continue
             if old.state == "Loading":  # it may have killed the executor, so it is not loaded again by itself
                 found += self.failed(old, reason, now)
@@ -316,112 +424,4 @@ class InstanceTable:
 
 def needs_of(record: VariantRecord) -> Amount:
     """What an instance takes, by its profile."""
-    return Amount(record.profile.memory_mb, cores_needed(record))
-
-
-class WorkerOrders:
-    """Obeys the orders to load, release and drain that a worker gets, or refuses them with a reason.
-
-    leaving: the worker is being stopped. draining: it takes nothing new, so that it can be stopped.
-
-    An order of the controller carries its epoch, which grows with each leader. The worker refuses an order whose epoch is below
-    the largest that it has seen: its sender does not lead any more. Epoch 0: the order is not the controller's.
-    """
-
-    def __init__(self, worker: str, table: InstanceTable, effects: MonitorEffects) -> None:
-        self.leaving = False
-        self._worker = worker
-        self._table = table
-        self._effects = effects
-        self._epoch = 0
-        self._draining = ""  # why
-
-    @property
-    def draining(self) -> bool:
-        return self._table.draining
-
-    @property
-    def usual_state(self) -> str:
-        """The state of a worker that works as it should."""
-        return "Draining" if self.draining else "Ready"
-
-    def ensure(self, order: EnsureLoaded, now: float) -> tuple[LoadAccepted | LoadRefused, list[Effect]]:
-        record = order.variant
-        have = [instance for instance in self._table.of(record.variant) if not instance.reclaimable]
-        found: list[Effect] = []
-        why, by = order.reason or f"ordered by {order.orderer or 'somebody'}", scaler(order.orderer)
-        obstacle = self._outdated(order.epoch) or self._closed()
-        if order.at_least > MOST_INSTANCES:
-            obstacle = f"at_least is {order.at_least}; one worker takes at most {MOST_INSTANCES} instances of a variant"
-        if len(have) < order.at_least and not obstacle:
-            claimed = self._table.claim(record.variant, order.at_least - len(have), order.app, now)
-            if claimed:
-                owner, count = order.app or claimed[0].owner, len(claimed)
-                found.append(self._effects.scaling(by, "keep", record, owner, why, now, count, order.planned))
-                have += claimed
-        while len(have) < order.at_least and not obstacle:
-            place = self._table.place(record, now)
-            if isinstance(place, str):
-                obstacle = place
-                break
-            device, evictions = place
-            action = order.action or ("replicate" if have else "load")
-            instance, admitted = self._table.admit(device, record, order.app, why, now)
-            have.append(instance)
-            event = self._effects.scaling(by, action, record, order.app, why, now, planned=order.planned)
-            found += [*evictions, *admitted, event]
-        if obstacle:
-            return self._refused(record.variant, obstacle), found
-        accepted = LoadAccepted(worker=self._worker, variant=record.variant, instances=[i.id for i in have])
-        return accepted, found
-
-    def release(self, order: Release, now: float) -> tuple[LoadAccepted | LoadRefused, list[Effect]]:
-        obstacle = self._outdated(order.epoch)
-        if obstacle:
-            return self._refused(order.variant, obstacle), []
-        why = order.reason or f"ordered by {order.orderer or 'somebody'}"
-        action, obey = ("release", self._table.mark) if order.reclaim else ("unload", self._table.release)
-        released, found = obey(order.variant, order.keep, why, now)
-        if released:
-            first = released[0]
-            by, count = scaler(order.orderer), len(released)
-            found.append(self._effects.scaling(by, action, first.record, first.owner, why, now, count, order.planned))
-        left = [instance.id for instance in self._table.of(order.variant)]
-        return LoadAccepted(worker=self._worker, variant=order.variant, instances=left), found
-
-    def drain(self, order: Drain, now: float) -> tuple[LoadAccepted | LoadRefused, list[Effect]]:
-        """Take nothing new. Instances stay and answer what is queued; the reply lists them."""
-        obstacle = self._outdated(order.epoch) or ("this worker is leaving" if self.leaving else "")
-        if obstacle:
-            return self._refused("", obstacle), []
-        found: list[Effect] = []
-        if order.resume == self.draining:
-            self._table.draining = not order.resume
-            self._draining = order.reason or f"ordered by {order.orderer or 'somebody'}"
-            self._effects.heartbeat_due = True
-            found = self._effects.worker_state(self.usual_state, self._draining, now)
-        return LoadAccepted(worker=self._worker, variant="", instances=list(self._table.instances)), found
-
-    def leader_changed(self, value: bytes | None) -> None:
-        """The leader's record in the control bucket has this value now. So a new monitor refuses outdated orders, too."""
-        try:
-            record = _leader.decode(value) if value else None
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return
-        if record is not None:
-            self._epoch = max(self._epoch, record.epoch)
-
-    def _closed(self) -> str:
-        if self.leaving:
-            return "this worker is leaving"
-        return f"this worker is draining: {self._draining}" if self.draining else ""
-
-    def _outdated(self, epoch: int) -> str:
-        """Why an order of this epoch is refused; empty if it is obeyed."""
-        if 0 < epoch < self._epoch:
-            return f"the order is of epoch {epoch}, and a later leader has spoken in epoch {self._epoch}"
-        self._epoch = max(self._epoch, epoch)
-        return ""
-
-    def _refused(self, variant: str, reason: str) -> LoadRefused:
-        return LoadRefused(worker=self._worker, variant=variant, reason=reason)
+    return Amount(record.profile.memory_mb, cores_needed(record), 1.0)

@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
-from services.core.lifecycle import COUNTED, SERVING, Thresholds
+from services.core.lifecycle import SERVING, Thresholds
 from services.core.placement import NOTHING, Amount, short_of
 from services.core.settings import MonitorSettings
 from services.monitor.instances import MonitoredInstance
+from services.monitor.tiers import needed_of
 
 RETRY_FIRST = 1.0  # s until a variant whose load failed may be tried again; doubles with each failure in a row
 RETRY_LAST = 60.0  # s, at most
@@ -45,7 +46,7 @@ def make_room(
 
     instances: those on the device; the caller counts the room of those that are being unloaded. idle_s: unused for so long is idle.
     """
-    present = sorted((i for i in instances if i.state in COUNTED), key=lambda instance: instance.last_used)
+    present = sorted((i for i in instances if i.counts), key=lambda instance: instance.last_used)
     serving = Counter(app for instance in present if instance.state in SERVING for app in apps_of(instance))
 
     def kept(instance: MonitoredInstance, most: float) -> bool:
@@ -70,18 +71,12 @@ def make_room(
                 serving.subtract(apps_of(instance))
             victims.append(instance)
             freed += instance.takes
-    if not short_of(need, freed).none:
-        return None
-    for victim in victims[::-1]:
-        if short_of(need, freed - victim.takes).none:
-            victims.remove(victim)
-            freed -= victim.takes
-    return victims
+    return needed_of(victims, need) if short_of(need, freed).none else None
 
 
 def to_release(instances: Sequence[MonitoredInstance], keep: int) -> list[MonitoredInstance]:
     """Which of one variant's instances are more than `keep`: first reclaimable ones, then those that are loading, then the least busy."""
-    present = [instance for instance in instances if instance.state in COUNTED]
+    present = [instance for instance in instances if instance.counts]
     present.sort(key=lambda i: (not i.reclaimable, i.state != "Loading", i.queued, i.last_used))
     return present[: max(0, len(present) - max(0, keep))]
 

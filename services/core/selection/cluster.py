@@ -4,7 +4,7 @@ The sources are heartbeats, `done` batches and the dispatcher's own assignments.
 state moves one instance between the lists of the apps that its variant serves.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from heapq import nsmallest
 
 from bus.messages.catalog import AppRecord, VariantRecord
@@ -130,11 +130,16 @@ class ClusterView:
             instance = Instance(status, record, worker, device)
             instance.price_per_s = instance_price_per_s(record, self.prices, device.cores, device.memory_mb)
             instance.cores = worker.cores.setdefault(device.device, instance.cores)
-            instance.cores.add(instance, device)
             self.instances[instance.id] = worker.instances[instance.id] = instance
             self.by_variant.setdefault(record.variant, {})[instance.id] = instance
         before = instance.status
         instance.status = status
+        warm = status.state == "Warm"
+        if fresh or warm != (before.state == "Warm"):
+            if not warm:
+                instance.cores.add(instance, device)
+            elif not fresh:
+                instance.cores.remove(instance)
         instance.factor = status.factor
         instance.served = status.load
         instance.busy = busy_share(status)
@@ -163,7 +168,8 @@ class ClusterView:
         if instance is None:
             return None
         instance.worker.instances.pop(instance_id, None)
-        instance.cores.remove(instance)
+        if instance.status.state != "Warm":  # a Warm one has no cores
+            instance.cores.remove(instance)
         instance.cores = SharedCores()  # queries that were sent there may still come back
         self.by_variant.get(instance.record.variant, {}).pop(instance_id, None)
         for view in self._serving.get(instance.record.variant, ()):
@@ -197,6 +203,16 @@ class ClusterView:
         """The workers that will not load this variant until it is released, and why."""
         found = self._quarantining
         return {w.name: w.quarantined[variant] for w in found.values() if variant in w.quarantined} if found else {}
+
+    @staticmethod
+    def warmest(instances: Iterable[Instance], exclude: Collection[str] = ()) -> str | None:
+        """Of the workers where these Warm instances are, the one whose device is used least. None when none of them takes loads."""
+        able = [
+            (one.worker.devices[one.device].utilisation, one.worker.name)
+            for one in instances
+            if not one.worker.draining and one.worker.name not in exclude and one.device in one.worker.devices
+        ]
+        return min(able)[1] if able else None
 
     def least_utilised(
         self, kind: str, exclude: frozenset[str] = frozenset(), *, simulated: bool = False

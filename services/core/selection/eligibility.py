@@ -46,21 +46,28 @@ FIRST = 8  # Active variants that a query looks at before it looks at all
 
 
 class VariantInstances:
-    """One variant of the app, with its instances by readiness. samplers: for the same lists, used when they are long."""
+    """One variant of the app, with its instances by readiness. samplers: for these lists, used when they are long. warm: instances that
+    are in host memory only and serve nobody.
+    """
 
-    __slots__ = ("active", "loading", "record", "samplers", "seconds_to_load", "table", "troubled", "where")
+    __slots__ = ("active", "loading", "record", "samplers", "table", "troubled", "warm", "where")
 
     def __init__(self, record: VariantRecord) -> None:
         self.record = record
         self.table = LatencyTable(record)
-        self.seconds_to_load = load_seconds(record)
         self.active: list[Instance] = []
         self.loading: list[Instance] = []
         self.troubled: list[Instance] = []
+        self.warm: list[Instance] = []
         self.where: dict[Instance, list[Instance]] = {}
         self.samplers: dict[Readiness, InstanceSampler] = {
             "active": InstanceSampler(self.active), "loading": InstanceSampler(self.loading), "troubled": InstanceSampler(self.troubled)
         }  # fmt: skip
+
+    @property
+    def seconds_to_load(self) -> float:
+        """Predicted seconds until one more instance serves: a Warm one where there is one."""
+        return load_seconds(self.record, warm=bool(self.warm))
 
     @property
     def serving(self) -> "tuple[tuple[Readiness, list[Instance]], ...]":
@@ -223,6 +230,7 @@ class AppView:
         self.has_active: NDArray[np.bool_] = np.zeros(count, dtype=bool)
         self.has_loading: NDArray[np.bool_] = np.zeros(count, dtype=bool)
         self.has_troubled: NDArray[np.bool_] = np.zeros(count, dtype=bool)
+        self._has_warm = [False] * count
         self._eligibilities: dict[tuple[object, ...], Eligibility] = {}
         self._ranked: dict[Readiness, RankedVariants] = {}
         self.full_since = self._full_at = float("-inf")
@@ -267,7 +275,9 @@ class AppView:
         """Put an instance into the list that its state for this app belongs to."""
         i = self.index[instance.record.variant]
         group = self.groups[i]
-        state = instance.state_for(self.app.app) if instance.state not in ("Inactive", "Unloading") else instance.state
+        state = instance.state
+        if state not in ("Inactive", "Unloading", "Warm"):
+            state = instance.state_for(self.app.app)
         if state == "Active" or (state == "Overloaded" and self.goal == "accuracy"):
             # Accurate instances are full on purpose. What they predict says whether a query is in time there.
             group.put(instance, group.active)
@@ -275,6 +285,8 @@ class AppView:
             group.put(instance, group.loading)
         elif state in ("Overloaded", "Interfered"):
             group.put(instance, group.troubled)
+        elif state == "Warm":
+            group.put(instance, group.warm)
         else:
             group.put(instance, None)
         batch = instance.batch if len(group.active) <= MANY else self._usual_batch(i)
@@ -307,6 +319,9 @@ class AppView:
             if has[i] != bool(instances):
                 has[i] = bool(instances)
                 self._changed()
+        if self._has_warm[i] != bool(group.warm):
+            self._has_warm[i], self.load_s[i] = bool(group.warm), group.seconds_to_load
+            self._changed()
 
     def _changed(self) -> None:
         self._eligibilities.clear()

@@ -235,13 +235,15 @@ def order_for(
 ) -> LoadOrder | None:
     """An order to load the eligible variant that is ready soonest, on the least utilised worker of its hardware. None when there is none.
 
-    spare_only: not on a busy device, where it would only take capacity from instances that serve already.
+    A variant that is Warm is loaded where it is Warm. spare_only: not on a busy device, where it would only take capacity from instances that serve already.
     """
     for group in eligible.loadable:
         if view.not_before.get(group.record.variant, 0.0) > now:
             continue
         shut = frozenset(view.quarantines(group.record.variant))
-        worker = view.least_utilised(group.record.hardware, shut, simulated=group.record.simulated)
+        worker = view.warmest(group.warm, shut) if group.warm else None
+        if worker is None:
+            worker = view.least_utilised(group.record.hardware, shut, simulated=group.record.simulated)
         if worker is None or (spare_only and _is_busy(view, worker, group.record)):
             continue
         return LoadOrder(group.record, worker, group.seconds_to_load + group.table.at(ask.length).seconds(ask.items))

@@ -157,9 +157,30 @@ class MonitorSettings(Section, frozen=True, kw_only=True):
     cores_overcommit: Annotated[
         float, Number(1, 1e6), "Threads of instances that a CPU core may be promised to: idle ones take no time."
     ] = 16.0
-    idle_s: Annotated[float, WAIT, "An instance that is unused for so many seconds may make room for another."] = 1.0
+    idle_s: Annotated[
+        float, WAIT, "With cache reserve: an instance that is unused for so many seconds may make room for another."
+    ] = 1.0
+    cache: Annotated[
+        Literal["reserve", "lru"],
+        "Which idle instance makes room. reserve: one that no app in use needs; lru: the least recently used, which stays in host "
+        "memory where its backend can (docs/memory.md).",
+    ] = "reserve"
+    max_models: Annotated[int, Number(most=1e6, zero="no limit"), "Instances that a device may hold at a time."] = 0
+    device_mb: Annotated[
+        int, Number(most=1e9, zero="memory_share alone decides"), "MB of a device that instances may take at most."
+    ] = 0
+    host_mb: Annotated[
+        int, Number(most=1e9, zero="nothing stays there"), "MB of a worker's main memory for Warm instances."
+    ] = 2048
+    preload: Annotated[
+        Literal["none", "warm", "active"],
+        "What is loaded when a worker starts: nothing; what fits into host memory; or what fits on the devices, one variant of each "
+        "model first.",
+    ] = "none"
 
     def conflicts(self) -> Iterator[Fault]:
+        if self.preload == "warm" and self.host_mb == 0:
+            yield Fault("monitor.host_mb", "must be above 0 where monitor.preload is warm: nothing would be loaded")
         if 0 < self.interfered_ratio <= self.clear_ratio:
             yield Fault(
                 "monitor.clear_ratio",

@@ -9,6 +9,7 @@ from bus.messages.catalog import AppRecord, Profile, ProfileRow, Signature, Vari
 from bus.messages.events import Event
 from bus.messages.fleet import (
     AppSample,
+    DemoteInstance,
     EnsureLoaded,
     ExecutorReport,
     InstanceFailed,
@@ -35,8 +36,16 @@ E = TypeVar("E", bound=Event)
 Items = dict[str, int]
 
 
-def variant(name: str = "v", *, memory_mb: float = 100.0, saturation: float = 100.0, threads: int = 1) -> VariantRecord:
-    """A variant of model "m-<name>" that takes 10 ms for one item and 80 ms for eight."""
+def variant(
+    name: str = "v",
+    *,
+    memory_mb: float = 100.0,
+    saturation: float = 100.0,
+    threads: int = 1,
+    host_mb: float | None = None,
+    hardware: str = "cpu",
+) -> VariantRecord:
+    """A variant of model "m-<name>" that takes 10 ms for one item and 80 ms for eight. host_mb: None: it cannot be Warm."""
     rows = [
         ProfileRow(batch=batch, p50_ms=10.0 * batch, p99_ms=12.0 * batch, cpu_ms=10.0, wall_over_cpu=1.0)
         for batch in (1, 8)
@@ -49,12 +58,20 @@ def variant(name: str = "v", *, memory_mb: float = 100.0, saturation: float = 10
         precision="fp32",
         threads=threads,
         max_batch=8,
-        hardware="cpu",
+        hardware=hardware,
         artifact="0" * 64,
         format="onnx",
         accuracy=0.9,
         agreement=1.0,
-        profile=Profile(rows=rows, load_ms=200.0, memory_mb=memory_mb, saturation_qps=saturation),
+        profile=Profile(
+            rows=rows,
+            load_ms=200.0,
+            memory_mb=memory_mb,
+            saturation_qps=saturation,
+            init_ms=None if host_mb is None else 110.0,
+            transfer_ms=None if host_mb is None else 90.0,
+            host_mb=host_mb,
+        ),
         signature=Signature(inputs=[], outputs=[]),
     )
 
@@ -72,8 +89,10 @@ class World:
         keeps: VariantRecord | None = None,
     ) -> None:
         self.now = 1000.0
+        self.device = devices[0].name
         self.executor = executor  # incarnation of the process that runs, None: there is none
-        self.loaded: dict[str, str] = {}  # instance -> variant, in the executor
+        self.loaded: dict[str, str] = {}  # instance -> variant, on the executor's device
+        self.warm: dict[str, str] = {}  # instance -> variant, in host memory
         self.published: list[tuple[str, Any]] = []
         self.events: list[Event] = []
         self.timers: dict[Any, tuple[float, Any]] = {}
@@ -136,21 +155,46 @@ class World:
 
     def obey(self, *, memory_mb: float = 0.0, fail: str = "") -> None:
         """The executor carries out every order since the last time."""
-        orders = [m for _, m in self.published if isinstance(m, LoadInstance | UnloadInstance)]
+        orders = [m for _, m in self.published if isinstance(m, LoadInstance | UnloadInstance | DemoteInstance)]
         self.published = [entry for entry in self.published if entry[1] not in orders]
         for order in orders:
-            if self.executor is None:
-                continue
-            facts = {"instance": order.instance, "device": "cpu", "incarnation": self.executor}
-            if isinstance(order, UnloadInstance):
-                name = self.loaded.pop(order.instance, None)
+            if self.executor is not None:
+                self._obey(order, self.executor, memory_mb, fail)
+
+    def _obey(
+        self, order: LoadInstance | UnloadInstance | DemoteInstance, executor: int, memory_mb: float, fail: str
+    ) -> None:
+        facts: dict[str, Any] = {"instance": order.instance, "device": self.device, "incarnation": executor}
+        name = self.loaded.get(order.instance) or self.warm.get(order.instance)
+        match order:
+            case UnloadInstance():
                 if name is not None:
+                    self._forget(order.instance)
                     self.tell(InstanceUnloaded(variant=name, **facts))
-            elif fail:
+            case DemoteInstance():
+                if name is not None:
+                    self._forget(order.instance)
+                    self.warm[order.instance] = name
+                    self.tell(
+                        InstanceLoaded(variant=name, load_ms=1.0, memory_mb=0.0, proof="host", tier="host", **facts)
+                    )
+            case LoadInstance() if fail:
+                self._forget(order.instance)
                 self.tell(InstanceFailed(variant=order.variant.variant, reason=fail, **facts))
-            else:
-                name = self.loaded[order.instance] = order.variant.variant
-                self.tell(InstanceLoaded(variant=name, load_ms=200.0, memory_mb=memory_mb, proof="here", **facts))
+            case LoadInstance():
+                took = 200.0 if order.instance not in self.warm else 90.0
+                self._forget(order.instance)
+                where = self.loaded if order.tier == "device" else self.warm
+                name = where[order.instance] = order.variant.variant
+                self.tell(
+                    InstanceLoaded(
+                        variant=name, load_ms=took, memory_mb=memory_mb, proof="here", tier=order.tier, **facts
+                    )
+                )
+
+    def _forget(self, instance: str) -> None:
+        self.loaded.pop(instance, None)
+        self.warm.pop(instance, None)
 
     def report(
         self,
@@ -159,13 +203,13 @@ class World:
         queued: Items | None = None,
         slower: float = 1.0,
         slo_s: float = 30.0,
-        device: str = "cpu",
+        device: str = "",
         cpu_s: float | None = None,
     ) -> None:
         """Report half a second in which these instances served so many items by app, one by one. cpu_s: of the executor's process."""
         assert self.executor is not None
         samples = []
-        for instance, name in self.loaded.items():
+        for instance, name in (*self.loaded.items(), *self.warm.items()):
             apps = (served or {}).get(instance, {})
             items = sum(apps.values())
             samples.append(
@@ -179,11 +223,12 @@ class World:
                     busy=items * 0.01 * slower,
                     predicted=items * 0.01,
                     apps=[AppSample(app, n, n * 0.01, 0.01, 0, slo_s) for app, n in apps.items()],
+                    tier="host" if instance in self.warm else "device",
                 )
             )
         report = ExecutorReport(
             worker="w1",
-            device=device,
+            device=device or self.device,
             incarnation=self.executor,
             at=self.now,
             seconds=0.5,

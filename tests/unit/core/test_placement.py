@@ -15,7 +15,10 @@ CPU = Device(name="cpu", kind="cpu", cores=2, memory_mb=1000.0)
         (Variant(), ""),
         (Variant(threads=2, memory_mb=800.0), ""),
         (Variant(threads=3), "needs 3 threads, cpu has 2 cores"),
-        (Variant(memory_mb=801.0), "needs 801 MB, cpu sets 800 MB aside"),
+        (
+            Variant(memory_mb=801.0),
+            "needs 801 MB, cpu sets 800 MB aside: use a larger device or raise monitor.memory_share",
+        ),
         (Variant(hardware="gpu"), "needs a device of kind gpu, cpu is of kind cpu"),
     ],
 )
@@ -41,7 +44,8 @@ def test_simulated_variants_go_only_where_devices_are_simulated() -> None:
 def test_cores_are_promised_by_kind(kind: str, cores: int, limit: float) -> None:
     """CPU cores several times over, an accelerator's once, a GPU's are not counted."""
     device = Device(name="d", kind=kind, cores=cores, memory_mb=1000.0)
-    assert total(device, 0.8, 4.0) == Amount(800.0, limit)
+    assert total(device, 0.8, 4.0) == Amount(800.0, limit, float("inf"))
+    assert total(device, 0.8, 4.0, device_mb=300.0, max_models=2) == Amount(300.0, limit, 2)
 
 
 @pytest.mark.parametrize(("kind", "threads", "cores"), [("cpu", 3, 3.0), ("inferentia", 3, 1.0), ("gpu", 3, 0.0)])

@@ -57,7 +57,9 @@ def test_both_replies_can_be_read_as_one() -> None:
     accepted, refused = world.ensure(variant()), world.ensure(variant("big", memory_mb=900.0))
     both = [msgspec.msgpack.decode(msgspec.msgpack.encode(reply), type=LoadReply) for reply in (accepted, refused)]
     assert both[0].instances == ["v.w1-1"] and not both[0].reason
-    assert both[1].reason == "big needs 900 MB, cpu sets 800 MB aside"
+    assert (
+        both[1].reason == "big needs 900 MB, cpu sets 800 MB aside: use a larger device or raise monitor.memory_share"
+    )
 
 
 def test_orders_are_idempotent() -> None:
@@ -75,7 +77,11 @@ def test_orders_are_idempotent() -> None:
 @pytest.mark.parametrize(
     ("record", "at_least", "reason"),
     [
-        (variant(memory_mb=900.0), 1, "v needs 900 MB, cpu sets 800 MB aside"),
+        (
+            variant(memory_mb=900.0),
+            1,
+            "v needs 900 MB, cpu sets 800 MB aside: use a larger device or raise monitor.memory_share",
+        ),
         (variant(threads=4), 1, "v needs 4 threads, cpu has 2 cores"),
         (msgspec.structs.replace(variant(), hardware="gpu"), 1, "v needs a device of kind gpu, cpu is of kind cpu"),
         (variant(memory_mb=300.0), 3, "v needs 300 MB; instances in use take 600 of the 800 MB that cpu sets aside"),

@@ -1,0 +1,225 @@
+"""A device as a cache of models: what makes room under `cache = "lru"`, what stays in host memory, and what is loaded at the start."""
+
+import pytest
+from msgspec.structs import replace
+
+from bus.messages.catalog import VariantRecord
+from bus.messages.events import CostEvent, ScalingEvent, StateEvent
+from bus.messages.fleet import DemoteInstance, LoadAccepted, LoadInstance, LoadRefused, Release, UnloadInstance
+from services.core.actor import Changed
+from services.core.cost import load_seconds
+from services.core.placement import Device
+from services.core.settings import MonitorSettings
+from tests.support.simulated.monitored_worker import S, World, variant
+
+GPU = Device(name="gpu", kind="gpu", cores=1, memory_mb=1000.0)
+
+
+def model(name: str, memory_mb: float = 100.0, host_mb: float | None = 100.0) -> VariantRecord:
+    return variant(name, memory_mb=memory_mb, host_mb=host_mb, hardware="gpu")
+
+
+def world(devices: tuple[Device, ...] = (GPU,), **settings: object) -> World:
+    return World(devices, settings=MonitorSettings(**{"cache": "lru", "max_models": 2, **settings}))  # type: ignore[arg-type]
+
+
+def use(on: World, *instances: str) -> None:
+    """Each serves one query, one after the other."""
+    for instance in instances:
+        on.advance(0.5)
+        on.report({instance: {"faces": 1}})
+
+
+def actions(on: World) -> list[tuple[str, str]]:
+    return [(event.action, event.variant) for event in on.of(ScalingEvent)]
+
+
+def test_the_least_recently_used_is_demoted_and_comes_back_by_a_transfer() -> None:
+    here = world()
+    a, b = here.load(model("a")), here.load(model("b"))
+    use(here, b, a)
+    here.published.clear()
+    here.ensure(model("c"))
+    assert here.states() == {a: "Active", b: "Unloading", "c.w1-1": "Loading"}
+    assert [m for _, m in here.published if isinstance(m, DemoteInstance | LoadInstance)] == [
+        DemoteInstance(instance=b)
+    ]
+    here.obey()
+    assert here.states() == {a: "Active", b: "Warm", "c.w1-1": "Loading"}, "the load begins when the room is free"
+    here.obey()
+    assert here.states() == {a: "Active", b: "Warm", "c.w1-1": "Active"}
+    assert here.beat.devices[0].host_used_mb == 100.0
+    use(here, "c.w1-1")
+    reply = here.ensure(model("b"))
+    assert reply.instances == [b], "the instance that is Warm comes back, and keeps its name"
+    here.obey()
+    ready_at = here.told()[b].ready_at
+    assert ready_at == pytest.approx(here.told()[b].since + load_seconds(model("b"), warm=True))
+    here.obey()
+    assert here.states() == {a: "Warm", b: "Active", "c.w1-1": "Active"}
+    assert here.beat.devices[0].host_used_mb == 100.0
+    assert actions(here) == [
+        ("load", "a"), ("load", "b"), ("demote", "b"), ("load", "c"), ("demote", "a"), ("promote", "b"),
+    ]  # fmt: skip
+    demoted = next(event for event in here.of(ScalingEvent) if event.action == "demote")
+    assert (demoted.scaler, demoted.reason) == ("monitor", "makes room for c; not used for 0 s")
+    moves = [(e.from_state, e.to_state) for e in here.of(StateEvent) if e.instance == b and e.app == "faces"]
+    assert moves == [
+        ("Inactive", "Loading"), ("Loading", "Active"), ("Active", "Unloading"), ("Unloading", "Warm"),
+        ("Warm", "Loading"), ("Loading", "Active"),
+    ]  # fmt: skip
+
+
+def test_nothing_that_runs_or_waits_is_evicted_and_the_order_is_kept_until_one_is_idle() -> None:
+    here = world()
+    a, b = here.load(model("a")), here.load(model("b"))
+    here.advance(0.5)
+    here.report({a: {"faces": 1}, b: {"faces": 1}}, queued={a: 1, b: 3})
+    reply = here.ensure(model("c"))
+    assert isinstance(reply, LoadAccepted) and reply.instances == []
+    assert here.states() == {a: "Active", b: "Active"}
+    here.report(queued={b: 3})
+    here.obey()
+    assert here.states() == {a: "Warm", b: "Active", "c.w1-1": "Loading"}
+
+
+def test_an_instance_waits_for_the_query_that_ordered_it() -> None:
+    here = world(max_models=1)
+    a = here.load(model("a"))
+    here.ensure(model("b"))
+    here.report()
+    assert here.states() == {a: "Active"}
+    use(here, a)
+    here.obey()
+    assert here.states()[a] == "Warm"
+
+
+def test_host_memory_drops_its_own_least_recently_used() -> None:
+    here = world(max_models=1, host_mb=250)
+    for name in "abcd":
+        use(here, here.load(model(name)) if name == "a" else loaded(here, name))
+    assert here.states() == {"b.w1-1": "Warm", "c.w1-1": "Warm", "d.w1-1": "Active"}
+    assert here.of(StateEvent)[-1].to_state != "Loading"
+    dropped = [event.reason for event in here.of(StateEvent) if event.to_state == "Unloading"]
+    assert "makes room in host memory for c" in dropped
+
+
+def loaded(here: World, name: str) -> str:
+    [instance] = here.ensure(model(name)).instances
+    for _ in range(4):
+        here.obey()
+    return str(instance)
+
+
+@pytest.mark.parametrize(
+    ("record", "settings", "why"),
+    [
+        (model("a", host_mb=None), {}, "its backend cannot keep a model in host memory"),
+        (model("a"), {"host_mb": 0}, "monitor.host_mb is 0"),
+        (model("a", host_mb=300.0), {"host_mb": 200}, "it takes 300 MB of host memory, monitor.host_mb is 200"),
+    ],
+)
+def test_what_cannot_be_warm_is_unloaded(record: VariantRecord, settings: dict[str, int], why: str) -> None:
+    here = world(max_models=1, **settings)
+    use(here, here.load(record))
+    here.ensure(model("b"))
+    here.obey()
+    here.obey()
+    assert here.states() == {"b.w1-1": "Active"}
+    [evicted] = [event for event in here.of(ScalingEvent) if event.action == "evict"]
+    assert evicted.reason == f"makes room for b; not used for 0 s; {why}"
+
+
+def test_bytes_and_their_own_limit() -> None:
+    here = world(max_models=0, device_mb=250)
+    use(here, *[here.load(model(name)) for name in "ab"])
+    assert loaded(here, "c")
+    assert here.states() == {"a.w1-1": "Warm", "b.w1-1": "Active", "c.w1-1": "Active"}
+    reply = here.ensure(model("big", memory_mb=300.0))
+    assert isinstance(reply, LoadRefused)
+    assert reply.reason == ("big needs 300 MB, gpu sets 250 MB aside: use a larger device or raise monitor.device_mb")
+
+
+def test_count_holds_under_reserve_too() -> None:
+    here = world(cache="reserve", max_models=1)
+    here.load(model("a"))
+    reply = here.ensure(model("b"))
+    assert reply.reason == "gpu holds 1 instances in use, as many as monitor.max_models allows"
+
+
+def test_a_model_that_is_wanted_while_it_leaves_comes_back_without_being_made_again() -> None:
+    here = world(max_models=1)
+    a = here.load(model("a"))
+    use(here, a)
+    b = here.ensure(model("b")).instances[0]
+    here.tell(Release(variant="b"))  # nobody needs it any more
+    here.ensure(model("a"))
+    for _ in range(3):
+        here.obey()
+    assert here.states() == {a: "Active"} and b not in here.loaded
+    assert not [e for e in here.of(StateEvent) if e.instance == "a.w1-2"]
+
+
+def test_a_warm_instance_costs_nothing_and_takes_nothing_of_the_device() -> None:
+    here = world(max_models=1)
+    use(here, here.load(model("a")))
+    loaded(here, "b")
+    here.advance(20.0, reporting=True)
+    before = len(here.of(CostEvent))
+    here.advance(10.0, reporting=True)
+    assert {event.variant for event in here.of(CostEvent)[before:]} == {None, "b"}
+    assert here.beat.devices[0].memory_used_mb == 100.0
+
+
+def test_a_new_monitor_adopts_what_is_warm() -> None:
+    here = world()
+    here.catalogue(model("a"), model("b"))
+    here.loaded, here.warm = {"a.w1-1": "a"}, {"b.w1-3": "b"}
+    here.report()
+    assert here.states() == {"a.w1-1": "Active", "b.w1-3": "Warm"}
+    assert here.ensure(model("b")).instances == ["b.w1-3"]
+    here.tell(Changed(S.catalog_bucket, "variant.b", None))
+
+
+def test_a_removed_variant_leaves_host_memory() -> None:
+    here = world()
+    here.catalogue(model("b"))
+    here.warm = {"b.w1-3": "b"}
+    here.report()
+    here.tell(Changed(S.catalog_bucket, "variant.b", None))
+    assert [m for _, m in here.published if isinstance(m, UnloadInstance)] == [UnloadInstance(instance="b.w1-3")]
+    here.obey()
+    assert here.states() == {}
+
+
+def test_preloading_to_host_memory_takes_what_fits() -> None:
+    here = World((GPU,), executor=None, settings=MonitorSettings(preload="warm", host_mb=250))
+    here.catalogue(model("a"), model("b"), model("c"), model("d", host_mb=None))
+    here.executor = 1
+    here.report()
+    assert here.states() == {}, "what is on its way to host memory serves nobody"
+    here.obey()
+    assert sorted(here.states().values()) == ["Warm", "Warm"]
+    here.report()
+    assert len(here.states()) == 2, "once"
+
+
+def test_preloading_to_devices_loads_one_variant_of_each_model_first() -> None:
+    here = World((GPU,), executor=None, settings=MonitorSettings(preload="active", max_models=2))
+    twin = model("a2")
+    here.catalogue(model("a"), replace(twin, model="m-a"), model("b"))
+    here.executor = 1
+    here.report()
+    here.obey()
+    assert here.states() == {"a.w1-1": "Active", "b.w1-1": "Active"}
+
+
+def test_a_query_for_a_model_that_is_being_preloaded_brings_it_to_the_device() -> None:
+    here = World((GPU,), executor=None, settings=MonitorSettings(preload="warm"))
+    here.catalogue(model("a"))
+    here.executor = 1
+    here.report()
+    [instance] = here.ensure(model("a")).instances
+    here.obey()
+    here.obey()
+    assert here.states() == {instance: "Active"} and list(here.loaded) == [instance]
