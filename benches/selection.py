@@ -16,9 +16,10 @@ import rig  # noqa: F401  (makes the packages importable)
 
 from bus.messages.catalog import AppRecord, Profile, ProfileRow, Signature, VariantRecord
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
+from services.core.policy import SelectionPolicy
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import Ask
-from services.core.selection.policy import BruteForce, InfaasPolicy, SelectionPolicy
+from services.core.selection.policy import BruteForce, InfaasPolicy
 
 SIGNATURE = Signature(inputs=[], outputs=[])
 EVERY = 5  # one variant in so many has an instance

@@ -19,9 +19,10 @@ from msgspec.structs import replace
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
+from services.core.policy import SelectionPolicy
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import Ask
-from services.core.selection.policy import BruteForce, Decision, InfaasPolicy, SelectionPolicy
+from services.core.selection.policy import BruteForce, Decision, InfaasPolicy
 from services.simulation.scenario.model import Scenario
 from services.simulation.scenario.read import read_scenario
 

@@ -7,8 +7,9 @@ from bus.subjects import Subjects
 from services.core.metric import MICROSECONDS, Histogram
 from services.core.settings import Settings
 from services.dispatcher.actor import Dispatcher, make_dispatcher
-from services.dispatcher.edge import DispatcherEdge, dispatcher_name, load_policy, uid_maker
+from services.dispatcher.edge import DispatcherEdge, dispatcher_name, uid_maker
 from services.dispatcher.metrics import DispatcherMetrics, SampledPolicy
+from services.shell.policies import load_policy
 from services.shell.prices import load_prices
 from services.shell.runtime.runtime import Runtime
 

@@ -31,9 +31,10 @@ from services.core.actor import (
     Watch,
 )
 from services.core.deadlines import DeadlineReached, Deadlines
+from services.core.policy import SelectionPolicy, goal_of
 from services.core.selection.cluster import ClusterView
 from services.core.selection.instances import Instance
-from services.core.selection.policy import LoadOrder, SelectionPolicy, goal_of
+from services.core.selection.policy import LoadOrder
 from services.core.settings import DispatcherSettings, SelectionSettings, Settings
 from services.dispatcher.apps import Apps
 from services.dispatcher.central import LATE, CentralQueues
@@ -82,13 +83,14 @@ class Dispatcher:
         self.view = ClusterView(prices, goal_of(policy))
         self.apps = Apps(self.view)
         self.in_flight = InFlight()
+        self.policy_failures: Mapping[str, int] = getattr(policy, "failures", {})  # by method, of a user's own policy
         self._default_deadlines: Deadlines[bytes, Query] = Deadlines(default_due)
         self._subjects = subjects
         self._policy = policy
         self._admission = Admission(self.apps, new_uid, settings.default_deadline_s, settings.max_inline)
         self._settings = settings
         self._loads = LoadsOnDemand(name, subjects)
-        self._outcomes = OutcomeRecorder(name, policy.name, new_uid)
+        self._outcomes = OutcomeRecorder(name, policy.name, new_uid, getattr(policy, "observe", None))
         self._demand = DemandCounter(name, subjects)
         self._retries = Retries(self.in_flight, settings.max_attempts, self._decide, self._refuse)
         self.composites = Composites(

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from bus.messages.catalog import VariantRecord
+from bus.messages.events import OutcomeEvent
 from bus.messages.flow import DoneBatch, Route
 from bus.messages.public import Answer, Error, Refusal
 from services.core.actor import Effect, Envelope, Publish
@@ -159,10 +160,21 @@ MISSES = frozenset({"deadline", "overloaded", "model_error"})  # errors that cou
 
 
 class OutcomeRecorder:
-    """Makes the reply, the outcome event and the span of every query that ends. log: counts the events."""
+    """Makes the reply, the outcome event and the span of every query that ends. log: counts the events.
 
-    def __init__(self, dispatcher: str, policy: str, new_uid: Callable[[], bytes]) -> None:
+    observe: of a user's own policy, called with each outcome.
+    """
+
+    def __init__(
+        self,
+        dispatcher: str,
+        policy: str,
+        new_uid: Callable[[], bytes],
+        observe: Callable[[OutcomeEvent], None] | None = None,
+    ) -> None:
         self.log = OutcomeLog()
+        self._observe = observe
+        self._record = self.log.record if observe is None else self._observed
         self._served: dict[
             str, list[int]
         ] = {}  # by app: items that ended since the last report, and those of them not in time
@@ -174,6 +186,11 @@ class OutcomeRecorder:
         """By app: items that ended since the last call, and how many of them were not answered in time."""
         served, self._served = self._served, {}
         return {app: (ended, missed) for app, (ended, missed) in served.items()}
+
+    def _observed(self, event: OutcomeEvent) -> Effect:
+        assert self._observe is not None, "there is one"
+        self._observe(event)
+        return self.log.record(event)
 
     def _count(self, app: str, items: int, *, missed: bool) -> None:
         known = self._served.get(app)
@@ -192,14 +209,14 @@ class OutcomeRecorder:
         """
         route = self._route(query)
         if query.part is not None:
-            return [self.log.record(refused(route, error.code, now, cost=cost)), *spans_of(query, now, error.code)]
+            return [self._record(refused(route, error.code, now, cost=cost)), *spans_of(query, now, error.code)]
         if error.code in MISSES:
             self._count(query.ask.app, query.ask.items, missed=True)
         default = default_answer(query, reason_of(error), now) if gets_default(query, error) else None
         reply = Refusal(id=query.head.id, error=error) if default is None else default
         return [
             Publish(query.reply, reply, "", query.headers),
-            self.log.record(
+            self._record(
                 refused(
                     route,
                     error.code,
@@ -222,7 +239,7 @@ class OutcomeRecorder:
             return []
         return [
             Publish(query.reply, default, "", query.headers),
-            self.log.record(
+            self._record(
                 refused(
                     self._route(query),
                     "confidence",
@@ -239,7 +256,7 @@ class OutcomeRecorder:
     def joined(self, query: Query, answer: Answer, now: float) -> list[Effect]:
         """The query ends here with an answer made of the answers to its parts. Who asked for a part is its join, which its caller tells."""
         event = joined(self._route(query), answer, now)
-        ended: list[Effect] = [self.log.record(event), *spans_of(query, now, "")]
+        ended: list[Effect] = [self._record(event), *spans_of(query, now, "")]
         if query.part is not None:
             return ended
         self._count(query.ask.app, query.ask.items, missed=event.outcome != "ok")
@@ -255,7 +272,7 @@ class OutcomeRecorder:
         route = Route(self._new_uid(), 0, 0, envelope.reply, now, now, self._dispatcher, "", app[:64], 1, label)
         return [
             Publish(envelope.reply, Refusal(id=label, error=error)),
-            self.log.record(refused(route, error.code, now)),
+            self._record(refused(route, error.code, now)),
         ]
 
     def not_adopted(self, route: Route, now: float) -> list[Effect]:
@@ -263,7 +280,7 @@ class OutcomeRecorder:
         error = Error(code="unknown_app", message=f"the app {route.app!r} is not there any more: see infaas.list.apps")
         return [
             Publish(route.reply_to, Refusal(id=route.id, error=error)),
-            self.log.record(refused(route, error.code, now)),
+            self._record(refused(route, error.code, now)),
         ]
 
     def done(
@@ -286,7 +303,7 @@ class OutcomeRecorder:
                 cost_per_item=batch.cost,
                 code=codes[i] if codes is not None else "",
             )
-            effects.append(self.log.record(event))
+            effects.append(self._record(event))
             if query.part is None and (event.code is None or event.code in MISSES):
                 self._count(event.app, event.items, missed=event.outcome != "ok")
             if query.trace is not None:

@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from services.core.metric import Histogram, MetricFamily
+from services.core.policy import SelectionPolicy, goal_of, policy_failures
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import Ask
-from services.core.selection.policy import Decision, SelectionPolicy, goal_of
+from services.core.selection.policy import Decision
 from services.dispatcher.actor import Dispatcher
 
 EVERY = 0.05  # s
@@ -21,6 +22,8 @@ class SampledPolicy:
     def __init__(self, policy: SelectionPolicy, clock: Callable[[], float], observe: Callable[[float], None]) -> None:
         self.name = policy.name
         self.goal = goal_of(policy)
+        self.observe = getattr(policy, "observe", None)
+        self.failures: Mapping[str, int] = getattr(policy, "failures", {})
         self._select = policy.select
         self._clock = clock
         self._observe = observe
@@ -86,7 +89,8 @@ class DispatcherMetrics:
         workers.add(len(actor.view.workers))
         instances = MetricFamily("infaas_dispatcher_instances", "gauge", "Instances that this dispatcher knows of.")
         instances.add(len(actor.view.instances))
-        families = (in_flight, parts, *members, feedback, workers, instances, *_kept(actor), *_pipelines(actor))
+        own = policy_failures(actor.policy_failures)
+        families = (in_flight, parts, *members, feedback, workers, instances, own, *_kept(actor), *_pipelines(actor))
         if self._decisions is None:
             return families
         seconds = MetricFamily(

@@ -18,9 +18,10 @@ from bus.messages.public import (
 )
 from services.core.actor import NOTHING, Effect, Envelope, Publish
 from services.core.ensemble.base import Learnt, Member
+from services.core.policy import SelectionPolicy
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import INFINITE, AppView, Ask
-from services.core.selection.policy import Decision, SelectionPolicy
+from services.core.selection.policy import Decision
 from services.core.validation import BadRequest, check_name, check_requirements
 from services.dispatcher.apps import Apps, members_of
 from services.dispatcher.central import CentralQueues

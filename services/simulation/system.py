@@ -20,12 +20,12 @@ from services.core.planning.solvers import make_solver
 from services.core.settings import MachineKind, StaticVariant
 from services.dispatcher.actor import make_dispatcher
 from services.dispatcher.commands import StoredContext
-from services.dispatcher.edge import load_policy
 from services.dispatcher.metrics import SampledPolicy
 from services.executor.actor import make_executor
 from services.jobs.actor import make_coordinator
 from services.jobs.runner.actor import make_runner
 from services.monitor.actor import make_monitor
+from services.shell.policies import load_policy, load_scaling
 from services.simulation.edges import (
     NODES,
     LoadFault,
@@ -201,7 +201,8 @@ class SimulatedSystem:
         self._environment.enter(
             f"monitor-{worker}", monitor, SimulatedMonitorEdge(self._environment, machine, self.subjects.control_bucket)
         )
-        autoscaler = make_model_autoscaler(settings, self.subjects, worker, self._scenario.prices)
+        scaling = load_scaling(settings)
+        autoscaler = make_model_autoscaler(settings, self.subjects, worker, self._scenario.prices, scaling)
         self._environment.enter(f"model-{worker}", autoscaler, self._solver)
         if self._scenario.jobs:
             name = f"offline-{worker}-{next(self._incarnations)}"

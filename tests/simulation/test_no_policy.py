@@ -43,7 +43,9 @@ WIRING = {
     "services.jobs.actor:make_coordinator": {"system.py"},
     "services.jobs.runner.actor:make_runner": {"system.py"},
     "services.autoscaler.vms.edge:load_forecaster": {"system.py"},
-    "services.dispatcher.edge:load_policy": {"system.py", "scenario/policies.py"},  # there: whether a name is one
+    "services.shell.policies:load_policy": {"system.py"},
+    "services.shell.policies:load_scaling": {"system.py"},
+    "services.shell.policies:own_methods": {"scenario/policies.py"},  # which decisions a class makes
     "services.core.planning.solvers:make_solver": {"system.py"},
     "services.core.planning.fleet:solve_fleet": {"edges.py"},
     "services.dispatcher.metrics:SampledPolicy": {"system.py"},

@@ -12,20 +12,23 @@ from services.core.planning.plan import Solver
 from services.core.planning.solvers import make_solver
 from services.core.settings import Settings
 from services.shell.host.machine import worker_name
+from services.shell.policies import load_scaling
 from services.shell.prices import load_prices
 from services.shell.runtime.runtime import Runtime
 
 
 async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
-    """The model-autoscaler of one worker, which runs beside its monitor."""
+    """The model-autoscaler of one worker, which runs beside its monitor. Raises SettingsError, which names the setting."""
     subjects = Subjects(settings.prefix)
     worker = worker_name(settings.worker)
     ours = settings.autoscaler
     prices = load_prices(settings.prices)
     solver = make_solver(ours.solver, time_limit_s=ours.time_limit_s, clock=time.monotonic)
 
+    policy = load_scaling(settings)
+
     def make() -> ModelAutoscaler:
-        return make_model_autoscaler(settings, subjects, worker, prices)
+        return make_model_autoscaler(settings, subjects, worker, prices, policy)
 
     return [Runtime(f"model-autoscaler-{worker}", make, bus, subjects, SolverEdge(solver), insight=actor)]
 

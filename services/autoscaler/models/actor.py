@@ -14,7 +14,13 @@ from bus.subjects import Subjects
 from services.autoscaler.models.accuracy import with_headroom
 from services.autoscaler.models.baselines import Choices, static_changes
 from services.autoscaler.models.demand import ClassLoad, LoadEstimator
-from services.autoscaler.models.policy import CapacityRequest, InfaasScaling, InstanceChange, ScalingDecision
+from services.autoscaler.models.policy import (
+    CapacityRequest,
+    InfaasScaling,
+    InstanceChange,
+    ScalingDecision,
+    decision_of,
+)
 from services.autoscaler.models.problem import ProblemBuilder, Situation
 from services.autoscaler.models.supply import OtherWorkers
 from services.core.actor import (
@@ -43,6 +49,7 @@ from services.core.cost import Goal, load_seconds
 from services.core.metric import MetricFamily
 from services.core.planning.plan import Plan
 from services.core.planning.problem import PlanningProblem
+from services.core.policy import GuardedPolicy, policy_failures
 from services.core.settings import AutoscalerSettings, Settings
 
 GONE = 2.0  # s without a heartbeat of this worker's monitor, or without a dispatcher's digest, after which the last is ignored
@@ -70,7 +77,10 @@ class Solved(Struct, frozen=True):
 
 
 class ModelAutoscaler:
-    """One worker's. prices: US$ per hour by device kind. memory_share: the part of devices' memory that instances may take."""
+    """One worker's. prices: US$ per hour by device kind. memory_share: the part of devices' memory that instances may take.
+
+    policy: a user's own, which decides where it can.
+    """
 
     def __init__(
         self,
@@ -81,12 +91,15 @@ class ModelAutoscaler:
         *,
         memory_share: float = 0.8,
         goal: Goal = "cost",
+        policy: GuardedPolicy | None = None,
     ) -> None:
         self._worker = worker
         self._name = f"model-{worker}"
         self._subjects = subjects
         self._settings = settings = settings or AutoscalerSettings()
         self._static = settings.policy == "static"
+        self._chooses = settings.policy in ("static", "replicate")
+        self._policy = policy
         self._scaling = InfaasScaling(settings.hold_s)
         self._choices = Choices(settings.choice)
         self._catalog = Catalog()
@@ -224,6 +237,13 @@ class ModelAutoscaler:
         others = OtherWorkers(self._worker, digest if now - digested <= GONE else None)
         if self._static:
             return self._check_static(mine, others, now)
+        if self._policy is not None:
+            seen = self._situation(mine, others, now)
+            if seen is None:
+                return []
+            wanted = self._policy.scale(seen.problem, now)
+            if wanted is not None:
+                return self._carry_out(seen, decision_of(seen, wanted, self._policy.name), now)
         fell = JUMP * self._rate < self._planned_rate
         search = self._scaling.waiting or fell or self._periods % SAVING == 0
         if not search:
@@ -248,7 +268,7 @@ class ModelAutoscaler:
     def _chosen_situation(self, mine: WorkerHeartbeat, others: OtherWorkers, now: float) -> Situation | None:
         """The situation, with the one variant of each app that a baseline has chosen for it."""
         seen = self._situation(mine, others, now)
-        if seen is not None and self._settings.policy != "infaas":
+        if seen is not None and self._chooses:
             self._choices.learn(seen)
             seen = self._situation(mine, others, now)
         return seen
@@ -257,7 +277,7 @@ class ModelAutoscaler:
         self, mine: WorkerHeartbeat, others: OtherWorkers, now: float, *, running_only: bool = False
     ) -> Situation | None:
         barred = frozenset(name for name, (until, _) in self._barred.items() if now < until)
-        only = {} if self._settings.policy == "infaas" else self._choices.variants
+        only = self._choices.variants if self._chooses else {}
         loads = self._loads.classes(now)
         if self._static:  # the choice is made from the load of all workers
             loads = [ClassLoad(load.needs, {self._worker: load.rate}, load.last, load.counted) for load in loads]
@@ -330,9 +350,13 @@ class ModelAutoscaler:
 
 
 def make_model_autoscaler(
-    settings: Settings, subjects: Subjects, worker: str, prices: Mapping[str, float]
+    settings: Settings,
+    subjects: Subjects,
+    worker: str,
+    prices: Mapping[str, float],
+    policy: GuardedPolicy | None = None,
 ) -> ModelAutoscaler:
-    """The model-autoscaler of this worker. prices: US$ per hour by device kind."""
+    """The model-autoscaler of this worker. prices: US$ per hour by device kind. policy: a user's own, if the settings name one."""
     return ModelAutoscaler(
         worker,
         subjects,
@@ -340,6 +364,7 @@ def make_model_autoscaler(
         settings.autoscaler,
         memory_share=settings.monitor.memory_share,
         goal=settings.goal,
+        policy=policy,
     )
 
 
@@ -353,7 +378,7 @@ def families(actor: ModelAutoscaler) -> Iterable[MetricFamily]:
         "infaas_autoscaler_barred_variants", "gauge", "Variants that were refused here, planned without for now."
     )
     barred.add(len(actor._barred), worker=actor._worker)
-    return load, barred
+    return load, barred, policy_failures(actor._policy.failures if actor._policy is not None else {})
 
 
 def missing(actor: ModelAutoscaler, now: float) -> str:

@@ -18,7 +18,7 @@ from bus.messages.scaling import ClassDemand
 from services.autoscaler.models.accuracy import GAIN, Accuracy, with_headroom
 from services.autoscaler.models.coverage import shortfall
 from services.autoscaler.models.problem import Situation
-from services.core.planning.plan import Action, Plan
+from services.core.planning.plan import Action, Plan, actions
 from services.core.planning.problem import CandidateVariant, PlanningProblem
 
 SLOW_S = 1.0  # s: a load that takes longer is bridged
@@ -111,6 +111,33 @@ class InfaasScaling:
         for change in changes:  # the next change of this variant waits for its own T_v
             self._since.pop((change.variant, "fewer"), None)
         return ScalingDecision(tuple(changes), tuple(requests))
+
+
+def decision_of(seen: Situation, wanted: Mapping[str, int], policy: str) -> ScalingDecision:
+    """What a user's own policy wants, within the bounds of the candidates. wanted: instances by variant; others stay as they are.
+
+    An instance is unloaded only when all instances that the policy wants of other variants of its apps can answer.
+    """
+    problem = seen.problem
+    by_name = {one.name: one for one in problem.candidates}
+    counts = {one.name: _bounded(one, wanted.get(one.name, one.running)) for one in problem.candidates}
+    late = [one for one in problem.candidates if seen.serving[one.name] < counts[one.name]]
+    changes, requests = [], []
+    for action in actions(problem, list(counts.values())):
+        one, count = by_name[action.variant], counts[action.variant]
+        reason = f"{policy} wants {count} where {one.running} are"
+        if one.name in seen.here:
+            if action.delta > 0 or not any(set(one.apps) & set(other.apps) for other in late):
+                changes.append(InstanceChange(one.name, count, action.kind, reason))
+        elif action.delta > 0:
+            k = next(k for k, demand in enumerate(problem.demands) if demand.app in one.apps)
+            load = action.delta * one.saturation_qps
+            requests.append(CapacityRequest(k, "hardware", (one.name,), load, action.delta, f"{action.kind}: {reason}"))
+    return ScalingDecision(tuple(changes), tuple(requests))
+
+
+def _bounded(one: CandidateVariant, count: int) -> int:
+    return max(one.least, count if one.most is None else min(count, one.most))
 
 
 class _PlanContext(NamedTuple):

@@ -1,7 +1,6 @@
 """The controller's edge: records in the control bucket, and the provider of machines."""
 
 import asyncio
-import importlib
 import time
 from typing import Any
 
@@ -29,7 +28,7 @@ from services.core.forecast.forecasters import OTHERS
 from services.core.pipelines.kept import decode_replicas, replicas_key
 from services.core.planning.fleet import solve_fleet
 from services.core.settings import AutoscalerSettings
-from services.shell.settings import SettingsError
+from services.shell.policies import own_object
 
 SEARCH_S = (
     0.45  # s for each of the two plans; what HiGHS has found by then is within 1 % of the best (benches/planning.py)
@@ -84,19 +83,13 @@ def _solve(command: SolveFleet) -> FleetSolved:
 def load_forecaster(settings: AutoscalerSettings) -> None:
     """Let `make_forecaster` know the user's class that `autoscaler.forecaster` names, if it does. Raises SettingsError."""
     name = settings.forecaster
-    module, _, attribute = name.partition(":")
-    if not attribute:
-        return
-    try:
-        make = getattr(importlib.import_module(module), attribute)
-        forecaster = make()
-    except (ImportError, AttributeError, TypeError) as error:
-        raise SettingsError(f"autoscaler.forecaster {name!r} cannot be loaded: {error}") from error
-    methods = ("observe", "seed", "point", "quantile", "peak")
-    absent = [method for method in methods if not callable(getattr(forecaster, method, None))]
-    if absent:
-        raise SettingsError(f"autoscaler.forecaster {name!r} lacks the methods {', '.join(absent)}")
-    OTHERS[name] = make
+    if ":" in name:
+
+        def make() -> Any:
+            return own_object("autoscaler.forecaster", name, ("observe", "seed", "point", "quantile", "peak"))
+
+        make()
+        OTHERS[name] = make
 
 
 async def _claim(bucket: KeyValue, claim: ClaimLease) -> LeaseClaimed:

@@ -13,12 +13,11 @@ from services.core.selection.policy import (
     InfaasPolicy,
     LoadOrder,
     RoundRobin,
-    SelectionPolicy,
     order_for,
     refuse,
 )
 
 __all__ = [
     "INFINITE", "Ask", "BruteForce", "ClusterView", "Decision", "InfaasPolicy", "Instance", "LoadOrder", "RoundRobin",
-    "SelectionPolicy", "Worker", "order_for", "refuse",
+    "Worker", "order_for", "refuse",
 ]  # fmt: skip

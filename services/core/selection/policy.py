@@ -1,7 +1,6 @@
-"""getVariant (INFaaS, section 4.1): which instance answers a query. The port for policies, the paper's policy, and two baselines."""
+"""getVariant (INFaaS, section 4.1): which instance answers a query. The paper's policy, and two baselines. The port is in `services.core.policy`."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 from msgspec import Struct
@@ -49,22 +48,6 @@ PACK_AHEAD = 0.2  # s of waiting work up to which `pack` fills a worker
 NONE: list[Instance] = []
 
 
-class SelectionPolicy(Protocol):
-    """What every policy has: the paper's, the baselines, and a user's own class, named by import path."""
-
-    name: str
-
-    def select(self, ask: Ask, now: float, view: ClusterView) -> Decision:
-        """Decide for one query, now. `view.apps[ask.app]` exists."""
-        ...
-
-
-def goal_of(policy: SelectionPolicy) -> Goal:
-    """What the policy's view orders variants by. A user's class may have a `goal`; without one it is the cost."""
-    goal: Goal = getattr(policy, "goal", "cost")
-    return goal
-
-
 class InfaasPolicy:
     """The paper's getVariant. It tries, in this order:
 
@@ -76,7 +59,7 @@ class InfaasPolicy:
     5. A refusal that says why, and what comes nearest.
 
     dispatch: "spread" (the least loaded instance) or "pack" (the fullest worker that is still in time). probe_share: of queries, for step 3.
-    on_demand: whether step 4 may load; otherwise only loaded variants are used. goal: the order of variants in the view (`goal_of`).
+    on_demand: whether step 4 may load; otherwise only loaded variants are used. goal: the order of variants in the view.
     """
 
     name = "infaas"

@@ -32,6 +32,7 @@ from services.core.settings.fields import (
 )
 from services.core.settings.scaling import (
     ELSEWHERE,
+    SCALERS,
     AutoscalerSettings,
     CommandSettings,
     MachineKind,
@@ -54,6 +55,7 @@ from services.core.settings.serving import (
 __all__ = [
     "ELSEWHERE",
     "POLICIES",
+    "SCALERS",
     "AutoscalerSettings",
     "BusSettings",
     "CommandSettings",

@@ -26,6 +26,7 @@ from services.core.settings.fields import (
     words,
 )
 
+SCALERS = ("infaas", "replicate", "static", "off")
 FORECASTERS = ("combined", "last", "mean", "seasonal-naive", "trend")  # of services.core.forecast.forecasters
 ELSEWHERE = ("swarm", "command")  # providers whose machines are others than this one
 _COMMAND = Text(r"(?s)[^\0]*", "words of a command")
@@ -42,8 +43,10 @@ class AutoscalerSettings(Section, frozen=True, kw_only=True):
     """The model-autoscaler of every worker (docs/scaling.md)."""
 
     policy: Annotated[
-        Literal["infaas", "replicate", "static", "off"],
-        "Who decides: the planner; one variant an app, more or fewer of it; `choice`, never changed; or nobody.",
+        str,
+        Text("|".join([*SCALERS, r"[\w.]+:\w+"]), f"{', '.join(SCALERS)} or module:Class"),
+        "Who decides: the planner; one variant an app, more or fewer of it; `choice`, never changed; nobody; or a class of "
+        "yours (docs/scaling.md).",
     ] = "infaas"
     slo_target: Annotated[
         float, TARGET, "Share of an app's queries to be answered in time, for apps without a target of their own."

@@ -28,7 +28,7 @@ from services.core.settings.fields import (
 )
 
 # The built-in selection policies. `dispatcher.policy`, scenarios and `infaas simulate` take these names. Each class takes the options
-# that `services.dispatcher.edge.load_policy` gives it, by keyword, and may ignore those that do not concern it.
+# that `services.shell.policies.load_policy` gives it, by keyword, and may ignore those that do not concern it.
 POLICIES = {
     "infaas": "services.core.selection.policy:InfaasPolicy",
     "round-robin": "services.core.selection.policy:RoundRobin",

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 
 from services.core.pipelines.planners import POLICIES as PLANNERS
 from services.core.placement import OVERCOMMIT
-from services.core.settings import POLICIES, DispatcherSettings, Settings, faults
+from services.core.settings import POLICIES, Settings, faults
 from services.core.settings import StaticVariant as ChoiceSetting
-from services.dispatcher.edge import load_policy
+from services.shell.policies import own_methods
 from services.shell.settings import Origins, SettingsError
 from services.simulation.scenario.baseline import Peaks, choose
 from services.simulation.scenario.catalogue import Catalogue
@@ -224,11 +224,9 @@ def base_of(name: str, blocks: Collection[str], folder: Path, location: Location
     if added:
         sys.path.append(path)
     try:
-        load_policy(Settings(dispatcher=DispatcherSettings(policy=name)))
+        own_methods("policy", name)
     except SettingsError as error:
-        location.refuse(str(error).removeprefix("dispatcher.policy "))
-    except (Exception, SystemExit) as error:  # whatever a user's module does when it is imported
-        location.refuse(f"{shown(name)} cannot be loaded: {type(error).__name__}: {error}")
+        location.refuse(str(error).removeprefix("policy "))
     finally:
         if added and path in sys.path:
             sys.path.remove(path)
@@ -237,10 +235,11 @@ def base_of(name: str, blocks: Collection[str], folder: Path, location: Location
 
 def base_tree(base: str) -> dict[str, Any]:
     """The settings that a base stands for. Everything else is the services' default, the solver too."""
-    scaling: dict[str, Any] = {"policy": base if base in _CHOSEN else "infaas"}
+    decides = own_methods("policy", base) if ":" in base else ()
+    scaling: dict[str, Any] = {"policy": base if base in _CHOSEN or "scale" in decides else "infaas"}
     if base == "infaas-ilp":
         scaling["solver"] = "ilp"
-    selection = base if base not in {*_CHOSEN, *PLANNED, "infaas-ilp"} else "infaas"
+    selection = base if base in POLICIES or "select" in decides else "infaas"
     return {"dispatcher": {"policy": selection}, "autoscaler": scaling}
 
 

@@ -1,7 +1,7 @@
 """A fleet on stage with model-autoscalers: load at a rate, what ran when, and what the events say."""
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any
 
 from bus.codec import encode
 from bus.messages.catalog import VariantRecord
@@ -16,6 +16,7 @@ from services.core.cost import Goal
 from services.core.placement import Device
 from services.core.planning.highs import Unsolved
 from services.core.planning.solvers import make_solver
+from services.core.policy import GuardedPolicy
 from services.core.selection.policy import InfaasPolicy
 from services.core.settings import AutoscalerSettings, Settings, StaticVariant
 from services.executor.actor import make_executor
@@ -40,13 +41,13 @@ def _controller_edge(command: Any, *, unsolved: bool) -> tuple[float, Any]:
 
 
 class ScalingFleet(Fleet):
-    """controlled: a controller leads. unsolved: it finds no plan, so that workers decide for themselves and ask it. hold_s: the least T_v. solver: "greedy" or "ilp" (bounded by nodes, so that it gives the same plan everywhere)."""
+    """controlled: a controller leads. unsolved: it finds no plan, so that workers decide for themselves and ask it. hold_s: the least T_v. own: a user's own policy. solver: "greedy" or "ilp" (bounded by nodes, so that it gives the same plan everywhere)."""
 
     def __init__(
         self,
         *variants: VariantRecord,
         workers: int = 1,
-        policy: Literal["infaas", "replicate", "static", "off"] = "infaas",
+        policy: str = "infaas",
         solver: str = "greedy",
         hold_s: float = 5.0,
         goal: Goal = "cost",
@@ -54,10 +55,11 @@ class ScalingFleet(Fleet):
         devices: dict[str, tuple[Device, ...]] | None = None,
         controlled: bool = False,
         unsolved: bool = False,
+        own: GuardedPolicy | None = None,
         **more: Any,
     ) -> None:
         self._spec = devices or {}
-        selection = InfaasPolicy(on_demand=policy in ("infaas", "off"), goal=goal)
+        selection = InfaasPolicy(on_demand=policy not in ("replicate", "static"), goal=goal)
         super().__init__(*variants, workers=workers, policy=selection, **more)
         self.solver = make_solver(solver, time_limit_s=None, node_limit=100)
         self.stage.listen("infaas.controller.ask")
@@ -65,7 +67,7 @@ class ScalingFleet(Fleet):
         for n in range(workers):
             name = f"w{n}"
             settings = AutoscalerSettings(policy=policy, hold_s=hold_s, choice=choice or {})
-            actor = ModelAutoscaler(name, self.subjects, PRICES, settings, goal=goal)
+            actor = ModelAutoscaler(name, self.subjects, PRICES, settings, goal=goal, policy=own)
             self.stage.enter(f"model-{name}", actor, self._solve)
             for record in self.records:
                 self.stage.send(f"model-{name}", Changed("infaas-catalog", key_of(record), encode(record)))

@@ -9,8 +9,8 @@ from bus.subjects import Subjects
 from services.autoscaler.models.actor import make_model_autoscaler
 from services.autoscaler.vms.__main__ import kinds_of
 from services.core.settings import PriceSettings, Settings, WorkerSettings, described, faults, listed, words
-from services.dispatcher.edge import load_policy
 from services.shell.host.machine import devices_of
+from services.shell.policies import load_policy
 from services.shell.prices import check_budget, least_per_hour, load_prices, place_of
 from services.shell.settings import SettingsError, load
 from tests.support.servers.processes import infaas
@@ -54,7 +54,7 @@ def test_no_number_may_be_nonsense(value: str, tmp_path: Path) -> None:
         ("[monitor]\noverloaded_slo_share = 1.5", "monitor.overloaded_slo_share: must be above 0 and at most 1, not 1.5"),
         ("[monitor]\ninterfered_ratio = 0.9", "monitor.interfered_ratio: must be 0 (by hardware), or above 1"),
         ("[monitor]\ninterfered_ratio = 2\nclear_ratio = 2", "monitor.clear_ratio: must be below monitor.interfered_ratio"),
-        ("[autoscaler]\npolicy = 'clever'", "autoscaler.policy: must be infaas or "),
+        ("[autoscaler]\npolicy = 'clever'", "autoscaler.policy: must be infaas, replicate, static, off or module:Class"),
         ("[autoscaler]\nsolver = 'gurobi'", "autoscaler.solver: must be greedy or ilp, not 'gurobi'"),
         ("[autoscaler]\nobjective = 'least'", "autoscaler.objective: must be additive or multiplicative"),
         ("[autoscaler]\nslo_target = 1", "autoscaler.slo_target: must be above 0 and below 1, not 1; left out, it is 0.99"),

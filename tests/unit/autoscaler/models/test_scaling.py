@@ -10,6 +10,8 @@ from bus.messages.catalog import VariantRecord
 from bus.messages.scaling import AskForCapacity
 from services.core.actor import Changed
 from services.core.catalog import key_of
+from services.core.planning.problem import PlanningProblem
+from services.core.policy import GuardedPolicy
 from services.core.settings import StaticVariant
 from tests.support.data.pipelines import deployed
 from tests.support.simulated.autoscaled_fleet import CPU, GPU, ScalingFleet
@@ -312,3 +314,88 @@ def test_off_does_nothing() -> None:
     fleet = ScalingFleet(small(), policy="off")
     fleet.load(150, 5, latency_ms=200)
     assert fleet.scalings() == []
+
+
+# -- a user's own policy
+
+
+class TwoForEveryLoad:
+    """Two instances of each variant that a load needs; none of the others. fails: it raises instead."""
+
+    name = "two"
+
+    def __init__(self) -> None:
+        self.fails = False
+        self.loads: list[float] = []
+
+    def scale(self, problem: PlanningProblem, now: float) -> dict[str, int]:
+        if self.fails:
+            raise ArithmeticError("cannot count")
+        self.loads += [demand.load for demand in problem.demands]
+        return {
+            one.name: 2 if any(d.load > 1 and d.accepts(one) for d in problem.demands) else 0
+            for one in problem.candidates
+        }
+
+
+def own_policy(own: object) -> tuple[GuardedPolicy, list[str]]:
+    told: list[str] = []
+    return GuardedPolicy(own, "mine:Two", told.append), told
+
+
+def test_a_users_own_policy_decides_how_many_instances_there_are() -> None:
+    own = TwoForEveryLoad()
+    policy, told = own_policy(own)
+    fleet = ScalingFleet(small(), policy="mine:Two", own=policy, controlled=True)
+    fleet.load(10, 6, latency_ms=200)
+    assert fleet.running(NAME) == 2, "one would do"
+    assert max(own.loads) == pytest.approx(10, rel=0.2)
+    assert ("replicate", NAME, "two wants 2 where 1 are") in fleet.scalings()
+    assert not fleet.scalings("vm"), "nobody plans beside it"
+    fleet.stage.run(30.0)
+    assert fleet.running(NAME) == 0
+    assert fleet.scalings()[-1] == ("unload", NAME, "two wants 0 where 2 are")
+    assert not told
+
+
+def test_where_it_fails_the_built_in_planner_scales() -> None:
+    own = TwoForEveryLoad()
+    own.fails = True
+    policy, told = own_policy(own)
+    fleet = ScalingFleet(small(), policy="mine:Two", own=policy)
+    fleet.load(150, 2, latency_ms=200)
+    busy = fleet.load(150, 4, latency_ms=200)
+    assert fleet.running(NAME) == 2
+    fleet.stage.run(1.0)
+    assert fleet.answered(busy) == 1.0
+    assert "headroom" in fleet.scalings()[0][2]
+    assert policy.failures["scale"] >= 5
+    assert told[0] == (
+        "scale() of the policy mine:Two failed (number 1): the built-in policy decides instead: ArithmeticError: cannot count"
+    )
+
+
+def test_what_it_replaces_goes_only_when_the_other_one_answers() -> None:
+    """It wants another variant from one moment to the next; no query is lost meanwhile."""
+
+    class Swaps:
+        name = "swaps"
+        to = NAME
+
+        def scale(self, problem: PlanningProblem, now: float) -> dict[str, int]:
+            return {one.name: int(one.name == self.to) for one in problem.candidates}
+
+    own = Swaps()
+    policy, told = own_policy(own)
+    slow = replace(small(), variant="m-v1-ort-int8-t1-b8", precision="int8")
+    slow = replace(slow, profile=replace(slow.profile, load_ms=3000.0))
+    fleet = ScalingFleet(small(), slow, policy="mine:Two", own=policy)
+    before = fleet.load(20, 4, latency_ms=200)
+    own.to = slow.variant
+    during = fleet.load(20, 8, latency_ms=200)
+    fleet.stage.run(2.0)
+    assert fleet.answered(before) == fleet.answered(during) == 1.0
+    assert fleet.running(slow.variant) == 1
+    assert fleet.running(NAME) == 0
+    assert [name for action, name, _ in fleet.scalings() if action == "unload"] == [NAME]
+    assert not told

@@ -14,7 +14,7 @@ from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import Ask
 from services.core.selection.policy import EASE, OVERHEAD, BruteForce, InfaasPolicy, RoundRobin
 from services.core.settings import DispatcherSettings, MachineKind, MachineSettings, Settings
-from services.dispatcher.edge import load_policy
+from services.shell.policies import load_policy
 from tests.support.simulated.fleet import PRICES, SIGNATURE, Fleet, variant
 
 NOW = 1000.0

@@ -136,8 +136,18 @@ def test_a_class_of_ones_own_is_found_beside_the_file(tmp_path):
     (tmp_path / "scenario_policy_of_mine.py").write_text(
         "from services.core.selection.policy import RoundRobin\nclass Mine(RoundRobin):\n    name = 'mine'\n"
         "class Broken:\n    def __init__(self): raise RuntimeError('not today')\n"
+        "class Scales:\n    name = 'scales'\n    def scale(self, problem, now): return {}\n"
+        "class Both(Mine, Scales):\n    pass\n"
+        "class Watches:\n    name = 'watches'\n    def observe(self, outcome): pass\n"
     )
     (found,) = read(tmp_path, changed(), policies=["scenario_policy_of_mine:Mine"]).policies
     assert (found.base, found.settings.dispatcher.policy) == ("scenario_policy_of_mine:Mine",) * 2
     with pytest.raises(ScenarioError, match="cannot be loaded: RuntimeError: not today"):
         read(tmp_path, changed(), policies=["scenario_policy_of_mine:Broken"])
+    for name, expected in {"Mine": (True, False), "Scales": (False, True), "Both": (True, True)}.items():
+        path = f"scenario_policy_of_mine:{name}"
+        (found,) = read(tmp_path, changed(), policies=[path]).policies
+        decides = (found.settings.dispatcher.policy, found.settings.autoscaler.policy)
+        assert decides == tuple(path if own else "infaas" for own in expected)
+    with pytest.raises(ScenarioError, match=r"policies\[0\]: .* give it select or scale"):
+        read(tmp_path, changed(), policies=["scenario_policy_of_mine:Watches"])

@@ -1,0 +1,169 @@
+"""The port of policies: which instance answers a query, how many instances there are, what is learnt. And the guard around a user's own. Pure.
+
+A user writes one class with a `name` and any of the three methods. `dispatcher.policy` names a class with `select`, `autoscaler.policy` one with
+`scale` (docs/scaling.md). Each process has an object of its own, made without arguments: a dispatcher calls `select` and `observe`, the
+model-autoscaler of a worker calls `scale`. What a method gets is the caller's own and must not be changed. A method must return at once: no
+I/O, no clock, no randomness of its own. So the simulator runs the same class.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from bus.messages.events import OutcomeEvent
+from services.core.cost import Goal
+from services.core.metric import MetricFamily
+from services.core.planning.problem import MOST, PlanningProblem
+from services.core.selection.cluster import ClusterView
+from services.core.selection.eligibility import Ask
+from services.core.selection.policy import Decision
+
+METHODS = ("select", "scale", "observe")
+
+
+class SelectionPolicy(Protocol):
+    """Which instance answers a query: the paper's policy, the baselines, and a user's own class. name: recorded with each query."""
+
+    name: str
+
+    def select(self, ask: Ask, now: float, view: ClusterView) -> Decision:
+        """Decide for one query. now: Unix seconds.
+
+        `view.apps[ask.app]` exists; its `eligibility(ask)` are the variants that meet the needs, with their instances. Returns an instance
+        by its id, a load, a wait or a refusal. A user's own class may return None, which leaves the query to the built-in policy.
+        """
+        ...
+
+
+class ScalingPolicy(Protocol):
+    """How many instances of each variant a worker has: a user's own class. name: in the reason of its orders."""
+
+    name: str
+
+    def scale(self, problem: PlanningProblem, now: float) -> Mapping[str, int] | None:
+        """Decide for one worker, every `autoscaler.period_s` and when its load jumps. now: Unix seconds.
+
+        The problem has the load that this worker serves, by class of needs (items/s), the variants that may serve it, with their instances
+        (`running`) and throughput (items/s), and the cores and memory that there are. Returns the instances wanted, by variant.
+        Variants that it leaves out stay as they are. None leaves this decision to the built-in planner.
+        """
+        ...
+
+
+class OutcomeObserver(Protocol):
+    """What a policy learns from."""
+
+    def observe(self, outcome: OutcomeEvent) -> None:
+        """A query that this dispatcher took has ended, or a part of one (`parent`). Called once for each, answered or not."""
+        ...
+
+
+def goal_of(policy: SelectionPolicy) -> Goal:
+    """What the policy's view orders variants by. A user's class may have a `goal`; without one it is the cost."""
+    goal: Goal = getattr(policy, "goal", "cost")
+    return goal
+
+
+def policy_failures(failures: Mapping[str, int]) -> MetricFamily:
+    """The metric of `GuardedPolicy.failures`. No samples where no user's own policy runs."""
+    family = MetricFamily(
+        "infaas_policy_failures_total",
+        "counter",
+        "Times that a user's own policy failed and the built-in one decided, by method.",
+    )
+    for method, count in failures.items():
+        family.add(count, method=method)
+    return family
+
+
+class InvalidDecision(ValueError):
+    """A user's own policy returned what cannot be carried out. The text says what is wrong."""
+
+
+class GuardedPolicy:
+    """A user's own policy. Where one of its methods raises or returns what cannot be carried out, the built-in one decides instead.
+
+    own: the user's object. path: as it was named. tell: called with a text at a method's first failure, the second, the fourth and so on.
+    builtin: decides on queries where `own` does not; a dispatcher's policy has one. failures: how many there were, by method.
+    """
+
+    def __init__(self, own: Any, path: str, tell: Callable[[str], None]) -> None:
+        self.name: str = own.name
+        self.goal = goal_of(own)
+        self.failures: dict[str, int] = {method: 0 for method in METHODS if hasattr(own, method)}
+        self.builtin: SelectionPolicy | None = None
+        self.observe = self._observe if hasattr(own, "observe") else None
+        self._own = own
+        self._path = path
+        self._tell = tell
+
+    def select(self, ask: Ask, now: float, view: ClusterView) -> Decision:
+        """The user's decision, or the built-in policy's."""
+        try:
+            decision: Decision | None = self._own.select(ask, now, view)
+            if decision is not None:
+                check_decision(decision, ask, view)
+                return decision
+        except Exception as error:
+            self._failed("select", error)
+        assert self.builtin is not None, "a dispatcher's policy has one"
+        return self.builtin.select(ask, now, view)
+
+    def scale(self, problem: PlanningProblem, now: float) -> Mapping[str, int] | None:
+        """The instances that the user's policy wants, by variant. None: the built-in planner decides."""
+        try:
+            wanted = self._own.scale(problem, now)
+            if wanted is not None:
+                check_wanted(wanted, problem)
+                return dict(wanted)
+        except Exception as error:
+            self._failed("scale", error)
+        return None
+
+    def _observe(self, outcome: OutcomeEvent) -> None:
+        try:
+            self._own.observe(outcome)
+        except Exception as error:
+            self._failed("observe", error)
+
+    def _failed(self, method: str, error: Exception) -> None:
+        self.failures[method] += 1
+        count = self.failures[method]
+        if count & (count - 1) == 0:
+            instead = "" if method == "observe" else ": the built-in policy decides instead"
+            what = str(error) if isinstance(error, InvalidDecision) else f"{type(error).__name__}: {error}"
+            self._tell(f"{method}() of the policy {self._path} failed (number {count}){instead}: {what}"[:500])
+
+
+def check_decision(decision: Any, ask: Ask, view: ClusterView) -> None:
+    """Check what a `select` returned. Raises InvalidDecision."""
+    if not isinstance(decision, Decision):
+        raise InvalidDecision(f"select must return a Decision or None, not {type(decision).__name__}")
+    if decision.assignments:
+        if len(decision.assignments) != 1:
+            raise InvalidDecision(f"assignments must be one instance, not {len(decision.assignments)}")
+        instance = view.instances.get(decision.assignments[0])
+        if instance is None:
+            raise InvalidDecision(
+                f"assignments: there is no instance {decision.assignments[0]!r}: take one of the view's"
+            )
+        if all(one.variant != instance.record.variant for one in view.apps[ask.app].records):
+            raise InvalidDecision(f"assignments: {instance.id!r} does not serve the app {ask.app!r}")
+    if decision.load is not None:
+        if decision.load.worker not in view.workers:
+            raise InvalidDecision(f"load.worker: there is no worker {decision.load.worker!r}: take one of the view's")
+        if all(one is not decision.load.record for one in view.apps[ask.app].records):
+            raise InvalidDecision(f"load.record: it is no variant of the app {ask.app!r}: take one of the view's")
+
+
+def check_wanted(wanted: Any, problem: PlanningProblem) -> None:
+    """Check what a `scale` returned. Raises InvalidDecision."""
+    if not isinstance(wanted, Mapping):
+        raise InvalidDecision(
+            f"scale must return a mapping of variant to instances, or None, not {type(wanted).__name__}"
+        )
+    known = {one.name for one in problem.candidates}
+    for name, count in wanted.items():
+        if name not in known:
+            raise InvalidDecision(f"there is no variant {name!r} to scale: take the names of the problem's candidates")
+        if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= MOST:
+            raise InvalidDecision(f"{name}: must be a whole number from 0 to {MOST}, not {count!r}")

@@ -1,0 +1,95 @@
+"""Policies by their names in the settings: built-in ones, and users' own classes by import path."""
+
+import importlib
+import logging
+from collections.abc import Collection
+from typing import Any
+
+from services.core.cost import Goal
+from services.core.policy import METHODS, GuardedPolicy, SelectionPolicy
+from services.core.settings import POLICIES, SCALERS, Settings
+from services.shell.settings import SettingsError
+
+log = logging.getLogger(__name__)
+
+
+def own_object(setting: str, path: str, methods: Collection[str]) -> Any:
+    """An object of the user's class "module:Class", made without arguments.
+
+    Raises SettingsError, which names the setting and the remedy, if the class cannot be loaded or lacks one of these methods.
+    """
+    module, _, attribute = path.partition(":")
+    try:
+        made = getattr(importlib.import_module(module), attribute)()
+    except ModuleNotFoundError as error:
+        remedy = f"; put the folder of {module.partition('.')[0]}.py on PYTHONPATH" if error.name == module else ""
+        raise SettingsError(f"{setting} {path!r} cannot be loaded: {error}{remedy}") from error
+    except AttributeError as error:
+        raise SettingsError(f"{setting} {path!r} cannot be loaded: {error}") from error
+    except (Exception, SystemExit) as error:  # whatever a user's module does when it is imported
+        raise SettingsError(f"{setting} {path!r} cannot be loaded: {type(error).__name__}: {error}") from error
+    absent = [method for method in methods if not callable(getattr(made, method, None))]
+    if absent:
+        what = "method" if len(absent) == 1 else "methods"
+        raise SettingsError(f"{setting} {path!r} lacks the {what} {', '.join(absent)}: docs/scaling.md has an example")
+    return made
+
+
+def own_policy(setting: str, path: str, methods: Collection[str]) -> GuardedPolicy:
+    """The user's class at this path, as a policy that has these methods. Raises SettingsError."""
+    made = own_object(setting, path, methods)
+    if not isinstance(getattr(made, "name", None), str) or not made.name:
+        raise SettingsError(f"{setting} {path!r} lacks a `name`, a text: it is recorded with what the policy decides")
+    if getattr(made, "goal", "cost") not in ("cost", "accuracy"):
+        raise SettingsError(f"{setting} {path!r}: its `goal` must be cost or accuracy, not {made.goal!r}")
+    return GuardedPolicy(made, path, log.warning)
+
+
+def own_methods(setting: str, path: str) -> frozenset[str]:
+    """Which decisions the user's class at this path makes: `select`, `scale`, or both. Raises SettingsError if it makes none."""
+    made = own_policy(setting, path, ())
+    found = frozenset(made.failures) & {"select", "scale"}
+    if not found:
+        raise SettingsError(
+            f"{setting} {path!r} has none of the methods {', '.join(METHODS)} that decide: give it select or scale"
+        )
+    return found
+
+
+def load_policy(settings: Settings) -> SelectionPolicy:
+    """The policy that `dispatcher.policy` names: a built-in one, or a user's class. Raises SettingsError that says what is wrong."""
+    name = settings.dispatcher.policy
+    if name in POLICIES:
+        return _builtin(name, settings)
+    if ":" not in name:
+        raise SettingsError(f"dispatcher.policy {name!r} is none of {', '.join(POLICIES)} and no module:Class")
+    own = own_policy("dispatcher.policy", name, ("select",))
+    own.builtin = _builtin("infaas", settings, own.goal)
+    return own
+
+
+def _builtin(name: str, settings: Settings, goal: Goal | None = None) -> SelectionPolicy:
+    """A built-in policy with its options.
+
+    dispatch: "auto" becomes "pack" where machines may come and go, so that some become empty, else "spread". on_demand: whether the
+    policy may load a variant that no instance can serve; a static system has chosen its variants beforehand. goal: if not the settings'.
+    """
+    ours, machines = settings.dispatcher, settings.machines
+    dispatch = ours.dispatch
+    if dispatch == "auto":
+        kinds = machines.kinds.values() if machines.provider != "off" else ()
+        dispatch = "pack" if any(kind.maximum > kind.minimum for kind in kinds) else "spread"
+    module, _, attribute = POLICIES[name].partition(":")
+    policy: SelectionPolicy = getattr(importlib.import_module(module), attribute)(
+        dispatch=dispatch,
+        probe_share=ours.probe_share,
+        on_demand=settings.autoscaler.policy not in ("static", "replicate"),
+        goal=goal or settings.goal,
+    )
+    return policy
+
+
+def load_scaling(settings: Settings) -> GuardedPolicy | None:
+    """The user's class that `autoscaler.policy` names. None: it names a built-in policy. Raises SettingsError that says what is wrong."""
+    name = settings.autoscaler.policy
+    return None if name in SCALERS else own_policy("autoscaler.policy", name, ("scale",))
