@@ -116,23 +116,36 @@ class InfaasScaling:
 def decision_of(seen: Situation, wanted: Mapping[str, int], policy: str) -> ScalingDecision:
     """What a user's own policy wants, within the bounds of the candidates. wanted: instances by variant; others stay as they are.
 
-    An instance is unloaded only when all instances that the policy wants of other variants of its apps can answer.
+    What has no room here is asked of the controller, as what needs hardware of others. An instance is unloaded only when what was ordered
+    and asked for in its place can answer.
     """
     problem = seen.problem
-    by_name = {one.name: one for one in problem.candidates}
     counts = {one.name: _bounded(one, wanted.get(one.name, one.running)) for one in problem.candidates}
-    late = [one for one in problem.candidates if seen.serving[one.name] < counts[one.name]]
+    found = actions(problem, list(counts.values()))
+    left = room(seen, {})
     changes, requests = [], []
-    for action in actions(problem, list(counts.values())):
-        one, count = by_name[action.variant], counts[action.variant]
-        reason = f"{policy} wants {count} where {one.running} are"
-        if one.name in seen.here:
-            if action.delta > 0 or not any(set(one.apps) & set(other.apps) for other in late):
-                changes.append(InstanceChange(one.name, count, action.kind, reason))
-        elif action.delta > 0:
+    coming: set[str] = set()  # apps for which instances come
+    for one in problem.candidates:
+        here, missing = one.name in seen.here, max(0, counts[one.name] - one.running)
+        fits = min(missing, _fitting(one, left)) if here else 0
+        left = {pool: amount - fits * _takes(one).get(pool, 0.0) for pool, amount in left.items()}
+        if seen.serving[one.name] < (min(one.running, counts[one.name]) + fits if here else counts[one.name]):
+            coming.update(one.apps)
+        if not missing:
+            continue
+        kind = next(action.kind for action in found if action.variant == one.name)
+        reason = f"{policy} wants {counts[one.name]} where {one.running} are"
+        if fits:
+            changes.append(InstanceChange(one.name, one.running + fits, kind, reason))
+        if fits < missing:
             k = next(k for k, demand in enumerate(problem.demands) if demand.app in one.apps)
-            load = action.delta * one.saturation_qps
-            requests.append(CapacityRequest(k, "hardware", (one.name,), load, action.delta, f"{action.kind}: {reason}"))
+            names = (one.name, *(seen.absent[k] if here and seen.absent else ()))
+            load, why = (missing - fits) * one.saturation_qps, "full" if here else "hardware"
+            requests.append(CapacityRequest(k, why, names, load, missing - fits, f"{kind}: {reason}"))
+    for one in problem.candidates:
+        if one.name in seen.here and counts[one.name] < one.running and not coming.intersection(one.apps):
+            reason = f"{policy} wants {counts[one.name]} where {one.running} are"
+            changes.append(InstanceChange(one.name, counts[one.name], "unload", reason))
     return ScalingDecision(tuple(changes), tuple(requests))
 
 

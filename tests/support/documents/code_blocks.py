@@ -4,7 +4,7 @@
 |---|---|
 | `sh` | bash runs it, in the directory of the page's reader |
 | `console` | lines behind `$ ` are commands and run; what follows them is an example of their output, and is not compared |
-| `python` | runs as a program of its own; `await` and `async with` may stand outside of functions |
+| `python` | runs as a program of its own; `await` and `async with` may stand outside of functions; `python NAME.py`: is saved under this name, too |
 | `toml` | is read: as settings; `toml plan`, `toml scenario`, `toml pipeline`: by that reader; `toml part`: any TOML |
 | `sql` | runs as the read-only role (tests/contract/test_sql_docs.py) |
 | `json` | is read |
@@ -102,7 +102,7 @@ class Reader:
             for command, shown in commands(block):
                 self._shell_block(command, may_fail=shown.startswith(("infaas: ", "curl: ")))
         elif block.language == "python":
-            path = self.directory / "block.py"
+            path = self.directory / (block.options[0] if block.options else "block.py")
             path.write_text(self._here(block.text))
             self._finished([*self._python(), "-c", _AWAITING, str(path)])
 
