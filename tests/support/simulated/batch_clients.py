@@ -1,4 +1,4 @@
-"""Executors of one simulated device each in virtual time, with one instance each, and clients that send to it directly."""
+"""Executors of one simulated device each in virtual time, each with an instance or more, and clients that send to it directly."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -74,9 +74,11 @@ class Reports:
 
 
 class BatchClients:
-    """devices: each with its instance `i0`, `i1`, ... of the variant. slow: factor on every batch of a device."""
+    """devices: each with its instance `i0`, `i1`, ... of the variant, and as many cores. slow: factor on every batch of a device."""
 
-    def __init__(self, record: VariantRecord, devices: int = 1) -> None:
+    def __init__(
+        self, record: VariantRecord, devices: int = 1, *, cores: int = 1, settings: Settings | None = None
+    ) -> None:
         self.subjects = Subjects()
         self.kernel = Kernel(BEGINS, lambda *_: None)
         self.kernel.received = self._received
@@ -88,16 +90,24 @@ class BatchClients:
         self._sent: dict[str, tuple[float, str, Callable[[Any], None] | None]] = {}
         self._number = 0
         for n in range(devices):
-            spec = Device(name=f"gpu{n}", kind="gpu", cores=1, memory_mb=1000.0, simulated=True)
+            spec = Device(name=f"gpu{n}", kind="gpu", cores=cores, memory_mb=1000.0, simulated=True)
             device = SimulatedDevice(spec, 0.0)
-            executor = make_executor(Settings(), self.subjects, WORKER, spec, 1)
+            executor = make_executor(settings or Settings(), self.subjects, WORKER, spec, 1)
             edge = SimulatedExecutorEdge(self.kernel, device, lambda _: 0.001, lambda *_: None)
             self.kernel.enter(spec.name, executor, edge)
             self.devices.append(device)
             self.executors.append(executor)
-            order = LoadInstance(instance=f"i{n}", variant=record)
-            self.kernel.publish(self.subjects.executor(WORKER, spec.name, "load"), order)
+            self._load(f"i{n}", record, n)
         self._beat()
+        self.run(0.1)
+
+    def _load(self, instance: str, record: VariantRecord, device: int) -> None:
+        order = LoadInstance(instance=instance, variant=record)
+        self.kernel.publish(self.subjects.executor(WORKER, f"gpu{device}", "load"), order)
+
+    def beside(self, instance: str, record: VariantRecord, device: int = 0) -> None:
+        """Load one more instance on a device."""
+        self._load(instance, record, device)
         self.run(0.1)
 
     @property
@@ -114,11 +124,11 @@ class BatchClients:
 
     def send(
         self, device: int = 0, *, app: str = "a", within: float = 10.0, items: int = 1, then: Callable[[Any], None] | None = None,
-        **route: Any,
+        instance: str = "", **route: Any,
     ) -> None:  # fmt: skip
-        """Send one query. within: seconds until its deadline. then: called with the answer or refusal."""
+        """Send one query. within: seconds until its deadline. then: called with the answer or refusal. instance: by default the first."""
         self._number += 1
-        inbox, now, instance = f"_INBOX.{self._number}", self.kernel.now, f"i{device}"
+        inbox, now, instance = f"_INBOX.{self._number}", self.kernel.now, instance or f"i{device}"
         uid = self._number.to_bytes(16, "big")
         head = Route(uid, 0, 0, inbox, now + within, now, DISPATCHER, instance, app, items, None, **route)
         body = Raw(encode({"inputs": Tensor("BOOL", [items], bytes(items))}))

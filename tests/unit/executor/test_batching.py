@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from bus.codec import encode
 from bus.messages.catalog import BatchingRule
 from bus.messages.fleet import UnloadInstance
+from bus.messages.jobs import OFFLINE
 from bus.messages.public import Answer
 from services.core.batching import POLICIES, batching_at, batching_key, rule_errors
+from services.core.settings import ExecutorSettings, Settings
 from services.executor.batching import BatchingRules, Threshold, quantile_line
 from tests.support.simulated.batch_clients import BatchClients, linear
 
@@ -375,6 +377,68 @@ def test_what_waits_for_a_threshold_is_answered_in_time() -> None:
     [late] = [one for one in clients.answers if one.sent >= since - 1e-6]
     assert late.at - late.sent <= 0.0506
     assert not clients.reports.handed_back
+
+
+# -- turns of a device's instances
+
+LARGEST_MS = 26.0  # a batch of 32
+
+
+def quiet_beside_a_flood(order: str, **rule: Any) -> list[float]:
+    """Milliseconds of the answers of a quiet model, beside one whose clients send three times what the device can, and are in more of a hurry."""
+    clients = BatchClients(linear(10.0, 0.5, most=32), settings=Settings(executor=ExecutorSettings(order=order)))
+    clients.beside("quiet", linear(10.0, 0.5, most=32, variant="q", model="quiet"))
+    if rule:
+        clients.rule("app", "a", **rule)
+    capacity = 1000.0 * 32 / LARGEST_MS
+    since = clients.now
+    for n in range(int(3 * capacity * 2.0)):
+        clients.send(within=10.0)
+        if n % 200 == 0:
+            clients.send(instance="quiet", within=20.0)
+        clients.run(1.0 / (3 * capacity))
+    clients.run(6.0)
+    assert mean(clients.batches(since + 0.5, until=since + 2.0)) == 32  # the device is full
+    return [1000.0 * (one.at - one.sent) for one in clients.answers if one.instance == "quiet"]
+
+
+@pytest.mark.parametrize("rule", [{}, {"policy": "threshold"}])
+def test_a_quiet_model_beside_a_flooded_one_waits_for_one_batch(rule: dict[str, Any]) -> None:
+    """Row 90. In turns it waits for the batch that runs and for its own; by deadlines it would wait for the whole flood."""
+    bound = 2 * LARGEST_MS + 5.0
+    turns = quiet_beside_a_flood("lru", **rule)
+    assert len(turns) == 37
+    assert np.quantile(turns, 0.99) < bound
+    by_deadline = quiet_beside_a_flood("edf", **rule)
+    assert np.quantile(by_deadline, 0.99) > 10 * bound
+
+
+def test_in_turns_none_overtakes_an_instance_that_needs_all_cores() -> None:
+    clients = BatchClients(linear(5.0, 0.0, most=1), cores=2, settings=Settings(executor=ExecutorSettings(order="lru")))
+    clients.beside("narrow", linear(7.0, 0.0, most=1))
+    clients.beside("wide", linear(5.0, 0.0, most=1, threads=2))
+    for instance in ("i0", "narrow"):
+        clients.closed_loop(2, instance=instance)
+    clients.run(0.1)
+    for _ in range(5):
+        clients.send(instance="wide", within=1.0)
+        clients.run(0.1)
+    waits = [one.at - one.sent for one in clients.answers if one.instance == "wide"]
+    assert len(waits) == 5
+    assert max(waits) < 0.0125 + 0.001
+
+
+def test_in_turns_offline_work_still_waits_for_all_other() -> None:
+    clients = BatchClients(linear(5.0, 0.0, most=1), settings=Settings(executor=ExecutorSettings(order="lru")))
+    clients.beside("jobs", linear(5.0, 0.0, most=1))
+    since = clients.now
+    for _ in range(10):
+        clients.send()
+        clients.send(instance="jobs", within=1000.0, policy=OFFLINE)
+    clients.run(1.0)
+    first = sorted((one for one in clients.answers if one.sent >= since), key=lambda one: one.at)
+    assert [one.instance for one in first[:10]] == ["i0"] * 10
+    assert len(first) == 20
 
 
 # -- instances and rules
