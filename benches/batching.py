@@ -1,4 +1,5 @@
-"""Batching policies on one simulated device (Clipper, paper 002, section 4.3): `python benches/batching.py [--quick]`.
+"""Batching policies on one simulated device (Clipper, paper 002, section 4.3; Rafiqi, paper 001, section 3.3):
+`python benches/batching.py [--quick]`.
 
 (1) Most queries/s with 99 % of them answered within 20 ms, by policy, against no batching (paper, Fig. 4: at most 26 times). (2) After the
 device slows down to half its speed, without a new profile: time until the objective is kept again. (3) The size that is learnt, and what
@@ -35,6 +36,7 @@ POLICIES: dict[str, Any] = {
     "aimd": "aimd",
     "quantile": "quantile",
     "delayed 1 ms": {"policy": "delayed", "wait_ms": 1.0},
+    "threshold 5 ms": {"policy": "threshold", "quantum_ms": 5.0},
 }
 
 
@@ -96,7 +98,7 @@ def figure4(quick: bool) -> None:
     print(f"queries/s with 99 % within {OBJECTIVE_MS:g} ms; a batch of n takes {FIXED_MS:g} + {ITEM_MS:g} n ms")
     found = {name: highest_rate(rule, 5 if quick else 8, 2.0 if quick else 4.0) for name, rule in POLICIES.items()}
     for name, rate in found.items():
-        print(f"  {name:<14}{rate:>10,.0f}{rate / found['fixed 1']:>8.1f} x fixed 1{rate / found['edf']:>8.2f} x edf")
+        print(f"  {name:<16}{rate:>10,.0f}{rate / found['fixed 1']:>8.1f} x fixed 1{rate / found['edf']:>8.2f} x edf")
 
 
 def slower() -> None:
@@ -104,7 +106,7 @@ def slower() -> None:
     print(
         f"\ndevice half as fast from second {at:g} on, {rate:,.0f} queries/s, of which it can then serve 4,000; a batch of n took 1 + 0.1 n ms"
     )
-    for name in ("edf", "aimd", "quantile", "delayed 1 ms"):
+    for name in ("edf", "aimd", "quantile", "delayed 1 ms", "threshold 5 ms"):
         windows: defaultdict[int, list[float]] = defaultdict(list)
         for sent, ms in simulated(POLICIES[name], rate, seconds, 1.0, 0.1, at):
             if sent >= at and isfinite(ms):
@@ -114,7 +116,7 @@ def slower() -> None:
         first = [ms for n, times in windows.items() if n < 1.0 / WINDOW_S for ms in times]
         late = mean(ms > ALLOWED_MS for ms in first)
         print(
-            f"  {name:<14}99 % of answers within it again after {after:5.2f} s; late of the first second's: {late:.3f}"
+            f"  {name:<16}99 % of answers within it again after {after:5.2f} s; late of the first second's: {late:.3f}"
         )
     print(f"the same with a full queue: batches within {OBJECTIVE_MS:g} ms again")
     for policy in ("aimd", "quantile"):
@@ -127,7 +129,7 @@ def slower() -> None:
             if one.at - one.compute_ms / 1000.0 >= since:
                 batches[one.at] = [one.compute_ms]
         late = [at for at, [ms] in batches.items() if ms > 1.05 * OBJECTIVE_MS]
-        print(f"  {policy:<14}after {max(late, default=since) - since:5.2f} s, {len(late)} batches later")
+        print(f"  {policy:<16}after {max(late, default=since) - since:5.2f} s, {len(late)} batches later")
 
 
 def saturated(policy: str) -> BatchClients:
@@ -151,7 +153,7 @@ def learnt() -> None:
             since = clients.now
             clients.run(2.0)
             sizes.append(mean(clients.batches(since)))
-        print(f"  {policy:<14}" + "".join(f"{size:8.1f}" for size in sizes))
+        print(f"  {policy:<16}" + "".join(f"{size:8.1f}" for size in sizes))
 
 
 def waiting() -> None:
