@@ -5,11 +5,14 @@ import http.server
 import io
 import itertools
 import json
+import os
 import shutil
+import signal
 import subprocess
 import threading
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -21,7 +24,7 @@ import pytest
 
 from tests.support.gateways.gateway_process import Gate, gateway
 from tests.support.models import poison_models, tiny_models
-from tests.support.servers.processes import eventually, infaas
+from tests.support.servers.processes import eventually, infaas, pids_of
 from tests.support.servers.system import Whole
 
 SLO_MS = 200
@@ -340,6 +343,35 @@ def test_a_model_without_validation_or_that_is_none_is_refused(place: Place) -> 
     assert curl(place, "/classify", b"x").status == 400
 
 
+@pytest.mark.slow
+def test_a_stuck_model_fails_within_ten_seconds_and_its_worker_survives(place: Place) -> None:
+    """Row 93: a run that never ends is ended. The same process answers everybody else meanwhile, and the same model after that."""
+    x, y = tiny_models.digits(20)
+    whole = dict(zip("xy", tiny_models.digits(), strict=True))
+    wish = {
+        "model": blob(poison_models.hanging()),
+        "validation": blob(tiny_models.npz(**whole)),
+        "labels": list(LABELS),
+    }
+    fine(place, "/register", {"models": {"stuck": wish}})
+    classified(place, "stuck", x[0].tobytes())
+    answered(place, "digits", [0.0] * 784, "1")
+    workers = pids_of(place.system.directory, "executor")
+    bad = x[0].copy()
+    bad[0] = poison_models.POISON
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(curl, place, "/classify?model_name=stuck", bad.tobytes())
+        others = [curl(place, "/digits/predict", {"input": [0.0] * 784}) for _ in range(20)]
+        said = waiting.result()
+    assert said.status == 500, said
+    assert said.body["error"]
+    assert said.seconds < 11.0
+    assert [other.status for other in others] == [200] * 20
+    assert max(other.seconds for other in others) < 5.0
+    assert pids_of(place.system.directory, "executor") == workers
+    assert classified(place, "stuck", x[0].tobytes())[0]["label"] == LABELS[y[0]]
+
+
 def test_a_target_is_set_over_http_and_a_wrong_one_refused(place: Place) -> None:
     fields = {"name": "aimed", "input_type": "floats", "default_output": "0", "latency_slo_micros": 50000}
     fine(place, "/admin/add_app", fields)
@@ -394,6 +426,25 @@ def test_batching_is_set_while_instances_serve_and_a_wrong_rule_refused(place: P
         said = curl(place, "/admin/set_batching", wrong)
         assert (400 <= said.status < 500, word in said.body["cause"]) == (True, True), (wrong, said.body)
     assert infaas("admin", "set-batching", "--model", "logreg", "--policy", "delayed", *where).returncode == 1
+
+    # Row 92: tuned while it serves, and the rule outlives the process that follows it
+    before = pids_of(place.system.directory, "executor")
+    tuned = fine(place, "/change_params?quanta=20&batchSize=16&model_name=logreg")
+    assert (tuned["success"], tuned["error"]) == (True, "")
+    assert eventually(lambda: batching() == {("threshold", 16)}), batching()
+    rule = ("--policy", "threshold", "--quantum-ms", "2", "--batch", "5", "--contexts", "1")
+    assert infaas("admin", "set-batching", "--model", "logreg", *rule, *where).stdout == "done\n"
+    assert eventually(lambda: batching() == {("threshold", 5)}), batching()
+    answered(place, "boxed", [0.0] * 784, "1")
+    assert pids_of(place.system.directory, "executor") == before
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    assert eventually(lambda: not {*before} & {*pids_of(place.system.directory, "executor")})
+    answered(place, "boxed", [0.0] * 784, "1")
+    assert eventually(lambda: batching() == {("threshold", 5)}), batching()
+    assert "there is no model 'nobody'" in curl(place, "/change_params?quanta=5&model_name=nobody").body["error"]
+    assert curl(place, "/change_params?quanta=0").status == 400
+
     assert infaas("admin", "set-batching", "--model", "logreg", *where).stdout == "done\n"
     assert eventually(lambda: {policy for policy, _ in batching()} == {"edf"}), batching()
     fine(place, "/admin/delete_app", {"name": "boxed"})
