@@ -77,7 +77,13 @@ class BatchClients:
     """devices: each with its instance `i0`, `i1`, ... of the variant, and as many cores. slow: factor on every batch of a device."""
 
     def __init__(
-        self, record: VariantRecord, devices: int = 1, *, cores: int = 1, settings: Settings | None = None
+        self,
+        record: VariantRecord,
+        devices: int = 1,
+        *,
+        kind: str = "gpu",
+        cores: int = 1,
+        settings: Settings | None = None,
     ) -> None:
         self.subjects = Subjects()
         self.kernel = Kernel(BEGINS, lambda *_: None)
@@ -90,7 +96,7 @@ class BatchClients:
         self._sent: dict[str, tuple[float, str, Callable[[Any], None] | None]] = {}
         self._number = 0
         for n in range(devices):
-            spec = Device(name=f"gpu{n}", kind="gpu", cores=cores, memory_mb=1000.0, simulated=True)
+            spec = Device(name=f"gpu{n}", kind=kind, cores=cores, memory_mb=1000.0, simulated=True)
             device = SimulatedDevice(spec, 0.0)
             executor = make_executor(settings or Settings(), self.subjects, WORKER, spec, 1)
             edge = SimulatedExecutorEdge(self.kernel, device, lambda _: 0.001, lambda *_: None)

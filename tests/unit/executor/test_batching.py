@@ -386,7 +386,9 @@ LARGEST_MS = 26.0  # a batch of 32
 
 def quiet_beside_a_flood(order: str, **rule: Any) -> list[float]:
     """Milliseconds of the answers of a quiet model, beside one whose clients send three times what the device can, and are in more of a hurry."""
-    clients = BatchClients(linear(10.0, 0.5, most=32), settings=Settings(executor=ExecutorSettings(order=order)))
+    clients = BatchClients(
+        linear(10.0, 0.5, most=32), kind="cpu", settings=Settings(executor=ExecutorSettings(order=order))
+    )
     clients.beside("quiet", linear(10.0, 0.5, most=32, variant="q", model="quiet"))
     if rule:
         clients.rule("app", "a", **rule)
@@ -414,7 +416,9 @@ def test_a_quiet_model_beside_a_flooded_one_waits_for_one_batch(rule: dict[str, 
 
 
 def test_in_turns_none_overtakes_an_instance_that_needs_all_cores() -> None:
-    clients = BatchClients(linear(5.0, 0.0, most=1), cores=2, settings=Settings(executor=ExecutorSettings(order="lru")))
+    clients = BatchClients(
+        linear(5.0, 0.0, most=1), kind="cpu", cores=2, settings=Settings(executor=ExecutorSettings(order="lru"))
+    )
     clients.beside("narrow", linear(7.0, 0.0, most=1))
     clients.beside("wide", linear(5.0, 0.0, most=1, threads=2))
     for instance in ("i0", "narrow"):
@@ -429,7 +433,9 @@ def test_in_turns_none_overtakes_an_instance_that_needs_all_cores() -> None:
 
 
 def test_in_turns_offline_work_still_waits_for_all_other() -> None:
-    clients = BatchClients(linear(5.0, 0.0, most=1), settings=Settings(executor=ExecutorSettings(order="lru")))
+    clients = BatchClients(
+        linear(5.0, 0.0, most=1), kind="cpu", settings=Settings(executor=ExecutorSettings(order="lru"))
+    )
     clients.beside("jobs", linear(5.0, 0.0, most=1))
     since = clients.now
     for _ in range(10):
