@@ -10,6 +10,9 @@ with one thread takes 200 ms for an item (INFaaS, Romero et al., ATC 2021, Table
 Load times are the middle of the values (TensorRT 5 to 10 s, Neuron 3 to 5 s) that fit the paper's range of 0.59 to 11 s. A TensorRT
 instance took 1.34 GB, of which the model took 98 MB. The rest is added to the model's own memory. No memory figure is published for
 Neuron. Its instances count like those of the CPU, 1 GB. The result is an estimate, named `synthetic`. It is never called a measurement.
+
+A model in a GPU's memory can be moved to host memory and back, at 2.6 GB/s: 233 MB took 90 ms (Rafiqi, section 3.4.1). This is the last part
+of its load time; the rest made it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -30,7 +33,10 @@ SINGLE_MS = "cpu_single_ms"  # attribute: ms that one item took on the CPU, whic
 
 
 class AcceleratorKind(Struct, frozen=True, kw_only=True):
-    """One kind of accelerator. `largest_batch`, `cores` and `device_memory_mb` are those of a whole device. The module explains the other fields."""
+    """One kind of accelerator. `largest_batch`, `cores` and `device_memory_mb` are those of a whole device. The module explains the other fields.
+
+    transfer_mb_s: of a model, to host memory and back; None: its models cannot be kept there.
+    """
 
     fixed_ms: float
     speedup: float
@@ -39,6 +45,7 @@ class AcceleratorKind(Struct, frozen=True, kw_only=True):
     largest_batch: int
     cores: int
     device_memory_mb: float
+    transfer_mb_s: float | None = None
 
 
 KINDS: Mapping[str, AcceleratorKind] = {
@@ -51,6 +58,7 @@ KINDS: Mapping[str, AcceleratorKind] = {
         largest_batch=64,
         cores=1,
         device_memory_mb=16384.0,
+        transfer_mb_s=2600.0,
     ),
     # One chip has four cores with 8 GB together. Its compiled models are for small batches.
     "inferentia": AcceleratorKind(
@@ -112,15 +120,27 @@ def emulated(original: VariantRecord, kind: str, variant: str) -> VariantRecord:
         hardware=kind,
         simulated=True,
         dominated=False,
-        profile=Profile(
-            rows=rows,
-            load_ms=made.load_ms,
-            memory_mb=made.memory_mb + profile.memory_mb,
-            saturation_qps=max(row.batch * 1000.0 / row.p50_ms for row in rows if row.length == longest),
-            provenance=f"{PROVENANCE}: the CPU profile of {original.variant} scaled to a simulated {kind}",
+        profile=with_tiers(
+            Profile(
+                rows=rows,
+                load_ms=made.load_ms,
+                memory_mb=made.memory_mb + profile.memory_mb,
+                saturation_qps=max(row.batch * 1000.0 / row.p50_ms for row in rows if row.length == longest),
+                provenance=f"{PROVENANCE}: the CPU profile of {original.variant} scaled to a simulated {kind}",
+            ),
+            kind,
         ),
         attributes={**original.attributes, "original": original.variant, SINGLE_MS: f"{single:.6g}"},
     )
+
+
+def with_tiers(profile: Profile, kind: str) -> Profile:
+    """The profile with the parts of its load time, if a simulated device of this kind can keep models in host memory."""
+    made = KINDS.get(kind)
+    if made is None or made.transfer_mb_s is None:
+        return profile
+    transfer_ms = min(1000.0 * profile.memory_mb / made.transfer_mb_s, profile.load_ms)
+    return replace(profile, init_ms=profile.load_ms - transfer_ms, transfer_ms=transfer_ms, host_mb=profile.memory_mb)
 
 
 def computable(record: VariantRecord, items: int, seconds: float) -> bool:

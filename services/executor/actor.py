@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from bus.messages.fleet import DispatcherHeartbeat, LoadInstance, MoveInstance, UnloadInstance
+from bus.messages.fleet import DemoteInstance, DispatcherHeartbeat, LoadInstance, MoveInstance, UnloadInstance
 from bus.messages.flow import Execute, HandBack, PartsEnded, Route, Trying
 from bus.messages.public import Answer, Error, Refusal
 from bus.subjects import Subjects
@@ -49,7 +49,8 @@ from services.executor.answers import (
 from services.executor.batching import BatchingRules
 from services.executor.commands import BatchResult, FetchInputs, RunBatch, StoreOutputs
 from services.executor.dispatchers import KnownDispatchers
-from services.executor.instances import REPORT, BatchRuns, InstanceManager, Loaded, MonitorReporter, ReportDue
+from services.executor.instances import REPORT, BatchRuns, Loaded, MonitorReporter, ReportDue
+from services.executor.loading import InstanceManager
 from services.executor.queue import QueuedQuery, inputs_of, queued_query, unread_query
 
 FETCH = 10.0  # s to get inputs from, or put outputs into, the object store
@@ -109,7 +110,8 @@ class Executor:
             PartsEnded: lambda e: self.dispatchers.parts_ended(e.subject.rpartition(".")[2], e.message),
             LoadInstance: lambda envelope: self._manager.load(envelope.message),
             MoveInstance: lambda envelope: self._manager.move(envelope.message),
-            UnloadInstance: lambda envelope: self._manager.unload(envelope.message.instance),
+            DemoteInstance: lambda envelope: self._manager.demote(envelope.message),
+            UnloadInstance: lambda envelope: self._manager.unload(envelope.message),
             ReportDue: self._report,
             Recorded: lambda _: NOTHING,
             Started: self._started,
@@ -124,6 +126,7 @@ class Executor:
             Inlet(subject=s.ended(), message=PartsEnded),
             Inlet(subject=s.executor(w, d, "load"), message=LoadInstance),
             Inlet(subject=s.executor(w, d, "unload"), message=UnloadInstance),
+            Inlet(subject=s.executor(w, d, "demote"), message=DemoteInstance),
             Inlet(subject=s.executor(w, d, "move"), message=MoveInstance),
             Inlet(subject=s.execute(w, d), message=Execute),
         )
@@ -234,7 +237,7 @@ class Executor:
                 if loaded.running < loaded.contexts and len(loaded.queue):
                     effects.extend(self._schedule())  # the next context's turn, after the other instances'
             elif loaded.leaving:  # all its queries were too late
-                effects.extend(self._manager.unload_if_idle(loaded))
+                effects.extend(self._manager.settle(loaded))
         return effects
 
     def _changed(self, envelope: Envelope) -> Iterable[Effect]:
@@ -266,7 +269,7 @@ class Executor:
         if type(done.id) is int:
             return self._ran(done.id, done.result, envelope.now)
         kind, key = done.id
-        if kind == "load":
+        if kind in ("load", "transfer"):
             return (*self._manager.loaded(key, done.result), *self._schedule())
         if kind == "fetch":
             return self._fetched(key, done.result, envelope.now)
@@ -327,7 +330,7 @@ class Executor:
         if loaded.queue.items or self._runs.starved:
             effects.extend(self._schedule())
         if loaded.leaving:
-            effects.extend(self._manager.unload_if_idle(loaded))
+            effects.extend(self._manager.settle(loaded))
         return effects
 
     def _one_by_one(self, loaded: Loaded, run: RunBatch) -> Iterable[Effect]:
@@ -378,8 +381,8 @@ class Executor:
 
     def _fetched(self, uid: bytes, data: bytes, now: float) -> Iterable[Effect]:
         loaded, asked = self._arrived(uid)
-        if self.instances.get(loaded.id) is not loaded:
-            return self._back([asked], "gone")  # unloaded meanwhile
+        if self.instances.get(loaded.id) is not loaded or (loaded.leaving and not loaded.ready):
+            return self._back([asked], "gone")  # unloaded or demoted meanwhile
         try:
             query = queued_query(asked.route, asked.body, data)
         except (msgspec.DecodeError, IndexError) as error:
@@ -411,7 +414,9 @@ class Executor:
             return self._ran(failed.id, BatchResult(now, now, [], errors), now)
         kind, key = failed.id
         if kind == "load":
-            return self._load_failed(key, reason)
+            return self._load_failed(*self._manager.failed(key, reason))
+        if kind == "transfer":
+            return self._load_failed(*self._manager.transfer_failed(key, reason))
         if kind == "move":
             return self._manager.moved(key, None, reason)
         if kind == "fetch":
@@ -423,12 +428,9 @@ class Executor:
             return self._tell(query, Refusal(id=answer.id, error=error))
         return NOTHING
 
-    def _load_failed(self, instance: str, reason: str) -> Iterable[Effect]:
-        found = self._manager.failed(instance, reason)
-        if found is None:
-            return NOTHING
-        loaded, failed = found
-        return (failed, *self._back(self._drop(loaded), "load_failed"))
+    def _load_failed(self, loaded: Loaded | None, effects: Iterable[Effect]) -> Iterable[Effect]:
+        """An instance that could not be loaded ends. None: none has."""
+        return effects if loaded is None else (*effects, *self._back(self._drop(loaded), "load_failed"))
 
     # -- time
 

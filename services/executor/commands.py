@@ -3,6 +3,7 @@
 from msgspec import Raw, Struct
 
 from bus.messages.catalog import VariantRecord
+from bus.messages.fleet import Tier
 from bus.messages.flow import TensorRef
 from bus.messages.public import ObjectRef, Tensor
 from services.executor.queue import QueuedQuery
@@ -11,16 +12,27 @@ LOADERS = 4  # models that a device loads at once
 
 
 class LoadModel(Struct, frozen=True):
-    """Fetch an artifact, load it, prove where it runs, warm it up. cores: of the machine that its threads are kept to. Empty: any."""
+    """Fetch an artifact, load it, prove where it runs, warm it up. cores: of the machine that its threads are kept to. Empty: any.
+
+    tier: "host" leaves it in host memory.
+    """
 
     instance: str
     variant: VariantRecord
     cores: tuple[int, ...] = ()
+    tier: Tier = "device"
+
+
+class TransferModel(Struct, frozen=True):
+    """Move an idle loaded model to the memory of this tier. The result is LoadedModel. An error if the backend cannot."""
+
+    instance: str
+    tier: Tier
 
 
 class LoadedModel(Struct, frozen=True):
-    """load_ms: without the fetch, and without the wait for other loads. memory_mb: growth of the process, or what the model takes of an
-    accelerator's memory; 0.0 if another load or unload overlapped, since then nobody knows whose the growth is.
+    """load_ms: without the fetch, and without the wait for other loads; of a transfer, its own. memory_mb: growth of the process, or what the
+    model takes of its tier's memory; 0.0 if another load or unload overlapped, since then nobody knows whose the growth is.
 
     one_at_a_time: why it computes one batch at a time; empty: it takes several.
     """
@@ -29,6 +41,7 @@ class LoadedModel(Struct, frozen=True):
     memory_mb: float
     proof: str
     one_at_a_time: str = ""
+    tier: Tier = "device"
 
 
 class MoveModel(Struct, frozen=True):

@@ -38,6 +38,7 @@ from services.executor.commands import (
     RunBatch,
     Shrink,
     StoreOutputs,
+    TransferModel,
     UnloadModel,
 )
 from services.executor.edge_models import DeviceModels, ModelInMemory
@@ -106,6 +107,8 @@ class ExecutorEdge:
                 return await self._models.load(command)
             case MoveModel():
                 return await self._models.move(command)
+            case TransferModel():
+                return await self._models.transfer(command)
             case UnloadModel():
                 return await self._models.unload(command)
             case FetchInputs():
@@ -224,10 +227,9 @@ class AcceleratedEdge(ExecutorEdge):
             memory_mb = sum(model.handle.memory_mb or model.record.profile.memory_mb for model in models)
             return ProcessUse(memory_mb, used.cpu_s)
         result = _checked(await super().perform(command))
-        if isinstance(command, LoadModel) and isinstance(result, LoadedModel):
+        if isinstance(command, LoadModel) and isinstance(result, LoadedModel) and result.tier == "device":
             model = self._loaded.get(command.instance)
-            memory_mb = model.handle.memory_mb if model is not None else 0.0
-            return replace(result, memory_mb=memory_mb)
+            return replace(result, memory_mb=model.handle.memory_mb if model is not None else 0.0)
         return result
 
 

@@ -14,14 +14,31 @@ from pathlib import Path
 from typing import TypeVar
 
 import psutil
+from msgspec.structs import replace
 
 from bus.messages.catalog import VariantRecord
 from bus.port import Bus, ObjectStore
 from bus.subjects import Subjects
 from services.core.placement import REMOTE
 from services.executor.backends import backend
-from services.executor.backends.base import BackendError, BackendUnavailable, Growth, Handle, LoadFailed, spec_of
-from services.executor.commands import LOADERS, LoadedModel, LoadModel, MovedModel, MoveModel, UnloadModel
+from services.executor.backends.base import (
+    BackendError,
+    BackendUnavailable,
+    Demotable,
+    Growth,
+    Handle,
+    LoadFailed,
+    spec_of,
+)
+from services.executor.commands import (
+    LOADERS,
+    LoadedModel,
+    LoadModel,
+    MovedModel,
+    MoveModel,
+    TransferModel,
+    UnloadModel,
+)
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +83,7 @@ class DeviceModels:
         self._cache = cache
         self._threads = threads
         self._loaders = ThreadPoolExecutor(max_workers=LOADERS, thread_name_prefix="load")
+        self._transfers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="transfer")  # one at a time
         self._artifacts: ObjectStore | None = None
         process = psutil.Process()
         self._memory = Growth(lambda: process.memory_info().rss / 2**20)
@@ -82,7 +100,27 @@ class DeviceModels:
         self._take(command.instance, model)
         about = {"instance": command.instance, "proof": loaded.proof, "load_ms": round(loaded.load_ms, 2)}
         log.info("loaded", extra=about)
-        return loaded
+        if command.tier == "device":
+            return loaded
+        there = await self.transfer(TransferModel(command.instance, "host"))
+        return replace(there, load_ms=loaded.load_ms, proof=loaded.proof)
+
+    async def transfer(self, command: TransferModel) -> LoadedModel:
+        """No batch of the model runs meanwhile. If it fails half-way, the model is unloaded. Raises BackendError."""
+        model = self.loaded.get(command.instance)
+        if model is None:
+            raise LoadFailed("it is not loaded any more")
+        handle = model.handle
+        try:
+            if not isinstance(handle, Demotable):
+                raise BackendUnavailable(f"{model.record.framework} keeps no models in host memory")
+            step = handle.demote if command.tier == "host" else handle.promote
+            seconds = await asyncio.get_running_loop().run_in_executor(self._transfers, _timed, step)
+        except BackendError:
+            await self.unload(UnloadModel(command.instance))
+            raise
+        memory_mb = handle.host_mb if command.tier == "host" else handle.memory_mb
+        return LoadedModel(seconds * 1000.0, memory_mb, handle.proof, model.one_at_a_time, command.tier)
 
     async def move(self, command: MoveModel) -> MovedModel:
         """Load a copy on these cores; the old one serves until the copy is ready. Raises BackendError, BusError."""
@@ -162,6 +200,13 @@ class DeviceModels:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _timed(step: Callable[[], None]) -> float:
+    """Seconds that it takes, without waiting for a thread."""
+    started = time.perf_counter()
+    step()
+    return time.perf_counter() - started
 
 
 def _load_and_warm(path: Path, record: VariantRecord, device: str, memory: Growth) -> tuple[Handle, float, float]:

@@ -13,9 +13,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from bus.messages.catalog import VariantRecord
+from bus.messages.fleet import Tier
 from bus.tensors import ITEM_BYTES
 from services.core.cost import LatencyTable
 from services.core.emulation import ZEROS, computable, zeros
+from services.executor.backends.base import BackendUnavailable
 from services.executor.commands import (
     LOADERS,
     BatchResult,
@@ -24,6 +26,7 @@ from services.executor.commands import (
     MeasureProcess,
     ProcessUse,
     RunBatch,
+    TransferModel,
     UnloadModel,
 )
 from services.executor.edge import ExecutorEdge
@@ -33,13 +36,18 @@ NOTE = f"{ZEROS}: this simulated device is faster than the CPU that would have t
 
 
 class SimulatedEdge:
-    """One simulated device's edge. cpu_edge: computes outputs; several devices may share it. cores: batches at once."""
+    """One simulated device's edge. cpu_edge: computes outputs; several devices may share it. cores: batches at once.
+
+    A load makes the model, then transfers it. Transfers come one after the other, while other models are made and compute.
+    """
 
     def __init__(self, cpu_edge: ExecutorEdge, kind: str, cores: int) -> None:
         self._cpu_edge = cpu_edge
         self._kind = kind
         self._tables: dict[str, tuple[VariantRecord, LatencyTable]] = {}
         self._loaders = asyncio.Semaphore(LOADERS)
+        self._warm: dict[str, VariantRecord] = {}
+        self._transfers = asyncio.Lock()  # one at a time
         # uvloop's timers are exact to a millisecond, a sleeping thread to a tenth of one.
         self._sleeping = ThreadPoolExecutor(max_workers=max(1, cores), thread_name_prefix="sleep")
 
@@ -50,21 +58,57 @@ class SimulatedEdge:
                 return await self._run(command)
             case LoadModel():
                 return await self._load(command)
+            case TransferModel():
+                return await self._transfer(command)
             case UnloadModel():
                 self._tables.pop(command.instance, None)
+                self._warm.pop(command.instance, None)
             case MeasureProcess():
                 return ProcessUse(sum(record.profile.memory_mb for record, _ in self._tables.values()))
         return await self._cpu_edge.perform(command)
 
     async def _load(self, command: LoadModel) -> LoadedModel:
         record = command.variant
+        self._check(record, command.tier)
         async with self._loaders:
             started = time.perf_counter()
-            loaded: LoadedModel = await self._cpu_edge.perform(command)
-            await asyncio.sleep(record.profile.load_ms / 1000.0 - (time.perf_counter() - started))
-        self._tables[command.instance] = record, LatencyTable(record)
+            loaded: LoadedModel = await self._cpu_edge.perform(replace(command, tier="device"))
+            init_s = (record.profile.load_ms - (record.profile.transfer_ms or 0.0)) / 1000.0
+            await asyncio.sleep(init_s - (time.perf_counter() - started))
         proof = f"simulated {self._kind}: times by profile, outputs by {loaded.proof}"
-        return LoadedModel((time.perf_counter() - started) * 1000.0, record.profile.memory_mb, proof)
+        if command.tier == "device":
+            await self._over_the_bus(record)
+        return self._is_in(command.instance, record, command.tier, started, proof)
+
+    async def _transfer(self, command: TransferModel) -> LoadedModel:
+        """The weights need no artifact and nothing is made again. The CPU's model, which computes the outputs, stays as it is."""
+        started = time.perf_counter()
+        known = self._tables.get(command.instance)
+        record = known[0] if known is not None else self._warm.get(command.instance)
+        if record is None:
+            raise BackendUnavailable("it is not loaded any more")
+        self._check(record, command.tier)
+        await self._over_the_bus(record)
+        return self._is_in(command.instance, record, command.tier, started, f"simulated {self._kind}: times by profile")
+
+    def _check(self, record: VariantRecord, tier: Tier) -> None:
+        if tier == "host" and record.profile.host_mb is None:
+            raise BackendUnavailable(f"a simulated {self._kind} keeps no models in host memory")
+
+    async def _over_the_bus(self, record: VariantRecord) -> None:
+        async with self._transfers:
+            await asyncio.sleep((record.profile.transfer_ms or 0.0) / 1000.0)
+
+    def _is_in(self, instance: str, record: VariantRecord, tier: Tier, started: float, proof: str) -> LoadedModel:
+        memory_mb = record.profile.memory_mb
+        if tier == "device":
+            self._warm.pop(instance, None)
+            self._tables[instance] = record, LatencyTable(record)
+        else:
+            self._tables.pop(instance, None)
+            self._warm[instance] = record
+            memory_mb = record.profile.host_mb or 0.0
+        return LoadedModel((time.perf_counter() - started) * 1000.0, memory_mb, proof, tier=tier)
 
     async def _run(self, command: RunBatch) -> BatchResult:
         known = self._tables.get(command.instance)

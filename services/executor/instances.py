@@ -1,6 +1,4 @@
-"""The instances of one device: loaded and unloaded on the monitor's orders, run within the device's cores, measured and reported.
-Pure.
-"""
+"""The instances of one device: run within the device's cores, measured and reported. `loading` brings and takes them. Pure."""
 
 from collections.abc import Iterable
 
@@ -10,31 +8,22 @@ from bus.messages.catalog import BatchingRule, VariantRecord
 from bus.messages.fleet import (
     AppSample,
     ExecutorReport,
-    InstanceFailed,
-    InstanceLoaded,
-    InstanceMoved,
     InstanceSample,
-    InstanceUnloaded,
-    LoadInstance,
-    MoveInstance,
+    Tier,
 )
 from bus.messages.flow import Route
 from bus.messages.jobs import OFFLINE
 from bus.subjects import Subjects
-from services.core.actor import NOTHING, After, Do, Effect, Publish
+from services.core.actor import After, Do, Effect, Publish
 from services.core.cost import LatencyTable
 from services.core.placement import Device
 from services.core.settings import ExecutorSettings
 from services.executor.batching import BatchingPolicy, BatchingRules, make_policy
 from services.executor.commands import (
     LoadedModel,
-    LoadModel,
     MeasureProcess,
-    MovedModel,
-    MoveModel,
     ProcessUse,
     RunBatch,
-    UnloadModel,
 )
 from services.executor.queue import EdfQueue, QueuedQuery
 
@@ -71,16 +60,19 @@ SLO_RISES = 1.05  # a batch; so the shortest objective of late counts where quer
 
 
 class Loaded:
-    """An instance. ready: its model is loaded. running: batches that it computes now, at most `contexts`. leaving: it unloads once it is idle.
+    """An instance. ready: its model can compute. running: batches that it computes now, at most `contexts`. leaving: it takes no new queries,
+    as it is not to serve.
 
+    tier: where its model is; None: nowhere yet. goal: where it is to be; None: it is unloaded once it is idle. moving: a load or a transfer
+    is under way. model: what the last of them said.
     rule, policy: how batches are formed; None: by deadlines alone, up to the variant's largest batch. contexts: batches at a time, on one
     copy of the weights (Rafiqi, paper 001, section 4.0.3). one_at_a_time: why its model cannot compute more than one; empty: it can.
     """
 
     __slots__ = (
-        "_apps", "_batches", "_busy", "_items", "_new", "_offline", "_policies", "_predicted", "begun", "contexts", "id", "leaving",
-        "one_at_a_time", "policy", "price_per_s", "queue", "ready", "record", "rule", "running", "running_items", "running_offline", "table",
-        "tally",
+        "_apps", "_batches", "_busy", "_items", "_new", "_offline", "_policies", "_predicted", "begun", "contexts", "goal", "id", "leaving",
+        "model", "moving", "one_at_a_time", "policy", "price_per_s", "queue", "ready", "record", "rule", "running", "running_items",
+        "running_offline", "table", "tally", "tier",
     )  # fmt: skip
 
     def __init__(
@@ -100,6 +92,10 @@ class Loaded:
         self.one_at_a_time = ""
         self.leaving = False
         self._new = 0
+        self.goal: Tier | None = "device"
+        self.tier: Tier | None = None
+        self.moving = False
+        self.model: LoadedModel | None = None
         self.tally = tally or BatchTally()
         self.rule: BatchingRule | None = None
         self.policy: BatchingPolicy | None = None
@@ -135,6 +131,11 @@ class Loaded:
                 gain, self._new = max(gain, 1.0 / (1 + NEW - self._new)), self._new - 1
             ratio = min(high, max(low, seconds / predicted))
             self.queue.factor += gain * (ratio - self.queue.factor)
+
+    def head_for(self, goal: Tier | None) -> None:
+        """Its model is to be there, or nowhere."""
+        self.goal = goal
+        self.leaving = goal != "device"
 
     # -- the batching policy
 
@@ -235,108 +236,10 @@ class Loaded:
             self.rule.policy if self.rule is not None else "edf",
             self.queue.max_batch,
             contexts=self.contexts,
+            tier="host" if self.tier == self.goal == "host" else "device",
         )
         self._reset()
         return sample
-
-
-# -- all instances of a device: loaded on the monitor's order, unloaded once their queued queries are answered
-
-
-class InstanceManager:
-    """The instances of one device, by id. Everything that happens to one is reported to the monitor."""
-
-    def __init__(self, worker: str, device: str, incarnation: int, subjects: Subjects) -> None:
-        self.instances: dict[str, Loaded] = {}
-        self.tallies: dict[str, BatchTally] = {}  # by variant
-        self._device = device
-        self._incarnation = incarnation
-        self._subjects = {fact: subjects.monitor(worker, fact) for fact in ("loaded", "unloaded", "failed", "moved")}
-
-    def load(self, order: LoadInstance) -> Iterable[Effect]:
-        """Begin to load an instance. Queries may already queue for it."""
-        if order.instance in self.instances:
-            return NOTHING
-        tally = self.tallies.setdefault(order.variant.variant, BatchTally())
-        self.instances[order.instance] = Loaded(order.instance, order.variant, order.price_per_s, tally)
-        return (Do(("load", order.instance), LoadModel(order.instance, order.variant, tuple(order.cores))),)
-
-    def loaded(self, instance: str, model: LoadedModel) -> Iterable[Effect]:
-        """Its model is in memory. If the instance was removed meanwhile, the model is unloaded."""
-        loaded = self.instances.get(instance)
-        if loaded is None:
-            return (Do(("unload", instance), UnloadModel(instance)),)
-        loaded.ready = True
-        loaded.one_at_a_time = model.one_at_a_time
-        fact = InstanceLoaded(
-            instance=instance,
-            variant=loaded.record.variant,
-            device=self._device,
-            incarnation=self._incarnation,
-            load_ms=model.load_ms,
-            memory_mb=model.memory_mb,
-            proof=model.proof + (f"; one batch at a time: {model.one_at_a_time}" if model.one_at_a_time else ""),
-        )
-        return (Publish(self._subjects["loaded"], fact), *(self.unload_if_idle(loaded) if loaded.leaving else NOTHING))
-
-    def move(self, order: MoveInstance) -> Iterable[Effect]:
-        """Move an instance to these cores. It serves where it is until its copy there is ready."""
-        loaded = self.instances.get(order.instance)
-        if loaded is None or not loaded.ready or loaded.leaving:
-            return NOTHING
-        cores = tuple(order.cores)
-        return (Do(("move", (loaded, cores)), MoveModel(loaded.id, loaded.record, cores)),)
-
-    def moved(self, key: tuple[Loaded, tuple[int, ...]], model: MovedModel | None, error: str = "") -> Iterable[Effect]:
-        """The instance runs there now, or it could not be moved and serves as before."""
-        loaded, cores = key
-        if self.instances.get(loaded.id) is not loaded:
-            return NOTHING
-        if model is not None:
-            loaded.queue.factor = 1.0  # it was learnt on the other cores
-            loaded.one_at_a_time = model.one_at_a_time
-        fact = InstanceMoved(
-            instance=loaded.id,
-            variant=loaded.record.variant,
-            device=self._device,
-            incarnation=self._incarnation,
-            cores=list(cores),
-            proof=model.proof if model is not None else "",
-            error=error,
-        )
-        return (Publish(self._subjects["moved"], fact),)
-
-    def unload(self, instance: str) -> Iterable[Effect]:
-        """The instance takes no new queries, and is unloaded once it is idle."""
-        loaded = self.instances.get(instance)
-        if loaded is None:
-            return NOTHING
-        loaded.leaving = True
-        return self.unload_if_idle(loaded)
-
-    def unload_if_idle(self, loaded: Loaded) -> Iterable[Effect]:
-        """Unload an instance that leaves, if it is loaded and idle."""
-        if loaded.running or len(loaded.queue) or not loaded.ready:
-            return NOTHING
-        del self.instances[loaded.id]
-        fact = InstanceUnloaded(
-            instance=loaded.id, variant=loaded.record.variant, device=self._device, incarnation=self._incarnation
-        )
-        return (Do(("unload", loaded.id), UnloadModel(loaded.id)), Publish(self._subjects["unloaded"], fact))
-
-    def failed(self, instance: str, reason: str) -> tuple[Loaded, Publish] | None:
-        """An instance could not be loaded: it, whose queue the caller empties, and the message to the monitor."""
-        loaded = self.instances.pop(instance, None)
-        if loaded is None:
-            return None
-        fact = InstanceFailed(
-            instance=instance,
-            variant=loaded.record.variant,
-            device=self._device,
-            incarnation=self._incarnation,
-            reason=reason,
-        )
-        return loaded, Publish(self._subjects["failed"], fact)
 
 
 # -- batches that run: each takes as many cores as its variant has threads, and an instance runs one for each context

@@ -7,6 +7,7 @@ from typing import Any
 
 from bus.codec import encode
 from bus.messages.catalog import VariantRecord
+from bus.messages.fleet import Tier
 from bus.messages.public import Tensor
 from bus.messages.scaling import LeaderRecord, StartMachine
 from services.autoscaler.models.actor import Solve, Solved
@@ -43,11 +44,12 @@ from services.executor.commands import (
     ProcessUse,
     RunBatch,
     Shrink,
+    TransferModel,
     UnloadModel,
 )
 from services.monitor.effects import KeepQuarantine, MachineSample, SampleMachine
 from services.simulation.ensembles import SimulatedModels
-from services.simulation.hardware import SimulatedDevice, SimulatedMachine
+from services.simulation.hardware import SimulatedDevice, SimulatedMachine, Transfers
 from services.simulation.kernel import Environment
 
 STORE = 0.001  # s for one write to a bucket
@@ -86,6 +88,8 @@ class SimulatedExecutorEdge:
         self._holds = holds
         self._models = models
         self._loaders = [0.0] * LOADERS  # when each has done the loads that it was given: a heap
+        self._warm: dict[str, VariantRecord] = {}
+        self._transfers = Transfers()
 
     def __call__(self, command: Any) -> tuple[float, Any]:
         if type(command) is RunBatch:
@@ -109,12 +113,9 @@ class SimulatedExecutorEdge:
                     seconds = self._load_seconds(command.variant)
                 except LoadFault as fault:
                     return FAILS, fault
-                self._device.load(command.instance, command.variant)
-                self._holds(command.variant, 1)
-                now = self._environment.now
-                done = max(now, self._loaders[0]) + seconds
-                heapreplace(self._loaders, done)
-                return done - now, LoadedModel(1000.0 * seconds, command.variant.profile.memory_mb, NOTES)
+                return self._load(command, seconds)
+            case TransferModel():
+                return self._transfer(command)
             case UnloadModel():
                 self._unload(command.instance)
                 return UNLOAD, None
@@ -126,7 +127,44 @@ class SimulatedExecutorEdge:
                 return 0.0, None
         return 0.0, ValueError(f"simulated devices cannot {type(command).__name__}")
 
+    def _load(self, command: LoadModel, seconds: float) -> tuple[float, LoadedModel]:
+        """seconds: of the load, if no other is in the way."""
+        record, now = command.variant, self._environment.now
+        transfer_s = min((record.profile.transfer_ms or 0.0) / 1000.0, seconds)
+        made = max(now, self._loaders[0]) + seconds - transfer_s
+        heapreplace(self._loaders, made)
+        if command.tier == "host":
+            self._warm[command.instance] = record
+            return made - now, self._is_in("host", record, seconds - transfer_s)
+        self._arrives(command.instance, record)
+        takes = self._transfers.take(now, made - now, transfer_s) if transfer_s > 0.0 else made - now
+        return takes, self._is_in("device", record, seconds)
+
+    def _transfer(self, command: TransferModel) -> tuple[float, LoadedModel | Exception]:
+        instance, resident = command.instance, self._device.residents.get(command.instance)
+        record = resident.record if resident is not None else self._warm.get(instance)
+        if record is None or record.profile.host_mb is None:
+            return 0.0, ValueError("it is not there, or its device keeps no models in host memory")
+        self._unload(instance)
+        if command.tier == "device":
+            self._arrives(instance, record)
+        else:
+            self._warm[instance] = record
+        transfer_s = (record.profile.transfer_ms or 0.0) / 1000.0
+        takes = self._transfers.take(self._environment.now, 0.0, transfer_s)
+        return takes, self._is_in(command.tier, record, transfer_s)
+
+    def _arrives(self, instance: str, record: VariantRecord) -> None:
+        self._device.load(instance, record)
+        self._holds(record, 1)
+
+    @staticmethod
+    def _is_in(tier: Tier, record: VariantRecord, seconds: float) -> LoadedModel:
+        memory_mb = record.profile.memory_mb if tier == "device" else record.profile.host_mb or 0.0
+        return LoadedModel(1000.0 * seconds, memory_mb, NOTES, tier=tier)
+
     def _unload(self, instance: str) -> None:
+        self._warm.pop(instance, None)
         resident = self._device.residents.get(instance)
         if resident is not None:
             self._device.unload(instance)

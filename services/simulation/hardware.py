@@ -9,6 +9,7 @@ time of one batch:
 The strength belongs to the kind of device and comes from the scenario (0: none, as between Inferentia's cores).
 """
 
+from bisect import insort
 from collections.abc import Mapping
 from math import exp
 
@@ -97,6 +98,24 @@ class SimulatedDevice:
     @property
     def memory_mb(self) -> float:
         return sum(resident.record.profile.memory_mb for resident in self.residents.values())
+
+
+class Transfers:
+    """When models go over a device's bus to host memory, from and to: one at a time."""
+
+    def __init__(self) -> None:
+        self._taken: list[tuple[float, float]] = []  # begin and end, in order
+
+    def take(self, now: float, after: float, seconds: float) -> float:
+        """Seconds until a transfer is done that can begin in `after` seconds. It gets the first gap that is long enough."""
+        self._taken = [(begin, end) for begin, end in self._taken if end > now]
+        starts = now + after
+        for begin, end in self._taken:
+            if starts + seconds <= begin:
+                break
+            starts = max(starts, end)
+        insort(self._taken, (starts, starts + seconds))
+        return starts + seconds - now
 
 
 class SimulatedMachine:

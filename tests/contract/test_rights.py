@@ -27,6 +27,7 @@ COMMANDS = [
     SUBJECTS.execute("w1", "cpu"),
     SUBJECTS.executor("w1", "cpu", "load"),
     SUBJECTS.executor("w1", "cpu", "unload"),
+    SUBJECTS.executor("w1", "cpu", "demote"),
     SUBJECTS.worker("w1", "load"),
     SUBJECTS.worker("w1", "release"),
     SUBJECTS.worker("w1", "drain"),
@@ -169,6 +170,7 @@ MAY = {
     "$KV.infaas-control.controller": {"registrar", "vm-autoscaler", "supervisor"},
     SUBJECTS.execute("w1", "cpu"): {"dispatcher", "monitor"},  # the runner of offline jobs is beside the monitor
     SUBJECTS.executor("w1", "cpu", "load"): {"monitor", "container"},  # a container is a worker of its own
+    SUBJECTS.executor("w1", "gpu-0", "demote"): {"monitor", "container"},
     SUBJECTS.worker("w1", "drain"): {
         "vm-autoscaler",
         "supervisor",

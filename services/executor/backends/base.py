@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -106,6 +106,24 @@ class Handle(Protocol):
 
     def close(self) -> None:
         """Unload the model and give its memory back to the system."""
+
+
+@runtime_checkable
+class Demotable(Protocol):
+    """What a handle has, besides, if its model can be kept in host memory: Warm. Nothing runs meanwhile.
+
+    host_mb: host memory that it takes there. memory_mb is 0.0 then.
+    """
+
+    proof: str
+    memory_mb: float
+    host_mb: float
+
+    def demote(self) -> None:
+        """Move the weights to host memory and give all memory of the device back. Raises BackendError."""
+
+    def promote(self) -> None:
+        """Move them back; nothing is read or built again. Raises BackendError; the handle can only be closed then."""
 
 
 class Backend(Protocol):

@@ -18,6 +18,7 @@ from bus.messages.catalog import (
 from bus.messages.public import AdminRequest
 from services.core.batching import batching_key, rule_errors
 from services.core.cost import PER_CORE, price_per_hour
+from services.core.emulation import with_tiers
 from services.core.ensemble.policies import make_policy
 from services.core.settings.fields import TARGET
 from services.registrar.checks import POLICIES, selection_fields
@@ -237,7 +238,7 @@ def _variant(
         format=_FILLED,
         accuracy=block.maybe("accuracy", most=1.0),
         agreement=None,
-        profile=profile,
+        profile=with_tiers(profile, hardware),
         signature=SIGNATURE,
         simulated=True,
         price_per_s=price,

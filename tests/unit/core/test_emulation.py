@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from bus.messages.catalog import Profile, ProfileRow, VariantRecord
 from services.core.cost import device_share, latency_ms, price_per_hour
-from services.core.emulation import KINDS, MOST, computable, emulated, originals, simulated_devices
+from services.core.emulation import KINDS, MOST, computable, emulated, originals, simulated_devices, with_tiers
 from tests.support.simulated.fleet import variant
 
 PRICES = {"cpu": 0.048, "gpu": 3.06, "inferentia": 0.0905}
@@ -32,6 +32,27 @@ def test_a_gpu_is_the_papers_tensorrt_instance() -> None:
     assert 8000.0 / latency_ms(gpu, 8) == pytest.approx(750, rel=0.01)
     assert gpu.profile.memory_mb == pytest.approx(1340, rel=0.01)
     assert 5000 <= gpu.profile.load_ms <= 10000
+
+
+def test_a_gpu_keeps_models_in_host_memory_and_an_inferentia_does_not() -> None:
+    """Paper 001, section 3.4.1: 233 MB in 90 ms."""
+    assert with_tiers(replace(resnet50().profile, memory_mb=233.0), "gpu").transfer_ms == pytest.approx(90.0, rel=0.01)
+    gpu, inferentia, cpu = (
+        emulated(resnet50(), "gpu", "x").profile,
+        emulated(resnet50(8), "inferentia", "x").profile,
+        resnet50().profile,
+    )
+    assert gpu.init_ms is not None
+    assert gpu.transfer_ms is not None
+    assert gpu.init_ms + gpu.transfer_ms == pytest.approx(gpu.load_ms)
+    assert gpu.host_mb == gpu.memory_mb
+    for one in (inferentia, with_tiers(cpu, "cpu")):
+        assert (one.init_ms, one.transfer_ms, one.host_mb) == (None, None, None)
+
+
+def test_no_transfer_takes_longer_than_the_load_that_it_is_part_of() -> None:
+    instant = with_tiers(replace(resnet50().profile, load_ms=0.0, memory_mb=5000.0), "gpu")
+    assert (instant.init_ms, instant.transfer_ms) == (0.0, 0.0)
 
 
 def test_an_inferentia_core_is_the_papers_variant_b() -> None:

@@ -1,6 +1,7 @@
 """A simulated device's cpu_edge, with a real model in onnxruntime and a real (in-process) object store."""
 
 import hashlib
+import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ from bus.messages.flow import Route
 from bus.messages.public import Answer
 from bus.subjects import Subjects
 from bus.tensors import from_array, to_array
-from services.core.emulation import emulated
+from services.core.emulation import emulated, with_tiers
 from services.core.settings import ExecutorSettings
 from services.executor.answers import answer_of
-from services.executor.commands import BatchResult, LoadModel, MeasureProcess, RunBatch, UnloadModel
+from services.executor.backends.base import BackendUnavailable
+from services.executor.commands import BatchResult, LoadModel, MeasureProcess, RunBatch, TransferModel, UnloadModel
 from services.executor.edge import ExecutorEdge
 from services.executor.edge_simulated import NOTE, SimulatedEdge
 from services.executor.instances import Loaded
@@ -58,7 +60,7 @@ def record(item_ms: float, outputs: list[int] | None = None) -> VariantRecord:
         ),
     )
     made = emulated(measured, "gpu", "tiny-v1-simgpu-fp32-t1-b8")
-    return replace(made, profile=replace(made.profile, load_ms=80.0))
+    return replace(made, profile=with_tiers(replace(made.profile, load_ms=80.0, memory_mb=26.0), "gpu"))
 
 
 def batch(*sizes: int) -> RunBatch:
@@ -133,3 +135,35 @@ def test_what_is_not_loaded_fails_like_on_any_device(tmp_path: Path) -> None:
     gone = msgspec.structs.replace(batch(1), instance="other")
     result = on_device(record(0.1), tmp_path, lambda edge: edge.perform(gone))
     assert result.errors == ["the model is no longer loaded"]
+
+
+def test_a_warm_model_comes_back_by_a_transfer_with_its_artifact_gone_from_store_and_disk(tmp_path: Path) -> None:
+    variant, command = record(0.1), batch(1, 5, 2)
+    transfer_ms = variant.profile.transfer_ms
+    assert transfer_ms == pytest.approx(10.0)
+
+    async def there_and_back(edge: SimulatedEdge) -> BatchResult:
+        demoted = await edge.perform(TransferModel("i", "host"))
+        assert (demoted.tier, demoted.memory_mb) == ("host", variant.profile.host_mb)
+        assert (await edge.perform(MeasureProcess())).memory_mb == 0
+        shutil.rmtree(tmp_path)
+        promoted = await edge.perform(TransferModel("i", "device"))
+        assert (promoted.tier, promoted.memory_mb) == ("device", variant.profile.memory_mb)
+        assert 0.9 * transfer_ms <= promoted.load_ms < variant.profile.init_ms
+        result: BatchResult = await edge.perform(command)
+        return result
+
+    result = on_device(variant, tmp_path, there_and_back)
+    found = np.concatenate([to_array(one["scores"], "scores") for one in result.outputs])
+    assert found.argmax(axis=1).tolist() == CLASSES.tolist()
+
+
+def test_a_device_whose_profile_has_no_host_tier_says_so(tmp_path: Path) -> None:
+    variant = record(0.1)
+    variant = replace(variant, profile=replace(variant.profile, init_ms=None, transfer_ms=None, host_mb=None))
+
+    async def demote(edge: SimulatedEdge) -> None:
+        with pytest.raises(BackendUnavailable, match="keeps no models in host memory"):
+            await edge.perform(TransferModel("i", "host"))
+
+    on_device(variant, tmp_path, demote)

@@ -1,0 +1,161 @@
+"""The models of one device come and go: loaded, moved between cores and between tiers of memory, unloaded, on the monitor's orders. Pure.
+
+A model is on the device, or in host memory (its instance is Warm), or nowhere. An order says where it is to be. One step at a time is
+taken to there, while the instance computes nothing and, unless it is to serve, once its queue is empty.
+"""
+
+from collections.abc import Iterable
+
+from bus.messages.fleet import (
+    DemoteInstance,
+    InstanceFailed,
+    InstanceLoaded,
+    InstanceMoved,
+    InstanceUnloaded,
+    LoadInstance,
+    MoveInstance,
+    UnloadInstance,
+)
+from bus.subjects import Subjects
+from services.core.actor import NOTHING, Do, Effect, Publish
+from services.executor.commands import LoadedModel, LoadModel, MovedModel, MoveModel, TransferModel, UnloadModel
+from services.executor.instances import BatchTally, Loaded
+
+
+class InstanceManager:
+    """The instances of one device, by id. Everything that happens to one is reported to the monitor."""
+
+    def __init__(self, worker: str, device: str, incarnation: int, subjects: Subjects) -> None:
+        self.instances: dict[str, Loaded] = {}
+        self.tallies: dict[str, BatchTally] = {}  # by variant
+        self._device = device
+        self._incarnation = incarnation
+        self._subjects = {fact: subjects.monitor(worker, fact) for fact in ("loaded", "unloaded", "failed", "moved")}
+
+    # -- orders
+
+    def load(self, order: LoadInstance) -> Iterable[Effect]:
+        """Begin to load an instance, or to bring one to the device that is Warm or will be. Queries may already queue for it."""
+        loaded = self.instances.get(order.instance)
+        if loaded is not None:
+            return self._promote(loaded) if loaded.goal == "host" and order.tier == "device" else NOTHING
+        tally = self.tallies.setdefault(order.variant.variant, BatchTally())
+        loaded = self.instances[order.instance] = Loaded(order.instance, order.variant, order.price_per_s, tally)
+        loaded.head_for(order.tier)
+        loaded.moving = True
+        return (Do(("load", loaded.id), LoadModel(loaded.id, loaded.record, tuple(order.cores), order.tier)),)
+
+    def _promote(self, loaded: Loaded) -> Iterable[Effect]:
+        loaded.head_for("device")
+        if loaded.ready and loaded.model is not None:  # it had not left yet
+            return (self._is_loaded(loaded, loaded.model),)
+        return self.settle(loaded)
+
+    def demote(self, order: DemoteInstance) -> Iterable[Effect]:
+        """The instance takes no new queries, and is moved to host memory once it is idle."""
+        loaded = self.instances.get(order.instance)
+        if loaded is None or loaded.goal is None:
+            return NOTHING
+        loaded.head_for("host")
+        return self.settle(loaded)
+
+    def unload(self, order: UnloadInstance) -> Iterable[Effect]:
+        """The instance takes no new queries, and is unloaded once it is idle."""
+        loaded = self.instances.get(order.instance)
+        if loaded is None:
+            return NOTHING
+        loaded.head_for(None)
+        return self.settle(loaded)
+
+    def settle(self, loaded: Loaded) -> Iterable[Effect]:
+        """The next step to where its model is to be, if it is idle."""
+        if loaded.moving or loaded.running or loaded.tier == loaded.goal or (loaded.ready and len(loaded.queue)):
+            return NOTHING
+        loaded.ready = False
+        if loaded.goal is not None:
+            loaded.moving = True
+            return (Do(("transfer", loaded.id), TransferModel(loaded.id, loaded.goal)),)
+        del self.instances[loaded.id]
+        fact = InstanceUnloaded(
+            instance=loaded.id, variant=loaded.record.variant, device=self._device, incarnation=self._incarnation
+        )
+        return (Do(("unload", loaded.id), UnloadModel(loaded.id)), Publish(self._subjects["unloaded"], fact))
+
+    # -- what the edge has done
+
+    def loaded(self, instance: str, model: LoadedModel) -> Iterable[Effect]:
+        """Its model is in memory. If the instance was removed meanwhile, the model is unloaded."""
+        loaded = self.instances.get(instance)
+        if loaded is None:
+            return (Do(("unload", instance), UnloadModel(instance)),)
+        loaded.moving = False
+        loaded.model, loaded.tier, loaded.ready = model, model.tier, model.tier == "device"
+        loaded.one_at_a_time = model.one_at_a_time
+        return (self._is_loaded(loaded, model), *self.settle(loaded))
+
+    def _is_loaded(self, loaded: Loaded, model: LoadedModel) -> Publish:
+        fact = InstanceLoaded(
+            instance=loaded.id,
+            variant=loaded.record.variant,
+            device=self._device,
+            incarnation=self._incarnation,
+            load_ms=model.load_ms,
+            memory_mb=model.memory_mb,
+            proof=model.proof + (f"; one batch at a time: {model.one_at_a_time}" if model.one_at_a_time else ""),
+            tier=model.tier,
+        )
+        return Publish(self._subjects["loaded"], fact)
+
+    def transfer_failed(self, instance: str, reason: str) -> tuple[Loaded | None, Iterable[Effect]]:
+        """A model that cannot be kept in host memory is unloaded. One that does not come back has failed: it, whose queue the caller empties."""
+        loaded = self.instances.get(instance)
+        if loaded is None:
+            return None, NOTHING
+        if loaded.tier == "host":
+            return self.failed(instance, reason)
+        loaded.moving = False
+        loaded.head_for(None)
+        return None, self.settle(loaded)
+
+    def failed(self, instance: str, reason: str) -> tuple[Loaded | None, Iterable[Effect]]:
+        """An instance could not be loaded: it, whose queue the caller empties, and the message to the monitor."""
+        loaded = self.instances.pop(instance, None)
+        if loaded is None:
+            return None, NOTHING
+        fact = InstanceFailed(
+            instance=instance,
+            variant=loaded.record.variant,
+            device=self._device,
+            incarnation=self._incarnation,
+            reason=reason,
+        )
+        return loaded, (Publish(self._subjects["failed"], fact),)
+
+    # -- cores
+
+    def move(self, order: MoveInstance) -> Iterable[Effect]:
+        """Move an instance to these cores. It serves where it is until its copy there is ready."""
+        loaded = self.instances.get(order.instance)
+        if loaded is None or not loaded.ready or loaded.leaving:
+            return NOTHING
+        cores = tuple(order.cores)
+        return (Do(("move", (loaded, cores)), MoveModel(loaded.id, loaded.record, cores)),)
+
+    def moved(self, key: tuple[Loaded, tuple[int, ...]], model: MovedModel | None, error: str = "") -> Iterable[Effect]:
+        """The instance runs there now, or it could not be moved and serves as before."""
+        loaded, cores = key
+        if self.instances.get(loaded.id) is not loaded:
+            return NOTHING
+        if model is not None:
+            loaded.queue.factor = 1.0  # it was learnt on the other cores
+            loaded.one_at_a_time = model.one_at_a_time
+        fact = InstanceMoved(
+            instance=loaded.id,
+            variant=loaded.record.variant,
+            device=self._device,
+            incarnation=self._incarnation,
+            cores=list(cores),
+            proof=model.proof if model is not None else "",
+            error=error,
+        )
+        return (Publish(self._subjects["moved"], fact),)
