@@ -203,7 +203,7 @@ def test_lists(tmp_path, nats_url, prefix):
             ("workers", ["w0", "plain", "25%", "0.5 of 2", "500 of 8000", "Active (reclaimable)"], [WORKER]),
             ("models", ["no models"], []),
         ):
-            code, out, err = await infaas(command)
+            code, out, err = await infaas(command, "--wide")
             assert (code, err) == (0, ""), command
             assert [part for part in shown if part not in out] == []
             code, out, err = await infaas(command, "--json")
@@ -224,7 +224,7 @@ def test_status_is_one_page(tmp_path, nats_url, prefix):
             "registration.r2", msgpack.packb({"app": "a", "model": "bad", "state": "failed", "reason": "no ONNX file"})
         )
         await registrations.put("registration.r3", msgpack.packb({"app": "a", "model": "good", "state": "done"}))
-        code, out, err = await infaas("status")
+        code, out, err = await infaas("status", "--wide")
         assert (code, err) == (0, "")
         for part in (
             "1 of 1 workers ready, 1 apps, 1 variants, 1 instances",
@@ -262,7 +262,7 @@ def test_targets_stand_beside_what_was_reached_and_is_expected(tmp_path, nats_ur
                 ("apps", ["99.9 %", "25 %", "50 %"]),
                 ("status", ["99.9 %", "50 %", "1,234", "1.75"]),
             ):
-                code, out, err = await infaas(command)
+                code, out, err = await infaas(command, "--wide")
                 assert (code, err) == (0, "")
                 assert [part for part in shown if part not in out] == []
 
@@ -271,7 +271,7 @@ def test_targets_stand_beside_what_was_reached_and_is_expected(tmp_path, nats_ur
 
 def test_explain_names_the_chosen_and_why_not_the_others(tmp_path, nats_url, prefix):
     async def work(infaas):
-        code, out, err = await infaas("explain", "--app", "digits", "--accuracy", 0.9)
+        code, out, err = await infaas("explain", "--app", "digits", "--accuracy", 0.9, "--wide")
         assert (code, err) == (0, "")
         chosen = next(line for line in out.splitlines() if line.startswith("->"))
         assert "mlp-v1-ort-fp32-t1-b8" in chosen
