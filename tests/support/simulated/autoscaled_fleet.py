@@ -50,6 +50,7 @@ class ScalingFleet(Fleet):
         policy: str = "infaas",
         solver: str = "greedy",
         hold_s: float = 5.0,
+        slack: float = 1.05,
         goal: Goal = "cost",
         choice: dict[str, StaticVariant] | None = None,
         devices: dict[str, tuple[Device, ...]] | None = None,
@@ -66,7 +67,7 @@ class ScalingFleet(Fleet):
         self.counts: list[tuple[float, dict[str, dict[str, int]]]] = []
         for n in range(workers):
             name = f"w{n}"
-            settings = AutoscalerSettings(policy=policy, hold_s=hold_s, choice=choice or {})
+            settings = AutoscalerSettings(policy=policy, hold_s=hold_s, slack=slack, choice=choice or {})
             actor = ModelAutoscaler(name, self.subjects, PRICES, settings, goal=goal, policy=own)
             self.stage.enter(f"model-{name}", actor, self._solve)
             for record in self.records:

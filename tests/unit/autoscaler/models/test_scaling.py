@@ -49,6 +49,27 @@ def test_load_that_grows_is_carried_by_a_second_instance_and_one_goes_again_afte
     assert "the others carry" in fewer
 
 
+@pytest.mark.parametrize(
+    ("slack", "share", "acts"), [(1.05, 0.94, False), (1.05, 0.96, True), (1.25, 0.78, False), (1.25, 0.82, True)]
+)
+def test_one_more_instance_is_loaded_from_a_share_of_capacity_on_that_the_slack_says(
+    slack: float, share: float, acts: bool
+) -> None:
+    """INFaaS, section 4.2.2: with the slack of 1.05 from 95 % of the capacity on. At 94 % nobody acts at all."""
+    quick = variant(NAME, base_ms=2.0, per_item_ms=1.75)
+    assert quick.profile.saturation_qps == 500.0
+    fleet = ScalingFleet(quick, slack=slack)
+    fleet.load(250, 2, latency_ms=500)
+    asked = fleet.load(500 * share, 6, latency_ms=500)
+    fleet.stage.run(1.0)
+    assert [(action, name) for action, name, _ in fleet.scalings()] == [("replicate", NAME)] * acts
+    assert all(f"< {slack} for " in reason for _, _, reason in fleet.scalings())
+    others = [action for scaler in ("dispatcher", "monitor", "vm") for action, _, _ in fleet.scalings(scaler)]
+    assert others == ["load"], "the first query loads the first instance"
+    assert fleet.running(NAME) == 1 + acts
+    assert fleet.answered(asked) == 1.0
+
+
 @pytest.mark.parametrize("solver", ["greedy", "ilp"])
 def test_replicas_of_a_deployed_pipeline_stay_when_the_load_falls(solver: str) -> None:
     """Trap 29, where workers plan alone."""
