@@ -281,6 +281,7 @@ class Client:
         labels_key: str = "y",
         labels: Sequence[str] = (),
         dry_run: bool = False,
+        contended: bool = False,
         timeout: float | None = None,
     ) -> RegistrationStatus:
         """Register a trained model with its labelled validation set. Waits until its variants are built and measured.
@@ -310,6 +311,7 @@ class Client:
             labels_key=labels_key,
             labels=labels,
             dry_run=dry_run,
+            contended=contended,
             timeout=timeout,
         )
         if status.state == "failed":

@@ -40,7 +40,8 @@ class ProfileRow(Struct, frozen=True, kw_only=True):
 class Profile(Struct, frozen=True, kw_only=True):
     """The profile of a variant. It is measured once, on real hardware.
 
-    provenance: "measured" | "published: <citation>" | "synthetic". init_ms, transfer_ms: the parts of load_ms: making the model in host
+    provenance: "measured" | "measured: beside N further instances" (all computing) |
+    "published: <citation>" | "synthetic". init_ms, transfer_ms: the parts of load_ms: making the model in host
     memory, and bringing it to the device. host_mb: what it takes of host memory while it is Warm. None: the backend cannot keep it Warm.
     """
 
@@ -93,7 +94,7 @@ class ModelRecord(Struct, frozen=True, kw_only=True):
     """One registered version of a model.
 
     source, validation: object keys (sha256) of the uploaded files. inputs_key, labels_key: names of the arrays in the validation set.
-    labels: names of the classes; empty if none were given.
+    labels: names of the classes; empty if none were given. contended: its variants are measured beside further instances.
     """
 
     model: str
@@ -109,6 +110,7 @@ class ModelRecord(Struct, frozen=True, kw_only=True):
     inputs_key: str = "x"
     labels_key: str = "y"
     labels: list[str] = []
+    contended: bool = False
 
 
 class ModelSelection(Struct, frozen=True, kw_only=True):

@@ -169,7 +169,8 @@ class Register(Struct, frozen=True, kw_only=True):
     metric: "top1" | "top5" | "mae" | "rmse"; "mae" and "rmse" are errors, and their accuracy is 1/(1+error).
     latency_ms: the app's default latency objective. slo_target: the share of the app's queries to be answered in time, above 0 and
     below 1; None: the app keeps what it has. labels: names of the classes, in the order of the model's scores.
-    registration: an id that the client may choose. dry_run: inspect only; nothing is kept.
+    registration: an id that the client may choose. dry_run: inspect only; nothing is kept. contended: latencies are measured beside
+    further instances of the variant that compute all the time, as many as the cores have room for, at most 7; on an accelerator beside one.
     container: of the format "container". Then `object` is a key in the artifacts bucket: answers that a further container must agree
     with; there is no validation set.
     """
@@ -190,6 +191,7 @@ class Register(Struct, frozen=True, kw_only=True):
     labels: list[str] = []
     slo_target: float | None = None
     dry_run: bool = False
+    contended: bool = False
     container: ContainerReport | None = None
 
 

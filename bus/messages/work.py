@@ -41,7 +41,7 @@ class InspectModel(Struct, frozen=True, kw_only=True):
 
 
 class BuildVariants(Struct, frozen=True, kw_only=True):
-    """`infaas.workshop.<worker>`: build, verify and profile these variants of an inspected model."""
+    """`infaas.workshop.<worker>`: build, verify and profile these variants of an inspected model. contended: as in `Register`."""
 
     registration: str
     model: str
@@ -55,6 +55,7 @@ class BuildVariants(Struct, frozen=True, kw_only=True):
     signature: Signature
     plans: list[VariantPlan]
     allow_torchscript: bool = False
+    contended: bool = False
 
 
 class ModelInspected(Struct, frozen=True, kw_only=True):

@@ -55,6 +55,7 @@ def register(
     labels: Path | None = None,
     format: Literal["onnx", "pt2", "torchscript"] | None = None,
     dry_run: Annotated[bool, Parameter(negative="")] = False,
+    contended: Annotated[bool, Parameter(negative="")] = False,
     data_dir: DataDir = None,
     wide: Wide = False,
     json: Json = False,
@@ -99,6 +100,9 @@ def register(
         Format of the model file, if its name does not tell.
     dry_run
         Have a worker inspect the model and run it, print what would be registered, and keep nothing.
+    contended
+        Measure latencies beside further instances of each variant that compute all the time, as many as the cores have room for. Plans then
+        count on what a busy machine gives, not on an idle one.
 
     """
     options: dict[str, Any] = {
@@ -111,6 +115,7 @@ def register(
         "labels": [] if labels is None else lines_of(labels),
         "format": format,
         "dry_run": dry_run,
+        "contended": contended,
     }
     keys: dict[str, Any] = {"inputs_key": inputs_key, "labels_key": labels_key}
 

@@ -135,6 +135,7 @@ def _variants(ask: ListRequest, view: ClusterView) -> list[dict[str, Any]]:
                     "load_ms": record.profile.load_ms,
                     "latency_ms": group.table.seconds(1) * 1000.0,
                     "batch_latency_ms": _by_batch(group),
+                    "provenance": record.profile.provenance,
                     "memory_mb": record.profile.memory_mb,
                     "saturation_qps": record.profile.saturation_qps,
                     "price_per_hour": hourly,

@@ -55,6 +55,8 @@ def registration_error(request: Register, settings: RegistrarSettings) -> Error 
         wrong.append(f"task: must be 1 to {MOST_TEXT} characters long")
     if sum(map(len, request.labels)) + 3 * len(request.labels) > MOST_DEFAULT:
         wrong.append(f"labels: must fit into {MOST_DEFAULT // 1024} kB")
+    if request.contended and request.format in (CONTAINER, REMOTE):
+        wrong.append(f"contended: format {request.format} is measured alone; leave it out")
     if request.inputs_key == request.labels_key:
         wrong.append("labels_key: must differ from inputs_key")
     return Error(code="bad_request", message="; ".join(wrong)) if wrong else None

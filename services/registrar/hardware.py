@@ -67,6 +67,7 @@ class Extensions:
             metric=model.metric,
             inputs_key=model.inputs_key,
             labels_key=model.labels_key,
+            contended=model.contended,
             registration=name,
         )
         return RegistrationRecord(

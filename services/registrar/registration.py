@@ -124,6 +124,7 @@ class Registration:
             signature=self.inspected.signature,
             plans=self.remaining,
             allow_torchscript=settings.allow_torchscript,
+            contended=request.contended,
         )
 
     def wait(self, step: str, now: float) -> None:
@@ -317,6 +318,7 @@ class Registration:
             inputs_key=request.inputs_key,
             labels_key=request.labels_key,
             labels=request.labels,
+            contended=request.contended,
         )
         variants = (*self._measured(), *self.simulated)
         return PutRecords(variants=variants, model=model, link=self.link(inspected.signature, now) if newest else None)

@@ -236,6 +236,7 @@ class Helper:
             threads=plans[0].threads,
             max_batches=sorted({plan.max_batch for plan in plans}),
             score=artifact not in scores,
+            contended=order.contended,
             device=self._order.devices.get(plans[0].hardware, CPU),
             allow_torchscript=order.allow_torchscript and self._settings.allow_torchscript,
         )
@@ -430,12 +431,14 @@ def _profile_of(measured: Measured, plan: VariantPlan) -> Profile:
     if not rows:
         raise UploadRejected("nothing could be measured")
     longest = max((row.length for row in rows if row.length is not None), default=None)
+    beside = measured.neighbours
     memory = [mb for batch, mb in measured.memory_mb.items() if batch <= plan.max_batch]
     return Profile(
         rows=rows,
         load_ms=measured.load_ms,
         memory_mb=max(memory, default=0.0),
         saturation_qps=max(row.batch / row.p50_ms * 1000.0 for row in rows if row.length == longest),
+        provenance=f"measured: beside {beside} further instance{'s' * (beside > 1)}" if beside else "measured",
         disturbed=measured.disturbed,
         host=measured.host,
     )

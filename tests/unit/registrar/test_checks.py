@@ -98,6 +98,13 @@ def signature(**changes: Any) -> Signature:
     return Signature(inputs=[replace(SIGNATURE.inputs[0], **changes)], outputs=SIGNATURE.outputs)
 
 
+@pytest.mark.parametrize("format", ["onnx", "remote"])
+def test_a_remote_engine_is_measured_alone(format: str) -> None:
+    error = registration_error(replace(REQUEST, format=format, contended=True), RegistrarSettings())
+    assert (error is None) == (format == "onnx")
+    assert error is None or error.message.startswith("contended: ")
+
+
 @pytest.mark.parametrize("changes", [{"name": "z"}, {"datatype": "FP64"}, {"shape": [28, 28]}, {"shape": [-1]}])
 def test_signatures_differ_in_name_type_and_shape(changes: dict[str, Any]) -> None:
     difference = signature_difference(SIGNATURE, signature(**changes))

@@ -288,10 +288,15 @@ def test_plans_name_only_what_the_worker_has() -> None:
 
 def test_the_registration_keeps_what_is_needed_later() -> None:
     stage = Stage()
-    complete(stage, to_building(stage, replace(REQUEST, inputs_key="images", labels_key="classes")))
+    order = to_building(stage, replace(REQUEST, inputs_key="images", labels_key="classes", contended=True))
+    assert order.contended
+    complete(stage, order)
     (record,) = [value for key, value in stage.catalog.items() if key.startswith("model.")]
     assert b"images" in record
     assert b"classes" in record
+    beats(stage, 2, with_gpu())
+    inspect(stage)
+    assert finish(stage).contended  # measured in the same way there
 
 
 # -- simulated variants come with a registration or with the device, and go with the last device of their kind

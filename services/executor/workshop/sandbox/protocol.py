@@ -51,7 +51,10 @@ class BuildTask(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class MeasureTask(Struct, frozen=True, kw_only=True, tag=True):
-    """Profile one artifact with so many threads, for these largest batches; score it when `score`. device: where."""
+    """Profile one artifact with so many threads, for these largest batches; score it when `score`. device: where.
+
+    contended: beside further instances that compute all the time.
+    """
 
     artifact: Artifact
     data: ValidationFile
@@ -61,6 +64,7 @@ class MeasureTask(Struct, frozen=True, kw_only=True, tag=True):
     threads: int
     max_batches: list[int]
     score: bool
+    contended: bool = False
     device: str = "cpu"
     allow_torchscript: bool = False
 
@@ -134,7 +138,8 @@ class NotMade(Struct, frozen=True, kw_only=True, tag=True):
 class Measured(Struct, frozen=True, kw_only=True, tag=True):
     """One artifact's profile with so many threads. memory_mb: by largest batch. accuracy with its interval, agreement: None when not scored.
 
-    short_of: the largest batch that was measured when larger ones take too long or fail, else 0.
+    short_of: the largest batch that was measured when larger ones take too long or fail, else 0. neighbours: further instances that
+    computed while latencies were measured.
     """
 
     rows: list[ProfileRow]
@@ -143,6 +148,7 @@ class Measured(Struct, frozen=True, kw_only=True, tag=True):
     disturbed: bool
     host: dict[str, str]
     short_of: int = 0
+    neighbours: int = 0
     accuracy: float | None = None
     agreement: float | None = None
     accuracy_low: float | None = None

@@ -9,11 +9,13 @@ import gc
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -181,13 +183,64 @@ LONGEST_BATCH_S = 10.0  # a batch that takes longer is not worth having
 BUDGET_S = 20.0  # of repetitions
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 LENGTHS = 4
+MOST_NEIGHBOURS = 7  # each is a copy of the model
+
+
+class Neighbours:
+    """Further instances of a variant that compute all the time, each in a thread of its own, as the instances on one device do."""
+
+    def __init__(self, handles: Sequence[Handle]) -> None:
+        """They compute nothing before the first `feed`."""
+        self._handles = handles
+        self._threads: list[Thread] = []
+        self._inputs: dict[str, Array] | None = None
+        self._failure: Exception | None = None
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    def feed(self, inputs: dict[str, Array]) -> None:
+        """Compute this batch again and again from now on."""
+        self._inputs = inputs
+        if not self._threads:
+            self._threads = [Thread(target=self._compute, args=(handle,), daemon=True) for handle in self._handles]
+            for thread in self._threads:
+                thread.start()
+
+    def check(self) -> None:
+        """Raises UploadRejected if one has failed: what was measured since is not what it says."""
+        if self._failure is not None:
+            raise UploadRejected(f"a further instance failed while it was measured beside them: {self._failure}")
+
+    def close(self) -> None:
+        self._inputs = None
+        for thread in self._threads:
+            thread.join()
+        for handle in self._handles:
+            handle.close()
+
+    def _compute(self, handle: Handle) -> None:
+        try:
+            while (inputs := self._inputs) is not None:
+                inspection.run_batch(handle, inputs)
+        except Exception as error:  # of a thread: `check` tells it
+            self._failure = error
 
 
 class CellTable:
-    """Latency cells by (length, batch). Disturbed cells are measured again."""
+    """Latency cells by (length, batch). Disturbed cells are measured again, except beside neighbours, whose disturbance is wanted."""
 
-    def __init__(self, handle: Handle, data: ValidationSet, signature: Signature, threads: int) -> None:
-        self._handle, self._data, self._threads = handle, data, threads
+    def __init__(
+        self,
+        handle: Handle,
+        data: ValidationSet,
+        signature: Signature,
+        threads: int,
+        neighbours: Neighbours | None = None,
+    ) -> None:
+        """threads: 0 if an accelerator or another process computes. neighbours: compute each batch while it is measured."""
+        self._handle, self._data, self._threads, self._neighbours = handle, data, threads, neighbours
+        self._signature = signature
         self._open_axes = {
             spec.name: [a + 1 for a, size in enumerate(spec.shape) if size == -1] for spec in signature.inputs
         }
@@ -213,8 +266,14 @@ class CellTable:
         """Measure one cell, once more if it was measured before."""
         inputs = self.batch(batch, length, longest)
         inspection.run_batch(self._handle, inputs)
+        if self._neighbours is not None:
+            self._neighbours.feed(inputs)
         call = self._call(inputs)
         cell = measure_calls(call, CELL_S if length == longest else CELL_OTHER_LENGTH_S, self._threads)
+        if self._neighbours is not None:
+            self._neighbours.check()
+            if self._threads != 1:  # the process's CPU time is that of all, which are alike
+                cell = replace(cell, cpu_ms=cell.cpu_ms / (1 + len(self._neighbours)))
         self._cells.setdefault((length, batch), []).append(cell)
         return cell
 
@@ -225,6 +284,16 @@ class CellTable:
                 if time.monotonic() < until:
                     self.add(batch, length, longest)
 
+    def beside(self, neighbours: Neighbours, longest: int, until: float, tell: Callable[[float], None]) -> "CellTable":
+        """The same cells beside neighbours: once each, then again up to three times in all, while there is time. tell: 0..1."""
+        found = CellTable(self._handle, self._data, self._signature, self._threads, neighbours)
+        for turn in range(PASSES):
+            for done, (length, batch) in enumerate(self._cells):
+                if turn == 0 or time.monotonic() < until:
+                    tell((turn + done / len(self._cells)) / PASSES)
+                    found.add(batch, length, longest)
+        return found
+
     def disturbed(self) -> bool:
         return not all(self._clean(cells) for cells in self._cells.values())
 
@@ -232,12 +301,13 @@ class CellTable:
         return [self._row(length, batch, cells) for (length, batch), cells in sorted(self._cells.items())]
 
     def _clean(self, cells: Iterable[LatencyCell]) -> bool:
-        return any(cell.clean(self._threads) for cell in cells)
+        return self._neighbours is not None or any(cell.clean(self._threads) for cell in cells)
 
     def _row(self, length: int, batch: int, cells: list[LatencyCell]) -> ProfileRow:
-        clean = [cell for cell in cells if cell.clean(self._threads)]
+        alone = self._neighbours is None
+        clean = [cell for cell in cells if alone and cell.clean(self._threads)]
         best = min(clean or cells, key=lambda cell: cell.p50_ms)
-        p50 = min(cell.estimate_ms(self._threads) for cell in clean or cells)
+        p50 = min(cell.estimate_ms(self._threads) if alone else cell.p50_ms for cell in clean or cells)
         return ProfileRow(
             batch=batch,
             p50_ms=p50,
@@ -282,6 +352,17 @@ def profile(task: MeasureTask, tell: Callable[[Frame], None]) -> Measured:
     peaks, short_of = _fill(
         table, task, memory, lambda share: tell(Step(step=f"profiling {what}", progress=0.1 + share / 2))
     )
+    neighbours = 0
+    if task.contended:
+        neighbours = min(MOST_NEIGHBOURS, max(1, len(os.sched_getaffinity(0)) // task.threads - 1)) if alone else 1
+        table = _contended(
+            candidate,
+            task,
+            table,
+            neighbours,
+            one,
+            lambda share: tell(Step(step=f"profiling {what} beside {neighbours} more", progress=0.6 + share / 4)),
+        )
     accuracy: Accuracy | None = None
     agreement = None
     if task.score:
@@ -304,11 +385,25 @@ def profile(task: MeasureTask, tell: Callable[[Frame], None]) -> Measured:
         disturbed=table.disturbed(),
         host=where,
         short_of=short_of,
+        neighbours=neighbours,
         accuracy=accuracy.value if accuracy is not None else None,
         accuracy_low=accuracy.low if accuracy is not None else None,
         accuracy_high=accuracy.high if accuracy is not None else None,
         agreement=agreement,
     )
+
+
+def _contended(
+    candidate: RunnableUpload,
+    task: MeasureTask,
+    table: CellTable,
+    count: int,
+    one: dict[str, Array],
+    tell: Callable[[float], None],
+) -> CellTable:
+    """The table's cells beside so many further instances that compute all the time. Raises UploadRejected if one fails."""
+    with closing(Neighbours([_load(candidate, task, one)[0] for _ in range(count)])) as neighbours:
+        return table.beside(neighbours, table.lengths()[-1], time.monotonic() + BUDGET_S, tell)
 
 
 def _fill(

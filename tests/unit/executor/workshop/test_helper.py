@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from bus.subjects import Subjects
 from services.core.settings import RegistrarSettings
 from services.executor.workshop.helper import Helper
 from services.executor.workshop.orders import WorkshopOrder
+from services.executor.workshop.tasks.profiling import MOST_NEIGHBOURS
 from services.executor.workshop.tasks.validation import wilson
 from tests.support.models import tiny_models
 from tests.support.models.tiny_models import npz
@@ -72,7 +74,7 @@ class Shop:
         )
         return self
 
-    def build(self, *plans: VariantPlan, format: str = "onnx", metric: str = "top1"):
+    def build(self, *plans: VariantPlan, format: str = "onnx", metric: str = "top1", contended: bool = False):
         """Variants of the model that was inspected last."""
         (found,) = self.of(ModelInspected)
         order = BuildVariants(
@@ -87,12 +89,14 @@ class Shop:
             metric=metric,
             signature=found.signature,
             plans=list(plans),
+            contended=contended,
         )
         asyncio.run(self._run(WorkshopOrder(worker="w", devices=self.devices, build=order), {}))
         return self
 
     async def _run(self, order: WorkshopOrder, uploads: dict[str, bytes]) -> None:
         bus = MemoryBus()
+        inspected = self.of(ModelInspected)
         self.facts.clear()
         for fact, kind in KINDS.items():
             await bus.subscribe(
@@ -106,7 +110,6 @@ class Shop:
             await artifacts.put(key, content)
         work = self.directory / f"work-{len(list(self.directory.iterdir()))}"
         work.mkdir()
-        inspected = self.of(ModelInspected)
         await Helper(bus, SUBJECTS, self.limits, order, work).run()
         await bus.flush()
         self.kept = {key: await artifacts.get(key) for key in await artifacts.keys()}
@@ -253,6 +256,17 @@ def test_variants_share_artifacts_and_profiles(shop):
     assert quantised.agreement >= 0.9
     (failed,) = shop.of(VariantFailed)
     assert (failed.plan.variant, "fp7" in failed.reason) == ("m-ort-fp7-t1-b4", True)
+
+
+def test_a_contended_profile_says_beside_how_many(shop):
+    """How much slower they make it is tested with models of known pace (tasks/test_profiling.py): this machine is shared."""
+    cores = len(os.sched_getaffinity(0))
+    shop.inspect(tiny_models.mlp()).build(plan(), plan(threads=cores + 1), contended=True)
+    beside = min(MOST_NEIGHBOURS, max(1, cores - 1))
+    found = {one.plan.threads: one.profile.provenance for one in shop.of(VariantBuilt)}
+    assert found[1] == f"measured: beside {beside} further instance{'s' * (beside > 1)}"
+    assert found[cores + 1] == "measured: beside 1 further instance"
+    assert all([row.batch for row in one.profile.rows] == [1, 2, 4] for one in shop.of(VariantBuilt))
 
 
 def test_static_quantisation_is_calibrated_on_the_validation_set(shop):

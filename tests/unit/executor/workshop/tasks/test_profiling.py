@@ -1,12 +1,21 @@
-"""Cells and what they say when a neighbour disturbed them. No absolute times: this machine is shared."""
+"""Cells and what they say when a neighbour disturbed them, and profiles of models whose latencies are known."""
 
+import threading
 import time
+from contextlib import closing
 
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bus.messages.catalog import ProfileRow, Signature, TensorSpec
+from services.core.cost import latency_ms
+from services.executor.backends.base import RunFailed
+from services.executor.workshop.sandbox.protocol import UploadRejected
 from services.executor.workshop.tasks import profiling
-from services.executor.workshop.tasks.profiling import LatencyCell
+from services.executor.workshop.tasks.profiling import CellTable, LatencyCell, Neighbours
+from services.executor.workshop.tasks.validation import ValidationSet
 
 durations = st.floats(0.001, 1000.0)
 
@@ -68,3 +77,93 @@ def test_a_host_is_described():
     host = profiling.host("onnxruntime 1")
     assert set(host) == {"isa", "cpu", "framework", "date"}
     assert all(host.values())
+
+
+# -- Models whose latencies are known: a batch of b takes BASE_MS + b ms.
+
+BASE_MS = 10.0
+SIZES = (1, 4, 8)
+DATA = ValidationSet({"x": np.zeros((8, 2), "f4")}, np.zeros(8))
+SIGNATURE = Signature(inputs=[TensorSpec(name="x", datatype="FP32", shape=[2])], outputs=[])
+
+
+class Device:
+    """Its models take `contention` times as long while another one computes."""
+
+    def __init__(self, contention: float = 1.0) -> None:
+        self.contention, self.computing, self.lock = contention, 0, threading.Lock()
+
+
+class PacedModel:
+    """Waits for the device, as for an accelerator. spinning: it takes so much CPU time of its own thread instead."""
+
+    proof, memory_mb, inputs, outputs = "paced", 0.0, ("x",), ("y",)
+
+    def __init__(self, device: Device, *, spinning: bool = False, fails_after: int = 10**9) -> None:
+        self.device, self.spinning, self.left = device, spinning, fails_after
+
+    def run(self, inputs):
+        self.left -= 1
+        if self.left < 0:
+            raise RunFailed("the device is gone")
+        with self.device.lock:
+            self.device.computing += 1
+            factor = self.device.contention if self.device.computing > 1 else 1.0
+        try:
+            seconds = (BASE_MS + len(inputs["x"])) * factor / 1000.0
+            if self.spinning:
+                until = time.thread_time() + seconds
+                while time.thread_time() < until:
+                    pass
+            else:
+                time.sleep(seconds)
+        finally:
+            with self.device.lock:
+                self.device.computing -= 1
+        return {"y": inputs["x"]}
+
+    def run_single(self, array):
+        return [self.run({"x": array})["y"]]
+
+    def close(self):
+        return
+
+
+def measured(table: CellTable, sizes=SIZES) -> list[ProfileRow]:
+    for _ in range(profiling.PASSES):  # the best of several: this machine is shared
+        for size in sizes:
+            table.add(size, 0, 0)
+    return table.rows()
+
+
+@pytest.mark.parametrize("spinning", [False, True])
+def test_a_profile_returns_known_latencies_and_a_line_beyond_them(spinning):
+    rows = measured(CellTable(PacedModel(Device(), spinning=spinning), DATA, SIGNATURE, 1 if spinning else 0))
+    assert [row.batch for row in rows] == list(SIZES)
+    for row in rows:
+        assert row.p50_ms == pytest.approx(BASE_MS + row.batch, rel=0.05)
+    assert latency_ms(rows, 16) == pytest.approx(BASE_MS + 16, rel=0.1)
+
+
+def test_beside_neighbours_throughput_falls_by_the_contention():
+    device = Device(contention=1.3)
+    alone = CellTable(PacedModel(device), DATA, SIGNATURE, 0)
+    expected = measured(alone)
+    with closing(Neighbours([PacedModel(device), PacedModel(device)])) as neighbours:
+        contended = alone.beside(neighbours, 0, time.monotonic() + 60.0, lambda share: None)
+    assert not contended.disturbed()
+    for one, other in zip(expected, contended.rows(), strict=True):
+        assert (one.batch, one.length) == (other.batch, other.length)
+        assert (one.batch / one.p50_ms) / (other.batch / other.p50_ms) == pytest.approx(1.3, rel=0.05)
+    assert device.computing == 0  # they have ended
+
+
+def test_a_neighbour_that_fails_is_no_neighbour():
+    device = Device()
+    table = CellTable(PacedModel(device), DATA, SIGNATURE, 0)
+    table.add(1, 0, 0)
+    with (
+        closing(Neighbours([PacedModel(device, fails_after=2)])) as neighbours,
+        pytest.raises(UploadRejected, match="the device is gone"),
+    ):
+        table.beside(neighbours, 0, time.monotonic() + 60.0, lambda share: None)
