@@ -165,6 +165,8 @@ def why_chosen(explanation: Mapping[str, Any]) -> str:
             return "it is being loaded, and in time; nothing that is loaded meets all needs"
         case "Overloaded" | "Interfered" as state:
             return f"{state}, but in time; no Active one is"
+        case "Warm":
+            return "it would come from host memory, being ready soonest; nothing that is loaded meets all needs"
         case None:
             return "meets all needs"
     return "it would be loaded, being ready soonest; nothing that is loaded meets all needs"

@@ -277,7 +277,7 @@ class InstanceSample(Struct, frozen=True, array_like=True, gc=False):
 
     busy: seconds of computing. predicted: the same work in seconds, by the profile. offline: how many of the items were offline work.
     Scaling ignores offline work. `queued` excludes it. batching: the policy that forms its batches. batch_limit: their most items now.
-    contexts: how many batches it computes at a time.
+    contexts: how many batches it computes at a time. begun: when its last batch began, in Unix seconds; 0: none has.
     """
 
     instance: str
@@ -294,6 +294,7 @@ class InstanceSample(Struct, frozen=True, array_like=True, gc=False):
     batch_limit: int = 0
     tier: Tier = "device"
     contexts: int = 1
+    begun: float = 0.0
 
 
 class ExecutorReport(Struct, frozen=True, kw_only=True, gc=False):

@@ -244,6 +244,8 @@ def _why_first(chosen: Candidate, app: AppView) -> str:
             return f"{chosen.state}, but in time; no Active one is"
         case "Loading":
             return "it is being loaded, and in time"
+        case "Warm":
+            return "it would come from host memory, being ready soonest"
     return "it would be loaded, being ready soonest"
 
 
@@ -294,6 +296,8 @@ def _candidate(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, wh
     seconds = group.table.at(ask.length).seconds(ask.items)
     load_ms = record.profile.load_ms
     worker = None
+    if group.warm:
+        load_ms, worker = record.profile.transfer_ms or 0.0, view.warmest(group.warm)
     if instances:
         best = min(instances, key=lambda instance: instance.predict(ask.items, ask.length, ask.deadline, now))
         seconds = best.predict(ask.items, ask.length, ask.deadline, now)
@@ -347,6 +351,7 @@ def _why_not(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, deci
     if decision.assignments:
         return "not loaded, and an Active variant meets the requirements" if not group.loading else "still loading"
     ready = group.seconds_to_load + alone
+    where = "only in host memory" if group.warm else "not loaded"
     if ready > slack:
-        return f"not loaded: ready in {ready * 1e3:.3g} ms, more than the {slack * 1e3:.3g} ms left"
-    return "not loaded, and another variant would be ready sooner"
+        return f"{where}: ready in {ready * 1e3:.3g} ms, more than the {slack * 1e3:.3g} ms left"
+    return f"{where}, and another variant would be ready sooner"

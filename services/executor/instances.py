@@ -70,7 +70,7 @@ class Loaded:
     """
 
     __slots__ = (
-        "_apps", "_batches", "_busy", "_items", "_new", "_offline", "_policies", "_predicted", "begun", "contexts", "goal", "id", "leaving",
+        "_apps", "_batches", "_busy", "_items", "_new", "_offline", "_policies", "_predicted", "begun", "begun_at", "contexts", "goal", "id", "leaving",
         "model", "moving", "one_at_a_time", "policy", "price_per_s", "queue", "ready", "record", "rule", "running", "running_items",
         "running_offline", "table", "tally", "tier",
     )  # fmt: skip
@@ -86,6 +86,7 @@ class Loaded:
         self.ready = False
         self.running = 0
         self.begun = 0  # the number of its last batch, of all on the device
+        self.begun_at = 0.0
         self.running_items = 0
         self.running_offline = 0  # items
         self.contexts = 1
@@ -237,6 +238,7 @@ class Loaded:
             self.queue.max_batch,
             contexts=self.contexts,
             tier="host" if self.tier == self.goal == "host" else "device",
+            begun=self.begun_at,
         )
         self._reset()
         return sample
@@ -322,7 +324,7 @@ class BatchRuns:
             self._since = now
         self._busy += self._needed(loaded)
         loaded.running += 1
-        loaded.begun = self._number
+        loaded.begun, loaded.begun_at = self._number, now
         loaded.running_items += items
         if batch[0].route.policy == OFFLINE:
             loaded.running_offline += items

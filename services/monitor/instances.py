@@ -130,8 +130,10 @@ class MonitoredInstance:
             if app.app not in self.apps:
                 self.apps[app.app] = self.state
                 changes.append((app.app, "Inactive", self.state, "this app's first items here"))
-        if sample.items > 0 or sample.queued > 0:
-            self.last_used, self.used = now, True
+        self.last_used = max(self.last_used, sample.begun)
+        self.used = self.used or sample.begun >= self.since
+        if sample.queued > 0:
+            self.last_used = now
         if sample.predicted > 0 and sample.busy > 0 and sample.batches > 0:
             gain, spent = GAIN * min(1.0, sample.batches / FULL_REPORT), sample.busy
             if waited >= max(2, self.batch_limit or self.record.max_batch):

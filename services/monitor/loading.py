@@ -16,7 +16,7 @@ from services.monitor.devices import MonitoredDevice
 from services.monitor.effects import MonitorEffects
 from services.monitor.instances import MonitoredInstance
 from services.monitor.policy import LoadFailures, make_room, to_keep, to_release
-from services.monitor.tiers import HostTier, least_recently_used
+from services.monitor.tiers import HostTier, is_idle, least_recently_used
 
 REFUSE_AFTER = 10.0  # s without an executor after which loads are refused; before, they wait for it
 REMEMBERED = 1000  # instances that ended
@@ -57,15 +57,19 @@ class InstanceTable:
     # -- admission
 
     def provide(
-        self, record: VariantRecord, app: str | None, reason: str, now: float
+        self, record: VariantRecord, app: str | None, reason: str, now: float, *, for_query: bool
     ) -> tuple[MonitoredInstance, list[Effect]] | str:
-        """One more instance: a Warm one comes to its device, else a new one is loaded; with the evictions that make room. Or why not."""
+        """One more instance: a Warm one comes to its device, else a new one is loaded; with the evictions that make room. Or why not.
+
+        for_query: a query waits for it. Under `cache = "lru"` anything that is idle makes room for that.
+        """
+        recent = for_query and self._settings.cache == "lru"
         for warm in self.warm(record.variant):
-            place = self._place(record, now, self._devices[warm.device])
+            place = self._place(record, now, self._devices[warm.device], recent=recent)
             if not isinstance(place, str):
                 warm.wanted = reason  # so that it does not leave host memory for those that come there
                 return warm, [*self._evict(place[1], record.variant, now), *self.promote(warm, app, reason, now)]
-        place = self._place(record, now)
+        place = self._place(record, now, recent=recent)
         if isinstance(place, str):
             return place
         evictions = self._evict(place[1], record.variant, now)
@@ -73,7 +77,7 @@ class InstanceTable:
         return instance, [*evictions, *admitted]
 
     def _place(
-        self, record: VariantRecord, now: float, only: MonitoredDevice | None = None
+        self, record: VariantRecord, now: float, only: MonitoredDevice | None = None, *, recent: bool
     ) -> tuple[MonitoredDevice, list[MonitoredInstance]] | str:
         """A device with room for one more instance, and the instances whose eviction makes the room. Or why there is none.
 
@@ -90,7 +94,7 @@ class InstanceTable:
         need = needs_of(record)
         best: tuple[tuple[int, int, bool, float], MonitoredDevice, list[MonitoredInstance]] | None = None
         for device in sorted(fitting, key=lambda device: -self._free(device).memory_mb):
-            victims = self._victims(device, short_of(need, self._free(device)), now)
+            victims = self._victims(device, short_of(need, self._free(device)), now, recent=recent)
             if victims is None:
                 taken = device.committed() - device.reclaimable()
                 obstacle = shortage(record.variant, need, taken, self._limit(device), device.spec.name)
@@ -163,8 +167,10 @@ class InstanceTable:
     def _free(self, device: MonitoredDevice) -> Amount:
         return self._limit(device) - device.committed()
 
-    def _victims(self, device: MonitoredDevice, short: Amount, now: float) -> list[MonitoredInstance] | None:
-        """The instances whose eviction frees so much; None if reclaimable and idle ones do not suffice."""
+    def _victims(
+        self, device: MonitoredDevice, short: Amount, now: float, *, recent: bool
+    ) -> list[MonitoredInstance] | None:
+        """The instances whose eviction frees so much; None if reclaimable and idle ones do not suffice. recent: the least recently used."""
         if short.none:
             return []
         candidates = [
@@ -173,8 +179,10 @@ class InstanceTable:
             if one.reclaimable
             or one.record.variant not in self.catalog.planned  # the leader keeps replicas of pipelines
         ]
-        if self._settings.cache == "lru":
+        if recent:
             return least_recently_used(candidates, short, now)
+        if self._settings.cache == "lru":
+            candidates = [one for one in candidates if is_idle(one, now)]
         return make_room(candidates, short, self._apps_of, self._least, now, self._settings.idle_s)
 
     def _evict(self, victims: Iterable[MonitoredInstance], variant: str, now: float) -> list[Effect]:

@@ -65,7 +65,7 @@ class WorkerOrders:
                 found.append(self._effects.scaling(by, "keep", record, owner, why, now, count, order.planned))
                 have += claimed
         while len(have) < order.at_least and not obstacle:
-            provided = self._table.provide(record, order.app, why, now)
+            provided = self._table.provide(record, order.app, why, now, for_query=by == "dispatcher")
             if isinstance(provided, str):
                 obstacle = provided
                 break

@@ -19,16 +19,13 @@ ARRIVES_S = 1.0  # s after its load in which an instance that nothing has used y
 def least_recently_used(
     instances: Iterable[MonitoredInstance], need: Amount, now: float
 ) -> list[MonitoredInstance] | None:
-    """The idle instances whose eviction frees so much, the least recently used first. None if they do not suffice.
-
-    An instance that runs a batch, or that anything waits for, is not idle.
-    """
+    """The idle instances whose eviction frees so much, the least recently used first. None if they do not suffice."""
     victims: list[MonitoredInstance] = []
     freed = NOTHING
     for instance in sorted(instances, key=lambda each: each.last_used):
         if short_of(need, freed).none:
             break
-        if instance.state in SERVING and instance.queued == 0 and not _awaited(instance, now):
+        if is_idle(instance, now):
             victims.append(instance)
             freed += instance.takes
     return needed_of(victims, need) if short_of(need, freed).none else None
@@ -44,8 +41,10 @@ def needed_of(victims: list[MonitoredInstance], need: Amount) -> list[MonitoredI
     return victims
 
 
-def _awaited(instance: MonitoredInstance, now: float) -> bool:
-    return not instance.used and now - instance.since < ARRIVES_S
+def is_idle(instance: MonitoredInstance, now: float) -> bool:
+    """Whether it neither runs a batch nor has anything waiting, nor will have in a moment."""
+    awaited = not instance.used and now - instance.since < ARRIVES_S
+    return instance.state in SERVING and instance.queued == 0 and not awaited
 
 
 class HostTier:

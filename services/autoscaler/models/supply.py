@@ -119,6 +119,7 @@ class FleetSupply:
         self._best: dict[str, float] = {}  # the most that one of its instances serves now
         self._overloaded: set[str] = set()
         self._young: set[str] = set()
+        self._warm: set[str] = set()  # variants that this worker has in host memory
         self._count(mine)
         self._count_others(others)
 
@@ -134,6 +135,8 @@ class FleetSupply:
             self._add(f"{pool}/cores", float(device.cores))
         for status in mine.instances:
             device_of = devices.get(status.device)
+            if device_of is not None and status.state == "Warm":
+                self._warm.add(status.variant)
             if device_of is None or not needed(status):
                 continue
             name = status.variant
@@ -217,7 +220,7 @@ class FleetSupply:
             latency_ms=alone_ms,
             saturation_qps=rate,
             cost_per_s=price,
-            load_s=load_seconds(record),
+            load_s=load_seconds(record, warm=record.variant in self._warm),
             accuracy=record.accuracy,
             uses={f"{pool}/cores": cores_of(record), f"{pool}/memory": record.profile.memory_mb},
             running=running,

@@ -99,7 +99,7 @@ def assign(
             open_ = [worker for worker in group if rooms[worker].fits(record) and not barred(worker, record)]
             if not open_:
                 break
-            worker = min(open_, key=lambda each: (rooms[each].computing, each.name))
+            worker = min(open_, key=lambda each: (rooms[each].computing, not each.warm(record.variant), each.name))
             rooms[worker].take(record)
             give(worker, record.variant, claimed=True)
     return found
@@ -152,6 +152,7 @@ def place_more(
                 key=lambda each: (
                     not spare[each.name, variant],
                     not rooms[each.name].idle(record),
+                    not each.warm(record.variant),
                     rooms[each.name].computing,
                     each.name,
                 ),

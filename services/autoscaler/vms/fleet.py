@@ -110,6 +110,10 @@ class FleetWorker:
         """The same with reclaimable ones, which serve on and are needed again without a load."""
         return [one for one in self.instances if one.variant == variant and one.state in COUNTED]
 
+    def warm(self, variant: str) -> bool:
+        """Whether one more instance of this variant would only be brought from host memory to a device."""
+        return any(one.variant == variant and one.state == "Warm" for one in self.instances)
+
     def hardware_of(self, status: InstanceStatus) -> Hardware | None:
         assert self.heartbeat is not None
         found = next((device for device in self.heartbeat.devices if device.device == status.device), None)

@@ -302,7 +302,7 @@ def pack(
     share: of a device's time that each instance will use where instances take turns, 0..1. promised: the same by worker, for
     orders whose instances do not compute yet. Cores are not counted by time.
     """
-    rooms: list[tuple[float, str, int]] = []
+    rooms: list[tuple[float, bool, str, int]] = []
     for worker in workers:
         if worker.name in without:
             continue
@@ -314,9 +314,9 @@ def pack(
         if space > 0:
             free = [device for number, device in devices if number > 0]
             used = min(d.utilisation for d in free) if emptiest_first else -_fullness(free)
-            rooms.append((used, worker.name, space))
+            rooms.append((used, not worker.warm(record.variant), worker.name, space))
     found: dict[str, int] = {}
-    for _, name, space in sorted(rooms):
+    for _, _, name, space in sorted(rooms):
         here = min(space, count - sum(found.values()))
         if here > 0:
             found[name] = here

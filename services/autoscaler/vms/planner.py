@@ -235,7 +235,10 @@ class FleetPlanner:
     def _state(self, now: float) -> tuple[object, ...]:
         """What the plan was made for, of the fleet: workers that are ready, and instances that serve."""
         return tuple(
-            (worker.name, tuple(sorted((one.variant, one.state == "Loading") for one in worker.instances)))
+            (
+                worker.name,
+                tuple(sorted((one.variant, one.state == "Loading") for one in worker.instances if one.state != "Warm")),
+            )
             for worker in sorted(self._fleet.ready(now), key=lambda each: each.name)
         )
 
@@ -395,7 +398,7 @@ class FleetPlanner:
         for v, takes in whole.items():
             one = problem.variants[v]
             for worker in seen.pools[one.pool] if problem.pools[one.pool].spares and one.limit is None else ():
-                used = {status.device for status in worker.instances}
+                used = {status.device for status in worker.instances if status.state != "Warm"}
                 kinds = {(d.kind, d.simulated) for d in worker.devices if d.device not in used}
                 record = next(record for record in seen.records if record.variant == one.name)
                 row = (takes, worker.name, worker, v)

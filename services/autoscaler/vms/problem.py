@@ -258,9 +258,9 @@ class FleetProblems:
                     continue
                 running, factor, serves = self._running(record, group, classes)
                 at.setdefault(record.variant, []).append(len(variants))
-                variants.append(
-                    self._variant(record, p, fitting, running, serves, self._limit(record, group, running, now))
-                )
+                warm = any(worker.warm(record.variant) for worker in group)
+                limit = self._limit(record, group, running, now)
+                variants.append(self._variant(record, p, fitting, running, serves, limit, warm=warm))
                 factors.append(factor)
         needs = []
         for one in classes:
@@ -365,6 +365,8 @@ class FleetProblems:
         running: int,
         serves: float,
         limit: int | None,
+        *,
+        warm: bool,
     ) -> PooledVariant:
         memory, first = record.profile.memory_mb, fitting[0]
         name = _resource(first)
@@ -387,7 +389,7 @@ class FleetProblems:
             most=min(most, 256 * len(fitting)),
             running=running,
             price=price,
-            load_s=load_seconds(record),
+            load_s=load_seconds(record, warm=warm),
             serves=serves,
             accuracy=record.accuracy or 0.0,
             limit=limit,

@@ -224,6 +224,7 @@ class World:
                     predicted=items * 0.01,
                     apps=[AppSample(app, n, n * 0.01, 0.01, 0, slo_s) for app, n in apps.items()],
                     tier="host" if instance in self.warm else "device",
+                    begun=self.now if items else 0.0,
                 )
             )
         report = ExecutorReport(
