@@ -1,5 +1,6 @@
 """getVariant against a plain restatement of its rule: the cheapest Active variant in time, else the next step of the order."""
 
+import gc
 import random
 import sys
 from collections.abc import Callable
@@ -454,11 +455,13 @@ def work(of: Callable[[], object]) -> int:
         return trace
 
     before = sys.gettrace()
+    gc.disable()  # others have callbacks at a collection
     sys.settrace(trace)
     try:
         of()
     finally:
         sys.settrace(before)
+        gc.enable()
     return count
 
 
