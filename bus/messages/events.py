@@ -132,7 +132,9 @@ class WorkerEvent(Event, frozen=True, kw_only=True, gc=False):
 
 
 class WorkerSample(Event, frozen=True, kw_only=True, gc=False):
-    """foreign_use: the part of the utilisation that processes used which are no executors of this worker."""
+    """foreign_use: the part of the utilisation that processes used which are no executors of this worker. host_used_mb: host memory of the
+    device's Warm instances.
+    """
 
     kind: ClassVar[str] = "worker-sample"
     worker: str
@@ -144,6 +146,7 @@ class WorkerSample(Event, frozen=True, kw_only=True, gc=False):
     load: float
     queue: int
     foreign_use: float = 0.0
+    host_used_mb: float = 0.0
 
 
 class InstanceEventSample(Event, frozen=True, kw_only=True, gc=False):

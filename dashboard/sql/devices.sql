@@ -1,5 +1,5 @@
 -- Every device as it said last, with its worker's state. Whether a device is simulated is known from its last account.
-SELECT s.worker, s.device, s.hardware, s.time, s.utilisation, s.foreign_use, s.memory_mb, s.memory_used_mb, s.load, s.queue,
+SELECT s.worker, s.device, s.hardware, s.time, s.utilisation, s.foreign_use, s.memory_mb, s.memory_used_mb, s.host_used_mb, s.load, s.queue,
        coalesce(c.simulated, false) AS simulated, c.per_hour,
        w.to_state AS state, w.time AS since, w.reason, w.hardware AS kind
 FROM (

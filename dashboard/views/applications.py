@@ -140,6 +140,7 @@ def _table(rows: pd.DataFrame) -> None:
                 "US$/1000", shown["cost_per_1000"], help="Compute cost per 1,000 items"
             ),
             "load_ms": widgets.number_column("load ms", "%.0f"),
+            "transfer_ms": widgets.number_column("transfer ms", "%.0f", help="The load of a Warm instance"),
             "memory_mb": widgets.number_column("MB", "%.0f"),
             "price_per_hour": widgets.number_column("US$/h", "%.3g", help="Cost of an instance per hour"),
             "note": "note",

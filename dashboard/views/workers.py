@@ -39,6 +39,7 @@ def now() -> None:
             ),
             "memory": widgets.progress_column("memory"),
             "memory_mb": widgets.number_column("total MB", "localized"),
+            "host_used_mb": widgets.number_column("Warm MB", "%.0f", help="Host memory of Warm instances"),
             "load": widgets.number_column("items/s", "%.1f"),
             "queue": widgets.number_column("queue", "%d"),
             "per_hour": widgets.number_column("US$/h", "%.3g", help="Price of all devices of this kind of the worker"),

@@ -106,7 +106,10 @@ def variants(
         Column("95 %", _interval, rank=6),
         Column("latency ms", "latency_ms"),
         Column("load ms", "load_ms", rank=3),
+        Column("init ms", "init_ms", rank=8),
+        Column("transfer ms", "transfer_ms", rank=8),
         Column("memory MB", "memory_mb", rank=4),
+        Column("host MB", "host_mb", rank=8),
         Column("items/s", "saturation_qps", rank=2),
         Column("batching", "batching", rank=7),
         Column("US$/h", "price_per_hour", rank=5),
@@ -227,6 +230,7 @@ def _render_workers(items: list[Item], wide: bool) -> None:
         Column("foreign", lambda d: f"{d.get('foreign_use', 0.0):.0%}", rank=3),
         Column("cores", lambda d: f"{d['cores_used']:.3g} of {d['cores']}"),
         Column("memory MB", lambda d: f"{d['memory_used_mb']:.0f} of {d['memory_mb']:.0f}", rank=1),
+        Column("Warm MB", lambda d: f"{d.get('host_used_mb', 0.0):.0f}", rank=6),
         Column("US$/h", "price_per_hour", rank=5),
     )
     print_table(devices, device_columns, "no workers", wide=wide)

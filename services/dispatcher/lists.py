@@ -133,6 +133,9 @@ def _variants(ask: ListRequest, view: ClusterView) -> list[dict[str, Any]]:
                     "accuracy_high": record.accuracy_high,
                     "agreement": record.agreement,
                     "load_ms": record.profile.load_ms,
+                    "init_ms": record.profile.init_ms,
+                    "transfer_ms": record.profile.transfer_ms,
+                    "host_mb": record.profile.host_mb,
                     "latency_ms": group.table.seconds(1) * 1000.0,
                     "batch_latency_ms": _by_batch(group),
                     "provenance": record.profile.provenance,
@@ -253,6 +256,7 @@ def _workers(now: float, view: ClusterView) -> list[dict[str, Any]]:
                     "memory_reclaimable_mb": d.memory_reclaimable_mb,
                     "utilisation": d.utilisation,
                     "foreign_use": d.foreign_use,
+                    "host_used_mb": d.host_used_mb,
                     "price_per_hour": d.price_per_hour,
                     "simulated": d.simulated,
                 }

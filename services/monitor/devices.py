@@ -142,8 +142,13 @@ class MonitoredDevice:
             cores_reclaimable=reclaimable.cores,
             exclusive=self.exclusive,
             foreign_use=foreign_use,
-            host_used_mb=sum(instance.host_mb or 0.0 for instance in self.instances.values() if instance.in_host),
+            host_used_mb=self.host_used_mb,
         )
+
+    @property
+    def host_used_mb(self) -> float:
+        """Host memory of its instances that are there, or on their way."""
+        return sum(instance.host_mb or 0.0 for instance in self.instances.values() if instance.in_host)
 
 
 class Account:

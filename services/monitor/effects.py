@@ -238,6 +238,7 @@ class MonitorEffects:
             memory_used_mb=self.machine.memory_used_mb if device.is_machine else device.committed().memory_mb,
             load=sum(instance.load for instance in present),
             queue=sum(instance.queued for instance in present),
+            host_used_mb=device.host_used_mb,
         )
         rows = [
             InstanceEventSample(

@@ -84,6 +84,7 @@ class CatalogWriter:
                 "max_batch": record.max_batch, "accuracy": record.accuracy, "accuracy_low": record.accuracy_low,
                 "accuracy_high": record.accuracy_high, "agreement": record.agreement,
                 "load_ms": profile.load_ms, "latency_ms": latency, "memory_mb": profile.memory_mb,
+                "init_ms": profile.init_ms, "transfer_ms": profile.transfer_ms, "host_mb": profile.host_mb,
                 "saturation_qps": profile.saturation_qps, "price_per_hour": price, "cost_per_1000": cost,
                 "batching": record.batching, "provenance": profile.provenance, "dominated": record.dominated,
                 "simulated": record.simulated, "attributes": _json(record.attributes),

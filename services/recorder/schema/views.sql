@@ -48,7 +48,7 @@ SELECT l.app, v.model, v.version, v.variant, v.hardware, v.framework, v.precisio
        d.share * v.cost_per_1000 AS cost_per_1000,
        coalesce(s.state, 'Inactive') AS state, v.simulated,
        v.agreement, v.batching, v.provenance, v.dominated, v.attributes, coalesce(s.instances, 0) AS instances,
-       v.accuracy_low, v.accuracy_high
+       v.accuracy_low, v.accuracy_high, v.init_ms, v.transfer_ms, v.host_mb
 FROM (
   SELECT *, CASE WHEN shared THEN memory_mb END AS takes_mb FROM infaas_internal.variants
 ) v
@@ -60,7 +60,7 @@ LEFT JOIN (
 CROSS JOIN LATERAL (SELECT least(1.0, coalesce(v.takes_mb / device.has_mb, 1.0)) AS share) d
 LEFT JOIN LATERAL (
   SELECT (array_agg(t.state ORDER BY array_position(
-            ARRAY['Active', 'Interfered', 'Overloaded', 'Warm', 'Loading', 'Unloading', 'Inactive'], t.state)))[1] AS state,
+            ARRAY['Active', 'Interfered', 'Overloaded', 'Loading', 'Warm', 'Unloading', 'Inactive'], t.state)))[1] AS state,
          count(t.instance)::integer AS instances
   FROM infaas.variant_states t WHERE t.variant = v.variant AND t.app IS NOT DISTINCT FROM l.app
 ) s ON true;

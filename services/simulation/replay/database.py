@@ -313,12 +313,12 @@ def variants_of(connection: Connection, apps: set[str], notes: list[str]) -> lis
     found, without = [], []
     for row in connection.execute(
         "SELECT DISTINCT ON (variant) variant, model, version, hardware, framework, precision, threads, max_batch, accuracy,"
-        " agreement, load_ms, memory_mb, saturation_qps, batching, provenance, dominated, simulated, attributes"
+        " agreement, load_ms, memory_mb, saturation_qps, batching, provenance, dominated, simulated, attributes, init_ms, transfer_ms, host_mb"
         " FROM variants WHERE app = ANY (%s) ORDER BY variant",
         (sorted(apps),),
     ):
         name, model, version, hardware, framework, precision, threads, largest, accuracy, agreement, *rest = row
-        load_ms, memory_mb, saturation, batching, provenance, dominated, simulated, attributes = rest
+        load_ms, memory_mb, saturation, batching, provenance, dominated, simulated, attributes, *tiers = rest
         if name not in profiles:
             without.append(name)
             continue
@@ -329,6 +329,9 @@ def variants_of(connection: Connection, apps: set[str], notes: list[str]) -> lis
             saturation_qps=saturation,
             provenance=provenance,
             disturbed=name in disturbed,
+            init_ms=tiers[0],
+            transfer_ms=tiers[1],
+            host_mb=tiers[2],
         )
         found.append(
             VariantRecord(

@@ -169,6 +169,10 @@ def _variant_fault(one: VariantRecord) -> str:
         return "profile.rows: batch must be at least 1, p50_ms above 0"
     if not (0 <= profile.load_ms < LARGEST and 0 <= profile.memory_mb < LARGEST):
         return "profile: load_ms and memory_mb must be at least 0"
+    if not all(
+        0 <= one < LARGEST for one in (profile.init_ms, profile.transfer_ms, profile.host_mb) if one is not None
+    ):
+        return "profile: init_ms, transfer_ms and host_mb must be at least 0, or null"
     return ""
 
 
