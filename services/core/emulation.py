@@ -16,7 +16,7 @@ of its load time; the rest made it.
 """
 
 from collections.abc import Iterable, Mapping
-from math import prod
+from math import inf, prod
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -155,6 +155,84 @@ def zeros(specs: Iterable[TensorSpec], items: int) -> dict[str, Tensor]:
         shape = [items, *spec.shape]
         found[spec.name] = Tensor(spec.datatype, shape, bytes(prod(shape) * ITEM_BYTES[spec.datatype]))
     return found
+
+
+def one_at_a_time(kind: str) -> str:
+    """Why an instance on a simulated device of this kind computes one batch at a time; empty: it computes several."""
+    return "a core of this device computes one batch at a time" if kind == "inferentia" else ""
+
+
+ROUNDING = 1e-9  # s
+
+
+class SharedSpeed:
+    """The batches that overlap on one GPU. strength: how much they slow each other, from 0, not at all, to 1. Times: seconds.
+
+    Their kernels take turns, and one with long kernels holds the device longer at each turn. A batch that takes t_i alone goes on at the rate
+
+        1 / (1 + strength * sum of t_j / t_i over the others)
+
+    So a short batch suffers most. At strength 1 the rates add up to 1: n equal batches take n times as long, and no work is lost. Below it,
+    the device does more at once than one batch can use.
+    """
+
+    __slots__ = ("_at", "_busy", "_number", "_running", "_strength")
+
+    def __init__(self, strength: float) -> None:
+        self._strength = strength
+        self._running: dict[int, tuple[float, float]] = {}  # what is left of it, what it takes; alone
+        self._at = 0.0
+        self._busy = 0.0
+        self._number = 0
+
+    def begin(self, seconds: float, now: float) -> int:
+        """A batch begins that takes so long alone; returns its number. `advance` was called with the same time."""
+        self._at = now
+        self._number += 1
+        self._running[self._number] = (seconds, max(seconds, 1e-9))
+        return self._number
+
+    def advance(self, now: float) -> list[int]:
+        """The batches that have ended by now and were not returned before, in order."""
+        ended = []
+        while self._running:
+            at = self.next_end() - ROUNDING
+            until = min(at, now)
+            passed = max(0.0, until - self._at)
+            self._busy += passed
+            total = self._total()
+            self._running = {
+                number: (left - passed * self._rate(takes, total), takes)
+                for number, (left, takes) in self._running.items()
+            }
+            self._at = max(self._at, until)
+            if at > now:
+                break
+            first = min(
+                self._running, key=lambda number: self._running[number][0] / self._rate(self._running[number][1], total)
+            )
+            del self._running[first]
+            ended.append(first)
+        return ended
+
+    def drop(self, number: int) -> None:
+        """A batch ends early, or has ended. `advance` was called with the present time."""
+        self._running.pop(number, None)
+
+    def next_end(self) -> float:
+        """When the next batch ends, if none begins before. Infinity if there is none."""
+        total = self._total()
+        return self._at + min((left / self._rate(takes, total) for left, takes in self._running.values()), default=inf)
+
+    def busy(self, now: float) -> float:
+        """Seconds until now in which at least one batch ran."""
+        return self._busy + (max(0.0, now - self._at) if self._running else 0.0)
+
+    def _total(self) -> float:
+        return sum(takes for _, takes in self._running.values())
+
+    def _rate(self, takes: float, total: float) -> float:
+        return takes / (takes + self._strength * (total - takes))
 
 
 def _row(row: ProfileRow, made: AcceleratorKind) -> ProfileRow:

@@ -62,9 +62,10 @@ async def wire(settings: Settings, bus: Bus, found: Iterable[Accelerator] | None
         runtimes.append(runtime(device, edge(make, device.address, device.cores)))
     if len(real) < len(others):
         shared = edge()  # not the CPU's own, whose watchdog and loads must not wait for simulated devices
-        runtimes += [
-            runtime(device, SimulatedEdge(shared, device.kind, device.cores)) for device in others if device.simulated
-        ]
+        for device in others:
+            if device.simulated:
+                edge_of = SimulatedEdge(shared, device.kind, device.cores, settings.executor.sharing)
+                runtimes.append(runtime(device, edge_of))
     return runtimes
 
 

@@ -66,12 +66,16 @@ class UnloadModel(Struct, frozen=True):
 
 
 class RunBatch(Struct, frozen=True, gc=False):
-    """Compute these queries together. predicted: seconds by the profile. inline: short enough for the event loop itself."""
+    """Compute these queries together. predicted: seconds by the profile. inline: short enough for the event loop itself.
+
+    contexts: batches of the instance that may run at a time.
+    """
 
     instance: str
     queries: list[QueuedQuery]
     predicted: float
     inline: bool
+    contexts: int = 1
 
 
 class BatchResult(Struct, frozen=True, gc=False):

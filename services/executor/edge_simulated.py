@@ -1,11 +1,14 @@
 """The edge of a simulated device: a batch takes the time that its profile says, and no CPU except for its outputs.
 
+Batches that overlap on a GPU slow each other (`SharedSpeed`): contexts of an instance, and all batches where `executor.exclusive` is false.
+
 An ordinary edge computes the model's own outputs on the CPU if the CPU is predicted to be done in the batch's time. If not, since
 the simulated device is faster than this machine, computing them would make the device as slow as the CPU. Then outputs are zeros
 of the model's shape, and the answer's `reason` says so. Every answer of a simulated device says `simulated`.
 """
 
 import asyncio
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,7 +19,7 @@ from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import Tier
 from bus.tensors import ITEM_BYTES
 from services.core.cost import LatencyTable
-from services.core.emulation import ZEROS, computable, zeros
+from services.core.emulation import ZEROS, SharedSpeed, computable, one_at_a_time, zeros
 from services.executor.backends.base import BackendUnavailable
 from services.executor.commands import (
     LOADERS,
@@ -29,19 +32,21 @@ from services.executor.commands import (
     TransferModel,
     UnloadModel,
 )
-from services.executor.edge import ExecutorEdge
+from services.executor.edge import MOST_RUNS, ExecutorEdge
 from services.shell.clock import now
 
 NOTE = f"{ZEROS}: this simulated device is faster than the CPU that would have to compute them"
 
 
 class SimulatedEdge:
-    """One simulated device's edge. cpu_edge: computes outputs; several devices may share it. cores: batches at once.
+    """One simulated device's edge. cpu_edge: computes outputs; several devices may share it. cores: of the device.
 
     A load makes the model, then transfers it. Transfers come one after the other, while other models are made and compute.
+
+    sharing: how much batches that overlap slow each other.
     """
 
-    def __init__(self, cpu_edge: ExecutorEdge, kind: str, cores: int) -> None:
+    def __init__(self, cpu_edge: ExecutorEdge, kind: str, cores: int, sharing: float = 1.0) -> None:
         self._cpu_edge = cpu_edge
         self._kind = kind
         self._tables: dict[str, tuple[VariantRecord, LatencyTable]] = {}
@@ -49,7 +54,11 @@ class SimulatedEdge:
         self._warm: dict[str, VariantRecord] = {}
         self._transfers = asyncio.Lock()  # one at a time
         # uvloop's timers are exact to a millisecond, a sleeping thread to a tenth of one.
-        self._sleeping = ThreadPoolExecutor(max_workers=max(1, cores), thread_name_prefix="sleep")
+        most = MOST_RUNS if kind == "gpu" else max(1, cores)
+        self._sleeping = ThreadPoolExecutor(max_workers=most, thread_name_prefix="sleep")
+        self._overlapping = SharedSpeed(sharing) if kind == "gpu" else None
+        self._ended: set[int] = set()
+        self._changed = threading.Condition()  # a batch has begun or ended: the others' ends are others now
 
     async def perform(self, command: Any) -> Any:
         """See services.core.actor.Edge."""
@@ -108,7 +117,7 @@ class SimulatedEdge:
             self._tables.pop(instance, None)
             self._warm[instance] = record
             memory_mb = record.profile.host_mb or 0.0
-        return LoadedModel((time.perf_counter() - started) * 1000.0, memory_mb, proof, tier=tier)
+        return LoadedModel((time.perf_counter() - started) * 1000.0, memory_mb, proof, one_at_a_time(self._kind), tier)
 
     async def _run(self, command: RunBatch) -> BatchResult:
         known = self._tables.get(command.instance)
@@ -119,14 +128,52 @@ class SimulatedEdge:
         started = now()
         items = sum(query.items for query in command.queries)
         seconds = table.at(command.queries[0].route.length).seconds(items)
+        number = self._begin(seconds)
         if not _known_size(record) or computable(record, items, seconds):
             result: BatchResult = await self._cpu_edge.perform(command)
         else:
             result = _zeros(record, command)
-        rest = started + seconds - now()
-        if rest > 0 and result.errors is None:
-            await asyncio.get_running_loop().run_in_executor(self._sleeping, time.sleep, rest)
+        loop = asyncio.get_running_loop()
+        if result.errors is not None:
+            self._drop(number)
+        elif number:
+            await loop.run_in_executor(self._sleeping, self._sleep_among_others, number)
+        elif (rest := started + seconds - now()) > 0:
+            await loop.run_in_executor(self._sleeping, time.sleep, rest)
         return replace(result, started=started, finished=now())
+
+    def _begin(self, seconds: float) -> int:
+        """A batch begins on a GPU; returns its number there. 0: the device has cores of its own for each batch."""
+        if self._overlapping is None:
+            return 0
+        with self._changed:
+            self._advance()
+            number = self._overlapping.begin(seconds, time.perf_counter())
+            self._changed.notify_all()
+        return number
+
+    def _drop(self, number: int) -> None:
+        """A batch has failed."""
+        if self._overlapping is not None:
+            with self._changed:
+                self._advance()
+                self._overlapping.drop(number)
+                self._ended.discard(number)
+                self._changed.notify_all()
+
+    def _sleep_among_others(self, number: int) -> None:
+        """Wait for a batch's end, in a thread."""
+        assert self._overlapping is not None
+        with self._changed:
+            self._advance()
+            while number not in self._ended:
+                self._changed.wait(self._overlapping.next_end() - time.perf_counter())
+                self._advance()
+            self._ended.discard(number)
+
+    def _advance(self) -> None:
+        assert self._overlapping is not None
+        self._ended.update(self._overlapping.advance(time.perf_counter()))
 
 
 def _known_size(record: VariantRecord) -> bool:

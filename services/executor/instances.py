@@ -319,7 +319,7 @@ class BatchRuns:
         inline = predicted < self._inline_below and loaded.contexts == 1 and not batch[0].route.alone
         if inline and any(query.route.fallback for query in batch):
             inline = False  # the default must be given in time even if this run takes far longer than any before
-        run = RunBatch(loaded.id, batch, predicted, inline)
+        run = RunBatch(loaded.id, batch, predicted, inline, loaded.contexts)
         if not self.running:
             self._since = now
         self._busy += self._needed(loaded)

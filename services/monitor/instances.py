@@ -185,9 +185,9 @@ class MonitoredInstance:
             predicted, busy = predicted + sample.predicted, busy + sample.busy
         saturation = self.record.profile.saturation_qps
         slowness = self.factor
-        if self.contexts > 1:  # the profile is of one batch at a time; the factor says how much slower several are
-            saturation *= self.contexts / max(1.0, slowness)
-            slowness = min(1.0, slowness)
+        if self.contexts > 1:  # full is when all contexts always compute, at the present speed
+            slowness = busy / predicted if predicted > 0 else 1.0
+            saturation, slowness = saturation * self.contexts / max(1.0, slowness), min(1.0, slowness)
         backlog = self._recent().waiting
         return Observed(
             load=self.load,

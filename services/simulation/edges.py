@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from heapq import heapreplace
-from math import log2
+from math import inf, log2
 from typing import Any
 
 from bus.codec import encode
@@ -26,7 +26,7 @@ from services.autoscaler.vms.commands import (
 )
 from services.autoscaler.vms.planner import FleetSolved
 from services.autoscaler.vms.problem import SolveFleet
-from services.core.emulation import ZEROS, zeros
+from services.core.emulation import ZEROS, one_at_a_time, zeros
 from services.core.pipelines.kept import replicas_key
 from services.core.placement import quarantine_key
 from services.core.planning.fleet import solve_fleet
@@ -50,7 +50,7 @@ from services.executor.commands import (
 from services.monitor.effects import KeepQuarantine, MachineSample, SampleMachine
 from services.simulation.ensembles import SimulatedModels
 from services.simulation.hardware import SimulatedDevice, SimulatedMachine, Transfers
-from services.simulation.kernel import Environment
+from services.simulation.kernel import Environment, Promised
 
 STORE = 0.001  # s for one write to a bucket
 UNLOAD = 0.01  # s
@@ -90,23 +90,22 @@ class SimulatedExecutorEdge:
         self._loaders = [0.0] * LOADERS  # when each has done the loads that it was given: a heap
         self._warm: dict[str, VariantRecord] = {}
         self._transfers = Transfers()
+        self._under_way: dict[
+            int, tuple[Promised, RunBatch, VariantRecord, float]
+        ] = {}  # those that overlap; and begins
+        self._timer = 0
 
-    def __call__(self, command: Any) -> tuple[float, Any]:
+    def __call__(self, command: Any) -> tuple[float, Any] | Promised:
         if type(command) is RunBatch:
+            if not self._device.exclusive or (command.contexts > 1 and self._device.spec.kind == "gpu"):
+                return self._overlap(command)
             queries = command.queries
             items = (
                 len(queries) if len(queries) == 1 and queries[0].items == 1 else sum(query.items for query in queries)
             )
             now = self._environment.now
             seconds = self._device.run(command.instance, items, queries[0].route.length, now)
-            if self._models is None:
-                return seconds, BatchResult(now, now + seconds, [NO_OUTPUTS] * len(queries))
-            record = self._device.residents[command.instance].record
-            said = [self._models.outputs(record, query.inputs) for query in queries]
-            outputs = [
-                one or zeros(record.signature.outputs, query.items) for one, query in zip(said, queries, strict=True)
-            ]
-            return seconds, BatchResult(now, now + seconds, outputs, note="" if all(said) else NO_CONTENTS)
+            return seconds, self._result(command, self._device.residents[command.instance].record, now, now + seconds)
         match command:
             case LoadModel():
                 try:
@@ -158,10 +157,49 @@ class SimulatedExecutorEdge:
         self._device.load(instance, record)
         self._holds(record, 1)
 
-    @staticmethod
-    def _is_in(tier: Tier, record: VariantRecord, seconds: float) -> LoadedModel:
+    def _is_in(self, tier: Tier, record: VariantRecord, seconds: float) -> LoadedModel:
         memory_mb = record.profile.memory_mb if tier == "device" else record.profile.host_mb or 0.0
-        return LoadedModel(1000.0 * seconds, memory_mb, NOTES, tier=tier)
+        return LoadedModel(1000.0 * seconds, memory_mb, NOTES, one_at_a_time(self._device.spec.kind), tier)
+
+    def _result(self, command: RunBatch, record: VariantRecord, started: float, finished: float) -> BatchResult:
+        queries = command.queries
+        if self._models is None:
+            return BatchResult(started, finished, [NO_OUTPUTS] * len(queries))
+        said = [self._models.outputs(record, query.inputs) for query in queries]
+        outputs = [
+            one or zeros(record.signature.outputs, query.items) for one, query in zip(said, queries, strict=True)
+        ]
+        return BatchResult(started, finished, outputs, note="" if all(said) else NO_CONTENTS)
+
+    def _overlap(self, command: RunBatch) -> Promised:
+        """Begin a batch among others. When it ends depends on those that come and go meanwhile."""
+        now, queries = self._environment.now, command.queries
+        self._end()
+        items = sum(query.items for query in queries)
+        number = self._device.overlap(command.instance, items, queries[0].route.length, now)
+        promised = Promised()
+        self._under_way[number] = promised, command, self._device.residents[command.instance].record, now
+        self._await_next()
+        return promised
+
+    def _end(self) -> None:
+        """Hand over the results of the batches that have ended."""
+        now = self._environment.now
+        for number in self._device.overlapping.advance(now):
+            promised, command, record, started = self._under_way.pop(number)
+            self._environment.at(0.0, promised.keep, self._result(command, record, started, now))
+
+    def _await_next(self) -> None:
+        due = self._device.overlapping.next_end()
+        self._timer += 1
+        if due < inf:
+            self._environment.at(max(0.0, due - self._environment.now), self._due, self._timer)
+
+    def _due(self, timer: int) -> None:
+        """A batch ends, unless another one has begun since the timer was set."""
+        if timer == self._timer:
+            self._end()
+            self._await_next()
 
     def _unload(self, instance: str) -> None:
         self._warm.pop(instance, None)

@@ -1,7 +1,9 @@
 """Simulated machines: what is loaded on each device, how long a batch takes, how busy the device is, and what all costs.
 
-Interference: instances that compute on one device at the same time slow each other down, most of all those with short kernels beside
-long ones. The paper says no more than its Fig. 1. With u_j the part of the last second that instance j computed, and t its profiled
+Where batches overlap on a GPU (`executor.exclusive = false`, or contexts of one instance), they slow each other: `SharedSpeed`.
+
+Interference where they do not: instances that compute on one device at about the same time slow each other down, most of all those with
+short kernels beside long ones. With u_j the part of the last second that instance j computed, and t its profiled
 time of one batch:
 
     factor_i = 1 + strength · t_others / (t_others + t_i) · max(0, Σ_{j≠i} u_j − FREE)
@@ -15,7 +17,9 @@ from math import exp
 
 from bus.messages.catalog import VariantRecord
 from services.core.cost import LatencyTable
+from services.core.emulation import SharedSpeed
 from services.core.placement import Device
+from services.core.settings import ExecutorSettings
 from services.simulation.scenario.model import CostSpec, MachineSpec
 
 FREE = 0.5  # part of the time that others may compute without effect
@@ -44,11 +48,19 @@ class Resident:
         self.at = now
 
 
-class SimulatedDevice:
-    """One device of a simulated machine. strength: of its interference. slow: factor on the time of every batch (a fault)."""
+ALONE = ExecutorSettings()
 
-    def __init__(self, spec: Device, strength: float) -> None:
+
+class SimulatedDevice:
+    """One device of a simulated machine. strength: of its interference. slow: factor on the time of every batch (a fault).
+
+    overlapping: the batches that overlap on a GPU. exclusive: only contexts of one instance do.
+    """
+
+    def __init__(self, spec: Device, strength: float, settings: ExecutorSettings = ALONE) -> None:
         self.spec = spec
+        self.exclusive = settings.exclusive or spec.kind != "gpu"
+        self.overlapping = SharedSpeed(settings.sharing)
         self.slow = 1.0
         self.residents: dict[str, Resident] = {}
         self._strength = strength
@@ -75,6 +87,11 @@ class SimulatedDevice:
         self._open.append((now + seconds, resident.cores))
         return seconds
 
+    def overlap(self, instance: str, items: int, length: int | None, now: float) -> int:
+        """Begin a batch that may overlap others; returns its number. `overlapping` says when it has ended."""
+        seconds = self.residents[instance].table.at(length).seconds(items) * self.slow
+        return self.overlapping.begin(seconds, now)
+
     def _interference(self, instance: str, resident: Resident, now: float) -> float:
         busy = weighted = 0.0
         for name, other in self.residents.items():
@@ -91,7 +108,7 @@ class SimulatedDevice:
         """Core-seconds computed since the last call."""
         left = [(end, cores) for end, cores in self._open if end > now]
         self._open = left
-        done = self._begun - sum((end - now) * cores for end, cores in left)
+        done = self._begun - sum((end - now) * cores for end, cores in left) + self.overlapping.busy(now)
         used, self._used = done - self._used, done
         return used
 
@@ -121,11 +138,18 @@ class Transfers:
 class SimulatedMachine:
     """A worker's hardware. strengths: of interference, by kind of device. now: when it appears, seconds."""
 
-    def __init__(self, worker: str, spec: MachineSpec, strengths: Mapping[str, float], now: float) -> None:
+    def __init__(
+        self,
+        worker: str,
+        spec: MachineSpec,
+        strengths: Mapping[str, float],
+        now: float,
+        settings: ExecutorSettings = ALONE,
+    ) -> None:
         self.worker = worker
         self.spec = spec
         self.devices = {
-            device.name: SimulatedDevice(device, strengths.get(device.kind, 0.0)) for device in spec.devices
+            device.name: SimulatedDevice(device, strengths.get(device.kind, 0.0), settings) for device in spec.devices
         }
         self.used = dict.fromkeys(self.devices, 0.0)  # core-seconds until now
         self._sampled = now

@@ -7,6 +7,7 @@ It has no clock and no randomness: the same calls in the same order have the sam
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from heapq import heappop, heappush
 from typing import Any, Protocol
 
@@ -35,8 +36,20 @@ from services.core.actor import (
 )
 from services.shell.runtime.outbox import LATEST, ROWS
 
+
+class Promised:
+    """What a command's result will be, at a time that nobody knows yet. The environment sets `then`, the edge calls `keep` once."""
+
+    __slots__ = ("then",)
+    then: Callable[[Any], None]
+
+    def keep(self, result: Any) -> None:
+        """The result is there now."""
+        self.then(result)
+
+
 # An actor's simulated edge: command -> (seconds that it takes, result or an exception).
-SimulatedEdge = Callable[[Any], tuple[float, Any]]
+SimulatedEdge = Callable[[Any], tuple[float, Any] | Promised]
 
 
 class Environment(Protocol):
@@ -82,6 +95,7 @@ class Member:
     """One running actor. order: how many entered before it. timers: by key, the number of the event that is due.
 
     recorded: number of events so far. sealing: number of the first event of the batch on its way to disk; 0: none. full: number of its last.
+    promised: results that its edge still owes.
     """
 
     __slots__ = (
@@ -93,6 +107,7 @@ class Member:
         "inlets",
         "name",
         "order",
+        "promised",
         "recorded",
         "sealing",
         "timers",
@@ -112,6 +127,7 @@ class Member:
         self.recorded = 0
         self.sealing = 0
         self.full = 0
+        self.promised = 0
 
 
 class Subscribers:
@@ -190,6 +206,8 @@ class Kernel:
         if goodbye:
             self._deliver(member, Envelope(self.now, Stopping(GRACE)))
             work = [due for due, _, action, what in self._heap if action == self._did and what[0] is member]
+            if member.promised:
+                work.append(self.now + GRACE)
             if work:
                 self._number += 1
                 heappush(self._heap, (min(max(work), self.now + GRACE), self._number, self._gone, member))
@@ -382,7 +400,12 @@ class Kernel:
     def _do(self, member: Member, effect: Do) -> None:
         if member.edge is None:
             raise ActorHalted(f"{member.name} has no edge for {type(effect.command).__name__}")
-        seconds, result = member.edge(effect.command)
+        outcome = member.edge(effect.command)
+        if isinstance(outcome, Promised):
+            member.promised += 1
+            outcome.then = partial(self._kept, member, effect.id)
+            return
+        seconds, result = outcome
         message: Done | Failed | TimedOut
         if isinstance(result, Exception):
             message = Failed(effect.id, str(result) or repr(result))
@@ -392,6 +415,10 @@ class Kernel:
             seconds, message = effect.timeout, TimedOut(effect.id)
         self._number += 1
         heappush(self._heap, (self.now + seconds, self._number, self._did, (member, message)))
+
+    def _kept(self, member: Member, number: Any, result: Any) -> None:
+        member.promised -= 1
+        self._deliver(member, Envelope(self.now, Done(number, result)))
 
     def _did(self, done: tuple[Member, Any]) -> None:
         self._deliver(done[0], Envelope(self.now, done[1]))

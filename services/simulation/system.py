@@ -182,7 +182,9 @@ class SimulatedSystem:
             self.bill.machine(spec, 1, now)
         elif self._booting.pop(worker, None) is None:
             return  # stopped while it booted
-        machine = self.machines[worker] = SimulatedMachine(worker, spec, self._scenario.interference, now)
+        machine = self.machines[worker] = SimulatedMachine(
+            worker, spec, self._scenario.interference, now, settings.executor
+        )
         self.appears(machine)
         for name, device in machine.devices.items():
             executor = make_executor(settings, self.subjects, worker, device.spec, next(self._incarnations))

@@ -97,8 +97,9 @@ class BatchClients:
         self._number = 0
         for n in range(devices):
             spec = Device(name=f"gpu{n}", kind=kind, cores=cores, memory_mb=1000.0, simulated=True)
-            device = SimulatedDevice(spec, 0.0)
-            executor = make_executor(settings or Settings(), self.subjects, WORKER, spec, 1)
+            settings = settings or Settings()
+            device = SimulatedDevice(spec, 0.0, settings.executor)
+            executor = make_executor(settings, self.subjects, WORKER, spec, 1)
             edge = SimulatedExecutorEdge(self.kernel, device, lambda _: 0.001, lambda *_: None)
             self.kernel.enter(spec.name, executor, edge)
             self.devices.append(device)
@@ -132,7 +133,7 @@ class BatchClients:
         self, device: int = 0, *, app: str = "a", within: float = 10.0, items: int = 1, then: Callable[[Any], None] | None = None,
         instance: str = "", **route: Any,
     ) -> None:  # fmt: skip
-        """Send one query. within: seconds until its deadline. then: called with the answer or refusal. instance: by default the first."""
+        """Send one query. within: seconds until its deadline. then: called with the answer or refusal. instance: by default that of the device."""
         self._number += 1
         inbox, now, instance = f"_INBOX.{self._number}", self.kernel.now, instance or f"i{device}"
         uid = self._number.to_bytes(16, "big")

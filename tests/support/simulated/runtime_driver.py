@@ -19,7 +19,7 @@ from bus.port import Delivery, StreamSpec
 from bus.subjects import Subjects
 from services.core.actor import Actor, Envelope, Publish, Record
 from services.shell.runtime.runtime import Runtime
-from services.simulation.kernel import GRACE, NETWORK, Receive, SimulatedEdge
+from services.simulation.kernel import GRACE, NETWORK, Promised, Receive, SimulatedEdge
 from tests.support.simulated.jumping_loop import JumpingLoop
 
 STREAM = "EVENTS"
@@ -70,7 +70,12 @@ class AsyncEdge:
         self._simulated = simulated
 
     async def perform(self, command: Any) -> Any:
-        seconds, result = self._simulated(command)
+        outcome = self._simulated(command)
+        if isinstance(outcome, Promised):
+            kept = asyncio.get_running_loop().create_future()
+            outcome.then = kept.set_result
+            return await kept
+        seconds, result = outcome
         await asyncio.sleep(seconds)
         if isinstance(result, Exception):
             raise result

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from bus.messages.catalog import Profile, ProfileRow, VariantRecord
 from services.core.cost import device_share, latency_ms, price_per_hour
-from services.core.emulation import KINDS, MOST, computable, emulated, originals, simulated_devices, with_tiers
+from services.core.emulation import KINDS, MOST, SharedSpeed, computable, emulated, originals, simulated_devices, with_tiers
 from tests.support.simulated.fleet import variant
 
 PRICES = {"cpu": 0.048, "gpu": 3.06, "inferentia": 0.0905}
@@ -150,3 +150,69 @@ def test_devices_are_numbered_by_kind() -> None:
 def test_other_kinds_and_counts_are_refused_by_name(counts: dict[str, int], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         simulated_devices(counts)
+
+
+# -- batches that overlap
+
+SECONDS = st.floats(0.001, 1.0)
+BATCHES = st.lists(st.tuples(st.floats(0.0, 1.0), SECONDS), min_size=1, max_size=12)
+
+
+def ends(strength: float, batches: list[tuple[float, float]]) -> list[float]:
+    """When batches end that begin after these gaps and take so long alone, and that they began."""
+    device, found, now = SharedSpeed(strength), {}, 0.0
+
+    def until(now: float) -> None:
+        while device.next_end() <= now:
+            end = device.next_end()
+            found.update(dict.fromkeys(device.advance(end), end))
+        assert not device.advance(now)
+
+    for gap, seconds in batches:
+        now += gap
+        until(now)
+        device.begin(seconds, now)
+    until(1e9)
+    assert device.busy(1e9) <= sum(seconds for _, seconds in batches) + 1e-6
+    return [found[number] for number in range(1, len(batches) + 1)]
+
+
+@given(st.integers(1, 20), SECONDS, st.floats(0.0, 1.0))
+def test_n_equal_batches_take_n_times_as_long_under_full_sharing(n: int, seconds: float, strength: float) -> None:
+    together = [(0.0, seconds)] * n
+    assert ends(1.0, together) == pytest.approx([n * seconds] * n)
+    assert ends(strength, together) == pytest.approx([seconds * (1 + strength * (n - 1))] * n)
+
+
+@given(BATCHES)
+def test_full_sharing_loses_no_work_and_no_time(batches: list[tuple[float, float]]) -> None:
+    """The device is done when a queue would be, whose batches run one after the other."""
+    free = now = 0.0
+    for gap, seconds in batches:
+        now += gap
+        free = max(free, now) + seconds
+    assert max(ends(1.0, batches)) == pytest.approx(free, abs=1e-6)
+
+
+@given(BATCHES, st.floats(0.0, 1.0))
+def test_a_batch_takes_at_least_as_long_as_alone_and_no_longer_than_under_full_sharing(
+    batches: list[tuple[float, float]], strength: float
+) -> None:
+    begun, now = [], 0.0
+    for gap, seconds in batches:
+        now += gap
+        begun.append(now + seconds)
+    none, some, full = ends(0.0, batches), ends(strength, batches), ends(1.0, batches)
+    assert none == pytest.approx(begun, abs=1e-6)
+    assert max(some) <= max(full) + 1e-6
+    assert all(end >= alone - 1e-6 for end, alone in zip(some, begun, strict=True))
+
+
+@given(SECONDS, st.floats(1.1, 50.0), st.floats(0.1, 1.0))
+def test_the_shorter_of_two_batches_suffers_more(short: float, ratio: float, strength: float) -> None:
+    """Always beside a long one, the short one is slowed by the ratio of their times, the long one by its inverse."""
+    device = SharedSpeed(strength)
+    device.begin(short, 0.0)
+    device.begin(1000.0 * ratio * short, 0.0)
+    assert device.next_end() == pytest.approx(short * (1 + strength * 1000.0 * ratio), rel=1e-6)
+    assert max(ends(strength, [(0.0, short), (0.0, ratio * short)])) <= short * (ratio + 1) + 1e-6

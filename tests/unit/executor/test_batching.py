@@ -12,6 +12,7 @@ from bus.codec import encode
 from bus.messages.catalog import BatchingRule
 from bus.messages.fleet import UnloadInstance
 from bus.messages.jobs import OFFLINE
+from bus.messages.fleet import LoadInstance, UnloadInstance
 from bus.messages.public import Answer
 from services.core.batching import POLICIES, batching_at, batching_key, rule_errors
 from services.core.settings import ExecutorSettings, Settings
@@ -599,6 +600,50 @@ def test_every_policy_has_a_sound_rule() -> None:
 
 # -- contexts: batches of one instance at a time
 
+FAST = Settings(executor=ExecutorSettings(sharing=0.0))
+
+
+@pytest.mark.parametrize(("sharing", "faster"), [(0.0, 2.0), (1.0, 1.0), (0.5, 4 / 3)])
+def test_two_contexts_serve_twice_as_much_where_the_device_has_the_speed(sharing: float, faster: float) -> None:
+    """Two batches at a time each take 1 + sharing times as long."""
+    clients = BatchClients(linear(10.0, 0.0, most=1), settings=Settings(executor=ExecutorSettings(sharing=sharing)))
+    clients.closed_loop(20)
+    clients.run(0.5)
+    served = {}
+    for contexts in (1, 2):
+        clients.rule("model", "m", contexts=contexts)
+        clients.run(0.5)
+        since = clients.now
+        clients.run(2.0)
+        served[contexts] = (
+            len(clients.batches(since)) if contexts == 1 else sum(one.at >= since for one in clients.answers)
+        )
+    assert served[1] == pytest.approx(200, abs=2)
+    assert served[2] == pytest.approx(200 * faster, rel=0.02)
+    assert clients.executors[0].instances["i0"].queue.factor == pytest.approx(1.0 + sharing, rel=0.01)
+
+
+def test_an_exclusive_gpu_computes_for_one_instance_at_a_time_and_another_gpu_for_all() -> None:
+    """All contexts of one run beside each other; no instance waits for ever."""
+    for exclusive in (True, False):
+        settings = Settings(executor=ExecutorSettings(exclusive=exclusive))
+        clients = BatchClients(linear(10.0, 0.0, most=1), settings=settings)
+        other = LoadInstance(instance="i1", variant=linear(10.0, 0.0, most=1, variant="w", model="n"))
+        clients.kernel.publish(clients.subjects.executor("w", "gpu0", "load"), other)
+        clients.rule("model", "m", contexts=2)
+        clients.run(0.1)
+        clients.closed_loop(20)
+        clients.closed_loop(20, instance="i1")
+        seen = set()
+        for _ in range(200):
+            clients.run(0.0101)
+            instances = clients.executors[0].instances
+            seen.add((instances["i0"].running, instances["i1"].running))
+        if exclusive:
+            assert {(2, 0), (0, 1)} <= seen <= {(2, 0), (1, 0), (0, 1)}
+        else:
+            assert seen == {(2, 1)}
+
 
 def running(clients: BatchClients, seconds: float, instance: str = "i0") -> list[int]:
     """Batches that the instance computes, at 100 times of the next seconds."""
@@ -649,10 +694,10 @@ def test_an_instance_leaves_once_all_its_contexts_are_idle() -> None:
 
 
 def test_the_executor_takes_more_queries_where_it_has_more_contexts() -> None:
-    """Ten queries of 10 ms within 60 ms: one context is in time for five or six, two are for all."""
+    """Ten queries of 10 ms within 60 ms, on a GPU that has the speed for two: one context is in time for five or six, two are for all."""
     answered = {}
     for contexts in (1, 2):
-        clients = BatchClients(linear(10.0, 0.0, most=1))
+        clients = BatchClients(linear(10.0, 0.0, most=1), settings=FAST)
         clients.rule("variant", "v", contexts=contexts)
         clients.run(0.01)
         for _ in range(10):

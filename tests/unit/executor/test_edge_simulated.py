@@ -1,5 +1,6 @@
 """A simulated device's cpu_edge, with a real model in onnxruntime and a real (in-process) object store."""
 
+import asyncio
 import hashlib
 import shutil
 from collections.abc import Awaitable, Callable
@@ -167,3 +168,29 @@ def test_a_device_whose_profile_has_no_host_tier_says_so(tmp_path: Path) -> None
             await edge.perform(TransferModel("i", "host"))
 
     on_device(variant, tmp_path, demote)
+
+
+def test_batches_overlap_on_a_gpu_and_share_its_speed(tmp_path: Path) -> None:
+    """Three at once that take 52 ms alone: each is there while the others are, and takes three times as long."""
+    made = record(100.0)
+    rows = [ProfileRow(batch=n, p50_ms=52.0, p99_ms=52.0, cpu_ms=0.0, wall_over_cpu=1.0) for n in (1, 8)]
+    variant = replace(made, profile=replace(made.profile, rows=rows))
+
+    async def three(edge: SimulatedEdge) -> list[BatchResult]:
+        return await asyncio.gather(*(edge.perform(batch(1)) for _ in range(3)))
+
+    results = on_device(variant, tmp_path, three)
+    assert max(one.started for one in results) < min(one.finished for one in results)
+    assert min(one.finished - one.started for one in results) >= 3 * 0.052 - 0.01
+
+
+def test_a_batch_that_fails_leaves_the_gpu_to_the_others(tmp_path: Path) -> None:
+    variant, wrong = record(0.1), batch(1)
+    wrong.queries[0].inputs = {"y": wrong.queries[0].inputs}
+
+    async def both(edge: SimulatedEdge) -> list[BatchResult]:
+        return await asyncio.gather(edge.perform(wrong), edge.perform(batch(1)), edge.perform(batch(2)))
+
+    failed, *good = on_device(variant, tmp_path, both)
+    assert failed.errors
+    assert not any(one.errors for one in good)

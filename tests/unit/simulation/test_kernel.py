@@ -25,7 +25,7 @@ from services.core.actor import (
     Undelivered,
 )
 from services.shell.runtime.outbox import LATEST, ROWS
-from services.simulation.kernel import ActorHalted, Kernel
+from services.simulation.kernel import ActorHalted, Kernel, Promised
 from tests.support.simulated.runtime_driver import Bed
 from tests.support.simulated.scripted_actors import DELAY, Play, Puppet, Ring, Word, played
 
@@ -194,6 +194,16 @@ def test_an_edges_result_comes_after_its_time(play: Play) -> None:
         (0.5, TimedOut("hangs")),
         (0.6, Done("hurries", "in time")),
     ]
+
+
+def test_an_edge_may_promise_a_result_whose_time_it_does_not_know_yet(play: Play) -> None:
+    promised = Promised()
+    puppet = play.enter("p", Puppet(says=on(Started, Do("later", "x"))), lambda _: promised)
+    play.stage.at(0.7, promised.keep, "kept")
+    play.run(0.6)
+    assert puppet.seen[1:] == []
+    play.run(1.0)
+    assert puppet.seen[1:] == [(0.7, Done("later", "kept"))]
 
 
 # -- events
