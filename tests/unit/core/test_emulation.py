@@ -7,7 +7,16 @@ from msgspec.structs import replace
 
 from bus.messages.catalog import Profile, ProfileRow, VariantRecord
 from services.core.cost import device_share, latency_ms, price_per_hour
-from services.core.emulation import KINDS, MOST, SharedSpeed, computable, emulated, originals, simulated_devices, with_tiers
+from services.core.emulation import (
+    KINDS,
+    MOST,
+    SharedSpeed,
+    computable,
+    emulated,
+    originals,
+    simulated_devices,
+    with_tiers,
+)
 from tests.support.simulated.fleet import variant
 
 PRICES = {"cpu": 0.048, "gpu": 3.06, "inferentia": 0.0905}

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from bus.codec import encode
 from bus.messages.catalog import BatchingRule
-from bus.messages.fleet import UnloadInstance
-from bus.messages.jobs import OFFLINE
 from bus.messages.fleet import LoadInstance, UnloadInstance
+from bus.messages.jobs import OFFLINE
 from bus.messages.public import Answer
 from services.core.batching import POLICIES, batching_at, batching_key, rule_errors
 from services.core.settings import ExecutorSettings, Settings
@@ -628,8 +627,7 @@ def test_an_exclusive_gpu_computes_for_one_instance_at_a_time_and_another_gpu_fo
     for exclusive in (True, False):
         settings = Settings(executor=ExecutorSettings(exclusive=exclusive))
         clients = BatchClients(linear(10.0, 0.0, most=1), settings=settings)
-        other = LoadInstance(instance="i1", variant=linear(10.0, 0.0, most=1, variant="w", model="n"))
-        clients.kernel.publish(clients.subjects.executor("w", "gpu0", "load"), other)
+        clients.beside("i1", linear(10.0, 0.0, most=1, variant="w", model="n"))
         clients.rule("model", "m", contexts=2)
         clients.run(0.1)
         clients.closed_loop(20)
