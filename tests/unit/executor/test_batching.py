@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bus.codec import encode
 from bus.messages.catalog import BatchingRule
-from bus.messages.fleet import LoadInstance, UnloadInstance
+from bus.messages.fleet import UnloadInstance
 from bus.messages.jobs import OFFLINE
 from bus.messages.public import Answer
 from services.core.batching import POLICIES, batching_at, batching_key, rule_errors
