@@ -535,4 +535,5 @@ def test_management_through_a_gateway_that_others_reach_needs_an_operators_token
         assert said.status == 403
         assert "operator_tokens" in said.body["cause"]
         assert curl(there, "/register", {"models": {}}).status == 403
+        assert curl(there, "/change_params?quanta=5").status == 403
         assert curl(there, "/list").status == 200
