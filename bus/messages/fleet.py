@@ -16,8 +16,8 @@ State = Literal["Inactive", "Loading", "Warm", "Active", "Overloaded", "Interfer
 class DeviceStatus(Struct, frozen=True, kw_only=True, gc=False):
     """One device of a worker.
 
-    kind: "cpu", "gpu", "inferentia". memory_used_mb, cores_used: what instances that somebody needs have been promised.
-    memory_reclaimable_mb, cores_reclaimable: what reclaimable instances take; it counts as free. utilisation: 0..1 over the last
+    kind: "cpu", "gpu", "inferentia". memory_used_mb, cores_used: what instances that somebody needs have been promised; of CPU
+    cores, those that are measured count what they compute. memory_reclaimable_mb, cores_reclaimable: what reclaimable instances take; it counts as free. utilisation: 0..1 over the last
     period. host_used_mb: host memory of its Warm instances. offline: the part of the utilisation that offline work used; queries have priority over offline work.
     foreign_use: the part that no executor of this worker used: other processes did. exclusive: no batches of several instances overlap.
     """

@@ -3,8 +3,9 @@
 What the instances of a device take together stays within its totals, of every resource (INFaaS, section 4.2.1, constraint 3):
 
     memory       the part of the device's memory that is set aside for instances (`memory_share`)
-    CPU cores    threads may be promised several times over (`cores_overcommit`): an instance without work takes no time on any
-                 core, and most are idle most of the time. Who is busy is the state machine's and the autoscaler's concern.
+    CPU cores    `cores_overcommit` threads a core. An instance takes all its threads until it has been measured for a second, then the
+                 part of them that it computes. Executors never compute on more threads at once than the device has cores, so
+                 measured instances together take no more than the cores, and those that come may double that.
     accelerator cores (Inferentia)   one an instance, a hard limit: a core holds one compiled model
     GPU          its cores are not counted: instances take turns, memory is what runs out
     instances    as many as the operator allows (`max_models`)
@@ -16,7 +17,7 @@ from msgspec import Struct
 
 from bus.messages.catalog import VariantRecord
 
-OVERCOMMIT = 16.0  # instances of one thread for each CPU core, by default
+OVERCOMMIT = 2.0  # threads that compute, or may soon, for each CPU core, by default
 
 
 class Device(Struct, frozen=True, kw_only=True):
@@ -109,7 +110,7 @@ def fits(record: VariantRecord, cores: int, memory_mb: float, memory_share: floa
 
 
 def cores_needed(record: VariantRecord) -> float:
-    """Cores of its device that one instance takes."""
+    """Cores of its device that one instance takes while it computes."""
     if record.hardware == "cpu":
         return float(max(1, record.threads))
     return 0.0 if record.hardware == "gpu" else 1.0

@@ -8,7 +8,7 @@ from bus.messages.catalog import VariantRecord
 from bus.messages.events import CostEvent
 from bus.messages.fleet import DeviceStatus
 from services.core.cost import device_share, price_per_hour
-from services.core.placement import NOTHING, REMOTE, Amount, Device, cores_needed, total
+from services.core.placement import NOTHING, REMOTE, Amount, Device, total
 from services.core.settings import MonitorSettings
 from services.monitor.instances import WINDOW, MonitoredInstance
 
@@ -82,14 +82,7 @@ class MonitoredDevice:
 
     def committed(self) -> Amount:
         """What the loaded and loading instances take."""
-        memory_mb = cores = 0.0
-        count = 0
-        for instance in self.instances.values():
-            if instance.counts:
-                memory_mb += instance.memory_mb
-                cores += cores_needed(instance.record)
-                count += 1
-        return Amount(memory_mb, cores, count)
+        return sum((instance.takes for instance in self.instances.values() if instance.counts), NOTHING)
 
     def reclaimable(self) -> Amount:
         """The part of `committed` that nobody needs. Loads of others may take it."""

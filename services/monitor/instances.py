@@ -51,7 +51,7 @@ class MonitoredInstance:
 
     on_device, in_host: what it takes, or has been promised, there. goes: where its load or unload ends; None: nowhere. wanted: why it is
     brought to the device once it is in host memory; empty: it is not. host_mb: of host memory while it is Warm; None: it cannot be. used:
-    a batch has begun since it is on the device.
+    a batch has begun since it is on the device. loaded_at: since when it is there.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class MonitoredInstance:
         self.record = record
         self.device = device
         self.state: State = state
-        self.since = now
+        self.since = self.loaded_at = now
         self.memory_mb = record.profile.memory_mb
         self.owner = app
         self.apps: dict[str | None, State] = {app: state}
@@ -89,8 +89,17 @@ class MonitoredInstance:
 
     @property
     def takes(self) -> Amount:
-        """What it takes of its device."""
-        return Amount(self.memory_mb, cores_needed(self.record), 1.0)
+        """What it takes of its device: of a CPU's cores all that it needs until it has been measured, then what it uses of them."""
+        cores = cores_needed(self.record)
+        if self.record.hardware == "cpu" and self.measured:
+            cores *= self.utilisation
+        return Amount(self.memory_mb, cores, 1.0)
+
+    @property
+    def measured(self) -> bool:
+        """Whether reports say how much it computes since it was loaded."""
+        there = self.state in SERVING or self.state == "Unloading"
+        return there and bool(self._reports) and self._reports[-1][0] - self.loaded_at >= WINDOW
 
     @property
     def counts(self) -> bool:
@@ -109,6 +118,8 @@ class MonitoredInstance:
         changes: list[StateChange] = [(app, old, to, reason) for app, old in self.apps.items() if old != to]
         self.apps = dict.fromkeys(self.apps, to)
         if self.state != to:
+            if to == "Active" and self.state not in SERVING:
+                self.loaded_at = now
             self.state, self.since = to, now
         return changes
 

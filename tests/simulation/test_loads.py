@@ -2,11 +2,13 @@
 
 from itertools import pairwise
 
-from bus.messages.events import ScalingEvent, StateEvent
+from bus.messages.events import OutcomeEvent, ScalingEvent, StateEvent
 from bus.messages.fleet import EnsureLoaded, Release
+from services.core.placement import Device
 from services.executor.commands import LOADERS
 from services.simulation.run import BEGINS, WARM_UP
-from tests.support.data.small_scenarios import CPU, Told, load, machine, scenario, settings, variant
+from services.simulation.scenario.model import QueryNeeds
+from tests.support.data.small_scenarios import CPU, PRICES, Told, load, machine, scenario, settings, variant
 
 SLOW = variant("slow-cpu", "slow", "cpu", 30.0, load_ms=10_000.0)
 QUICK = variant("quick-cpu", "quick", "cpu", 20.0, load_ms=150.0, memory_mb=100.0)
@@ -70,3 +72,68 @@ def test_a_device_loads_so_many_at_once_and_the_next_ones_after_them() -> None:
     told.result()
     done = [round(at) for at in states(told, SLOW.variant, "Active")]
     assert done == [10] * LOADERS, "the last one would be ready at 20 s, when all is over"
+
+
+# -- Cores: many apps share few, and none computes slower for it.
+
+APPS = [f"app{n}" for n in range(16)]
+OWN = [variant(f"own{n}", f"model{n}", "cpu", 20.0, threads=1 + n % 2, memory_mb=50.0) for n in range(len(APPS))]
+BURST = 12.0
+
+
+def test_a_burst_on_all_of_many_instances_computes_on_no_more_threads_than_there_are_cores() -> None:
+    told = Told(
+        scenario(
+            load((0.0, 8.0), (BURST, 8.0), (BURST, 400.0), (BURST + 3.0, 400.0), (BURST + 3.0, 8.0), apps=tuple(APPS)),
+            duration_s=20.0,
+            machines=(machine("cpu", devices=(CPU,), start=1, minimum=1, maximum=1),),
+            variants=tuple(OWN),
+            links={app: (record.model,) for app, record in zip(APPS, OWN, strict=True)},
+            needs=dict.fromkeys(APPS, QueryNeeds(latency_ms=400.0)),
+            interference={},
+        )
+    )
+    seen: list[int] = []
+
+    def look(_: None) -> None:
+        device = told.system.machines["cpu-0"].devices["cpu"]
+        seen.append(sum(cores for end, cores in device._open if end > told.kernel.now + 1e-9))
+
+    for step in range(6000):
+        told.kernel.at(WARM_UP + BURST + step / 1000.0, look, None)
+    result = told.result()
+    assert result["failed"] == 0
+    assert max(seen) == CPU.cores, "all cores compute, and never more threads than these"
+    served = {event.variant for _, event in told.log if isinstance(event, StateEvent) and event.to_state == "Active"}
+    assert len(served) == len(APPS), "two threads a core may be promised, and those that compute little take little"
+
+
+def test_the_fifth_variant_of_a_chip_of_four_cores_goes_to_another_machine() -> None:
+    chip = Device(name="inferentia", kind="inferentia", cores=4, memory_mb=8000.0, simulated=True, address="inferentia")
+    apps = [f"app{n}" for n in range(7)]
+    own = [variant(f"own{n}", f"model{n}", "inferentia", 10.0, load_ms=200.0) for n in range(len(apps))]
+    told = Told(
+        scenario(
+            load((0.0, 40.0), apps=tuple(apps)),
+            duration_s=15.0,
+            machines=(machine("inf", devices=(chip,), start=2, minimum=2, maximum=2),),
+            variants=tuple(own),
+            links={app: (record.model,) for app, record in zip(apps, own, strict=True)},
+            needs=dict.fromkeys(apps, QueryNeeds(latency_ms=400.0)),
+            prices=PRICES | {"inferentia": 0.2},
+        )
+    )
+    held: set[tuple[str, int]] = set()
+
+    def look(_: None) -> None:
+        for name, one in told.system.machines.items():
+            held.add((name, len(one.devices["inferentia"].residents)))
+
+    for step in range(1, 300):
+        told.kernel.at(WARM_UP + step / 20.0, look, None)
+    result = told.result()
+    assert (result["open"], result["failed"]) == (0, 0)
+    assert max(count for _, count in held) == 4, "a core each, and never five"
+    assert {name for name, count in held if count >= 3} == {"inf-0", "inf-1"}
+    late = [event for _, event in told.log if isinstance(event, OutcomeEvent) and event.time > BEGINS + 5.0]
+    assert {event.app for event in late if event.outcome == "ok"} == set(apps)

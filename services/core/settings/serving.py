@@ -155,8 +155,10 @@ class MonitorSettings(Section, frozen=True, kw_only=True):
     ] = 3
     memory_share: Annotated[float, PART, "Part of a device's memory that instances may take."] = 0.8
     cores_overcommit: Annotated[
-        float, Number(1, 1e6), "Threads of instances that a CPU core may be promised to: idle ones take no time."
-    ] = 16.0
+        float,
+        Number(1, 1e6),
+        "Threads that a CPU core is promised to at most: all of a new instance, and the part of the others that computes.",
+    ] = 2.0
     idle_s: Annotated[
         float, WAIT, "With cache reserve: an instance that is unused for so many seconds may make room for another."
     ] = 1.0

@@ -21,6 +21,7 @@ from bus.messages.fleet import (
     UnloadInstance,
 )
 from services.core.placement import Device
+from services.core.settings import MonitorSettings
 from tests.support.simulated.monitored_worker import World, variant
 
 
@@ -255,7 +256,7 @@ def test_whatever_is_released_what_fits_beside_the_rest_is_admitted_in_the_same_
     old: list[tuple[int, bool, int]], new: list[int], reclaim: list[bool], shuffled: Any
 ) -> None:
     """Sizes in 100 MB of the 800 that there are; old ones: size, whether it is released, its queue."""
-    world = World()
+    world = World(settings=MonitorSettings(cores_overcommit=16.0))
     sizes = {f"old{n}": size for n, (size, _, _) in enumerate(old)} | {f"new{n}": size for n, size in enumerate(new)}
     record = {name: variant(name, memory_mb=100.0 * size) for name, size in sizes.items()}
     there, queues = {}, {}

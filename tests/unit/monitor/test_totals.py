@@ -1,7 +1,10 @@
 """Whatever is ordered by whom, and whatever becomes of it: no device ever carries more than its totals."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -55,6 +58,7 @@ VARIANTS = [
 ]
 BY_NAME = {record.variant: record for record in VARIANTS}
 BUSY = st.dictionaries(st.sampled_from(sorted(BY_NAME)), st.integers(0, 3))
+SHARES = st.dictionaries(st.sampled_from(sorted(BY_NAME)), st.floats(0.0, 1.0))
 
 
 class Totals(RuleBasedStateMachine):
@@ -81,11 +85,16 @@ class Totals(RuleBasedStateMachine):
     )
     def order(self, record: Any, at_least: int, orderer: str, epoch: int, app: str | None) -> None:
         order = EnsureLoaded(variant=record, at_least=at_least, app=app, orderer=orderer, epoch=epoch)
+        before = {status.instance for status in self.world.beat.instances}
         [reply] = [m for m in self.world.tell(order, reply="_INBOX.1") if isinstance(m, LoadAccepted | LoadRefused)]
         if isinstance(reply, LoadAccepted):
             assert len(reply.instances) >= at_least
         else:
             assert reply.reason
+        if {status.instance for status in self.world.beat.instances} - before:
+            [cpu] = [device for device in self.world.beat.devices if device.kind == "cpu"]
+            if record.hardware == "cpu":
+                assert cpu.cores_used <= LIMITS["cpu"].cores, "with the new one"
 
     @rule(record=st.sampled_from(VARIANTS), keep=st.integers(0, 2), epoch=st.integers(0, 3))
     def release(self, record: Any, keep: int, epoch: int) -> None:
@@ -155,15 +164,28 @@ class Totals(RuleBasedStateMachine):
         self.incarnation[device] += 1
         self.report({})
 
-    @rule(busy=BUSY, seconds=st.sampled_from([0.0, 0.5, 5.0]))
-    def time_passes(self, busy: dict[str, int], seconds: float) -> None:
+    @rule(busy=BUSY, seconds=st.sampled_from([0.0, 0.5, 5.0]), computes=SHARES)
+    def time_passes(self, busy: dict[str, int], seconds: float, computes: dict[str, float]) -> None:
         self.world.advance(seconds)
-        self.report(busy)
+        self.report(busy, computes)
 
-    def report(self, busy: dict[str, int]) -> None:
+    def report(self, busy: dict[str, int], computes: Mapping[str, float] = MappingProxyType({})) -> None:
+        """computes: the part of the time that a variant's instances compute, as long as there are cores for it."""
         for device, loaded in self.there.items():
+            threads = sum(computes.get(name, 0.0) * cores_needed(BY_NAME[name]) for name in loaded.values())
+            share = 0.5 * min(1.0, DEVICES[device].cores / threads if threads else 1.0)
             samples = [
-                InstanceSample(instance, name, busy.get(name, 0), 0.0, 0, 0, 0.0, 0.0, [])
+                InstanceSample(
+                    instance,
+                    name,
+                    busy.get(name, 0),
+                    0.0,
+                    computes.get(name, 0.0) > 0,
+                    0,
+                    share * computes.get(name, 0.0),
+                    0.0,
+                    [],
+                )
                 for instance, name in loaded.items()
             ]
             self.world.tell(
@@ -193,13 +215,17 @@ class Totals(RuleBasedStateMachine):
         for device in self.world.beat.devices:
             used = Amount(device.memory_used_mb, device.cores_used)
             used += Amount(device.memory_reclaimable_mb, device.cores_reclaimable)
-            assert short_of(used, LIMITS[device.device]).none, device
+            # What is there may begin to compute, on no more threads than there are cores, after others were admitted.
+            later = device.cores if device.kind == "cpu" else 0.0
+            assert short_of(used, LIMITS[device.device] + Amount(0.0, later + 1e-9)).none, device
 
     @invariant()
     def what_is_really_there_fits(self) -> None:
         for device, loaded in self.there.items():
+            counted = device != "cpu"  # of a CPU's cores, what idle instances need is not promised to them
             taken = sum(
-                (Amount(BY_NAME[n].profile.memory_mb, cores_needed(BY_NAME[n])) for n in loaded.values()), NOTHING
+                (Amount(BY_NAME[n].profile.memory_mb, counted * cores_needed(BY_NAME[n])) for n in loaded.values()),
+                NOTHING,
             )
             assert short_of(taken, LIMITS[device]).none, (device, loaded)
 
@@ -242,3 +268,34 @@ def test_an_idle_instance_makes_room_for_another_on_a_full_accelerator() -> None
     gone = [m.instance for _, m in machine.world.published if isinstance(m, UnloadInstance)]
     assert len(gone) == 1
     assert gone[0] in names
+
+
+def test_cores_are_promised_to_what_is_new_and_to_what_computes() -> None:
+    """2 cores, so 4 threads: four new instances; once they are measured, as many more as what they compute leaves."""
+    machine = Totals()
+    thin, wide = BY_NAME["thin"], BY_NAME["wide"]
+
+    def cores_used() -> float:
+        return float(machine.world.beat.devices[0].cores_used)
+
+    def compute(**shares: float) -> None:
+        machine.executors_load(fail=False)  # type: ignore[call-arg]
+        for _ in range(4):
+            machine.world.advance(0.5)
+            machine.report({}, shares)
+        machine.world.advance(0.5)
+
+    assert isinstance(machine.world.ensure(thin, 4, app=None), LoadAccepted)
+    assert machine.world.ensure(thin, 5, app=None).reason == (
+        "thin needs 1 core; instances in use take 4 of the 4 that cpu may promise"
+    )
+    assert cores_used() == 4.0
+    compute()
+    assert cores_used() == 0.0, "they are there, and compute nothing"
+    compute(thin=0.25)
+    assert cores_used() == pytest.approx(1.0)
+    assert isinstance(machine.world.ensure(wide, 1, app=None), LoadAccepted)
+    assert cores_used() == pytest.approx(3.0)
+    assert "may promise" in machine.world.ensure(wide, 2, app=None).reason
+    compute(thin=0.5, wide=1.0)
+    assert cores_used() <= 2.0 + 1e-9, "what is measured takes no more than the cores that there are"
