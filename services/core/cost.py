@@ -90,7 +90,7 @@ def latency_ms(profile: VariantRecord | Iterable[ProfileRow], batch: int, length
     if batch < 1:
         raise ValueError(f"batch must be at least 1, not {batch}")
     points, scale = _points(rows, length)
-    return _interpolate(points, batch) * scale
+    return _interpolate(points, _slope(points), batch) * scale
 
 
 def cost_per_1000(record: VariantRecord, price_per_s: float, batch: int = 1) -> float:
@@ -123,10 +123,11 @@ class LatencyTable:
     def __init__(self, record: VariantRecord, length: int | None = None) -> None:
         """Raises ValueError if nothing was measured."""
         points, scale = _points(record.profile.rows, length)
+        slope = _slope(points)
         self._record = record
         self._at: dict[int, LatencyTable] = {}
         self.max_batch = max(1, record.max_batch)
-        seconds = (_interpolate(points, n) * scale / 1000.0 for n in range(1, self.max_batch + 1))
+        seconds = (_interpolate(points, slope, n) * scale / 1000.0 for n in range(1, self.max_batch + 1))
         self.by_size = [0.0, *accumulate(seconds, max)]  # max: bisect needs a sorted list, whatever the rounding
 
     def seconds(self, n: int) -> float:
@@ -191,19 +192,22 @@ def _points(rows: list[ProfileRow], length: int | None) -> tuple[list[tuple[int,
     return points, scale
 
 
-def _interpolate(points: list[tuple[int, float]], batch: int) -> float:
+def _interpolate(points: list[tuple[int, float]], slope: float, batch: int) -> float:
+    """The latency of a batch in ms. slope: beyond the last point, in ms an item."""
     at = bisect_right(points, batch, key=lambda point: point[0])
     if at == 0:
         return points[0][1]
     low, low_ms = points[at - 1]
     if at == len(points):
-        return low_ms * batch / low if at == 1 else low_ms + _slope(points) * (batch - low)
+        return low_ms + slope * (batch - low)
     high, high_ms = points[at]
     return low_ms + (high_ms - low_ms) * (batch - low) / (high - low)
 
 
 def _slope(points: list[tuple[int, float]]) -> float:
-    """Ms an item, of the line through the points with the least squared errors. Points rise, so it is not below 0."""
+    """The slope in ms an item of the line with the least squared errors, which rises as the points do. Of a single point, its ms for each item."""
+    if len(points) == 1:
+        return points[0][1] / points[0][0]
     batch = sum(size for size, _ in points) / len(points)
     mean_ms = sum(ms for _, ms in points) / len(points)
     spread = sum((size - batch) ** 2 for size, _ in points)
