@@ -80,6 +80,16 @@ class Slow(Centroids):
         return super().predict_batch(inputs)
 
 
+class Paced(Centroids):
+    \"\"\"A batch of b takes 60 + 4 b ms.\"\"\"
+
+    def predict_batch(self, inputs):
+        until = time.monotonic() + 0.060 + 0.004 * len(inputs[INPUT])
+        outputs = super().predict_batch(inputs)
+        time.sleep(max(0.0, until - time.monotonic()))
+        return outputs
+
+
 class Wrong(Centroids):
     def predict_batch(self, inputs):
         return {{OUTPUT: -super().predict_batch(inputs)[OUTPUT]}}
@@ -213,6 +223,22 @@ def test_a_closure_a_fitted_object_and_an_onnx_session_answer_the_same_queries(s
             assert answer.variant == item["variant"]
     session = ask(system, system.x[:50], model="mlp-s")
     assert session.hardware == "cpu", "the app's own models serve on"
+
+
+def test_a_profile_gives_back_a_known_latency_and_the_accuracy_of_all_samples(system: Whole, place: Path) -> None:
+    data = str(system.directory)
+    with started(place, "Paced", "paced", "--max-batch", "8", "--data-dir", data) as process:
+        name = serving(process, place)["variant"]
+        listed = json.loads(command("variants", "--app", APP, "--json", "--data-dir", data).stdout)["items"]
+    (found,) = (item for item in listed if item["variant"] == name)
+    expected = {str(batch): 60.0 + 4.0 * batch for batch in (1, 2, 4, 8)}
+    assert found["batch_latency_ms"] == pytest.approx(expected, rel=0.05)
+    with np.load(place / "validation.npz") as file:
+        x, y = file["x"], file["y"]
+    centres = np.stack([x[y == label].mean(axis=0) for label in range(10)])
+    right = ((x[:, None, :] - centres) ** 2).sum(axis=2).argmin(axis=1) == y
+    assert found["accuracy"] == right.mean()
+    assert 0.0 <= found["accuracy_low"] < found["accuracy"] < found["accuracy_high"] <= 1.0
 
 
 def test_an_input_that_crashes_the_process_is_refused_and_everybody_else_is_served(system: Whole, place: Path) -> None:
