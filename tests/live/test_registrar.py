@@ -235,9 +235,13 @@ def test_the_command_prints_what_was_measured(nats_url: str, prefix: str, tmp_pa
                 figures = ("load_ms", "latency_ms", "memory_mb", "saturation_qps", "price_per_hour", "cost_per_1000")
                 assert all(item[figure] > 0 for figure in figures), item
             assert "profiling" in errors
-            code, out, errors = await command(system, model, *about)  # a new version, which says nothing of the target
+            code, out, errors = await command(system, model, *about, "--contended")  # nothing of the target
             assert code == 0, errors
-            app = (await system.catalog()).app("digits")
+            catalog = await system.catalog()
+            app = catalog.app("digits")
+            beside = {v.profile.provenance.partition(":")[::2] for v in catalog.variants_of("digits")}
+            assert {kind for kind, _ in beside} == {"measured"}
+            assert all("further instance" in what for _, what in beside)
             assert app is not None
             assert (app.links, app.slo_target) == ({"cnn": "2"}, 0.999)
             code, out, errors = await command(system, model, *about, "--version", "1")
