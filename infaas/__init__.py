@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from infaas.answers import Answer
-    from infaas.blocking import Infaas, connect_blocking
+    from infaas.blocking import Infaas, connect_blocking, register
     from infaas.client import Client
     from infaas.connecting import connect
     from infaas.errors import BadInput, InfaasError, NotConnected, Refused, RegistrationFailed, Timeout
@@ -33,6 +33,7 @@ _WHERE = {
     "Timeout": "infaas.errors",
     "connect": "infaas.connecting",
     "connect_blocking": "infaas.blocking",
+    "register": "infaas.blocking",
 }
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "Timeout",
     "connect",
     "connect_blocking",
+    "register",
 ]
 
 

@@ -7,12 +7,14 @@ Any number of threads may share one client. Their queries run concurrently.
 """
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from functools import update_wrapper
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 
+from bus.messages.public import RegistrationStatus
 from infaas.answers import Answer
 from infaas.client import Client
 from infaas.connecting import connect
@@ -103,6 +105,7 @@ class Infaas:
     selection = _waiting(Client.selection)
     explain = _waiting(Client.explain)
     register = _waiting(Client.register)
+    register_model = _waiting(Client.register_model)
     submit = _waiting(Client.submit)
     jobs = _waiting(Client.jobs)
     job = _waiting(Client.job)
@@ -149,3 +152,36 @@ def connect_blocking(
 ) -> Infaas:
     """Connect and wait for the connection. Arguments as for `infaas.connect`."""
     return Infaas(url, data_dir=data_dir, prefix=prefix, timeout=timeout)
+
+
+def register(
+    model: Any,
+    x: Any,
+    y: Any,
+    app: str,
+    *,
+    name: str | None = None,
+    metric: str | None = None,
+    data_dir: str | Path | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Register a trained model with the system that the commands find, and return what `infaas register --json` prints.
+
+        infaas.register(classifier, x_test, y_test, app="wine")
+
+    Arguments as for `Client.register_model`. What was understood, and the progress, go to stderr.
+    """
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    last = [""]
+
+    def on_progress(status: RegistrationStatus) -> None:
+        if status.step and status.step != last[0]:
+            last[0] = status.step
+            say(f"{100 * status.progress:3.0f} %  {status.step}")
+
+    options = {"on_progress": on_progress, "say": say, **options}
+    with connect_blocking(data_dir=data_dir) as system:
+        return system.register_model(model, x, y, app=app, name=name, metric=metric, **options)

@@ -262,6 +262,28 @@ class Client:
         """The decision that a query with these needs would get now: `chosen`, and `candidates`, each with its `why_not`."""
         return await self._request(self.subjects.explain(check_name(app, "app")), check_needs(needs))
 
+    async def register_model(
+        self,
+        /,
+        model: Any,
+        x: Any,
+        y: Any,
+        *,
+        app: str,
+        name: str | None = None,
+        metric: str | None = None,
+        **options: Any,
+    ) -> dict[str, Any]:
+        """Convert and register a trained scikit-learn, XGBoost, LightGBM, torch or ONNX model, or a file. Returns its variants and their figures.
+
+        x, y: samples and their labels or targets, on which accuracy is measured. name: of the model; default: its class's. metric: default
+        top1 for classes, mae for targets. options: further arguments of `register`. Raises BadInput where it cannot be converted, and what
+        `register` raises.
+        """
+        from infaas.registering import register_model  # noqa: PLC0415  (a query needs none of it)
+
+        return await register_model(self, model, x, y, app=app, name=name, metric=metric, **options)
+
     async def register(
         self,
         model_file: str | Path,

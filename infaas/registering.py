@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import logging
 import secrets
 import tempfile
 import zipfile
@@ -13,22 +14,32 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from bus.codec import BadMessage, decode, encode
+from bus.messages.catalog import Signature, TensorSpec
 from bus.messages.public import Refusal, Register, RegistrationAccepted, RegistrationStatus
 from bus.port import Bus, BusError, Delivery, Forbidden, NoResponders, ObjectStore, RequestTimeout
-from bus.subjects import Subjects
+from bus.subjects import WITHOUT_APP, Subjects
+from infaas.conversion import convert, labels_of, name_of, understood, whole_onnx
 from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout, denied
 
 if TYPE_CHECKING:
     from numpy import ndarray
 
-    Arrays = tuple[ndarray[Any, Any], ndarray[Any, Any]]
+    from infaas.client import Client
+
+    Array = ndarray[Any, Any]
+    Arrays = tuple[Array | dict[str, Array], Array]
+
+log = logging.getLogger(__name__)
 
 FORMATS = {".onnx": "onnx", ".pt2": "pt2", ".pt": "torchscript", ".torchscript": "torchscript"}
+PICKLES = (".pkl", ".pickle", ".joblib")
+INPUTS_KEY = "x"  # default
 REPLY_S = 10.0  # for one reply
 START_S = 10.0  # for a registrar that is still starting
 QUIET_S = 5.0  # without a status; then the last one is requested
 GONE_S = 120.0  # without a registrar; then the client gives up
 OVER = ("done", "failed")
+LISTED_S = 3.0  # within which a dispatcher lists new variants
 REMOTE = "remote"  # format of a file that names a model on a remote engine
 
 OnProgress = Callable[[RegistrationStatus], None]
@@ -50,7 +61,7 @@ async def register(
     latency_ms: float | None = None,
     slo_target: float | None = None,
     default_output: Any = None,
-    inputs_key: str = "x",
+    inputs_key: str = INPUTS_KEY,
     labels_key: str = "y",
     labels: Sequence[str] = (),
     dry_run: bool = False,
@@ -59,14 +70,15 @@ async def register(
 ) -> RegistrationStatus:
     """Register a trained model and wait until its variants are built and measured, or the registration fails.
 
-    model_file: .onnx, .pt2 or TorchScript, or the URL of a model on a remote engine (docs/remote.md). format: needed only if the file's name does not tell it. validation: an .npz with inputs
-    (first axis: items) under inputs_key and labels under labels_key, or the two arrays. version: default: the next number. metric:
-    top1, top5, mae or rmse. labels: names of the classes, in the order of the scores. latency_ms: the app's default latency objective.
-    slo_target: the share of the app's queries to be answered in time, above 0 and below 1; None: the app keeps what it has. dry_run: inspect the model and keep
-    nothing; the status then says what would be registered. contended: measure latencies beside further instances of the variant that compute all the time. timeout: seconds for the whole
-    registration. on_progress gets every status. Returns the last status. Its `state` is "done" (with
-    `variants`, and `failures` of those that could not be built) or "failed" (with a `reason`). Raises BadInput, Refused, NotConnected,
-    Timeout.
+    model_file: .onnx (with the files of its weights beside it, if it has any), .pt2 or TorchScript, or the URL of a model on a remote
+    engine (docs/remote.md). format: needed only if the file's name does not tell it. validation: an .npz with inputs (first axis: items)
+    under inputs_key, or under the model's own input names, and labels under labels_key; or inputs (an array, or arrays by name) and
+    labels. version: default: the next number. metric: top1, top5, mae or rmse. labels: names of the classes, in the order of the scores.
+    latency_ms: the app's default latency objective. slo_target: the share of the app's queries to be answered in time, above 0 and below
+    1; None: the app keeps what it has. dry_run: inspect the model and keep nothing; the status then says what would be registered.
+    contended: measure latencies beside further instances of the variant that compute all the time. timeout: seconds for the whole
+    registration. on_progress gets every status. Returns the last status. Its `state` is "done" (with `variants`, and `failures` of those
+    that could not be built) or "failed" (with a `reason`). Raises BadInput, Refused, NotConnected, Timeout.
     """
     url = str(model_file) if str(model_file).startswith(("http://", "https://")) else None
     path = Path(model_file)
@@ -97,11 +109,14 @@ async def register(
                 if url is not None:
                     path = Path(directory) / "engine.json"
                     path.write_bytes(msgspec.json.encode({"url": url}))
+                elif request.format == "onnx":
+                    path = await asyncio.to_thread(whole_onnx, path, Path(directory))
                 if isinstance(validation, tuple):
                     saved = Path(directory) / "validation.npz"
                     await asyncio.to_thread(_save, saved, validation, request)
                 else:
-                    saved = Path(validation)
+                    saved, classes = await asyncio.to_thread(_numbered, Path(validation), request, Path(directory))
+                    request = msgspec.structs.replace(request, labels=classes)
                 return await _run(bus, subjects, path, saved, request, on_progress)
     except InfaasError:  # some of them are TimeoutErrors as well
         raise
@@ -272,6 +287,11 @@ async def _remove(uploads: ObjectStore, keys: list[str]) -> None:
 
 
 def _format(path: Path) -> str:
+    if path.suffix.lower() in PICKLES:
+        raise BadInput(
+            f"{path.name} is a pickle, which runs code when it is opened, so it is not taken. In Python, where you trust it: "
+            f"import infaas, joblib; model = joblib.load({path.name!r}); infaas.register(model, x, y, app='...')"
+        )
     try:
         return FORMATS[path.suffix.lower()]
     except KeyError:
@@ -294,18 +314,142 @@ def _check_validation(path: Path, request: Register) -> None:
             found = [name.removesuffix(".npy") for name in archive.namelist()]
     except (zipfile.BadZipFile, OSError) as error:
         raise BadInput(f"the validation set {path} is no .npz file ({error}); make one with numpy.savez") from error
-    for field in ("inputs_key", "labels_key"):
-        if getattr(request, field) not in found:
-            raise BadInput(f"{field}: {path.name} holds no {getattr(request, field)!r}, only {', '.join(found)}")
+    if request.labels_key not in found:
+        raise BadInput(f"labels_key: {path.name} holds no {request.labels_key!r}, only {', '.join(found)}")
+    # Other arrays may have the names of the model's inputs, unless a name was given for them.
+    if request.inputs_key not in found and (request.inputs_key != INPUTS_KEY or len(found) == 1):
+        raise BadInput(f"inputs_key: {path.name} holds no {request.inputs_key!r}, only {', '.join(found)}")
+
+
+def _numbered(path: Path, request: Register, directory: Path) -> tuple[Path, list[str]]:
+    """The validation set, and the names of the classes. Labels that are texts become the numbers of their names, a copy of the set holds them.
+
+    Without names, the sorted texts are the names: so scikit-learn numbers them.
+    """
+    import numpy as np  # noqa: PLC0415  (other registrations need none)
+
+    _check_validation(path, request)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            labels = file[request.labels_key]
+            if labels.dtype.kind != "U":
+                return path, request.labels
+            arrays = {name: file[name] for name in file.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile):
+        return path, request.labels  # the worker says what is wrong with it
+    numbers, classes, _ = labels_of(labels, None, np.array(request.labels) if request.labels else None)
+    np.savez(directory / path.name, allow_pickle=False, **{**arrays, request.labels_key: numbers})
+    return directory / path.name, classes
 
 
 def _save(path: Path, arrays: "Arrays", request: Register) -> None:
+    """Inputs by name are kept as `x.NAME`, so that none is taken for the labels."""
     import numpy as np  # noqa: PLC0415  (a validation file needs no numpy)
 
+    given, labels = arrays
+    key = request.inputs_key
+    named = {f"{key}.{name}": one for name, one in given.items()} if isinstance(given, dict) else {key: given}
     try:
-        inputs, labels = (np.asarray(array) for array in arrays)
+        inputs = {name: np.asarray(one) for name, one in named.items()}
+        labels = np.asarray(labels)
     except (TypeError, ValueError) as error:
-        raise BadInput(f"validation: must be two arrays, inputs and labels ({error})") from error
-    if inputs.dtype.hasobject or labels.dtype.hasobject:
+        raise BadInput(f"validation: must be inputs and labels, as arrays ({error})") from error
+    if labels.dtype.hasobject or any(array.dtype.hasobject for array in inputs.values()):
         raise BadInput("validation: arrays of Python objects cannot be sent; make them numbers")
-    np.savez(path, allow_pickle=False, **{request.inputs_key: inputs, request.labels_key: labels})
+    np.savez(path, allow_pickle=False, **inputs, **{request.labels_key: labels})
+
+
+# -- a model as a Python object
+
+
+async def register_model(
+    client: "Client",
+    model: Any,
+    x: Any,
+    y: Any,
+    *,
+    app: str,
+    name: str | None = None,
+    metric: str | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Convert a model (see `conversion.convert`), register it, and return what `infaas register --json` prints.
+
+    say: gets what was understood, before anything is uploaded. options: as for `register`. Raises BadInput, and what `register` raises.
+    """
+    with tempfile.TemporaryDirectory(prefix="infaas-") as directory:
+        converted = await asyncio.to_thread(convert, model, x, y, Path(directory), metric)
+        for line in understood(converted):
+            say(line)
+        inputs = converted.inputs
+        status = await client.register(
+            converted.path,
+            app=app,
+            model=name or name_of(model),
+            validation=(next(iter(inputs.values())) if len(inputs) == 1 else inputs, converted.labels),
+            metric=converted.metric,
+            labels=converted.classes,
+            **options,
+        )
+    return await document_of(client, status)
+
+
+# -- what the command and `infaas.register` print and return
+
+
+async def document_of(client: "Client", status: RegistrationStatus) -> dict[str, Any]:
+    """What `infaas register --json` prints: the status, and the variants with their listed figures."""
+    document = status_document(status)
+    return document if status.dry_run else {**document, "variants": await _figures(client, status)}
+
+
+def status_document(status: RegistrationStatus) -> dict[str, Any]:
+    """A status as plain maps, variants by their names."""
+    return {
+        "registration": status.registration,
+        "state": status.state,
+        "app": status.app,
+        "model": status.model,
+        "version": status.version,
+        "reason": status.reason,
+        "variants": [{"variant": name} for name in status.variants],
+        "failures": [{"variant": failure.variant, "reason": failure.reason} for failure in status.failures],
+        **(_inspected(status) if status.dry_run else {}),
+    }
+
+
+def _inspected(status: RegistrationStatus) -> dict[str, Any]:
+    return {
+        "dry_run": True,
+        "accuracy": status.accuracy,
+        "samples": status.samples,
+        **(signature_document(status.signature) if status.signature is not None else {}),
+    }
+
+
+def signature_document(signature: Signature) -> dict[str, Any]:
+    """The inputs and outputs as plain maps."""
+
+    def plain(specs: list[TensorSpec]) -> list[dict[str, Any]]:
+        return [{"name": spec.name, "datatype": spec.datatype, "shape": spec.shape} for spec in specs]
+
+    return {"inputs": plain(signature.inputs), "outputs": plain(signature.outputs)}
+
+
+async def _figures(client: "Client", status: RegistrationStatus) -> list[dict[str, Any]]:
+    """The listed figures of the new variants; only their names if no dispatcher lists them in time."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + LISTED_S
+    while True:
+        found: dict[str, dict[str, Any]] = {}
+        try:
+            app = None if status.app == WITHOUT_APP else status.app
+            items = await client.variants(app=app, model=status.model)
+            found = {item["variant"]: item for item in items if item.get("version") == status.version}
+        except InfaasError as error:
+            log.warning("the figures cannot be listed now (try `infaas variants`): %s", error)
+            until = 0.0
+        if found.keys() >= set(status.variants) or loop.time() > until:
+            return [found.get(name, {"variant": name}) for name in status.variants]
+        await asyncio.sleep(0.1)

@@ -22,9 +22,9 @@ from bus.port import Bus, KeyValue, NotFound
 from bus.subjects import Subjects, valid_name
 from infaas.cli.options import DataDir, Json, Whole, json_or_text
 from infaas.cli.output import fail, print_json, progress, show, usage
-from infaas.cli.register import lines_of, render_dry_run, signature_document
+from infaas.cli.register import lines_of, render_dry_run
 from infaas.errors import BadInput, NotConnected, Refused, RegistrationFailed
-from infaas.registering import START_S, register_container
+from infaas.registering import START_S, register_container, signature_document
 from services.core.catalog import app_key, variant_key
 from services.core.placement import Device, container_kind
 

@@ -8,19 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from bus.subjects import WITHOUT_APP
 from infaas.cli.options import DataDir, Json, Wide, json_or_text
 from infaas.cli.output import Column, fail, hardware_of, print_json, print_table, progress, show, usage
-from infaas.client import Client
 from infaas.connecting import connect
-from infaas.errors import InfaasError, RegistrationFailed
+from infaas.errors import RegistrationFailed
+from infaas.registering import document_of, status_document
 
 if TYPE_CHECKING:
-    from bus.messages.catalog import Signature, TensorSpec
     from bus.messages.public import RegistrationStatus
     from infaas.registering import OnProgress
 
-LISTED_S = 3.0  # within which a dispatcher lists new variants
 
 COLUMNS = (
     Column("variant", "variant"),
@@ -125,14 +122,13 @@ def register(
                 status = await client.register(
                     model_file, app=app, model=model, validation=validation, on_progress=on_progress, **options, **keys
                 )
-            document = _document(status)
-            return document if dry_run else {**document, "variants": await _figures(client, status)}
+            return await document_of(client, status)
 
     try:
         document = asyncio.run(run())
     except RegistrationFailed as failed:
         if json:
-            print_json(_document(failed.status))
+            print_json(status_document(failed.status))
         for failure in failed.status.failures:
             progress(f"{failure.variant}: {failure.reason}")
         fail(str(failed))
@@ -145,56 +141,6 @@ def lines_of(path: Path) -> list[str]:
         return [line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         usage(f"--labels {path}: cannot be read: {error}")
-
-
-def _document(status: "RegistrationStatus") -> dict[str, Any]:
-    return {
-        "registration": status.registration,
-        "state": status.state,
-        "app": status.app,
-        "model": status.model,
-        "version": status.version,
-        "reason": status.reason,
-        "variants": [{"variant": name} for name in status.variants],
-        "failures": [{"variant": failure.variant, "reason": failure.reason} for failure in status.failures],
-        **(_inspected(status) if status.dry_run else {}),
-    }
-
-
-def _inspected(status: "RegistrationStatus") -> dict[str, Any]:
-    return {
-        "dry_run": True,
-        "accuracy": status.accuracy,
-        "samples": status.samples,
-        **(signature_document(status.signature) if status.signature is not None else {}),
-    }
-
-
-def signature_document(signature: "Signature") -> dict[str, Any]:
-    """The inputs and outputs as plain maps."""
-
-    def plain(specs: "list[TensorSpec]") -> list[dict[str, Any]]:
-        return [{"name": spec.name, "datatype": spec.datatype, "shape": spec.shape} for spec in specs]
-
-    return {"inputs": plain(signature.inputs), "outputs": plain(signature.outputs)}
-
-
-async def _figures(client: Client, status: "RegistrationStatus") -> list[dict[str, Any]]:
-    """The listed figures of the new variants; only their names if no dispatcher lists them in time."""
-    loop = asyncio.get_running_loop()
-    until = loop.time() + LISTED_S
-    while True:
-        found: dict[str, dict[str, Any]] = {}
-        try:
-            app = None if status.app == WITHOUT_APP else status.app
-            items = await client.variants(app=app, model=status.model)
-            found = {item["variant"]: item for item in items if item.get("version") == status.version}
-        except InfaasError as error:
-            progress(f"the figures cannot be listed now (try `infaas variants`): {error}")
-            until = 0.0
-        if found.keys() >= set(status.variants) or loop.time() > until:
-            return [found.get(name, {"variant": name}) for name in status.variants]
-        await asyncio.sleep(0.1)
 
 
 def _render(document: dict[str, Any], wide: bool) -> None:

@@ -98,3 +98,22 @@ def test_python_objects_in_a_file_are_refused(system, tmp_path):
     assert done.returncode == 1
     assert "Python objects" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_scikit_learn_model_serves_after_one_call(system):
+    pytest.importorskip("skl2onnx")
+    from sklearn.datasets import load_wine
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    wine = load_wine()
+    names = wine.target_names[wine.target]
+    model = make_pipeline(StandardScaler(), LogisticRegression()).fit(wine.data, names)
+    done = infaas.register(model, wine.data, names, app="wine", data_dir=system.directory)
+    assert done["model"] == "logisticregression"
+    assert all(one["accuracy"] > 0.9 for one in done["variants"])
+    with infaas.connect_blocking(data_dir=system.directory) as client:
+        answer = client.query("wine", wine.data.astype("f4"), deadline=time.time() + 60)
+    assert (model.classes_[answer.output.argmax(axis=1)] == model.predict(wine.data)).all()

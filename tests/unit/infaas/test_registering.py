@@ -134,6 +134,39 @@ def test_arrays_are_sent_as_a_file(model: Path) -> None:
     on_a_bus(test)
 
 
+def test_labels_may_be_texts_and_arrays_have_the_names_of_inputs(model: Path) -> None:
+    """Texts become class numbers: by the names that were given, else in sorted order."""
+    path = model.parent / "texts.npz"
+    np.savez(
+        path, left=np.ones((3, 2), np.float32), right=np.zeros((3, 1), np.float32), y=np.array(["oak", "ash", "oak"])
+    )
+
+    async def test(broker: Broker, bus: Bus) -> None:
+        registrar = await Registrar(broker.connect()).open()
+        uploads = await bus.object_store(SUBJECTS.uploads_bucket)
+        for names, numbers, kept in (((), [1, 0, 1], ["ash", "oak"]), (("oak", "ash"), [0, 1, 0], ["oak", "ash"])):
+            await register(bus, SUBJECTS, model, app="a", model="m", validation=path, labels=names)
+            assert registrar.asked[-1].labels == kept
+            await uploads.get_to(registrar.asked[-1].validation, model.parent / "sent.npz")
+            with np.load(model.parent / "sent.npz") as stored:
+                assert stored["y"].tolist() == numbers
+                assert stored["left"].shape == (3, 2)
+        with pytest.raises(BadInput, match="no class 'ash'"):
+            await register(bus, SUBJECTS, model, app="a", model="m", validation=path, labels=["oak", "elm"])
+
+    on_a_bus(test)
+
+
+def test_a_pickle_is_refused_with_the_lines_that_register_it(tmp_path: Path, validation: Path) -> None:
+    (tmp_path / "model.joblib").write_bytes(b"anything")
+
+    async def test(_broker: Broker, bus: Bus) -> None:
+        with pytest.raises(BadInput, match=r"joblib\.load\('model\.joblib'\); infaas\.register\("):
+            await register(bus, SUBJECTS, tmp_path / "model.joblib", app="a", model="m", validation=validation)
+
+    on_a_bus(test)
+
+
 def test_a_refusal_is_raised_and_nothing_stays_behind(model: Path, validation: Path) -> None:
     async def test(broker: Broker, bus: Bus) -> None:
         refusal = Refusal(error=Error(code="forbidden", message="not here"))

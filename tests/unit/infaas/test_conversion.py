@@ -1,0 +1,181 @@
+"""Models as Python objects become files that answer as the objects do; what cannot be converted is refused with a remedy."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from infaas.conversion import convert, kind_of, labels_of, name_of, understood, whole_onnx
+from infaas.errors import BadInput
+from tests.support.models import tiny_models
+
+RNG = np.random.default_rng(3)
+X = RNG.normal(size=(200, 4)).astype("f4")
+CLASSES = (X[:, 0] > 0).astype(int) + (X[:, 1] > 0.5)
+NAMES = np.array(["ash", "birch", "oak"])[CLASSES]
+TARGETS = X @ np.array([1.0, -2.0, 0.5, 3.0]) + 7.25
+
+
+def sklearn() -> Any:
+    pytest.importorskip("skl2onnx")
+    return pytest.importorskip("sklearn")
+
+
+def answers(path: Path, inputs: dict[str, Any]) -> Any:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    assert {one.name for one in session.get_inputs()} == set(inputs)
+    return session.run(None, {n: a.astype(object) if a.dtype.kind == "U" else a for n, a in inputs.items()})
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "labels", [NAMES, CLASSES, CLASSES + 5, CLASSES == 1], ids=["texts", "numbers", "from 5", "truth"]
+)
+def test_a_classifier_gives_one_score_a_class(tmp_path: Path, labels: Any) -> None:
+    sklearn()
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    model = make_pipeline(StandardScaler(), LogisticRegression()).fit(X, labels)
+    found = convert(model, X.astype("f8"), labels, tmp_path)
+    (scores,) = answers(found.path, found.inputs)
+    assert scores.shape == (200, len(np.unique(labels)))
+    assert np.array_equal(model.classes_[scores.argmax(axis=1)], model.predict(X))
+    assert found.classes == [str(one) for one in model.classes_.tolist()]
+    assert np.array_equal(model.classes_[found.labels], labels)
+    assert (found.metric, name_of(model)) == ("top1", "logisticregression")
+    said = understood(found)
+    assert "200 samples answered as by the object" in said[0]
+    assert said[1] == "input x: float32[n, 4], 200 samples"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_regressor_gives_targets(tmp_path: Path) -> None:
+    sklearn()
+    from sklearn.linear_model import Ridge
+
+    model = Ridge().fit(X, TARGETS)
+    found = convert(model, X, TARGETS, tmp_path)
+    assert np.allclose(answers(found.path, found.inputs)[0].ravel(), model.predict(X), atol=1e-3)
+    assert (found.metric, found.classes) == ("mae", [])
+    assert "targets from" in understood(found)[-1]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_columns_of_a_table_become_inputs_of_their_own(tmp_path: Path) -> None:
+    sklearn()
+    pandas = pytest.importorskip("pandas")
+    from sklearn.compose import ColumnTransformer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+    table = pandas.DataFrame({"age": X[:, 0], "town": np.array(["a", "b"])[(X[:, 1] > 0).astype(int)]})
+    parts = ColumnTransformer([("n", StandardScaler(), ["age"]), ("c", OneHotEncoder(), ["town"])])
+    model = make_pipeline(parts, LogisticRegression()).fit(table, NAMES)
+    found = convert(model, table, NAMES, tmp_path)
+    assert {name: array.shape for name, array in found.inputs.items()} == {"age": (200, 1), "town": (200, 1)}
+    assert np.array_equal(model.classes_[answers(found.path, found.inputs)[0].argmax(axis=1)], model.predict(table))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
+def test_boosted_trees(tmp_path: Path, library: str) -> None:
+    pytest.importorskip("onnxmltools")
+    module = pytest.importorskip(library)
+    make = module.XGBClassifier if library == "xgboost" else module.LGBMClassifier
+    model = make(n_estimators=5).fit(X, CLASSES)
+    assert kind_of(model) == library
+    found = convert(model, X, CLASSES, tmp_path)
+    assert np.array_equal(answers(found.path, found.inputs)[0].argmax(axis=1), model.predict(X))
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+def test_a_torch_module_becomes_a_program_for_any_batch(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Two(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = torch.nn.Linear(4, 3)
+
+        def forward(self, left: Any, right: Any) -> Any:
+            return self.last(left + right)
+
+    model = Two()
+    found = convert(model, {"right": X, "left": X * 2}, CLASSES, tmp_path)
+    assert list(found.inputs) == ["left", "right"]
+    program = torch.export.load(found.path).module()
+    for n in (1, 7):
+        tensors = [torch.from_numpy(array[:n]) for array in found.inputs.values()]
+        assert torch.allclose(program(*tensors), model(*tensors), atol=1e-5)
+
+
+def test_an_onnx_model_keeps_the_names_of_its_inputs(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    model = onnx.load_from_string(tiny_models.mlp())
+    x, classes = tiny_models.digits(30)
+    found = convert(model, x, classes, tmp_path)
+    assert list(found.inputs) == ["x"]
+    assert found.path.read_bytes() == model.SerializeToString()
+
+
+def test_weights_in_files_beside_an_onnx_model_come_along(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    (tmp_path / "given").mkdir()
+    path = tmp_path / "given" / "model.onnx"
+    model = onnx.load_from_string(tiny_models.mlp())
+    onnx.save(model, str(path), save_as_external_data=True, location="model.onnx.data", size_threshold=0)
+    assert (tmp_path / "given" / "model.onnx.data").exists()
+    whole = whole_onnx(path, tmp_path)
+    (tmp_path / "given" / "model.onnx.data").unlink()
+    x, classes = tiny_models.digits(30)
+    assert (answers(whole, {"x": x})[0].argmax(axis=1) == classes).all()
+    with pytest.raises(BadInput, match="files beside it"):
+        path.with_name("model.onnx.other").touch()
+        whole_onnx(path, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("y", "metric", "labels", "classes", "scored"),
+    [
+        ([0, 1, 1], None, [0, 1, 1], [], "top1"),
+        ([0.0, 1.0, 2.0], None, [0, 1, 2], [], "top1"),
+        (["b", "a", "b"], None, [1, 0, 1], ["a", "b"], "top1"),
+        ([[1], [0]], None, [1, 0], [], "top1"),
+        ([0.5, 1.0], None, [0.5, 1.0], [], "mae"),
+        ([3, 4], "rmse", [3.0, 4.0], [], "rmse"),
+    ],
+)
+def test_labels_say_what_they_are(y: Any, metric: str | None, labels: Any, classes: list[str], scored: str) -> None:
+    found = labels_of(y, metric)
+    assert (found[0].tolist(), found[1], found[2]) == (labels, classes, scored)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_cannot_be_converted_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    for wrong, says in ((object(), "infaas container"), ({}, "cannot be converted")):
+        with pytest.raises(BadInput, match=says):
+            convert(wrong, X, CLASSES, tmp_path)
+    with pytest.raises(BadInput, match=r"y: metric mae needs numbers"):
+        labels_of(["a", "b"], "mae")
+    with pytest.raises(BadInput, match=r"y: labels must be numbers or texts"):
+        labels_of([object(), 1], None)
+    sklearn()
+    from sklearn.cluster import KMeans
+    from sklearn.linear_model import LogisticRegression
+
+    model = LogisticRegression().fit(X, NAMES)
+    bad = X.copy()
+    bad[17, 2] = np.nan
+    with pytest.raises(BadInput, match=r"NaN or infinite values, first in sample 17"):
+        convert(model, bad, NAMES, tmp_path)
+    with pytest.raises(BadInput, match=r"y: the model has no class 'elm'"):
+        convert(model, X, np.where(NAMES == "oak", "elm", NAMES), tmp_path)
+    with pytest.raises(BadInput, match="neither a classifier nor a regressor"):
+        convert(KMeans(2).fit(X), X, CLASSES, tmp_path)
