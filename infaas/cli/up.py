@@ -16,6 +16,7 @@ from infaas.cli.options import DataDir, Json, whole
 from infaas.cli.output import fail, progress, usage
 
 if TYPE_CHECKING:
+    from services.core.settings import Settings
     from services.shell.host.endpoints import SystemEndpoints
     from services.shell.host.stack import Stack, StackSpec
 
@@ -130,6 +131,7 @@ def _plan(
     try:
         settings = load(config, environ)
         check_budget(settings, workers, place_of(config, environ))
+        _check_own_policies(settings)
     except SettingsError as error:
         usage(str(error))
     plain = settings.machines.kinds.get("cpu")
@@ -151,6 +153,15 @@ def _plan(
         reader_dsn=settings.store.reader_dsn or None,
         environ=environ,
     )
+
+
+def _check_own_policies(settings: "Settings") -> None:
+    """Refuse classes of the user's that cannot be loaded, before anything starts. Raises SettingsError."""
+    if any(":" in name for name in (settings.dispatcher.policy, settings.autoscaler.policy)):
+        from services.shell.policies import load_policy, load_scaling  # noqa: PLC0415  (it needs numpy)
+
+        load_policy(settings)
+        load_scaling(settings)
 
 
 def _names_nats(config: Path | None, environ: Mapping[str, str]) -> bool:

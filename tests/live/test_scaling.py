@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ from services.shell.host.nats import find_nats_server
 from services.shell.host.process import ServerError
 from tests.live.test_up import up
 from tests.support.models import tiny_models
-from tests.support.servers.processes import eventually, read_line
+from tests.support.servers.processes import ROOT, eventually, read_line
 from tests.support.servers.processes import infaas as command
 
 pytestmark = pytest.mark.slow
@@ -61,6 +62,17 @@ class World:
             return await asyncio.gather(*tasks)
 
 
+def write_model(directory: Path) -> np.ndarray:
+    """A small network and its validation set; the inputs."""
+    (directory / "convnet.onnx").write_bytes(tiny_models.convnet())
+    x = np.random.default_rng(0).normal(size=(ITEMS, 1, 28, 28)).astype("f4")
+    scores = onnxruntime.InferenceSession(tiny_models.convnet(), providers=["CPUExecutionProvider"]).run(
+        None, {"x": x}
+    )[0]
+    np.savez(directory / "validation.npz", x=x, y=scores.argmax(axis=1))
+    return x
+
+
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     try:
@@ -69,12 +81,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         pytest.skip(str(error))
     root: Path = tmp_path_factory.mktemp("scaling")
     (root / "infaas.toml").write_text(CONFIG)
-    (root / "convnet.onnx").write_bytes(tiny_models.convnet())
-    x = np.random.default_rng(0).normal(size=(ITEMS, 1, 28, 28)).astype("f4")
-    scores = onnxruntime.InferenceSession(tiny_models.convnet(), providers=["CPUExecutionProvider"]).run(
-        None, {"x": x}
-    )[0]
-    np.savez(root / "validation.npz", x=x, y=scores.argmax(axis=1))
+    x = write_model(root)
     with up(root / "data", "--simulate", "gpu=1", "--config", str(root / "infaas.toml"), "--json") as process:
         urls = json.loads(read_line(process))
         assert read_line(process).startswith("ready")
@@ -175,3 +182,97 @@ def test_the_rows_of_the_meter_add_up_to_the_workers_bill(world: World) -> None:
     told = "SELECT cost FROM infaas.query_outcomes WHERE outcome <> 'refused' AND id LIKE 'priced-%'"
     assert eventually(lambda: bool(world.rows(told)))
     assert world.rows(told)[0][0] == pytest.approx(answer.cost, rel=1e-9)
+
+
+# -- a user's own policy
+
+OWN = '''
+from services.core.selection import Decision
+
+class Slowest:
+    """Queries go to the variant with the largest name; of each variant that runs there are two instances. Priority 9 makes it fail."""
+    name = "slowest"
+    def __init__(self):
+        self.ended = 0
+    def select(self, ask, now, view):
+        if ask.priority == 9:
+            raise LookupError("the worst priority")
+        groups = view.apps[ask.app].eligibility(ask).active
+        if len(groups) < 2:
+            return None
+        return Decision((max(groups, key=lambda group: group.record.variant).active[0].id,))
+    def scale(self, problem, now):
+        return {one.name: 2 for one in problem.candidates if one.running}
+    def observe(self, outcome):
+        self.ended += 1
+        if self.ended == 5:
+            raise LookupError("the fifth")
+'''
+
+
+def test_a_users_own_class_is_used_by_queries_and_by_scaling_decisions(tmp_path: Path) -> None:
+    """Loaded by its import path in every process; where it fails, the built-in policy answers."""
+    try:
+        find_nats_server()
+    except ServerError as error:
+        pytest.skip(str(error))
+    (tmp_path / "own_policy_of_mine.py").write_text(OWN)
+    path = "own_policy_of_mine:Slowest"
+    (tmp_path / "infaas.toml").write_text(
+        f'[dispatcher]\npolicy = "{path}"\n[autoscaler]\npolicy = "{path}"\n[registrar]\nthreads = [1, 2]\nmax_batches = [8]\n'
+        "[worker]\ncores = 4\n"
+    )
+    x = write_model(tmp_path)
+    options = ("--config", str(tmp_path / "infaas.toml"), "--json", "--no-dashboard", "--no-gateway")
+    found = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    with up(tmp_path / "data", *options, **found) as process:
+        urls = json.loads(read_line(process))
+        assert read_line(process).startswith("ready")
+        words = ("register", str(tmp_path / "convnet.onnx"), "--app", "pictures", "--model", "convnet")
+        done = command(*words, "--validation", str(tmp_path / "validation.npz"), "--data-dir", str(tmp_path / "data"))
+        assert done.returncode == 0, done.stderr
+        world = World(urls, tmp_path / "data", x[:1])
+        variants = sorted(name for (name,) in world.rows("SELECT variant FROM infaas.variants"))
+        assert len(variants) >= 2
+
+        async def ask() -> None:
+            async with infaas.connect(urls["nats"]) as client:
+                for variant in (variants[0], variants[-1]):
+                    answer = await client.query("pictures", x[:1], variant=variant, timeout=60)
+                    assert answer.variant == variant
+                chosen = {(await client.query("pictures", x[:1], timeout=60)).variant for _ in range(20)}
+                assert chosen == {variants[-1]}
+                answers = [await client.query("pictures", x[:1], priority=9, timeout=60) for _ in range(5)]
+                assert len(answers) == 5, "what it fails on the built-in policy decides"
+
+        asyncio.run(ask())
+        orders = "SELECT reason FROM infaas.scaling_events WHERE scaler = 'model' AND action = 'replicate'"
+
+        async def loaded() -> bool:
+            await world.load(20.0, 1.0)
+            return any(
+                "slowest wants 2 where 1 are" in reason for (reason,) in await asyncio.to_thread(world.rows, orders)
+            )
+
+        assert any(asyncio.run(loaded()) for _ in range(30))
+        named = "SELECT count(*) FROM infaas.query_outcomes WHERE policy = 'slowest'"
+        assert eventually(lambda: world.rows(named)[0][0] >= 27)
+    log = (tmp_path / "data" / "logs" / "dispatcher-0.log").read_text()
+    assert (
+        "select() of the policy own_policy_of_mine:Slowest failed (number 1): the built-in policy decides instead: LookupError: the worst priority"
+        in log
+    )
+    assert "observe() of the policy own_policy_of_mine:Slowest failed (number 1): LookupError: the fifth" in log
+
+
+@pytest.mark.parametrize(
+    ("section", "told"), [("dispatcher", "lacks the method select"), ("autoscaler", "lacks the method scale")]
+)
+def test_a_class_that_cannot_decide_is_refused_before_anything_starts(section: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "infaas.toml").write_text(f'[{section}]\npolicy = "collections:Counter"\n')
+    done = command("up", "--data-dir", str(tmp_path / "data"), "--config", str(tmp_path / "infaas.toml"))
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        f"infaas: {section}.policy 'collections:Counter' {told}: docs/scaling.md has an example"
+    )
+    assert not done.stdout
