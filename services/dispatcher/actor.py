@@ -41,7 +41,7 @@ from services.dispatcher.central import LATE, CentralQueues
 from services.dispatcher.composites import Composites
 from services.dispatcher.default_output import default_due, executor_error, expiry_error, may_wait
 from services.dispatcher.demand import DemandCounter, FleetDigests, LoadsOnDemand
-from services.dispatcher.inflight import InFlight, OutcomeRecorder, Retries
+from services.dispatcher.inflight import InFlight, OutcomeRecorder, Retries, urgency
 from services.dispatcher.query import Admission, Query, label_of
 from services.dispatcher.questions import Questions
 
@@ -195,9 +195,8 @@ class Dispatcher:
         if query.planned is not None and not query.crashes and self.central.serves(query.planned):
             if query.attempt >= MOST_DISPATCHES:
                 return self._refuse(query, LATE, now)
-            if len(self.in_flight.waiting) >= self._settings.max_queue:
-                return self._refuse(query, FULL, now)
-            return self.central.push(query, now)
+            room = self._make_room(query, now)
+            return self._refuse(query, FULL, now) if room is None else [*room, *self.central.push(query, now)]
         decision = self._policy.select(query.ask, now, self.view)
         if decision.assignments:
             effect = self._dispatch(query, self.view.instances[decision.assignments[0]], now)
@@ -207,11 +206,20 @@ class Dispatcher:
             effects.extend(self._order(query, decision.load, now))
         if decision.refusal is not None:
             effects.extend(self._end(query, decision.refusal, now))
-        elif len(self.in_flight.waiting) >= self._settings.max_queue:
-            effects.extend(self._refuse(query, FULL, now))
         else:
-            effects.extend(self._wait(query, now))
+            room = self._make_room(query, now)
+            effects.extend(self._refuse(query, FULL, now) if room is None else [*room, *self._wait(query, now)])
         return effects
+
+    def _make_room(self, query: Query, now: float) -> list[Effect] | None:
+        """Room among the waiting queries: where there is none, one of lower priority is refused. None if there is no such one."""
+        if len(self.in_flight.waiting) < self._settings.max_queue:
+            return []
+        last = self.in_flight.gives_way(query.ask.priority, now)
+        if last is None:
+            return None
+        del self.in_flight.waiting[last.uid]
+        return self._refuse(last, FULL, now)
 
     def _wait(self, query: Query, now: float) -> Iterable[Effect]:
         waiting = self.in_flight.waiting
@@ -363,7 +371,7 @@ class Dispatcher:
         effects = [*self._retries.next(now), *self.central.serve(now)]
         waiting = self.in_flight.waiting
         if waiting:
-            queries = [query for query in waiting.values() if query not in self.central]
+            queries = sorted((query for query in waiting.values() if query not in self.central), key=urgency)
             for query in queries:
                 del waiting[query.uid]
             for query in queries:

@@ -50,6 +50,7 @@ class CentralQueues:
         self._refuse = refuse
         self._queues: dict[str, list[Entry]] = {}  # by variant
         self._queued: set[bytes] = set()  # uids of all entries, also of those that wait no more
+        self._levels: dict[str, set[int]] = {}  # by variant: priorities of what waits, or has waited in this queue
         self._given: dict[str, list[bytes]] = {}  # by instance: uids of its last batch
         self._order = 0
 
@@ -78,6 +79,7 @@ class CentralQueues:
         assert query.planned is not None, "a plan provides for it"
         variant = query.planned.variant
         self._order += 1
+        self._levels.setdefault(variant, set()).add(query.ask.priority)
         self._in_flight.waiting[query.uid] = query
         self._queued.add(query.uid)
         heappush(self._queues.setdefault(variant, []), (query.ask.deadline, self._order, query))
@@ -92,6 +94,8 @@ class CentralQueues:
         late: list[Query] = []
         instances = self.instances(variant)
         fastest = min(instances, key=_seconds, default=None)
+        if len(self._levels[variant]) > 1:
+            late += self._give_way(variant, instances, now)
         free = [one for one in instances if not self._owes(one)]
         for instance in sorted(free, key=lambda one: (one.own + one.others, _seconds(one))):
             assert fastest is not None, "there is at least one"
@@ -159,6 +163,36 @@ class CentralQueues:
             heappush(queue, entry)
         return batch
 
+    def _give_way(self, variant: str, instances: list[Instance], now: float) -> list[Query]:
+        """Remove queries of lower priority that would make others late. None while all can be in time.
+
+        The queue is taken to go through the instances at the throughput of full batches, in the order of deadlines. Where a query would be late, the
+        last one of the lowest priority before it leaves, which is best where all are of one size (Moore, 1968).
+        """
+        queue = self._queues[variant]
+        waiting = [entry for entry in queue if self._waits(entry[2])]
+        batches = [_full_batch(one, queue[0][2]) for one in instances]
+        if not batches or not waiting:
+            return []
+        rate = sum(items / seconds for items, seconds in batches)
+        begin = now + max(seconds for _, seconds in batches)  # what is under way ends first
+        if begin + sum(entry[2].items for entry in waiting) / rate <= waiting[0][0]:
+            return []
+        gone: list[Query] = []
+        kept: list[tuple[int, float, int, Query]] = []
+        ahead = begin
+        for deadline, order, query in sorted(waiting):
+            ahead += query.items / rate
+            heappush(kept, (-query.ask.priority, -deadline, -order, query))
+            while ahead > deadline and -kept[0][0] > query.ask.priority:
+                leaves = heappop(kept)[3]
+                ahead -= leaves.items / rate
+                gone.append(leaves)
+        for query in gone:
+            del self._in_flight.waiting[query.uid]
+        self._levels[variant] = {query.ask.priority for _, _, _, query in kept}
+        return gone
+
     def _owes(self, instance: Instance) -> bool:
         """Whether it has some of its last batch still. What clients ask of it besides does not count: there may always be such queries."""
         given = self._given.get(instance.id)
@@ -178,6 +212,13 @@ class CentralQueues:
 def _seconds(instance: Instance) -> float:
     """Of one item."""
     return instance.table.seconds(1) * instance.factor
+
+
+def _full_batch(instance: Instance, query: Query) -> tuple[int, float]:
+    """Items and seconds of a full batch of the plan."""
+    assert query.planned is not None, "a plan provides for it"
+    items = min(instance.most, query.planned.batch)
+    return items, instance.table.seconds(items) * instance.factor
 
 
 def _in_time(query: Query, instance: Instance, now: float) -> bool:

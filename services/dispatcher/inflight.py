@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from heapq import nlargest
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.events import OutcomeEvent
@@ -13,6 +14,14 @@ from services.core.selection.instances import Instance
 from services.dispatcher.default_output import default_answer, gets_default, reason_of
 from services.dispatcher.query import Query, spans_of
 
+LAST = 64  # waiting queries that are found at a time to give way
+LOOK_AGAIN = 0.25  # s between two searches, each of which looks at all that wait
+
+
+def urgency(query: Query) -> tuple[int, float]:
+    """Where not all can be in time: the smaller is served first."""
+    return query.ask.priority, query.ask.deadline
+
 
 class InFlight:
     """The queries in flight. Each is in exactly one of `dispatched`, `waiting`, `retries`."""
@@ -22,6 +31,8 @@ class InFlight:
         self.waiting: dict[bytes, Query] = {}  # nobody can serve them at the moment
         self.retries: deque[Query] = deque()  # their executor died; they are dispatched again one by one
         self.retrying: bytes | None = None
+        self._last: list[Query] = []  # waiting ones that give way first, the very first one at the end
+        self._look_again = 0.0
         self.begun_alone: dict[bytes, int] = {}  # retries that an executor has begun to run alone, and their attempt
 
     def __contains__(self, uid: bytes) -> bool:
@@ -36,6 +47,19 @@ class InFlight:
 
     def __len__(self) -> int:
         return len(self.dispatched) + len(self.waiting) + len(self.retries)
+
+    def gives_way(self, priority: int, now: float) -> Query | None:
+        """Of the waiting queries, the one that gives way first to one of this priority. None if none does, or none was found of late."""
+        while True:
+            while self._last:
+                query = self._last[-1]
+                if self.waiting.get(query.uid) is query:
+                    return query if query.ask.priority > priority else None
+                self._last.pop()
+            if now < self._look_again or not self.waiting:
+                return None
+            self._look_again = now + LOOK_AGAIN
+            self._last = sorted(nlargest(LAST, self.waiting.values(), key=urgency), key=urgency)
 
     def dispatch(self, query: Query, instance: Instance, now: float) -> None:
         query.instance = instance

@@ -1,7 +1,7 @@
 """One instance's queue: earliest deadline first, in batches as large as the deadlines allow (Clockwork's and InferLine's queue; Nexus' early drop)."""
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -84,6 +84,7 @@ def _named(route: Route, body: msgspec.Raw, named: dict[str, TensorView | list[A
 
 Heap = list[tuple[float, int, QueuedQuery]]
 LOOKED_AT = 128  # queries that are compared when not all can be in time, the most urgent ones
+MOST_LOOKED_AT = 2048  # the same where one beyond those would be late for queries that give way to it
 
 
 class EdfQueue:
@@ -183,8 +184,8 @@ class EdfQueue:
         heap = self._heap
         if not heap or self._seconds_of_all() * self.factor <= heap[0][0] - now:
             return []  # all can be in time before the first deadline
-        entries = [e for e in heapq.nsmallest(LOOKED_AT, heap) if e[2].route.policy != OFFLINE]
-        if not self._lost(entries, now):
+        entries = self._threatened(now)
+        if not entries:
             return []
         levels: dict[int, Heap] = {}
         for entry in entries:
@@ -203,6 +204,16 @@ class EdfQueue:
             self.items -= sum(entry[2].items for entry in left)
         return [entry[2] for entry in left]
 
+    def _threatened(self, now: float) -> Heap:
+        """The first queries by deadline, some of which would be late. Empty if none would be."""
+        if len(self._heap) > LOOKED_AT and len({entry[2].route.priority for entry in self._heap}) > 1:
+            many = [e for e in heapq.nsmallest(MOST_LOOKED_AT, self._heap) if e[2].route.policy != OFFLINE]
+            lowest = max((entry[2].route.priority for entry in many), default=0)
+            if any(entry[2].route.priority < lowest for entry in self._lost(many, now)):
+                return many
+        few = [e for e in heapq.nsmallest(LOOKED_AT, self._heap) if e[2].route.policy != OFFLINE]
+        return few if self._lost(few, now) else []
+
     def _seconds_of_all(self) -> float:
         """Seconds that all items take in full batches, without the factor."""
         full, rest = divmod(self.items, self.max_batch)
@@ -220,20 +231,26 @@ class EdfQueue:
             gone = {entry[1] for entry in lost}
             kept = [entry for entry in kept if entry[1] not in gone]
             last += lost
-        most = len(more) if lost else len(last) // 2
-        # The fewest of the first ones without which all others are in time; only if that halves the loss, as times are not exact.
+        if lost:  # they make those before late: the fewest of them leave that must, rather the last ones
+            ways = (lambda count: more[: len(more) - count], lambda count: more[count:])
+            found = [self._fewest(before, way, len(more), now) or before for way in ways]
+            return max(found, key=len), []
+        # Without the fewest of the first ones all others may be in time; only if that halves the loss, as times are not exact.
+        fewer = self._fewest(before, lambda count: more[count:], len(last) // 2, now)
+        return (kept, last) if fewer is None else (fewer, [])
+
+    def _fewest(self, before: Heap, left: Callable[[int], Heap], most: int, now: float) -> Heap | None:
+        """`before` and what is left of others without the fewest of them, at most so many, that leave all in time. None: that is not enough."""
         low, high = 1, most
         found: Heap | None = None
         while low <= high:
             middle = (low + high) // 2
-            tried = sorted(before + more[middle:])
+            tried = sorted(before + left(middle))
             if self._lost(tried, now):
                 low = middle + 1
             else:
                 found, high = tried, middle - 1
-        if found is not None:
-            return found, []
-        return (before, []) if lost else (kept, last)
+        return found
 
     def _lost(self, entries: Heap, now: float) -> Heap:
         """Those of these queries, sorted by deadline, that would be late if the executor went through them from now on."""

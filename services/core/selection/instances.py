@@ -197,8 +197,9 @@ class Instance:
         return max(0.0, excess / CAUTION - 2.0 * step) / (1.0 + 2.0 * step * self.served)
 
     def outranked(self, priority: int) -> int:
-        """Own items there that give way to a query of this priority."""
-        return sum(self.levels[priority + 1 :])
+        """Items there that give way to a query of this priority. Others' count as of the same priorities as own ones."""
+        own = sum(self.levels[priority + 1 :])
+        return own + own * self.others // self.own if own and self.others else own
 
     def take(self, items: int, now: float, deadline: float, priority: int = DEFAULT_PRIORITY) -> None:
         """Count items that this dispatcher sends there."""

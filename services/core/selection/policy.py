@@ -10,7 +10,7 @@ from bus.messages.public import Closest, Error
 from services.core.cost import Goal, cost_per_1000, merit
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import INFINITE, AppView, Ask, Eligibility, VariantInstances
-from services.core.selection.instances import CAUTION, MANY, PACK_BELOW, SAMPLED, Instance
+from services.core.selection.instances import CAUTION, MANY, PACK_BELOW, SAMPLED, SHUT, Instance
 
 
 class LoadOrder(Struct, frozen=True, gc=False):
@@ -202,12 +202,13 @@ def _outranking(eligible: Eligibility, ask: Ask, slack: float, now: float) -> In
     """The soonest instance that answers within `slack` seconds if the queries of lower priority that wait there give way."""
     best: Instance | None = None
     least = slack
-    for group in (*eligible.active, *eligible.troubled):
-        for _, instances in group.serving:
+    for group in (*eligible.active, *eligible.troubled, *eligible.loading):
+        for instances in (group.active, group.troubled, group.loading):
             for instance in instances:
                 gives_way = instance.outranked(ask.priority)
-                if gives_way:
-                    seconds = instance.predict(ask.items, ask.length, ask.deadline, now, gives_way)
+                if gives_way and instance.waiting_s != SHUT:
+                    loaded = max(0.0, instance.ready_at - now) if instance.state == "Loading" else 0.0
+                    seconds = loaded + instance.predict(ask.items, ask.length, ask.deadline, now + loaded, gives_way)
                     if seconds <= least:
                         best, least = instance, seconds
     return best

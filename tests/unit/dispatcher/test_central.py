@@ -162,3 +162,18 @@ def test_queries_of_its_app_itself_do_not_starve_a_planned_stage() -> None:
         fleet.stage.run(0.0008)
     assert [len(fleet.replies(label)) for label in labels] == [1] * 6
     assert all("outputs" in fleet.replies(label)[0] for label in labels)
+
+
+def test_where_not_all_can_be_in_time_the_larger_number_gives_way() -> None:
+    fleet = Staged(ONE)
+    plan_with(fleet, "a-v1-ort-fp32-t1-b8", batch=4, latency_ms=2000.0)  # four take 4 ms
+    low = [fleet.ask("p", latency_ms=100.0, priority=9) for _ in range(80)]
+    high = [fleet.ask("p", latency_ms=110.0, priority=1) for _ in range(60)]
+    fleet.stage.run(3.0)
+
+    def answered(labels: list[str]) -> int:
+        assert [len(fleet.replies(label)) for label in labels] == [1] * len(labels)
+        return sum("outputs" in fleet.replies(label)[0] and not fleet.replies(label)[0]["missed"] for label in labels)
+
+    assert answered(high) >= 58, "times are not exact"
+    assert 20 <= answered(low) < 60

@@ -6,22 +6,23 @@ from typing import Any
 import pytest
 
 from bus.codec import decode, encode
-from bus.messages.catalog import AppRecord
+from bus.messages.catalog import AppRecord, VariantRecord
 from bus.messages.fleet import EnsureLoaded, WorkerHeartbeat
 from services.core.actor import Changed
 from services.core.catalog import key_of
+from services.core.settings import DispatcherSettings, Settings
 from tests.support.simulated.fleet import SIGNATURE, Fleet, variant
 
 SLOW = variant(base_ms=20.0, per_item_ms=5.0)  # 133 items/s in batches of 8
 SATURATION = SLOW.profile.saturation_qps
 
 
-def serving(workers: int) -> Fleet:
+def serving(workers: int, record: VariantRecord = SLOW, dispatchers: int = 1) -> Fleet:
     """A fleet with one Active instance on each worker."""
-    fleet = Fleet(SLOW, workers=workers)
+    fleet = Fleet(record, workers=workers, dispatchers=dispatchers)
     fleet.stage.listen(fleet.subjects.worker_heartbeat())
     for n in range(workers):
-        fleet.stage.publish(fleet.subjects.worker(f"w{n}", "load"), EnsureLoaded(variant=SLOW, app="app"))
+        fleet.stage.publish(fleet.subjects.worker(f"w{n}", "load"), EnsureLoaded(variant=record, app="app"))
     fleet.stage.run(1.0)
     return fleet
 
@@ -176,3 +177,80 @@ def test_where_not_all_can_be_in_time_the_larger_number_gives_way(priority: int,
     fleet.stage.run(2.0)
     assert (in_time(fleet, first) == 8) is served
     assert in_time(fleet, first + others) >= 40  # five batches of eight, whoever is in them
+
+
+def by_level(
+    fleet: Fleet, rate: float, seconds: float, levels: dict[int, float], slo_ms: float, seed: int = 3
+) -> dict[int, list[str]]:
+    """Poisson arrivals, of each priority its share; the ids by priority."""
+    rng = random.Random(seed)
+    asked: dict[int, list[str]] = {level: [] for level in levels}
+    at, end = fleet.stage.now, fleet.stage.now + seconds
+    while (at := at + rng.expovariate(rate)) < end:
+        fleet.stage.run(at - fleet.stage.now)
+        [level] = rng.choices(list(levels), list(levels.values()))
+        asked[level].append(fleet.ask(latency_ms=slo_ms, priority=level))
+    fleet.stage.run(end + 3.0 - fleet.stage.now)
+    return asked
+
+
+QUICK = variant(base_ms=1.0, per_item_ms=0.5)  # 1,600 items/s in batches of 8
+
+
+@pytest.mark.parametrize(
+    ("record", "slo_ms", "workers", "dispatchers"),
+    [(SLOW, 400.0, 1, 1), (SLOW, 400.0, 2, 2), pytest.param(QUICK, 200.0, 1, 2, marks=pytest.mark.slow)],
+)
+def test_at_twice_the_capacity_the_high_level_is_in_time_and_the_low_one_gives_way(
+    record: VariantRecord, slo_ms: float, workers: int, dispatchers: int
+) -> None:
+    fleet = serving(workers, record, dispatchers)
+    capacity = workers * record.profile.saturation_qps
+    seconds = min(4.0, 1600.0 / capacity)
+    asked = by_level(fleet, 2.0 * capacity, seconds, {1: 0.35, 9: 0.65}, slo_ms)
+    high, low = (in_time(fleet, asked[level]) for level in (1, 9))
+    assert high >= 0.97 * len(asked[1])
+    assert low < 0.5 * len(asked[9])
+    assert high + low >= 0.9 * capacity * seconds, "nothing of the capacity is lost"
+
+
+def test_while_all_can_be_in_time_priority_changes_no_order() -> None:
+    def ends(*levels: int) -> list[tuple[float, str]]:
+        fleet = serving(1)
+        asked = by_level(fleet, 0.6 * SATURATION, 4.0, dict.fromkeys(levels, 1.0), 1000.0)
+        assert all(in_time(fleet, labels) == len(labels) for labels in asked.values())
+        return [(at, subject) for at, subject, _ in fleet.stage.heard if subject.startswith("_INBOX")]
+
+    rng_alike = (1, 9), (5, 6)
+    first, second = (ends(*levels) for levels in rng_alike)
+    assert first == second
+
+
+def test_a_burst_of_the_high_level_takes_the_place_of_more_than_a_hundred_that_wait() -> None:
+    fleet = serving(1, QUICK, 2)
+    low = [fleet.ask(latency_ms=400.0, priority=9) for _ in range(640)]
+    fleet.stage.run(0.01)
+    high = [fleet.ask(latency_ms=400.0, priority=1) for _ in range(400)]
+    fleet.stage.run(2.0)
+    assert in_time(fleet, high) == 400
+    assert in_time(fleet, low) >= 200
+
+
+def test_of_what_waits_for_a_worker_the_larger_number_gives_way_first() -> None:
+    """Three may wait. What comes takes the place of a larger number, of equals the one with the latest deadline."""
+    fleet = Fleet(SLOW, workers=0, settings=Settings(dispatcher=DispatcherSettings(max_queue=3)))
+    low = [fleet.ask(latency_ms=ms, priority=9) for ms in (9000.0, 8000.0)]
+    middle = fleet.ask(latency_ms=9000.0, priority=5)
+    fleet.stage.run(0.3)
+    high = [fleet.ask(latency_ms=9000.0, priority=1)]
+    fleet.stage.run(0.3)
+    assert fleet.replies(low[0])[0]["error"]["code"] == "overloaded"
+    assert not fleet.replies(low[1])
+    high += [fleet.ask(latency_ms=9000.0, priority=1) for _ in range(2)]
+    fleet.stage.run(0.3)
+    last = fleet.ask(latency_ms=9000.0, priority=1)
+    fleet.stage.run(0.3)
+    assert [fleet.replies(label)[0]["error"]["code"] for label in (low[1], middle, last)] == ["overloaded"] * 3
+    fleet.start_worker("w0")
+    fleet.stage.run(3.0)
+    assert in_time(fleet, high) == 3

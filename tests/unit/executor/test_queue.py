@@ -192,3 +192,23 @@ def test_what_comes_too_late_only_itself_stays_while_it_could_be_in_time_alone()
     batch, late = queue.form(NOW)
     assert (len(batch), late, len(queue)) == (8, [], 1)
     assert len(queue.form(NOW + 0.006)[1]) == 1
+
+
+def test_of_many_that_wait_the_larger_number_gives_way_to_what_comes_last() -> None:
+    """All of the larger number could be in time, and have earlier deadlines; the others are behind more of them than are compared else."""
+    queue = EdfQueue(LatencyTable(variant()), 8)  # eight take 6 ms, so 640 take 480 ms
+    for number in range(400):
+        queue.push(work(number, 0.4 + number * 1e-6, priority=9))
+    for number in range(400, 640):
+        queue.push(work(number, 0.401 + number * 1e-6, priority=1))
+    now, ended, gone = NOW, [], []
+    while len(queue):
+        batch, late = queue.form(now)
+        now += 0.006
+        ended += [one.route for one in batch if now <= one.route.deadline]
+        gone += [one.route for one in late]
+    assert sum(route.priority == 1 for route in ended) >= 232, "all but a batch at the edge"
+    assert len(ended) >= 0.95 * 0.4 / 0.006 * 8
+    assert {route.priority for route in gone[:200]} == {9}
+    kept = [route.deadline for route in ended if route.priority == 9]
+    assert max(kept) < min(route.deadline for route in gone), "among equals the earliest deadline is first"
