@@ -190,6 +190,8 @@ class MonitorActor:
             return [After(of, settings.sample_s, Tick(of)), *(effect for one in samples for effect in one)]
         if of == "cost":
             return [After(of, settings.cost_s, Tick(of)), *self._costs(now)]
+        if of == "room":
+            return self._orders.try_again(now)
         return self._keep_quarantine(of[1])
 
     def _check(self, now: float) -> list[Effect]:

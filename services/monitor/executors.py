@@ -148,9 +148,7 @@ class ExecutorEvents:
         if self.synced:
             self.listed.add(report.device)
         found += self._unlisted(device, {sample.instance for sample in report.samples}, now)
-        if self.synced:
-            found += self._orders.preload(device, now)
-        return found + self._orders.try_again(now)
+        return found + self._orders.preload(device, now) if self.synced else found
 
     def _unlisted(self, device: MonitoredDevice, listed: set[str], now: float) -> list[Effect]:
         """Instances that an executor should have and does not list: a message was lost, or its actor was started again."""

@@ -50,8 +50,8 @@ class MonitoredInstance:
     batch_limit: the policy that forms its batches, and their most items now; 0: the variant's largest. contexts: batches at a time.
 
     on_device, in_host: what it takes, or has been promised, there. goes: where its load or unload ends; None: nowhere. wanted: why it is
-    brought to the device once it is in host memory; empty: it is not. host_mb: of host memory while it is Warm; None: it cannot be. used:
-    a batch has begun since it is on the device. loaded_at: since when it is there.
+    brought from host memory to the device, once it is there and there is room; empty: it is not. host_mb: of host memory while it is Warm;
+    None: it cannot be. used: a batch has begun since it is on the device. loaded_at: since when it is there.
     """
 
     def __init__(
@@ -109,6 +109,8 @@ class MonitoredInstance:
     @property
     def waits(self) -> bool:
         """Whether its load on the device has not been ordered yet."""
+        if self.state == "Warm":
+            return bool(self.wanted)
         return self.state == "Loading" and self.goes == "device" and self.ordered is None
 
     # -- state

@@ -206,7 +206,7 @@ class InstanceTable:
         return [self._effects.scaling("monitor", "demote", victim.record, victim.owner, why, now), *found]
 
     def promote(self, warm: MonitoredInstance, app: str | None, reason: str, now: float) -> list[Effect]:
-        """Bring it to its device as soon as there is room; if it is on its way to host memory, once it is there."""
+        """Bring it to its device once it is in host memory and there is room. It stays Warm until then."""
         found: list[Effect] = []
         if app is not None:
             warm.owner = app
@@ -215,11 +215,6 @@ class InstanceTable:
                 warm.apps[app] = warm.state
                 found += self._effects.state_changes(warm, [(app, "Inactive", warm.state, reason)], now)
         warm.wanted = reason
-        if warm.state != "Warm":
-            return found
-        warm.wanted, warm.goes, warm.ordered = "", "device", None
-        found += self._effects.state_changes(warm, warm.move("Loading", reason, now), now)
-        self.occupy(warm, now)
         return found + self.order_waiting(self._devices[warm.device], now)
 
     def became_warm(self, instance: MonitoredInstance, reason: str, now: float) -> list[Effect]:
@@ -228,8 +223,6 @@ class InstanceTable:
         found = self._effects.state_changes(instance, instance.move("Warm", reason, now), now)
         instance.goes, instance.in_host, instance.on_device, instance.reclaimable = None, True, False, False
         device.meter.vacate(instance.id, now)
-        if instance.wanted:
-            found += self.promote(instance, instance.owner, instance.wanted, now)
         for warm in self.host.excess():
             found += self.host.drop(warm, "host memory is full", now)
         return found + self.order_waiting(device, now)
@@ -261,6 +254,10 @@ class InstanceTable:
             unloading = any(other.state == "Unloading" for other in device.instances.values())
             if unloading and not short_of(instance.takes, self._limit(device) - device.occupied()).none:
                 break
+            if instance.state == "Warm":
+                why, instance.wanted, instance.goes = instance.wanted, "", "device"
+                found += self._effects.state_changes(instance, instance.move("Loading", why, now), now)
+                self.occupy(instance, now)
             instance.ordered, instance.on_device = now, True
             found.append(self.order(instance))
         return found
@@ -357,9 +354,9 @@ class InstanceTable:
         """Unload it once its queue is empty; at once if its load has not been ordered yet. What is in host memory stays there."""
         if instance.wanted:
             instance.wanted = ""
-            return []
+            return self.order_waiting(self._devices[instance.device], now)
         if instance.waits:
-            return self.became_warm(instance, reason, now) if instance.in_host else self.gone(instance, reason, now)
+            return self.gone(instance, reason, now)
         instance.goes = None
         changes = self._effects.state_changes(instance, instance.move("Unloading", reason, now), now)
         return [*changes, self._effects.order_unload(instance.id, instance.device)]
@@ -384,8 +381,7 @@ class InstanceTable:
         waiting = device.waiting()
         found: list[Effect] = []
         for old in list(device.instances.values()):
-            if old in waiting:
-                old.in_host = False  # it ended with the process
+            if old in waiting and old.state != "Warm":
                 continue
             if old.state == "Loading":  # it may have killed the executor, so it is not loaded again by itself
                 found += self.failed(old, reason, now)

@@ -7,7 +7,7 @@ import msgspec
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import EnsureLoaded, LoadAccepted, LoadRefused, Release
 from bus.messages.scaling import Drain, LeaderRecord
-from services.core.actor import Effect
+from services.core.actor import After, Effect, Tick
 from services.core.cost import cost_per_1000
 from services.core.settings import MonitorSettings
 from services.monitor.devices import MonitoredDevice
@@ -18,6 +18,7 @@ from services.monitor.policy import scaler
 LEADER = "controller"  # key of the control bucket: who leads
 MOST_INSTANCES = 256  # of one variant on one worker; an order for more is a mistake
 WAITS_S = 5.0  # s for which an order waits until an instance is idle
+ROOM_S = 0.05  # s after which it is tried again
 _leader = msgspec.msgpack.Decoder(LeaderRecord)
 
 
@@ -76,6 +77,8 @@ class WorkerOrders:
             found.append(self._effects.scaling(by, action, record, order.app, why, now, planned=order.planned))
         if obstacle and not self._waits_for_room(order, by, now):
             return self._refused(record.variant, obstacle), found
+        if obstacle:
+            found.append(After("room", ROOM_S, Tick("room")))
         accepted = LoadAccepted(worker=self._worker, variant=record.variant, instances=[i.id for i in have])
         return accepted, found
 
@@ -140,7 +143,7 @@ class WorkerOrders:
         return False
 
     def try_again(self, now: float) -> list[Effect]:
-        """Executors have said what is idle: the orders that wait for room may have it now."""
+        """The orders that wait for room may have it now."""
         waiting, self._waiting = self._waiting, {}
         found: list[Effect] = []
         for variant, (order, until) in waiting.items():

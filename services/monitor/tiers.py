@@ -13,7 +13,7 @@ from services.core.placement import NOTHING, Amount, short_of
 from services.monitor.effects import MonitorEffects
 from services.monitor.instances import MonitoredInstance
 
-ARRIVES_S = 1.0  # s after its load in which an instance that nothing has used yet is kept: the query that ordered it is on its way
+ARRIVES_S = 0.1  # s after its load in which an instance that nothing has used yet is kept: the query that ordered it is on its way
 
 
 def least_recently_used(
@@ -91,7 +91,7 @@ class HostTier:
         staying = [i for i in self._instances.values() if i.in_host and (i.state != "Unloading" or i.goes == "host")]
         excess = sum(i.host_mb or 0.0 for i in staying) + host_mb - self._limit
         dropped: list[MonitoredInstance] = []
-        for warm in sorted((i for i in staying if i.state == "Warm"), key=lambda each: each.last_used):
+        for warm in sorted((i for i in staying if i.state == "Warm" and not i.wanted), key=lambda each: each.last_used):
             if excess <= 0:
                 break
             dropped.append(warm)

@@ -79,6 +79,7 @@ def test_nothing_that_runs_or_waits_is_evicted_and_the_order_is_kept_until_one_i
     assert isinstance(reply, LoadAccepted) and reply.instances == []
     assert here.states() == {a: "Active", b: "Active"}
     here.report(queued={b: 3})
+    here.advance(0.1)
     here.obey()
     assert here.states() == {a: "Warm", b: "Active", "c.w1-1": "Loading"}
 
@@ -87,7 +88,7 @@ def test_an_instance_waits_for_the_query_that_ordered_it() -> None:
     here = world(max_models=1)
     a = here.load(model("a"))
     here.ensure(model("b"))
-    here.report()
+    here.advance(0.05)
     assert here.states() == {a: "Active"}
     use(here, a)
     here.obey()
