@@ -8,9 +8,10 @@ Every client asks again as soon as it has its answer. The simulator runs the ser
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import cycle
+from itertools import cycle, pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import compare
@@ -18,19 +19,20 @@ import numpy as np
 from msgspec.structs import replace
 
 from bus.messages.events import Event, ScalingEvent
-from bus.messages.public import Answer
+from bus.messages.public import Refusal
 from services.simulation.clients import QueryTemplate
 from services.simulation.report import RunReport
-from services.simulation.run import BEGINS, Run
+from services.simulation.run import BEGINS, Run, SimulationError
 from services.simulation.scenario.model import Scenario
 from services.simulation.scenario.read import read_scenario
 
 CAP = 4  # models on the GPU
 MOST = 8
+BATCH = 128  # of the run with one model
 PATTERNS = ("sequential", "uniform", "zipf")
 ALPHA = 1.1  # of the power law
-SWAP_MS = 90.0
-LIMIT_S = 3000.0  # of virtual time for one run
+LIMIT_S = 100_000.0  # of virtual time for one run
+ALIKE = 0.05
 
 
 class Measured(NamedTuple):
@@ -84,8 +86,8 @@ class ClosedLoop:
         kernel.publish(kind.subject, kind.head, inbox, kind.body)
 
     def _answered(self, inbox: str, message: object) -> None:
-        if not isinstance(message, Answer):
-            raise RuntimeError(f"a query was refused: {message}")
+        if isinstance(message, Refusal):
+            raise SimulationError(f"a query was refused: {message.error.message}")
         self.ended = self._run.kernel.now
         self.latencies.append(1000.0 * (self.ended - self._sent.pop(inbox)))
         self._ask(inbox)
@@ -113,7 +115,7 @@ def copies(scenario: Scenario, number: int) -> Scenario:
         apps=tuple(replace(app, app=name, links={name: model.version}) for name in names),
         models=tuple(replace(model, model=name) for name in names),
         variants=tuple(replace(variant, variant=f"{name}-gpu", model=name) for name in names),
-        needs={name: scenario.needs[app.app] for name in names},
+        needs=dict.fromkeys(names, scenario.needs[app.app]),
         loads=(),
     )
 
@@ -127,7 +129,7 @@ def pattern(name: str, models: int, rng: np.random.Generator) -> Iterator[int]:
 
 
 def measure(scenario: Scenario, which: str, models: int, queries: int, clients: int = 1) -> Measured:
-    """One run: `queries` queries by so many clients. The first ones, until every model has been asked once, are not counted."""
+    """One run: `queries` queries by so many clients."""
     [policy] = scenario.policies
     report = SwapReport.of(scenario, policy)
     run = Run(scenario, policy, report)
@@ -139,3 +141,121 @@ def measure(scenario: Scenario, which: str, models: int, queries: int, clients: 
         run.kernel.run(run.kernel.now + 1.0)
     actions = report.actions
     return Measured(loop.latencies, loop.ended - BEGINS, actions["promote"] + actions["load"], actions["demote"])
+
+
+def build(seeds: Sequence[int], short: bool) -> compare.Figure:
+    read = [copies(read_scenario(compare.HERE / "rafiqi.toml", seed=seed), MOST) for seed in seeds]
+    a_model = 200 if short else 1000
+    counts = (1, CAP, CAP + 1) if short else range(1, MOST + 1)
+    found = {
+        (name, models): [measure(one, name, models, a_model * models) for one in read]
+        for name in PATTERNS
+        for models in counts
+    }
+    clients = [2**n for n in range(0, 10, 2 if short else 1)]
+    batched = {c: measure(_batches(read[0], BATCH), "sequential", 1, 20 * c + 200, c).qps for c in clients}
+    alone = {c: measure(_batches(read[0], 1), "sequential", 1, 2 * c + 200, c).qps for c in clients}
+    many = {c: measure(read[0], "uniform", CAP + 1, a_model, c).qps for c in (1, 8, 32)}
+    rows = [*_five(found), *_knee(found), *_concurrency(batched, alone, many)]
+    title = "Rafiqi, simulated: models of 233 MB on a GPU that holds four, one query at a time; and one model with more queries at a time"
+    return compare.Figure("rafiqi", title, rows, draw=partial(_draw, found, batched, alone))
+
+
+Found = Mapping[tuple[str, int], Sequence[Measured]]
+
+
+def _batches(scenario: Scenario, most: int) -> Scenario:
+    return replace(scenario, variants=tuple(replace(one, max_batch=most) for one in scenario.variants))
+
+
+def _five(found: Found) -> Iterator[compare.Row]:
+    """Figure 2."""
+    runs = {name: found[name, CAP + 1] for name in PATTERNS}
+    papers = {"sequential": "100 %", "uniform": "20 %", "zipf": "fewest"}
+    shares = {name: [one.swaps / len(one.latencies) for one in runs[name]] for name in PATTERNS}
+    good = {
+        "sequential": min(shares["sequential"]) > 1 - ALIKE,
+        "uniform": abs(statistics.fmean(shares["uniform"]) - 1 / (CAP + 1)) < ALIKE * 0.5,
+        "zipf": statistics.fmean(shares["zipf"]) < statistics.fmean(shares["uniform"]),
+    }
+    for name in PATTERNS:
+        what = f"five models, {name}: queries that wait for a swap"
+        yield compare.Row(what, papers[name], shares[name], good[name], form=".1%")
+    for name in PATTERNS:
+        means = [one.mean for one in runs[name]]
+        yield compare.stated(f"five models, {name}: mean latency", means, " ms", form=".0f")
+    ordered = [
+        zipf.mean < uniform.mean < sequential.mean
+        for sequential, uniform, zipf in zip(*(runs[name] for name in PATTERNS), strict=True)
+    ]
+    yield compare.holds("mean latency: zipf below uniform below sequential", "yes", ordered)
+    alike = [
+        max(p) <= (1 + ALIKE) * min(p) for p in zip(*([m.at(0.99) for m in runs[n]] for n in PATTERNS), strict=True)
+    ]
+    yield compare.holds("P99 almost the same for all three", "yes", alike)
+    added = [
+        swapped.at(0.5) - calm.at(0.5)
+        for swapped, calm in zip(runs["sequential"], found["sequential", CAP], strict=True)
+    ]
+    yield compare.at_most("what a swap adds to a query", 90, added, " ms", form=".0f")
+
+
+def _knee(found: Found) -> Iterator[compare.Row]:
+    """Figures 3 and 4."""
+    for name in PATTERNS:
+        held = [
+            four.qps >= 0.95 * one.qps and five.qps <= 0.9 * four.qps
+            for one, four, five in zip(*(found[name, n] for n in (1, CAP, CAP + 1)), strict=True)
+        ]
+        yield compare.holds(f"{name}: throughput falls with the fifth model, not before", "yes", held)
+    for name, paper in (("sequential", 0.2), ("uniform", 0.5), ("zipf", 0.5)):
+        pairs = zip(found[name, CAP + 1], found[name, CAP], strict=True)
+        parts = [five.qps / four.qps for five, four in pairs]
+        yield compare.at_least(f"{name}: throughput with five models, of that with four", paper, parts, form=".0%")
+    pairs = zip(found["sequential", CAP + 1], found["sequential", CAP], strict=True)
+    yield compare.at_most(
+        "sequential: latency with five models, of that with four", 5, [a.mean / b.mean for a, b in pairs], "×"
+    )
+
+
+def _concurrency(
+    batched: Mapping[int, float], alone: Mapping[int, float], many: Mapping[int, float]
+) -> Iterator[compare.Row]:
+    """Figure 5, and what the paper could not measure."""
+    clients = sorted(batched)
+    below = [c for c in clients if c <= BATCH]
+    rises = all(batched[b] > batched[a] for a, b in pairwise(below))
+    stops = batched[clients[-1]] <= 1.2 * batched[2 * BATCH] if 2 * BATCH in batched else True
+    yield compare.holds("one model, batches up to 128: throughput rises up to 2^7 queries at a time", "yes", [rises])
+    yield compare.holds("and hardly beyond twice that", "it falls beyond 2^7", [stops])
+    gain = batched[below[-1]] / batched[1]
+    yield compare.stated(f"throughput at {below[-1]} queries at a time, of that at 1", [gain], "×")
+    flat = max(alone.values()) <= 1.1 * min(alone.values())
+    yield compare.holds("without batches throughput does not rise", "yes (NVIDIA's engine)", [flat])
+    for c, qps in many.items():
+        what = f"five models, uniform, {c} quer{'y' if c == 1 else 'ies'} at a time: throughput"
+        yield compare.stated(what, [qps], " queries/s", paper="not measured" if c > 1 else "not stated")
+
+
+def _draw(
+    found: Found, batched: Mapping[int, float], alone: Mapping[int, float], figure: compare.Figure, out: Path
+) -> None:
+    import matplotlib.pyplot as plt
+
+    _, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    counts = sorted({models for _, models in found})
+    for name in PATTERNS:
+        left.plot(counts, [statistics.fmean(one.qps for one in found[name, n]) for n in counts], label=name)
+    left.set(xlabel="models", ylabel="queries/s", title="one query at a time, room for four")
+    left.legend()
+    for label, curve in (("batches up to 128", batched), ("one at a time", alone)):
+        right.loglog(sorted(curve), [curve[c] for c in sorted(curve)], label=label, base=2)
+    right.axvline(BATCH, linestyle=":")
+    right.set(xlabel="queries at a time", ylabel="queries/s", title="one model")
+    right.legend()
+    plt.savefig(out / f"{figure.name}.png", dpi=120)
+    plt.close()
+
+
+if __name__ == "__main__":
+    compare.main(build, __doc__)

@@ -48,6 +48,7 @@ class InstanceStatus(Struct, frozen=True, kw_only=True, gc=False):
     factor: the live correction of the profile (1.0 = as profiled). app_states: the state for each app where it differs from `state`.
     reclaimable: nobody needs it. It serves until somebody else needs its place. batching: the policy that forms its batches.
     batch_limit: the most items of a batch now; 0: the variant's largest batch. contexts: how many batches it computes at a time.
+    ready_at: when it has loaded, or, Unloading, is Warm; 0: neither is coming.
     """
 
     instance: str

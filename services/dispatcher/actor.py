@@ -325,7 +325,9 @@ class Dispatcher:
             return self._decide(query, now) if central else self._elsewhere(query, route.instance, now)
         if back.reason == "crashed":
             return self._retries.crashed(query, now)
-        instance = self.view.remove(route.instance)
+        instance = self.view.instances.get(route.instance)
+        if instance is not None and instance.state not in ("Unloading", "Warm"):  # the view is out of date
+            self.view.remove(route.instance)
         if back.reason == "load_failed" and instance is not None:
             self.view.not_before[instance.record.variant] = now + LOAD_AGAIN
         if query.attempt >= MOST_DISPATCHES:

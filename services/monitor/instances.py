@@ -293,7 +293,7 @@ class MonitoredInstance:
 
     def status(self) -> InstanceStatus:
         """As heartbeats carry it."""
-        loading = self.state == "Loading"
+        loads = self.state == "Loading" or self.goes == "host"
         ready = load_seconds(self.record, warm=self.in_host)
         return InstanceStatus(
             instance=self.id,
@@ -307,7 +307,7 @@ class MonitoredInstance:
             mean_batch=self.mean_batch,
             factor=self.factor,
             app_states=self._app_states(),
-            ready_at=self.since + ready if loading else 0.0,
+            ready_at=self.since + ready if loads else 0.0,
             reclaimable=self.reclaimable,
             batching=self.batching,
             batch_limit=self.batch_limit,

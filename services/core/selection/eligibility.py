@@ -285,7 +285,7 @@ class AppView:
             group.put(instance, group.loading)
         elif state in ("Overloaded", "Interfered"):
             group.put(instance, group.troubled)
-        elif state == "Warm":
+        elif state == "Warm" or (state == "Unloading" and instance.ready_at > 0):
             group.put(instance, group.warm)
         else:
             group.put(instance, None)
