@@ -143,10 +143,11 @@ class MonitoredInstance:
             if app.app not in self.apps:
                 self.apps[app.app] = self.state
                 changes.append((app.app, "Inactive", self.state, "this app's first items here"))
-        self.last_used = max(self.last_used, sample.begun)
-        self.used = self.used or sample.begun >= self.since
+        self.used = self.used or sample.items > 0 or sample.begun >= self.since
         if sample.queued > 0:
             self.last_used = now
+        elif sample.items > 0:
+            self.last_used = max(self.last_used, sample.begun or now)
         if sample.predicted > 0 and sample.busy > 0 and sample.batches > 0:
             gain, spent = GAIN * min(1.0, sample.batches / FULL_REPORT), sample.busy
             if waited >= max(2, self.batch_limit or self.record.max_batch):
