@@ -30,6 +30,13 @@ def percent(share: float | None) -> str:
     return f"{min(100 * share, 99.99):.{digits}f} %"
 
 
+def interval(low: float | None, high: float | None) -> str:
+    """A confidence interval of a share."""
+    if low is None or high is None or math.isnan(low) or math.isnan(high):
+        return UNKNOWN
+    return f"{low:.3f}..{high:.3f}"
+
+
 def seconds(value: float | None) -> str:
     """A duration in a suitable unit."""
     if value is None or math.isnan(value):

@@ -120,10 +120,7 @@ def _table(rows: pd.DataFrame) -> None:
         state=[[state] for state in rows["state"]],
         hardware=[formats.mark_simulated(*each) for each in zip(rows["hardware"], rows["simulated"], strict=True)],
         saturation_qps=rows["saturation_qps"].round(),
-        interval=[
-            formats.UNKNOWN if pd.isna(low) else f"{low:.3f}..{high:.3f}"
-            for low, high in zip(rows["accuracy_low"], rows["accuracy_high"], strict=True)
-        ],
+        interval=[formats.interval(*each) for each in zip(rows["accuracy_low"], rows["accuracy_high"], strict=True)],
         note=["worse than another" if each else "" for each in rows["dominated"]],
     )
     widgets.table(

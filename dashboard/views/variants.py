@@ -29,6 +29,9 @@ def now() -> None:
                 running["worker"], running["device"], running["simulated"], strict=True
             )
         ],
+        interval=[
+            formats.interval(*each) for each in zip(running["accuracy_low"], running["accuracy_high"], strict=True)
+        ],
         utilisation=100 * running["utilisation"],
     )
     widgets.table(
@@ -49,6 +52,7 @@ def now() -> None:
             "utilisation": widgets.number_column("busy %", "%.1f"),
             "memory_mb": widgets.number_column("MB", "%.0f"),
             "accuracy": widgets.number_column("accuracy", "%.4f"),
+            "interval": st.column_config.TextColumn("95 %", help="The confidence interval of the accuracy"),
         },
         "now",
     )

@@ -67,7 +67,7 @@ def past(postgres: EmbeddedPostgres, looking: None) -> Iterator[str]:
     catalogue = {
         "app.digits": encode(app_record()),
         "model.mlp.1": encode(model_record()),
-        f"variant.{VARIANT}": encode(variant_record()),
+        f"variant.{VARIANT}": encode(variant_record(accuracy_low=0.951, accuracy_high=0.982)),
         f"variant.{GPU}": encode(variant_record(variant=GPU, hardware="gpu", simulated=True, accuracy=0.98)),
     }
     CatalogWriter(store_, {"cpu": 0.048, "gpu": 3.0}, 0.99).write(catalogue, frozenset(catalogue))
@@ -208,6 +208,7 @@ def test_variants_tell_each_change_and_its_reason(past: str) -> None:
     test = page("variants", past)
     assert not test.exception and not test.error
     assert table(test, "queue")["queue"].tolist() == [80]
+    assert table(test, "queue")["interval"].tolist() == ["0.951..0.982"]
     changes = table(test, "change")
     assert changes["change"].tolist() == ["Active → Overloaded", "Loading → Active", "Inactive → Loading"]
     assert changes["reason"].tolist()[0] == "80 items wait for 0.4 s"
@@ -294,6 +295,7 @@ def test_applications_show_what_variants_trade(past: str) -> None:
     assert not test.exception and not test.error
     variants = table(test, "saturation_qps")
     assert set(variants["hardware"]) == {"cpu", "gpu (simulated)"}
+    assert dict(zip(variants["variant"], variants["interval"], strict=True)) == {VARIANT: "0.951..0.982", GPU: "–"}
     assert metric(test, "Best accuracy")[0] == "0.98"
     test.toggle(key="simulated").set_value(False).run()
     assert metric(test, "Best accuracy")[0] == "0.97"

@@ -16,8 +16,10 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 import bus.messages
 from bus.codec import BadMessage, decode, encode, in_two
+from bus.messages.catalog import VariantRecord
 from bus.messages.flow import DoneBatch, Execute, Route
 from bus.messages.public import Answer, ObjectRef, QueryHead, QueryInputs, Refusal, Tensor, TensorHead, TensorView
+from tests.support.data.events import variant_record
 
 words = st.text(max_size=8)
 numbers = st.integers(-(2**63), 2**63 - 1)
@@ -215,3 +217,11 @@ def test_in_two_is_what_one_would_be(body: bytes) -> None:
     message = Execute(Route(b"u", 0, 0, "r", 1.0, 2.0, "d", "i", "a", 1, None), Raw(encode(body)))
     beginning, rest = in_two(message)
     assert beginning + rest == encode(message)
+
+
+def test_a_variant_without_the_interval_of_its_accuracy_is_read() -> None:
+    """Records of earlier versions stay in the catalogue."""
+    record = variant_record()
+    fields = msgpack.unpackb(encode(record))
+    del fields["accuracy_low"], fields["accuracy_high"]
+    assert decode(VariantRecord, msgpack.packb(fields)) == record
