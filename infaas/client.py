@@ -282,7 +282,9 @@ class Client:
         """
         from infaas.registering import register_model  # noqa: PLC0415  (a query needs none of it)
 
-        return await register_model(self, model, x, y, app=app, name=name, metric=metric, **options)
+        return await register_model(
+            self.register, self.variants, model, x, y, app=app, name=name, metric=metric, **options
+        )
 
     async def register(
         self,

@@ -6,7 +6,7 @@ import logging
 import secrets
 import tempfile
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,6 @@ from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout,
 
 if TYPE_CHECKING:
     from numpy import ndarray
-
-    from infaas.client import Client
 
     Array = ndarray[Any, Any]
     Arrays = tuple[Array | dict[str, Array], Array]
@@ -43,6 +41,7 @@ LISTED_S = 3.0  # within which a dispatcher lists new variants
 REMOTE = "remote"  # format of a file that names a model on a remote engine
 
 OnProgress = Callable[[RegistrationStatus], None]
+ListVariants = Callable[..., Awaitable[list[dict[str, Any]]]]  # app, model: whose
 
 
 async def register(
@@ -363,7 +362,8 @@ def _save(path: Path, arrays: "Arrays", request: Register) -> None:
 
 
 async def register_model(
-    client: "Client",
+    upload: Callable[..., Awaitable[RegistrationStatus]],
+    variants: ListVariants,
     model: Any,
     x: Any,
     y: Any,
@@ -376,14 +376,14 @@ async def register_model(
 ) -> dict[str, Any]:
     """Convert a model (see `conversion.convert`), register it, and return what `infaas register --json` prints.
 
-    say: gets what was understood, before anything is uploaded. options: as for `register`. Raises BadInput, and what `register` raises.
+    upload, variants: the client's `register` and `variants`. say: gets what was understood, before anything is uploaded. options: as for `register`. Raises BadInput, and what `register` raises.
     """
     with tempfile.TemporaryDirectory(prefix="infaas-") as directory:
         converted = await asyncio.to_thread(convert, model, x, y, Path(directory), metric)
         for line in understood(converted):
             say(line)
         inputs = converted.inputs
-        status = await client.register(
+        status = await upload(
             converted.path,
             app=app,
             model=name or name_of(model),
@@ -392,16 +392,16 @@ async def register_model(
             labels=converted.classes,
             **options,
         )
-    return await document_of(client, status)
+    return await document_of(variants, status)
 
 
 # -- what the command and `infaas.register` print and return
 
 
-async def document_of(client: "Client", status: RegistrationStatus) -> dict[str, Any]:
+async def document_of(variants: ListVariants, status: RegistrationStatus) -> dict[str, Any]:
     """What `infaas register --json` prints: the status, and the variants with their listed figures."""
     document = status_document(status)
-    return document if status.dry_run else {**document, "variants": await _figures(client, status)}
+    return document if status.dry_run else {**document, "variants": await _figures(variants, status)}
 
 
 def status_document(status: RegistrationStatus) -> dict[str, Any]:
@@ -437,7 +437,7 @@ def signature_document(signature: Signature) -> dict[str, Any]:
     return {"inputs": plain(signature.inputs), "outputs": plain(signature.outputs)}
 
 
-async def _figures(client: "Client", status: RegistrationStatus) -> list[dict[str, Any]]:
+async def _figures(variants: ListVariants, status: RegistrationStatus) -> list[dict[str, Any]]:
     """The listed figures of the new variants; only their names if no dispatcher lists them in time."""
     loop = asyncio.get_running_loop()
     until = loop.time() + LISTED_S
@@ -445,7 +445,7 @@ async def _figures(client: "Client", status: RegistrationStatus) -> list[dict[st
         found: dict[str, dict[str, Any]] = {}
         try:
             app = None if status.app == WITHOUT_APP else status.app
-            items = await client.variants(app=app, model=status.model)
+            items = await variants(app=app, model=status.model)
             found = {item["variant"]: item for item in items if item.get("version") == status.version}
         except InfaasError as error:
             log.warning("the figures cannot be listed now (try `infaas variants`): %s", error)

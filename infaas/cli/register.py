@@ -122,7 +122,7 @@ def register(
                 status = await client.register(
                     model_file, app=app, model=model, validation=validation, on_progress=on_progress, **options, **keys
                 )
-            return await document_of(client, status)
+            return await document_of(client.variants, status)
 
     try:
         document = asyncio.run(run())
