@@ -84,31 +84,34 @@ class SimulatedEdge:
             loaded: LoadedModel = await self._cpu_edge.perform(replace(command, tier="device"))
             init_s = (record.profile.load_ms - (record.profile.transfer_ms or 0.0)) / 1000.0
             await asyncio.sleep(init_s - (time.perf_counter() - started))
+            took = time.perf_counter() - started
         proof = f"simulated {self._kind}: times by profile, outputs by {loaded.proof}"
         if command.tier == "device":
-            await self._over_the_bus(record)
-        return self._is_in(command.instance, record, command.tier, started, proof)
+            took += await self._over_the_bus(record)
+        return self._is_in(command.instance, record, command.tier, took, proof)
 
     async def _transfer(self, command: TransferModel) -> LoadedModel:
         """The weights need no artifact and nothing is made again. The CPU's model, which computes the outputs, stays as it is."""
-        started = time.perf_counter()
         known = self._tables.get(command.instance)
         record = known[0] if known is not None else self._warm.get(command.instance)
         if record is None:
             raise BackendUnavailable("it is not loaded any more")
         self._check(record, command.tier)
-        await self._over_the_bus(record)
-        return self._is_in(command.instance, record, command.tier, started, f"simulated {self._kind}: times by profile")
+        took = await self._over_the_bus(record)
+        return self._is_in(command.instance, record, command.tier, took, f"simulated {self._kind}: times by profile")
 
     def _check(self, record: VariantRecord, tier: Tier) -> None:
         if tier == "host" and record.profile.host_mb is None:
             raise BackendUnavailable(f"a simulated {self._kind} keeps no models in host memory")
 
-    async def _over_the_bus(self, record: VariantRecord) -> None:
+    async def _over_the_bus(self, record: VariantRecord) -> float:
+        """Returns the seconds that it took, without the wait for others."""
         async with self._transfers:
+            started = time.perf_counter()
             await asyncio.sleep((record.profile.transfer_ms or 0.0) / 1000.0)
+            return time.perf_counter() - started
 
-    def _is_in(self, instance: str, record: VariantRecord, tier: Tier, started: float, proof: str) -> LoadedModel:
+    def _is_in(self, instance: str, record: VariantRecord, tier: Tier, took: float, proof: str) -> LoadedModel:
         memory_mb = record.profile.memory_mb
         if tier == "device":
             self._warm.pop(instance, None)
@@ -117,7 +120,7 @@ class SimulatedEdge:
             self._tables.pop(instance, None)
             self._warm[instance] = record
             memory_mb = record.profile.host_mb or 0.0
-        return LoadedModel((time.perf_counter() - started) * 1000.0, memory_mb, proof, one_at_a_time(self._kind), tier)
+        return LoadedModel(took * 1000.0, memory_mb, proof, one_at_a_time(self._kind), tier)
 
     async def _run(self, command: RunBatch) -> BatchResult:
         known = self._tables.get(command.instance)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from bus.codec import decode, encode
 from bus.messages.catalog import AppRecord, ModelRecord, Profile, ProfileRow, Signature, TensorSpec, VariantRecord
-from bus.messages.fleet import InstanceMoved, WorkerHeartbeat
+from bus.messages.fleet import InstanceLoaded, InstanceMoved, WorkerHeartbeat
 from bus.messages.public import ListRequest
 from bus.natsbus import NatsBus
 from bus.port import Bus
@@ -70,7 +70,7 @@ def measured(model: bytes, x: np.ndarray, outputs: list[int], name: str = "m", t
 
 
 class Worker:
-    """beats, moves: what the monitor and the executor said, newest last."""
+    """beats, moves, loads: what the monitor and the executor said, newest last."""
 
     def __init__(self, bus: Bus, settings: Settings) -> None:
         self.bus = bus
@@ -79,6 +79,7 @@ class Worker:
         self.name = settings.worker.name
         self.beats: list[WorkerHeartbeat] = []
         self.moves: list[InstanceMoved] = []
+        self.loads: list[InstanceLoaded] = []
         self.runtimes: dict[str, list[Runtime]] = {}
 
     async def start(self, service: str, wire: Callable[[Settings, Bus], Awaitable[list[Runtime]]]) -> None:
@@ -99,6 +100,9 @@ class Worker:
         )
         await self.bus.subscribe(
             self.subjects.monitor(self.name, "moved"), lambda d: self.moves.append(decode(InstanceMoved, d.data))
+        )
+        await self.bus.subscribe(
+            self.subjects.monitor(self.name, "loaded"), lambda d: self.loads.append(decode(InstanceLoaded, d.data))
         )
         await self.start("dispatcher", wire_dispatcher)
         await self.start("monitor", wire_monitor)
@@ -158,7 +162,13 @@ async def rows_of(bus: Bus, subjects: Subjects, kind: str) -> list[dict[str, Any
 
 @asynccontextmanager
 async def worker(
-    url: str, prefix: str, directory: Path, monitor: MonitorSettings, *, settings: Settings | None = None
+    url: str,
+    prefix: str,
+    directory: Path,
+    monitor: MonitorSettings,
+    *,
+    settings: Settings | None = None,
+    simulate: dict[str, int] | None = None,
 ) -> AsyncIterator[Worker]:
     """A running one, named w1."""
     bus = await NatsBus.connect(url, name="test")
@@ -167,7 +177,7 @@ async def worker(
         prefix=prefix,
         data_dir=str(directory),
         bus=BusSettings(url=url),
-        worker=WorkerSettings(name="w1", memory_mb=1000),
+        worker=WorkerSettings(name="w1", memory_mb=1000, simulate=simulate or {}),
         monitor=monitor,
     )
     here = Worker(bus, made)
