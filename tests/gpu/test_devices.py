@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -257,6 +258,30 @@ def test_memory_comes_back(files, framework):
         assert handle.memory_mb >= 0.0
         handle.close()
     assert cuda_memory_used_mb(DEVICE) < before + 200
+
+
+def test_a_model_kept_in_host_memory_comes_back_sooner_than_it_loads(files):
+    """Paper 001, section 3.4.1: without initialisation, at the speed of the bus."""
+    from services.shell.host.accelerators import cuda_memory_used_mb
+
+    load(files, "torch-cuda").close()
+    began = time.perf_counter()
+    handle = load(files, "torch-cuda")
+    load_s = time.perf_counter() - began
+    right = files[1].run_single(IMAGES[:LARGEST])[0]
+    there = cuda_memory_used_mb(DEVICE)
+    transfers = []
+    for _ in range(5):
+        handle.demote()
+        assert handle.memory_mb == 0.0
+        assert cuda_memory_used_mb(DEVICE) <= there
+        began = time.perf_counter()
+        handle.promote()
+        transfers.append(time.perf_counter() - began)
+        assert error(handle.run_single(IMAGES[:LARGEST])[0], right) <= MOST_ERROR["fp32"]
+    print(f"\nload {1e3 * load_s:.1f} ms, from host memory {1e3 * min(transfers):.1f} ms ({handle.host_mb:.1f} MB)")
+    assert min(transfers) < load_s / 2
+    handle.close()
 
 
 @pytest.mark.parametrize("framework", ["tensorrt", "trt"])

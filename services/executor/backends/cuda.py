@@ -1,6 +1,7 @@
 """Shared by the CUDA backends: the device of an address, its memory, batch buckets."""
 
 import os
+import threading
 from contextlib import AbstractContextManager
 from functools import cache, partial
 
@@ -30,6 +31,13 @@ def _memory(device: str) -> Growth:
 def growth(device: str) -> AbstractContextManager[Grown]:
     """Measure what a load takes of the device's memory. Memory that other processes take meanwhile counts as well."""
     return _memory(device).measure()
+
+
+@cache
+def bus(device: str) -> threading.Lock:
+    """What weights travel over to this device and back: one model at a time."""
+    del device
+    return threading.Lock()
 
 
 def buckets(largest: int) -> tuple[int, ...]:

@@ -5,6 +5,9 @@ This file has never been executed on a GPU by its authors; `pytest -m gpu tests/
 Precision is what the .pt2 program holds (fp32, fp16, bf16 weights and operators); its inputs and outputs stay in the signature's
 datatypes, converted on the device. A bucket's graph replays without the Python of the model, which is most of the time of a small one.
 What cannot be captured (control flow by data, open lengths) runs operator by operator on the same stream, and the proof says so.
+
+A model can be kept in host memory (Rafiqi, paper 001, section 3.4.1): its weights go there, page-locked, so that they come back at the speed of
+the bus. Graphs name addresses of weights, so they are captured anew; nothing is read, compiled or warmed up again.
 """
 
 import warnings
@@ -25,9 +28,9 @@ from services.executor.backends.base import (
     in_order,
     plain,
 )
-from services.executor.backends.cuda import bucket_for, buckets, gpu, growth
+from services.executor.backends.cuda import bucket_for, buckets, bus, gpu, growth
 from services.executor.backends.torch_cpu import EXPORT_LOCK, explain, framework, tensors_of
-from services.executor.backends.torch_device import TORCH_NAMES, CudaStream, DeviceStream, Slot, Staging
+from services.executor.backends.torch_device import TORCH_NAMES, CudaStream, DeviceStream, Slot, Staging, Weights
 
 if TYPE_CHECKING:
     from services.executor.backends.base import Array
@@ -89,7 +92,9 @@ def moved(torch: ModuleType, artifact: Path, device: str) -> Any:
 
     pt2.check(artifact)
     with EXPORT_LOCK, artifact.open("rb") as file:
-        return move_to_device_pass(torch.export.load(file), device)
+        program = torch.export.load(file)
+        with bus(device):
+            return move_to_device_pass(program, device)
 
 
 def devices_of(module: Any) -> set[str]:
@@ -136,7 +141,7 @@ def _wire(value: Any) -> str:
 
 
 class GraphHandle:
-    """One program on one stream. See `base.Handle`. torch cannot cancel a run: `cancel` does nothing."""
+    """One program on one stream. See `base.Handle` and `base.Demotable`. torch cannot cancel a run: `cancel` does nothing."""
 
     memory_mb = 0.0
     one_at_a_time = "its staging memory holds one batch"
@@ -151,6 +156,9 @@ class GraphHandle:
         self._torch = torch
         self._stream = stream
         self._module: Callable[..., Any] = module_of(program)
+        self._weights = Weights(torch, self._module)
+        self.host_mb = self._weights.mb
+        self._there_mb = 0.0
         elsewhere = devices_of(self._module) - {str(stream.device)}
         if elsewhere:
             raise LoadFailed(f"parameters of this model are on {', '.join(sorted(elsewhere))}, not on {stream.device}")
@@ -176,13 +184,17 @@ class GraphHandle:
                 Staging(self._torch, Slot(name, tuple(one.shape[1:]), _wire(one)), largest, None, pinned=stream.pinned)
                 for name, one in zip(self.outputs, made, strict=False)
             ]
-            try:
-                for size in reversed(self._sizes):
-                    self._warmed(size)
-                    self._graphs[size] = stream.capture(lambda size=size: self._compute(size))  # type: ignore[misc]
-            except RuntimeError as error:
-                self._graphs.clear()
-                return f"operator by operator: {plain(error)[:80]}"
+            return self._record(self._warmed)
+
+    def _record(self, before: Callable[[int], object]) -> str:
+        """Capture a graph for each bucket. before: is called with each one before. Returns how the model runs."""
+        try:
+            for size in reversed(self._sizes):
+                before(size)
+                self._graphs[size] = self._stream.capture(lambda size=size: self._compute(size))  # type: ignore[misc]
+        except RuntimeError as error:
+            self._graphs.clear()
+            return f"operator by operator: {plain(error)[:80]}"
         return f"CUDA graphs for batches of {', '.join(map(str, self._sizes))}"
 
     def _warmed(self, size: int) -> list[Any]:
@@ -200,6 +212,35 @@ class GraphHandle:
         tensors = tensors_of(self._torch, answer)
         names = self._wires or [_wire(one) for one in tensors]
         return [one.to(getattr(self._torch, TORCH_NAMES[name])) for one, name in zip(tensors, names, strict=False)]
+
+    # -- host memory
+
+    def demote(self) -> None:
+        self._graphs.clear()
+        self._stream.forget()
+        with self._stream.on():
+            for staged in self._in:
+                staged.leave()
+        self._move("cpu", pinned=self._stream.pinned)
+        self._stream.trim()
+        self._there_mb, self.memory_mb = self.memory_mb, 0.0
+
+    def promote(self) -> None:
+        self._move(self._stream.device, pinned=False)
+        with self._stream.on():
+            for staged in self._in:
+                staged.come()
+            if self._in:
+                self._record(lambda _: None)  # libraries have chosen their kernels
+        self.memory_mb = self._there_mb
+
+    def _move(self, device: Any, *, pinned: bool) -> None:
+        torch, stream = self._torch, self._stream
+        try:
+            with bus(str(stream.device)), stream.on(), torch.inference_mode(mode=False), torch.no_grad():
+                self._weights.move(torch.device(device), pinned=pinned, wait=stream.wait)
+        except RuntimeError as error:
+            raise LoadFailed(f"the weights cannot be moved to {device}: {plain(error)}") from error
 
     # -- running
 

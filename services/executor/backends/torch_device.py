@@ -38,6 +38,7 @@ class Staging:
     def __init__(self, torch: Any, slot: Slot, largest: int, device: Any, *, pinned: bool) -> None:
         dtype = TORCH_NAMES[slot.dtype]
         self.slot = slot
+        self._torch = torch
         self.host = torch.zeros((largest, *slot.shape), dtype=getattr(torch, dtype), pin_memory=pinned)
         whole = (largest, *slot.shape) if device is not None else (0,)
         self.device = torch.zeros(whole, dtype=getattr(torch, dtype), device=device)
@@ -57,6 +58,15 @@ class Staging:
         """A copy of the rows that `fetch` brought, once its copy is done."""
         rows: Array = self._array[:items].copy()
         return rows
+
+    def leave(self) -> None:
+        """Give the device's half back. `come` takes it again."""
+        self._there = self.device.shape, self.device.device
+        self.device = self._torch.zeros(0)
+
+    def come(self) -> None:
+        shape, device = self._there
+        self.device = self._torch.zeros(shape, dtype=self.host.dtype, device=device)
 
     def check(self, array: "Array") -> None:
         """Raises InputRejected if shape or datatype are not the model's."""
@@ -85,6 +95,42 @@ TORCH_NAMES = {
 }
 
 
+# -- the weights of one model: on the device, or in page-locked host memory
+
+
+class Weights:
+    """Parameters and buffers of a module. Those that share memory share it wherever they are."""
+
+    def __init__(self, torch: Any, module: Any) -> None:
+        self._torch = torch
+        self._tensors = [*module.parameters(), *module.buffers()]
+
+    @property
+    def mb(self) -> float:
+        """What they take."""
+        storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in self._tensors}
+        return float(sum(storages.values())) / 2**20
+
+    def move(self, device: Any, *, pinned: bool, wait: Callable[[], None]) -> None:
+        """Copy them to this torch.device, on the current stream, and let go of where they were. wait: until the stream is done."""
+        torch = self._torch
+        made: dict[int, Any] = {}
+        found = []
+        for tensor in self._tensors:
+            storage = tensor.untyped_storage()
+            there = made.get(storage.data_ptr())
+            if there is None:
+                here = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+                there = torch.empty(storage.nbytes(), dtype=torch.uint8, device=device, pin_memory=pinned)
+                there.copy_(here, non_blocking=True)
+                made[storage.data_ptr()] = there
+            view = torch.empty(0, dtype=tensor.dtype, device=device)
+            found.append(view.set_(there.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()))
+        wait()
+        for tensor, view in zip(self._tensors, found, strict=True):
+            tensor.data = view
+
+
 # -- the CUDA stream of one model: it runs in order, beside those of other models, and is recorded into graphs
 
 Compute = Callable[[], list[Any]]
@@ -104,6 +150,9 @@ class DeviceStream(Protocol):
 
     def wait(self) -> None:
         """Wait until all queued operators are done. Other threads continue meanwhile."""
+
+    def forget(self) -> None:
+        """Nothing that was recorded is used any more."""
 
     def trim(self) -> None:
         """Give unused memory back to the device."""
@@ -146,6 +195,9 @@ class CudaStream:
     def wait(self) -> None:
         self._done.record(self._stream)
         self._done.synchronize()
+
+    def forget(self) -> None:
+        self._pool = None
 
     def trim(self) -> None:
         with self._torch.cuda.device(self.device):

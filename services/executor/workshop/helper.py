@@ -436,6 +436,9 @@ def _profile_of(measured: Measured, plan: VariantPlan) -> Profile:
     return Profile(
         rows=rows,
         load_ms=measured.load_ms,
+        init_ms=None if measured.transfer_ms is None else max(0.0, measured.load_ms - measured.transfer_ms),
+        transfer_ms=None if measured.transfer_ms is None else min(measured.load_ms, measured.transfer_ms),
+        host_mb=measured.host_mb,
         memory_mb=max(memory, default=0.0),
         saturation_qps=max(row.batch / row.p50_ms * 1000.0 for row in rows if row.length == longest),
         provenance=f"measured: beside {beside} further instance{'s' * (beside > 1)}" if beside else "measured",

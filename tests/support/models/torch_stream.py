@@ -33,5 +33,8 @@ class CpuStream:
     def wait(self):
         return
 
+    def forget(self):
+        return
+
     def trim(self):
         return

@@ -138,7 +138,8 @@ class NotMade(Struct, frozen=True, kw_only=True, tag=True):
 class Measured(Struct, frozen=True, kw_only=True, tag=True):
     """One artifact's profile with so many threads. memory_mb: by largest batch. accuracy with its interval, agreement: None when not scored.
 
-    short_of: the largest batch that was measured when larger ones take too long or fail, else 0. neighbours: further instances that
+    transfer_ms, host_mb: of its way from host memory to the device, and what it takes there; None: it cannot be kept there. short_of: the
+    largest batch that was measured when larger ones take too long or fail, else 0. neighbours: further instances that
     computed while latencies were measured.
     """
 
@@ -147,6 +148,8 @@ class Measured(Struct, frozen=True, kw_only=True, tag=True):
     memory_mb: dict[int, float]
     disturbed: bool
     host: dict[str, str]
+    transfer_ms: float | None = None
+    host_mb: float | None = None
     short_of: int = 0
     neighbours: int = 0
     accuracy: float | None = None

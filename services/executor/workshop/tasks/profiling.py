@@ -372,6 +372,7 @@ def profile(task: MeasureTask, tell: Callable[[Frame], None]) -> Measured:
     if task.artifact.framework == REMOTE:
         peaks = dict.fromkeys(peaks, 0.0)  # what grew here is no model
         where["engine"] = handle.proof.rpartition(" ")[2]
+    transfer_ms, host_mb = transfer_of(handle, one)
     handle.close()
     for _ in range(2 if alone else 1):
         if load_ms < 1000.0 or not alone:  # an accelerator's first load compiles; executors keep what comes out of it
@@ -384,6 +385,8 @@ def profile(task: MeasureTask, tell: Callable[[Frame], None]) -> Measured:
         memory_mb=peaks,
         disturbed=table.disturbed(),
         host=where,
+        transfer_ms=transfer_ms,
+        host_mb=host_mb,
         short_of=short_of,
         neighbours=neighbours,
         accuracy=accuracy.value if accuracy is not None else None,
@@ -467,6 +470,28 @@ def _load(candidate: RunnableUpload, task: MeasureTask, one: dict[str, Array]) -
     handle = candidate.load(task.threads, task.device, max(task.max_batches), task.artifact.precision)
     inspection.run_batch(handle, one)
     return handle, (time.perf_counter() - start) * 1000.0
+
+
+def transfer_of(handle: Handle, one: dict[str, Array]) -> tuple[float, float] | tuple[None, None]:
+    """The ms from host memory until an answer, at best, and the MB that the model takes there; None if it cannot be kept there.
+
+    It is the last thing that happens to the handle: a failed transfer breaks it.
+    """
+    from services.executor.backends.base import BackendError, Demotable  # noqa: PLC0415
+
+    if not isinstance(handle, Demotable):
+        return None, None
+    times = []
+    try:
+        for _ in range(PASSES):
+            handle.demote()
+            start = time.perf_counter()
+            handle.promote()
+            inspection.run_batch(handle, one)
+            times.append((time.perf_counter() - start) * 1000.0)
+    except BackendError:
+        return None, None
+    return min(times), handle.host_mb
 
 
 def _import(candidate: RunnableUpload, device: str) -> None:

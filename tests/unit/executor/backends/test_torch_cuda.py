@@ -7,9 +7,17 @@ from hypothesis import strategies as st
 
 from bus.messages.catalog import Signature, TensorSpec
 from services.executor.backends import backend, names_for, pt2, survey
-from services.executor.backends.base import BackendUnavailable, InputRejected, LoadFailed, LoadSpec, RunFailed
+from services.executor.backends.base import (
+    BackendUnavailable,
+    Demotable,
+    InputRejected,
+    LoadFailed,
+    LoadSpec,
+    RunFailed,
+)
 from services.executor.backends.cuda import bucket_for, buckets, gpu
-from services.executor.backends.torch_device import Slot, Staging
+from services.executor.backends.torch_device import Slot, Staging, Weights
+from services.executor.workshop.tasks.profiling import transfer_of
 from services.shell.host.accelerators import accelerators
 from tests.support.models import tiny_models
 from tests.support.models.torch_stream import CpuStream
@@ -152,3 +160,53 @@ def test_what_goes_through_staging_comes_back(torch, rows, values):
     staging.put(array, rows)
     staging.fetch(staging.device * 2, rows)
     assert np.array_equal(staging.taken(rows), array * 2)
+
+
+@pytest.mark.parametrize("signature", [SIGNATURE, None])
+def test_a_model_comes_back_from_host_memory_with_its_answers_and_graphs(torch, artifact, signature):
+    handle, stream = loaded(torch, artifact, signature=signature)
+    assert isinstance(handle, Demotable)
+    handle.memory_mb = 70.0
+    x, classes = tiny_models.digits(8)
+    parameters = {one.data_ptr(): one for one in handle._module.parameters()}
+    assert handle.host_mb >= sum(one.nbytes for one in parameters.values()) / 2**20 > 0
+    for _ in range(2):
+        replayed = stream.replayed
+        handle.demote()
+        assert handle.memory_mb == 0.0
+        assert not {one.data_ptr() for one in handle._module.parameters()} & parameters.keys(), "they lie elsewhere"
+        parameters = {one.data_ptr(): one.data for one in handle._module.parameters()}
+        handle.promote()
+        assert handle.memory_mb == 70.0
+        assert handle.run_single(x)[0].argmax(axis=1).tolist() == classes.tolist()
+        assert stream.replayed == replayed + 1
+    handle.demote()
+    handle.close()
+
+
+def test_weights_that_share_memory_share_it_wherever_they_are(torch):
+    module = torch.nn.Linear(4, 4)
+    module.register_buffer("whole", torch.arange(6.0))
+    module.register_buffer("part", module.whole[2:].view(2, 2))
+    tied = torch.nn.ModuleList([module, torch.nn.Linear(4, 4, bias=False)])
+    tied[1].weight.data = module.weight.data.T
+    weights = Weights(torch, tied)
+    mb = weights.mb
+    assert mb == pytest.approx((4 * 4 + 4 + 6) * 4 / 2**20)
+    weights.move(torch.device("cpu"), pinned=False, wait=lambda: None)
+    assert weights.mb == mb
+    module.whole[3] = 30.0
+    module.weight.data[0, 1] = 7.0
+    assert module.part.tolist() == [[2.0, 30.0], [4.0, 5.0]]
+    assert tied[1].weight[1, 0] == 7.0
+
+
+def test_the_transfer_is_measured_where_there_is_one(torch, artifact, tmp_path):
+    x, _ = tiny_models.digits(1)
+    handle, _ = loaded(torch, artifact)
+    transfer_ms, host_mb = transfer_of(handle, {"x": x})
+    assert transfer_ms > 0
+    assert host_mb == handle.host_mb
+    (tmp_path / "m.onnx").write_bytes(tiny_models.mlp())
+    plain = backend("ort").load(tmp_path / "m.onnx", LoadSpec(signature=SIGNATURE))
+    assert transfer_of(plain, {"x": x}) == (None, None)

@@ -249,6 +249,7 @@ def test_variants_share_artifacts_and_profiles(shop):
     assert large.accuracy == large.agreement == 1.0
     assert large.profile.saturation_qps == max(row.batch / row.p50_ms * 1000 for row in large.profile.rows)
     assert large.profile.load_ms > 0
+    assert (large.profile.init_ms, large.profile.transfer_ms, large.profile.host_mb) == (None, None, None)
     assert {"isa", "cpu", "onnxruntime", "date"} <= set(large.profile.host)
     assert large.profile.provenance == "measured"
     quantised = built["m-ort-int8-dynamic-t1-b2"]
