@@ -11,7 +11,7 @@ What the instances of a device take together stays within its totals, of every r
     instances    as many as the operator allows (`max_models`)
 """
 
-from math import inf
+from math import floor, inf
 
 from msgspec import Struct
 
@@ -126,6 +126,15 @@ def total(
     """What the instances of a device may take together. device_mb, max_models: limits beside; 0: none."""
     cores = {"cpu": device.cores * max(1.0, cores_overcommit), "gpu": inf}.get(device.kind, float(device.cores))
     return Amount(min(device_mb or inf, memory_share * device.memory_mb), cores, max_models or inf)
+
+
+def busy_quarters(record: VariantRecord, used: float) -> int:
+    """How many quarters of its time, 0 to 4, a device of this variant's kind is used; 0 where instances do not take turns.
+
+    An instance goes where fewest are used. So a GPU that one variant keeps busy is left to it while others are free, and shared later
+    (INFaaS's code, `queryfe_server.cc`: a popular variant's "slack" GPU). Quarters, so that small differences decide nothing.
+    """
+    return floor(4.0 * min(1.0, max(0.0, used)) + 1e-9) if record.hardware == "gpu" else 0
 
 
 def short_of(need: Amount, free: Amount) -> Amount:

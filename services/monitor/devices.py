@@ -104,6 +104,12 @@ class MonitoredDevice:
         return min(1.0, self._share((instance, instance.utilisation) for instance in self.instances.values()))
 
     @property
+    def needed_use(self) -> float:
+        """The part of `utilisation` that is not for instances which are reclaimable, 0..1."""
+        needed = [each for each in self.instances.values() if not each.reclaimable]
+        return min(1.0, self._share((instance, instance.utilisation) for instance in needed))
+
+    @property
     def offline_use(self) -> float:
         """The part of `utilisation` that is offline work, 0..1."""
         return self._share((instance, instance.offline_use) for instance in self.instances.values())

@@ -272,9 +272,15 @@ class MonitorEffects:
             return self.machine.utilisation
         return max(device.utilisation, self.machine.gpus.get(device.spec.address, 0.0))
 
+    def foreign_gpu_use(self, device: MonitoredDevice) -> float:
+        """The part of a GPU's time that other processes use, 0..1; 0 for other devices."""
+        return 0.0 if device.is_machine else max(0.0, self._utilisation(device) - device.utilisation)
+
     def _foreign_use(self, device: MonitoredDevice, devices: Iterable[MonitoredDevice]) -> float:
         """The part of the utilisation that is not this worker's: of a CPU all that its executors' processes do not use."""
+        if not device.is_machine:
+            return self.foreign_gpu_use(device)
         own = device.utilisation
-        if device.is_machine and device.cpu_cores is not None:
+        if device.cpu_cores is not None:
             own = sum(one.cpu_cores or 0.0 for one in devices) / (len(self.machine.cores) or device.spec.cores)
         return max(0.0, self._utilisation(device) - own)

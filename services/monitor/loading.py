@@ -10,7 +10,7 @@ from bus.messages.fleet import InstanceSample, State
 from services.core.actor import Effect
 from services.core.catalog import Catalog
 from services.core.lifecycle import SERVING
-from services.core.placement import Amount, cores_needed, misfit, short_of, shortage
+from services.core.placement import Amount, busy_quarters, cores_needed, misfit, short_of, shortage
 from services.core.settings import MonitorSettings
 from services.monitor.devices import MonitoredDevice
 from services.monitor.effects import MonitorEffects
@@ -81,8 +81,8 @@ class InstanceTable:
     ) -> tuple[MonitoredDevice, list[MonitoredInstance]] | str:
         """A device with room for one more instance, and the instances whose eviction makes the room. Or why there is none.
 
-        It is the device on which the fewest instances that are needed go, then the fewest reclaimable ones. Among equals one where
-        the load can begin at once, of these the one with most free memory. Where the load must wait for others to go, it takes the place
+        It is the device on which the fewest instances that are needed go, then one that is used less (`busy_quarters`), then the one where
+        the fewest reclaimable instances go. Among equals one where the load can begin at once, of these the one with most free memory. Where the load must wait for others to go, it takes the place
         that it fits best, so that larger loads, whose orders may follow, fit into the others.
         """
         obstacle = self.failures.obstacle(record.variant, now)
@@ -92,7 +92,7 @@ class InstanceTable:
         if only is not None:
             fitting = [device for device in fitting if device is only]
         need = needs_of(record)
-        best: tuple[tuple[int, int, bool, float], MonitoredDevice, list[MonitoredInstance]] | None = None
+        best: tuple[tuple[int, int, int, bool, float], MonitoredDevice, list[MonitoredInstance]] | None = None
         for device in sorted(fitting, key=lambda device: -self._free(device).memory_mb):
             victims = self._victims(device, short_of(need, self._free(device)), now, recent=recent)
             if victims is None:
@@ -102,7 +102,9 @@ class InstanceTable:
             now_free = self._limit(device) - device.occupied()
             waits = not device.alive or bool(device.waiting()) or not short_of(need, now_free).none
             left = self._free(device).memory_mb + sum(victim.memory_mb for victim in victims) - need.memory_mb
-            order = (sum(not victim.reclaimable for victim in victims), len(victims), waits, left if waits else -left)
+            go = sum(not victim.reclaimable for victim in victims)
+            used = busy_quarters(record, device.needed_use + self._effects.foreign_gpu_use(device))
+            order = (go, used, len(victims), waits, left if waits else -left)
             if best is None or order < best[0]:
                 best = order, device, victims
         if best is None:

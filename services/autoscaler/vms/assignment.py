@@ -8,7 +8,7 @@ from services.autoscaler.vms.fleet import FleetWorker
 from services.autoscaler.vms.problem import devices_of
 from services.core.digest import cores_of
 from services.core.lifecycle import COUNTED, needed
-from services.core.placement import Device
+from services.core.placement import Device, busy_quarters
 
 Barred = Callable[[FleetWorker, VariantRecord], bool]  # whether a worker takes no more of a variant for now
 
@@ -18,15 +18,16 @@ def hardware_of(record: VariantRecord) -> tuple[str, bool]:
 
 
 class _Place:
-    """What is free on one device."""
+    """What is free on one device. used: the part of its time that instances there are planned to compute, 0..1."""
 
-    __slots__ = ("device", "memory", "slots", "time")
+    __slots__ = ("device", "memory", "slots", "time", "used")
 
     def __init__(self, device: Device, share: float) -> None:
         self.device = device
         self.memory = share * device.memory_mb
         self.slots = device.cores
         self.time = 1.0 if device.kind == "gpu" else float(device.cores)
+        self.used = 0.0
 
 
 class Room:
@@ -54,10 +55,20 @@ class Room:
         """Whether an instance would find cores there that it need not share."""
         return any(place.time >= cores_of(record) for place in self._open(record))
 
-    def take(self, record: VariantRecord, device: str = "") -> None:
-        """Put an instance on this device, else on the one with most memory, as the monitor does."""
-        place = self._places.get(device) or max(self._open(record), key=lambda each: each.memory, default=None)
+    def quarters(self, record: VariantRecord) -> int:
+        """`busy_quarters` of the device there that an instance would get."""
+        return min((busy_quarters(record, place.used) for place in self._open(record)), default=0)
+
+    def take(self, record: VariantRecord, device: str = "", used: float = 0.0) -> None:
+        """Put an instance on this device, else on the one that is used less and has most memory, as the monitor does.
+
+        used: the part of the time that it computes, 0..1.
+        """
+        place = self._places.get(device) or min(
+            self._open(record), key=lambda each: (busy_quarters(record, each.used), -each.memory), default=None
+        )
         if place is not None:
+            place.used += used
             place.memory -= record.profile.memory_mb
             place.slots -= 1
             place.time -= cores_of(record)
@@ -71,11 +82,13 @@ def assign(
     records: Mapping[str, VariantRecord],
     share: float,
     barred: Barred,
+    used: Mapping[str, float] = {},
 ) -> dict[FleetWorker, dict[str, tuple[int, int]]]:
     """How many instances each worker has, and how many of them only stand by. Those that run stay; others go where most is free.
 
     counts: by variant, of all these workers together: those that are claimed, and those that stand by. share: of devices' memory, for
-    instances.
+    instances. used: by variant, the part of the time that a claimed instance is planned to compute, 0..1. A GPU that one variant keeps
+    busy is left to it while others are free (`busy_quarters`).
     """
     found: dict[FleetWorker, dict[str, tuple[int, int]]] = {worker: {} for worker in group}
     rooms = {worker: Room(worker, share) for worker in group}
@@ -90,17 +103,26 @@ def assign(
         running.sort(key=lambda each: (each[1].reclaimable, each[1].state == "Loading", each[0].name))
         for number, (worker, one) in enumerate(running[: count + spare]):
             give(worker, variant, claimed=number < count)
-            rooms[worker].take(records[variant], one.device)
+            rooms[worker].take(records[variant], one.device, used.get(variant, 0.0) if number < count else 0.0)
         if count + spare > len(running):
             more.append((records[variant], count + spare - len(running)))
     more.sort(key=lambda each: (-each[0].profile.memory_mb, each[0].variant))
+    more.sort(key=lambda each: -busy_quarters(each[0], used.get(each[0].variant, 0.0)))
     for record, left in more:
         for _ in range(left):
             open_ = [worker for worker in group if rooms[worker].fits(record) and not barred(worker, record)]
             if not open_:
                 break
-            worker = min(open_, key=lambda each: (rooms[each].computing, not each.warm(record.variant), each.name))
-            rooms[worker].take(record)
+            worker = min(
+                open_,
+                key=lambda each: (
+                    rooms[each].quarters(record),
+                    rooms[each].computing,
+                    not each.warm(record.variant),
+                    each.name,
+                ),
+            )
+            rooms[worker].take(record, used=used.get(record.variant, 0.0))
             give(worker, record.variant, claimed=True)
     return found
 

@@ -347,7 +347,14 @@ class FleetPlanner:
             # On a machine that is paid anyway it serves on, and is needed again without a load: so it may be marked at once.
             paid = seen.problem.present.pools[p].spares and seen.problem.present.goal == "cost"
             there = [worker for worker in group if self._fleet.workers.get(worker.name) is worker]  # others went
-            placed = assign(there, counts, records, self._problems.share, lambda w, r: self._barred(w, r, turn.now))
+            used = {
+                one.name: min(1.0, busy / count)
+                for one, count, busy in zip(seen.problem.present.variants, plan.instances, plan.busy, strict=True)
+                if one.pool == p and count
+            }
+            placed = assign(
+                there, counts, records, self._problems.share, lambda w, r: self._barred(w, r, turn.now), used
+            )
             for worker, wanted in placed.items():
                 self._wanted[worker.name] = {variant: claimed + spare for variant, (claimed, spare) in wanted.items()}
                 releases: list[Effect] = []

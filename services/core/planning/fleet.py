@@ -98,12 +98,15 @@ class FleetProblem(Struct, frozen=True, kw_only=True):
 
 
 class FleetPlan(Struct, frozen=True, kw_only=True):
-    """machines: by pool. instances: by variant. spares: by variant, those that run and stand by beside them. missing: by class, the share of each layer that is not carried."""
+    """machines: by pool. instances: by variant. spares: by variant, those that run and stand by beside them. busy: by variant, how many
+    instances' time the expected load takes. missing: by class, the share of each layer that is not carried.
+    """
 
     machines: tuple[int, ...]
     instances: tuple[int, ...]
     missing: tuple[tuple[float, ...], ...]
     spares: tuple[int, ...] = ()
+    busy: tuple[float, ...] = ()
     objective: float = 0.0
 
 
@@ -261,6 +264,10 @@ def solve_fleet(
         machines=tuple(round(x[column]) for column in machines),
         instances=tuple(round(x[k]) + round(x[a]) for k, a in zip(kept, added, strict=True)),
         spares=tuple(round(x[spare[v]]) if v in spare else 0 for v in range(len(kept))),
+        busy=tuple(
+            sum(float(x[column]) * takes for column, takes in used[v].items() if column not in reserved[v])
+            for v in range(len(kept))
+        ),
         missing=tuple(tuple(max(0.0, float(x[column])) for column in layers) for layers in missing),
         objective=float(result.fun),
     )

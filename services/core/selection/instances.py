@@ -317,12 +317,13 @@ class Worker:
     """One worker, as its last heartbeat describes it.
 
     fullness: the share of its cores that its instances keep busy, by kind of device and whether that is simulated. Where several workers
-    share a machine, each has its own share. was_alive: a device of it has been alive.
+    share a machine, each has its own share. spare_use: by GPU, the part of its time that reclaimable instances use. was_alive: a device of
+    it has been alive.
     """
 
     __slots__ = (
         "cores", "devices", "draining", "fullness", "hardware", "incarnation", "instances", "kind", "name", "quarantined", "seen",
-        "skew", "was_alive",
+        "skew", "spare_use", "was_alive",
     )  # fmt: skip
 
     def __init__(self, name: str, hardware: str) -> None:
@@ -336,24 +337,35 @@ class Worker:
         self.kind = ""
         self.was_alive = False
         self.fullness: dict[tuple[str, bool], float] = {}
+        self.spare_use: dict[str, float] = {}
         self.devices: dict[str, DeviceStatus] = {}
         self.cores: dict[str, SharedCores] = {}  # by device
         self.instances: dict[str, Instance] = {}
 
     def measure_fullness(self) -> None:
-        """Compute `fullness` from the latest figures of its instances."""
+        """Compute `fullness` and `spare_use` from the latest figures of its instances."""
         found: dict[tuple[str, bool], float] = {}
+        self.spare_use = {}
         for instance in self.instances.values():
             device = self.devices.get(instance.device)
             if device is not None and instance.busy > 0:
                 kind = (device.kind, device.simulated)
                 threads = max(1, instance.record.threads) if device.kind == "cpu" else 1
                 found[kind] = found.get(kind, 0.0) + instance.busy * threads / max(1, device.cores)
+                if device.kind == "gpu" and instance.status.reclaimable:
+                    self.spare_use[device.device] = self.spare_use.get(device.device, 0.0) + instance.busy
         self.fullness = found
 
     def utilisation(self, kind: str, *, simulated: bool = False) -> float | None:
-        """Utilisation of the least used living device of this kind, real or simulated. None when there is none."""
-        used = [d.utilisation for d in self.devices.values() if d.kind == kind and d.simulated == simulated and d.alive]
+        """Utilisation of the least used living device of this kind, real or simulated. None when there is none.
+
+        What reclaimable instances use of a GPU counts as free, as their place does.
+        """
+        used = [
+            max(0.0, d.utilisation - self.spare_use.get(d.device, 0.0))
+            for d in self.devices.values()
+            if d.kind == kind and d.simulated == simulated and d.alive
+        ]
         return min(used) if used else None
 
 
