@@ -293,7 +293,9 @@ class Helper:
         frames = [] if frames is None else frames
         left = self._until - time.monotonic()
         if left <= 0:
-            raise supervisor.SandboxCrashed(f"it took longer than the {self._settings.seconds:g} s allowed")
+            raise supervisor.SandboxCrashed(
+                f"it took longer than the {self._settings.seconds:g} s allowed (registrar.seconds); a smaller validation set takes less"
+            )
         limits = SandboxLimits(
             memory_bytes=self._settings.memory_mb * 2**20,
             seconds=left,

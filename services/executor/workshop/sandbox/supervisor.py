@@ -120,7 +120,8 @@ class _Budget:
             now = time.monotonic()
             if now > self.end:
                 raise SandboxCrashed(
-                    f"it took longer than the time allowed ({self.limits.seconds:.0f} s left at its start): {self.step}"
+                    f"it took longer than the time allowed ({self.limits.seconds:.0f} s left at its start; registrar.seconds):"
+                    f" {self.step}"
                 )
             if now > self.until:
                 raise SandboxCrashed(f"the model hangs: no sign of life for too long in step {self.step!r}")
