@@ -186,7 +186,7 @@ class Runner:
                 chunk.variant, chunk.device = variant.variant, device
                 self._loads.used(variant.variant, now)
                 return self._send(chunk, active.instance, now)
-            if any(one.state in ("Loading", "Warm") for one in instances):
+            if any(one.state == "Loading" for one in instances):  # a Warm one comes to the device by the same order
                 return NOTHING
             chunk.waits_since = now
             return self._loads.request(variant, chunk.status.app, now)

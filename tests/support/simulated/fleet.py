@@ -40,6 +40,7 @@ from services.executor.commands import (
     ProcessUse,
     RunBatch,
     StoreOutputs,
+    TransferModel,
     UnloadModel,
 )
 from services.monitor.actor import MonitorActor
@@ -120,6 +121,8 @@ class Device:
                 self._tables[command.instance] = LatencyTable(command.variant)
                 self._models[command.instance] = command.variant.model
                 return command.variant.profile.load_ms / 1000.0, LoadedModel(1.0, 50.0, "scripted")
+            case TransferModel():
+                return 0.01, LoadedModel(10.0, 50.0, "scripted", tier=command.tier)
             case UnloadModel():
                 return 0.001, None
             case MeasureProcess():
@@ -227,7 +230,8 @@ class Fleet:
 
     def start_worker(self, worker: str) -> None:
         device = MonitoredDevice(name="cpu", kind="cpu", cores=2, memory_mb=4000.0)
-        actor = MonitorActor(worker, "cpu", [device], PRICES, self.subjects, next(self._incarnations))
+        settings = self.settings.monitor
+        actor = MonitorActor(worker, "cpu", [device], PRICES, self.subjects, next(self._incarnations), settings)
         self.stage.enter(worker, actor, lambda _: (0.0, MachineSample(utilisation=0.2, memory_used_mb=500.0)))
         for record in self.records:
             self.stage.send(worker, Changed("infaas-catalog", key_of(record), encode(record)))

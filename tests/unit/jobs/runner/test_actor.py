@@ -4,15 +4,16 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from bus.codec import encode
 from bus.messages.catalog import VariantRecord
-from bus.messages.fleet import ExecutorExited
+from bus.messages.fleet import DemoteInstance, EnsureLoaded, ExecutorExited
 from bus.messages.jobs import Checkpoint, Chunk, JobRecord, JobStatus, Part
 from bus.messages.public import Tensor
 from services.core.actor import Changed, Synced
 from services.core.catalog import key_of
-from services.core.settings import JobsSettings
+from services.core.settings import JobsSettings, MonitorSettings, Settings
 from services.executor.commands import BatchResult, RunBatch
 from services.jobs.runner.actor import Runner
 from services.jobs.runner.chunks import DropChunk, ExtendChunks, ReturnChunk, StorePart, TakeChunk, uid_of
@@ -60,8 +61,10 @@ def chunk(number: int, items: int = 4, job: str = "j", generation: int = 0) -> C
 class Scene:
     """One worker with a runner; `job` says that the job is running."""
 
-    def __init__(self, *chunks: Chunk, records: tuple[VariantRecord, ...] = ()) -> None:
-        self.fleet = Fleet(*records)
+    def __init__(
+        self, *chunks: Chunk, records: tuple[VariantRecord, ...] = (), settings: Settings | None = None
+    ) -> None:
+        self.fleet = Fleet(*records, settings=settings)
         self.stage = self.fleet.stage
         self.queue = Queue(list(chunks))
         self.machine = MachineSample(utilisation=0.1, memory_used_mb=500.0)
@@ -129,6 +132,24 @@ def test_nothing_is_taken_before_there_is_a_job() -> None:
     scene.job(state="reading")
     scene.stage.run(2.0)
     assert scene.queue.takes == 0
+
+
+def test_a_job_brings_a_model_back_from_host_memory() -> None:
+    record = variant()
+    record = replace(record, profile=replace(record.profile, transfer_ms=10.0, host_mb=50.0))
+    scene = Scene(chunk(0), records=(record,), settings=Settings(monitor=MonitorSettings(host_mb=100)))
+    subjects, name = scene.fleet.subjects, f"{record.variant}.w0-1"
+    scene.stage.listen(subjects.worker_heartbeat("w0"))
+    scene.stage.publish(subjects.worker("w0", "load"), EnsureLoaded(variant=record, app="app"))
+    scene.stage.run(1.0)
+    scene.stage.publish(subjects.executor("w0", "cpu", "demote"), DemoteInstance(instance=name))
+    scene.stage.run(1.0)
+    [instance] = msgspec.msgpack.decode(scene.stage.heard[-1][2])["instances"]
+    assert (instance["instance"], instance["state"]) == (name, "Warm")
+    scene.job()
+    scene.stage.run(5.0)
+    assert scene.numbers() == [0]
+    assert scene.fleet.devices["w0"].loads == 1
 
 
 def test_a_busy_worker_takes_nothing_until_it_is_calm_again() -> None:
