@@ -2,8 +2,10 @@
 
 Saturation is what a closed loop of 32 gets answered without any latency objective. Then, in turn with it, an open loop of Poisson
 arrivals at 0.9, 1.5 and 3 times that rate, with a latency objective: goodput is what was answered in time, wanted at 1.5 times
-at least 0.9 of saturation. All queries name the app's variant with the most throughput. Without --data-dir on a system of its
-own, with one CPU instance of a small convolutional network and the autoscaler off, so that the capacity stays what it is.
+at least 0.9 of saturation. And two levels of `priority` at the same time, 0.35 of the rate with 1 and the rest with 9, at 0.9 and
+2 times saturation: attainment by level, wanted at 2 times at least 0.95 of the first one. All queries name the app's variant with
+the most throughput. Without --data-dir on a system of its own, with one CPU instance of a small convolutional network and the
+autoscaler off, so that the capacity stays what it is.
 """
 
 import argparse
@@ -12,6 +14,7 @@ import os
 import statistics
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,8 @@ from infaas.demo.system import command, environment
 from tests.support.models import tiny_models
 
 TIMES = (0.9, 1.5, 3.0)
+LEVELS = {1: 0.35, 9: 0.65}  # share of the rate by priority
+LEVEL_TIMES = (0.9, 2.0)
 SETTINGS = '[autoscaler]\npolicy = "off"\n[registrar]\nthreads = [1]\nmax_batches = [8]\n'
 APP = "overload"
 
@@ -63,6 +68,18 @@ def measure(data_dir: Path, app: str, seconds: float, rounds: int, latency_ms: f
         found: float = bench("--closed", "32")["throughput_qps"]
         return found
 
+    def bench_levels(rate: float) -> dict[int, Any]:
+        """All levels at the same time; what a command prints, by level."""
+        with ThreadPoolExecutor(len(LEVELS)) as pool:
+            runs = {
+                level: pool.submit(
+                    bench, "--rate", f"{share * rate:.1f}", "--latency-ms", f"{latency_ms:g}", "--priority", str(level)
+                )
+                for level, share in LEVELS.items()
+            }
+            return {level: run.result() for level, run in runs.items()}
+
+    attained: dict[tuple[float, int], list[float]] = {(times, level): [] for times in LEVEL_TIMES for level in LEVELS}
     goodputs: dict[float, list[float]] = {times: [] for times in TIMES}
     for number in range(rounds):
         before = saturate()
@@ -81,6 +98,14 @@ def measure(data_dir: Path, app: str, seconds: float, rounds: int, latency_ms: f
                 f"sent up to {seen['late_send_p99_ms'] or 0:.1f} ms late (p99)",
                 flush=True,
             )
+        for times in LEVEL_TIMES:
+            found = bench_levels(times * before)
+            for level, seen in found.items():
+                attained[times, level].append(seen["slo_attainment"])
+            shown = ", ".join(f"priority {level}: {seen['slo_attainment']:.3f}" for level, seen in found.items())
+            print(f"  {times:4.1f} x: in time of {shown}", flush=True)
+    for (times, level), shares in attained.items():
+        print(f"{times:4.1f} x saturation, priority {level}: {statistics.median(shares):.3f} in time")
     for times, ratios in goodputs.items():
         print(f"{times:4.1f} x saturation, within {latency_ms:g} ms: {statistics.median(ratios):.2f} of saturation")
 

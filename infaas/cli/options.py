@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from infaas.cli.output import usage
 
@@ -99,7 +100,13 @@ class NeedOptions:
     confidence: Annotated[
         float | None, Parameter(help="Least share of an ensemble's models that agree with the answer, 0 to 1.")
     ] = None
-    priority: Annotated[Whole | None, Parameter(help="Priority, 1 (highest) to 9.")] = None
+    priority: Annotated[
+        Whole | None,
+        Parameter(
+            validator=Number(gte=1, lte=9),
+            help="Priority, 1 (highest) to 9. Where not all queries can be in time, those with the larger number give way.",
+        ),
+    ] = None
 
     def to_needs(self) -> "Needs":
         """The requirements as the client takes them."""

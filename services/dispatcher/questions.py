@@ -21,6 +21,7 @@ from services.core.ensemble.base import Learnt, Member
 from services.core.policy import SelectionPolicy
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import INFINITE, AppView, Ask
+from services.core.selection.instances import DEFAULT_PRIORITY
 from services.core.selection.policy import Decision
 from services.core.validation import BadRequest, check_name, check_requirements
 from services.dispatcher.apps import Apps, members_of
@@ -83,7 +84,18 @@ class Questions:
         latency_s = INFINITE if latency_ms is None else latency_ms / 1000.0
         deadline = min(now + min(latency_s, HORIZON), wish.deadline or INFINITE)
         cost = INFINITE if wish.cost is None else wish.cost
-        ask = Ask(app_name, 1, deadline, latency_s, wish.accuracy or 0.0, cost, wish.model, wish.version, wish.variant)
+        ask = Ask(
+            app_name,
+            1,
+            deadline,
+            latency_s,
+            wish.accuracy or 0.0,
+            cost,
+            wish.model,
+            wish.version,
+            wish.variant,
+            priority=wish.priority or DEFAULT_PRIORITY,
+        )
         return self._explain(ask, wish.context, now)
 
     def _explain(self, ask: Ask, context: str | None, now: float, depth: int = 0) -> Explanation:
