@@ -351,3 +351,36 @@ def test_two_systems_on_one_bus_do_not_see_each_other(system: Whole, place: Path
         assert ours.worker in our_workers
         os.kill(container.pid, signal.SIGKILL)
         assert asyncio.run(asked(data_dir=system.directory))[0].worker in our_workers
+
+
+def test_at_twice_the_capacity_the_high_priority_is_in_time_and_the_low_one_gives_way(
+    system: Whole, place: Path
+) -> None:
+    """A process that takes 92 ms for 8 is asked at twice what it can do: what of each level is in time."""
+    rate, seconds, latency_ms = 2 * 8 / 0.092, 6.0, 1500
+
+    async def asked() -> dict[int, list[Any]]:
+        async with infaas.connect(data_dir=system.directory) as client:
+            needs = {"model": "ranked", "latency_ms": latency_ms, "raise_refused": False}
+            start, tasks = time.monotonic(), []
+            for n in range(round(rate * seconds)):
+                await asyncio.sleep(max(0.0, start + n / rate - time.monotonic()))
+                level = 1 if n % 10 < 3 else 9
+                query = client.query(APP, system.x[n % 64 : n % 64 + 1], priority=level, **needs)
+                tasks.append((level, asyncio.create_task(query)))
+            found: dict[int, list[Any]] = {1: [], 9: []}
+            for level, task in tasks:
+                found[level].append(await task)
+            return found
+
+    with started(place, "Paced", "ranked", "--max-batch", "8", "--data-dir", str(system.directory)) as process:
+        serving(process, place)
+        ends = asyncio.run(asked())
+    share = {
+        level: sum(isinstance(end, infaas.Answer) and not end.missed for end in all_) / len(all_)
+        for level, all_ in ends.items()
+    }
+    assert share[1] >= 0.95, share
+    assert share[9] <= 0.6, share
+    refused = {end.code for end in ends[9] if isinstance(end, Refused)}
+    assert refused <= {"overloaded", "deadline"}
