@@ -23,6 +23,8 @@ def build(seeds: Sequence[int], short: bool) -> Figure:
         holds("one GPU at first, a second is added", "yes", [_machines(one) == (1, 2) for one in _of(runs, "infaas")]),
         stated("the second one is ordered at", [_added(one) for one in _of(runs, "infaas")], " s", paper="30 s to 50 s"),
         holds("instances are marked Interfered", "at 30 s and 50 s", [bool(one["interfered"]) for one in _of(runs, "infaas")]),
+        stated("the first time, at", [_marked(one)[0] for one in _of(runs, "infaas")], " s", paper="30 s"),
+        stated("the second time, at", [_marked(one)[1] for one in _of(runs, "infaas")], " s", paper="50 s"),
         at_least("INFaaS costs less than two dedicated GPUs by", 0.10, [1 - part for part in cost(runs)], form=".1%", tolerance=0.0),
         stated("queries not answered in time, INFaaS", each(runs, "infaas", "slo_violation_ratio"), form=".1%"),
         stated("… Clipper+", each(runs, "clipper+", "slo_violation_ratio"), form=".1%"),
@@ -63,6 +65,12 @@ def _machines(result: Result) -> tuple[int, int]:
 
 def _added(result: Result) -> float:
     return next(one["time"] for one in result["scaling"]["decisions"] if one["action"] == "add_worker")
+
+
+def _marked(result: Result) -> list[float]:
+    """When instances were found Interfered; at the end, if they were not."""
+    times = sorted(time for found in result["interfered"].values() for time in found)
+    return [*times, result["duration_s"], result["duration_s"]]
 
 
 def _against(documents: Sequence[Document], app: str, window: int) -> list[float]:

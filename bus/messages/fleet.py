@@ -49,6 +49,7 @@ class InstanceStatus(Struct, frozen=True, kw_only=True, gc=False):
     reclaimable: nobody needs it. It serves until somebody else needs its place. batching: the policy that forms its batches.
     batch_limit: the most items of a batch now; 0: the variant's largest batch. contexts: how many batches it computes at a time.
     ready_at: when it has loaded, or, Unloading, is Warm; 0: neither is coming.
+    busy_factor: as factor, of the time for which an item keeps the instance busy: batches at a time share it.
     """
 
     instance: str
@@ -67,6 +68,7 @@ class InstanceStatus(Struct, frozen=True, kw_only=True, gc=False):
     batching: str = "edf"
     batch_limit: int = 0
     contexts: int = 1
+    busy_factor: float = 1.0
 
 
 class WorkerHeartbeat(Struct, frozen=True, kw_only=True, gc=False):
@@ -278,7 +280,8 @@ class InstanceSample(Struct, frozen=True, array_like=True, gc=False):
 
     busy: seconds of computing. predicted: the same work in seconds, by the profile. offline: how many of the items were offline work.
     Scaling ignores offline work. `queued` excludes it. batching: the policy that forms its batches. batch_limit: their most items now.
-    contexts: how many batches it computes at a time. begun: when its last batch began, in Unix seconds; 0: none has.
+    contexts: how many batches it computes at a time. begun: when its last batch began, in Unix seconds; 0: none has. computed: seconds in
+    which it computed at least one batch.
     """
 
     instance: str
@@ -296,6 +299,7 @@ class InstanceSample(Struct, frozen=True, array_like=True, gc=False):
     tier: Tier = "device"
     contexts: int = 1
     begun: float = 0.0
+    computed: float = 0.0
 
 
 class ExecutorReport(Struct, frozen=True, kw_only=True, gc=False):

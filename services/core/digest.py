@@ -66,7 +66,7 @@ class _Sums:
             self.busy_full += busy
         if serves:
             self.answering += 1
-            self.factors += status.factor
+            self.factors += status.busy_factor
             if status.load > self.best:
                 self.best = status.load
         if young or status.state == "Loading":
@@ -81,7 +81,7 @@ def busy_cores(status: InstanceStatus, record: VariantRecord | None, now: float)
     if status.state != "Active" or now - status.since < YOUNG:
         return cores
     saturation = record.profile.saturation_qps if record is not None else 0.0
-    return cores * min(1.0, status.load * status.factor / saturation) if saturation > 0 else 0.0
+    return cores * min(1.0, status.load * status.busy_factor / saturation) if saturation > 0 else 0.0
 
 
 def cores_of(record: VariantRecord) -> float:

@@ -70,9 +70,9 @@ class Loaded:
     """
 
     __slots__ = (
-        "_apps", "_batches", "_busy", "_items", "_new", "_offline", "_policies", "_predicted", "begun", "begun_at", "contexts", "goal", "id", "leaving",
+        "_apps", "_batches", "_busy", "_items", "_new", "_offline", "_policies", "_predicted", "begun", "begun_at", "computed", "contexts", "goal", "id", "leaving",
         "model", "moving", "one_at_a_time", "policy", "price_per_s", "queue", "ready", "record", "rule", "running", "running_items",
-        "running_offline", "table", "tally", "tier",
+        "running_offline", "since", "table", "tally", "tier",
     )  # fmt: skip
 
     def __init__(
@@ -87,6 +87,9 @@ class Loaded:
         self.running = 0
         self.begun = 0  # the number of its last batch, of all on the device
         self.begun_at = 0.0
+        self.since = self.computed = (
+            0.0  # when it began to compute, and seconds that it computed before; since the last sample
+        )
         self.running_items = 0
         self.running_offline = 0  # items
         self.contexts = 1
@@ -216,6 +219,14 @@ class Loaded:
         if error:
             sample[3] += 1
 
+    def _computing(self, now: float) -> float:
+        """Seconds in which it computed at least one batch, since the last call."""
+        if self.running:
+            self.computed += now - self.since
+            self.since = now
+        computed, self.computed = self.computed, 0.0
+        return computed
+
     def sample(self, now: float) -> InstanceSample:
         """What was measured since the last call."""
         oldest = self.queue.oldest()
@@ -239,6 +250,7 @@ class Loaded:
             contexts=self.contexts,
             tier="host" if self.tier == self.goal == "host" else "device",
             begun=self.begun_at,
+            computed=self._computing(now),
         )
         self._reset()
         return sample
@@ -322,6 +334,8 @@ class BatchRuns:
         run = RunBatch(loaded.id, batch, predicted, inline, loaded.contexts)
         if not self.running:
             self._since = now
+        if not loaded.running:
+            loaded.since = now
         self._busy += self._needed(loaded)
         loaded.running += 1
         loaded.begun, loaded.begun_at = self._number, now
@@ -339,6 +353,8 @@ class BatchRuns:
             if not self.running:
                 self._computed += now - self._since
             loaded.running -= 1
+            if not loaded.running:
+                loaded.computed += now - loaded.since
             loaded.running_items -= items
             if run.queries[0].route.policy == OFFLINE:
                 loaded.running_offline -= items

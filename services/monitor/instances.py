@@ -38,6 +38,7 @@ class Recent(NamedTuple):
     predicted: float
     offline_busy: float
     waiting: float
+    computed: float
 
 
 class MonitoredInstance:
@@ -222,7 +223,7 @@ class MonitoredInstance:
         """The reports of the last `WINDOW`, added up."""
         found = self._sums
         if found is None:
-            seconds = busy = predicted = offline_busy = 0.0
+            seconds = busy = predicted = offline_busy = computed = 0.0
             items = online = batches = queued = count = 0
             newest = self._reports[-1][0] if self._reports else 0.0
             for at, period, sample in reversed(self._reports):
@@ -234,12 +235,15 @@ class MonitoredInstance:
                 online += sample.items - sample.offline
                 batches += sample.batches
                 busy += sample.busy
+                computed += sample.computed
                 predicted += sample.predicted
                 queued += sample.queued
                 if sample.offline and sample.items > 0:
                     offline_busy += sample.busy * sample.offline / sample.items
             waiting = queued / count if count else 0.0  # the mean, since one reading of a queue says little
-            found = self._sums = Recent(seconds, items, online, batches, busy, predicted, offline_busy, waiting)
+            found = self._sums = Recent(
+                seconds, items, online, batches, busy, predicted, offline_busy, waiting, computed
+            )
         return found
 
     @property
@@ -259,6 +263,14 @@ class MonitoredInstance:
         """Share of the time that it computed offline work lately, 0..1."""
         recent = self._recent()
         return min(1.0, recent.offline_busy / recent.seconds) if recent.seconds > 0 else 0.0
+
+    @property
+    def busy_factor(self) -> float:
+        """As `factor`, of the time for which an item keeps it busy: the batches of its contexts share that time."""
+        recent = self._recent()
+        if self.contexts == 1 or recent.computed <= 0:
+            return self.factor
+        return self.factor / max(1.0, recent.busy / recent.computed)
 
     @property
     def latency_s(self) -> float:
@@ -313,6 +325,7 @@ class MonitoredInstance:
             batching=self.batching,
             batch_limit=self.batch_limit,
             contexts=self.contexts,
+            busy_factor=self.busy_factor,
         )
 
     def _app_states(self) -> dict[str, State]:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -246,6 +247,23 @@ def test_two_models_at_once_and_a_third_that_loads_meanwhile(files, framework):
     assert max(errors) <= MOST_ERROR["fp32"]
     for handle in handles:
         handle.close()
+
+
+def test_batches_at_a_time_share_one_copy_of_the_weights(files, framework):
+    handle = load(files, framework)
+    if handle.one_at_a_time:
+        pytest.skip(f"{framework}: {handle.one_at_a_time}")
+    right = files[1].run_single(IMAGES[:LARGEST])[0]
+    both = threading.Barrier(2, timeout=60.0)
+
+    def work(n: int) -> float:
+        both.wait()
+        return max(error(handle.run_single(IMAGES[:n])[0], right[:n]) for _ in range(50))
+
+    with ThreadPoolExecutor(2) as threads:
+        errors = list(threads.map(work, (7, LARGEST)))
+    assert max(errors) <= MOST_ERROR["fp32"]
+    handle.close()
 
 
 def test_memory_comes_back(files, framework):

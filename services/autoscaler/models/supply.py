@@ -151,7 +151,7 @@ class FleetSupply:
             self._measured[name] = self._measured.get(name, 0.0) + busy
             if serves:
                 total, number = self._factors.get(name, (0.0, 0))
-                self._factors[name] = total + status.factor, number + 1
+                self._factors[name] = total + status.busy_factor, number + 1
                 self._best[name] = max(self._best.get(name, 0.0), status.load)
             if status.state == "Overloaded" and self._now - status.since >= YOUNG:
                 self._overloaded.add(name)

@@ -337,7 +337,7 @@ class FleetProblems:
         """
         found = [one for worker in group for one in worker.held(record.variant)]
         measured = found or [one for worker in self._fleet.workers.values() for one in worker.held(record.variant)]
-        factors = [max(1.0, one.factor) for one in measured if one.state in SERVING]
+        factors = [max(1.0, one.busy_factor) for one in measured if one.state in SERVING]
         serves = sum(one.load for one in found)
         loading = sum(one.state == "Loading" for one in found)
         if loading and self._goal == "cost":

@@ -1,4 +1,4 @@
-"""torch on an NVIDIA GPU: one CUDA graph for each batch bucket, page-locked staging, a stream of its own for every model.
+"""torch on an NVIDIA GPU: one CUDA graph for each batch bucket, page-locked staging, a stream of its own for every model and context.
 
 This file has never been executed on a GPU by its authors; `pytest -m gpu tests/gpu` does it.
 
@@ -10,8 +10,10 @@ A model can be kept in host memory (Rafiqi, paper 001, section 3.4.1): its weigh
 the bus. Graphs name addresses of weights, so they are captured anew; nothing is read, compiled or warmed up again.
 """
 
+import threading
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -75,7 +77,7 @@ class TorchCudaBackend:
             with warnings.catch_warnings(), growth(spec.device) as grown:
                 warnings.simplefilter("ignore")
                 program = moved(torch, artifact, spec.device)
-                handle = GraphHandle(torch, program, spec, CudaStream(torch, spec.device), found.name)
+                handle = GraphHandle(torch, program, spec, partial(CudaStream, torch, spec.device), found.name)
         except pt2.BadArchive as error:
             raise LoadFailed(str(error)) from error
         except (LoadFailed, BackendUnavailable):
@@ -140,13 +142,129 @@ def _wire(value: Any) -> str:
     return {"bfloat16": "<f4", "float16": "<f4"}.get(name) or next(k for k, v in TORCH_NAMES.items() if v == name)
 
 
+class GraphContext:
+    """What one batch at a time needs beside the weights: a stream, staging memory, a graph for each bucket. how: how it runs, in words.
+
+    given: the inputs; None: a length is open, so no memory can be prepared. compute: the model, from tensors to tensors of the wire's
+    datatypes.
+    """
+
+    def __init__(
+        self,
+        torch: ModuleType,
+        stream: DeviceStream,
+        compute: Callable[["list[Any]"], "list[Any]"],
+        given: list[Slot] | None,
+        outputs: tuple[str, ...],
+        casts: list[Any],
+        sizes: tuple[int, ...],
+    ) -> None:
+        self.stream = stream
+        self._torch = torch
+        self._model = compute
+        self._casts = casts
+        self._sizes = sizes
+        self._graphs: dict[int, tuple[Callable[[], None], list[Any]]] = {}
+        self._in: list[Staging] = []
+        self._out: list[Staging] = []
+        self.how = "operator by operator: a length is open" if given is None else self._prepare(given, outputs)
+
+    def _prepare(self, given: list[Slot], outputs: tuple[str, ...]) -> str:
+        """Make staging memory, and a graph for each bucket, the largest first so that their pool is sized once. Returns how it runs."""
+        stream, largest = self.stream, self._sizes[-1]
+        with stream.on():
+            self._in = [Staging(self._torch, slot, largest, stream.device, pinned=stream.pinned) for slot in given]
+            made = self._warmed(largest)
+            self._out = [
+                Staging(self._torch, Slot(name, tuple(one.shape[1:]), _wire(one)), largest, None, pinned=stream.pinned)
+                for name, one in zip(outputs, made, strict=False)
+            ]
+            return self._record(self._warmed)
+
+    def _record(self, before: Callable[[int], object]) -> str:
+        """Capture a graph for each bucket. before: is called with each one before. Returns how the model runs."""
+        try:
+            for size in reversed(self._sizes):
+                before(size)
+                self._graphs[size] = self.stream.capture(lambda size=size: self._compute(size))  # type: ignore[misc]
+        except RuntimeError as error:
+            self._graphs.clear()
+            return f"operator by operator: {plain(error)[:80]}"
+        return f"CUDA graphs for batches of {', '.join(map(str, self._sizes))}"
+
+    def _warmed(self, size: int) -> list[Any]:
+        for _ in range(WARM_UPS):
+            outputs = self._compute(size)
+        self.stream.wait()
+        return outputs
+
+    def _compute(self, size: int) -> list[Any]:
+        """Run the model on the first rows of staging memory. Outputs are in the datatypes of the wire."""
+        return self._model([one.device[:size].to(dtype) for one, dtype in zip(self._in, self._casts, strict=True)])
+
+    def leave(self) -> None:
+        """The weights leave the device. Graphs name their addresses."""
+        self._graphs.clear()
+        self.stream.forget()
+        with self.stream.on():
+            for staged in self._in:
+                staged.leave()
+
+    def come(self) -> None:
+        """The weights are there again."""
+        with self.stream.on():
+            for staged in self._in:
+                staged.come()
+            if self._in:
+                self._record(lambda _: None)  # libraries have chosen their kernels
+
+    def run(self, arrays: "list[Array]") -> "list[Array]":
+        """Raises InputRejected, and whatever torch raises."""
+        with self.stream.on():
+            return self._run_staged(arrays, len(arrays[0])) if self._in else self._run_open(arrays)
+
+    def _run_staged(self, arrays: "list[Array]", items: int) -> "list[Array]":
+        bucket = bucket_for(items, self._sizes)
+        for staged, array in zip(self._in, arrays, strict=True):
+            staged.put(array, bucket)
+        if bucket in self._graphs:
+            replay, outputs = self._graphs[bucket]
+            replay()
+        else:
+            outputs = self._compute(bucket)
+        for staged, output in zip(self._out, outputs, strict=False):
+            staged.fetch(output, items)
+        self.stream.wait()
+        return [staged.taken(items) for staged in self._out]
+
+    def _run_open(self, arrays: "list[Array]") -> "list[Array]":
+        """Inputs of any length: no memory can be prepared."""
+        try:
+            tensors = [self._torch.from_numpy(one if one.flags.writeable else one.copy()) for one in arrays]
+        except TypeError as error:
+            raise InputRejected(plain(error)) from error
+        there = [one.to(self.stream.device).to(dtype) for one, dtype in zip(tensors, self._casts, strict=True)]
+        return [one.cpu().numpy() for one in self._model(there)]
+
+
 class GraphHandle:
-    """One program on one stream. See `base.Handle` and `base.Demotable`. torch cannot cancel a run: `cancel` does nothing."""
+    """One program, and a context for each batch that runs at the same time. See `base.Handle` and `base.Demotable`.
+
+    The first context is made by the load, another one by the first batch that finds none free: that batch waits for its graphs. torch
+    cannot cancel a run: `cancel` does nothing. stream: makes one.
+    """
 
     memory_mb = 0.0
-    one_at_a_time = "its staging memory holds one batch"
+    one_at_a_time = ""
 
-    def __init__(self, torch: ModuleType, program: Any, spec: LoadSpec, stream: DeviceStream, device_name: str) -> None:
+    def __init__(
+        self,
+        torch: ModuleType,
+        program: Any,
+        spec: LoadSpec,
+        stream: Callable[[], DeviceStream],
+        device_name: str,
+    ) -> None:
         named = program.graph_signature
         if spec.signature is not None:
             self.inputs = tuple(one.name for one in spec.signature.inputs)
@@ -159,83 +277,48 @@ class GraphHandle:
         self._weights = Weights(torch, self._module)
         self.host_mb = self._weights.mb
         self._there_mb = 0.0
-        elsewhere = devices_of(self._module) - {str(stream.device)}
+        first = stream()
+        elsewhere = devices_of(self._module) - {str(first.device)}
         if elsewhere:
-            raise LoadFailed(f"parameters of this model are on {', '.join(sorted(elsewhere))}, not on {stream.device}")
+            raise LoadFailed(f"parameters of this model are on {', '.join(sorted(elsewhere))}, not on {first.device}")
         self._casts = dtypes(program)
         self._wires = [NUMPY_NAMES[one.datatype] for one in spec.signature.outputs] if spec.signature else []
         self._sizes = buckets(spec.max_batch)
-        self._graphs: dict[int, tuple[Callable[[], None], list[Any]]] = {}
-        self._in: list[Staging] = []
-        self._out: list[Staging] = []
-        found = slots(program, spec)
-        how = "operator by operator: a length is open" if found is None else self._prepare(found)
-        self.proof = f"torch {torch.__version__}, parameters on {stream.device} ({device_name}), {how}"
+        self._given = slots(program, spec)
+        self._making = threading.Lock()
+        context = self._context(first)
+        self._free = [context]
+        self.proof = f"torch {torch.__version__}, parameters on {first.device} ({device_name}), {context.how}"
 
-    # -- loading
+    def _context(self, stream: DeviceStream) -> GraphContext:
+        return GraphContext(
+            self._torch, stream, self._computed, self._given, self.outputs, self._casts, tuple(self._sizes)
+        )
 
-    def _prepare(self, given: list[Slot]) -> str:
-        """Make staging memory, and a graph for each bucket, the largest first so that their pool is sized once. Returns how it runs."""
-        stream, largest = self._stream, self._sizes[-1]
-        with stream.on():
-            self._in = [Staging(self._torch, slot, largest, stream.device, pinned=stream.pinned) for slot in given]
-            made = self._warmed(largest)
-            self._out = [
-                Staging(self._torch, Slot(name, tuple(one.shape[1:]), _wire(one)), largest, None, pinned=stream.pinned)
-                for name, one in zip(self.outputs, made, strict=False)
-            ]
-            return self._record(self._warmed)
-
-    def _record(self, before: Callable[[int], object]) -> str:
-        """Capture a graph for each bucket. before: is called with each one before. Returns how the model runs."""
-        try:
-            for size in reversed(self._sizes):
-                before(size)
-                self._graphs[size] = self._stream.capture(lambda size=size: self._compute(size))  # type: ignore[misc]
-        except RuntimeError as error:
-            self._graphs.clear()
-            return f"operator by operator: {plain(error)[:80]}"
-        return f"CUDA graphs for batches of {', '.join(map(str, self._sizes))}"
-
-    def _warmed(self, size: int) -> list[Any]:
-        for _ in range(WARM_UPS):
-            outputs = self._compute(size)
-        self._stream.wait()
-        return outputs
-
-    def _compute(self, size: int) -> list[Any]:
-        """Run the model on the first rows of staging memory. Outputs are in the datatypes of the wire."""
-        tensors = [one.device[:size].to(dtype) for one, dtype in zip(self._in, self._casts, strict=True)]
-        return self._wired(self._module(*tensors))
-
-    def _wired(self, answer: Any) -> list[Any]:
-        tensors = tensors_of(self._torch, answer)
-        names = self._wires or [_wire(one) for one in tensors]
-        return [one.to(getattr(self._torch, TORCH_NAMES[name])) for one, name in zip(tensors, names, strict=False)]
+    def _computed(self, tensors: list[Any]) -> list[Any]:
+        found = tensors_of(self._torch, self._module(*tensors))
+        names = self._wires or [_wire(one) for one in found]
+        return [one.to(getattr(self._torch, TORCH_NAMES[name])) for one, name in zip(found, names, strict=False)]
 
     # -- host memory
 
     def demote(self) -> None:
-        self._graphs.clear()
-        self._stream.forget()
-        with self._stream.on():
-            for staged in self._in:
-                staged.leave()
-        self._move("cpu", pinned=self._stream.pinned)
-        self._stream.trim()
+        """Only the first context stays: others are made again when they are needed."""
+        del self._free[1:]
+        first = self._free[0]
+        first.leave()
+        self._move("cpu", first.stream, pinned=first.stream.pinned)
+        first.stream.trim()
         self._there_mb, self.memory_mb = self.memory_mb, 0.0
 
     def promote(self) -> None:
-        self._move(self._stream.device, pinned=False)
-        with self._stream.on():
-            for staged in self._in:
-                staged.come()
-            if self._in:
-                self._record(lambda _: None)  # libraries have chosen their kernels
+        first = self._free[0]
+        self._move(first.stream.device, first.stream, pinned=False)
+        first.come()
         self.memory_mb = self._there_mb
 
-    def _move(self, device: Any, *, pinned: bool) -> None:
-        torch, stream = self._torch, self._stream
+    def _move(self, device: Any, stream: DeviceStream, *, pinned: bool) -> None:
+        torch = self._torch
         try:
             with bus(str(stream.device)), stream.on(), torch.inference_mode(mode=False), torch.no_grad():
                 self._weights.move(torch.device(device), pinned=pinned, wait=stream.wait)
@@ -252,51 +335,43 @@ class GraphHandle:
 
     def _call(self, arrays: "list[Array]") -> "list[Array]":
         items = len(arrays[0])
-        if self._in and items > self._sizes[-1]:
+        if self._given is not None and items > self._sizes[-1]:
             raise InputRejected(f"a batch of {items} is larger than the {self._sizes[-1]} that this was loaded for")
         try:
-            with self._stream.on():
-                return self._run_staged(arrays, items) if self._in else self._run_open(arrays)
+            context = self._taken()
+            try:
+                return context.run(arrays)
+            finally:
+                self._free.append(context)
         except BackendError:
             raise
         except Exception as error:
             raise explain(error) from error
 
-    def _run_staged(self, arrays: "list[Array]", items: int) -> "list[Array]":
-        bucket = bucket_for(items, self._sizes)
-        for staged, array in zip(self._in, arrays, strict=True):
-            staged.put(array, bucket)
-        if bucket in self._graphs:
-            replay, outputs = self._graphs[bucket]
-            replay()
-        else:
-            outputs = self._compute(bucket)
-        for staged, output in zip(self._out, outputs, strict=False):
-            staged.fetch(output, items)
-        self._stream.wait()
-        return [staged.taken(items) for staged in self._out]
-
-    def _run_open(self, arrays: "list[Array]") -> "list[Array]":
-        """Inputs of any length: no memory can be prepared."""
+    def _taken(self) -> GraphContext:
+        """A free context. It is the caller's until it is put back."""
         try:
-            tensors = [self._torch.from_numpy(one if one.flags.writeable else one.copy()) for one in arrays]
-        except TypeError as error:
-            raise InputRejected(plain(error)) from error
-        there = [one.to(self._stream.device).to(dtype) for one, dtype in zip(tensors, self._casts, strict=True)]
-        return [one.cpu().numpy() for one in self._wired(self._module(*there))]
+            return self._free.pop()  # one step, as the interpreter has it: no two threads get the same
+        except IndexError:
+            with self._making:
+                return self._context(self._stream())
 
     def cancel(self) -> None:
         return
 
     def shrink(self) -> None:
         """Give back what the allocator keeps. Graphs keep their memory for as long as they exist."""
-        self._stream.trim()
+        for context in self._free[:1]:
+            context.stream.trim()
 
     def close(self) -> None:
         self._module = _closed
-        self._graphs.clear()
-        self._in, self._out = [], []
-        self._stream.trim()
+        contexts, self._free = self._free, []
+        self._given = None
+        streams = [context.stream for context in contexts]
+        del contexts
+        for stream in streams[:1]:
+            stream.trim()
 
 
 def _closed(*_: object) -> Any:

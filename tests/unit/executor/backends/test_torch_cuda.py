@@ -1,5 +1,8 @@
 """What the CUDA backends decide without a GPU: buckets, staging, graphs, addresses, and what they say when there is none."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -100,7 +103,7 @@ def loaded(torch, artifact, *, max_batch=8, refuse=False, signature=SIGNATURE):
 
     stream = CpuStream(torch, refuse)
     spec = LoadSpec(max_batch=max_batch, format="pt2", signature=signature)
-    return GraphHandle(torch, moved(torch, artifact, "cpu"), spec, stream, "no GPU"), stream
+    return GraphHandle(torch, moved(torch, artifact, "cpu"), spec, lambda: stream, "no GPU"), stream
 
 
 @pytest.mark.parametrize("refuse", [False, True])
@@ -119,6 +122,42 @@ def test_every_batch_up_to_the_largest_gets_its_own_answers(torch, artifact, ref
     assert (stream.recorded, stream.replayed) == ((0, 0) if refuse else (5, 14))
     assert ("operator by operator" if refuse else "1, 2, 4, 8, 12") in handle.proof
     assert "parameters on cpu" in handle.proof
+
+
+def test_batches_at_a_time_have_contexts_of_their_own_and_the_same_weights(torch, artifact):
+    from services.executor.backends.torch_cuda import GraphHandle, moved
+
+    both = threading.Barrier(2, timeout=10.0)
+
+    class Meeting(CpuStream):
+        """Its batches end when two of them have begun."""
+
+        met = False
+
+        def wait(self):
+            if self.met:
+                both.wait()
+
+    streams = []
+
+    def stream():
+        streams.append(Meeting(torch))
+        return streams[-1]
+
+    spec = LoadSpec(max_batch=4, format="pt2", signature=SIGNATURE)
+    handle = GraphHandle(torch, moved(torch, artifact, "cpu"), spec, stream, "no GPU")
+    assert not handle.one_at_a_time
+    x, classes = tiny_models.digits(8)
+    with ThreadPoolExecutor(2) as threads:
+        other = handle._taken()  # the first context is busy: another one is made
+        handle._free += [handle._taken(), other]
+        assert len(streams) == 2
+        Meeting.met = True
+        for _ in range(3):
+            runs = [threads.submit(handle.run_single, x[at : at + 4]) for at in (0, 4)]
+            found = [run.result(10.0)[0].argmax(axis=1).tolist() for run in runs]
+            assert found == [classes[:4].tolist(), classes[4:].tolist()]
+    assert len(streams) == 2
 
 
 def test_what_the_model_does_not_take_is_the_callers_fault(torch, artifact):
@@ -150,7 +189,9 @@ def test_parameters_left_behind_are_no_silent_matter(torch, artifact):
     stream = CpuStream(torch)
     stream.device = torch.device("meta")
     with pytest.raises(LoadFailed, match="are on cpu"):
-        GraphHandle(torch, moved(torch, artifact, "cpu"), LoadSpec(format="pt2", signature=SIGNATURE), stream, "no GPU")
+        GraphHandle(
+            torch, moved(torch, artifact, "cpu"), LoadSpec(format="pt2", signature=SIGNATURE), lambda: stream, "no GPU"
+        )
 
 
 @given(rows=st.integers(1, 6), values=st.lists(st.integers(-100, 100), min_size=6, max_size=6))

@@ -101,7 +101,7 @@ def test_a_halved_program_holds_its_precision_and_takes_the_same_queries(program
     assert {str(tensor.dtype) for tensor in loaded.state_dict.values()} == {
         f"torch.{'b' * (precision[0] == 'b')}float16"
     }
-    handle = GraphHandle(torch, loaded, spec, CpuStream(torch), "no GPU")
+    handle = GraphHandle(torch, loaded, spec, lambda: CpuStream(torch), "no GPU")
     for n in (1, 3, 64):
         found = handle.run_single(X[:n])[0]
         assert (found.dtype, found.shape) == (np.float32, (n, tiny_models.CLASSES))
