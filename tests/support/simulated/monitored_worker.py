@@ -153,9 +153,14 @@ class World:
 
     # -- the executor's part
 
-    def obey(self, *, memory_mb: float = 0.0, fail: str = "") -> None:
-        """The executor carries out every order since the last time."""
-        orders = [m for _, m in self.published if isinstance(m, LoadInstance | UnloadInstance | DemoteInstance)]
+    @property
+    def orders(self) -> list[LoadInstance | UnloadInstance | DemoteInstance]:
+        """What the executor has not carried out yet."""
+        return [m for _, m in self.published if isinstance(m, LoadInstance | UnloadInstance | DemoteInstance)]
+
+    def obey(self, *, memory_mb: float = 0.0, fail: str = "", only: int | None = None) -> None:
+        """The executor carries out every order since the last time. only: this one of them."""
+        orders = self.orders if only is None else [self.orders[only]]
         self.published = [entry for entry in self.published if entry[1] not in orders]
         for order in orders:
             if self.executor is not None:

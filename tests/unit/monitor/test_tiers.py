@@ -1,6 +1,8 @@
 """A device as a cache of models: what makes room under `cache = "lru"`, what stays in host memory, and what is loaded at the start."""
 
 import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from bus.messages.catalog import VariantRecord
@@ -224,3 +226,82 @@ def test_a_query_for_a_model_that_is_being_preloaded_brings_it_to_the_device() -
     here.obey()
     here.obey()
     assert here.states() == {instance: "Active"} and list(here.loaded) == [instance]
+
+
+SIZES = [30.0, 60.0, 90.0, 120.0, 250.0, 400.0]
+MODELS = [model(f"m{n}", SIZES[n % len(SIZES)], None if n % 5 == 4 else SIZES[n % len(SIZES)]) for n in range(12)]
+OF = {record.variant: record.profile for record in MODELS}
+
+
+class Limits:
+    """A worker under orders at once, whose executor carries them out in any order and says what it does."""
+
+    DEVICE_MB, HOST_MB, COUNT = 400, 300, 3
+
+    def __init__(self, cache: str) -> None:
+        self.world = world(cache=cache, device_mb=self.DEVICE_MB, host_mb=self.HOST_MB, max_models=self.COUNT)
+
+    @property
+    def next(self) -> list[int]:
+        """Orders that may be carried out next: those for one instance in their order."""
+        names = [order.instance for order in self.world.orders]
+        return [n for n, name in enumerate(names) if name not in names[:n]]
+
+    def check(self) -> None:
+        """What is there, with what is under way to there, fits."""
+        here = self.world
+        coming = {o.instance: o.variant.variant for o in here.orders if isinstance(o, LoadInstance)}
+        device = here.loaded | coming
+        assert sum(OF[name].memory_mb for name in device.values()) <= self.DEVICE_MB
+        assert len(device) <= self.COUNT
+        leaving = {o.instance for o in here.orders if isinstance(o, DemoteInstance)}
+        host = here.warm | {instance: name for instance, name in here.loaded.items() if instance in leaving}
+        assert sum(OF[name].host_mb or 0.0 for name in host.values()) <= self.HOST_MB
+        [told] = here.beat.devices
+        assert told.memory_used_mb + told.memory_reclaimable_mb <= self.DEVICE_MB
+
+
+@settings(max_examples=25, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(data=st.data(), cache=st.sampled_from(["lru", "lru", "reserve"]))
+def test_under_a_hundred_orders_at_once_neither_bytes_nor_count_are_ever_exceeded(
+    data: st.DataObject, cache: str
+) -> None:
+    limits = Limits(cache)
+    here = limits.world
+    for number in data.draw(st.lists(st.integers(0, len(MODELS) - 1), min_size=100, max_size=100)):
+        record = MODELS[number]
+        here.ensure(record, orderer=data.draw(st.sampled_from(["d1", "d1", "vm-0"])))
+        limits.check()
+        step = data.draw(st.sampled_from(["", "obey", "obey", "report", "time", "release", "fail"]))
+        busy = data.draw(st.sets(st.sampled_from(sorted(here.loaded)))) if here.loaded else set()
+        if step in ("obey", "fail") and here.orders:
+            which = data.draw(st.sampled_from(limits.next))
+            here.obey(only=which, fail="no such operator" if step == "fail" else "")
+        elif step == "report" and len(limits.next) == len(here.orders):
+            here.report({one: {"faces": 1} for one in busy}, queued=dict.fromkeys(busy, 1))
+        elif step == "time":
+            here.advance(data.draw(st.floats(0.0, 2.0)))
+        elif step == "release":
+            here.tell(Release(variant=record.variant, reclaim=data.draw(st.booleans())))
+        limits.check()
+    for _ in range(60):  # nothing gets stuck: all orders end, and what is left serves or is Warm
+        here.obey()
+        here.report()
+        here.advance(0.2)
+        limits.check()
+    assert set(here.states().values()) <= {"Active", "Warm"}
+
+
+@given(busy=st.sets(st.integers(0, 3)), wanted=st.integers(4, 7))
+def test_what_runs_or_waits_stays_whatever_is_ordered(busy: set[int], wanted: int) -> None:
+    here = world(max_models=4)
+    instances = [here.load(model(f"n{n}")) for n in range(4)]
+    use(here, *instances)
+    at_work = {instances[n] for n in busy}
+    here.report(queued=dict.fromkeys(at_work, 1))
+    for n in range(wanted):
+        here.ensure(model(f"other{n}"))
+        here.obey()
+        here.advance(0.06)
+    states = here.states()
+    assert all(states[one] == "Active" for one in at_work)
