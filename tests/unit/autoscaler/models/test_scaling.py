@@ -70,6 +70,19 @@ def test_one_more_instance_is_loaded_from_a_share_of_capacity_on_that_the_slack_
     assert fleet.answered(asked) == 1.0
 
 
+def test_as_many_replicas_as_the_slack_times_the_load_takes() -> None:
+    """INFaaS, section 4.2.1: for 15 items/s, of which an instance does 5, ceil(1.05 * 15 / 5) = 4."""
+    slow = variant(NAME, base_ms=1e-6, per_item_ms=200.0)
+    assert slow.profile.saturation_qps == pytest.approx(5.0)
+    fleet = ScalingFleet(slow, devices={"w0": (replace(CPU, cores=8),)})
+    asked = fleet.load(5, 6, latency_ms=5000)
+    asked += fleet.load(15, 8, latency_ms=5000)
+    assert fleet.running(NAME) == 4
+    fleet.stage.run(6.0)
+    assert fleet.answered(asked) == 1.0
+    assert {(action, name) for action, name, _ in fleet.scalings()} == {("replicate", NAME)}
+
+
 @pytest.mark.parametrize("solver", ["greedy", "ilp"])
 def test_replicas_of_a_deployed_pipeline_stay_when_the_load_falls(solver: str) -> None:
     """Trap 29, where workers plan alone."""
