@@ -433,3 +433,28 @@ def test_what_it_replaces_goes_only_when_the_other_one_answers() -> None:
     assert fleet.running(NAME) == 0
     assert [name for action, name, _ in fleet.scalings() if action == "unload"] == [NAME]
     assert not told
+
+
+def test_what_has_no_room_here_or_no_hardware_is_asked_of_others() -> None:
+    class Wants:
+        name = "wants"
+
+        def scale(self, problem: PlanningProblem, now: float) -> dict[str, int]:
+            return {one.name: 50 if one.name == NAME else 1 for one in problem.candidates}
+
+    policy, told = own_policy(Wants())
+    fleet = ScalingFleet(
+        small(), large(), workers=2, policy="mine:Two", own=policy, devices={"w0": (CPU,), "w1": (GPU,)}
+    )
+    fleet.load(20, 6, latency_ms=200)
+    asked = [
+        decode(AskForCapacity, body) for _, subject, body in fleet.stage.heard if subject.endswith("controller.ask")
+    ]
+    full = [one for one in asked if one.why == "full"]
+    assert 1 < fleet.running(NAME) < 50
+    assert full
+    assert full[0].variants[0] == NAME
+    assert full[0].instances >= 50 - fleet.running(NAME)
+    assert "wants wants 50 where" in full[0].reason
+    assert [one.variants for one in asked if one.why == "hardware"][:1] == [[large().variant]]
+    assert not told
