@@ -94,6 +94,26 @@ def test_workers_and_variants_say_what_is_simulated(world: World, registered: li
         assert marks["convnet-v1-siminferentia-fp32-t1-b8"] == ("inferentia", True)
 
 
+def test_only_the_gpus_variants_can_be_kept_in_host_memory(world: World, registered: list[dict[str, Any]]) -> None:
+    assert registered
+    tiers = {
+        one["variant"]: (one["init_ms"], one["transfer_ms"], one["host_mb"], one["load_ms"], one["memory_mb"])
+        for one in world.say("variants", "--app", "pictures")["items"]
+    }
+    init_ms, transfer_ms, host_mb, load_ms, memory_mb = tiers["convnet-v1-simgpu-fp32-t1-b64"]
+    assert init_ms + transfer_ms == pytest.approx(load_ms)
+    assert transfer_ms == pytest.approx(memory_mb / 2.6)  # 2.6 GB/s: paper 001, section 3.4.1
+    assert host_mb == memory_mb
+    for other in ("convnet-v1-ort-fp32-t1-b64", "convnet-v1-siminferentia-fp32-t1-b8"):
+        assert tiers[other][:3] == (None, None, None)
+
+    def in_sql() -> bool:
+        found = world.rows("SELECT variant, init_ms, transfer_ms, host_mb, load_ms, memory_mb FROM infaas.variants")
+        return {row[0]: row[1:] for row in found} == tiers
+
+    assert eventually(in_sql)
+
+
 def test_what_no_cpu_can_do_in_time_goes_to_the_simulated_gpu(world: World, registered: list[dict[str, Any]]) -> None:
     gpu = next(variant["variant"] for variant in registered if variant["hardware"] == "gpu")
     assert all(variant["latency_ms"] * 64 > SOON_MS for variant in registered if variant["precision"] == "fp32" and not variant["simulated"])  # fmt: skip
