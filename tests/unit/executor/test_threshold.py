@@ -1,0 +1,188 @@
+"""Rafiqi's batching by a threshold, and turns of a device's instances (paper 001, section 3.3), on an executor in virtual time."""
+
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bus.messages.jobs import OFFLINE
+from services.core.settings import ExecutorSettings, Settings
+from services.executor.batching import Threshold
+from tests.support.simulated.batch_clients import BatchClients, linear
+
+QUANTUM = 0.005
+
+
+def counted(arrivals: list[int], most: int = 1024) -> list[float]:
+    """The threshold at the end of each quantum in which so many items came, one after the other."""
+    policy = Threshold(most, QUANTUM)
+    found = []
+    for n, came in enumerate(arrivals):
+        for _ in range(came):
+            policy.arrived(1, (n + 0.5) * QUANTUM)
+        found.append(policy.threshold((n + 1.01) * QUANTUM))
+    return found
+
+
+def test_the_threshold_rises_by_half_of_the_way_and_falls_by_half() -> None:
+    assert counted([16, 16, 16, 2]) == [8.0, 12.0, 14.0, 7.0]
+
+
+def test_of_a_step_down_to_one_nothing_is_left_after_seven_quanta() -> None:
+    """Row 89. Trap 20: at exactly one it does not stall."""
+    for rest in (0, 1):
+        found = counted([128] * 20 + [300] + [rest] * 7)
+        assert found[20] == 128.0
+        assert found[20:27] == [128.0, 64.0, 32.0, 16.0, 8.0, 4.0, 2.0]
+        assert found[27] == 0.0
+
+
+@given(st.lists(st.integers(0, 2000), max_size=30), st.integers(1, 1024))
+def test_the_threshold_is_never_above_its_cap_and_always_gone_after_seven_idle_quanta(
+    arrivals: list[int], most: int
+) -> None:
+    found = counted(arrivals + [0] * 7, most)
+    assert max(found) <= min(128, most)
+    assert found[-1] == 0.0
+
+
+@given(st.lists(st.integers(0, 50), max_size=10), st.integers(0, 50), st.floats(0.001, 5.0))
+def test_quanta_in_which_nobody_asked_count_too(arrivals: list[int], idle: int, later: float) -> None:
+    """Whoever asks rarely sees the same threshold."""
+    often, rarely = (Threshold(1024, QUANTUM) for _ in range(2))
+    for policy in (often, rarely):
+        for n, came in enumerate(arrivals):
+            policy.arrived(came, (n + 0.5) * QUANTUM)
+    ended = len(arrivals) + 0.5
+    for n in range(idle):
+        often.threshold((ended + n) * QUANTUM)
+    assert often.threshold((ended + idle) * QUANTUM) == rarely.threshold((ended + idle) * QUANTUM)
+    assert often.threshold(later + 1e9) == rarely.threshold(later + 1e9) == 0.0
+
+
+def flooded(rate: float, seconds: float = 1.0, **fields: Any) -> BatchClients:
+    """A steady stream of so many queries/s on a device that has little to do; it ends a hundredth of a second ago."""
+    clients = BatchClients(linear(0.5, 0.001))
+    clients.rule("model", "m", policy="threshold", **fields)
+    for _ in range(int(seconds * rate)):
+        clients.send()
+        clients.run(1.0 / rate)
+    return clients
+
+
+def test_batches_grow_with_the_load() -> None:
+    """A steady stream brings c in a quantum: that many wait, and one more."""
+    for rate, size in ((400.0, 3), (2000.0, 11), (6000.0, 31)):
+        assert mean(flooded(rate).batches(0.5)) == pytest.approx(size, rel=0.15)
+    assert mean(flooded(2000.0, quantum_ms=20).batches(0.5)) == pytest.approx(41, rel=0.15)
+
+
+def test_the_cap_is_the_largest_batch() -> None:
+    assert max(flooded(6000.0, quantum_ms=100, batch=16).batches(0.5)) == 16
+    assert 128 <= max(flooded(6000.0, quantum_ms=100).batches(0.5)) <= 130
+
+
+def test_a_lone_query_begins_within_two_quanta() -> None:
+    clients = flooded(6000.0)
+    clients.run(7 * QUANTUM)
+    clients.answers.clear()
+    for _ in range(20):
+        clients.send()
+        clients.run(0.03)
+    assert len(clients.answers) == 20
+    assert (
+        max(1000.0 * (one.at - one.sent) - one.compute_ms for one in clients.answers) <= 2 * 5.0 + 0.6
+    )  # 0.5 ms on the way
+
+
+def test_one_query_a_quantum_is_not_held_after_a_flood() -> None:
+    clients = flooded(6000.0)
+    since = clients.now
+    for _ in range(40):
+        clients.send()
+        clients.run(QUANTUM)
+    clients.run(0.1)
+    waits = [1000.0 * (one.at - one.sent) - one.compute_ms for one in clients.answers if one.sent > since + 7 * QUANTUM]
+    assert len(waits) >= 32
+    assert max(waits) <= 0.6
+
+
+def test_what_waits_for_a_threshold_is_answered_in_time() -> None:
+    clients = flooded(6000.0, quantum_ms=10_000)
+    since = clients.now
+    clients.send(within=0.05)
+    clients.run(0.1)
+    [late] = [one for one in clients.answers if one.sent >= since - 1e-6]
+    assert late.at - late.sent <= 0.0506
+    assert not clients.reports.handed_back
+
+
+# -- turns of a device's instances
+
+LARGEST_MS = 26.0  # a batch of 32
+
+
+def quiet_beside_a_flood(order: str, **rule: Any) -> list[float]:
+    """Milliseconds of the answers of a quiet model, beside one whose clients send three times what the device can, and are in more of a hurry."""
+    clients = BatchClients(
+        linear(10.0, 0.5, most=32), kind="cpu", settings=Settings(executor=ExecutorSettings(order=order))
+    )
+    clients.beside("quiet", linear(10.0, 0.5, most=32, variant="q", model="quiet"))
+    if rule:
+        clients.rule("app", "a", **rule)
+    capacity = 1000.0 * 32 / LARGEST_MS
+    since = clients.now
+    for n in range(int(3 * capacity * 2.0)):
+        clients.send(within=10.0)
+        if n % 200 == 0:
+            clients.send(instance="quiet", within=20.0)
+        clients.run(1.0 / (3 * capacity))
+    clients.run(6.0)
+    assert mean(clients.batches(since + 0.5, until=since + 2.0)) == 32  # the device is full
+    return [1000.0 * (one.at - one.sent) for one in clients.answers if one.instance == "quiet"]
+
+
+@pytest.mark.parametrize("rule", [{}, {"policy": "threshold"}])
+def test_a_quiet_model_beside_a_flooded_one_waits_for_one_batch(rule: dict[str, Any]) -> None:
+    """Row 90. In turns it waits for the batch that runs and for its own; by deadlines it would wait for the whole flood."""
+    bound = 2 * LARGEST_MS + 5.0
+    turns = quiet_beside_a_flood("lru", **rule)
+    assert len(turns) == 37
+    assert np.quantile(turns, 0.99) < bound
+    by_deadline = quiet_beside_a_flood("edf", **rule)
+    assert np.quantile(by_deadline, 0.99) > 10 * bound
+
+
+def test_in_turns_none_overtakes_an_instance_that_needs_all_cores() -> None:
+    clients = BatchClients(
+        linear(5.0, 0.0, most=1), kind="cpu", cores=2, settings=Settings(executor=ExecutorSettings(order="lru"))
+    )
+    clients.beside("narrow", linear(7.0, 0.0, most=1))
+    clients.beside("wide", linear(5.0, 0.0, most=1, threads=2))
+    for instance in ("i0", "narrow"):
+        clients.closed_loop(2, instance=instance)
+    clients.run(0.1)
+    for _ in range(5):
+        clients.send(instance="wide", within=1.0)
+        clients.run(0.1)
+    waits = [one.at - one.sent for one in clients.answers if one.instance == "wide"]
+    assert len(waits) == 5
+    assert max(waits) < 0.0125 + 0.001
+
+
+def test_in_turns_offline_work_still_waits_for_all_other() -> None:
+    clients = BatchClients(
+        linear(5.0, 0.0, most=1), kind="cpu", settings=Settings(executor=ExecutorSettings(order="lru"))
+    )
+    clients.beside("jobs", linear(5.0, 0.0, most=1))
+    since = clients.now
+    for _ in range(10):
+        clients.send()
+        clients.send(instance="jobs", within=1000.0, policy=OFFLINE)
+    clients.run(1.0)
+    first = sorted((one for one in clients.answers if one.sent >= since), key=lambda one: one.at)
+    assert [one.instance for one in first[:10]] == ["i0"] * 10
+    assert len(first) == 20
