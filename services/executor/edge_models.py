@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import logging
 import os
@@ -42,6 +43,7 @@ from services.executor.commands import (
 
 log = logging.getLogger(__name__)
 
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a full disk, quota or limit
 POLL = 0.01  # s between checks whether a run has ended
 ENGINE_S = 2.0  # s that the first run on a remote engine may take
 
@@ -191,6 +193,12 @@ class DeviceModels:
                 if await asyncio.to_thread(_digest, part) != record.artifact:
                     raise BackendError(f"what is stored as {record.artifact[:12]}… is not the file that was registered")
                 part.rename(path)
+            except OSError as error:
+                if error.errno not in NO_SPACE:
+                    raise
+                raise LoadFailed(
+                    f"the disk has no room for the model's file: {error.strerror}; free some of {self._cache}, or set data_dir to a larger disk"
+                ) from error
             finally:
                 with contextlib.suppress(OSError):
                     part.unlink(missing_ok=True)

@@ -4,7 +4,9 @@ import asyncio
 import shutil
 import time
 from pathlib import Path
+from typing import Literal
 
+import pytest
 from msgspec.structs import replace
 
 from bus.codec import encode
@@ -12,6 +14,8 @@ from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import DemoteInstance
 from services.core.emulation import emulated
 from services.core.settings import MonitorSettings
+from services.executor.__main__ import wire as wire_executor
+from services.monitor.__main__ import wire as wire_monitor
 from tests.support.clients.responders import until
 from tests.support.models import tiny_models
 from tests.support.servers.nats import run
@@ -109,5 +113,27 @@ def test_others_compute_while_models_come_back_one_after_the_other(nats_url: str
             assert computed, "another model computed during a transfer"
             assert all("outputs" in task.result() for task in waiting)
             assert [one.tier for one in here.loads[loads:]] == ["device", "device"]
+
+    run(main())
+
+
+@pytest.mark.parametrize("preload", ["active", "warm"])
+def test_the_first_query_after_a_restart_shows_no_initialisation(
+    nats_url: str, prefix: str, tmp_path: Path, preload: Literal["active", "warm"]
+) -> None:
+    async def main() -> None:
+        settings = MonitorSettings(heartbeat_s=0.1, host_mb=4000, preload=preload)
+        async with worker(nats_url, prefix, tmp_path, settings, simulate={"gpu": 1}) as here:
+            await begin(here, *map(on_gpu, "ab"))
+            await here.stop("executor")
+            await here.stop("monitor")
+            await here.start("monitor", wire_monitor)
+            await here.start("executor", wire_executor)
+            state = preload.capitalize()
+            await until(lambda: list(here.states().values()) == [state, state])
+            began = time.monotonic()
+            answer = await here.ask(X, latency_ms=30_000.0, variant="b")
+            assert answer.get("variant") == "b", answer
+            assert time.monotonic() - began < INIT_S
 
     run(main())

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import os
+import resource
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from bus.subjects import Subjects
 from bus.tensors import from_array, to_array
 from services.core.settings import ExecutorSettings
 from services.executor.backends import pt2
-from services.executor.backends.base import BackendError
+from services.executor.backends.base import BackendError, LoadFailed
 from services.executor.commands import (
     BatchResult,
     LoadedModel,
@@ -315,6 +316,27 @@ def test_a_remote_engine_is_loaded_soon_whatever_it_does(tmp_path: Path, mode: s
             assert result.errors is None
             assert (to_array(result.outputs[0]["y"], "y").argmax(1) == CLASSES).all()
             await edge.perform(UnloadModel("i"))
+        await bus.close()
+
+    run(main())
+
+
+def test_a_full_disk_is_said_and_nothing_is_left_of_the_file(tmp_path: Path) -> None:
+    async def main() -> None:
+        bus = MemoryBus()
+        artifact = tiny_models.mlp()
+        variant = await put(bus, artifact)
+        edge = LoadedEdge(bus, tmp_path, variant)
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(artifact) // 2, hard))
+        try:
+            with pytest.raises(LoadFailed, match="the disk has no room.* set data_dir to a larger disk"):
+                await edge.do(LoadModel("one", variant))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert not [name for _, _, names in os.walk(tmp_path) for name in names]
+        assert await edge.do(LoadModel("one", variant))
+        await edge.do(UnloadModel("one"))
         await bus.close()
 
     run(main())
