@@ -330,7 +330,7 @@ def test_a_full_disk_is_said_and_nothing_is_left_of_the_file(tmp_path: Path) -> 
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (len(artifact) // 2, hard))
         try:
-            with pytest.raises(LoadFailed, match="the disk has no room.* set data_dir to a larger disk"):
+            with pytest.raises(LoadFailed, match=r"the disk has no room.* set data_dir to a larger disk"):
                 await edge.do(LoadModel("one", variant))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
