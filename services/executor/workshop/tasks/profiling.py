@@ -23,7 +23,7 @@ from numpy import ndarray
 
 from bus.messages.catalog import ProfileRow, Signature
 from services.core.placement import REMOTE
-from services.executor.backends.base import Handle
+from services.executor.backends.base import Handle, trim_memory
 from services.executor.workshop.sandbox.protocol import Frame, Measured, MeasureTask, Step, UploadRejected
 from services.executor.workshop.tasks import inspection, validation
 from services.executor.workshop.tasks.inspection import TRIAL_S, RunnableUpload
@@ -111,21 +111,25 @@ def _waited_ns() -> int:
 
 
 class Memory:
-    """Growth of this process's resident memory since this was made, in MB."""
+    """Growth of this process's resident memory since this was made, in MB: what a model keeps, and what its batches need."""
 
     def __init__(self) -> None:
-        self._forget_peak()
+        self.loaded()
         self._base = _status_mb("VmRSS")
 
-    def peak_mb(self) -> float:
-        """The highest growth so far."""
-        return max(0.0, max(_status_mb("VmRSS"), _status_mb("VmHWM")) - self._base)
-
-    def _forget_peak(self) -> None:
+    def loaded(self) -> None:
+        """The model is loaded. What only its load needed is given back, as in executors, and counts no more."""
+        gc.collect()
+        trim_memory()
         try:
             Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+            self._peak = "VmHWM"
         except OSError:
-            return
+            self._peak = "VmRSS"
+
+    def peak_mb(self) -> float:
+        """The highest growth since then."""
+        return max(0.0, max(_status_mb("VmRSS"), _status_mb(self._peak)) - self._base)
 
 
 class DeviceMemory:
@@ -135,6 +139,9 @@ class DeviceMemory:
         self._device = device
         self._base = cuda_memory_used_mb(device)
         self._peak = 0.0
+
+    def loaded(self) -> None:
+        """Nothing: frameworks keep what a load needed."""
 
     def peak_mb(self) -> float:
         """The highest growth that was seen. Frameworks keep the memory that large batches needed."""
@@ -345,9 +352,12 @@ def profile(task: MeasureTask, tell: Callable[[Frame], None]) -> Measured:
     )
     one = data.take(np.arange(1))
     _import(candidate, task.device)
-    memory = memory_of(task.device)
     tell(Step(step=f"profiling {what}", progress=0.1, within=first_load_s))
+    if alone and task.artifact.framework != REMOTE:  # what a framework takes for its first model is no model's own
+        _load(candidate, task, one)[0].close()
+    memory = memory_of(task.device)
     handle, load_ms = _load(candidate, task, one)
+    memory.loaded()
     table = CellTable(handle, data, task.signature, task.threads if alone else 0)
     peaks, short_of = _fill(
         table, task, memory, lambda share: tell(Step(step=f"profiling {what}", progress=0.1 + share / 2))
