@@ -234,13 +234,12 @@ class FleetPlanner:
 
     def _state(self, now: float) -> tuple[object, ...]:
         """What the plan was made for, of the fleet: workers that are ready, and instances that serve."""
-        return tuple(
-            (
-                worker.name,
-                tuple(sorted((one.variant, one.state == "Loading") for one in worker.instances if one.state != "Warm")),
-            )
-            for worker in sorted(self._fleet.ready(now), key=lambda each: each.name)
-        )
+
+        def instances(worker: FleetWorker) -> tuple[tuple[str, bool], ...]:
+            return tuple(sorted((i.variant, i.state == "Loading") for i in worker.instances if i.state != "Warm"))
+
+        ready = sorted(self._fleet.ready(now), key=lambda worker: worker.name)
+        return tuple((worker.name, instances(worker)) for worker in ready)
 
     # -- plans
 
@@ -490,15 +489,8 @@ class FleetPlanner:
         self._ordered[key] = count, turn.now + load_seconds(record) + SETTLE_S
         subject = self._effects.reply_subject()
         self._replies[subject] = key
-        order = EnsureLoaded(
-            variant=record,
-            at_least=count,
-            app=app,
-            orderer=self._effects.name,
-            reason=why,
-            epoch=turn.epoch,
-            planned=by,
-        )
+        name, epoch = self._effects.name, turn.epoch
+        order = EnsureLoaded(variant=record, at_least=count, app=app, orderer=name, reason=why, epoch=epoch, planned=by)
         return [self._effects.order(worker.name, "load", order, subject)]
 
 
