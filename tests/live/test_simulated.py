@@ -145,3 +145,23 @@ def test_what_no_cpu_can_do_in_time_goes_to_the_simulated_gpu(world: World, regi
     assert eventually(lambda: set(world.rows(outcomes)) == {("cpu", False, True), ("gpu", True, True)})
     kinds = "SELECT DISTINCT hardware, simulated, split_part(provenance, ':', 1) FROM infaas.variants"
     assert set(world.rows(kinds)) == {("cpu", False, "measured"), ("gpu", True, "synthetic"), ("inferentia", True, "synthetic")}  # fmt: skip
+
+
+def test_instances_on_a_gpu_take_the_contexts_of_a_rule_and_those_of_inferentia_say_one(
+    world: World, registered: list[dict[str, Any]]
+) -> None:
+    """Row 91: what the executor has taken comes back by its reports, the monitor's heartbeats and the dispatcher."""
+
+    def contexts(wanted: int) -> bool:
+        query(world, "batch.npy", "--variant", gpu)
+        (worker,) = world.say("workers")["items"]
+        found = {(one["device"], one["contexts"]) for one in worker["instances"]}
+        return ("gpu-0", wanted) in found and all(n == 1 for device, n in found if device.startswith("inferentia"))
+
+    gpu = next(one["variant"] for one in registered if one["hardware"] == "gpu")
+    assert query(world, "one.npy", "--variant", gpu) is not None  # waits for the load
+    where = ("--model", "convnet", "--data-dir", str(world.directory))
+    assert infaas("admin", "set-batching", *where, "--policy", "edf", "--contexts", "2").returncode == 0
+    assert eventually(lambda: contexts(2), 20.0)
+    assert infaas("admin", "set-batching", *where).returncode == 0
+    assert eventually(lambda: contexts(1), 20.0)
