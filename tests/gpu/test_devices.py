@@ -19,7 +19,7 @@ import pytest
 from bus.messages.catalog import Signature, TensorSpec
 from services.executor.backends import backend, names_for, pt2
 from services.executor.backends.base import BackendUnavailable, Handle, InputRejected, LoadFailed, LoadSpec, RunFailed
-from services.executor.workshop.tasks import onnx_files, profiling, quantise
+from services.executor.workshop.tasks import measuring, onnx_files, quantise
 from services.executor.workshop.tasks.validation import ValidationSet
 from services.monitor.edge import MachineEdge
 from services.monitor.effects import MachineSample, SampleMachine
@@ -163,7 +163,7 @@ def row(name: str, precision: str, handle: Handle, reference: Handle) -> dict:
     times = {}
     for n in BATCHES:
         batch = np.ascontiguousarray(IMAGES[:n])
-        times[f"b{n}_ms"] = profiling.measure_calls(lambda batch=batch: handle.run_single(batch), 0.3, 0).p50_ms
+        times[f"b{n}_ms"] = measuring.measure_calls(lambda batch=batch: handle.run_single(batch), 0.3, 0).p50_ms
     return {
         "framework": name, "precision": precision, "agreement": float(((scores - usual).argmax(1) == (wanted - usual).argmax(1)).mean()),
         "error": error(scores, wanted), "memory_mb": handle.memory_mb,

@@ -13,7 +13,8 @@ from bus.tensors import BadTensor, datatype_of, fit
 from services.executor.backends.container import UserProcess
 from services.executor.workshop.sandbox.protocol import UploadRejected, ValidationFile
 from services.executor.workshop.tasks import inspection, validation
-from services.executor.workshop.tasks.profiling import BATCHES, BUDGET_S, LONGEST_BATCH_S, CellTable, host
+from services.executor.workshop.tasks.measuring import host
+from services.executor.workshop.tasks.profiling import BATCHES, BUDGET_S, LONGEST_BATCH_S, CellTable
 from services.executor.workshop.tasks.validation import Array, Scorer, ValidationSet
 
 REFERENCE = 64  # samples whose answers are kept, for further processes of the same version to agree with

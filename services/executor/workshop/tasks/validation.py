@@ -152,7 +152,7 @@ FLOATS = frozenset({"FP16", "FP32", "FP64", "BF16"})
 INTEGERS = frozenset({"INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "BOOL"})
 
 
-class Accuracy(NamedTuple):
+class MeasuredAccuracy(NamedTuple):
     """An accuracy 0..1 as measured, and its 95 % confidence interval, low <= value <= high."""
 
     value: float
@@ -163,12 +163,14 @@ class Accuracy(NamedTuple):
 Z = 1.959964  # standard deviations on each side that hold 95 % of a normal distribution
 
 
-def wilson(share: float, n: int) -> Accuracy:
+def wilson(share: float, n: int) -> MeasuredAccuracy:
     """The interval of a share of n independent samples (Wilson, 1927). It is never empty, not even at a share of 0 or 1."""
     middle = share + Z * Z / (2 * n)
     half = Z * sqrt(share * (1 - share) / n + (Z / (2 * n)) ** 2)
     scale = 1 + Z * Z / n
-    return Accuracy(share, max(0.0, min(share, (middle - half) / scale)), min(1.0, max(share, (middle + half) / scale)))
+    return MeasuredAccuracy(
+        share, max(0.0, min(share, (middle - half) / scale)), min(1.0, max(share, (middle + half) / scale))
+    )
 
 
 class Scorer:
@@ -236,7 +238,7 @@ class Scorer:
         ranked: Array = np.argsort(-output, axis=-1, kind="stable")
         return ranked[..., :5]
 
-    def accuracy(self, predictions: Array, labels: Array) -> Accuracy:
+    def accuracy(self, predictions: Array, labels: Array) -> MeasuredAccuracy:
         """Higher is better. Raises UploadRejected if the shapes do not match.
 
         The interval of top1 and top5 is Wilson's, with one trial for each sample, even if a sample has several labels. That of mae and
@@ -254,7 +256,7 @@ class Scorer:
         difference = predictions.reshape(n, -1) - labels.reshape(n, -1)
         errors = (np.abs(difference) if self.metric == "mae" else difference**2).mean(axis=1)
         mean, half = float(errors.mean()), Z * float(errors.std()) / sqrt(n)
-        return Accuracy(*(self._of_error(error) for error in (mean, mean + half, max(0.0, mean - half))))
+        return MeasuredAccuracy(*(self._of_error(error) for error in (mean, mean + half, max(0.0, mean - half))))
 
     def agreement(self, predictions: Array, reference: Array) -> float:
         """The share of answers equal to the reference's: same class, or numbers within 5 % (or 1 % of their spread)."""

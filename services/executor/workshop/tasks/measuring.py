@@ -1,0 +1,165 @@
+"""Latencies and memory of one model in this process, and where they were measured. Runs in the sandbox.
+
+A measurement says when it cannot be trusted. On shared cores the same model measures twice as slow from one minute to the next, so
+wall time is kept beside CPU time and the time spent waiting for a core. A cell counts as clean if wall time is within 12 % of CPU
+time (one thread), or if the threads hardly waited for a core (several).
+"""
+
+import gc
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from services.executor.backends.base import trim_memory
+from services.shell.host.accelerators import cuda_memory_used_mb
+
+CLEAN = 1.12  # wall time over CPU time
+MOST_CALLS = 20_000
+LEAST_CALLS = 5
+
+# Instruction sets that decide how fast, and for int8 how accurate, a model runs; the best one is named.
+_SETS = ("amx_int8", "avx512_vnni", "avx_vnni", "avx512f", "avx2", "i8mm", "asimddp", "asimd")
+
+
+@dataclass(frozen=True)
+class LatencyCell:
+    """One measurement of one batch, in ms a call. waited: share of the time in which a thread waited for a core."""
+
+    p50_ms: float
+    p99_ms: float
+    least_ms: float
+    cpu_ms: float
+    wall_over_cpu: float
+    waited: float
+
+    def clean(self, threads: int) -> bool:
+        """threads: 0 if an accelerator computes and the CPU only waits."""
+        return self.wall_over_cpu <= CLEAN if threads == 1 else self.waited <= CLEAN - 1.0
+
+    def estimate_ms(self, threads: int) -> float:
+        """The median of a clean cell; otherwise the least that it can be without neighbours."""
+        if self.clean(threads):
+            return self.p50_ms
+        return min(self.least_ms, self.cpu_ms) if threads == 1 and self.cpu_ms > 0 else self.least_ms
+
+
+def measure_calls(call: Callable[[], object], seconds: float, threads: int) -> LatencyCell:
+    """Call for about so many seconds, at least five times, or fewer times if one call takes long."""
+    # The clock of one thread is exact; the process's may advance in ticks.
+    cpu_ns = time.thread_time_ns if threads == 1 else time.process_time_ns
+    walls: list[int] = []
+    counter = time.perf_counter_ns
+    gc.disable()
+    try:
+        call()
+        waited = _waited_ns()
+        cpu = cpu_ns()
+        start = counter()
+        end = start + int(seconds * 1e9)
+        before = start
+        while True:
+            call()
+            after = counter()
+            walls.append(after - before)
+            before = after
+            count = len(walls)
+            if count >= MOST_CALLS or (after >= end and (count >= LEAST_CALLS or after - start > 1_000_000_000)):
+                break
+        cpu = cpu_ns() - cpu
+        waited = _waited_ns() - waited
+    finally:
+        gc.enable()
+    total = before - start
+    walls.sort()
+    return LatencyCell(
+        p50_ms=walls[len(walls) // 2] / 1e6,
+        p99_ms=walls[min(len(walls) - 1, int(len(walls) * 0.99))] / 1e6,
+        least_ms=walls[0] / 1e6,
+        cpu_ms=cpu / len(walls) / 1e6,
+        wall_over_cpu=total / cpu if cpu > 0 else 1.0,
+        waited=waited / total if total > 0 else 0.0,
+    )
+
+
+def _waited_ns() -> int:
+    """Nanoseconds that the slowest thread of this process has waited for a core. 0 if Linux does not report it."""
+    most = 0
+    try:
+        for task in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{task}/schedstat", "rb") as file:
+                most = max(most, int(file.read().split()[1]))
+    except (OSError, ValueError, IndexError):
+        return 0
+    return most
+
+
+class Memory:
+    """Growth of this process's resident memory since this was made, in MB: what a model keeps, and what its batches need."""
+
+    def __init__(self) -> None:
+        self.loaded()
+        self._base = _status_mb("VmRSS")
+
+    def loaded(self) -> None:
+        """The model is loaded. What only its load needed is given back, as in executors, and counts no more."""
+        gc.collect()
+        trim_memory()
+        try:
+            Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+            self._peak = "VmHWM"
+        except OSError:
+            self._peak = "VmRSS"
+
+    def peak_mb(self) -> float:
+        """The highest growth since then."""
+        return max(0.0, max(_status_mb("VmRSS"), _status_mb(self._peak)) - self._base)
+
+
+class DeviceMemory:
+    """The same for an accelerator's memory: growth of what all processes take of it."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._base = cuda_memory_used_mb(device)
+        self._peak = 0.0
+
+    def loaded(self) -> None:
+        """Nothing: frameworks keep what a load needed."""
+
+    def peak_mb(self) -> float:
+        """The highest growth that was seen. Frameworks keep the memory that large batches needed."""
+        self._peak = max(self._peak, cuda_memory_used_mb(self._device) - self._base)
+        return self._peak
+
+
+def memory_of(device: str) -> Memory | DeviceMemory:
+    """Measures what a model that is loaded from now on takes of the device's memory, or of the host's if the device cannot be asked."""
+    return DeviceMemory(device) if device.startswith("cuda") else Memory()
+
+
+def _status_mb(field: str) -> float:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) / 1024.0
+    return 0.0
+
+
+def host(framework: str) -> dict[str, str]:
+    """Where and when a profile was made: an int8 model's speed and answers depend on the instruction set."""
+    model, flags = platform.machine(), set[str]()
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                model = value.strip()
+            elif name.strip() in {"flags", "Features"}:
+                flags = set(value.split())
+                break
+    except OSError:
+        pass
+    isa = next((name for name in _SETS if name in flags), platform.machine())
+    return {"isa": isa, "cpu": model, "framework": framework, "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
