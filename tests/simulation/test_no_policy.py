@@ -59,8 +59,11 @@ WIRING = {
     "services.core.pipelines.planners:plan_pipeline": {"scenario/planning.py"},
     "services.core.pipelines.checks:signature_of": {"scenario/planning.py"},
     "services.core.pipelines.graph:references": {"scenario/planning.py"},
-    # What simulated devices answer.
+    # What simulated devices are and answer, as the live ones.
     "services.core.emulation:zeros": {"edges.py", "clients.py"},
+    "services.core.emulation:SharedSpeed": {"hardware.py"},
+    "services.core.emulation:one_at_a_time": {"edges.py"},
+    "services.core.emulation:with_tiers": {"scenario/catalogue.py"},
     # Names of keys in buckets.
     "services.core.batching:batching_key": {"scenario/catalogue.py"},
     "services.autoscaler.vms.commands:machine_key": {"edges.py"},
