@@ -14,6 +14,7 @@ from services.executor.workshop.sandbox.protocol import UploadRejected
 from services.executor.workshop.tasks import profiling
 from services.executor.workshop.tasks.profiling import CellTable, Neighbours
 from services.executor.workshop.tasks.validation import ValidationSet
+from tests.support.servers.processes import eventually
 
 # -- Models whose latencies are known: a batch of b takes BASE_MS + b ms.
 
@@ -74,11 +75,17 @@ def measured(table: CellTable, sizes=SIZES) -> list[ProfileRow]:
 
 @pytest.mark.parametrize("spinning", [False, True])
 def test_a_profile_returns_known_latencies_and_a_line_beyond_them(spinning):
-    rows = measured(CellTable(PacedModel(Device(), spinning=spinning), DATA, SIGNATURE, 1 if spinning else 0))
-    assert [row.batch for row in rows] == list(SIZES)
-    for row in rows:
-        assert row.p50_ms == pytest.approx(BASE_MS + row.batch, rel=0.05)
-    assert latency_ms(rows, 16) == pytest.approx(BASE_MS + 16, rel=0.1)
+    table = CellTable(PacedModel(Device(), spinning=spinning), DATA, SIGNATURE, 1 if spinning else 0)
+
+    def known() -> bool:
+        """After each further pass the estimates are as good or better: a busy machine needs more of them."""
+        rows = measured(table)
+        assert [row.batch for row in rows] == list(SIZES)
+        assert all(row.p50_ms >= 0.999 * (BASE_MS + row.batch) for row in rows)
+        return all(row.p50_ms <= 1.05 * (BASE_MS + row.batch) for row in rows)
+
+    assert eventually(known)
+    assert latency_ms(table.rows(), 16) == pytest.approx(BASE_MS + 16, rel=0.1)
 
 
 def test_beside_neighbours_throughput_falls_by_the_contention():
