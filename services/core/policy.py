@@ -83,10 +83,11 @@ class GuardedPolicy:
     """A user's own policy. Where one of its methods raises or returns what cannot be carried out, the built-in one decides instead.
 
     own: the user's object. path: as it was named. tell: called with a text at a method's first failure, the second, the fourth and so on.
-    builtin: decides on queries where `own` does not; a dispatcher's policy has one. failures: how many there were, by method.
+    builtin: decides on queries where `own` does not; a dispatcher's policy has one. failures: how many there were, by method. strict: an
+    error is raised instead, for a simulation is to show what the user's policy does and no other.
     """
 
-    def __init__(self, own: Any, path: str, tell: Callable[[str], None]) -> None:
+    def __init__(self, own: Any, path: str, tell: Callable[[str], None], *, strict: bool = False) -> None:
         self.name: str = own.name
         self.goal = goal_of(own)
         self.failures: dict[str, int] = {method: 0 for method in METHODS if hasattr(own, method)}
@@ -95,6 +96,7 @@ class GuardedPolicy:
         self._own = own
         self._path = path
         self._tell = tell
+        self._strict = strict
 
     def select(self, ask: Ask, now: float, view: ClusterView) -> Decision:
         """The user's decision, or the built-in policy's."""
@@ -126,6 +128,8 @@ class GuardedPolicy:
             self._failed("observe", error)
 
     def _failed(self, method: str, error: Exception) -> None:
+        if self._strict:
+            raise error
         self.failures[method] += 1
         count = self.failures[method]
         if count & (count - 1) == 0:

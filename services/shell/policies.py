@@ -35,14 +35,14 @@ def own_object(setting: str, path: str, methods: Collection[str]) -> Any:
     return made
 
 
-def own_policy(setting: str, path: str, methods: Collection[str]) -> GuardedPolicy:
-    """The user's class at this path, as a policy that has these methods. Raises SettingsError."""
+def own_policy(setting: str, path: str, methods: Collection[str], *, strict: bool = False) -> GuardedPolicy:
+    """The user's class at this path, as a policy that has these methods. strict: its errors are raised. Raises SettingsError."""
     made = own_object(setting, path, methods)
     if not isinstance(getattr(made, "name", None), str) or not made.name:
         raise SettingsError(f"{setting} {path!r} lacks a `name`, a text: it is recorded with what the policy decides")
     if getattr(made, "goal", "cost") not in ("cost", "accuracy"):
         raise SettingsError(f"{setting} {path!r}: its `goal` must be cost or accuracy, not {made.goal!r}")
-    return GuardedPolicy(made, path, log.warning)
+    return GuardedPolicy(made, path, log.warning, strict=strict)
 
 
 def own_methods(setting: str, path: str) -> frozenset[str]:
@@ -56,14 +56,17 @@ def own_methods(setting: str, path: str) -> frozenset[str]:
     return found
 
 
-def load_policy(settings: Settings) -> SelectionPolicy:
-    """The policy that `dispatcher.policy` names: a built-in one, or a user's class. Raises SettingsError that says what is wrong."""
+def load_policy(settings: Settings, *, strict: bool = False) -> SelectionPolicy:
+    """The policy that `dispatcher.policy` names: a built-in one, or a user's class. Raises SettingsError that says what is wrong.
+
+    strict: errors of a user's class are raised; otherwise the built-in policy decides then.
+    """
     name = settings.dispatcher.policy
     if name in POLICIES:
         return _builtin(name, settings)
     if ":" not in name:
         raise SettingsError(f"dispatcher.policy {name!r} is none of {', '.join(POLICIES)} and no module:Class")
-    own = own_policy("dispatcher.policy", name, ("select",))
+    own = own_policy("dispatcher.policy", name, ("select",), strict=strict)
     own.builtin = _builtin("infaas", settings, own.goal)
     return own
 
@@ -89,7 +92,7 @@ def _builtin(name: str, settings: Settings, goal: Goal | None = None) -> Selecti
     return policy
 
 
-def load_scaling(settings: Settings) -> GuardedPolicy | None:
-    """The user's class that `autoscaler.policy` names. None: it names a built-in policy. Raises SettingsError that says what is wrong."""
+def load_scaling(settings: Settings, *, strict: bool = False) -> GuardedPolicy | None:
+    """The same of `autoscaler.policy`. None: it names a built-in policy."""
     name = settings.autoscaler.policy
-    return None if name in SCALERS else own_policy("autoscaler.policy", name, ("scale",))
+    return None if name in SCALERS else own_policy("autoscaler.policy", name, ("scale",), strict=strict)

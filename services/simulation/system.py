@@ -141,7 +141,9 @@ class SimulatedSystem:
             if spec.maximum
         }
         machines = replace(settings.machines, provider="simulated", kinds=kinds)
-        return SampledPolicy(load_policy(replace(settings, machines=machines)), perf_counter, self._decided)
+        return SampledPolicy(
+            load_policy(replace(settings, machines=machines), strict=True), perf_counter, self._decided
+        )
 
     def _make_solver(self) -> SimulatedSolverEdge:
         name = self._settings.autoscaler.solver
@@ -203,7 +205,7 @@ class SimulatedSystem:
         self._environment.enter(
             f"monitor-{worker}", monitor, SimulatedMonitorEdge(self._environment, machine, self.subjects.control_bucket)
         )
-        scaling = load_scaling(settings)
+        scaling = load_scaling(settings, strict=True)
         autoscaler = make_model_autoscaler(settings, self.subjects, worker, self._scenario.prices, scaling)
         self._environment.enter(f"model-{worker}", autoscaler, self._solver)
         if self._scenario.jobs:

@@ -271,7 +271,7 @@ def test_a_selection_is_set_over_http_and_a_wrong_one_refused(place: Place) -> N
     assert (unlink.status, "use set-selection" in unlink.body["cause"]) == (400, True)
     told = infaas("admin", "set-selection", "several", "--cache-mb", "8", "--json", *where)
     assert json.loads(told.stdout) == {"done": True}
-    assert "cache 8 MB" in infaas("apps", "--app", "several", *where).stdout
+    assert "cache 8 MB" in infaas("apps", "--app", "several", "--wide", *where).stdout
 
     def infer(value: float, **needs: float) -> Any:
         given = {"name": "x", "datatype": "FP32", "shape": [1, 784], "data": [value] * 784}

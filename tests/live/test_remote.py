@@ -108,7 +108,7 @@ def test_a_gateway_of_infaas_is_an_engine(here: Whole, register: Callable[..., A
         assert item["price_per_hour"] == pytest.approx(PRICE)
         assert item["accuracy"] > 0.9
         assert item["latency_ms"] > 0
-    table = command("variants", "--app", "far", "--data-dir", str(here.directory)).stdout
+    table = command("variants", "--app", "far", "--wide", "--data-dir", str(here.directory)).stdout
     assert f"remote ({here.gateway.removeprefix('http://')})" in table
     assert far.cost == pytest.approx(PRICE / 3600 * far.compute_ms / 1000 * 16 / far.batch, rel=0.5)
 

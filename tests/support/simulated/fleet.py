@@ -229,7 +229,7 @@ class Fleet:
         self.stage.enter(f"{worker}/cpu", actor, device)
 
     def start_worker(self, worker: str) -> None:
-        device = MonitoredDevice(name="cpu", kind="cpu", cores=2, memory_mb=4000.0)
+        device = MonitoredDevice(name="cpu", kind="cpu", cores=4, memory_mb=4000.0)  # room for five members at once
         settings = self.settings.monitor
         actor = MonitorActor(worker, "cpu", [device], PRICES, self.subjects, next(self._incarnations), settings)
         self.stage.enter(worker, actor, lambda _: (0.0, MachineSample(utilisation=0.2, memory_used_mb=500.0)))
