@@ -27,7 +27,7 @@ from services.executor.edge import ExecutorEdge
 from services.executor.queue import queued_query
 from services.executor.workshop.sandbox.protocol import Artifact, MeasureTask, ValidationFile
 from services.executor.workshop.tasks import profiling
-from services.executor.workshop.tasks.profiling import _status_mb as status_mb
+from services.executor.workshop.tasks.measuring import _status_mb as status_mb
 
 ROOT = Path(__file__).parents[2]
 # MB; the first of each comes before all.
