@@ -1,4 +1,6 @@
-"""The model selection layer (paper 002, section 5): what lets several models of an app answer together, and learn from feedback. Pure."""
+"""Queries that are answered from the answers of several others: of an app's models (Clipper, paper 002, section 5), and of the apps of a
+pipeline (InferLine, paper 004). Pure.
+"""
 
 from collections.abc import Callable, Iterable
 

@@ -70,14 +70,14 @@ class OrtTensorrtBackend:
         cached = any(engines.glob("*.engine"))
         trt = (PROVIDER, tensorrt_options(spec.device, spec.precision, str(engines), low, high))
         # Of two loads at once, the second finds the engine that the first has built.
-        with _building.setdefault(key, threading.Lock()), growth(spec.device) as grown:
+        with building.setdefault(key, threading.Lock()), growth(spec.device) as grown:
             session, where = opened(ort, artifact, spec, [trt, (CUDA, cuda_options(spec.device))], must_profile=True)
         engine = "engine from the cache" if cached else "engine built"
         proof = f"TensorRT {version}, {spec.device} ({found.name}), {engine}, {where}"
         return BoundHandle(ort, session, spec, place(spec.device), proof, grown.mb)
 
 
-_building: dict[str, threading.Lock] = {}  # by the engine's key
+building: dict[str, threading.Lock] = {}  # by the engine's key
 
 
 def engine_key(digest: str, gpu_name: str, version: str, precision: str, max_batch: int) -> str:

@@ -9,6 +9,7 @@ import hashlib
 import os
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,15 @@ from services.executor.backends.base import (
     plain,
 )
 from services.executor.backends.cuda import gpu, growth
-from services.executor.backends.ort_tensorrt import ENGINES, INSTALL, PRECISIONS, WORKSPACE, engine_key, profile_shapes
+from services.executor.backends.ort_tensorrt import (
+    ENGINES,
+    INSTALL,
+    PRECISIONS,
+    WORKSPACE,
+    building,
+    engine_key,
+    profile_shapes,
+)
 from services.executor.backends.torch_cpu import explain, framework
 from services.executor.backends.torch_device import CudaStream, Slot, Staging
 
@@ -65,7 +74,8 @@ class TensorrtBackend:
         key = engine_key(digest, found.name, f"{trt.__version__}-native", spec.precision, spec.max_batch)
         place = Path(spec.options.get("engines") or artifact.parent / ENGINES) / key / "model.engine"
         try:
-            with torch.cuda.device(spec.device), growth(spec.device) as grown:
+            # Of two loads at once, the second finds the engine that the first has built.
+            with building.setdefault(key, Lock()), torch.cuda.device(spec.device), growth(spec.device) as grown:
                 engine, how = engine_of(trt, artifact, spec, place)
                 handle = EngineHandle(torch, engine, spec, CudaStream(torch, spec.device))
         except BackendError:
