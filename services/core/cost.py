@@ -205,8 +205,8 @@ def _interpolate(points: list[tuple[int, float]], slope: float, batch: int) -> f
 
 
 def _slope(points: list[tuple[int, float]]) -> float:
-    """The slope in ms an item of the line with the least squared errors, which rises as the points do. Of a single point, its ms for each item."""
-    if len(points) == 1:
+    """The slope in ms an item of the line with the least squared errors, which rises as the points do. Of a single size, its ms for each item."""
+    if points[0][0] == points[-1][0]:
         return points[0][1] / points[0][0]
     batch = sum(size for size, _ in points) / len(points)
     mean_ms = sum(ms for _, ms in points) / len(points)
