@@ -83,7 +83,8 @@ def test_latency_is_linear_between_rows_and_a_line_beyond() -> None:
 
 
 def test_one_measured_size_says_no_more_than_proportion() -> None:
-    assert cost.latency_ms([row(4, 8.0)], 6) == pytest.approx(12.0)
+    for rows in ([row(4, 8.0)], [row(4, 8.0), row(4, 8.0)]):
+        assert cost.latency_ms(rows, 6) == pytest.approx(12.0)
 
 
 @given(st.lists(st.floats(0.97, 1.03), min_size=3, max_size=3))
