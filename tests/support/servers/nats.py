@@ -55,7 +55,8 @@ class NatsServer:
         directory.mkdir(parents=True, exist_ok=True)
         self._config.write_text(
             f'listen: "127.0.0.1:{self.port}"\nmax_payload: {max_payload}\n'
-            f'jetstream {{ store_dir: "{directory / "jetstream"}" }}\n'
+            # Streams of all tests stay reserved until the session ends, far beyond what they hold and any disk has.
+            f'jetstream {{ store_dir: "{directory / "jetstream"}", max_file_store: 100TB }}\n'
             'authorization { users: [ { user: "tester", password: "secret" }, { user: "limited", password: "secret", '
             'permissions: { publish: { deny: ["forbidden.>"] } } } ] }\n'
             f"{extra}"
