@@ -340,3 +340,29 @@ def test_what_a_foreign_process_computes_on_the_gpu_is_seen() -> None:
             assert eventually(lambda: busy() > max(0.8, before))
         finally:
             burner.kill()
+
+
+def test_what_is_booked_is_what_the_device_gains(framework, tmp_path):
+    """Row 85: of models of 1 to 400 MB, what a load reports is within a tenth of what the device gives away, once batches were computed."""
+    from services.shell.host.accelerators import cuda_memory_used_mb
+    from tests.live import test_memory as models
+
+    formats = backend(framework).formats
+    onnx = "onnx" in formats
+    table = {}
+    for mb in (0.5, *models.SIZES["ort"][1:]):  # the first brings what the framework keeps for all
+        side, path = models.side_of(mb), tmp_path / f"{mb}.{'onnx' if onnx else 'pt2'}"
+        rng = np.random.default_rng(0)
+        matrices = [rng.normal(size=(side, side)).astype("f4") / side for _ in range(models.layers_of(mb))]
+        (models.build_onnx if onnx else models.build_torch)(path, matrices)
+        before = cuda_memory_used_mb(DEVICE)
+        spec = LoadSpec(
+            device=DEVICE, max_batch=models.BATCH, format="onnx" if onnx else "pt2", signature=models.signature(side)
+        )
+        handle = backend(framework).load(path, spec)
+        for _ in range(5):
+            handle.run_single(np.ones((models.BATCH, side), "f4"))
+        table[mb] = handle.memory_mb, cuda_memory_used_mb(DEVICE) - before
+    # Drivers hand memory out in pages of 2 MB.
+    wrong = {mb for mb, (booked, gained) in list(table.items())[1:] if abs(booked - gained) > max(4.0, 0.1 * gained)}
+    assert not wrong, f"by MB of the model: booked, gained\n{table}"
