@@ -306,6 +306,7 @@ class Client:
         labels: Sequence[str] = (),
         dry_run: bool = False,
         contended: bool = False,
+        contexts: int = 1,
         timeout: float | None = None,
     ) -> RegistrationStatus:
         """Register a trained model with its labelled validation set. Waits until its variants are built and measured.
@@ -336,6 +337,7 @@ class Client:
             labels=labels,
             dry_run=dry_run,
             contended=contended,
+            contexts=contexts,
             timeout=timeout,
         )
         if status.state == "failed":

@@ -65,6 +65,7 @@ async def register(
     labels: Sequence[str] = (),
     dry_run: bool = False,
     contended: bool = False,
+    contexts: int = 1,
     timeout: float | None = None,
 ) -> RegistrationStatus:
     """Register a trained model and wait until its variants are built and measured, or the registration fails.
@@ -75,7 +76,8 @@ async def register(
     labels. version: default: the next number. metric: top1, top5, mae or rmse. labels: names of the classes, in the order of the scores.
     latency_ms: the app's default latency objective. slo_target: the share of the app's queries to be answered in time, above 0 and below
     1; None: the app keeps what it has. dry_run: inspect the model and keep nothing; the status then says what would be registered.
-    contended: measure latencies beside further instances of the variant that compute all the time. timeout: seconds for the whole
+    contended: measure latencies beside further instances of the variant that compute all the time. contexts: batches
+    that an instance computes at a time, on one copy of the weights; latencies are measured with as many. timeout: seconds for the whole
     registration. on_progress gets every status. Returns the last status. Its `state` is "done" (with `variants`, and `failures` of those
     that could not be built) or "failed" (with a `reason`). Raises BadInput, Refused, NotConnected, Timeout.
     """
@@ -98,6 +100,7 @@ async def register(
         labels=list(labels),
         dry_run=dry_run,
         contended=contended,
+        contexts=contexts,
         registration=f"r-{secrets.token_hex(8)}",
     )
     if url is None:

@@ -88,6 +88,7 @@ class VariantRecord(Struct, frozen=True, kw_only=True):
     price_per_s: float | None = None
     accuracy_low: float | None = None
     accuracy_high: float | None = None
+    contexts: int = 1
 
 
 class ModelRecord(Struct, frozen=True, kw_only=True):
@@ -95,6 +96,7 @@ class ModelRecord(Struct, frozen=True, kw_only=True):
 
     source, validation: object keys (sha256) of the uploaded files. inputs_key, labels_key: names of the arrays in the validation set.
     labels: names of the classes; empty if none were given. contended: its variants are measured beside further instances.
+    contexts: batches that an instance of its variants computes at a time.
     """
 
     model: str
@@ -111,6 +113,7 @@ class ModelRecord(Struct, frozen=True, kw_only=True):
     labels_key: str = "y"
     labels: list[str] = []
     contended: bool = False
+    contexts: int = 1
 
 
 class ModelSelection(Struct, frozen=True, kw_only=True):

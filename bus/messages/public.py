@@ -171,7 +171,7 @@ class Register(Struct, frozen=True, kw_only=True):
     below 1; None: the app keeps what it has. labels: names of the classes, in the order of the model's scores.
     registration: an id that the client may choose. dry_run: inspect only; nothing is kept. contended: latencies are measured beside
     further instances of the variant that compute all the time, as many as the cores have room for, at most 7; on an accelerator beside one.
-    container: of the format "container". Then `object` is a key in the artifacts bucket: answers that a further container must agree
+    contexts: batches that an instance computes at a time on one copy of the weights, 1 to 64; latencies are measured with as many. container: of the format "container". Then `object` is a key in the artifacts bucket: answers that a further container must agree
     with; there is no validation set.
     """
 
@@ -192,6 +192,7 @@ class Register(Struct, frozen=True, kw_only=True):
     slo_target: float | None = None
     dry_run: bool = False
     contended: bool = False
+    contexts: int = 1
     container: ContainerReport | None = None
 
 

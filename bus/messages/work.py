@@ -56,6 +56,7 @@ class BuildVariants(Struct, frozen=True, kw_only=True):
     plans: list[VariantPlan]
     allow_torchscript: bool = False
     contended: bool = False
+    contexts: int = 1
 
 
 class ModelInspected(Struct, frozen=True, kw_only=True):
@@ -81,7 +82,7 @@ class ModelInspected(Struct, frozen=True, kw_only=True):
 
 
 class VariantBuilt(Struct, frozen=True, kw_only=True):
-    """`infaas.registrar.built`: one variant was built, verified and profiled. accuracy_low, accuracy_high: as in its record."""
+    """`infaas.registrar.built`: one variant was built, verified and profiled. accuracy_low, accuracy_high, contexts: as in its record."""
 
     registration: str
     worker: str
@@ -93,6 +94,7 @@ class VariantBuilt(Struct, frozen=True, kw_only=True):
     profile: Profile
     accuracy_low: float | None = None
     accuracy_high: float | None = None
+    contexts: int = 1
 
 
 class VariantFailed(Struct, frozen=True, kw_only=True):

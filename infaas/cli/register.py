@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from infaas.cli.options import DataDir, Json, Wide, json_or_text
+from infaas.cli.options import DataDir, Json, Whole, Wide, json_or_text
 from infaas.cli.output import Column, fail, hardware_of, print_json, print_table, progress, show, usage
 from infaas.connecting import connect
 from infaas.errors import RegistrationFailed
@@ -53,6 +53,7 @@ def register(
     format: Literal["onnx", "pt2", "torchscript"] | None = None,
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     contended: Annotated[bool, Parameter(negative="")] = False,
+    contexts: Whole = 1,
     data_dir: DataDir = None,
     wide: Wide = False,
     json: Json = False,
@@ -100,6 +101,8 @@ def register(
     contended
         Measure latencies beside further instances of each variant that compute all the time, as many as the cores have room for. Plans then
         count on what a busy machine gives, not on an idle one.
+    contexts
+        Batches that an instance computes at a time, on one copy of the weights, 1 to 64. Latencies are measured with as many.
 
     """
     options: dict[str, Any] = {
@@ -113,6 +116,7 @@ def register(
         "format": format,
         "dry_run": dry_run,
         "contended": contended,
+        "contexts": contexts,
     }
     keys: dict[str, Any] = {"inputs_key": inputs_key, "labels_key": labels_key}
 

@@ -120,6 +120,7 @@ def emulated(original: VariantRecord, kind: str, variant: str) -> VariantRecord:
         hardware=kind,
         simulated=True,
         dominated=False,
+        contexts=1,
         profile=with_tiers(
             Profile(
                 rows=rows,

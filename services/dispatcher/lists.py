@@ -131,6 +131,7 @@ def _variants(ask: ListRequest, view: ClusterView) -> list[dict[str, Any]]:
                     "accuracy": record.accuracy,
                     "accuracy_low": record.accuracy_low,
                     "accuracy_high": record.accuracy_high,
+                    "contexts": record.contexts,
                     "agreement": record.agreement,
                     "load_ms": record.profile.load_ms,
                     "init_ms": record.profile.init_ms,

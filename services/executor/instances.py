@@ -141,6 +141,11 @@ class Loaded:
         self.goal = goal
         self.leaving = goal != "device"
 
+    def limit_contexts(self, one_at_a_time: str) -> None:
+        """Its model is loaded. one_at_a_time: why it computes one batch at a time; empty: it takes several."""
+        self.one_at_a_time = one_at_a_time
+        self._use(self.rule.contexts if self.rule is not None else None)
+
     # -- the batching policy
 
     def follow(self, rules: BatchingRules, now: float) -> None:
@@ -159,8 +164,8 @@ class Loaded:
         self.queue.max_batch = policy.limit(now)
 
     def _use(self, contexts: int | None) -> None:
-        """Compute so many batches at a time; None: the usual number."""
-        wanted = 1 if self.one_at_a_time else max(1, contexts or 1)
+        """Compute so many batches at a time; None: as many as the profile was measured with."""
+        wanted = 1 if self.one_at_a_time else max(1, contexts or self.record.contexts)
         if wanted != self.contexts:
             self.contexts = self.queue.contexts = wanted
             self._new = NEW

@@ -90,7 +90,7 @@ class InstanceManager:
             return (Do(("unload", instance), UnloadModel(instance)),)
         loaded.moving = False
         loaded.model, loaded.tier, loaded.ready = model, model.tier, model.tier == "device"
-        loaded.one_at_a_time = model.one_at_a_time
+        loaded.limit_contexts(model.one_at_a_time)
         return (self._is_loaded(loaded, model), *self.settle(loaded))
 
     def _is_loaded(self, loaded: Loaded, model: LoadedModel) -> Publish:
@@ -148,7 +148,7 @@ class InstanceManager:
             return NOTHING
         if model is not None:
             loaded.queue.factor = 1.0  # it was learnt on the other cores
-            loaded.one_at_a_time = model.one_at_a_time
+            loaded.limit_contexts(model.one_at_a_time)
         fact = InstanceMoved(
             instance=loaded.id,
             variant=loaded.record.variant,

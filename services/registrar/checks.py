@@ -9,6 +9,7 @@ import msgspec
 from bus.messages.catalog import Signature, TensorSpec
 from bus.messages.public import AdminRequest, Error, Register
 from bus.subjects import WITHOUT_APP, valid_name
+from services.core.batching import MOST_CONTEXTS
 from services.core.placement import REMOTE
 from services.core.settings import RegistrarSettings
 from services.core.settings.fields import TARGET, Number
@@ -55,6 +56,12 @@ def registration_error(request: Register, settings: RegistrarSettings) -> Error 
         wrong.append(f"task: must be 1 to {MOST_TEXT} characters long")
     if sum(map(len, request.labels)) + 3 * len(request.labels) > MOST_DEFAULT:
         wrong.append(f"labels: must fit into {MOST_DEFAULT // 1024} kB")
+    if not 1 <= request.contexts <= MOST_CONTEXTS:
+        wrong.append(f"contexts: must be from 1 to {MOST_CONTEXTS} batches at once")
+    if request.contexts > 1 and request.format in (CONTAINER, REMOTE):
+        wrong.append(f"contexts: format {request.format} computes one batch at a time; leave it out")
+    if request.contexts > 1 and request.contended:
+        wrong.append("contexts: contended measures one batch at a time; give one of both")
     if request.contended and request.format in (CONTAINER, REMOTE):
         wrong.append(f"contended: format {request.format} is measured alone; leave it out")
     if request.inputs_key == request.labels_key:

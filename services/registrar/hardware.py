@@ -68,6 +68,7 @@ class Extensions:
             inputs_key=model.inputs_key,
             labels_key=model.labels_key,
             contended=model.contended,
+            contexts=model.contexts,
             registration=name,
         )
         return RegistrationRecord(

@@ -125,6 +125,7 @@ class Registration:
             plans=self.remaining,
             allow_torchscript=settings.allow_torchscript,
             contended=request.contended,
+            contexts=request.contexts,
         )
 
     def wait(self, step: str, now: float) -> None:
@@ -293,6 +294,7 @@ class Registration:
                 accuracy=built.accuracy,
                 accuracy_low=built.accuracy_low,
                 accuracy_high=built.accuracy_high,
+                contexts=built.contexts,
                 agreement=built.agreement,
                 profile=built.profile,
                 signature=inspected.signature,
@@ -319,6 +321,7 @@ class Registration:
             labels_key=request.labels_key,
             labels=request.labels,
             contended=request.contended,
+            contexts=request.contexts,
         )
         variants = (*self._measured(), *self.simulated)
         return PutRecords(variants=variants, model=model, link=self.link(inspected.signature, now) if newest else None)

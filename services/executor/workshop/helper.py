@@ -237,6 +237,7 @@ class Helper:
             max_batches=sorted({plan.max_batch for plan in plans}),
             score=artifact not in scores,
             contended=order.contended,
+            contexts=order.contexts,
             device=self._order.devices.get(plans[0].hardware, CPU),
             allow_torchscript=order.allow_torchscript and self._settings.allow_torchscript,
         )
@@ -269,6 +270,7 @@ class Helper:
                     accuracy=accuracy,
                     accuracy_low=scored.accuracy_low,
                     accuracy_high=scored.accuracy_high,
+                    contexts=result.contexts,
                     agreement=agreement,
                     profile=profile,
                 ),
@@ -423,6 +425,13 @@ def _scores_of(measured: Measured) -> tuple[float, float]:
     return measured.accuracy, measured.agreement
 
 
+def _provenance(measured: Measured) -> str:
+    beside, contexts = measured.neighbours, measured.contexts
+    if beside:
+        return f"measured: beside {beside} further instance{'s' * (beside > 1)}"
+    return f"measured: {contexts} batches at a time" if contexts > 1 else "measured"
+
+
 def _profile_of(measured: Measured, plan: VariantPlan) -> Profile:
     """One plan's part of the measurements. Raises UploadRejected if its batches take too long."""
     if measured.short_of and plan.max_batch > measured.short_of:
@@ -433,7 +442,6 @@ def _profile_of(measured: Measured, plan: VariantPlan) -> Profile:
     if not rows:
         raise UploadRejected("nothing could be measured")
     longest = max((row.length for row in rows if row.length is not None), default=None)
-    beside = measured.neighbours
     memory = [mb for batch, mb in measured.memory_mb.items() if batch <= plan.max_batch]
     return Profile(
         rows=rows,
@@ -443,7 +451,7 @@ def _profile_of(measured: Measured, plan: VariantPlan) -> Profile:
         host_mb=measured.host_mb,
         memory_mb=max(memory, default=0.0),
         saturation_qps=max(row.batch / row.p50_ms * 1000.0 for row in rows if row.length == longest),
-        provenance=f"measured: beside {beside} further instance{'s' * (beside > 1)}" if beside else "measured",
+        provenance=_provenance(measured),
         disturbed=measured.disturbed,
         host=measured.host,
     )

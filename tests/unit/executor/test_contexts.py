@@ -74,6 +74,16 @@ def test_contexts_are_batches_at_a_time_on_one_copy_and_one_serialises() -> None
     assert clients.executors[0].instances["i0"].queue.items + 1 == 20, "none was lost on the way"
 
 
+def test_without_a_rule_there_are_as_many_as_the_profile_was_measured_with() -> None:
+    clients = BatchClients(linear(10.0, 0.0, most=1, contexts=2), settings=FAST)
+    clients.closed_loop(20)
+    assert {*running(clients, 1.0)} == {2}
+    assert clients.executors[0].instances["i0"].queue.factor == pytest.approx(1.0)
+    clients.rule("model", "m", contexts=1)
+    clients.run(0.1)
+    assert {*running(clients, 1.0)} == {1}
+
+
 def test_a_batch_of_a_second_context_begins_while_the_first_one_runs() -> None:
     clients = BatchClients(linear(10.0, 0.0, most=1))
     clients.rule("variant", "v", contexts=2)

@@ -105,6 +105,22 @@ def test_a_remote_engine_is_measured_alone(format: str) -> None:
     assert error is None or error.message.startswith("contended: ")
 
 
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"contexts": 0}, "contexts: must be from 1 to 64 batches at once"),
+        ({"contexts": 1_000_000}, "contexts: must be from 1 to 64 batches at once"),
+        ({"contexts": 2, "contended": True}, "contexts: contended measures one batch at a time; give one of both"),
+        ({"contexts": 2, "format": "remote"}, "contexts: format remote computes one batch at a time; leave it out"),
+    ],
+)
+def test_contexts_are_one_to_sixty_four_and_not_for_every_format(fields: dict[str, Any], says: str) -> None:
+    error = registration_error(replace(REQUEST, **fields), RegistrarSettings())
+    assert error is not None
+    assert error.message == says
+    assert registration_error(replace(REQUEST, contexts=2), RegistrarSettings()) is None
+
+
 @pytest.mark.parametrize("changes", [{"name": "z"}, {"datatype": "FP64"}, {"shape": [28, 28]}, {"shape": [-1]}])
 def test_signatures_differ_in_name_type_and_shape(changes: dict[str, Any]) -> None:
     difference = signature_difference(SIGNATURE, signature(**changes))

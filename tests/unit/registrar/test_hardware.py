@@ -1,6 +1,9 @@
 """Registered models get variants for a kind of device when a worker that really has one joins."""
 
-from msgspec.structs import replace
+from typing import Any
+
+import pytest
+from msgspec.structs import asdict, replace
 
 from bus.codec import decode, encode
 from bus.messages.catalog import VariantRecord
@@ -286,17 +289,18 @@ def test_plans_name_only_what_the_worker_has() -> None:
     assert found("pt2", "tpu", neuron="") == []
 
 
-def test_the_registration_keeps_what_is_needed_later() -> None:
+@pytest.mark.parametrize("measured", [{"contended": True}, {"contexts": 2}])
+def test_the_registration_keeps_what_is_needed_later(measured: dict[str, Any]) -> None:
     stage = Stage()
-    order = to_building(stage, replace(REQUEST, inputs_key="images", labels_key="classes", contended=True))
-    assert order.contended
+    order = to_building(stage, replace(REQUEST, inputs_key="images", labels_key="classes", **measured))
+    assert measured.items() <= asdict(order).items()
     complete(stage, order)
     (record,) = [value for key, value in stage.catalog.items() if key.startswith("model.")]
     assert b"images" in record
     assert b"classes" in record
     beats(stage, 2, with_gpu())
     inspect(stage)
-    assert finish(stage).contended  # measured in the same way there
+    assert measured.items() <= asdict(finish(stage)).items()  # measured in the same way there
 
 
 # -- simulated variants come with a registration or with the device, and go with the last device of their kind

@@ -53,7 +53,7 @@ class BuildTask(Struct, frozen=True, kw_only=True, tag=True):
 class MeasureTask(Struct, frozen=True, kw_only=True, tag=True):
     """Profile one artifact with so many threads, for these largest batches; score it when `score`. device: where.
 
-    contended: beside further instances that compute all the time.
+    contended: beside further instances that compute all the time. contexts: with so many batches at a time on one copy of the weights.
     """
 
     artifact: Artifact
@@ -65,6 +65,7 @@ class MeasureTask(Struct, frozen=True, kw_only=True, tag=True):
     max_batches: list[int]
     score: bool
     contended: bool = False
+    contexts: int = 1
     device: str = "cpu"
     allow_torchscript: bool = False
 
@@ -156,6 +157,7 @@ class Measured(Struct, frozen=True, kw_only=True, tag=True):
     agreement: float | None = None
     accuracy_low: float | None = None
     accuracy_high: float | None = None
+    contexts: int = 1
 
 
 class Probed(Struct, frozen=True, kw_only=True, tag=True):

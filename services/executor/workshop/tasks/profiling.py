@@ -38,9 +38,10 @@ MOST_NEIGHBOURS = 7  # each is a copy of the model
 class Neighbours:
     """Further instances of a variant that compute all the time, each in a thread of its own, as the instances on one device do."""
 
-    def __init__(self, handles: Sequence[Handle]) -> None:
-        """They compute nothing before the first `feed`."""
+    def __init__(self, handles: Sequence[Handle], *, own: bool = True) -> None:
+        """They compute nothing before the first `feed`. own: they are closed at the end; else they are further contexts of one instance."""
         self._handles = handles
+        self._own = own
         self._threads: list[Thread] = []
         self._inputs: dict[str, Array] | None = None
         self._failure: Exception | None = None
@@ -65,7 +66,7 @@ class Neighbours:
         self._inputs = None
         for thread in self._threads:
             thread.join()
-        for handle in self._handles:
+        for handle in self._handles if self._own else ():
             handle.close()
 
     def _compute(self, handle: Handle) -> None:
@@ -215,6 +216,15 @@ def profile(task: MeasureTask, tell: Callable[[Frame], None]) -> Measured:
             one,
             lambda share: tell(Step(step=f"profiling {what} beside {neighbours} more", progress=0.6 + share / 4)),
         )
+    contexts = 1 if handle.one_at_a_time else task.contexts
+    if contexts > 1:
+        with closing(Neighbours([handle] * (contexts - 1), own=False)) as others:
+            table = table.beside(
+                others,
+                table.lengths()[-1],
+                time.monotonic() + BUDGET_S,
+                lambda share: tell(Step(step=f"profiling {what}, {contexts} at a time", progress=0.6 + share / 4)),
+            )
     accuracy: MeasuredAccuracy | None = None
     agreement = None
     if task.score:
@@ -241,6 +251,7 @@ def profile(task: MeasureTask, tell: Callable[[Frame], None]) -> Measured:
         host_mb=host_mb,
         short_of=short_of,
         neighbours=neighbours,
+        contexts=contexts,
         accuracy=accuracy.value if accuracy is not None else None,
         accuracy_low=accuracy.low if accuracy is not None else None,
         accuracy_high=accuracy.high if accuracy is not None else None,

@@ -101,6 +101,19 @@ def test_beside_neighbours_throughput_falls_by_the_contention():
     assert device.computing == 0  # they have ended
 
 
+def test_further_contexts_of_one_instance_are_measured_on_its_own_handle():
+    """Two batches at a time each take 1.3 times as long."""
+    device = Device(contention=1.3)
+    model = PacedModel(device)
+    table = CellTable(model, DATA, SIGNATURE, 0)
+    expected = measured(table)
+    with closing(Neighbours([model], own=False)) as others:
+        rows = table.beside(others, 0, time.monotonic() + 60.0, lambda share: None).rows()
+    for one, other in zip(expected, rows, strict=True):
+        assert other.p50_ms / one.p50_ms == pytest.approx(1.3, rel=0.05)
+    assert model.run_single(np.zeros((1, 2), "f4"))  # it is open still
+
+
 def test_a_neighbour_that_fails_is_no_neighbour():
     device = Device()
     table = CellTable(PacedModel(device), DATA, SIGNATURE, 0)
