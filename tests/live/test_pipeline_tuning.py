@@ -133,7 +133,7 @@ def test_replicas_follow_the_load_also_when_the_leader_is_killed(system: System)
     ups = [row for row in found if row[0] == "up"]
     assert {vertex for _, vertex, _, _, at in ups if at == ups[0][4]} == set(PLANNED)
     assert [row for row in found[2:] if row[0] not in ("up", "down")] == []
-    for vertex in PLANNED:  # without a break, whoever led
+    for vertex in PLANNED:  # whoever led; of the killed leader's last decision, the event may have been lost with it
         steps = [(begin, end) for _, name, begin, end, _ in found if name == vertex]
-        assert all(end == begin for (_, end), (begin, _) in pairwise(steps))
+        assert sum(end != begin for (_, end), (begin, _) in pairwise(steps)) <= 1, steps
         assert steps[-1][1] == 1
