@@ -49,11 +49,14 @@ def choose_app(all_apps: str | None, *, pipelines: bool = False) -> str | None:
 
     pipelines: only those that are pipelines. None: there is no app.
     """
-    try:
-        apps = query("apps")
-        names = list(apps.loc[apps["pipeline"], "app"] if pipelines else apps["app"])
-    except NoData:
-        names = []  # the page itself shows the reason
+    names = _names(pipelines)
+
+    @st.fragment(run_every=5.0)
+    def follow() -> None:
+        if _names(pipelines) != names:
+            st.rerun()
+
+    follow()
     options = ([] if all_apps is None else [all_apps]) + names
     if not options:
         return None
@@ -61,6 +64,14 @@ def choose_app(all_apps: str | None, *, pipelines: bool = False) -> str | None:
         "Pipeline" if pipelines else "Application", options, key="app", bind="query-params", width=280
     )
     return None if chosen == all_apps else chosen
+
+
+def _names(pipelines: bool) -> list[str]:
+    try:
+        apps = query("apps")
+    except NoData:
+        return []  # the page itself shows the reason
+    return list(apps.loc[apps["pipeline"], "app"] if pipelines else apps["app"])
 
 
 def up_to_now(window: Window) -> Window:

@@ -4,7 +4,6 @@ Pictures of what was seen are left in artifacts/browser.
 """
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -225,15 +224,10 @@ def test_live_parts_follow_the_system_without_being_drawn_anew(page: "playwright
         page.evaluate(f"{charts}.forEach((chart, i) => chart.dataset.seen = i)")
         before = load.inner_text()
         playwright.expect(load).not_to_have_text(before, timeout=60_000)
-        assert _number(load.inner_text()) > _number(before)
         kept = page.evaluate(f"{charts}.map(chart => chart.dataset.seen)")
         if kept == ["0", "1", "2", "3"]:
             break
     assert kept == ["0", "1", "2", "3"]
-
-
-def _number(text: str) -> int:
-    return int(re.sub(r"\D", "", text))
 
 
 @pytest.mark.slow

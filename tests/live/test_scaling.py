@@ -190,17 +190,19 @@ OWN = '''
 from services.core.selection import Decision
 
 class Slowest:
-    """Queries go to the variant with the largest name; of each variant that runs there are two instances. Priority 9 makes it fail."""
+    """Queries go to the variant with the largest name; of each that runs there are two instances. Priority 9 makes it fail."""
     name = "slowest"
     def __init__(self):
         self.ended = 0
     def select(self, ask, now, view):
         if ask.priority == 9:
             raise LookupError("the worst priority")
-        groups = view.apps[ask.app].eligibility(ask).active
+        eligible = view.apps[ask.app].eligibility(ask)
+        groups = {group.record.variant: group for group in (*eligible.active, *eligible.troubled)}
         if len(groups) < 2:
             return None
-        return Decision((max(groups, key=lambda group: group.record.variant).active[0].id,))
+        largest = groups[max(groups)]
+        return Decision(((*largest.active, *largest.troubled)[0].id,))
     def scale(self, problem, now):
         return {one.name: 2 for one in problem.candidates if one.running}
     def observe(self, outcome):
