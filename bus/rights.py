@@ -128,6 +128,9 @@ SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
         _r("gateway", "operator", "supervisor", "registrar", "container"),
         _r("gateway", "operator", "registrar", "container"),
     ),
+    SubjectRights(
+        "registration_cancel", lambda s, _: (s.registration_cancel(),), _r("operator", "dashboard"), _r("registrar")
+    ),
     SubjectRights("event", lambda s, _: (s.event("*"),), subscribe=_r("operator")),
     SubjectRights("event", lambda s, _: (s.event("outcome"),), _r("dispatcher", "executor", "offline")),
     SubjectRights("event", lambda s, _: (s.event("feedback"), s.event("selection")), _r("dispatcher")),
@@ -454,6 +457,7 @@ class ReplyCheck:
             subjects.admin(),
             subjects.register(),
             subjects.registration(),
+            subjects.registration_cancel(),
             subjects.job_status(),
             subjects.job_cancel(),
         )

@@ -51,6 +51,9 @@ class Subjects:
     def registration(self, registration: str = "*") -> str:
         return f"{self.prefix}.registration.{registration}"
 
+    def registration_cancel(self, registration: str = "*") -> str:
+        return f"{self.prefix}.registration-cancel.{registration}"
+
     def event(self, kind: str) -> str:
         return f"{self.prefix}.event.{kind}"
 
@@ -137,7 +140,7 @@ class Subjects:
 
     # registration work
     def workshop(self, worker: str, order: str = "*") -> str:
-        """order: inspect | build"""
+        """order: inspect | build | cancel"""
         return f"{self.prefix}.workshop.{worker}.{order}"
 
     def registrar(self, fact: str) -> str:

@@ -106,6 +106,7 @@ class Infaas:
     explain = _waiting(Client.explain)
     register = _waiting(Client.register)
     register_model = _waiting(Client.register_model)
+    cancel_registration = _waiting(Client.cancel_registration)
     submit = _waiting(Client.submit)
     jobs = _waiting(Client.jobs)
     job = _waiting(Client.job)

@@ -340,9 +340,15 @@ class Client:
             contexts=contexts,
             timeout=timeout,
         )
-        if status.state == "failed":
+        if status.state != "done":
             raise RegistrationFailed(status)
         return status
+
+    async def cancel_registration(self, registration: str) -> None:
+        """Stop a registration: no more variants are built, and nothing of it is kept. Raises Refused if it has ended or is unknown."""
+        from infaas import registering  # noqa: PLC0415  (a query needs none of it)
+
+        await registering.cancel(self.bus, self.subjects, check_name(registration, "registration"))
 
     async def admin(self, verb: str, **fields: Any) -> dict[str, Any]:
         """Send an operator's verb (`infaas.admin.<verb>`) with its fields, as `set-version` with app, model and version."""

@@ -21,10 +21,11 @@ class BadInput(InfaasError, ValueError):
 
 
 class RegistrationFailed(InfaasError):
-    """A registration failed. `status` is its last RegistrationStatus, with `reason` and `failures`."""
+    """A registration failed or was cancelled. `status` is its last RegistrationStatus, with `reason` and `failures`."""
 
     def __init__(self, status: Any) -> None:
-        super().__init__(f"registration {status.registration} failed: {status.reason or 'no reason was given'}")
+        reason = "" if status.state == "cancelled" else f" failed: {status.reason or 'no reason was given'}"
+        super().__init__(f"registration {status.registration}{reason or ' was cancelled'}")
         self.status = status
 
 

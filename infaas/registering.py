@@ -18,6 +18,7 @@ from bus.messages.catalog import Signature, TensorSpec
 from bus.messages.public import Refusal, Register, RegistrationAccepted, RegistrationStatus
 from bus.port import Bus, BusError, Delivery, Forbidden, NoResponders, ObjectStore, RequestTimeout
 from bus.subjects import WITHOUT_APP, Subjects
+from infaas.answers import refusal
 from infaas.conversion import convert, labels_of, name_of, understood, whole_onnx
 from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout, denied
 
@@ -36,7 +37,7 @@ REPLY_S = 10.0  # for one reply
 START_S = 10.0  # for a registrar that is still starting
 QUIET_S = 5.0  # without a status; then the last one is requested
 GONE_S = 120.0  # without a registrar; then the client gives up
-OVER = ("done", "failed")
+OVER = ("done", "failed", "cancelled")
 LISTED_S = 3.0  # within which a dispatcher lists new variants
 REMOTE = "remote"  # format of a file that names a model on a remote engine
 
@@ -79,7 +80,7 @@ async def register(
     contended: measure latencies beside further instances of the variant that compute all the time. contexts: batches
     that an instance computes at a time, on one copy of the weights; latencies are measured with as many. timeout: seconds for the whole
     registration. on_progress gets every status. Returns the last status. Its `state` is "done" (with `variants`, and `failures` of those
-    that could not be built) or "failed" (with a `reason`). Raises BadInput, Refused, NotConnected, Timeout.
+    that could not be built) or "failed" (with a `reason`) or "cancelled". Raises BadInput, Refused, NotConnected, Timeout.
     """
     url = str(model_file) if str(model_file).startswith(("http://", "https://")) else None
     path = Path(model_file)
@@ -231,6 +232,21 @@ async def last_status(bus: Bus, subjects: Subjects, registration: str) -> Regist
         return decode(RegistrationStatus, reply.data)
     except BadMessage:
         return None
+
+
+async def cancel(bus: Bus, subjects: Subjects, registration: str) -> None:
+    """Cancel a registration. Raises Refused if it has ended or is unknown, and NotConnected."""
+    try:
+        reply = await bus.request(subjects.registration_cancel(registration), b"", REPLY_S)
+    except (NoResponders, RequestTimeout):
+        raise NotConnected("no registrar answers: is the system up? `infaas doctor` says more") from None
+    except Forbidden as error:
+        raise denied(subjects.registration_cancel(registration)) from error
+    except BusError as error:
+        raise NotConnected(str(error)) from error
+    refused = refusal(reply.data)
+    if refused is not None:
+        raise refused
 
 
 class Follower:

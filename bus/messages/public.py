@@ -210,14 +210,14 @@ class VariantFailure(Struct, frozen=True, kw_only=True):
 
 
 class RegistrationStatus(Struct, frozen=True, kw_only=True):
-    """`infaas.registration.<id>`: published until `state` is done or failed. A request on this subject gets the latest status.
+    """`infaas.registration.<id>`: published until `state` is done, failed or cancelled. A request on this subject gets the latest status.
 
     progress: 0..1. step: the present step, for people. Of a dry run: `variants` are those that would be built, accuracy: of the model as
     uploaded, on so many samples of the validation set.
     """
 
     registration: str
-    state: Literal["accepted", "inspecting", "building", "profiling", "done", "failed"]
+    state: Literal["accepted", "inspecting", "building", "profiling", "done", "failed", "cancelled"]
     app: str
     model: str
     version: str | None = None
@@ -230,6 +230,16 @@ class RegistrationStatus(Struct, frozen=True, kw_only=True):
     signature: Signature | None = None
     accuracy: float | None = None
     samples: int | None = None
+
+
+class CancelRegistration(Struct, frozen=True, kw_only=True):
+    """`infaas.registration-cancel.<id>`: cancel the registration that the subject names. The body may be empty."""
+
+
+class RegistrationCancelled(Struct, frozen=True, kw_only=True):
+    """The reply to `infaas.registration-cancel.<id>`: its work stops. If its variants are being written already, it still ends as done."""
+
+    cancelled: bool = True
 
 
 class ListRequest(Struct, frozen=True, kw_only=True):

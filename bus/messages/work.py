@@ -59,6 +59,12 @@ class BuildVariants(Struct, frozen=True, kw_only=True):
     contexts: int = 1
 
 
+class CancelWork(Struct, frozen=True, kw_only=True):
+    """`infaas.workshop.<worker>.cancel`: stop what is being done for this registration. Nothing more is reported of it."""
+
+    registration: str
+
+
 class ModelInspected(Struct, frozen=True, kw_only=True):
     """`infaas.registrar.inspected`: the result of an inspection.
 

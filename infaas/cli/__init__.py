@@ -22,7 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "explain": ("infaas.cli.query:explain", "Show which variant a query would get now, and why not the others."),
     "submit": ("infaas.cli.jobs:submit", "Submit an offline job: compute the outputs for a file of inputs."),
     "jobs": ("infaas.cli.jobs:jobs", "List the offline jobs, or follow one."),
-    "cancel": ("infaas.cli.jobs:cancel", "Cancel an offline job."),
+    "cancel": ("infaas.cli.jobs:cancel", "Cancel an offline job or a registration."),
     "plan": (
         "infaas.cli.plan:plan",
         "Plan instances and cost for the loads and objectives in a file. Needs no system.",

@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from infaas.cli.options import DataDir, Json, Wide
 from infaas.cli.output import Column, fail, number, print_json, print_table, progress, show
 from infaas.connecting import connect
+from infaas.queries import check_name
 
 OVER = ("done", "failed", "cancelled")
 
@@ -136,21 +137,30 @@ def jobs(
 
 
 def cancel(id: str, /, *, data_dir: DataDir = None, json: Json = False) -> int:
-    """Cancel an offline job: its computation stops, and the output written so far is deleted.
+    """Cancel an offline job or a registration: its work stops, and what it has made so far is deleted.
 
     Parameters
     ----------
     id
-        Id of the job; `infaas jobs` lists them.
+        Id of the job or registration; `infaas jobs` and `infaas registrations --wide` list them.
 
     """
 
-    async def run() -> None:
-        async with connect(data_dir=data_dir) as client:
-            await client.cancel_job(id)
+    async def run() -> str:
+        from infaas.registering import last_status  # noqa: PLC0415  (the lists need none of it)
 
-    asyncio.run(run())
-    show({"job": id, "cancelled": True}, json, lambda document: print(f"cancelled {document['job']}"))
+        async with connect(data_dir=data_dir) as client:
+            check_name(id, "id")
+            if await last_status(client.bus, client.subjects, id) is not None:
+                await client.cancel_registration(id)
+                return "registration"
+            if id not in {item["job"] for item in await client.jobs()}:
+                fail(f"there is no job and no registration {id}: `infaas jobs` and `infaas registrations` list them")
+            await client.cancel_job(id)
+            return "job"
+
+    kind = asyncio.run(run())
+    show({kind: id, "cancelled": True}, json, lambda _: print(f"cancelled {kind} {id}"))
     return 0
 
 

@@ -160,7 +160,7 @@ def status(*, data_dir: DataDir = None, wide: Wide = False, json: Json = False) 
 
 
 def registrations(*, app: str | None = None, data_dir: DataDir = None, wide: Wide = False, json: Json = False) -> int:
-    """List the registrations with their progress, those that failed with the reason.
+    """List the registrations with their progress, those that failed with the reason. `infaas cancel ID` cancels one.
 
     Parameters
     ----------
@@ -174,8 +174,8 @@ def registrations(*, app: str | None = None, data_dir: DataDir = None, wide: Wid
         Column("version", "version", rank=2),
         Column("state", "state"),
         Column("done", lambda item: f"{item.get('progress', 0.0):.0%}"),
-        Column("variants", lambda item: len(item.get("variants") or ()), rank=1),
-        Column("registration", "registration", rank=4),
+        Column("variants", lambda item: len(item.get("variants") or ()), rank=2),
+        Column("id", "registration", rank=1),
         Column("step, or reason", lambda item: item.get("reason") or item.get("step"), flows=True),
     )
 
@@ -300,7 +300,7 @@ def render_overview(found: Item, *, wide: bool = False) -> None:
     if apps:
         print()
         print_table([_app(app, variants) for app in apps], _APP_COLUMNS, "", wide=wide)
-    unfinished = [r for r in found["registrations"] if r.get("state") not in ("done", "failed")]
+    unfinished = [r for r in found["registrations"] if r.get("state") not in ("done", "failed", "cancelled")]
     failed = [r for r in found["registrations"] if r.get("state") == "failed"]
     if unfinished or failed:
         print()

@@ -11,7 +11,14 @@ import msgspec
 from bus.messages.events import RegistrationEvent
 from bus.messages.fleet import ExecutorExited, WorkerHeartbeat
 from bus.messages.flow import SelectionChanged
-from bus.messages.public import AdminDone, AdminRequest, Error, Register, RegistrationAccepted
+from bus.messages.public import (
+    AdminDone,
+    AdminRequest,
+    Error,
+    Register,
+    RegistrationAccepted,
+    RegistrationCancelled,
+)
 from bus.messages.work import (
     ModelInspected,
     RegistrarHeartbeat,
@@ -59,6 +66,7 @@ from services.registrar.commands import (
     ClaimRegistration,
     ContextsDeleted,
     DeployPipeline,
+    MarkCancelled,
     RegistrationClaimed,
     RegistrationRecord,
     TakeOverRegistration,
@@ -67,8 +75,8 @@ from services.registrar.hardware import SIMULATED, Extensions, SimulatedVariants
 from services.registrar.pipelines import NO_MODELS, absent_hardware
 from services.registrar.policy import REGISTRAR_TIMEOUT_S, WORKER_TIMEOUT_S, next_version
 from services.registrar.registrations import COMMAND_S, Registrations
+from services.registrar.status import OVER, RegistrationStatuses
 from services.registrar.status import PREFIX as STATUS
-from services.registrar.status import RegistrationStatuses
 
 TICK_S = 1.0
 RETRY_S = 2.0
@@ -112,6 +120,7 @@ class Registrar:
         self._claims: dict[str, tuple[RegistrationRecord, str]] = {}  # under way, with the reply subject
         self._changes: dict[int, str] = {}  # operators' changes under way: number and reply subject
         self._change_count = 0
+        self._cancelling: dict[str, list[str]] = {}  # reply subjects of those who wait, by registration
         self._on: dict[type, Handler] = {
             Register: self._gate.after(self._register),
             AdminRequest: self._gate.after(self._admin_request),
@@ -145,6 +154,7 @@ class Registrar:
             Inlet(subject=s.registrar("finished"), message=WorkFinished),
             Inlet(subject=self._undelivered("*"), message=bytes),
             Inlet(subject=s.registration(), message=bytes, queue=REGISTRARS),
+            Inlet(subject=s.registration_cancel(), message=bytes, queue=REGISTRARS),
             Inlet(subject=s.admin(), message=AdminRequest, queue=REGISTRARS),
             Inlet(subject=s.register(), message=Register, queue=REGISTRARS, malformed=True),
         )
@@ -176,6 +186,9 @@ class Registrar:
                     self._records[registration] = _decode_record(changed.value)
                 except (msgspec.DecodeError, UnicodeDecodeError):
                     self._closed.add(registration)  # a registrar of another release wrote it and carries it on
+                    return NOTHING
+                if self._records[registration].cancelled:
+                    return self._registrations.cancel(registration, envelope.now)
         return NOTHING
 
     # -- requests
@@ -242,6 +255,9 @@ class Registrar:
         """Go on with a registration that is kept as this registrar's."""
         if record.version is None:
             return (self._claim(record, ""),)
+        kept = self._records.get(record.registration)
+        if kept is not None and kept.cancelled:  # since the edge has read it
+            record = kept
         self._records[record.registration] = record
         return self._registrations.add(record, now)
 
@@ -262,11 +278,27 @@ class Registrar:
     def _status_request(self, envelope: Envelope) -> Iterable[Effect]:
         """Registrars publish statuses on the same subject; only a message with a reply subject is a request."""
         registration = envelope.subject.rpartition(".")[2]
+        if envelope.subject == self._subjects.registration_cancel(registration):
+            return self._cancel(registration, envelope.reply)
         status = self._statuses.last(registration)
         if status is None:
-            text = f"registration: there is none with the id {registration}"
-            return refuse(envelope.reply, Error(code="bad_request", message=text))
+            return refuse(envelope.reply, _unknown(registration))
         return answer(envelope.reply, status)
+
+    def _cancel(self, registration: str, reply: str) -> Iterable[Effect]:
+        status = self._statuses.last(registration)
+        if status is not None and status.state in OVER:
+            text = f"registration: {registration} has ended already: it is {status.state}"
+            return refuse(reply, Error(code="bad_request", message=text))
+        if status is None and registration not in self._records:
+            return refuse(reply, _unknown(registration))
+        self._cancelling.setdefault(registration, []).append(reply)
+        return (Do(("cancel", registration), MarkCancelled(registration), COMMAND_S),)
+
+    def _cancelled(self, registration: str, error: Error | None) -> list[Effect]:
+        replies = self._cancelling.pop(registration, [])
+        said = [answer(one, RegistrationCancelled()) if error is None else refuse(one, error) for one in replies]
+        return [effect for effects in said for effect in effects]
 
     # -- results of commands
 
@@ -286,6 +318,8 @@ class Registrar:
                 gone = SelectionChanged(result.app, result.key, 0, None)
                 return (Publish(self._subjects.selection("changed"), gone), *answer(reply, AdminDone()))
             return answer(reply, AdminDone())
+        if kind == "cancel":
+            return self._cancelled(which, None if result is None else Error(code=result.code, message=result.message))
         if kind == "records":
             return self._registrations.written(which, result, now)
         if kind == "status":
@@ -305,6 +339,8 @@ class Registrar:
             self._simulated.ended()
         elif kind == "takeover":
             self._takeovers.ended(which)
+        elif kind == "cancel":
+            return self._cancelled(which, not_now("the registration cannot be marked", envelope.message, RETRY_S))
         elif kind in ("claim", "admin"):
             reply = self._claims.pop(which)[1] if kind == "claim" else self._changes.pop(which)
             return refuse(reply, not_now("the catalogue cannot be written", envelope.message, RETRY_S))
@@ -350,6 +386,10 @@ class Registrar:
 def _printable(name: str) -> str:
     """A text that may be no valid name, as the database can keep it."""
     return name[:MOST_TEXT].replace("\0", "\ufffd")
+
+
+def _unknown(registration: str) -> Error:
+    return Error(code="bad_request", message=f"registration: there is none with the id {registration}")
 
 
 def _taken(field: str, request: Register) -> Error:

@@ -20,7 +20,7 @@ from services.core.placement import REMOTE
 class RegistrationRecord(Struct, frozen=True, kw_only=True):
     """An unfinished registration, kept in the status bucket as `work.<id>` so that it outlives its registrar.
 
-    hardware: the kind of device that its variants are for.
+    hardware: the kind of device that its variants are for. cancelled: whoever carries it on ends it.
     """
 
     registration: str
@@ -29,6 +29,7 @@ class RegistrationRecord(Struct, frozen=True, kw_only=True):
     created: float
     version: str | None = None
     hardware: str = "cpu"
+    cancelled: bool = False
 
     @property
     def extends(self) -> bool:
@@ -67,6 +68,12 @@ class TakeOverRegistration(Struct, frozen=True, kw_only=True):
     registration: str
     registrar: str
     previous: str
+
+
+class MarkCancelled(Struct, frozen=True):
+    """Mark an unfinished registration as cancelled, whoever carries it on; comes back as None, or as ChangeRefused when there is none."""
+
+    registration: str
 
 
 class PutStatus(Struct, frozen=True):
@@ -271,6 +278,7 @@ class Finish(Struct, frozen=True, kw_only=True):
 Command = (
     ClaimRegistration
     | TakeOverRegistration
+    | MarkCancelled
     | PutStatus
     | ChangeApp
     | ChangeApps

@@ -29,6 +29,7 @@ from services.registrar.commands import (
     DeleteVersion,
     Finish,
     LinkModel,
+    MarkCancelled,
     PipelineChange,
     PutRecords,
     PutStatus,
@@ -67,6 +68,7 @@ class RegistrarEdge:
         self._commands: dict[type, Callable[[Any], Any]] = {
             ClaimRegistration: self._claim,
             TakeOverRegistration: self._take_over,
+            MarkCancelled: self._mark_cancelled,
             PutStatus: self._put_status,
             ChangeApp: self._change_app,
             ChangeApps: self._change_apps,
@@ -118,9 +120,7 @@ class RegistrarEdge:
         if version is None:
             await self._status.delete(key)
             return AlreadyTaken("version")
-        claimed = replace(record, version=version)
-        await self._status.put(key, encode(claimed))
-        return RegistrationClaimed(claimed)
+        return RegistrationClaimed(await self._change_record(key, version=version))
 
     async def _reserve(self, record: RegistrationRecord, first: int) -> str | None:
         """Reserve the version asked for, or the next free number; None when it is reserved or registered already."""
@@ -160,6 +160,23 @@ class RegistrarEdge:
         except (NotFound, WrongRevision):
             return None
         return taken
+
+    async def _mark_cancelled(self, command: MarkCancelled) -> ChangeRefused | None:
+        try:
+            await self._change_record(f"work.{command.registration}", cancelled=True)
+        except NotFound:
+            text = f"registration: {command.registration} is not under way any more"
+            return ChangeRefused("bad_request", text)
+        return None
+
+    async def _change_record(self, key: str, **changes: Any) -> RegistrationRecord:
+        """Change these fields of a kept record, whatever else is changed meanwhile; raises NotFound."""
+        while True:
+            entry = await self._status.get(key)
+            changed = replace(decode(RegistrationRecord, entry.value or b""), **changes)
+            with suppress(WrongRevision):
+                await self._status.update(key, encode(changed), entry.revision)
+                return changed
 
     async def _put_status(self, command: PutStatus) -> None:
         await self._status.put(f"registration.{command.status.registration}", encode(command.status))

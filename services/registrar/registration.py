@@ -27,6 +27,7 @@ from services.registrar.policy import NATIVE, defect, simulated_variants, varian
 INSPECTED_AT = 0.1  # share of the whole that inspection counts for
 BUILT_AT = 0.98
 
+Ended = Literal["failed", "cancelled"]
 Phase = Literal["waiting", "inspect", "build", "write", "over"]
 
 
@@ -218,13 +219,13 @@ class Registration:
         for plan in self.remaining:
             self.failures[plan.variant] = reason
 
-    def end(self, reason: str | None = None) -> None:
-        """It is done, or failed with this reason."""
+    def end(self, reason: str | None = None, state: Ended = "failed") -> None:
+        """It is done, or failed or cancelled with this reason."""
         self.phase, self.worker = "over", None
         if reason is None:
             self.status = replace(self._results(), state="done", progress=1.0, step="done")
         else:
-            self.status = replace(self._results(), state="failed", step="failed", reason=reason, variants=[])
+            self.status = replace(self._results(), state=state, step=state, reason=reason, variants=[])
 
     def end_dry_run(self, inspected: ModelInspected, plans: list[VariantPlan]) -> None:
         """The inspection succeeded, and nothing is to be kept."""

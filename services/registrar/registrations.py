@@ -5,7 +5,7 @@ from math import inf
 
 from bus.messages.events import RegistrationEvent
 from bus.messages.fleet import ExecutorExited, WorkerHeartbeat
-from bus.messages.work import ModelInspected, VariantBuilt, VariantFailed, WorkFinished, WorkProgress
+from bus.messages.work import CancelWork, ModelInspected, VariantBuilt, VariantFailed, WorkFinished, WorkProgress
 from bus.subjects import Subjects
 from services.core.actor import NOTHING, Do, Effect, Envelope, Handler, Publish, Record, Undelivered
 from services.core.catalog import Catalog
@@ -15,10 +15,11 @@ from services.core.takeover import Commands
 from services.registrar.changes import amend
 from services.registrar.commands import ChangeRefused, Command, Finish, RegistrationRecord
 from services.registrar.policy import ATTEMPTS, SILENCE_S, WORKER_LOST_S, WORKER_TIMEOUT_S, plans
-from services.registrar.registration import Registration
+from services.registrar.registration import Ended, Registration
 from services.registrar.status import OVER, RegistrationStatuses
 
 COMMAND_S = 30.0
+CANCELLED = "it was cancelled"
 HOLD_S = 1.0  # without an order for a worker whose workshop does not listen yet
 CPU = "cpu"
 
@@ -155,6 +156,8 @@ class Registrations:
         if status is not None and status.state in OVER:
             registration.phase = "over"
             return [self._finish(registration)]
+        if record.cancelled:
+            return self.cancel(registration.id, now)
         if record.request.container is not None:
             registration.set_container(record.request.container, self._settings)
             obstacle = self._misfit(registration, now)
@@ -343,8 +346,21 @@ class Registrations:
         self._commands.ended(("records", registration))
         return self._end(self.open[registration], now, refused.message if refused else None)
 
-    def _end(self, registration: Registration, now: float, reason: str | None = None) -> list[Effect]:
-        registration.end(reason)
+    def cancel(self, registration: str, now: float) -> list[Effect]:
+        """End it, and have its worker stop. What is being written, or has ended, stays."""
+        found = self.open.get(registration)
+        if found is None or found.phase in ("write", "over"):
+            return []
+        worker = found.worker
+        effects = self._end(found, now, CANCELLED, state="cancelled")
+        if worker is None:
+            return effects
+        return [Publish(self._subjects.workshop(worker, "cancel"), CancelWork(registration=registration)), *effects]
+
+    def _end(
+        self, registration: Registration, now: float, reason: str | None = None, state: Ended = "failed"
+    ) -> list[Effect]:
+        registration.end(reason, state)
         if registration.id in self._queue:
             self._queue.remove(registration.id)
         return [*self._publish(registration, now), *self._assign(now)]

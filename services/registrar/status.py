@@ -11,7 +11,7 @@ from services.registrar.commands import PutStatus
 PREFIX = "registration."
 SAVE_EVERY_S = 1.0
 TIMEOUT_S = 10.0
-OVER = ("done", "failed")
+OVER = ("done", "failed", "cancelled")
 
 _decode = msgspec.msgpack.Decoder(RegistrationStatus).decode
 

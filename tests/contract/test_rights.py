@@ -166,6 +166,7 @@ MAY = {
     "infaas.list.apps": {"thief", "gateway", "operator", "dashboard", "supervisor"},
     **{subject: {"operator"} for subject in ADMIN},
     SUBJECTS.register(): {"operator", "container"},
+    SUBJECTS.registration_cancel("r1"): {"operator", "dashboard"},
     CATALOG: {"registrar"},
     "$KV.infaas-control.controller": {"registrar", "vm-autoscaler", "supervisor"},
     SUBJECTS.execute("w1", "cpu"): {"dispatcher", "monitor"},  # the runner of offline jobs is beside the monitor

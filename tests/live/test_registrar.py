@@ -19,7 +19,7 @@ from bus.port import StreamSpec
 from bus.subjects import Subjects
 from infaas.demo import digits
 from infaas.errors import Refused
-from infaas.registering import last_status, register
+from infaas.registering import cancel, last_status, register
 from services.core.catalog import Catalog
 from services.core.settings import BusSettings, RegistrarSettings, Settings, WorkerSettings
 from services.dispatcher.__main__ import wire as wire_dispatcher
@@ -194,6 +194,36 @@ def test_another_registrar_finishes_what_a_dead_one_began(nats_url: str, prefix:
             catalog = await system.catalog()
             assert {v.variant for v in catalog.variants_of("digits")} == set(status.variants)
             assert list(catalog.versions("mlp")) == ["1"]
+
+    run(main())
+
+
+def test_a_cancelled_registration_leaves_nothing_and_the_next_one_is_served(
+    nats_url: str, prefix: str, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with cluster(nats_url, prefix, tmp_path) as system:
+            await system.start(wire_registrar)
+            building = asyncio.Event()
+            ids: list[str] = []
+
+            def on_progress(status: RegistrationStatus) -> None:
+                ids.append(status.registration)
+                if status.state == "building":
+                    building.set()
+
+            registering = asyncio.create_task(system.register(digits.models()["cnn-s"], on_progress=on_progress))
+            await asyncio.wait_for(building.wait(), 120)
+            await cancel(system.bus, system.subjects, ids[0])
+            assert (await asyncio.wait_for(registering, 120)).state == "cancelled"
+            uploads = await system.bus.object_store(system.subjects.uploads_bucket)
+            bucket = await system.bus.key_value(system.subjects.status_bucket)
+            await until_empty(lambda: left_over(uploads.keys(), bucket.keys()))
+            assert (await system.catalog()).app("digits") is None
+            with pytest.raises(Refused, match="it is cancelled"):
+                await cancel(system.bus, system.subjects, ids[0])
+            status = await system.register(digits.models()["logreg"])
+            assert (status.state, status.version) == ("done", "1")
 
     run(main())
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bus.codec import decode, encode
-from bus.messages.work import InspectModel, ModelInspected, WorkFinished
+from bus.messages.work import CancelWork, InspectModel, ModelInspected, WorkFinished
 from bus.natsbus import NatsBus
 from bus.subjects import Subjects
 from services.core.settings import BusSettings, RegistrarSettings, Settings
@@ -182,5 +182,20 @@ def test_nothing_runs_on_when_the_worker_stops(nats_url, prefix, tmp_path):
             assert workshop.finished[0].lost
             await until(lambda: not any(alive(pid) for pid in pids))
             await until(lambda: not list(tmp_path.glob("workers/w/*")))
+
+    run(main())
+
+
+def test_a_cancelled_order_ends_with_its_processes_and_the_next_one_is_carried_out(nats_url, prefix, tmp_path):
+    async def main():
+        async with Workshop(nats_url, prefix, tmp_path) as workshop:
+            await workshop.order("endless", tiny_models.endless())
+            await until(sandbox)
+            pids = [helper(), sandbox()]
+            await workshop.order("good", tiny_models.mlp())
+            workshop.bus.publish(workshop.subjects.workshop("w", "cancel"), encode(CancelWork(registration="endless")))
+            await until(lambda: workshop.finished)
+            assert [(one.registration, one.reason) for one in workshop.finished] == [("good", None)]
+            assert not any(alive(pid) for pid in pids)
 
     run(main())

@@ -70,7 +70,15 @@ def public_channels() -> list[Channel]:
             NAMES.registration("{registration}"),
             (public.RegistrationStatus,),
             "send",
-            "Progress of a registration until it is done or failed; a request there answers with the last status.",
+            "Progress of a registration until it is done, failed or cancelled; a request there answers with the last status.",
+        ),
+        Channel(
+            "registration-cancel",
+            NAMES.registration_cancel("{registration}"),
+            (public.CancelRegistration,),
+            "receive",
+            "Cancel a registration: no more is built, and nothing of it is kept.",
+            (public.RegistrationCancelled, refusal),
         ),
         Channel(
             "job",
@@ -210,6 +218,7 @@ def inner_channels() -> list[Channel]:
         _inner("exited", NAMES.exited("{worker}", "{device}"), fleet.ExecutorExited, "supervisor -> all"),
         _inner("workshop-inspect", NAMES.workshop("{worker}", "inspect"), work.InspectModel, "registrar -> workshop"),
         _inner("workshop-build", NAMES.workshop("{worker}", "build"), work.BuildVariants, "registrar -> workshop"),
+        _inner("workshop-cancel", NAMES.workshop("{worker}", "cancel"), work.CancelWork, "registrar -> workshop"),
         *(
             _inner(f"registrar-{fact}", NAMES.registrar(fact), message, source)
             for fact, message, source in (

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
-from bus.messages.work import BuildVariants, InspectModel, WorkFinished, WorkProgress
+from bus.messages.work import BuildVariants, CancelWork, InspectModel, WorkFinished, WorkProgress
 from bus.subjects import Subjects
 from services.core.actor import (
     NOTHING,
@@ -29,7 +29,7 @@ from services.core.actor import (
     Watch,
 )
 from services.core.settings import RegistrarSettings, Settings
-from services.executor.workshop.orders import WorkshopOrder
+from services.executor.workshop.orders import StopOrder, WorkshopOrder
 
 REMIND_S = 20.0
 GRACE_S = 30.0  # beyond its limit, in which the helper itself reports that it was too slow
@@ -56,6 +56,7 @@ class WorkshopActor(Actor):
         self._on: dict[type, Handler] = {
             InspectModel: self._inspect,
             BuildVariants: self._build,
+            CancelWork: self._cancel,
             Done: self._ended,
             Failed: self._ended,
             TimedOut: self._ended,
@@ -69,6 +70,7 @@ class WorkshopActor(Actor):
         return (
             Inlet(subject=self._subjects.workshop(self._worker, "inspect"), message=InspectModel),
             Inlet(subject=self._subjects.workshop(self._worker, "build"), message=BuildVariants),
+            Inlet(subject=self._subjects.workshop(self._worker, "cancel"), message=CancelWork),
         )
 
     @property
@@ -90,6 +92,14 @@ class WorkshopActor(Actor):
             return NOTHING  # the registrar asked again: the order waits or is being carried out
         self._waiting.append(order)
         return (*self._next(), *(self._report_waiting() if self._waiting else NOTHING))
+
+    def _cancel(self, envelope: Envelope) -> Iterable[Effect]:
+        """The order that is being carried out comes back from the edge, and the next one begins."""
+        registration = envelope.message.registration
+        self._waiting = deque(order for order in self._waiting if order.registration != registration)
+        if self._current is None or self._current.registration != registration:
+            return self._report_waiting()
+        return (Do("stop", StopOrder(registration), GRACE_S),)
 
     def _next(self) -> Iterable[Effect]:
         if self._current is not None or not self._waiting:

@@ -11,7 +11,7 @@ from pathlib import Path
 import services
 from bus.codec import encode
 from services.core.settings import Settings
-from services.executor.workshop.orders import HelperInput, WorkshopOrder
+from services.executor.workshop.orders import HelperInput, StopOrder, WorkshopOrder
 from services.shell.settings import login_of
 
 LAST_WORDS = 400  # characters of the helper's last output that go into an error
@@ -26,10 +26,31 @@ class WorkshopEdge:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._under_way: dict[str, asyncio.Task[None]] = {}  # by registration
         self._workers = Path(settings.data_dir).absolute() / "workers"
 
-    async def perform(self, command: WorkshopOrder) -> None:
-        """Carry out one order. Cancelling it ends the helper and every process that it started. Raises WorkshopFailed."""
+    async def perform(self, command: WorkshopOrder | StopOrder) -> None:
+        """Carry out one order, or stop it: then it returns early. Raises WorkshopFailed.
+
+        Cancelling an order ends the helper and every process that it started.
+        """
+        if isinstance(command, StopOrder):
+            await self._stop(command.registration)
+            return
+        work = self._under_way[command.registration] = asyncio.create_task(self._carry_out(command))
+        try:
+            await asyncio.wait([work])
+        finally:
+            await self._stop(command.registration)
+        if not work.cancelled():
+            work.result()
+
+    async def _stop(self, registration: str) -> None:
+        work = self._under_way.pop(registration, None)
+        if work is not None and work.cancel():
+            await asyncio.wait([work])
+
+    async def _carry_out(self, command: WorkshopOrder) -> None:
         directory = self._workers / command.worker / "workshop"
         await asyncio.to_thread(_emptied, directory)  # a killed executor may have left files there
         try:

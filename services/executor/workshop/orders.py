@@ -28,6 +28,12 @@ class WorkshopOrder(Struct, frozen=True, kw_only=True):
         return "inspect" if self.inspect is not None else "build"
 
 
+class StopOrder(Struct, frozen=True):
+    """Stop the order of this registration that is being carried out; comes back as None once its processes are gone."""
+
+    registration: str
+
+
 class HelperInput(Struct, frozen=True, kw_only=True):
     """One order, the bus to publish on, the limits of sandboxes, and an empty directory that the executor's process removes."""
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from bus.codec import encode
+from bus.codec import decode, encode
 from bus.messages.catalog import AppRecord, ModelRecord, Profile, ProfileRow, Signature, TensorSpec, VariantRecord
 from bus.messages.fleet import DeviceStatus, WorkerHeartbeat
 from bus.messages.public import Register, RegistrationStatus
@@ -37,12 +37,15 @@ from services.registrar.commands import (
     ClaimRegistration,
     ContextsDeleted,
     Finish,
+    MarkCancelled,
     PutRecords,
     PutStatus,
     RegistrationClaimed,
+    RegistrationRecord,
     ResetSelection,
     TakeOverRegistration,
 )
+from services.registrar.status import OVER
 
 SUBJECTS = Subjects("t")
 SIGNATURE = Signature(
@@ -225,6 +228,12 @@ class Stage:
                 ours = replace(record, registrar=command.registrar)
                 self.put(SUBJECTS.status_bucket, f"work.{record.registration}", encode(ours))
                 return ours
+            case MarkCancelled(registration=registration):
+                key = f"work.{registration}"
+                if key not in self.status:
+                    return ChangeRefused("bad_request", "registration: not under way any more")
+                marked = replace(decode(RegistrationRecord, self.status[key]), cancelled=True)
+                self.put(SUBJECTS.status_bucket, key, encode(marked))
             case PutStatus(status=status):
                 self.put(SUBJECTS.status_bucket, f"registration.{status.registration}", encode(status))
             case PutRecords():
@@ -296,7 +305,7 @@ class Stage:
 
     def ends(self, registration: str = "r1") -> list[str]:
         """The final states published of one registration."""
-        return [status.state for status in self.statuses(registration) if status.state in ("done", "failed")]
+        return [status.state for status in self.statuses(registration) if status.state in OVER]
 
     def orders(self, worker: str = "w1") -> list[Any]:
         """All orders given to a worker's workshop."""

@@ -37,6 +37,7 @@ from services.registrar.commands import (
     DeployPipeline,
     Finish,
     LinkModel,
+    MarkCancelled,
     PutRecords,
     PutStatus,
     RegistrationClaimed,
@@ -164,6 +165,20 @@ def test_only_one_takes_over() -> None:
         assert taken[0].version == "1"
         assert decode(RegistrationRecord, (await place.status.get("work.r1")).value or b"") == taken[0]
         assert await place.do(TakeOverRegistration(registration="nobody", registrar="b", previous="a")) is None
+
+    on_a_bus(test)
+
+
+def test_a_registration_is_marked_as_cancelled_whoever_has_it() -> None:
+    async def test(place: Place) -> None:
+        await place.do(ClaimRegistration(record=work(), next_version=1))
+        mark = place.do(MarkCancelled("r1"))
+        take = place.do(TakeOverRegistration(registration="r1", registrar="b", previous="a"))
+        await asyncio.gather(mark, take)
+        kept = decode(RegistrationRecord, (await place.status.get("work.r1")).value or b"")
+        assert (kept.cancelled, kept.version) == (True, "1")
+        refused = await place.do(MarkCancelled("r2"))
+        assert "r2 is not under way" in refused.message
 
     on_a_bus(test)
 

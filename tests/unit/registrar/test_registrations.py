@@ -8,11 +8,11 @@ from msgspec.structs import replace
 from bus.codec import decode, encode
 from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
 from bus.messages.fleet import ExecutorExited
-from bus.messages.public import ContainerReport, Refusal, RegistrationAccepted
-from bus.messages.work import BuildVariants, InspectModel, WorkProgress
+from bus.messages.public import ContainerReport, Refusal, RegistrationAccepted, RegistrationCancelled
+from bus.messages.work import BuildVariants, CancelWork, InspectModel, WorkProgress
 from services.core.actor import Publish, Undelivered
 from services.core.placement import container_kind
-from services.registrar.commands import RegistrationRecord
+from services.registrar.commands import PutRecords, RegistrationRecord
 from tests.support.simulated.registrations import (
     PROFILE,
     REQUEST,
@@ -353,3 +353,71 @@ def test_the_work_of_a_registrar_that_died_over_a_container_goes_on() -> None:
     left.pass_time(10)
     assert left.ends() == ["done"]
     assert only_variant(left) == only_variant(stage)
+
+
+def cancel(stage: Stage, registration: str = "r1") -> Any:
+    """Ask for it; returns the reply."""
+    stage.tell(b"", SUBJECTS.registration_cancel(registration), "_INBOX.9")
+    stage.perform()
+    return [message for subject, message in stage.sent if subject == "_INBOX.9"][-1]
+
+
+def test_a_cancelled_registration_ends_and_its_worker_stops() -> None:
+    stage = Stage()
+    order = to_building(stage)
+    stage.tell(built(order.plans[0]))
+    assert cancel(stage) == RegistrationCancelled()
+    assert stage.ends() == ["cancelled"]
+    assert stage.last().variants == []
+    assert (SUBJECTS.workshop("w1", "cancel"), CancelWork(registration="r1")) in stage.sent
+    assert stage.catalog == {}
+    assert len(stage.forgotten) == 1
+    stage.tell(built(order.plans[1]))
+    stage.tell(finished("build"))
+    stage.perform()
+    assert stage.ends() == ["cancelled"]
+    assert stage.records[-1].event.state == "cancelled"
+    stage.register(replace(REQUEST, registration="r2"))
+    assert stage.orders()[-1].registration == "r2"  # the worker is free
+
+
+def test_what_waits_for_a_worker_can_be_cancelled() -> None:
+    stage = Stage()
+    stage.register()
+    assert cancel(stage) == RegistrationCancelled()
+    assert stage.ends() == ["cancelled"]
+    stage.tell(heartbeat())
+    assert stage.orders() == []
+
+
+def test_another_registrar_ends_what_was_cancelled_while_nobody_carried_it_on() -> None:
+    stage = Stage()
+    to_building(stage)
+    other = Stage("b", buckets=stage)
+    assert cancel(other) == RegistrationCancelled()
+    assert other.ends() == []  # registrar a carries it on
+    other.pass_time(60, heartbeats=["w1"])
+    assert other.ends() == ["cancelled"]
+    assert other.orders() == []
+
+
+def test_only_what_is_under_way_can_be_cancelled() -> None:
+    stage = Stage()
+    order = to_building(stage)
+    complete(stage, order)
+    assert "has ended already: it is done" in cancel(stage).error.message
+    assert "none with the id r7" in cancel(stage, "r7").error.message
+
+
+def test_what_is_being_written_is_not_cancelled() -> None:
+    stage = Stage()
+    order = to_building(stage)
+    for plan in order.plans:
+        stage.tell(built(plan))
+    stage.tell(finished("build"))
+    held = [do for do in stage.commands if isinstance(do.command, PutRecords)]
+    stage.commands = [do for do in stage.commands if do not in held]
+    cancel(stage)
+    stage.commands += held
+    stage.perform()
+    assert stage.ends() == ["done"]

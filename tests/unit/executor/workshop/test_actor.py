@@ -1,11 +1,12 @@
 """The workshop's queue: one order at a time, none twice, none silently lost."""
 
 from bus.messages.catalog import Signature
-from bus.messages.work import BuildVariants, InspectModel, WorkFinished, WorkProgress
+from bus.messages.work import BuildVariants, CancelWork, InspectModel, WorkFinished, WorkProgress
 from bus.subjects import Subjects
 from services.core.actor import After, Cancel, Do, Done, Envelope, Failed, Publish, Stopping, TimedOut
 from services.core.settings import RegistrarSettings
 from services.executor.workshop.actor import RemindDue, WorkshopActor
+from services.executor.workshop.orders import StopOrder
 
 SUBJECTS = Subjects("t")
 
@@ -54,8 +55,9 @@ def said(effects, kind) -> list:
     return [one.message for one in effects if isinstance(one, Publish) and isinstance(one.message, kind)]
 
 
-def test_it_listens_to_both_orders_of_its_worker_only():
-    assert {inlet.subject for inlet in actor().inlets} == {"t.workshop.w1.inspect", "t.workshop.w1.build"}
+def test_it_listens_to_the_orders_of_its_worker_only():
+    orders = ("inspect", "build", "cancel")
+    assert {inlet.subject for inlet in actor().inlets} == {f"t.workshop.w1.{order}" for order in orders}
 
 
 def test_one_order_at_a_time_in_the_order_they_came():
@@ -119,3 +121,15 @@ def test_a_stopping_worker_gives_its_orders_back():
     finished = said(tell(workshop, Stopping(5.0)), WorkFinished)
     assert [(one.registration, one.order) for one in finished] == [("a", "inspect"), ("b", "build")]
     assert all("stopping" in one.reason for one in finished)
+
+
+def test_a_cancelled_order_is_stopped_or_never_begun():
+    workshop = actor()
+    first = works(tell(workshop, inspect("a")))[0]
+    tell(workshop, build("b"))
+    tell(workshop, inspect("c"))
+    assert not works(tell(workshop, CancelWork(registration="b")))
+    (stop,) = works(tell(workshop, CancelWork(registration="a")))
+    assert stop.command == StopOrder("a")
+    assert not tell(workshop, Done(stop.id, None))
+    assert [do.command.registration for do in works(tell(workshop, Done(first.id, None)))] == ["c"]
