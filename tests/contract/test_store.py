@@ -1,6 +1,7 @@
 """The database as contract section 3 fixes it: relations, columns and roles, and what an administrator's `prepare` promises."""
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -97,6 +98,44 @@ def test_unique_keys_of_events_contain_the_time(superuser_dsn: str) -> None:
     keys = [columns for name, columns in rows if name in hyper]
     assert keys
     assert all("time" in columns for columns in keys)
+
+
+def _unexplained(dsn: str) -> list[str]:
+    """Relations of the schema and columns of theirs (relation.column) of which the database says nothing."""
+    with closing(psycopg.connect(dsn)) as connection:
+        rows = connection.execute(
+            "SELECT concat_ws('.', c.relname, a.attname) FROM pg_class c"
+            " JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped"
+            " WHERE c.relnamespace = 'infaas'::regnamespace AND c.relkind IN ('r', 'v')"
+            " AND (col_description(c.oid, a.attnum) IS NULL OR obj_description(c.oid, 'pg_class') IS NULL)"
+        )
+        return [name for (name,) in rows]
+
+
+def test_every_column_is_explained(empty_dsn: str) -> None:
+    assert _unexplained(empty_dsn) == []
+
+
+def test_nothing_is_explained_that_is_not_there(empty_dsn: str) -> None:
+    told = (SCHEMA / "comments.sql").read_text()
+    lines = re.findall(r"^      \('([a-z_0-9*]+)', '(\w*)',", told, re.MULTILINE)
+    columns = {relation: set(_columns(empty_dsn, relation)) for relation, _ in lines if relation != "*"}
+    everywhere = set().union(*columns.values())
+    assert len(lines) > 200
+    assert [line for line in lines if line[1] and line[1] not in columns.get(line[0], everywhere)] == []
+    assert len(lines) == len(set(lines))
+
+
+def test_units_are_told(empty_dsn: str) -> None:
+    """Who reads `\\d+` alone knows what a number counts."""
+    with closing(psycopg.connect(empty_dsn)) as connection:
+        rows = connection.execute(
+            "SELECT a.attname, col_description(a.attrelid, a.attnum) FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid"
+            " WHERE c.relnamespace = 'infaas'::regnamespace AND c.relkind IN ('r', 'v') AND a.attnum > 0"
+            " AND a.atttypid = 'double precision'::regtype"
+        ).fetchall()
+    unit = re.compile(r"US\$|\bms\b|MB|0\.\.1|/s\b|seconds|items| / |confidence interval|to 1 \(wrong\)|solver's")
+    assert [name for name, meaning in rows if not unit.search(meaning)] == []
 
 
 # ---- roles

@@ -133,11 +133,16 @@ def test_relations_and_columns_are_the_same_on_all_levels(system: System) -> Non
         "SELECT table_name, column_name, data_type, ordinal_position FROM information_schema.columns"
         " WHERE table_schema = 'infaas' ORDER BY 1, 4"
     )
+    unexplained = (
+        "SELECT count(*) FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped"
+        " WHERE c.relnamespace = 'infaas'::regnamespace AND c.relkind IN ('r', 'v') AND col_description(c.oid, a.attnum) IS NULL"
+    )
     found = []
     levels: tuple[Level, ...] = ("none", "apache", "tsl")
     for level in levels:
         system.prepare(level)
         found.append(system.ask(columns))
+        assert system.ask(unexplained) == [(0,)]
     assert found[0] == found[1] == found[2]
     assert len({row[0] for row in found[0]}) >= 18
 
