@@ -127,7 +127,7 @@ def test_nothing_is_explained_that_is_not_there(empty_dsn: str) -> None:
 
 
 def test_units_are_told(empty_dsn: str) -> None:
-    """Who reads `\\d+` alone knows what a number counts."""
+    """Who reads the comments alone knows what a number counts."""
     with closing(psycopg.connect(empty_dsn)) as connection:
         rows = connection.execute(
             "SELECT a.attname, col_description(a.attrelid, a.attnum) FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid"
