@@ -133,6 +133,7 @@ SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
     ),
     SubjectRights("event", lambda s, _: (s.event("*"),), subscribe=_r("operator")),
     SubjectRights("event", lambda s, _: (s.event("outcome"),), _r("dispatcher", "executor", "offline")),
+    SubjectRights("event", lambda s, _: (s.event("client-error"),), _r("gateway")),
     SubjectRights("event", lambda s, _: (s.event("feedback"), s.event("selection")), _r("dispatcher")),
     SubjectRights(
         "event",

@@ -268,6 +268,23 @@ class PipelineEvent(Event, frozen=True, kw_only=True, gc=False):
     reason: str
 
 
+class ClientError(Event, frozen=True, kw_only=True, gc=False):
+    """Requests that were wrong themselves, in one second.
+
+    app: what was asked for, which may not exist; None: nothing was. code: one of `CLIENT_ERRORS`. count: of requests.
+    """
+
+    kind: ClassVar[str] = "client-error"
+    app: str | None
+    code: str
+    count: int
+
+
+CLIENT_ERRORS = frozenset(
+    {"bad_request", "unknown_app", "unknown_model"}
+)  # codes of refusals that are the client's mistake
+
+
 EVENTS: tuple[type[Event], ...] = (
     StateEvent,
     OutcomeEvent,
@@ -283,4 +300,5 @@ EVENTS: tuple[type[Event], ...] = (
     SelectionEvent,
     AppObjective,
     PipelineEvent,
+    ClientError,
 )

@@ -5,9 +5,10 @@ from collections import deque
 from msgspec import UNSET
 
 from bus.messages.catalog import VariantRecord
-from bus.messages.events import Event, OutcomeEvent
+from bus.messages.events import CLIENT_ERRORS, Event, OutcomeEvent
 from bus.messages.fleet import DispatcherHeartbeat
 from bus.messages.flow import DoneBatch, Route
+from bus.messages.jobs import OFFLINE
 from bus.messages.public import Answer
 from services.core.actor import Record
 
@@ -136,6 +137,17 @@ def joined(route: Route, answer: Answer, now: float) -> OutcomeEvent:
         missing=answer.missing or 0,
         parent=route.parent,
         stage=route.stage,
+    )
+
+
+def is_client_error(event: OutcomeEvent) -> bool:
+    """Whether the query was wrong itself. Then it counts in `client_errors`, and not among the outcomes of its app."""
+    # Most queries have no code. A part was asked by a dispatcher, an offline chunk by a job.
+    return (
+        event.code in CLIENT_ERRORS
+        and event.outcome in ("refused", "error")
+        and event.parent is None
+        and event.policy != OFFLINE
     )
 
 

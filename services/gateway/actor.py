@@ -17,6 +17,7 @@ from services.core.actor import (
     Halt,
     Handler,
     Inlet,
+    Record,
     Started,
     Stopping,
     Synced,
@@ -25,11 +26,16 @@ from services.core.actor import (
 from services.core.catalog import Catalog
 from services.core.settings import Settings
 
+MISTAKES = "client errors"
 SILENT = 3.0  # s without a heartbeat after which a dispatcher counts as gone
 
 
 class Serve(Struct, frozen=True):
     """Open the servers that are not open yet."""
+
+
+class AwaitClientErrors(Struct, frozen=True):
+    """Wait until requests are refused that were wrong themselves. Result: a list of `ClientError`; empty once the gateway is closed."""
 
 
 class Close(Struct, frozen=True):
@@ -85,13 +91,16 @@ class Gateway:
         return NOTHING
 
     def _started(self, _: Envelope) -> Iterable[Effect]:
-        return (Do("serve", Serve()),)
+        return Do("serve", Serve()), Do(MISTAKES, AwaitClientErrors())
 
     def _stopping(self, envelope: Envelope) -> Iterable[Effect]:
         return (Do("close", Close(envelope.message.grace)),)
 
-    def _done(self, _: Envelope) -> Iterable[Effect]:
-        return NOTHING
+    def _done(self, envelope: Envelope) -> Iterable[Effect]:
+        done = envelope.message
+        if done.id != MISTAKES or not done.result:
+            return NOTHING
+        return (*map(Record, done.result), Do(MISTAKES, AwaitClientErrors()))
 
     def _failed(self, envelope: Envelope) -> Iterable[Effect]:
         failed = envelope.message

@@ -3,12 +3,15 @@
 import asyncio
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cached_property
 from importlib import metadata as packages
 from typing import Any, Protocol
 
 from bus.messages.catalog import AppRecord
+from bus.messages.events import CLIENT_ERRORS, ClientError
 from bus.subjects import WITHOUT_APP, Subjects
 from infaas.answers import Answer
 from infaas.client import Client
@@ -17,7 +20,7 @@ from services.core.catalog import Catalog
 from services.core.settings import GatewaySettings
 from services.core.trace import Span
 from services.core.trace import read as read_trace
-from services.gateway.actor import Close, Gateway, Serve
+from services.gateway.actor import AwaitClientErrors, Close, Gateway, Serve
 from services.gateway.errors import RequestFailed, failure_of, unavailable, without_subjects
 from services.gateway.metrics import RequestCounts
 from services.gateway.statistics import Statistics
@@ -25,13 +28,16 @@ from services.shell.clock import now
 
 CATALOG_WAIT_S = 2.0  # longest wait for a change to reach this gateway's catalogue; the change itself is made
 CATALOG_POLL_S = 0.005
+GATHER_S = 1.0  # in which client errors are put together before they are recorded
+MOST_NAMES = 1000  # different client errors that are held
+NAME_LENGTH = 64  # characters of an app's name
 
 
 class GatewayService:
     """The system as every protocol sees it.
 
     actor: holds the catalogue; set by whoever makes it. counts, statistics: of requests and queries, for metrics and Triton's
-    statistics. span: takes the spans of traced queries.
+    statistics. client_errors: what clients did wrong and no dispatcher has seen. span: takes the spans of traced queries.
     """
 
     actor: Gateway
@@ -43,6 +49,7 @@ class GatewayService:
         self.draining = False
         self.statistics = Statistics()
         self.counts = RequestCounts()
+        self.client_errors = ClientErrorLog()
         self.span: Callable[[Span], None] = _discard
 
     @cached_property
@@ -156,6 +163,40 @@ class GatewayService:
             raise failure_of(error) from error
 
 
+class ClientErrorLog:
+    """Requests that were wrong themselves, by second, app and code, until they are taken."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[int, str | None, str]] = Counter()
+        self._some = asyncio.Event()
+        self._closed = asyncio.Event()
+
+    def add(self, app: str | None, failure: RequestFailed, now: float) -> None:
+        """Count a query without an answer, if it was wrong and did not reach a dispatcher. app: what was asked for. now: Unix seconds."""
+        if failure.passed_on or failure.code not in CLIENT_ERRORS:
+            return
+        key = (int(now), app[:NAME_LENGTH] if app else None, failure.code)
+        if key not in self._counts and len(self._counts) >= MOST_NAMES:
+            key = (key[0], None, failure.code)
+        self._counts[key] += 1
+        self._some.set()
+
+    async def take(self) -> list[ClientError]:
+        """Wait for some, and then a second for more of them; empty once it is closed."""
+        await self._some.wait()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._closed.wait(), GATHER_S)
+        counts, self._counts = self._counts, Counter()
+        if not self._closed.is_set():
+            self._some.clear()
+        return [ClientError(time=second, app=app, code=code, count=n) for (second, app, code), n in counts.items()]
+
+    def close(self) -> None:
+        """Let whoever waits have what is left."""
+        self._closed.set()
+        self._some.set()
+
+
 async def wait_until(known: Callable[[], bool]) -> None:
     """After a change: wait until this gateway's catalogue has it, so that the client's next request finds it; 2 s at most."""
     ends = time.monotonic() + CATALOG_WAIT_S
@@ -206,6 +247,8 @@ class GatewayEdge:
         match command:
             case Serve():
                 await self._serve()
+            case AwaitClientErrors():
+                return await self._service.client_errors.take()
             case Close(grace):
                 await self._close(grace)
             case _:
@@ -224,4 +267,5 @@ class GatewayEdge:
             await asyncio.sleep(notice)  # a load balancer sees that it is not ready and sends requests elsewhere
         await asyncio.gather(*(server.close(grace - notice) for server in self._open))
         self._open.clear()
+        self._service.client_errors.close()
         await self._service.client.close()

@@ -55,8 +55,10 @@ class RequestFailed(Exception):
     """A request that gets an error instead of its answer.
 
     status: HTTP's; None: that of the code. message: a sentence for the client. code: one of CODES. headers: of HTTP's reply.
-    more: fields of the reply beside the message.
+    more: fields of the reply beside the message. passed_on: whether a dispatcher refused the query, and so has counted it.
     """
+
+    passed_on = False
 
     def __init__(
         self,
@@ -106,10 +108,12 @@ def failure_of_refusal(refused: Refused) -> RequestFailed:
     """The failure for a refusal of the system."""
     headers = retry_after(refused.code, refused.retry_after_ms)
     more = {"code": refused.code, "closest": refused.closest, "retry_after_ms": refused.retry_after_ms}
-    return RequestFailed(
+    failure = RequestFailed(
         None,
         refused.message,
         code=refused.code,
         headers=headers,
         more={name: value for name, value in more.items() if value is not None},
     )
+    failure.passed_on = True
+    return failure

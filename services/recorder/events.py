@@ -7,6 +7,8 @@ with the reason; the rows around them are written.
 
 import hashlib
 import logging
+import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,13 +16,28 @@ import msgspec
 import psycopg
 
 from bus.codec import DECODE_ERRORS, explain
-from bus.messages.events import Event, JobEvent, OutcomeEvent, RegistrationEvent, StateEvent, WorkerEvent, WorkerSample
+from bus.messages.events import (
+    ClientError,
+    Event,
+    JobEvent,
+    OutcomeEvent,
+    RegistrationEvent,
+    StateEvent,
+    WorkerEvent,
+    WorkerSample,
+)
 from bus.messages.scaling import DemandHistory
+from bus.subjects import WITHOUT_APP
+from services.core.outcomes import is_client_error
 from services.recorder.tables import TABLES, Batch, EventTable, moment
 from services.shell.store import Store, copy, uuid_array
 
 log = logging.getLogger(__name__)
 
+NAME_LENGTH = 64  # characters of an app's name
+STRANGE_NAMES = 100  # different names of apps that do not exist which are kept of a minute
+NAMED_MINUTES = 10  # for which a recorder remembers those names
+MINUTE = 60.0  # s
 # Errors of the rows. All others (no connection, no disk, no such table) are the database's: the write is tried again.
 BAD_ROWS = (psycopg.DataError, psycopg.IntegrityError, ValueError, OverflowError, TypeError)
 
@@ -54,6 +71,7 @@ class EventWriter:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._names = AskedNames()
 
     def write(self, messages: Iterable[EventMessage]) -> None:
         """Returns after everything is committed or set aside; raises psycopg.Error when the database is not able now."""
@@ -73,7 +91,7 @@ class EventWriter:
     def _write(self, parts: list[BatchPart]) -> None:
         try:
             with self._store.transaction() as connection:
-                _insert(connection, parts)
+                _insert(connection, parts, self._names)
         except BAD_ROWS as error:
             first = parts[0]
             if len(parts) > 1:
@@ -132,7 +150,26 @@ def _printable(item: Rejected) -> tuple[str, str]:
     return item.subject.replace("\0", "\ufffd"), item.reason.replace("\0", "\ufffd")
 
 
-def _insert(connection: psycopg.Connection[Any], parts: list[BatchPart]) -> None:
+class AskedNames:
+    """Which names of apps that do not exist were asked for, of the last minutes: so many different ones of each minute are kept."""
+
+    def __init__(self) -> None:
+        self._minutes: dict[int, set[str]] = {}
+
+    def keep(self, name: str, time: float) -> bool:
+        """Whether this name is one of the first of its minute. time: Unix seconds."""
+        minute = int(time // MINUTE)
+        names = self._minutes.get(minute)
+        if names is None:
+            while len(self._minutes) >= NAMED_MINUTES:
+                del self._minutes[min(self._minutes)]
+            names = self._minutes[minute] = set()
+        if name not in names and len(names) < STRANGE_NAMES:
+            names.add(name)
+        return name in names
+
+
+def _insert(connection: psycopg.Connection[Any], parts: list[BatchPart], names: AskedNames) -> None:
     """Write the parts that are new, in one transaction."""
     found = connection.execute(
         "INSERT INTO infaas_internal.batches (id) SELECT unnest(%s::text[]) ON CONFLICT DO NOTHING RETURNING id",
@@ -144,7 +181,15 @@ def _insert(connection: psycopg.Connection[Any], parts: list[BatchPart]) -> None
         if part.id in new:
             new.discard(part.id)
             kinds.setdefault(part.table.kind, []).extend(part.rows)
+    mistakes: list[ClientError] = kinds.pop(ClientError.kind, [])
+    if outcomes := kinds.get(OutcomeEvent.kind):
+        mistakes.extend(_mistake(e) for e in outcomes if is_client_error(e))
+        kinds[OutcomeEvent.kind] = [e for e in outcomes if not is_client_error(e)] if mistakes else outcomes
+    if mistakes:
+        kinds[ClientError.kind] = _by_second(connection, mistakes, names)
     for kind, events in kinds.items():
+        if not events:
+            continue
         table = TABLES[kind]
         rows = table.values(_unknown(connection, events) if kind == "outcome" else events)
         if table.name is not None and rows:
@@ -169,6 +214,34 @@ def _unknown(connection: psycopg.Connection[Any], events: list[OutcomeEvent]) ->
     for (uid,) in known:
         unique.pop(uid, None)
     return list(unique.values())
+
+
+def _mistake(event: OutcomeEvent) -> ClientError:
+    return ClientError(
+        time=event.time, app=None if event.app == WITHOUT_APP else event.app, code=event.code or "", count=1
+    )
+
+
+def _by_second(
+    connection: psycopg.Connection[Any], mistakes: list[ClientError], names: AskedNames
+) -> list[ClientError]:
+    """The mistakes by second, app and code. Of names that no app has, those beyond the most of a minute become None."""
+    asked = {_name(e.app) for e in mistakes if e.app is not None}
+    known = {
+        row[0]
+        for row in connection.execute("SELECT app FROM infaas_internal.apps WHERE app = ANY (%s)", (list(asked),))
+    }
+    counts: Counter[tuple[int, str | None, str]] = Counter()
+    for e in mistakes:
+        app = None if e.app is None else _name(e.app)
+        if app is not None and app not in known and not names.keep(app, e.time):
+            app = None
+        counts[math.floor(e.time), app, e.code] += e.count
+    return [ClientError(time=second, app=app, code=code, count=n) for (second, app, code), n in counts.items()]
+
+
+def _name(app: str) -> str:
+    return app[:NAME_LENGTH].replace("\0", "\ufffd")
 
 
 # -- the present state, folded from events; the later event wins, in whatever order two arrive
@@ -332,7 +405,6 @@ FROM infaas_internal.slo_minutely
 WHERE app = %(app)s AND minute >= now() - %(days)s * interval '1 day' AND minute < now()
 GROUP BY minute ORDER BY minute"""
 HISTORY_DAYS = 7
-MINUTE = 60.0
 
 
 def demand_history(store: Store, app: str) -> DemandHistory:

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bus.codec import encode
-from bus.messages.events import EVENTS, AppObjective, Event, JobEvent, OutcomeEvent, RegistrationEvent
+from bus.messages.events import EVENTS, AppObjective, ClientError, Event, JobEvent, OutcomeEvent, RegistrationEvent
 from services.recorder.events import EventMessage, EventWriter
 from services.recorder.tables import TABLES
 from services.shell.store import Store
@@ -45,6 +45,51 @@ def test_a_batch_that_is_delivered_again_is_written_once(ledger: EventWriter, as
     if kind.kind not in FOLDED:
         ledger.write([message(event(kind), id="b2")])
         assert ask(f"SELECT count(*) FROM {table}") == [(2,)]
+
+
+def test_what_clients_did_wrong_is_counted_apart_by_second(ledger: EventWriter, ask: Any) -> None:
+    at = 1_700_000_000.0
+    wrong = {"outcome": "refused", "variant": None, "code": "unknown_app"}
+    ledger.write(
+        [
+            message(
+                outcome(time=at + 0.1, app="nobody", **wrong),
+                outcome(time=at + 0.9, app="nobody", **wrong),
+                outcome(time=at + 1.5, app="_", **{**wrong, "code": "unknown_model"}),
+                outcome(time=at, app="kept", outcome="refused", code="overloaded", variant=None),
+                outcome(time=at, app="kept", outcome="default", code="unknown_model"),
+                outcome(time=at, app="part", parent=bytes(16), stage="m", **{**wrong, "code": "bad_request"}),
+            ),
+            message(ClientError(time=at + 0.5, app="nobody", code="unknown_app", count=5)),
+        ]
+    )
+    assert ask("SELECT extract(epoch FROM time)::bigint, app, code, count FROM infaas.client_errors ORDER BY 1") == [
+        (at, "nobody", "unknown_app", 7),
+        (at + 1, None, "unknown_model", 1),
+    ]
+    assert ask("SELECT app, outcome FROM infaas.query_outcomes ORDER BY 1, 2") == [
+        ("kept", "default"),
+        ("kept", "refused"),
+        ("part", "refused"),
+    ]
+    assert ask("SELECT DISTINCT app FROM infaas.slo_by_app_minutely") == [("kept",)]
+
+
+def test_names_that_clients_make_up_are_bounded_and_those_of_apps_stay(
+    ledger: EventWriter, ask: Any, superuser_dsn: str
+) -> None:
+    at = 1_700_000_000.0
+    with closing(psycopg.connect(superuser_dsn, autocommit=True)) as administrator:
+        administrator.execute(
+            "INSERT INTO infaas_internal.apps (app, min_instances, created) VALUES ('real', 0, now())"
+        )
+    made_up = [outcome(time=at, app=f"{i:05}" + "x" * 80, outcome="refused", code="unknown_app") for i in range(500)]
+    ledger.write([message(*made_up, outcome(time=at, app="real", outcome="refused", code="bad_request"))])
+    assert ask("SELECT count(DISTINCT app), max(length(app)), sum(count) FROM infaas.client_errors") == [(101, 64, 501)]
+    assert ask("SELECT sum(count) FROM infaas.client_errors WHERE app IS NULL") == [(400,)]
+    assert ask("SELECT sum(count) FROM infaas.client_errors WHERE app = 'real'") == [(1,)]
+    ledger.write([message(outcome(time=at + 60, app="later", outcome="refused", code="unknown_app"))])
+    assert ask("SELECT sum(count) FROM infaas.client_errors WHERE app = 'later'") == [(1,)]
 
 
 def test_every_field_arrives_as_it_was_sent(ledger: EventWriter, ask: Any) -> None:

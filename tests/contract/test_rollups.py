@@ -309,6 +309,45 @@ def test_stores_of_before_there_were_parts_are_taken_over(postgres: EmbeddedPost
     assert found == [(3, 9, 3, 9)]
 
 
+def test_mistakes_of_before_they_were_counted_apart_leave_the_stores(
+    postgres: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    dsn = postgres.dsn("postgres", postgres.password, "before-mistakes")
+    for file in SCHEMA.glob("*.sql"):
+        if file.name < "0019" or file.name[0] > "9":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    passwords = {"writer_password": WRITER_PASSWORD, "reader_password": READER_PASSWORD}
+    psycopg.connect(postgres.superuser_dsn, autocommit=True).execute(
+        'CREATE DATABASE "before-mistakes"'
+    ).connection.close()
+    at = time.time() - HOUR
+    rows = [
+        ("kept", "ok", None, None), ("kept", "refused", "bad_request", None), ("kept", "error", "bad_request", None), ("kept", "refused", "overloaded", None),
+        ("nobody", "refused", "unknown_app", None), ("nobody", "refused", "unknown_app", None), ("_", "refused", "unknown_model", None), ("kept", "default", "unknown_model", None),
+        ("kept", "refused", "bad_request", "offline"),
+    ]  # fmt: skip
+    insert = (
+        "INSERT INTO infaas.query_outcomes (time, uid, app, outcome, code, items, cached, simulated, cost, policy, latency_ms)"
+        " VALUES (to_timestamp(%s), gen_random_uuid(), %s, %s, %s, 2, false, false, 0, %s, 1)"
+    )
+    with closing(psycopg.connect(dsn, autocommit=True)) as owner:
+        prepare(dsn, schema=tmp_path, most="none", **passwords)
+        for minute in (0, 10):  # the first rows are in the stores when the others come
+            owner.cursor().executemany(insert, [(at + 60 * minute, *row) for row in rows])
+            while owner.execute("SELECT infaas_internal.refresh_query_outcomes()").fetchone() == (True,):
+                pass
+        assert owner.execute("SELECT sum(queries) FROM infaas_internal.slo_minutes").fetchone() == (len(rows) - 1,)
+        prepare(dsn, most="none", **passwords)
+        mistakes = owner.execute(
+            "SELECT app, code, sum(count) FROM infaas.client_errors GROUP BY 1, 2 ORDER BY 1, 2"
+        ).fetchall()
+        assert mistakes == [("kept", "bad_request", 4), ("nobody", "unknown_app", 4), (None, "unknown_model", 2)]
+        assert owner.execute(
+            "SELECT app, sum(queries), sum(refused), sum(errors) FROM infaas.slo_by_app_minutely GROUP BY 1"
+        ).fetchall() == [("kept", 6, 2, 0)]
+        assert shown(owner) == truth(owner)
+
+
 def test_the_history_of_demand_has_the_items_of_every_minute_in_the_stores_or_not(db: Recorder) -> None:
     minute = time.time() // 60.0 * 60.0 - 2 * DAY
     sent = {0: 3, 1: 5, 4: 2, 60 * 24: 7}  # queries by minute

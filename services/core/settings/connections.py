@@ -57,6 +57,7 @@ class KeepDays(Section, frozen=True, kw_only=True):
     objective_events: Annotated[float, _DAYS, "Days that rows of objective_events are kept."] = 30.0
     selection_events: Annotated[float, _DAYS, "Days that rows of selection_events are kept."] = 90.0
     pipeline_events: Annotated[float, _DAYS, "Days that rows of pipeline_events are kept."] = 90.0
+    client_errors: Annotated[float, _DAYS, "Days that rows of client_errors are kept."] = 90.0
     worker_samples: Annotated[float, _DAYS, "Days that rows of worker_samples are kept."] = 7.0
     instance_samples: Annotated[float, _DAYS, "Days that rows of instance_samples are kept."] = 7.0
     slo_by_app_minutely: Annotated[float, _DAYS, "Days that rows of slo_by_app_minutely are kept."] = 400.0

@@ -34,6 +34,7 @@ def clipper_refusal(refusal: Refused, name: str = PROCESSING_ERROR) -> ClipperEr
     )
     failure = ClipperError(name, refusal.message, status, code=refusal.code)
     failure.headers = retry_after(refusal.code, refusal.retry_after_ms)
+    failure.passed_on = True
     return failure
 
 

@@ -71,15 +71,16 @@ def dialects(service: GatewayService) -> list[Dialect]:
 
 def build(service: GatewayService, access: AccessControl | None = None) -> ASGIApp:
     """The whole application. access: who may do what; None: as the settings say. Raises BadTokens, BadAllowedHosts."""
-    app = assemble(dialects(service), service.settings, access or AccessControl(service.settings))
+    app = assemble(dialects(service), service.settings, access or AccessControl(service.settings), service)
     return MeterMiddleware(app, service.counts)
 
 
-def assemble(found: list[Dialect], settings: GatewaySettings, access: AccessControl) -> ASGIApp:
-    """These dialects behind the checks and limits of every request."""
-    return enter(
-        Router([(route, _Endpoint(route, dialect, access)) for dialect in found for route in dialect.routes]), settings
-    )
+def assemble(
+    found: list[Dialect], settings: GatewaySettings, access: AccessControl, service: GatewayService | None = None
+) -> ASGIApp:
+    """These dialects behind the checks and limits of every request. service: counts the queries that were wrong themselves."""
+    endpoints = [(route, _Endpoint(route, dialect, access, service)) for dialect in found for route in dialect.routes]
+    return enter(Router(endpoints), settings)
 
 
 class Router:
@@ -111,13 +112,14 @@ class Router:
 class _Endpoint:
     """One endpoint: checks the right to use it, and turns its errors into replies."""
 
-    def __init__(self, route: Route, dialect: Dialect, access: AccessControl) -> None:
+    def __init__(self, route: Route, dialect: Dialect, access: AccessControl, service: GatewayService | None) -> None:
         self._endpoint = route.endpoint
         self._body = dialect.body
         self._access = access
         self._protocol = dialect.name
         self._rights = {method: right_of(route.path, method) for method in route.methods or ()}
         self._query = route.path.endswith(QUERIES)
+        self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[PROTOCOL] = self._protocol
@@ -127,6 +129,8 @@ class _Endpoint:
             check(scope, self._rights[scope["method"]], self._access)
             reply = await self._endpoint(Request(scope, receive, send))
         except RequestFailed as failure:
+            if self._query and self._service is not None:
+                self._service.client_errors.add(_app_of(scope), failure, self._service.now())
             reply = error_reply(failure, self._body)
         except Refused as refused:
             reply = error_reply(failure_of_refusal(refused), self._body)
@@ -147,6 +151,13 @@ class _Endpoint:
         finally:
             scope.pop(QUERY_TASK, None)
         await reply(scope, receive, send)
+
+
+def _app_of(scope: Scope) -> str | None:
+    """The app that a query's path asks for, which may not exist."""
+    named = scope["path_params"]
+    name: str = named.get("app") or named.get("model") or Request(scope).query_params.get("model_name", "")
+    return name.partition(".")[0] or None
 
 
 def error_reply(failure: RequestFailed, body: ErrorBody) -> JsonReply:

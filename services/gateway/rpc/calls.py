@@ -271,7 +271,9 @@ def failure_from(error: BaseException) -> RequestFailed:
         case Refused():
             after = error.retry_after_ms
             headers = {} if after is None else {"retry-after-ms": f"{max(0.0, after):.0f}"}
-            return RequestFailed(None, error.message, code=error.code, headers=headers)
+            failure = RequestFailed(None, error.message, code=error.code, headers=headers)
+            failure.passed_on = True
+            return failure
         case InfaasError():
             return failure_of(error)
         case HeadTooLarge():

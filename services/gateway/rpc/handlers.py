@@ -8,11 +8,13 @@ from typing import Any
 import grpc
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
+from bus.tensors import BadTensor
 from services.gateway.edge import GatewayService
 from services.gateway.errors import RequestFailed
 from services.gateway.http.access import Right
 from services.gateway.oip import models
-from services.gateway.oip.infer import answer_of, requirements
+from services.gateway.oip.infer import BadInference, answer_of, requirements
+from services.gateway.oip.parameters import BadParameter
 from services.gateway.rpc import infer, wire
 from services.gateway.rpc.calls import Call, Calls, Next, Write, failure_from
 from services.gateway.rpc.messages import HEALTH, INFERENCE, REFLECTIONS, Schema
@@ -124,6 +126,14 @@ class InferenceService:
         return await self._answer(request, raw, call)
 
     async def _answer(self, request: Any, raw: list[Any], call: Call) -> bytes:
+        service = self._service
+        try:
+            return await self._asked(request, raw, call)
+        except (RequestFailed, BadInference, BadParameter, BadTensor) as error:
+            service.client_errors.add(request.model_name.partition(".")[0], failure_from(error), service.now())
+            raise
+
+    async def _asked(self, request: Any, raw: list[Any], call: Call) -> bytes:
         asked = infer.read(request, raw)
         target = models.target_of(request.model_name, request.model_version)
         service = self._service

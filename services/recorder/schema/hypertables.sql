@@ -10,7 +10,7 @@ BEGIN
       ('query_outcomes', interval '1 day'), ('cost_events', interval '1 day'), ('worker_samples', interval '1 day'),
       ('instance_samples', interval '1 day'), ('state_events', interval '7 days'), ('scaling_events', interval '7 days'),
       ('worker_events', interval '7 days'), ('shadow_events', interval '7 days'), ('objective_events', interval '7 days'),
-      ('selection_events', interval '7 days'), ('pipeline_events', interval '7 days')
+      ('selection_events', interval '7 days'), ('pipeline_events', interval '7 days'), ('client_errors', interval '7 days')
     ) AS wanted (relation, chunk)
     WHERE NOT EXISTS (
       SELECT FROM timescaledb_information.hypertables h

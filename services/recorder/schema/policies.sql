@@ -19,7 +19,8 @@ BEGIN
       ('worker_events', interval '14 days', 'worker', 'time DESC', true),
       ('objective_events', interval '14 days', 'app', 'time DESC', true),
       ('selection_events', interval '14 days', 'app', 'time DESC', true),
-      ('pipeline_events', interval '14 days', 'pipeline', 'time DESC', true)
+      ('pipeline_events', interval '14 days', 'pipeline', 'time DESC', true),
+      ('client_errors', interval '14 days', 'code', 'time DESC', true)
     ) AS w (relation, compress, segment, orders, policy) USING (relation)
   LOOP
     IF NOT (SELECT compression_enabled FROM timescaledb_information.hypertables

@@ -1,7 +1,7 @@
 """Counts the events that actors record, batch by batch as they leave: queries, attainment, cost, scaling, states.
 
 A batch of outcomes costs about a fifth of a microsecond a row. Labels are bounded: a metric shows at most `most` sets of them, and
-counts further ones under "_other". Apps that do not exist, whose names clients choose, are counted under "_unknown".
+counts further ones under "_other". Queries that were wrong themselves, whose apps may not exist, are counted by code alone.
 """
 
 from collections import Counter, defaultdict, deque
@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Any
 
 from bus.messages.events import (
+    ClientError,
     CostEvent,
     JobEvent,
     OutcomeEvent,
@@ -21,13 +22,14 @@ from bus.messages.events import (
 )
 from bus.messages.jobs import OFFLINE
 from services.core.metric import SECONDS, Histogram, MetricFamily
+from services.core.outcomes import is_client_error
 
-OTHER, UNKNOWN, IDLE = "_other", "_unknown", "_idle"
-STRANGE = frozenset({"unknown_app", "bad_request"})  # refusals of queries whose app may not exist
+OTHER, IDLE = "_other", "_idle"
 MINUTE = 60.0
 STEP = 5.0  # s between marks of the last minute
 ENDED = ("done", "failed", "cancelled")
 ANSWERED = ("ok", "late", "default")
+FAILED = ("refused", "error")
 SHARES = (0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
 MILLISECONDS = tuple(1000.0 * bound for bound in SECONDS)
 
@@ -73,6 +75,7 @@ class EventTotals:
         self._refusals: dict[tuple[str, str], int] = defaultdict(int)  # app, code
         self._variants: dict[tuple[str, str], int] = defaultdict(int)  # app, variant
         self._defaults: dict[tuple[str, str], int] = defaultdict(int)  # app, code
+        self._mistakes: dict[tuple[str], int] = defaultdict(int)  # code
         self._parts: dict[tuple[str, ...], int] = defaultdict(int)  # app, stage, variant, outcome
         self._charged: dict[tuple[str, str], float] = defaultdict(float)  # app, variant
         self._offline: dict[tuple[str], int] = defaultdict(int)
@@ -86,6 +89,7 @@ class EventTotals:
         self._jobs: dict[tuple[str], int] = defaultdict(int)
         self._folds: dict[str, Callable[[Sequence[Any]], None]] = {
             OutcomeEvent.kind: self._outcomes,
+            ClientError.kind: self._client_errors,
             CostEvent.kind: self._costs,
             ScalingEvent.kind: self._scalings,
             StateEvent.kind: lambda rows: self._each(self._states, (row.to_state for row in rows)),
@@ -121,6 +125,14 @@ class EventTotals:
         for key, run in groupby(rows, _what):  # those of one batch stand together
             groups[key] += run
         for (app, outcome, variant), group in groups.items():
+            if outcome in FAILED:  # several codes may be among them
+                mistakes = [row for row in group if is_client_error(row)]
+                for row in mistakes:
+                    self._mistakes[(row.code or "",)] += 1
+                if mistakes:
+                    group = [row for row in group if not is_client_error(row)]
+                if not group:
+                    continue
             if group[0].policy == OFFLINE:
                 self._offline[(outcome,)] += len(group)
             elif outcome in ANSWERED:
@@ -128,6 +140,10 @@ class EventTotals:
             else:
                 for code, count in Counter(map(_code, group)).items():
                     self._refused(app, outcome, code or "", count)
+
+    def _client_errors(self, rows: Sequence[ClientError]) -> None:
+        for row in rows:
+            self._mistakes[(row.code,)] += row.count
 
     def _several(self, rows: Iterable[OutcomeEvent]) -> None:
         """Parts of queries, which are no queries, and the confidence of what several models answered."""
@@ -151,7 +167,7 @@ class EventTotals:
         return totals
 
     def _refused(self, app: str, outcome: str, code: str, count: int) -> None:
-        app = UNKNOWN if code in STRANGE and app not in self._apps else self._app(app)
+        app = self._app(app)
         self._totals(app, outcome, count)
         self._refusals[self._room(self._refusals, (app, code))] += count
 
@@ -196,6 +212,9 @@ class EventTotals:
         return [
             _counter("infaas_queries_total", "Queries that ended, by how (ok: answered in time).", self._ends, *query),
             _counter("infaas_refusals_total", "Queries without an answer.", self._refusals, "app", "code"),
+            _counter(
+                "infaas_client_errors_total", "Queries that were wrong themselves; in no app's.", self._mistakes, "code"
+            ),
             _counter("infaas_default_outputs_total", "Default outputs given, by why.", self._defaults, "app", "code"),
             _counter(
                 "infaas_parts_total", "Parts of queries that ended.", self._parts, "app", "stage", "variant", "outcome"

@@ -19,6 +19,7 @@ from bus.messages.catalog import (
 )
 from bus.messages.events import (
     AppObjective,
+    ClientError,
     CostEvent,
     Event,
     FeedbackEvent,
@@ -47,6 +48,7 @@ _DEFAULTS: dict[type[Event], dict[str, Any]] = {
         "app": "digits", "model": "mlp", "variant": VARIANT, "worker": "w1", "device": "cpu", "instance": "i1",
         "from_state": "Loading", "to_state": "Active", "reason": "loaded",
     },
+    ClientError: {"app": "nobody", "code": "unknown_app", "count": 3},
     CostEvent: {
         "seconds": 10.0, "worker": "w1", "hardware": "cpu", "app": "digits", "model": "mlp", "variant": VARIANT,
         "busy_seconds": 4.0, "cost": 0.001,

@@ -1,11 +1,12 @@
 import tracemalloc
 
 from bus.codec import encode
+from bus.messages.events import ClientError
 from bus.messages.fleet import DispatcherHeartbeat
 from bus.subjects import Subjects
-from services.core.actor import Changed, Do, Envelope, Failed, Halt, Started, Stopping, Synced
+from services.core.actor import Changed, Do, Done, Envelope, Failed, Halt, Record, Started, Stopping, Synced
 from services.core.catalog import key_of
-from services.gateway.actor import SILENT, Close, Gateway, Serve
+from services.gateway.actor import SILENT, AwaitClientErrors, Close, Gateway, Serve
 from services.gateway.oip.models import ModelTarget, find, index, metadata, parse_target
 from tests.support.simulated.fleet import catalogue, variant
 
@@ -24,11 +25,24 @@ def made() -> Gateway:
 
 def test_it_serves_from_its_start_to_its_end() -> None:
     gateway = Gateway(Subjects())
-    assert gateway.handle(Envelope(0.0, Started())) == (Do("serve", Serve()),)
+    wait = Do("client errors", AwaitClientErrors())
+    assert gateway.handle(Envelope(0.0, Started())) == (Do("serve", Serve()), wait)
     assert gateway.handle(Envelope(0.0, Stopping(4.0))) == (Do("close", Close(4.0)),)
     (effect,) = gateway.handle(Envelope(0.0, Failed("serve", "the port is busy")))
     assert isinstance(effect, Halt)
     assert "the port is busy" in effect.reason
+
+
+def test_what_clients_did_wrong_is_recorded() -> None:
+    gateway = Gateway(Subjects())
+    wait = Do("client errors", AwaitClientErrors())
+    some = [
+        ClientError(time=1.0, app="a", code="bad_request", count=2),
+        ClientError(time=1.0, app=None, code="unknown_app", count=1),
+    ]
+    assert gateway.handle(Envelope(0.0, Done(wait.id, some))) == (*map(Record, some), wait)
+    assert gateway.handle(Envelope(0.0, Done(wait.id, []))) == ()  # it is closed
+    assert gateway.handle(Envelope(0.0, Done("serve", None))) == ()
 
 
 def test_it_is_ready_with_the_catalogue_and_a_dispatcher() -> None:

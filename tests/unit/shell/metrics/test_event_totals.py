@@ -1,9 +1,10 @@
 """What is counted of recorded events."""
 
-from bus.messages.events import CostEvent, JobEvent, OutcomeEvent, ScalingEvent
+from bus.messages.events import ClientError, CostEvent, JobEvent, OutcomeEvent, ScalingEvent
 from bus.messages.jobs import OFFLINE
 from services.core.metric import Histogram, MetricFamily
 from services.shell.metrics.event_totals import EventTotals
+from tests.support.data.events import event
 
 
 class Clock:
@@ -60,13 +61,27 @@ def test_names_that_anybody_may_invent_make_no_series() -> None:
     tally = EventTotals(Clock(), most=3)
     strange = [outcome(f"x{i}", "refused", code="unknown_app", variant=None) for i in range(1000)]
     tally.fold("outcome", strange)
-    assert values(tally, "infaas_queries_total") == {("_unknown", "refused"): 1000}
+    assert values(tally, "infaas_queries_total") == {}
+    assert values(tally, "infaas_client_errors_total") == {("unknown_app",): 1000}
     tally.fold("outcome", [outcome(f"app{i}", variant=f"v{i}") for i in range(10)])
     queries = values(tally, "infaas_queries_total")
-    assert sum(queries.values()) == 1010
+    assert sum(queries.values()) == 10
     assert len(queries) <= 4
     assert len(values(tally, "infaas_answers_total")) <= 4
-    assert queries["_other", "ok"] == 8
+    assert queries["_other", "ok"] == 7
+
+
+def test_what_clients_did_wrong_lowers_no_ratio() -> None:
+    tally = EventTotals(Clock())
+    failed = [
+        outcome("a", end, code=code, variant=None)
+        for end, code in (("refused", "bad_request"), ("error", "bad_request"), ("refused", "overloaded"))
+    ]
+    tally.fold("outcome", [outcome("a"), *failed, outcome("a", "default", code="unknown_model")])
+    tally.fold("client-error", [event(ClientError, code="bad_request", count=5)])
+    assert values(tally, "infaas_client_errors_total") == {("bad_request",): 7}
+    assert values(tally, "infaas_refusals_total") == {("a", "overloaded"): 1}
+    assert values(tally, "infaas_queries_total") == {("a", "ok"): 1, ("a", "refused"): 1, ("a", "default"): 1}
 
 
 def test_offline_work_is_no_query() -> None:
