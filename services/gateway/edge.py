@@ -253,6 +253,7 @@ class GatewayEdge:
                 await self._close(grace)
             case _:
                 raise TypeError(f"a gateway has no {type(command).__name__}")
+        return None
 
     async def _serve(self) -> None:
         while self._closed:  # empty where the actor was started again: its servers never stopped
