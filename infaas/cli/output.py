@@ -188,11 +188,11 @@ def refusal_line(refused: Refused) -> str:
 
 def _offer(closest: dict[str, Any]) -> str:
     figures = [
-        f"{label} {number(float(value))}{unit}"
-        for name, label, unit in (
-            ("accuracy", "accuracy", ""),
-            ("latency_ms", "latency", " ms"),
-            ("cost", "US$", " per 1,000"),
+        f"{label} {number(scale * float(value))}{unit}"
+        for name, label, scale, unit in (
+            ("accuracy", "accuracy", 1.0, ""),
+            ("latency_ms", "latency", 1.0, " ms"),
+            ("cost", "US$", 1000.0, " per million answers"),
         )
         if isinstance(value := closest.get(name), (int, float))
     ]

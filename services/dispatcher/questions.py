@@ -344,7 +344,7 @@ def _why_not(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, deci
     if alone > ask.latency_s:
         return f"inference alone takes {alone * 1e3:.3g} ms, more than {ask.latency_s * 1e3:g} ms"
     if app.cost[i] > ask.cost:
-        return f"costs US$ {app.cost[i]:.3g} per 1,000, more than {ask.cost:g}"
+        return f"costs US$ {1000 * app.cost[i]:.3g} per million answers, more than {1000 * ask.cost:.6g}"
     slack = ask.deadline - now
     waits = [
         instance.predict(ask.items, ask.length, ask.deadline, now) for instance in (*group.active, *group.troubled)

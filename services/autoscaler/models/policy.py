@@ -277,8 +277,11 @@ def _why_more(seen: Situation, one: CandidateVariant, short: dict[int, float]) -
             of = f"{seen.apps[k]}{described(needs.needs) if needs is not None else ''}"
             if demand.load <= 0:
                 return f"{of} must have {demand.least} instances"
-            headroom = max(0.0, problem.slack * demand.load - lack) / demand.load
-            return f"headroom {headroom:.2f} < {problem.slack:.4g} for {demand.load:.4g} items/s of {of}"
+            carried, wanted = max(0.0, problem.slack * demand.load - lack), demand.load
+            if carried < wanted:
+                return f"can carry {carried:.3g} of {wanted:.4g} items/s of {of}"
+            spare = 100.0 * (problem.slack - 1.0)
+            return f"can carry {carried:.4g} items/s of {of}: less than {wanted:.4g} with {spare:.3g} % to spare"
     return "other classes need what served this one"
 
 
@@ -293,7 +296,7 @@ def _parts(needs: ClassDemand) -> Iterator[str]:
     if needs.accuracy > 0:
         yield f"accuracy >= {needs.accuracy:g}"
     if needs.cost is not None:
-        yield f"<= {needs.cost:g} US$ per 1,000"
+        yield f"<= US$ {1000 * needs.cost:.6g} per million answers"
     for name in (needs.model, needs.version, needs.variant):
         if name is not None:
             yield name

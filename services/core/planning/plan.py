@@ -187,7 +187,8 @@ def _no_candidate(problem: PlanningProblem, k: int) -> str:
         return f"no variant has accuracy {demand.accuracy:g}: {best.name} has {best.accuracy:g}"
     cheapest = min(named, key=lambda one: one.item_cost)
     if cheapest.item_cost > demand.cost:
-        return f"no variant costs {demand.cost:g} US$ per 1,000: {cheapest.name} costs {cheapest.item_cost:.4g}"
+        limit, found = 1000 * demand.cost, 1000 * cheapest.item_cost
+        return f"no variant costs at most US$ {limit:.6g} per million answers: {cheapest.name} costs {found:.4g}"
     return "no variant meets latency, accuracy and cost together"
 
 

@@ -1,9 +1,12 @@
 """getVariant (INFaaS, section 4.1): which instance answers a query. The paper's policy, and two baselines. The port is in `services.core.policy`."""
 
 from collections.abc import Sequence
+from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.public import Closest, Error
@@ -269,7 +272,7 @@ def refuse(
 
 
 def unsatisfiable(ask: Ask, app: AppView) -> Error:
-    """The error when no variant can ever serve this. It names the nearest one, by the least sum of relative misses."""
+    """The error when no variant can ever serve this. It names what fails, and the nearest variant, by the least sum of relative misses."""
     allowed = app.pinned(ask)
     if not allowed.any():
         what = ask.variant or f"{ask.model or '*'} version {ask.version or '*'}"
@@ -292,8 +295,66 @@ def unsatisfiable(ask: Ask, app: AppView) -> Error:
         latency_ms=float(latency[nearest]) * 1000.0,
         cost=float(app.cost[nearest]),
     )
-    text = f"no variant of app {ask.app!r} meets latency, accuracy and cost together: the closest is named"
+    text = (
+        f"no variant of app {ask.app!r} {_failing(ask, app, allowed, latency)}; ask for less, or register another model"
+    )
     return Error(code="unsatisfiable", message=text, closest=closest)
+
+
+class _Need(NamedTuple):
+    """One need of a query over the variants of an app: smaller values are better. limit, found: its words, with `{}` for a figure."""
+
+    values: NDArray[np.float64]
+    most: float
+    limit: str
+    found: str
+    best: str
+    scale: float = 1.0
+
+    def words(self, variant: int) -> tuple[str, str]:
+        """The limit, and what this variant has, with as many digits as tell them apart."""
+        most, value = self.most * self.scale, float(self.values[variant]) * self.scale
+        digits = next((d for d in range(3, 17) if most == value or f"{most:.{d}g}" != f"{value:.{d}g}"), 17)
+        return self.limit.format(f"{most:.{digits}g}"), self.found.format(f"{value:.{digits}g}")
+
+
+def _failing(ask: Ask, app: AppView, allowed: NDArray[np.bool_], latency: NDArray[np.float64]) -> str:
+    """What no variant does: each need that fails alone and the best there is; else those that fail together, and who meets all but one."""
+    needs = []
+    if ask.accuracy > 0.0:
+        needs.append(
+            _Need(-app.accuracy, -ask.accuracy, "reaches accuracy {}", "has accuracy {}", "the best has {}", -1.0)
+        )
+    if ask.latency_s < INFINITE:
+        needs.append(
+            _Need(latency, ask.latency_s, "answers within {} ms", "takes {} ms", "the fastest takes {} ms", 1e3)
+        )
+    if ask.cost < INFINITE:
+        limit, found = "costs at most US$ {} per million answers", "costs US$ {} per million"
+        needs.append(_Need(app.cost, ask.cost, limit, found, "the cheapest costs US$ {}", 1e3))
+    alone = []
+    for need in needs:
+        best = int(np.argmin(np.where(allowed, need.values, INFINITE)))
+        if need.values[best] > need.most:
+            limit, found = need._replace(found=need.best).words(best)
+            alone.append(f"{limit}: {found} ({app.records[best].variant})")
+    if alone:
+        return "; none ".join(alone)
+    pairs = [pair for pair in combinations(needs, 2) if not _meeting(pair, allowed).any()]
+    together = pairs[0] if pairs else tuple(needs)
+    offers: dict[int, None] = {}
+    for need in together:
+        others = _meeting([one for one in together if one is not need], allowed)
+        offers[int(np.argmin(np.where(others, need.values, INFINITE)))] = None
+    limits = [need.words(next(iter(offers)))[0] for need in together]
+    said = [f"{app.records[i].variant} {' and '.join(need.words(i)[1] for need in together)}" for i in offers]
+    return f"{' and '.join(limits)}: {', '.join(said)}"
+
+
+def _meeting(needs: Sequence[_Need], allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    for need in needs:
+        allowed = allowed & (need.values <= need.most)
+    return allowed
 
 
 # -- Baselines. on_demand: load what no instance can serve; otherwise only loaded variants are used, as by `InfaasPolicy`.

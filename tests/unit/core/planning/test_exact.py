@@ -103,7 +103,7 @@ def test_classes_are_carried_by_what_they_accept_only() -> None:
     assert SOLVER.solve(problem).instances == {"A": 2, "B": 1, "C": 0}
     plan = SOLVER.solve(replace(problem, demands=demands))
     assert plan.status == "infeasible"
-    assert "no variant costs 1 US$ per 1,000: C costs 20" in plan.reason
+    assert "no variant costs at most US$ 1000 per million answers: C costs 2e+04" in plan.reason
     assert plan.instances == {"A": 2, "B": 1, "C": 0}
 
 

@@ -233,6 +233,31 @@ def test_the_closest_offer_is_named() -> None:
     assert (refusal.closest.variant, refusal.closest.accuracy) == ("v0", 0.9)
 
 
+@pytest.mark.parametrize(
+    ("needs", "said"),
+    [
+        ({"accuracy": 0.95}, "reaches accuracy 0.95: the best has 0.9 (v0)"),
+        ({"accuracy": 0.90004}, "reaches accuracy 0.90004: the best has 0.9 (v0)"),
+        ({"latency": 0.001}, "answers within 1 ms: the fastest takes 2.5 ms (v1)"),
+        (
+            {"latency": 0.001, "accuracy": 0.95},
+            "reaches accuracy 0.95: the best has 0.9 (v0); none answers within 1 ms: the fastest takes 2.5 ms (v1)",
+        ),
+        (
+            {"latency": 0.01, "accuracy": 0.8},
+            "reaches accuracy 0.8 and answers within 10 ms: v1 has accuracy 0.7 and takes 2.5 ms, v0 has accuracy 0.9 and takes 40.5 ms",
+        ),
+        ({"latency": 0.01, "accuracy": 0.8, "cost": 1e9}, "reaches accuracy 0.8 and answers within 10 ms: v1 has"),
+    ],
+)
+def test_a_refusal_says_which_need_fails_and_the_best_there_is(needs: dict[str, Any], said: str) -> None:
+    view = view_of([("Active", {"accuracy": 0.9, "base_ms": 40.0}), ("Active", {"accuracy": 0.7, "base_ms": 2.0})])
+    refusal = InfaasPolicy().select(ask(**needs), NOW, view).refusal
+    assert refusal is not None
+    assert refusal.message.startswith(f"no variant of app 'app' {said}"), refusal.message
+    assert refusal.message.endswith("; ask for less, or register another model")
+
+
 def test_round_robin_takes_turns() -> None:
     view = view_of([("Active", {}), ("Active", {"base_ms": 9.0})])
     policy = RoundRobin()
@@ -380,6 +405,7 @@ def test_a_ceiling_passes_over_an_active_variant_that_is_dearer() -> None:
     assert refusal.code == "unsatisfiable"
     assert refusal.closest is not None
     assert (refusal.closest.variant, refusal.closest.cost) == ("v1", pytest.approx(cheap))
+    assert "per million answers: the cheapest costs US$ " in refusal.message
 
 
 def test_a_batch_that_took_much_longer_says_that_it_missed_the_ceiling() -> None:
