@@ -22,7 +22,11 @@ PAGES = (
 )
 
 st.set_page_config(page_title="INFaaS", page_icon=HERE / "icon.svg", layout="wide")
-st.html("<style>.stMainBlockContainer {padding-top: 4.2rem; padding-bottom: 3rem}</style>")
+# Parts that refresh themselves stay as they are meanwhile.
+st.html(
+    "<style>.stMainBlockContainer {padding-top: 4.2rem; padding-bottom: 3rem} .stStatusWidget {display: none}"
+    " [data-stale=true] {opacity: 1 !important; transition: none !important}</style>"
+)
 require_access()
 st.navigation(
     [

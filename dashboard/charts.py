@@ -1,6 +1,7 @@
 """Charts as Vega-Lite specifications. A specification does not depend on the data, so new data only move the marks."""
 
 import html
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -8,12 +9,13 @@ from typing import Any, NamedTuple
 import pandas as pd
 import streamlit as st
 
+from dashboard.series import with_gaps
 from dashboard.window import Window
 
 Spec = dict[str, Any]
 
-# Colours that people with any colour vision can distinguish (Okabe and Ito, 2008), slightly darkened for thin lines on white.
-SERIES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#7a68c8", "#8c6d31", "#4d4d4d", "#b8b000")
+# Colours that people with any colour vision can distinguish (Okabe and Ito, 2008), changed a little so that all are seen on white and on black.
+SERIES = ("#1f83c0", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8a78d8", "#a07d3a", "#8a9099", "#b8b000")
 STATES: Mapping[str, str] = {
     "Active": "#009e73",
     "Overloaded": "#d0342c",
@@ -21,17 +23,17 @@ STATES: Mapping[str, str] = {
     "Loading": "#56b4e9",
     "Unloading": "#9fc5e8",
     "Warm": "#7a68c8",
-    "Inactive": "#b3b8bf",
+    "Inactive": "#8a9099",
 }
 WORKER_STATES: Mapping[str, str] = {
     "Ready": "#009e73",
     "Booting": "#56b4e9",
     "Draining": "#e69f00",
-    "Stopped": "#b3b8bf",
+    "Stopped": "#8a9099",
     "Lost": "#d0342c",
 }
-IDLE_COLOUR = "#c4c9d0"
-INSTANCE_STATES: Mapping[str, str] = {**STATES, "reclaimable": IDLE_COLOUR}  # in tables; an instance may have both
+IDLE_COLOUR = "#a9b0ba"
+INSTANCE_STATES: Mapping[str, str] = {**STATES, "reclaimable": "#8a9099"}  # in tables; an instance may have both
 HEIGHT = 220
 _TIME: Spec = {
     "field": "time",
@@ -63,27 +65,60 @@ _SHAPE: Spec = {"padding": {"left": 0, "right": 8, "top": 0, "bottom": 0}}
 _STROKES: Spec = {**_LEGEND, "symbolType": "stroke", "symbolSize": 180}
 
 
-# With round ends, a line with a single point is drawn as a dot.
-_LINE: Spec = {"type": "line", "interpolate": "monotone", "strokeWidth": 2, "strokeCap": "round"}
+# Straight from one measured value to the next. Where values are missing, the line is broken (`with_gaps`).
+_LINE: Spec = {"type": "line", "interpolate": "linear", "strokeWidth": 2, "strokeCap": "round"}
+# A value between two gaps has no line, so its point is visible. All others are there for the pointer.
+_POINT: Spec = {
+    "opacity": {"condition": {"test": "datum.alone", "value": 1}, "value": 0},
+    "size": {"condition": {"test": "datum.alone", "value": 28}, "value": 90},
+}
 
 # Rows without a value stretch the axis to the whole window. A scale with the window's limits would change the specification.
 _WHOLE: Spec = {"mark": {"type": "rule", "opacity": 0}, "encoding": {"x": _TIME}}
+_TOP = "top"  # the column by which an axis of nothing but zeros goes up to 1
+
+# What was deployed and scaled: a thin line from top to bottom, with a point on top that the pointer finds.
+_MARKED: Spec = {"condition": {"test": "datum.kind == 'deployment'", "value": "#8a78d8"}, "value": "#8a9099"}
 
 
-def draw(frame: pd.DataFrame, spec: Spec, key: str, window: Window | None = None) -> None:
-    """Show a chart with the full width. key: unique on the page. window: range of the time axis; default: the range of the rows."""
-    columns, rows = _legend_of(frame[spec["usermeta"]["series"]], strokes="layer" in spec)
-    rows += spec["usermeta"].get("legends", 1) - 1
+def draw(
+    frame: pd.DataFrame, spec: Spec, key: str, window: Window | None = None, marks: pd.DataFrame | None = None
+) -> None:
+    """Show a chart with the full width. key: unique on the page.
+
+    window: range of the time axis; default: the range of the rows. marks: what happened (`series.marks`), as thin lines.
+    """
+    about = spec["usermeta"]
+    columns, rows = _legend_of(frame[about["series"]], strokes=about.get("strokes", True))
+    rows += about.get("legends", 1) - 1
     legend = {"padding": 0, "layout": {"top": {"margin": 4, "direction": "vertical"}}, "columns": columns}
     shape = {**_SHAPE, **spec, "config": {"legend": legend}, "height": spec["height"] + 16 * (rows - 1)}
-    if window is not None and spec.get("mark", {}).get("type") == "area":
-        # An area of steps ends where its last step begins.
-        last = frame[frame["time"] == frame["time"].max()]
-        frame = pd.concat([frame, last.assign(time=pd.Timestamp(window.end))], ignore_index=True)
-    elif window is not None:
-        ends = pd.DataFrame({"time": pd.to_datetime([window.start, window.end], utc=True)})
-        frame = pd.concat([frame, ends], ignore_index=True)
-    st.vega_lite_chart(frame, shape, width="stretch", key=key)
+    parts = [frame]
+    if "every" in about and window is not None:
+        parts = [with_gaps(frame, about["series"], about["value"], max(1.5 * window.step, 2.5 * about["every"]))]
+    if about.get("steps") and window is not None:  # steps end where the last of them begins
+        last = frame.sort_values("time").drop_duplicates(about["series"], keep="last")
+        parts.append(last.assign(time=pd.Timestamp(window.end)))
+    if window is not None:
+        seen = frame[about["value"]]
+        top = 1.0 if pd.api.types.is_numeric_dtype(seen) and not seen.any() else math.nan
+        parts.append(pd.DataFrame({"time": pd.to_datetime([window.start, window.end], utc=True), _TOP: top}))
+    if marks is not None:
+        shape["layer"] = [*shape["layer"], *_marked_layers()]
+        parts.append(marks)
+    shown = pd.concat(parts, ignore_index=True) if len(parts) > 1 else frame
+    st.vega_lite_chart(shown, shape, width="stretch", key=key)
+
+
+def _marked_layers() -> list[Spec]:
+    real = [{"filter": "isValid(datum.mark)"}]
+    tips = [_tip("time", "temporal", "time", "%d %b %H:%M:%S"), _tip("kind"), _tip("mark", title="what")]
+    rule: Spec = {"transform": real, "mark": {"type": "rule", "strokeWidth": 1, "opacity": 0.6}}
+    head: Spec = {"transform": real, "mark": {"type": "point", "shape": "triangle-down", "filled": True, "size": 60}}
+    for layer in (rule, head):
+        layer["encoding"] = {"x": _TIME, "color": _MARKED, "tooltip": tips}
+    head["encoding"]["y"] = {"value": 3}
+    return [rule, head]
 
 
 def _legend_of(series: pd.Series, *, strokes: bool) -> tuple[int, int]:
@@ -103,19 +138,24 @@ def lines(
     height: int = HEIGHT,
     level: str | None = None,
     note: str | None = None,
+    every: float = 0.0,
+    holds: bool = False,
 ) -> Spec:
-    """Lines over `time`, one for each value of `series`. The tooltip shows the values at the pointer.
+    """Lines over `time`, one for each value of `series`, broken where no value was measured. The tooltip shows the values at the pointer.
 
     level: the column with the value that each line should reach, drawn as a dashed line of the same colour. note: the column that says why the
-    value changed; then lines are steps, with a mark at each change that has a note.
+    value changed; then lines are steps, with a mark at each change that has a note. every: seconds between two measurements, if that is
+    more than a bucket. holds: a value holds until the next one, so lines are steps without gaps.
     """
     value = _value(y, unit, form, domain)
     colour = {**_colour(series), "legend": _STROKES}
     tips = [_tip("time", "temporal", "time", "%d %b %H:%M:%S"), _tip(series), _tip(y, "quantitative", unit, form)]
     real = [{"filter": f"datum['{series}'] != null"}]
-    mark, point, marked = _LINE, {"opacity": 0, "size": 90}, real
+    holds = holds or note is not None
+    mark = {**_LINE, "interpolate": "step-after"} if holds else _LINE
+    point, seen, marked = {}, _POINT, real
     if note is not None:
-        mark, point = {**_LINE, "interpolate": "step-after"}, {"opacity": 1, "size": 45}
+        point, seen = {"opacity": 1, "size": 45}, {}
         marked = [*real, {"filter": f"datum['{note}'] != null"}]
         tips.append(_tip(note))
     wanted: Spec = {
@@ -124,11 +164,17 @@ def lines(
         "encoding": {"y": {**value, "field": level}, "color": colour},
     }
     return {
-        "usermeta": {"series": series},
+        "usermeta": {
+            "series": series,
+            "value": y,
+            "steps": holds and note is None,
+            **({} if holds else {"every": every}),
+        },
         "height": height,
         "encoding": {"x": _TIME},
         "layer": [
             _WHOLE,
+            _topped(value),
             *([wanted] if level is not None else []),
             {
                 "transform": real,
@@ -138,7 +184,7 @@ def lines(
             {
                 "transform": marked,
                 "mark": {"type": "point", "filled": True, **point},
-                "encoding": {"y": value, "color": colour, "tooltip": tips},
+                "encoding": {"y": value, "color": colour, "tooltip": tips, **seen},
             },
         ],
     }
@@ -160,46 +206,67 @@ def stacked(
         {"type": "bar"} if bars else {"type": "area", "interpolate": "step-after", "opacity": 0.85, "line": False}
     )
     tips = [_tip("time", "temporal", "time", "%d %b %H:%M:%S"), _tip(series), _tip(y, "quantitative", unit, form)]
-    return {
-        "usermeta": {"series": series},
-        "height": height,
+    shapes: Spec = {
+        "transform": [{"filter": f"datum['{series}'] != null"}],
         "mark": mark,
         "encoding": {
-            "x": _TIME,
             "y": {**_value(y, unit, form, None), "stack": "zero"},
             "color": _colour(series, idle=idle, colours=colours),
             "tooltip": tips,
         },
     }
+    about = {"series": series, "value": y, "strokes": False, "steps": not bars}
+    layers = [_WHOLE, _topped(_value(y, unit, form, None)), shapes]
+    return {"usermeta": about, "height": height, "encoding": {"x": _TIME}, "layer": layers}
 
 
 def percentiles() -> Spec:
     """Lines of `ms` over `time` on a logarithmic axis, one for each value of `what`: percentiles, and the objective dashed."""
     kinds = ["p50", "p95", "p99", "objective"]
-    colours = ["#7fb6d9", "#0072b2", "#003f66", "#d0342c"]
+    colours = ["#56b4e9", "#8a78d8", "#e69f00", "#d0342c"]
     what: Spec = {"field": "what", "type": "nominal", "title": None}
     tips = [_tip("time", "temporal", "time", "%d %b %H:%M:%S"), _tip("what"), _tip("ms", "quantitative", "ms", ",.3~r")]
-    line: Spec = {
-        "transform": [{"filter": "datum.what != null"}],
-        "mark": _LINE,
+    real = [{"filter": "datum.what != null"}]
+    y: Spec = {
+        "field": "ms",
+        "type": "quantitative",
+        "title": "ms",
+        "scale": {"type": "log", "nice": True},
+        "axis": {"format": "~g", "tickCount": 4, "labelOverlap": True, "grid": False},
+    }
+    colour: Spec = {**what, "scale": {"domain": kinds, "range": colours}, "legend": _STROKES}
+    dash: Spec = {**what, "legend": None, "scale": {"domain": kinds, "range": [[1, 0], [1, 0], [1, 0], [4, 6]]}}
+    line: Spec = {"transform": real, "mark": _LINE, "encoding": {"y": y, "color": colour, "strokeDash": dash}}
+    points: Spec = {
+        "transform": real,
+        "mark": {"type": "point", "filled": True},
+        "encoding": {"y": y, "color": colour, "tooltip": tips, **_POINT},
+    }
+    about = {"series": "what", "value": "ms", "every": 0.0}
+    return {"usermeta": about, "height": HEIGHT, "encoding": {"x": _TIME}, "layer": [_WHOLE, line, points]}
+
+
+def profile(y: str, series: str, *, unit: str) -> Spec:
+    """Lines over `batch` on a logarithmic axis, with a point for each measured batch size; one line for each value of `series`."""
+    x: Spec = {
+        "field": "batch",
+        "type": "quantitative",
+        "title": "items in a batch",
+        "scale": {"type": "log", "base": 2, "nice": False},
+        "axis": {"values": [2**n for n in range(13)], "format": ",d", "labelOverlap": True, "grid": False},
+    }
+    tips = [_tip(series), _tip("batch"), _tip(y, "quantitative", unit, ",.3~r")]
+    return {
+        "usermeta": {"series": series},
+        "height": HEIGHT,
+        "mark": {"type": "line", "strokeWidth": 2, "point": {"size": 45}},
         "encoding": {
-            "y": {
-                "field": "ms",
-                "type": "quantitative",
-                "title": "ms",
-                "scale": {"type": "log", "nice": True},
-                "axis": {"format": "~g", "tickCount": 4, "labelOverlap": True, "grid": False},
-            },
-            "color": {**what, "scale": {"domain": kinds, "range": colours}, "legend": _STROKES},
-            "strokeDash": {
-                **what,
-                "legend": None,
-                "scale": {"domain": kinds, "range": [[1, 0], [1, 0], [1, 0], [4, 6]]},
-            },
+            "x": x,
+            "y": _value(y, unit, ",.3~r", None),
+            "color": {**_colour(series), "legend": _STROKES},
             "tooltip": tips,
         },
     }
-    return {"usermeta": {"series": "what"}, "height": HEIGHT, "encoding": {"x": _TIME}, "layer": [_WHOLE, line]}
 
 
 def tradeoff(unit: str) -> Spec:
@@ -216,14 +283,14 @@ def tradeoff(unit: str) -> Spec:
         "type": "quantitative",
         "title": "accuracy",
         "scale": {"zero": False, "nice": True},
-        "axis": {"format": ".3~f"},
+        "axis": {"format": "~r", "tickCount": 6, "labelOverlap": True},
     }
     tips = [_tip("variant"), _tip("on"), _tip("state")]
     tips += [
         _tip("accuracy", "quantitative", "accuracy", ".4f"),
         _tip("latency_ms", "quantitative", "latency ms", ",.3~r"),
     ]
-    tips += [_tip("cost_per_1000", "quantitative", "US$ per 1,000", ".2~g"), _tip("front", title="trade-off")]
+    tips += [_tip("per_million", "quantitative", "computed US$/million", ",.3~r"), _tip("front", title="trade-off")]
     best: Spec = {
         "transform": [{"filter": "datum.line"}],
         "mark": {"type": "line", "interpolate": "step-after", "color": "#8b929b", "strokeDash": [3, 3]},
@@ -236,7 +303,10 @@ def tradeoff(unit: str) -> Spec:
             "y": y,
             "color": _colour("model"),
             "shape": {"field": "on", "type": "nominal", "title": None, "legend": _LEGEND},
-            "fillOpacity": {"condition": {"test": "datum.front == 'on the front'", "value": 0.85}, "value": 0},
+            "fillOpacity": {
+                "condition": {"test": "datum.front == 'no other is better in all'", "value": 0.85},
+                "value": 0,
+            },
             "fill": {"field": "model", "type": "nominal", "legend": None, "scale": {"range": list(SERIES)}},
             "tooltip": tips,
         },
@@ -340,10 +410,19 @@ def state_timeline(row: str, colours: Mapping[str, str], bands: pd.DataFrame) ->
         },
     }
     return {
-        "usermeta": {"series": "state"},
+        "usermeta": {"series": "state", "value": "state", "strokes": False},
         "height": 38 * max(1, bands[row].nunique()) + 56,
         "encoding": {"x": _TIME},
         "layer": [_WHOLE, band, names],
+    }
+
+
+def _topped(value: Spec) -> Spec:
+    """An invisible layer for the axis."""
+    return {
+        "transform": [{"filter": f"isValid(datum.{_TOP})"}],
+        "mark": {"type": "point", "opacity": 0},
+        "encoding": {"y": {**value, "field": _TOP}},
     }
 
 
@@ -356,9 +435,10 @@ def _colour(series: str, *, idle: bool = False, colours: Mapping[str, str] | Non
 
 def _value(y: str, unit: str, form: str, domain: Sequence[float] | None) -> Spec:
     scale: Spec = {"domain": list(domain), "nice": False, "clamp": True} if domain else {"zero": True, "nice": True}
-    axis: Spec = {"format": form, "tickCount": 4, "labelOverlap": True}
+    # Without a precision of its own, the format takes as many digits as it needs to tell the ticks apart.
+    axis: Spec = {"format": ",~r", "tickCount": 4, "labelOverlap": True}
     if form.endswith("0f"):
-        axis["tickMinStep"] = 1
+        axis |= {"format": ",d", "tickMinStep": 1}
     return {"field": y, "type": "quantitative", "title": unit, "scale": scale, "axis": axis}
 
 

@@ -1,8 +1,9 @@
 """Numbers, money, durations and names as text. Pure."""
 
 import math
+from typing import Any
 
-MONEY, MONEY_RATE = "US$", "US$/h"
+COMPUTED, CHARGED = "computed US$/million", "charged US$/million"  # per million answers: from prices, by the meter
 IDLE = "(idle)"  # the cost of machines, or parts of them, that no app uses
 UNKNOWN = "–"
 
@@ -20,14 +21,26 @@ def money(value: float | None) -> str:
     return UNKNOWN if value is None or math.isnan(value) else f"US$ {number(value)}"
 
 
+def per_million(per_1000: Any) -> Any:
+    """US$ per million answers, of US$ per 1,000: a number, or a column of them. Amounts per 1,000 are too small to read."""
+    return per_1000 * 1000.0
+
+
 def percent(share: float | None) -> str:
     """A share as a percentage. Less than 1 never becomes 100 %."""
     if share is None or math.isnan(share):
         return UNKNOWN
     if share in (0.0, 1.0):
-        return f"{share:.0%}"
+        return f"{100 * share:.0f} %"
     digits = 1 if share < 0.999 else 2
     return f"{min(100 * share, 99.99):.{digits}f} %"
+
+
+def spare(ratio: float | None) -> str:
+    """How much more than is expected can be carried. ratio: what can be carried, over what is expected."""
+    if ratio is None or math.isnan(ratio):
+        return UNKNOWN
+    return f"{100 * (ratio - 1):+.0f} %" if ratio < 10 else "10 times or more"
 
 
 def interval(low: float | None, high: float | None) -> str:

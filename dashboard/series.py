@@ -1,5 +1,6 @@
 """Data for the charts: rows of the database as series over a window, with every bucket and with rates."""
 
+import math
 from collections.abc import Sequence
 
 import pandas as pd
@@ -74,7 +75,25 @@ def newest(bands: pd.DataFrame, row: str, most: int) -> pd.DataFrame:
     return bands[bands[row].isin(last.index[:most])]
 
 
+def with_gaps(frame: pd.DataFrame, by: str, value: str, longest: float) -> pd.DataFrame:
+    """The same rows, and one without a value wherever two values of a line are more than `longest` seconds apart, so that the line is broken.
+
+    `alone`: whether it is one of at most two values between gaps, which a line hardly shows.
+    """
+    rows = frame.dropna(subset=[by]).sort_values([by, "time"], ignore_index=True)
+    known, same = rows[value].notna(), rows[by] == rows[by].shift()
+    apart = same & (rows["time"].diff().dt.total_seconds() > longest)
+    piece = (apart | ~same | (known != known.shift())).cumsum()
+    gaps = rows[apart.shift(-1, fill_value=False)]
+    gaps = gaps.assign(time=gaps["time"] + pd.Timedelta(seconds=longest / 2), **{value: math.nan, "alone": False})
+    rows = rows.assign(alone=known & (piece.map(piece.value_counts()) <= 2))
+    return (
+        pd.concat([rows, gaps], ignore_index=True).sort_values([by, "time"], ignore_index=True) if len(gaps) else rows
+    )
+
+
 ENDINGS = ["queries", "in_time", "late", "refused", "errors"]
+SAMPLED_S, OBJECTIVES_S = 2.0, 10.0  # how often workers report, and how often the autoscaler notes what it expects
 _COST_STEP_S = 20.0  # machines are charged every 10 s, so in shorter buckets the cost would jump up and down
 _HOURLY_FROM_S = 2 * 86400.0  # for longer windows, the hourly costs are read
 _MAX_SERIES = 8  # in one chart
@@ -99,6 +118,50 @@ def objectives(window: Window) -> pd.DataFrame:
     known = query("apps")[["app", "slo_target"]]
     every = known.merge(ended, on="app", how="left").merge(history("objectives", window), on="app", how="left")
     return every.assign(reached=every["in_time"] / every["queries"])
+
+
+def budgets(window: Window) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """How much of what apps may miss by their targets is left, as (by app, by bucket and app).
+
+    By app: `allowed` misses in the window, `missed`, the share `left` (below 0: too many), and `burn`: misses of the last twelfth of the window
+    over those allowed there; 1 uses the budget up exactly. By bucket: `left` so far.
+    """
+    rows = history("traffic_long" if window.long else "traffic", window)
+    targets = query("apps").set_index("app")["slo_target"]
+    full = filled(rows[rows["app"].isin(targets.index)], window, "app", ["queries", "in_time"])
+    full["missed"] = full["queries"] - full["in_time"]
+    full["allowed"] = full["queries"] * (1 - full["app"].map(targets).astype(float))
+    total = full.groupby("app")[["missed", "allowed"]].sum()
+    total = total.where(total["allowed"] > 0)
+    recent = full[full["time"] >= pd.Timestamp(window.end) - pd.Timedelta(seconds=max(60.0, window.seconds / 12))]
+    late = recent.groupby("app")[["missed", "allowed"]].sum()
+    by_app = total.assign(
+        left=1 - total["missed"] / total["allowed"], burn=late["missed"] / late["allowed"].where(late["allowed"] > 0)
+    )
+    so_far = full.groupby("app")["missed"].cumsum() / full["app"].map(total["allowed"])
+    return by_app.reset_index(), full.assign(left=1 - so_far).dropna(subset=["left"])
+
+
+_MOST_MARKS = 80  # on one chart
+_MOST_TOLD = 3  # actions in one mark
+
+
+def marks(window: Window, app: str | None = None) -> pd.DataFrame:
+    """What was deployed and scaled in the window: `time`, `kind`, and `mark`, which tells what and why. Near ones are one mark.
+
+    app: its own marks, and those of the whole system; None: all.
+    """
+    rows = history("marks", window)
+    if app is not None:
+        rows = rows[(rows["app"] == app) | rows["app"].isna()]
+    near = rows["time"].dt.floor(f"{max(1, round(window.seconds / _MOST_MARKS))}s")
+    found = []
+    for (kind, _), few in rows.groupby(["kind", near]):
+        told = list(dict.fromkeys(few["what"]))
+        more = [f"and {len(told) - _MOST_TOLD} more"] if len(told) > _MOST_TOLD else []
+        found.append((few["time"].min(), kind, "; ".join([*told[:_MOST_TOLD], *more])))
+    frame = pd.DataFrame(found, columns=["time", "kind", "mark"])
+    return frame.assign(time=pd.to_datetime(frame["time"], utc=True))
 
 
 def spent(window: Window) -> tuple[Window, pd.DataFrame]:

@@ -141,9 +141,23 @@ def money_column(title: str, amounts: pd.Series, **more: Any) -> Any:
     return number_column(title, "%.1e" if tiny else "%.3g", **more)
 
 
+PERCENTILES: Mapping[str, Any] = {
+    "p50_ms": number_column("p50 ms", help="Half of them were faster"),
+    "p99_ms": number_column("p99 ms", help="99 of 100 were faster"),
+}
+
+
+def explain_marks(marks: pd.DataFrame) -> None:
+    """Say what the thin lines on the charts above are, if there are any."""
+    if not marks.empty:
+        st.caption(
+            "Thin lines: :violet[deployments] and :gray[scaling actions]. Point at the top of one to see what was done, and why."
+        )
+
+
 def progress_column(title: str) -> Any:
     """A column of percentages, as bars."""
-    return st.column_config.ProgressColumn(title, format="%.0f %%", min_value=0, max_value=100)
+    return st.column_config.ProgressColumn(title, format="%.0f %%", min_value=0, max_value=100, width=100)
 
 
 def metric(label: str, value: str, note: str, *, help: str | None = None, bad: bool = False) -> None:

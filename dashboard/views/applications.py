@@ -28,7 +28,7 @@ def figures(rows: pd.DataFrame) -> None:
             ("Models", str(rows["model"].nunique()), formats.count(len(rows), "variant", "variants")),
             ("Best accuracy", formats.number(known.max() if len(known) else None), "measured"),
             ("Fastest, ms", formats.number(rows["latency_ms"].min()), "one item, alone"),
-            ("Cheapest, US$/1000", formats.number(rows["cost_per_1000"].min()), "computing only"),
+            ("Cheapest, US$/million", formats.number(rows["per_million"].min()), "computed from prices"),
             ("Loaded now", str(int((rows["instances"] > 0).sum())), "of its variants"),
         )
         for label, value, note in shown:
@@ -37,7 +37,7 @@ def figures(rows: pd.DataFrame) -> None:
 
 def page() -> None:
     every = query("variants")
-    rows = every[every["app"] == app]
+    rows = every[every["app"] == app].assign(per_million=formats.per_million(every["cost_per_1000"]))
     if app is not None and _part_in_pipelines():
         return
     if app is None or rows.empty:
@@ -92,19 +92,21 @@ def _part_in_pipelines() -> bool:
 
 def _scatter(rows: pd.DataFrame) -> None:
     column, unit = (
-        ("latency_ms", "latency of one item, ms") if across == "latency" else ("cost_per_1000", "US$ per 1,000 items")
+        ("latency_ms", "latency of one item, ms")
+        if across == "latency"
+        else ("per_million", "computed US$ per million answers")
     )
-    known = rows.dropna(subset=["accuracy", "latency_ms", "cost_per_1000"])
+    known = rows.dropna(subset=["accuracy", "latency_ms", "per_million"])
     if known.empty:
         show_empty(
             "No accuracy is known yet.", "It is measured with the validation data that comes with a registration."
         )
         return
-    points = list(zip(-known["accuracy"], known["latency_ms"], known["cost_per_1000"], strict=True))
+    points = list(zip(-known["accuracy"], known["latency_ms"], known["per_million"], strict=True))
     line = list(zip(-known["accuracy"], known[column], strict=True))
     shown = known.assign(
         x=known[column],
-        front=["on the front" if each else "another is better in all" for each in series.front(points)],
+        front=["no other is better in all" if each else "another is better in all" for each in series.front(points)],
         line=series.front(line),
         on=[formats.mark_simulated(*each) for each in zip(known["hardware"], known["simulated"], strict=True)],
     )
@@ -121,10 +123,10 @@ def _table(rows: pd.DataFrame) -> None:
         hardware=[formats.mark_simulated(*each) for each in zip(rows["hardware"], rows["simulated"], strict=True)],
         saturation_qps=rows["saturation_qps"].round(),
         interval=[formats.interval(*each) for each in zip(rows["accuracy_low"], rows["accuracy_high"], strict=True)],
-        note=["worse than another" if each else "" for each in rows["dominated"]],
+        note=["worse than another" if each else None for each in rows["dominated"]],
     )
     widgets.table(
-        shown.sort_values(["accuracy", "cost_per_1000"], ascending=[False, True]),
+        shown.sort_values(["accuracy", "per_million"], ascending=[False, True]),
         {
             "variant": "variant",
             "hardware": st.column_config.TextColumn("on", width=120),
@@ -133,8 +135,10 @@ def _table(rows: pd.DataFrame) -> None:
             "interval": st.column_config.TextColumn("95 %", help="The confidence interval of the accuracy"),
             "latency_ms": widgets.number_column("latency ms", help="One item, alone"),
             "saturation_qps": widgets.number_column("most items/s", "localized"),
-            "cost_per_1000": widgets.money_column(
-                "US$/1000", shown["cost_per_1000"], help="Compute cost per 1,000 items"
+            "per_million": widgets.money_column(
+                formats.COMPUTED,
+                shown["per_million"],
+                help="What a million answers cost while an instance is busy, from the prices and the measured speed",
             ),
             "load_ms": widgets.number_column("load ms", "%.0f"),
             "transfer_ms": widgets.number_column("transfer ms", "%.0f", help="The load of a Warm instance"),

@@ -62,14 +62,15 @@ def page() -> None:
     if left_out:
         st.caption(f"Simulated devices would have cost {formats.money(left_out)} more.")
     spent = series.spending(coarse, by, rows)
-    idle = formats.IDLE in set(spent[by])
+    idle, marks = formats.IDLE in set(spent[by]), series.marks(window)
     left, right = st.columns(2)
     with left.container(border=True):
         st.markdown(f"**Rate** by {by}, US$/h")
-        charts.draw(spent, charts.stacked("rate", by, unit="US$/h", idle=idle), "rate", coarse)
+        charts.draw(spent, charts.stacked("rate", by, unit="US$/h", idle=idle), "rate", coarse, marks)
     with right.container(border=True):
         st.markdown(f"**So far** by {by}, US$")
-        charts.draw(spent, charts.stacked("sum", by, unit="US$", idle=idle), "sum", coarse)
+        charts.draw(spent, charts.stacked("sum", by, unit="US$", idle=idle), "sum", coarse, marks)
+    widgets.explain_marks(marks)
     if before is not None and then is not None:
         _compared(coarse, rows, before, then)
     _table(rows, then, window)
@@ -102,7 +103,7 @@ def _compared(window: Window, rows: pd.DataFrame, before: Window, then: pd.DataF
     moved = past.assign(time=past["time"] + (window.start - before.start))
     with st.container(border=True):
         st.markdown(f"**Rate** compared with {against}, US$/h")
-        charts.draw(pd.concat([total, moved]), charts.lines("rate", "when", unit="US$/h"), "compared")
+        charts.draw(pd.concat([total, moved]), charts.lines("rate", "when", unit="US$/h"), "compared", window)
 
 
 def _table(rows: pd.DataFrame, then: pd.DataFrame | None, window: Window) -> None:
@@ -115,7 +116,7 @@ def _table(rows: pd.DataFrame, then: pd.DataFrame | None, window: Window) -> Non
     if by in ("app", "variant"):
         traffic = history("answered", window).groupby(by)["items" if by == "app" else "computed"].sum()
         table["items"] = table[by].map(traffic)
-        table["per_1000"] = 1000 * table["cost"] / table["items"]
+        table["per_million"] = 1e6 * table["cost"] / table["items"].where(table["items"] > 0)
     if then is not None:
         past = then.assign(**{by: then[by].fillna(formats.IDLE)}).groupby(by)["cost"].sum()
         table["before"] = table[by].map(past).fillna(0.0)
@@ -124,16 +125,16 @@ def _table(rows: pd.DataFrame, then: pd.DataFrame | None, window: Window) -> Non
         table.sort_values("cost", ascending=False),
         {
             by: by,
-            "cost": widgets.number_column("US$", "%.4g"),
+            "cost": widgets.number_column("charged US$", "%.4g"),
             "share": st.column_config.ProgressColumn("share", format="%.1f %%", min_value=0, max_value=100),
             "before": widgets.number_column(f"US$, {against}", "%.4g"),
             "change": widgets.number_column("change", "%+.1f %%"),
             "busy": widgets.number_column("busy", "%.2f %%", help="Share of the time in which its instances computed"),
             "items": widgets.number_column("items answered", "localized"),
-            "per_1000": widgets.money_column(
-                "US$ per 1,000",
-                table["per_1000"] if "per_1000" in table else table["cost"],
-                help="Cost of its instances, idle time included, per 1,000 items answered",
+            "per_million": widgets.money_column(
+                formats.CHARGED,
+                table["per_million"] if "per_million" in table else table["cost"],
+                help="What its instances were charged, with the time in which they were idle, per million items answered",
             ),
         },
         "table",

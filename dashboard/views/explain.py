@@ -29,10 +29,20 @@ def choose_needs() -> dict[str, Any]:
             "accuracy": st.number_input(
                 "Accuracy at least", 0.0, 1.0, key="accuracy", step=0.01, placeholder="any", **number
             ),
-            "cost": st.number_input("US$/1000 at most", 0.0, key="cost", step=0.01, placeholder="any price", **number),
+            "cost": st.number_input(
+                "US$/million at most",
+                0.0,
+                key="cost_per_million",
+                step=1.0,
+                placeholder="any price",
+                help="US$ per million queries",
+                **number,
+            ),
             "model": st.selectbox("Only model", sorted(mine["model"].unique()), key="model", **choice),
             "variant": st.selectbox("Only variant", sorted(mine["variant"]), key="variant", **choice),
         }
+    if asked["cost"] is not None:
+        asked["cost"] /= 1000  # queries ask for US$ per 1,000
     return {name: value for name, value in asked.items() if value is not None}
 
 
@@ -54,6 +64,7 @@ def decision(needs: dict[str, Any]) -> None:
         show_empty("This application has no variants.", "`infaas register` adds a model with its variants.")
         return
     shown = candidates.assign(
+        per_million=formats.per_million(candidates["cost_per_1000"]),
         verdict=["chosen" if not why else "passed over" for why in candidates["why_not"]],
         why=[why or why_chosen(answer) for why in candidates["why_not"]],
         state=[[state] for state in candidates["state"]],
@@ -65,7 +76,7 @@ def decision(needs: dict[str, Any]) -> None:
         ],
     ).sort_values("verdict", kind="stable")
     answering = set(shown.index[:1]) if answer.get("stages") is None else set(shown.index[shown["verdict"] == "chosen"])
-    columns = ["variant", "why", "state", "on", "accuracy", "latency_ms", "load_ms", "cost_per_1000"]
+    columns = ["variant", "why", "state", "on", "accuracy", "latency_ms", "load_ms", "per_million"]
     st.dataframe(
         shown[[*(["stage"] if "stage" in shown else []), *columns]].style.apply(
             lambda row: (
@@ -87,10 +98,10 @@ def decision(needs: dict[str, Any]) -> None:
             "accuracy": widgets.number_column("accuracy", "%.4f"),
             "latency_ms": widgets.number_column("latency ms"),
             "load_ms": widgets.number_column("load ms", "%.3g"),
-            "cost_per_1000": widgets.money_column(
-                "US$/1000",
-                shown["cost_per_1000"],
-                help="Compute cost per 1,000 items; for loaded variants, with the present batch sizes",
+            "per_million": widgets.money_column(
+                formats.COMPUTED,
+                shown["per_million"],
+                help="What a million answers cost while an instance is busy; for loaded variants, with the present batch sizes",
             ),
         },
     )

@@ -40,11 +40,11 @@ def page() -> None:
             "Items done", f"{int(jobs['done'].sum()):,}", f"{int(jobs['failed'].sum()):,} could not be computed"
         )
         widgets.metric("Failed jobs", str(failed), "see why below" if failed else "none", bad=bool(failed))
-        widgets.metric("Cost, US$", formats.number(jobs["cost"].sum()), "of these jobs")
+        widgets.metric("Charged, US$", formats.number(jobs["cost"].sum()), "of these jobs")
     shown = jobs.assign(
         state=[[state] for state in jobs["state"]],
         progress=100 * jobs["done"].astype(float) / pd.to_numeric(jobs["total"]),
-        per_1000=1000 * jobs["cost"] / jobs["done"].where(jobs["done"] > 0),
+        per_million=1e6 * jobs["cost"] / jobs["done"].where(jobs["done"] > 0),
         took=[
             formats.seconds(each.total_seconds()) if pd.notna(each) else formats.UNKNOWN
             for each in jobs["finished"] - jobs["started"]
@@ -62,8 +62,10 @@ def page() -> None:
             "done": widgets.number_column("done", "localized"),
             "total": widgets.number_column("of items", "localized"),
             "failed": widgets.number_column("failed", "localized"),
-            "cost": widgets.number_column("US$", "%.3g"),
-            "per_1000": widgets.money_column("US$/1000", shown["per_1000"]),
+            "cost": widgets.number_column("charged US$", "%.3g"),
+            "per_million": widgets.money_column(
+                formats.CHARGED, shown["per_million"], help="What a million items were charged for computing"
+            ),
             "took": "took",
             "input": "input",
             "output": "output",

@@ -70,7 +70,9 @@ def page() -> None:
             rows = series.filled(
                 series.largest(missing, "member", "missing", MOST, "others"), window, "member", ["missing"]
             )
-            charts.draw(rows, charts.stacked("missing", "member", unit="answers", form=",.0f", bars=True), "missing")
+            charts.draw(
+                rows, charts.stacked("missing", "member", unit="answers", form=",.0f", bars=True), "missing", window
+            )
     _table(taught, parts, missing)
 
 
@@ -96,7 +98,7 @@ def _lines(rows: pd.DataFrame, taught: pd.DataFrame, window: Window) -> None:
     left, right = st.columns(2)
     with left.container(border=True):
         st.markdown("**Weights**, % of all")
-        charts.draw(shown, charts.lines("weight", "member", unit="%", form=".3~g"), "weights", window)
+        charts.draw(shown, charts.lines("weight", "member", unit="%", form=".3~g", holds=True), "weights", window)
     with right.container(border=True):
         st.markdown("**Error** by feedback, %")
         charts.draw(shown, charts.lines("error", "member", unit="%", form=".3~g"), "errors", window)
@@ -106,6 +108,7 @@ def _table(taught: pd.DataFrame, parts: pd.DataFrame, missing: pd.DataFrame) -> 
     table = taught.merge(parts, on="member", how="outer")
     lost = missing.groupby("member")["missing"].sum()
     table["missing"] = 100 * table["member"].map(lost).fillna(0) / table["asked"]
+    table["per_million"] = formats.per_million(table["cost_per_1000"])
     for column in ("weight", "probability", "error"):
         table[column] = 100 * table[column].astype(float)
     widgets.table(
@@ -123,10 +126,9 @@ def _table(taught: pd.DataFrame, parts: pd.DataFrame, missing: pd.DataFrame) -> 
             "missing": widgets.number_column(
                 "missing", "%.3g %%", help="Share of these without its output in the answer"
             ),
-            "p50_ms": widgets.number_column("p50 ms"),
-            "p99_ms": widgets.number_column("p99 ms"),
-            "cost_per_1000": widgets.money_column(
-                "US$/1000", table["cost_per_1000"], help="Compute cost per 1,000 items"
+            **widgets.PERCENTILES,
+            "per_million": widgets.money_column(
+                formats.CHARGED, table["per_million"], help="What a million answers were charged for computing"
             ),
         },
         "members",

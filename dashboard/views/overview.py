@@ -1,4 +1,4 @@
-"""Overview: load, attainment, cost and machines, now and recently; what runs, and why."""
+"""Overview: load, queries in time, cost and machines, now and recently; what runs, and why."""
 
 import pandas as pd
 import streamlit as st
@@ -95,14 +95,14 @@ def troubles() -> None:
 
 def trend() -> None:
     window = widgets.up_to_now(chosen)
-    traffic, busy = series.traffic(window), series.utilisation(window)
+    traffic, busy, marks = series.traffic(window), series.utilisation(window), series.marks(window)
     left, right = st.columns(2)
     with left.container(border=True):
         st.markdown("**Load**, queries/s")
         if traffic.empty:
             show_empty("No query arrived in this range.", "`infaas bench --app APP` puts load on an app.")
         else:
-            charts.draw(traffic, charts.stacked("rate", "app", unit="queries/s"), "load", window)
+            charts.draw(traffic, charts.stacked("rate", "app", unit="queries/s"), "load", window, marks)
     with right.container(border=True):
         st.markdown("**In time**, % of queries")
         if traffic.empty:
@@ -110,9 +110,10 @@ def trend() -> None:
         else:
             shown = traffic.assign(percent=100 * traffic["attainment"])
             bounds = [charts.axis_start(shown["percent"]), 100]
-            charts.draw(shown, charts.lines("percent", "app", unit="%", form=".4~g", domain=bounds), "attainment")
+            spec = charts.lines("percent", "app", unit="%", form=".4~g", domain=bounds)
+            charts.draw(shown, spec, "in-time", window, marks)
     with left.container(border=True):
-        _trend_of_cost(window)
+        _trend_of_cost(window, marks)
     with right.container(border=True):
         st.markdown("**Utilisation** of devices, %")
         if busy.empty:
@@ -120,21 +121,20 @@ def trend() -> None:
         else:
             mean = busy.groupby(["time", "on"], as_index=False)["utilisation"].mean()
             shown = mean.assign(percent=100 * mean["utilisation"])
-            charts.draw(
-                shown, charts.lines("percent", "on", unit="%", form=".3~g", domain=[0, 100]), "utilisation", window
-            )
+            spec = charts.lines("percent", "on", unit="%", form=".3~g", domain=[0, 100], every=series.SAMPLED_S)
+            charts.draw(shown, spec, "utilisation", window, marks)
+    widgets.explain_marks(marks)
 
 
-def _trend_of_cost(window: Window) -> None:
+def _trend_of_cost(window: Window, marks: pd.DataFrame) -> None:
     coarse, rows = series.spent(window)
     real = series.spending(coarse, "app", rows[~rows["simulated"]])
     st.markdown("**Cost**, US$/h" + (", without simulated devices" if rows["simulated"].any() else ""))
     if real.empty:
         show_empty("Nothing was spent in this range.", "Machines are charged every 10 s, used or not.")
     else:
-        charts.draw(
-            real, charts.stacked("rate", "app", unit="US$/h", idle=formats.IDLE in set(real["app"])), "cost", coarse
-        )
+        spec = charts.stacked("rate", "app", unit="US$/h", idle=formats.IDLE in set(real["app"]))
+        charts.draw(real, spec, "cost", coarse, marks)
 
 
 def runs() -> None:
@@ -158,6 +158,7 @@ def runs() -> None:
             load=("load", "sum"),
         )
         rows = rows.merge(served[[*keys, "queries", "p99_ms", "cost_per_1000"]], how="left", on=keys)
+        rows["per_million"] = formats.per_million(rows["cost_per_1000"])
         why = query("started")
         why = why.assign(why=why["action"] + ": " + why["reason"])
         rows = rows.merge(why[["variant", "why"]], how="left", on="variant")
@@ -174,10 +175,10 @@ def runs() -> None:
                 "instances": widgets.number_column("instances", "%d"),
                 "load": widgets.number_column("items/s", "%.1f"),
                 "queries": widgets.number_column("answered", "localized", help="Queries in this range"),
-                "p99_ms": widgets.number_column("p99 ms"),
+                "p99_ms": widgets.PERCENTILES["p99_ms"],
                 "accuracy": widgets.number_column("accuracy", "%.4f"),
-                "cost_per_1000": widgets.money_column(
-                    "US$/1000", rows["cost_per_1000"], help="Compute cost per 1,000 items"
+                "per_million": widgets.money_column(
+                    formats.CHARGED, rows["per_million"], help="What a million answers were charged for computing"
                 ),
                 "why": "why it was started",
             },

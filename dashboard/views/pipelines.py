@@ -81,7 +81,7 @@ def _figures(traffic: pd.DataFrame, item: dict[str, Any] | None, window: Window)
             "p99, ms",
             formats.number(latency["p99_ms"].dropna().iloc[-1] if latency["p99_ms"].notna().any() else None),
             f"objective {formats.number(known['latency_ms'])} ms",
-            help="In the last bucket of the range",
+            help="99 of 100 queries were faster, at the end of the range",
         )
         plan = None if item is None else item["plan"]
         if plan is not None:
@@ -118,6 +118,7 @@ def _stages(item: dict[str, Any] | None, seen: pd.DataFrame, changes: pd.DataFra
         return
     else:
         rows = seen
+    rows["per_million"] = formats.per_million(rows["cost_per_1000"])
     rows["of_queries"] = 100 * rows["visits"] / queries if queries else None
     widgets.table(
         rows,
@@ -142,10 +143,9 @@ def _stages(item: dict[str, Any] | None, seen: pd.DataFrame, changes: pd.DataFra
             "visits": widgets.number_column("visits", "localized"),
             "of_queries": widgets.number_column("of queries", "%.0f %%"),
             "failed": widgets.number_column("failed", "localized"),
-            "p50_ms": widgets.number_column("p50 ms"),
-            "p99_ms": widgets.number_column("p99 ms"),
-            "cost_per_1000": widgets.money_column(
-                "US$/1000", seen["cost_per_1000"], help="Compute cost per 1,000 visits"
+            **widgets.PERCENTILES,
+            "per_million": widgets.money_column(
+                formats.CHARGED, rows["per_million"], help="What a million visits were charged for computing"
             ),
             "why": st.column_config.TextColumn("why this variant", width="large"),
         },
@@ -190,29 +190,30 @@ def _charts(traffic: pd.DataFrame, item: dict[str, Any] | None, window: Window) 
         show_empty("No query arrived in this range.", f"`infaas bench --app {app}` puts load on it.")
         return
     target = 100 * query("apps").set_index("app")["slo_target"][app]
-    latency = _latency(window)
+    latency, marks = _latency(window), series.marks(window, app)
     first, second = st.columns(2), st.columns(2)
     with first[0].container(border=True):
         st.markdown("**In time**, % of queries; dashed: the target")
         shown = traffic.assign(target=target)
         bounds = [charts.axis_start(pd.concat([shown["percent"], shown["target"]])), 100]
         spec = charts.lines("percent", "app", unit="%", form=".4~g", domain=bounds, level="target")
-        charts.draw(shown, spec, "attainment", window)
+        charts.draw(shown, spec, "in-time", window, marks)
     with first[1].container(border=True):
         st.markdown("**Latency**, ms")
         lines = latency.melt(["time"], ["p50_ms", "p95_ms", "p99_ms", "slo_ms"], "what", "ms").dropna()
         lines["what"] = lines["what"].map({"p50_ms": "p50", "p95_ms": "p95", "p99_ms": "p99", "slo_ms": "objective"})
-        charts.draw(lines, charts.percentiles(), "latency", window)
+        charts.draw(lines, charts.percentiles(), "latency", window, marks)
     with second[0].container(border=True):
         st.markdown("**Visits** a second, by stage")
         seen = series.filled(history("visits", window, app=app), window, "vertex", ["visits"])
         shown = seen.assign(rate=seen["visits"] / seen["lasting"])
-        charts.draw(shown, charts.lines("rate", "vertex", unit="visits/s"), "visits", window)
+        charts.draw(shown, charts.lines("rate", "vertex", unit="visits/s"), "visits", window, marks)
     with second[1].container(border=True):
-        _cost(item, window)
+        _cost(item, window, marks)
+    widgets.explain_marks(marks)
 
 
-def _cost(item: dict[str, Any] | None, window: Window) -> None:
+def _cost(item: dict[str, Any] | None, window: Window, marks: pd.DataFrame) -> None:
     coarse = window.at_least(3600.0 if window.long else 20.0).whole(5.0)
     rows = history("pipeline_cost_long" if window.long else "pipeline_cost", coarse, app=app)
     every = rows.melt(["time"], ["kept", "charged"], "what", "cost")
@@ -224,9 +225,8 @@ def _cost(item: dict[str, Any] | None, window: Window) -> None:
         show_empty("Nothing was spent on it in this range.", "A deployed plan keeps instances for it.")
         return
     shown = full.assign(rate=3600 * full["cost"] / full["lasting"], plan=plan)
-    charts.draw(
-        shown, charts.lines("rate", "what", unit="US$/h", level="plan" if plan is not None else None), "cost", coarse
-    )
+    spec = charts.lines("rate", "what", unit="US$/h", level="plan" if plan is not None else None)
+    charts.draw(shown, spec, "cost", coarse, marks)
 
 
 def _replicas(changes: pd.DataFrame, window: Window) -> None:

@@ -65,7 +65,7 @@ def _costs(window: Window) -> None:
         with part.container(border=True):
             st.markdown(f"**Cost** of {title}, US$/h")
             both = ours if real.empty else pd.concat([real[["time", "policy", "rate"]], ours])
-            charts.draw(both, charts.lines("rate", "policy", unit="US$/h"), title, coarse)
+            charts.draw(both, charts.lines("rate", "policy", unit="US$/h", every=series.OBJECTIVES_S), title, coarse)
 
 
 def _actions(window: Window) -> None:

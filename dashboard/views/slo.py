@@ -21,10 +21,11 @@ MEANING = {
     "forbidden": "the caller may not do this",
     "internal": "a fault of the system: see its logs",
 }
+EXPECTED = {"load": "now", "forecast": "expected", "capacity": "can be carried"}
 
 widgets.page_title(
     "SLO",
-    "The share of queries answered in time, beside its target. Which ones missed their objective, and why. Latencies.",
+    "Service level objectives: the share of queries answered in time, beside its target; which ones were missed, and why; latencies.",
 )
 chosen = widgets.choose_window()
 app = widgets.choose_app(ALL)
@@ -55,18 +56,24 @@ def endings() -> None:
             widgets.metric(name.capitalize(), f"{count:,}", note if count else "none", bad=bool(count))
     missed = rows.melt(["time"], ["late", "refused", "errors"], "kind", "missed")
     missed = missed.groupby(["time", "kind"], as_index=False).agg(missed=("missed", "sum"))
+    marks = series.marks(window, app)
     left, right = st.columns(2)
     with left.container(border=True):
         st.markdown("**Missed**, queries a bucket")
         colours = {"late": "#e69f00", "refused": "#0072b2", "errors": "#d0342c"}
         charts.draw(
-            missed, charts.stacked("missed", "kind", unit="queries", form=",.0f", colours=colours, bars=True), "missed"
+            missed,
+            charts.stacked("missed", "kind", unit="queries", form=",.0f", colours=colours, bars=True),
+            "missed",
+            window,
+            marks,
         )
     with right.container(border=True):
         st.markdown("**In time**, % of queries; dashed: the target")
         bounds = [charts.axis_start(pd.concat([shown["percent"], shown["target"]])), 100]
         spec = charts.lines("percent", "app", unit="%", form=".4~g", domain=bounds, level="target")
-        charts.draw(shown, spec, "attainment")
+        charts.draw(shown, spec, "in-time", window, marks)
+    widgets.explain_marks(marks)
 
 
 def targets() -> dict[str, float]:
@@ -81,10 +88,15 @@ def objectives() -> None:
         return
     st.subheader("Objectives", anchor=False)
     short = rows["reached"] < rows["slo_target"]
+    budgets, left = (of_app(each) for each in series.budgets(window))
+    rows = rows.merge(budgets, on="app", how="left")
     shown = rows.assign(
         target=100 * rows["slo_target"],
         reached=100 * rows["reached"],
-        verdict=["missed" if each else "" for each in short],
+        left=100 * rows["left"],
+        allowed=rows["allowed"].astype(float).round(1),
+        spare=[formats.spare(each) for each in rows["headroom"].astype(float)],
+        verdict=["missed" if each else None for each in short],
     )
     widgets.table(
         shown,
@@ -94,22 +106,64 @@ def objectives() -> None:
             "reached": widgets.number_column("reached", "%.5g %%", help="Share that was, in this range"),
             "verdict": "",
             "queries": widgets.number_column("queries", "localized"),
-            "load": widgets.number_column("items/s"),
-            "forecast": widgets.number_column("forecast/s", help="For when what is ordered now would be ready"),
-            "capacity": widgets.number_column("capacity/s", help="What the loaded instances carry in time"),
-            "headroom": widgets.number_column("headroom", "%.2f", help="Capacity over forecast"),
+            "allowed": widgets.number_column(
+                "may miss",
+                "localized",
+                help="So many of these queries may miss without missing the target (the error budget)",
+            ),
+            "missed": widgets.number_column("missed", "localized"),
+            "left": widgets.number_column(
+                "budget left",
+                "%.0f %%",
+                help="What is left of the misses that the target allows in this range; below 0: too many",
+            ),
+            "burn": widgets.number_column(
+                "used up at",
+                "%.1f ×",
+                help="How fast the budget is used up now: at 1 the target is just reached, at 2 twice as many queries miss as may",
+            ),
         },
         "objectives",
+    )
+    if len(left):
+        with st.container(border=True):
+            st.markdown("**Budget left**, % of the misses that the target allows in this range")
+            lines = left.assign(percent=100 * left["left"])
+            charts.draw(lines, charts.lines("percent", "app", unit="%", holds=True, height=170), "budget", window)
+    st.subheader("Expected load", anchor=False)
+    known = shown.dropna(subset=["load"])
+    if known.empty:
+        show_empty(
+            "Nothing was expected of any app in the last ten minutes of this range.",
+            "The cluster's autoscaler notes what it expects of each app that gets queries.",
+        )
+        return
+    widgets.table(
+        known.assign(capacity=known["capacity"].round(1)),
+        {
+            "app": "app",
+            "load": widgets.number_column("items/s now"),
+            "forecast": widgets.number_column("expected/s", help="Items/s when what is ordered now would be ready"),
+            "capacity": widgets.number_column(
+                "can carry/s", "localized", help="Items/s that the loaded instances answer in time"
+            ),
+            "spare": st.column_config.TextColumn(
+                "spare", help="How much more than expected they can carry; below 0: too little"
+            ),
+        },
+        "expected",
     )
     if window.long:
         return
     expected = of_app(history("expected", window))
     apps = list(expected.groupby("app")["load"].sum().sort_values(ascending=False).index[:6])
     for place, name in zip([*st.columns(2)] * 3 if len(apps) > 1 else [st.container()], apps, strict=False):
-        one = expected[expected["app"] == name].melt(["time"], ["load", "forecast", "capacity"], "what", "rate")
+        one = expected[expected["app"] == name].rename(columns=EXPECTED)
+        one = one.melt(["time"], list(EXPECTED.values()), "what", "rate")
         with place.container(border=True):
             st.markdown(f"**{name}**, items/s")
-            charts.draw(one, charts.lines("rate", "what", unit="items/s"), f"expected-{name}", window)
+            spec = charts.lines("rate", "what", unit="items/s", every=series.OBJECTIVES_S)
+            charts.draw(one, spec, f"expected-{name}", window, series.marks(window, name))
 
 
 def reasons() -> None:
@@ -157,7 +211,7 @@ def latencies() -> None:
         lines["what"] = lines["what"].map({"p50_ms": "p50", "p95_ms": "p95", "p99_ms": "p99", "slo_ms": "objective"})
         with place.container(border=True):
             st.markdown(f"**{name}**, ms; {note}")
-            charts.draw(lines, charts.percentiles(), f"latency-{name}", window)
+            charts.draw(lines, charts.percentiles(), f"latency-{name}", window, series.marks(window, name))
 
 
 def served() -> None:
@@ -168,6 +222,7 @@ def served() -> None:
     st.subheader("Who answered", anchor=False)
     shown = rows.assign(
         hardware=[formats.mark_simulated(*each) for each in zip(rows["hardware"], rows["simulated"], strict=True)],
+        per_million=formats.per_million(rows["cost_per_1000"]),
         late=100 * (1 - rows["in_time"] / rows["queries"]),
     )
     widgets.table(
@@ -178,12 +233,11 @@ def served() -> None:
             "hardware": "on",
             "queries": widgets.number_column("answered", "localized"),
             "late": widgets.number_column("late", "%.2f %%"),
-            "p50_ms": widgets.number_column("p50 ms"),
-            "p99_ms": widgets.number_column("p99 ms"),
+            **widgets.PERCENTILES,
             "accuracy": widgets.number_column("accuracy", "%.4f"),
             "mean_batch": widgets.number_column("batch", "%.1f"),
-            "cost_per_1000": widgets.money_column(
-                "US$/1000", rows["cost_per_1000"], help="Compute cost per 1,000 items"
+            "per_million": widgets.money_column(
+                formats.CHARGED, shown["per_million"], help="What a million answers were charged for computing"
             ),
         },
         "served",

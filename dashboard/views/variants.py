@@ -3,7 +3,7 @@
 import streamlit as st
 
 from dashboard import charts, formats, series, widgets
-from dashboard.store import history, query
+from dashboard.store import NoData, history, query
 from dashboard.widgets import show_empty, show_live
 
 MAX_INSTANCES = 24  # in the timeline
@@ -33,6 +33,8 @@ def now() -> None:
             formats.interval(*each) for each in zip(running["accuracy_low"], running["accuracy_high"], strict=True)
         ],
         utilisation=100 * running["utilisation"],
+        mean_batch=running["mean_batch"].where(running["load"] > 0),  # without a query, nothing was measured
+        latency_ms=running["latency_ms"].where(running["load"] > 0),
     )
     widgets.table(
         shown,
@@ -47,7 +49,7 @@ def now() -> None:
             "mean_batch": widgets.number_column("batch", "%.1f"),
             "latency_ms": widgets.number_column("latency ms"),
             "profiled_ms": widgets.number_column(
-                "profiled ms", help="Latency of one item alone, as measured at registration"
+                "alone ms", help="Latency of one item alone, as measured at registration"
             ),
             "utilisation": widgets.number_column("busy %", "%.1f"),
             "memory_mb": widgets.number_column("MB", "%.0f"),
@@ -96,5 +98,47 @@ def timeline() -> None:
     )
 
 
+@st.fragment
+def profiles() -> None:
+    """What was measured of one variant at its registration, by batch size."""
+    st.subheader("Profile", anchor=False)
+    try:
+        every = query("variants")
+        names = sorted(every["variant"].unique())
+        if not names:
+            show_empty("No variant is registered yet.", "`infaas register` measures each variant of a model.")
+            return
+        loaded = every.sort_values("instances", ascending=False)["variant"].iloc[0]
+        name = st.selectbox("Variant", names, names.index(loaded), key="variant", bind="query-params", width=380)
+        rows = query("profile", variant=name)
+    except NoData:
+        return  # the parts above show the reason
+    if rows.empty:
+        show_empty("This variant was not measured.", "`infaas variants` says what is known of it.")
+        return
+    lengths = rows["length"].dropna().unique()
+    suffix = [f", length {length:,.0f}" if len(lengths) > 1 else "" for length in rows["length"].fillna(0)]
+    kinds = {"p50_ms": "p50", "p99_ms": "p99"}
+    latencies = (
+        rows.assign(suffix=suffix).rename(columns=kinds).melt(["batch", "suffix"], list(kinds.values()), "what", "ms")
+    )
+    latencies["what"] += latencies["suffix"]
+    rates = rows.assign(rate=1000 * rows["batch"] / rows["p50_ms"], what=[f"one instance{each}" for each in suffix])
+    left, right = st.columns(2)
+    with left.container(border=True):
+        st.markdown("**Latency** of a batch, ms: half are faster than p50, 99 % than p99")
+        charts.draw(latencies, charts.profile("ms", "what", unit="ms"), "profile-latency")
+    with right.container(border=True):
+        st.markdown("**Throughput** with full batches, items/s")
+        charts.draw(rates, charts.profile("rate", "what", unit="items/s"), "profile-rate")
+    told = (
+        "Measured at registration"
+        if set(rows["provenance"]) == {"measured"}
+        else "Derived from what was measured on other devices"
+    )
+    st.caption(f"{told}; without other load.")
+
+
 show_live(chosen, now)
 show_live(chosen, timeline)
+profiles()

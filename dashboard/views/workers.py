@@ -34,12 +34,12 @@ def now() -> None:
             "device": "device",
             "state": widgets.state_column(charts.WORKER_STATES),
             "utilisation": widgets.progress_column("utilisation"),
-            "foreign": widgets.number_column(
-                "of it foreign %", "%.0f", help="Used by processes that are not this worker's"
-            ),
+            "foreign": widgets.number_column("others %", "%.0f", help="Used by processes that are not this worker's"),
             "memory": widgets.progress_column("memory"),
             "memory_mb": widgets.number_column("total MB", "localized"),
-            "host_used_mb": widgets.number_column("Warm MB", "%.0f", help="Host memory of Warm instances"),
+            "host_used_mb": widgets.number_column(
+                "kept MB", "%.0f", help="Host memory of models that are ready to be moved to the device (Warm)"
+            ),
             "load": widgets.number_column("items/s", "%.1f"),
             "queue": widgets.number_column("queue", "%d"),
             "per_hour": widgets.number_column("US$/h", "%.3g", help="Price of all devices of this kind of the worker"),
@@ -59,6 +59,7 @@ def trend() -> None:
         utilisation=("utilisation", "mean"), memory=("memory", "mean"), load=("load", "sum"), queue=("queue", "max")
     )
     shown = shown.assign(utilisation=100 * shown["utilisation"], memory=100 * shown["memory"])
+    marks = series.marks(window)
     left, right = st.columns(2)
     for place, column, name, unit, domain in (
         (left, "utilisation", "Utilisation", "%", [0, 100]),
@@ -68,7 +69,17 @@ def trend() -> None:
     ):
         with place.container(border=True):
             st.markdown(f"**{name}**, {unit}")
-            charts.draw(shown, charts.lines(column, "on", unit=unit, domain=domain, height=170), column, window)
+            spec = charts.lines(
+                column,
+                "on",
+                unit=unit,
+                form=",.0f" if column == "queue" else ",.3~r",
+                domain=domain,
+                height=170,
+                every=series.SAMPLED_S,
+            )
+            charts.draw(shown, spec, column, window, marks)
+    widgets.explain_marks(marks)
 
 
 def life() -> None:

@@ -213,6 +213,8 @@ def test_variants_tell_each_change_and_its_reason(past: str) -> None:
     assert changes["change"].tolist() == ["Active → Overloaded", "Loading → Active", "Inactive → Loading"]
     assert changes["reason"].tolist()[0] == "80 items wait for 0.4 s"
     assert [list(each) for each in table(test, "profiled_ms")["state"]] == [["Overloaded", "reclaimable"]]
+    assert test.selectbox(key="variant").value == VARIANT  # of which an instance is loaded
+    assert "without other load" in text(test)
 
 
 def test_workers_are_there_with_their_devices_and_simulated_ones_say_so(past: str) -> None:
@@ -267,11 +269,13 @@ def test_objectives_stand_beside_what_was_reached_and_is_expected(past: str) -> 
     for chosen in ({}, {"app": "digits"}):
         test = page("slo", past, **chosen)
         assert not test.exception and not test.error
-        row = table(test, "headroom").iloc[0]
+        row = table(test, "target").iloc[0]
         assert (row["app"], row["target"], row["reached"], row["verdict"]) == ("digits", 99.0, 95.0, "missed")
-        assert (row["queries"], row["load"], row["forecast"]) == (240, 2.0, 2.5)
+        assert (row["queries"], row["allowed"], row["missed"]) == (240, 2.4, 12)
+        assert row["left"] == pytest.approx(-400)  # five times as many as may
+        row = table(test, "forecast").iloc[0]
+        assert (row["load"], row["forecast"], row["spare"]) == (2.0, 2.5, "+60 %")
         assert row["capacity"] in (4.0, 5.0, 6.0)  # the last one of the range, which ends some seconds ago
-        assert row["headroom"] == 1.6
     assert "dashed: the target" in text(test)
     test = page("slo", past, range="7d")
     assert not test.exception and not test.error

@@ -76,7 +76,7 @@ def test_members_show_weights_errors_agreement_and_who_is_missing(together: str)
 def test_an_ensemble_counts_as_one_query_on_every_page_and_its_members_as_those_that_answered(together: str) -> None:
     assert metric(page("overview", together), "Load")[1] == "40 queries"
     slo = page("slo", together)
-    assert metric(slo, "In time") == ("100%", "of 40 queries")
+    assert metric(slo, "In time") == ("100 %", "of 40 queries")
     assert dict(zip(*(table(slo, "mean_batch")[name] for name in ("variant", "queries")), strict=True)) == {
         "a-v1": 40, "b-v1": 40, "c-v1": 40,
     }  # fmt: skip

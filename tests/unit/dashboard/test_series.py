@@ -6,7 +6,7 @@ import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dashboard.series import filled, front, largest, newest, state_spans
+from dashboard.series import filled, front, largest, newest, state_spans, with_gaps
 from dashboard.window import Window
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -35,6 +35,38 @@ def test_the_smallest_are_added_up_under_one_name() -> None:
     rows = pd.DataFrame({"app": list("abcd"), "queries": [1, 9, 8, 2]})
     assert largest(rows, "app", "queries", 3, "others")["app"].tolist() == ["others", "b", "c", "others"]
     assert largest(rows, "app", "queries", 4, "others") is rows
+
+
+def test_lines_are_broken_where_nothing_was_measured_and_lonely_values_are_marked() -> None:
+    nan = float("nan")
+    rows = pd.DataFrame(
+        [
+            (at(0), "a", 1.0),
+            (at(5), "a", 2.0),
+            (at(60), "a", 3.0),
+            (at(65), "a", nan),
+            (at(70), "a", 4.0),
+            (at(5), "b", 5.0),
+        ],
+        columns=["time", "what", "ms"],
+    )
+    shown = with_gaps(rows, "what", "ms", 8.0)
+    assert shown.loc[shown["what"] == "a", "ms"].isna().tolist() == [False, False, True, False, True, False]
+    assert at(5) < shown["time"][2] < at(60)
+    assert shown.loc[shown["alone"], "ms"].tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert with_gaps(rows[:3], "what", "ms", 80.0)["alone"].tolist() == [False] * 3
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.sampled_from("ab")), unique=True, max_size=30), st.integers(1, 60))
+def test_no_value_is_lost_or_made_up_and_no_line_crosses_a_gap(points: list[tuple[int, str]], longest: int) -> None:
+    rows = pd.DataFrame(
+        {"time": pd.to_datetime([at(t) for t, _ in points], utc=True), "what": [w for _, w in points], "ms": 1.0}
+    )
+    shown = with_gaps(rows, "what", "ms", longest)
+    assert len(shown.dropna(subset=["ms"])) == len(points)
+    for _, line in shown.groupby("what"):
+        both = line["ms"].notna() & line["ms"].shift().notna()
+        assert (line["time"].diff()[both].dt.total_seconds() <= longest).all()
 
 
 def test_states_last_until_the_next_and_begin_before_the_window() -> None:

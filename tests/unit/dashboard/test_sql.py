@@ -13,6 +13,7 @@ PARAMETERS = latest("1h", datetime(2026, 1, 1, tzinfo=UTC)).parameters | {
     "app": "digits",
     "context": None,
     "whole": True,
+    "variant": "mlp-v1-ort-fp32-t1-b64",
 }
 
 
