@@ -100,8 +100,7 @@ def draw(
         last = frame.sort_values("time").drop_duplicates(about["series"], keep="last")
         parts.append(last.assign(time=pd.Timestamp(window.end)))
     if window is not None:
-        seen = frame[about["value"]]
-        top = 1.0 if pd.api.types.is_numeric_dtype(seen) and not seen.any() else math.nan
+        top = math.nan if pd.to_numeric(frame[about["value"]], errors="coerce").any() else 1.0
         parts.append(pd.DataFrame({"time": pd.to_datetime([window.start, window.end], utc=True), _TOP: top}))
     if marks is not None:
         shape["layer"] = [*shape["layer"], *_marked_layers()]
