@@ -6,6 +6,7 @@
 #   make test-gpu     the tests that need a GPU, and a table of its figures in gpu.json (docs/hardware.md)
 #   make test-swarm   the tests on a Docker Swarm of several engines on this machine (Linux, root, docker.io, debootstrap; ten minutes)
 #   make check   style, types, import rules, documents, tests
+#   make docs    the pages of docs/ as a site, in site/: open site/index.html
 #   make bench   the figures of benches/README.md
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3 || command -v python)
@@ -18,7 +19,7 @@ PARALLEL ?= -n 2 --dist loadfile
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: demo test test-all test-timescale test-gpu test-swarm check format documents bench constraints clean
+.PHONY: demo test test-all test-timescale test-gpu test-swarm check format documents docs bench constraints clean
 
 demo: $(VENV)/.ready
 	$(BIN)/infaas demo $(ARGS)
@@ -60,6 +61,10 @@ documents: $(VENV)/.ready-dev
 	$(BIN)/python -m tools.asyncapi
 	$(BIN)/python -m tools.openapi
 
+docs: $(VENV)/.ready-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "site/index.html; with the search: python3 -m http.server -d site"
+
 bench: $(VENV)/.ready
 	$(BIN)/python benches/path.py
 	$(BIN)/python benches/selection.py
@@ -95,3 +100,8 @@ $(VENV)/.ready-swarm: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing what it needs into $(VENV) (once; takes a minute or so)"
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,swarm]'
 	touch $@ $(VENV)/.ready $(VENV)/.ready-dev
+
+$(VENV)/.ready-docs: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing what it needs into $(VENV) (once; takes a minute or so)"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	touch $@ $(VENV)/.ready

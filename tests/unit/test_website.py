@@ -1,0 +1,76 @@
+"""docs/ as a site: what it generates is there, nothing is loaded from elsewhere, and the pages on words and errors are complete."""
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+import infaas.errors
+from bus.messages.public import Code
+from services.core.settings import Settings, described
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("material", reason="the site needs the extra `docs`")
+    directory = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(directory)],
+        cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    return directory
+
+
+def test_every_setting_is_in_the_reference(site: Path) -> None:
+    page = (site / "settings.html").read_text()
+    assert [one.key for one in described(Settings) if f"<code>{one.key}</code>" not in page] == []
+
+
+def test_what_the_pages_link_to_beside_docs_is_there(site: Path) -> None:
+    """Links in strict mode are checked by mkdocs; here those that a hook has changed."""
+    for page, target in [
+        ("index.html", "start.html"),
+        ("index.html", "benches/index.html"),
+        ("start.html", "registering.html"),
+        ("scaling.html", "architecture.html"),
+    ]:
+        text = (site / page).read_text()
+        assert target in text, (page, target)
+        assert (site / target).is_file()
+
+
+def test_nothing_comes_from_elsewhere(site: Path) -> None:
+    loaded = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=["']?(?P<url>(?:https?:)?//[^"' >]+)""")
+    canonical = re.compile(r"""<link[^>]+rel=["']?canonical[^>]*>""")
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 30
+    assert {m["url"] for page in pages for m in loaded.finditer(canonical.sub("", page.read_text()))} == set()
+
+
+def test_every_code_of_a_refusal_has_a_remedy() -> None:
+    text = (ROOT / "docs" / "errors.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| [^|]+ \|$", text, re.MULTILINE)
+    exceptions = {
+        name
+        for name, one in inspect.getmembers(infaas.errors, inspect.isclass)
+        if issubclass(one, infaas.errors.InfaasError) and name != "InfaasError"
+    }
+    assert set(rows) == set(get_args(Code)) | exceptions
+
+
+def test_messages_that_the_page_quotes_are_still_said() -> None:
+    text = (ROOT / "docs" / "errors.md").read_text().partition("## At the start")[2]
+    quoted = re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
+    sources = "\n".join(path.read_text() for name in ("services", "infaas") for path in (ROOT / name).rglob("*.py"))
+    assert quoted
+    for message in quoted:
+        for part in re.split(r"\.\.\.|FILE: SECTION\.KEY|DIRECTORY", message):
+            assert part.strip(" :") in sources, message

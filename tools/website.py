@@ -1,0 +1,123 @@
+"""Hooks of `mkdocs build` (mkdocs.yml): docs/ as a site, without a change to the pages.
+
+A link that leaves docs/ works on a code host. In the site its target becomes a page or a file of the site, so it works there, too.
+docs/settings.md ends with the table of all settings.
+"""
+
+import posixpath
+import re
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from services.core.settings import Setting, Settings, described
+
+ROOT = Path(__file__).parents[1]
+# Pages beside docs/, by their path in the site.
+BESIDE = {
+    "README.md": "start.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "LICENSE": "license.txt",
+}
+_LINK = re.compile(r"(?P<before>\]\()(?P<target>[^)#\s]+)(?P<after>[^)]*\))")
+_FENCE = re.compile(r"^(?P<fence> *```\w+) [^\n`]+$", re.MULTILINE)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add what the pages link to outside of docs/, and what that links to."""
+    waiting = [Path(file.abs_src_path) for file in files.documentation_pages() if file.abs_src_path]
+    waiting.append(ROOT / "README.md")
+    seen = set(waiting) - {ROOT / "README.md"}
+    while waiting:
+        page = waiting.pop()
+        if page not in seen:
+            seen.add(page)
+            files.append(_added(page, config))
+        if page.suffix == ".md":
+            waiting += [path for path in _targets(page) if path not in seen and not _in_docs(path) and path.is_file()]
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
+    """Links as the site has them; fences without the options that only the tests read."""
+    source = _source(page.file)
+    here = posixpath.dirname(page.file.src_uri)
+
+    def moved(match: re.Match[str]) -> str:
+        if re.match(r"\w+:", match["target"]):
+            return match[0]
+        target = (source.parent / match["target"]).resolve()
+        if not target.is_relative_to(ROOT):
+            return match[0]
+        if target.is_dir() and not _in_docs(target):
+            return f"{match['before']}{posixpath.relpath('start.md', here or '.')})"
+        place = _place(target / "README.md" if target.is_dir() and (target / "README.md").exists() else target)
+        if target.is_dir() and target.parent == ROOT / "docs" and target.name == "adr":
+            place = "adr/0001-actors-and-effects.md"
+        return f"{match['before']}{posixpath.relpath(place, here or '.')}{match['after']}"
+
+    text = _FENCE.sub(r"\g<fence>", _LINK.sub(moved, markdown))
+    return text + _settings() if page.file.src_uri == "settings.md" else text
+
+
+def _added(path: Path, config: MkDocsConfig) -> File:
+    file = File.generated(config, _place(path), abs_src_path=str(path))
+    file.edit_uri = None
+    return file
+
+
+def _source(file: File) -> Path:
+    assert file.abs_src_path is not None
+    return Path(file.abs_src_path)
+
+
+def _in_docs(path: Path) -> bool:
+    return path.is_relative_to(ROOT / "docs")
+
+
+def _place(path: Path) -> str:
+    """The path in the site of a file of the repository."""
+    if _in_docs(path):
+        return path.relative_to(ROOT / "docs").as_posix()
+    name = path.relative_to(ROOT).as_posix()
+    return BESIDE.get(name, name)
+
+
+def _targets(page: Path) -> list[Path]:
+    found = [
+        (page.parent / match["target"]).resolve()
+        for match in _LINK.finditer(page.read_text())
+        if ":" not in match["target"]
+    ]
+    return [path for path in found if path.is_relative_to(ROOT)]
+
+
+def _settings() -> str:
+    """All settings, a table for each section."""
+    lines = ["", "## All settings", "", "`NAME` stands for a name of yours.", ""]
+    for section, members in groupby(described(Settings), key=lambda one: one.key.rpartition(".")[0]):
+        lines += [
+            f"### {section or 'Without a section'}",
+            "",
+            "| setting | default | allowed | meaning |",
+            "|---|---|---|---|",
+        ]
+        lines += [_row(one) for one in members]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _row(one: Setting) -> str:
+    default = "" if one.default is None or one.default == "" else f"`{one.default}`"
+    return (
+        "| " + " | ".join(_cell(text) for text in (f"`{one.key}`", default, one.bounds or one.kind, one.meaning)) + " |"
+    )
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
