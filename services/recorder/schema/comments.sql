@@ -62,6 +62,12 @@ BEGIN
       ('apps', 'own_target', 'true: slo_target is the app''s own; false: it is that of the settings'),
       ('apps', 'pipeline', 'true: the app is a pipeline of other apps'),
 
+      ('client_errors', '', 'Requests with a mistake of the client, counted by the second'),
+      ('client_errors', 'time', 'start of the second'),
+      ('client_errors', 'app', 'app that was asked, at most 64 characters; it need not exist; null: none, or too many unknown names in that minute'),
+      ('client_errors', 'code', 'code of the refusal: bad_request, unknown_app or unknown_model'),
+      ('client_errors', 'count', 'requests refused'),
+
       ('cost_by_app_hourly', '', 'Cost and queries of each app by the hour, kept for ever'),
       ('cost_by_app_hourly', 'app', 'null: the part of workers that nobody used'),
       ('cost_by_app_hourly', 'cost', 'US$ charged by the meter, idle time of its instances included'),
