@@ -8,6 +8,7 @@
 #   make check   style, types, import rules, documents, tests
 #   make docs    the pages of docs/ as a site, in site/: open site/index.html
 #   make bench   the figures of benches/README.md
+#   make bench-peers      other servers of models beside this one, each in an environment of its own (docs/comparison.md; half an hour)
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3 || command -v python)
 VENV ?= .venv
@@ -19,7 +20,7 @@ PARALLEL ?= -n 2 --dist loadfile
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: demo test test-all test-timescale test-gpu test-swarm check format documents docs bench constraints clean
+.PHONY: demo test test-all test-timescale test-gpu test-swarm check format documents docs bench bench-peers constraints clean
 
 demo: $(VENV)/.ready
 	$(BIN)/infaas demo $(ARGS)
@@ -70,6 +71,10 @@ bench: $(VENV)/.ready
 	$(BIN)/python benches/selection.py
 	$(BIN)/python benches/payload.py
 	$(BIN)/python benches/startup.py
+
+# ARGS="--seconds 2 --rounds 1 --peers infaas,fastapi" for some of them in a few minutes. Environments are kept in ~/.cache/infaas/peers.
+bench-peers: $(VENV)/.ready
+	nice $(BIN)/python benches/comparison.py $(ARGS)
 
 # After changing versions on purpose, in an environment that holds every extra: pip install -e '.[dev,torch,train,photos]'
 constraints: $(VENV)/.ready-dev

@@ -1,10 +1,12 @@
-"""What the generators of one protocol each share: requests in a closed loop, checked now and then, and one JSON line in the end."""
+"""What the generators of one protocol each share: requests in a closed or an open loop, checked now and then, and one JSON line in the end."""
 
 import argparse
 import asyncio
 import json
+import re
 import resource
 import time
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -12,18 +14,26 @@ import uvloop
 
 CHECKED = 32  # one reply in so many is compared
 WARM_UP_S = 1.0
+PATIENCE_S = 5.0  # after the end of an open loop, for what is still under way
+_NUMBERS = re.compile(rb"\[([-+0-9.eE,\s]+)\]")
 
 
 class Run:
     """What all connections share. requests: whole; expected: the class that each answer must name, -1: not looked at."""
 
-    def __init__(self, requests: list[bytes], expected: list[int], classes: int) -> None:
+    def __init__(
+        self, requests: list[bytes], expected: list[int], classes: int, *, as_json: bool = False, paced: bool = False
+    ) -> None:
         self.requests, self.expected, self.classes = requests, expected, classes
-        self.sent = self.wrong = 0
+        self.as_json, self.paced = as_json, paced
+        self.sent = self.wrong = self.answered = 0
         self.last = 0.0
         self.errors: dict[str, int] = {}
         self.latencies: list[float] = []
         self.measuring = self.over = False
+        self.since = 0.0  # what was due before does not count
+        self._due: deque[float] = deque()
+        self._idle: list[Callable[[float], None]] = []
 
     def next(self) -> int:
         """The number of the request that is to be sent now."""
@@ -31,21 +41,72 @@ class Run:
         self.sent += 1
         return number
 
+    def free(self, send: Callable[[float], None]) -> None:
+        """A connection can send. Closed loop: now; open loop: as soon as a request is due."""
+        if self.over or not self.paced:
+            send(time.perf_counter())
+        elif self._due:
+            send(self._due.popleft())
+        else:
+            self._idle.append(send)
+
+    async def pace(self, rate: float, seconds: float) -> float:
+        """Poisson arrivals, after the warm-up for so many seconds; returns the generator's own lateness, the 99th percentile in ms."""
+        gaps = np.random.default_rng(0).exponential(1 / rate, int(2 * rate * (WARM_UP_S + seconds)) + 100)
+        began = time.perf_counter()
+        self.since = began + WARM_UP_S
+        late = []
+        for due in (began + np.cumsum(gaps)).tolist():
+            if due > self.since + seconds:
+                break
+            if (wait := due - time.perf_counter()) > 0:
+                await asyncio.sleep(wait)
+            late.append(time.perf_counter() - due)
+            if self._idle:
+                self._idle.pop()(due)
+            else:
+                self._due.append(due)
+        return float(np.percentile(late or [0.0], 99)) * 1000
+
+    async def rest(self) -> None:
+        """Wait for what is under way; what does not come is an error."""
+        end = time.perf_counter() + PATIENCE_S
+        while (left := self.sent + len(self._due) - self.answered) and time.perf_counter() < end:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        if left:
+            self.errors["unanswered"] = left
+
+    def hang_up(self) -> None:
+        """It is over: connections close, those that wait for a reply after it."""
+        self.over = True
+        for send in self._idle:
+            send(0.0)
+
     def took(self, began: float) -> None:
         """A reply came."""
-        if self.measuring:
+        self.answered += 1
+        if self.measuring and began >= self.since:
             self.last = time.perf_counter()
             self.latencies.append(self.last - began)
 
     def failed(self, name: str) -> None:
         self.errors[name] = self.errors.get(name, 0) + 1
 
-    def check(self, number: int, scores: bytes) -> None:
-        """Compare a reply's raw scores with what they must say."""
-        if self.expected[number] >= 0:
-            self.wrong += int(np.frombuffer(scores, "<f4").argmax()) != self.expected[number]
+    def check(self, number: int, body: bytes) -> None:
+        """Compare a reply's scores with what they must say: its last bytes, or the last list of numbers in JSON."""
+        if self.expected[number] < 0:
+            return
+        if self.as_json:
+            lists = _NUMBERS.findall(body)
+            scores = np.fromstring(lists[-1].decode(), sep=",") if lists else np.zeros(1)
+        else:
+            scores = np.frombuffer(body[-4 * self.classes :], "<f4")
+        self.wrong += len(scores) != self.classes or int(scores.argmax()) != self.expected[number]
 
-    def report(self, began: float) -> str:
+    def report(self, began: float, late: float) -> str:
+        """The line that is printed. Raises SystemExit if no answer came."""
+        if not self.latencies:
+            raise SystemExit(f"no answer within the time: {self.errors}")
         found = np.array(self.latencies) * 1000
         used = resource.getrusage(resource.RUSAGE_SELF)
         return json.dumps(
@@ -54,8 +115,10 @@ class Run:
                 "p50_ms": float(np.percentile(found, 50)),
                 "p99_ms": float(np.percentile(found, 99)),
                 "answered": len(found),
+                "answered_all": self.answered,
                 "errors": self.errors,
                 "wrong": self.wrong,
+                "late_p99_ms": late,
                 "generator_cpu_s": used.ru_utime + used.ru_stime,
             }
         )
@@ -67,25 +130,42 @@ Begin = Callable[[Run, str, int, int, asyncio.TaskGroup], None]  # host, port, n
 async def _main(options: argparse.Namespace, begin: Begin) -> None:
     with np.load(options.requests) as stored:
         requests = [row.tobytes() for row in stored["requests"]]
-        run = Run(requests, stored["expected"].tolist(), int(stored["classes"]))
+        run = Run(
+            requests,
+            stored["expected"].tolist(),
+            int(stored["classes"]),
+            as_json=options.json,
+            paced=options.rate > 0,
+        )
+    late = 0.0
     async with asyncio.TaskGroup() as group:
         for number in range(options.closed):
             begin(run, options.host, options.port, number, group)
-        await asyncio.sleep(WARM_UP_S)
-        began = time.perf_counter()
-        run.measuring = True
-        await asyncio.sleep(options.seconds)
+        if run.paced:
+            run.measuring = True
+            late = await run.pace(options.rate, options.seconds)
+            await run.rest()
+            began = run.since
+        else:
+            await asyncio.sleep(WARM_UP_S)
+            began = time.perf_counter()
+            run.measuring = True
+            await asyncio.sleep(options.seconds)
         run.measuring = False
-        run.over = True
-    print(run.report(began))
+        run.hang_up()
+    print(run.report(began, late))
 
 
-def generate(description: str, begin: Begin) -> None:
-    """The generator's command."""
+def generate(description: str, begin: Begin, *, paced: bool = False) -> None:
+    """The generator's command. paced: it can send in an open loop, too."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("host")
     parser.add_argument("port", type=int)
     parser.add_argument("requests")
-    parser.add_argument("--closed", type=int, default=8)
+    parser.add_argument("--closed", type=int, default=8, help="connections, each with one request under way")
     parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--json", action="store_true", help="replies are JSON: scores are their last list of numbers")
+    parser.set_defaults(rate=0.0)
+    if paced:
+        parser.add_argument("--rate", type=float, default=0.0, help="open loop at so many requests a second")
     uvloop.run(_main(parser.parse_args(), begin))

@@ -2,11 +2,11 @@
 
 `python benches/http_generator.py HOST PORT REQUESTS.npz --closed 8 --seconds 4`; prints one JSON line. REQUESTS holds `requests`
 (uint8 [k, length]: whole requests, head and body), and `expected` (int64 [k]: the class that the answer must name, looked up in the last
-`4 * classes` bytes of the reply, which are its raw scores; -1: not looked at).
+`4 * classes` bytes of the reply, which are its raw scores, or with `--json` in its last list of numbers; -1: not looked at).
+`--rate 100`: open loop, Poisson arrivals on `--closed` connections; latency counts from the moment when a request was due.
 """
 
 import asyncio
-import time
 from typing import Any
 
 from closed_loop import CHECKED, Run, generate
@@ -24,16 +24,15 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport: Any = transport
-        self.send()
+        self.run.free(self.send)
 
-    def send(self) -> None:
-        run = self.run
-        if run.over:
+    def send(self, began: float) -> None:
+        if self.run.over:
             self.transport.close()
             return
-        self.number = run.next()
-        self.began = time.perf_counter()
-        self.transport.write(run.requests[self.number])
+        self.number = self.run.next()
+        self.began = began
+        self.transport.write(self.run.requests[self.number])
 
     def data_received(self, data: bytes) -> None:
         buffer = self.buffer = self.buffer + data if self.buffer else data
@@ -51,8 +50,8 @@ class Connection(asyncio.Protocol):
         if status != b"200":
             run.failed(status.decode())
         elif run.sent % CHECKED == 0:
-            run.check(self.number, buffer[end + 4 + length - 4 * run.classes : end + 4 + length])
-        self.send()
+            run.check(self.number, buffer[end + 4 : end + 4 + length])
+        run.free(self.send)
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
@@ -71,4 +70,4 @@ def begin(run: Run, host: str, port: int, _: int, group: asyncio.TaskGroup) -> N
 
 
 if __name__ == "__main__":
-    generate("Load on an HTTP server.", begin)
+    generate("Load on an HTTP server.", begin, paced=True)
