@@ -24,7 +24,7 @@ BESIDE = {
     "CHANGELOG.md": "changelog.md",
     "LICENSE": "license.txt",
 }
-_LINK = re.compile(r"(?P<before>\]\()(?P<target>[^)#\s]+)(?P<after>[^)]*\))")
+_LINK = re.compile(r"(?P<label>\[(?:\.\./)*[\w/-]+\.md)?(?P<before>\]\()(?P<target>[^)#\s]+)(?P<after>[^)]*\))")
 _FENCE = re.compile(r"^(?P<fence> *```\w+) [^\n`]+$", re.MULTILINE)
 
 
@@ -44,7 +44,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
-    """Links as the site has them; fences without the options that only the tests read."""
+    """Links as the site has them, with the title of a page in place of its file name; fences without the options that only the tests read."""
     source = _source(page.file)
     here = posixpath.dirname(page.file.src_uri)
 
@@ -55,11 +55,12 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
         if not target.is_relative_to(ROOT):
             return match[0]
         if target.is_dir() and not _in_docs(target):
-            return f"{match['before']}{posixpath.relpath('start.md', here or '.')})"
+            return f"{match['label'] or ''}{match['before']}{posixpath.relpath('start.md', here or '.')})"
         place = _place(target / "README.md" if target.is_dir() and (target / "README.md").exists() else target)
         if target.is_dir() and target.parent == ROOT / "docs" and target.name == "adr":
             place = "adr/0001-actors-and-effects.md"
-        return f"{match['before']}{posixpath.relpath(place, here or '.')}{match['after']}"
+        label = f"[{_title(target)}" if match["label"] else ""
+        return f"{label}{match['before']}{posixpath.relpath(place, here or '.')}{match['after']}"
 
     text = _FENCE.sub(r"\g<fence>", _LINK.sub(moved, markdown))
     return text + _settings() if page.file.src_uri == "settings.md" else text
@@ -88,6 +89,11 @@ def _place(path: Path) -> str:
     return BESIDE.get(name, name)
 
 
+def _title(page: Path) -> str:
+    """The first heading of a page."""
+    return page.read_text().partition("# ")[2].partition("\n")[0]
+
+
 def _targets(page: Path) -> list[Path]:
     found = [
         (page.parent / match["target"]).resolve()
@@ -114,10 +120,14 @@ def _settings() -> str:
 
 def _row(one: Setting) -> str:
     default = "" if one.default is None or one.default == "" else f"`{one.default}`"
-    return (
-        "| " + " | ".join(_cell(text) for text in (f"`{one.key}`", default, one.bounds or one.kind, one.meaning)) + " |"
+    name = one.key.rpartition(".")[2]
+    cells = (f"`{name}`", default, _plain(one.bounds or one.kind), _plain(one.meaning))
+    return f"| {' | '.join(cells)} |"
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown shows as it is, but for what stands between backquotes."""
+    return "`".join(
+        part if i % 2 else re.sub(r"([\\|_*<\[])", r"\\\1", part)
+        for i, part in enumerate(text.replace("\n", " ").split("`"))
     )
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
