@@ -11,6 +11,7 @@ from services.gateway.http.app import build
 from services.gateway.http.server import BadTls, HttpServer
 from services.gateway.metrics import GatewayInsight
 from services.gateway.registration import BadAllowedHosts
+from services.shell.metrics import process
 from services.shell.runtime.runtime import Runtime
 from services.shell.settings import load
 
@@ -44,6 +45,8 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     )
     runtime.grace += settings.gateway.drain_s
     service.span = lambda span: runtime.spans(span) if runtime.spans is not None else None
+    service.families = lambda: (*process.families(), *runtime.families())
+    service.dashboard = settings.dashboard.public_url
     return [runtime]
 
 

@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import cached_property
 from importlib import metadata as packages
@@ -17,6 +17,7 @@ from infaas.answers import Answer
 from infaas.client import Client
 from infaas.errors import InfaasError, Refused
 from services.core.catalog import Catalog
+from services.core.metric import MetricFamily
 from services.core.settings import GatewaySettings
 from services.core.trace import Span
 from services.core.trace import read as read_trace
@@ -37,7 +38,7 @@ class GatewayService:
     """The system as every protocol sees it.
 
     actor: holds the catalogue; set by whoever makes it. counts, statistics: of requests and queries, for metrics and Triton's
-    statistics. client_errors: what clients did wrong and no dispatcher has seen. span: takes the spans of traced queries.
+    statistics. client_errors: what clients did wrong and no dispatcher has seen. span: takes the spans of traced queries. families: all metrics of this process. dashboard: its URL; empty: there is none.
     """
 
     actor: Gateway
@@ -51,6 +52,8 @@ class GatewayService:
         self.counts = RequestCounts()
         self.client_errors = ClientErrorLog()
         self.span: Callable[[Span], None] = _discard
+        self.families: Callable[[], Iterable[MetricFamily]] = tuple
+        self.dashboard = ""
 
     @cached_property
     def version(self) -> str:

@@ -62,7 +62,9 @@ def operations() -> Iterator[Operation]:
         body=record("label", uid=_VERSION, input=_INPUT, query_id=_VERSION, label=_LABEL),
         statuses={**_UNKNOWN, **_LATE}, error=error, raw_replies=("text/plain",),
     )  # fmt: skip
-    yield Operation("GET", "/metrics", TAG, "Counts of the predictions of this gateway, by app.", metrics, error=error)
+    yield Operation(
+        "GET", "/clipper/metrics", TAG, "Counts of the predictions of this gateway, by app.", metrics, error=error
+    )
     yield Operation(
         "POST", "/admin/metrics", TAG, "The same.", metrics, body=record(), error=error, operator=True, optional_body=True
     )  # fmt: skip

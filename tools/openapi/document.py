@@ -6,21 +6,37 @@ from collections.abc import Iterable
 from typing import Any
 
 from tools.openapi import clipper, oip, rafiqi
-from tools.openapi.operation import ALWAYS, BODY, TEXT, Operation, Schema
+from tools.openapi.operation import ALWAYS, BODY, FLAG, OBJECT, TEXT, Operation, Schema, record
 
 _PARAMETERS = {
     "app": "Name of an app.",
     "model": "`<app>`, `<app>.<model>` or `<app>.<model>.<variant>`.",
     "version": "Version of the model.",
 }
-_SELF = Operation(
-    "GET", "/openapi.json", "About", "This document.", {"type": "object", "required": ["openapi", "paths"]}
-)
+_HTML = ("text/html",)
+_ABOUT = (
+    Operation("GET", "/openapi.json", "About", "This document.", {"type": "object", "required": ["openapi", "paths"]}),
+    Operation(
+        "GET", "/", "About", "Where everything is: a page where HTML is accepted, else JSON.",
+        record("name", "version", "ready", "links", "apps", name=TEXT, version=TEXT, ready=FLAG, links=OBJECT, apps=OBJECT),
+        raw_replies=_HTML, open=True,
+    ),
+    Operation("GET", "/docs", "About", "A page with this document and a form that sends a query.", {}, raw_replies=_HTML, open=True),
+    Operation(
+        "GET", "/apps/{app}", "About", "An app's inputs and outputs, and programs that ask it: a page where HTML is accepted, else JSON.",
+        record("app", "models", "inputs", "outputs", "url", "snippets", app=TEXT, url=TEXT, models=OBJECT, snippets=OBJECT),
+        statuses={404: "No such app."}, raw_replies=_HTML,
+    ),
+    Operation(
+        "GET", "/metrics", "About", "The gateway's metrics in Prometheus' text format; Clipper's counts where JSON is accepted.",
+        OBJECT, raw_replies=("text/plain", "application/openmetrics-text"),
+    ),
+)  # fmt: skip
 
 
 def operations() -> list[Operation]:
     """All operations, by dialect."""
-    return [*oip.operations(), *clipper.operations(), *rafiqi.operations(), _SELF]
+    return [*oip.operations(), *clipper.operations(), *rafiqi.operations(), *_ABOUT]
 
 
 def document() -> dict[str, Any]:

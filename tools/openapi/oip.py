@@ -130,12 +130,16 @@ def operations() -> Iterator[Operation]:
             raw_replies=("application/octet-stream",),
             headers=_BINARY,
         )
+    names = array(record("name", "version", "state", name=TEXT, version=TEXT, state=TEXT, reason=TEXT))
+    yield _get(
+        "/v2/models", "Every name that may be queried: apps, which have no version, their models and variants.", names
+    )
     yield Operation(
         "POST",
         "/v2/repository/index",
         TAG,
-        "Every name that may be queried.",
-        array(record("name", "version", "state", name=TEXT, version=TEXT, state=TEXT, reason=TEXT)),
+        "The same.",
+        names,
         body=record(ready=FLAG),
         optional_body=True,
     )

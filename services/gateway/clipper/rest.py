@@ -1,4 +1,4 @@
-"""Clipper's query front end: POST /<app>/predict and /<app>/update, GET /metrics; and all paths of the dialect."""
+"""Clipper's query front end: POST /<app>/predict and /<app>/update, GET /clipper/metrics; and all paths of the dialect."""
 
 import itertools
 import secrets
@@ -47,7 +47,7 @@ class PredictionCounts:
         found[4] = max(found[4], micros)
 
     def report(self) -> dict[str, list[dict[str, Any]]]:
-        """The reply to /metrics: counters, ratios and histograms with Clipper's names."""
+        """The reply to /clipper/metrics: counters, ratios and histograms with Clipper's names."""
         apps = sorted(self._apps.items())
         return {
             "counters": [{f"app:{app}:num_predictions": {"count": int(found[0])}} for app, found in apps],
@@ -181,6 +181,7 @@ def _outputs(answer: Answer, app: AppRecord, items: int) -> list[Any]:
     return [{name: values[at] for name, values in arrays.items()} for at in range(items)]
 
 
+COUNTS = "/clipper/metrics"  # also at /metrics, for who accepts JSON
 VERBS = (
     "add_app", "delete_app", "add_model_links", "delete_model_links", "add_model", "delete_versioned_model",
     "set_model_version", "set_target", "set_selection", "set_batching", "set_pipeline", "deploy_pipeline",
@@ -195,7 +196,7 @@ def routes(service: GatewayService, registration: ModelRegistration) -> list[Rou
         *(Route(f"/admin/{verb}", getattr(managing, verb), methods=["POST"]) for verb in VERBS),
         Route("/admin/ping", managing.ping, methods=["GET"]),
         Route("/admin/metrics", predicting.metrics, methods=["POST"]),
-        Route("/metrics", predicting.metrics, methods=["GET"]),
+        Route(COUNTS, predicting.metrics, methods=["GET"]),
         Route("/{app}/predict", predicting.predict, methods=["POST"]),
         Route("/{app}/update", predicting.update, methods=["POST"]),
     ]

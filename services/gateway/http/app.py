@@ -22,6 +22,7 @@ from services.gateway.errors import RequestFailed, failure_of, failure_of_refusa
 from services.gateway.http.access import AccessControl
 from services.gateway.http.bodies import JsonReply
 from services.gateway.http.checks import check, enter, right_of
+from services.gateway.http.pages import Pages
 from services.gateway.http.protocol import CLIENT_LEFT, QUERY_TASK
 from services.gateway.metrics import RequestCounts
 from services.gateway.oip import rest
@@ -55,6 +56,8 @@ def plain(failure: RequestFailed) -> dict[str, Any]:
 def dialects(service: GatewayService) -> list[Dialect]:
     """All dialects. Their paths do not overlap. Raises BadAllowedHosts."""
     registration = ModelRegistration(service)
+    clipping = clipper.routes(service, registration)
+    counts = next(route.endpoint for route in clipping if route.path == clipper.COUNTS)
     document = JsonReply(msgspec.json.decode(DOCUMENT.read_bytes()))
 
     async def describe(request: Request) -> JsonReply:
@@ -64,8 +67,9 @@ def dialects(service: GatewayService) -> list[Dialect]:
     return [
         Dialect("rest", rest.routes(service), plain),
         Dialect("openapi", [Route("/openapi.json", describe)], plain),
+        Dialect("pages", Pages(service, counts).routes(), plain),
         Dialect("rafiqi", rafiqi.routes(service, registration), plain),
-        Dialect("clipper", clipper.routes(service, registration), clipper_error_body),
+        Dialect("clipper", clipping, clipper_error_body),
     ]
 
 

@@ -22,7 +22,8 @@ from services.gateway.http.limits import LimitMiddleware
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 METHODS = ("GET", "POST", "PUT", "DELETE")
 HEADERS = ("Authorization", "Content-Type", "Content-Encoding", "Inference-Header-Content-Length", "Traceparent")
-_QUERY_PATHS = ("/classify", "/list", "/metrics", "/openapi.json", "/v2/repository/index")
+_OPEN_PATHS = ("/", "/docs")  # they show what anybody may know
+_QUERY_PATHS = ("/classify", "/clipper/metrics", "/list", "/metrics", "/openapi.json", "/v2/repository/index")
 _FOREIGN = "infaas.foreign"  # in a request's scope: a page of another origin sent it
 
 
@@ -156,12 +157,12 @@ class CheckMiddleware:
 
 def right_of(path: str, method: str) -> Right:
     """The right that a route needs, by its template. Everything that is not known to be harmless needs an operator's."""
-    if path.startswith("/v2/health/"):
+    if path in _OPEN_PATHS or path.startswith("/v2/health/"):
         return Right.NONE
     steps = path.split("/")
     if steps[1] == "admin":
         return Right.OPERATE
-    if path in _QUERY_PATHS or (method in READING and steps[1] == "v2"):
+    if path in _QUERY_PATHS or (method in READING and steps[1] in ("apps", "v2")):
         return Right.QUERY
     if method == "POST":
         if path.startswith("/v2/models/") and steps[-1] in ("infer", "generate", "generate_stream"):

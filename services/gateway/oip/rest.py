@@ -28,6 +28,7 @@ def routes(service: GatewayService) -> list[Route]:
         Route("/v2", rest.server),
         Route("/v2/health/live", rest.live),
         Route("/v2/health/ready", rest.ready),
+        Route("/v2/models", rest.all_models),
         Route("/v2/models/stats", rest.all_stats),
         *(Route(f"/v2/models/{{model}}{end}", endpoint) for end, endpoint in of_model),
         *(Route(f"/v2/models/{{model}}/versions/{{version}}{end}", endpoint) for end, endpoint in of_model),
@@ -64,6 +65,10 @@ class Rest:
             raise RequestFailed(None, str(error)) from error
         ready = self._service.ready
         return JsonReply([] if only_ready and not ready else list(models.index(self._service.catalog, ready=ready)))
+
+    async def all_models(self, request: Request) -> JsonReply:
+        del request
+        return JsonReply(list(models.index(self._service.catalog, ready=self._service.ready)))
 
     async def all_stats(self, request: Request) -> JsonReply:
         del request

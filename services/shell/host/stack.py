@@ -267,6 +267,8 @@ class Stack:
         if self._spec.gateway:
             wanted = {name: str(self._chosen.get(name, 0)) for name in GATEWAY}
             more = {"INFAAS_GATEWAY__PORT": wanted["gateway"], "INFAAS_GATEWAY__GRPC_PORT": wanted["gateway_grpc"]}
+            if self._spec.dashboard:  # its start page links the dashboard
+                more["INFAAS_DASHBOARD__PUBLIC_URL"] = self._dashboard_url
             self._service("gateway", ["gateway"], environ | more, notice=self._spec.settings.gateway.drain_s)
 
     def _start_worker(self, worker: str, kind: str) -> None:
@@ -292,8 +294,12 @@ class Stack:
         """Start the dashboard and return its URL. Nothing waits for it."""
         more = {"INFAAS_STORE__READER_DSN": reader, "INFAAS_STORE__DSN": "", "INFAAS_DASHBOARD__PORT": str(port)}
         self._service("dashboard", ["dashboard"], {**environ, **more})
+        return self._dashboard_url
+
+    @property
+    def _dashboard_url(self) -> str:
         settings = self._spec.settings.dashboard
-        return settings.public_url or f"http://{at(settings.address, port)}"
+        return settings.public_url or f"http://{at(settings.address, self._chosen['dashboard'])}"
 
     def _service(
         self,
