@@ -120,7 +120,7 @@ def test_a_session_in_clippers_words(place: Place) -> None:
     defaulted(place, "compass", item, "serves no model")
     fine(place, "/admin/delete_versioned_model", {"model_name": "needle", "model_version": "2"})
     assert "needle:2" not in fine(place, "/admin/get_all_models", {})
-    counted = fine(place, "/metrics")["counters"]
+    counted = fine(place, "/clipper/metrics")["counters"]
     assert any("app:compass:num_predictions" in each for each in counted)
     fine(place, "/admin/delete_app", {"name": "compass"})
     gone = curl(place, "/compass/predict", {"input": item})

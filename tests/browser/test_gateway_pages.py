@@ -1,0 +1,72 @@
+"""The gateway's pages in a real browser: the documentation is readable offline, and its form sends a query. Pictures are left in artifacts/browser."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.browser.test_dashboard import DESKTOP, PHONE, SHOTS, find_chromium
+from tests.support.gateways.echo_gateway import Echoing, echoing
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[browser]'")
+
+PATIENCE = 60_000  # ms
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Echoing]:
+    with echoing() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    path = find_chromium()
+    if path is None:
+        pytest.skip("no chromium on the path")
+    with playwright.sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.mark.parametrize(("size", "scheme"), [(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop", "phone"])
+def test_the_documentation_sends_a_query_and_shows_all_operations(
+    stage: Echoing, chromium: Any, size: Any, scheme: str
+) -> None:
+    page = chromium.new_page(viewport=size, color_scheme=scheme)
+    asked: list[str] = []
+    errors: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    try:
+        page.goto(f"http://{stage.url}/", timeout=PATIENCE)
+        page.screenshot(path=SHOTS / f"gateway-start-{size['width']}.png", full_page=True)
+        page.get_by_role("link", name="several").click(timeout=PATIENCE)
+        page.wait_for_selector("button.copy", timeout=PATIENCE)
+        page.screenshot(path=SHOTS / f"gateway-app-{size['width']}.png", full_page=True)
+        page.get_by_role("link", name="Ask it here").click(timeout=PATIENCE)
+        page.wait_for_function("document.getElementById('inputs').value.includes('BYTES')", timeout=PATIENCE)
+        assert page.input_value("#app") == "several"
+        page.fill("#accuracy", "0.5")
+        page.get_by_role("button", name="Ask").click()
+        page.wait_for_function("document.getElementById('reply').textContent.includes('several-v1')", timeout=PATIENCE)
+        assert stage.heard["accuracy"] == 0.5
+        assert stage.heard["inputs"]["b"]["shape"] == [1, 8]
+        page.select_option("#app", "fp32")
+        page.wait_for_function("document.getElementById('inputs').value.includes('FP32')", timeout=PATIENCE)
+        page.fill("#inputs", "[{")
+        page.get_by_role("button", name="Ask").click()
+        page.wait_for_selector("#reply.bad", timeout=PATIENCE)
+        assert "no list in JSON" in page.text_content("#reply")
+        operation = page.locator("details", has_text="POST /v2/models/{model}/infer").first
+        operation.locator("summary").click()
+        operation.locator("pre", has_text="latency_ms").first.wait_for(timeout=PATIENCE)
+        page.screenshot(path=SHOTS / f"gateway-docs-{size['width']}.png", full_page=True)
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        assert not errors
+        assert all(url.startswith((f"http://{stage.url}/", "data:")) for url in asked)
+    finally:
+        page.close()
