@@ -154,6 +154,6 @@ _COLUMNS = (
     Column("app", "app"),
     Column("worker", "worker"),
     Column("keys", lambda item: len(item["keys"])),
-    Column("newest", lambda item: local_time(item["keys"][-1]["created"]) if item["keys"] else None),
-    Column("credentials", "credentials"),
+    Column("newest", lambda item: local_time(item["keys"][-1]["created"])[:10] if item["keys"] else None),
+    Column("credentials", "credentials", flows=True),
 )

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from infaas.cli.demo_pipeline import print_pipeline
 from infaas.cli.options import Json
-from infaas.cli.output import FAILED, print_json, usage
+from infaas.cli.output import FAILED, per_million, print_json, usage
 from infaas.cli.simulate import check_outputs
 
 if TYPE_CHECKING:
@@ -182,10 +182,13 @@ def _shown(
     return FAILED if result["problems"] else 0
 
 
+COST = "computed\nUS$/million"
+
+
 def variants_table(registered: Sequence[Mapping[str, Any]]) -> Table:
     """The registered models and the range of each figure of their variants."""
-    table = Table("model", "variants", "accuracy", "fastest", "US$ per 1,000", "MB", title="What was registered")
-    for name in ("variants", "accuracy", "fastest", "US$ per 1,000", "MB"):
+    table = Table("model", "variants", "accuracy", "fastest", COST, "MB", title="What was registered")
+    for name in ("variants", "accuracy", "fastest", COST, "MB"):
         table.columns[[str(column.header) for column in table.columns].index(name)].justify = "right"
     for row in registered:
         table.add_row(
@@ -193,7 +196,7 @@ def variants_table(registered: Sequence[Mapping[str, Any]]) -> Table:
             str(row["variants"]) + (f" ({len(row['failures'])} failed)" if row["failures"] else ""),
             _span(row["accuracy"], ".3f"),
             f"{row['latency_ms'][0]:.3g} ms",
-            _span(row["cost_per_1000"], ".2g"),
+            _span([1000 * one for one in row["cost_per_1000"]], ".2g"),
             _span(row["memory_mb"], ".0f"),
         )
     return table
@@ -208,7 +211,7 @@ def kinds_table(rows: Sequence[Mapping[str, Any]], things: str) -> Table:
     table.add_column("sent", justify="right")
     table.add_column("answered by", overflow="fold", min_width=28)
     table.add_column("refused", overflow="fold")
-    for name in ("accuracy", "p50", "p99", "SLO met", "US$/1,000"):
+    for name in ("accuracy", "p50", "p99", "in time", "charged\nUS$/million"):
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(
@@ -220,7 +223,7 @@ def kinds_table(rows: Sequence[Mapping[str, Any]], things: str) -> Table:
             _number(row["p50_ms"], "{:.1f} ms"),
             _number(row["p99_ms"], "{:.1f} ms"),
             _number(row["slo_attainment"], "{:.1%}") + "".join(f"\n{n} × {what}" for what, n in row["missed"].items()),
-            _number(row["cost_per_1000"], "{:.2g}"),
+            _number(per_million(row["cost_per_1000"]), "{:.2g}"),
         )
     return table
 

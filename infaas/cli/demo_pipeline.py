@@ -102,15 +102,15 @@ def figures(result: Mapping[str, Any]) -> list[str]:
         )
     if cost["per_1000"] is not None:
         by_stage = ", ".join(
-            f"{row['vertex']} {1000 * row['cost'] * row['visits'] / result['answered']:.3g}"
+            f"{row['vertex']} {1e6 * row['cost'] * row['visits'] / result['answered']:.3g}"
             for row in result["vertices"]
             if row["cost"] is not None
         )
-        found.append(f"Cost: US$ {cost['per_1000']:.3g} per 1,000 queries, paid ({by_stage}).")
+        found.append(f"Cost: US$ {1000 * cost['per_1000']:.3g} per million answers, charged ({by_stage}).")
         if cost["computed_exact_and_check_per_1000"] is not None:
             found.append(
-                f"The accurate model for each query, computed from what its visits here were paid: {cost['computed_exact_per_1000']:.3g};"
-                f" with the check: {cost['computed_exact_and_check_per_1000']:.3g}."
+                f"The accurate model for each query, computed from what its visits here were charged:"
+                f" {1000 * cost['computed_exact_per_1000']:.3g}; with the check: {1000 * cost['computed_exact_and_check_per_1000']:.3g}."
             )
     if check["right"] + check["wrong"]:
         found.append(

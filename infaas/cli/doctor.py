@@ -3,7 +3,9 @@
 import asyncio
 import json
 import os
+import shutil
 import socket
+import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,13 @@ from bus.port import Bus, BusError, Delivery, NoResponders
 from bus.subjects import Subjects
 from infaas.cli.machine_checks import CheckFailed, Finding, check_machine, run_async_check
 from infaas.cli.options import DataDir, Json
-from infaas.cli.output import FAILED, show
+from infaas.cli.output import FAILED, WIDTH, show
 from infaas.connecting import DEFAULT_DATA_DIR, SystemAddress, locate
 from infaas.errors import NotConnected
 
 _MARKS = {"ok": "ok     ", "failed": "FAILED ", "skipped": "skipped"}
+_INDENT = " " * 28  # of what goes on in the next line
+_NARROWEST = 60  # characters a line
 
 
 def doctor(*, data_dir: DataDir = None, json: Json = False) -> int:
@@ -53,10 +57,12 @@ def _check_system(data_dir: Path | None) -> list[Finding]:
 
 
 def _render(document: dict[str, list[dict[str, str]]]) -> None:
+    width = max(_NARROWEST, shutil.get_terminal_size((WIDTH, 24)).columns)
     for finding in document["checks"]:
-        print(f"{_MARKS[finding['state']]}  {finding['check']:18} {finding['detail']}")
+        head = f"{_MARKS[finding['state']]}  {finding['check']:18} "
+        print(textwrap.fill(finding["detail"], width, initial_indent=head, subsequent_indent=_INDENT))
         if finding["state"] == "failed":
-            print(f"{'':9}{'':18} -> {finding['remedy']}")
+            print(textwrap.fill(finding["remedy"], width, initial_indent=f"{_INDENT}-> ", subsequent_indent=_INDENT))
 
 
 # Checks of a running system: NATS, JetStream, the database, services, clocks.

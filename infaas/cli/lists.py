@@ -11,7 +11,7 @@ import msgspec
 
 from bus.port import BusError, KeyValueEntry
 from infaas.cli.options import DataDir, Json, Wide
-from infaas.cli.output import Column, hardware_of, print_table, show
+from infaas.cli.output import COMPUTED, Column, computed_cost, hardware_of, per_million, print_table, show
 from infaas.client import Client
 from infaas.connecting import connect, find_sql
 
@@ -30,20 +30,8 @@ def apps(*, app: str | None = None, data_dir: DataDir = None, wide: Wide = False
         List only this app.
 
     """
-    columns = (
-        Column("app", "app"),
-        Column("models", lambda item: _vertices(item) or item["models"]),
-        Column("stage of", lambda item: item.get("stage_of") or None, rank=5),
-        Column("variants", lambda item: None if item.get("pipeline") else item["variants"], rank=3),
-        Column("latency ms", "latency_ms"),
-        *_OBJECTIVE[:3],
-        Column("least instances", _least, rank=4),
-        Column("selection", lambda item: _selection(item.get("selection")), rank=4),
-        Column("inputs", lambda item: [_spec(spec) for spec in item.get("inputs") or []], rank=3),
-        Column("outputs", lambda item: [_spec(spec) for spec in item.get("outputs") or []], rank=3),
-    )
     empty = "no apps yet: `infaas register` makes the first"
-    return _list(data_dir, json, wide, columns, empty, lambda c: _with_history(c.apps(app=app), data_dir))
+    return _list(data_dir, json, wide, _APPS, empty, lambda c: _with_history(c.apps(app=app), data_dir))
 
 
 def models(
@@ -64,17 +52,7 @@ def models(
         List only this model.
 
     """
-    columns = (
-        Column("model", "model"),
-        Column("version", "version"),
-        Column("apps", "apps", rank=2),
-        Column("serves", "serving"),
-        Column("variants", "variants", rank=3),
-        Column("metric", "metric", rank=3),
-        Column("format", "format", rank=4),
-        Column("registered", lambda item: _when(item.get("created")), rank=5),
-    )
-    return _list(data_dir, json, wide, columns, "no models", lambda c: c.models(app=app, model=model))
+    return _list(data_dir, json, wide, _MODELS, "no models", lambda c: c.models(app=app, model=model))
 
 
 def variants(
@@ -87,6 +65,8 @@ def variants(
 ) -> int:
     """List the variants with their measured accuracy, latency, memory, throughput and price.
 
+    Computed US$/million: what a million answers cost by the profile and the prices, without idle time. `infaas sql` has what was charged.
+
     Example: `infaas variants --app digits`
 
     Parameters
@@ -97,25 +77,7 @@ def variants(
         List only variants of this model.
 
     """
-    columns = (
-        Column("app", "app", rank=2),
-        Column("variant", "variant"),
-        Column("state", _state),
-        Column("hardware", hardware_of, rank=1),
-        Column("accuracy", "accuracy"),
-        Column("95 %", _interval, rank=6),
-        Column("latency ms", "latency_ms"),
-        Column("load ms", "load_ms", rank=3),
-        Column("init ms", "init_ms", rank=8),
-        Column("transfer ms", "transfer_ms", rank=8),
-        Column("memory MB", "memory_mb", rank=4),
-        Column("host MB", "host_mb", rank=8),
-        Column("items/s", "saturation_qps", rank=2),
-        Column("batching", "batching", rank=7),
-        Column("US$/h", "price_per_hour", rank=5),
-        Column("US$/1000", "cost_per_1000"),
-    )
-    return _list(data_dir, json, wide, columns, "no variants", lambda c: c.variants(app=app, model=model))
+    return _list(data_dir, json, wide, _VARIANTS, "no variants", lambda c: c.variants(app=app, model=model))
 
 
 def selection(
@@ -133,14 +95,8 @@ def selection(
         Of this context, if the app's policy learns each context by itself. Default: of queries without a context.
 
     """
-    columns = (
-        Column("member", "member"),
-        Column("weight", "weight"),
-        Column("asked with probability", "probability"),
-        Column("feedbacks", "n"),
-    )
     empty = f"{app} has no selection policy: `infaas admin set-selection` gives it one"
-    return _list(data_dir, json, wide, columns, empty, lambda c: c.selection(app, context=context))
+    return _list(data_dir, json, wide, _SELECTION, empty, lambda c: c.selection(app, context=context))
 
 
 def workers(*, data_dir: DataDir = None, wide: Wide = False, json: Json = False) -> int:
@@ -168,21 +124,11 @@ def registrations(*, app: str | None = None, data_dir: DataDir = None, wide: Wid
         List only registrations for this app.
 
     """
-    columns = (
-        Column("model", "model"),
-        Column("app", "app"),
-        Column("version", "version", rank=2),
-        Column("state", "state"),
-        Column("done", lambda item: f"{item.get('progress', 0.0):.0%}"),
-        Column("variants", lambda item: len(item.get("variants") or ()), rank=2),
-        Column("id", "registration", rank=1),
-        Column("step, or reason", lambda item: item.get("reason") or item.get("step"), flows=True),
-    )
 
     async def ask(client: Client) -> list[Item]:
         return [one for one in await _registrations(client) if app is None or one.get("app") == app]
 
-    return _list(data_dir, json, wide, columns, "no registrations", ask)
+    return _list(data_dir, json, wide, _REGISTRATIONS, "no registrations", ask)
 
 
 def _list(
@@ -322,18 +268,18 @@ def _percent(share: float | None) -> str | None:
     return None if share is None else f"{100 * share:.5g} %"
 
 
-def _headroom(factor: float | None) -> float | str | None:
-    """Beyond a hundred times the forecast the number says no more: a tiny model carries thousands of times a small load."""
-    return f"> {_AMPLE:g}" if factor is not None and factor > _AMPLE else factor
+def _capacity(item: Mapping[str, Any]) -> float | None:
+    """Items/s that the loaded instances can carry in time."""
+    expected, headroom = item.get("forecast"), item.get("headroom")
+    return None if expected is None or headroom is None else expected * headroom
 
 
-_AMPLE = 100.0
 _OBJECTIVE = (
     Column("target", lambda item: _percent(item.get("slo_target")), rank=2),
     Column("in time, 1 h", lambda item: _percent(item.get("attainment_1h"))),
     Column("5 min", lambda item: _percent(item.get("attainment_5m")), rank=3),
-    Column("forecast/s", "forecast", rank=4),
-    Column("headroom", lambda item: _headroom(item.get("headroom")), rank=4),
+    Column("expected/s", "forecast", rank=4),
+    Column("can carry/s", _capacity, rank=4),
 )
 _APP_COLUMNS = (
     Column("app", "app"),
@@ -342,7 +288,7 @@ _APP_COLUMNS = (
     Column("states", "states", rank=2),
     Column("accuracy", "accuracy"),
     Column("latency ms", "latency"),
-    Column("US$/1000", "cost"),
+    Column(COMPUTED, "cost"),
     *_OBJECTIVE,
 )
 
@@ -359,7 +305,7 @@ def _app(app: Item, variants: list[Item]) -> Item:
         "states": ", ".join(f"{count} {state}" for state, count in states.most_common()),
         "accuracy": _range(own, "accuracy"),
         "latency": _range(own, "latency_ms"),
-        "cost": _range(own, "cost_per_1000"),
+        "cost": _range([{"cost": per_million(item.get("cost_per_1000"))} for item in own], "cost"),
     }
 
 
@@ -396,6 +342,65 @@ def _count(variants: list[Item], what: str) -> str:
     distinct = len({item[what] for item in variants})
     return f"{distinct} {what}s"
 
+
+# What the lists show.
+
+_APPS = (
+    Column("app", "app"),
+    Column("models", lambda item: _vertices(item) or item["models"]),
+    Column("stage of", lambda item: item.get("stage_of") or None, rank=5),
+    Column("variants", lambda item: None if item.get("pipeline") else item["variants"], rank=3),
+    Column("latency ms", "latency_ms"),
+    *_OBJECTIVE[:3],
+    Column("least instances", _least, rank=4),
+    Column("selection", lambda item: _selection(item.get("selection")), rank=4),
+    Column("inputs", lambda item: [_spec(spec) for spec in item.get("inputs") or []], rank=3),
+    Column("outputs", lambda item: [_spec(spec) for spec in item.get("outputs") or []], rank=3),
+)
+_MODELS = (
+    Column("model", "model"),
+    Column("version", "version"),
+    Column("apps", "apps", rank=2),
+    Column("serves", "serving"),
+    Column("variants", "variants", rank=3),
+    Column("metric", "metric", rank=3),
+    Column("format", "format", rank=4),
+    Column("registered", lambda item: _when(item.get("created")), rank=5),
+)
+_VARIANTS = (
+    Column("app", "app", rank=2),
+    Column("variant", "variant"),
+    Column("state", _state),
+    Column("hardware", hardware_of, rank=1),
+    Column("accuracy", "accuracy"),
+    Column("95 %", _interval, rank=6),
+    Column("latency ms", "latency_ms"),
+    Column("load ms", "load_ms", rank=3),
+    Column("init ms", "init_ms", rank=8),
+    Column("transfer ms", "transfer_ms", rank=8),
+    Column("memory MB", "memory_mb", rank=4),
+    Column("host MB", "host_mb", rank=8),
+    Column("items/s", "saturation_qps", rank=2),
+    Column("batching", "batching", rank=7),
+    Column("US$/h", "price_per_hour", rank=5),
+    Column(COMPUTED, computed_cost),
+)
+_SELECTION = (
+    Column("member", "member"),
+    Column("weight", "weight"),
+    Column("asked with probability", "probability"),
+    Column("feedbacks", "n"),
+)
+_REGISTRATIONS = (
+    Column("model", "model"),
+    Column("app", "app"),
+    Column("version", "version", rank=2),
+    Column("state", "state"),
+    Column("done", lambda item: f"{item.get('progress', 0.0):.0%}"),
+    Column("variants", lambda item: len(item.get("variants") or ()), rank=2),
+    Column("id", "registration"),
+    Column("step, or reason", lambda item: item.get("reason") or item.get("step"), flows=True),
+)
 
 # The history has what apps reached, and what the autoscalers expect of them.
 

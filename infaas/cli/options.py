@@ -92,7 +92,9 @@ class NeedOptions:
     accuracy: Annotated[
         float | None, Parameter(help="Least accuracy of the variant, 0 to 1, as measured at registration.")
     ] = None
-    cost: Annotated[float | None, Parameter(help="Highest cost, in US$ per 1,000 queries.")] = None
+    cost: Annotated[
+        float | None, Parameter(help="Highest cost, in US$ per 1,000 answers: a thousandth of the tables' US$/million.")
+    ] = None
     model: Annotated[str | None, Parameter(help="Use only this model.")] = None
     model_version: Annotated[str | None, Parameter(help="Use only this version of the model.")] = None
     variant: Annotated[str | None, Parameter(help="Use only this variant.")] = None

@@ -85,8 +85,8 @@ def _plain(value: Any) -> Any:
 class Column(NamedTuple):
     """A column of a table. title: with the unit. value: the item's field, or a function of the item.
 
-    rank: where the table is too wide, columns with the largest rank are left out first; those with 0 stay. flows: long texts go on in the
-    next line.
+    A line break in the title makes a second line of titles. rank: where the table is too wide, columns with the largest rank are left out
+    first; those with 0 stay. flows: long texts go on in the next line.
     """
 
     title: str
@@ -96,6 +96,7 @@ class Column(NamedTuple):
 
 
 NARROWEST = 24  # characters of a column that flows
+CRAMPED = 10  # of any text, where the columns that must stay are too wide together
 WIDTH = 80  # where there is no terminal
 
 
@@ -109,34 +110,53 @@ def print_table(
     width = sys.maxsize if wide else shutil.get_terminal_size((WIDTH, 24)).columns
     cells = {column: [_value(item, column) for item in items] for column in columns}
     texts = {column: [text(value) for value in values] for column, values in cells.items()}
-    full = {column: max(len(column.title), *map(len, values)) for column, values in texts.items()}
+    full = {one: max(map(len, [*one.title.split("\n"), *values])) for one, values in texts.items()}
     least = {column: min(full[column], NARROWEST) if column.flows else full[column] for column in columns}
     shown = list(columns)
     while sum(least[one] + 2 for one in shown) - 2 > width and any(one.rank for one in shown):
         shown.remove(max(reversed(shown), key=lambda one: one.rank))
-    room = width - sum(least[one] + 2 for one in shown if not one.flows)
-    widths = {one: max(least[one], min(full[one], room)) if one.flows else full[one] for one in shown}
     right = {one for one in shown if all(value is None or isinstance(value, (int, float)) for value in cells[one])}
-    print(_line([one.title.rjust(widths[one]) if one in right else one.title.ljust(widths[one]) for one in shown]))
-    for row in range(len(items)):
-        parts = [textwrap.wrap(texts[one][row], widths[one]) if one.flows else [texts[one][row]] for one in shown]
-        for number in range(max(1, *map(len, parts))):
-            found = [part[number] if number < len(part) else "" for part in parts]
-            print(
-                _line(
-                    [
-                        cell.rjust(widths[one]) if one in right else cell.ljust(widths[one])
-                        for one, cell in zip(shown, found, strict=True)
-                    ]
-                )
-            )
+    _cramp(least, [one for one in shown if one not in right], sum(least[one] + 2 for one in shown) - 2 - width)
+    room = width - sum(least[one] + 2 for one in shown if not one.flows)
+    widths = {one: max(least[one], min(full[one], room)) if one.flows else least[one] for one in shown}
+    titles = [one.title.split("\n") for one in shown]
+    most = max(map(len, titles))
+    rows = [[[""] * (most - len(title)) + title for title in titles]]
+    rows += [[_lines(texts[one][row], widths[one]) for one in shown] for row in range(len(items))]
+    for parts in rows:
+        for line in range(max(1, *map(len, parts))):
+            found = [part[line] if line < len(part) else "" for part in parts]
+            pairs = zip(shown, found, strict=True)
+            aligned = [cell.rjust(widths[one]) if one in right else cell.ljust(widths[one]) for one, cell in pairs]
+            print("  ".join(aligned).rstrip())
     if len(shown) < len(columns):
-        left = ", ".join(one.title for one in columns if one not in shown)
+        left = ", ".join(one.title.replace("\n", " ") for one in columns if one not in shown)
         progress(f"(not shown: {left}; --wide shows all)")
 
 
-def _line(cells: Sequence[str]) -> str:
-    return "  ".join(cells).rstrip()
+def _lines(words: str, width: int) -> list[str]:
+    return [words] if len(words) <= width else textwrap.wrap(words, width)
+
+
+def _cramp(least: dict[Column, int], shown: Sequence[Column], excess: int) -> None:
+    """Narrow the widest of these columns until nothing is in excess, or none can be narrower."""
+    floor = {one: max(CRAMPED, *map(len, one.title.split("\n"))) for one in shown}
+    while excess > 0 and (wide := [one for one in shown if least[one] > floor[one]]):
+        least[max(wide, key=least.__getitem__)] -= 1
+        excess -= 1
+
+
+def per_million(per_1000: float | None) -> float | None:
+    """US$ per million answers, as people read it. per_1000: as messages and SQL have it."""
+    return None if per_1000 is None else 1000.0 * per_1000
+
+
+def computed_cost(item: Mapping[str, Any]) -> float | None:
+    """What a variant's profile says that a million answers cost, without idle time."""
+    return per_million(item.get("cost_per_1000"))
+
+
+COMPUTED = "computed\nUS$/million"  # title of a column of `computed_cost`
 
 
 def text(value: Any) -> str:

@@ -18,7 +18,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from bus.port import BusError
-from infaas.cli.options import DataDir, Json, Whole
+from infaas.cli.options import DataDir, Json, Whole, Wide
 from infaas.cli.output import Column, fail, number, print_table, progress, show, usage
 from infaas.connecting import connect
 from infaas.errors import InfaasError
@@ -57,6 +57,7 @@ def pipeline(
     samples: Path | None = None,
     most: Annotated[Whole | None, Parameter(validator=Number(gte=1))] = None,
     data_dir: DataDir = None,
+    wide: Wide = False,
     json: Json = False,
 ) -> int:
     """Add, list, plan, deploy, remove and trace pipelines: apps whose queries other apps answer, one after the other or side by side.
@@ -109,9 +110,9 @@ def pipeline(
         case "add":
             return _add(Path(target), data_dir, json)
         case "list":
-            return _list(data_dir, json)
+            return _list(data_dir, wide, json)
         case "plan":
-            return _plan(Path(target), policy or "inferline", data_dir, json)
+            return _plan(Path(target), policy or "inferline", data_dir, wide, json)
         case "deploy":
             return _deploy(target, undeploy, data_dir, json)
         case "remove":
@@ -187,28 +188,28 @@ def _read_plan(path: Path) -> Item:
 _STAGES = (
     Column("pipeline", "pipeline"),
     Column("stage", "vertex"),
-    Column("app", "app"),
+    Column("app", "app", rank=1),
     Column("variant", "variant"),
-    Column("hardware", "hardware"),
-    Column("batch", "batch"),
-    Column("planned", "replicas"),
-    Column("wanted", "wanted"),
+    Column("hardware", "hardware", rank=3),
+    Column("batch", "batch", rank=4),
+    Column("planned", "replicas", rank=5),
+    Column("wanted", "wanted", rank=2),
     Column("instances", "instances"),
-    Column("queued", "queued"),
-    Column("share", lambda one: None if one["share"] is None else f"{one['share']:.0%}"),
+    Column("queued", "queued", rank=2),
+    Column("share", lambda one: None if one["share"] is None else f"{one['share']:.0%}", rank=6),
 )
 
 
-def _list(data_dir: Path | None, json: bool) -> int:
+def _list(data_dir: Path | None, wide: bool, json: bool) -> int:
     async def ask() -> list[Item]:
         async with connect(data_dir=data_dir) as client:
             return await client.pipelines()
 
-    show({"items": asyncio.run(ask())}, json, lambda document: _render(document["items"]))
+    show({"items": asyncio.run(ask())}, json, lambda document: _render(document["items"], wide))
     return 0
 
 
-def _render(items: list[Item]) -> None:
+def _render(items: list[Item], wide: bool) -> None:
     for item in items:
         plan = "no plan"
         if item["plan"] is not None:
@@ -218,7 +219,7 @@ def _render(items: list[Item]) -> None:
     if items:
         print()
     rows = [stage | {"pipeline": item["app"]} for item in items for stage in item["vertices"]]
-    print_table(rows, _STAGES, "no pipelines yet: `infaas pipeline add FILE.toml` adds one")
+    print_table(rows, _STAGES, "no pipelines yet: `infaas pipeline add FILE.toml` adds one", wide=wide)
     for row in rows:
         if row["missing"]:
             print(f"{row['pipeline']}, {row['vertex']}: {row['missing']}")
@@ -244,7 +245,7 @@ def _refusing(work: Callable[[], T]) -> T:
         usage(str(error))
 
 
-def _plan(path: Path, policy: str, data_dir: Path | None, json: bool) -> int:
+def _plan(path: Path, policy: str, data_dir: Path | None, wide: bool, json: bool) -> int:
     from services.core.pipelines.planners import plan_pipeline  # noqa: PLC0415  (numpy takes long to import)
     from services.simulation.scenario.pipelines import check_pipeline, problem_of  # noqa: PLC0415
 
@@ -262,7 +263,7 @@ def _plan(path: Path, policy: str, data_dir: Path | None, json: bool) -> int:
     document = msgspec.to_builtins(found)
     if not found.reason:
         del document["reason"]
-    show(document, json, lambda _: _render_plan(found, options))
+    show(document, json, lambda _: _render_plan(found, options, wide))
     if found.status == "infeasible":
         fail(f"infeasible: {found.reason}")
     return 0
@@ -324,7 +325,7 @@ def _progress(text: str) -> Iterator[None]:
         thread.join()
 
 
-def _render_plan(found: "PipelinePlan", options: "tuple[StageOption, ...]") -> None:
+def _render_plan(found: "PipelinePlan", options: "tuple[StageOption, ...]", wide: bool) -> None:
     prices = {(one.vertex, one.hardware, one.variant): one.price_per_hour for one in options}
     rows = [
         {
@@ -337,17 +338,17 @@ def _render_plan(found: "PipelinePlan", options: "tuple[StageOption, ...]") -> N
     ]
     columns = (
         Column("stage", "vertex"),
-        Column("hardware", "hardware"),
+        Column("hardware", "hardware", rank=1),
         Column("variant", "variant"),
         Column("batch", "batch"),
         Column("replicas", "replicas"),
-        Column("visits/query", "scale"),
-        Column("load", lambda row: f"{row['rho']:.0%}"),
-        Column("service ms", "service_ms"),
-        Column("of objective", lambda row: f"{row['share']:.0%}"),
+        Column("visits/query", "scale", rank=4),
+        Column("load", lambda row: f"{row['rho']:.0%}", rank=2),
+        Column("service ms", "service_ms", rank=3),
+        Column("of objective", lambda row: f"{row['share']:.0%}", rank=5),
         Column("US$/h", "cost"),
     )
-    print_table(rows, columns, "")
+    print_table(rows, columns, "", wide=wide)
     print(
         f"{found.status}, by {found.policy}: {number(3600.0 * found.cost_per_s)} US$/h; {100 * found.percentile:g} % of queries in"
         f" {number(found.p99_ms)} ms, objective {number(found.latency_ms)} ms"

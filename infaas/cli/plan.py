@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 from msgspec import Struct
 
-from infaas.cli.options import Json
+from infaas.cli.options import Json, Wide
 from infaas.cli.output import Column, fail, for_the_result, number, print_table, show, usage
 from services.core.cost import Goal
 from services.core.planning.plan import Plan
@@ -29,8 +29,8 @@ from services.core.planning.solvers import make_solver
 
 _COLUMNS = (
     Column("variant", "variant"),
-    Column("hardware", "hardware"),
-    Column("instances now", "now"),
+    Column("hardware", "hardware", rank=1),
+    Column("instances now", "now", rank=2),
     Column("planned", "planned"),
     Column("action", "action"),
     Column("items/s", "items_per_s"),
@@ -44,6 +44,7 @@ def plan(
     *,
     policy: Literal["ilp", "greedy"] = "ilp",
     time_limit: Annotated[float, Parameter(validator=Number(gt=0))] = 0.4,
+    wide: Wide = False,
     json: Json = False,
 ) -> int:
     """Plan which variants should run, and how many instances of each, for the loads and objectives in a file.
@@ -72,7 +73,7 @@ def plan(
         found = solver.solve(problem)
         solve_ms = 1000.0 * (time.perf_counter() - began)
     document = _document(found, solve_ms)
-    show(document, json, lambda _: _render(problem, found, solve_ms))
+    show(document, json, lambda _: _render(problem, found, solve_ms, wide))
     if found.status == "infeasible":
         fail(f"infeasible: {found.reason}")
     return 0
@@ -97,7 +98,7 @@ def _document(found: Plan, solve_ms: float) -> dict[str, Any]:
     return document
 
 
-def _render(problem: PlanningProblem, found: Plan, solve_ms: float) -> None:
+def _render(problem: PlanningProblem, found: Plan, solve_ms: float, wide: bool) -> None:
     kinds = {action.variant: f"{action.kind} {action.delta:+d}" for action in found.actions}
     rows = [
         {
@@ -111,7 +112,7 @@ def _render(problem: PlanningProblem, found: Plan, solve_ms: float) -> None:
         }
         for one in problem.candidates
     ]
-    print_table(rows, _COLUMNS, "")
+    print_table(rows, _COLUMNS, "", wide=wide)
     accuracy = "" if found.accuracy is None else f", accuracy {found.accuracy:.4g}"
     print(f"{found.status}, by {found.solver} in {solve_ms:.1f} ms: {number(found.cost_per_s)} US$/s{accuracy}")
     if found.reason and found.status != "infeasible":

@@ -10,7 +10,18 @@ from cyclopts.validators import Number
 
 from infaas.answers import why_chosen
 from infaas.cli.options import NO_NEEDS, DataDir, Json, NeedOptions, Wide
-from infaas.cli.output import Column, fail, number, print_json, print_table, refusal_line, show, usage
+from infaas.cli.output import (
+    COMPUTED,
+    Column,
+    computed_cost,
+    fail,
+    number,
+    print_json,
+    print_table,
+    refusal_line,
+    show,
+    usage,
+)
 from infaas.connecting import connect
 from infaas.errors import Refused
 from infaas.inputs import read_file, read_json
@@ -111,7 +122,7 @@ def _render(answer: "Answer") -> None:
         f"latency    {number(answer.latency_ms)} ms"
         f" (queue {number(answer.queue_ms)}, compute {number(answer.compute_ms)}){' from the cache' * answer.cached}"
     )
-    print(f"cost       US$ {number(answer.cost)}")
+    print(f"charged    US$ {number(answer.cost)}")
     print(f"missed     {', '.join(answer.missed) or 'nothing'}")
     if answer.reason is not None:
         print(f"reason     {answer.reason}")
@@ -139,12 +150,14 @@ _EXPLAIN_COLUMNS = (
     Column("variant", "variant"),
     Column("state", "state"),
     Column(
-        "on", lambda item: f"{item.get('worker') or item.get('hardware')}{' (simulated)' * bool(item.get('simulated'))}"
+        "on",
+        lambda item: f"{item.get('worker') or item.get('hardware')}{' (simulated)' * bool(item.get('simulated'))}",
+        rank=3,
     ),
     Column("accuracy", "accuracy"),
     Column("latency ms", "latency_ms"),
     Column("load ms", "load_ms", rank=2),
-    Column("US$/1000", "cost_per_1000", rank=1),
+    Column(COMPUTED, computed_cost, rank=1),
     Column(
         "why, or why not",
         lambda item: item.get("why_not") or f"chosen: {item.get('why') or 'meets all needs'}",

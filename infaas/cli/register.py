@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from infaas.cli.options import DataDir, Json, Whole, Wide, json_or_text
-from infaas.cli.output import Column, fail, hardware_of, print_json, print_table, progress, show, usage
+from infaas.cli.output import (
+    COMPUTED,
+    Column,
+    computed_cost,
+    fail,
+    hardware_of,
+    print_json,
+    print_table,
+    progress,
+    show,
+    usage,
+)
 from infaas.connecting import connect
 from infaas.errors import RegistrationFailed
 from infaas.registering import document_of, status_document
@@ -29,7 +40,7 @@ COLUMNS = (
     Column("memory MB", "memory_mb", rank=3),
     Column("saturation /s", "saturation_qps", rank=1),
     Column("US$/h", "price_per_hour", rank=5),
-    Column("US$/1000", "cost_per_1000"),
+    Column(COMPUTED, computed_cost),
     Column("note", lambda item: "dominated" if item.get("dominated") else None),
 )
 

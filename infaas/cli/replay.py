@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from infaas.cli.options import DataDir, Json, Names, moment, names
+from infaas.cli.options import DataDir, Json, Names, Wide, moment, names
 from infaas.cli.output import (
     Column,
     fail,
@@ -19,6 +19,7 @@ from infaas.cli.output import (
     local_time,
     number,
     one_line,
+    per_million,
     print_table,
     progress,
     show,
@@ -50,6 +51,7 @@ def replay(
     plot: Path | None = None,
     out: Path | None = None,
     data_dir: DataDir = None,
+    wide: Wide = False,
     json: Json = False,
 ) -> int:
     """Simulate recorded traffic under other policies: what would last Tuesday have cost?
@@ -159,7 +161,7 @@ def replay(
     write_outputs(document, None, out)
     if plot is not None:
         write_outputs(plot_document(document), plot, None)
-    show(document, json, print_replay)
+    show(document, json, lambda found: print_replay(found, wide=wide))
     return 0
 
 
@@ -236,7 +238,7 @@ def _reading_progress(total: int) -> Callable[[int], None]:
     return on_read
 
 
-def print_replay(document: Mapping[str, Any]) -> None:
+def print_replay(document: Mapping[str, Any], *, wide: bool = False) -> None:
     """Print the document of `infaas replay --json` as tables: first what happened, then the simulations."""
     recorded, runs = document["recorded"], document["policies"]
     of = f", {', '.join(document['apps'])}" if document["apps"] else ""
@@ -245,9 +247,9 @@ def print_replay(document: Mapping[str, Any]) -> None:
     print()
     named = [{**run, "policy": f"{run['policy']} (simulated)"} for run in runs]
     if "slo_target" in runs[0]:
-        print_targets([recorded, *named])
+        print_targets([recorded, *named], wide=wide)
     else:
-        print_figures([recorded, *named])
+        print_figures([recorded, *named], wide=wide)
     print()
     print(f"cost: {document['cost']['text']}")
     if document["cost"]["comparable"] and recorded["cost"]:
@@ -260,7 +262,7 @@ def print_replay(document: Mapping[str, Any]) -> None:
     print(f"{best}recorded: what happened; everything else is simulated")
 
 
-def print_targets(runs: Sequence[Mapping[str, Any]]) -> None:
+def print_targets(runs: Sequence[Mapping[str, Any]], *, wide: bool = False) -> None:
     """Print what each target cost, one line for each run. The first one is what happened, with the apps' own targets."""
     rows = [
         {
@@ -269,7 +271,7 @@ def print_targets(runs: Sequence[Mapping[str, Any]]) -> None:
             "missed": f"{100 * run['slo_violation_ratio']:.3f} %",
             "met": _met(run),
             "cost": _amount(run["cost"]),
-            "each": _amount(run["cost_per_1000_in_time"]),
+            "each": _amount(per_million(run["cost_per_1000_in_time"])),
         }
         for run in runs
     ]
@@ -279,9 +281,9 @@ def print_targets(runs: Sequence[Mapping[str, Any]]) -> None:
         "missed": "missed",
         "met": "met",
         "cost": "US$",
-        "each": "US$ per 1,000 in time",
+        "each": "US$/million in time",
     }
-    print_table(rows, [Column(title, key) for key, title in titles.items()], "")
+    print_table(rows, [Column(title, key) for key, title in titles.items()], "", wide=wide)
 
 
 def _met(run: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from infaas.cli.options import DataDir, Json, names
+from infaas.cli.options import DataDir, Json, Wide, names
 from infaas.cli.output import Column, fail, number, print_table, progress, show, usage
 from infaas.connecting import connect, locate
 from infaas.errors import NotConnected
@@ -35,6 +35,7 @@ def shadow(
     boot: Annotated[float | None, Parameter(validator=Number(gte=0, lte=86400))] = None,
     config: Path | None = None,
     data_dir: DataDir = None,
+    wide: Wide = False,
     json: Json = False,
 ) -> int:
     """Run another scaling policy on the live demand of a running system, without acting: what would it do and cost?
@@ -75,7 +76,7 @@ def shadow(
     spec = _spec(policy, changes, slo_target, boot, config, data_dir)
     telemetry.set_up("ERROR")
     document = uvloop.run(_run(spec, seconds, data_dir))
-    show(document, json, print_shadow)
+    show(document, json, lambda found: print_shadow(found, wide=wide))
     return 0
 
 
@@ -218,7 +219,7 @@ def _share(side: Mapping[str, Any]) -> str:
     return "-" if side["in_time"] is None else f"{100 * side['in_time']:.2f} %"
 
 
-def print_shadow(document: Mapping[str, Any]) -> None:
+def print_shadow(document: Mapping[str, Any], *, wide: bool = False) -> None:
     """Print the document of `infaas shadow --json` as tables."""
     ours, real = document["shadow"], document["real"]
     print(
@@ -241,12 +242,12 @@ def print_shadow(document: Mapping[str, Any]) -> None:
         Column("", "what"),
         Column("items", "items"),
         Column("in time", "in_time"),
-        Column("US$/h, machines", "cost"),
-        Column("US$/h, instances", "apps"),
-        Column("machines at the end", "machines"),
-        Column("instances", "instances"),
+        Column("US$/h,\nmachines", "cost"),
+        Column("US$/h,\ninstances", "apps", rank=1),
+        Column("machines\nat the end", "machines", rank=3),
+        Column("instances", "instances", rank=2),
     ]
-    print_table(rows, columns, "")
+    print_table(rows, columns, "", wide=wide)
     print()
     kinds = sorted(ours["actions"].keys() | real["actions"].keys())
     actions = [

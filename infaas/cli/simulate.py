@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from infaas.cli.options import Json, Names, Whole, names
+from infaas.cli.options import Json, Names, Whole, Wide, names
 from infaas.cli.output import Column, fail, for_the_result, number, print_json, print_table, progress, show, usage
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def simulate(
     seed: Annotated[Whole | None, Parameter(validator=Number(gte=0))] = None,
     plot: Path | None = None,
     out: Path | None = None,
+    wide: Wide = False,
     json: Json = False,
 ) -> int:
     """Simulate the load, machines and faults of a scenario file under one or several policies.
@@ -70,7 +71,7 @@ def simulate(
         usage(str(error))
     document = run_scenario(found)
     write_outputs(document, plot, out)
-    show(document, json, print_runs)
+    show(document, json, lambda found: print_runs(found, wide=wide))
     return 0
 
 
@@ -130,6 +131,7 @@ class _Figure(NamedTuple):
     key: str
     best: Callable[[Sequence[float]], float] | None
     text: Callable[[float], str]
+    rank: int = 0
 
 
 def _percent(value: float) -> str:
@@ -137,46 +139,46 @@ def _percent(value: float) -> str:
 
 
 _FIGURES = (
-    _Figure("queries", "queries", None, lambda v: f"{v:,.0f}"),
-    _Figure("answered", "answered", None, lambda v: f"{v:,.0f}"),
-    _Figure("late", "late", None, lambda v: f"{v:,.0f}"),
-    _Figure("refused", "refused", None, lambda v: f"{v:,.0f}"),
-    _Figure("failed", "failed", None, lambda v: f"{v:,.0f}"),
+    _Figure("queries", "queries", None, lambda v: f"{v:,.0f}", 2),
+    _Figure("answered", "answered", None, lambda v: f"{v:,.0f}", 4),
+    _Figure("late", "late", None, lambda v: f"{v:,.0f}", 5),
+    _Figure("refused", "refused", None, lambda v: f"{v:,.0f}", 5),
+    _Figure("failed", "failed", None, lambda v: f"{v:,.0f}", 5),
     _Figure("violations", "slo_violation_ratio", min, _percent),
     _Figure("accuracy", "effective_accuracy", max, lambda v: f"{v:.4f}"),
-    _Figure("worst drop", "max_accuracy_drop", min, lambda v: f"{v:.4f}"),
-    _Figure("answers/s", "throughput_qps", max, number),
-    _Figure("p50 ms", "p50_ms", min, number),
+    _Figure("worst drop", "max_accuracy_drop", min, lambda v: f"{v:.4f}", 6),
+    _Figure("answers/s", "throughput_qps", max, number, 3),
+    _Figure("p50 ms", "p50_ms", min, number, 3),
     _Figure("p99 ms", "p99_ms", min, number),
     _Figure("US$", "cost", min, lambda v: f"{v:.4g}"),
-    _Figure("US$ per 1,000", "cost_per_1000", min, lambda v: f"{v:.4g}"),
-    _Figure("utilisation", "mean_utilisation", None, lambda v: f"{100 * v:.1f} %"),
+    _Figure("US$/million", "cost_per_1000", min, lambda v: number(1000 * v), 1),
+    _Figure("utilisation", "mean_utilisation", None, lambda v: f"{100 * v:.1f} %", 6),
 )
 
 
-def print_runs(document: Mapping[str, Any]) -> None:
+def print_runs(document: Mapping[str, Any], *, wide: bool = False) -> None:
     """Print the document of `infaas simulate --json` as tables."""
     runs: Sequence[Mapping[str, Any]] = document["policies"]
     print(f"{document['scenario']}, seed {document['seed']}, {number(runs[0]['duration_s'])} s, simulated")
-    print_figures(runs)
+    print_figures(runs, wide=wide)
     print()
     print_details(runs)
     if len(runs) > 1:
         print(f"{_MARK} the best of these policies")
 
 
-def print_figures(runs: Sequence[Mapping[str, Any]]) -> None:
+def print_figures(runs: Sequence[Mapping[str, Any]], *, wide: bool = False) -> None:
     """Print one line for each run."""
     columns = [Column("policy", "policy")]
     rows: list[dict[str, Any]] = [{"policy": run["policy"]} for run in runs]
     for figure in _FIGURES:
         cells = [figure.title + _NONE, *_cells(figure, [run[figure.key] for run in runs])]
-        wide = max(map(len, cells))
-        title, *aligned = (cell.rjust(wide) for cell in cells)
-        columns.append(Column(title, figure.key))
+        width = max(map(len, cells))
+        title, *aligned = (cell.rjust(width) for cell in cells)
+        columns.append(Column(title, figure.key, figure.rank))
         for row, cell in zip(rows, aligned, strict=True):
             row[figure.key] = cell
-    print_table(rows, columns, "")
+    print_table(rows, columns, "", wide=wide)
 
 
 def print_details(runs: Sequence[Mapping[str, Any]]) -> None:

@@ -52,7 +52,8 @@ def up(
         Directory for the system's state, which survives a restart.
     port_base
         Port of NATS. PostgreSQL, the dashboard, the gateway and its gRPC get the next four ports; a busy port is an error. Metrics get
-        the port ten above, or a free one. Default: 4222, 5433, 8501, 8000, 8001 and 9100, or free ports instead of busy ones.
+        the port ten above, or a free one. Default: the ports of the last start, at first 4222, 5433, 8501, 8000, 8001 and 9100, or free
+        ports instead of busy ones.
     workers
         Number of workers.
     max_workers
@@ -196,6 +197,8 @@ async def _up(plan: "StackSpec", as_json: bool) -> int:
 
 async def _start(stack: "Stack", as_json: bool) -> None:
     endpoints = await stack.start()
+    for notice in stack.notices:
+        progress(notice)
     _print_urls(endpoints, as_json)
     slow = asyncio.get_running_loop().call_later(_SLOW_S, lambda: progress(f"still waiting for {stack.missing}"))
     try:

@@ -49,7 +49,7 @@ def _unmet_needs(kind: QueryKind, items: int, answer: Answer, known: Mapping[str
     if ceiling is not None and "cost" not in answer.missed:
         cost = 1000 * answer.cost / items
         if cost > ceiling * (1 + TOLERANCE):
-            return f"cost ${cost:.3g} per 1,000 without `cost` in `missed`"
+            return f"charged US$ {1000 * cost:.3g} per million without `cost` in `missed`"
     return ""
 
 
@@ -184,5 +184,5 @@ def _reason(refusal: Refused) -> str:
     return (
         f"{refusal.message}; closest: {closest.get('variant')}"
         f" (accuracy {'?' if accuracy is None else format(accuracy, '.3f')},"
-        f" {closest.get('latency_ms', 0):.3g} ms, ${closest.get('cost', 0):.2g} per 1,000)"
+        f" {closest.get('latency_ms', 0):.3g} ms, US$ {1000 * closest.get('cost', 0):.2g} per million)"
     )

@@ -124,9 +124,10 @@ def choose_ports(
     take_any: Callable[[], int],
     preferred: Mapping[str, int] = DEFAULT_PORTS,
 ) -> dict[str, int]:
-    """A port for each of the servers `names`: with a base, exactly base + offset; else the preferred one, the last one, or a free one.
+    """A port for each of the servers `names`: with a base, exactly base + offset; else that of the last run, the default one, or a free one.
 
-    recorded: the ports of the last run. take: claims a port if it is free. Raises ServerError naming the port when a base is given and one of its ports is busy.
+    recorded: the ports of the last run. take: claims a port if it is free. preferred: what the settings say; one that is no default is the
+    user's own. Raises ServerError naming the port when one that the user gave is busy.
     """
     if base is not None:
         ports = {name: base + offset for name, offset in PORT_OFFSETS.items() if name in names}
@@ -138,6 +139,13 @@ def choose_ports(
         return ports
     ports = {}
     for name in names:
-        wanted = [preferred[name], *([recorded[name]] if name in recorded else [])]
-        ports[name] = next((port for port in wanted if take(port)), 0) or take_any()
+        port = preferred[name]
+        if port == DEFAULT_PORTS[name]:
+            wanted = [*([recorded[name]] if name in recorded else []), port]
+            ports[name] = next((port for port in wanted if take(port)), 0) or take_any()
+        elif take(port):
+            ports[name] = port
+        else:
+            setting = "gateway.grpc_port" if name == "gateway_grpc" else f"{name}.port"
+            raise ServerError(f"port {port} for {name} is busy: stop what uses it, or change the setting {setting}")
     return ports

@@ -89,6 +89,7 @@ class Stack:
         self._hosting: LocalWorkers | None = None
         self._metrics: SystemMetrics | None = None
         self._chosen: dict[str, int] = {}
+        self.notices: list[str] = []  # what `start` did otherwise than usual, for people
 
     async def start(self) -> SystemEndpoints:
         """Start servers and services and return where they are; raises ServerError. Call `stop` in any case."""
@@ -114,6 +115,11 @@ class Stack:
             "gateway_grpc": gateway.grpc_port,
         }
         chosen = choose_ports(ours, spec.port_base, recorded, self._claims.take, self._claims.take_any, preferred)
+        known = () if spec.port_base is not None else chosen.items() - recorded.items() - preferred.items()
+        self.notices = [
+            f"port {preferred[name]} for {name} is busy: it has port {port}, also at the next start"
+            for name, port in sorted(known)
+        ]
         claims = self._claims
         self._metrics = SystemMetrics(
             spec.settings.metrics,

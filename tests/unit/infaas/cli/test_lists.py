@@ -1,20 +1,22 @@
 """Tables of apps: what their columns show."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
-from infaas.cli import lists
-from infaas.cli.output import print_table
+from infaas.cli import auth, doctor, jobs, lists, pipeline, plan, query, register
+from infaas.cli.output import Column, print_table
 
 
-@pytest.mark.parametrize(
-    ("headroom", "shown"), [(None, "-"), (1.75, "1.75"), (100.0, "100"), (100.5, "> 100"), (4321.0, "> 100")]
-)
-def test_a_headroom_of_more_than_a_hundred_is_shown_as_such(
-    headroom: float | None, shown: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("expected", "headroom", "shown"), [(None, 1.75, "-"), (40.0, None, "-"), (40.0, 1.75, "70")])
+def test_what_the_instances_of_an_app_can_carry_is_shown_in_items_a_second(
+    expected: float | None, headroom: float | None, shown: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    print_table([{"headroom": headroom}], [one for one in lists._OBJECTIVE if one.title == "headroom"], "none")
+    columns = [one for one in lists._OBJECTIVE if one.title == "can carry/s"]
+    print_table([{"forecast": expected, "headroom": headroom}], columns, "none")
     title, value = capsys.readouterr().out.splitlines()
-    assert (title.strip(), value.strip()) == ("headroom", shown)
+    assert (title.strip(), value.strip()) == ("can carry/s", shown)
 
 
 def test_a_pipeline_has_vertices_instead_of_models(capsys: pytest.CaptureFixture[str]) -> None:
@@ -25,5 +27,92 @@ def test_a_pipeline_has_vertices_instead_of_models(capsys: pytest.CaptureFixture
     lists.render_overview({"apps": [app, plain], "variants": [], "workers": [], "registrations": []}, wide=True)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "0 of 0 workers ready, 2 apps (1 of them pipelines), 0 variants, 0 instances"
-    assert lines[3].split()[:4] == ["social", "2", "vertices", "-"]
-    assert lines[4].split()[:3] == ["nmt", "1", "0"]
+    assert lines[4].split()[:4] == ["social", "2", "vertices", "-"]
+    assert lines[5].split()[:3] == ["nmt", "1", "0"]
+
+
+VARIANT = {
+    "app": "classify-street-signs", "variant": "mobilenet-v3-large-v12-ort-int8-dynamic-t2-b64", "model": "mobilenet-v3-large",
+    "version": "12", "state": "Interfered", "instances": 3, "reclaimable": 1, "hardware": "inferentia", "simulated": True,
+    "accuracy": 0.98765, "accuracy_low": 0.98, "accuracy_high": 0.99, "latency_ms": 123.456, "load_ms": 12345.6, "memory_mb": 1234.5,
+    "saturation_qps": 12345.6, "price_per_hour": 0.1234, "cost_per_1000": 0.0000123, "worker": "worker-17", "agreement": 0.99,
+    "why_not": "costs US$ 12.3 per million answers, more than 1, and " * 3, "batching": "aimd",
+}  # fmt: skip
+TABLES: dict[str, Callable[[], Any]] = {
+    "explain": lambda: query._render_explain({"candidates": [VARIANT], "chosen": VARIANT}, wide=False),
+    "register": lambda: print_table([VARIANT], register.COLUMNS, ""),
+    "jobs": lambda: jobs._table([{
+        "job": "j-0123456789abcdef", "app": "classify-street-signs", "state": "cancelled", "done": 12_345_678, "total": 98_765_432,
+        "failed": 17, "cost": 0.0123, "created": 1.7e9, "output": "/home/someone/outputs/of/yesterday/scores.npy", "reason": "out of disk " * 9,
+    }], "", wide=False),
+    "auth": lambda: print_table([{
+        "name": "somebody-with-a-name", "roles": ["operator", "dashboard"], "app": "classify-street-signs", "worker": "worker-17",
+        "keys": [{"created": "2026-11-17T08:00:00+00:00"}], "credentials": "/etc/infaas/credentials/" + "somebody" * 8,
+    }], auth._COLUMNS, ""),
+    "pipeline": lambda: print_table([{
+        "pipeline": "social-media-pictures", "vertex": "find-the-faces", "app": "classify-street-signs", "variant": VARIANT["variant"],
+        "hardware": "inferentia", "batch": 64, "replicas": 12, "wanted": 12, "instances": 11, "queued": 1234, "share": 0.5,
+    }], pipeline._STAGES, ""),
+    "plan": lambda: print_table([{
+        "variant": VARIANT["variant"], "hardware": "inferentia", "now": 12, "planned": 13, "action": "replicate +1", "items_per_s": 12345.6,
+        "cost_per_s": 0.000123,
+    }], plan._COLUMNS, ""),
+    "doctor": lambda: doctor._render({"checks": [
+        {"check": "database schema", "state": "failed", "detail": "words " * 40, "remedy": "more words " * 20}
+    ]}),
+    "workers": lambda: lists._render_workers([{
+        "worker": "worker-17-of-the-fleet", "kind": "c5.24xlarge", "state": "Draining",
+        "devices": [{
+            "device": "inferentia-12", "kind": "inferentia", "simulated": True, "alive": True, "utilisation": 1.0, "foreign_use": 0.5, "cores": 96,
+            "cores_used": 95.12, "memory_mb": 196_608.0, "memory_used_mb": 123_456.0, "host_used_mb": 12_345.0, "price_per_hour": 4.08,
+        }],
+        "instances": [VARIANT | {"device": "inferentia-12", "queued": 1234, "load": 12345.6, "mean_batch": 12.34}],
+    }], wide=False),
+    "status": lambda: lists.render_overview({
+        "apps": [{
+            "app": "classify-street-signs", "models": ["a", "b"], "slo_target": 0.999, "attainment_1h": 0.98765, "attainment_5m": 0.98765,
+            "forecast": 12345.6, "headroom": 1.234,
+        }],
+        "variants": [VARIANT, VARIANT | {"variant": "other", "accuracy": 0.5, "cost_per_1000": 0.1, "latency_ms": 0.01}],
+        "workers": [], "registrations": [],
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_fits_80_columns(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    TABLES[name]()
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 1
+    assert [line for line in lines if len(line) > 80] == []
+
+
+@pytest.mark.parametrize("columns", [lists._APPS, lists._MODELS, lists._VARIANTS, lists._SELECTION])
+def test_every_list_fits_80_columns(
+    columns: tuple[Column, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    spec = {"name": "picture", "datatype": "FP32", "shape": [224, 224, 3]}
+    item = VARIANT | {
+        "models": ["mobilenet-v3-large", "resnet-152"], "variants": 12, "apps": ["classify-street-signs"] * 2, "serving": True, "metric": "top1",
+        "format": "torchscript", "created": 1.7e9, "inputs": [spec], "outputs": [spec], "slo_target": 0.999, "attainment_1h": 0.98765,
+        "min_instances": 1, "member": "mobilenet-v3-large:12", "weight": 0.123456, "probability": 0.5, "n": 123_456, "stage_of": ["social"],
+    }  # fmt: skip
+    print_table([item], columns, "none")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > 80] == []
+
+
+def test_registrations_fit_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    item = VARIANT | {
+        "variants": ["a"], "state": "profiling", "progress": 0.5, "step": "building 12 variants on worker-17" * 3,
+        "registration": "r-0123456789abcdef",
+    }  # fmt: skip
+    print_table([item], lists._REGISTRATIONS, "none")
+    said = capsys.readouterr().out
+    assert "r-0123456789abcdef" in said
+    assert [line for line in said.splitlines() if len(line) > 80] == []

@@ -64,3 +64,13 @@ def test_no_table_is_wider_than_what_must_stay(items: list[dict[str, str]]) -> N
         print_table(items, COLUMNS, "none")
     assert all(len(line) <= 80 for line in out.getvalue().splitlines())
     assert len(out.getvalue().splitlines()) > len(items)
+
+
+def test_what_must_stay_goes_on_in_the_next_line_where_it_is_too_wide(capsys: pytest.CaptureFixture[str]) -> None:
+    columns = (Column("model", "a"), Column("variant", "b"), Column("computed\nUS$/million", "c"))
+    print_table([{"a": "m" * 50, "b": "resnet-50-v1-ort-int8-dynamic-t1-b8", "c": 12.5}], columns, "none")
+    lines = shown(capsys)
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split() == ["computed"]
+    assert lines[1].split() == ["model", "variant", "US$/million"]
+    assert "".join(line[: lines[1].index("variant")].strip() for line in lines[2:]) == "m" * 50

@@ -59,7 +59,7 @@ def test_the_planner_is_cheaper_than_copies_of_the_whole(changed: Any, capsys: p
 
 
 def test_a_table_names_each_stage_with_its_cost(changed: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["pipeline", "plan", changed()]) == 0
+    assert main(["pipeline", "plan", changed(), "--wide"]) == 0
     header, *rows, last = capsys.readouterr().out.splitlines()
     for title in ("stage", "hardware", "variant", "batch", "replicas", "load", "of objective", "US$/h"):
         assert title in header

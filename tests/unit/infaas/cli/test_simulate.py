@@ -113,7 +113,7 @@ def test_policies_by_name_take_the_place_of_the_file_s(scenario: Path, capsys: p
         [str(scenario), "--policy", "sm+", "--policy", "infaas"],
         ["--policy", "sm+", "infaas", str(scenario)],
     ):
-        assert main(["simulate", *arguments]) == 0
+        assert main(["simulate", *arguments, "--wide"]) == 0
         said = capsys.readouterr()
         assert [line.split()[0] for line in said.out.splitlines()[1:4]] == ["policy", "sm+", "infaas"]
         assert said.err == ""
@@ -256,7 +256,7 @@ def rows(text: str) -> list[dict[str, str]]:
     lines = text.splitlines()
     titles = [
         *("policy", "queries", "answered", "late", "refused", "failed", "violations", "accuracy", "worst drop"),
-        *("answers/s", "p50 ms", "p99 ms", "US$ ", "US$ per 1,000", "utilisation"),
+        *("answers/s", "p50 ms", "p99 ms", "US$ ", "US$/million", "utilisation"),
     ]
     head = lines[1] + " "
     ends = [head.index(title) + len(title.strip()) + 1 for title in titles[1:]]
@@ -270,7 +270,7 @@ def rows(text: str) -> list[dict[str, str]]:
 
 def test_a_line_for_each_policy_with_the_best_marked(capsys: pytest.CaptureFixture[str]) -> None:
     of = document(3, 4)
-    print_runs(of)
+    print_runs(of, wide=True)
     said = capsys.readouterr().out
     assert said.startswith("made-up, seed 7, 120 s, simulated\n")
     table = rows(said)
@@ -279,7 +279,7 @@ def test_a_line_for_each_policy_with_the_best_marked(capsys: pytest.CaptureFixtu
     assert table[0]["violations"] == f"{100 * run['slo_violation_ratio']:.2f} %*"
     assert table[0]["US$ "] == f"{run['cost']:.4g}*"
     assert not table[0]["queries"].endswith("*")  # no more is no better
-    for title in ("violations", "accuracy", "answers/s", "US$ ", "US$ per 1,000"):
+    for title in ("violations", "accuracy", "answers/s", "US$ ", "US$/million"):
         assert sum(row[title].endswith("*") for row in table) >= 1
     best = max(range(3), key=lambda i: of["policies"][i]["effective_accuracy"])
     assert table[best]["accuracy"].endswith("*")
@@ -293,7 +293,7 @@ def test_what_is_the_same_is_not_marked_and_what_is_unknown_is_a_dash(capsys: py
     same: dict[str, Any] = {"effective_accuracy": None, "p50_ms": 12.0, "cost": 0.5}
     for run in of["policies"]:
         run |= same
-    print_runs(of)
+    print_runs(of, wide=True)
     table = rows(capsys.readouterr().out)
     assert [(row["accuracy"], row["p50 ms"], row["US$ "]) for row in table] == [("-", "12", "0.5")] * 2
 
@@ -304,7 +304,7 @@ def test_offline_jobs_are_told_in_one_line(capsys: pytest.CaptureFixture[str]) -
         {"app": "faces", "inputs": 500, "done": 500, "finished_s": 83.5},
         {"app": "faces", "inputs": 1000, "done": 10, "finished_s": None},
     ]
-    print_runs(of)
+    print_runs(of, wide=True)
     assert "offline: 1 of 2 jobs, 510 of 1,500 items" in capsys.readouterr().out
 
 
@@ -316,18 +316,18 @@ def test_only_missed_targets_are_told_the_worst_first(capsys: pytest.CaptureFixt
         "unasked": {"slo_target": 0.99, "attainment": None},
         "far": {"slo_target": 0.999, "attainment": 0.5},
     }
-    print_runs(of)
+    print_runs(of, wide=True)
     assert "targets missed: far 50 % of 99.9 %, near 98.996 % of 99 %;" in capsys.readouterr().out
     of["policies"][0]["apps"] = {f"a{i}": {"slo_target": 0.99, "attainment": 0.9} for i in range(8)}
-    print_runs(of)
+    print_runs(of, wide=True)
     assert "a4 90 % of 99 %, and 3 more;" in capsys.readouterr().out
     of["policies"][0]["apps"] = {"met": {"slo_target": 0.99, "attainment": 1.0}}
-    print_runs(of)
+    print_runs(of, wide=True)
     assert "targets" not in capsys.readouterr().out
 
 
 def test_one_policy_is_not_the_best_of_anything(capsys: pytest.CaptureFixture[str]) -> None:
-    print_runs(document(1, 2))
+    print_runs(document(1, 2), wide=True)
     assert "*" not in capsys.readouterr().out
 
 

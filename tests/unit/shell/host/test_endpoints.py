@@ -51,7 +51,14 @@ def free_but(*busy: int):
 
 
 def test_default_ports_when_they_are_free() -> None:
-    assert choose_ports(DEFAULT_PORTS, None, {"nats": 7000}, take=free_but(), take_any=lambda: 1) == DEFAULT_PORTS
+    assert choose_ports(DEFAULT_PORTS, None, {}, take=free_but(), take_any=lambda: 1) == DEFAULT_PORTS
+
+
+def test_the_ports_of_the_last_start_are_kept() -> None:
+    chosen = choose_ports(DEFAULT_PORTS, None, {"nats": 7000}, take=free_but(), take_any=lambda: 1)
+    assert chosen == {**DEFAULT_PORTS, "nats": 7000}
+    chosen = choose_ports(DEFAULT_PORTS, None, {"nats": 7000}, take=free_but(7000), take_any=lambda: 1)
+    assert chosen == DEFAULT_PORTS
 
 
 def test_a_busy_default_is_replaced_by_last_times_port() -> None:
@@ -74,9 +81,11 @@ def test_a_base_fixes_every_port() -> None:
     }
 
 
-def test_a_preferred_port_comes_before_last_times() -> None:
+def test_a_port_of_the_settings_comes_before_last_times_and_is_an_error_when_it_is_busy() -> None:
     chosen = choose_ports(["dashboard"], None, {"dashboard": 7000}, free_but(), lambda: 1, {"dashboard": 8080})
     assert chosen == {"dashboard": 8080}
+    with pytest.raises(ServerError, match=r"port 8080 for dashboard is busy: .* the setting dashboard\.port"):
+        choose_ports(["dashboard"], None, {}, free_but(8080), lambda: 1, {"dashboard": 8080})
 
 
 def test_a_busy_port_of_a_base_is_an_error_that_names_it() -> None:
