@@ -62,6 +62,7 @@ _LEGEND: Spec = {
     "offset": 6,
 }
 _SHAPE: Spec = {"padding": {"left": 0, "right": 8, "top": 0, "bottom": 0}}
+_GREY_SYMBOLS: Spec = {"symbolFillColor": "#8a9099", "symbolStrokeColor": "#8a9099"}  # else black, also on black
 _STROKES: Spec = {**_LEGEND, "symbolType": "stroke", "symbolSize": 180}
 
 
@@ -301,7 +302,7 @@ def tradeoff(unit: str) -> Spec:
             "x": x,
             "y": y,
             "color": _colour("model"),
-            "shape": {"field": "on", "type": "nominal", "title": None, "legend": _LEGEND},
+            "shape": {"field": "on", "type": "nominal", "title": None, "legend": {**_LEGEND, **_GREY_SYMBOLS}},
             "fillOpacity": {
                 "condition": {"test": "datum.front == 'no other is better in all'", "value": 0.85},
                 "value": 0,

@@ -151,7 +151,7 @@ def explain_marks(marks: pd.DataFrame) -> None:
     """Say what the thin lines on the charts above are, if there are any."""
     if not marks.empty:
         st.caption(
-            "Thin lines: :violet[deployments] and :gray[scaling actions]. Point at the top of one to see what was done, and why."
+            "Thin lines: deployments (violet) and scaling actions (grey). Point at the top of one to see what was done, and why."
         )
 
 

@@ -100,6 +100,7 @@ def _compared(window: Window, rows: pd.DataFrame, before: Window, then: pd.DataF
     if past.empty:
         st.info(f"Nothing was spent {'in ' * (against == 'the time before')}{against}.", icon=":material/info:")
         return
+    total, past = total[total["time"].isin(rows["time"])], past[past["time"].isin(then["time"])]
     moved = past.assign(time=past["time"] + (window.start - before.start))
     with st.container(border=True):
         st.markdown(f"**Rate** compared with {against}, US$/h")

@@ -75,7 +75,8 @@ def decision(needs: dict[str, Any]) -> None:
             )
         ],
     ).sort_values("verdict", kind="stable")
-    answering = set(shown.index[:1]) if answer.get("stages") is None else set(shown.index[shown["verdict"] == "chosen"])
+    several = answer.get("stages") is not None or answer.get("members")
+    answering = set(shown.index[shown["verdict"] == "chosen"]) if several else set(shown.index[:1])
     columns = ["variant", "why", "state", "on", "accuracy", "latency_ms", "load_ms", "per_million"]
     st.dataframe(
         shown[[*(["stage"] if "stage" in shown else []), *columns]].style.apply(
@@ -87,7 +88,7 @@ def decision(needs: dict[str, Any]) -> None:
         ),
         hide_index=True,
         width="stretch",
-        height=min(38 + 35 * len(shown), 600),
+        height=38 + 35 * min(len(shown), 25),
         key="candidates",
         column_config={
             "stage": "stage",

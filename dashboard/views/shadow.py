@@ -64,6 +64,7 @@ def _costs(window: Window) -> None:
         ours = rates.rename(columns={column: "rate"})[["time", "policy", "rate"]]
         with part.container(border=True):
             st.markdown(f"**Cost** of {title}, US$/h")
+            real = real[real["time"].isin(rows["time"])]  # without a bill, there was no system
             both = ours if real.empty else pd.concat([real[["time", "policy", "rate"]], ours])
             charts.draw(both, charts.lines("rate", "policy", unit="US$/h", every=series.OBJECTIVES_S), title, coarse)
 

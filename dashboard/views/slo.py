@@ -13,15 +13,16 @@ MEANING = {
     "deadline": "refused at once, because no answer would be in time",
     "overloaded": "all suitable instances were full",
     "unsatisfiable": "no variant can ever meet the needs: lower them, or register a better model",
-    "unknown_app": "no app of this name is registered",
-    "unknown_model": "no model of this name is registered",
-    "bad_request": "a field was wrong: the refusal names it",
+    "unknown_app": "no app of this name is registered: infaas apps lists those that are",
+    "unknown_model": "the app has no model or variant of this name: the page Applications lists its variants",
+    "bad_request": "a field was wrong: what the client was told names it and says what is right",
     "model_error": "the model failed on these inputs",
     "too_large": "the inputs were too large for one message",
     "forbidden": "the caller may not do this",
     "internal": "a fault of the system: see its logs",
 }
-EXPECTED = {"load": "now", "forecast": "expected", "capacity": "can be carried"}
+CARRIED = "can be carried"
+EXPECTED = {"load": "now", "forecast": "expected", "capacity": CARRIED}
 
 widgets.page_title(
     "SLO",
@@ -159,9 +160,13 @@ def objectives() -> None:
     apps = list(expected.groupby("app")["load"].sum().sort_values(ascending=False).index[:6])
     for place, name in zip([*st.columns(2)] * 3 if len(apps) > 1 else [st.container()], apps, strict=False):
         one = expected[expected["app"] == name].rename(columns=EXPECTED)
-        one = one.melt(["time"], list(EXPECTED.values()), "what", "rate")
+        lines, note = list(EXPECTED.values()), ""
+        if one[CARRIED].min() > 10 * one[lines].drop(columns=CARRIED).max().max():  # the others would all look like 0
+            lines.remove(CARRIED)
+            note = f"; {formats.number(one[CARRIED].min())} or more can be carried"
+        one = one.melt(["time"], lines, "what", "rate")
         with place.container(border=True):
-            st.markdown(f"**{name}**, items/s")
+            st.markdown(f"**{name}**, items/s{note}")
             spec = charts.lines("rate", "what", unit="items/s", every=series.OBJECTIVES_S)
             charts.draw(one, spec, f"expected-{name}", window, series.marks(window, name))
 
@@ -187,6 +192,28 @@ def reasons() -> None:
             "last": widgets.time_column("last", window),
         },
         "reasons",
+    )
+
+
+def mistakes() -> None:
+    window = widgets.up_to_now(chosen)
+    rows = of_app(history("mistakes", window))
+    if rows.empty:
+        return
+    st.subheader("Clients' mistakes", anchor=False)
+    st.caption("Queries that nobody could answer as they were asked. They count neither as queries nor as missed.")
+    widgets.table(
+        rows.assign(meaning=rows["reason"].map(MEANING)),
+        {
+            "app": "app asked for",
+            "reason": "mistake",
+            "queries": widgets.number_column("times", "localized"),
+            "meaning": "meaning",
+            "first": widgets.time_column("first", window),
+            "last": widgets.time_column("last", window),
+        },
+        "mistakes",
+        height=300 if len(rows) > 7 else "content",
     )
 
 
@@ -247,5 +274,6 @@ def served() -> None:
 show_live(chosen, endings)
 show_live(chosen, objectives)
 show_live(chosen, reasons)
+show_live(chosen, mistakes)
 show_live(chosen, latencies)
 show_live(chosen, served)

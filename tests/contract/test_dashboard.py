@@ -26,7 +26,7 @@ from bus.messages.events import (
     WorkerEvent,
     WorkerSample,
 )
-from dashboard import store
+from dashboard import series, store
 from dashboard.serve import set_system_address
 from dashboard.window import between
 from infaas.connecting import SystemAddress
@@ -79,6 +79,8 @@ def past(postgres: EmbeddedPostgres, looking: None) -> Iterator[str]:
         if i % 40 == 2:
             fields |= {"outcome": "refused", "code": "overloaded", "variant": None, "latency_ms": 1.0}
         outcomes.append(event(OutcomeEvent, **fields))
+    wrong = {"outcome": "refused", "code": "bad_request", "variant": None, "latency_ms": 1.0}
+    outcomes += [event(OutcomeEvent, time=now - 40 + i, **wrong) for i in range(3)]
     core = 0.048 / 3600
     bills = [
         each
@@ -280,6 +282,28 @@ def test_objectives_stand_beside_what_was_reached_and_is_expected(past: str) -> 
     test = page("slo", past, range="7d")
     assert not test.exception and not test.error
     assert table(test, "target")["target"].tolist() == [99.0]
+
+
+def test_clients_mistakes_are_told_apart_and_lower_nothing(past: str) -> None:
+    test = page("slo", past)
+    assert metric(test, "In time") == ("95.0 %", "of 240 queries")
+    told = [each.value for each in test.dataframe if "reason" in each.value]
+    assert {(row.reason, row.queries) for rows in told for row in rows.itertuples()} == {
+        ("late", 6),
+        ("overloaded", 6),
+        ("bad_request", 3),
+    }
+
+
+def test_what_was_done_is_marked_once_however_near_and_by_app(past: str) -> None:
+    set_system_address(SystemAddress(NOWHERE, past))
+    now = datetime.now(UTC)
+    found = series.marks(between(now - timedelta(hours=1), now))
+    assert found["kind"].tolist() == ["deployment", "scaling"]
+    assert found["mark"][0].endswith("version 1 was registered")
+    assert found["mark"][1] == f"load {VARIANT}: no instance meets a query's needs"
+    assert series.marks(between(now - timedelta(hours=1), now), "another").empty
+    assert "Thin lines" in text(page("overview", past))
 
 
 def test_an_address_may_name_the_range_and_the_app(past: str) -> None:
