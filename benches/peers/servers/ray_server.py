@@ -1,5 +1,7 @@
 """Ray Serve: its HTTP proxy, one replica."""
 
+from pathlib import Path
+
 import numpy as np
 import ray
 from model import BATCH, HOST, PORT, WAIT_S, load
@@ -24,6 +26,12 @@ class Model:
 
 
 if __name__ == "__main__":
-    ray.init(include_dashboard=False, num_cpus=2, _node_ip_address=HOST, object_store_memory=100 * 2**20)
+    ray.init(
+        include_dashboard=False,
+        num_cpus=2,
+        _node_ip_address=HOST,
+        _temp_dir=str(Path.cwd() / "r"),  # a short name: sockets lie below it
+        object_store_memory=100 * 2**20,
+    )
     serve.start(http_options={"host": HOST, "port": PORT})
     serve.run(Model.bind(), blocking=True)
