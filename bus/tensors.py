@@ -96,13 +96,48 @@ def fit(array: "Array", spec: TensorSpec, where: str) -> "Array":
         axes = ", ".join("any" if length == -1 else str(length) for length in wanted)
         raise BadTensor(
             f"field `{where}` has shape {list(array.shape)}: the model takes [n{', ' if axes else ''}{axes}]"
+            f"{shape_remedy(list(array.shape), wanted)}"
         )
     if spec.datatype == "BYTES" or array.dtype.kind == "O":
         if (spec.datatype == "BYTES") != (array.dtype.kind == "O"):
-            raise BadTensor(f"field `{where}.datatype`: the model takes {spec.datatype}")
+            what = "texts" if array.dtype.kind == "O" else f"{array.dtype} numbers"
+            needs = "texts" if spec.datatype == "BYTES" else "numbers"
+            raise BadTensor(f"field `{where}` has {what}: the model takes {spec.datatype}, so give {needs}")
         return array
     target = _dtype(NUMPY_NAMES.get(spec.datatype, "<f4"))
     return array if array.dtype == target else _convert(array, target, spec.datatype, where)
+
+
+def shape_remedy(shape: list[int], wanted: list[int]) -> str:
+    """What to do with a tensor of this shape where the model takes [n, *wanted], with a leading semicolon; "" if nothing is plain."""
+
+    def fits(given: list[int]) -> bool:
+        return len(given) == len(wanted) and all(w in (-1, s) for s, w in zip(given, wanted, strict=True))
+
+    if fits(shape):
+        return "; it lacks the axis of items: send x[None]"
+    item = shape[1:]
+    if len(item) == len(wanted) == 3:
+        if fits([item[1], item[2], item[0]]):
+            return "; its channels come first and the model's last: transpose it by (0, 2, 3, 1)"
+        if fits([item[2], item[0], item[1]]):
+            return "; its channels come last and the model's first: transpose it by (0, 3, 1, 2)"
+    if not item and wanted == [1]:
+        return "; send x.reshape(-1, 1)"
+    return ""
+
+
+def check_finite(array: "Array", where: str) -> None:
+    """Check that floating-point numbers are finite. Raises BadTensor, which names the first that is not by its index."""
+    np = _numpy()
+    if array.dtype.kind != "f" or np.isfinite(array).all():
+        return
+    at = np.unravel_index(int(np.argmin(np.isfinite(array))), array.shape)
+    what = "NaN" if np.isnan(array[at]) else "an infinite value"
+    raise BadTensor(
+        f"field `{where}` holds {what} at index {[int(one) for one in at]}: fill or drop it; models registered with "
+        "--allow-nan take it"
+    )
 
 
 def datatype_of(array: "Array") -> str:
@@ -118,14 +153,33 @@ def datatype_of(array: "Array") -> str:
 def _convert(array: "Array", target: Any, datatype: str, where: str) -> "Array":
     np = _numpy()
     have, want = array.dtype.kind, target.kind
-    if want == "f" and have in "fiu":
-        return array.astype(target)
-    if want in "iu" and have in "iub":
+    if want == "f" and have in "fiub":
+        if have != "f" or array.dtype.itemsize <= target.itemsize:
+            return array.astype(target)
+        with np.errstate(over="ignore"):
+            converted = array.astype(target)
+        if not np.isfinite(converted).all() and (np.isinf(converted) & np.isfinite(array)).any():
+            raise BadTensor(f"field `{where}` holds numbers that do not fit {datatype}: scale them down")
+        return converted
+    if want in "iu" and have in "iubf":
         if have == "b" or array.size == 0:
             return array.astype(target)
         limits = np.iinfo(target)
-        if int(array.min()) < limits.min or int(array.max()) > limits.max:
-            raise BadTensor(f"field `{where}` holds integers that do not fit {datatype}")
+        low, high = array.min(), array.max()
+        if have == "f" and not (np.isfinite(array).all() and (array == np.round(array)).all()):
+            scaled = datatype == "UINT8" and 0 <= low <= high <= 1
+            remedy = "multiply by 255 and convert to uint8" if scaled else "round them, if that is meant"
+            raise BadTensor(
+                f"field `{where}` holds {array.dtype} values from {low:.4g} to {high:.4g} that are not whole: the model takes "
+                f"{datatype}; {remedy}"
+            )
+        if int(low) < limits.min or int(high) > limits.max:
+            raise BadTensor(
+                f"field `{where}` holds integers from {int(low)} to {int(high)}, which do not fit {datatype} "
+                f"({limits.min} to {limits.max})"
+            )
+        return array.astype(target)
+    if want == "b" and have in "iuf" and ((array == 0) | (array == 1)).all():
         return array.astype(target)
     raise BadTensor(f"field `{where}` has datatype {datatype_of(array)}: the model takes {datatype}")
 

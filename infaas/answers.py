@@ -23,6 +23,7 @@ class Answer(Struct, frozen=True, kw_only=True, dict=True):
     batch: items in the batch that computed the answer. Fields with a default are set only if they apply. query: name of this query,
     for feedback. Of an app with several models: members: `model@version` of those whose output is in the answer; missing: how many of
     the asked ones are not; confidence: the share of the asked ones that agree, confidences: of each item.
+    labels: the name of each item's class, if the model was registered with names of its classes.
     """
 
     id: str | None
@@ -49,6 +50,7 @@ class Answer(Struct, frozen=True, kw_only=True, dict=True):
     reason: str | None = None
     query: str | None = None
     confidences: list[float] | None = None
+    labels: list[str] | None = None
 
     @cached_property
     def outputs(self) -> "dict[str, Array]":

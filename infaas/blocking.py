@@ -105,7 +105,6 @@ class Infaas:
     selection = _waiting(Client.selection)
     explain = _waiting(Client.explain)
     register = _waiting(Client.register)
-    register_model = _waiting(Client.register_model)
     cancel_registration = _waiting(Client.cancel_registration)
     submit = _waiting(Client.submit)
     jobs = _waiting(Client.jobs)
@@ -170,7 +169,7 @@ def register(
 
         infaas.register(classifier, x_test, y_test, app="wine")
 
-    Arguments as for `Client.register_model`. What was understood, and the progress, go to stderr.
+    Arguments as for `Client.register`. What was understood, and the progress, go to stderr.
     """
 
     def say(text: str) -> None:
@@ -185,4 +184,4 @@ def register(
 
     options = {"on_progress": on_progress, "say": say, **options}
     with connect_blocking(data_dir=data_dir) as system:
-        return system.register_model(model, x, y, app=app, name=name, metric=metric, **options)
+        return system.register(model, x, y, app=app, name=name, metric=metric, **options)

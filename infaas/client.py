@@ -23,7 +23,7 @@ from bus.messages.public import ObjectRef, RegistrationStatus, TensorView
 from bus.port import Buffer, Bus, BusError, Forbidden, ObjectStore
 from bus.subjects import Subjects
 from infaas.answers import Answer, read_answer, read_map
-from infaas.errors import InfaasError, NotConnected, Refused, RegistrationFailed
+from infaas.errors import BadInput, InfaasError, NotConnected, Refused, RegistrationFailed
 from infaas.exchange import FIRST_SILENCE, Exchange, Settle
 from infaas.queries import (
     INPUTS,
@@ -42,7 +42,7 @@ from infaas.queries import (
 
 if TYPE_CHECKING:
     from infaas.jobs import OnProgress as OnJobProgress
-    from infaas.registering import Arrays, OnProgress
+    from infaas.registering import Arrays
 
 DEADLINE = 30.0  # s within which the system answers or refuses a query without a deadline
 GRACE = 1.0  # s that the client waits longer, so that a refusal at the deadline still arrives
@@ -262,84 +262,67 @@ class Client:
         """The decision that a query with these needs would get now: `chosen`, and `candidates`, each with its `why_not`."""
         return await self._request(self.subjects.explain(check_name(app, "app")), check_needs(needs))
 
-    async def register_model(
+    @overload
+    async def register(
         self,
+        model_file: str | Path,
         /,
+        *,
+        app: str,
+        model: str,
+        validation: "str | Path | Arrays",
+        **options: Any,
+    ) -> RegistrationStatus: ...
+    @overload
+    async def register(
+        self,
         model: Any,
         x: Any,
         y: Any,
+        /,
         *,
         app: str,
         name: str | None = None,
         metric: str | None = None,
         **options: Any,
-    ) -> dict[str, Any]:
-        """Convert and register a trained scikit-learn, XGBoost, LightGBM, torch or ONNX model, or a file. Returns its variants and their figures.
-
-        x, y: samples and their labels or targets, on which accuracy is measured. name: of the model; default: its class's. metric: default
-        top1 for classes, mae for targets. options: further arguments of `register`. Raises BadInput where it cannot be converted, and what
-        `register` raises.
-        """
-        from infaas.registering import register_model  # noqa: PLC0415  (a query needs none of it)
-
-        return await register_model(
-            self.register, self.variants, model, x, y, app=app, name=name, metric=metric, **options
-        )
-
+    ) -> dict[str, Any]: ...
     async def register(
-        self,
-        model_file: str | Path,
-        *,
-        app: str,
-        model: str,
-        validation: "str | Path | Arrays",
-        on_progress: "OnProgress | None" = None,
-        format: str | None = None,
-        version: str | None = None,
-        task: str | None = None,
-        metric: str = "top1",
-        latency_ms: float | None = None,
-        slo_target: float | None = None,
-        default_output: Any = None,
-        inputs_key: str = "x",
-        labels_key: str = "y",
-        labels: Sequence[str] = (),
-        dry_run: bool = False,
-        contended: bool = False,
-        contexts: int = 1,
-        timeout: float | None = None,
-    ) -> RegistrationStatus:
+        self, model_or_file: Any, x: Any = None, y: Any = None, /, *, app: str, **options: Any
+    ) -> RegistrationStatus | dict[str, Any]:
         """Register a trained model with its labelled validation set. Waits until its variants are built and measured.
 
-        Arguments as for `infaas.registering.register`. The result has the `variants`, and the `failures` of those that could not be
-        built. With dry_run the model is inspected only, nothing is kept, and the result has what would be registered: `variants`,
-        `signature`, and the `accuracy` of the model as it is. Raises RegistrationFailed if no variant works, and what every method raises.
-        """
-        from infaas.registering import register  # noqa: PLC0415  (a query needs none of it)
+        Two shapes:
 
-        status = await register(
-            self.bus,
-            self.subjects,
-            model_file,
-            app=app,
-            model=model,
-            validation=validation,
-            on_progress=on_progress,
-            format=format,
-            version=version,
-            task=task,
-            metric=metric,
-            latency_ms=latency_ms,
-            slo_target=slo_target,
-            default_output=default_output,
-            inputs_key=inputs_key,
-            labels_key=labels_key,
-            labels=labels,
-            dry_run=dry_run,
-            contended=contended,
-            contexts=contexts,
-            timeout=timeout,
-        )
+            await client.register(model, x, y, app="wine")
+            await client.register("model.onnx", app="wine", model="forest", validation="validation.npz")
+
+        The first takes a scikit-learn, XGBoost, LightGBM, torch, Keras or ONNX model, or a file, and converts it here. x, y: samples and their labels
+        or targets, on which accuracy is measured. name: of the model; default: its class's. metric: default: as labels and outputs tell.
+        It returns what `infaas register --json` prints: the variants with their figures.
+
+        The second takes a file as it is. model: its name. validation: an .npz file, or inputs and labels. It returns the last status, with the
+        `variants`, and the `failures` of those that could not be built. With dry_run the model is inspected only, nothing is kept, and the
+        result has what would be registered: `variants`, `signature`, and the `accuracy` of the model as it is.
+
+        options: further arguments of `infaas.registering.register`. Raises BadInput where a model cannot be converted, RegistrationFailed
+        if no variant works, and what every method raises.
+        """
+        from infaas import registering  # noqa: PLC0415  (a query needs none of it)
+
+        if x is not None:
+            return await registering.register_model(
+                self._register_file, self.variants, model_or_file, x, y, app=app, **options
+            )
+        if "validation" not in options:
+            raise BadInput(
+                "x, y: samples and labels are missing; pass register(model, x, y, app=...), or validation= with a file"
+            )
+        return await self._register_file(model_or_file, app=app, **options)
+
+    async def _register_file(self, model_file: str | Path, **options: Any) -> RegistrationStatus:
+        from infaas.registering import register  # noqa: PLC0415
+
+        status = await register(self.bus, self.subjects, model_file, **options)
         if status.state != "done":
             raise RegistrationFailed(status)
         return status

@@ -5,14 +5,19 @@ caller's own samples, and must answer as the object does.
 """
 
 import re
+import zipfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from bus.messages.catalog import TensorSpec
+from bus.messages.public import Register
+from bus.tensors import BadTensor, fit
 from infaas.errors import BadInput
+from infaas.trial import Trial, try_file, understood
 
 if TYPE_CHECKING:
     from numpy import ndarray
@@ -22,6 +27,7 @@ if TYPE_CHECKING:
 
 CHECKED = 1000  # samples that the file and the object are compared on
 LEAST_AGREEMENT = 0.99
+MOST_TRIED = 2**29  # bytes of a validation set that is read here, to try the model on its first item
 SERVE_IT = "serve the object itself with `infaas container` (docs/containers.md)"
 
 
@@ -29,31 +35,40 @@ class Converted(Struct, frozen=True, kw_only=True):
     """A model's file, and what its samples are called.
 
     inputs: by the model's input names, [n, ...] each. labels: class numbers, or targets. classes: names of the classes, in the order of
-    the scores; empty: there are none. note: what was done, for people.
+    the scores; empty: there are none. note: what was done, for people. trial: of the file, on the first sample; None: it was not tried.
     """
 
     path: Path
     inputs: "Named"
     labels: "Array"
-    metric: str
+    metric: str = ""
     classes: list[str] = []
     note: str = ""
+    trial: Trial | None = None
 
 
-def convert(model: Any, x: Any, y: Any, directory: Path, metric: str | None = None) -> Converted:
-    """Convert a model to a file in `directory`. x: an array, a mapping of input names to arrays, or a DataFrame; y: labels or targets.
+def convert(
+    model: Any, x: Any, y: Any, directory: Path, metric: str | None = None, *, allow_nan: bool = False
+) -> Converted:
+    """Convert a model to a file in `directory`, and try it on the first sample.
 
-    model: a scikit-learn, XGBoost, LightGBM or torch object, an onnx.ModelProto, or a path of a file. Raises BadInput.
+    model: a scikit-learn, XGBoost, LightGBM, torch or Keras object, an onnx.ModelProto, or a path of a file. x: an array, a mapping of input
+    names to arrays, or a DataFrame; y: labels or targets. metric: None: labels and outputs tell it. Raises BadInput.
     """
-    if isinstance(model, (str, Path)):
-        return _file(Path(model), x, y, directory, metric)
-    kind = kind_of(model)
+    kind = _FILE if isinstance(model, (str, Path)) else kind_of(model)
     if kind is None:
         raise BadInput(
             f"model: a {type(model).__module__}.{type(model).__name__} cannot be converted; pass a scikit-learn, XGBoost, LightGBM or "
             f"torch model, an ONNX model or a file, or {SERVE_IT}"
         )
-    return _KINDS[kind](model, x, y, directory, metric)
+    if not allow_nan:
+        check_finite(_by_name(x))
+    found = _KINDS[kind](model, x, y, directory, metric)
+    trial = try_file(found.path, found.inputs)
+    if found.metric:
+        return structs.replace(found, trial=trial)
+    labels, classes, metric = labels_of(found.labels, metric, None, trial is not None and trial.one_number)
+    return structs.replace(found, labels=labels, classes=classes, metric=metric, trial=trial)
 
 
 def kind_of(model: Any) -> str | None:
@@ -79,10 +94,13 @@ def name_of(model: Any) -> str:
 # -- labels and inputs
 
 
-def labels_of(y: Any, metric: str | None, classes: "Array | None" = None) -> "tuple[Array, list[str], str]":
+def labels_of(
+    y: Any, metric: str | None, classes: "Array | None" = None, one_number: bool = False
+) -> "tuple[Array, list[str], str]":
     """Class numbers or targets, the names of the classes, and the metric. classes: in the order of the model's scores; None: sorted.
 
-    Whole numbers and texts are classes, others are targets. Raises BadInput.
+    Whole numbers and texts are classes, others are targets. one_number: the model gives one number an item; then more than two different
+    whole numbers are targets as well. Raises BadInput.
     """
     import numpy as np  # noqa: PLC0415  (the client starts without it)
 
@@ -95,6 +113,7 @@ def labels_of(y: Any, metric: str | None, classes: "Array | None" = None) -> "tu
         raise BadInput(f"y: labels must be numbers or texts, not {values.dtype}")
     if metric is None:
         targets = values.dtype.kind == "f" and not bool((values == np.round(values)).all())
+        targets = targets or (one_number and values.dtype.kind in "iuf" and len(np.unique(values)) > 2)
         metric = "mae" if targets and classes is None else "top1"
     if metric in ("mae", "rmse"):
         if values.dtype.kind in "US":
@@ -125,13 +144,38 @@ def _arrays(x: Any, names: "list[str]") -> "Named":
     return {names[0]: np.asarray(x)}
 
 
-def _finite(inputs: "Named") -> None:
+def _by_name(x: Any) -> "Named":
+    import numpy as np  # noqa: PLC0415
+
+    if isinstance(x, Mapping):
+        return {str(name): np.asarray(one) for name, one in x.items()}
+    return _columns(x) or {"x": np.asarray(x)}
+
+
+def _float32(x: Any) -> "Array":
+    """The samples as models compute. Raises BadInput if numbers are too large for it."""
+    import numpy as np  # noqa: PLC0415
+
+    array = np.asarray(x)
+    if array.dtype.kind == "O":
+        array = array.astype("f8")
+    try:
+        return fit(array, TensorSpec(name="x", datatype="FP32", shape=list(array.shape[1:])), "x")
+    except BadTensor as error:
+        raise BadInput(str(error)) from error
+
+
+def check_finite(inputs: "Mapping[str, Array]") -> None:
+    """Raises BadInput if an input holds NaN or an infinite value, which names the first one."""
     import numpy as np  # noqa: PLC0415
 
     for name, array in inputs.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             at = int(np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))[0])
-            raise BadInput(f"x: {name!r} holds NaN or infinite values, first in sample {at}: fill or drop them before")
+            raise BadInput(
+                f"x: {name!r} holds NaN or infinite values, first in sample {at}: fill or drop them, or register with allow_nan=True "
+                "(--allow-nan) if the model takes them"
+            )
 
 
 def _columns(x: Any) -> "Named | None":
@@ -143,7 +187,7 @@ def _columns(x: Any) -> "Named | None":
     found = {}
     for column in x.columns:
         values = x[column].to_numpy()
-        values = values.astype("f4") if values.dtype.kind in "biuf" else values.astype(str).astype(np.str_)
+        values = _float32(values) if values.dtype.kind in "biuf" else values.astype(str).astype(np.str_)
         found[str(column)] = values.reshape(-1, 1)
     return found
 
@@ -153,15 +197,13 @@ def _columns(x: Any) -> "Named | None":
 
 def _sklearn(model: Any, x: Any, y: Any, directory: Path, metric: str | None) -> Converted:
     _need("skl2onnx", "sklearn")
-    import numpy as np  # noqa: PLC0415
     from skl2onnx import to_onnx  # noqa: PLC0415
     from sklearn.base import is_classifier, is_clusterer, is_regressor  # noqa: PLC0415
 
     if not (is_classifier(model) or is_regressor(model)) or is_clusterer(model):
         raise BadInput(f"model: {type(model).__name__} is neither a classifier nor a regressor; {SERVE_IT}")
     columns = _columns(x)
-    inputs = columns if columns is not None else {"x": np.asarray(x, "f4")}
-    _finite(inputs)
+    inputs = columns if columns is not None else {"x": _float32(x)}
     initial = [(name, _onnx_type(array)) for name, array in inputs.items()]
     classifier = is_classifier(model)
 
@@ -177,7 +219,6 @@ def _sklearn(model: Any, x: Any, y: Any, directory: Path, metric: str | None) ->
 
 def _boosting(model: Any, x: Any, y: Any, directory: Path, metric: str | None) -> Converted:
     _need("onnxmltools", "boosting")
-    import numpy as np  # noqa: PLC0415
     import onnxmltools  # noqa: PLC0415
     from onnxmltools.convert.common.data_types import FloatTensorType  # noqa: PLC0415
 
@@ -186,7 +227,7 @@ def _boosting(model: Any, x: Any, y: Any, directory: Path, metric: str | None) -
         raise BadInput(
             f"model: pass {package}'s scikit-learn interface (XGBClassifier, LGBMRegressor, ...), or {SERVE_IT}"
         )
-    array = np.asarray(x, "f4")
+    array = _float32(x)
     if array.ndim != 2:
         raise BadInput(f"x: must have the shape [samples, features], not {list(array.shape)}")
     inputs = {"x": array}
@@ -204,15 +245,14 @@ def _boosting(model: Any, x: Any, y: Any, directory: Path, metric: str | None) -
     return _scored(model, proto, array, inputs, y, directory, metric, classifier, package)
 
 
-def _torch(model: Any, x: Any, y: Any, directory: Path, metric: str | None) -> Converted:
+def _torch(model: Any, x: Any, y: Any, directory: Path, _metric: str | None) -> Converted:
     """A .pt2 program: the registrar makes variants in torch and, through ONNX, in onnxruntime of it, and measures which is faster."""
     import numpy as np  # noqa: PLC0415
     import torch  # noqa: PLC0415
 
     names = [str(name) for name in _forward_names(model)]
     inputs = _arrays(x, names if isinstance(x, Mapping) else names[:1])
-    inputs = {name: array.astype("f4") if array.dtype == np.float64 else array for name, array in inputs.items()}
-    _finite(inputs)
+    inputs = {name: _float32(array) if array.dtype == np.float64 else array for name, array in inputs.items()}
     tensors = tuple(torch.from_numpy(np.ascontiguousarray(array[:2])) for array in inputs.values())
     batch = torch.export.Dim("batch", min=1, max=1024)
     model = model.eval().cpu()
@@ -225,10 +265,7 @@ def _torch(model: Any, x: Any, y: Any, directory: Path, metric: str | None) -> C
             f"torch.export cannot convert this {type(model).__name__} ({_short(error)}): its batch axis must be the first one of each "
             f"input and may have any length; else {SERVE_IT}"
         ) from error
-    labels, classes, metric = labels_of(y, metric)
-    return Converted(
-        path=path, inputs=inputs, labels=labels, metric=metric, classes=classes, note="exported by torch.export"
-    )
+    return Converted(path=path, inputs=inputs, labels=y, note="exported by torch.export")
 
 
 def _forward_names(model: Any) -> list[str]:
@@ -241,23 +278,17 @@ def _forward_names(model: Any) -> list[str]:
     ] or ["x"]
 
 
-def _proto(model: Any, x: Any, y: Any, directory: Path, metric: str | None) -> Converted:
+def _proto(model: Any, x: Any, y: Any, directory: Path, _metric: str | None) -> Converted:
     path = directory / "model.onnx"
     path.write_bytes(model.SerializeToString())
     names = [one.name for one in model.graph.input if one.name not in {w.name for w in model.graph.initializer}]
-    inputs = _arrays(x, names)
-    _finite(inputs)
-    labels, classes, metric = labels_of(y, metric)
-    return Converted(path=path, inputs=inputs, labels=labels, metric=metric, classes=classes, note="an ONNX model")
+    return Converted(path=path, inputs=_arrays(x, names), labels=y, note="an ONNX model")
 
 
-def _file(path: Path, x: Any, y: Any, directory: Path, metric: str | None) -> Converted:
-    path = whole_onnx(path, directory)
+def _file(model: str | Path, x: Any, y: Any, directory: Path, _metric: str | None) -> Converted:
+    path = whole_onnx(Path(model), directory)
     names = [str(name) for name in x] if isinstance(x, Mapping) else ["x"]
-    inputs = _arrays(x, names)
-    _finite(inputs)
-    labels, classes, metric = labels_of(y, metric)
-    return Converted(path=path, inputs=inputs, labels=labels, metric=metric, classes=classes, note="a file as it is")
+    return Converted(path=path, inputs=_arrays(x, names), labels=y, note=f"{path.name} as it is")
 
 
 def whole_onnx(path: Path, directory: Path) -> Path:
@@ -286,12 +317,14 @@ def _has_external(path: Path) -> bool:
     return False
 
 
+_FILE = "file"
 _KINDS: dict[str, Callable[[Any, Any, Any, Path, str | None], Converted]] = {
     "sklearn": _sklearn,
     "xgboost": _boosting,
     "lightgbm": _boosting,
     "torch": _torch,
     "onnx": _proto,
+    _FILE: _file,
 }
 
 
@@ -388,23 +421,66 @@ def _short(error: Exception) -> str:
     return text if len(text) <= 200 else text[:199] + "…"
 
 
-# -- what was understood
+# -- samples and labels as a file
 
 
-def understood(found: Converted) -> list[str]:
-    """For people, before anything is kept: inputs, labels, metric."""
-    lines = [f"model: {found.note} ({found.path.stat().st_size / 1e6:.2f} MB)"]
-    for name, array in found.inputs.items():
-        shape = ", ".join(["n", *map(str, array.shape[1:])])
-        lines.append(f"input {name}: {array.dtype}[{shape}], {len(array)} samples")
-    if found.classes:
-        shown = ", ".join(found.classes[:5]) + ", …" * (len(found.classes) > 5)
-        lines.append(f"labels: {len(found.classes)} classes ({shown}), scored by {found.metric}")
-    elif found.metric in ("mae", "rmse"):
-        low, high = float(found.labels.min()), float(found.labels.max())
-        lines.append(
-            f"labels: targets from {low:.4g} to {high:.4g}, scored by {found.metric}: accuracy is 1 / (1 + error)"
-        )
+def validation_file(
+    model: Path,
+    validation: "str | Path | tuple[Array | Named, Array]",
+    request: Register,
+    directory: Path,
+    say: Callable[[str], None] | None,
+) -> tuple[Path, Register]:
+    """The validation set as a file, and the request with the metric and the names of the classes.
+
+    Labels that are texts become the numbers of their names, and a copy of the set holds them. Without names, the sorted texts are the
+    names: so scikit-learn numbers them. Raises BadInput.
+    """
+    import numpy as np  # noqa: PLC0415  (a query needs none)
+
+    if isinstance(validation, tuple):
+        path, arrays = directory / "validation.npz", _named(validation, request)
     else:
-        lines.append(f"labels: class numbers, scored by {found.metric}")
-    return lines
+        path = Path(validation)
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                wanted = file.files if say is not None and path.stat().st_size <= MOST_TRIED else [request.labels_key]
+                arrays = {name: file[name] for name in wanted}
+                if arrays[request.labels_key].dtype.kind == "U":
+                    arrays = {name: file[name] for name in file.files}
+        except (ValueError, OSError, EOFError, zipfile.BadZipFile):
+            return path, structs.replace(request, metric=request.metric or "top1")  # the worker says what is wrong
+    given = arrays[request.labels_key]
+    prefix = f"{request.inputs_key}."
+    inputs = {name.removeprefix(prefix): one for name, one in arrays.items() if name != request.labels_key}
+    if not request.allow_nan:
+        check_finite(inputs)
+    trial = try_file(model, inputs, request.inputs_key, request.format) if say is not None and inputs else None
+    texts = given.dtype.kind in "US"
+    names = np.array(request.labels) if request.labels and texts else None
+    labels, classes, metric = labels_of(given, request.metric or None, names, trial is not None and trial.one_number)
+    request = structs.replace(request, metric=metric, labels=classes or request.labels)
+    if say is not None and inputs:
+        note = f"{model.name}, {request.format}"
+        for line in understood(note, inputs, labels, request.labels, metric, trial, model.stat().st_size, request.task):
+            say(line)
+    if texts or isinstance(validation, tuple):
+        path = directory / path.name
+        np.savez(path, allow_pickle=False, **{**arrays, request.labels_key: labels if texts else given})
+    return path, request
+
+
+def _named(validation: "tuple[Array | Named, Array]", request: Register) -> "dict[str, Array]":
+    """Inputs and labels as arrays of a file. Inputs by name are kept as `x.NAME`, so that none is taken for the labels."""
+    import numpy as np  # noqa: PLC0415
+
+    given, labels = validation
+    key = request.inputs_key
+    named = {f"{key}.{name}": one for name, one in given.items()} if isinstance(given, dict) else {key: given}
+    try:
+        arrays = {name: np.asarray(one) for name, one in {**named, request.labels_key: labels}.items()}
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"validation: must be inputs and labels, as arrays ({error})") from error
+    if any(array.dtype.hasobject for array in arrays.values()):
+        raise BadInput("validation: arrays of Python objects cannot be sent; make them numbers")
+    return arrays

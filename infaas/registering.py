@@ -19,8 +19,9 @@ from bus.messages.public import Refusal, Register, RegistrationAccepted, Registr
 from bus.port import Bus, BusError, Delivery, Forbidden, NoResponders, ObjectStore, RequestTimeout
 from bus.subjects import WITHOUT_APP, Subjects
 from infaas.answers import refusal
-from infaas.conversion import convert, labels_of, name_of, understood, whole_onnx
+from infaas.conversion import convert, name_of, validation_file, whole_onnx
 from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout, denied
+from infaas.trial import understood
 
 if TYPE_CHECKING:
     from numpy import ndarray
@@ -42,6 +43,7 @@ LISTED_S = 3.0  # within which a dispatcher lists new variants
 REMOTE = "remote"  # format of a file that names a model on a remote engine
 
 OnProgress = Callable[[RegistrationStatus], None]
+Say = Callable[[str], None]
 ListVariants = Callable[..., Awaitable[list[dict[str, Any]]]]  # app, model: whose
 
 
@@ -54,10 +56,11 @@ async def register(
     model: str,
     validation: "str | Path | Arrays",
     on_progress: OnProgress | None = None,
+    say: Say | None = None,
     format: str | None = None,
     version: str | None = None,
     task: str | None = None,
-    metric: str = "top1",
+    metric: str | None = None,
     latency_ms: float | None = None,
     slo_target: float | None = None,
     default_output: Any = None,
@@ -67,6 +70,7 @@ async def register(
     dry_run: bool = False,
     contended: bool = False,
     contexts: int = 1,
+    allow_nan: bool = False,
     timeout: float | None = None,
 ) -> RegistrationStatus:
     """Register a trained model and wait until its variants are built and measured, or the registration fails.
@@ -74,13 +78,15 @@ async def register(
     model_file: .onnx (with the files of its weights beside it, if it has any), .pt2 or TorchScript, or the URL of a model on a remote
     engine (docs/remote.md). format: needed only if the file's name does not tell it. validation: an .npz with inputs (first axis: items)
     under inputs_key, or under the model's own input names, and labels under labels_key; or inputs (an array, or arrays by name) and
-    labels. version: default: the next number. metric: top1, top5, mae or rmse. labels: names of the classes, in the order of the scores.
-    latency_ms: the app's default latency objective. slo_target: the share of the app's queries to be answered in time, above 0 and below
-    1; None: the app keeps what it has. dry_run: inspect the model and keep nothing; the status then says what would be registered.
-    contended: measure latencies beside further instances of the variant that compute all the time. contexts: batches
-    that an instance computes at a time, on one copy of the weights; latencies are measured with as many. timeout: seconds for the whole
-    registration. on_progress gets every status. Returns the last status. Its `state` is "done" (with `variants`, and `failures` of those
-    that could not be built) or "failed" (with a `reason`) or "cancelled". Raises BadInput, Refused, NotConnected, Timeout.
+    labels. version: default: the next number. metric: top1, top5, mae or rmse; None: the labels tell it. labels: names of the classes, in
+    the order of the scores. latency_ms: the app's default latency objective. slo_target: the share of the app's queries to be answered in
+    time, above 0 and below 1; None: the app keeps what it has. dry_run: inspect the model and keep nothing; the status then says what
+    would be registered. contended: measure latencies beside further instances of the variant that compute all the time. contexts: batches
+    that an instance computes at a time, on one copy of the weights; latencies are measured with as many. allow_nan: inputs may hold NaN and
+    infinite values. timeout: seconds for the whole registration. on_progress gets every status. say: the model is tried here on the first
+    item, and `say` gets what was understood, line by line, before anything is sent. Returns the last status. Its `state` is "done" (with
+    `variants`, and `failures` of those that could not be built) or "failed" (with a `reason`) or "cancelled". Raises BadInput, Refused,
+    NotConnected, Timeout.
     """
     url = str(model_file) if str(model_file).startswith(("http://", "https://")) else None
     path = Path(model_file)
@@ -92,7 +98,7 @@ async def register(
         validation="",
         version=version,
         task=task,
-        metric=metric,
+        metric=metric or "",
         default_output=default_output,
         latency_ms=latency_ms,
         slo_target=slo_target,
@@ -102,6 +108,7 @@ async def register(
         dry_run=dry_run,
         contended=contended,
         contexts=contexts,
+        allow_nan=allow_nan,
         registration=f"r-{secrets.token_hex(8)}",
     )
     if url is None:
@@ -114,12 +121,11 @@ async def register(
                     path.write_bytes(msgspec.json.encode({"url": url}))
                 elif request.format == "onnx":
                     path = await asyncio.to_thread(whole_onnx, path, Path(directory))
-                if isinstance(validation, tuple):
-                    saved = Path(directory) / "validation.npz"
-                    await asyncio.to_thread(_save, saved, validation, request)
-                else:
-                    saved, classes = await asyncio.to_thread(_numbered, Path(validation), request, Path(directory))
-                    request = msgspec.structs.replace(request, labels=classes)
+                if not isinstance(validation, tuple):
+                    _check_validation(Path(validation), request)
+                saved, request = await asyncio.to_thread(
+                    validation_file, path, validation, request, Path(directory), say
+                )
                 return await _run(bus, subjects, path, saved, request, on_progress)
     except InfaasError:  # some of them are TimeoutErrors as well
         raise
@@ -134,7 +140,6 @@ async def register(
 async def _run(
     bus: Bus, subjects: Subjects, model: Path, validation: Path, request: Register, on_progress: OnProgress | None
 ) -> RegistrationStatus:
-    _check_validation(validation, request)
     registration = request.registration or ""
     progress = on_progress or (lambda _status: None)
     uploads = await bus.object_store(subjects.uploads_bucket)
@@ -339,44 +344,6 @@ def _check_validation(path: Path, request: Register) -> None:
         raise BadInput(f"inputs_key: {path.name} holds no {request.inputs_key!r}, only {', '.join(found)}")
 
 
-def _numbered(path: Path, request: Register, directory: Path) -> tuple[Path, list[str]]:
-    """The validation set, and the names of the classes. Labels that are texts become the numbers of their names, a copy of the set holds them.
-
-    Without names, the sorted texts are the names: so scikit-learn numbers them.
-    """
-    import numpy as np  # noqa: PLC0415  (other registrations need none)
-
-    _check_validation(path, request)
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            labels = file[request.labels_key]
-            if labels.dtype.kind != "U":
-                return path, request.labels
-            arrays = {name: file[name] for name in file.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile):
-        return path, request.labels  # the worker says what is wrong with it
-    numbers, classes, _ = labels_of(labels, None, np.array(request.labels) if request.labels else None)
-    np.savez(directory / path.name, allow_pickle=False, **{**arrays, request.labels_key: numbers})
-    return directory / path.name, classes
-
-
-def _save(path: Path, arrays: "Arrays", request: Register) -> None:
-    """Inputs by name are kept as `x.NAME`, so that none is taken for the labels."""
-    import numpy as np  # noqa: PLC0415  (a validation file needs no numpy)
-
-    given, labels = arrays
-    key = request.inputs_key
-    named = {f"{key}.{name}": one for name, one in given.items()} if isinstance(given, dict) else {key: given}
-    try:
-        inputs = {name: np.asarray(one) for name, one in named.items()}
-        labels = np.asarray(labels)
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"validation: must be inputs and labels, as arrays ({error})") from error
-    if labels.dtype.hasobject or any(array.dtype.hasobject for array in inputs.values()):
-        raise BadInput("validation: arrays of Python objects cannot be sent; make them numbers")
-    np.savez(path, allow_pickle=False, **inputs, **{request.labels_key: labels})
-
-
 # -- a model as a Python object
 
 
@@ -390,25 +357,47 @@ async def register_model(
     app: str,
     name: str | None = None,
     metric: str | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    say: Say | None = None,
+    allow_nan: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
     """Convert a model (see `conversion.convert`), register it, and return what `infaas register --json` prints.
 
-    upload, variants: the client's `register` and `variants`. say: gets what was understood, before anything is uploaded. options: as for `register`. Raises BadInput, and what `register` raises.
+    upload, variants: the client's `register` of files, and `variants`. say: gets what was understood, before anything is uploaded.
+    options: as for `register`. Raises BadInput, and what `register` raises.
     """
+    if y is None:
+        raise BadInput(
+            "y: the labels are missing; pass client.register(model, x, y, app=...), or a file with validation="
+        )
+    if "validation" in options or "model" in options:
+        wrong = "validation" if "validation" in options else "model"
+        raise BadInput(f"{wrong}: is for files; with x and y, name the model by name= and leave validation out")
     with tempfile.TemporaryDirectory(prefix="infaas-") as directory:
-        converted = await asyncio.to_thread(convert, model, x, y, Path(directory), metric)
-        for line in understood(converted):
-            say(line)
-        inputs = converted.inputs
+        converted = await asyncio.to_thread(convert, model, x, y, Path(directory), metric, allow_nan=allow_nan)
+        inputs, classes = converted.inputs, converted.classes or options.pop("labels", [])
+        options.pop("labels", None)
+        lines = understood(
+            converted.note,
+            inputs,
+            converted.labels,
+            list(classes),
+            converted.metric,
+            converted.trial,
+            converted.path.stat().st_size,
+            options.get("task"),
+        )
+        if say is not None:
+            for line in lines:
+                say(line)
         status = await upload(
             converted.path,
             app=app,
             model=name or name_of(model),
             validation=(next(iter(inputs.values())) if len(inputs) == 1 else inputs, converted.labels),
             metric=converted.metric,
-            labels=converted.classes,
+            labels=classes,
+            allow_nan=allow_nan,
             **options,
         )
     return await document_of(variants, status)

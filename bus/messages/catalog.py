@@ -65,6 +65,7 @@ class VariantRecord(Struct, frozen=True, kw_only=True):
     artifact: object key (sha256) in the artifacts bucket. precision: fp32, int8 (static QDQ), int8-dynamic, fp16, bf16.
     hardware: device kind, "cpu", "gpu", ... agreement: the share of answers that equal those of the fp32 variant.
     price_per_s: US$ per second of an instance; if None, the instance's share of the device's memory and its threads decide the price.
+    metric, labels, allow_nan: as in `Register`.
     """
 
     variant: str
@@ -89,6 +90,19 @@ class VariantRecord(Struct, frozen=True, kw_only=True):
     accuracy_low: float | None = None
     accuracy_high: float | None = None
     contexts: int = 1
+    metric: str = "top1"
+    labels: list[str] = []
+    allow_nan: bool = False
+
+
+ERRORS = frozenset(
+    {"mae", "rmse"}
+)  # metrics that are errors in the unit of the labels; an error e has the accuracy 1 / (1 + e)
+
+
+def error_of(accuracy: float | None, metric: str) -> float | None:
+    """The error that an accuracy stands for, in the unit of the labels. None: the metric is no error, or there is no accuracy."""
+    return 1.0 / accuracy - 1.0 if accuracy and metric in ERRORS else None
 
 
 class ModelRecord(Struct, frozen=True, kw_only=True):
@@ -96,7 +110,7 @@ class ModelRecord(Struct, frozen=True, kw_only=True):
 
     source, validation: object keys (sha256) of the uploaded files. inputs_key, labels_key: names of the arrays in the validation set.
     labels: names of the classes; empty if none were given. contended: its variants are measured beside further instances.
-    contexts: batches that an instance of its variants computes at a time.
+    contexts: batches that an instance of its variants computes at a time. allow_nan: its inputs may hold NaN and infinite values.
     """
 
     model: str
@@ -114,6 +128,7 @@ class ModelRecord(Struct, frozen=True, kw_only=True):
     labels: list[str] = []
     contended: bool = False
     contexts: int = 1
+    allow_nan: bool = False
 
 
 class ModelSelection(Struct, frozen=True, kw_only=True):

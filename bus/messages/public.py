@@ -96,7 +96,7 @@ class Answer(Struct, frozen=True, gc=False):
 
     Of an app with several models: members: `model@version` of those whose output is in the answer. missing: how many of the asked ones
     are not. confidence: the share of the asked members that agree with the answer, the least of all items; confidences: of each item,
-    where there are several.
+    where there are several. labels: the name of each item's class, if the model has names of its classes.
     """
 
     id: str | None
@@ -123,6 +123,7 @@ class Answer(Struct, frozen=True, gc=False):
     reason: str | UnsetType = UNSET
     query: str | UnsetType = UNSET
     confidences: list[float] | UnsetType = UNSET
+    labels: list[str] | UnsetType = UNSET
 
 
 class Closest(Struct, frozen=True, kw_only=True, gc=False):
@@ -171,8 +172,9 @@ class Register(Struct, frozen=True, kw_only=True):
     below 1; None: the app keeps what it has. labels: names of the classes, in the order of the model's scores.
     registration: an id that the client may choose. dry_run: inspect only; nothing is kept. contended: latencies are measured beside
     further instances of the variant that compute all the time, as many as the cores have room for, at most 7; on an accelerator beside one.
-    contexts: batches that an instance computes at a time on one copy of the weights, 1 to 64; latencies are measured with as many. container: of the format "container". Then `object` is a key in the artifacts bucket: answers that a further container must agree
-    with; there is no validation set.
+    contexts: batches that an instance computes at a time on one copy of the weights, 1 to 64; latencies are measured with as many. allow_nan: inputs
+    may hold NaN and infinite values, of the validation set and of queries. container: of the format "container". Then `object` is a key in the
+    artifacts bucket: answers that a further container must agree with; there is no validation set.
     """
 
     app: str
@@ -193,6 +195,7 @@ class Register(Struct, frozen=True, kw_only=True):
     dry_run: bool = False
     contended: bool = False
     contexts: int = 1
+    allow_nan: bool = False
     container: ContainerReport | None = None
 
 

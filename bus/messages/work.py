@@ -34,6 +34,7 @@ class InspectModel(Struct, frozen=True, kw_only=True):
     inputs_key: str
     labels_key: str
     metric: str
+    allow_nan: bool = False
     allow_torchscript: bool = False
     stored: bool = False
     hardware: str = "cpu"
@@ -57,6 +58,7 @@ class BuildVariants(Struct, frozen=True, kw_only=True):
     allow_torchscript: bool = False
     contended: bool = False
     contexts: int = 1
+    allow_nan: bool = False
 
 
 class CancelWork(Struct, frozen=True, kw_only=True):

@@ -100,7 +100,7 @@ async def _query(
 
 def _render(answer: "Answer") -> None:
     for name, array in answer.outputs.items():
-        print(f"{name:10} {_describe(array)}")
+        print(f"{name:10} {_describe(array, answer.labels)}")
     if answer.default:
         print(f"default    the app's default output, after {number(answer.latency_ms)} ms")
         print(f"reason     {answer.reason}")
@@ -130,13 +130,14 @@ def _render(answer: "Answer") -> None:
         print(f"query      {answer.query}")
 
 
-def _describe(array: "Array") -> str:
-    """The top class of each item if the output holds one score for each class, else the values themselves."""
+def _describe(array: "Array", labels: list[str] | None = None) -> str:
+    """The top class of each item if the output holds one score for each class, else the values themselves. labels: names of the classes."""
     more = f" … ({len(array)} items)" if len(array) > _MAX_ITEMS else ""
     if array.ndim == 2 and array.shape[1] > 1 and array.dtype.kind == "f":
         tops = array[:_MAX_ITEMS].argmax(1)
         scores = array[range(len(tops)), tops]
-        classes = ", ".join(f"{top} ({score:.3g})" for top, score in zip(tops.tolist(), scores.tolist(), strict=True))
+        names = labels[:_MAX_ITEMS] if labels else tops.tolist()
+        classes = ", ".join(f"{name} ({score:.3g})" for name, score in zip(names, scores.tolist(), strict=True))
         return f"class {classes}{more}"
     if array.size <= 200:
         return " ".join(str(array.tolist()).split())

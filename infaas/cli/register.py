@@ -56,15 +56,16 @@ def register(
     labels_key: str = "y",
     version: str | None = None,
     task: str | None = None,
-    metric: Literal["top1", "top5", "mae", "rmse"] = "top1",
+    metric: Literal["top1", "top5", "mae", "rmse"] | None = None,
     latency_ms: float | None = None,
     slo_target: float | None = None,
     default_output: str | None = None,
-    labels: Path | None = None,
+    labels: str | None = None,
     format: Literal["onnx", "pt2", "torchscript"] | None = None,
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     contended: Annotated[bool, Parameter(negative="")] = False,
     contexts: Whole = 1,
+    allow_nan: Annotated[bool, Parameter(negative="")] = False,
     data_dir: DataDir = None,
     wide: Wide = False,
     json: Json = False,
@@ -95,7 +96,8 @@ def register(
     task
         What the model is for, in your own words.
     metric
-        How outputs are scored against the labels. An error e of mae or rmse counts as the accuracy 1 / (1 + e).
+        How outputs are scored against the labels. Default: as labels and outputs tell, top1 of classes and mae of targets. An error e of
+        mae or rmse counts as the accuracy 1 / (1 + e).
     latency_ms
         The app's default latency objective, in milliseconds.
     slo_target
@@ -104,7 +106,8 @@ def register(
     default_output
         What the app answers for an item if no model can answer in time, as JSON.
     labels
-        A text file with the names of the classes, one a line, in the order of the model's scores.
+        Names of the classes in the order of the model's scores: a text file with one a line, or the names with commas between them. Answers
+        then hold them.
     format
         Format of the model file, if its name does not tell.
     dry_run
@@ -114,6 +117,8 @@ def register(
         count on what a busy machine gives, not on an idle one.
     contexts
         Batches that an instance computes at a time, on one copy of the weights, 1 to 64. Latencies are measured with as many.
+    allow_nan
+        Inputs may hold NaN and infinite values, those of the validation set and of queries. Without it they are refused.
 
     """
     options: dict[str, Any] = {
@@ -123,11 +128,13 @@ def register(
         "latency_ms": latency_ms,
         "slo_target": slo_target,
         "default_output": None if default_output is None else json_or_text(default_output),
-        "labels": [] if labels is None else lines_of(labels),
+        "labels": [] if labels is None else names_of(labels),
         "format": format,
         "dry_run": dry_run,
         "contended": contended,
         "contexts": contexts,
+        "allow_nan": allow_nan,
+        "say": progress,
     }
     keys: dict[str, Any] = {"inputs_key": inputs_key, "labels_key": labels_key}
 
@@ -151,11 +158,18 @@ def register(
     return 0
 
 
+def names_of(given: str) -> list[str]:
+    """The names of `--labels`: those of a file, or the text's own."""
+    if not Path(given).exists() and "," in given:
+        return [name.strip() for name in given.split(",") if name.strip()]
+    return lines_of(Path(given))
+
+
 def lines_of(path: Path) -> list[str]:
     try:
         return [line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        usage(f"--labels {path}: cannot be read: {error}")
+        usage(f"--labels {path}: cannot be read ({error}); name a text file, or the classes with commas between them")
 
 
 def _render(document: dict[str, Any], wide: bool) -> None:

@@ -12,6 +12,7 @@ import msgspec
 from bus.messages.catalog import AppRecord, Signature, TensorSpec
 from bus.messages.public import ObjectRef, QueryHead, Requirements, TensorHead
 from bus.subjects import valid_name
+from bus.tensors import shape_remedy
 
 ITEM_BYTES = {
     "BOOL": 1, "INT8": 1, "INT16": 2, "INT32": 4, "INT64": 8, "UINT8": 1, "UINT16": 2, "UINT32": 4, "UINT64": 8,
@@ -19,7 +20,8 @@ ITEM_BYTES = {
 }  # fmt: skip
 _FLOATS = frozenset({"FP16", "FP32", "FP64", "BF16"})
 _INTEGERS = frozenset(name for name in ITEM_BYTES if "INT" in name)
-# Datatypes that a model also accepts, by its own datatype: numbers, if no more than floating-point precision is lost.
+_NUMBERS = _FLOATS | _INTEGERS | {"BOOL"}
+# Datatypes that fit another one whatever their values are, but for floating-point precision and range.
 _FITTING = dict.fromkeys(_FLOATS, _FLOATS | _INTEGERS) | {name: _INTEGERS | {"BOOL"} for name in _INTEGERS}
 MOST_ITEMS = 65_536
 MOST_AXES = 32
@@ -147,19 +149,24 @@ def check_tensor(tensor: TensorHead, spec: TensorSpec | None, where: str) -> int
                 f"{where}.data holds {given} bytes, but shape {shape} of {tensor.datatype} needs {elements * size}"
             )
     if spec is not None:
-        _check_shape(shape[1:], spec, where)
-        if tensor.datatype != spec.datatype and tensor.datatype not in _FITTING.get(spec.datatype, ()):
-            raise BadRequest(f"{where}.datatype must be convertible to {spec.datatype}, not {tensor.datatype}")
+        _check_shape(shape[0], shape[1:], spec, where)
+        if tensor.datatype != spec.datatype and not {tensor.datatype, spec.datatype} <= _NUMBERS:
+            needs = "texts" if spec.datatype == "BYTES" else "numbers"
+            raise BadRequest(
+                f"{where}.datatype is {tensor.datatype}: the model takes {spec.datatype}, so give {needs}"
+            )  # the executor finds numbers whose values do not fit
     return shape[0]
 
 
-def _check_shape(shape: list[int], spec: TensorSpec, where: str) -> None:
+def _check_shape(items: int, shape: list[int], spec: TensorSpec, where: str) -> None:
     wanted = spec.shape
     if shape == wanted:
         return
     if len(shape) != len(wanted) or any(w not in (-1, n) for n, w in zip(shape, wanted, strict=True)):
+        axes = ["n", *("any" if n < 0 else str(n) for n in wanted)]
+        remedy = shape_remedy([items, *shape], wanted)
         raise BadRequest(
-            f"{where}.shape must be [n, {', '.join(map(str, wanted))}] for {spec.name}, not [n, {', '.join(map(str, shape))}]"
+            f"{where}.shape must be [{', '.join(axes)}] for {spec.name}, not [{', '.join(map(str, [items, *shape]))}]{remedy}"
         )
 
 
@@ -209,7 +216,7 @@ def _check_list(value: list[object], spec: TensorSpec | None, where: str) -> int
         raise BadRequest(f"{where}: at most {MOST_ITEMS} items a query, not {len(value)}")
     shape = _list_shape(value, where)
     if spec is not None:
-        _check_shape(shape[1:], spec, where)
+        _check_shape(len(value), shape[1:], spec, where)
     return len(value)
 
 

@@ -42,6 +42,7 @@ from services.executor.answers import (
     SentAnswer,
     answer_headers,
     answer_of,
+    bad_inputs,
     model_error,
     output_bytes,
     spans_of,
@@ -297,13 +298,14 @@ class Executor:
         effects: list[Effect] = []
         done: dict[str, list[Route]] = {}
         large = result.bytes > self._max_inline
+        failed = result.errors is not None and not result.unfit
         for i, query in enumerate(queries):
             route = query.route
-            loaded.served(route, query.items, result.finished - route.arrived, error=result.errors is not None)
+            loaded.served(route, query.items, result.finished - route.arrived, error=failed)
             if query.abandoned:
                 continue  # its client has got the default output
             del self.pending[route.uid, route.part]
-            if result.errors is not None and route.fallback and self.dispatchers.any_alive:
+            if failed and result.errors and route.fallback and self.dispatchers.any_alive:
                 effects.extend(self._back([query], "failed", result.errors[i]))
                 continue
             done.setdefault(route.dispatcher, []).append(route)
@@ -313,7 +315,8 @@ class Executor:
                 where = {"worker": self.worker, "device": self.device, "variant": loaded.record.variant}
                 effects.extend(spans_of(query, where, result, items))
             if result.errors is not None:
-                answer: Answer | Refusal = model_error(route, result.errors[i])
+                refuse = bad_inputs if result.unfit else model_error
+                answer: Answer | Refusal = refuse(route, result.errors[i])
             else:
                 answer = answer_of(loaded, self.worker, query, result, i, items, cost)
                 if large and output_bytes(answer) > self._max_inline:
@@ -325,7 +328,7 @@ class Executor:
                 effects.extend(self._tell(query, answer))
         span = (result.started, result.finished)
         for dispatcher, routes in done.items():
-            codes = None if result.errors is None else ["model_error"] * len(routes)
+            codes = None if result.errors is None else ["model_error" if failed else "bad_request"] * len(routes)
             effects.extend(self.dispatchers.report_done(dispatcher, loaded, routes, items, span, cost, codes, now))
         if loaded.queue.items or self._runs.starved:
             effects.extend(self._schedule())

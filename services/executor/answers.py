@@ -96,12 +96,19 @@ def answer_of(
         UNSET,  # default
         result.note or UNSET,  # reason
         route.uid.hex(),
+        UNSET,  # confidences
+        UNSET if result.labels is None else result.labels[i],
     )
 
 
 def model_error(route: Route, reason: str) -> Refusal:
     """The model failed on this very query."""
     return Refusal(id=route.id, error=Error(code="model_error", message=f"the model failed on these inputs: {reason}"))
+
+
+def bad_inputs(route: Route, reason: str) -> Refusal:
+    """The query's inputs do not fit the model, which only their values tell."""
+    return Refusal(id=route.id, error=Error(code="bad_request", message=reason))
 
 
 def output_bytes(answer: Answer) -> int:
@@ -127,7 +134,7 @@ def spans_of(query: QueuedQuery, where: Mapping[str, str], result: BatchResult, 
     uid = query.route.uid
     whole, inner = span_id(uid, SPAN_PART), span_id(uid, SPAN_BATCH)
     about = {f"infaas.{key}": value for key, value in where.items()}
-    error = "model_error" if result.errors is not None else ""
+    error = "" if result.errors is None else "bad_request" if result.unfit else "model_error"
     more = {"infaas.app": query.route.app, "infaas.query.uid": uid.hex(), "infaas.query.items": query.items}
     return [
         Span(

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from bus.messages.catalog import Signature, TensorSpec
 from bus.messages.public import Tensor, TensorView
-from bus.tensors import NUMPY_NAMES, datatype_of, fit, from_array, to_array
+from bus.tensors import NUMPY_NAMES, check_finite, datatype_of, fit, from_array, to_array
 from services.executor.queue import Inputs, QueuedQuery
 
 Array = NDArray[Any]
@@ -18,8 +18,15 @@ class NotANumber(ValueError):
     """The model returned NaN or infinity for this query."""
 
 
-def single(queries: list[QueuedQuery], spec: TensorSpec) -> Array:
-    """One array [items, ...] of the model's only input. Raises BadTensor."""
+def single(queries: list[QueuedQuery], spec: TensorSpec, *, allow_nan: bool = False) -> Array:
+    """One array [items, ...] of the model's only input. Raises BadTensor, also where it holds NaN or an infinite value."""
+    array = _single(queries, spec)
+    if not allow_nan:
+        check_finite(array, "inputs")
+    return array
+
+
+def _single(queries: list[QueuedQuery], spec: TensorSpec) -> Array:
     code = NUMPY_NAMES.get(spec.datatype)
     plain = code is not None and all(
         type(query.inputs) is TensorView and query.inputs.datatype == spec.datatype for query in queries
@@ -36,13 +43,15 @@ def single(queries: list[QueuedQuery], spec: TensorSpec) -> Array:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def several(queries: list[QueuedQuery], signature: Signature) -> dict[str, Array]:
-    """The arrays of a model with several inputs, by name. Raises BadTensor."""
+def several(queries: list[QueuedQuery], signature: Signature, *, allow_nan: bool = False) -> dict[str, Array]:
+    """The arrays of a model with several inputs, by name. Raises BadTensor, also where one holds NaN or an infinite value."""
     arrays = {}
     for spec in signature.inputs:
         where = f"inputs.{spec.name}"
         parts = [_one(query.inputs[spec.name], spec, where) for query in queries]  # type: ignore[index,call-overload]
         arrays[spec.name] = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        if not allow_nan:
+            check_finite(arrays[spec.name], where)
     return arrays
 
 
@@ -51,10 +60,6 @@ def _one(inputs: Inputs | None, spec: TensorSpec, where: str) -> Array:
         inputs = inputs[spec.name]
     if inputs is None:
         raise ValueError(f"{where} is missing")
-    if isinstance(inputs, list):
-        array = to_array(inputs, where)
-        # Numbers in a list carry no datatype: they get the model's.
-        return fit(array.astype(NUMPY_NAMES.get(spec.datatype, "<f4")), spec, where)
     return fit(to_array(inputs, where), spec, where)
 
 
@@ -80,6 +85,29 @@ def split(outputs: list[Array], names: tuple[str, ...], queries: list[QueuedQuer
             answer[name] = Tensor(datatype, [n, *tail], whole[at : at + n * row])
             at += n * row
     return answers
+
+
+def named_classes(outputs: list[Array], labels: list[str], queries: list[QueuedQuery]) -> list[list[str]] | None:
+    """The name of each item's class, by query: of class numbers, else of the largest score. None: no output tells the class."""
+    n = len(labels)
+    for array in outputs:
+        if array.dtype.kind in "iu" and array.size == len(array):
+            numbers = array.reshape(-1)
+            break
+        if array.dtype.kind == "f" and array.ndim == 2 and array.shape[1] == n:
+            numbers = array.argmax(axis=1)
+            break
+        if array.dtype.kind == "f" and n == 2 and array.size == len(array):
+            numbers = array.reshape(-1) > 0.5
+            break
+    else:
+        return None
+    names = [labels[int(number)] if 0 <= number < n else str(number) for number in numbers.tolist()]
+    found, at = [], 0
+    for query in queries:
+        found.append(names[at : at + query.items])
+        at += query.items
+    return found
 
 
 def most_bytes(outputs: list[Array]) -> int:

@@ -81,7 +81,8 @@ class RunBatch(Struct, frozen=True, gc=False):
 class BatchResult(Struct, frozen=True, gc=False):
     """started, finished: Unix seconds. outputs: per query, in order. errors: None, or per query "" or what went wrong.
 
-    bytes: of all outputs together, at most. note: what clients must know of the outputs; it becomes the answers' `reason`.
+    bytes: of all outputs together, at most. note: what clients must know of the outputs; it becomes the answers' `reason`. unfit: the
+    inputs are to blame for the errors, and not the model. labels: names of the classes, by query; None: the model has none.
     """
 
     started: float
@@ -90,6 +91,8 @@ class BatchResult(Struct, frozen=True, gc=False):
     errors: list[str] | None = None
     bytes: int = 0
     note: str = ""
+    unfit: bool = False
+    labels: list[list[str]] | None = None
 
 
 class FetchInputs(Struct, frozen=True):

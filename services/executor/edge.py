@@ -25,7 +25,7 @@ from bus.port import Bus, BusError
 from bus.subjects import Subjects
 from bus.tensors import BadTensor
 from services.core.settings import ExecutorSettings
-from services.executor.assemble import NotANumber, most_bytes, several, single, split
+from services.executor.assemble import NotANumber, most_bytes, named_classes, several, single, split
 from services.executor.backends.base import BackendError, Handle, plain
 from services.executor.commands import (
     BatchResult,
@@ -132,19 +132,23 @@ class ExecutorEdge:
 
     def _compute(self, model: ModelInMemory, command: RunBatch) -> BatchResult:
         """Assemble, run, split. An error is reported for the whole batch; the actor then runs its queries one by one."""
-        queries = command.queries
+        queries, record = command.queries, model.record
         started = now()
         try:
             handle = model.handle
-            limit = model.record.max_batch
+            limit = record.max_batch
             if model.one is not None:
-                array = single(queries, model.one)
+                array = single(queries, model.one, allow_nan=record.allow_nan)
                 outputs = handle.run_single(array) if len(array) <= limit else self._pieces(model, array)
             else:
-                named = handle.run(several(queries, model.record.signature))
+                named = handle.run(several(queries, record.signature, allow_nan=record.allow_nan))
                 outputs = [named[name] for name in handle.outputs]
-            return BatchResult(started, now(), split(outputs, handle.outputs, queries), None, most_bytes(outputs))
-        except (BackendError, BadTensor, NotANumber, ValueError, KeyError, MemoryError) as error:
+            parts = split(outputs, handle.outputs, queries)
+            labels = named_classes(outputs, record.labels, queries) if record.labels else None
+            return BatchResult(started, now(), parts, None, most_bytes(outputs), labels=labels)
+        except BadTensor as error:
+            return BatchResult(started, now(), [], [plain(error)] * len(queries), unfit=True)
+        except (BackendError, NotANumber, ValueError, KeyError, MemoryError) as error:
             return BatchResult(started, now(), [], [plain(error)] * len(queries))
 
     @staticmethod

@@ -69,6 +69,8 @@ class Extensions:
             labels_key=model.labels_key,
             contended=model.contended,
             contexts=model.contexts,
+            labels=model.labels,
+            allow_nan=model.allow_nan,
             registration=name,
         )
         return RegistrationRecord(

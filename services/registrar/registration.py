@@ -105,6 +105,7 @@ class Registration:
                 inputs_key=request.inputs_key,
                 labels_key=request.labels_key,
                 metric=request.metric,
+                allow_nan=request.allow_nan,
                 allow_torchscript=settings.allow_torchscript,
                 stored=self.extends,
                 hardware=self.hardware,
@@ -127,6 +128,7 @@ class Registration:
             allow_torchscript=settings.allow_torchscript,
             contended=request.contended,
             contexts=request.contexts,
+            allow_nan=request.allow_nan,
         )
 
     def wait(self, step: str, now: float) -> None:
@@ -299,6 +301,9 @@ class Registration:
                 agreement=built.agreement,
                 profile=built.profile,
                 signature=inspected.signature,
+                metric=request.metric,
+                labels=request.labels,
+                allow_nan=request.allow_nan,
             )
             for name, built in self.built.items()
         )
@@ -323,6 +328,7 @@ class Registration:
             labels=request.labels,
             contended=request.contended,
             contexts=request.contexts,
+            allow_nan=request.allow_nan,
         )
         variants = (*self._measured(), *self.simulated)
         return PutRecords(variants=variants, model=model, link=self.link(inspected.signature, now) if newest else None)

@@ -336,6 +336,7 @@ class Helper:
             labels_key=order.labels_key,
             metric=order.metric,
             most_bytes=self._settings.memory_mb * 2**20 // 4,
+            allow_nan=order.allow_nan,
         )
 
     def _artifact(self, plan: VariantPlan) -> Artifact:

@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as hnp
 from bus import codec
 from bus.messages.catalog import TensorSpec
 from bus.messages.public import Tensor, TensorView
-from bus.tensors import NUMPY_NAMES, BadTensor, datatype_of, fit, from_array, items, to_array
+from bus.tensors import NUMPY_NAMES, BadTensor, check_finite, datatype_of, fit, from_array, items, to_array
 
 shapes = hnp.array_shapes(min_dims=1, max_dims=4, min_side=1, max_side=5)
 
@@ -98,6 +98,41 @@ def test_an_array_is_fitted_to_what_the_model_takes():
     same = np.zeros((3, 7, 2), "f4")
     assert fit(same, spec("FP32", -1, 2), "x") is same
     assert fit(np.array([True]), spec("INT64"), "x").dtype == np.int64
+    assert fit(np.array([3.0, 255.0]), spec("UINT8"), "x").tolist() == [3, 255]
+    assert fit(np.array([1, 0]), spec("BOOL"), "x").tolist() == [True, False]
+    assert np.isinf(fit(np.array([np.inf, 1.0]), spec("FP32"), "x")[0])
+
+
+@pytest.mark.parametrize(
+    ("shape", "wanted", "remedy"),
+    [
+        ((4,), (4,), "lacks the axis of items"),
+        ((2, 8, 8, 3), (3, 8, 8), "transpose it by (0, 3, 1, 2)"),
+        ((2, 3, 8, 8), (8, 8, 3), "transpose it by (0, 2, 3, 1)"),
+        ((5,), (1,), "x.reshape(-1, 1)"),
+        ((2, 3), (4,), ""),
+    ],
+)
+def test_a_wrong_shape_is_told_with_its_remedy(shape, wanted, remedy):
+    with pytest.raises(BadTensor, match=r"the model takes \[n, ") as refused:
+        fit(np.zeros(shape, "f4"), spec("FP32", *wanted), "inputs")
+    assert remedy in str(refused.value)
+    assert (";" in str(refused.value)) == bool(remedy)
+
+
+def test_pictures_with_values_up_to_one_are_told_from_bytes():
+    with pytest.raises(BadTensor, match="multiply by 255 and convert to uint8"):
+        fit(np.array([[0.5, 1.0]], "f4"), spec("UINT8", 2), "inputs")
+
+
+def test_nan_and_infinities_are_named_by_their_place():
+    check_finite(np.zeros((2, 2), "f4"), "inputs")
+    check_finite(np.array([1]), "inputs")
+    for value, what in ((np.nan, "NaN"), (-np.inf, "an infinite value")):
+        array = np.zeros((3, 4), "f4")
+        array[1, 2] = value
+        with pytest.raises(BadTensor, match=rf"`inputs` holds {what} at index \[1, 2\]"):
+            check_finite(array, "inputs")
 
 
 @pytest.mark.parametrize(
@@ -106,13 +141,17 @@ def test_an_array_is_fitted_to_what_the_model_takes():
         (np.zeros((2, 3), "f4"), spec("FP32", 4)),
         (np.zeros((2, 3), "f4"), spec("FP32")),
         (np.zeros((2,), "f4"), spec("FP32", 3)),
-        (np.array([1.0]), spec("INT64")),
+        (np.array([1.5]), spec("INT64")),
+        (np.array([np.nan]), spec("INT64")),
+        (np.array([1e300]), spec("FP32")),
+        (np.array([1e6], "f4"), spec("FP16")),
+        (np.array([2**40]), spec("INT32")),
         (np.array([300]), spec("UINT8")),
         (np.array([-1]), spec("UINT8")),
         (np.array([2**63], "u8"), spec("INT64")),
         (np.array(["a"], object), spec("FP32")),
         (np.array([1.0]), spec("BYTES")),
-        (np.array([1.0]), spec("BOOL")),
+        (np.array([2.0]), spec("BOOL")),
     ],
 )
 def test_what_does_not_fit_the_model_is_refused(array, wanted):

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from infaas.conversion import convert, kind_of, labels_of, name_of, understood, whole_onnx
+from infaas.conversion import Converted, convert, kind_of, labels_of, name_of, whole_onnx
 from infaas.errors import BadInput
+from infaas.trial import understood
 from tests.support.models import tiny_models
 
 RNG = np.random.default_rng(3)
@@ -20,6 +21,10 @@ TARGETS = X @ np.array([1.0, -2.0, 0.5, 3.0]) + 7.25
 def sklearn() -> Any:
     pytest.importorskip("skl2onnx")
     return pytest.importorskip("sklearn")
+
+
+def said(found: Converted) -> list[str]:
+    return understood(found.note, found.inputs, found.labels, found.classes, found.metric, found.trial)
 
 
 def answers(path: Path, inputs: dict[str, Any]) -> Any:
@@ -48,9 +53,14 @@ def test_a_classifier_gives_one_score_a_class(tmp_path: Path, labels: Any) -> No
     assert found.classes == [str(one) for one in model.classes_.tolist()]
     assert np.array_equal(model.classes_[found.labels], labels)
     assert (found.metric, name_of(model)) == ("top1", "logisticregression")
-    said = understood(found)
-    assert "200 samples answered as by the object" in said[0]
-    assert said[1] == "input x: float32[n, 4], 200 samples"
+    lines = said(found)
+    assert "200 samples answered as by the object" in lines[0]
+    assert lines[1] == "input x: FP32[n, 4]"
+    assert lines[2] == f"output probabilities: FP32[n, {len(np.unique(labels))}]"
+    assert lines[3].startswith("validation: 200 items; labels: ")
+    assert lines[3].endswith("task: classification; metric: top1, the share of right answers")
+    assert lines[4].startswith(f"first item: answer {model.predict(X[:1])[0]} (")
+    assert lines[4].endswith(f"; its label: {labels[0]}")
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -62,7 +72,11 @@ def test_a_regressor_gives_targets(tmp_path: Path) -> None:
     found = convert(model, X, TARGETS, tmp_path)
     assert np.allclose(answers(found.path, found.inputs)[0].ravel(), model.predict(X), atol=1e-3)
     assert (found.metric, found.classes) == ("mae", [])
-    assert "targets from" in understood(found)[-1]
+    lines = said(found)
+    assert "targets from" in lines[-2]
+    assert "task: regression; metric: mae, an error in the unit of the labels" in lines[-2]
+    assert lines[-1].startswith("first item: answer ")
+    assert "its label: " in lines[-1]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -123,6 +137,10 @@ def test_an_onnx_model_keeps_the_names_of_its_inputs(tmp_path: Path) -> None:
     found = convert(model, x, classes, tmp_path)
     assert list(found.inputs) == ["x"]
     assert found.path.read_bytes() == model.SerializeToString()
+    assert found.metric == "top1"
+    assert said(found)[-1].startswith(f"first item: answer {classes[0]} (")
+    with pytest.raises(BadInput, match=r"`x` has shape \[1, 3\]: the model takes \[n, 16\]"):
+        convert(model, x[:, :3], classes, tmp_path)
 
 
 def test_weights_in_files_beside_an_onnx_model_come_along(tmp_path: Path) -> None:
@@ -150,10 +168,13 @@ def test_weights_in_files_beside_an_onnx_model_come_along(tmp_path: Path) -> Non
         ([[1], [0]], None, [1, 0], [], "top1"),
         ([0.5, 1.0], None, [0.5, 1.0], [], "mae"),
         ([3, 4], "rmse", [3.0, 4.0], [], "rmse"),
+        ([3, 4, 9], "one number", [3.0, 4.0, 9.0], [], "mae"),
+        ([0, 1, 1], "one number", [0, 1, 1], [], "top1"),
     ],
 )
 def test_labels_say_what_they_are(y: Any, metric: str | None, labels: Any, classes: list[str], scored: str) -> None:
-    found = labels_of(y, metric)
+    one_number = metric == "one number"
+    found = labels_of(y, None if one_number else metric, one_number=one_number)
     assert (found[0].tolist(), found[1], found[2]) == (labels, classes, scored)
 
 

@@ -6,13 +6,14 @@ from bus.messages.catalog import ProfileRow, Signature
 
 
 class ValidationFile(Struct, frozen=True, kw_only=True):
-    """The validation set: a file, the keys in it, and how answers are scored. most_bytes: unpacked."""
+    """The validation set: a file, the keys in it, and how answers are scored. most_bytes: unpacked. allow_nan: inputs may hold NaN."""
 
     path: str
     inputs_key: str
     labels_key: str
     metric: str
     most_bytes: int
+    allow_nan: bool = False
 
 
 class InspectTask(Struct, frozen=True, kw_only=True, tag=True):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy import ndarray
 
 from bus.messages.catalog import Signature, TensorSpec
-from bus.tensors import BadTensor, fit
+from bus.tensors import BadTensor, check_finite, fit
 from services.executor.workshop.sandbox.protocol import UploadRejected, ValidationFile
 
 Array = ndarray[Any, Any]
@@ -86,6 +86,8 @@ def read(data: ValidationFile, signature: Signature) -> ValidationSet:
         if array.dtype.kind == "U":
             array = array.astype(object)
         try:
+            if not data.allow_nan:
+                check_finite(array, key)
             inputs[spec.name] = np.ascontiguousarray(fit(array, spec, key))
         except BadTensor as error:
             raise UploadRejected(f"validation: {error}") from error

@@ -1,0 +1,240 @@
+"""A model's file tried on the caller's side, before it is registered: what it takes and gives, and its answer to the first sample."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from bus.messages.catalog import TensorSpec
+from bus.tensors import BadTensor, datatype_of, fit
+from infaas.errors import BadInput
+
+if TYPE_CHECKING:
+    from numpy import ndarray
+
+    Array = ndarray[Any, Any]
+
+ERRORS = ("mae", "rmse")  # metrics that are errors, in the unit of the labels
+SHOWN = 5  # classes, or numbers of an answer
+_MEANT = {"top1": "the share of right answers", "top5": "the share of labels among the five best scores"}
+_DATATYPES = {
+    "float": "FP32", "double": "FP64", "float16": "FP16", "bfloat16": "BF16", "string": "BYTES", "bool": "BOOL", "int8": "INT8",
+    "int16": "INT16", "int32": "INT32", "int64": "INT64", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64",
+}  # fmt: skip
+
+
+class Trial(Struct, frozen=True, kw_only=True):
+    """What a run of the first sample shows. batch: items that each run takes; None: any number. answers: by output, of the first sample.
+
+    failed: why there is no answer.
+    """
+
+    inputs: list[TensorSpec]
+    outputs: list[TensorSpec] = []
+    batch: int | None = None
+    answers: dict[str, Any] = {}
+    failed: str = ""
+
+    @property
+    def one_number(self) -> bool:
+        """Whether the model gives one number for each item, as regressors do."""
+        floats = [one for one in self.outputs if one.datatype.startswith(("FP", "BF"))]
+        return len(self.outputs) == len(floats) == 1 and floats[0].shape in ([], [1])
+
+
+def try_file(path: Path, given: "Mapping[str, Array]", key: str = "x", kind: str = "") -> Trial | None:
+    """Run the first sample. given: samples by input; those of an only input may have the name `key`. kind: its format; default: its name tells it.
+
+    None: this machine cannot run such files. Raises BadInput where the samples do not fit the model's inputs.
+    """
+    kind = kind or path.suffix.lower().removeprefix(".")
+    if kind == "onnx":
+        return _try_onnx(path, given, key)
+    if kind == "pt2":
+        return _try_pt2(path, given)
+    return None
+
+
+def _try_onnx(path: Path, given: "Mapping[str, Array]", key: str) -> Trial | None:
+    import onnxruntime  # noqa: PLC0415  (a client that registers nothing starts without it)
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # the worker says what is wrong with the file
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception:
+        return None
+    found = session.get_inputs()
+    if not found or any(not one.shape for one in found):
+        return None  # the worker says what is wrong with it
+    specs = [
+        TensorSpec(
+            name=one.name,
+            datatype=_DATATYPES.get(one.type.removeprefix("tensor(").removesuffix(")"), one.type),
+            shape=[length if isinstance(length, int) else -1 for length in one.shape[1:]],
+        )
+        for one in found
+    ]
+    batch = found[0].shape[0] if isinstance(found[0].shape[0], int) else None
+    feed = _feed(specs, given, key, batch or 1)
+    try:
+        outputs = session.run(None, feed)
+    except Exception as error:
+        return Trial(inputs=specs, batch=batch, failed=" ".join(str(error).split())[:200])
+    named = dict(zip([one.name for one in session.get_outputs()], outputs, strict=True))
+    return _trial(specs, batch, named)
+
+
+def _try_pt2(path: Path, given: "Mapping[str, Array]") -> Trial | None:
+    from importlib.util import find_spec  # noqa: PLC0415
+
+    if find_spec("torch") is None:
+        return None
+    import numpy as np  # noqa: PLC0415
+    import torch  # noqa: PLC0415
+
+    arrays = {name: np.ascontiguousarray(array[:1]) for name, array in given.items()}
+    specs = [
+        TensorSpec(name=name, datatype=datatype_of(array), shape=list(array.shape[1:]))
+        for name, array in arrays.items()
+    ]
+    try:
+        program = torch.export.load(path).module()
+        with torch.inference_mode():
+            found = program(*map(torch.from_numpy, arrays.values()))
+    except Exception as error:
+        return Trial(inputs=specs, failed=" ".join(str(error).split())[:200])
+    parts = found if isinstance(found, (tuple, list)) else [found]
+    if isinstance(found, dict):
+        return _trial(specs, None, {name: part.numpy() for name, part in found.items()})
+    names = ["output", *(f"output_{number}" for number in range(1, len(parts)))]
+    return _trial(specs, None, {name: part.numpy() for name, part in zip(names, parts, strict=True)})
+
+
+def _trial(specs: list[TensorSpec], batch: int | None, named: dict[str, Any]) -> Trial:
+    tensors = {name: one for name, one in named.items() if hasattr(one, "dtype") and one.ndim}
+    try:
+        outputs = [
+            TensorSpec(name=name, datatype=datatype_of(one), shape=list(one.shape[1:])) for name, one in tensors.items()
+        ]
+    except BadTensor as error:
+        return Trial(inputs=specs, batch=batch, failed=str(error))
+    return Trial(inputs=specs, outputs=outputs, batch=batch, answers={name: one[0] for name, one in tensors.items()})
+
+
+def _feed(specs: list[TensorSpec], given: "Mapping[str, Array]", key: str, items: int) -> dict[str, Any]:
+    """The first samples, in the model's datatypes. The last one is repeated where a batch takes more than there are."""
+    import numpy as np  # noqa: PLC0415
+
+    feed = {}
+    for spec in specs:
+        array = given.get(spec.name)
+        if array is None and len(specs) == 1:
+            array = only(given) if len(given) == 1 else given.get(key)
+        if array is None:
+            names = ", ".join(one.name for one in specs)
+            raise BadInput(f"x: the samples have no {spec.name!r}, only {', '.join(given)}; the model takes {names}")
+        some = np.resize(array[:items], (items, *array.shape[1:]))
+        try:
+            feed[spec.name] = fit(some.astype(object) if some.dtype.kind in "US" else some, spec, spec.name)
+        except BadTensor as error:
+            raise BadInput(str(error)) from error
+    return feed
+
+
+def only(given: "Mapping[str, Array]") -> "Array":
+    return next(iter(given.values()))
+
+
+# -- in words
+
+
+def understood(
+    note: str,
+    given: "Mapping[str, Array]",
+    labels: "Array",
+    classes: list[str],
+    metric: str,
+    trial: Trial | None,
+    size: int = 0,
+    task: str | None = None,
+) -> list[str]:
+    """What was understood, one line each: the file, inputs, outputs, labels and metric, and one answer beside its label. size: bytes."""
+    samples = len(only(given))
+    lines = [f"model: {note}" + f" ({size / 1e6:.2f} MB)" * bool(size)]
+    if trial is None:
+        lines += [f"input {name}: {datatype_of(a)}[{_axes(list(a.shape[1:]))}]" for name, a in given.items()]
+        lines.append("outputs: a worker finds them out, since this machine cannot run the file")
+    else:
+        lines += [f"input {_spec(spec, trial.batch)}" for spec in trial.inputs]
+        lines += [f"output {_spec(spec)}" for spec in trial.outputs]
+    kind = task or ("regression" if metric in ERRORS else "classification")
+    if classes:
+        shown = ", ".join(classes[:SHOWN]) + ", …" * (len(classes) > SHOWN)
+        what = f"{len(classes)} classes ({shown})"
+    elif metric in ERRORS:
+        what = f"targets from {float(labels.min()):.4g} to {float(labels.max()):.4g}"
+    else:
+        what = f"class numbers {int(labels.min())} to {int(labels.max())}"
+    scored = f"{metric}, {_MEANT[metric]}" if metric in _MEANT else f"{metric}, an error in the unit of the labels"
+    lines.append(f"validation: {samples} items; labels: {what}; task: {kind}; metric: {scored}")
+    if trial is not None and trial.answers:
+        lines.append(f"first item: {answer_words(trial, classes, metric)}; its label: {_label(labels[0], classes)}")
+    elif trial is not None:
+        lines.append(f"first item: no answer, since the model fails on it: {trial.failed}")
+    return lines
+
+
+def answer_words(trial: Trial, classes: list[str], metric: str) -> str:
+    """The answer to the first sample: its class and score, or its numbers."""
+    import numpy as np  # noqa: PLC0415
+
+    name, found = next(iter(trial.answers.items()))
+    if metric not in ERRORS:
+        name, found = next(
+            ((name, one) for name, one in trial.answers.items() if one.ndim == 1 and len(one) > 1), (name, found)
+        )
+    if metric not in ERRORS and found.ndim == 1 and len(found) > 1 and found.dtype.kind == "f":
+        best = int(found.argmax())
+        return f"answer {_label(best, classes)} ({float(found[best]):.3g})"
+    flat = np.asarray(found).reshape(-1)
+    shown = ", ".join(f"{one:.4g}" if isinstance(one, float) else str(one) for one in flat[:SHOWN].tolist())
+    return f"answer {shown}{', …' * (len(flat) > SHOWN)}"
+
+
+def _label(value: Any, classes: list[str]) -> str:
+    if hasattr(value, "ndim") and value.ndim:
+        return ", ".join(f"{one:.4g}" for one in value.reshape(-1)[:SHOWN].tolist())
+    number = float(value)
+    if classes and number.is_integer() and 0 <= number < len(classes):
+        return classes[int(number)]
+    return f"{number:.6g}"
+
+
+def _spec(spec: TensorSpec, batch: int | None = None) -> str:
+    notes = []
+    if batch is not None:
+        notes.append(f"each run takes {batch} item{'s' * (batch > 1)}: a fixed batch")
+    if -1 in spec.shape:
+        notes.append("any: an axis of variable length")
+    if spec.datatype == "UINT8":
+        notes.append("whole numbers 0 to 255")
+    if spec.datatype == "BYTES":
+        notes.append("texts")
+    picture = _picture(spec.shape)
+    if picture:
+        notes.append(picture)
+    return f"{spec.name}: {spec.datatype}[{_axes(spec.shape)}]" + f" ({'; '.join(notes)})" * bool(notes)
+
+
+def _picture(shape: list[int]) -> str:
+    if len(shape) != 3:
+        return ""
+    if shape[-1] in (1, 3, 4) and shape[0] not in (1, 3, 4):
+        return "pictures, channels last"
+    return "pictures, channels first" if shape[0] in (1, 3, 4) and shape[-1] not in (1, 3, 4) else ""
+
+
+def _axes(shape: list[int]) -> str:
+    return ", ".join(["n", *("any" if length < 0 else str(length) for length in shape)])
