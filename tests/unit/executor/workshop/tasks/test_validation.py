@@ -72,7 +72,7 @@ def test_labels_may_be_a_column_or_whole_floats(tmp_path):
         (npz(x=X[:, :3], y=Y), r"`x` has shape \[30, 3\]"),
         (npz(x=X[:10], y=Y), "10 samples of `pixels` but 30 labels"),
         (npz(x=X[:5], y=Y[:5]), "too few"),
-        (npz(x=np.array([["a"] * 16] * 30), y=Y), "datatype"),
+        (npz(x=np.array([["a"] * 16] * 30), y=Y), "texts"),
         (npz(x=X.astype("c8"), y=Y), "x"),
         (npz(x=X, y=Y.astype(str)), "must be numbers"),
         (npz(x=X, y=Y + 0.5), "integers"),
