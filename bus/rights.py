@@ -104,7 +104,7 @@ SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
     SubjectRights(
         "query",
         lambda s, i: (s.query(i.app or "*"),),
-        _r("client", "gateway", "operator"),
+        _r("client", "gateway", "dashboard", "operator"),
         _r("dispatcher"),
     ),
     SubjectRights(
@@ -275,8 +275,11 @@ _BUCKETS: dict[
 ] = {  # of objects that the registrar makes: who reads, who writes
     "uploads_bucket": (_r("registrar", "executor", "operator"), _r("registrar", "operator")),
     "artifacts_bucket": (_r("registrar", "executor"), _r("registrar", "executor")),
-    "inputs_bucket": (_r("executor", "dispatcher", "gateway", "operator"), _r("gateway", "operator")),
-    "outputs_bucket": (_r("executor", "dispatcher", "gateway", "operator", "offline"),) * 2,
+    "inputs_bucket": (
+        _r("executor", "dispatcher", "gateway", "dashboard", "operator"),
+        _r("gateway", "dashboard", "operator"),
+    ),
+    "outputs_bucket": (_r("executor", "dispatcher", "gateway", "dashboard", "operator", "offline"),) * 2,
 }
 STORE_RIGHTS: tuple[StoreRights, ...] = (
     StoreRights("outcome_stream", "stream", creates=_r("recorder"), reads=_r("recorder", "operator")),

@@ -1,4 +1,4 @@
-"""The dashboard's start page: access, and the list of pages."""
+"""The dashboard's start page: access, and the pages in groups."""
 
 from pathlib import Path
 
@@ -7,19 +7,29 @@ import streamlit as st
 from dashboard.login import require_access, show_logout
 
 HERE = Path(__file__).parent
-PAGES = (
-    ("overview", "Overview", ":material/monitoring:"),
-    ("variants", "Variants", ":material/account_tree:"),
-    ("workers", "Workers", ":material/dns:"),
-    ("cost", "Cost", ":material/payments:"),
-    ("slo", "SLO", ":material/timer:"),
-    ("applications", "Applications", ":material/apps:"),
-    ("members", "Members", ":material/groups:"),
-    ("pipelines", "Pipelines", ":material/schema:"),
-    ("shadow", "Shadow", ":material/compare_arrows:"),
-    ("explain", "Explain", ":material/quiz:"),
-    ("jobs", "Jobs", ":material/stacks:"),
-)
+PAGES = {  # by group: file, title, icon
+    "": (("overview", "Overview", ":material/monitoring:"),),
+    "Queries": (
+        ("try_query", "Try a query", ":material/play_circle:"),
+        ("queries", "Recent queries", ":material/list_alt:"),
+        ("explain", "Explain", ":material/quiz:"),
+        ("slo", "SLO", ":material/timer:"),
+    ),
+    "Applications": (
+        ("applications", "Applications", ":material/apps:"),
+        ("registrations", "Registrations", ":material/upload_file:"),
+        ("members", "Members", ":material/groups:"),
+        ("pipelines", "Pipelines", ":material/schema:"),
+        ("jobs", "Jobs", ":material/stacks:"),
+    ),
+    "Resources": (
+        ("variants", "Variants", ":material/account_tree:"),
+        ("workers", "Workers", ":material/dns:"),
+        ("cost", "Cost", ":material/payments:"),
+        ("shadow", "Shadow", ":material/compare_arrows:"),
+    ),
+    "Logs": (("logs", "Logs", ":material/article:"),),
+}
 
 st.set_page_config(page_title="INFaaS", page_icon=HERE / "icon.svg", layout="wide")
 # Parts that refresh themselves stay as they are meanwhile.
@@ -29,10 +39,13 @@ st.html(
 )
 require_access()
 st.navigation(
-    [
-        st.Page(HERE / "views" / f"{file}.py", title=title, icon=icon, url_path=file, default=not number)
-        for number, (file, title, icon) in enumerate(PAGES)
-    ],
+    {
+        group: [
+            st.Page(HERE / "views" / f"{file}.py", title=title, icon=icon, url_path=file, default=not group)
+            for file, title, icon in pages
+        ]
+        for group, pages in PAGES.items()
+    },
     position="top",
 ).run()
 show_logout()

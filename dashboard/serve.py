@@ -4,6 +4,7 @@ Until then it is a plain Python process with a tenth of the memory. The visitor'
 """
 
 import logging
+import os
 import select
 import socket
 import tomllib
@@ -13,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from infaas.connecting import SystemAddress, locate
+from infaas.connecting import DEFAULT_DATA_DIR, SystemAddress, locate
+from infaas.logfiles import LOGS
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -58,6 +60,12 @@ def set_system_address(address: SystemAddress | None) -> None:
 def system_address() -> SystemAddress:
     """The system that this process shows. Raises NotConnected if a data directory is named and nothing runs there."""
     return _address[0] if _address else locate()
+
+
+def log_directory() -> Path:
+    """Where the processes of the system write their logs, if they run on this machine."""
+    known = _address[0].data_dir if _address else None
+    return Path(known or os.environ.get("INFAAS_DATA_DIR") or DEFAULT_DATA_DIR) / LOGS
 
 
 def serve(options: ServeOptions, address: SystemAddress | None) -> int:

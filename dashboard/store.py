@@ -1,12 +1,14 @@
-"""Data for the pages: SQL queries with the read-only role, explanations and pipelines from the running system.
+"""Data for the pages: SQL queries with the read-only role; explanations, answers and pipelines from the running system.
 
 All visitors share a pool of connections, and results are cached for a moment. Each SQL statement is one file of `sql/`. No other module
 of the dashboard uses SQL.
 """
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from http.client import HTTPConnection, HTTPException
 from math import inf
 from os import dup
 from pathlib import Path
@@ -14,6 +16,7 @@ from socket import SHUT_RDWR, socket
 from threading import Timer
 from time import monotonic
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import pandas as pd
 import psycopg
@@ -21,10 +24,12 @@ import streamlit as st
 from psycopg.types.numeric import FloatLoader
 from psycopg_pool import ConnectionPool, PoolTimeout
 
-from dashboard.serve import system_address
+from dashboard.serve import log_directory, system_address
 from dashboard.window import Window
+from infaas.answers import Answer
 from infaas.blocking import Infaas, connect_blocking
-from infaas.errors import InfaasError, NotConnected, Refused, Timeout
+from infaas.connecting import read_endpoints
+from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout
 
 Result = TypeVar("Result")
 SQL = Path(__file__).parent / "sql"
@@ -33,6 +38,7 @@ MAX_STATEMENT_MS = 20_000  # for one statement
 FLOATS = (700, 701, 1700)  # the codes of PostgreSQL's float4, float8 and numeric
 CACHE_S, CACHE_LONG_S = 1.9, 55.0  # for so long, a result is served from the cache to all visitors
 MAX_CACHED = 400  # results
+ASK_S = 60.0  # for the answer to a query, which may have to wait for a model to be loaded
 
 
 class NoData(Exception):
@@ -200,6 +206,37 @@ def explain(app: str, needs: dict[str, Any]) -> dict[str, Any]:
     return _ask(_explanation, app, needs)
 
 
+@st.cache_data(ttl=5.0, max_entries=2, show_spinner=False)
+def not_ready() -> list[str]:
+    """What the system on this machine says that it lacks (`/readyz`, docs/metrics.md). Empty if it lacks nothing or cannot be asked."""
+    try:
+        page = urlsplit(read_endpoints(log_directory().parent).metrics)
+        connection = HTTPConnection(page.hostname or "", page.port, timeout=CONNECT_S)
+        try:
+            connection.request("GET", "/readyz")
+            told = json.loads(connection.getresponse().read(65_536))
+        finally:
+            connection.close()
+        return [str(each) for each in told.get("missing", [])]
+    except (InfaasError, OSError, HTTPException, ValueError, AttributeError):
+        return []
+
+
+def ask(app: str, inputs: Any, needs: dict[str, Any], traceparent: str) -> Answer:
+    """Send one query and wait for its answer. traceparent: W3C trace context. Raises Refused, BadInput, NoData."""
+
+    def send(nats: str, prefix: str) -> Answer:
+        answer: Answer = _client(nats, prefix).query(app, inputs, timeout=ASK_S, traceparent=traceparent, **needs)
+        return answer
+
+    return _ask(send)
+
+
+def cancel_registration(registration: str) -> None:
+    """Stop a registration (`infaas.Client.cancel_registration`). Raises Refused, NoData."""
+    _ask(lambda nats, prefix: _client(nats, prefix).cancel_registration(registration))
+
+
 def pipelines() -> list[dict[str, Any]]:
     """The pipelines with their graphs and plans, and how each stage is served now (`infaas.Client.pipelines`). Raises Refused, NoData."""
     return _ask(_pipelines)
@@ -209,7 +246,7 @@ def _ask(what: Callable[..., Result], *asked: Any) -> Result:
     try:
         address = system_address()
         return what(address.nats, address.prefix, *asked)
-    except Refused:
+    except (Refused, BadInput):
         raise
     except NotConnected as error:
         raise NoData(str(error), _START_SYSTEM) from None

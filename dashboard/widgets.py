@@ -3,16 +3,28 @@
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import wraps
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pandas as pd
 import streamlit as st
 
+from dashboard import formats
 from dashboard.store import NoData, query
 from dashboard.window import DEFAULT, RANGES, Window, between, latest
 
 CUSTOM = "custom"
+ALL_APPS = "all apps"
+LINKS: Mapping[
+    str, tuple[str, str]
+] = {  # column of a table: the page that its names lead to, and the parameter that takes one
+    "app": ("applications", "app"),
+    "pipeline": ("pipelines", "app"),
+    "variant": ("variants", "search"),
+    "worker": ("workers", "search"),
+    "job": ("jobs", "search"),
+    "registration": ("registrations", "search"),
+}
 PARTS = "parts"  # key of the session: the number of parts that the page has so far
 
 
@@ -74,6 +86,39 @@ def _names(pipelines: bool) -> list[str]:
     return list(apps.loc[apps["pipeline"], "app"] if pipelines else apps["app"])
 
 
+class Filter(NamedTuple):
+    """Which rows of its tables a page shows. app: only this one's; None: of all. text: only rows in which it occurs."""
+
+    app: str | None
+    text: str
+
+    def of(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """These rows. Tables without a column `app` belong to all apps."""
+        if self.app is not None and "app" in rows:
+            rows = rows[rows["app"] == self.app]
+        if not self.text or rows.empty:
+            return rows
+        texts = rows.select_dtypes(exclude=["number", "bool", "datetimetz"]).astype(str)
+        found = texts.apply(lambda column: column.str.contains(self.text, case=False, regex=False))
+        return rows[found.any(axis=1)]
+
+
+def choose_rows(*, apps: bool = True, inside: str = "names, states and reasons") -> Filter:
+    """Show the controls for the app and a text to search for, which are kept in the URL (?app=, ?search=). inside: where it is looked for."""
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        app = choose_app(ALL_APPS) if apps else None
+        text = st.text_input(
+            "Search", key="search", bind="query-params", width=280, placeholder=f"in {inside}", icon=":material/search:"
+        )
+    return Filter(app, (text or "").strip())
+
+
+def show_page(name: str, **query: str) -> None:
+    """Go to another page, with the same range of time. query: further parameters of its address."""
+    chosen = st.session_state.get("range")
+    st.switch_page(f"views/{name}.py", query_params={**({"range": chosen} if chosen else {}), **query})
+
+
 def up_to_now(window: Window) -> Window:
     """The same range at this moment, for parts that refresh themselves."""
     chosen = st.session_state.get("range", DEFAULT)
@@ -104,17 +149,30 @@ def table(
 ) -> None:
     """Show a table of these columns, in this order. A text is the column's title; otherwise it is a column configuration.
 
-    Columns that the frame does not have, or that have no values, are left out.
+    Columns that the frame does not have, or that have no values, are left out. Names of apps, variants and workers lead to their pages.
     """
     shown: Sequence[str] = [name for name in columns if name in frame and not frame[name].isna().all()]
+    linked = {name: f"{key}-{name}" for name in shown if name in LINKS and isinstance(columns[name], str)}
+    links = {name: link_column(columns[name], LINKS[name][0], click) for name, click in linked.items()}
     st.dataframe(
         local(frame[list(shown)]),
         hide_index=True,
         width="stretch",
         height=height,
-        column_config=dict(columns),
+        column_config={**columns, **links},
         key=key,
         placeholder=" ",
+    )
+    for name, click in linked.items():
+        clicked = st.session_state.get(click)
+        if clicked and formats.IDLE not in clicked["label"]:
+            show_page(LINKS[name][0], **{LINKS[name][1]: clicked["label"].partition(" ")[0]})
+
+
+def link_column(title: str, page: str, key: str) -> Any:
+    """A column of names that can be clicked: then the session has `key`, with `row` and `label`."""
+    return st.column_config.ButtonColumn(
+        title, type="tertiary", alignment="left", key=key, help=f"A click opens {page.replace('_', ' ')}"
     )
 
 

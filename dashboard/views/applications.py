@@ -151,31 +151,15 @@ def _table(rows: pd.DataFrame) -> None:
     )
 
 
-def registrations() -> None:
-    rows = query("registrations")
-    st.subheader("Registrations", anchor=False)
-    if rows.empty:
-        show_empty("Nothing has been registered yet.", REGISTER)
-        return
-    widgets.table(
-        rows.assign(progress=100 * rows["progress"]),
-        {
-            "started": widgets.time_column("started"),
-            "app": "app",
-            "model": "model",
-            "version": "version",
-            "state": "state",
-            "progress": widgets.progress_column("progress"),
-            "reason": "reason",
-        },
-        "registrations",
-        height=300 if len(rows) > 7 else "content",
-    )
-
-
 show_live(None, page)
 if app is not None:
-    st.page_link(
-        "views/explain.py", label=f"Explain a query of {app}", icon=":material/quiz:", query_params={"app": app}
-    )
-show_live(None, registrations)
+    with st.container(horizontal=True):
+        for file, label, icon in (
+            ("try_query", f"Try a query of {app}", "play_circle"),
+            ("explain", f"Explain a query of {app}", "quiz"),
+            ("queries", f"Recent queries of {app}", "list_alt"),
+            ("registrations", f"Registrations of {app}", "upload_file"),
+        ):
+            st.page_link(
+                f"views/{file}.py", label=label, icon=f":material/{icon}:", query_params={"app": app}, width="content"
+            )

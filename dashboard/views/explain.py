@@ -5,7 +5,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard import charts, formats, widgets
+from dashboard import charts, decisions, formats, widgets
 from dashboard.store import NoData, explain, query
 from dashboard.widgets import show_empty, show_live
 from infaas.answers import why_chosen
@@ -15,35 +15,6 @@ widgets.page_title(
     "Explain", "Which variant would answer a query with these needs now, and why not the others. No query is sent."
 )
 app = widgets.choose_app(None)
-
-
-def choose_needs() -> dict[str, Any]:
-    """Show the controls for the requirements, which are kept in the URL. Returns those that are set."""
-    rows = query("variants")
-    mine = rows[rows["app"] == app]
-    number: dict[str, Any] = {"value": None, "format": "%g", "bind": "query-params", "width": 170}
-    choice: dict[str, Any] = {"index": None, "bind": "query-params", "width": 170, "placeholder": "any"}
-    with st.container(horizontal=True):
-        asked: dict[str, Any] = {
-            "latency_ms": st.number_input("Within, ms", 0.0001, key="latency_ms", placeholder="any time", **number),
-            "accuracy": st.number_input(
-                "Accuracy at least", 0.0, 1.0, key="accuracy", step=0.01, placeholder="any", **number
-            ),
-            "cost": st.number_input(
-                "US$/million at most",
-                0.0,
-                key="cost_per_million",
-                step=1.0,
-                placeholder="any price",
-                help="US$ per million queries",
-                **number,
-            ),
-            "model": st.selectbox("Only model", sorted(mine["model"].unique()), key="model", **choice),
-            "variant": st.selectbox("Only variant", sorted(mine["variant"]), key="variant", **choice),
-        }
-    if asked["cost"] is not None:
-        asked["cost"] /= 1000  # queries ask for US$ per 1,000
-    return {name: value for name, value in asked.items() if value is not None}
 
 
 def decision(needs: dict[str, Any]) -> None:
@@ -57,7 +28,7 @@ def decision(needs: dict[str, Any]) -> None:
     _members(answer)
     _stages(answer)
     if _is_refused(answer) or not (answer.get("members") or answer.get("stages")):
-        _verdict(answer, candidates)
+        decisions.show_verdict(answer)
     if candidates.empty and "stages" in answer:
         return
     if candidates.empty:
@@ -161,41 +132,6 @@ def _is_refused(answer: dict[str, Any]) -> bool:
     return answer.get("chosen") is None
 
 
-def _verdict(answer: dict[str, Any], candidates: pd.DataFrame) -> None:
-    chosen = answer.get("chosen")
-    if chosen:
-        name = chosen.get("variant") if isinstance(chosen, dict) else chosen
-        where = candidates[candidates["variant"] == name].iloc[0] if len(candidates) else {}
-        st.success(
-            f"**{name}** would answer"
-            + (f", on {where['worker']}" if pd.notna(where["worker"]) else "")
-            + f": {why_chosen(answer)}.",
-            icon=":material/check_circle:",
-        )
-        return
-    refusal = answer.get("refusal")
-    if refusal:
-        refused = Refused.from_map({"error": refusal})
-        st.warning(
-            f"It would be refused as **{refused.code}**: {refused.message}.{_alternative(refused)}",
-            icon=":material/block:",
-        )
-    else:
-        st.warning("No variant would answer it now.", icon=":material/block:")
-
-
-def _alternative(refused: Refused) -> str:
-    """The closest variant, and when another try may succeed."""
-    closest, later = refused.closest or {}, refused.retry_after_ms
-    figures = [
-        f"{name} {formats.number(closest[field])}{unit}"
-        for field, name, unit in (("accuracy", "accuracy", ""), ("latency_ms", "latency", " ms"))
-        if closest.get(field) is not None
-    ]
-    text = f" Closest: **{closest['variant']}** ({', '.join(figures)})." if closest.get("variant") else ""
-    return text + (f" Try again in {formats.number(later)} ms." if later is not None else "")
-
-
 def page() -> None:
     if app is None:
         query("apps")
@@ -207,7 +143,7 @@ def page() -> None:
 
 
 try:
-    needs = choose_needs() if app is not None else {}
+    needs = decisions.choose_needs(app) if app is not None else {}
 except NoData:
     needs = {}
 show_live(None, page)

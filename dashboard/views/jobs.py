@@ -20,6 +20,7 @@ OVER = ("done", "failed", "cancelled")
 
 widgets.page_title("Jobs", "Offline jobs, computed on capacity that online queries leave.")
 chosen = widgets.choose_window()
+rows_of = widgets.choose_rows()
 
 
 def page() -> None:
@@ -31,6 +32,10 @@ def page() -> None:
             "`infaas submit --app APP --input FILE.npy --output FILE.jsonl` submits one. Its files must be in the directory `jobs` of the"
             " data directory, or in one of the setting `jobs.roots`.",
         )
+        return
+    jobs, items = rows_of.of(jobs), rows_of.of(items)
+    if jobs.empty:
+        show_empty("No job meets these filters.", "Clear the search, or choose another application.")
         return
     unfinished = int((~jobs["state"].isin(OVER)).sum())
     failed = int((jobs["state"] == "failed").sum())

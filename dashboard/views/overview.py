@@ -1,10 +1,12 @@
 """Overview: load, queries in time, cost and machines, now and recently; what runs, and why."""
 
+from typing import Any
+
 import pandas as pd
 import streamlit as st
 
 from dashboard import charts, formats, series, widgets
-from dashboard.store import history, query
+from dashboard.store import history, not_ready, query
 from dashboard.widgets import show_empty, show_live
 from dashboard.window import Window
 
@@ -72,25 +74,72 @@ def _cost(spending: pd.DataFrame) -> None:
     )
 
 
-def troubles() -> None:
-    found = query("trouble").iloc[0]
-    if pd.isna(found["last_sample"]):
+PROBLEMS = {  # kind of problem in attention.sql: whether it is urgent, what is wrong, the page that shows more, its parameter for the name
+    "missed badly": (True, "**{name}**: only {share} of the queries were in time in the last 5 minutes", "slo", "app"),
+    "missed": (False, "**{name}**: {share} of the queries were in time in the last 5 minutes", "slo", "app"),
+    "member missing": (False, "**{name}**: {share} of the answers lack this model", "members", ""),
+    "device silent": (True, "**{name}** has sent nothing for {duration}", "workers", ""),
+    "worker lost": (True, "The worker **{name}** was lost {duration} ago", "workers", "search"),
+    "in trouble": (
+        False,
+        "{count} of **{name}** cannot keep up, or other work slows it down, for more than a minute",
+        "variants",
+        "search",
+    ),
+    "rejected events": (
+        False,
+        '{count} could not be written: `infaas sql "SELECT * FROM rejected_events"` says why',
+        "logs",
+        "",
+    ),
+    "failed jobs": (False, "{count} failed in the last day", "jobs", ""),
+    "failed registrations": (False, "{count} failed in the last day", "registrations", ""),
+}
+COUNTED = {
+    "in trouble": ("instance", "instances"),
+    "rejected events": ("event", "events"),
+    "failed jobs": ("offline job", "offline jobs"),
+    "failed registrations": ("registration", "registrations"),
+}
+
+
+def attention() -> None:
+    begun = query("begun").iloc[0]
+    if pd.isna(begun["last_sample"]):
         show_empty(
             "Nothing has been recorded yet.",
             "Workers report every 2 s. If this message stays, `infaas doctor` says what is missing.",
         )
-    elif found["apps"] == 0:
+    elif begun["apps"] == 0:
         show_empty(
             "No application is registered yet.",
             "`infaas register MODEL.onnx --app APP --model NAME --validation FILE.npz` registers one; `infaas demo` shows a whole system.",
         )
-    for count, what, where in (
-        (found["rejected"], "events could not be written", '`infaas sql "SELECT * FROM rejected_events"` shows why'),
-        (found["failed_jobs"], "offline jobs failed in the last day", "see Jobs"),
-        (found["failed_registrations"], "registrations failed in the last day", "see Applications"),
-    ):
-        if count:
-            st.warning(f"{count} {what}: {where}.", icon=":material/warning:")
+    found = [_problem(row) for row in query("attention").to_dict("records")]
+    found += [(True, f"Not ready: {each}", "logs", {}) for each in not_ready()]
+    if not found:
+        st.caption(":material/check_circle: Nothing needs attention.")
+        return
+    with st.container(border=True, gap="small"):
+        st.markdown("**What needs attention**")
+        for urgent, text, page, where in sorted(found, key=lambda each: not each[0]):
+            icon = ":red[:material/error:]" if urgent else ":orange[:material/warning:]"
+            with st.container(horizontal=True, vertical_alignment="center"):
+                st.markdown(f"{icon} {text}.", width="content")
+                st.page_link(f"views/{page}.py", label="show", query_params=where, width="content")
+
+
+def _problem(row: dict[str, Any]) -> tuple[bool, str, str, dict[str, str]]:
+    """Whether it is urgent; what is wrong; the page that shows more, and its parameters."""
+    urgent, text, page, parameter = PROBLEMS[row["what"]]
+    amount = float(row["amount"])
+    told = text.format(
+        name=row["name"],
+        share=formats.percent(amount),
+        duration=formats.seconds(amount),
+        count=formats.count(int(amount), *COUNTED.get(row["what"], ("", ""))),
+    )
+    return urgent, told, page, {parameter: row["name"]} if parameter else {}
 
 
 def trend() -> None:
@@ -209,7 +258,7 @@ def runs() -> None:
         )
 
 
-show_live(chosen, troubles)
+show_live(chosen, attention)
 show_live(chosen, figures)
 show_live(chosen, trend)
 show_live(chosen, runs)

@@ -3,24 +3,11 @@
 import pandas as pd
 import streamlit as st
 
-from dashboard import charts, formats, series, widgets
+from dashboard import charts, decisions, formats, series, widgets
 from dashboard.store import history, query
 from dashboard.widgets import show_empty, show_live
 
 ALL = "all apps"
-MEANING = {
-    "late": "answered, but after the objective",
-    "deadline": "refused at once, because no answer would be in time",
-    "overloaded": "all suitable instances were full",
-    "unsatisfiable": "no variant can ever meet the needs: lower them, or register a better model",
-    "unknown_app": "no app of this name is registered: infaas apps lists those that are",
-    "unknown_model": "the app has no model or variant of this name: the page Applications lists its variants",
-    "bad_request": "a field was wrong: what the client was told names it and says what is right",
-    "model_error": "the model failed on these inputs",
-    "too_large": "the inputs were too large for one message",
-    "forbidden": "the caller may not do this",
-    "internal": "a fault of the system: see its logs",
-}
 CARRIED = "can be carried"
 EXPECTED = {"load": "now", "forecast": "expected", "capacity": CARRIED}
 
@@ -180,7 +167,7 @@ def reasons() -> None:
     if rows.empty:
         st.success("Every query in this range was answered in time.", icon=":material/check_circle:")
         return
-    shown = rows.assign(meaning=rows["reason"].map(MEANING).fillna(""))
+    shown = rows.assign(meaning=rows["reason"].map(decisions.MEANING).fillna(""))
     widgets.table(
         shown,
         {
@@ -203,7 +190,7 @@ def mistakes() -> None:
     st.subheader("Clients' mistakes", anchor=False)
     st.caption("Queries that nobody could answer as they were asked. They count neither as queries nor as missed.")
     widgets.table(
-        rows.assign(meaning=rows["reason"].map(MEANING)),
+        rows.assign(meaning=rows["reason"].map(decisions.MEANING)),
         {
             "app": "app asked for",
             "reason": "mistake",

@@ -11,6 +11,7 @@ MAX_CHANGES = 2000  # rows that changes.sql returns
 
 widgets.page_title("Variants", "Which variants are loaded where, in which state, and why that changed.")
 chosen = widgets.choose_window()
+rows_of = widgets.choose_rows()
 
 
 def now() -> None:
@@ -20,6 +21,10 @@ def now() -> None:
             "No model is loaded.",
             "The first query of an app loads a variant that meets its needs: `infaas query --app APP ...`",
         )
+        return
+    running = rows_of.of(running)
+    if running.empty:
+        show_empty("No instance meets these filters.", "Clear the search, or choose another application.")
         return
     shown = running.assign(
         state=running["states"],
@@ -62,9 +67,9 @@ def now() -> None:
 
 def timeline() -> None:
     window = widgets.up_to_now(chosen)
-    changes, running = history("changes", window), query("running")
+    changes, running = rows_of.of(history("changes", window)), rows_of.of(query("running"))
     bands = series.state_spans(
-        changes, running.drop_duplicates("instance"), window, after=history("changes_after", window)
+        changes, running.drop_duplicates("instance"), window, after=rows_of.of(history("changes_after", window))
     )
     st.subheader("States over time", anchor=False)
     if bands.empty:

@@ -10,6 +10,7 @@ widgets.page_title(
     "Workers", "Machines and their devices: utilisation, memory and price; when they boot, drain and stop."
 )
 chosen = widgets.choose_window()
+rows_of = widgets.choose_rows(apps=False)
 
 
 def now() -> None:
@@ -18,6 +19,10 @@ def now() -> None:
         show_empty(
             "No worker has reported in the last 15 s.", "`infaas up` starts one; `infaas doctor` says what is missing."
         )
+        return
+    devices = rows_of.of(devices)
+    if devices.empty:
+        show_empty("No device meets this search.", "Clear the search.")
         return
     shown = devices.assign(
         state=[[state] if state else [] for state in devices["state"]],
@@ -52,7 +57,7 @@ def now() -> None:
 
 def trend() -> None:
     window = widgets.up_to_now(chosen)
-    rows = series.utilisation(window)
+    rows = rows_of.of(series.utilisation(window))
     if rows.empty:
         return
     shown = rows.groupby(["time", "on"], as_index=False).agg(
@@ -84,14 +89,14 @@ def trend() -> None:
 
 def life() -> None:
     window = widgets.up_to_now(chosen)
-    changes, devices = history("worker_changes", window), query("devices")
+    changes, devices = rows_of.of(history("worker_changes", window)), rows_of.of(query("devices"))
     st.subheader("Starts and stops", anchor=False)
     bands = series.state_spans(changes, devices.drop_duplicates("worker"), window, "worker", dead=("Stopped", "None"))
     if bands.empty:
         show_empty("There was no worker in this range.", "A longer range may show some.")
         return
     charts.draw(bands, charts.state_timeline("worker", charts.WORKER_STATES, bands), "life", window)
-    ordered = history("decisions", window)
+    ordered = rows_of.of(history("decisions", window))
     ordered = ordered[ordered["action"].isin(["add_worker", "remove_worker"])]
     ordered = ordered.assign(change=ordered["action"].str.replace("_", " "))
     own = changes.assign(change=changes["from_state"].replace("None", "new") + " → " + changes["to_state"])

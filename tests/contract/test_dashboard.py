@@ -53,6 +53,10 @@ PAGES = (
     "shadow",
     "explain",
     "jobs",
+    "try_query",
+    "queries",
+    "registrations",
+    "logs",
 )
 GPU = "mlp-v1-simgpu-fp32-t1-b64"
 
@@ -202,7 +206,8 @@ def test_the_overview_says_what_runs_how_well_at_what_cost(past: str) -> None:
     assert running["variant"].tolist() == [VARIANT]
     assert [list(each) for each in running["state"]] == [["Overloaded", "reclaimable"]]
     assert running["why"].tolist() == ["load: no instance meets a query's needs"]
-    assert "1 offline jobs failed" in text(test)
+    assert "1 offline job failed in the last day" in text(test)
+    assert "**digits**: 95.0 % of the queries" not in text(test)  # the least that needs no attention
     assert "without simulated devices" in text(test)
 
 

@@ -12,6 +12,9 @@ NAMES = sorted(file.stem for file in SQL.glob("*.sql"))
 PARAMETERS = latest("1h", datetime(2026, 1, 1, tzinfo=UTC)).parameters | {
     "app": "digits",
     "context": None,
+    "outcome": None,
+    "text": None,
+    "uid": "00000000-0000-0000-0000-000000000000",
     "whole": True,
     "variant": "mlp-v1-ort-fp32-t1-b64",
 }

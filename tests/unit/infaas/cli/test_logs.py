@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from infaas.cli import main
-from infaas.cli.logs import LEVELS, LogFile
+from infaas.logfiles import LEVELS, LogFile
 
 INFO = LEVELS["INFO"]
 

@@ -1,0 +1,88 @@
+"""What the pages about queries share: the controls for a query's needs, the decision in words, what codes of refusals mean."""
+
+from typing import Any
+
+import streamlit as st
+
+from dashboard import formats
+from dashboard.store import query
+from infaas.answers import why_chosen
+from infaas.errors import Refused
+
+MEANING = {
+    "late": "answered, but after the objective",
+    "deadline": "refused at once, because no answer would be in time",
+    "overloaded": "all suitable instances were full",
+    "unsatisfiable": "no variant can ever meet the needs: lower them, or register a better model",
+    "unknown_app": "no app of this name is registered: infaas apps lists those that are",
+    "unknown_model": "the app has no model or variant of this name: the page Applications lists its variants",
+    "bad_request": "a field was wrong: what the client was told names it and says what is right",
+    "model_error": "the model failed on these inputs",
+    "too_large": "the inputs were too large for one message",
+    "forbidden": "the caller may not do this",
+    "internal": "a fault of the system: see its logs",
+}
+
+
+def choose_needs(app: str) -> dict[str, Any]:
+    """Show the controls for the needs of a query of this app, which are kept in the URL. Returns those that are set. Raises NoData."""
+    rows = query("variants")
+    mine = rows[rows["app"] == app]
+    number: dict[str, Any] = {"value": None, "format": "%g", "bind": "query-params", "width": 170}
+    choice: dict[str, Any] = {"index": None, "bind": "query-params", "width": 170, "placeholder": "any"}
+    with st.container(horizontal=True):
+        asked: dict[str, Any] = {
+            "latency_ms": st.number_input("Within, ms", 0.0001, key="latency_ms", placeholder="any time", **number),
+            "accuracy": st.number_input(
+                "Accuracy at least", 0.0, 1.0, key="accuracy", step=0.01, placeholder="any", **number
+            ),
+            "cost": st.number_input(
+                "US$/million at most",
+                0.0,
+                key="cost_per_million",
+                step=1.0,
+                placeholder="any price",
+                help="US$ per million queries",
+                **number,
+            ),
+            "model": st.selectbox("Only model", sorted(mine["model"].unique()), key="model", **choice),
+            "variant": st.selectbox("Only variant", sorted(mine["variant"]), key="variant", **choice),
+        }
+    if asked["cost"] is not None:
+        asked["cost"] /= 1000  # queries ask for US$ per 1,000
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def show_verdict(answer: dict[str, Any]) -> None:
+    """Show which variant an explanation has chosen and why, or why a query would be refused."""
+    chosen = answer.get("chosen")
+    if chosen:
+        name = chosen.get("variant") if isinstance(chosen, dict) else chosen
+        known = [each for each in answer.get("candidates") or [] if each["variant"] == name]
+        worker = known[0].get("worker") if known else None
+        st.success(
+            f"**{name}** would answer{f', on {worker}' if worker else ''}: {why_chosen(answer)}.",
+            icon=":material/check_circle:",
+        )
+        return
+    refusal = answer.get("refusal")
+    if refusal:
+        refused = Refused.from_map({"error": refusal})
+        st.warning(
+            f"It would be refused as **{refused.code}**: {refused.message}.{alternative(refused)}",
+            icon=":material/block:",
+        )
+    else:
+        st.warning("No variant would answer it now.", icon=":material/block:")
+
+
+def alternative(refused: Refused) -> str:
+    """The closest variant, and when another try may succeed."""
+    closest, later = refused.closest or {}, refused.retry_after_ms
+    figures = [
+        f"{name} {formats.number(closest[field])}{unit}"
+        for field, name, unit in (("accuracy", "accuracy", ""), ("latency_ms", "latency", " ms"))
+        if closest.get(field) is not None
+    ]
+    text = f" Closest: **{closest['variant']}** ({', '.join(figures)})." if closest.get("variant") else ""
+    return text + (f" Try again in {formats.number(later)} ms." if later is not None else "")

@@ -1,0 +1,81 @@
+"""Registrations: how far each is, why it failed; those under way can be cancelled."""
+
+import pandas as pd
+import streamlit as st
+
+from dashboard import widgets
+from dashboard.store import NoData, cancel_registration, query
+from dashboard.widgets import show_empty, show_live
+from infaas.errors import Refused
+
+REGISTER = "`infaas register MODEL.onnx --app APP --model NAME --validation FILE.npz` registers a model for an app."
+STATES = {
+    "accepted": "#b3b8bf",
+    "inspecting": "#9fc5e8",
+    "building": "#56b4e9",
+    "profiling": "#56b4e9",
+    "done": "#009e73",
+    "failed": "#d0342c",
+    "cancelled": "#8b929b",
+}
+OVER = ("done", "failed", "cancelled")
+TOLD = "cancelled"  # key of the session: what became of the last cancellation
+
+widgets.page_title("Registrations", "Models on their way into the system, and those that have arrived or failed.")
+rows_of = widgets.choose_rows()
+
+
+def cancel(registration: str) -> None:
+    try:
+        cancel_registration(registration)
+        st.session_state[TOLD] = ("success", f"Registration {registration} is being cancelled. Nothing of it is kept.")
+    except Refused as refused:
+        st.session_state[TOLD] = ("warning", f"Not cancelled: {refused.message}.")
+    except NoData as problem:
+        st.session_state[TOLD] = ("error", f"Not cancelled: {problem}. {problem.remedy}")
+
+
+def page() -> None:
+    every = query("registrations")
+    rows = rows_of.of(every)
+    if every.empty:
+        show_empty("Nothing has been registered yet.", REGISTER)
+        return
+    if rows.empty:
+        show_empty("No registration meets these filters.", "Clear the search, or choose another application.")
+        return
+    if told := st.session_state.get(TOLD):
+        getattr(st, told[0])(told[1])
+    for row in rows[~rows["state"].isin(OVER)].to_dict("records"):
+        _under_way(row)
+    shown = rows.assign(state=[[state] for state in rows["state"]], progress=100 * rows["progress"])
+    widgets.table(
+        shown,
+        {
+            "started": widgets.time_column("started"),
+            "app": "app",
+            "model": "model",
+            "version": "version",
+            "state": widgets.state_column(STATES),
+            "progress": widgets.progress_column("progress"),
+            "reason": st.column_config.TextColumn("reason", width="large"),
+            "updated": widgets.time_column("last news"),
+            "registration": st.column_config.TextColumn("registration"),
+        },
+        "registrations",
+        height=460 if len(rows) > 12 else "content",
+    )
+
+
+def _under_way(row: dict[str, object]) -> None:
+    name = str(row["registration"])
+    with st.container(border=True, horizontal=True, vertical_alignment="center"):
+        share = float(str(row["progress"])) if pd.notna(row["progress"]) else 0.0
+        reason = f": {row['reason']}" if row["reason"] else ""
+        st.progress(min(max(share, 0.0), 1.0), f"**{row['model']}** for {row['app']}, {row['state']}{reason}")
+        with st.popover("Cancel", icon=":material/cancel:"):
+            st.markdown("Its work stops, and nothing of it is kept.")
+            st.button(f"Cancel {row['model']}", key=f"cancel-{name}", type="primary", on_click=cancel, args=(name,))
+
+
+show_live(None, page)

@@ -1,0 +1,248 @@
+"""Try a query: the decision, the answer and its cost, or the refusal with what to do about it."""
+
+import json
+import secrets
+from typing import Any
+
+import msgspec
+import numpy as np
+import pandas as pd
+import streamlit as st
+
+from bus.messages.catalog import TensorSpec
+from dashboard import decisions, formats, inputs, widgets
+from dashboard.store import NoData, ask, explain, query
+from dashboard.widgets import show_empty
+from infaas.answers import Answer
+from infaas.errors import BadInput, Refused
+
+RANDOM, TEXT, FILE = "Random values", "JSON", "File or picture"
+DONE = "tried"  # key of the session: what became of the last query
+MAX_SCORES = 10  # of an item, the best first
+
+widgets.page_title("Try a query", "Sends one query. It counts and costs like any other.")
+app = widgets.choose_app(None)
+
+
+def signature() -> tuple[list[TensorSpec], list[TensorSpec]]:
+    """What the app takes and gives; nothing is known of an app without a model."""
+    rows = query("signature", app=app)
+    if rows.empty:
+        return [], []
+    given, got = (msgspec.convert(each or [], list[TensorSpec]) for each in rows.iloc[0][["inputs", "outputs"]])
+    return given, got
+
+
+def choose_inputs(specs: list[TensorSpec]) -> dict[str, Any] | None:
+    """Show the controls for the inputs. None: there are none yet. Raises BadInput."""
+    if specs:
+        st.caption(f"{app} takes {inputs.takes(specs)}; n is the number of items.")
+    how = st.segmented_control(
+        "Inputs", [RANDOM, TEXT, FILE] if specs else [TEXT], default=RANDOM if specs else TEXT, required=True, key="how"
+    )
+    if how == RANDOM:
+        seed = st.session_state.setdefault("seed", 0)
+        st.caption("One item of random values. It tests the way to the model and back; the answer has no meaning.")
+        return inputs.made_up(specs, seed)
+    if how == TEXT:
+        text = st.text_area(
+            "JSON",
+            inputs.example(specs),
+            key=f"json-{app}",
+            placeholder="[[0.1, 0.2, …]]: a list of items; for several inputs a map of names to lists",
+            height=120,
+        )
+        return inputs.from_json(text, specs) if text.strip() else None
+    endings = [*inputs.ARRAYS, *(inputs.PICTURES if inputs.picture_shape(specs) else ())]
+    file = st.file_uploader("File", endings, key=f"file-{app}")
+    if file is None:
+        return None
+    if file.name.rpartition(".")[2].lower() in inputs.PICTURES:
+        return _picture(file.getvalue(), specs)
+    return inputs.from_file(file.name, file.getvalue(), specs)
+
+
+def _picture(data: bytes, specs: list[TensorSpec]) -> dict[str, Any]:
+    """Show how the picture becomes numbers, and what the model sees."""
+    values = "0 to 255"
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        if specs[0].datatype.startswith(("FP", "BF")):
+            values = st.selectbox(
+                "Values",
+                list(inputs.VALUES),
+                key="values",
+                bind="query-params",
+                width=220,
+                help="As the model was trained. " + "; ".join(f"{name}: {how}" for name, how in inputs.VALUES.items()),
+            )
+        invert = st.toggle("Swap bright and dark", key="invert", bind="query-params")
+    arrays, seen = inputs.from_picture(data, specs, values, invert=invert)
+    height, width = seen.shape[:2]
+    kind = "colour" if seen.ndim == 3 else "grey"
+    st.image(seen, f"What the model sees: {width} x {height} pixels, {kind}", width=min(max(width, 140), 320))
+    return arrays
+
+
+def send(arrays: dict[str, Any], needs: dict[str, Any]) -> None:
+    """Ask, and keep what became of it for this visitor. The decision is that of the moment before."""
+    assert app is not None
+    trace = secrets.token_hex(16)
+    done: dict[str, Any] = {"app": app, "trace": trace}
+    try:
+        done["decision"] = explain(app, needs)
+        with st.spinner("Waits for the answer. A model that has to be loaded first takes some seconds."):
+            done["answer"] = ask(app, arrays, needs, f"00-{trace}-{secrets.token_hex(8)}-01")
+    except Refused as refused:
+        done["refused"] = refused
+    except BadInput as error:
+        done["wrong"] = str(error)
+    st.session_state[DONE] = done
+
+
+def show_done(done: dict[str, Any]) -> None:
+    if "wrong" in done:
+        st.error(f"**Not sent:** {done['wrong']}.", icon=":material/block:")
+        return
+    if "refused" in done:
+        refused: Refused = done["refused"]
+        meaning = decisions.MEANING.get(refused.code, "")
+        st.error(
+            f"**Refused, {refused.code}:** {refused.message}.{decisions.alternative(refused)}", icon=":material/block:"
+        )
+        if meaning:
+            st.caption(f"{refused.code}: {meaning}.")
+    else:
+        _answer(done["answer"])
+    if decision := done.get("decision"):
+        with st.expander("The decision, a moment before", icon=":material/quiz:"):
+            decisions.show_verdict(decision)
+            others = pd.DataFrame([each for each in decision.get("candidates") or [] if each["why_not"]])
+            if len(others):
+                widgets.table(
+                    others,
+                    {
+                        "variant": "variant",
+                        "why_not": st.column_config.TextColumn("why not", width="large"),
+                        "accuracy": widgets.number_column("accuracy", "%.4f"),
+                        "latency_ms": widgets.number_column("latency ms"),
+                    },
+                    "others",
+                    height=300 if len(others) > 7 else "content",
+                )
+
+
+def _answer(answer: Answer) -> None:
+    if answer.missed:
+        st.warning(
+            f"Answered, but these needs were not met: **{', '.join(answer.missed)}**.", icon=":material/warning:"
+        )
+    with st.container(horizontal=True, gap="small"):
+        widgets.metric(
+            "Latency, ms",
+            formats.number(answer.latency_ms),
+            f"{formats.number(answer.queue_ms)} waiting, {formats.number(answer.compute_ms)} computing",
+        )
+        widgets.metric(
+            "Cost, US$/million",
+            formats.number(1e6 * answer.cost),
+            "from the cache" if answer.cached else "charged, simulated" if answer.simulated else "charged",
+            help="What a million such queries are charged",
+        )
+        accuracy = formats.number(answer.accuracy)
+        widgets.metric("Accuracy", accuracy, "of the variant", help="Measured when the model was registered")
+        widgets.metric(
+            "Batch", str(answer.batch), formats.count(answer.batch, "item", "items"), help="Computed together"
+        )
+    if answer.variant:
+        st.markdown(f"Answered by **{answer.variant}** on {answer.worker} ({answer.hardware}).")
+    if answer.members is not None:
+        lacking = f"; {answer.missing} missing" if answer.missing else ""
+        sure = "" if answer.confidence is None else f"; {formats.percent(answer.confidence)} agree"
+        st.markdown(f"Answered together by **{', '.join(answer.members)}**{sure}{lacking}.")
+    if answer.reason:
+        st.markdown(f"Reason: {answer.reason}.")
+    _outputs(answer)
+
+
+def _outputs(answer: Answer) -> None:
+    names = getattr(answer, "labels", None)
+    for output, array in answer.outputs.items():
+        if array.ndim == 2 and array.shape[1] > 1 and array.dtype.kind == "f":
+            _scores(output, array, names)
+        elif array.size <= 200:
+            st.markdown(f"**{output}**: `{json.dumps(_plain(array))}`")
+        else:
+            st.markdown(f"**{output}**: {array.dtype} of shape {list(array.shape)}")
+
+
+def _plain(array: Any) -> Any:
+    if array.dtype.kind != "f":
+        return array.tolist()
+    return (
+        [[float(f"{x:.6g}") for x in row] if isinstance(row, list) else float(f"{row:.6g}") for row in array.tolist()]
+        if array.ndim <= 2
+        else array.tolist()
+    )
+
+
+def _scores(output: str, array: Any, names: Any) -> None:
+    """The best classes of an item, as bars."""
+    item = 0
+    if len(array) > 1:
+        item = int(st.number_input(f"Item of {len(array)}", 1, len(array), 1, key=f"item-{output}", width=170)) - 1
+    row = array[item].astype(float)
+    best = np.argsort(-row, kind="stable")[:MAX_SCORES]
+    st.markdown(f"**{output}**: class **{_name(names, int(best[0]))}**")
+    shown = pd.DataFrame({"class": [_name(names, int(each)) for each in best], "score": row[best]})
+    low, high = min(0.0, float(np.nanmin(row))), max(1e-9, float(np.nanmax(row)))
+    if low >= 0 and high <= 1:
+        high = 1.0
+    st.dataframe(
+        shown,
+        hide_index=True,
+        width=520,
+        key=f"scores-{output}",
+        column_config={
+            "score": st.column_config.ProgressColumn("score", format="%.4g", min_value=low, max_value=high),
+        },
+    )
+
+
+def _name(names: Any, number: int) -> str:
+    return f"{names[number]} ({number})" if names and number < len(names) else str(number)
+
+
+def page() -> None:
+    if app is None:
+        query("apps")
+        show_empty(
+            "No application is registered yet.", "`infaas register` adds one; `infaas demo` shows a whole system."
+        )
+        return
+    specs, _ = signature()
+    needs = decisions.choose_needs(app)
+    try:
+        arrays = choose_inputs(specs)
+    except BadInput as error:
+        st.error(f"{error}.", icon=":material/block:")
+        arrays = None
+    if st.button("Ask", type="primary", disabled=arrays is None, icon=":material/send:") and arrays is not None:
+        st.session_state["seed"] = st.session_state.get("seed", 0) + 1
+        send(arrays, needs)
+    done = st.session_state.get(DONE)
+    if done and done["app"] == app:
+        show_done(done)
+        st.caption(
+            f"Trace {done['trace']}: spans of it are made where `telemetry.otlp_endpoint` is set.",
+            help="docs/metrics.md, Traces",
+        )
+        st.page_link(
+            "views/queries.py", label=f"Recent queries of {app}", icon=":material/list_alt:", query_params={"app": app}
+        )
+
+
+try:
+    page()
+except NoData as problem:
+    st.error(f"**No data:** {problem}", icon=":material/cloud_off:")
+    st.markdown(problem.remedy)
