@@ -5,6 +5,7 @@ from pathlib import Path
 import streamlit as st
 
 from dashboard.login import require_access, show_logout
+from dashboard.widgets import take_arrival
 
 HERE = Path(__file__).parent
 PAGES = {  # by group: file, title, icon
@@ -22,13 +23,13 @@ PAGES = {  # by group: file, title, icon
         ("pipelines", "Pipelines", ":material/schema:"),
         ("jobs", "Jobs", ":material/stacks:"),
     ),
-    "Resources": (
+    "System": (
         ("variants", "Variants", ":material/account_tree:"),
         ("workers", "Workers", ":material/dns:"),
         ("cost", "Cost", ":material/payments:"),
         ("shadow", "Shadow", ":material/compare_arrows:"),
+        ("logs", "Logs", ":material/article:"),
     ),
-    "Logs": (("logs", "Logs", ":material/article:"),),
 }
 
 st.set_page_config(page_title="INFaaS", page_icon=HERE / "icon.svg", layout="wide")
@@ -38,14 +39,16 @@ st.html(
     " [data-stale=true] {opacity: 1 !important; transition: none !important}</style>"
 )
 require_access()
-st.navigation(
+pages = st.navigation(
     {
         group: [
             st.Page(HERE / "views" / f"{file}.py", title=title, icon=icon, url_path=file, default=not group)
-            for file, title, icon in pages
+            for file, title, icon in members
         ]
-        for group, pages in PAGES.items()
+        for group, members in PAGES.items()
     },
     position="top",
-).run()
+)
+take_arrival()
+pages.run()
 show_logout()

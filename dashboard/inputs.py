@@ -133,10 +133,10 @@ def named(arrays: "Array | Mapping[str, Array]", specs: Sequence[TensorSpec]) ->
         if known and name not in known:
             continue
         spec = known.get(name)
-        if spec is not None and array.ndim == len(spec.shape):
-            array = array[None]
-        if array.ndim == 0 or not len(array):
+        if not array.size:
             raise BadInput(f"the input {name} has no item: the first axis counts the items")
+        if array.ndim == (0 if spec is None else len(spec.shape)):
+            array = array[None]
         found[name] = _cast(array[:MAX_ITEMS], spec) if spec is not None else array[:MAX_ITEMS]
     return found
 

@@ -25,6 +25,7 @@ LINKS: Mapping[
     "job": ("jobs", "search"),
     "registration": ("registrations", "search"),
 }
+ARRIVING = "arriving"  # key of the session: values of the controls of the page that is opened next
 PARTS = "parts"  # key of the session: the number of parts that the page has so far
 
 
@@ -113,10 +114,18 @@ def choose_rows(*, apps: bool = True, inside: str = "names, states and reasons")
     return Filter(app, (text or "").strip())
 
 
-def show_page(name: str, **query: str) -> None:
-    """Go to another page, with the same range of time. query: further parameters of its address."""
-    chosen = st.session_state.get("range")
-    st.switch_page(f"views/{name}.py", query_params={**({"range": chosen} if chosen else {}), **query})
+def show_page(name: str, **values: str) -> None:
+    """Go to another page. values: of its controls, by key."""
+    st.session_state[ARRIVING] = values
+    # The new address cannot name what a control of the present page is bound to. Without any parameter, it keeps the present ones.
+    st.switch_page(f"views/{name}.py", query_params={"via": "link"})
+
+
+def take_arrival() -> None:
+    """Set the controls of the page that `show_page` has opened, before they are shown."""
+    for key, value in st.session_state.pop(ARRIVING, {}).items():
+        st.session_state[key] = value
+    st.query_params.pop("via", None)
 
 
 def up_to_now(window: Window) -> Window:
@@ -172,7 +181,7 @@ def table(
 def link_column(title: str, page: str, key: str) -> Any:
     """A column of names that can be clicked: then the session has `key`, with `row` and `label`."""
     return st.column_config.ButtonColumn(
-        title, type="tertiary", alignment="left", key=key, help=f"A click opens {page.replace('_', ' ')}"
+        f"{title} ↗", type="tertiary", alignment="left", key=key, help=f"A click opens {page.replace('_', ' ')}"
     )
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urljoin
 
 import numpy as np
 import pytest
@@ -112,7 +113,7 @@ def shoot(page: "playwright.Page", name: str, size: dict[str, int]) -> None:
 
 def open_page(page: "playwright.Page", name: str) -> None:
     page.set_viewport_size(DESKTOP)
-    page.get_by_test_id("stTopNavLinkContainer").get_by_text(name, exact=True).click()
+    page.goto(urljoin(page.url, "/" if name == "Overview" else f"/{name.lower().replace(' ', '_')}"))
     page.get_by_role("heading", level=1, name=name, exact=True).wait_for()
 
 
