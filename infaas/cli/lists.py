@@ -393,7 +393,7 @@ _SELECTION = (
 )
 _REGISTRATIONS = (
     Column("model", "model"),
-    Column("app", "app"),
+    Column("app", "app", rank=1),
     Column("version", "version", rank=2),
     Column("state", "state"),
     Column("done", lambda item: f"{item.get('progress', 0.0):.0%}"),
