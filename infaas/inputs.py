@@ -1,10 +1,12 @@
 """Inputs from .npy and .npz files and from JSON. None of these formats can run code."""
 
+import io
 import json
+import sys
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from infaas.errors import BadInput
 
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
 
     from bus.tensors import Array
 
+STDIN = "-"
+NUMPY = (b"\x93NUMPY", b"PK\x03\x04", b"PK\x05\x06")  # how .npy and .npz files begin
 VARYING = 16  # length of a random item's axis whose length may vary
 
 
@@ -22,12 +26,22 @@ def read_file(path: str | Path, *, key: str | None = None) -> "Array | dict[str,
     Raises BadInput if there is no such file, it is no numpy file, or it holds Python objects.
     """
     path = Path(path)
-    loaded = _load(path, key)
-    if isinstance(loaded, dict):
-        return _choose(loaded, path, key)
-    if key is not None:
-        raise BadInput(f"{path} holds one array without a name: leave out the key")
-    return loaded
+    return _chosen(_load(path, key), path, key)
+
+
+def read_input(path: str | Path, *, key: str | None = None) -> Any:
+    """What `read_file` reads of a file; `-` is standard input: the bytes of a .npy or .npz file, or JSON. Raises BadInput."""
+    if str(path) != STDIN:
+        return read_file(path, key=key)
+    given = sys.stdin.buffer.read()
+    if not given.strip():
+        raise BadInput("standard input is empty: pipe a .npy file, an .npz file or JSON into it")
+    if not given.startswith(NUMPY):
+        try:
+            return read_json(given.decode())
+        except UnicodeDecodeError:
+            raise BadInput("standard input is no .npy file, no .npz file and no JSON") from None
+    return _chosen(_read(io.BytesIO(given), Path("standard input"), key), Path("standard input"), key)
 
 
 def read_arrays(path: str | Path) -> "dict[str, Array]":
@@ -40,16 +54,22 @@ def read_arrays(path: str | Path) -> "dict[str, Array]":
 
 def _load(path: Path, key: str | None) -> "Array | dict[str, Array]":
     """key: the only array of an .npz file to read, unless it is not there."""
+    try:
+        with path.open("rb") as file:
+            return _read(file, path, key)
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _read(file: IO[bytes], path: Path, key: str | None) -> "Array | dict[str, Array]":
+    """path: what errors call the file."""
     import numpy as np  # noqa: PLC0415  (commands without inputs start without it)
 
     try:
-        with path.open("rb") as file:
-            loaded = np.load(file, allow_pickle=False)
-            if isinstance(loaded, np.ndarray):
-                return loaded
-            return {name: loaded[name] for name in loaded.files if key not in loaded.files or key == name}
-    except OSError as error:
-        raise BadInput(f"cannot read {path}: {error.strerror or error}") from error
+        loaded = np.load(file, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return loaded
+        return {name: loaded[name] for name in loaded.files if key not in loaded.files or key == name}
     except (ValueError, EOFError, zipfile.BadZipFile, MemoryError) as error:
         raise BadInput(_why(path, error)) from error
 
@@ -65,6 +85,20 @@ def read_json(text: str) -> Any:
             "the inputs must be a nested list (the first axis counts items), or a map of input names to lists"
         )
     return value
+
+
+def as_arrays(inputs: Any) -> "Array | dict[str, Array]":
+    """Inputs that may be nested lists, as of JSON, as arrays; numbers with a point as float32. Raises BadInput."""
+    import numpy as np  # noqa: PLC0415
+
+    def one(values: Any) -> "Array":
+        try:
+            array: Array = np.asarray(values)
+        except ValueError as error:
+            raise BadInput(f"the inputs must have the same number of values in each row: {error}") from error
+        return array.astype("float32") if isinstance(values, list) and array.dtype.kind == "f" else array
+
+    return {name: one(values) for name, values in inputs.items()} if isinstance(inputs, Mapping) else one(inputs)
 
 
 def in_turn(source: "Array | Mapping[str, Array]", items: int, most: int) -> list[Any]:
@@ -99,6 +133,14 @@ def random_items(specs: Sequence[Mapping[str, Any]], count: int, rng: "Generator
         else:
             arrays[spec["name"]] = rng.integers(0, 2, shape).astype(code)
     return arrays
+
+
+def _chosen(loaded: "Array | dict[str, Array]", path: Path, key: str | None) -> "Array | dict[str, Array]":
+    if isinstance(loaded, dict):
+        return _choose(loaded, path, key)
+    if key is not None:
+        raise BadInput(f"{path} holds one array without a name: leave out the key")
+    return loaded
 
 
 def _choose(arrays: "dict[str, Array]", path: Path, key: str | None) -> "Array | dict[str, Array]":

@@ -170,6 +170,11 @@ class Generator:
         await self._finished
         return self._report(f"open loop, {kind}, {self._due / seconds:.1f}/s", seconds, resent)
 
+    def so_far(self) -> tuple[float, int, int, int]:
+        """Seconds of the measurement, and the queries sent, answered, and answered in time in it. Seconds below 0: it warms up."""
+        answered = sum(len(part.latencies) for part in self._parts)
+        return time.monotonic() - self._counted, self._offered, answered, sum(part.in_time for part in self._parts)
+
     # -- the run
 
     def _begin(self, seconds: float) -> None:

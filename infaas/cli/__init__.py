@@ -3,12 +3,13 @@
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from infaas.cli.output import FAILED, USAGE, Failure, one_line
+from infaas.cli.output import FAILED, USAGE, Failure, meant, one_line
 
 if TYPE_CHECKING:
-    from cyclopts import App
+    from cyclopts import App, CycloptsError
 
 INTERRUPTED = 130
 
@@ -102,12 +103,41 @@ def _run(arguments: Sequence[str]) -> int:
     try:
         result = build(next(iter(arguments), None))(list(arguments), exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        return _complain(f"{one_line(error)} (see infaas {' '.join(error.command_chain or ())} --help)", USAGE)
+        return _complain(_usage_error(error), USAGE)
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return end.code or 0
         return _complain(end.code, FAILED)
     return result if isinstance(result, int) else 0
+
+
+def _usage_error(error: "CycloptsError") -> str:
+    """What is wrong with the command line and what was meant, in one sentence."""
+    from cyclopts import exceptions  # noqa: PLC0415
+
+    command = " ".join(error.command_chain or ()) or "infaas"
+    unused = [repr(token) for token in error.unused_tokens or ()]
+    see = f"`infaas {command} --help` lists " if error.command_chain else "`infaas --help` lists "
+    match error:
+        case exceptions.UnknownCommandError() if unused:
+            word = (error.unused_tokens or [""])[0]
+            return f"there is no command {word!r}{meant(word, COMMANDS) or '; `infaas --help` lists all'}"
+        case exceptions.UnknownOptionError():
+            word = error.token.keyword or error.token.value
+            known = [name for one in error.argument_collection if one.parse for name in one.names]
+            near = get_close_matches(word, known, n=1)
+            return f"{command} has no option {word}; {f'did you mean {near[0]}?' if near else f'{see}its options'}"
+        case exceptions.MissingArgumentError() if error.argument is not None:
+            name = error.argument.name
+            given = error.keyword is not None or bool(error.argument.tokens)
+            option = name.startswith("-")
+            if given:
+                return f"{command}: {name} needs a value: write it after {name}, {see}what it takes"
+            return f"{command} needs {name}{f': write {name} VALUE' * option}, {see}what it takes"
+        case exceptions.UnusedCliTokensError():
+            return f"{command} does not take {', '.join(unused)}: write each value after its option, {see}them"
+    text = one_line(error).removesuffix(".")
+    return f"{text[:1].lower()}{text[1:]}: {see}what it takes"
 
 
 def _version() -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from infaas.cli.options import DataDir, Json, Names, Whole, json_or_text, names
-from infaas.cli.output import show, usage
+from infaas.cli.output import meant, show, usage
 from infaas.connecting import connect
 
 _APP = ("latency_ms", "default_output", "min_instances", "input_type", "slo_target")
@@ -144,7 +144,7 @@ def admin(
 
     """
     if verb not in VERBS:
-        usage(f"there is no verb {verb!r}: use {', '.join(VERBS)}")
+        usage(f"there is no verb {verb!r}: use {', '.join(VERBS)}{meant(verb, VERBS)}")
     fields: dict[str, Any] = {
         "app": app,
         "model": model,

@@ -11,7 +11,7 @@ from bus.subjects import Subjects
 from infaas.auth.certificates import certify
 from infaas.auth.credentials import CONFIG, CredentialStore, User
 from infaas.cli.options import Json
-from infaas.cli.output import Column, local_time, print_table, progress, show, usage
+from infaas.cli.output import Column, local_time, meant, print_table, progress, show, usage
 
 VERBS = ("init", "certify", "add", "rotate", "revoke", "list", "show")
 NAMED = ("add", "rotate", "revoke", "show")
@@ -75,7 +75,7 @@ def auth(
 
     """
     if verb not in VERBS:
-        usage(f"there is no verb {verb!r}: use {', '.join(VERBS)}")
+        usage(f"there is no verb {verb!r}: use {', '.join(VERBS)}{meant(verb, VERBS)}")
     if (verb in NAMED) != (name is not None):
         usage(f"{verb} needs the name of a user" if name is None else f"{verb} takes no name of a user")
     store, name = CredentialStore(directory), name or ""

@@ -1,7 +1,10 @@
 """`infaas bench`: send load to a running system and measure its answers at the client."""
 
 import asyncio
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,13 +22,14 @@ from infaas.errors import Refused
 if TYPE_CHECKING:
     import numpy as np
 
-    from infaas.loadgen import LoadReport
+    from infaas.loadgen import Generator, LoadReport
     from infaas.queries import Prepared
 
 _DISTINCT = 64  # different queries, sent in turn
 _CHUNK = 4096  # arrivals drawn at once; more would block the event loop too long
 _UPLOADS_LAST_S = 500.0  # for so long, large inputs stay in the object store
 _LEAST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0  # between tries
+_TOLD_EVERY_S = 0.5
 _FIRST_ANSWER_S = 60.0  # until the first answer; a variant may have to be loaded
 _TEMPORARY = ("deadline", "overloaded")  # refusals after which another try may succeed
 
@@ -56,7 +60,7 @@ def bench(
     app
         The app to query. Give it several times to spread the load over several apps.
     input
-        A .npy or .npz file; its items are sent in turn. Default: random items of each app's shape.
+        A .npy or .npz file; its items are sent in turn. `-` reads such a file, or JSON, from standard input. Default: random items of each app's shape.
     input_key
         The array of the .npz file to send.
     items
@@ -75,8 +79,11 @@ def bench(
     import numpy as np  # noqa: PLC0415  (commands that are not used cost nothing)
     import uvloop  # noqa: PLC0415
 
+    from infaas.inputs import as_arrays, in_turn, read_input  # noqa: PLC0415
+
     rng = np.random.default_rng(seed)
     kind, spec, shares = load.spec(apps, seconds + warmup)
+    given = in_turn(as_arrays(read_input(input, key=input_key)), items, _DISTINCT) if input is not None else []
 
     async def work() -> "LoadReport":
         from infaas.loadgen import Generator, in_shares  # noqa: PLC0415
@@ -86,7 +93,7 @@ def bench(
             prepared = {
                 name: [
                     await client.prepare(name, x, **needs.to_needs())
-                    for x in await _queries(client, name, input, input_key, items, rng)
+                    for x in given or await _random(client, name, items, rng)
                 ]
                 for name in apps
             }
@@ -96,9 +103,10 @@ def bench(
                 await _until_answered(client, queries[0])
             generator = Generator(client, prepared, items=items, warmup=warmup)
             progress(f"sending for {seconds + warmup:g} s: {kind}")
-            if spec is None:
-                return await generator.closed(load.closed or CLOSED, seconds + warmup, in_shares(shares, rng))
-            return await generator.open(arrivals(spec, seconds + warmup, rng, chunk=_CHUNK), seconds + warmup, kind)
+            with _progress(generator, seconds):
+                if spec is None:
+                    return await generator.closed(load.closed or CLOSED, seconds + warmup, in_shares(shares, rng))
+                return await generator.open(arrivals(spec, seconds + warmup, rng, chunk=_CHUNK), seconds + warmup, kind)
 
     try:
         report = uvloop.run(work())
@@ -108,14 +116,10 @@ def bench(
     return 0 if report.answered else FAILED
 
 
-async def _queries(
-    client: Client, app: str, input: Path | None, key: str | None, items: int, rng: "np.random.Generator"
-) -> list[Any]:
-    """The inputs of at most 64 different queries."""
-    from infaas.inputs import in_turn, random_items, read_file  # noqa: PLC0415
+async def _random(client: Client, app: str, items: int, rng: "np.random.Generator") -> list[Any]:
+    """Random inputs of at most 64 different queries."""
+    from infaas.inputs import in_turn, random_items  # noqa: PLC0415
 
-    if input is not None:
-        return in_turn(read_file(input, key=key), items, _DISTINCT)
     found = await client.apps(app=app)
     if not found:
         fail(f"unknown_app: no app {app!r}; `infaas apps` lists them")
@@ -137,6 +141,35 @@ async def _until_answered(client: Client, prepared: "Prepared") -> None:
             progress(f"no answer within {_FIRST_ANSWER_S:g} s ({refusal_line(answer)}); measuring anyway")
             return
         await asyncio.sleep(min(max((answer.retry_after_ms or 0) / 1000, _LEAST_PAUSE_S), _LONGEST_PAUSE_S))
+
+
+@contextmanager
+def _progress(generator: "Generator", seconds: float) -> "Iterator[None]":
+    """Shows on a terminal, twice a second, what was answered so far."""
+    if not sys.stderr.isatty():
+        yield
+        return
+
+    async def tell() -> None:
+        while True:
+            await asyncio.sleep(_TOLD_EVERY_S)
+            print(f"\r\x1b[K{so_far(generator, seconds)}", end="", file=sys.stderr, flush=True)
+
+    telling = asyncio.get_running_loop().create_task(tell())
+    try:
+        yield
+    finally:
+        telling.cancel()
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def so_far(generator: "Generator", seconds: float) -> str:
+    """One line of progress. seconds: of the measurement."""
+    ran, sent, answered, in_time = generator.so_far()
+    if ran <= 0:
+        return "warming up"
+    reached = f", {in_time / sent:.2%} in time" if sent else ""
+    return f"{min(ran, seconds):.0f} of {seconds:g} s: {answered / ran:,.0f} answers/s, {answered:,} of {sent:,} answered{reached}"
 
 
 def _render(report: "LoadReport") -> None:

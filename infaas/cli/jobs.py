@@ -1,16 +1,20 @@
 """`infaas submit`, `jobs` and `cancel`: offline jobs, which read a file, compute on spare capacity and write a file."""
 
 import asyncio
+import os
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from infaas.cli.options import DataDir, Json, Wide
-from infaas.cli.output import Column, fail, number, print_json, print_table, progress, show
-from infaas.connecting import connect
+from infaas.cli.output import Column, fail, number, print_json, print_table, progress, show, usage
+from infaas.connecting import DEFAULT_DATA_DIR, connect
+from infaas.inputs import STDIN
 from infaas.queries import check_name
 
 OVER = ("done", "failed", "cancelled")
@@ -47,7 +51,7 @@ def submit(
     app
         The app whose models compute the job.
     input
-        A .npy, .jsonl or .msgpack file: a path, or a URL file://..., nats://bucket/key or s3://bucket/key. Files must be below a
+        A .npy, .jsonl or .msgpack file (`-`: such a .npy file, or JSON, on standard input): a path, or a URL file://..., nats://bucket/key or s3://bucket/key. Files must be below a
         directory that the setting jobs.roots allows.
     output
         The file for the outputs, named like the input. It must not exist yet.
@@ -63,10 +67,11 @@ def submit(
         Wait until the job ends, and show its progress.
 
     """
+    source = str(_spooled(data_dir)) if input == STDIN else input
 
     async def run() -> "str | JobStatus":
         async with connect(data_dir=data_dir) as client:
-            job = await client.submit(app, input, output, accuracy=accuracy, model=model, variant=variant, job=id)
+            job = await client.submit(app, source, output, accuracy=accuracy, model=model, variant=variant, job=id)
             if not wait:
                 return job
             with _progress() as on_progress:
@@ -77,6 +82,23 @@ def submit(
         show({"job": result}, json, lambda document: print(document["job"]))
         return 0
     return _end(result, json)
+
+
+def _spooled(data_dir: Path | None) -> Path:
+    """Standard input as a file that jobs of the system on this machine may read."""
+    import numpy as np  # noqa: PLC0415  (most jobs name a file)
+
+    from infaas.inputs import as_arrays, read_input  # noqa: PLC0415
+
+    place = Path(data_dir or os.environ.get("INFAAS_DATA_DIR") or DEFAULT_DATA_DIR) / "jobs"
+    if not place.is_dir():
+        usage(f"--input -: there is no system's directory {place} on this machine: name a file or URL instead")
+    found = as_arrays(read_input(STDIN))
+    if isinstance(found, dict):
+        usage("--input -: a job takes one array: name a .jsonl or .msgpack file for several inputs")
+    path = place / f"stdin-{secrets.token_hex(6)}.npy"
+    np.save(path, found, allow_pickle=False)
+    return path
 
 
 def jobs(

@@ -19,7 +19,7 @@ from cyclopts.validators import Number
 
 from bus.port import BusError
 from infaas.cli.options import DataDir, Json, Whole, Wide
-from infaas.cli.output import Column, fail, number, print_table, progress, show, usage
+from infaas.cli.output import Column, fail, meant, number, print_table, progress, show, usage
 from infaas.connecting import connect
 from infaas.errors import InfaasError
 
@@ -92,7 +92,7 @@ def pipeline(
 
     """
     if verb not in VERBS:
-        usage(f"there is no verb {verb!r}: use {', '.join(VERBS)}")
+        usage(f"there is no verb {verb!r}: use {', '.join(VERBS)}{meant(verb, VERBS)}")
     what, options = VERBS[verb]
     given = {
         "--policy": policy is not None,

@@ -1,7 +1,6 @@
 """`infaas query` and `infaas explain`: one query, or the decision that it would get."""
 
 import asyncio
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +23,7 @@ from infaas.cli.output import (
 )
 from infaas.connecting import connect
 from infaas.errors import Refused
-from infaas.inputs import read_file, read_json
+from infaas.inputs import STDIN, read_input, read_json
 from infaas.queries import Needs
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ def query(
     app
         The app to query. Without it, name a registered `--model`.
     input
-        A .npy file, or an .npz file with one array or with one for each input of the model. `-` reads JSON from stdin.
+        A .npy file, or an .npz file with one array or with one for each input of the model. `-` reads such a file, or JSON, from standard input.
     input_key
         The array of the .npz file to send.
     json_input
@@ -73,10 +72,7 @@ def query(
         usage("give the inputs with either --input FILE or --json-input JSON")
     if app is None and needs.model is None:
         usage("name an app (--app) or a registered model (--model)")
-    if str(input) == "-":
-        x = read_json(sys.stdin.read())
-    else:
-        x = read_json(json_input) if json_input is not None else read_file(input or "-", key=input_key)
+    x = read_json(json_input) if json_input is not None else read_input(input or STDIN, key=input_key)
     wanted = needs.to_needs()
     wanted["id"] = id
     answer = asyncio.run(_query(data_dir, app, x, timeout, wanted))

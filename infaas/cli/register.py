@@ -1,6 +1,7 @@
 """`infaas register`: build and measure the variants of a trained model."""
 
 import asyncio
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,6 +74,7 @@ def register(
     """Register a trained model: its variants are built, checked, measured and printed with their figures.
 
     Exits 1 if no variant works; stderr has the reason. Every variant that could not be built is named with its reason.
+    Ctrl-C asks whether the work goes on in the background or is cancelled; a second one ends the command at once.
 
     Example: `infaas register model.onnx --app digits --model cnn --validation validation.npz`
 
@@ -138,9 +140,16 @@ def register(
     }
     keys: dict[str, Any] = {"inputs_key": inputs_key, "labels_key": labels_key}
 
+    under_way: list[str] = []
+
     async def run() -> dict[str, Any]:
         async with connect(data_dir=data_dir) as client:
-            with _progress() as on_progress:
+            with _progress() as show_progress:
+
+                def on_progress(status: "RegistrationStatus") -> None:
+                    under_way[:] = [status.registration]
+                    show_progress(status)
+
                 status = await client.register(
                     model_file, app=app, model=model, validation=validation, on_progress=on_progress, **options, **keys
                 )
@@ -148,6 +157,10 @@ def register(
 
     try:
         document = asyncio.run(run())
+    except KeyboardInterrupt:
+        if under_way:
+            asyncio.run(_interrupted(under_way[0], data_dir))
+        raise
     except RegistrationFailed as failed:
         if json:
             print_json(status_document(failed.status))
@@ -163,6 +176,32 @@ def names_of(given: str) -> list[str]:
     if not Path(given).exists() and "," in given:
         return [name.strip() for name in given.split(",") if name.strip()]
     return lines_of(Path(given))
+
+
+async def _interrupted(registration: str, data_dir: Path | None) -> None:
+    """Ask on a terminal what becomes of a registration that is under way; else say how it can be cancelled."""
+    from infaas.registering import OVER, last_status  # noqa: PLC0415  (few commands are interrupted)
+
+    async with connect(data_dir=data_dir) as client:
+        status = await last_status(client.bus, client.subjects, registration)
+        if status is None or status.state in OVER:
+            progress("nothing was registered" if status is None else f"registration {registration} is {status.state}")
+            return
+        later = f"`infaas registrations` shows it, `infaas cancel {registration}` cancels it"
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            progress(f"registration {registration} goes on in the background: {later}")
+            return
+        print(
+            f"\nregistration {registration}: press Enter to let it go on, or c and Enter to cancel it: ",
+            end="",
+            file=sys.stderr,
+            flush=True,
+        )
+        if sys.stdin.readline().strip().lower() not in ("c", "cancel"):
+            progress(f"it goes on in the background: {later}")
+            return
+        await client.cancel_registration(registration)
+        progress(f"cancelled registration {registration}")
 
 
 def lines_of(path: Path) -> list[str]:

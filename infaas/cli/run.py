@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import services
-from infaas.cli.output import FAILED, Failure, one_line, usage
+from infaas.cli.output import FAILED, Failure, meant, one_line, usage
 
 if TYPE_CHECKING:
     from bus.port import Bus
@@ -55,7 +55,7 @@ def run(*service: str, config: Path | None = None, data_dir: Path | None = None)
         usage(f"name at least one service: {', '.join(known())}")
     for name in service:
         if name not in known():
-            usage(f"there is no service {name!r}: use one of {', '.join(known())}")
+            usage(f"there is no service {name!r}: use one of {', '.join(known())}{meant(name, known())}")
     for name in _OWN_PROCESS:
         if name in service:
             if len(service) > 1:

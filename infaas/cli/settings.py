@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from infaas.cli.options import Json
-from infaas.cli.output import print_json, usage
+from infaas.cli.output import meant, print_json, usage
 from services.core.settings import Setting, Settings, described
 from services.core.settings.fields import NAME_IN_KEY
 
@@ -40,7 +40,9 @@ def settings(
         usage("--toml and --json: choose one")
     shown = [one for one in described(Settings) if section is None or f"{one.key}.".startswith(f"{section}.")]
     if not shown:
-        usage(f"there is no section {section!r}: `infaas settings` shows them all")
+        usage(
+            f"there is no section {section!r}: `infaas settings` shows them all{meant(section or '', {one.key.partition('.')[0] for one in described(Settings)})}"
+        )
     if toml:
         print(as_toml(shown))
     elif json:

@@ -1,9 +1,13 @@
+import io
+import sys
+from typing import Any
+
 import numpy as np
 import pytest
 
 from bus.tensors import from_array
 from infaas.errors import BadInput
-from infaas.inputs import in_turn, random_items, read_arrays, read_file, read_json
+from infaas.inputs import as_arrays, in_turn, random_items, read_arrays, read_file, read_input, read_json
 
 
 def test_npy(tmp_path):
@@ -89,3 +93,39 @@ def test_arrays_by_name(tmp_path):
         read_arrays(tmp_path / "one.npy")
     with pytest.raises(BadInput, match="cannot read"):
         read_arrays(tmp_path / "none.npz")
+
+
+@pytest.mark.parametrize(("key", "said"), [(None, [[1.5, 2.0]]), ("b", [[3.0, 4.0]])])
+def test_standard_input_may_be_a_numpy_file_or_json(
+    key: str | None, said: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = np.array([[1.5, 2.0]], "float32"), np.array([[3.0, 4.0]], "float32")
+    packed = io.BytesIO()
+    if key is None:
+        np.save(packed, first)
+    else:
+        np.savez(packed, a=first, b=second)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(packed.getvalue())))
+    assert read_input("-", key=key).tolist() == said
+
+
+def test_standard_input_that_is_neither_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for given, why in (
+        (b"", "is empty"),
+        (b"\xff\xfe\x00", "no JSON"),
+        (b"{", "not valid JSON"),
+        (b"PK\x03\x04rest", "standard input"),
+    ):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
+        with pytest.raises(BadInput, match=why):
+            read_input("-")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b" [[1, 2.5]]")))
+    assert read_input("-") == [[1, 2.5]]
+
+
+def test_lists_become_arrays() -> None:
+    assert as_arrays([[1.5]]).dtype == "float32"
+    assert as_arrays([[1]]).dtype.kind == "i"
+    assert {name: one.tolist() for name, one in as_arrays({"a": [[True]]}).items()} == {"a": [[True]]}
+    with pytest.raises(BadInput, match="same number"):
+        as_arrays([[1], [1, 2]])

@@ -71,6 +71,27 @@ def test_bad_usage_exits_2_with_one_line(arguments: list[str], capsys: pytest.Ca
     assert said.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("regster", "there is no command 'regster'; did you mean 'register'?"),
+        ("nosuch", "there is no command 'nosuch'; `infaas --help` lists all"),
+        ("apps --jsn", "apps has no option --jsn; did you mean --json?"),
+        ("apps --zzz", "apps has no option --zzz; `infaas apps --help` lists its options"),
+        ("register m.onnx", "register needs --app: write --app VALUE, `infaas register --help` lists what it takes"),
+        ("query --app", "query: --app needs a value: write it after --app, `infaas query --help` lists what it takes"),
+        (
+            "query digits",
+            "query does not take 'digits': write each value after its option, `infaas query --help` lists them",
+        ),
+        ("pipeline lst", "there is no verb 'lst': use add, list, plan, deploy, remove, trace; did you mean 'list'?"),
+    ],
+)
+def test_a_usage_error_names_what_was_meant(arguments: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments.split()) == 2
+    assert capsys.readouterr().err == f"infaas: {said}\n"
+
+
 def test_an_unknown_service_is_answered_with_those_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
     main(["run", "nosuchservice"])
     said = capsys.readouterr().err
