@@ -113,9 +113,11 @@ class Comparison:
         self.runs: list[dict[str, Any]] = []
         self.alone: list[dict[str, Any]] = []
 
-    def prepare(self) -> None:
-        """What INFaaS needs before it can be started: registered models."""
+    def prepare(self) -> float:
+        """What INFaaS needs before it can be started: registered models; returns the seconds that it took."""
+        began = time.monotonic()
         self._served = asyncio.run(register(self._directory / "data", self._models))
+        return time.monotonic() - began
 
     def by_itself(self, name: str) -> None:
         self.alone.append({"model": name} | alone(self._models[name].file, self._cases[name][0], self._seconds))
@@ -166,7 +168,7 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str
         found |= {"runs": comparison.runs, "alone": comparison.alone}
         if "infaas" in ready:
             say("INFaaS registers the models, which measures their variants")
-            comparison.prepare()
+            found["registered_s"] = comparison.prepare()
         for number in range(options.rounds):
             for model in chosen:
                 comparison.by_itself(model)

@@ -83,7 +83,12 @@ PEERS = {
     ),
     "litserve": Peer("LitServe", ("litserve==0.2.19", RUNTIME), "/predict", _list, f"{BATCHES}; JSON", as_json=True),
     "bentoml": Peer(
-        "BentoML", ("bentoml==1.4.39", RUNTIME), "/infer", _rows, "one worker; adaptive batches; JSON", as_json=True
+        "BentoML",
+        ("bentoml==1.4.39", RUNTIME),
+        "/infer",
+        _rows,
+        "one worker; batches whose wait it adapts by itself; JSON",
+        as_json=True,
     ),
     "mlserver": Peer(
         "MLServer",

@@ -71,14 +71,17 @@ def given(found: Mapping[str, Any]) -> str:
 
 
 def disturbed(found: Mapping[str, Any]) -> str:
-    """How much the machine was used by others meanwhile, and whether the generator kept its own times."""
+    """How much the machine was used by others meanwhile, whether the generator kept its own times, and what was done before."""
     good = [run for run in found["runs"] if "failed" not in run]
     if not good:
         return ""
     others, late = median(run["others"] for run in good), median(run["late_ms"] for run in good)
+    registered = (
+        f" INFaaS registered the models beforehand in {found['registered_s']:.0f} s." if "registered_s" in found else ""
+    )
     return (
         f"Other programs took {others:.1f} cores meanwhile (median of the runs; at most {max(run['others'] for run in good):.1f}). "
-        f"The generator itself was late by {late:.1f} ms (median of the runs' 99th percentiles), which is part of the latencies."
+        f"The generator itself was late by {late:.1f} ms (median of the runs' 99th percentiles), which is part of the latencies.{registered}"
     )
 
 
