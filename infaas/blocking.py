@@ -104,6 +104,7 @@ class Infaas:
     pipelines = _waiting(Client.pipelines)
     selection = _waiting(Client.selection)
     explain = _waiting(Client.explain)
+    admin = _waiting(Client.admin)
     register = _waiting(Client.register)
     cancel_registration = _waiting(Client.cancel_registration)
     submit = _waiting(Client.submit)

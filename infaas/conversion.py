@@ -208,13 +208,23 @@ def _sklearn(model: Any, x: Any, y: Any, directory: Path, metric: str | None) ->
     classifier = is_classifier(model)
 
     def made(options: Any) -> Any:
-        return to_onnx(model, initial_types=initial, options=options)
+        return _portable(to_onnx(model, initial_types=initial, options=options))
 
     try:
         proto = _first(made, [{id(model): {"zipmap": False}}, None] if classifier else [None])
     except Exception as error:
         raise BadInput(f"skl2onnx cannot convert this {type(model).__name__} ({_short(error)}); {SERVE_IT}") from error
     return _scored(model, proto, x, inputs, y, directory, metric, classifier, "scikit-learn")
+
+
+def _portable(proto: Any) -> Any:
+    """Texts are made lower case by rules that every Linux machine has; ONNX's default, those of American English, many lack."""
+    import onnx  # noqa: PLC0415
+
+    for node in proto.graph.node:
+        if node.op_type == "StringNormalizer" and not any(one.name == "locale" for one in node.attribute):
+            node.attribute.append(onnx.helper.make_attribute("locale", "C.UTF-8"))
+    return proto
 
 
 def _boosting(model: Any, x: Any, y: Any, directory: Path, metric: str | None) -> Converted:

@@ -1,6 +1,6 @@
 """INFaaS (Romero et al., USENIX ATC 2021), tables 2 and 3: three variants, three loads, which instances cost least.
 
-`python benches/paper/table23.py [--json] [--out DIR]`: docs/examples/plan.toml under `infaas plan`'s solvers; nothing is random or simulated.
+`python benches/paper/table23.py [--json] [--out DIR]`: examples/plan.toml under `infaas plan`'s solvers; nothing is random or simulated.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from infaas.cli.plan import read_plan_file
 from services.core.planning.problem import PlanningProblem
 from services.core.planning.solvers import make_solver
 
-EXAMPLE = compare.ROOT / "docs" / "examples" / "plan.toml"
+EXAMPLE = compare.ROOT / "examples" / "plan.toml"
 # queries/s, ms: the cheapest instances of each variant and their US$/s; how much more other choices cost
 TABLE = (
     (10.0, 300.0, {"A": 2, "B": 0, "C": 0}, 2.0, {"C": 8.0}),

@@ -52,7 +52,7 @@ def plan(
     Prints scaling actions, instances and cost. Exits 1 if no plan meets every demand; then it prints the demands that can be met, and
     why the others cannot.
 
-    Example: `infaas plan docs/examples/plan.toml`
+    Example: `infaas plan examples/plan.toml`
 
     Parameters
     ----------

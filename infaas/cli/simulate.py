@@ -38,7 +38,7 @@ def simulate(
     The services' own code runs on virtual time. Prints SLO violations, accuracy, throughput, latency and cost of each policy. The same
     seed gives the same result.
 
-    Example: `infaas simulate docs/examples/scenario.toml --policy infaas static`
+    Example: `infaas simulate examples/scenario.toml --policy infaas static`
 
     Parameters
     ----------

@@ -19,8 +19,8 @@ PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if any(block.lan
 def reader(system: Whole, tmp_path: Path) -> Iterator[Reader]:
     """A reader with the demo's files, beside a running system with the app `digits`."""
     write(tmp_path)
-    (tmp_path / "docs").symlink_to(ROOT / "docs")
-    (tmp_path / "ops").symlink_to(ROOT / "ops")
+    for name in ("docs", "examples", "ops"):
+        (tmp_path / name).symlink_to(ROOT / name)
     found = Reader(tmp_path, system.directory)
     yield found
     found.close()

@@ -16,7 +16,14 @@ from services.simulation.scenario.read import read_scenario
 from tests.support.documents.code_blocks import LANGUAGES, Block, blocks, prose
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benches").glob("*.md")])
+DOCUMENTS = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "benches").glob("*.md"),
+        *(ROOT / "examples").rglob("*.md"),
+    ]
+)
 LINK = re.compile(r"\[[^\]]*\]\((?!https?://|#)([^)#\s]+)")
 
 
@@ -39,7 +46,7 @@ def test_the_scenario_in_the_docs_is_the_example() -> None:
     shown = re.findall(
         r"^```toml scenario\n(.*?)^```", (ROOT / "docs" / "simulation.md").read_text(), re.DOTALL | re.MULTILINE
     )
-    assert shown == [(ROOT / "docs" / "examples" / "scenario.toml").read_text()]
+    assert shown == [(ROOT / "examples" / "scenario.toml").read_text()]
 
 
 BLOCKS = [block for document in DOCUMENTS for block in blocks(document)]

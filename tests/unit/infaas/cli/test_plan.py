@@ -9,7 +9,7 @@ import pytest
 from infaas.cli import main
 from tests.support.servers.processes import ROOT, infaas
 
-EXAMPLE = ROOT / "docs" / "examples" / "plan.toml"
+EXAMPLE = ROOT / "examples" / "plan.toml"
 FEW, TIGHT = ("qps = 1000", "qps = 10"), ("latency_ms = 300", "latency_ms = 50")
 
 

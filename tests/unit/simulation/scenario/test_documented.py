@@ -19,7 +19,7 @@ def test_every_key_is_explained():
 
 
 def test_the_example_is_sound():
-    scenario = read_scenario(ROOT / "docs/examples/scenario.toml")
+    scenario = read_scenario(ROOT / "examples/scenario.toml")
     assert scenario.name == "example"
     assert scenario.duration_s <= 600
     assert {one.hardware for one in scenario.variants} == {"cpu", "gpu"}
@@ -28,7 +28,7 @@ def test_the_example_is_sound():
 
 def test_the_blocks_of_the_planning_example_may_stand_in_a_scenario(tmp_path):
     """But for `qps`, which belongs in [[load]], and what is scarce, which belongs in [[worker]]."""
-    plan = (ROOT / "docs/examples/plan.toml").read_text()
+    plan = (ROOT / "examples/plan.toml").read_text()
     blocks = "\n".join(
         line for line in plan.splitlines() if not line.startswith(("slack", "lambda", "qps", "#")) and line
     )

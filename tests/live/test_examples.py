@@ -1,0 +1,73 @@
+"""Each program of examples/ does what it says, beside a running system; where the library that it needs is installed."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.servers.processes import ROOT, environ
+from tests.support.servers.system import Whole
+
+EXAMPLES = ROOT / "examples"
+PROGRAMS = sorted(path for path in EXAMPLES.glob("*.py") if path.name != "__init__.py")
+NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
+# What each prints when it is right.
+PRINTED = {
+    "scikit_learn": r"(2[4-9]|30) of 30 right, by \S+-v\d+-\S+",
+    "torch_module": r"([7-9]|10) of 10 right, by \S+-v\d+-\S+",
+    "two_inputs": r"50 m2 in Delft: (9[5-9]\d|10[0-5]\d)\n100 m2 in Lille: 1[12]\d\d\n",
+    "text": r"cheese: food\n.*wind: weather\n.*hotel: travel\n",
+    "ensemble": r"(8\d|9\d|100) of 100 right together\n(\S+: weight 0\.\d\d after 100 feedbacks\n){3}",
+}
+EXECUTE = """
+import sys, nbclient, nbformat
+notebook = nbformat.read(sys.argv[1], as_version=4)
+nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
+print(*(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", [])))
+"""
+
+
+def test_every_program_is_short_and_in_the_table() -> None:
+    table = (EXAMPLES / "README.md").read_text()
+    for path in (*PROGRAMS, *NOTEBOOKS):
+        assert f"[{path.name}]({path.name})" in table
+    assert {path.stem for path in PROGRAMS} == set(PRINTED)
+    assert [path.name for path in PROGRAMS if len(path.read_text().splitlines()) > 60] == []
+
+
+def _run(system: Whole, directory: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=directory,
+        env=environ(INFAAS_DATA_DIR=str(system.directory)),
+        capture_output=True,
+        text=True,
+        timeout=800,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+def test_a_program(system: Whole, tmp_path: Path, program: Path) -> None:
+    for library in set(re.findall(r"^(?:from|import) (sklearn|torch)\b", program.read_text(), re.MULTILINE)):
+        if importlib.util.find_spec(library) is None:
+            pytest.skip(f"{library} is not installed")
+    printed = _run(system, tmp_path, str(program))
+    assert re.search(PRINTED[program.stem], printed), printed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook(system: Whole, tmp_path: Path, notebook: Path) -> None:
+    for library in ("sklearn", "nbclient", "ipykernel"):
+        if importlib.util.find_spec(library) is None:
+            pytest.skip(f"{library} is not installed")
+    assert "accuracy 0.9" in _run(system, tmp_path, "-c", EXECUTE, str(notebook))
