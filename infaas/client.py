@@ -333,7 +333,7 @@ class Client:
 
         await registering.cancel(self.bus, self.subjects, check_name(registration, "registration"))
 
-    async def admin(self, verb: str, **fields: Any) -> dict[str, Any]:
+    async def admin(self, /, verb: str, **fields: Any) -> dict[str, Any]:
         """Send an operator's verb (`infaas.admin.<verb>`) with its fields, as `set-version` with app, model and version."""
         return await self._request(self.subjects.admin(check_name(verb, "verb")), fields)
 
