@@ -129,7 +129,7 @@ class Client:
         """Send one online query with all items of x (its first axis). The outputs keep the order of the items.
 
         app: the app to query; None: query a registered `model` without an app. x: an array, a nested list, or a map of input names to
-        these. needs: the requirements, all optional: latency_ms, accuracy (0..1, at least), cost (US$ per 1,000 queries, at most),
+        these. needs: the requirements, all optional: latency_ms, accuracy (0..1, at least), mae or rmse (at most, in the unit of the labels), cost (US$ per 1,000 queries, at most),
         model, version, variant, context, priority (1 highest .. 9), deadline (Unix seconds), id (the answer returns it). timeout:
         seconds to wait; default: until the deadline, or 30 s. raise_refused=False returns the Refused instead of raising it.
         traceparent: W3C trace context of the caller; default: that of OpenTelemetry's current span, if the program has one. The
@@ -154,19 +154,19 @@ class Client:
 
         Arguments as for `query`. Raises BadInput, Refused (the app's name is invalid) and NotConnected.
         """
-        check_needs(needs)
+        wanted = check_needs(needs)
         subject = self.subjects.query("_" if app is None else check_name(app, "app"))
         timeout = _wait_until(needs.get("deadline")) if timeout is None else timeout
         parts = input_parts(x)
         latency = _number(needs.get("latency_ms"))
         if len(parts) == 1 and isinstance(parts[0], bytes):
-            whole = Prepared(subject, head(needs, parts[0]), timeout, latency)
+            whole = Prepared(subject, head(wanted, parts[0]), timeout, latency)
         else:
-            whole = Prepared(subject, head_before(needs), timeout, latency, rest=[INPUTS, *parts])
+            whole = Prepared(subject, head_before(wanted), timeout, latency, rest=[INPUTS, *parts])
         if len(whole.head) + sum(map(len, whole.rest)) <= min(MAX_INLINE, self.bus.max_payload) - 64:
             return whole
         reference = await self._upload(parts)
-        return Prepared(subject, head({**needs, "inputs_ref": reference}, None), timeout, latency, reference)
+        return Prepared(subject, head({**wanted, "inputs_ref": reference}, None), timeout, latency, reference)
 
     @overload
     async def ask(

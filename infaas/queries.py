@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypedDict
 
 import msgspec
 
+from bus.messages.catalog import ERRORS
 from bus.messages.public import ObjectRef
 from bus.port import Buffer
 from bus.subjects import valid_name
@@ -23,7 +24,8 @@ INPUTS = b"\xa6inputs"  # the name of the field in MessagePack
 class Needs(TypedDict, total=False):
     """The requirements of a query. None, or a missing key: no such requirement.
 
-    latency_ms: objective, > 0. accuracy: least accuracy, 0..1. cost: limit in US$ per 1,000 queries. model, version, variant: only
+    latency_ms: objective, > 0. accuracy: least accuracy, 0..1. mae, rmse: largest error, in the unit of the labels, of a model that was
+    registered with this metric; sent as the accuracy 1 / (1 + error). cost: limit in US$ per 1,000 queries. model, version, variant: only
     this one. context: key for personalised selection. confidence: least share of an ensemble's models that agree, 0..1. priority: 1
     (highest) .. 9. deadline: Unix time in seconds; the earlier of deadline and latency_ms counts. id: any text; the answer returns
     it. input_digest: name of the inputs, kept with the outcome.
@@ -31,6 +33,8 @@ class Needs(TypedDict, total=False):
 
     latency_ms: float | None
     accuracy: float | None
+    mae: float | None
+    rmse: float | None
     cost: float | None
     model: str | None
     version: str | None
@@ -165,10 +169,19 @@ def check_name(name: Any, what: str) -> str:
 
 
 def check_needs(needs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`needs`, if all its names are requirements. A misspelt name raises TypeError, as for any Python function."""
+    """The requirements as they are sent. A misspelt name raises TypeError, as for any Python function. Raises Refused if an error is wrong."""
     if unknown := needs.keys() - Needs.__annotations__.keys():
         raise TypeError(f"no requirement {', '.join(sorted(unknown))}: use {', '.join(Needs.__annotations__)}")
-    return needs
+    errors = {name: needs[name] for name in sorted(ERRORS) if needs.get(name) is not None}
+    if not errors:
+        return needs
+    name, error = next(iter(errors.items()))
+    if len(errors) > 1 or needs.get("accuracy") is not None:
+        raise Refused("bad_request", f"{name}: give one of accuracy, mae and rmse")
+    if not isinstance(error, (int, float)) or not 0 <= error < float("inf"):
+        raise Refused("bad_request", f"{name} must be a number of at least 0, in the unit of the labels, not {error!r}")
+    kept = {key: value for key, value in needs.items() if key not in ERRORS}
+    return {**kept, "accuracy": 1.0 / (1.0 + error)}
 
 
 def _tensor(x: Any, where: str) -> Any:

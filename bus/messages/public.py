@@ -127,13 +127,14 @@ class Answer(Struct, frozen=True, gc=False):
 
 
 class Closest(Struct, frozen=True, kw_only=True, gc=False):
-    """The variant that comes closest to requirements that no variant meets."""
+    """The variant that comes closest to requirements that no variant meets. metric: of its accuracy."""
 
     model: str
     variant: str
     accuracy: float | None
     latency_ms: float
     cost: float
+    metric: str = "top1"
 
 
 class Error(Struct, frozen=True, kw_only=True, gc=False):
@@ -262,7 +263,8 @@ class Listing(Struct, frozen=True, kw_only=True):
 class Candidate(Struct, frozen=True, kw_only=True):
     """One variant that `explain` considered. why_not: the reason why it was not chosen; empty for the chosen one.
 
-    stage: of a pipeline, the vertex for which it was considered.
+    stage: of a pipeline, the vertex for which it was considered. metric: of the accuracy; error: that it stands for, in the unit of the
+    labels, if the metric is mae or rmse.
     """
 
     model: str
@@ -278,6 +280,8 @@ class Candidate(Struct, frozen=True, kw_only=True):
     simulated: bool
     why_not: str
     stage: str | UnsetType = UNSET
+    metric: str = "top1"
+    error: float | None = None
 
 
 class MemberShare(Struct, frozen=True, kw_only=True):

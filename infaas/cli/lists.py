@@ -9,9 +9,20 @@ from typing import Any
 
 import msgspec
 
+from bus.messages.catalog import error_of
 from bus.port import BusError, KeyValueEntry
 from infaas.cli.options import DataDir, Json, Wide
-from infaas.cli.output import COMPUTED, Column, computed_cost, hardware_of, per_million, print_table, show
+from infaas.cli.output import (
+    COMPUTED,
+    Column,
+    computed_cost,
+    hardware_of,
+    number,
+    per_million,
+    print_table,
+    quality_of,
+    show,
+)
 from infaas.client import Client
 from infaas.connecting import connect, find_sql
 
@@ -259,9 +270,14 @@ def render_overview(found: Item, *, wide: bool = False) -> None:
 
 
 def _interval(item: Mapping[str, Any]) -> str | None:
-    """The confidence interval of a variant's accuracy."""
+    """The confidence interval of a variant's accuracy, or of its error in the unit of the labels."""
     low, high = item.get("accuracy_low"), item.get("accuracy_high")
-    return None if low is None or high is None else f"{low:.3f}..{high:.3f}"
+    if low is None or high is None:
+        return None
+    errors = [error_of(one, str(item.get("metric"))) for one in (high, low)]
+    if None in errors:
+        return f"{low:.3f}..{high:.3f}"
+    return "..".join(number(one or 0.0) for one in errors)
 
 
 def _percent(share: float | None) -> str | None:
@@ -286,7 +302,7 @@ _APP_COLUMNS = (
     Column("models", "models"),
     Column("variants", "variants", rank=3),
     Column("states", "states", rank=2),
-    Column("accuracy", "accuracy"),
+    Column("accuracy", quality_of),
     Column("latency ms", "latency"),
     Column(COMPUTED, "cost"),
     *_OBJECTIVE,
@@ -372,7 +388,7 @@ _VARIANTS = (
     Column("variant", "variant"),
     Column("state", _state),
     Column("hardware", hardware_of, rank=1),
-    Column("accuracy", "accuracy"),
+    Column("accuracy", quality_of),
     Column("95 %", _interval, rank=6),
     Column("latency ms", "latency_ms"),
     Column("load ms", "load_ms", rank=3),

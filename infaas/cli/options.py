@@ -92,6 +92,16 @@ class NeedOptions:
     accuracy: Annotated[
         float | None, Parameter(help="Least accuracy of the variant, 0 to 1, as measured at registration.")
     ] = None
+    mae: Annotated[
+        float | None,
+        Parameter(help="Largest mean absolute error, in the unit of the labels, where models are measured by mae."),
+    ] = None
+    rmse: Annotated[
+        float | None,
+        Parameter(
+            help="Largest root of the mean squared error, in the unit of the labels, where models are measured by rmse."
+        ),
+    ] = None
     cost: Annotated[
         float | None, Parameter(help="Highest cost, in US$ per 1,000 answers: a thousandth of the tables' US$/million.")
     ] = None
@@ -117,6 +127,8 @@ class NeedOptions:
         return Needs(
             latency_ms=self.latency_ms,
             accuracy=self.accuracy,
+            mae=self.mae,
+            rmse=self.rmse,
             cost=self.cost,
             model=self.model,
             version=self.model_version,

@@ -11,6 +11,7 @@ from datetime import datetime
 from difflib import get_close_matches
 from typing import Any, NamedTuple, NoReturn, TextIO
 
+from bus.messages.catalog import error_of
 from infaas.errors import Refused
 
 FAILED = 1  # the request failed
@@ -192,6 +193,12 @@ def _value(item: Mapping[str, Any], column: Column) -> Any:
     return column.value(item) if callable(column.value) else item.get(column.value)
 
 
+def quality_of(item: Mapping[str, Any]) -> Any:
+    """A listed variant's accuracy; where its metric is an error, that in the unit of the labels, with its name."""
+    error = item.get("error")
+    return item.get("accuracy") if error is None else f"{item['metric']} {number(error)}"
+
+
 def hardware_of(item: Mapping[str, Any]) -> str | None:
     """A listed variant's hardware, and whether it is simulated, or the host of its engine."""
     where = "simulated" if item.get("simulated") else item.get("engine")
@@ -223,4 +230,7 @@ def _offer(closest: dict[str, Any]) -> str:
         )
         if isinstance(value := closest.get(name), (int, float))
     ]
+    error = error_of(closest.get("accuracy"), str(closest.get("metric")))
+    if error is not None:
+        figures[0] = f"{closest['metric']} {number(error)}"
     return f"{closest.get('variant')} ({', '.join(figures)})"

@@ -19,6 +19,7 @@ from infaas.cli.output import (
     print_json,
     print_table,
     progress,
+    quality_of,
     show,
     usage,
 )
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 COLUMNS = (
     Column("variant", "variant"),
     Column("hardware", hardware_of, rank=2),
-    Column("accuracy", "accuracy"),
+    Column("accuracy", quality_of),
     Column("agrees", "agreement", rank=4),
     Column("load ms", "load_ms", rank=3),
     Column("latency ms", "latency_ms"),

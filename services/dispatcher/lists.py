@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import asdict
 
-from bus.messages.catalog import AppRecord, PipelineRecord
+from bus.messages.catalog import AppRecord, PipelineRecord, error_of
 from bus.messages.public import Error, Listing, ListRequest, Refusal
 from bus.messages.scaling import PipelineReplicas
 from services.core.catalog import Catalog, target_of
@@ -131,6 +131,8 @@ def _variants(ask: ListRequest, view: ClusterView) -> list[dict[str, Any]]:
                     "accuracy": record.accuracy,
                     "accuracy_low": record.accuracy_low,
                     "accuracy_high": record.accuracy_high,
+                    "metric": record.metric,
+                    "error": error_of(record.accuracy, record.metric),
                     "contexts": record.contexts,
                     "agreement": record.agreement,
                     "load_ms": record.profile.load_ms,

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from bus.messages.catalog import ModelSelection, PipelineEdge
+from bus.messages.catalog import ModelSelection, PipelineEdge, error_of
 from bus.messages.public import (
     Candidate,
     Error,
@@ -323,6 +323,8 @@ def _candidate(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, wh
         worker=worker,
         state=state_of(group, app, view),
         accuracy=record.accuracy,
+        metric=record.metric,
+        error=error_of(record.accuracy, record.metric),
         latency_ms=seconds * 1000.0,
         load_ms=load_ms,
         cost_per_1000=float(app.cost[i]),
@@ -339,6 +341,9 @@ def _why_not(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, deci
             return f"version {record.version} does not serve now: name it to use it"
         return "the query names another model, version or variant"
     if app.accuracy[i] < ask.accuracy:
+        error, most = error_of(record.accuracy, record.metric), error_of(ask.accuracy, record.metric)
+        if error is not None and most is not None:
+            return f"{record.metric} {error:.4g} is above {most:.4g}"
         return f"accuracy {app.accuracy[i]:.4f} is below {ask.accuracy:g}"
     alone = float(app.latency(ask.items, ask.length)[i])
     if alone > ask.latency_s:

@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from bus.messages.catalog import VariantRecord
+from bus.messages.catalog import ERRORS, VariantRecord
 from bus.messages.public import Closest, Error
 from services.core.cost import Goal, cost_per_1000, merit
 from services.core.selection.cluster import ClusterView
@@ -294,6 +294,7 @@ def unsatisfiable(ask: Ask, app: AppView) -> Error:
         accuracy=record.accuracy,
         latency_ms=float(latency[nearest]) * 1000.0,
         cost=float(app.cost[nearest]),
+        metric=record.metric,
     )
     text = (
         f"no variant of app {ask.app!r} {_failing(ask, app, allowed, latency)}; ask for less, or register another model"
@@ -321,7 +322,13 @@ class _Need(NamedTuple):
 def _failing(ask: Ask, app: AppView, allowed: NDArray[np.bool_], latency: NDArray[np.float64]) -> str:
     """What no variant does: each need that fails alone and the best there is; else those that fail together, and who meets all but one."""
     needs = []
-    if ask.accuracy > 0.0:
+    metrics = {record.metric for record, one in zip(app.records, allowed, strict=True) if one}
+    if ask.accuracy > 0.0 and len(metrics) == 1 and metrics <= ERRORS:
+        (metric,) = metrics
+        errors = 1.0 / np.maximum(app.accuracy, 1e-300) - 1.0
+        limit, found = f"reaches a {metric} of {{}}", f"has a {metric} of {{}}"
+        needs.append(_Need(errors, 1.0 / ask.accuracy - 1.0, limit, found, "the best has {}"))
+    elif ask.accuracy > 0.0:
         needs.append(
             _Need(-app.accuracy, -ask.accuracy, "reaches accuracy {}", "has accuracy {}", "the best has {}", -1.0)
         )

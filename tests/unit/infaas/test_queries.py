@@ -127,6 +127,18 @@ def test_a_misspelt_requirement_is_a_programming_error():
         check_needs({"latency_mss": 3})
 
 
+def test_an_error_in_the_unit_of_the_labels_is_a_need():
+    assert check_needs({"mae": 60, "cost": None}) == {"accuracy": 1 / 61, "cost": None}
+    assert check_needs({"rmse": 0.0}) == {"accuracy": 1.0}
+    for wrong, says in (
+        ({"mae": 1, "rmse": 1}, "give one of"),
+        ({"mae": 1, "accuracy": 0.5}, "give one of"),
+        ({"mae": -1}, "at least 0"),
+    ):
+        with pytest.raises(Refused, match=says):
+            check_needs(wrong)
+
+
 def whole(prepared: Prepared) -> dict:
     return msgpack.unpackb(prepared.body() + b"".join(prepared.rest))
 

@@ -258,6 +258,18 @@ def test_a_refusal_says_which_need_fails_and_the_best_there_is(needs: dict[str, 
     assert refusal.message.endswith("; ask for less, or register another model")
 
 
+def test_a_refusal_speaks_of_the_error_where_the_metric_is_one() -> None:
+    """43 and 60 have the accuracies 1/44 and 1/61; at most 25 was wanted."""
+    view = view_of(
+        [("Active", {"accuracy": 1 / 44, "metric": "mae"}), ("Active", {"accuracy": 1 / 61, "metric": "mae"})]
+    )
+    refusal = InfaasPolicy().select(ask(accuracy=1 / 26), NOW, view).refusal
+    assert refusal is not None
+    assert "reaches a mae of 25: the best has 43 (v0)" in refusal.message
+    assert refusal.closest is not None
+    assert refusal.closest.metric == "mae"
+
+
 def test_round_robin_takes_turns() -> None:
     view = view_of([("Active", {}), ("Active", {"base_ms": 9.0})])
     policy = RoundRobin()
