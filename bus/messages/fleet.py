@@ -198,9 +198,13 @@ class DemoteInstance(Struct, frozen=True, kw_only=True):
 
 
 class UnloadInstance(Struct, frozen=True, kw_only=True):
-    """`infaas.executor.<worker>.<device>.unload`: finish the queued work, then unload the instance."""
+    """`infaas.executor.<worker>.<device>.unload`: finish the queued work, then unload the instance.
+
+    tier: "host" drops only the copy of its model in host memory; the executor answers `InstanceLoaded`, and the instance serves on.
+    """
 
     instance: str
+    tier: Tier | None = None
 
 
 class MoveInstance(Struct, frozen=True, kw_only=True):
@@ -228,7 +232,8 @@ class InstanceMoved(Struct, frozen=True, kw_only=True):
 class InstanceLoaded(Struct, frozen=True, kw_only=True):
     """`infaas.monitor.<worker>.loaded`. proof: where the instance really runs, as the framework reports it.
 
-    load_ms: of this step alone; of a Warm instance that comes to the device, the transfer. memory_mb: in the memory of `tier`.
+    load_ms: of this step alone; of a Warm instance that comes to the device, the transfer. memory_mb: in the memory of `tier`. copied: host
+    memory has the model, too.
     """
 
     instance: str
@@ -239,6 +244,7 @@ class InstanceLoaded(Struct, frozen=True, kw_only=True):
     memory_mb: float
     proof: str
     tier: Tier = "device"
+    copied: bool = False
 
 
 class InstanceFailed(Struct, frozen=True, kw_only=True):
@@ -281,7 +287,7 @@ class InstanceSample(Struct, frozen=True, array_like=True, gc=False):
     busy: seconds of computing. predicted: the same work in seconds, by the profile. offline: how many of the items were offline work.
     Scaling ignores offline work. `queued` excludes it. batching: the policy that forms its batches. batch_limit: their most items now.
     contexts: how many batches it computes at a time. begun: when its last batch began, in Unix seconds; 0: none has. computed: seconds in
-    which it computed at least one batch.
+    which it computed at least one batch. copied: it is on the device, and host memory has its model, too.
     """
 
     instance: str
@@ -300,6 +306,7 @@ class InstanceSample(Struct, frozen=True, array_like=True, gc=False):
     contexts: int = 1
     begun: float = 0.0
     computed: float = 0.0
+    copied: bool = False
 
 
 class ExecutorReport(Struct, frozen=True, kw_only=True, gc=False):

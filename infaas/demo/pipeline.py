@@ -56,8 +56,8 @@ STAGES = """
 SELECT stage, variant, count(*) AS visits, avg(batch)::float8 AS batch, avg(cost)::float8 AS cost,
        (percentile_cont(0.5) WITHIN GROUP (ORDER BY latency_ms))::float8 AS p50_ms,
        (percentile_cont(0.99) WITHIN GROUP (ORDER BY latency_ms))::float8 AS p99_ms
-FROM infaas.query_outcomes AS part WHERE outcome = 'ok' AND time >= to_timestamp({start}) AND parent IN (
-  SELECT uid FROM infaas.query_outcomes WHERE app = '{app}' AND parent IS NULL AND outcome = 'ok')
+FROM infaas.query_outcomes AS part WHERE outcome IN ('ok', 'late') AND time >= to_timestamp({start}) AND parent IN (
+  SELECT uid FROM infaas.query_outcomes WHERE app = '{app}' AND parent IS NULL AND outcome IN ('ok', 'late'))
 GROUP BY 1, 2 ORDER BY 1, visits DESC
 """
 EVENTS = """

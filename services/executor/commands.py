@@ -24,17 +24,22 @@ class LoadModel(Struct, frozen=True):
 
 
 class TransferModel(Struct, frozen=True):
-    """Move an idle loaded model to the memory of this tier. The result is LoadedModel. An error if the backend cannot."""
+    """Move an idle loaded model to the memory of this tier. The result is LoadedModel. An error if the backend cannot.
+
+    On the way to the device, its copy in host memory stays: weights never change, so the way back needs no transfer. copied: False drops the
+    copy of a model that is on the device, which computes meanwhile.
+    """
 
     instance: str
     tier: Tier
+    copied: bool = True
 
 
 class LoadedModel(Struct, frozen=True):
     """load_ms: without the fetch, and without the wait for other loads; of a transfer, its own. memory_mb: growth of the process, or what the
     model takes of its tier's memory; 0.0 if another load or unload overlapped, since then nobody knows whose the growth is.
 
-    one_at_a_time: why it computes one batch at a time; empty: it takes several.
+    one_at_a_time: why it computes one batch at a time; empty: it takes several. copied: it is on the device, and host memory has a copy.
     """
 
     load_ms: float
@@ -42,6 +47,7 @@ class LoadedModel(Struct, frozen=True):
     proof: str
     one_at_a_time: str = ""
     tier: Tier = "device"
+    copied: bool = False
 
 
 class MoveModel(Struct, frozen=True):

@@ -117,13 +117,17 @@ class DeviceModels:
         try:
             if not isinstance(handle, Demotable):
                 raise BackendUnavailable(f"{model.record.framework} keeps no models in host memory")
+            if not command.copied:
+                handle.drop_copy()
+                return LoadedModel(0.0, handle.memory_mb, handle.proof, model.one_at_a_time)
             step = handle.demote if command.tier == "host" else handle.promote
             seconds = await asyncio.get_running_loop().run_in_executor(self._transfers, _timed, step)
         except BackendError:
             await self.unload(UnloadModel(command.instance))
             raise
         memory_mb = handle.host_mb if command.tier == "host" else handle.memory_mb
-        return LoadedModel(seconds * 1000.0, memory_mb, handle.proof, model.one_at_a_time, command.tier)
+        copied = command.tier == "device"
+        return LoadedModel(seconds * 1000.0, memory_mb, handle.proof, model.one_at_a_time, command.tier, copied)
 
     async def move(self, command: MoveModel) -> MovedModel:
         """Load a copy on these cores; the old one serves until the copy is ready. Raises BackendError, BusError."""

@@ -256,6 +256,7 @@ class Loaded:
             tier="host" if self.tier == self.goal == "host" else "device",
             begun=self.begun_at,
             computed=self._computing(now),
+            copied=self.model is not None and self.model.copied,
         )
         self._reset()
         return sample

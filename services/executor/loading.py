@@ -60,10 +60,15 @@ class InstanceManager:
         return self.settle(loaded)
 
     def unload(self, order: UnloadInstance) -> Iterable[Effect]:
-        """The instance takes no new queries, and is unloaded once it is idle."""
+        """The instance takes no new queries, and is unloaded once it is idle. Or only its copy in host memory goes."""
         loaded = self.instances.get(order.instance)
         if loaded is None:
             return NOTHING
+        if order.tier == "host":
+            if loaded.moving or not loaded.ready or loaded.model is None or not loaded.model.copied:
+                return NOTHING
+            loaded.moving = True
+            return (Do(("transfer", loaded.id), TransferModel(loaded.id, "device", copied=False)),)
         loaded.head_for(None)
         return self.settle(loaded)
 
@@ -103,6 +108,7 @@ class InstanceManager:
             memory_mb=model.memory_mb,
             proof=model.proof + (f"; one batch at a time: {model.one_at_a_time}" if model.one_at_a_time else ""),
             tier=model.tier,
+            copied=model.copied,
         )
         return Publish(self._subjects["loaded"], fact)
 

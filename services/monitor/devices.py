@@ -147,7 +147,7 @@ class MonitoredDevice:
     @property
     def host_used_mb(self) -> float:
         """Host memory of its instances that are there, or on their way."""
-        return sum(instance.host_mb or 0.0 for instance in self.instances.values() if instance.in_host)
+        return sum(instance.takes_of_host_mb for instance in self.instances.values())
 
 
 class Account:

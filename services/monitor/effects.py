@@ -82,6 +82,11 @@ class MonitorEffects:
         subject = self._subjects.executor(self._worker, device, "unload")
         return Publish(subject, UnloadInstance(instance=instance))
 
+    def order_drop(self, instance: MonitoredInstance) -> Effect:
+        """Only its copy in host memory goes."""
+        subject = self._subjects.executor(self._worker, instance.device, "unload")
+        return Publish(subject, UnloadInstance(instance=instance.id, tier="host"))
+
     def order_move(self, instance: MonitoredInstance, cores: list[int]) -> Effect:
         subject = self._subjects.executor(self._worker, instance.device, "move")
         return Publish(subject, MoveInstance(instance=instance.id, cores=cores))

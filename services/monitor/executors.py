@@ -72,11 +72,15 @@ class ExecutorEvents:
             instance.host_mb = max(instance.host_mb or 0.0, message.memory_mb)
             why = f"in host memory after {message.load_ms:.0f} ms; {message.proof}"
             return found + self._in_host(instance, why, now)
+        if instance.state in SERVING or instance.copied:
+            return found + self._table.host.copy_is(instance, message.copied, now)
         if instance.state not in ("Loading", "Warm"):
             return found
         instance.memory_mb = max(instance.memory_mb, message.memory_mb)
         why = f"loaded in {message.load_ms:.0f} ms; {message.proof}"
-        return found + self._on_device(instance, why, now) + self._migrations.serves(instance, now)
+        return (
+            found + self._on_device(instance, why, now, copied=message.copied) + self._migrations.serves(instance, now)
+        )
 
     def _in_host(self, instance: MonitoredInstance, why: str, now: float) -> list[Effect]:
         """Its executor has it in host memory: as ordered by this monitor, or by one before it."""
@@ -87,12 +91,12 @@ class ExecutorEvents:
             found = self._effects.state_changes(instance, instance.move("Unloading", why, now), now)
         return found if instance.state == "Warm" else found + self._table.became_warm(instance, why, now)
 
-    def _on_device(self, instance: MonitoredInstance, why: str, now: float) -> list[Effect]:
+    def _on_device(self, instance: MonitoredInstance, why: str, now: float, *, copied: bool) -> list[Effect]:
         found: list[Effect] = []
         if instance.state == "Warm":  # promoted by an order of an earlier monitor
             found = self._effects.state_changes(instance, instance.move("Loading", why, now), now)
             self._table.occupy(instance, now)
-        return found + self._table.became_active(instance, why, now)
+        return found + self._table.became_active(instance, why, now, copied=copied)
 
     def failed(self, message: InstanceFailed, now: float) -> list[Effect]:
         instance, found = self._instance_of(message, now)
@@ -179,7 +183,9 @@ class ExecutorEvents:
         if sample.tier == "host" and instance.state in SERVING:
             found += self._in_host(instance, "the executor has it in host memory", now)
         elif sample.tier == "device" and instance.state == "Warm":
-            found += self._on_device(instance, "the executor has it on the device", now)
+            found += self._on_device(instance, "the executor has it on the device", now, copied=sample.copied)
+        elif instance.state in SERVING or instance.copied:
+            found += self._table.host.copy_is(instance, sample.copied, now)
         if sample.apps:
             busy, payers = busy_by_app(sample), self._table.catalog.planned.get(instance.record.variant, ())
             if payers:  # for its replicas a pipeline pays itself, whoever asks them

@@ -1,11 +1,12 @@
 """One instance of a worker: its state for each app, and what its executor measured lately. Pure."""
 
 from collections import deque
+from math import inf
 from typing import NamedTuple
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import InstanceSample, InstanceStatus, State, Tier
-from services.core.cost import load_seconds
+from services.core.cost import latency_ms, load_seconds
 from services.core.lifecycle import SERVING, Observed, Thresholds, judge, thresholds_for
 from services.core.placement import Amount, cores_needed
 
@@ -52,7 +53,8 @@ class MonitoredInstance:
 
     on_device, in_host: what it takes, or has been promised, there. goes: where its load or unload ends; None: nowhere. wanted: why it is
     brought from host memory to the device, once it is there and there is room; empty: it is not. host_mb: of host memory while it is Warm;
-    None: it cannot be. used: a batch has begun since it is on the device. loaded_at: since when it is there.
+    None: it cannot be. copied: it is on the device, and host memory has its model, too. dropping: that copy was ordered to go. used: a batch has begun since it is on the device. loaded_at: since when it is there. busy_until: when what it computed at the last report is
+    over, by its profile; infinite if more waited then.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class MonitoredInstance:
         self.apps: dict[str | None, State] = {app: state}
         self.factor = 1.0
         self.queued = 0
+        self.busy_until = 0.0
         self.last_used = now
         self.ordered: float | None = None
         self.unlisted = 0
@@ -77,6 +80,7 @@ class MonitoredInstance:
         self.reclaimable = False
         self.on_device = state in SERVING
         self.in_host = state == "Warm"
+        self.copied = self.dropping = False
         self.goes: Tier | None = "device" if state == "Loading" else None
         self.wanted = ""
         self.host_mb = record.profile.host_mb
@@ -95,6 +99,11 @@ class MonitoredInstance:
         if self.record.hardware == "cpu" and self.measured:
             cores *= self.utilisation
         return Amount(self.memory_mb, cores, 1.0)
+
+    @property
+    def takes_of_host_mb(self) -> float:
+        """Host memory that its model takes or has been promised. A copy that goes still takes its part."""
+        return (self.host_mb or 0.0) * (self.in_host + self.copied)
 
     @property
     def measured(self) -> bool:
@@ -145,9 +154,14 @@ class MonitoredInstance:
                 self.apps[app.app] = self.state
                 changes.append((app.app, "Inactive", self.state, "this app's first items here"))
         self.used = self.used or sample.items > 0 or sample.begun >= self.since
-        if sample.queued > 0:
+        self.busy_until = 0.0
+        if sample.oldest_wait > 0:
+            self.busy_until = inf
+        elif sample.queued > 0:
+            self.begins(max(now, sample.begun))
+        if sample.oldest_wait > 0 or (sample.queued > 0 and not sample.begun):
             self.last_used = now
-        elif sample.items > 0:
+        elif sample.items > 0 or sample.queued > 0:
             self.last_used = max(self.last_used, sample.begun or now)
         if sample.predicted > 0 and sample.busy > 0 and sample.batches > 0:
             gain, spent = GAIN * min(1.0, sample.batches / FULL_REPORT), sample.busy
@@ -157,6 +171,11 @@ class MonitoredInstance:
             low, high = FACTORS
             self.factor += gain * (min(high, max(low, spent / sample.predicted)) - self.factor)
         return changes
+
+    def begins(self, now: float) -> None:
+        """What was queued at the last report is computed from now on."""
+        seconds = latency_ms(self.record, self.queued) * max(1.0, self.factor) / 1000.0 if self.queued else 0.0
+        self.busy_until = now + seconds
 
     def moved(self, cores: list[int], now: float, reason: str) -> list[StateChange]:
         """It runs on other cores now, so earlier measurements are dropped. Returns the changes of state."""

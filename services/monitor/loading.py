@@ -224,16 +224,18 @@ class InstanceTable:
         device = self._devices[instance.device]
         found = self._effects.state_changes(instance, instance.move("Warm", reason, now), now)
         instance.goes, instance.in_host, instance.on_device, instance.reclaimable = None, True, False, False
+        instance.copied = instance.dropping = False
         device.meter.vacate(instance.id, now)
-        for warm in self.host.excess():
-            found += self.host.drop(warm, "host memory is full", now)
+        found += self.host.make_room(0.0, "host memory is full", now) or []
         return found + self.order_waiting(device, now)
 
-    def became_active(self, instance: MonitoredInstance, reason: str, now: float) -> list[Effect]:
-        """Its model is on the device only."""
+    def became_active(self, instance: MonitoredInstance, reason: str, now: float, *, copied: bool) -> list[Effect]:
+        """Its model is on the device. copied: host memory has it, too."""
         found = self._effects.state_changes(instance, instance.move("Active", reason, now), now)
         instance.goes, instance.in_host, instance.on_device = None, False, True
+        instance.copied, instance.dropping = copied, False
         instance.last_used, instance.used = now, False
+        instance.begins(now)  # queries that waited for it
         return found + self.host.advance(now)
 
     def admit(

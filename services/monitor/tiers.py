@@ -2,7 +2,8 @@
 
 A device is a cache of models. Under `cache = "lru"` the least recently used instance that is idle makes room. It is demoted: its model stays
 in host memory, and the instance is Warm. Host memory is a cache, too: its least recently used instance is unloaded. What it takes is counted
-from the order on, so that orders at once never take the same memory twice.
+from the order on, so that orders at once never take the same memory twice. A model that comes to the device leaves a copy in host memory, as
+long as no Warm instance needs the place: then its way back takes no transfer.
 """
 
 from collections.abc import Iterable, Mapping
@@ -42,9 +43,9 @@ def needed_of(victims: list[MonitoredInstance], need: Amount) -> list[MonitoredI
 
 
 def is_idle(instance: MonitoredInstance, now: float) -> bool:
-    """Whether it neither runs a batch nor has anything waiting, nor will have in a moment."""
+    """Whether it neither runs a batch nor has anything waiting, nor will have in a moment. What ran alone at the last report ends in time."""
     awaited = not instance.used and now - instance.since < ARRIVES_S
-    return instance.state in SERVING and instance.queued == 0 and not awaited
+    return instance.state in SERVING and now >= instance.busy_until and not awaited
 
 
 class HostTier:
@@ -57,7 +58,7 @@ class HostTier:
 
     def used_mb(self, device: str | None = None) -> float:
         """MB that are taken or promised, by instances of this device or of all."""
-        return sum(i.host_mb or 0.0 for i in self._instances.values() if i.in_host and device in (None, i.device))
+        return sum(i.takes_of_host_mb for i in self._instances.values() if device in (None, i.device))
 
     def obstacle(self, instance: MonitoredInstance) -> str:
         """Why this instance can never be Warm here; empty if it can."""
@@ -70,14 +71,18 @@ class HostTier:
         return ""
 
     def demote(self, instance: MonitoredInstance, reason: str, now: float) -> list[Effect] | str:
-        """Keep the model in host memory only. The least recently used Warm instances make room. Or why that cannot be."""
+        """Keep the model in host memory only. Copies, then the least recently used Warm instances make room. Or why that cannot be."""
         obstacle = self.obstacle(instance)
-        dropped = [] if obstacle else self._to_drop(instance.host_mb or 0.0)
-        if obstacle or dropped is None:
-            return obstacle or "host memory is full of models that are on their way to a device"
-        found: list[Effect] = []
-        for warm in dropped:
-            found += self.drop(warm, f"makes room in host memory for {instance.record.variant}", now)
+        if obstacle:
+            return obstacle
+        if instance.copied and not instance.dropping:  # its copy's place is its own
+            instance.copied = False
+            found: list[Effect] | None = []
+        else:
+            why = f"makes room in host memory for {instance.record.variant}"
+            found = self.make_room(instance.host_mb or 0.0, why, now)
+        if found is None:
+            return "host memory is full of models that are on their way to a device"
         found += self._effects.state_changes(instance, instance.move("Unloading", reason, now), now)
         instance.goes, instance.in_host, instance.ordered = "host", True, None
         return found + self.advance(now)
@@ -86,17 +91,40 @@ class HostTier:
         """Whether so much is free without dropping anything."""
         return self.used_mb() + host_mb <= self._limit
 
-    def _to_drop(self, host_mb: float) -> list[MonitoredInstance] | None:
-        """The Warm instances that make room for so many MB. None if all of them are not enough."""
-        staying = [i for i in self._instances.values() if i.in_host and (i.state != "Unloading" or i.goes == "host")]
-        excess = sum(i.host_mb or 0.0 for i in staying) + host_mb - self._limit
+    def make_room(self, host_mb: float, reason: str, now: float) -> list[Effect] | None:
+        """Drop what is least missed until so many MB are free once it is gone: copies, then Warm instances. None if all of that is not enough."""
+        everywhere = self._instances.values()
+        staying = [i for i in everywhere if i.in_host and (i.state != "Unloading" or i.goes == "host")]
+        copies = [i for i in everywhere if i.copied and not i.dropping and i.state != "Unloading"]
+        excess = sum(i.host_mb or 0.0 for i in (*staying, *copies)) + host_mb - self._limit
+        candidates = sorted(copies, key=lambda each: -each.last_used)  # who was used last leaves the device last
+        candidates += sorted(
+            (i for i in staying if i.state == "Warm" and not i.wanted), key=lambda each: each.last_used
+        )
         dropped: list[MonitoredInstance] = []
-        for warm in sorted((i for i in staying if i.state == "Warm" and not i.wanted), key=lambda each: each.last_used):
+        for candidate in candidates:
             if excess <= 0:
                 break
-            dropped.append(warm)
-            excess -= warm.host_mb or 0.0
-        return dropped if excess <= 0 else None
+            dropped.append(candidate)
+            excess -= candidate.host_mb or 0.0
+        if excess > 0:
+            return None
+        found: list[Effect] = []
+        for candidate in dropped:
+            found += self.drop(candidate, reason, now) if candidate.in_host else self._drop_copy(candidate)
+        return found
+
+    def _drop_copy(self, instance: MonitoredInstance) -> list[Effect]:
+        instance.dropping = True
+        return [self._effects.order_drop(instance)]
+
+    def copy_is(self, instance: MonitoredInstance, there: bool, now: float) -> list[Effect]:
+        """Its executor says whether host memory has a copy of the model of this instance, which serves. A lost order to drop it is repeated."""
+        instance.copied = there
+        if there:
+            return self._drop_copy(instance) if instance.dropping else []
+        instance.dropping = False
+        return self.advance(now)
 
     def drop(self, warm: MonitoredInstance, reason: str, now: float) -> list[Effect]:
         """Unload a Warm instance."""
@@ -118,7 +146,3 @@ class HostTier:
             instance.ordered = now
             found.append(self._effects.order_demote(instance))
         return found
-
-    def excess(self) -> list[MonitoredInstance]:
-        """The Warm instances to drop because some take more than their profile says."""
-        return self._to_drop(0.0) or []

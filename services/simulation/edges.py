@@ -89,6 +89,7 @@ class SimulatedExecutorEdge:
         self._models = models
         self._loaders = [0.0] * LOADERS  # when each has done the loads that it was given: a heap
         self._warm: dict[str, VariantRecord] = {}
+        self._copied: set[str] = set()  # on the device, and in host memory, too
         self._transfers = Transfers()
         self._under_way: dict[
             int, tuple[Promised, RunBatch, VariantRecord, float]
@@ -134,32 +135,40 @@ class SimulatedExecutorEdge:
         heapreplace(self._loaders, made)
         if command.tier == "host":
             self._warm[command.instance] = record
-            return made - now, self._is_in("host", record, seconds - transfer_s)
+            return made - now, self._is_in(command.instance, "host", record, seconds - transfer_s)
         self._arrives(command.instance, record)
         takes = self._transfers.take(now, made - now, transfer_s) if transfer_s > 0.0 else made - now
-        return takes, self._is_in("device", record, seconds)
+        return takes, self._is_in(command.instance, "device", record, seconds)
 
     def _transfer(self, command: TransferModel) -> tuple[float, LoadedModel | Exception]:
         instance, resident = command.instance, self._device.residents.get(command.instance)
         record = resident.record if resident is not None else self._warm.get(instance)
         if record is None or record.profile.host_mb is None:
             return 0.0, ValueError("it is not there, or its device keeps no models in host memory")
+        has_copy = instance in self._copied
+        self._copied.discard(instance)
+        if command.tier == "device" and not command.copied:
+            return 0.0, self._is_in(instance, "device", record, 0.0)
         self._unload(instance)
         if command.tier == "device":
             self._arrives(instance, record)
+            self._copied.add(instance)
         else:
             self._warm[instance] = record
+        if has_copy:
+            return 0.0, self._is_in(instance, command.tier, record, 0.0)
         transfer_s = (record.profile.transfer_ms or 0.0) / 1000.0
         takes = self._transfers.take(self._environment.now, 0.0, transfer_s)
-        return takes, self._is_in(command.tier, record, transfer_s)
+        return takes, self._is_in(instance, command.tier, record, transfer_s)
 
     def _arrives(self, instance: str, record: VariantRecord) -> None:
         self._device.load(instance, record)
         self._holds(record, 1)
 
-    def _is_in(self, tier: Tier, record: VariantRecord, seconds: float) -> LoadedModel:
+    def _is_in(self, instance: str, tier: Tier, record: VariantRecord, seconds: float) -> LoadedModel:
         memory_mb = record.profile.memory_mb if tier == "device" else record.profile.host_mb or 0.0
-        return LoadedModel(1000.0 * seconds, memory_mb, NOTES, one_at_a_time(self._device.spec.kind), tier)
+        one = one_at_a_time(self._device.spec.kind)
+        return LoadedModel(1000.0 * seconds, memory_mb, NOTES, one, tier, copied=instance in self._copied)
 
     def _result(self, command: RunBatch, record: VariantRecord, started: float, finished: float) -> BatchResult:
         queries = command.queries
@@ -203,6 +212,7 @@ class SimulatedExecutorEdge:
 
     def _unload(self, instance: str) -> None:
         self._warm.pop(instance, None)
+        self._copied.discard(instance)
         resident = self._device.residents.get(instance)
         if resident is not None:
             self._device.unload(instance)

@@ -107,7 +107,7 @@ async def follow(system: System) -> None:
         assert load.others == {}
         await until(lambda: _calm(seen), 120.0)
         await until(seen.as_wanted)
-        await until(lambda: any(action == "down" for action, *_ in seen.events()))
+        await until(lambda: _recorded_down(seen))
     await bus.close()
 
 
@@ -119,6 +119,11 @@ async def _grown(seen: Seen) -> bool:
 async def _followed(seen: Seen, epoch: int) -> bool:
     state = await seen.wanted()
     return state is not None and state.epoch > epoch
+
+
+def _recorded_down(seen: Seen) -> bool:
+    """Whether the last event of each vertex is in SQL: the one that leaves a single replica."""
+    return {vertex: end for _, vertex, _, end, _ in seen.events()} == dict.fromkeys(PLANNED, 1)
 
 
 async def _calm(seen: Seen) -> bool:

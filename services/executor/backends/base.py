@@ -120,10 +120,13 @@ class Demotable(Protocol):
     host_mb: float
 
     def demote(self) -> None:
-        """Move the weights to host memory and give all memory of the device back. Raises BackendError."""
+        """Move the weights to host memory and give all memory of the device back; where a copy is there, nothing is moved. Raises BackendError."""
 
     def promote(self) -> None:
-        """Move them back; nothing is read or built again. Raises BackendError; the handle can only be closed then."""
+        """Copy them to the device; nothing is read or built again. Raises BackendError; the handle can only be closed then."""
+
+    def drop_copy(self) -> None:
+        """Let go of what `promote` left in host memory."""
 
 
 class Backend(Protocol):

@@ -307,21 +307,27 @@ class GraphHandle:
         del self._free[1:]
         first = self._free[0]
         first.leave()
-        self._move("cpu", first.stream, pinned=first.stream.pinned)
+        if self._weights.copy is None:
+            self._move("cpu", first.stream, pinned=first.stream.pinned)
+        else:
+            self._weights.back()
         first.stream.trim()
         self._there_mb, self.memory_mb = self.memory_mb, 0.0
 
     def promote(self) -> None:
         first = self._free[0]
-        self._move(first.stream.device, first.stream, pinned=False)
+        self._move(first.stream.device, first.stream, pinned=False, keep=True)
         first.come()
         self.memory_mb = self._there_mb
 
-    def _move(self, device: Any, stream: DeviceStream, *, pinned: bool) -> None:
+    def drop_copy(self) -> None:
+        self._weights.copy = None
+
+    def _move(self, device: Any, stream: DeviceStream, *, pinned: bool, keep: bool = False) -> None:
         torch = self._torch
         try:
             with bus(str(stream.device)), stream.on(), torch.inference_mode(mode=False), torch.no_grad():
-                self._weights.move(torch.device(device), pinned=pinned, wait=stream.wait)
+                self._weights.move(torch.device(device), pinned=pinned, wait=stream.wait, keep=keep)
         except RuntimeError as error:
             raise LoadFailed(f"the weights cannot be moved to {device}: {plain(error)}") from error
 

@@ -99,9 +99,13 @@ TORCH_NAMES = {
 
 
 class Weights:
-    """Parameters and buffers of a module. Those that share memory share it wherever they are."""
+    """Parameters and buffers of a module. Those that share memory share it wherever they are.
+
+    copy: where they were before the last move, if they stay there, too.
+    """
 
     def __init__(self, torch: Any, module: Any) -> None:
+        self.copy: list[Any] | None = None
         self._torch = torch
         self._tensors = [*module.parameters(), *module.buffers()]
 
@@ -111,8 +115,8 @@ class Weights:
         storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in self._tensors}
         return float(sum(storages.values())) / 2**20
 
-    def move(self, device: Any, *, pinned: bool, wait: Callable[[], None]) -> None:
-        """Copy them to this torch.device, on the current stream, and let go of where they were. wait: until the stream is done."""
+    def move(self, device: Any, *, pinned: bool, wait: Callable[[], None], keep: bool = False) -> None:
+        """Copy them to this torch.device, on the current stream. wait: until the stream is done. keep: where they were stays as `copy`."""
         torch = self._torch
         made: dict[int, Any] = {}
         found = []
@@ -127,6 +131,16 @@ class Weights:
             view = torch.empty(0, dtype=tensor.dtype, device=device)
             found.append(view.set_(there.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()))
         wait()
+        self.copy = [tensor.data for tensor in self._tensors] if keep else None
+        self._set(found)
+
+    def back(self) -> None:
+        """To their copy, which is as good: inference changes no weights."""
+        assert self.copy is not None
+        self._set(self.copy)
+        self.copy = None
+
+    def _set(self, found: list[Any]) -> None:
         for tensor, view in zip(self._tensors, found, strict=True):
             tensor.data = view
 

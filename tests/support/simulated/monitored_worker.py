@@ -93,6 +93,7 @@ class World:
         self.executor = executor  # incarnation of the process that runs, None: there is none
         self.loaded: dict[str, str] = {}  # instance -> variant, on the executor's device
         self.warm: dict[str, str] = {}  # instance -> variant, in host memory
+        self.copied: dict[str, str] = {}  # instance -> variant, in host memory and on the device
         self.published: list[tuple[str, Any]] = []
         self.events: list[Event] = []
         self.timers: dict[Any, tuple[float, Any]] = {}
@@ -172,6 +173,9 @@ class World:
         facts: dict[str, Any] = {"instance": order.instance, "device": self.device, "incarnation": executor}
         name = self.loaded.get(order.instance) or self.warm.get(order.instance)
         match order:
+            case UnloadInstance(tier="host"):
+                if self.copied.pop(order.instance, None) is not None:
+                    self.tell(InstanceLoaded(variant=name or "", load_ms=0.0, memory_mb=0.0, proof="here", **facts))
             case UnloadInstance():
                 if name is not None:
                     self._forget(order.instance)
@@ -187,19 +191,20 @@ class World:
                 self._forget(order.instance)
                 self.tell(InstanceFailed(variant=order.variant.variant, reason=fail, **facts))
             case LoadInstance():
-                took = 200.0 if order.instance not in self.warm else 90.0
+                comes = order.instance in self.warm and order.tier == "device"
+                took = 200.0 if not comes else 90.0
                 self._forget(order.instance)
                 where = self.loaded if order.tier == "device" else self.warm
                 name = where[order.instance] = order.variant.variant
-                self.tell(
-                    InstanceLoaded(
-                        variant=name, load_ms=took, memory_mb=memory_mb, proof="here", tier=order.tier, **facts
-                    )
-                )
+                if comes:
+                    self.copied[order.instance] = name
+                facts |= {"variant": name, "tier": order.tier, "copied": comes}
+                self.tell(InstanceLoaded(load_ms=took, memory_mb=memory_mb, proof="here", **facts))
 
     def _forget(self, instance: str) -> None:
         self.loaded.pop(instance, None)
         self.warm.pop(instance, None)
+        self.copied.pop(instance, None)
 
     def report(
         self,
@@ -222,13 +227,14 @@ class World:
                     instance=instance,
                     variant=name,
                     queued=(queued or {}).get(instance, 0),
-                    oldest_wait=0.0,
+                    oldest_wait=0.01 if (queued or {}).get(instance, 0) else 0.0,
                     items=items,
                     batches=items,
                     busy=items * 0.01 * slower,
                     predicted=items * 0.01,
                     apps=[AppSample(app, n, n * 0.01, 0.01, 0, slo_s) for app, n in apps.items()],
                     tier="host" if instance in self.warm else "device",
+                    copied=instance in self.copied,
                     begun=self.now if items else 0.0,
                 )
             )

@@ -151,6 +151,14 @@ def test_a_warm_model_comes_back_by_a_transfer_with_its_artifact_gone_from_store
         promoted = await edge.perform(TransferModel("i", "device"))
         assert (promoted.tier, promoted.memory_mb) == ("device", variant.profile.memory_mb)
         assert 0.9 * transfer_ms <= promoted.load_ms < variant.profile.init_ms
+        assert promoted.copied
+        again = await edge.perform(TransferModel("i", "host"))
+        assert (again.load_ms, again.copied) == (0.0, False), "its copy never left"
+        await edge.perform(TransferModel("i", "device"))
+        dropped = await edge.perform(TransferModel("i", "device", copied=False))
+        assert (dropped.tier, dropped.copied) == ("device", False)
+        assert (await edge.perform(TransferModel("i", "host"))).load_ms >= 0.9 * transfer_ms
+        await edge.perform(TransferModel("i", "device"))
         result: BatchResult = await edge.perform(command)
         return result
 

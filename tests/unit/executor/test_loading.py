@@ -74,8 +74,13 @@ class OneGpu:
             case RunBatch():
                 return self.tell(Done(do.id, BatchResult(NOW, NOW, [OUTPUTS] * len(command.queries))))
             case LoadModel() | TransferModel():
-                return self.tell(Done(do.id, LoadedModel(5.0, 50.0, "here", tier=command.tier)))
+                return self.tell(
+                    Done(do.id, LoadedModel(5.0, 50.0, "here", tier=command.tier, copied=self.copied(command)))
+                )
         return self.tell(Done(do.id, None))
+
+    def copied(self, command: LoadModel | TransferModel) -> bool:
+        return isinstance(command, TransferModel) and command.tier == "device" and command.copied
 
     def finish(self) -> None:
         while self.work or self.actor.pending:
@@ -97,11 +102,11 @@ class OneGpu:
         return report.samples[0].tier if report.samples else None
 
 
-def loaded_to(tier: Tier) -> list[Any]:
+def loaded_to(tier: Tier, *, copied: bool = False) -> list[Any]:
     return [
         InstanceLoaded(
             instance="i", variant=RECORD.variant, device="gpu-0", incarnation=1, load_ms=5.0, memory_mb=50.0,
-            proof="here", tier=tier,
+            proof="here", tier=tier, copied=copied,
         )
     ]  # fmt: skip
 
@@ -139,9 +144,29 @@ def test_a_load_of_a_warm_model_is_a_transfer_for_which_queries_wait() -> None:
     assert gpu.ask() == []
     gpu.batches()
     assert gpu.under_way == [TransferModel]
-    assert gpu.end() == loaded_to("device")
+    assert gpu.end() == loaded_to("device", copied=True)
     gpu.batches()
     assert gpu.under_way == [RunBatch]
+
+
+def test_only_the_copy_in_host_memory_goes_while_the_model_computes() -> None:
+    gpu = on_device()
+    drop = UnloadInstance(instance="i", tier="host")
+    gpu.tell(drop)
+    assert gpu.work == [], "there is none"
+    for order in (DEMOTE, LOAD):
+        gpu.tell(order)
+        gpu.end()
+    gpu.ask()
+    gpu.batches()
+    gpu.tell(drop)
+    gpu.tell(drop)
+    assert [do.command for do in gpu.work][1:] == [TransferModel("i", "device", copied=False)]
+    assert gpu.end(1) == loaded_to("device")
+    gpu.end()
+    gpu.tell(DEMOTE)
+    assert gpu.under_way == [TransferModel]
+    assert gpu.end() == loaded_to("host")
 
 
 def test_a_preloaded_model_stays_in_host_memory_until_it_is_loaded() -> None:

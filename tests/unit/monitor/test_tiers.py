@@ -59,7 +59,7 @@ def test_the_least_recently_used_is_demoted_and_comes_back_by_a_transfer() -> No
     assert ready_at == pytest.approx(here.told()[b].since + load_seconds(model("b"), warm=True))
     here.obey()
     assert here.states() == {a: "Warm", b: "Active", "c.w1-1": "Active"}
-    assert here.beat.devices[0].host_used_mb == 100.0
+    assert here.beat.devices[0].host_used_mb == 200.0, "a, and the copy of b"
     assert actions(here) == [
         ("load", "a"), ("load", "b"), ("demote", "b"), ("load", "c"), ("demote", "a"), ("promote", "b"),
     ]  # fmt: skip
@@ -105,6 +105,50 @@ def test_host_memory_drops_its_own_least_recently_used() -> None:
     assert here.of(StateEvent)[-1].to_state != "Loading"
     dropped = [event.reason for event in here.of(StateEvent) if event.to_state == "Unloading"]
     assert "makes room in host memory for c" in dropped
+
+
+def with_a_copy(host_mb: int) -> World:
+    """One (b) is on the device, and was in host memory before; the other (a) is Warm."""
+    here = world(max_models=1, host_mb=host_mb)
+    use(here, here.load(model("b")))
+    use(here, loaded(here, "a"))
+    use(here, loaded(here, "b"))
+    assert here.states() == {"a.w1-1": "Warm", "b.w1-1": "Active"} and here.copied == {"b.w1-1": "b"}
+    return here
+
+
+def test_a_copy_gives_its_place_to_what_is_warm_and_needs_none_for_its_own_way_back() -> None:
+    here = with_a_copy(host_mb=200)
+    assert loaded(here, "a")
+    assert here.states() == {"a.w1-1": "Active", "b.w1-1": "Warm"}, "both fit, since no byte is taken twice"
+    use(here, "a.w1-1")
+    here.published.clear()
+    here.ensure(model("big", host_mb=None))
+    here.obey()
+    here.obey()
+    assert here.copied == {} and here.warm == {"a.w1-1": "a", "b.w1-1": "b"}
+    here.report()
+    assert here.beat.devices[0].host_used_mb == 200.0
+
+
+def test_a_copy_is_dropped_before_anything_warm_and_a_lost_order_is_repeated() -> None:
+    here = world(max_models=2, host_mb=200)
+    use(here, here.load(model("a")), here.load(model("b")))
+    for name in "cab":
+        use(here, loaded(here, name))
+    assert here.states() == {"a.w1-1": "Active", "b.w1-1": "Active", "c.w1-1": "Warm"}
+    assert here.copied == {"b.w1-1": "b"}, "that of a has gone"
+    use(here, "a.w1-1", "b.w1-1")
+    here.published.clear()
+    here.ensure(model("d"))
+    drop = UnloadInstance(instance="b.w1-1", tier="host")
+    assert here.orders == [drop], "a leaves the device once there is room for it"
+    here.published.clear()  # lost
+    here.report()
+    assert here.orders == [drop]
+    for _ in range(3):
+        here.obey()
+    assert here.states() == {"a.w1-1": "Warm", "b.w1-1": "Active", "c.w1-1": "Warm", "d.w1-1": "Active"}
 
 
 def loaded(here: World, name: str) -> str:
@@ -180,6 +224,11 @@ def test_a_new_monitor_adopts_what_is_warm() -> None:
     here.loaded, here.warm = {"a.w1-1": "a"}, {"b.w1-3": "b"}
     here.report()
     assert here.states() == {"a.w1-1": "Active", "b.w1-3": "Warm"}
+    assert here.beat.devices[0].host_used_mb == 100.0
+    here.copied = {"a.w1-1": "a"}
+    here.report()
+    here.advance(1.0)
+    assert here.beat.devices[0].host_used_mb == 200.0
     assert here.ensure(model("b")).instances == ["b.w1-3"]
     here.tell(Changed(S.catalog_bucket, "variant.b", None))
 
@@ -255,7 +304,7 @@ class Limits:
         assert sum(OF[name].memory_mb for name in device.values()) <= self.DEVICE_MB
         assert len(device) <= self.COUNT
         leaving = {o.instance for o in here.orders if isinstance(o, DemoteInstance)}
-        host = here.warm | {instance: name for instance, name in here.loaded.items() if instance in leaving}
+        host = here.warm | here.copied | {i: name for i, name in here.loaded.items() if i in leaving}
         assert sum(OF[name].host_mb or 0.0 for name in host.values()) <= self.HOST_MB
         [told] = here.beat.devices
         assert told.memory_used_mb + told.memory_reclaimable_mb <= self.DEVICE_MB

@@ -211,16 +211,20 @@ def test_a_model_comes_back_from_host_memory_with_its_answers_and_graphs(torch, 
     x, classes = tiny_models.digits(8)
     parameters = {one.data_ptr(): one for one in handle._module.parameters()}
     assert handle.host_mb >= sum(one.nbytes for one in parameters.values()) / 2**20 > 0
-    for _ in range(2):
+    for copied in (False, True, False):
         replayed = stream.replayed
+        parameters = {one.data_ptr(): one.data for one in handle._module.parameters()}
+        assert (handle._weights.copy is not None) is copied
         handle.demote()
         assert handle.memory_mb == 0.0
+        assert handle._weights.copy is None
         assert not {one.data_ptr() for one in handle._module.parameters()} & parameters.keys(), "they lie elsewhere"
-        parameters = {one.data_ptr(): one.data for one in handle._module.parameters()}
         handle.promote()
         assert handle.memory_mb == 70.0
         assert handle.run_single(x)[0].argmax(axis=1).tolist() == classes.tolist()
         assert stream.replayed == replayed + 1
+        if copied:
+            handle.drop_copy()
     handle.demote()
     handle.close()
 
