@@ -132,11 +132,6 @@ BEGIN
       ('objective_events', 'capacity', 'items/s that the loaded instances carry in time'),
       ('objective_events', 'headroom', 'capacity / forecast; null: nothing expected'),
 
-      ('client_errors', '', 'How many queries were wrong themselves, by second, app and code; a second may have several rows'),
-      ('client_errors', 'time', 'the second'),
-      ('client_errors', 'app', 'what was asked for, its first 64 characters; null: nothing, or too many different names in that minute'),
-      ('client_errors', 'code', 'bad_request, unknown_app or unknown_model'),
-      ('client_errors', 'count', 'queries'),
 
       ('pipeline_events', '', 'One change of the replicas that a vertex of a deployed pipeline is to have'),
       ('pipeline_events', 'time', 'when the leading VM-autoscaler decided'),

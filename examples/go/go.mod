@@ -1,0 +1,3 @@
+module infaas.example/query
+
+go 1.21
