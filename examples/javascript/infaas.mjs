@@ -132,5 +132,5 @@ function unpacked({ datatype, data }) {
     return texts;
   }
   const type = TYPES[datatype] ?? Uint8Array; // FP16 and BF16 stay bytes
-  return new type(data.slice().buffer);
+  return new type(Uint8Array.from(data).buffer); // a copy, which begins where its type may
 }
