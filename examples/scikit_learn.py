@@ -16,7 +16,5 @@ infaas.register(model, unseen, expected, app="wine")
 
 with infaas.connect_blocking() as system:
     answer = system.query("wine", unseen.astype("float32"), accuracy=0.9, latency_ms=5000)
-right = model.classes_[answer.output.argmax(axis=1)] == expected
-print(
-    f"{right.sum()} of {len(right)} right, by {answer.variant} in {answer.latency_ms:.1f} ms for {answer.cost:.2g} US$"
-)
+right = sum(name == label for name, label in zip(answer.labels, expected, strict=True))
+print(f"{right} of {len(expected)} right, by {answer.variant} in {answer.latency_ms:.1f} ms for {answer.cost:.2g} US$")

@@ -30,5 +30,5 @@ infaas.register(model, frame, topics, app="topics")
 with infaas.connect_blocking() as system:
     asked = ["no soup without cheese", "we want snow with wind", "she talks about train or hotel"]
     answer = system.query("topics", {"text": np.array(asked).reshape(-1, 1)}, latency_ms=5000)
-for text, number in zip(asked, answer.output.argmax(axis=1), strict=True):
-    print(f"{text}: {model.classes_[number]}")
+for text, topic in zip(asked, answer.labels, strict=True):
+    print(f"{text}: {topic}")

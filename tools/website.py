@@ -1,9 +1,10 @@
 """Hooks of `mkdocs build` (mkdocs.yml): docs/ as a site, without a change to the pages.
 
 A link that leaves docs/ works on a code host. In the site its target becomes a page or a file of the site, so it works there, too.
-docs/settings.md ends with the table of all settings.
+docs/settings.md ends with the table of all settings. The pages of the commands and of the Python client are made from their docstrings.
 """
 
+import inspect
 import posixpath
 import re
 from itertools import groupby
@@ -14,6 +15,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+import infaas
+from infaas.cli import build
 from services.core.settings import Setting, Settings, described
 
 ROOT = Path(__file__).parents[1]
@@ -24,12 +27,17 @@ BESIDE = {
     "CHANGELOG.md": "changelog.md",
     "LICENSE": "license.txt",
 }
+_STYLE = ".md-typeset td:first-child code { white-space: nowrap }"  # names are never broken
 _LINK = re.compile(r"(?P<label>\[(?:\.\./)*[\w/-]+\.md)?(?P<before>\]\()(?P<target>[^)#\s]+)(?P<after>[^)]*\))")
 _FENCE = re.compile(r"^(?P<fence> *```\w+) [^\n`]+$", re.MULTILINE)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what the pages link to outside of docs/, and what that links to."""
+    config.extra_css.append("website.css")
+    files.append(File.generated(config, "website.css", content=_STYLE))
+    files.append(File.generated(config, "commands.md", content=_commands()))
+    files.append(File.generated(config, "client.md", content=_client()))
     waiting = [Path(file.abs_src_path) for file in files.documentation_pages() if file.abs_src_path]
     waiting.append(ROOT / "README.md")
     seen = set(waiting) - {ROOT / "README.md"}
@@ -45,7 +53,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
     """Links as the site has them, with the title of a page in place of its file name; fences without the options that only the tests read."""
-    source = _source(page.file)
+    if page.file.abs_src_path is None:
+        return markdown
+    source = Path(page.file.abs_src_path)
     here = posixpath.dirname(page.file.src_uri)
 
     def moved(match: re.Match[str]) -> str:
@@ -70,11 +80,6 @@ def _added(path: Path, config: MkDocsConfig) -> File:
     file = File.generated(config, _place(path), abs_src_path=str(path))
     file.edit_uri = None
     return file
-
-
-def _source(file: File) -> Path:
-    assert file.abs_src_path is not None
-    return Path(file.abs_src_path)
 
 
 def _in_docs(path: Path) -> bool:
@@ -116,6 +121,39 @@ def _settings() -> str:
         lines += [_row(one) for one in members]
         lines.append("")
     return "\n".join(lines)
+
+
+def _commands() -> str:
+    """What `--help` says of each command."""
+    text: str = build().generate_docs(output_format="markdown")
+    return "# Commands\n\n## infaas up" + text.partition("\n## infaas up")[2]
+
+
+def _client() -> str:
+    """What the client library's docstrings say."""
+    lines = ["# The Python client", "", inspect.cleandoc(infaas.__doc__ or ""), ""]
+    for name in ("connect", "connect_blocking", "register"):
+        lines += _described(f"infaas.{name}", getattr(infaas, name))
+    lines += ["## Methods of a client", "", "The blocking client has the same methods without `await`.", ""]
+    for name, method in inspect.getmembers(infaas.Client, inspect.isfunction):
+        if not name.startswith("_"):
+            lines += _described(name, method)
+    lines += ["## An answer", "", inspect.cleandoc(infaas.Answer.__doc__ or ""), ""]
+    return "\n".join(lines)
+
+
+def _described(name: str, function: Any) -> list[str]:
+    signature = inspect.signature(function)
+    shown = [one.replace(annotation=one.empty) for one in signature.parameters.values() if one.name != "self"]
+    call = f"{name}{signature.replace(parameters=shown, return_annotation=signature.empty)}"
+    return [
+        f"### {name}",
+        "",
+        f"```python\n{call}\n```",
+        "",
+        inspect.cleandoc(function.__doc__ or ""),
+        "",
+    ]
 
 
 def _row(one: Setting) -> str:

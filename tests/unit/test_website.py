@@ -12,6 +12,7 @@ import pytest
 
 import infaas.errors
 from bus.messages.public import Code
+from infaas.cli import COMMANDS
 from services.core.settings import Settings, described
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +43,15 @@ def test_every_setting_is_in_the_reference(site: Path) -> None:
         if name not in shown[section or "Without a section"]:
             missing.append(one.key)
     assert missing == []
+
+
+def test_every_command_and_method_is_in_the_reference(site: Path) -> None:
+    commands = (site / "commands.html").read_text()
+    assert [name for name in COMMANDS if f'id="infaas-{name}"' not in commands] == []
+    methods = [name for name, _ in inspect.getmembers(infaas.Client, inspect.isfunction) if not name.startswith("_")]
+    client = (site / "client.html").read_text()
+    assert len(methods) > 15
+    assert [name for name in methods if f'id="{name}"' not in client] == []
 
 
 def test_what_the_pages_link_to_beside_docs_is_there(site: Path) -> None:
