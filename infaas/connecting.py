@@ -118,7 +118,13 @@ class Connecting:
             options = merged(from_environment, self._login).options()
             bus = await NatsBus.connect(place.nats, name="infaas client", timeout=self._timeout, **options)
         except (BusError, OSError) as error:
-            raise NotConnected(f"{error}; start a system with `infaas up`, or name a running one") from error
+            known = "user or password" in str(error)
+            remedy = (
+                "use the URL that `infaas up` printed"
+                if known
+                else "start a system with `infaas up`, or name a running one"
+            )
+            raise NotConnected(f"{error}; {remedy}") from error
         return await Client(bus, prefix=self._prefix or place.prefix, owns_bus=True).open()
 
     def __await__(self) -> "Generator[Any, None, Client]":

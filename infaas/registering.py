@@ -319,7 +319,9 @@ def _format(path: Path) -> str:
         return FORMATS[path.suffix.lower()]
     except KeyError:
         known = ", ".join(FORMATS)
-        raise BadInput(f"format: the name {path.name} does not end in {known}; give the format") from None
+        raise BadInput(
+            f"format: the name {path.name} does not end in {known}; convert the model to ONNX, or give the format"
+        ) from None
 
 
 def _check_file(path: Path, what: str) -> None:
@@ -338,10 +340,14 @@ def _check_validation(path: Path, request: Register) -> None:
     except (zipfile.BadZipFile, OSError) as error:
         raise BadInput(f"the validation set {path} is no .npz file ({error}); make one with numpy.savez") from error
     if request.labels_key not in found:
-        raise BadInput(f"labels_key: {path.name} holds no {request.labels_key!r}, only {', '.join(found)}")
+        raise BadInput(
+            f"labels_key: {path.name} holds no {request.labels_key!r}, only {', '.join(found)}; name the labels"
+        )
     # Other arrays may have the names of the model's inputs, unless a name was given for them.
     if request.inputs_key not in found and (request.inputs_key != INPUTS_KEY or len(found) == 1):
-        raise BadInput(f"inputs_key: {path.name} holds no {request.inputs_key!r}, only {', '.join(found)}")
+        raise BadInput(
+            f"inputs_key: {path.name} holds no {request.inputs_key!r}, only {', '.join(found)}; name the inputs"
+        )
 
 
 # -- a model as a Python object

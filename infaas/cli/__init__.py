@@ -1,9 +1,11 @@
 """The command line `infaas`. Each command group is one module, which is imported only when its command is used."""
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
+from errno import EACCES, ENOSPC
 from typing import TYPE_CHECKING, Any
 
 from infaas.cli.output import FAILED, USAGE, Failure, meant, one_line
@@ -151,6 +153,12 @@ def _version() -> str:
 
 def _text_of(error: Exception) -> str:
     """The text of an error that no command has handled. Unexpected errors are named with their type."""
+    if isinstance(error, OSError) and error.strerror is not None:
+        remedy = {ENOSPC: "the disk is full: free some space", EACCES: "choose a place that you may use"}.get(
+            error.errno or 0
+        )
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return f"{where}{error.strerror}; {remedy or 'INFAAS_TRACEBACK=1 shows where'}"
     expected = _expected()
     text = one_line(error) or type(error).__name__
     return text if isinstance(error, expected) else f"{type(error).__name__}: {text} (INFAAS_TRACEBACK=1 shows where)"
@@ -172,6 +180,12 @@ def _expected() -> tuple[type[Exception], ...]:
     return tuple(found)
 
 
+def _command(subject: re.Match[str]) -> str:
+    return f"`infaas {' '.join(filter(None, subject.groups()))}`"
+
+
 def _complain(message: object, code: int) -> int:
-    print(f"infaas: {one_line(message)}", file=sys.stderr)
+    """Subjects that a service's error names are commands here."""
+    text = re.sub(r"\binfaas\.(?:list\.([a-z]+)|(admin)\.([a-z-]+))", _command, one_line(message))
+    print(f"infaas: {text}", file=sys.stderr)
     return code

@@ -41,7 +41,7 @@ def apps(*, app: str | None = None, data_dir: DataDir = None, wide: Wide = False
         List only this app.
 
     """
-    empty = "no apps yet: `infaas register` makes the first"
+    empty = _none("apps", app) if app else "no apps yet: `infaas register` makes the first"
     return _list(data_dir, json, wide, _APPS, empty, lambda c: _with_history(c.apps(app=app), data_dir))
 
 
@@ -63,7 +63,7 @@ def models(
         List only this model.
 
     """
-    return _list(data_dir, json, wide, _MODELS, "no models", lambda c: c.models(app=app, model=model))
+    return _list(data_dir, json, wide, _MODELS, _none("models", app, model), lambda c: c.models(app=app, model=model))
 
 
 def variants(
@@ -88,7 +88,8 @@ def variants(
         List only variants of this model.
 
     """
-    return _list(data_dir, json, wide, _VARIANTS, "no variants", lambda c: c.variants(app=app, model=model))
+    empty = _none("variants", app, model)
+    return _list(data_dir, json, wide, _VARIANTS, empty, lambda c: c.variants(app=app, model=model))
 
 
 def selection(
@@ -140,6 +141,17 @@ def registrations(*, app: str | None = None, data_dir: DataDir = None, wide: Wid
         return [one for one in await _registrations(client) if app is None or one.get("app") == app]
 
     return _list(data_dir, json, wide, _REGISTRATIONS, "no registrations", ask)
+
+
+def _none(what: str, app: str | None, model: str | None = None) -> str:
+    """What a list prints that has nothing to show."""
+    if model is not None:
+        return f"no {what} of model {model!r}: `infaas models` lists the models"
+    return (
+        f"no {what} of app {app!r}: `infaas apps` lists the apps"
+        if app
+        else f"no {what} yet: `infaas register` makes the first"
+    )
 
 
 def _list(

@@ -14,6 +14,7 @@ from infaas.cli.output import (
     Column,
     computed_cost,
     fail,
+    meant,
     number,
     print_json,
     print_table,
@@ -92,7 +93,11 @@ async def _query(
     data_dir: Path | None, app: str | None, x: Any, timeout: float | None, needs: Needs
 ) -> "Answer | Refused":
     async with connect(data_dir=data_dir) as client:
-        return await client.query(app, x, timeout=timeout, raise_refused=False, **needs)
+        answer = await client.query(app, x, timeout=timeout, raise_refused=False, **needs)
+        if isinstance(answer, Refused) and answer.code == "unknown_app" and app is not None:
+            near = meant(app, [one["app"] for one in await client.apps()])
+            answer = Refused(answer.code, f"{answer.message}{near}", id=answer.id)
+        return answer
 
 
 def _render(answer: "Answer") -> None:

@@ -43,6 +43,16 @@ def sql(query: str | None = None, *, data_dir: DataDir = None, json: Json = Fals
     show({"columns": columns, "rows": rows}, json, _render)
 
 
+_READS = "; `infaas sql` only reads"
+_REMEDIES = {  # by SQLSTATE
+    "42P01": "; `infaas sql \"SELECT table_name FROM information_schema.tables WHERE table_schema = 'infaas'\"` lists what there is",
+    "42601": "; docs/sql.md has examples",
+    "42501": _READS,
+    "25006": _READS,
+    "55000": _READS,
+}
+
+
 def _ask(dsn: str, query: str) -> tuple[list[str], list[list[Any]]]:
     import psycopg  # noqa: PLC0415  (the command line starts without it)
 
@@ -62,6 +72,7 @@ def _ask(dsn: str, query: str) -> tuple[list[str], list[list[Any]]]:
         except psycopg.Error as error:
             diagnosis = error.diag
             hint = f" ({one_line(diagnosis.message_hint)})" if diagnosis.message_hint else ""
+            hint = _REMEDIES.get((error.sqlstate or "")[:5], hint)
             fail(f"{one_line(diagnosis.message_primary or error)}{hint}")
         if cursor.description is None:
             return [], []

@@ -138,7 +138,7 @@ def check_tensor(tensor: TensorHead, spec: TensorSpec | None, where: str) -> int
     elements = 1
     for n in shape:
         if not 0 < n <= _LARGEST:
-            raise BadRequest(f"{where}.shape {shape} must hold positive sizes below 2^31")
+            raise BadRequest(f"{where}.shape {shape} must hold positive sizes below 2^31: give at least one item")
         elements *= n
     if shape[0] > MOST_ITEMS:
         raise BadRequest(f"{where}.shape: at most {MOST_ITEMS} items a query, not {shape[0]}")

@@ -188,7 +188,7 @@ class Coordinator:
             self._cancelling.setdefault(job, []).append(reply)
             return (self._start(Do(("cancel", job), MarkCancelled(job, envelope.now), COMMAND_S)),)
         if record is None or foreign:
-            return _refuse(reply, f"job: there is none with the id {job}")
+            return _refuse(reply, f"job: there is none with the id {job}: see infaas.list.jobs")
         return answer(reply, self._statuses.with_notes(record.status, envelope.now))
 
     # -- what the buckets hold

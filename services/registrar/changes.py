@@ -163,7 +163,7 @@ def _link(record: AppRecord | None, change: LinkModel) -> AppRecord | ChangeRefu
 
 
 def _unknown_app(app: str) -> ChangeRefused:
-    return ChangeRefused("unknown_app", f"app: there is no app {app}")
+    return ChangeRefused("unknown_app", f"app: there is no app {app}: see infaas.list.apps")
 
 
 # -- operators' verbs
@@ -313,7 +313,7 @@ def _batching(request: AdminRequest, catalog: Catalog) -> SetBatching | Error:
     if wrong:
         return Error(code="bad_request", message="; ".join(wrong))
     if scope == "app" and catalog.app(name) is None:
-        return Error(code="unknown_app", message=f"app: there is no app {name}")
+        return Error(code="unknown_app", message=f"app: there is no app {name}: see infaas.list.apps")
     if scope == "model" and catalog.model(name) is None:
         return Error(code="unknown_model", message=_unknown_model(name, None, catalog))
     if scope == "variant" and variant is None:

@@ -201,7 +201,7 @@ def test_lists(tmp_path, nats_url, prefix):
                 [VARIANT],
             ),
             ("workers", ["w0", "plain", "25%", "0.5 of 2", "500 of 8000", "Active (reclaimable)"], [WORKER]),
-            ("models", ["no models"], []),
+            ("models", ["no models yet"], []),
         ):
             code, out, err = await infaas(command, "--wide")
             assert (code, err) == (0, ""), command

@@ -275,10 +275,9 @@ def unsatisfiable(ask: Ask, app: AppView) -> Error:
     """The error when no variant can ever serve this. It names what fails, and the nearest variant, by the least sum of relative misses."""
     allowed = app.pinned(ask)
     if not allowed.any():
-        what = ask.variant or f"{ask.model or '*'} version {ask.version or '*'}"
-        return Error(
-            code="unknown_model", message=f"app {ask.app!r} has no model or variant {what!r}: see infaas variants"
-        )
+        what = f"variant {ask.variant!r}" if ask.variant else f"model {ask.model!r}" if ask.model else "model"
+        version = f" of version {ask.version!r}" if ask.version and not ask.variant else ""
+        return Error(code="unknown_model", message=f"app {ask.app!r} has no {what}{version}: see infaas.list.variants")
     latency = app.latency(ask.items, ask.length)
     with np.errstate(divide="ignore", invalid="ignore"):
         miss = np.maximum(0.0, ask.accuracy - app.accuracy) / max(ask.accuracy, 1e-9)
@@ -315,8 +314,9 @@ class _Need(NamedTuple):
     def words(self, variant: int) -> tuple[str, str]:
         """The limit, and what this variant has, with as many digits as tell them apart."""
         most, value = self.most * self.scale, float(self.values[variant]) * self.scale
-        digits = next((d for d in range(3, 17) if most == value or f"{most:.{d}g}" != f"{value:.{d}g}"), 17)
-        return self.limit.format(f"{most:.{digits}g}"), self.found.format(f"{value:.{digits}g}")
+        limit = f"{most:.6g}"
+        digits = next((d for d in range(3, 17) if most == value or f"{value:.{d}g}" != limit), 17)
+        return self.limit.format(limit), self.found.format(f"{value:.{digits}g}")
 
 
 def _failing(ask: Ask, app: AppView, allowed: NDArray[np.bool_], latency: NDArray[np.float64]) -> str:

@@ -94,7 +94,13 @@ class Stack:
     async def start(self) -> SystemEndpoints:
         """Start servers and services and return where they are; raises ServerError. Call `stop` in any case."""
         spec = self._spec
-        spec.data_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            spec.data_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            why = error.strerror if not isinstance(error, FileExistsError) else "it is a file"
+            raise ServerError(
+                f"the data directory {spec.data_dir} cannot be made: {why}; choose another --data-dir"
+            ) from None
         try:
             self._lock = process.Lock(spec.data_dir / "up.lock")
         except ServerError:
@@ -117,7 +123,7 @@ class Stack:
         chosen = choose_ports(ours, spec.port_base, recorded, self._claims.take, self._claims.take_any, preferred)
         known = () if spec.port_base is not None else chosen.items() - recorded.items() - preferred.items()
         self.notices = [
-            f"port {preferred[name]} for {name} is busy: it has port {port}, also at the next start"
+            f"port {preferred[name]} is busy: {name} has port {port} instead, also at the next start"
             for name, port in sorted(known)
         ]
         claims = self._claims

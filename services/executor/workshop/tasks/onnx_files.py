@@ -43,7 +43,9 @@ def read(path: Path, most_bytes: int) -> Any:
     try:
         model = onnx.load_model_from_string(content)
     except Exception as error:
-        raise UploadRejected("the file is not an ONNX model: it cannot be parsed") from error
+        raise UploadRejected(
+            "the file is not an ONNX model: it cannot be parsed; export the model again, or give --format"
+        ) from error
     if not model.graph.node:
         raise UploadRejected("the file is not an ONNX model: it has no operators")
     _check_files(model)

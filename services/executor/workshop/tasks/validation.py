@@ -100,7 +100,9 @@ def check_sizes(inputs: dict[str, Array], labels: Array, data: ValidationFile) -
     n = len(labels)
     for name, array in inputs.items():
         if len(array) != n:
-            raise UploadRejected(f"validation: {len(array)} samples of `{name}` but {n} labels `{data.labels_key}`")
+            raise UploadRejected(
+                f"validation: {len(array)} samples of `{name}` but {n} labels `{data.labels_key}`: give each sample one"
+            )
     if n < LEAST_SAMPLES:
         raise UploadRejected(f"validation: {n} samples are too few to measure accuracy; give at least {LEAST_SAMPLES}")
 
@@ -223,7 +225,7 @@ class Scorer:
         if lowest < 0 or highest >= classes:
             wrong = lowest if lowest < 0 else highest
             raise UploadRejected(
-                f"validation: label {wrong} is outside the model's {classes} classes (0 to {classes - 1})"
+                f"validation: label {wrong} is outside the model's {classes} classes (0 to {classes - 1}): number the classes from 0"
             )
 
     def predictions(self, output: Array) -> Array:
