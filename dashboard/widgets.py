@@ -107,11 +107,15 @@ class Filter(NamedTuple):
 def choose_rows(*, apps: bool = True, inside: str = "names, states and reasons") -> Filter:
     """Show the controls for the app and a text to search for, which are kept in the URL (?app=, ?search=). inside: where it is looked for."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        app = choose_app(ALL_APPS) if apps else None
-        text = st.text_input(
-            "Search", key="search", bind="query-params", width=280, placeholder=f"in {inside}", icon=":material/search:"
-        )
-    return Filter(app, (text or "").strip())
+        return Filter(choose_app(ALL_APPS) if apps else None, choose_text(inside))
+
+
+def choose_text(inside: str) -> str:
+    """Show the control for a text to search for, which is kept in the URL (?search=). inside: where it is looked for."""
+    text = st.text_input(
+        "Search", key="search", bind="query-params", width=280, placeholder=f"in {inside}", icon=":material/search:"
+    )
+    return (text or "").strip()
 
 
 def show_page(name: str, **values: str) -> None:

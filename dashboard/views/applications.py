@@ -18,6 +18,7 @@ with st.container(horizontal=True, vertical_alignment="bottom"):
     across = st.segmented_control(
         "Across", ["latency", "cost"], default="latency", required=True, key="across", bind="query-params"
     )
+    rows_of = widgets.Filter(None, widgets.choose_text("names of variants and hardware"))
     include_simulated = st.toggle("Include simulated devices", value=True, key="simulated", bind="query-params")
 
 
@@ -44,6 +45,10 @@ def page() -> None:
         show_empty(
             "No application is registered yet." if every.empty else "This application has no variants.", REGISTER
         )
+        return
+    rows = rows_of.of(rows)
+    if rows.empty:
+        show_empty("No variant meets this search.", "Clear the search.")
         return
     if not include_simulated:
         rows = rows[~rows["simulated"].astype(bool)]

@@ -165,10 +165,9 @@ def _answer(answer: Answer) -> None:
 
 
 def _outputs(answer: Answer) -> None:
-    names = getattr(answer, "labels", None)
     for output, array in answer.outputs.items():
         if array.ndim == 2 and array.shape[1] > 1 and array.dtype.kind == "f":
-            _scores(output, array, names)
+            _scores(output, array, answer.labels)
         elif array.size <= 200:
             st.markdown(f"**{output}**: `{json.dumps(_plain(array))}`")
         else:
@@ -185,15 +184,16 @@ def _plain(array: Any) -> Any:
     )
 
 
-def _scores(output: str, array: Any, names: Any) -> None:
-    """The best classes of an item, as bars."""
+def _scores(output: str, array: Any, labels: list[str] | None) -> None:
+    """The best classes of an item, as bars. labels: the name of each item's class, if classes have names."""
     item = 0
     if len(array) > 1:
         item = int(st.number_input(f"Item of {len(array)}", 1, len(array), 1, key=f"item-{output}", width=170)) - 1
     row = array[item].astype(float)
     best = np.argsort(-row, kind="stable")[:MAX_SCORES]
-    st.markdown(f"**{output}**: class **{_name(names, int(best[0]))}**")
-    shown = pd.DataFrame({"class": [_name(names, int(each)) for each in best], "score": row[best]})
+    name = f", {labels[item]}" if labels and item < len(labels) else ""
+    st.markdown(f"**{output}**: class **{best[0]}{name}**")
+    shown = pd.DataFrame({"class": best, "score": row[best]})
     low, high = min(0.0, float(np.nanmin(row))), max(1e-9, float(np.nanmax(row)))
     if low >= 0 and high <= 1:
         high = 1.0
@@ -203,13 +203,10 @@ def _scores(output: str, array: Any, names: Any) -> None:
         width=520,
         key=f"scores-{output}",
         column_config={
+            "class": widgets.number_column("class", "%d", width="small"),
             "score": st.column_config.ProgressColumn("score", format="%.4g", min_value=low, max_value=high),
         },
     )
-
-
-def _name(names: Any, number: int) -> str:
-    return f"{names[number]} ({number})" if names and number < len(names) else str(number)
 
 
 def page() -> None:
