@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+import psycopg
 import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
@@ -99,6 +100,43 @@ def get(url: str) -> tuple[int, Any]:
             return reply.status, json.load(reply)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
+
+
+def test_what_clients_did_wrong_is_counted_once_wherever_it_was_found(system: Whole) -> None:
+    """The gateway finds bad JSON and bad needs, a dispatcher what does not fit the model or does not exist."""
+    good = {"name": "x", "shape": [1, 784], "datatype": "FP32", "data": [0.0] * 784}
+    wrong: list[tuple[str, Any]] = [
+        ("/v2/models/never-json/infer", b"{"),
+        ("/v2/models/never-needs/infer", {"inputs": [good], "parameters": {"accuracy": "much"}}),
+        ("/v2/models/never-there/infer", {"inputs": [good]}),
+        ("/v2/models/never-there/infer", {"inputs": [good]}),
+        ("/never-clippers/predict", {"input": [0.0] * 784}),
+        ("/classify?model_name=never-rafiqis", {}),
+    ]
+    for path, body in wrong:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        with pytest.raises(urllib.error.HTTPError):
+            urllib.request.urlopen(urllib.request.Request(system.gateway + path, data), timeout=60)
+    expected = [
+        ("never-clippers", "unknown_app", 1),
+        ("never-json", "bad_request", 1),
+        ("never-needs", "bad_request", 1),
+        ("never-rafiqis", "unknown_model", 1),
+        ("never-there", "unknown_app", 2),
+    ]
+    ours = "SELECT app, code, sum(count) FROM infaas.client_errors WHERE app LIKE 'never-%' GROUP BY 1, 2 ORDER BY 1, 2"
+    with psycopg.connect(system.sql, autocommit=True) as sql:
+        assert eventually(lambda: sql.execute(ours).fetchall() == expected), sql.execute(ours).fetchall()
+        for view in ("slo_by_app_minutely", "cost_by_app_hourly", "query_outcomes"):
+            assert sql.execute(f"SELECT count(*) FROM infaas.{view} WHERE app LIKE 'never-%'").fetchone() == (0,)
+
+
+def test_the_start_page_links_the_system(system: Whole) -> None:
+    found = get(f"{system.gateway}/")[1]
+    assert found["links"]["dashboard"] == system.dashboard
+    assert found["apps"][APP] == f"/apps/{APP}"
+    with urllib.request.urlopen(f"{system.gateway}/metrics", timeout=60) as reply:
+        assert b"infaas_gateway_requests_total" in reply.read()
 
 
 @pytest.mark.slow
