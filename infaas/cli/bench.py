@@ -48,7 +48,7 @@ def bench(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> int:
-    """Send load to a running system and print throughput, latency, attainment, accuracy and cost as the client sees them.
+    """Send load to a running system and print throughput, latency, the share in time, accuracy and cost as the client sees them.
 
     A closed loop keeps a fixed number of queries in flight. An open loop sends each query when it is due, however slow the answers
     are; latency counts from the due time. Both wait for a first answer before they start. Exits 1 if no query was answered.
@@ -186,7 +186,7 @@ def _render(report: "LoadReport") -> None:
         f"latency       p50 {shown(report.p50_ms)}, p95 {shown(report.p95_ms)}, p99 {shown(report.p99_ms)},"
         f" max {shown(report.max_ms)} ms"
     )
-    print(f"attainment    {report.slo_attainment:.2%} of all queries answered{limit}")
+    print(f"in time       {report.slo_attainment:.2%} of all queries answered{limit}")
     if len(report.apps) > 1:
         for name, app in report.apps.items():
             print(f"{'':13} {name}: {app.slo_attainment:.2%} of {app.offered:,}, p99 {shown(app.p99_ms)} ms")

@@ -155,7 +155,7 @@ def test_a_refused_query_exits_1_with_the_offer(tmp_path, nats_url, prefix):
         assert err.count("\n") == 1
         for part in (
             "unsatisfiable: no variant is that accurate",
-            "m-v1 (accuracy 0.9, latency 12 ms, US$ 0.25",
+            "m-v1 (accuracy 0.9, latency 12 ms, US$ 250 per million answers",
             "again in 40 ms",
         ):
             assert part in err
@@ -197,7 +197,7 @@ def test_lists(tmp_path, nats_url, prefix):
             ("apps", ["digits", "mlp", "x: FP32[n, 4]", "y: FP32[n, any]", "20", "99.9 %"], [{**APP, **UNKNOWN}]),
             (
                 "variants",
-                ["mlp-v1-ort-fp32-t1-b8", "Active (x2, 1 reclaimable)", "81,234", "1.23e-05", "0.93"],
+                ["mlp-v1-ort-fp32-t1-b8", "Active (x2, 1 reclaimable)", "81,234", "0.0123", "0.93"],
                 [VARIANT],
             ),
             ("workers", ["w0", "plain", "25%", "0.5 of 2", "500 of 8000", "Active (reclaimable)"], [WORKER]),
@@ -260,7 +260,7 @@ def test_targets_stand_beside_what_was_reached_and_is_expected(tmp_path, nats_ur
             ]
             for command, shown in (
                 ("apps", ["99.9 %", "25 %", "50 %"]),
-                ("status", ["99.9 %", "50 %", "1,234", "1.75"]),
+                ("status", ["99.9 %", "50 %", "1,234", "2,160"]),
             ):
                 code, out, err = await infaas(command, "--wide")
                 assert (code, err) == (0, "")

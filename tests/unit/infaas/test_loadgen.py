@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bus.memory import Broker
+from infaas.cli.bench import so_far
 from infaas.client import Client
 from infaas.loadgen import Generator, in_shares
 from tests.support.clients.responders import Responder, answer, refusal
@@ -166,3 +167,13 @@ def test_a_closed_loop_asks_apps_by_their_shares():
     x, y = report.apps["x"].answered, report.apps["y"].answered
     assert x + y == report.answered
     assert 0 < x < y
+
+
+def test_progress_says_what_was_answered_so_far():
+    async def drive(generator):
+        report = await generator.closed(2, 0.2)
+        return report, so_far(generator, 10.0)
+
+    (report, said), _ = measured(lambda body, n: answer(body), drive)
+    assert said.startswith("0 of 10 s: ")
+    assert said.endswith(f"answers/s, {report.answered:,} of {report.offered:,} answered, 100.00% in time")
