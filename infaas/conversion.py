@@ -5,19 +5,16 @@ caller's own samples, and must answer as the object does.
 """
 
 import re
-import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, structs
 
-from bus.messages.catalog import TensorSpec
-from bus.messages.public import Register
-from bus.tensors import BadTensor, fit
 from infaas.errors import BadInput
-from infaas.trial import Trial, try_file, understood
+from infaas.samples import CHECKED, arrays_of, by_name, check_finite, columns_of, float32_of, labels_of, numbered
+from infaas.trial import Trial, try_file
 
 if TYPE_CHECKING:
     from numpy import ndarray
@@ -25,9 +22,7 @@ if TYPE_CHECKING:
     Array = ndarray[Any, Any]
     Named = dict[str, Array]
 
-CHECKED = 1000  # samples that the file and the object are compared on
 LEAST_AGREEMENT = 0.99
-MOST_TRIED = 2**29  # bytes of a validation set that is read here, to try the model on its first item
 SERVE_IT = "serve the object itself with `infaas container` (docs/containers.md)"
 
 
@@ -48,26 +43,34 @@ class Converted(Struct, frozen=True, kw_only=True):
 
 
 def convert(
-    model: Any, x: Any, y: Any, directory: Path, metric: str | None = None, *, allow_nan: bool = False
+    model: Any,
+    x: Any,
+    y: Any,
+    directory: Path,
+    metric: str | None = None,
+    *,
+    names: Sequence[str] = (),
+    allow_nan: bool = False,
 ) -> Converted:
     """Convert a model to a file in `directory`, and try it on the first sample.
 
     model: a scikit-learn, XGBoost, LightGBM, torch or Keras object, an onnx.ModelProto, or a path of a file. x: an array, a mapping of input
-    names to arrays, or a DataFrame; y: labels or targets. metric: None: labels and outputs tell it. Raises BadInput.
+    names to arrays, or a DataFrame; y: labels or targets. metric: None: labels and outputs tell it. allow_nan: samples may
+    hold NaN. names: of the classes, in the order of the scores; an estimator knows its own. Raises BadInput.
     """
     kind = _FILE if isinstance(model, (str, Path)) else kind_of(model)
     if kind is None:
         raise BadInput(
-            f"model: a {type(model).__module__}.{type(model).__name__} cannot be converted; pass a scikit-learn, XGBoost, LightGBM or "
-            f"torch model, an ONNX model or a file, or {SERVE_IT}"
+            f"model: a {type(model).__module__}.{type(model).__name__} cannot be converted; pass a scikit-learn, XGBoost, LightGBM, "
+            f"torch or Keras model, an ONNX model or a file, or {SERVE_IT}"
         )
     if not allow_nan:
-        check_finite(_by_name(x))
+        check_finite(by_name(x))
     found = _KINDS[kind](model, x, y, directory, metric)
     trial = try_file(found.path, found.inputs)
     if found.metric:
         return structs.replace(found, trial=trial)
-    labels, classes, metric = labels_of(found.labels, metric, None, trial is not None and trial.one_number)
+    labels, classes, metric = numbered(found.labels, metric, names, trial)
     return structs.replace(found, labels=labels, classes=classes, metric=metric, trial=trial)
 
 
@@ -91,119 +94,25 @@ def name_of(model: Any) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-_").lower()[:64] or "model"
 
 
-# -- labels and inputs
-
-
-def labels_of(
-    y: Any, metric: str | None, classes: "Array | None" = None, one_number: bool = False
-) -> "tuple[Array, list[str], str]":
-    """Class numbers or targets, the names of the classes, and the metric. classes: in the order of the model's scores; None: sorted.
-
-    Whole numbers and texts are classes, others are targets. one_number: the model gives one number an item; then more than two different
-    whole numbers are targets as well. Raises BadInput.
-    """
-    import numpy as np  # noqa: PLC0415  (the client starts without it)
-
-    values = np.asarray(y)
-    if values.dtype.kind == "O":
-        values = values.astype(str) if all(isinstance(one, str) for one in values.ravel()[:CHECKED]) else values
-    if values.ndim == 2 and values.shape[1] == 1:
-        values = values[:, 0]
-    if values.dtype.kind not in "biufUS":
-        raise BadInput(f"y: labels must be numbers or texts, not {values.dtype}")
-    if metric is None:
-        targets = values.dtype.kind == "f" and not bool((values == np.round(values)).all())
-        targets = targets or (one_number and values.dtype.kind in "iuf" and len(np.unique(values)) > 2)
-        metric = "mae" if targets and classes is None else "top1"
-    if metric in ("mae", "rmse"):
-        if values.dtype.kind in "US":
-            raise BadInput(f"y: metric {metric} needs numbers, and these are texts; use metric top1 for classes")
-        return values.astype(np.float64), [], metric
-    known = np.unique(values) if classes is None else np.asarray(classes)
-    if values.dtype.kind in "US" or known.dtype.kind in "USO" or classes is not None:
-        known = known.astype(values.dtype) if known.dtype.kind == "O" else known
-        place = {one: number for number, one in enumerate(known.tolist())}
-        unknown = [one for one in np.unique(values).tolist() if one not in place]
-        if unknown:
-            raise BadInput(f"y: the model has no class {unknown[0]!r}; its classes are {', '.join(map(str, place))}")
-        return np.array([place[one] for one in values.tolist()], "i8"), [str(one) for one in known.tolist()], metric
-    return values.astype(np.int64), [], metric
-
-
-def _arrays(x: Any, names: "list[str]") -> "Named":
-    """The inputs by these names. Raises BadInput."""
-    import numpy as np  # noqa: PLC0415
-
-    if isinstance(x, Mapping):
-        missing = [name for name in names if name not in x]
-        if missing:
-            raise BadInput(f"x: the model's input {missing[0]!r} is missing; it takes {', '.join(names)}")
-        return {name: np.asarray(x[name]) for name in names}
-    if len(names) != 1:
-        raise BadInput(f"x: the model takes {', '.join(names)}: pass a mapping of these names to arrays")
-    return {names[0]: np.asarray(x)}
-
-
-def _by_name(x: Any) -> "Named":
-    import numpy as np  # noqa: PLC0415
-
-    if isinstance(x, Mapping):
-        return {str(name): np.asarray(one) for name, one in x.items()}
-    return _columns(x) or {"x": np.asarray(x)}
-
-
-def _float32(x: Any) -> "Array":
-    """The samples as models compute. Raises BadInput if numbers are too large for it."""
-    import numpy as np  # noqa: PLC0415
-
-    array = np.asarray(x)
-    if array.dtype.kind == "O":
-        array = array.astype("f8")
-    try:
-        return fit(array, TensorSpec(name="x", datatype="FP32", shape=list(array.shape[1:])), "x")
-    except BadTensor as error:
-        raise BadInput(str(error)) from error
-
-
-def check_finite(inputs: "Mapping[str, Array]") -> None:
-    """Raises BadInput if an input holds NaN or an infinite value, which names the first one."""
-    import numpy as np  # noqa: PLC0415
-
-    for name, array in inputs.items():
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            at = int(np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))[0])
-            raise BadInput(
-                f"x: {name!r} holds NaN or infinite values, first in sample {at}: fill or drop them, or register with allow_nan=True "
-                "(--allow-nan) if the model takes them"
-            )
-
-
-def _columns(x: Any) -> "Named | None":
-    """A DataFrame's columns as inputs of their own, [n, 1] each; None: it is none. Numbers become 32-bit floats, as models compute."""
-    if not hasattr(x, "columns") or not hasattr(x, "to_numpy"):
-        return None
-    import numpy as np  # noqa: PLC0415
-
-    found = {}
-    for column in x.columns:
-        values = x[column].to_numpy()
-        values = _float32(values) if values.dtype.kind in "biuf" else values.astype(str).astype(np.str_)
-        found[str(column)] = values.reshape(-1, 1)
-    return found
-
-
 # -- one function for each kind
 
 
 def _sklearn(model: Any, x: Any, y: Any, directory: Path, metric: str | None) -> Converted:
     _need("skl2onnx", "sklearn")
+    import numpy as np  # noqa: PLC0415
     from skl2onnx import to_onnx  # noqa: PLC0415
     from sklearn.base import is_classifier, is_clusterer, is_regressor  # noqa: PLC0415
 
     if not (is_classifier(model) or is_regressor(model)) or is_clusterer(model):
         raise BadInput(f"model: {type(model).__name__} is neither a classifier nor a regressor; {SERVE_IT}")
-    columns = _columns(x)
-    inputs = columns if columns is not None else {"x": _float32(x)}
+    columns = columns_of(x)
+    array = np.asarray(x) if columns is None else None
+    if columns is not None:
+        inputs = columns
+    elif array is not None and (array.dtype.kind == "U" or (array.size and isinstance(array.reshape(-1)[0], str))):
+        inputs = {"x": array.astype(np.str_).reshape(len(array), -1)}  # texts, as vectorizers take them
+    else:
+        inputs = {"x": float32_of(x)}
     initial = [(name, _onnx_type(array)) for name, array in inputs.items()]
     classifier = is_classifier(model)
 
@@ -237,7 +146,7 @@ def _boosting(model: Any, x: Any, y: Any, directory: Path, metric: str | None) -
         raise BadInput(
             f"model: pass {package}'s scikit-learn interface (XGBClassifier, LGBMRegressor, ...), or {SERVE_IT}"
         )
-    array = _float32(x)
+    array = float32_of(x)
     if array.ndim != 2:
         raise BadInput(f"x: must have the shape [samples, features], not {list(array.shape)}")
     inputs = {"x": array}
@@ -261,21 +170,56 @@ def _torch(model: Any, x: Any, y: Any, directory: Path, _metric: str | None) -> 
     import torch  # noqa: PLC0415
 
     names = [str(name) for name in _forward_names(model)]
-    inputs = _arrays(x, names if isinstance(x, Mapping) else names[:1])
-    inputs = {name: _float32(array) if array.dtype == np.float64 else array for name, array in inputs.items()}
+    inputs = arrays_of(x, names if isinstance(x, Mapping) else names[:1])
+    inputs = {name: float32_of(array) if array.dtype == np.float64 else array for name, array in inputs.items()}
     tensors = tuple(torch.from_numpy(np.ascontiguousarray(array[:2])) for array in inputs.values())
     batch = torch.export.Dim("batch", min=1, max=1024)
     model = model.eval().cpu()
+    path = directory / "model.pt2"
     try:
         program = torch.export.export(model, tensors, dynamic_shapes=tuple({0: batch} for _ in tensors))
-        path = directory / "model.pt2"
         torch.export.save(program, path)
     except Exception as error:
-        raise BadInput(
-            f"torch.export cannot convert this {type(model).__name__} ({_short(error)}): its batch axis must be the first one of each "
-            f"input and may have any length; else {SERVE_IT}"
-        ) from error
+        path = directory / "model.onnx"
+        try:
+            free = {name: {0: "batch"} for name in inputs}
+            given = {"input_names": list(inputs), "dynamic_axes": free, "dynamo": False, "verbose": False}
+            torch.onnx.export(model, tensors, str(path), **given)
+        except Exception:
+            raise BadInput(
+                f"torch.export cannot convert this {type(model).__name__} ({_short(error)}): its batch axis must be the first one of each "
+                f"input and may have any length; else {SERVE_IT}"
+            ) from error
+        return Converted(
+            path=path, inputs=inputs, labels=y, note="traced to ONNX, since torch.export cannot convert it"
+        )
     return Converted(path=path, inputs=inputs, labels=y, note="exported by torch.export")
+
+
+def _keras(model: Any, x: Any, y: Any, directory: Path, _metric: str | None) -> Converted:
+    """ONNX by Keras' own export: on its torch backend by onnxscript, on TensorFlow by tf2onnx, on JAX by both jax2tf and tf2onnx."""
+    import numpy as np  # noqa: PLC0415
+
+    given = {name: float32_of(one) if one.dtype == np.float64 else one for name, one in by_name(x).items()}
+    path = directory / "model.onnx"
+    try:
+        some = [array[:2] for array in given.values()]
+        model(some if len(some) > 1 else some[0])  # it is built by its first call
+        model.export(str(path), format="onnx", verbose=False)
+    except Exception as error:
+        raise BadInput(
+            f"Keras cannot export this {type(model).__name__} to ONNX ({_short(error)}): with the torch backend it needs "
+            "pip install 'infaas[torch]', with TensorFlow pip install tf2onnx; or give the ONNX file"
+        ) from error
+    import onnx  # noqa: PLC0415
+
+    names = [one.name for one in onnx.load(str(path), load_external_data=False).graph.input]
+    if len(names) != len(given):
+        raise BadInput(
+            f"x: the model takes {len(names)} inputs ({', '.join(names)}): pass a mapping of these names to arrays"
+        )
+    inputs = {name: given.get(name, one) for name, one in zip(names, given.values(), strict=True)}
+    return Converted(path=path, inputs=inputs, labels=y, note="exported by Keras")
 
 
 def _forward_names(model: Any) -> list[str]:
@@ -292,13 +236,13 @@ def _proto(model: Any, x: Any, y: Any, directory: Path, _metric: str | None) -> 
     path = directory / "model.onnx"
     path.write_bytes(model.SerializeToString())
     names = [one.name for one in model.graph.input if one.name not in {w.name for w in model.graph.initializer}]
-    return Converted(path=path, inputs=_arrays(x, names), labels=y, note="an ONNX model")
+    return Converted(path=path, inputs=arrays_of(x, names), labels=y, note="an ONNX model")
 
 
 def _file(model: str | Path, x: Any, y: Any, directory: Path, _metric: str | None) -> Converted:
     path = whole_onnx(Path(model), directory)
     names = [str(name) for name in x] if isinstance(x, Mapping) else ["x"]
-    return Converted(path=path, inputs=_arrays(x, names), labels=y, note=f"{path.name} as it is")
+    return Converted(path=path, inputs=arrays_of(x, names), labels=y, note=f"{path.name} as it is")
 
 
 def whole_onnx(path: Path, directory: Path) -> Path:
@@ -332,6 +276,7 @@ _KINDS: dict[str, Callable[[Any, Any, Any, Path, str | None], Converted]] = {
     "sklearn": _sklearn,
     "xgboost": _boosting,
     "lightgbm": _boosting,
+    "keras": _keras,
     "torch": _torch,
     "onnx": _proto,
     _FILE: _file,
@@ -429,68 +374,3 @@ def _need(package: str, extra: str) -> None:
 def _short(error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 200 else text[:199] + "…"
-
-
-# -- samples and labels as a file
-
-
-def validation_file(
-    model: Path,
-    validation: "str | Path | tuple[Array | Named, Array]",
-    request: Register,
-    directory: Path,
-    say: Callable[[str], None] | None,
-) -> tuple[Path, Register]:
-    """The validation set as a file, and the request with the metric and the names of the classes.
-
-    Labels that are texts become the numbers of their names, and a copy of the set holds them. Without names, the sorted texts are the
-    names: so scikit-learn numbers them. Raises BadInput.
-    """
-    import numpy as np  # noqa: PLC0415  (a query needs none)
-
-    if isinstance(validation, tuple):
-        path, arrays = directory / "validation.npz", _named(validation, request)
-    else:
-        path = Path(validation)
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                wanted = file.files if say is not None and path.stat().st_size <= MOST_TRIED else [request.labels_key]
-                arrays = {name: file[name] for name in wanted}
-                if arrays[request.labels_key].dtype.kind == "U":
-                    arrays = {name: file[name] for name in file.files}
-        except (ValueError, OSError, EOFError, zipfile.BadZipFile):
-            return path, structs.replace(request, metric=request.metric or "top1")  # the worker says what is wrong
-    given = arrays[request.labels_key]
-    prefix = f"{request.inputs_key}."
-    inputs = {name.removeprefix(prefix): one for name, one in arrays.items() if name != request.labels_key}
-    if not request.allow_nan:
-        check_finite(inputs)
-    trial = try_file(model, inputs, request.inputs_key, request.format) if say is not None and inputs else None
-    texts = given.dtype.kind in "US"
-    names = np.array(request.labels) if request.labels and texts else None
-    labels, classes, metric = labels_of(given, request.metric or None, names, trial is not None and trial.one_number)
-    request = structs.replace(request, metric=metric, labels=classes or request.labels)
-    if say is not None and inputs:
-        note = f"{model.name}, {request.format}"
-        for line in understood(note, inputs, labels, request.labels, metric, trial, model.stat().st_size, request.task):
-            say(line)
-    if texts or isinstance(validation, tuple):
-        path = directory / path.name
-        np.savez(path, allow_pickle=False, **{**arrays, request.labels_key: labels if texts else given})
-    return path, request
-
-
-def _named(validation: "tuple[Array | Named, Array]", request: Register) -> "dict[str, Array]":
-    """Inputs and labels as arrays of a file. Inputs by name are kept as `x.NAME`, so that none is taken for the labels."""
-    import numpy as np  # noqa: PLC0415
-
-    given, labels = validation
-    key = request.inputs_key
-    named = {f"{key}.{name}": one for name, one in given.items()} if isinstance(given, dict) else {key: given}
-    try:
-        arrays = {name: np.asarray(one) for name, one in {**named, request.labels_key: labels}.items()}
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"validation: must be inputs and labels, as arrays ({error})") from error
-    if any(array.dtype.hasobject for array in arrays.values()):
-        raise BadInput("validation: arrays of Python objects cannot be sent; make them numbers")
-    return arrays

@@ -19,8 +19,9 @@ from bus.messages.public import Refusal, Register, RegistrationAccepted, Registr
 from bus.port import Bus, BusError, Delivery, Forbidden, NoResponders, ObjectStore, RequestTimeout
 from bus.subjects import WITHOUT_APP, Subjects
 from infaas.answers import refusal
-from infaas.conversion import convert, name_of, validation_file, whole_onnx
+from infaas.conversion import convert, name_of, whole_onnx
 from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout, denied
+from infaas.samples import validation_file
 from infaas.trial import understood
 
 if TYPE_CHECKING:
@@ -364,6 +365,7 @@ async def register_model(
     name: str | None = None,
     metric: str | None = None,
     say: Say | None = None,
+    labels: Sequence[str] = (),
     allow_nan: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
@@ -380,14 +382,15 @@ async def register_model(
         wrong = "validation" if "validation" in options else "model"
         raise BadInput(f"{wrong}: is for files; with x and y, name the model by name= and leave validation out")
     with tempfile.TemporaryDirectory(prefix="infaas-") as directory:
-        converted = await asyncio.to_thread(convert, model, x, y, Path(directory), metric, allow_nan=allow_nan)
-        inputs, classes = converted.inputs, converted.classes or options.pop("labels", [])
-        options.pop("labels", None)
+        converted = await asyncio.to_thread(
+            convert, model, x, y, Path(directory), metric, names=labels, allow_nan=allow_nan
+        )
+        inputs, classes = converted.inputs, converted.classes
         lines = understood(
             converted.note,
             inputs,
             converted.labels,
-            list(classes),
+            classes,
             converted.metric,
             converted.trial,
             converted.path.stat().st_size,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from bus.messages.catalog import TensorSpec
+from bus.messages.catalog import TensorSpec, scored_shape
 from bus.tensors import BadTensor, datatype_of, fit
 from infaas.errors import BadInput
 
@@ -35,6 +35,15 @@ class Trial(Struct, frozen=True, kw_only=True):
     batch: int | None = None
     answers: dict[str, Any] = {}
     failed: str = ""
+
+    @property
+    def scores(self) -> int:
+        """How many scores each item gets; 0: it gets none."""
+        for one in self.outputs:
+            shape = scored_shape(one.shape)
+            if one.datatype.startswith(("FP", "BF")) and len(shape) == 1 and shape[0] > 1:
+                return shape[0]
+        return 0
 
     @property
     def one_number(self) -> bool:
@@ -120,7 +129,8 @@ def _trial(specs: list[TensorSpec], batch: int | None, named: dict[str, Any]) ->
         ]
     except BadTensor as error:
         return Trial(inputs=specs, batch=batch, failed=str(error))
-    return Trial(inputs=specs, outputs=outputs, batch=batch, answers={name: one[0] for name, one in tensors.items()})
+    answers = {spec.name: tensors[spec.name][0].reshape(scored_shape(spec.shape)) for spec in outputs}
+    return Trial(inputs=specs, outputs=outputs, batch=batch, answers=answers)
 
 
 def _feed(specs: list[TensorSpec], given: "Mapping[str, Array]", key: str, items: int) -> dict[str, Any]:
@@ -168,7 +178,7 @@ def understood(
         lines.append("outputs: a worker finds them out, since this machine cannot run the file")
     else:
         lines += [f"input {_spec(spec, trial.batch)}" for spec in trial.inputs]
-        lines += [f"output {_spec(spec)}" for spec in trial.outputs]
+        lines += [f"output {_spec(spec, given=False)}" for spec in trial.outputs]
     kind = task or ("regression" if metric in ERRORS else "classification")
     if classes:
         shown = ", ".join(classes[:SHOWN]) + ", …" * (len(classes) > SHOWN)
@@ -212,18 +222,19 @@ def _label(value: Any, classes: list[str]) -> str:
     return f"{number:.6g}"
 
 
-def _spec(spec: TensorSpec, batch: int | None = None) -> str:
+def _spec(spec: TensorSpec, batch: int | None = None, *, given: bool = True) -> str:
+    """given: it is an input."""
     notes = []
     if batch is not None:
         notes.append(f"each run takes {batch} item{'s' * (batch > 1)}: a fixed batch")
     if -1 in spec.shape:
         notes.append("any: an axis of variable length")
-    if spec.datatype == "UINT8":
+    if spec.datatype == "UINT8" and given:
         notes.append("whole numbers 0 to 255")
     if spec.datatype == "BYTES":
         notes.append("texts")
     picture = _picture(spec.shape)
-    if picture:
+    if picture and given:
         notes.append(picture)
     return f"{spec.name}: {spec.datatype}[{_axes(spec.shape)}]" + f" ({'; '.join(notes)})" * bool(notes)
 

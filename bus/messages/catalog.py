@@ -105,6 +105,13 @@ def error_of(accuracy: float | None, metric: str) -> float | None:
     return 1.0 / accuracy - 1.0 if accuracy and metric in ERRORS else None
 
 
+def scored_shape(shape: list[int]) -> list[int]:
+    """The shape of an item's scores without the trailing axes of length 1 that older networks add: [1000, 1, 1] is [1000]."""
+    while len(shape) > 1 and shape[-1] == 1:
+        shape = shape[:-1]
+    return shape
+
+
 class ModelRecord(Struct, frozen=True, kw_only=True):
     """One registered version of a model.
 

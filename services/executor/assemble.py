@@ -94,8 +94,8 @@ def named_classes(outputs: list[Array], labels: list[str], queries: list[QueuedQ
         if array.dtype.kind in "iu" and array.size == len(array):
             numbers = array.reshape(-1)
             break
-        if array.dtype.kind == "f" and array.ndim == 2 and array.shape[1] == n:
-            numbers = array.argmax(axis=1)
+        if array.dtype.kind == "f" and n > 1 and array.size == n * len(array):
+            numbers = array.reshape(-1, n).argmax(axis=1)
             break
         if array.dtype.kind == "f" and n == 2 and array.size == len(array):
             numbers = array.reshape(-1) > 0.5

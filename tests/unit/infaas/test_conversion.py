@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from infaas.conversion import Converted, convert, kind_of, labels_of, name_of, whole_onnx
+from infaas.conversion import Converted, convert, kind_of, name_of, whole_onnx
 from infaas.errors import BadInput
+from infaas.samples import labels_of
 from infaas.trial import understood
 from tests.support.models import tiny_models
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import structs
 from numpy import ndarray
 
-from bus.messages.catalog import Signature, TensorSpec
+from bus.messages.catalog import Signature, TensorSpec, scored_shape
 from bus.tensors import BadTensor, check_finite, fit
 from services.executor.workshop.sandbox.protocol import UploadRejected, ValidationFile
 
@@ -189,7 +190,9 @@ class Scorer:
         if metric not in METRICS:
             raise UploadRejected(f"metric {metric!r} is unknown: use one of {', '.join(METRICS)}")
         self.metric = metric
-        floats = [one for one in signature.outputs if one.datatype in FLOATS]
+        floats = [
+            structs.replace(one, shape=scored_shape(one.shape)) for one in signature.outputs if one.datatype in FLOATS
+        ]
         labels = [one for one in signature.outputs if one.datatype in INTEGERS and one.shape in ([], [1])]
         self._scores = next((one for one in floats if one.shape), floats[0] if floats else None)
         if metric == "top1" and labels:
@@ -234,6 +237,7 @@ class Scorer:
             return output.astype(np.float64)
         if self._labels:
             return output.reshape(len(output)).astype(np.int64)
+        output = output.reshape(len(output), *scored_shape(list(output.shape[1:])))
         if output.ndim == 1 or output.shape[-1] == 1:
             return (output.reshape(len(output), -1)[:, 0] > 0.5).astype(np.int64)
         if self.metric == "top1":
