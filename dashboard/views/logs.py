@@ -50,6 +50,7 @@ with st.container(horizontal=True, vertical_alignment="bottom"):
     text = st.text_input("Search", key="search", bind="query-params", width=260, icon=":material/search:") or ""
     count = st.selectbox("Lines", [100, 300, 1000], key="lines", bind="query-params", width=110)
     follow = st.toggle("Follow", value=True, key="follow", bind="query-params")
+    as_text = st.toggle("As text", key="text", bind="query-params", help="Whole lines, the latest at the end")
 
 
 def lines() -> None:
@@ -57,6 +58,9 @@ def lines() -> None:
     found = read(str(directory), chosen, level, count, text.strip())
     if not found:
         show_empty("No line meets these filters.", "Choose a lower level or another service, or clear the search.")
+        return
+    if as_text:
+        st.code("\n".join(_written(line) for line in found), language=None, wrap_lines=True, height=640)
         return
     shown = pd.DataFrame([(datetime.fromtimestamp(at, UTC), name, *_level(told)) for at, name, told in reversed(found)])
     shown.columns = ["time", "process", "level", "text"]
@@ -73,8 +77,6 @@ def lines() -> None:
         "lines",
         height=640 if len(shown) > 16 else "content",
     )
-    with st.expander("As text, the latest last", icon=":material/article:"):
-        st.code("\n".join(_written(line) for line in found), language=None, wrap_lines=True)
 
 
 def _level(told: str) -> tuple[str, str]:

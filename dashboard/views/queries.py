@@ -55,7 +55,7 @@ def recent() -> None:
         open=[each.tz_convert(zone).strftime(form)[: 12 if "f" in form else None] for each in rows["time"]],
         ended=[[each] for each in rows["outcome"]],
         why=[why(row) for row in rows.to_dict("records")],
-        per_million=1e6 * rows["cost"],
+        per_million=1e6 * rows["cost"].where(rows["variant"].notna()),
     )
     key = "open-query"
     widgets.table(
