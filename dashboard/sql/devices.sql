@@ -10,7 +10,7 @@ LEFT JOIN LATERAL (
   SELECT to_state, time, reason, hardware FROM infaas.worker_events e WHERE e.worker = s.worker ORDER BY time DESC LIMIT 1
 ) w ON true
 LEFT JOIN (
-  SELECT worker, hardware, bool_and(simulated) AS simulated, 3600 * sum(cost / nullif(seconds, 0)) AS per_hour
+  SELECT worker, hardware, bool_and(simulated) AS simulated, 3600 * sum(cost) / nullif(max(seconds), 0) AS per_hour
   FROM (
     SELECT *, max(time) OVER (PARTITION BY worker) AS last FROM infaas.cost_events WHERE time > now() - interval '40 seconds'
   ) recent
