@@ -195,9 +195,22 @@ def time_column(title: str = "when", window: Window | None = None) -> Any:
     return st.column_config.DatetimeColumn(title, format=form, width=None if "D" in form else "small")
 
 
+MEANING: Mapping[str, str] = {
+    "Active": "takes queries",
+    "Overloaded": "more queries than it can carry in time",
+    "Interfered": "slower than alone, because of others on its device",
+    "Warm": "in the host's memory, ready to be moved to its device",
+    "reclaimable": "not needed now; it goes as soon as others need its room",
+    "Draining": "takes no more work, and stops when all is done",
+}
+
+
 def state_column(colours: Mapping[str, str], title: str = "state") -> Any:
     """A column of lists of states, each state in its colour."""
-    return st.column_config.MultiselectColumn(title, options=list(colours), color=list(colours.values()))
+    known = [f"{state}: {meaning}" for state, meaning in MEANING.items() if state in colours]
+    return st.column_config.MultiselectColumn(
+        title, options=list(colours), color=list(colours.values()), help=". ".join(known) or None
+    )
 
 
 def number_column(title: str, form: str = "%.3g", **more: Any) -> Any:

@@ -64,7 +64,7 @@ def decision(needs: dict[str, Any]) -> None:
         column_config={
             "stage": "stage",
             "variant": "variant",
-            "why": st.column_config.TextColumn("why, or why not", width="large"),
+            "why": st.column_config.TextColumn("why, or why not", width=330),
             "state": widgets.state_column(charts.STATES),
             "on": st.column_config.TextColumn("on", width=118),
             "accuracy": widgets.number_column("accuracy", "%.4f"),

@@ -66,7 +66,7 @@ def page() -> None:
             shown = agreed.assign(percent=100 * agreed["confidence"], app=app).dropna(subset=["percent"])
             charts.draw(shown, charts.lines("percent", "app", unit="%", domain=[0, 100]), "confidence", window)
         with right.container(border=True):
-            st.markdown("**Missing** members, answers a bucket")
+            st.markdown(f"**Missing** members, answers counted every {formats.seconds(window.step)}")
             rows = series.filled(
                 series.largest(missing, "member", "missing", MOST, "others"), window, "member", ["missing"]
             )

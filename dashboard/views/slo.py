@@ -47,7 +47,7 @@ def endings() -> None:
     marks = series.marks(window, app)
     left, right = st.columns(2)
     with left.container(border=True):
-        st.markdown("**Missed**, queries a bucket")
+        st.markdown(f"**Missed** queries, counted every {formats.seconds(window.step)}")
         colours = {"late": "#e69f00", "refused": "#0072b2", "errors": "#d0342c"}
         charts.draw(
             missed,

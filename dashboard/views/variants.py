@@ -131,7 +131,7 @@ def profiles() -> None:
     rates = rows.assign(rate=1000 * rows["batch"] / rows["p50_ms"], what=[f"one instance{each}" for each in suffix])
     left, right = st.columns(2)
     with left.container(border=True):
-        st.markdown("**Latency** of a batch, ms: half are faster than p50, 99 % than p99")
+        st.markdown("**Latency** of a batch, ms")
         charts.draw(latencies, charts.profile("ms", "what", unit="ms"), "profile-latency")
     with right.container(border=True):
         st.markdown("**Throughput** with full batches, items/s")
@@ -141,7 +141,7 @@ def profiles() -> None:
         if set(rows["provenance"]) == {"measured"}
         else "Derived from what was measured on other devices"
     )
-    st.caption(f"{told}; without other load.")
+    st.caption(f"{told}; without other load. Half of the batches are faster than p50, 99 of 100 are faster than p99.")
 
 
 show_live(chosen, now)
