@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 
 from dashboard import formats
@@ -81,15 +82,18 @@ def with_gaps(frame: pd.DataFrame, by: str, value: str, longest: float) -> pd.Da
     `alone`: whether it is one of at most two values between gaps, which a line hardly shows.
     """
     rows = frame.dropna(subset=[by]).sort_values([by, "time"], ignore_index=True)
-    known, same = rows[value].notna(), rows[by] == rows[by].shift()
-    apart = same & (rows["time"].diff().dt.total_seconds() > longest)
-    piece = (apart | ~same | (known != known.shift())).cumsum()
-    gaps = rows[apart.shift(-1, fill_value=False)]
+    if rows.empty:
+        return rows.assign(alone=False)
+    names, times, known = rows[by].to_numpy(), rows["time"].to_numpy(), rows[value].notna().to_numpy()
+    same = names[1:] == names[:-1]
+    apart = same & ((times[1:] - times[:-1]) / np.timedelta64(1, "s") > longest)
+    piece = np.concatenate([[0], np.cumsum(apart | ~same | (known[1:] != known[:-1]))])
+    rows["alone"] = known & (np.bincount(piece)[piece] <= 2)
+    gaps = rows[np.append(apart, False)]
+    if gaps.empty:
+        return rows
     gaps = gaps.assign(time=gaps["time"] + pd.Timedelta(seconds=longest / 2), **{value: math.nan, "alone": False})
-    rows = rows.assign(alone=known & (piece.map(piece.value_counts()) <= 2))
-    return (
-        pd.concat([rows, gaps], ignore_index=True).sort_values([by, "time"], ignore_index=True) if len(gaps) else rows
-    )
+    return pd.concat([rows, gaps]).sort_values([by, "time"], ignore_index=True)
 
 
 ENDINGS = ["queries", "in_time", "late", "refused", "errors"]
@@ -127,19 +131,20 @@ def budgets(window: Window) -> tuple[pd.DataFrame, pd.DataFrame]:
     over those allowed there; 1 uses the budget up exactly. By bucket: `left` so far.
     """
     rows = history("traffic_long" if window.long else "traffic", window)
-    targets = query("apps").set_index("app")["slo_target"]
-    full = filled(rows[rows["app"].isin(targets.index)], window, "app", ["queries", "in_time"])
-    full["missed"] = full["queries"] - full["in_time"]
-    full["allowed"] = full["queries"] * (1 - full["app"].map(targets).astype(float))
-    total = full.groupby("app")[["missed", "allowed"]].sum()
-    total = total.where(total["allowed"] > 0)
-    recent = full[full["time"] >= pd.Timestamp(window.end) - pd.Timedelta(seconds=max(60.0, window.seconds / 12))]
-    late = recent.groupby("app")[["missed", "allowed"]].sum()
-    by_app = total.assign(
-        left=1 - total["missed"] / total["allowed"], burn=late["missed"] / late["allowed"].where(late["allowed"] > 0)
+    targets = query("apps").set_index("app")["slo_target"].astype(float)
+    rows = rows[rows["app"].isin(targets.index)]
+    rows = rows.assign(
+        missed=rows["queries"] - rows["in_time"], allowed=rows["queries"] * (1 - rows["app"].map(targets))
     )
-    so_far = full.groupby("app")["missed"].cumsum() / full["app"].map(total["allowed"])
-    return by_app.reset_index(), full.assign(left=1 - so_far).dropna(subset=["left"])
+    total = rows.groupby("app")[["missed", "allowed"]].sum()
+    total = total[total["allowed"] > 0]
+    recent = rows[rows["time"] >= pd.Timestamp(window.end) - pd.Timedelta(seconds=max(60.0, window.seconds / 12))]
+    late = recent.groupby("app")[["missed", "allowed"]].sum()
+    burn = late["missed"] / late["allowed"].where(late["allowed"] > 0)
+    by_app = total.assign(left=1 - total["missed"] / total["allowed"], burn=burn).reset_index()
+    so_far = rows.groupby("app")["missed"].cumsum() / rows["app"].map(total["allowed"])
+    start = pd.DataFrame({"time": pd.Timestamp(window.start), "app": total.index, "left": 1.0})
+    return by_app, pd.concat([start, rows.assign(left=1 - so_far)[["time", "app", "left"]].dropna()], ignore_index=True)
 
 
 _MOST_MARKS = 80  # on one chart
@@ -154,12 +159,14 @@ def marks(window: Window, app: str | None = None) -> pd.DataFrame:
     rows = history("marks", window)
     if app is not None:
         rows = rows[(rows["app"] == app) | rows["app"].isna()]
-    near = rows["time"].dt.floor(f"{max(1, round(window.seconds / _MOST_MARKS))}s")
+    width = max(1.0, window.seconds / _MOST_MARKS)
+    near: dict[tuple[str, int], tuple[pd.Timestamp, dict[str, None]]] = {}
+    for time, kind, what in zip(rows["time"][::-1], rows["kind"][::-1], rows["what"][::-1], strict=True):
+        near.setdefault((kind, int(time.timestamp() // width)), (time, {}))[1][what] = None
     found = []
-    for (kind, _), few in rows.groupby(["kind", near]):
-        told = list(dict.fromkeys(few["what"]))
+    for (kind, _), (time, told) in near.items():
         more = [f"and {len(told) - _MOST_TOLD} more"] if len(told) > _MOST_TOLD else []
-        found.append((few["time"].min(), kind, "; ".join([*told[:_MOST_TOLD], *more])))
+        found.append((time, kind, "; ".join([*list(told)[:_MOST_TOLD], *more])))
     frame = pd.DataFrame(found, columns=["time", "kind", "mark"])
     return frame.assign(time=pd.to_datetime(frame["time"], utc=True))
 
