@@ -166,7 +166,9 @@ def table(
     """
     shown: Sequence[str] = [name for name in columns if name in frame and not frame[name].isna().all()]
     linked = {name: f"{key}-{name}" for name in shown if name in LINKS and isinstance(columns[name], str)}
-    links = {name: link_column(columns[name], LINKS[name][0], click) for name, click in linked.items()}
+    links = {
+        name: link_column(columns[name], LINKS[name][0], click, _width(frame[name])) for name, click in linked.items()
+    }
     st.dataframe(
         local(frame[list(shown)]),
         hide_index=True,
@@ -182,10 +184,20 @@ def table(
             show_page(LINKS[name][0], **{LINKS[name][1]: clicked["label"].partition(" ")[0]})
 
 
-def link_column(title: str, page: str, key: str) -> Any:
+def _width(names: pd.Series) -> int | None:
+    """The width of a column in pixels if its first rows are empty, by which the browser would choose it."""
+    return int(7 * names.dropna().str.len().max()) + 32 if names.head(10).isna().any() else None
+
+
+def link_column(title: str, page: str, key: str, width: int | None = None) -> Any:
     """A column of names that can be clicked: then the session has `key`, with `row` and `label`."""
     return st.column_config.ButtonColumn(
-        f"{title} ↗", type="tertiary", alignment="left", key=key, help=f"A click opens {page.replace('_', ' ')}"
+        f"{title} ↗",
+        type="tertiary",
+        alignment="left",
+        key=key,
+        help=f"A click opens {page.replace('_', ' ')}",
+        width=width,
     )
 
 

@@ -71,7 +71,7 @@ def recent() -> None:
             "worker": "worker",
             "items": widgets.number_column("items", "%d"),
             "per_million": widgets.money_column(
-                "US$/million", shown["per_million"], help="What a million such queries are charged"
+                formats.CHARGED, shown["per_million"], help="What a million such queries are charged"
             ),
             "id": "its own id",
         },
@@ -180,7 +180,7 @@ def _parts(one: pd.Series, parts: pd.DataFrame) -> None:
             "variant": "variant",
             "worker": "worker",
             "batch": widgets.number_column("batch", "%d"),
-            "per_million": widgets.money_column("US$/million", shown["per_million"]),
+            "per_million": widgets.money_column(formats.CHARGED, shown["per_million"]),
             "why": "why",
         },
         "parts",
