@@ -55,7 +55,7 @@ _LEGEND: Spec = {
     "titlePadding": 0,
     "symbolType": "square",
     "symbolSize": 90,
-    "labelLimit": 190,
+    "labelLimit": 270,
     "padding": 0,
     "rowPadding": 2,
     "columnPadding": 12,

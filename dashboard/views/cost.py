@@ -133,7 +133,7 @@ def _table(rows: pd.DataFrame, then: pd.DataFrame | None, window: Window) -> Non
             "busy": widgets.number_column("busy", "%.2f %%", help="Share of the time in which its instances computed"),
             "items": widgets.number_column("items answered", "localized"),
             "per_million": widgets.money_column(
-                f"{formats.CHARGED}, with idle",
+                "US$/million with idle",
                 table["per_million"] if "per_million" in table else table["cost"],
                 help="What its instances were charged, with the time in which they were idle, per million items answered",
             ),
