@@ -209,7 +209,7 @@ def _table(items: list[dict[str, Any]], empty: str, wide: bool) -> None:
         Column("done", "done"),
         Column("of", "total"),
         Column("failed", "failed", rank=1),
-        Column("US$", "cost"),
+        Column("charged\nUS$", "cost", rank=1),
         Column("created", lambda item: _when(item.get("created")), rank=2),
         Column("output", "output", rank=3),
         Column("", lambda item: item.get("reason") or item.get("step")),
@@ -224,7 +224,7 @@ def _render(document: Mapping[str, Any]) -> None:
     print(f"items      {document['done']}{of}, {document['failed']} failed")
     print(f"from       {document['input']}\nto         {document['output']}")
     print(f"computed   by {', '.join(document['variants']) or 'no variant yet'}")
-    print(f"cost       US$ {number(document['cost'])}")
+    print(f"charged    US$ {number(document['cost'])}")
     if document["started"] and document["finished"]:
         print(f"took       {number(document['finished'] - document['started'])} s")
 

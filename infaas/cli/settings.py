@@ -53,14 +53,16 @@ def settings(
 
 
 def as_text(shown: list[Setting], width: int) -> Iterator[str]:
-    """Two lines a setting: key, default and bounds; beneath, its meaning."""
+    """Two lines a setting: key, default and bounds; beneath, its meaning. Where that is too wide, the bounds are beneath, too."""
     rows = [("key", "default", "bounds"), *((one.key, _default(one), one.bounds or one.kind) for one in shown)]
     first, second = (max(len(row[n]) for row in rows) for n in (0, 1))
+    narrow = first + second + max(len(row[2]) for row in rows) + 4 > width
     for row, one in zip(rows, [None, *shown], strict=True):
-        yield f"{row[0]:{first}}  {row[1]:{second}}  {row[2]}"
+        yield f"{row[0]}  {row[1]}" if narrow else f"{row[0]:{first}}  {row[1]:{second}}  {row[2]}"
         if one is not None:
+            meaning = f"({row[2]}) {one.meaning}" if narrow else one.meaning
             yield from textwrap.wrap(
-                one.meaning, max(_LEAST_WIDTH, width), initial_indent=_INDENT, subsequent_indent=_INDENT
+                meaning, max(_LEAST_WIDTH, width), initial_indent=_INDENT, subsequent_indent=_INDENT
             )
 
 

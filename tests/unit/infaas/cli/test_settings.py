@@ -12,7 +12,10 @@ from services.core.settings import Settings, described
 from services.shell.settings import load
 
 
-def test_the_table_shows_key_default_bounds_and_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_shows_key_default_bounds_and_meaning(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
     assert main(["settings"]) == 0
     lines = capsys.readouterr().out.splitlines()
     [at] = [n for n, line in enumerate(lines) if line.startswith("monitor.heartbeat_s ")]
@@ -69,3 +72,12 @@ def test_bad_usage(bad: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_variable_that_is_named_sets_it() -> None:
     assert load(None, {"INFAAS_MACHINES__KINDS__NAME__MAXIMUM": "3"}).machines.kinds["name"].maximum == 3
     assert msgspec.structs.replace(Settings(), prefix="a") == load(None, {"INFAAS_PREFIX": "a"})
+
+
+def test_the_table_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["settings"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > 80] == []
+    at = lines.index("monitor.heartbeat_s  0.5")
+    assert lines[at + 1].startswith("    (above 0 and at most 60) ")
