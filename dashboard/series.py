@@ -132,7 +132,7 @@ def budgets(window: Window) -> tuple[pd.DataFrame, pd.DataFrame]:
     """
     rows = history("traffic_long" if window.long else "traffic", window)
     targets = query("apps").set_index("app")["slo_target"].astype(float)
-    rows = rows[rows["app"].isin(targets.index)]
+    rows = rows[rows["app"].isin(targets.index)].astype({"queries": float, "in_time": float})  # also if there are none
     rows = rows.assign(
         missed=rows["queries"] - rows["in_time"], allowed=rows["queries"] * (1 - rows["app"].map(targets))
     )

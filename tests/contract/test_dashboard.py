@@ -311,6 +311,16 @@ def test_what_was_done_is_marked_once_however_near_and_by_app(past: str) -> None
     assert "Thin lines" in text(page("overview", past))
 
 
+def test_apps_without_queries_have_a_whole_budget_that_nobody_needs(past: str) -> None:
+    set_system_address(SystemAddress(NOWHERE, past))
+    start = datetime(2020, 1, 1, tzinfo=UTC)
+    for long in (timedelta(hours=1), timedelta(days=3)):
+        window = between(start, start + long)
+        by_app, by_bucket = series.budgets(window)
+        assert by_app.empty and by_bucket.empty
+        assert series.objectives(window).merge(by_app, on="app", how="left")["left"].isna().all()
+
+
 def test_an_address_may_name_the_range_and_the_app(past: str) -> None:
     test = AppTest.from_file(str(APP), default_timeout=120)
     set_system_address(SystemAddress(NOWHERE, past))
