@@ -98,6 +98,21 @@ def test_columns_of_a_table_become_inputs_of_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_texts_are_the_input_of_vectorizers(tmp_path: Path) -> None:
+    sklearn()
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    texts = np.array(["a good film", "a dull film"] * 20)
+    names = np.array(["up", "down"] * 20)
+    found = convert(make_pipeline(TfidfVectorizer(), LogisticRegression()).fit(texts, names), texts, names, tmp_path)
+    assert found.inputs["x"].shape == (40, 1)
+    assert "input x: BYTES[n, 1] (texts)" in said(found)
+    assert said(found)[-1].startswith("first item: answer up")
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
 def test_boosted_trees(tmp_path: Path, library: str) -> None:
     pytest.importorskip("onnxmltools")
@@ -142,6 +157,26 @@ def test_an_onnx_model_keeps_the_names_of_its_inputs(tmp_path: Path) -> None:
     assert said(found)[-1].startswith(f"first item: answer {classes[0]} (")
     with pytest.raises(BadInput, match=r"`x` has shape \[1, 3\]: the model takes \[n, 16\]"):
         convert(model, x[:, :3], classes, tmp_path)
+
+
+def test_names_of_classes_must_be_as_many_as_scores(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    model = onnx.load_from_string(tiny_models.mlp())
+    x, classes = tiny_models.digits(30)
+    scores = len(answers_of_first(model, x))
+    names = [f"n{number}" for number in range(scores)]
+    found = convert(model, x, np.array(names)[classes], tmp_path, names=names)
+    assert found.classes == names
+    assert (found.labels == classes).all()
+    with pytest.raises(BadInput, match=f"gives {scores} scores, and there are {scores - 1} names"):
+        convert(model, x, np.array(names)[classes % 2], tmp_path, names=names[:-1])
+
+
+def answers_of_first(model: Any, x: Any) -> Any:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, {"x": x[:1]})[0][0]
 
 
 def test_weights_in_files_beside_an_onnx_model_come_along(tmp_path: Path) -> None:
