@@ -29,6 +29,9 @@ BESIDE = {
 }
 _STYLE = ".md-typeset td:first-child code { white-space: nowrap }"  # names are never broken
 _LINK = re.compile(r"(?P<label>\[(?:\.\./)*[\w/-]+\.md)?(?P<before>\]\()(?P<target>[^)#\s]+)(?P<after>[^)]*\))")
+_MERMAID = re.compile(
+    r"^```mermaid\n.*?^```\n", re.DOTALL | re.MULTILINE
+)  # drawn by code hosts; here it takes a script of another host
 _FENCE = re.compile(r"^(?P<fence> *```\w+) [^\n`]+$", re.MULTILINE)
 
 
@@ -72,7 +75,7 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
         label = f"[{_title(target)}" if match["label"] else ""
         return f"{label}{match['before']}{posixpath.relpath(place, here or '.')}{match['after']}"
 
-    text = _FENCE.sub(r"\g<fence>", _LINK.sub(moved, markdown))
+    text = _FENCE.sub(r"\g<fence>", _LINK.sub(moved, _MERMAID.sub("", markdown)))
     return text + _settings() if page.file.src_uri == "settings.md" else text
 
 
