@@ -153,7 +153,7 @@ def datatype_of(array: "Array") -> str:
 def _convert(array: "Array", target: Any, datatype: str, where: str) -> "Array":
     np = _numpy()
     have, want = array.dtype.kind, target.kind
-    if want == "f" and have in "fiub":
+    if want == "f" and have in "fiu":
         if have != "f" or array.dtype.itemsize <= target.itemsize:
             return array.astype(target)
         with np.errstate(over="ignore"):

@@ -20,7 +20,10 @@ ITEM_BYTES = {
 }  # fmt: skip
 _FLOATS = frozenset({"FP16", "FP32", "FP64", "BF16"})
 _INTEGERS = frozenset(name for name in ITEM_BYTES if "INT" in name)
-_NUMBERS = _FLOATS | _INTEGERS | {"BOOL"}
+# Datatypes that are converted, if the values fit: the executor finds those that do not.
+_CONVERTED = dict.fromkeys(_FLOATS, _FLOATS | _INTEGERS) | dict.fromkeys(
+    [*_INTEGERS, "BOOL"], _FLOATS | _INTEGERS | {"BOOL"}
+)
 # Datatypes that fit another one whatever their values are, but for floating-point precision and range.
 _FITTING = dict.fromkeys(_FLOATS, _FLOATS | _INTEGERS) | {name: _INTEGERS | {"BOOL"} for name in _INTEGERS}
 MOST_ITEMS = 65_536
@@ -150,11 +153,9 @@ def check_tensor(tensor: TensorHead, spec: TensorSpec | None, where: str) -> int
             )
     if spec is not None:
         _check_shape(shape[0], shape[1:], spec, where)
-        if tensor.datatype != spec.datatype and not {tensor.datatype, spec.datatype} <= _NUMBERS:
+        if tensor.datatype != spec.datatype and tensor.datatype not in _CONVERTED.get(spec.datatype, ()):
             needs = "texts" if spec.datatype == "BYTES" else "numbers"
-            raise BadRequest(
-                f"{where}.datatype is {tensor.datatype}: the model takes {spec.datatype}, so give {needs}"
-            )  # the executor finds numbers whose values do not fit
+            raise BadRequest(f"{where}.datatype is {tensor.datatype}: the model takes {spec.datatype}, so give {needs}")
     return shape[0]
 
 

@@ -134,22 +134,25 @@ class ExecutorEdge:
         """Assemble, run, split. An error is reported for the whole batch; the actor then runs its queries one by one."""
         queries, record = command.queries, model.record
         started = now()
+        unfit = True
         try:
             handle = model.handle
             limit = record.max_batch
             if model.one is not None:
                 array = single(queries, model.one, allow_nan=record.allow_nan)
+                unfit = False
                 outputs = handle.run_single(array) if len(array) <= limit else self._pieces(model, array)
             else:
-                named = handle.run(several(queries, record.signature, allow_nan=record.allow_nan))
+                arrays = several(queries, record.signature, allow_nan=record.allow_nan)
+                unfit = False
+                named = handle.run(arrays)
                 outputs = [named[name] for name in handle.outputs]
             parts = split(outputs, handle.outputs, queries)
             labels = named_classes(outputs, record.labels, queries) if record.labels else None
             return BatchResult(started, now(), parts, None, most_bytes(outputs), labels=labels)
-        except BadTensor as error:
-            return BatchResult(started, now(), [], [plain(error)] * len(queries), unfit=True)
-        except (BackendError, NotANumber, ValueError, KeyError, MemoryError) as error:
-            return BatchResult(started, now(), [], [plain(error)] * len(queries))
+        except (BackendError, BadTensor, NotANumber, ValueError, KeyError, MemoryError) as error:
+            found = [plain(error)] * len(queries)
+            return BatchResult(started, now(), [], found, unfit=unfit and isinstance(error, BadTensor))
 
     @staticmethod
     def _pieces(model: ModelInMemory, array: Any) -> list[Any]:
