@@ -69,8 +69,8 @@ def lines() -> None:
     widgets.table(
         shown,
         {
-            "time": st.column_config.DatetimeColumn("time", format="HH:mm:ss.SSS", width="small"),
-            "process": st.column_config.TextColumn("process", width="small"),
+            "time": st.column_config.DatetimeColumn("time", format="HH:mm:ss.SSS"),
+            "process": st.column_config.TextColumn("process"),
             "level": widgets.state_column(COLOURS, "level"),
             "text": st.column_config.TextColumn("text", width="large"),
         },

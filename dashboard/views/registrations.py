@@ -71,7 +71,7 @@ def _under_way(row: dict[str, object]) -> None:
     name = str(row["registration"])
     with st.container(border=True, horizontal=True, vertical_alignment="center"):
         share = float(str(row["progress"])) if pd.notna(row["progress"]) else 0.0
-        reason = f": {row['reason']}" if row["reason"] else ""
+        reason = f": {row['reason']}" if pd.notna(row["reason"]) and row["reason"] else ""
         st.progress(min(max(share, 0.0), 1.0), f"**{row['model']}** for {row['app']}, {row['state']}{reason}")
         with st.popover("Cancel", icon=":material/cancel:"):
             st.markdown("Its work stops, and nothing of it is kept.")

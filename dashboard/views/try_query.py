@@ -203,7 +203,7 @@ def _scores(output: str, array: Any, labels: list[str] | None) -> None:
         width=520,
         key=f"scores-{output}",
         column_config={
-            "class": widgets.number_column("class", "%d", width="small"),
+            "class": widgets.number_column("class", "%d", width="small", alignment="left"),
             "score": st.column_config.ProgressColumn("score", format="%.4g", min_value=low, max_value=high),
         },
     )

@@ -358,6 +358,67 @@ def test_a_shadows_actions_and_cost_are_beside_the_systems(past: str) -> None:
     assert (action["action"], action["reason"]) == ("unload", "nobody needs it")
 
 
+def test_recent_queries_are_filtered_and_one_is_shown_with_its_parts(past: str) -> None:
+    test = page("queries", past)
+    assert not test.exception and not test.error
+    rows = table(test, "ended")
+    assert len(rows) == 200
+    assert {each[0] for each in rows["ended"]} == {"ok", "late", "refused"}
+    test = page("queries", past, outcome="refused", app="digits")
+    rows = table(test, "ended")
+    assert [list(each) for each in rows["ended"]] == [["refused"]] * 6
+    assert rows["why"].tolist() == ["overloaded: all suitable instances were full"] * 6
+    set_system_address(SystemAddress(NOWHERE, past))
+    window = between(datetime.now(UTC) - timedelta(hours=1), datetime.now(UTC) + timedelta(hours=1))
+    known = store.history("recent", window, app=None, text="OVERLOADED", outcome=None)["query"]
+    assert len(known) == 6
+    test = page("queries", past, query=known[0])
+    assert metric(test, "Outcome") == ("refused", "overloaded")
+    assert metric(test, "Latency, ms") == ("1", "50 allowed")
+    assert known[0].replace("-", "") in text(test)
+    test = page("queries", past, query="no uid")
+    assert "is no query's name" in text(test) and not test.error
+    test = page("queries", past, search="nothing has this")
+    assert "meets these filters" in text(test)
+
+
+def test_a_search_leaves_the_rows_that_have_it(past: str) -> None:
+    for name, column, what in (
+        ("variants", "queue", VARIANT),
+        ("workers", "device", "gpu"),
+        ("jobs", "took", "number"),
+    ):
+        test = page(name, past, search=what.upper())
+        assert not test.exception and not test.error
+        assert len(table(test, column)) == 1, name
+        test = page(name, past, search="nothing has this")
+        assert "this search" in text(test) or "these filters" in text(test), name
+        assert not test.exception and not test.error
+    test = page("registrations", past, app="digits")
+    assert [list(each) for each in table(test, "state")["state"]] == [["done"]]
+
+
+def test_what_needs_attention_says_where_to_look(past: str, database_dsn: str, reader_dsn: str) -> None:
+    now = time.time()
+    store_ = Store(database_dsn, "test")
+    ledger = EventWriter(store_)
+    for rows in (
+        [event(OutcomeEvent, time=now - 60 - i, outcome="late" if i % 3 else "ok") for i in range(60)],
+        [event(WorkerEvent, time=now - 400, from_state="Booting", to_state="Ready", reason="it runs")],
+        [event(WorkerSample, time=now - 300, device="cpu", hardware="cpu")],
+        [event(WorkerEvent, time=now - 120, worker="w9", from_state="Ready", to_state="Lost", reason="no heartbeat")],
+        [event(RegistrationEvent, state="failed", reason="no such file", time=now)],
+    ):
+        ledger.write([message(*rows)])
+    store_.close()
+    told = text(page("overview", reader_dsn))
+    assert "**digits**: only 33.3 % of the queries were in time" in told
+    assert "has sent nothing for 5 min" in told
+    assert "**w9** was lost 2 min ago" in told
+    assert "1 registration failed in the last day" in told
+    assert "Nothing needs attention" not in told
+
+
 def test_jobs_show_progress_and_reasons(past: str) -> None:
     test = page("jobs", past)
     assert not test.exception and not test.error
