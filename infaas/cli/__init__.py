@@ -103,7 +103,7 @@ def _run(arguments: Sequence[str]) -> int:
     from cyclopts import CycloptsError  # noqa: PLC0415
 
     try:
-        result = build(next(iter(arguments), None))(list(arguments), exit_on_error=False, print_error=False)
+        result = build(next(iter(arguments), None))(_with_dashes(arguments), exit_on_error=False, print_error=False)
     except CycloptsError as error:
         return _complain(_usage_error(error), USAGE)
     except SystemExit as end:
@@ -111,6 +111,17 @@ def _run(arguments: Sequence[str]) -> int:
             return end.code or 0
         return _complain(end.code, FAILED)
     return result if isinstance(result, int) else 0
+
+
+def _with_dashes(arguments: Sequence[str]) -> list[str]:
+    """The arguments with `--option -` as `--option=-`: a lone - is a value, standard input, and would be taken for an option."""
+    joined: list[str] = []
+    for word in arguments:
+        if word == "-" and joined and joined[-1].startswith("--") and "=" not in joined[-1]:
+            joined[-1] += "=-"
+        else:
+            joined.append(word)
+    return joined
 
 
 def _usage_error(error: "CycloptsError") -> str:

@@ -81,6 +81,10 @@ def test_bad_usage_exits_2_with_one_line(arguments: list[str], capsys: pytest.Ca
         ("register m.onnx", "register needs --app: write --app VALUE, `infaas register --help` lists what it takes"),
         ("query --app", "query: --app needs a value: write it after --app, `infaas query --help` lists what it takes"),
         (
+            "query --app a --input",
+            "query: --input needs a value: write it after --input, `infaas query --help` lists what it takes",
+        ),
+        (
             "query digits",
             "query does not take 'digits': write each value after its option, `infaas query --help` lists them",
         ),
@@ -90,6 +94,13 @@ def test_bad_usage_exits_2_with_one_line(arguments: list[str], capsys: pytest.Ca
 def test_a_usage_error_names_what_was_meant(arguments: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments.split()) == 2
     assert capsys.readouterr().err == f"infaas: {said}\n"
+
+
+def test_a_lone_dash_is_a_value(capsys: pytest.CaptureFixture[str]) -> None:
+    """Only the second option is wrong: the dash before it was taken as the value of --input."""
+    for command in ("query", "bench"):
+        assert main([command, "--app", "a", "--input", "-", "--zzz"]) == 2
+        assert capsys.readouterr().err.startswith(f"infaas: {command} has no option --zzz")
 
 
 def test_an_unknown_service_is_answered_with_those_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
