@@ -1,5 +1,6 @@
 """The gateway's pages in a real browser: the documentation is readable offline, and its form sends a query. Pictures are left in artifacts/browser."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,15 +49,16 @@ def test_the_documentation_sends_a_query_and_shows_all_operations(
         page.wait_for_selector("button.copy", timeout=PATIENCE)
         page.screenshot(path=SHOTS / f"gateway-app-{size['width']}.png", full_page=True)
         page.get_by_role("link", name="Ask it here").click(timeout=PATIENCE)
-        page.wait_for_function("document.getElementById('inputs').value.includes('BYTES')", timeout=PATIENCE)
+        inputs, reply = playwright.expect(page.locator("#inputs")), playwright.expect(page.locator("#reply"))
+        inputs.to_have_value(re.compile("BYTES"), timeout=PATIENCE)
         assert page.input_value("#app") == "several"
         page.fill("#accuracy", "0.5")
         page.get_by_role("button", name="Ask").click()
-        page.wait_for_function("document.getElementById('reply').textContent.includes('several-v1')", timeout=PATIENCE)
+        reply.to_contain_text("several-v1", timeout=PATIENCE)
         assert stage.heard["accuracy"] == 0.5
         assert stage.heard["inputs"]["b"]["shape"] == [1, 8]
         page.select_option("#app", "fp32")
-        page.wait_for_function("document.getElementById('inputs').value.includes('FP32')", timeout=PATIENCE)
+        inputs.to_have_value(re.compile("FP32"), timeout=PATIENCE)
         page.fill("#inputs", "[{")
         page.get_by_role("button", name="Ask").click()
         page.wait_for_selector("#reply.bad", timeout=PATIENCE)

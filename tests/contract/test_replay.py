@@ -292,7 +292,7 @@ def test_people_see_what_is_simulated(
 ) -> None:
     catalogue(database_dsn, apps=("digits",))
     record(database_dsn, outcomes(), bills(), samples())
-    assert main(["replay", *at(reader_dsn), *HOUR, "--policy", "infaas"]) == 0
+    assert main(["replay", *at(reader_dsn), *HOUR, "--policy", "infaas", "--wide"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("recorded  ") and "600" in line for line in lines)
     assert any(line.startswith("infaas (simulated)") for line in lines)

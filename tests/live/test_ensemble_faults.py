@@ -60,7 +60,7 @@ def test_counters_are_the_number_of_queries(ensembles: Ensembles, tmp_path: Path
             body = json.dumps({"input": item}).encode()
             with urllib.request.urlopen(urllib.request.Request(f"{gate.url}/counted/predict", body)) as reply:
                 assert json.load(reply)["default"] is False
-        told = json.loads(get(f"{gate.url}/metrics"))
+        told = json.loads(get(f"{gate.url}/clipper/metrics"))
     assert told["counters"] == [{"app:counted:num_predictions": {"count": count}}]
     more = {"parts": 5 * count}
 

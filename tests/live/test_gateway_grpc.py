@@ -123,7 +123,7 @@ def test_what_does_not_fit_the_model_is_refused(client: triton.InferenceServerCl
     if wrong == "shape":
         tensor["shape"], data = [1, 700], bytes(4 * 700)
     elif wrong == "datatype":
-        tensor["datatype"], data = "BOOL", bytes(784)
+        tensor["datatype"], data = "FP64", np.full(784, 1e300).tobytes()
     elif wrong == "text":  # the second string is cut off
         tensor |= {"datatype": "BYTES", "shape": [1, 2]}
         data = b"\1\0\0\0a\x09\0\0\0b"
@@ -135,7 +135,9 @@ def test_what_does_not_fit_the_model_is_refused(client: triton.InferenceServerCl
     with pytest.raises(grpc.RpcError) as caught:
         client._client_stub.ModelInfer(request)
     assert caught.value.code().name == ("NOT_FOUND" if wrong == "no such app" else "INVALID_ARGUMENT")
-    assert {"name": "lacks 'x'", "text": "x", "no such app": "nobodys"}.get(wrong, wrong) in caught.value.details()
+    assert {"name": "lacks 'x'", "text": "x", "datatype": "FP32", "no such app": "nobodys"}.get(
+        wrong, wrong
+    ) in caught.value.details()
 
 
 def test_the_asyncio_client_and_many_at_once(system: Whole) -> None:

