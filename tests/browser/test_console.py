@@ -15,7 +15,7 @@ from PIL import Image
 from infaas.blocking import connect_blocking
 from infaas.demo import digits
 from infaas.errors import InfaasError
-from tests.browser.test_dashboard import DESKTOP, PHONE, browser, shoot
+from tests.browser.test_dashboard import DESKTOP, PHONE, TABLET, browser, shoot
 from tests.support.servers.processes import environ
 from tests.support.servers.system import APP, Whole
 
@@ -40,8 +40,8 @@ def expect(locator: "playwright.Locator") -> "playwright.LocatorAssertions":
 
 
 def shoot_all(page: "playwright.Page", name: str) -> None:
-    for size in (DESKTOP, PHONE):
-        shoot(page, name, size)
+    for size, theme in ((DESKTOP, "dark"), (TABLET, "dark"), (TABLET, "light"), (PHONE, "light"), (DESKTOP, "light")):
+        shoot(page, name, size, theme)
         assert not page.get_by_test_id("stException").count()
         page.wait_for_function(f"document.querySelector('[data-testid=stMain]').scrollWidth <= {size['width']}")
     page.set_viewport_size(DESKTOP)
@@ -160,6 +160,8 @@ def test_a_registration_is_cancelled(page: "playwright.Page", system: Whole) -> 
         for process in started:
             process.terminate()
             process.wait(60)
+            if process.stderr is not None:
+                process.stderr.close()
 
 
 def test_logs_are_shown_by_service_and_text(page: "playwright.Page", system: Whole) -> None:
