@@ -130,7 +130,9 @@ def shape_remedy(shape: list[int], wanted: list[int]) -> str:
 def check_finite(array: "Array", where: str) -> None:
     """Check that floating-point numbers are finite. Raises BadTensor, which names the first that is not by its index."""
     np = _numpy()
-    if array.dtype.kind != "f" or np.count_nonzero(np.isfinite(array)) == array.size:  # for small ones faster than all()
+    if (
+        array.dtype.kind != "f" or np.count_nonzero(np.isfinite(array)) == array.size
+    ):  # for small ones faster than all()
         return
     at = np.unravel_index(int(np.argmin(np.isfinite(array))), array.shape)
     what = "NaN" if np.isnan(array[at]) else "an infinite value"
