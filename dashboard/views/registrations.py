@@ -16,9 +16,10 @@ STATES = {
     "profiling": "#56b4e9",
     "done": "#009e73",
     "failed": "#d0342c",
+    "refused": "#d0342c",
     "cancelled": "#8b929b",
 }
-OVER = ("done", "failed", "cancelled")
+OVER = ("done", "failed", "refused", "cancelled")
 TOLD = "cancelled"  # key of the session: what became of the last cancellation
 
 widgets.page_title("Registrations", "Models on their way into the system, and those that have arrived or failed.")

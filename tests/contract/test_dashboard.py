@@ -376,6 +376,17 @@ def test_a_search_leaves_the_rows_that_have_it(past: str) -> None:
     assert [list(each) for each in table(test, "state")["state"]] == [["done"]]
 
 
+def test_only_what_is_under_way_can_be_cancelled(database_dsn: str, reader_dsn: str) -> None:
+    store_ = Store(database_dsn, "test")
+    states = ("accepted", "building", "done", "failed", "refused", "cancelled")
+    rows = [event(RegistrationEvent, registration=f"r-{state}", model=state, state=state) for state in states]
+    EventWriter(store_).write([message(*rows)])
+    store_.close()
+    test = page("registrations", reader_dsn)
+    assert sorted(button.label for button in test.button) == ["Cancel accepted", "Cancel building"]
+    assert len(table(test, "state")) == len(states)
+
+
 def test_what_needs_attention_says_where_to_look(past: str, database_dsn: str, reader_dsn: str) -> None:
     now = time.time()
     store_ = Store(database_dsn, "test")
