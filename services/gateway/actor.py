@@ -18,6 +18,7 @@ from services.core.actor import (
     Handler,
     Inlet,
     Record,
+    Recorded,
     Started,
     Stopping,
     Synced,
@@ -61,6 +62,7 @@ class Gateway:
             Stopping: self._stopping,
             Done: self._done,
             Failed: self._failed,
+            Recorded: lambda _: NOTHING,
         }
 
     def handle(self, envelope: Envelope) -> Iterable[Effect]:

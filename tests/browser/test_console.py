@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import psycopg
 import pytest
 from PIL import Image
 
@@ -16,7 +17,7 @@ from infaas.blocking import connect_blocking
 from infaas.demo import digits
 from infaas.errors import InfaasError
 from tests.browser.test_dashboard import DESKTOP, PHONE, TABLET, browser, shoot
-from tests.support.servers.processes import environ
+from tests.support.servers.processes import environ, eventually
 from tests.support.servers.system import APP, Whole
 
 __all__ = ["browser"]  # a fixture
@@ -118,13 +119,21 @@ def test_names_lead_to_their_pages_and_a_search_leaves_the_rows_that_have_it(
     page.get_by_text("No instance meets these filters").wait_for()
 
 
+def _registrations(system: Whole) -> list[str]:
+    with psycopg.connect(system.sql) as connection:
+        rows = connection.execute("SELECT registration FROM infaas.registrations WHERE app = 'cancelled'")
+        return [row[0] for row in rows]
+
+
 def test_a_registration_is_cancelled(page: "playwright.Page", system: Whole) -> None:
     """The last of several that wait for the same worker."""
     validation = system.directory.parent / "validation.npz"
-    known: set[str] = set()
     started: list[subprocess.Popen[str]] = []
     try:
+        page.goto(f"{system.dashboard}/registrations?search=mlp-l")
         for model in ("cnn-l", "cnn-m", "mlp-l"):
+            if model == "mlp-l":
+                assert eventually(lambda: len(_registrations(system)) == 2)
             command = [sys.executable, "-P", "-m", "infaas.cli", "register", str(digits.models()[model])]
             command += ["--app", "cancelled", "--model", model, "--validation", str(validation)]
             command += ["--data-dir", str(system.directory)]
@@ -138,7 +147,6 @@ def test_a_registration_is_cancelled(page: "playwright.Page", system: Whole) -> 
                     text=True,
                 )
             )
-        page.goto(f"{system.dashboard}/registrations?search=mlp-l")
         page.get_by_text("mlp-l for cancelled").first.wait_for()
         shoot_all(page, "registrations")
         page.get_by_role("button", name="Cancel").first.click()
@@ -149,12 +157,7 @@ def test_a_registration_is_cancelled(page: "playwright.Page", system: Whole) -> 
         assert "cancelled" in told
     finally:
         with connect_blocking(system.nats) as client:
-            import psycopg
-
-            with psycopg.connect(system.sql, autocommit=True) as connection:
-                rows = connection.execute("SELECT registration FROM infaas.registrations WHERE app = 'cancelled'")
-                known |= {row[0] for row in rows}
-            for registration in known:
+            for registration in _registrations(system):
                 with suppress(InfaasError):  # it has ended
                     client.cancel_registration(registration)
         for process in started:

@@ -7,6 +7,7 @@ import json
 import random
 import zlib
 from collections.abc import Iterator
+from itertools import product
 from typing import Any, NamedTuple
 
 APP = "digits"
@@ -259,11 +260,14 @@ def paths() -> Iterator[Abuse]:
                 f"{method} {path[:60]}", request(path, tensor() if method == "POST" else b"", method), 400, 404
             )
     for path in (
-        "/",
         "/v2/",
         "/v3",
         "//v2",
-        "/v2/models",
+        "/v2/models/",
+        "/apps/",
+        "/apps/..%2f..",
+        "/apps/%3cscript%3e",
+        "/docs/x",
         "/etc/passwd",
         "/.git/config",
         "/v2/..%5c..%5c",
@@ -272,8 +276,8 @@ def paths() -> Iterator[Abuse]:
         yield _abuse(f"GET {path}", request(path, method="GET"), 400, 404)
     for method in ("PUT", "DELETE", "PATCH", "TRACE", "OPTIONS", "PROPFIND", "HEAD", "GET"):
         yield _abuse(f"{method} on infer", request(INFER, method=method), 405)
-    for method in ("POST", "PUT", "DELETE"):
-        yield _abuse(f"{method} on /v2", request("/v2", method=method), 405)
+    for method, path in product(("POST", "PUT", "DELETE"), ("/v2", "/v2/models", "/", "/docs", "/metrics")):
+        yield _abuse(f"{method} on {path}", request(path, method=method), 405)
     yield _abuse("a page's query", request(INFER, tensor(), Origin="http://evil.example"), 403)
     yield _abuse("a page without origin", request(INFER, tensor(), Origin="null", Content_Type="text/plain"), 403)
 
