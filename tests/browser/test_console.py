@@ -80,6 +80,7 @@ def test_a_query_is_tried_with_a_picture_an_array_and_needs_that_nobody_meets(
     shoot_all(page, "try-a-query")
 
     page.locator("input[type=file]").set_input_files(str(tmp_path / "seen.npy"))
+    page.get_by_text("28 x 28 pixels, grey").wait_for(state="detached")
     page.get_by_role("button", name="Ask").click()
     page.get_by_label("Item of 3").wait_for()
     page.get_by_label("Accuracy at least").fill("1")

@@ -217,7 +217,15 @@ def test_streams_and_buckets_are_copied_to_servers_that_join(tmp_path: Path) -> 
         try:
             names = Subjects("t")
             bucket = await bus.key_value(names.catalog_bucket)
-            await bucket.put("a", b"1")
+
+            async def written() -> bool:
+                try:
+                    await bucket.put("a", b"1")
+                except BusError:  # its servers have not chosen a leader yet
+                    return False
+                return True
+
+            await until(written)
             await bus.object_store(names.artifacts_bucket)
             await bus.ensure_stream(streams(names, BusSettings())["outcomes"])
             kept = (f"KV_{names.catalog_bucket}", f"OBJ_{names.artifacts_bucket}", names.outcome_stream)
