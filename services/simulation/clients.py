@@ -7,9 +7,9 @@ import numpy as np
 
 from bus.codec import decode, encode
 from bus.messages.catalog import Signature
-from bus.messages.public import Answer, QueryHead, Refusal, Tensor
+from bus.messages.public import RESENT, Answer, QueryHead, Refusal, Tensor
 from bus.subjects import Subjects
-from services.core.actor import Publish
+from services.core.actor import Publish, Undelivered
 from services.core.emulation import zeros
 from services.simulation.ensembles import QueryItems, wrong_items
 from services.simulation.kernel import Environment
@@ -20,12 +20,13 @@ from services.simulation.workload import arrivals
 PRIMING = 1.0  # s between two queries to each app before the scenario begins
 INBOX = "_INBOX.c."
 PRIMED = "_INBOX.primed"
+NOBODY = "no_responders"  # in place of a refusal's code, where no dispatcher listened
 
 
 class QueryTemplate:
     """What all queries of one load to one app have in common. varied: their contents, where several models answer together."""
 
-    __slots__ = ("app", "body", "fields", "head", "limit", "subject", "varied")
+    __slots__ = ("app", "body", "fields", "head", "inputs", "limit", "needs", "subject", "varied")
 
     def __init__(
         self,
@@ -42,19 +43,28 @@ class QueryTemplate:
             fields["latency_ms"] = needs.latency_ms
         if needs.accuracy:
             fields["accuracy"] = needs.accuracy
-        if needs.cost is not None:
-            fields["cost"] = needs.cost
-        named = {"model": needs.model, "version": needs.version, "variant": needs.variant}
-        fields.update({name: value for name, value in named.items() if value is not None})
+        for name in ("cost", "model", "version", "variant", "priority", "confidence"):
+            if (value := getattr(needs, name)) is not None:
+                fields[name] = value
         self.app = app
         self.varied: QueryItems | None = None
         self.subject = subjects.query(app)
         self.fields = fields
         tensors = {"x": Tensor("BOOL", [items], b"\0" * items)} if signature is None else zeros(signature.inputs, items)
-        inputs = next(iter(tensors.values())) if len(tensors) == 1 else tensors
-        self.body = encode({"inputs": inputs, **fields})
+        self.inputs = next(iter(tensors.values())) if len(tensors) == 1 else tensors
+        self.needs = needs
+        self.body = encode({"inputs": self.inputs, **fields})
         self.head = decode(QueryHead, self.body)
         self.limit = float("inf") if needs.latency_ms is None else needs.latency_ms / 1000.0 + patience
+
+    def next(self, inbox: str, names: Mapping[str, Any]) -> tuple[QueryHead, bytes]:
+        """The next query, whose answer comes to this inbox. names: its own id and retry key; empty: it has none."""
+        if self.varied is not None:
+            return self.varied.next(inbox, names)
+        if not names:
+            return self.head, self.body
+        body = encode({"inputs": self.inputs, **self.fields, **names})
+        return decode(QueryHead, body), body
 
 
 class ArrivalStream:
@@ -80,7 +90,13 @@ class ArrivalStream:
 
 
 class Clients:
-    """begins: the environment's time at which the scenario begins. delay: seconds that a message travels without faults."""
+    """begins: the environment's time at which the scenario begins. delay: seconds that a message travels without faults.
+
+    named: whether each query has an id, its number, and a retry key, as those of infaas.client have. asked: called with each query's inbox.
+    """
+
+    named = False
+    asked: Callable[[str, QueryTemplate], None] = staticmethod(lambda _inbox, _kind: None)
 
     def __init__(
         self,
@@ -100,11 +116,15 @@ class Clients:
         """several: the apps of which several models answer together. signatures: by app."""
         self.open: dict[str, tuple[float, QueryTemplate]] = {}
         self.others: dict[str, Callable[[Any], None]] = {}  # other inboxes, and what takes their messages
+        self.resent: Callable[[str], float | None] | None = None  # s after which a query of this app is sent again
         self._environment = environment
         self._subjects = subjects
         self._report = report
         self._begins = begins
         self._sent = 0
+        self._refused: set[str] = (
+            set()
+        )  # inboxes of queries that may be sent again, and are not since they were refused
         self._streams: list[ArrivalStream] = []
         self._primed: dict[tuple[str, bytes], QueryTemplate] = {}
         for load, source in zip(loads, np.random.SeedSequence(seed).spawn(len(loads)), strict=True):
@@ -152,12 +172,27 @@ class Clients:
         inbox = f"{INBOX}{number}"
         now = self._environment.now
         self.open[inbox] = (now, kind)
-        head, body = (kind.head, kind.body) if kind.varied is None else kind.varied.next(inbox)
+        again = None if self.resent is None else self.resent(kind.app)
+        names: dict[str, Any] = {"id": str(number)} if self.named else {}
+        if self.named or again is not None:
+            names["retry_key"] = number.to_bytes(16, "little")
+        head, body = kind.next(inbox, names)
+        self.asked(inbox, kind)
+        if again is not None:
+            self._environment.at(again, self._send_again, (kind, head, inbox, body, now))
         self._environment.publish(kind.subject, head, inbox, body)
         self._report.offered(kind.app, now - self._begins)
         due = stream.next()
         if due is not None:
             self._environment.at(self._begins + due - now, self._send, stream)
+
+    def _send_again(self, query: tuple[QueryTemplate, QueryHead, str, bytes, float]) -> None:
+        kind, head, inbox, body, sent = query
+        if inbox in self._refused:
+            return  # a client that has been refused does not ask again
+        self.asked(inbox, kind)
+        mark = {RESENT: str(round(1000.0 * (self._environment.now - sent)))}
+        self._environment.publish(kind.subject, head, inbox, body, headers=mark)
 
     def received(self, reply: Publish) -> None:
         """Take a reply. The first reply to a query counts, as in infaas.client: an answer may follow the refusal of a query that seemed lost."""
@@ -176,7 +211,13 @@ class Clients:
             if kind.varied is not None:
                 self._judge(kind, kind.varied, inbox, message)
         elif type(message) is Refusal:
+            if self.resent is not None:
+                self._refused.add(inbox)
             self._report.refused(kind.app, now - self._begins, message.error.code)
+            if kind.varied is not None:
+                kind.varied.ended(inbox)
+        elif type(message) is Undelivered:
+            self._report.refused(kind.app, now - self._begins, NOBODY)
             if kind.varied is not None:
                 kind.varied.ended(inbox)
 

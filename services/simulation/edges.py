@@ -47,6 +47,7 @@ from services.executor.commands import (
     TransferModel,
     UnloadModel,
 )
+from services.executor.queue import QueuedQuery
 from services.monitor.effects import KeepQuarantine, MachineSample, SampleMachine
 from services.simulation.ensembles import SimulatedModels
 from services.simulation.hardware import SimulatedDevice, SimulatedMachine, Transfers
@@ -72,7 +73,10 @@ class SimulatedExecutorEdge:
     As on a real device, up to LOADERS models are loaded at once.
 
     models: what models say; where they have nothing to say, outputs are zeros, for later stages. None: outputs are empty, as nobody looks at them.
+    skew: seconds by which its clock is ahead.
     """
+
+    computes = True  # what it does stops with its process
 
     def __init__(
         self,
@@ -81,7 +85,10 @@ class SimulatedExecutorEdge:
         load_seconds: Callable[[VariantRecord], float],
         holds: Callable[[VariantRecord, int], None],
         models: SimulatedModels | None = None,
+        skew: float = 0.0,
     ) -> None:
+        self._skew = skew
+        self._computing: dict[str, tuple[float, list[QueuedQuery]]] = {}  # by instance: when its last batch ends
         self._environment = environment
         self._device = device
         self._load_seconds = load_seconds
@@ -106,6 +113,7 @@ class SimulatedExecutorEdge:
             )
             now = self._environment.now
             seconds = self._device.run(command.instance, items, queries[0].route.length, now)
+            self._computing[command.instance] = now + seconds, queries
             return seconds, self._result(command, self._device.residents[command.instance].record, now, now + seconds)
         match command:
             case LoadModel():
@@ -126,6 +134,21 @@ class SimulatedExecutorEdge:
             case Shrink():
                 return 0.0, None
         return 0.0, ValueError(f"simulated devices cannot {type(command).__name__}")
+
+    def computing(self) -> list[bytes]:
+        """The uids of the queries in the batches under way."""
+        now = self._environment.now
+        batches = [queries for ends, queries in self._computing.values() if ends > now]
+        batches += [command.queries for _, command, _, _ in self._under_way.values()]
+        return [query.route.uid for queries in batches for query in queries]
+
+    def close(self) -> None:
+        """Its process has died: what it computed ends."""
+        self._device.overlapping.advance(self._environment.now)
+        for number in self._under_way:
+            self._device.overlapping.drop(number)
+        self._under_way.clear()
+        self._timer += 1
 
     def _load(self, command: LoadModel, seconds: float) -> tuple[float, LoadedModel]:
         """seconds: of the load, if no other is in the way."""
@@ -172,6 +195,7 @@ class SimulatedExecutorEdge:
 
     def _result(self, command: RunBatch, record: VariantRecord, started: float, finished: float) -> BatchResult:
         queries = command.queries
+        started, finished = started + self._skew, finished + self._skew
         if self._models is None:
             return BatchResult(started, finished, [NO_OUTPUTS] * len(queries))
         said = [self._models.outputs(record, query.inputs) for query in queries]
@@ -222,6 +246,8 @@ class SimulatedExecutorEdge:
 class SimulatedDispatcherEdge:
     """A dispatcher's edge. stored: the selection bucket of all dispatchers, by key."""
 
+    remote = frozenset((ReadContext, WriteContext))  # what travels on its process's connection
+
     def __init__(self, stored: dict[str, StoredContext]) -> None:
         self._stored = stored
 
@@ -240,6 +266,8 @@ class SimulatedDispatcherEdge:
 
 class SimulatedMonitorEdge:
     """A monitor's edge."""
+
+    remote = frozenset((KeepQuarantine,))
 
     def __init__(self, environment: Environment, machine: SimulatedMachine, control_bucket: str) -> None:
         self._environment = environment
@@ -279,6 +307,8 @@ class SimulatedSolverEdge:
 
 class SimulatedControllerEdge:
     """The VM-autoscaler's edge: the control bucket, and functions that start and stop machines."""
+
+    remote = frozenset((ClaimLease, SaveRecord, DeleteRecord, SaveReplicas, DeleteReplicas))
 
     def __init__(
         self, environment: Environment, bucket: str, start: Callable[[StartMachine], None], stop: Callable[[str], None]

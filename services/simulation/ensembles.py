@@ -83,13 +83,13 @@ class QueryItems:
         self._sent = 0
         self._open: dict[str, int] = {}  # by inbox: the query's first item
 
-    def next(self, inbox: str) -> tuple[QueryHead, bytes]:
-        """The next query, whose answer comes to this inbox."""
+    def next(self, inbox: str, names: Mapping[str, Any] = {}) -> tuple[QueryHead, bytes]:
+        """The next query, whose answer comes to this inbox. names: fields of its own."""
         number, self._sent = self._sent, self._sent + 1
         while number and drawn("repeats", self._begin + number) < self._repeats * _SPACE:
             number = drawn("which", self._begin + number) % number
         first = self._open[inbox] = self._begin + number * self._items
-        body = encode({"inputs": from_array(np.arange(first, first + self._items)), **self._fields})
+        body = encode({"inputs": from_array(np.arange(first, first + self._items)), **self._fields, **names})
         return decode(QueryHead, body), body
 
     def ended(self, inbox: str) -> Numbers:

@@ -12,7 +12,7 @@ The strength belongs to the kind of device and comes from the scenario (0: none,
 """
 
 from bisect import insort
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import exp
 
 from bus.messages.catalog import VariantRecord
@@ -52,7 +52,7 @@ ALONE = ExecutorSettings()
 
 
 class SimulatedDevice:
-    """One device of a simulated machine. strength: of its interference. slow: factor on the time of every batch (a fault).
+    """One device of a simulated machine. strength: of its interference. slow, wrong: factors on the time of every batch, and by variant (faults).
 
     overlapping: the batches that overlap on a GPU. exclusive: only contexts of one instance do.
     """
@@ -62,6 +62,7 @@ class SimulatedDevice:
         self.exclusive = settings.exclusive or spec.kind != "gpu"
         self.overlapping = SharedSpeed(settings.sharing)
         self.slow = 1.0
+        self.wrong: Callable[[VariantRecord], float] | None = None
         self.residents: dict[str, Resident] = {}
         self._strength = strength
         self._begun = 0.0  # core-seconds of all batches begun so far
@@ -80,6 +81,8 @@ class SimulatedDevice:
         resident = self.residents[instance]
         table = resident.table if length is None else resident.table.at(length)
         seconds = table.seconds(items) * self.slow
+        if self.wrong is not None:
+            seconds *= self.wrong(resident.record)
         if self._strength > 0 and len(self.residents) > 1:
             seconds *= self._interference(instance, resident, now)
             resident.computes(now, seconds)
@@ -89,7 +92,10 @@ class SimulatedDevice:
 
     def overlap(self, instance: str, items: int, length: int | None, now: float) -> int:
         """Begin a batch that may overlap others; returns its number. `overlapping` says when it has ended."""
-        seconds = self.residents[instance].table.at(length).seconds(items) * self.slow
+        resident = self.residents[instance]
+        seconds = resident.table.at(length).seconds(items) * self.slow
+        if self.wrong is not None:
+            seconds *= self.wrong(resident.record)
         return self.overlapping.begin(seconds, now)
 
     def _interference(self, instance: str, resident: Resident, now: float) -> float:

@@ -6,13 +6,14 @@ It has no clock and no randomness: the same calls in the same order have the sam
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from heapq import heappop, heappush
 from typing import Any, Protocol
 
 from bus.codec import decode, encode
 from bus.messages.events import Event
+from bus.messages.public import Answer, Refusal
 from bus.subjects import matches
 from services.core.actor import (
     Actor,
@@ -33,8 +34,11 @@ from services.core.actor import (
     Synced,
     TimedOut,
     Undelivered,
+    Will,
 )
 from services.shell.runtime.outbox import LATEST, ROWS
+
+Headers = Mapping[str, str] | None
 
 
 class Promised:
@@ -74,8 +78,10 @@ class Environment(Protocol):
         """Set a key (None: delete it) and inform the actors that watch the bucket."""
 
     def get(self, bucket: str, key: str) -> bytes | None: ...
-    def publish(self, subject: str, message: Any, reply: str = "", body: bytes = b"") -> None:
-        """Publish a message from outside. body: its encoding, for actors that read it (queries)."""
+    def publish(
+        self, subject: str, message: Any, reply: str = "", body: bytes = b"", by: str = "", headers: Headers = None
+    ) -> None:
+        """Publish a message from outside. body: its encoding, for actors that read it (queries). by: the process that does; "": a client."""
 
 
 NETWORK = 0.00025  # s from publishing to delivery
@@ -99,20 +105,8 @@ class Member:
     """
 
     __slots__ = (
-        "actor",
-        "alive",
-        "edge",
-        "full",
-        "handle",
-        "inlets",
-        "name",
-        "order",
-        "promised",
-        "recorded",
-        "sealing",
-        "timers",
-        "watches",
-    )
+        "actor", "alive", "edge", "full", "handle", "inlets", "name", "order", "promised", "recorded", "sealing", "timers", "watches",
+    )  # fmt: skip
 
     def __init__(self, name: str, order: int, actor: Actor, edge: SimulatedEdge | None) -> None:
         self.name = name
@@ -145,6 +139,9 @@ class Subscribers:
         self.turns: list[list[int]] = []
 
 
+Mail = tuple[
+    str, Any, str, Member | None, bytes, Headers
+]  # subject, message, reply, sender (None: from outside), body, headers
 Subscriptions = dict[tuple[str, int], tuple[Member, Inlet]]  # by the member's name and the number of its inlet
 
 
@@ -177,6 +174,7 @@ class Kernel:
             Cancel: self._cancel,
             Do: self._do,
             Record: self._record,
+            Will: lambda *_: None,
             Halt: self._halt,
         }
 
@@ -185,34 +183,52 @@ class Kernel:
     def enter(self, name: str, actor: Actor, edge: SimulatedEdge | None = None) -> None:
         """See Environment."""
         self._entered += 1
-        member = self.members[name] = Member(name, self._entered, actor, edge)
-        for number, inlet in enumerate(member.inlets):
-            self._hearers(inlet.subject)[name, number] = (member, inlet)
+        member = self.members[name] = self._member(name, actor, edge)
+        self._subscribe(member)
         self._deliver(member, Envelope(self.now, Started()))
         for bucket in member.watches:
             self._watchers.setdefault(bucket, {})[name] = member
             for key, value in self._buckets.get(bucket, {}).items():
-                self._deliver(member, Envelope(self.now, Changed(bucket, key, value)))
-            self._deliver(member, Envelope(self.now, Synced(bucket)))
+                self._tell(member, Changed(bucket, key, value))
+            self._tell(member, Synced(bucket))
+
+    def _member(self, name: str, actor: Actor, edge: SimulatedEdge | None) -> Member:
+        return Member(name, self._entered, actor, edge)
+
+    def _subscribe(self, member: Member) -> None:
+        for number, inlet in enumerate(member.inlets):
+            self._hearers(inlet.subject)[member.name, number] = (member, inlet)
+
+    def _tell(self, member: Member, change: Changed | Synced) -> None:
+        self._deliver(member, Envelope(self.now, change))
 
     def leave(self, name: str, *, goodbye: bool) -> None:
         member = self.members.pop(name, None)
         if member is None:
             return
-        for number, inlet in enumerate(member.inlets):
-            self._hearers(inlet.subject).pop((name, number), None)
+        self._unsubscribe(member)
         for watchers in self._watchers.values():
             watchers.pop(name, None)
         if goodbye:
-            self._deliver(member, Envelope(self.now, Stopping(GRACE)))
-            work = [due for due, _, action, what in self._heap if action == self._did and what[0] is member]
-            if member.promised:
-                work.append(self.now + GRACE)
-            if work:
-                self._number += 1
-                heappush(self._heap, (min(max(work), self.now + GRACE), self._number, self._gone, member))
-                return
+            self._farewell(member)
+        else:
+            member.alive = False
+
+    def _farewell(self, member: Member) -> None:
+        """It gets Stopping; work under way may end."""
+        self._deliver(member, Envelope(self.now, Stopping(GRACE)))
+        work = [due for due, _, action, what in self._heap if action == self._did and what[0] is member]
+        if member.promised:
+            work.append(self.now + GRACE)
+        if work:
+            self._number += 1
+            heappush(self._heap, (min(max(work), self.now + GRACE), self._number, self._gone, member))
+            return
         member.alive = False
+
+    def _unsubscribe(self, member: Member) -> None:
+        for number, inlet in enumerate(member.inlets):
+            self._hearers(inlet.subject).pop((member.name, number), None)
 
     @staticmethod
     def _gone(member: Member) -> None:
@@ -230,11 +246,18 @@ class Kernel:
         if watchers:
             self._post(self._change, (tuple(watchers.values()), Changed(bucket, key, value)))
 
+    def entries(self, bucket: str) -> dict[str, bytes]:
+        """All keys that have a value."""
+        return {key: value for key, value in self._buckets.get(bucket, {}).items() if value is not None}
+
     def get(self, bucket: str, key: str) -> bytes | None:
         return self._buckets.get(bucket, {}).get(key)
 
-    def publish(self, subject: str, message: Any, reply: str = "", body: bytes = b"") -> None:
-        self._post(self._route, (subject, message, reply, None, body))
+    def publish(
+        self, subject: str, message: Any, reply: str = "", body: bytes = b"", by: str = "", headers: Headers = None
+    ) -> None:
+        del by
+        self._post(self._route, (subject, message, reply, None, body, headers))
 
     def run(self, until: float) -> None:
         """Process everything that is due up to this time. Raises ActorHalted."""
@@ -270,10 +293,7 @@ class Kernel:
     def _post(self, action: Callable[[Any], None], argument: Any) -> None:
         """Deliver after the network's delay. Messages arrive in the order in which they were sent."""
         self._number += 1
-        due = self.now + self.delay
-        if due < self._last_mail:
-            due = self._last_mail
-        self._last_mail = due
+        due = self._last_mail = max(self.now + self.delay, self._last_mail)
         self._mail.append((due, self._number, action, argument))
 
     def _publish(self, member: Member, effect: Publish) -> None:
@@ -284,17 +304,17 @@ class Kernel:
             due = self._last_mail
         self._last_mail = due
         if subject[:7] == INBOX:
-            self._mail.append((due, number, self.received, effect))
+            self._mail.append((due, number, self.received, as_read(effect)))
         else:
-            self._mail.append((due, number, self._route, (subject, effect.message, effect.reply, member, b"")))
+            self._mail.append((due, number, self._route, (subject, effect.message, effect.reply, member, b"", None)))
 
-    def _route(self, mail: tuple[str, Any, str, Member | None, bytes]) -> None:
-        subject, message, reply, sender, body = mail
+    def _route(self, mail: Mail) -> None:
+        subject, message, reply, _, body, headers = mail
         route = self._routes.get(subject)
         if route is not None and (one := route.one) is not None and type(message) is one[1]:
             member = one[0]  # nearly all messages take this path, without further calls
             self.events += 1
-            effects = member.handle(Envelope(self.now, message, subject, reply, body))
+            effects = member.handle(Envelope(self.now, message, subject, reply, body, headers))
             if effects:
                 perform = self._perform
                 for effect in effects:
@@ -304,29 +324,44 @@ class Kernel:
             if subject.startswith(INBOX):
                 self.received(Publish(subject, message))
                 return
-            if len(self._routes) >= ROUTES:
-                self._routes.clear()
-            route = self._routes[subject] = self._resolve(subject)
+            route = self._subscribers(subject)
+        self._spread(mail, route)
+
+    def _spread(self, mail: Mail, route: Subscribers) -> None:
+        """Hand a message to its subscribers."""
         if route.all:
             for member, wanted in route.all:
                 self._hand(member, wanted, mail)
         elif not route.groups:
-            if reply and sender is not None:
-                for inlet in sender.inlets:
-                    if matches(inlet.subject, reply):  # the bus informs only subscribers of the reply's subject
-                        self._deliver(sender, Envelope(self.now, Undelivered(reply), reply))
+            self._unheard(mail[2], mail[3])
             return
         for group, turns in zip(route.groups, route.turns, strict=True):
             member, wanted = group[turns[0] % len(group)]
             turns[0] += 1
             self._hand(member, wanted, mail)
 
-    def _hand(self, member: Member, wanted: type, mail: tuple[str, Any, str, Member | None, bytes]) -> None:
-        subject, message, reply, _, body = mail
+    def _hand(self, member: Member, wanted: type, mail: Mail) -> None:
+        subject, message, reply, _, body, headers = mail
         if type(message) is not wanted:
             body = body or (message if type(message) is bytes else encode(message))
             message = body if wanted is bytes else decode(wanted, body or b"\x80")
-        self._deliver(member, Envelope(self.now, message, subject, reply, body))
+        self._send_to(member, Envelope(self.now, message, subject, reply, body, headers))
+
+    def _send_to(self, member: Member, envelope: Envelope) -> None:
+        self._deliver(member, envelope)
+
+    def _unheard(self, reply: str, sender: Member | None) -> None:
+        """Nobody listens. The bus informs the sender where it subscribes to the reply's subject."""
+        if reply and sender is not None and any(matches(inlet.subject, reply) for inlet in sender.inlets):
+            self._send_to(sender, Envelope(self.now, Undelivered(reply), reply))
+
+    def _subscribers(self, subject: str) -> Subscribers:
+        route = self._routes.get(subject)
+        if route is None:
+            if len(self._routes) >= ROUTES:
+                self._routes.clear()
+            route = self._routes[subject] = self._resolve(subject)
+        return route
 
     def _hearers(self, pattern: str) -> Subscriptions:
         """The subscriptions to a pattern, for the caller to change. Cached subscribers of matching subjects are dropped."""
@@ -443,6 +478,14 @@ class Kernel:
 
     def _halt(self, member: Member, effect: Halt) -> None:
         raise ActorHalted(f"{member.name}: {effect.reason}")
+
+
+def as_read(reply: Publish) -> Publish:
+    """What a client makes of a reply. Executors publish answers that they may have to repeat as bytes."""
+    body = reply.message
+    if type(body) is not bytes:
+        return reply
+    return Publish(reply.subject, decode(Refusal if "error" in decode(dict[str, Any], body) else Answer, body))
 
 
 def _whose(error: Exception) -> str:

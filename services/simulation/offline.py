@@ -109,8 +109,14 @@ class OfflineWork:
     def submit(self, job: str) -> None:
         """Submit a job, as a client does."""
         spec = self.jobs[job]
-        places = {"input": f"file:///{job}.npy", "output": f"file:///{job}-outputs.npy"}
-        ask = SubmitJob(**places, accuracy=spec.accuracy or None, model=spec.model, variant=spec.variant, job=job)
+        ask = SubmitJob(
+            input=f"file:///{job}.npy",
+            output=f"file:///{job}-outputs.npy",
+            accuracy=spec.accuracy or None,
+            model=spec.model,
+            variant=spec.variant,
+            job=job,
+        )
         self._environment.publish(self._subjects.job(spec.app), ask, f"{INBOX}{job}")
 
     def mailboxes(self, refused: Callable[[str, str], None]) -> dict[str, Callable[[Any], None]]:

@@ -3,16 +3,18 @@
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 from bus.messages.events import Event, OutcomeEvent, PipelineEvent
 from services.simulation.clients import Clients
-from services.simulation.faults import Faults
+from services.simulation.connections import Connections
+from services.simulation.faults import OF_CONNECTIONS, Faults
 from services.simulation.kernel import NETWORK, ActorHalted, Kernel
 from services.simulation.report import RunReport, Sample
 from services.simulation.scenario.model import PolicySpec, Scenario
-from services.simulation.system import SimulatedSystem
+from services.simulation.system import SimulatedSystem, process_of
 
 BEGINS = 1_000_000.0  # the clock at the scenario's time 0
 WARM_UP = 15.0  # s before that in which machines start, each app gets a query a second, and loads are instant
@@ -31,12 +33,17 @@ class Run:
     """The parts of one run. report: what is counted. kernel: what it runs on."""
 
     def __init__(
-        self, scenario: Scenario, policy: PolicySpec, report: RunReport, kernel: Callable[..., Kernel] = Kernel
+        self, scenario: Scenario, policy: PolicySpec, report: RunReport, kernel: Callable[..., Kernel] | None = None
     ) -> None:
+        """kernel: makes what it runs on; None: what the scenario's faults need."""
         self.scenario = scenario
         self.report = report
-        self.kernel = kernel(BEGINS - WARM_UP, self._recorded)
+        if kernel is None and any(fault.kind in OF_CONNECTIONS for fault in scenario.faults):
+            kernel = partial(Connections, seed=scenario.seed, process_of=process_of)
+        self.kernel = (kernel or Kernel)(BEGINS - WARM_UP, self._recorded)
         self.system = SimulatedSystem(self.kernel, scenario, policy, BEGINS, report.decided)
+        if any(fault.kind == "lease-late" or fault.process == "vm-1" for fault in scenario.faults):
+            self.system.controllers = 2
         self.clients = Clients(
             self.kernel,
             scenario.loads,
@@ -59,12 +66,7 @@ class Run:
         """Run to the end; returns the result. progress: called with the scenario's time."""
         kernel, scenario = self.kernel, self.scenario
         began = perf_counter()
-        self.system.build()
-        kernel.at(PRIMED_AFTER, self.clients.prime, BEGINS)
-        kernel.run(BEGINS)
-        Faults(kernel, self.system, scenario.faults, BEGINS)
-        self.clients.start()
-        self._sample()
+        self.begin()
         end = BEGINS + scenario.duration_s
         at = BEGINS
         while at < end:
@@ -77,6 +79,16 @@ class Run:
         while self.clients.open and kernel.now < end + DRAIN:
             kernel.run(kernel.now + STEP)
         return self.report.finished(cost, kernel.events, perf_counter() - began, len(self.clients.open))
+
+    def begin(self) -> None:
+        """Run to the scenario's time 0, and start its loads and faults."""
+        kernel = self.kernel
+        self.system.build()
+        kernel.at(PRIMED_AFTER, self.clients.prime, BEGINS)
+        kernel.run(BEGINS)
+        Faults(kernel, self.system, self.scenario.faults, BEGINS, self.clients)
+        self.clients.start()
+        self._sample()
 
     def _take_jobs(self) -> None:
         """Submit each offline job at its time."""
@@ -136,7 +148,7 @@ def simulate(
     scenario: Scenario, policy: PolicySpec, report: RunReport, progress: Progress | None = None
 ) -> dict[str, Any]:
     """One policy's result (docs/simulation.md). The same scenario and seed give the same result, except for measured times."""
-    with _seldom_collected():
+    with seldom_collected():
         return Run(scenario, policy, report)(progress)
 
 
@@ -154,7 +166,7 @@ def simulate_all(scenario: Scenario, progress: Callable[[str, float], None] | No
 
 
 @contextmanager
-def _seldom_collected() -> Iterator[None]:
+def seldom_collected() -> Iterator[None]:
     """Collect garbage rarely. Almost nothing here is in cycles, and searching for them would take a tenth of the time."""
     before = gc.get_threshold()
     gc.set_threshold(200_000, 20, 50)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import count
+from math import inf
 from time import perf_counter
 from typing import Literal
 
@@ -9,6 +10,7 @@ from msgspec.structs import replace
 
 from bus.codec import encode
 from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
+from bus.messages.fleet import ExecutorExited
 from bus.messages.scaling import StartMachine
 from bus.subjects import Subjects
 from services.autoscaler.models.actor import make_model_autoscaler
@@ -28,7 +30,6 @@ from services.monitor.actor import make_monitor
 from services.shell.policies import load_policy, load_scaling
 from services.simulation.edges import (
     NODES,
-    LoadFault,
     SimulatedControllerEdge,
     SimulatedDispatcherEdge,
     SimulatedExecutorEdge,
@@ -36,7 +37,7 @@ from services.simulation.edges import (
     SimulatedSolverEdge,
 )
 from services.simulation.ensembles import SimulatedModels, drawn
-from services.simulation.hardware import RunningCost, SimulatedMachine
+from services.simulation.hardware import RunningCost, SimulatedDevice, SimulatedMachine
 from services.simulation.kernel import Environment
 from services.simulation.offline import OfflineWork
 from services.simulation.scenario.model import MachineSpec, PolicySpec, Scenario
@@ -44,6 +45,20 @@ from services.simulation.scenario.model import MachineSpec, PolicySpec, Scenario
 SPREAD = 0.5  # s over which the starts of the first machines are spread, because real machines do not start in step
 INSTANT = 0.001  # s that a load takes before the scenario begins
 GOLDEN = 0.6180339887
+
+
+def process_of(name: str) -> str:
+    """The process in which production runs an actor: one for all devices of a worker, one for the other actors of a worker."""
+    worker, slash, _ = name.partition("/")
+    if slash:
+        return f"executor-{worker}"
+    role, _, worker = name.partition("-")
+    return f"monitor-{worker}" if role in ("model", "offline") else "vm-0" if role == "jobs" else name
+
+
+def processes_of(worker: str) -> tuple[str, str, str]:
+    """A worker's processes. The last one runs no actor: it says when the executor has ended."""
+    return f"executor-{worker}", f"monitor-{worker}", f"supervisor-{worker}"
 
 
 class SimulatedSystem:
@@ -63,7 +78,11 @@ class SimulatedSystem:
         self.machines: dict[str, SimulatedMachine] = {}
         self.bill = RunningCost(scenario.cost, begins)
         self.subjects = Subjects()
-        self.load_fails: Callable[[VariantRecord], bool] = lambda _: False
+        self.load_takes: Callable[[VariantRecord, float], float] = lambda _, seconds: seconds
+        self.boots: Callable[[MachineSpec], float] = lambda spec: spec.boot_s
+        self.booted: Callable[[str, MachineSpec], None] = lambda *_: None
+        self.skew: Callable[[str], float] = lambda _: 0.0
+        self.controllers = 1
         several = any(app.selection is not None or app.pipeline is not None for app in scenario.apps)
         self.models = SimulatedModels() if several else None
         self.appears: Callable[[SimulatedMachine], None] = lambda _: None
@@ -81,6 +100,7 @@ class SimulatedSystem:
         self._settings = replace(policy.settings, autoscaler=autoscaler)
         self._booting: dict[str, MachineSpec] = {}
         self._contexts: dict[str, StoredContext] = {}
+        self._executors: dict[str, SimulatedExecutorEdge] = {}
         self._incarnations = count(1)
         self._uids = count(1)
         self._first_uid = drawn("uids", scenario.seed)
@@ -96,26 +116,35 @@ class SimulatedSystem:
         settings = self._settings
         load_forecaster(settings.autoscaler)
         for number in range(settings.dispatcher.count):
-            name = f"d-{number}"
-            prices, new_uid = self._scenario.prices, self._new_uid
-            dispatcher = make_dispatcher(settings, self.subjects, name, self._selection, prices, new_uid)
-            self._environment.enter(name, dispatcher, SimulatedDispatcherEdge(self._contexts))
-        controller = make_controller(settings, self.subjects, "vm-0", self._kinds())
-        bucket = self.subjects.control_bucket
-        self._environment.enter(
-            "vm-0", controller, SimulatedControllerEdge(self._environment, bucket, self._boot, self.stop)
-        )
+            self._start_dispatcher(f"d-{number}")
+        for number in range(self.controllers):
+            self._start_controller(f"vm-{number}")
         if self._scenario.jobs:
-            coordinator = make_coordinator(
-                settings, self.subjects, "jobs-0", self._scenario.prices, lambda: "job", simulated=True
-            )
-            self._environment.enter("jobs-0", coordinator, self.offline.coordinate)
+            self._start_coordinator("jobs-0")
         number = 0
         for spec in self._policy.machines:
             for index in range(spec.start):
                 name = spec.workers[index] if spec.workers else f"{spec.kind}-{index}"
                 self._environment.at(SPREAD * (number * GOLDEN % 1.0), self._appear, (name, spec))
                 number += 1
+
+    def _start_dispatcher(self, name: str, life: str = "") -> None:
+        """Life: what its name ends with after a restart, as each start in production has a name of its own."""
+        dispatcher = make_dispatcher(
+            self._settings, self.subjects, name + life, self._selection, self._scenario.prices, self._new_uid
+        )
+        self._environment.enter(name, dispatcher, SimulatedDispatcherEdge(self._contexts))
+
+    def _start_controller(self, name: str, life: str = "") -> None:
+        controller = make_controller(self._settings, self.subjects, name + life, self._kinds())
+        edge = SimulatedControllerEdge(self._environment, self.subjects.control_bucket, self._ordered, self.stop)
+        self._environment.enter(name, controller, edge)
+
+    def _start_coordinator(self, name: str, life: str = "") -> None:
+        coordinator = make_coordinator(
+            self._settings, self.subjects, name + life, self._scenario.prices, lambda: "job", simulated=True
+        )
+        self._environment.enter(name, coordinator, self.offline.coordinate)
 
     def _catalogue(self) -> None:
         kinds = self._policy.hardware
@@ -166,52 +195,107 @@ class SimulatedSystem:
 
     # -- machines
 
-    def _boot(self, order: StartMachine) -> None:
-        """The controller ordered a machine. It costs from now on, and works once it has booted."""
-        spec = self._specs[order.kind]
+    def _ordered(self, order: StartMachine) -> None:
+        """The controller ordered a machine."""
         if order.worker not in self.machines and order.worker not in self._booting:
-            self._booting[order.worker] = spec
-            self.bill.machine(spec, 1, self._environment.now)
-            self._environment.at(spec.boot_s, self._appear, (order.worker, spec, True))
+            self._boot(order.worker, self._specs[order.kind])
+
+    def _boot(self, worker: str, spec: MachineSpec) -> None:
+        """A machine costs from now on, and works once it has booted."""
+        self._booting[worker] = spec
+        self.bill.machine(spec, 1, self._environment.now)
+        seconds = self.boots(spec)
+        if seconds < inf:
+            self._environment.at(seconds, self._appear, (worker, spec, True))
 
     def _appear(self, what: tuple[str, MachineSpec] | tuple[str, MachineSpec, bool]) -> None:
         """A machine works: start its executors, monitor, autoscaler and runner."""
         worker, spec, *booted = what
         if worker in self.machines:
             return
-        now, settings = self._environment.now, self._settings
+        now = self._environment.now
         if not booted:
             self.bill.machine(spec, 1, now)
         elif self._booting.pop(worker, None) is None:
             return  # stopped while it booted
         machine = self.machines[worker] = SimulatedMachine(
-            worker, spec, self._scenario.interference, now, settings.executor
+            worker, spec, self._scenario.interference, now, self._settings.executor
         )
         self.appears(machine)
+        self._start_executors(machine)
+        self._start_monitor(machine)
+        if booted:
+            self.booted(worker, spec)
+
+    def _start_executors(self, machine: SimulatedMachine) -> None:
+        worker, settings = machine.worker, self._settings
         for name, device in machine.devices.items():
             executor = make_executor(settings, self.subjects, worker, device.spec, next(self._incarnations))
-            edge = SimulatedExecutorEdge(self._environment, device, self._load_seconds, self._holds, self.models)
+            edge = SimulatedExecutorEdge(
+                self._environment, device, self._load_seconds, self._holds, self.models, self.skew(worker)
+            )
+            self._executors[f"{worker}/{name}"] = edge
             self._environment.enter(f"{worker}/{name}", executor, edge)
+
+    def _start_monitor(self, machine: SimulatedMachine) -> None:
+        """The monitor, the model-autoscaler and the runner of jobs."""
+        worker, spec, settings, prices = machine.worker, machine.spec, self._settings, self._scenario.prices
+        hardware, incarnation = spec.devices[0].kind, next(self._incarnations)
         monitor = make_monitor(
-            settings,
-            self.subjects,
-            worker,
-            spec.devices[0].kind,
-            spec.kind,
-            spec.devices,
-            self._scenario.prices,
-            next(self._incarnations),
-        )
+            settings, self.subjects, worker, hardware, spec.kind, spec.devices, prices, incarnation
+        )  # fmt: skip
         self._environment.enter(
             f"monitor-{worker}", monitor, SimulatedMonitorEdge(self._environment, machine, self.subjects.control_bucket)
         )
         scaling = load_scaling(settings, strict=True)
-        autoscaler = make_model_autoscaler(settings, self.subjects, worker, self._scenario.prices, scaling)
+        autoscaler = make_model_autoscaler(settings, self.subjects, worker, prices, scaling)
         self._environment.enter(f"model-{worker}", autoscaler, self._solver)
         if self._scenario.jobs:
             name = f"offline-{worker}-{next(self._incarnations)}"
-            runner = make_runner(settings, self.subjects, name, worker, self._scenario.prices, simulated=True)
+            runner = make_runner(settings, self.subjects, name, worker, prices, simulated=True)
             self._environment.enter(f"offline-{worker}", runner, self.offline.runner())
+
+    def join(self, worker: str, kind: str) -> None:
+        """A machine of this kind appears. worker: its name; "": one of its own."""
+        names = (f"{kind}-{number}" for number in count())
+        self._appear((worker or next(name for name in names if name not in self.machines), self._specs[kind]))
+
+    def reboot(self, worker: str) -> None:
+        """A machine that the controller ordered goes without a word, and boots again."""
+        machine = self.machines.get(worker)
+        if machine is not None:
+            self.kill(worker)
+            self._boot(worker, machine.spec)
+
+    # -- processes
+
+    def died(self, process: str) -> None:
+        """The process has ended: tell what its supervisor tells."""
+        role, _, worker = process.partition("-")
+        machine = self.machines.get(worker) if role == "executor" else None
+        if machine is None:
+            return
+        now = self._environment.now + self.skew(worker)
+        edges = {device: self._executors[f"{worker}/{device}"] for device in machine.devices}
+        running = [uid for edge in edges.values() for uid in edge.computing()]
+        for name, device in machine.devices.items():
+            edges[name].close()
+            self._empty(device)
+            fact = ExecutorExited(worker=worker, device=name, at=now, reason="killed by SIGKILL", running=running)
+            self._environment.publish(self.subjects.exited(worker, name), fact, by=f"supervisor-{worker}")
+
+    def restart(self, process: str) -> None:
+        """Start the actors of a process that has died, as its supervisor does. Nothing happens if its machine is gone."""
+        role, _, rest = process.partition("-")
+        life = f"-{next(self._incarnations)}"
+        if role == "d":
+            self._start_dispatcher(process, life)
+        elif role == "vm":
+            self._start_controller(process, life)
+            if process == "vm-0" and self._scenario.jobs:
+                self._start_coordinator("jobs-0", life)
+        elif (machine := self.machines.get(rest)) is not None:
+            (self._start_executors if role == "executor" else self._start_monitor)(machine)
 
     def stop(self, worker: str) -> None:
         """Stop a worker: its services get Stopping."""
@@ -237,10 +321,14 @@ class SimulatedSystem:
             self._environment.leave(name, goodbye=goodbye)
         now = self._environment.now
         for device in machine.devices.values():
-            for resident in device.residents.values():
-                self.bill.instance(resident.record, -1, now)
-            device.residents.clear()
+            self._empty(device)
         self.bill.machine(machine.spec, -1, now)
+
+    def _empty(self, device: SimulatedDevice) -> None:
+        """What was loaded is gone."""
+        for resident in device.residents.values():
+            self.bill.instance(resident.record, -1, self._environment.now)
+        device.residents.clear()
 
     def _holds(self, record: VariantRecord, number: int) -> None:
         self.bill.instance(record, number, self._environment.now)
@@ -248,6 +336,4 @@ class SimulatedSystem:
     def _load_seconds(self, record: VariantRecord) -> float:
         if self._environment.now < self._begins:
             return INSTANT
-        if self.load_fails(record):
-            raise LoadFault(f"{record.variant} does not load: a fault of the scenario")
-        return record.profile.load_ms / 1000.0
+        return self.load_takes(record, record.profile.load_ms / 1000.0)

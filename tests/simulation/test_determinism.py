@@ -13,12 +13,13 @@ from msgspec.structs import replace
 
 from services.simulation.scenario.model import Scenario
 from tests.support.data.random_scenarios import chosen
-from tests.support.data.small_scenarios import SMALL, Told
+from tests.support.data.small_scenarios import SMALL, Told, processes
 
 ROOT = Path(__file__).parents[2]
 ALL = {
     "failing": SMALL["failing"],
     "several": SMALL["several"],
+    "processes": processes,
     **{f"varied-{seed}": partial(chosen, seed, most_apps=6) for seed in (33, 84)},
 }
 
@@ -42,6 +43,7 @@ def here() -> dict[str, str]:
 @pytest.mark.slow
 def test_again_in_this_process(here: dict[str, str]) -> None:
     assert digest(SMALL["failing"]()) == here["failing"]
+    assert digest(processes()) == here["processes"]
     assert digest(ALL["varied-84"]()) == here["varied-84"]
 
 
@@ -60,3 +62,4 @@ def test_in_a_process_with_other_hashes(here: dict[str, str]) -> None:
 
 def test_another_seed_is_another_run(here: dict[str, str]) -> None:
     assert digest(replace(SMALL["failing"](), seed=8)) != here["failing"]
+    assert digest(replace(processes(), seed=8)) != here["processes"]

@@ -1,8 +1,13 @@
 """A load that takes long, in the simulator: what else is decided and done on its worker meanwhile."""
 
+from collections import Counter
 from itertools import pairwise
+from math import fsum
+from typing import Any
 
-from bus.messages.events import OutcomeEvent, ScalingEvent, StateEvent
+import pytest
+
+from bus.messages.events import CostEvent, OutcomeEvent, ScalingEvent, StateEvent
 from bus.messages.fleet import EnsureLoaded, Release
 from services.core.placement import Device
 from services.executor.commands import LOADERS
@@ -137,3 +142,61 @@ def test_the_fifth_variant_of_a_chip_of_four_cores_goes_to_another_machine() -> 
     assert {name for name, count in held if count >= 3} == {"inf-0", "inf-1"}
     late = [event for _, event in told.log if isinstance(event, OutcomeEvent) and event.time > BEGINS + 5.0]
     assert {event.app for event in late if event.outcome == "ok"} == set(apps)
+
+
+# -- Many small models share few cores: what is loaded and nearly idle takes no core of others, only memory.
+
+FORTY = [f"app{n}" for n in range(40)]
+FIVE_EACH = 5.0  # queries/s
+HEAVY = "heavy"
+
+
+def forty(*more: Any, links: dict[str, tuple[str, ...]] | None = None, variants: tuple[Any, ...] = ()) -> Told:
+    """Each app has a model of its own in three variants, two of which take a core or both, on one machine of two cores."""
+    own = [
+        variant(f"{app}-t{threads}-b{most}", f"m{app}", "cpu", 0.01, threads=threads, max_batch=most, load_ms=6.0, memory_mb=6.0)
+        for app in FORTY
+        for threads, most in ((1, 8), (1, 4), (2, 8))
+    ]  # fmt: skip
+    two = Device(name="cpu", kind="cpu", cores=2, memory_mb=4000.0, simulated=True)
+    return Told(
+        scenario(
+            load((0.0, FIVE_EACH * len(FORTY)), apps=tuple(FORTY)),
+            *more,
+            duration_s=15.0,
+            machines=(machine("cpu", devices=(two,), start=1, minimum=1, maximum=1, price_per_hour=2 * PRICES["cpu"]),),
+            variants=(*own, *variants),
+            links={app: (f"m{app}",) for app in FORTY} | (links or {}),
+            needs=dict.fromkeys([*FORTY, HEAVY], QueryNeeds(latency_ms=300.0)),
+            interference={},
+        )
+    )
+
+
+def test_forty_small_models_on_two_cores_are_all_loaded_when_their_first_queries_come_and_stay() -> None:
+    told = forty()
+    result = told.result()
+    assert (result["open"], result["failed"], result["refused"]) == (0, 0, 0)
+    outcomes = [event for _, event in told.log if isinstance(event, OutcomeEvent)]
+    assert {event.outcome for event in outcomes} == {"ok"}, "from the first query on"
+    actions = Counter((event.scaler, event.action) for _, event in told.log if isinstance(event, ScalingEvent))
+    assert actions == {("dispatcher", "load"): len(FORTY)}, "the plan takes none of them for too much"
+    rows = [event for _, event in told.log if isinstance(event, CostEvent)]
+    assert fsum(row.cost for row in rows) == pytest.approx(
+        sum(row.seconds for row in rows if row.variant is None) * 2 * PRICES["cpu"] / 3600.0
+    ), "their shares of the cores, each a half or more, add up to the bill"
+    assert {row.app for row in rows if row.cost > 0} >= set(FORTY)
+
+
+def test_one_of_them_that_becomes_busy_harms_no_other() -> None:
+    """It computes on a core nearly all the time for five seconds. Others wait for a batch of it at most."""
+    told = forty(
+        load((0.0, 1.0), (5.0, 1.0), (5.001, 45.0), (10.0, 45.0), (10.001, 1.0), apps=(HEAVY,)),
+        links={HEAVY: ("heavy",)},
+        variants=(variant("heavy-t1", "heavy", "cpu", 40.0, memory_mb=50.0, load_ms=50.0),),
+    )
+    result = told.result()
+    assert (result["open"], result["failed"]) == (0, 0)
+    outcomes = Counter((event.app == HEAVY, event.outcome) for _, event in told.log if isinstance(event, OutcomeEvent))
+    assert outcomes[False, "ok"] > FIVE_EACH * len(FORTY) * 10
+    assert {outcome for heavy, outcome in outcomes if not heavy} == {"ok"}, outcomes

@@ -53,8 +53,11 @@ WIRING = {
     # What a scenario names is checked as an operator's verbs are.
     "services.core.batching:rule_errors": {"scenario/catalogue.py"},
     "services.core.ensemble.policies:make_policy": {"scenario/catalogue.py"},
-    "services.core.pipelines.checks:pipeline_errors": {"scenario/pipelines.py"},
+    "services.core.pipelines.checks:pipeline_errors": {"scenario/pipelines.py", "replay/recording.py"},
     "services.core.pipelines.problem:problem_errors": {"scenario/pipelines.py"},
+    # Which recorded edges can be replayed: a condition that nothing recorded, and records that are too large.
+    "services.core.pipelines.graph:conditional": {"replay/composites.py"},
+    "services.core.pipelines.branching:oversized": {"replay/composites.py"},
     # A pipeline's plan is made before the run, as by an operator, and deployed as the registrar would.
     "services.core.pipelines.planners:plan_pipeline": {"scenario/planning.py"},
     "services.core.pipelines.checks:signature_of": {"scenario/planning.py"},
@@ -65,11 +68,17 @@ WIRING = {
     "services.core.emulation:one_at_a_time": {"edges.py"},
     "services.core.emulation:with_tiers": {"scenario/catalogue.py"},
     # Names of keys in buckets.
-    "services.core.batching:batching_key": {"scenario/catalogue.py"},
+    "services.core.batching:batching_key": {"scenario/catalogue.py", "faults.py"},
     "services.autoscaler.vms.commands:machine_key": {"edges.py"},
     "services.autoscaler.vms.commands:decode_leader": {"edges.py"},
     "services.core.pipelines.kept:replicas_key": {"edges.py"},
     "services.core.placement:quarantine_key": {"edges.py"},
+    # What must always hold is checked on the actors' state. A dead executor's supervisor knows what it computed.
+    "services.dispatcher.actor:Dispatcher": {"fuzz/liveness.py"},
+    "services.executor.actor:Executor": {"fuzz/liveness.py"},
+    "services.autoscaler.vms.actor:Controller": {"fuzz/liveness.py"},
+    "services.monitor.actor:MonitorActor": {"fuzz/trial.py"},
+    "services.executor.queue:QueuedQuery": {"edges.py"},
     # The developer of a static system chooses before the run, by that system's own rule.
     "services.autoscaler.models.baselines:Choices": {"scenario/baseline.py"},
     "services.autoscaler.models.supply:throughput": {"scenario/baseline.py"},
@@ -84,6 +93,7 @@ PLAIN = (
 )  # what things cost, are called, look like
 DECIDES = {"select", "handle", "solve", "explain"}  # methods of policies, actors, solvers
 ORDERS = ("bus.messages.flow", "bus.messages.fleet", "bus.messages.scaling")  # what services tell each other to do
+FACTS = {"ExecutorExited"}  # what a supervisor says, which is no actor
 
 
 # An actor of production, which has a simulated system: it hears the real one, and tells its own what runs in that.
@@ -166,7 +176,7 @@ def test_nobody_here_gives_orders() -> None:
             for node in ast.walk(tree(path))
             if isinstance(node, ast.Call) and ast.unparse(node.func) in orders
         }
-        assert made == set(), path
+        assert made <= FACTS, path
 
 
 def shape(body: list[ast.stmt]) -> tuple[Any, ...]:

@@ -1,29 +1,41 @@
 """A recording as a scenario: its traffic, catalogue and machines, with the differences that options or a file state."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bus.messages.catalog import ModelRecord, VariantRecord
+from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
+from bus.subjects import WITHOUT_APP
+from services.core.pipelines.planners import POLICIES as PLANNERS
 from services.core.settings import PriceSettings
 from services.shell.prices import load_prices
 from services.simulation.replay.classes import QueryClasses
+from services.simulation.replay.composites import answering, pipelines_in, plans_of
 from services.simulation.replay.database import RECORDED
 from services.simulation.replay.machines import Counts, machines_of, real_kinds
 from services.simulation.replay.recorded import RecordedRun
-from services.simulation.replay.recording import RecordedQuery, Recording, RecordingHead, ReplayError, written
+from services.simulation.replay.recording import (
+    RecordedQuery,
+    Recording,
+    RecordingHead,
+    ReplayError,
+    with_stages,
+    written,
+)
 from services.simulation.scenario.baseline import Peaks
 from services.simulation.scenario.catalogue import SIGNATURE, Catalogue
 from services.simulation.scenario.faults import faults_of, interference_of
 from services.simulation.scenario.machines import MachineBlock, cost_of, device_prices, priced
 from services.simulation.scenario.machines import machines_of as stated_machines
 from services.simulation.scenario.model import CostSpec, JobSpec, PolicySpec, QueryNeeds, Scenario, WorkloadSpec
+from services.simulation.scenario.planning import UNPLANNED, with_pipelines
 from services.simulation.scenario.policies import Policies, objective_of
 from services.simulation.scenario.toml import Location, TomlTable, read_toml
 
+ALIKE = 0.99  # of the queries answered then, so many answered here make a cost comparable
 POLICIES = ("infaas", "static", "replicate")
 AIMING = ("infaas",)  # those of them that aim at a target
 BOOT_S = 30.0  # from a machine's order until it works; this is not recorded
@@ -71,9 +83,12 @@ def build(source: Recording, options: ReplayOptions, progress: Callable[[int], N
             f"--app {missing[0]}: is not in the recording; its apps are: {', '.join(one.app for one in head.apps)}"
         )
     only = frozenset(options.apps or head.only or ()) or None
-    notes = list(head.notes)
-    apps = tuple(one for one in head.apps if only is None or one.app in only)
-    kinds, recorded = _read(source, {one.app for one in apps}, only, notes, progress)
+    notes, lacking = list(head.notes), list[str]()
+    wanted = None if only is None else with_stages(only, head.apps)
+    apps = tuple(one for one in head.apps if wanted is None or one.app in wanted)
+    pipelines = [one.app for one in apps if one.pipeline is not None]
+    _check_policies(options.policies, pipelines)
+    kinds, recorded = _read(source, {one.app for one in apps}, only, notes, lacking, progress)
     loads = tuple(
         WorkloadSpec(apps=(app,), shares=(1.0,), arrivals="times", times=kind.times, needs=kind.needs, items=kind.items)
         for app, found in sorted(kinds.items())
@@ -87,7 +102,9 @@ def build(source: Recording, options: ReplayOptions, progress: Callable[[int], N
             notes.append(f"{', '.join(folded)}: {means}")
     file = TomlTable({} if options.machines is None else read_toml(options.machines), location, _TABLES, _ELSEWHERE)
     machines, prices, cost, common = _machines(head, file, options)
-    things = _catalogue(head, {one.app for one in apps}, machines, notes)
+    things = _catalogue(head, answering(apps, notes, lacking), machines, notes)
+    things = with_pipelines(things, pipelines_in(apps, head.visits))
+    plans = plans_of(apps, {device.kind for one in machines for device in one.spec.devices}, notes)
     header = TomlTable(file.content.get("scenario", {}), location.at("scenario"), ("objective", "policies"))
     objective = objective_of(header)
     table = TomlTable({**file.content, "settings": common}, location, _TABLES)
@@ -99,7 +116,13 @@ def build(source: Recording, options: ReplayOptions, progress: Callable[[int], N
     elif "policies" in header or file.content.get("policy"):
         policies = chosen.listed(header.content.get("policies"), header.at("policies"))
     else:
-        policies = chosen.named(AIMING if options.slo_targets else POLICIES, Location("--policy"))
+        policies = chosen.named(AIMING if options.slo_targets or pipelines else POLICIES, Location("--policy"))
+        if pipelines and not options.slo_targets:
+            notes.append(
+                f"{' and '.join(UNPLANNED)} choose for apps by their own load, and the stages of {pipelines[0]} have none: left out"
+            )
+    _check_policies([one.base for one in policies], pipelines)
+    policies = tuple(replace(one, plans=plans) for one in policies)
     records = things.apps
     if options.slo_targets:
         policies = tuple(_aiming(one, target) for one in policies for target in options.slo_targets)
@@ -118,12 +141,34 @@ def build(source: Recording, options: ReplayOptions, progress: Callable[[int], N
         policies=policies,
         loads=loads,
         jobs=_jobs(head, {one.app for one in apps}),
-        faults=faults_of(table, machines, chosen.started(), things, head.duration_s),
+        faults=faults_of(
+            table,
+            machines,
+            chosen.started(),
+            things,
+            head.duration_s,
+            max(one.settings.dispatcher.count for one in policies),
+        ),
         interference=interference_of(table, machines),
         cost=cost,
     )
     own_machines = options.machines is not None and "worker" in file
-    return Replay(scenario, recorded, _compared(head, only, cost, recorded, own_machines=own_machines), notes)
+    compared = _compared(head, only, cost, recorded, lacking, own_machines=own_machines)
+    return Replay(scenario, recorded, compared, notes)
+
+
+def _check_policies(names: Iterable[str], pipelines: Sequence[str]) -> None:
+    """Refuse policies that say nothing of pipelines. Raises ReplayError."""
+    for name in names:
+        if name in PLANNERS:
+            raise ReplayError(
+                f"--policy {name}: plans the pipelines of a scenario; a replay serves them by the plans that are deployed: use infaas"
+            )
+        if pipelines and name in UNPLANNED:
+            raise ReplayError(
+                f"--policy {name}: it chooses for apps by their own load, and the stages of pipeline {pipelines[0]} have none:"
+                " leave it out, or name other apps with --app"
+            )
 
 
 def _aiming(policy: PolicySpec, target: float) -> PolicySpec:
@@ -137,6 +182,7 @@ def _read(
     apps: set[str],
     only: frozenset[str] | None,
     notes: list[str],
+    lacking: list[str],
     progress: Callable[[int], None] | None,
 ) -> tuple[dict[str, QueryClasses], dict[str, Any]]:
     """One pass over the queries: their classes by app, and the recorded run."""
@@ -155,11 +201,12 @@ def _read(
         reality.add(query)
         _kind_of(kinds, query, head)
     if unknown:
-        count = sum(unknown.values())
-        notes.append(
-            f"{count:,} quer{'y' if count == 1 else 'ies'} of apps that are not in the catalogue any more are left out: "
-            f"{', '.join(sorted(unknown)[:5])}"
-        )
+        count, by_model = sum(unknown.values()), unknown.pop(WITHOUT_APP, 0)
+        text = f"{count:,} quer{'y' if count == 1 else 'ies'} of apps that are not in the catalogue any more are left out: "
+        text += ", ".join([*sorted(unknown)[:5], *["models by themselves that no app links"] * (by_model > 0)])
+        notes.append(text)
+        if count > (1 - ALIKE) * head.queries:
+            lacking.append(text)
     return kinds, reality.finished()
 
 
@@ -201,8 +248,10 @@ def _section(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {name: found}
 
 
-def _catalogue(head: RecordingHead, apps: set[str], machines: list[MachineBlock], notes: list[str]) -> Catalogue:
-    """The recorded catalogue with all variants simulated. Simulated variants of hardware that was real are left out."""
+def _catalogue(
+    head: RecordingHead, chosen: tuple[AppRecord, ...], machines: list[MachineBlock], notes: list[str]
+) -> Catalogue:
+    """The recorded catalogue of these apps with all variants simulated. Simulated variants of hardware that was real are left out."""
     real = real_kinds(head)
     twins = [one.variant for one in head.variants if one.simulated and one.hardware in real]
     if twins:
@@ -210,7 +259,6 @@ def _catalogue(head: RecordingHead, apps: set[str], machines: list[MachineBlock]
     records = tuple(
         replace(one, simulated=True) for one in head.variants if not one.simulated or one.hardware not in real
     )
-    chosen = tuple(replace(one, signature=SIGNATURE) for one in head.apps if one.app in apps)
     serving: dict[str, tuple[VariantRecord, ...]] = {
         one.app: tuple(record for record in records if one.links.get(record.model) == record.version) for one in chosen
     }
@@ -249,7 +297,13 @@ def _jobs(head: RecordingHead, apps: set[str]) -> tuple[JobSpec, ...]:
 
 
 def _compared(
-    head: RecordingHead, only: frozenset[str] | None, cost: CostSpec, recorded: Mapping[str, Any], *, own_machines: bool
+    head: RecordingHead,
+    only: frozenset[str] | None,
+    cost: CostSpec,
+    recorded: Mapping[str, Any],
+    lacking: Sequence[str],
+    *,
+    own_machines: bool,
 ) -> dict[str, Any]:
     """What the recorded cost covers, and whether it can be compared with the simulated costs."""
     if not head.billed:
@@ -258,11 +312,13 @@ def _compared(
         text = "the recorded bill is machines x price, the simulated one GB x seconds x price: not comparable"
     elif only is not None:
         text = "the recorded cost is that of the instances of these apps, the simulated one that of whole machines: not comparable"
+    elif lacking:
+        text = f"the simulations do not have all of what was paid for: not comparable: {'; '.join(lacking)}"
     else:
         text = "both bills are machines x price for the whole time, used or not: comparable"
         if own_machines:
             text += " (on other machines)"
-    comparable = head.billed and cost.meter == "worker" and only is None
+    comparable = head.billed and cost.meter == "worker" and only is None and not lacking
     simulated = sum(cost for app, cost in head.simulated_cost.items() if only is None or app in only)
     if comparable and simulated:
         text += f"; US$ {simulated:.4g} of the recorded one is of simulated devices"

@@ -9,7 +9,16 @@ from typing import Any, NamedTuple
 import msgspec
 import psycopg
 
-from bus.messages.catalog import AppRecord, Profile, ProfileRow, VariantRecord
+from bus.messages.catalog import (
+    AppRecord,
+    ModelSelection,
+    PipelinePlan,
+    PipelineRecord,
+    Profile,
+    ProfileRow,
+    VariantRecord,
+)
+from bus.subjects import WITHOUT_APP
 from services.core.emulation import KINDS
 from services.core.placement import Device
 from services.simulation.replay.cost import RecordedCost
@@ -21,6 +30,7 @@ from services.simulation.replay.recording import (
     RecordingHead,
     ReplayError,
     query_fault,
+    with_stages,
     written,
 )
 from services.simulation.scenario.catalogue import SIGNATURE
@@ -65,7 +75,8 @@ def _head(connection: Connection, span: TimeRange) -> RecordingHead:
         known = ", ".join(sorted(one.app for one in apps)) or "none"
         raise ReplayError(f"--app {missing[0]}: there is no such app in the catalogue; the apps are: {known}")
     if span.apps:
-        apps = [one for one in apps if one.app in span.apps]
+        wanted = with_stages(span.apps, apps)
+        apps = [one for one in apps if one.app in wanted]
     begins, ends = _clipped(connection, span)
     only = sorted(set(span.apps)) or None
     count = _one(
@@ -104,20 +115,25 @@ def _head(connection: Connection, span: TimeRange) -> RecordingHead:
         actions=_actions(connection, begins, ends),
         jobs=_jobs(connection, begins, ends, {one.app for one in apps}),
         notes=notes,
+        visits=_visits(connection, begins, ends, apps),
     )
 
 
 def _queries(connection: Connection, head: RecordingHead) -> Iterator[RecordedQuery]:
     last = head.begins
+    linking = {model: app.app for app in reversed(head.apps) for model in app.links}
     for row in _cursor(
         connection,
         "queries",
         "SELECT extract(epoch FROM time)::float8, app, items, slo_ms, accuracy_required, cost_limit, outcome, latency_ms,"
-        " accuracy, variant, code FROM query_outcomes WHERE time >= %(begins)s AND time < %(ends)s AND policy IS DISTINCT FROM 'offline'"
+        " accuracy, variant, code, model FROM query_outcomes WHERE time >= %(begins)s AND time < %(ends)s AND policy IS DISTINCT FROM 'offline'"
         " AND parent IS NULL AND (%(only)s::text[] IS NULL OR app = ANY (%(only)s)) ORDER BY time, uid",
         _bounds(head.begins, head.ends, head.only),
     ):
-        query = RecordedQuery(max(row[0], last), *row[1:])
+        at, app, *fields, model = row
+        if app == WITHOUT_APP:  # it was asked of a model by itself
+            app = linking.get(model, app)
+        query = RecordedQuery(max(at, last), app, *fields)
         fault = query_fault(query, head, last)
         if fault:
             raise ReplayError(
@@ -249,6 +265,26 @@ def _jobs(connection: Connection, begins: float, ends: float, apps: set[str]) ->
     ]
 
 
+def _visits(connection: Connection, begins: float, ends: float, apps: list[AppRecord]) -> dict[str, dict[str, int]]:
+    """Of the answered queries of each pipeline, how many visited each vertex."""
+    found: dict[str, dict[str, int]] = {}
+    names = sorted(one.app for one in apps if one.pipeline is not None)
+    for app, stage, count in (
+        _cursor(
+            connection,
+            "visits",
+            "SELECT q.app, part.stage, count(DISTINCT q.uid) FROM query_outcomes q JOIN query_outcomes part ON part.parent = q.uid"
+            " WHERE q.time >= %(begins)s AND q.time < %(ends)s AND q.parent IS NULL AND q.outcome IN ('ok', 'late') AND q.app = ANY (%(only)s)"
+            " AND part.time >= %(begins)s AND part.time < %(ends)s + %(period)s::interval AND part.stage IS NOT NULL GROUP BY 1, 2",
+            {**_bounds(begins, ends, names), "period": _PERIOD},
+        )
+        if names
+        else ()
+    ):
+        found.setdefault(app, {})[stage] = count
+    return found
+
+
 def _cursor(connection: Connection, name: str, query: str, values: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
     """Rows, a page at a time."""
     with connection.cursor(name=name) as cursor:
@@ -277,7 +313,8 @@ RECORDED = "recorded"  # in place of what is not needed
 def apps_of(connection: Connection) -> list[AppRecord]:
     """All apps, each with the target of its own, if it has one."""
     rows = connection.execute(
-        "SELECT app, versions, latency_ms, min_instances, CASE WHEN own_target THEN slo_target END FROM apps ORDER BY app"
+        "SELECT app, versions, latency_ms, min_instances, CASE WHEN own_target THEN slo_target END, accuracy, graph, plan, selection"
+        " FROM apps ORDER BY app"
     )
     return [
         AppRecord(
@@ -287,8 +324,12 @@ def apps_of(connection: Connection) -> list[AppRecord]:
             latency_ms=latency,
             min_instances=least,
             slo_target=target,
+            accuracy=accuracy,
+            pipeline=msgspec.convert(graph, PipelineRecord | None),
+            plan=msgspec.convert(plan, PipelinePlan | None),
+            selection=msgspec.convert(selection, ModelSelection | None),
         )
-        for app, versions, latency, least, target in rows
+        for app, versions, latency, least, target, accuracy, graph, plan, selection in rows
     ]
 
 
@@ -313,12 +354,26 @@ def variants_of(connection: Connection, apps: set[str], notes: list[str]) -> lis
     found, without = [], []
     for row in connection.execute(
         "SELECT DISTINCT ON (variant) variant, model, version, hardware, framework, precision, threads, max_batch, accuracy,"
-        " agreement, load_ms, memory_mb, saturation_qps, batching, provenance, dominated, simulated, attributes, init_ms, transfer_ms, host_mb"
-        " FROM variants WHERE app = ANY (%s) ORDER BY variant",
+        " agreement, load_ms, memory_mb, saturation_qps, batching, provenance, dominated, simulated, attributes, init_ms, transfer_ms, host_mb,"
+        " model_accuracy, coalesce(alone, ''), coalesce(metric, 'top1')"
+        " FROM variants LEFT JOIN (SELECT model, version, metric FROM models) m USING (model, version) WHERE app = ANY (%s) ORDER BY variant",
         (sorted(apps),),
     ):
         name, model, version, hardware, framework, precision, threads, largest, accuracy, agreement, *rest = row
-        load_ms, memory_mb, saturation, batching, provenance, dominated, simulated, attributes, *tiers = rest
+        (
+            load_ms,
+            memory_mb,
+            saturation,
+            batching,
+            provenance,
+            dominated,
+            simulated,
+            attributes,
+            *tiers,
+            own,
+            alone,
+            metric,
+        ) = rest
         if name not in profiles:
             without.append(name)
             continue
@@ -353,6 +408,9 @@ def variants_of(connection: Connection, apps: set[str], notes: list[str]) -> lis
                 simulated=simulated,
                 batching=batching,
                 attributes=msgspec.convert(attributes, dict[str, str]),
+                metric=metric,
+                model_accuracy=own,
+                alone=alone,
             )
         )
     if without:

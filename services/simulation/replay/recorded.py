@@ -9,7 +9,7 @@ from math import inf
 from typing import Any
 
 from services.simulation.replay.machines import kinds_of
-from services.simulation.replay.recording import Bin, RecordedQuery, RecordingHead
+from services.simulation.replay.recording import Bin, RecordedQuery, RecordingHead, with_stages
 from services.simulation.report import RunReport, Sample
 
 RECORDED = "recorded"
@@ -21,7 +21,8 @@ class RecordedRun:
 
     def __init__(self, head: RecordingHead, only: frozenset[str] | None, every_s: float) -> None:
         self._head, self._only = head, only
-        links = {link for app in head.apps if only is None or app.app in only for link in app.links.items()}
+        wanted = None if only is None else with_stages(only, head.apps)
+        links = {link for app in head.apps if wanted is None or app.app in wanted for link in app.links.items()}
         hardware = {one.variant: one.hardware for one in head.variants if (one.model, one.version) in links}
         self._shown = None if only is None else frozenset(hardware)
         usual = head.slo_target

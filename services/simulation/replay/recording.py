@@ -3,7 +3,7 @@
 Times are Unix seconds (of bins: seconds from the recording's beginning), money is in US$, latencies are in milliseconds.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from math import isfinite
 from typing import Any, Literal
@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from bus.messages.catalog import AppRecord, VariantRecord
 from bus.subjects import valid_name
+from services.core.pipelines.checks import pipeline_errors
 from services.core.placement import Device
 from services.core.settings.fields import TARGET
 
@@ -75,6 +76,7 @@ class RecordingHead(Struct, frozen=True, kw_only=True):
     """Everything but the queries. only: its apps; None: all. queries: their number. billed: whether cost was recorded.
 
     slo_target: of apps without a target of their own; None: not recorded. simulated_cost: the cost of simulated devices, by app as in bins. actions: number of scaling actions, by kind.
+    visits: of the answered queries of each pipeline, how many visited each vertex.
     """
 
     format: Literal["infaas-recording"] = "infaas-recording"
@@ -95,6 +97,7 @@ class RecordingHead(Struct, frozen=True, kw_only=True):
     jobs: list[RecordedJob] = []
     notes: list[str] = []
     slo_target: float | None = None
+    visits: dict[str, dict[str, int]] = {}
 
     @property
     def duration_s(self) -> float:
@@ -107,6 +110,19 @@ class Recording(Struct, frozen=True):
 
     head: RecordingHead
     queries: Iterator[RecordedQuery]
+
+
+def with_stages(apps: Iterable[str], known: Iterable[AppRecord]) -> set[str]:
+    """These apps, and those that answer for them as stages of pipelines, however deep."""
+    asks = {one.app: [vertex.app for vertex in one.pipeline.vertices] for one in known if one.pipeline is not None}
+    found: set[str] = set()
+    ahead = list(apps)
+    while ahead:
+        app = ahead.pop()
+        if app not in found:
+            found.add(app)
+            ahead += asks.get(app, ())
+    return found
 
 
 def written(at: float) -> str:
@@ -127,6 +143,8 @@ def head_fault(head: RecordingHead) -> str:
             return f"apps[{i}].app: {app.app[:70]!r} is no name"
         if app.slo_target is not None and (refused := TARGET.refuse(app.slo_target)):
             return f"apps[{i}].slo_target: {refused}"
+        if app.pipeline is not None and (wrong := pipeline_errors(app.app, app.latency_ms, app.pipeline, None)):
+            return f"apps[{i}].{wrong[0]}"
     if head.slo_target is not None and (refused := TARGET.refuse(head.slo_target)):
         return f"slo_target: {refused}"
     for i, one in enumerate(head.variants):

@@ -53,11 +53,16 @@ class Catalogue(Struct, frozen=True, kw_only=True):
 
 
 def needs_of(block: TomlTable) -> QueryNeeds:
-    """What queries ask for, from a block with optional latency_ms, accuracy, cost."""
+    """What queries ask for, from a block with those fields of QueryNeeds that it states."""
     return QueryNeeds(
         latency_ms=block.maybe("latency_ms", most=1e9, above=True),
         accuracy=block.number("accuracy", 0.0, most=1.0),
         cost=block.maybe("cost", most=1e9, above=True),
+        model=block.name("model") if "model" in block else None,
+        version=block.name("version") if "version" in block else None,
+        variant=block.name("variant") if "variant" in block else None,
+        priority=block.whole("priority", None, 1, 9) if "priority" in block else None,
+        confidence=block.maybe("confidence", most=1.0),
     )
 
 
@@ -139,11 +144,12 @@ def selection_of(block: TomlTable, app: str, links: Collection[str]) -> ModelSel
     if "selection" not in block:
         return None
     location, given = block.at("selection"), block.get("selection")
+    given = {"policy": given} if isinstance(given, str) else given
     try:
-        stated = convert({"policy": given} if isinstance(given, str) else given, _StatedSelection)
+        stated = convert(given, _StatedSelection)
     except ValidationError as error:
         location.refuse(str(error))
-    for wrong in selection_fields(AdminRequest(app=app, **asdict(stated))):
+    for wrong in selection_fields(AdminRequest(app=app, **{field: getattr(stated, field) for field in given})):
         location.refuse(wrong)
     if stated.policy is not None and make_policy(stated) is None:
         location.refuse(

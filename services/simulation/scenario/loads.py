@@ -19,8 +19,9 @@ from services.simulation.workload import WorkloadError, read_counts, read_times,
 
 _MOST_QPS = 1e7
 _LATEST = 1e9  # seconds
-_OF_SELECTION = ("repeats", "feedback", "context")  # of apps of which several models answer together
-_EVERYWHERE = ("app", "apps", "shares", "arrivals", "latency_ms", "accuracy", "cost", "items", *_OF_SELECTION)
+_OF_SELECTION = ("repeats", "feedback", "context", "confidence")  # of apps of which several models answer together
+_NEEDS = QueryNeeds.__struct_fields__
+_EVERYWHERE = ("app", "apps", "shares", "arrivals", "items", *_NEEDS, "repeats", "feedback", "context")
 _OF: Mapping[str, tuple[Arrivals, tuple[str, ...]]] = {
     "poisson": ("poisson", ("rate",)),
     "uniform": ("uniform", ("rate",)),
@@ -81,7 +82,7 @@ def _load(block: TomlTable, things: Catalogue, folder: Path) -> WorkloadSpec:
 
 def _own_needs(block: TomlTable, of_apps: list[QueryNeeds]) -> QueryNeeds | None:
     """The block's needs over those of its apps; None if it states none."""
-    keys = QueryNeeds.__struct_fields__
+    keys = _NEEDS
     if not block.content.keys() & set(keys):
         return None
     for key in keys:

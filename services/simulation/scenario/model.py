@@ -14,7 +14,13 @@ from services.core.placement import Device
 from services.core.settings import Settings
 
 Arrivals = Literal["poisson", "gamma", "uniform", "mmpp", "trace", "times"]
-FaultKind = Literal["worker-dies", "device-slow", "load-fails", "messages-delayed", "model-errs"]
+FaultKind = Literal[
+    "worker-dies", "worker-joins", "device-slow", "load-fails", "load-hangs", "load-slow", "profile-wrong", "model-errs",
+    "messages-delayed", "link-clogged", "link-lost", "process-stopped", "process-dies", "watch-late", "events-twice", "ack-lost",
+    "clock-off", "boot-late", "boot-never", "boot-twice", "lease-late", "query-resent", "change",
+]  # fmt: skip
+Direction = Literal["in", "out", "both"]
+Change = Literal["app-deleted", "model-deleted", "target", "plan", "setting"]
 Objective = Literal["cost", "accuracy"]
 Times = NDArray[np.float64]
 
@@ -29,7 +35,8 @@ class StaticChoice(Struct, frozen=True):
 class QueryNeeds(Struct, frozen=True, kw_only=True):
     """What queries ask for. latency_ms, cost (US$ per 1,000): at most, None: no limit. accuracy: at least, 0: any.
 
-    model, version, variant: the only ones that may answer; None: any.
+    model, version, variant: the only ones that may answer; None: any. priority: 1 (highest) to 9. confidence: the least share of an
+    ensemble's members that agree.
     """
 
     latency_ms: float | None = None
@@ -38,6 +45,8 @@ class QueryNeeds(Struct, frozen=True, kw_only=True):
     model: str | None = None
     version: str | None = None
     variant: str | None = None
+    priority: int | None = None
+    confidence: float | None = None
 
 
 class WorkloadSpec(Struct, frozen=True, kw_only=True):
@@ -100,9 +109,22 @@ class FaultSpec(Struct, frozen=True, kw_only=True):
     """A fault from at_s until until_s.
 
     worker-dies: all processes of a worker end as by kill -9 (worker: its name, else the first of machine kind `hardware`, else the
-    first). device-slow: batches take `factor` times as long on devices of kind `hardware` (of `worker`, if named).
-    load-fails: loads (of `variant`, if named) fail. messages-delayed: each message takes delay_s longer.
+    first). worker-joins: a machine of kind `hardware` appears (worker: its name, also that of one that died; else one of its own).
+    device-slow: batches take `factor` times as long on devices of kind `hardware` (of `worker`, if named); profile-wrong: those of
+    `variant`. load-fails, load-hangs, load-slow: loads (of `variant`, if named) fail, last until until_s, take `factor` times as long.
     model-errs: all that `model` answers is wrong, in apps of which several models answer together.
+    messages-delayed: each message takes delay_s longer. boot-late, boot-never, boot-twice: machines of kind `hardware` that are
+    ordered work delay_s later, never, or restart delay_s after their first boot. clock-off: a worker's clock is off by delay_s.
+
+    process: of an actor ("d-0", "vm-0", "monitor-W", "model-W", "offline-W", "W/cpu", "jobs-0"), all of a worker ("W"), or "clients".
+    link-clogged: what it sends (direction "out"), or gets ("in"), waits and then goes on in its order. link-lost: the same, but what would
+    come in is lost, and nobody listens there. process-stopped: it handles nothing, and its clock goes on; after 2 s its supervisor starts
+    another, but not of a whole worker. process-dies: as by kill -9; it starts again delay_s later. watch-late: changes of buckets reach
+    it delay_s later, each twice. events-twice: its batches of events are stored twice. ack-lost: it does not hear that they are.
+    lease-late: its claims of the lease are answered at until_s.
+    query-resent: clients send each query (of `app`, if named) again after delay_s, with the same key.
+    change: `what` happens to `app` or `model` in the catalogue, until until_s: it is deleted, its slo_target ("target") or its largest batch
+    ("setting") becomes `factor`, its plan is withdrawn ("plan").
     """
 
     kind: FaultKind
@@ -114,6 +136,10 @@ class FaultSpec(Struct, frozen=True, kw_only=True):
     model: str = ""
     factor: float = 1.0
     delay_s: float = 0.0
+    process: str = ""
+    direction: Direction = "both"
+    app: str = ""
+    what: Change | Literal[""] = ""
 
 
 class PolicySpec(Struct, frozen=True, kw_only=True):
@@ -144,7 +170,8 @@ class CostSpec(Struct, frozen=True, kw_only=True):
 class Scenario(Struct, frozen=True, kw_only=True):
     """A whole scenario. apps, models, variants: the catalogue as a registrar would have written it (variants are simulated, with
     profiles of provenance "synthetic"). prices: US$ per hour by kind of device (services/core/cost.py). needs: of each app's queries.
-    interference: strength by kind of device. batching: rules by their keys in the control bucket.
+    interference: strength by kind of device. batching: rules by their keys in the control bucket. checked: whether what must always hold
+    is checked at every step (services/simulation/fuzz).
     """
 
     name: str
@@ -164,3 +191,4 @@ class Scenario(Struct, frozen=True, kw_only=True):
     interference: dict[str, float] = {}
     batching: dict[str, BatchingRule] = {}
     cost: CostSpec = CostSpec()
+    checked: bool = False

@@ -24,22 +24,27 @@ from services.simulation.scenario.toml import (
 )
 from services.simulation.workload import Apps, WorkloadError, at_once, mean_rate
 
-TABLES = ("pipeline", "vertex", "edge", "output", "plan", "load", "option")
+PARTS = ("pipeline", "vertex", "edge", "output", "plan")  # that a scenario may hold itself
+TABLES = (*PARTS, "load", "option")
 SAMPLE_S = 600.0  # of the sample trace, where neither the loads nor [plan] say how long it is
 FEW = 2_000  # queries of a sample, at least: fewer say little about the slowest hundredth
 LONGEST_S = 86_400.0
+TARGET = 0.99  # of an app that states none, as autoscaler.slo_target
 MOST_QUERIES = 10_000_000
 _PRICE = 1e6  # US$ per hour
 
 
 class PipelineFile(Struct, frozen=True, kw_only=True):
-    """seconds: of the sample trace; None: as the loads say. hop_ms: of a message between two stages; None: not said."""
+    """percentile: of the latencies, that a plan is for; None: the app's target. seconds: of the sample trace; None: as the loads say.
+
+    hop_ms: of a message between two stages; None: not said.
+    """
 
     name: str
     latency_ms: float
     slo_target: float | None
     pipeline: PipelineRecord
-    percentile: float = 0.99
+    percentile: float | None = None
     seconds: float | None = None
     seed: int = 1
     hop_ms: float | None = None
@@ -53,8 +58,12 @@ def read_pipeline(path: Path, *, planning: bool = True) -> PipelineFile:
 
     Raises ScenarioError, which names the file, the key, what is wrong there and the remedy. The graph is not checked yet.
     """
-    location = Location(str(path))
-    file = TomlTable(read_toml(path), location, TABLES)
+    return pipeline_in(TomlTable(read_toml(path), Location(str(path)), TABLES), path.parent, planning=planning)
+
+
+def pipeline_in(file: TomlTable, folder: Path, *, planning: bool = True) -> PipelineFile:
+    """The same in a table. folder: to which paths are relative."""
+    location = file.location
     if "pipeline" not in file:
         location.at("pipeline").refuse("is missing: a [pipeline] table states name and latency_ms")
     head = TomlTable(file.get("pipeline"), file.at("pipeline"), ("name", "latency_ms", "slo_target"))
@@ -77,11 +86,11 @@ def read_pipeline(path: Path, *, planning: bool = True) -> PipelineFile:
         latency_ms=found.latency_ms,
         slo_target=found.slo_target,
         pipeline=found.pipeline,
-        percentile=plan.number("percentile", 0.99, most=1.0, above=True),
+        percentile=plan.maybe("percentile", most=1.0, above=True),
         seconds=plan.maybe("seconds", most=LONGEST_S, above=True),
         seed=plan.whole("seed", 1, 0, 2**63 - 1),
         hop_ms=plan.maybe("hop_ms", most=LONGEST_MS),
-        loads=samples_of(file, found.name, path.parent),
+        loads=samples_of(file, found.name, folder),
         options=tuple(_option(block) for block in file.blocks("option", _OPTION)),
         location=location,
     )
@@ -94,8 +103,10 @@ def check_pipeline(file: PipelineFile, apps: Mapping[str, AppRecord] | None = No
         file.location.refuse("; ".join(wrong))
 
 
-def problem_of(file: PipelineFile, options: tuple[StageOption, ...], hop_ms: float) -> PipelineProblem:
-    """What is to be planned. hop_ms: where the file does not say it. Raises ScenarioError, also for a wrong graph."""
+def problem_of(
+    file: PipelineFile, options: tuple[StageOption, ...], hop_ms: float, target: float = TARGET
+) -> PipelineProblem:
+    """What is to be planned. hop_ms, target (share of queries in time): where the file does not say them. Raises ScenarioError, also for a wrong graph."""
     if not file.loads:
         file.location.at("load").refuse(
             "there must be at least one [[load]], as rate = 150: the plan is made for its queries"
@@ -106,7 +117,7 @@ def problem_of(file: PipelineFile, options: tuple[StageOption, ...], hop_ms: flo
         latency_ms=file.latency_ms,
         options=options,
         arrivals=sample(file),
-        percentile=file.percentile,
+        percentile=file.percentile or file.slo_target or target,
         hop_ms=hop_ms if file.hop_ms is None else file.hop_ms,
     )
     wrong = problem_errors(problem)

@@ -21,7 +21,14 @@ from services.simulation.kernel import NETWORK
 from services.simulation.scenario.catalogue import SIGNATURE, Catalogue
 from services.simulation.scenario.machines import MachineBlock, largest_of
 from services.simulation.scenario.model import PolicySpec, QueryNeeds, WorkloadSpec
-from services.simulation.scenario.pipelines import PipelineFile, check_pipeline, problem_of, read_pipeline
+from services.simulation.scenario.pipelines import (
+    PARTS,
+    PipelineFile,
+    check_pipeline,
+    pipeline_in,
+    problem_of,
+    read_pipeline,
+)
 from services.simulation.scenario.toml import Location, TomlTable
 
 HOP_MS = 2000.0 * NETWORK  # a stage is asked and answers: two messages
@@ -32,14 +39,23 @@ UNPLANNED = ("static", "replicate")
 def pipelines_of(scenario: TomlTable, things: Catalogue, folder: Path) -> tuple[Catalogue, tuple[PipelineFile, ...]]:
     """The catalogue with the pipelines, and their files. folder: the scenario's, to which paths are relative. Raises ScenarioError."""
     files: list[PipelineFile] = []
-    for block in scenario.blocks("pipeline", ("file",)):
-        file = read_pipeline(folder / block.text("file"))
+    for block in scenario.blocks("pipeline", ("file", *PARTS)):
+        if "file" in block:
+            TomlTable(block.content, block.location, ("file",))  # it is said there or here
+            file, named = read_pipeline(folder / block.text("file")), block.at("file")
+        else:
+            file, named = pipeline_in(block, folder), block.at("pipeline")
         if file.name in things.needs or any(file.name == other.name for other in files):
-            block.at("file").refuse(f"{file.name} is the name of another app, too: set another [pipeline] name there")
+            named.refuse(f"{file.name} is the name of another app, too: set another [pipeline] name there")
         check_pipeline(file)
         files.append(file)
+    return with_pipelines(things, files), tuple(files)
+
+
+def with_pipelines(things: Catalogue, files: Sequence[PipelineFile]) -> Catalogue:
+    """The catalogue with these pipelines, which are no apps of it yet. Raises ScenarioError."""
     if not files:
-        return things, ()
+        return things
     signatures = _signatures(files, things)
     apps = {app.app: replace(app, signature=signatures.get(app.app, app.signature)) for app in things.apps}
     waiting = list(files)
@@ -71,7 +87,7 @@ def pipelines_of(scenario: TomlTable, things: Catalogue, folder: Path) -> tuple[
         needs={**things.needs, **{file.name: QueryNeeds(latency_ms=file.latency_ms) for file in files}},
         variants=tuple(_signed(one, serves) for one in things.variants),
         serving={app: tuple(_signed(one, serves) for one in ours) for app, ours in things.serving.items()},
-    ), tuple(files)
+    )
 
 
 def _signed(record: VariantRecord, signatures: Mapping[str, Signature]) -> VariantRecord:

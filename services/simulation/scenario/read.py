@@ -21,7 +21,7 @@ _TABLES = (
     *("scenario", "variant", "app", "worker", "load", "baseline", "policy"),
     *("job", "fault", "interference", "cost", "settings", "autoscaler", "pipeline"),
 )
-KEYS = ("name", "duration_s", "seed", "policies", "objective", "metrics_every_s")
+KEYS = ("name", "duration_s", "seed", "policies", "objective", "metrics_every_s", "checked")
 _ELSEWHERE = {
     "slack": "has no place here: write it as [settings.autoscaler] slack",
     "lambda": "has no place here: write it as [settings.autoscaler] loading_weight",
@@ -91,10 +91,13 @@ def derive(content: Any, path: Path, policies: Sequence[str] = (), seed: int | N
         policies=tuple(planning.planned(one, header.at("policies")) for one in selected),
         loads=loads,
         jobs=jobs,
-        faults=faults_of(file, machines, chosen.started(), things, duration),
+        faults=faults_of(
+            file, machines, chosen.started(), things, duration, max(one.settings.dispatcher.count for one in selected)
+        ),
         interference=interference_of(file, machines),
         batching=things.batching,
         cost=cost,
+        checked=header.flag("checked"),
     )
 
 

@@ -195,6 +195,13 @@ class TomlTable:
             return default
         return whole_at(self.get(key), self.at(key), least, most)
 
+    def flag(self, key: str) -> bool:
+        """False where nothing is said."""
+        value = self.content.get(key, False)
+        if not isinstance(value, bool):
+            self.at(key).refuse(f"must be true or false, not {shown(value)}")
+        return value
+
     def text(self, key: str, default: str | None = None) -> str:
         if default is not None and key not in self.content:
             return default

@@ -12,7 +12,7 @@ import numpy as np
 
 from bus.messages.events import ScalingEvent, ShadowEvent
 from bus.messages.fleet import WorkerHeartbeat
-from bus.messages.scaling import DemandReport
+from bus.messages.scaling import DemandReport, PipelineArrivals
 from bus.subjects import Subjects
 from services.core.actor import (
     NOTHING,
@@ -33,7 +33,7 @@ from services.core.actor import (
     Watch,
 )
 from services.simulation.kernel import ActorHalted
-from services.simulation.shadow.live import LiveOutcomes, LiveScaling, LiveSystem
+from services.simulation.shadow.live import LiveOutcomes, LiveScaling, LiveSystem, visits_of
 from services.simulation.shadow.system import ShadowSpec, ShadowSystem
 
 LISTEN = 5.0  # s before the start; static policies choose by the demand of this time
@@ -57,12 +57,14 @@ class Shadow:
         self._synced = False
         self._started = self._looked = self._sampled = 0.0
         self._heard: list[tuple[float, DemandReport]] = []
+        self._pipelines: set[str] = set()  # whose visits are sent to the apps of their stages
         self._actions: Counter[str] = Counter()
         self._late = 0
         self._apps_cost = self._real_cost = self._real_apps_cost = 0.0  # US$
         self._on: dict[type, Handler] = {
             WorkerHeartbeat: self._heartbeat,
             DemandReport: self._demand,
+            PipelineArrivals: self._arrivals,
             LiveOutcomes: self._ended,
             LiveScaling: self._scaled,
             Changed: self._changed,
@@ -83,6 +85,7 @@ class Shadow:
         return (
             Inlet(subject=s.worker_heartbeat(), message=WorkerHeartbeat, malformed=True),
             Inlet(subject=s.demand(), message=DemandReport, malformed=True),
+            Inlet(subject=s.pipeline("arrivals"), message=PipelineArrivals, malformed=True),
             Inlet(subject=s.event("outcome"), message=LiveOutcomes, malformed=True),
             Inlet(subject=s.event("scaling"), message=LiveScaling, malformed=True),
         )
@@ -101,11 +104,24 @@ class Shadow:
         return NOTHING
 
     def _demand(self, envelope: Envelope) -> Iterable[Effect]:
-        if self._system is None:
-            self._heard.append((envelope.now, envelope.message))
-        else:
-            self._system.offer(envelope.message, envelope.now)
+        self._offer(envelope.message, envelope.now)
         return NOTHING
+
+    def _arrivals(self, envelope: Envelope) -> Iterable[Effect]:
+        report: PipelineArrivals = envelope.message
+        if self._system is not None:
+            self._system.arrived(report)
+        visits = visits_of(report, self._live.catalog, self._rng.random)
+        if visits.rows:
+            self._pipelines.add(report.pipeline)
+            self._offer(visits, envelope.now)
+        return NOTHING
+
+    def _offer(self, report: DemandReport, now: float) -> None:
+        if self._system is None:
+            self._heard.append((now, report))
+        else:
+            self._system.offer(report, now)
 
     def _ended(self, envelope: Envelope) -> Iterable[Effect]:
         if self._system is not None:
@@ -264,14 +280,21 @@ class Shadow:
                 ),
                 "instances": sum(live.loaded(one).total() for one in live.workers(self._looked)),
             },
-            "notes": (
-                [
-                    f"this machine was too slow to follow the demand {self._late} times: what it says about latency is too good or too bad"
-                ]
-                if self._late
-                else []
-            ),
+            "notes": self._notes(),
         }
+
+    def _notes(self) -> list[str]:
+        found = []
+        if self._pipelines:
+            found.append(
+                f"each visit of a stage of {', '.join(sorted(self._pipelines))} counts as a query in the shadow, with its share of the"
+                " objective: shares in time compare, numbers of queries do not"
+            )
+        if self._late:
+            found.append(
+                f"this machine was too slow to follow the demand {self._late} times: what it says about latency is too good or too bad"
+            )
+        return found
 
 
 def make_shadow(subjects: Subjects, spec: ShadowSpec, seed: int = 0) -> Shadow:

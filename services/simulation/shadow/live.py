@@ -1,8 +1,9 @@
 """The running system, folded from what it publishes: its workers, catalogue, prices, cost, outcomes and scaling actions. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from math import floor
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -11,9 +12,12 @@ from bus.codec import BadMessage, decode, encode
 from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
 from bus.messages.events import ScalingEvent
 from bus.messages.fleet import DeviceStatus, WorkerHeartbeat
+from bus.messages.scaling import ClassDemand, DemandReport, PipelineArrivals
 from services.core.catalog import Catalog
 from services.core.cost import PER_CORE, UnknownPrice, instance_price_per_s, machine_price
 from services.core.lifecycle import COUNTED
+from services.core.pipelines.envelope import BIN_S
+from services.core.pipelines.graph import PipelineGraph
 from services.simulation.scenario.catalogue import SIGNATURE
 
 SILENT = 5.0  # s without a heartbeat after which a worker does not count
@@ -127,6 +131,30 @@ class LiveSystem:
     def entries(self) -> Iterable[tuple[str, bytes]]:
         """The catalogue's entries."""
         return self._entries.items()
+
+
+def visits_of(report: PipelineArrivals, catalog: Catalog, draw: Callable[[], float]) -> DemandReport:
+    """The demand of a pipeline's queries for the apps of its planned stages, of which dispatchers report the arrivals alone.
+
+    draw: numbers in [0, 1), by which visits are rounded.
+    """
+    record = catalog.app(report.pipeline)
+    rows = []
+    if record is not None and record.pipeline is not None and record.plan is not None:
+        graph, stages, whole = PipelineGraph(record.pipeline), record.plan.vertices, record.latency_ms
+        takes = {name: stages[name].service_ms if name in stages else 0.0 for name in graph.order}
+        before, behind = graph.before(takes), graph.behind(takes)
+        for name, stage in stages.items():
+            vertex = graph.vertices.get(name)
+            items = floor(sum(report.counts) * stage.scale + draw())
+            if vertex is None or not items:
+                continue
+            share = None
+            if whole is not None:
+                path = before[name] + takes[name] + behind[name]
+                share = max(whole - before[name] - behind[name], whole * takes[name] / path if path else whole)
+            rows.append(ClassDemand(vertex.app, "", items, share, vertex.accuracy or 0.0))
+    return DemandReport(dispatcher=report.dispatcher, at=report.start, seconds=len(report.counts) * BIN_S, rows=rows)
 
 
 def simulated_entry(key: str, value: bytes | None, real: set[str], slo_target: float | None = None) -> bytes | None:

@@ -16,7 +16,7 @@ from bus.messages.catalog import VariantRecord
 from bus.messages.events import Event, ScalingEvent
 from bus.messages.fleet import DeviceStatus, EnsureLoaded, WorkerHeartbeat
 from bus.messages.public import Answer, Refusal
-from bus.messages.scaling import DemandReport
+from bus.messages.scaling import DemandReport, PipelineArrivals
 from bus.subjects import Subjects
 from services.autoscaler.vms.policy import PricedKind
 from services.core.actor import NOTHING, Changed, Effect, Envelope, Handler, Inlet, Publish, Started, Synced, Watch
@@ -185,6 +185,10 @@ class ShadowSystem:
                 query = self._template(row.app, needs, count), count
                 self._kernel.at(max(0.0, at + offset - self._kernel.now), self._send, query)
                 items -= count
+
+    def arrived(self, report: PipelineArrivals) -> None:
+        """Tell the simulated controller, which keeps the replicas of deployed plans, of the queries of a pipeline."""
+        self._kernel.publish(self.subjects.pipeline("arrivals"), report)
 
     def _template(self, app: str, needs: QueryNeeds, items: int) -> QueryTemplate:
         key = (app, needs, items)

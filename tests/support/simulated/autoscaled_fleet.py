@@ -15,6 +15,7 @@ from services.core.catalog import key_of
 from services.core.cost import Goal
 from services.core.placement import Device
 from services.core.planning.highs import Unsolved
+from services.core.planning.problem import PlanningProblem
 from services.core.planning.solvers import make_solver
 from services.core.policy import GuardedPolicy
 from services.core.selection.policy import InfaasPolicy
@@ -41,7 +42,7 @@ def _controller_edge(command: Any, *, unsolved: bool) -> tuple[float, Any]:
 
 
 class ScalingFleet(Fleet):
-    """controlled: a controller leads. unsolved: it finds no plan, so that workers decide for themselves and ask it. hold_s: the least T_v. own: a user's own policy. solver: "greedy" or "ilp" (bounded by nodes, so that it gives the same plan everywhere)."""
+    """controlled: a controller leads. unsolved: it finds no plan, so that workers decide for themselves and ask it. hold_s: the least T_v. own: a user's own policy. solver: "greedy" or "ilp" (bounded by nodes, so that it gives the same plan everywhere). tuned: more settings. problems: all that were solved."""
 
     def __init__(
         self,
@@ -57,17 +58,21 @@ class ScalingFleet(Fleet):
         controlled: bool = False,
         unsolved: bool = False,
         own: GuardedPolicy | None = None,
+        tuned: dict[str, Any] | None = None,
         **more: Any,
     ) -> None:
         self._spec = devices or {}
         selection = InfaasPolicy(on_demand=policy not in ("replicate", "static"), goal=goal)
         super().__init__(*variants, workers=workers, policy=selection, **more)
+        self.problems: list[PlanningProblem] = []
         self.solver = make_solver(solver, time_limit_s=None, node_limit=100)
         self.stage.listen("infaas.controller.ask")
         self.counts: list[tuple[float, dict[str, dict[str, int]]]] = []
         for n in range(workers):
             name = f"w{n}"
-            settings = AutoscalerSettings(policy=policy, hold_s=hold_s, slack=slack, choice=choice or {})
+            settings = AutoscalerSettings(
+                policy=policy, hold_s=hold_s, slack=slack, choice=choice or {}, **(tuned or {})
+            )
             actor = ModelAutoscaler(name, self.subjects, PRICES, settings, goal=goal, policy=own)
             self.stage.enter(f"model-{name}", actor, self._solve)
             for record in self.records:
@@ -99,6 +104,7 @@ class ScalingFleet(Fleet):
             self.stage.enter(f"{worker}/{device.name}", executor, Scripted(self.stage, worker))
 
     def _solve(self, command: Solve) -> tuple[float, Any]:
+        self.problems.append(command.problem)
         return 0.002, Solved(self.solver.solve(command.problem), 2.0)
 
     def load(self, rate: float, seconds: float, step: float = 0.02, **needs: Any) -> list[str]:

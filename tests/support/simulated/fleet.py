@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from bus.codec import encode
 from bus.messages.catalog import AppRecord, ModelRecord, Profile, ProfileRow, Signature, TensorSpec, VariantRecord
+from bus.messages.fleet import ExecutorExited
 from bus.messages.public import ObjectRef, Tensor
 from bus.subjects import Subjects
 from services.core import placement
@@ -24,6 +25,7 @@ from services.core.settings import Settings
 from services.dispatcher.actor import make_dispatcher
 from services.dispatcher.commands import (
     ContextWritten,
+    DeleteResults,
     GatherOutputs,
     ReadContext,
     RunPolicy,
@@ -53,7 +55,7 @@ SIGNATURE = Signature(
 )
 CPU = placement.Device(name="cpu", kind="cpu", cores=2, memory_mb=1000.0)
 _named = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
-PRICES = {"cpu": 0.048, "gpu": 3.06, "inferentia": 0.0905}
+PRICES = {"cpu": 0.048, "gpu": 3.06, "inferentia": 0.0905, "remote": 0.0}
 
 
 def variant(name: str = "m-v1-ort-fp32-t1-b8", **changes: Any) -> VariantRecord:
@@ -98,6 +100,7 @@ class Device:
         self.stage = stage
         self.name = name
         self.slow = self.between = 1.0
+        self.store_s = 0.001
         self.spread = 0.0
         self.broken = ""
         self.loads = 0
@@ -132,7 +135,7 @@ class Device:
                 return 0.001, encode(_named(command.inputs) | found)
             case StoreOutputs():
                 self.objects[command.key] = dict(command.outputs)
-                return 0.001, ObjectRef(bucket="infaas-outputs", key=command.key)
+                return self.store_s, _ref(command.key, self.objects[command.key])
             case RunBatch():
                 labels = [work.route.id for work in command.queries]
                 self.batches.append(labels)
@@ -150,6 +153,10 @@ class Device:
                 result = BatchResult(self.stage.now, self.stage.now + seconds, outputs, bytes=size)
                 return seconds * self.between, result
         raise AssertionError(command)
+
+
+def _ref(key: str, outputs: dict[str, Any]) -> ObjectRef:
+    return ObjectRef(bucket="infaas-outputs", key=key, bytes=len(encode(outputs)))
 
 
 class ContextStore:
@@ -172,7 +179,11 @@ class ContextStore:
             self.gathered.append(command.key)
             found = {ref.name: self.objects[ref.key][ref.tensor] for ref in command.refs}
             self.objects[command.key] = {**command.outputs, **found}
-            return 0.001, ObjectRef(bucket="infaas-outputs", key=command.key)
+            return 0.001, _ref(command.key, self.objects[command.key])
+        if isinstance(command, DeleteResults):
+            for key in command.keys:
+                self.objects.pop(key, None)
+            return 0.001, None
         present = self.stored.get(command.key, StoredContext(None, 0))
         match command:
             case ReadContext():
@@ -195,12 +206,16 @@ class Fleet:
         workers: int = 1,
         policy: SelectionPolicy | None = None,
         settings: Settings | None = None,
+        kind: str = "cpu",
+        arithmetic: str = "",
     ):
         self.stage = Stage()
         self.subjects = Subjects()
         self.records = catalogue(*(variants or (variant(),)))
         self.policy = policy
         self.settings = settings or Settings()
+        self.kind = kind  # of each worker's one device
+        self.arithmetic = arithmetic  # of that
         self.contexts = ContextStore()
         self.devices: dict[str, Device] = {}
         self._uids = itertools.count()
@@ -225,13 +240,27 @@ class Fleet:
     def start_executor(self, worker: str) -> None:
         device = self.devices[worker] = Device(self.stage, worker)
         device.objects = self.contexts.objects
-        actor = make_executor(self.settings, self.subjects, worker, CPU, next(self._incarnations))
-        self.stage.enter(f"{worker}/cpu", actor, device)
+        own = replace(CPU, name=self.kind, kind=self.kind)
+        actor = make_executor(self.settings, self.subjects, worker, own, next(self._incarnations))
+        self.stage.enter(f"{worker}/{self.kind}", actor, device)
+
+    def running(self, worker: str) -> list[bytes]:
+        """The uids of what its executor computes now."""
+        runs = self.stage.members[f"{worker}/{self.kind}"].actor._runs.running.values()
+        return [query.route.uid for _, run, _ in runs for query in run.queries]
+
+    def end_executor(self, worker: str, running: list[bytes] | None) -> None:
+        """The executor ends, and its supervisor says so, with what it computed."""
+        self.stage.kill(f"{worker}/{self.kind}")
+        exited = ExecutorExited(worker=worker, device=self.kind, at=self.stage.now, reason="crashed", running=running)
+        self.stage.publish(self.subjects.exited(worker, self.kind), exited)
 
     def start_worker(self, worker: str) -> None:
-        device = MonitoredDevice(name="cpu", kind="cpu", cores=4, memory_mb=4000.0)  # room for five members at once
+        device = MonitoredDevice(  # room for five members
+            name=self.kind, kind=self.kind, cores=4, memory_mb=4000.0, arithmetic=self.arithmetic
+        )
         settings = self.settings.monitor
-        actor = MonitorActor(worker, "cpu", [device], PRICES, self.subjects, next(self._incarnations), settings)
+        actor = MonitorActor(worker, self.kind, [device], PRICES, self.subjects, next(self._incarnations), settings)
         self.stage.enter(worker, actor, lambda _: (0.0, MachineSample(utilisation=0.2, memory_used_mb=500.0)))
         for record in self.records:
             self.stage.send(worker, Changed("infaas-catalog", key_of(record), encode(record)))

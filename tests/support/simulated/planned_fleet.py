@@ -48,9 +48,25 @@ class PipelineFleet(CloudFleet):
     def app(name: str, *variants: str, **fields: Any) -> list[Any]:
         return catalogue(*(variant(each, model=name, **fields) for each in variants), app=name)
 
-    def deploy(self, deployed: PipelinePlan | None, name: str = "p", pipeline: PipelineRecord = PIPELINE) -> None:
-        """The registrar writes the pipeline's record. None: no plan is deployed any more."""
-        record = AppRecord(app=name, links={}, signature=SIGNATURE, latency_ms=200.0, pipeline=pipeline, plan=deployed)
+    def deploy(
+        self,
+        deployed: PipelinePlan | None,
+        name: str = "p",
+        pipeline: PipelineRecord = PIPELINE,
+        ended: str = "",
+        slo_target: float | None = None,
+    ) -> None:
+        """The registrar writes the pipeline's record. None: no plan is deployed any more; ended: why a change has ended it."""
+        record = AppRecord(
+            app=name,
+            links={},
+            signature=SIGNATURE,
+            latency_ms=200.0,
+            pipeline=pipeline,
+            plan=deployed,
+            plan_ended=ended,
+            slo_target=slo_target,
+        )
         self.records = [one for one in self.records if key_of(one) != key_of(record)]
         self.register(record)
 

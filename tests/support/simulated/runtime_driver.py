@@ -19,7 +19,7 @@ from bus.port import Delivery, StreamSpec
 from bus.subjects import Subjects
 from services.core.actor import Actor, Envelope, Publish, Record
 from services.shell.runtime.runtime import Runtime
-from services.simulation.kernel import GRACE, NETWORK, Promised, Receive, SimulatedEdge
+from services.simulation.kernel import GRACE, NETWORK, Headers, Promised, Receive, SimulatedEdge
 from tests.support.simulated.jumping_loop import JumpingLoop
 
 STREAM = "EVENTS"
@@ -180,8 +180,11 @@ class Bed:
         entry = self._bucket(bucket)._entries.get(key)
         return None if entry is None else entry.value
 
-    def publish(self, subject: str, message: Any, reply: str = "", body: bytes = b"") -> None:
-        self._world.publish(subject, body or encode(message), reply)
+    def publish(
+        self, subject: str, message: Any, reply: str = "", body: bytes = b"", by: str = "", headers: Headers = None
+    ) -> None:
+        del by
+        self._world.publish(subject, body or encode(message), reply, headers)
 
     def run(self, until: float) -> None:
         self.loop.run_until(until)

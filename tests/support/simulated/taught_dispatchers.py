@@ -1,6 +1,7 @@
 """Dispatchers that get feedback, with predictions that a test makes up, on virtual time."""
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -39,14 +40,18 @@ class Slow(ContextStore):
         self.away = False
         self.writes = 0
         self.fails: set[str] = set()  # methods of the user's own policy
+        self.dies_at: Callable[[int], None] = lambda writes: None  # called at each write that begins
 
     def __call__(self, command: Any) -> tuple[float, Any]:
         if self.away:
             return self.seconds, RuntimeError("nobody is there")
         if isinstance(command, RunPolicy):
             return 0.01, self.own(command)
-        self.writes += isinstance(command, WriteContext)
-        return self.seconds, super().__call__(command)[1]
+        done = super().__call__(command)[1]
+        if isinstance(command, WriteContext):
+            self.writes += 1
+            self.dies_at(self.writes)
+        return self.seconds, done
 
     def own(self, command: RunPolicy) -> Any:
         """A user's own policy, which counts the feedbacks that it has observed."""

@@ -3,11 +3,13 @@
 An edge script answers each command by (seconds that it takes, result or exception), as the simulator's edges do.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from msgspec.structs import replace
+
 from bus.codec import encode
-from services.core.actor import Actor, Envelope, Inlet, Publish, Watch
+from services.core.actor import Actor, Effect, Envelope, Inlet, Publish, Watch
 from services.simulation.kernel import Kernel, Member, SimulatedEdge
 
 
@@ -35,6 +37,7 @@ class Stage:
     def __init__(self, *, start: float = 1_000_000.0, delay: float = 0.0001) -> None:
         self.heard: list[tuple[float, str, Any]] = []
         self.records: list[tuple[str, Any]] = []
+        self._held: dict[str, list[Envelope]] = {}
         self.kernel = Kernel(start, lambda _, event: self.records.append((type(event).kind, event)), delay=delay)
         self.kernel.received = self._received
 
@@ -67,6 +70,33 @@ class Stage:
         """The actor gets Stopping; work under way may end within the kernel's time for that."""
         assert name in self.members, name
         self.kernel.leave(name, goodbye=True)
+
+    def clog(self, name: str, subject: str = "") -> None:
+        """Messages to this actor, or those on this subject, wait, in their order, until `go_on`. Its timers ring."""
+        self._hold(name, subject, stopped=False)
+
+    def pause(self, name: str) -> None:
+        """As SIGSTOP: whatever comes to this actor waits until `go_on`, its timers too."""
+        self._hold(name, stopped=True)
+
+    def _hold(self, name: str, subject: str = "", *, stopped: bool) -> None:
+        member = self.members[name]
+        waiting = self._held[name] = list[Envelope]()
+
+        def handle(envelope: Envelope) -> Iterable[Effect]:
+            if stopped or (envelope.subject and subject in ("", envelope.subject)):
+                waiting.append(envelope)
+                return ()
+            return member.actor.handle(envelope)
+
+        member.handle = handle
+
+    def go_on(self, name: str) -> None:
+        """All that waited comes now."""
+        member = self.members[name]
+        member.handle = member.actor.handle
+        for envelope in self._held.pop(name):
+            self.kernel._deliver(member, replace(envelope, now=self.now))
 
     def listen(self, pattern: str) -> None:
         """Keep what is published on these subjects in `heard`."""

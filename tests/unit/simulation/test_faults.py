@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
+from bus.messages.catalog import VariantRecord
 from bus.messages.events import StateEvent
 from bus.messages.scaling import StartMachine
+from services.simulation.edges import LoadFault
 from services.simulation.kernel import NETWORK
 from services.simulation.run import BEGINS
 from services.simulation.scenario.model import FaultSpec, MachineSpec
@@ -111,7 +113,7 @@ def test_devices_become_slow_for_a_while() -> None:
 
 def test_a_machine_that_comes_meanwhile_is_slow_too_and_never_faster_than_its_profile() -> None:
     run = Watched(FaultSpec(kind="device-slow", at_s=1.0, until_s=6.0, hardware="cpu", factor=3.0))
-    run.does(2.0, run.system._boot, EXTRA)
+    run.does(2.0, run.system._ordered, EXTRA)
     notes = run.at(5.0, 7.0, look=slowness)
     assert notes == {5.0: dict.fromkeys((f"{one}/cpu" for one in (*ALL.split(), "spare-x")), 3.0), 7.0: {}}
 
@@ -128,8 +130,14 @@ def test_a_machine_that_comes_meanwhile_is_slow_too_and_never_faster_than_its_pr
 def test_loads_fail(which: dict[str, str], fails: set[str]) -> None:
     run = Watched(FaultSpec(kind="load-fails", at_s=2.0, until_s=4.0, **which))
 
+    def refused(system: SimulatedSystem, record: VariantRecord) -> bool:
+        try:
+            return system.load_takes(record, 1.0) != 1.0
+        except LoadFault:
+            return True
+
     def look(system: SimulatedSystem) -> set[str]:
-        return {record.variant for record in run.scenario.variants if system.load_fails(record)}
+        return {record.variant for record in run.scenario.variants if refused(system, record)}
 
     assert run.at(1.0, 3.0, 5.0, look=look) == {1.0: set(), 3.0: fails, 5.0: set()}
 
@@ -168,8 +176,8 @@ def test_messages_are_delayed() -> None:
 
 def test_a_machine_stopped_while_it_boots_never_works_and_is_paid_for_until_then() -> None:
     run = Watched()
-    run.does(1.0, run.system._boot, EXTRA)
-    run.does(1.5, run.system._boot, EXTRA)
+    run.does(1.0, run.system._ordered, EXTRA)
+    run.does(1.5, run.system._ordered, EXTRA)
     run.does(2.0, run.system.stop, EXTRA.worker)
     notes = run.at(0.9, 1.1, 1.6, 2.1, 5.0, look=lambda system: (workers(system), system.bill.rate))
     before = notes[0.9][1]

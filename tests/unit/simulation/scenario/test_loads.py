@@ -61,6 +61,47 @@ def test_faults_befall_workers_that_some_policy_has_or_may_order(tmp_path, worke
     assert read(tmp_path, changed(("policy", [four]), ("fault", [fault]))).faults[0].worker == worker
 
 
+@pytest.mark.parametrize(
+    "process",
+    [
+        "d-0",
+        "vm-0",
+        "vm-1",
+        "jobs-0",
+        "cpu-0",
+        "cpu-0/cpu",
+        "monitor-cpu-0",
+        "model-gpu-1-2",
+        "offline-cpu-0",
+    ],
+)
+def test_faults_befall_processes(tmp_path, process):
+    fault = {"kind": "process-dies", "at_s": 6, "process": process}
+    (found,) = read(tmp_path, changed(("fault", [fault]))).faults
+    assert found == FaultSpec(kind="process-dies", at_s=6.0, process=process, delay_s=0.5)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"kind": "link-clogged", "until_s": 9.0, "process": "d-0", "direction": "in"},
+        {"kind": "link-lost", "until_s": 9.0, "process": "clients"},
+        {"kind": "worker-joins", "hardware": "gpu", "worker": "gpu-9"},
+        {"kind": "clock-off", "worker": "cpu-0", "delay_s": -5.0},
+        {"kind": "load-hangs", "until_s": 9.0, "hardware": "gpu"},
+        {"kind": "profile-wrong", "factor": 2.0},
+        {"kind": "boot-twice", "hardware": "gpu", "delay_s": 2.0},
+        {"kind": "query-resent", "app": "cars", "delay_s": 0.2},
+        {"kind": "change", "what": "setting", "app": "cars", "factor": 4.0},
+        {"kind": "change", "what": "model-deleted", "model": "resnet50"},
+    ],
+    ids=lambda fault: fault["kind"],
+)
+def test_faults_have_what_their_block_says(tmp_path, fault):
+    (found,) = read(tmp_path, changed(("fault", [{"at_s": 6.0, **fault}]))).faults
+    assert found == FaultSpec(at_s=6.0, **fault)
+
+
 def test_work_faults_and_meters(tmp_path):
     scenario = read(
         tmp_path,

@@ -85,6 +85,21 @@ def test_options_and_edges_may_say_more_or_less(changed: Any) -> None:
     assert file.pipeline.vertices[0] == PipelineVertex(name="lang", app="language-id", inputs={"text": "$.text"})
 
 
+@pytest.mark.parametrize(
+    ("percentile", "in_file", "registered", "planned"),
+    [("0.95", "0.9", 0.8, 0.95), (None, "0.9", 0.8, 0.9), (None, None, 0.8, 0.8), (None, None, None, 0.99)],
+)
+def test_a_plan_is_for_the_target_of_the_app(
+    percentile: str | None, in_file: str | None, registered: float | None, planned: float, changed: Any
+) -> None:
+    """Unless the file says a percentile: its slo_target, else that of the registered pipeline."""
+    target = "" if in_file is None else f"\nslo_target = {in_file}"
+    said = "seed = 1" if percentile is None else f"percentile = {percentile}"
+    file = read_pipeline(changed(("latency_ms = 350", f"latency_ms = 350{target}"), ("percentile = 0.95", said)))
+    more = {} if registered is None else {"target": registered}
+    assert problem_of(file, (*file.options, option("translate")), 0.5, **more).percentile == planned
+
+
 # -- the sample
 
 

@@ -3,14 +3,25 @@
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from bus.codec import decode, encode
-from bus.messages.catalog import AppRecord, VariantRecord
+from bus.messages.catalog import (
+    AppRecord,
+    PipelineEdge,
+    PipelinePlan,
+    PipelineRecord,
+    PipelineVertex,
+    PlannedStage,
+    VariantRecord,
+)
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
+from bus.messages.scaling import ClassDemand, PipelineArrivals
 from services.autoscaler.vms.policy import PricedKind
 from services.core.catalog import app_key, variant_key
 from services.core.placement import Device
 from services.core.settings import Settings
-from services.simulation.shadow.live import LiveSystem, simulated_entry
+from services.simulation.shadow.live import LiveSystem, simulated_entry, visits_of
 from services.simulation.shadow.system import ShadowSpec, machines_of
 from tests.support.data.events import VARIANT, app_record, variant_record
 
@@ -112,3 +123,36 @@ def test_simulated_devices_beside_real_ones_are_left_out() -> None:
     assert [one.device for one in live.devices(first, real)] == ["cpu", "gpu-0"]
     alone = worker("w1", device("gpu", "gpu-0", simulated=True))
     assert [one.device for one in live.devices(alone, set())] == ["gpu-0"]
+
+
+# -- pipelines
+
+STAGES = PipelineRecord(
+    vertices=[
+        PipelineVertex(name="first", app="digits", inputs={"x": "$.x"}),
+        PipelineVertex(name="second", app="faces", inputs={"x": "$.x"}, accuracy=0.9),
+        PipelineVertex(name="other", app="votes", inputs={"x": "$.x"}),
+    ],
+    edges=[PipelineEdge(source="first", target="second", probability=0.5)],
+    output={"y": "second.y | first.y"},
+)
+STAGE = PlannedStage(hardware="cpu", batch=1, replicas=1, scale=1.0, service_ms=10.0, rho=0.1, variant=VARIANT)
+PLAN = PipelinePlan(
+    pipeline="social", policy="inferline", status="feasible", cost_per_s=0.0, p99_ms=50.0,
+    vertices={"first": STAGE, "second": replace(STAGE, scale=0.5, service_ms=30.0)}, envelope=[(1.0, 20)],
+    dispersion=[1.0], steps=[], rate=10.0, latency_ms=100.0,
+)  # fmt: skip
+
+
+def test_arrivals_at_a_planned_pipeline_are_demand_for_its_planned_stages() -> None:
+    live = LiveSystem()
+    report = PipelineArrivals("d0", "social", 7.0, [3, 0, 8])
+    assert visits_of(report, live.catalog, lambda: 0.0).rows == []
+    record = app_record(app="social", links={}, pipeline=STAGES, plan=PLAN, latency_ms=100.0)
+    live.changed(app_key("social"), encode(record))
+    found = visits_of(report, live.catalog, lambda: 0.0)
+    assert (found.at, found.seconds) == (7.0, 0.03)
+    assert found.rows == [ClassDemand("digits", "", 11, 70.0), ClassDemand("faces", "", 5, 90.0, 0.9)]
+    assert [row.items for row in visits_of(report, live.catalog, lambda: 0.6).rows] == [11, 6]  # 5.5 by chance
+    live.changed(app_key("social"), encode(replace(record, plan=None)))
+    assert visits_of(report, live.catalog, lambda: 0.0).rows == [], "dispatchers report what no plan provides for"

@@ -1,0 +1,225 @@
+"""From a seed to a scenario: a small whole system, its loads, and its faults, as the document of a scenario file.
+
+It has two phases, as TigerBeetle's VOPR: first faults, then none, in which all must be well again. The machines carry the load: after the
+last fault nearly all queries must be answered in time.
+"""
+
+from itertools import pairwise
+from math import ceil
+from random import Random
+from typing import Any
+
+from services.simulation.fuzz.kinds import fault_of
+
+RECOVERS_S = 20.0  # after the last fault until all is well
+SERVED_S = 8.0  # then, in which queries must be answered in time
+BUSY = 0.3  # of a system's cores that the load takes, at most
+
+Document = dict[str, Any]
+_SPEED = {"cpu": 1.0, "gpu": 0.15}  # ms against a CPU's
+_SIZES = {"s": (9.0, 0.62), "m": (21.0, 0.76), "l": (43.0, 0.88)}  # ms of one item on a CPU, accuracy
+_BATCHING: tuple[Document, ...] = (
+    {"policy": "aimd"},
+    {"policy": "fixed", "batch": 2},
+    {"policy": "delayed", "wait_ms": 5.0},
+    {"policy": "quantile"},
+    {"policy": "threshold"},
+    {"policy": "edf", "contexts": 2},
+)
+
+
+def document_of(seed: int) -> Document:
+    """The scenario of a seed, the same for the same seed and version."""
+    draw = Random(seed)  # noqa: S311  (nothing is secret)
+    faulty_s = round(draw.uniform(8.0, 40.0), 1)
+    workers = _workers(draw)
+    apps, variants, pipelines = _catalogue(draw, sorted({kind for one in workers for kind in one["devices"]}))
+    _give_memory(draw, workers, variants)
+    loads = _loads(draw, apps, variants, pipelines, _cores(workers))
+    document: Document = {
+        "scenario": {
+            "name": f"faults-{seed}", "duration_s": faulty_s, "seed": seed, "metrics_every_s": faulty_s, "checked": True,
+            "policies": ["inferline" if pipelines and draw.random() < 0.6 else "infaas"],
+        },
+        "settings": _settings(draw),
+        "app": apps,
+        "variant": variants,
+        "worker": workers,
+        "pipeline": pipelines,
+        "load": loads,
+        "job": _jobs(draw, apps, faulty_s),
+    }  # fmt: skip
+    document["fault"] = sorted(
+        (fault_of(draw, document, faulty_s) for _ in range(draw.choice([1, 2, 3, 4, 6, 9]))),
+        key=lambda one: one["at_s"],
+    )
+    last = max(one.get("until_s", one["at_s"]) + max(0.0, one.get("delay_s", 0.0)) for one in document["fault"])
+    document["scenario"]["duration_s"] = round(max(faulty_s, last) + RECOVERS_S + SERVED_S, 1)
+    return {key: value for key, value in document.items() if value}
+
+
+def _workers(draw: Random) -> list[Document]:
+    """1 to 4 machines of one or two kinds. As many as there are at first are kept; another may come in the place of one that died."""
+    count = draw.randint(1, 4)
+    kinds = ["cpu"] if count == 1 or draw.random() < 0.6 else ["cpu", "gpu"]
+    found = []
+    for kind in kinds:
+        start = count if len(kinds) == 1 else 1 if kind == "gpu" else count - 1
+        cores = draw.choice([2, 4, 4])
+        devices = {"cpu": cores} if kind == "cpu" else {"gpu": 1, "cpu": cores}
+        found.append({
+            "kind": kind, "devices": devices, "price_per_hour": draw.choice([0.1, 0.2]) + (kind == "gpu"),
+            "boot_s": draw.choice([0.5, 2.0]), "start": start, "min": start, "max": start + draw.choice([1, 2]),
+        })  # fmt: skip
+    return found
+
+
+def _give_memory(draw: Random, workers: list[Document], variants: list[Document]) -> None:
+    """A machine holds all variants once, and little or much more."""
+    for worker in workers:
+        for kind, key in (("cpu", "memory_gb"), ("gpu", "gpu_memory_gb")):
+            if kind in worker["devices"]:
+                once = sum(one["memory_gb"] for one in variants if one["hardware"] == kind)
+                worker.setdefault("resources", {})[key] = round(once * draw.choice([1.1, 1.5, 4.0]), 2)
+
+
+def _cores(workers: list[Document]) -> float:
+    """The cores of the smallest half of the machines: what is left if some of them die."""
+    each = sorted(one["devices"]["cpu"] for one in workers for _ in range(one["start"]))
+    return float(sum(each[: ceil(len(each) / 2)]))
+
+
+def _catalogue(draw: Random, hardware: list[str]) -> tuple[list[Document], list[Document], list[Document]]:
+    """Apps, their variants, and pipelines of them."""
+    names = [f"app{number}" for number in range(draw.randint(1, 3))]
+    apps, variants = [], []
+    for name in names:
+        several = draw.random() < 0.35
+        sizes = draw.choice(["sm", "sml", "ml"] if several else ["s", "m", "sm", "sl", "sml"])
+        app: Document = {"name": name}
+        if several:
+            app["selection"] = {"policy": draw.choice(["exp4", "exp3", "majority", "weighted"])}
+            if draw.random() < 0.5:
+                app["selection"]["cache_mb"] = draw.choice([0.01, 1.0])
+            if app["selection"]["policy"] in ("exp3", "exp4") and draw.random() < 0.4:
+                app["selection"]["contextual"] = True
+        if draw.random() < 0.3:
+            app["batching"] = draw.choice(_BATCHING)
+        slowest = 0.0
+        for size in sizes:
+            ms, accuracy = _SIZES[size]
+            for kind in hardware:
+                one = round(ms * _SPEED[kind] * draw.choice([0.7, 1.0, 1.3]), 2)
+                most = draw.choice([1, 4, 8])
+                slope = 0.5 if kind == "cpu" else 0.1
+                variants.append({
+                    "app": name, "model": f"{name}-{size}", "name": f"{name}-{size}-{kind}", "hardware": kind, "accuracy": accuracy,
+                    "base_ms": round(one * (1 - slope), 3), "per_item_ms": round(one * slope, 3), "max_batch": most,
+                    "load_s": draw.choice([0.2, 0.8, 2.0]), "memory_gb": draw.choice([0.1, 0.3, 0.8]),
+                })  # fmt: skip
+                slowest = max(slowest, one * (1 + slope * (most - 1)))
+        app["latency_ms"] = round(draw.choice([3.0, 6.0, 15.0]) * max(slowest, 25.0), 0)
+        apps.append(app)
+    plain = [one for one in apps if "selection" not in one]
+    pipelines = [_pipeline(draw, plain)] if plain and draw.random() < 0.4 else []
+    return apps, variants, pipelines
+
+
+def _pipeline(draw: Random, apps: list[Document]) -> Document:
+    """A chain of two or three vertices, of which a later one may be passed over."""
+    names = ["first", "second", "third"][: draw.randint(2, 3)]
+    asked = [draw.choice(apps) for _ in names]
+    edges: list[Document] = [{"from": one, "to": other} for one, other in pairwise(names)]
+    rest = ""
+    if len(names) == 3 and draw.random() < 0.5:
+        edges[1]["when"] = {"output": "y", "op": ">", "value": 0}
+        edges[1]["probability"] = 0.5
+        rest = f" | {names[1]}.y"
+    return {
+        "pipeline": {"name": "pipe", "latency_ms": sum(one["latency_ms"] for one in asked) + 50.0},
+        "vertex": [
+            {"name": name, "app": app["name"], "inputs": {"x": "$.x"}} for name, app in zip(names, asked, strict=True)
+        ],
+        "edge": edges,
+        "output": {"y": f"{names[-1]}.y{rest}"},
+        "plan": {"seconds": 60.0},
+    }
+
+
+def _loads(
+    draw: Random, apps: list[Document], variants: list[Document], pipelines: list[Document], cores: float
+) -> list[Document]:
+    """A stream for each app and pipeline, and some with needs of their own. Together they keep at most `BUSY` of so many cores busy."""
+    ms = {
+        app["name"]: sum(one["base_ms"] + one["per_item_ms"] for one in variants if one["app"] == app["name"] and one["hardware"] == "cpu")
+        for app in apps
+    }  # fmt: skip
+    found: list[Document] = [
+        {"app": app["name"], "of": ms[app["name"]], "selection": app.get("selection")} for app in apps
+    ]
+    found += [
+        {"app": one["pipeline"]["name"], "of": sum(ms[vertex["app"]] for vertex in one["vertex"]), "selection": None}
+        for one in pipelines
+    ]
+    found += [dict(draw.choice(found[: len(apps)]), odd=True) for _ in range(draw.choice([0, 1, 2]))]
+    share = BUSY * cores * 1000.0 / len(found)  # ms of computing a second
+    loads = []
+    for one in found:
+        rate = round(min(20.0, share / one["of"]) * draw.choice([0.3, 0.6, 1.0]), 2)
+        load: Document = {"app": one["app"], "rate": min(rate, 2.0) if "odd" in one else rate}
+        if one["selection"] is not None:
+            load["feedback"] = draw.choice([0.0, 0.5, 1.0])
+            load["repeats"] = draw.choice([0.0, 0.3])
+            if draw.random() < 0.5:
+                load["items"] = 2
+            if one["selection"].get("contextual"):
+                load["context"] = draw.choice(["north", "south"])
+        if "odd" in one:
+            serving = [each for each in variants if each["app"] == one["app"]]
+            load |= _needs(draw, serving, several=one["selection"] is not None)
+        elif draw.random() < 0.3:
+            load["priority"] = draw.choice([1, 3, 9])
+        loads.append(load)
+    return loads
+
+
+def _needs(draw: Random, variants: list[Document], *, several: bool) -> Document:
+    """Needs of every kind, also such that cannot be met."""
+    one = draw.choice(variants)
+    choices: list[Document] = [
+        {"accuracy": draw.choice([0.5, 0.7, 0.8, 0.99])},
+        {"latency_ms": draw.choice([5.0, 30.0, 120.0, 1000.0])},
+        {"cost": draw.choice([1e-6, 1e-3, 1.0])},
+        {"model": one["model"]},
+        {"variant": one["name"]},
+        {"priority": draw.choice([1, 9])},
+        {"accuracy": 0.7, "latency_ms": 200.0, "priority": 2},
+    ]
+    if several:
+        choices.append({"confidence": draw.choice([0.3, 0.9])})
+    return draw.choice(choices)
+
+
+def _settings(draw: Random) -> Document:
+    return {
+        "dispatcher": {
+            "count": draw.randint(1, 3),
+            "policy": draw.choice(["infaas", "infaas", "infaas", "round-robin", "brute-force"]),
+            "max_queue": draw.choice([100_000, 100_000, 40]),
+        },
+        "autoscaler": {
+            "solver": draw.choice([*["greedy"] * 7, "ilp"]),
+            "hold_s": draw.choice([2.0, 10.0]),
+        },
+        "machines": {"idle_s": draw.choice([5.0, 100.0]), "period_s": draw.choice([0.5, 1.0])},
+        "executor": {"exclusive": draw.random() < 0.7, "order": draw.choice(["edf", "edf", "lru"])},
+    }
+
+
+def _jobs(draw: Random, apps: list[Document], faulty_s: float) -> list[Document]:
+    plain = [one["name"] for one in apps if "selection" not in one]
+    if not plain or draw.random() < 0.7:
+        return []
+    return [
+        {"app": draw.choice(plain), "at_s": round(draw.uniform(0.0, faulty_s / 2), 1), "inputs": draw.choice([40, 200])}
+    ]

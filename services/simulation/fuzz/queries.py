@@ -1,0 +1,221 @@
+"""What holds of every query: what its client gets, what is recorded, what it costs, and when."""
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+from bus.codec import encode
+from bus.messages.events import CLIENT_ERRORS, OutcomeEvent
+from bus.messages.public import Answer, Refusal
+from services.dispatcher.silence import STALE
+from services.simulation.clients import QueryTemplate
+from services.simulation.fuzz.violations import LINKS, HeldUp, Violations
+from services.simulation.scenario.model import Scenario
+
+WAY_S = 0.1  # after its deadline, until which a query may be refused (services/core/outcomes.py)
+KNOWS_S = 0.005  # from one process saying something to another one knowing of it, two hops away
+_SAME = 1e-9  # of US$ and s
+
+
+class AskedQuery:
+    """A client's query. last, times: when it was last sent, and how often. replies: what its client got. row: the first of its uid that was stored. unheard: once nobody
+    listened. said: when each reply was sent, with its meaning.
+    """
+
+    __slots__ = ("kind", "last", "number", "replies", "row", "said", "sent", "times", "unheard")
+
+    def __init__(self, number: str, kind: QueryTemplate, sent: float) -> None:
+        self.number = number
+        self.kind = kind
+        self.sent = self.last = sent
+        self.times = 1
+        self.replies: list[tuple[float, Any]] = []
+        self.row: OutcomeEvent | None = None
+        self.unheard = False
+        self.said: list[tuple[float, tuple[Any, ...]]] = []
+
+    @property
+    def crossed(self) -> bool:
+        """Whether something else was said before what came first overtook it: a link held it up, and nobody could know."""
+        first = _meaning(self.first)
+        at = next((at for at, one in self.said if one == first), 0.0)
+        return any(earlier < at and one != first for earlier, one in self.said)
+
+    @property
+    def at_once(self) -> bool:
+        """Whether two executors answered it at the same time: one had taken over from the other, which was silent, and they could not know."""
+        answers = [at for at, one in self.said if one[0] == "answer"]
+        return any(later - at <= KNOWS_S for at, later in pairwise(answers))
+
+    @property
+    def first(self) -> Any:
+        return self.replies[0][1]
+
+
+class QueryChecks:
+    """The queries of one run, by their number."""
+
+    def __init__(self, scenario: Scenario, violations: Violations, begins: float) -> None:
+        self.asked: dict[str, AskedQuery] = {}
+        self._violations = violations
+        self._several = {app.app for app in scenario.apps if app.selection is not None or app.pipeline is not None}
+        self._held = HeldUp(scenario.faults, begins)
+        self._on_links = HeldUp(scenario.faults, begins, kinds=LINKS)
+        self._stopped = HeldUp(scenario.faults, begins, kinds=("process-stopped",))
+        self._usual = scenario.policies[0].settings.dispatcher.default_deadline_s
+
+    def sent(self, number: str, kind: QueryTemplate, now: float) -> None:
+        """A client sent a query, perhaps again."""
+        if number in self.asked:
+            query = self.asked[number]
+            query.times, query.last = query.times + 1, now
+        else:
+            self.asked[number] = AskedQuery(number, kind, now)
+
+    def unheard(self, number: str) -> None:
+        """Nobody listened: the client knows at once that its query was not taken."""
+        self.asked[number].unheard = True
+
+    def said(self, number: str, reply: Any, now: float) -> None:
+        """A process sends a reply to a client."""
+        query = self.asked.get(number)
+        if query is not None and isinstance(reply, Answer | Refusal):
+            query.said.append((now, _meaning(reply)))
+
+    def replied(self, number: str, reply: Answer | Refusal, now: float) -> None:
+        """A client got a reply."""
+        query = self.asked[number]
+        query.replies.append((now, reply))
+        if len(query.replies) > 1:
+            self._again(query, reply, now)
+            return
+        if isinstance(reply, Refusal):
+            self._refused(query, reply, now)
+        else:
+            self._answered(query, reply, now)
+        if query.row is not None:
+            self._compare(query, query.row, now)
+
+    def recorded(self, row: OutcomeEvent, now: float) -> None:
+        """A row was recorded of a client's query."""
+        query = self.asked.get(row.id or "")
+        if query is None or row.parent is not None:
+            return
+        if query.row is None:
+            query.row = row
+            if query.replies:
+                self._compare(query, row, now)
+        elif _said(query.row) != _said(row) and not (query.replies and (query.crossed or query.at_once)):
+            words = f"one row says {_said(query.row)}, a later one {_said(row)}"
+            self._violations.add("one-row", now, words, query.number)
+
+    def ended(self, now: float) -> None:
+        """The run has ended: every query has a reply and a row."""
+        for query in self.asked.values():
+            if not query.replies and query.unheard:
+                continue
+            if not query.replies:
+                words = f"{query.kind.app}: no reply in {now - query.sent:.1f} s"
+                self._violations.add("nothing-open", now, words, query.number)
+            elif query.row is None and not (
+                isinstance(query.first, Refusal) and query.first.error.code in CLIENT_ERRORS
+            ):
+                self._violations.add(
+                    "lost-row", now, f"{query.kind.app}: {_told(query.first)}, and no row", query.number
+                )
+
+    # -- replies
+
+    def _again(self, query: AskedQuery, reply: Any, now: float) -> None:
+        first = query.first
+        if _meaning(first) != _meaning(reply):
+            if query.crossed or query.at_once:
+                return
+            words = f"first {_told(first)}, then {_told(reply)} {1000 * (now - query.replies[0][0]):.1f} ms later"
+            self._violations.add("one-meaning", now, words, query.number)
+        elif len(query.replies) > query.times + query.crossed + query.at_once:
+            words = f"{len(query.replies)} replies, {_told(reply)}, to a query that was sent {query.times} times"
+            self._violations.add("one-reply", now, words, query.number)
+
+    def _refused(self, query: AskedQuery, reply: Refusal, now: float) -> None:
+        late = now - self._due(query) - WAY_S
+        if late > 0.0 and late > self._held.seconds(query.sent, now) + _SAME:
+            words = f"{query.kind.app}: {_told(reply)} {1000 * (late + WAY_S):.0f} ms after the deadline: {reply.error.message}"
+            self._violations.add("in-time", now, words, query.number)
+
+    def _due(self, query: AskedQuery) -> float:
+        """Its deadline, as whoever got it last must see it."""
+        return query.last + (
+            self._usual if query.kind.needs.latency_ms is None else query.kind.needs.latency_ms / 1000.0
+        )
+
+    def _answered(self, query: AskedQuery, answer: Answer, now: float) -> None:
+        needs, missed = query.kind.needs, answer.missed
+        broken = []
+        if needs.accuracy and "accuracy" not in missed and (answer.accuracy or 0.0) < needs.accuracy - _SAME:
+            broken.append(f"accuracy {answer.accuracy} of at least {needs.accuracy}")
+        if needs.cost is not None and "cost" not in missed and 1000.0 * answer.cost > needs.cost + _SAME:
+            broken.append(f"cost {1000.0 * answer.cost:.3g} of at most {needs.cost:g} US$ per 1,000")
+        if needs.latency_ms is not None and "latency" not in missed and answer.latency_ms > needs.latency_ms + 1e-3:
+            broken.append(f"latency {answer.latency_ms:.1f} of at most {needs.latency_ms:g} ms")
+        for name in ("model", "version", "variant"):
+            wanted = getattr(needs, name)
+            if wanted is not None and getattr(answer, name) != wanted and answer.default is not True:
+                broken.append(f"{name} {getattr(answer, name)!r} and not {wanted}")
+        if broken:
+            words = f"{query.kind.app}: {', '.join(broken)}, and missed is {missed}"
+            self._violations.add("needs", now, words, query.number)
+
+    # -- rows
+
+    def _compare(self, query: AskedQuery, row: OutcomeEvent, now: float) -> None:
+        """The row says what the client got first, also when, and what it costs."""
+        at, reply = query.replies[0]
+        if isinstance(reply, Refusal):
+            same = row.outcome in ("refused", "error") and row.code == reply.error.code
+        elif reply.default is True:
+            same = row.outcome == "default"
+        else:
+            same = row.outcome in ("ok", "late") and (row.variant or "") == reply.variant
+        if not same:
+            words = f"{query.kind.app}: the client got {_told(reply)}, the row says {_said(row)}"
+            self._violations.add("row-as-told", now, words, query.number)
+            return
+        cost = reply.cost if isinstance(reply, Answer) else row.cost if query.kind.app in self._several else 0.0
+        if abs(cost - row.cost) > _SAME:
+            words = f"{query.kind.app}: {_told(reply)} costs {cost:.3g} US$, the row says {row.cost:.3g}"
+            self._violations.add("charged-once", now, words, query.number)
+        late = at - self._due(query) - WAY_S
+        unnoticed = min(
+            STALE, self._stopped.seconds(query.sent, at)
+        )  # a stop that is no longer than what a busy machine does
+        if row.outcome == "ok" and late > 0.0 and late > self._on_links.seconds(query.sent, at) + unnoticed + _SAME:
+            words = (
+                f"{query.kind.app}: the answer came {1000 * (late + WAY_S):.0f} ms after the deadline, the row says ok"
+            )
+            self._violations.add("late-as-late", now, words, query.number)
+
+
+def _meaning(reply: Any) -> tuple[Any, ...]:
+    """What must not change from one reply to the next."""
+    if isinstance(reply, Refusal):
+        return "refusal", reply.error.code
+    return "answer", reply.variant, reply.default is True, encode(reply.outputs)
+
+
+def _told(reply: Any) -> str:
+    if isinstance(reply, Refusal):
+        return f"a refusal ({reply.error.code})"
+    return f"an answer ({reply.variant or 'of several models'})" if reply.default is not True else "the default output"
+
+
+def _said(row: OutcomeEvent) -> str:
+    return f"{row.outcome} ({row.code or row.variant or 'several models'})"
+
+
+def by_app(asked: Mapping[str, AskedQuery]) -> dict[str, list[AskedQuery]]:
+    """The queries of each app, in their order."""
+    found: dict[str, list[AskedQuery]] = {}
+    for query in asked.values():
+        found.setdefault(query.kind.app, []).append(query)
+    return found

@@ -1,0 +1,103 @@
+"""Batches of events on their way to the stream: what processes, connections and acknowledgements may do to them."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from bus.messages.events import Event, WorkerEvent
+from services.core.actor import Record, Recorded
+from services.shell.runtime.outbox import LATEST
+from services.simulation.connections import ANSWERED, Connections
+from tests.support.simulated.scripted_actors import START, Play, Puppet, Word, played
+from tests.unit.simulation.test_connections import net, on
+
+
+@pytest.fixture
+def play() -> Iterator[Play]:
+    yield from played(partial(Connections, seed=3, process_of=lambda name: name.partition(".")[0]))
+
+
+def event(number: int) -> WorkerEvent:
+    return WorkerEvent(time=float(number), worker="w", hardware="cpu", from_state="a", to_state="b", reason="test")
+
+
+class Stream:
+    """Batches as they came: when, their id, and the numbers of their events."""
+
+    def __init__(self, play: Play) -> None:
+        self.batches: list[tuple[float, str, list[float]]] = []
+        self._play = play
+        net(play).stored = self._stored
+
+    def _stored(self, name: str, identity: str, events: list[Event]) -> None:
+        del name
+        self.batches.append((self._play.stage.now - START, identity, [one.time for one in events]))
+
+
+def recording(play: Play) -> Puppet:
+    return play.enter("p.a", Puppet("s", says=on(Word, Record(event(1)), Record(event(2)))))
+
+
+def test_events_are_recorded_once_the_stream_has_them(play: Play) -> None:
+    stream, puppet = Stream(play), recording(play)
+    play.say("s", "x")
+    play.run(1.0)
+    ((at, _, numbers),) = stream.batches
+    assert numbers == [1.0, 2.0]
+    ((then, message),) = puppet.got(Recorded)
+    assert message == Recorded(2)
+    assert LATEST < at < then
+
+
+def test_events_that_no_process_has_sent_die_with_it(play: Play) -> None:
+    stream, _ = Stream(play), recording(play)
+    play.say("s", "x")
+    play.run(0.1)
+    net(play).die("p")
+    play.run(1.0)
+    assert stream.batches == []
+
+
+def test_a_process_that_is_stopped_writes_its_events_when_it_goes_on(play: Play) -> None:
+    stream, _ = Stream(play), recording(play)
+    play.say("s", "x")
+    play.run(0.1)
+    net(play).stop("p")
+    play.run(1.0)
+    assert stream.batches == []
+    net(play).go_on("p")
+    play.run(1.0)
+    assert [round(at) for at, _, _ in stream.batches] == [1]
+
+
+def test_one_that_says_goodbye_sends_what_it_has(play: Play) -> None:
+    stream, _ = Stream(play), recording(play)
+    play.say("s", "x")
+    play.run(0.1)
+    play.stage.leave("p.a", goodbye=True)
+    play.run(1.0)
+    assert [numbers for _, _, numbers in stream.batches] == [[1.0, 2.0]]
+
+
+def test_a_batch_is_stored_twice_under_one_id(play: Play) -> None:
+    stream, puppet = Stream(play), recording(play)
+    net(play).process("p").twice = 1
+    play.say("s", "x")
+    play.run(1.0)
+    assert len(stream.batches) == 2
+    assert len({identity for _, identity, _ in stream.batches}) == 1
+    assert len(puppet.got(Recorded)) == 1
+
+
+def test_a_batch_whose_acknowledgement_is_lost_is_sent_again_under_its_id(play: Play) -> None:
+    stream, puppet = Stream(play), recording(play)
+    net(play).process("p").deaf = 1
+    play.say("s", "x")
+    play.run(2.0)
+    assert (len(stream.batches), puppet.got(Recorded)) == (1, [])
+    net(play).process("p").deaf = 0
+    play.run(ANSWERED)
+    assert len(stream.batches) == 2
+    assert len({identity for _, identity, _ in stream.batches}) == 1
+    assert [message for _, message in puppet.got(Recorded)] == [Recorded(2)]
