@@ -157,6 +157,9 @@ SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
         _r("dispatcher", "registrar"),
         _r("dispatcher"),
     ),
+    SubjectRights("resent", lambda s, _: (s.resent(),), _r("dispatcher"), _r("dispatcher", "executor")),
+    SubjectRights("resent", lambda s, _: (s.resent("*"),), _r("dispatcher", "executor"), _r("dispatcher")),
+    SubjectRights("echo", lambda s, _: (s.echo("*"),), _r("dispatcher"), _r("dispatcher")),
     SubjectRights("trying", lambda s, _: (s.trying("*"),), _r("executor"), _r("dispatcher", "offline")),
     SubjectRights(
         "resubmit",
@@ -187,12 +190,14 @@ SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
         "dispatcher_heartbeat",
         lambda s, _: (s.dispatcher_heartbeat(),),
         _r("dispatcher", "offline"),
-        _r("executor", "gateway", "operator"),
+        _r("dispatcher", "executor", "gateway", "operator"),
     ),
     SubjectRights(
         "demand", lambda s, _: (s.demand(),), _r("dispatcher"), _r("model-autoscaler", "vm-autoscaler", "operator")
     ),
-    SubjectRights("pipeline", lambda s, _: (s.pipeline("arrivals"),), _r("dispatcher"), _r("vm-autoscaler")),
+    SubjectRights(
+        "pipeline", lambda s, _: (s.pipeline("arrivals"),), _r("dispatcher"), _r("vm-autoscaler", "operator")
+    ),
     SubjectRights("fleet", lambda s, _: (s.fleet("*"),), _r("dispatcher"), _r("model-autoscaler")),
     SubjectRights(
         "controller",
@@ -224,6 +229,9 @@ SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
     ),
     SubjectRights("worker", lambda s, i: (s.worker(i.worker, "demand"),), _r("dispatcher"), _r("model-autoscaler")),
     SubjectRights("executor", lambda s, i: (s.executor(i.worker, "*", "*"),), _r("monitor"), _r("executor")),
+    SubjectRights("executor", lambda s, i: (s.executor(i.worker, "*", "withdraw"),), _r("dispatcher"), _r("executor")),
+    SubjectRights("executor", lambda s, i: (s.executor(i.worker, "*", "echo"),), _r("executor"), _r("executor")),
+    SubjectRights("executor", lambda s, i: (s.executor(i.worker, "*", "succeed"),), _r("executor"), _r("executor")),
     SubjectRights("monitor", lambda s, i: (s.monitor(i.worker, "*"),), _r("executor"), _r("monitor")),
     SubjectRights(
         "exited",

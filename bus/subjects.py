@@ -13,6 +13,7 @@ from bus.port import BusError
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}\Z")
 DISPATCHERS = "dispatchers"  # queue group that shares the queries
 REGISTRARS = "registrars"
+EXECUTORS = "executors"  # a device's executor process and its successor
 RECORDERS = "recorders"
 JOBS = "jobs"
 WITHOUT_APP = "_"  # instead of an app's name: a model on its own, registered or queried without any app
@@ -72,9 +73,17 @@ class Subjects:
         """Where executors name a suspect query that they run alone."""
         return f"{self.prefix}.trying.{dispatcher}"
 
+    def echo(self, dispatcher: str) -> str:
+        """Where a dispatcher hears itself."""
+        return f"{self.prefix}.echo.{dispatcher}"
+
     def resubmit(self, dispatcher: str = "") -> str:
         """Where executors give queries back: to their dispatcher while it lives, otherwise to the dispatchers' queue group."""
         return f"{self.prefix}.resubmit.{dispatcher}" if dispatcher else f"{self.prefix}.resubmit"
+
+    def resent(self, dispatcher: str = "") -> str:
+        """Where dispatchers and executors are asked who has a query that its client sends again, and where a dispatcher hears who has."""
+        return f"{self.prefix}.resent.{dispatcher}" if dispatcher else f"{self.prefix}.resent"
 
     def part(self, dispatcher: str, uid: str = "*") -> str:
         """Where a dispatcher hears the answers to the parts of its queries."""
@@ -128,7 +137,7 @@ class Subjects:
         return f"{self.prefix}.worker.{worker}.{order}"
 
     def executor(self, worker: str, device: str, order: str) -> str:
-        """order: load | unload | demote | move"""
+        """order: load | unload | demote | move | withdraw (of queries, by a dispatcher) | echo (to itself) | succeed (by its successor)"""
         return f"{self.prefix}.executor.{worker}.{device}.{order}"
 
     def monitor(self, worker: str, fact: str) -> str:

@@ -62,10 +62,12 @@ class VariantRecord(Struct, frozen=True, kw_only=True):
 
     accuracy: on the whole validation set, 0..1. accuracy_low, accuracy_high: its 95 % confidence interval: Wilson's of a share of right
     answers, the normal one of a mean error; None: it was not measured.
-    artifact: object key (sha256) in the artifacts bucket. precision: fp32, int8 (static QDQ), int8-dynamic, fp16, bf16.
+    artifact: object key (sha256) in the artifacts bucket. precision: fp32, int8 (static QDQ), fp16, bf16.
     hardware: device kind, "cpu", "gpu", ... agreement: the share of answers that equal those of the fp32 variant.
     price_per_s: US$ per second of an instance; if None, the instance's share of the device's memory and its threads decide the price.
-    metric, labels, allow_nan: as in `Register`.
+    metric, labels, allow_nan: as in `Register`. model_accuracy: of the model as it was uploaded; None: not known.
+    alone: why each item is computed alone, since its answer would depend on others in its batch; empty: it does not.
+    arithmetic: of the CPU on which it was measured, "exact" or "saturating", where its accuracy depends on that; it runs on such ones only.
     """
 
     variant: str
@@ -93,6 +95,9 @@ class VariantRecord(Struct, frozen=True, kw_only=True):
     metric: str = "top1"
     labels: list[str] = []
     allow_nan: bool = False
+    model_accuracy: float | None = None
+    alone: str = ""
+    arithmetic: str = ""
 
 
 ERRORS = frozenset(
@@ -118,6 +123,7 @@ class ModelRecord(Struct, frozen=True, kw_only=True):
     source, validation: object keys (sha256) of the uploaded files. inputs_key, labels_key: names of the arrays in the validation set.
     labels: names of the classes; empty if none were given. contended: its variants are measured beside further instances.
     contexts: batches that an instance of its variants computes at a time. allow_nan: its inputs may hold NaN and infinite values.
+    app: for which it was registered; "_": for none.
     """
 
     model: str
@@ -136,6 +142,7 @@ class ModelRecord(Struct, frozen=True, kw_only=True):
     contended: bool = False
     contexts: int = 1
     allow_nan: bool = False
+    app: str = "_"
 
 
 class ModelSelection(Struct, frozen=True, kw_only=True):
@@ -245,7 +252,7 @@ class PipelinePlan(Struct, frozen=True, kw_only=True):
     status: optimal (no cheaper configuration meets the objective by the estimator), feasible, infeasible (`reason` says why).
     envelope: of windows in seconds, the most queries of the sample trace in any such window. dispersion: of each window, variance over mean of
     its number of queries. steps: what the planner did, in order. rate: queries/s of the sample trace. p99_ms: the estimated latency at
-    `percentile`.
+    `percentile`. hop_ms: what it reckons with for each stage beyond a batch's own time.
     """
 
     pipeline: str
@@ -260,6 +267,7 @@ class PipelinePlan(Struct, frozen=True, kw_only=True):
     rate: float
     latency_ms: float
     percentile: float = 0.99
+    hop_ms: float = 0.0
     reason: str = ""
 
 
@@ -271,7 +279,8 @@ class AppRecord(Struct, frozen=True, kw_only=True):
     strings. slo_target: the share of queries to be answered in time, above 0 and below 1; None: that of the settings.
     selection: how several models answer together; None: one variant answers each query. replicas: by linked model, the least number of
     instances of its best variant. pipeline: the graph of other apps that answers; such an app links no models. plan: of the pipeline,
-    the one that is deployed.
+    the one that is deployed. accuracy: what a query without one gets: "own", a variant at most 0.5 points below its model, or "any".
+    plan_ended: why the last plan was ended by a change that it does not fit; empty: none was.
     """
 
     app: str
@@ -287,3 +296,5 @@ class AppRecord(Struct, frozen=True, kw_only=True):
     replicas: dict[str, int] = {}
     pipeline: PipelineRecord | None = None
     plan: PipelinePlan | None = None
+    accuracy: str = "own"
+    plan_ended: str = ""

@@ -34,7 +34,7 @@ class OutcomeEvent(Event, frozen=True, gc=False, omit_defaults=True):
 
     time: when the query arrived. outcome: ok, late, refused, error, default. parent, stage: of a part: the uid of its query, and which part
     it is. confidence, missing: of a query with parts: the share of the asked members that agree with the answer, 0..1, and how many of
-    them are not in it; None for any other. An absent field has its default value.
+    them are not in it; None for any other. payer: as in the Route. An absent field has its default value.
     """
 
     kind: ClassVar[str] = "outcome"
@@ -66,6 +66,7 @@ class OutcomeEvent(Event, frozen=True, gc=False, omit_defaults=True):
     stage: str | None = None
     confidence: float | None = None
     missing: int | None = None
+    payer: str | None = None
 
 
 class CostEvent(Event, frozen=True, kw_only=True, gc=False):
@@ -202,7 +203,8 @@ class JobEvent(Event, frozen=True, kw_only=True, gc=False):
 class FeedbackEvent(Event, frozen=True, kw_only=True, gc=False):
     """The true label of an earlier query, or of given inputs.
 
-    query: uid of the query. id: the id that its sender gave it. input_digest: the digest of the inputs. label: JSON.
+    query: uid of the query. id: the id that its sender gave it. input_digest: the digest of the inputs. label: JSON. uid: the feedback's own:
+    an event that comes again has the same.
     """
 
     kind: ClassVar[str] = "feedback"
@@ -212,6 +214,7 @@ class FeedbackEvent(Event, frozen=True, kw_only=True, gc=False):
     label: str
     input_digest: str | None
     query: bytes | None = None
+    uid: bytes | None = None
 
 
 class SelectionEvent(Event, frozen=True, kw_only=True, gc=False):
@@ -253,7 +256,7 @@ class AppObjective(Event, frozen=True, kw_only=True, gc=False):
 class PipelineEvent(Event, frozen=True, kw_only=True, gc=False):
     """How many replicas a vertex of a deployed pipeline is to have, from now on.
 
-    action: deploy, up, down, end. lambda_max: queries/s that they are for. window_s: the time in which that rate was seen; None: it is that
+    action: deploy, up, down, end; target: they stay, and the plan is for another share of queries in time than the app's target is now. lambda_max: queries/s that they are for. window_s: the time in which that rate was seen; None: it is that
     of the plan. Both None: `end`.
     """
 

@@ -17,9 +17,10 @@ class DeviceStatus(Struct, frozen=True, kw_only=True, gc=False):
     """One device of a worker.
 
     kind: "cpu", "gpu", "inferentia". memory_used_mb, cores_used: what instances that somebody needs have been promised; of CPU
-    cores, those that are measured count what they compute. memory_reclaimable_mb, cores_reclaimable: what reclaimable instances take; it counts as free. utilisation: 0..1 over the last
+    cores, what they are measured to compute. memory_reclaimable_mb, cores_reclaimable: what reclaimable instances take; it counts as free. utilisation: 0..1 over the last
     period. host_used_mb: host memory of its Warm instances. offline: the part of the utilisation that offline work used; queries have priority over offline work.
     foreign_use: the part that no executor of this worker used: other processes did. exclusive: no batches of several instances overlap.
+    arithmetic: of a CPU, how it adds small integers: "exact" or "saturating"; empty: not known.
     """
 
     device: str
@@ -39,6 +40,7 @@ class DeviceStatus(Struct, frozen=True, kw_only=True, gc=False):
     host_used_mb: float = 0.0
     foreign_use: float = 0.0
     exclusive: bool = True
+    arithmetic: str = ""
 
 
 class InstanceStatus(Struct, frozen=True, kw_only=True, gc=False):
@@ -94,7 +96,7 @@ class DispatcherHeartbeat(Struct, frozen=True, kw_only=True, gc=False):
     """`infaas.heartbeat.dispatcher.<dispatcher>`.
 
     flushed: for each executor queue, the highest `seq` of a DoneBatch whose outcomes are on disk. adopts: it starts queries with parts
-    again whose dispatcher is gone.
+    again whose dispatcher is gone. missing: what it lacks to have queries answered, in words.
     """
 
     dispatcher: str
@@ -103,6 +105,7 @@ class DispatcherHeartbeat(Struct, frozen=True, kw_only=True, gc=False):
     flushed: dict[str, int] = {}
     leaving: bool = False
     adopts: bool = False
+    missing: str = ""
 
 
 class PlannedBy(Struct, frozen=True):
@@ -148,11 +151,14 @@ class Release(Struct, frozen=True, kw_only=True):
 
 
 class LoadRefused(Struct, frozen=True, kw_only=True):
-    """The reply to an `EnsureLoaded` request that this worker cannot carry out. reason: why it cannot."""
+    """The reply to an `EnsureLoaded` request that this worker cannot carry out. reason: why it cannot. lasting: asking again helps only after
+    something has been changed: it fits on no empty device here, or is quarantined.
+    """
 
     worker: str
     variant: str
     reason: str
+    lasting: bool = False
 
 
 class LoadAccepted(Struct, frozen=True, kw_only=True):
@@ -172,6 +178,7 @@ class LoadReply(Struct, frozen=True, kw_only=True):
     variant: str
     instances: list[str] = []
     reason: str = ""
+    lasting: bool = False
 
 
 class LoadInstance(Struct, frozen=True, kw_only=True):
@@ -186,6 +193,17 @@ class LoadInstance(Struct, frozen=True, kw_only=True):
     price_per_s: float = 0.0
     cores: list[int] = []
     tier: Tier = "device"
+
+
+class SucceedExecutor(Struct, frozen=True, kw_only=True):
+    """`infaas.executor.<worker>.<device>.succeed`: a new executor process asks the present one, which it is to succeed, for its `HeldInstances`."""
+
+
+class HeldInstances(Struct, frozen=True, kw_only=True):
+    """What an executor process has loaded, as orders to load the same; and its incarnation, which its successor goes on with."""
+
+    incarnation: int
+    instances: list[LoadInstance]
 
 
 class DemoteInstance(Struct, frozen=True, kw_only=True):
@@ -287,7 +305,8 @@ class InstanceSample(Struct, frozen=True, array_like=True, gc=False):
     busy: seconds of computing. predicted: the same work in seconds, by the profile. offline: how many of the items were offline work.
     Scaling ignores offline work. `queued` excludes it. batching: the policy that forms its batches. batch_limit: their most items now.
     contexts: how many batches it computes at a time. begun: when its last batch began, in Unix seconds; 0: none has. computed: seconds in
-    which it computed at least one batch. copied: it is on the device, and host memory has its model, too.
+    which it computed at least one batch. copied: it is on the device, and host memory has its model, too. payers: items by the app that pays
+    for them, as far as that is another one than they are asked of.
     """
 
     instance: str
@@ -307,6 +326,7 @@ class InstanceSample(Struct, frozen=True, array_like=True, gc=False):
     begun: float = 0.0
     computed: float = 0.0
     copied: bool = False
+    payers: dict[str, dict[str, int]] = {}
 
 
 class ExecutorReport(Struct, frozen=True, kw_only=True, gc=False):
@@ -329,12 +349,16 @@ class ExecutorReport(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ExecutorExited(Struct, frozen=True, kw_only=True):
-    """`infaas.exited.<worker>.<device>`: the executor process ended. The supervisor tells monitors and dispatchers at once."""
+    """`infaas.exited.<worker>.<device>`: the executor process ended. The supervisor tells monitors and dispatchers at once.
+
+    running: uids of the queries in the batches that it computed then, for all its devices; any other query had no part in its end. None: not known.
+    """
 
     worker: str
     device: str
     at: float
     reason: str
+    running: list[bytes] | None = None
 
 
 # -- Dispatchers follow every worker. They tell each worker's autoscaler about the other workers. These messages hold sums, so that their

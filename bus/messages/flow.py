@@ -18,6 +18,9 @@ class Route(Struct, frozen=True, array_like=True, gc=False):
     profiled length; None if it is not known. parent, stage: of a part of another query: the uid of that query, and which part it is (the
     member of an ensemble, the vertex of a pipeline). origin: with the same, so that another dispatcher can start that query again. refs: inputs
     that are in the object store, beside those of the body. more: the next query to this queue belongs to the same batch.
+    higher: a query of higher priority that this instance had no time for a moment ago: its priority, and the seconds that it had.
+    payer: the app that pays, if it is another one: a pipeline for the visits of its stages; for a query that names a model and no app, the first
+    app that links the model.
     """
 
     uid: bytes
@@ -51,6 +54,9 @@ class Route(Struct, frozen=True, array_like=True, gc=False):
     origin: "Origin | None" = None
     refs: "list[TensorRef] | None" = None
     more: bool = False
+    confidence: float | None = None
+    higher: tuple[int, float] | None = None
+    payer: str | None = None
 
 
 class TensorRef(Struct, frozen=True, array_like=True, gc=False):
@@ -83,8 +89,10 @@ class HandBack(Struct, frozen=True, array_like=True, gc=False):
     """`infaas.resubmit` (queue group of dispatchers): an executor could not serve this query. A dispatcher decides again or refuses.
 
     reason: "deadline" (it does not meet its deadline here), "gone" (the instance is unloaded), "load_failed", "crashed" (the executor
-    died with its batch). If the app has a default output, also "late" (the deadline came before the answer) and "failed" (the model
+    died with its batch). "late" (the deadline came before the answer). If the app has a default output, also "failed" (the model
     failed; text says how). "orphaned": route and body are those of a query whose parts are here, and whose dispatcher is gone.
+    "taken": to a dispatcher that was silent; another one has the query now.
+    "stopped": the executor stood still for so long that others may have it; it is only decided again if it is still dispatched there.
     """
 
     route: Route
@@ -103,6 +111,50 @@ class Trying(Struct, frozen=True, array_like=True, gc=False):
     attempt: int
 
 
+class Echo(Struct, frozen=True, array_like=True, gc=False):
+    """`infaas.echo.<dispatcher>`: from a dispatcher to itself. What had reached the server before comes before it. at: when it was sent, Unix seconds."""
+
+    at: float
+
+
+class Withdraw(Struct, frozen=True, array_like=True, gc=False):
+    """`infaas.executor.<worker>.<device>.withdraw`: the dispatcher has given the first dispatch of these queries to another executor, as this one
+    said nothing for too long. This one says that it turns, with a `DoneBatch` without queries. uids may be empty. instance: where they were.
+    again: what it has said of late may be lost; it says it again.
+    """
+
+    dispatcher: str
+    instance: str
+    uids: list[bytes]
+    attempt: int = 0
+    again: bool = False
+
+
+class ResentSought(Struct, frozen=True, array_like=True, gc=False):
+    """`infaas.resent`: a dispatcher asks all others, and the executors, who has this query or has ended it: its client has sent it again.
+
+    uid: of the query. reply: where its client waits. An executor that has replied, and a dispatcher that has ended it itself, says the same again.
+    again: the same dispatcher has asked before, and waits only for dispatchers: executors say nothing.
+    """
+
+    dispatcher: str
+    uid: bytes
+    reply: str
+    again: bool = False
+
+
+class ResentKnown(Struct, frozen=True, array_like=True, gc=False):
+    """`infaas.resent.<dispatcher>`: what the sender knows of the query of a `ResentSought`. dispatcher: the sender; empty: an executor.
+
+    what: "has" (it has it, or has said again how it ended), "answered" (an executor has replied), "no", or, from who had asked, "taken": nobody
+    had it, and it was taken as a new one.
+    """
+
+    dispatcher: str
+    uid: bytes
+    what: str
+
+
 class PartsEnded(Struct, frozen=True, array_like=True, gc=False):
     """`infaas.ended.<dispatcher>`: these queries, of which executors have had parts, have ended: nobody needs to start them again."""
 
@@ -113,8 +165,12 @@ class DoneBatch(Struct, frozen=True, array_like=True, gc=False):
     """`infaas.done.<dispatcher>`: one batch is done. The executor sent the answers directly to the clients.
 
     queue: "<worker>/<device>/<incarnation>". seq: grows by one for each (queue, dispatcher). batch: items that were computed together.
+    uids: those that have ended. storing: those that are computed and take no more of the instance's time, and whose outputs go to the object
+    store. Each ends with a message of its own later, in which started is finished.
     codes: None if all queries succeeded, else "" or a refusal code for each query. queued: items left in the queue of this instance.
-    cost: US$ per item. The latency of each query is finished - arrived; the dispatcher knows when it arrived.
+    mixed: items of a batch there with queries of several priorities, at most; 0: as of any batch.
+    cost: US$ per item. The latency of each query is finished - arrived; the dispatcher knows when it arrived. items: of each query, where one's
+    inputs came from the object store: nobody had counted them before.
     """
 
     queue: str
@@ -129,6 +185,9 @@ class DoneBatch(Struct, frozen=True, array_like=True, gc=False):
     queued: int
     uids: list[bytes]
     codes: list[str] | None = None
+    mixed: int = 0
+    items: list[int] | None = None
+    storing: list[bytes] | None = None
 
 
 class SelectionChanged(Struct, frozen=True, array_like=True):
@@ -162,6 +221,12 @@ class FeedbackSought(Struct, frozen=True, array_like=True):
 
 
 class FeedbackTaken(Struct, frozen=True, array_like=True):
-    """`infaas.selection.taken.<dispatcher>`: the sender sees to the feedback of this `FeedbackSought`."""
+    """`infaas.selection.taken.<dispatcher>`: the sender sees to the feedback of this `FeedbackSought`.
+
+    query: it does not yet, but has the prediction of this query, made at `at`, which has the `id` that the feedback names: who asks takes the
+    latest of all.
+    """
 
     number: int
+    query: bytes | None = None
+    at: float = 0.0

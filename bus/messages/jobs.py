@@ -16,7 +16,7 @@ class SubmitJob(Struct, frozen=True, kw_only=True):
     """`infaas.job.<app>`: compute every item of `input`, and write the outputs in the same order to `output`. Both are URLs.
 
     accuracy: the least accuracy, 0..1. model, variant: use only this one; without both, the cheapest variant that meets the accuracy.
-    job: an id that the client may choose.
+    job: an id that the client may choose. The others are needs of queries only: a job that states one is refused.
     """
 
     input: str
@@ -25,6 +25,13 @@ class SubmitJob(Struct, frozen=True, kw_only=True):
     model: str | None = None
     variant: str | None = None
     job: str | None = None
+    latency_ms: float | None = None
+    deadline: float | None = None
+    cost: float | None = None
+    priority: int | None = None
+    confidence: float | None = None
+    context: str | None = None
+    version: str | None = None
 
 
 class JobAccepted(Struct, frozen=True, kw_only=True):

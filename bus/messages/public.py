@@ -22,6 +22,10 @@ Code = Literal[
     "internal",
 ]
 
+RESENT = (
+    "Infaas-Resent"  # header of a request that its client sends again for want of a reply: ms since it sent it first
+)
+
 
 class Tensor(Struct, frozen=True, gc=False):
     """One array: Open Inference Protocol datatype name, shape (first axis = items), C-order little-endian bytes."""
@@ -48,10 +52,11 @@ class TensorHead(Struct, frozen=True, gc=False):
 
 
 class ObjectRef(Struct, frozen=True, gc=False):
-    """A reference to an object in the object store. It replaces a body that is too large for one message."""
+    """A reference to an object in the object store. It replaces a body that is too large for one message. bytes: its size; 0: not said."""
 
     bucket: str
     key: str
+    bytes: int = 0
 
 
 class Requirements(Struct, frozen=True, kw_only=True, gc=False):
@@ -162,6 +167,7 @@ class ContainerReport(Struct, frozen=True, kw_only=True):
     profile: Profile
     accuracy_low: float | None = None
     accuracy_high: float | None = None
+    alone: str = ""
 
 
 class Register(Struct, frozen=True, kw_only=True):
@@ -175,7 +181,8 @@ class Register(Struct, frozen=True, kw_only=True):
     further instances of the variant that compute all the time, as many as the cores have room for, at most 7; on an accelerator beside one.
     contexts: batches that an instance computes at a time on one copy of the weights, 1 to 64; latencies are measured with as many. allow_nan: inputs
     may hold NaN and infinite values, of the validation set and of queries. container: of the format "container". Then `object` is a key in the
-    artifacts bucket: answers that a further container must agree with; there is no validation set.
+    artifacts bucket: answers that a further container must agree with; there is no validation set. accuracy: what a query of the app gets
+    that states none: "own" (a variant at most 0.5 points below its model) or "any"; None: the app keeps what it has.
     """
 
     app: str
@@ -198,6 +205,7 @@ class Register(Struct, frozen=True, kw_only=True):
     contexts: int = 1
     allow_nan: bool = False
     container: ContainerReport | None = None
+    accuracy: str | None = None
 
 
 class RegistrationAccepted(Struct, frozen=True, kw_only=True):
@@ -264,7 +272,8 @@ class Candidate(Struct, frozen=True, kw_only=True):
     """One variant that `explain` considered. why_not: the reason why it was not chosen; empty for the chosen one.
 
     stage: of a pipeline, the vertex for which it was considered. metric: of the accuracy; error: that it stands for, in the unit of the
-    labels, if the metric is mae or rmse.
+    labels, if the metric is mae or rmse. cost_per_1000: US$ for 1,000 items in its usual batches, by which variants are ordered. cost: US$ per
+    1,000 such queries that are each alone in their batch, which a query's `cost` limits.
     """
 
     model: str
@@ -282,6 +291,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     stage: str | UnsetType = UNSET
     metric: str = "top1"
     error: float | None = None
+    cost: float = 0.0
 
 
 class MemberShare(Struct, frozen=True, kw_only=True):
@@ -369,7 +379,8 @@ class AdminRequest(Struct, frozen=True, kw_only=True):
     count: for `set-replicas`, the least number of instances of an app, or of a model. slo_target: the share of an app's queries to be answered in time,
     above 0 and below 1. members .. cache_mb: of `set-selection` (`ModelSelection`). context: of `reset-selection`. batch .. contexts: of
     `set-batching` (`BatchingRule`). policy: of both. pipeline .. output: of `set-pipeline`, as its file has them (`PipelineRecord`). plan: of
-    `deploy-pipeline`, a `PipelinePlan`; None: the one that is deployed ends.
+    `deploy-pipeline`, a `PipelinePlan`; None: the one that is deployed ends. accuracy: as in `Register`. None in a setting of `set-app` or
+    `set-target` takes it back.
     """
 
     app: str | None = None
@@ -378,11 +389,11 @@ class AdminRequest(Struct, frozen=True, kw_only=True):
     variant: str | None = None
     worker: str | None = None
     count: int | None = None
-    latency_ms: float | None = None
-    default_output: Any = None
-    min_instances: int | None = None
-    input_type: str | None = None
-    slo_target: float | None = None
+    latency_ms: float | UnsetType | None = UNSET
+    default_output: Any = UNSET
+    min_instances: int | UnsetType | None = UNSET
+    input_type: str | UnsetType | None = UNSET
+    slo_target: float | UnsetType | None = UNSET
     policy: str | None = None
     members: list[str] | None = None
     eta: float | None = None
@@ -401,9 +412,11 @@ class AdminRequest(Struct, frozen=True, kw_only=True):
     edge: list[PipelineEdge] | None = None
     output: dict[str, str] | None = None
     plan: dict[str, Any] | None = None
+    accuracy: str | UnsetType | None = UNSET
 
 
 class AdminDone(Struct, frozen=True, kw_only=True):
-    """The reply to `AdminRequest`: the verb was carried out."""
+    """The reply to `AdminRequest`: the verb was carried out. note: what else became of it, such as a plan that it ended."""
 
     done: bool = True
+    note: str | UnsetType = UNSET

@@ -65,6 +65,7 @@ class PipelineReplicas(Struct, frozen=True, kw_only=True):
 
     plan: a digest of the plan that they belong to. replicas: by vertex. variants: by vertex, what serves it; without those that nothing
     can serve. lambda_max: queries/s that the replicas are for. at: since when. missing: by vertex, why not all of its replicas are there.
+    target: the app's own `slo_target`, as it was last heard.
     """
 
     pipeline: str
@@ -75,6 +76,7 @@ class PipelineReplicas(Struct, frozen=True, kw_only=True):
     lambda_max: float
     at: float
     missing: dict[str, str] = {}
+    target: float | None = None
 
 
 class AskForCapacity(Struct, frozen=True, kw_only=True):

@@ -71,7 +71,7 @@ class ModelInspected(Struct, frozen=True, kw_only=True):
     """`infaas.registrar.inspected`: the result of an inspection.
 
     source, validation: content-addressed keys in the artifacts bucket. fixed_batch: the model takes only batches of 1. most_batch: items of
-    a batch at most; 0: not known.
+    a batch at most; 0: not known. alone: why the model takes one item at a time; empty: it takes batches.
     operators: operator types, for the generator's rules. frameworks: for each backend name, why this worker cannot run it; empty if it can.
     """
 
@@ -87,10 +87,13 @@ class ModelInspected(Struct, frozen=True, kw_only=True):
     baseline_accuracy: float
     frameworks: dict[str, str]
     most_batch: int = 0
+    alone: str = ""
 
 
 class VariantBuilt(Struct, frozen=True, kw_only=True):
-    """`infaas.registrar.built`: one variant was built, verified and profiled. accuracy_low, accuracy_high, contexts: as in its record."""
+    """`infaas.registrar.built`: one variant was built, verified and profiled. accuracy_low, accuracy_high, contexts,
+    alone: as in its record; where items are computed alone, the record's largest batch is 1, whatever was planned.
+    """
 
     registration: str
     worker: str
@@ -103,6 +106,7 @@ class VariantBuilt(Struct, frozen=True, kw_only=True):
     accuracy_low: float | None = None
     accuracy_high: float | None = None
     contexts: int = 1
+    alone: str = ""
 
 
 class VariantFailed(Struct, frozen=True, kw_only=True):

@@ -50,9 +50,13 @@ class Started(Struct, frozen=True):
 
 
 class Stopping(Struct, frozen=True):
-    """The last message. Its effects are still carried out, and work under way may finish within `grace` seconds."""
+    """The last message. Its effects are still carried out, and work under way may finish within `grace` seconds.
+
+    succeeded: another process has the same work already, or begins at once.
+    """
 
     grace: float
+    succeeded: bool = False
 
 
 class Tick(Struct, frozen=True):
@@ -150,13 +154,20 @@ class Record(Struct, frozen=True, gc=False):
     event: Event
 
 
+class Will(Struct, frozen=True, gc=False):
+    """If this actor's process is killed, its successor publishes this. A later Will with the same key replaces it; None takes it back."""
+
+    key: Any
+    publish: Publish | None
+
+
 class Halt(Struct, frozen=True, gc=False):
     """This actor cannot go on. The runtime logs the reason, stops it, and starts a new one."""
 
     reason: str
 
 
-Effect = Publish | After | Cancel | Do | Record | Halt | Span
+Effect = Publish | After | Cancel | Do | Record | Will | Halt | Span
 # What an actor's table holds for a type of message: `self._on: dict[type, Handler]`, called with the envelope.
 Handler = Callable[[Envelope], Iterable[Effect]]
 NOTHING: tuple[Effect, ...] = ()  # what a handler returns when nothing must happen

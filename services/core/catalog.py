@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from bus.messages.catalog import AppRecord, ModelRecord, ModelSelection, VariantRecord
+from bus.messages.catalog import AppRecord, ModelRecord, ModelSelection, Signature, TensorSpec, VariantRecord
 from bus.messages.public import AdminRequest
+from bus.subjects import WITHOUT_APP
 
 _Record = TypeVar("_Record", AppRecord, ModelRecord, VariantRecord)
 _DECODERS: dict[type, Any] = {kind: msgspec.msgpack.Decoder(kind) for kind in (AppRecord, ModelRecord, VariantRecord)}
@@ -36,6 +37,11 @@ def variant_key(variant: str) -> str:
 def selection_key(app: str, context: str | None) -> str:
     """The selection bucket's key of what is learnt about an app as a whole, or one of its contexts."""
     return f"{app}.{'_' if context is None else blake2b(context.encode(), digest_size=16).hexdigest()}"
+
+
+def counted_key(key: str) -> str:
+    """The selection bucket's key of the feedbacks that have counted in a context, beside its own key."""
+    return f"{key}.counted"
 
 
 def key_of(record: AppRecord | ModelRecord | VariantRecord) -> str:
@@ -183,6 +189,29 @@ class Catalog:
         """All registered versions of a model."""
         return dict(self._models.get(model, {}))
 
+    def misfit(self, app: AppRecord, version: ModelRecord) -> str | None:
+        """How a version differs from what an app answers with; None: the app may answer with it.
+
+        Inputs and outputs must be the app's. A version that was made for another app must also have the classes and the metric of one
+        that the app serves; if it serves none, of the last one that was made for it.
+        """
+        difference = None if app.signature is None else signature_difference(app.signature, version.signature)
+        if difference is not None or version.app == app.app:
+            return difference
+        linked = [one for link in sorted(app.links.items()) if (one := self.model(*link)) is not None]
+        made = (one for one in self.models if one.app == app.app)
+        own = linked or sorted(made, key=lambda one: (one.created, one.version))[-1:]
+        differences = [_meaning_difference(one, version) for one in own]
+        return None if None in differences else next(iter(differences), None)
+
+    def versions_for(self, app: AppRecord, model: str) -> dict[str, ModelRecord]:
+        """The versions of a model that an app may answer with: the one that serves, and those that fit. Without an app, all."""
+        return {
+            name: record
+            for name, record in self._models.get(model, {}).items()
+            if app.app == WITHOUT_APP or app.links.get(model) == name or self.misfit(app, record) is None
+        }
+
     def apps_linking(self, model: str) -> frozenset[str]:
         """The apps that link any version of this model."""
         return frozenset(self._linking.get(model, ()))
@@ -211,6 +240,42 @@ class Catalog:
     @property
     def variants(self) -> Iterable[VariantRecord]:
         return self._variants.values()
+
+
+# -- What an app's models must have in common.
+
+
+def signature_difference(app: Signature, model: Signature) -> str | None:
+    """How a model's inputs and outputs differ from its app's; None when any query to the app fits the model."""
+    for what, wanted, found in (("input", app.inputs, model.inputs), ("output", app.outputs, model.outputs)):
+        if sorted(map(_key, wanted)) != sorted(map(_key, found)):
+            return f"the app's {what}s are {_words(wanted)}, the model's are {_words(found)}"
+    return None
+
+
+def _key(spec: TensorSpec) -> tuple[str, str, list[int]]:
+    return (spec.name, spec.datatype, spec.shape)
+
+
+def _words(specs: list[TensorSpec]) -> str:
+    return ", ".join(f"{spec.name} {spec.datatype}{spec.shape}" for spec in specs) or "none"
+
+
+def _meaning_difference(own: ModelRecord, other: ModelRecord) -> str | None:
+    """How the answers of two versions differ in what they mean; None: they do not."""
+    differences = [
+        f"the app's {what} {verb} {mine}, the version's {verb} {theirs}"
+        for what, verb, mine, theirs in (
+            ("classes", "are", _named(own.labels), _named(other.labels)),
+            ("metric", "is", own.metric, other.metric),
+        )
+        if mine != theirs
+    ]
+    return "; ".join(differences) or None
+
+
+def _named(labels: list[str]) -> str:
+    return ", ".join(labels) or "without names"
 
 
 # -- A dominated variant is better than another one in no respect, and worse in at least one. It is kept, but marked, so that nobody

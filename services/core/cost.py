@@ -118,7 +118,7 @@ class LatencyTable:
     by_size: seconds of a batch of 0, 1, ... max_batch items.
     """
 
-    __slots__ = ("_at", "_record", "by_size", "max_batch")
+    __slots__ = ("_at", "_dearest", "_record", "by_size", "max_batch")
 
     def __init__(self, record: VariantRecord, length: int | None = None) -> None:
         """Raises ValueError if nothing was measured."""
@@ -126,6 +126,7 @@ class LatencyTable:
         slope = _slope(points)
         self._record = record
         self._at: dict[int, LatencyTable] = {}
+        self._dearest: list[float] | None = None
         self.max_batch = max(1, record.max_batch)
         seconds = (_interpolate(points, slope, n) * scale / 1000.0 for n in range(1, self.max_batch + 1))
         self.by_size = [0.0, *accumulate(seconds, max)]  # max: bisect needs a sorted list, whatever the rounding
@@ -135,6 +136,21 @@ class LatencyTable:
         if n <= self.max_batch:
             return self.by_size[n]
         return self.by_size[-1] * n / self.max_batch
+
+    def charged_seconds(self, n: int) -> float:
+        """Seconds of an instance that a query of n items is charged for at most (`query_cost`): alone in its batch, or in whichever is dearest.
+
+        One of more items than a batch holds runs in pieces. `HANDLING_MS` counts for each batch.
+        """
+        handling = HANDLING_MS / 1000.0
+        if self._dearest is None:  # for each size, the most seconds an item of batches of at least that size
+            each = ((self.by_size[size] + handling) / size for size in range(self.max_batch, 0, -1))
+            self._dearest = [0.0, *reversed([*accumulate(each, max)])]
+        if n <= self.max_batch:
+            return n * self._dearest[n]
+        full, rest = divmod(n, self.max_batch)
+        pieces = full + (rest > 0)
+        return full * self.by_size[-1] + self.by_size[rest] + pieces * handling
 
     def at(self, length: int | None) -> "LatencyTable":
         """The table for inputs of this length. For a model with fixed lengths, it is this table."""

@@ -1,4 +1,4 @@
-"""Deadlines of what waits, the earliest first, with one timer for all of them."""
+"""Deadlines of what waits, with one timer for all of them: the earliest first, or only when to look at all."""
 
 import heapq
 from collections.abc import Callable, Mapping
@@ -17,6 +17,37 @@ class DeadlineReached(Struct, frozen=True):
     """Timer: the earliest deadline has come. of: which deadlines, if an actor has several kinds."""
 
     of: str = "deadline"
+
+
+LOOK_S = 2e-6  # s between two looks, for each item that is looked at: so looks take a tenth of the time at most
+
+
+class EarliestDeadline:
+    """When to look at all items of an owner, of which thousands come and go in a second. An item costs a comparison.
+
+    at: no item is due before. Who adds an item lowers it: `if due < earliest.at: earliest.at = due`. of: names the timer.
+    """
+
+    __slots__ = ("_of", "_set", "at")
+
+    def __init__(self, of: str = "deadline") -> None:
+        self._of = of
+        self._set = self.at = float("inf")
+
+    @property
+    def sooner(self) -> bool:
+        """Whether the timer must be set anew."""
+        return self.at < self._set
+
+    def timer(self, now: float) -> After:
+        """The timer, set to `at`."""
+        self._set = self.at
+        return After(self._of, max(0.0, self.at - now), DeadlineReached(self._of))
+
+    def looked(self, earliest: float, items: int, now: float) -> None:
+        """All items have been looked at. earliest: when the next of those that stay is due, infinity: none stays."""
+        self._set = float("inf")
+        self.at = max(earliest, now + LOOK_S * items)
 
 
 class Deadlines(Generic[Key, Item]):

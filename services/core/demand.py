@@ -1,7 +1,7 @@
 """Requirement classes: queries carry their own needs, and scaling plans for classes of them.
 
 Similar needs (latency and cost within a quarter of an octave, accuracy within 0.02) form one class, which has the strictest needs of its
-members. Queries that name a model, a version or a variant form a class of their own.
+members. Queries that name a model, a version or a variant form a class of their own, and so do those that state no accuracy.
 """
 
 from collections import Counter
@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from bus.messages.catalog import VariantRecord
 from bus.messages.scaling import ClassDemand
 from bus.subjects import WITHOUT_APP
+from services.core.accuracy import meeting
 from services.core.catalog import Catalog
 
 OCTAVE = 4  # bands in an octave of latency, and of cost
@@ -32,7 +33,7 @@ def band(row: ClassDemand, coarse: int = 1) -> Band:
     return (
         row.app,
         None if row.latency_ms is None else floor(OCTAVE * log2(max(row.latency_ms, 1e-6)) / coarse),
-        floor(row.accuracy / (ACCURACY * coarse) + 1e-9),
+        floor(row.accuracy / (ACCURACY * coarse) + 1e-9) if row.accuracy else -1,
         None if row.cost is None else floor(OCTAVE * log2(max(row.cost, 1e-12)) / coarse),
         row.model,
         row.version,
@@ -79,9 +80,22 @@ def _least(one: float | None, other: float | None) -> float | None:
 
 
 def variants_for(
+    app: str,
+    needs_model: str | None,
+    version: str | None,
+    variant: str | None,
+    catalog: Catalog,
+    accuracy: float = 0.0,
+) -> tuple[VariantRecord, ...]:
+    """The variants that may answer queries of an app with these names and this accuracy (0.0: none is stated), as in selection."""
+    named = variants_named(app, needs_model, version, variant, catalog)
+    return meeting(named, accuracy, catalog.app(app), named=variant is not None)
+
+
+def variants_named(
     app: str, needs_model: str | None, version: str | None, variant: str | None, catalog: Catalog
 ) -> tuple[VariantRecord, ...]:
-    """The variants that may answer queries of an app with these names, as in selection."""
+    """The variants of an app that these names allow, whatever their accuracy."""
     if needs_model is None and version is None and variant is None and not app.startswith(f"{WITHOUT_APP}."):
         return catalog.variants_of(app)
     if app.startswith(f"{WITHOUT_APP}."):
@@ -93,13 +107,19 @@ def variants_for(
         links = {} if known is None else known.links
     if variant is not None:
         found = catalog.variant(variant)
-        return (found,) if found is not None and found.model in links else ()
+        may = found is not None and found.model in links and _may_answer(app, found.model, found.version, catalog)
+        return (found,) if found is not None and may else ()
     return tuple(
         record
         for model, current in sorted(links.items())
-        if needs_model in (None, model)
+        if needs_model in (None, model) and (version is None or _may_answer(app, model, version, catalog))
         for record in catalog.variants_at(model, version or current)
     )
+
+
+def _may_answer(app: str, model: str, version: str, catalog: Catalog) -> bool:
+    known = catalog.app(app)
+    return known is None or version in catalog.versions_for(known, model)
 
 
 def rate_of(periods: Sequence[float], counts: Sequence[float], peakedness: float = 1.0) -> float:

@@ -67,7 +67,10 @@ class MetricFamily:
 
 
 class Insight(Protocol):
-    """What a service offers of its actor: a module or object with these two functions."""
+    """What a service offers of its actor: a module or object with these two functions.
+
+    Where it has a third, `under_way(actor)`, an actor with a successor is stopped when that says no.
+    """
 
     def families(self, actor: Any, /) -> Iterable[MetricFamily]:
         """Its numbers now."""

@@ -22,10 +22,12 @@ def answered(
     batch: int,
     cost_per_item: float,
     code: str = "",
+    items: int = 0,
 ) -> OutcomeEvent:
-    """The outcome of a query that an executor ended: ok or late. If `code` is set: refused or error."""
+    """The outcome of a query that an executor ended: ok or late. If `code` is set: refused or error. items: 0: as its route says."""
+    items = items or route.items
     if code:
-        outcome = "refused" if code in ("deadline", "overloaded") else "error"
+        outcome = "refused" if code in ("deadline", "overloaded", "unsatisfiable") else "error"
     else:
         late = finished > route.deadline or (
             route.latency_ms is not None and (finished - route.arrived) * 1000.0 > route.latency_ms
@@ -49,17 +51,20 @@ def answered(
         route.accuracy,
         route.cost,
         route.priority,
-        route.items,
+        items,
         batch,
         False,  # cached
         record.simulated,
-        0.0 if code else cost_per_item * route.items,
+        0.0 if code else cost_per_item * items,
         record.version,
         route.policy,
         route.context,
         route.input_digest,
         route.parent,
         route.stage,
+        None,  # confidence
+        None,  # missing
+        route.payer,
     )
 
 
@@ -101,6 +106,7 @@ def refused(
         stage=route.stage,
         confidence=confidence,
         missing=missing,
+        payer=route.payer,
     )
 
 
@@ -137,7 +143,13 @@ def joined(route: Route, answer: Answer, now: float) -> OutcomeEvent:
         missing=answer.missing or 0,
         parent=route.parent,
         stage=route.stage,
+        payer=route.payer,
     )
+
+
+def meaning(outcome: str) -> str:
+    """What its client got, by the outcome of a query: an answer, in time or not, a default output or a refusal."""
+    return {"ok": "answer", "late": "answer", "default": "default"}.get(outcome, "refusal")
 
 
 def is_client_error(event: OutcomeEvent) -> bool:
@@ -188,13 +200,35 @@ class OutcomeLog:
             _, queue, seq = self._open.popleft()
             self.flushed[queue] = seq
 
-    def heartbeat(self, dispatcher: str, now: float, *, leaving: bool, adopts: bool = False) -> DispatcherHeartbeat:
+    def heartbeat(
+        self, dispatcher: str, now: float, missing: str = "", *, leaving: bool, adopts: bool = False
+    ) -> DispatcherHeartbeat:
         return DispatcherHeartbeat(
-            dispatcher=dispatcher, incarnation=0, at=now, flushed=dict(self.flushed), leaving=leaving, adopts=adopts
+            dispatcher=dispatcher,
+            incarnation=0,
+            at=now,
+            flushed=dict(self.flushed),
+            leaving=leaving,
+            adopts=adopts,
+            missing=missing,
         )
 
 
-# -- When an app's default output is sent. Dispatchers and executors both use this definition.
+# -- Who ends a query that has no answer at its deadline. Dispatchers and executors both use these definitions.
+# One of them speaks: the executor that has the query, up to GRACE + SPEAKS after the deadline by the time of its turn, or the dispatcher. That hears
+# itself first (services/core/line.py): by then it has heard all that the executor had said. So no refusal comes later than 0.1 s after the
+# deadline, none crosses an answer, and the row is what the client got.
+
+GRACE = 0.04  # s past its deadline in which a query is still answered, late. Then its executor refuses it
+SPEAKS = 0.02  # s past that from which an executor that comes to it only then leaves it to the dispatcher
+SILENT = 0.075  # s past it at which the dispatcher asks for an echo. If its executor is silent when that comes, the dispatcher refuses
+ECHO_LOST = 10.0  # s that the dispatcher waits for the echo, since the executor's answer may be on the same way
+PART_GRACE = 2.0  # s past it in which the answer to a part is still of use. The query that it belongs to ends in time all the same
+NOT_ANSWERED = "the model had not answered when the time was up"
+NOT_STORED = "the outputs were not in the object store when the time was up"
+
+
+# -- When an app's default output is sent
 
 DEFAULT_SHARE = 0.03  # of the time from the query's arrival to its deadline
 DEFAULT_MOST = 0.02  # s

@@ -3,9 +3,9 @@
 What the instances of a device take together stays within its totals, of every resource (INFaaS, section 4.2.1, constraint 3):
 
     memory       the part of the device's memory that is set aside for instances (`memory_share`)
-    CPU cores    `cores_overcommit` threads a core. An instance takes all its threads until it has been measured for a second, then the
-                 part of them that it computes. Executors never compute on more threads at once than the device has cores, so
-                 measured instances together take no more than the cores, and those that come may double that.
+    CPU cores    an instance takes what it is measured to use: nothing while it is idle. One that comes finds room for its threads beside
+                 that, up to `cores_overcommit` threads a core. Executors never compute on more threads at once than the device has
+                 cores. So many instances that are mostly idle share few cores, and memory says how many.
     accelerator cores (Inferentia)   one an instance, a hard limit: a core holds one compiled model
     GPU          its cores are not counted: instances take turns, memory is what runs out
     instances    as many as the operator allows (`max_models`)
@@ -17,13 +17,14 @@ from msgspec import Struct
 
 from bus.messages.catalog import VariantRecord
 
-OVERCOMMIT = 2.0  # threads that compute, or may soon, for each CPU core, by default
+OVERCOMMIT = 2.0  # threads for each CPU core, by default: those that compute, and those of an instance that comes
 
 
 class Device(Struct, frozen=True, kw_only=True):
     """One device of a worker. memory_mb: all it has; cores: 1 where a device has none of its own.
 
-    address: what frameworks call it, "cpu", "cuda:0", "neuron:0".
+    address: what frameworks call it, "cpu", "cuda:0", "neuron:0". arithmetic: of a CPU, "exact" or "saturating" (`services.shell.host.processor`);
+    empty: not known.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Device(Struct, frozen=True, kw_only=True):
     memory_mb: float
     simulated: bool = False
     address: str = "cpu"
+    arithmetic: str = ""
 
 
 class Amount(Struct, frozen=True):
@@ -89,6 +91,8 @@ def misfit(record: VariantRecord, device: Device, memory_share: float, device_mb
     if record.simulated != device.simulated:
         kinds = ("real", "simulated")
         return f"{record.variant} is {kinds[record.simulated]}, {device.name} is {kinds[device.simulated]}"
+    if not adds_alike(record, device.arithmetic):
+        return arithmetic_words(record, device.name, device.arithmetic)
     if device.kind == "cpu" and record.threads > device.cores:
         return f"{record.variant} needs {record.threads} threads, {device.name} has {device.cores} cores"
     limit, key = memory_share * device.memory_mb, "memory_share"
@@ -96,17 +100,32 @@ def misfit(record: VariantRecord, device: Device, memory_share: float, device_mb
         limit, key = device_mb, "device_mb"
     if record.profile.memory_mb <= limit:
         return ""
+    needs, _, has = _apart(record.profile.memory_mb, 0.0, limit)
     return (
-        f"{record.variant} needs {record.profile.memory_mb:.0f} MB, {device.name} sets {limit:.0f} MB aside: "
+        f"{record.variant} needs {needs} MB, {device.name} sets {has} MB aside: "
         f"use a larger device or raise monitor.{key}"
     )
 
 
-def fits(record: VariantRecord, cores: int, memory_mb: float, memory_share: float) -> bool:
+def fits(record: VariantRecord, cores: int, memory_mb: float, memory_share: float, arithmetic: str = "") -> bool:
     """Whether it could run on an empty device of its kind with so many cores and so much memory: no `misfit`."""
-    return (
+    enough = (
         record.hardware != "cpu" or record.threads <= cores
     ) and record.profile.memory_mb <= memory_share * memory_mb
+    return enough and adds_alike(record, arithmetic)
+
+
+def adds_alike(record: VariantRecord, arithmetic: str) -> bool:
+    """Whether a CPU of this arithmetic gives the answers that were measured; where that is not known, it does."""
+    return not record.arithmetic or not arithmetic or record.arithmetic == arithmetic
+
+
+def arithmetic_words(record: VariantRecord, where: str, arithmetic: str) -> str:
+    """Why a CPU with this arithmetic does not run it. where: the CPU, or its worker."""
+    return (
+        f"{record.variant} was measured on a CPU with {record.arithmetic} sums of small integers; {where} has"
+        f" {arithmetic} ones, and its answers may be others there"
+    )
 
 
 def cores_needed(record: VariantRecord) -> float:
@@ -149,16 +168,22 @@ def short_of(need: Amount, free: Amount) -> Amount:
 def shortage(variant: str, need: Amount, taken: Amount, limit: Amount, device: str) -> str:
     """In words: why it does not fit beside what is there."""
     if need.memory_mb > limit.memory_mb - taken.memory_mb:
-        return (
-            f"{variant} needs {need.memory_mb:.0f} MB; instances in use take {taken.memory_mb:.0f} of the "
-            f"{limit.memory_mb:.0f} MB that {device} sets aside"
-        )
+        needs, has, most = _apart(need.memory_mb, taken.memory_mb, limit.memory_mb)
+        return f"{variant} needs {needs} MB; instances in use take {has} of the {most} MB that {device} sets aside"
     if need.instances > limit.instances - taken.instances:
         return f"{device} holds {taken.instances:.0f} instances in use, as many as monitor.max_models allows"
-    return (
-        f"{variant} needs {need.cores:.0f} core{'s' * (need.cores != 1)}; instances in use take {taken.cores:.0f} of the "
-        f"{limit.cores:.0f} that {device} may promise"
-    )
+    needs, has, most = _apart(need.cores, taken.cores, limit.cores)
+    cores = f"core{'s' * (need.cores != 1)}"
+    return f"{variant} needs {needs} {cores}; instances in use take {has} of the {most} that {device} may promise"
+
+
+def _apart(need: float, taken: float, limit: float) -> tuple[str, str, str]:
+    """These figures with as many digits as show that `need` and `taken` are more than `limit`."""
+    for digits in range(4):
+        told = [f"{round(value, digits):.10g}" for value in (need, taken, limit)]
+        if float(told[0]) + float(told[1]) > float(told[2]):
+            break
+    return told[0], told[1], told[2]
 
 
 # -- Quarantines: keys `quarantine.<worker>.<variant>` of the control bucket, so that they outlive a monitor. A worker's monitor writes
@@ -169,6 +194,11 @@ _PREFIX = "quarantine"
 
 def quarantine_key(worker: str, variant: str) -> str:
     return f"{_PREFIX}.{worker}.{variant}"
+
+
+def quarantined_words(variant: str, where: str, why: str) -> str:
+    """Why a worker does not load it. where: "here" or "on <worker>"."""
+    return f"{variant} is quarantined {where} until infaas.admin.release-variant names it: {why}"
 
 
 def quarantined_at(key: str) -> tuple[str, str] | None:

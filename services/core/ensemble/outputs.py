@@ -5,19 +5,22 @@ score of the first floating-point output; one score alone is a probability, 0.5 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bus.messages.catalog import ModelRecord
 from services.core.ensemble.base import Array, Combined, Member, Outputs
 
 ERRORS = frozenset({"mae", "rmse"})
 WORST = 4.0  # typical errors at which the loss is 1: of a normal error, 1 in 1,000 is further off than four mean errors
 RELATIVE = 0.05  # of the value: the typical error of models whose error nobody has measured
 NAMED = 20  # classes that an error names
+MOST_CHECKED = 65_536  # values of an item's output up to which a label is compared with its shape
+_SCORES = ("FP16", "BF16", "FP32", "FP64")
 
 
 class BadLabel(ValueError):
@@ -75,6 +78,38 @@ def losses(label: Any, members: Sequence[Member], outputs: Mapping[str, Outputs]
         for member in members
         if member.model in outputs
     }
+
+
+def label_error(label: Any, models: Iterable[ModelRecord]) -> str | None:
+    """Why no answer of these models could be right by this label; None: one could, or the sizes of its outputs do not tell.
+
+    The text names the label, and the classes where a model has some.
+    """
+    leaves = _flat(label)
+    if any(isinstance(leaf, float) and not math.isfinite(leaf) for leaf in leaves):
+        return f"label {_text(label)} is not a finite number"
+    errors = [_label_error(label, leaves, model) for model in models]
+    return None if None in errors else next(iter(errors), None)
+
+
+def _label_error(label: Any, leaves: list[Any], model: ModelRecord) -> str | None:
+    outputs: dict[str, Array] = {}
+    for spec in model.signature.outputs:
+        scores = spec.datatype in _SCORES
+        shape = [len(leaves) if size < 0 else size for size in spec.shape]
+        unknown = spec.shape.count(-1) > 1 or (scores and model.metric not in ERRORS and spec.shape[-1:] == [-1])
+        if unknown or math.prod(shape) > MOST_CHECKED:
+            return None
+        kind = np.float32 if scores else np.str_ if spec.datatype == "BYTES" else np.int64
+        outputs[spec.name] = np.zeros((1, *shape), kind)
+    member = Member(model=model.model, version=model.version, metric=model.metric, labels=model.labels)
+    try:
+        _loss(label, member, outputs, [member])
+    except BadLabel as error:
+        return str(error)
+    except BadOutputs:
+        return None
+    return None
 
 
 # -- which output counts
@@ -192,8 +227,8 @@ def _share(wrong: Array) -> float:
     return float(np.count_nonzero(wrong) / wrong.size)  # several times as fast as a mean
 
 
-def _leaves(label: Any, count: int) -> list[Any]:
-    """The values of a label, one for each of the item's `count` values."""
+def _flat(label: Any) -> list[Any]:
+    """The values of a label."""
     leaves: list[Any] = []
     level = [label]
     while level:
@@ -202,6 +237,12 @@ def _leaves(label: Any, count: int) -> list[Any]:
             level.extend(reversed(part))
         else:
             leaves.append(part)
+    return leaves
+
+
+def _leaves(label: Any, count: int) -> list[Any]:
+    """The values of a label, one for each of the item's `count` values."""
+    leaves = _flat(label)
     if len(leaves) != count:
         raise BadLabel(f"label {_text(label)} has {len(leaves)} values, but an item's answer has {count}")
     return leaves

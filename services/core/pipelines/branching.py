@@ -5,7 +5,7 @@ by the same function for the queries of its sample, and for conditions too, whos
 dispatchers where a simulated device has made up the outputs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from hashlib import blake2b
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from services.core.pipelines.graph import PipelineGraph, complementary
 REDUCTIONS = ("first", "max", "argmax")
 OPERATORS = ("==", "!=", "<", ">", "in")
 SMALL = 65_536  # bytes of an output
+MOST_WAYS = 64
 _MASK = (1 << 64) - 1
 _GOLDEN, _FIRST, _SECOND = (
     0x9E3779B97F4A7C15,
@@ -181,6 +182,36 @@ def exclusive_groups(edges: list[PipelineEdge], shares: Mapping[str, float]) -> 
         else:
             groups.append([edge])
     return groups
+
+
+def ways(graph: PipelineGraph, drawn: Collection[str] = ()) -> list[tuple[str, ...]]:
+    """The sets of vertices that one query visits at most, each in the graph's order: of edges that exclude each other it follows one.
+
+    drawn: vertices of whose edges draws may decide (`drawn_edges`). Where there are more than MOST_WAYS sets: all vertices in one.
+    """
+    found = {frozenset(graph.sources)}
+    for name in graph.order:
+        ahead = _followed_together(graph.out[name], drawn=name in drawn)
+        found = {way | more if name in way else way for way in found for more in ahead}
+        if len(found) > MOST_WAYS:
+            return [tuple(graph.order)]
+    return [tuple(name for name in graph.order if name in way) for way in found]
+
+
+def _followed_together(edges: list[PipelineEdge], *, drawn: bool) -> set[frozenset[str]]:
+    """The largest sets of targets to which a query may follow these edges of one vertex."""
+    draw_of = {one.target: one.edge for one in drawn_edges(edges)} if drawn else {}
+    found: set[frozenset[str]] = {frozenset()}
+    for edge in edges:
+        rivals = {
+            one.target
+            for one in edges
+            if one is not edge and excluded(one.when, edge.when) and draw_of.get(one.target) == draw_of.get(edge.target)
+        }
+        found = {way for way in found if way & rivals} | {way - rivals | {edge.target} for way in found}
+        if len(found) > MOST_WAYS:
+            return {frozenset(edge.target for edge in edges)}
+    return {way for way in found if not any(way < other for other in found)}
 
 
 def oversized(edges: list[PipelineEdge]) -> tuple[PipelineEdge, PipelineEdge] | None:

@@ -1,8 +1,7 @@
 """What is wrong with a pipeline: each text names the field and the remedy. Pure."""
 
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
-from math import isfinite
+from math import isfinite, prod
 
 from bus.messages.catalog import (
     AppRecord,
@@ -14,7 +13,8 @@ from bus.messages.catalog import (
     TensorSpec,
 )
 from bus.subjects import valid_name
-from services.core.pipelines.branching import OPERATORS, REDUCTIONS, oversized
+from bus.tensors import ITEM_BYTES
+from services.core.pipelines.branching import OPERATORS, REDUCTIONS, SMALL, oversized
 from services.core.pipelines.graph import (
     QUERY,
     BadReference,
@@ -355,10 +355,15 @@ def _output(
             )
         else:
             wrong.append(f"{at}: {_lacking(graph, apps, ref)}")
-    for (one, first), (other, second) in pairwise(found):
-        if first.datatype != second.datatype or len(first.shape) != len(second.shape):
+    for other, second in found[1:]:
+        one, first = found[0]  # the answer is announced as this one is
+        if first.datatype != second.datatype or not _within(second.shape, first.shape):
             wrong.append(f"{at}: {one} is {_shown(first)}, but {other} is {_shown(second)}; alternatives must be alike")
     return wrong
+
+
+def _within(shape: list[int], announced: list[int]) -> bool:
+    return len(shape) == len(announced) and all(wide in (-1, n) for n, wide in zip(shape, announced, strict=True))
 
 
 def _conditions(graph: PipelineGraph, apps: Apps) -> list[str]:
@@ -376,6 +381,11 @@ def _conditions(graph: PipelineGraph, apps: Apps) -> list[str]:
             elif (spec.datatype == "BYTES") != all(isinstance(value, str) for value in _compared(edge.when)):
                 kind = "texts" if spec.datatype == "BYTES" else "numbers"
                 wrong.append(f"{_at(edge)}.when.value: {ref} holds {kind}; compare with {kind}")
+            elif spec.datatype in ITEM_BYTES and (size := abs(prod(spec.shape)) * ITEM_BYTES[spec.datatype]) > SMALL:
+                wrong.append(
+                    f"{_at(edge)}.when.output: {ref} takes {size:,} bytes, and conditions read at most {SMALL:,};"
+                    " decide by a smaller output"
+                )
     return wrong
 
 

@@ -18,6 +18,10 @@ REPORT_S = 0.1  # between two reports of a dispatcher
 LONGEST_S = 60.0
 Z = 5.5  # standard deviations: an hour has some 10^5 distinct short windows, and a stationary one should exceed none
 FEW = 20  # windows of a sample that tell a variance
+LOCAL_S = 5.0  # counts so far apart have the same mean; those of longer windows vary as those of such: what they vary more is the rate
+PART_S = 30.0  # of a sample, at least, for which a variance is told by itself
+CALMER = 2 / 3  # of these parts vary less: in the others the rate may jump
+PEAK_Z = 3.0  # standard deviations by which the largest count of a stationary sample may be above its mean
 
 Envelope = list[tuple[float, int]]
 
@@ -36,7 +40,8 @@ def windows_from(shortest_s: float) -> list[float]:
 def traffic_envelope(arrivals: NDArray[np.float64], shortest_s: float) -> tuple[Envelope, list[float]]:
     """(window in seconds, most queries in any such window) of a sample; and of each window, variance over mean of its number of queries.
 
-    Where a sample has too few windows of a length to tell a variance, that of the longest that it has enough of counts.
+    The variance is around a local mean: a rate that rises and falls is no burst. Where a sample has too few windows of a length to tell a
+    variance, that of the longest that it has enough of counts.
     """
     envelope: Envelope = []
     dispersion: list[float] = []
@@ -55,22 +60,47 @@ def most_in(arrivals: NDArray[np.float64], window_s: float) -> int:
 
 
 def _dispersion(arrivals: NDArray[np.float64], window_s: float, shorter: float) -> float:
+    """Of counts that lie LOCAL_S or a window apart: second differences leave out a rate that changes steadily, the quantile of parts one that jumps.
+
+    Never more than around the mean of all, which tells more exactly where the rate does not change.
+    """
     span = float(arrivals[-1] - arrivals[0]) if len(arrivals) else 0.0
     count = int(span / window_s)
-    if count < FEW:
+    if count < FEW or window_s > LOCAL_S:
         return shorter
     # Windows that begin in halves of each other: twice as many counts of the same law.
     halves = np.histogram(arrivals, 2 * count, (float(arrivals[0]), float(arrivals[0]) + count * window_s))[0]
     counts = halves[:-1] + halves[1:]
-    return float(counts.var() / counts.mean()) if counts.any() else shorter
+    lag = max(2, ceil(min(2.0 * LOCAL_S / window_s, count / 5)))
+    parts = max(1, int(span / PART_S))
+    before, there, after = counts[: -2 * lag], counts[lag:-lag], counts[2 * lag :]
+    squares, means = (before - 2 * there + after) ** 2 / 6.0, (before + there + after) / 3.0
+    found = [
+        square.mean() / mean.mean()
+        for square, mean in zip(np.array_split(squares, parts), np.array_split(means, parts), strict=True)
+        if mean.any()
+    ]
+    around_all = float(counts.var() / counts.mean()) if counts.any() else shorter
+    return min(float(np.quantile(found, CALMER)), around_all) if found else shorter
 
 
 def limits(envelope: Envelope, dispersion: Sequence[float], planned: float, rate: float) -> list[float]:
-    """Of each window, the count above which traffic is more than `rate` queries/s of the sample's law. planned: the sample's own rate."""
-    found = []
+    """Of each window, the count above which traffic is more than `rate` queries/s of the sample's law. planned: the sample's own rate.
+
+    A sample whose rate changes has stretches above it. What is provided for all of the sample is provided for these.
+    """
+    found, more = [], rate / planned
+    top = max(planned, _peak(envelope, dispersion))
     for (window, most), spread in zip(envelope, dispersion, strict=True):
-        mean = rate * window
+        at_plan = rate >= planned * (1 - 1e-9)
+        mean = window * more * (top if at_plan else planned)
         deviation = sqrt(mean * spread)
         high = mean + Z * deviation + (Z * Z - 1.0) * max(spread, 2.0 * spread - 1.0) / 6.0
-        found.append(max(high, most * max(1.0, rate / planned)) if rate >= planned * (1 - 1e-9) else high)
+        found.append(max(high, most * max(1.0, more)) if at_plan else high)
     return found
+
+
+def _peak(envelope: Envelope, dispersion: Sequence[float]) -> float:
+    """The largest rate of the sample, queries/s, in the longest window."""
+    (window, most), spread = envelope[-1], dispersion[-1]
+    return max(0.0, most - PEAK_Z * sqrt(most * spread)) / window

@@ -75,6 +75,7 @@ class PipelineTuner:
         self.replicas = {name: max(1, (replicas or {}).get(name, k)) for name, k in self._planned.items()}
         self._calm_s = calm_s
         self._spans: Counts = np.array([max(1, round(window / BIN_S)) for window, _ in plan.envelope])
+        self._at_plan = self._allowed(self._planned)
         self._limits = self._allowed(self.replicas)
         self._room = max(int(self._spans[-1]), round(MEMORY_S / BIN_S)) + round(LATE_S / BIN_S) + 1
         self._first = self._bin(now) - self._room + 1  # of the bins that are kept
@@ -125,10 +126,22 @@ class PipelineTuner:
         return found
 
     def _allowed(self, replicas: Mapping[str, int]) -> NDArray[np.float64]:
-        """Of each window, the most queries that these replicas are provided for."""
-        plan = self._plan
-        rate = plan.rate * min(replicas[name] / k for name, k in self._planned.items())
-        return np.array(limits(plan.envelope, plan.dispersion, plan.rate, rate))
+        """Of each window, the most queries that these replicas are provided for.
+
+        Fewer queries vary more for their number. So with fewer replicas than planned it is not more than these serve within the window and
+        the objective, or than their share of what the planned ones are provided for.
+        """
+        plan, share = self._plan, min(replicas[name] / k for name, k in self._planned.items())
+        found = np.array(limits(plan.envelope, plan.dispersion, plan.rate, plan.rate * share))
+        if share >= 1.0:
+            return found
+        served = plan.rate * min(
+            (replicas[name] / stage.replicas / stage.rho for name, stage in plan.vertices.items() if stage.rho > 0),
+            default=0.0,
+        )
+        within = served * (self._spans * BIN_S + plan.latency_ms / 1000.0)
+        capped: NDArray[np.float64] = np.minimum(found, np.maximum(within, share * self._at_plan))
+        return capped
 
     def _wanted(self, rate: float) -> dict[str, int]:
         return {name: replicas_for(k, rate, self._plan.rate) for name, k in self._planned.items()}
@@ -176,16 +189,17 @@ class PipelineTuner:
 
     def _down(self, sums: Counts, now: float) -> TunerDecision | None:
         """Keep what the last half minute needs: its largest rate, and no count in it would have been too much."""
-        plan, span, memory = self._plan, round(SMOOTHED_S / BIN_S), round(MEMORY_S / BIN_S)
+        span, memory = round(SMOOTHED_S / BIN_S), round(MEMORY_S / BIN_S)
         last = self._bin(now) - self._first
         if self._bin(now) - self._begun < memory:
             return None  # too little was heard to know what is needed
         ends = np.arange(last - memory + span, last + 1)
         rate = float((sums[ends] - sums[ends - span]).max()) / SMOOTHED_S
-        (limit,) = limits([(SMOOTHED_S, 0)], [self._spread()], plan.rate, plan.rate)
-        served = plan.rate if plan.rate < rate <= limit / SMOOTHED_S else rate  # the plan provides for such counts
         before, self._since = self._since, max(self._since, self._first + last - memory)
         most = self._most(sums, last - memory, last)
+        served = (
+            min(rate, self._plan.rate) if (most <= self._at_plan).all() else rate
+        )  # the plan provides for such counts
         wanted = self._wanted(served)
         while wanted != self.replicas and (most > self._allowed(wanted)).any():
             served *= STEP
@@ -196,12 +210,6 @@ class PipelineTuner:
         if decision is None:
             self._since = before
         return decision
-
-    def _spread(self) -> float:
-        """Variance over mean of counts in windows of about 5 s."""
-        windows = [window for window, _ in self._plan.envelope]
-        nearest = min(range(len(windows)), key=lambda i: abs(windows[i] - SMOOTHED_S))
-        return self._plan.dispersion[nearest]
 
     def _changed_to(
         self, action: str, wanted: dict[str, int], rate: float, window: float, reason: str, now: float

@@ -96,6 +96,10 @@ def _needed(offered: float, loads: tuple[float, ...]) -> float:
         if offered <= loads[i]:
             part = (offered - loads[i - 1]) / (loads[i] - loads[i - 1])
             return GRID[i - 1] + part * (GRID[i] - GRID[i - 1])
+    if (
+        loads[-1] >= GRID[-1]
+    ):  # so many may miss that all are busy: beyond the table each carries what it carries at its end
+        return offered * GRID[-1] / loads[-1]
     spare = (GRID[-1] - loads[-1]) / sqrt(
         GRID[-1]
     )  # of many instances, the spare ones grow as the root of their number

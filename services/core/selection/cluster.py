@@ -7,14 +7,26 @@ state moves one instance between the lists of the apps that its variant serves.
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from heapq import nsmallest
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from bus.messages.catalog import AppRecord, VariantRecord
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from services.core.cost import Goal, instance_price_per_s
-from services.core.selection.eligibility import AppView
+from services.core.placement import adds_alike
+from services.core.selection.eligibility import AppView, Ask
 from services.core.selection.instances import MANY, Instance, SharedCores, Worker
 
 FEW = 8  # least used workers remembered, of many
 SERVING = frozenset({"Active", "Overloaded", "Interfered", "Loading"})
+
+
+class RefusedLoad(Struct, frozen=True):
+    """A worker did not load a variant. until: it is not asked again before. lasting: it never will, as long as all is as it is."""
+
+    reason: str
+    until: float
+    lasting: bool = False
 
 
 class ClusterView:
@@ -29,7 +41,7 @@ class ClusterView:
         self.records: dict[str, VariantRecord] = {}
         self.by_variant: dict[str, dict[str, Instance]] = {}
         self.lowest_priority = 1  # the largest number that a query had
-        self.not_before: dict[str, float] = {}  # variants that failed to load, or found no room: when to try again
+        self._refusals: dict[str, dict[str, RefusedLoad]] = {}  # by variant and worker
         self._serving: dict[str, list[AppView]] = {}  # by variant
         self._unknown: dict[str, WorkerHeartbeat] = {}
         self._quarantining: dict[str, Worker] = {}
@@ -70,6 +82,12 @@ class ClusterView:
         return instance_price_per_s(record, self.prices, max(record.threads, 1), max(record.profile.memory_mb, 1.0))
 
     # -- fleet
+
+    @property
+    def missing(self) -> str:
+        """What there must be for any query to be answered, in words; empty when it is there."""
+        living = any(device.alive for worker in self.workers.values() for device in worker.devices.values())
+        return "" if living else "a living executor"
 
     def heartbeat(self, heartbeat: WorkerHeartbeat, now: float) -> bool:
         """Take one heartbeat over. Returns whether the set of instances, or any state, changed."""
@@ -181,6 +199,8 @@ class ClusterView:
         worker = self.workers.get(worker_name)
         if worker is None:
             return []
+        if (status := worker.devices.get(device)) is not None:
+            worker.devices[device] = replace(status, alive=False)
         lost = [i for i in worker.instances.values() if i.device == device]
         for instance in lost:
             self.remove(instance.id)
@@ -197,12 +217,72 @@ class ClusterView:
         del self.workers[name]
         self._unknown.pop(name, None)
         self._quarantining.pop(name, None)
+        for refused in self._refusals.values():
+            refused.pop(name, None)
         return lost
 
     def quarantines(self, variant: str) -> dict[str, str]:
         """The workers that will not load this variant until it is released, and why."""
         found = self._quarantining
         return {w.name: w.quarantined[variant] for w in found.values() if variant in w.quarantined} if found else {}
+
+    def load_refused(self, variant: str, worker: str, refused: RefusedLoad) -> None:
+        """This worker has not loaded the variant."""
+        self._refusals.setdefault(variant, {})[worker] = refused
+
+    def load_accepted(self, variant: str, worker: str) -> None:
+        """This worker loads the variant, or has it."""
+        if variant in self._refusals:
+            self._refusals[variant].pop(worker, None)
+
+    def refusals(self, variant: str) -> dict[str, RefusedLoad]:
+        """The workers that have not loaded this variant when they were asked last, and why."""
+        return self._refusals.get(variant, {})
+
+    def closed_to(self, variant: str, now: float) -> frozenset[str]:
+        """The workers that are not to be asked to load this variant now."""
+        record = self.records.get(variant)
+        shut = frozenset(self.quarantines(variant))
+        if record is not None:
+            shut = shut.union(self.adding_otherwise(record))
+        refused = self._refusals.get(variant)
+        return shut if not refused else shut.union(name for name, one in refused.items() if one.until > now)
+
+    def able(self, record: VariantRecord) -> Iterator[str]:
+        """The workers with a living device of this variant's kind, real or simulated as it is."""
+        others = self.adding_otherwise(record)
+        return (
+            worker.name
+            for worker in self.workers.values()
+            if not worker.draining
+            and worker.name not in others
+            and worker.utilisation(record.hardware, simulated=record.simulated) is not None
+        )
+
+    def adding_otherwise(self, record: VariantRecord) -> dict[str, str]:
+        """The workers whose CPU adds small integers otherwise than the one that the variant was measured on, and how."""
+        if not record.arithmetic:
+            return {}
+        return {
+            worker.name: device.arithmetic
+            for worker in self.workers.values()
+            for device in worker.devices.values()
+            if device.kind == record.hardware and not adds_alike(record, device.arithmetic)
+        }
+
+    def had_no_time(self, ask: Ask, now: float) -> None:
+        """No instance could answer this query in time: those where others give way to it leave time for the next one, if it is enough for one."""
+        app = self.apps.get(ask.app)
+        if app is None or ask.priority >= self.lowest_priority:
+            return
+        left = ask.deadline - now
+        eligible = app.eligibility(ask)
+        for group in (*eligible.active, *eligible.troubled):
+            for instance in (*group.active, *group.troubled):
+                alone = instance.table.at(ask.length).seconds(ask.items) * instance.factor
+                if alone <= left and instance.outranked(ask.priority):
+                    instance.no_time = ask.priority, left
+                    instance.highest = min(instance.highest, ask.priority)
 
     @staticmethod
     def warmest(instances: Iterable[Instance], exclude: Collection[str] = ()) -> str | None:

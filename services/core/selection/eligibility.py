@@ -13,8 +13,9 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from bus.messages.catalog import AppRecord, VariantRecord
+from services.core.accuracy import defaults
 from services.core.cost import Goal, LatencyTable, cost_per_1000, load_seconds, merit, open_axis
-from services.core.selection.instances import DEFAULT_PRIORITY, MANY, Instance, InstanceSampler, usual
+from services.core.selection.instances import DEFAULT_PRIORITY, MANY, OVERHEAD, Instance, InstanceSampler, usual
 
 INFINITE = float("inf")
 
@@ -22,8 +23,9 @@ INFINITE = float("inf")
 class Ask(Struct, frozen=True, gc=False):
     """A query's needs, in SI units.
 
-    items: how many. deadline: Unix seconds, the earlier of the latency objective and the absolute deadline. cost: US$ per 1,000 items.
+    items: how many. deadline: Unix seconds, the earlier of the latency objective and the absolute deadline. cost: US$ per 1,000 such queries.
     length: for models with an axis of varying length, the query's length rounded up to one that was measured. priority: 1 (highest) to 9.
+    context, confidence: what apps of several models read.
     """
 
     app: str
@@ -37,11 +39,13 @@ class Ask(Struct, frozen=True, gc=False):
     variant: str | None = None
     length: int | None = None
     priority: int = DEFAULT_PRIORITY
+    context: str | None = None
+    confidence: float | None = None
 
 
 Readiness = Literal["active", "loading", "troubled"]
 RESOLUTION = 0.05  # s; load times that differ by less count as equal
-LOADABLE = 4  # alternatives kept, in case a worker refuses the best
+LOADABLE = 16  # alternatives kept, in case workers refuse the best, or their CPUs are of another kind
 FIRST = 8  # Active variants that a query looks at before it looks at all
 
 
@@ -101,26 +105,28 @@ class RankedVariants:
         self._app = app
         self._found = found
         self._accuracy = app.accuracy[found]
-        self._cost = app.cost[found]
         self._current = app.current[found]
+        self._default = app.default[found]
         self._latency: dict[tuple[int, int | None], NDArray[np.float64]] = {}
 
     def eligible(self, ask: Ask) -> NDArray[np.intp]:
-        """Indices in `groups` of the variants that meet accuracy, latency (inference alone), cost and pinned names."""
+        """Indices in `groups` of the variants that meet accuracy, latency (inference alone, and the way to it), cost and pinned names."""
         if ask.variant is not None or ask.model is not None or ask.version is not None:
             mask = self._app.pinned(ask)[self._found]
         else:
             mask = self._current
         if ask.accuracy > 0.0:
             mask = mask & (self._accuracy >= ask.accuracy)
+        elif ask.variant is None:
+            mask = mask & self._default
         if ask.latency_s < INFINITE:
             key = (ask.items, ask.length)
             latency = self._latency.get(key)
             if latency is None:
                 latency = self._latency[key] = self._app.latency(*key)[self._found]
-            mask = mask & (latency <= ask.latency_s)
+            mask = mask & (latency + OVERHEAD <= ask.latency_s)
         if ask.cost < INFINITE:
-            mask = mask & (self._cost <= ask.cost)
+            mask = mask & (self._app.charge(ask.items, ask.length)[self._found] <= ask.cost)
         return np.flatnonzero(mask)
 
 
@@ -130,7 +136,7 @@ class Eligibility:
     first: the first few Active ones. Most queries look at these only, so everything else is computed when it is asked for.
     """
 
-    __slots__ = ("_active", "_app", "_ask", "_loadable", "_loading", "_places", "_troubled", "first")
+    __slots__ = ("_active", "_all", "_app", "_ask", "_loadable", "_loading", "_places", "_troubled", "first")
 
     def __init__(self, app: "AppView", ask: Ask) -> None:
         self._app = app
@@ -142,11 +148,22 @@ class Eligibility:
         self._loading: list[VariantInstances] | None = None
         self._troubled: list[VariantInstances] | None = None
         self._loadable: list[VariantInstances] | None = None
+        self._all: NDArray[np.bool_] | None = None
 
     @property
     def any(self) -> bool:
         """Whether any variant at all, running or not, meets the needs."""
-        return bool(self.first) or bool(self._app.eligible(self._ask).any())
+        return bool(self.first) or bool(self._meeting().any())
+
+    def allows(self, variant: str) -> bool:
+        """Whether this variant, running or not, meets the needs."""
+        place = self._app.index.get(variant)
+        return place is not None and bool(self._meeting()[place])
+
+    def _meeting(self) -> NDArray[np.bool_]:
+        if self._all is None:
+            self._all = self._app.eligible(self._ask)
+        return self._all
 
     @property
     def active(self) -> list[VariantInstances]:
@@ -183,7 +200,7 @@ class Eligibility:
 
     def _soonest(self) -> list[VariantInstances]:
         app = self._app
-        idle = np.flatnonzero(app.eligible(self._ask) & ~(app.has_active | app.has_loading | app.has_troubled))
+        idle = np.flatnonzero(self._meeting() & ~(app.has_active | app.has_loading | app.has_troubled))
         if not idle.size:
             return []
         # Load times are measured to some hundredths of a second. Among variants that are ready equally soon, the cheaper one goes first,
@@ -220,6 +237,8 @@ class AppView:
         self.accuracy: NDArray[np.float64] = np.array(
             [1.0 if r.accuracy is None else r.accuracy for r in records], dtype=np.float64
         )
+        # Which ones serve queries that state no accuracy.
+        self.default: NDArray[np.bool_] = np.array(defaults(records, app), dtype=bool)
         self._merit: NDArray[np.float64] = np.array([merit(r.accuracy) for r in records], dtype=np.float64)
         self.load_s: NDArray[np.float64] = np.array([g.seconds_to_load for g in self.groups], dtype=np.float64)
         self.saturation: NDArray[np.float64] = np.array([r.profile.saturation_qps for r in records], dtype=np.float64)
@@ -235,7 +254,8 @@ class AppView:
         self._ranked: dict[Readiness, RankedVariants] = {}
         self.full_since = self._full_at = float("-inf")
         self.asked = 0
-        self._price = [0.0] * count
+        self._price: NDArray[np.float64] = np.zeros(count)
+        self._charged: dict[tuple[int, int | None], NDArray[np.float64]] = {}
         self.reprice(price)
 
     def full_for(self, now: float) -> float:
@@ -249,7 +269,7 @@ class AppView:
         """Price all variants again: devices have become known."""
         for i, record in enumerate(self.records):
             self._price[i] = price(record)
-            self.cost[i] = cost_per_1000(record, self._price[i], self.batch[i])
+            self.cost[i] = cost_per_1000(record, float(self._price[i]), self.batch[i])
         self._changed()
 
     def in_order(self, found: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -268,6 +288,16 @@ class AppView:
             if len(self._latency) < 256:
                 self._latency[items, length] = column
         return column
+
+    def charge(self, items: int, length: int | None = None) -> NDArray[np.float64]:
+        """What a query of so many items is predicted to be charged at most, by variant, in US$ per 1,000 such queries: what `Ask.cost` limits."""
+        column = self._charged.get((items, length))
+        if column is None:
+            seconds = [group.table.at(length).charged_seconds(items) for group in self.groups]
+            column = np.array(seconds, dtype=np.float64)
+            if len(self._charged) < 256:
+                self._charged[items, length] = column
+        return 1000.0 * self._price * column
 
     # -- instances
 
@@ -349,15 +379,22 @@ class AppView:
         return found
 
     def eligible(self, ask: Ask) -> NDArray[np.bool_]:
-        """Which variants meet accuracy, latency (inference alone), cost and what was pinned."""
+        """Which variants meet accuracy, latency (inference alone, and the way to it), cost and what was pinned."""
         latency = self.latency(ask.items, ask.length)
-        mask: NDArray[np.bool_] = (self.accuracy >= ask.accuracy) & (latency <= ask.latency_s)
-        mask &= self.cost <= ask.cost
+        mask: NDArray[np.bool_] = self.accurate(ask) & (latency + OVERHEAD <= ask.latency_s)
+        if ask.cost < INFINITE:
+            mask &= self.charge(ask.items, ask.length) <= ask.cost
         if ask.variant is not None or ask.model is not None or ask.version is not None:
             mask &= self.pinned(ask)
         else:
             mask &= self.current
         return mask
+
+    def accurate(self, ask: Ask) -> NDArray[np.bool_]:
+        """Which variants meet the query's accuracy. Without one, those that answer as their model does (`services.core.accuracy`), or the named one."""
+        if ask.accuracy > 0.0:
+            return np.asarray(self.accuracy >= ask.accuracy)
+        return self.default.copy() if ask.variant is None else np.ones(len(self.records), dtype=bool)
 
     def pinned(self, ask: Ask) -> NDArray[np.bool_]:
         """Which variants the query's model, version and variant allow."""

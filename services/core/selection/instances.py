@@ -14,6 +14,7 @@ from services.core.lifecycle import SERVING
 # (neighbours, the loop, the bus). Without a margin, an overloaded system admits every query to end exactly at its deadline, and whatever goes
 # slower than predicted makes most of them late. An idle instance needs no margin.
 CAUTION = 1.2
+OVERHEAD = 0.0005  # s of a query for bus and dispatch, in addition to the model's own time
 DEFAULT_PRIORITY = 5
 SHUT = 1e9  # s; not infinity, since those that will join are counted in whole items
 LOWEST = 9  # 1 is the highest priority
@@ -25,9 +26,10 @@ STALE = (
 class SharedCores:
     """The cores of one device, for which its instances' batches wait, as at the executor."""
 
-    __slots__ = ("cores", "instances")
+    __slots__ = ("cores", "instances", "quiet")
 
     def __init__(self) -> None:
+        self.quiet = 0  # echoes of the dispatcher since the executor has said something, while it has queries
         self.cores: float = 1
         self.instances: list[Instance] = []
 
@@ -94,13 +96,14 @@ class Instance:
 
     own, others: items that this dispatcher, and other dispatchers, sent there and that are not done. running: how many of them are in the
     batch under way, which is predicted to end at free_at (0: none is known to run). waiting_s: seconds that the full batches after it take.
-    rest: items after those, which a new query joins. most: items of a batch, by its policy. contexts: batches at a time; of several, `running`
-    counts the items of all. latest: the last deadline that was sent there.
-    Times: Unix seconds.
+    rest: items after those, which a new query joins. most: items of a batch, by its policy; mixed: of one with several priorities, 0: the same.
+    contexts: batches at a time; of several, `running` counts the items of all. latest: the last deadline that was sent there. highest: the
+    highest priority of a query there. no_time: priority and seconds of a query that it had no time for, though others give way to it; its
+    executor is told with the next one. Times: Unix seconds.
     """
 
     __slots__ = (
-        "batch", "busy", "by_size", "contexts", "cores", "device", "factor", "free_at", "id", "idle", "latest", "levels", "most", "noted_at", "others", "own", "peak_before",
+        "batch", "busy", "by_size", "contexts", "cores", "device", "factor", "free_at", "highest", "id", "idle", "latest", "levels", "mixed", "most", "no_time", "noted_at", "others", "own", "peak_before",
         "peak_now", "per_item", "price_per_s", "ready_at", "record", "rest", "running", "samplers", "scarce", "served", "state", "status", "table",
         "waiting_s", "worker",
     )  # fmt: skip
@@ -113,6 +116,9 @@ class Instance:
         self.cores = SharedCores()
         self.table = LatencyTable(record)
         self.by_size, self.most = self.table.by_size, self.table.max_batch
+        self.mixed = 0
+        self.highest = LOWEST
+        self.no_time: tuple[int, float] | None = None
         self.contexts = status.contexts
         self.served = status.load  # items/s
         self.per_item = self.table.seconds(self.table.max_batch) / self.table.max_batch
@@ -169,8 +175,11 @@ class Instance:
     def _predict_otherwise(self, items: int, length: int | None, deadline: float, now: float, giving_way: int) -> float:
         """As `predict`, for what is not the usual case."""
         wait, rest, table = self.waiting_s, self.rest, self.table
+        served = self.served
         if giving_way:
-            full, rest = divmod(max(0, self.own + self.others - self.running - giving_way), self.most)
+            # Those that run are taken to be of these, and the others to wait; that makes up for those that will join.
+            there, served = self.own + self.others, 0.0
+            full, rest = divmod(max(0, min(there - giving_way, there - self.running)), self.most)
             wait = full * self.by_size[self.most] * self.factor / self.contexts if full else 0.0
         if self.free_at > now:
             wait += self.free_at - now
@@ -184,7 +193,7 @@ class Instance:
         if not wait:
             return table.seconds(together) * self.factor
         if together < self.most:
-            together = min(self.most, together + int(wait * self.served))
+            together = min(self.most, together + int(wait * served))
         return CAUTION * (wait + table.seconds(together) * self.factor)
 
     def in_time_after(self, excess: float) -> float:
@@ -206,6 +215,8 @@ class Instance:
         idle = self.own + self.others < self.contexts  # one that waits for no batch
         self.own += items
         self.levels[priority] += items
+        if priority < self.highest:
+            self.highest = priority
         self.peak_now = max(self.peak_now, self.own)
         self.latest = max(self.latest, deadline)
         if idle and self.state != "Loading":
@@ -251,8 +262,9 @@ class Instance:
             self._begin_next(now)
         self._freed()
 
-    def batch_done(self, queued: int, finished: float, now: float) -> None:
+    def batch_done(self, queued: int, finished: float, now: float, mixed: int = 0) -> None:
         """The executor has computed a batch. So many items, own ones included, are still there. It begins the next at once."""
+        self.mixed = mixed
         self.others = max(0, queued - self.own)
         self.running = 0
         self._count()
@@ -274,12 +286,14 @@ class Instance:
 
     def begin(self, at: float, items: int) -> None:
         """A batch of these items, or of as many as it can hold, begins."""
-        contexts = self.contexts
+        contexts, most = self.contexts, self.most
+        if self.mixed and self.levels[self.highest] < self.own + self.others:
+            most = min(most, self.mixed)
         if contexts == 1:
-            self.running = min(items, self.most)
+            self.running = min(items, most)
             self.free_at = at + self.table.seconds(self.running) * self.factor
         else:  # a query finds a free context, or waits for the first one that gets free
-            self.running = min(items, self.most * contexts)
+            self.running = min(items, most * contexts)
             each = self.table.seconds(-(-self.running // contexts)) * self.factor
             self.free_at = at + each / contexts if items >= contexts else 0.0
         self._count()

@@ -1,19 +1,16 @@
 """getVariant (INFaaS, section 4.1): which instance answers a query. The paper's policy, and two baselines. The port is in `services.core.policy`."""
 
 from collections.abc import Sequence
-from itertools import combinations
-from typing import NamedTuple
 
-import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 
-from bus.messages.catalog import ERRORS, VariantRecord
-from bus.messages.public import Closest, Error
+from bus.messages.catalog import VariantRecord
+from bus.messages.public import Error
 from services.core.cost import Goal, cost_per_1000, merit
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import INFINITE, AppView, Ask, Eligibility, VariantInstances
-from services.core.selection.instances import CAUTION, MANY, PACK_BELOW, SAMPLED, SHUT, Instance
+from services.core.selection.instances import CAUTION, MANY, OVERHEAD, PACK_BELOW, SAMPLED, SHUT, Instance
+from services.core.selection.refusals import EXPIRED, full, loading, not_loaded, too_little_time, unsatisfiable
 
 
 class LoadOrder(Struct, frozen=True, gc=False):
@@ -29,6 +26,7 @@ class Decision(Struct, frozen=True, gc=False):
 
     assignments: ids of instances, one for each part of the query (today always one). load: start this load in any case. wait: the query
     waits for that load. refusal: the query ends with this error. stranded: no instance can serve it now; decide again when one can.
+    why: of a stranded one, why nothing is loaded for it. Where asking again does not help, it is not to wait for long.
     """
 
     assignments: Sequence[str] = ()
@@ -36,11 +34,15 @@ class Decision(Struct, frozen=True, gc=False):
     wait: bool = False
     refusal: Error | None = None
     stranded: bool = False
+    why: Error | None = None
     join: str | None = None
     reason: str = ""
 
 
-OVERHEAD = 0.0005  # s; bus and dispatch, in addition to the model's own time
+# Of a query that is decided again after its app was deleted.
+GONE = Decision(
+    refusal=Error(code="unknown_app", message="its app or model was deleted meanwhile: see infaas.list.apps")
+)
 # s for which instances must have been full before another variant is loaded on demand. The autoscalers, which compare costs, go first.
 REORDER = 3.0
 BUSY = 0.95  # utilisation of a device from which another variant there would only take capacity from the full ones
@@ -76,7 +78,9 @@ class InfaasPolicy:
         self._probe_every = round(1 / probe_share) if probe_share > 0 else 0
 
     def select(self, ask: Ask, now: float, view: ClusterView) -> Decision:
-        app = view.apps[ask.app]
+        app = view.apps.get(ask.app)
+        if app is None:
+            return GONE
         eligible = app.eligibility(ask)
         slack = ask.deadline - now - OVERHEAD
         app.asked += 1
@@ -198,7 +202,7 @@ class InfaasPolicy:
             ahead = _outranking(eligible, ask, slack, now)
             if ahead is not None:
                 return Decision((ahead.id,), load=load, reason="in time, as queries of lower priority give way")
-        return refuse(ask, slack, app, eligible, soonest, load)
+        return refuse(ask, slack, view, app, eligible, soonest, load)
 
 
 def _outranking(eligible: Eligibility, ask: Ask, slack: float, now: float) -> Instance | None:
@@ -222,12 +226,10 @@ def order_for(
 ) -> LoadOrder | None:
     """An order to load the eligible variant that is ready soonest, on the least utilised worker of its hardware. None when there is none.
 
-    A variant that is Warm is loaded where it is Warm. spare_only: not on a busy device, where it would only take capacity from instances that serve already.
+    A variant that is Warm is loaded where it is Warm. A worker that has refused it a moment ago is not asked. spare_only: not on a busy device, where it would only take capacity from instances that serve already.
     """
     for group in eligible.loadable:
-        if view.not_before.get(group.record.variant, 0.0) > now:
-            continue
-        shut = frozenset(view.quarantines(group.record.variant))
+        shut = view.closed_to(group.record.variant, now)
         worker = view.warmest(group.warm, shut) if group.warm else None
         if worker is None:
             worker = view.least_utilised(group.record.hardware, shut, simulated=group.record.simulated)
@@ -243,125 +245,36 @@ def _is_busy(view: ClusterView, worker: str, record: VariantRecord) -> bool:
 
 
 def refuse(
-    ask: Ask, slack: float, app: AppView, eligible: Eligibility, soonest: float, load: LoadOrder | None
+    ask: Ask,
+    slack: float,
+    view: ClusterView,
+    app: AppView,
+    eligible: Eligibility,
+    soonest: float,
+    load: LoadOrder | None,
 ) -> Decision:
     """The decision when no instance can serve this in time. soonest: seconds until a load under way is ready."""
-    if not eligible.any:
-        return Decision(refusal=unsatisfiable(ask, app), load=load, reason="unsatisfiable")
-    if soonest < INFINITE:
-        text = "a variant that meets the requirements is being loaded and cannot answer in time: ask again"
-        error = Error(code="deadline", message=text, retry_after_ms=round(soonest * 1000.0, 3))
-        return Decision(refusal=error, load=load, reason="loading, too late for this one")
     now = ask.deadline - slack - OVERHEAD
-    soonest, found = INFINITE, False
+    if not eligible.any:
+        return Decision(refusal=unsatisfiable(ask, app, view), load=load, reason="unsatisfiable")
+    blocked = None if eligible.loading else not_loaded(ask, app, eligible, view)
+    if soonest < INFINITE and blocked is None:
+        return Decision(refusal=loading(soonest), load=load, reason="loading, too late for this one")
+    soonest, alone, found = INFINITE, INFINITE, False
     for group in (*eligible.active, *eligible.troubled):
         for kind, instances in group.serving:
             for instance in instances if len(instances) <= MANY else group.samplers[kind].some(SAMPLED):
                 found = True
+                alone = min(alone, instance.table.at(ask.length).seconds(ask.items) * instance.factor)
                 if CAUTION * instance.waiting_s < soonest:
                     soonest = min(soonest, instance.predict(ask.items, ask.length, ask.deadline, now))
     if not found:
-        return Decision(stranded=True, reason="no worker is there to serve it")
-    excess = max(0.0, soonest - max(slack, 0.0))
+        return Decision(stranded=True, load=load, why=blocked, reason="no worker is there to serve it")
     if slack <= 0:
-        text = "the deadline passed before the query could be dispatched: allow more time"
-        return Decision(refusal=Error(code="deadline", message=text), reason="expired")
-    text = "all instances that meet the requirements are full: ask again later, or loosen the requirements"
-    error = Error(code="overloaded", message=text, retry_after_ms=round(excess * 1000.0, 3))
-    return Decision(refusal=error, load=load, reason="full")
-
-
-def unsatisfiable(ask: Ask, app: AppView) -> Error:
-    """The error when no variant can ever serve this. It names what fails, and the nearest variant, by the least sum of relative misses."""
-    allowed = app.pinned(ask)
-    if not allowed.any():
-        what = f"variant {ask.variant!r}" if ask.variant else f"model {ask.model!r}" if ask.model else "model"
-        version = f" of version {ask.version!r}" if ask.version and not ask.variant else ""
-        return Error(code="unknown_model", message=f"app {ask.app!r} has no {what}{version}: see infaas.list.variants")
-    latency = app.latency(ask.items, ask.length)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        miss = np.maximum(0.0, ask.accuracy - app.accuracy) / max(ask.accuracy, 1e-9)
-        if ask.latency_s < INFINITE:
-            miss = miss + np.maximum(0.0, latency - ask.latency_s) / max(ask.latency_s, 1e-9)
-        if ask.cost < INFINITE:
-            miss = miss + np.maximum(0.0, app.cost - ask.cost) / max(ask.cost, 1e-12)
-    nearest = int(np.argmin(np.where(allowed, miss, INFINITE)))
-    record = app.records[nearest]
-    closest = Closest(
-        model=record.model,
-        variant=record.variant,
-        accuracy=record.accuracy,
-        latency_ms=float(latency[nearest]) * 1000.0,
-        cost=float(app.cost[nearest]),
-        metric=record.metric,
-    )
-    text = (
-        f"no variant of app {ask.app!r} {_failing(ask, app, allowed, latency)}; ask for less, or register another model"
-    )
-    return Error(code="unsatisfiable", message=text, closest=closest)
-
-
-class _Need(NamedTuple):
-    """One need of a query over the variants of an app: smaller values are better. limit, found: its words, with `{}` for a figure."""
-
-    values: NDArray[np.float64]
-    most: float
-    limit: str
-    found: str
-    best: str
-    scale: float = 1.0
-
-    def words(self, variant: int) -> tuple[str, str]:
-        """The limit, and what this variant has, with as many digits as tell them apart."""
-        most, value = self.most * self.scale, float(self.values[variant]) * self.scale
-        limit = f"{most:.6g}"
-        digits = next((d for d in range(3, 17) if most == value or f"{value:.{d}g}" != limit), 17)
-        return self.limit.format(limit), self.found.format(f"{value:.{digits}g}")
-
-
-def _failing(ask: Ask, app: AppView, allowed: NDArray[np.bool_], latency: NDArray[np.float64]) -> str:
-    """What no variant does: each need that fails alone and the best there is; else those that fail together, and who meets all but one."""
-    needs = []
-    metrics = {record.metric for record, one in zip(app.records, allowed, strict=True) if one}
-    if ask.accuracy > 0.0 and len(metrics) == 1 and metrics <= ERRORS:
-        (metric,) = metrics
-        errors = 1.0 / np.maximum(app.accuracy, 1e-300) - 1.0
-        limit, found = f"reaches a {metric} of {{}}", f"has a {metric} of {{}}"
-        needs.append(_Need(errors, 1.0 / ask.accuracy - 1.0, limit, found, "the best has {}"))
-    elif ask.accuracy > 0.0:
-        needs.append(
-            _Need(-app.accuracy, -ask.accuracy, "reaches accuracy {}", "has accuracy {}", "the best has {}", -1.0)
-        )
-    if ask.latency_s < INFINITE:
-        needs.append(
-            _Need(latency, ask.latency_s, "answers within {} ms", "takes {} ms", "the fastest takes {} ms", 1e3)
-        )
-    if ask.cost < INFINITE:
-        limit, found = "costs at most US$ {} per million answers", "costs US$ {} per million"
-        needs.append(_Need(app.cost, ask.cost, limit, found, "the cheapest costs US$ {}", 1e3))
-    alone = []
-    for need in needs:
-        best = int(np.argmin(np.where(allowed, need.values, INFINITE)))
-        if need.values[best] > need.most:
-            limit, found = need._replace(found=need.best).words(best)
-            alone.append(f"{limit}: {found} ({app.records[best].variant})")
-    if alone:
-        return "; none ".join(alone)
-    pairs = [pair for pair in combinations(needs, 2) if not _meeting(pair, allowed).any()]
-    together = pairs[0] if pairs else tuple(needs)
-    offers: dict[int, None] = {}
-    for need in together:
-        others = _meeting([one for one in together if one is not need], allowed)
-        offers[int(np.argmin(np.where(others, need.values, INFINITE)))] = None
-    limits = [need.words(next(iter(offers)))[0] for need in together]
-    said = [f"{app.records[i].variant} {' and '.join(need.words(i)[1] for need in together)}" for i in offers]
-    return f"{' and '.join(limits)}: {', '.join(said)}"
-
-
-def _meeting(needs: Sequence[_Need], allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    for need in needs:
-        allowed = allowed & (need.values <= need.most)
-    return allowed
+        return Decision(refusal=EXPIRED, reason="expired")
+    if alone > slack:
+        return Decision(refusal=too_little_time(slack, alone), load=load, reason="too little time")
+    return Decision(refusal=full(max(0.0, soonest - slack)), load=load, reason="full")
 
 
 # -- Baselines. on_demand: load what no instance can serve; otherwise only loaded variants are used, as by `InfaasPolicy`.
@@ -377,7 +290,9 @@ class RoundRobin:
         self._on_demand = on_demand
 
     def select(self, ask: Ask, now: float, view: ClusterView) -> Decision:
-        app = view.apps[ask.app]
+        app = view.apps.get(ask.app)
+        if app is None:
+            return GONE
         eligible = app.eligibility(ask)
         serving = [*eligible.active, *eligible.troubled]
         instances = [i for group in serving for i in (*group.active, *group.troubled)]
@@ -389,7 +304,7 @@ class RoundRobin:
         load = order_for(eligible, ask, now, view) if self._on_demand else None
         if load is not None:
             return Decision(load=load, wait=True, reason="load on demand")
-        return refuse(ask, ask.deadline - now - OVERHEAD, app, eligible, INFINITE, None)
+        return refuse(ask, ask.deadline - now - OVERHEAD, view, app, eligible, INFINITE, None)
 
 
 class BruteForce:
@@ -402,11 +317,13 @@ class BruteForce:
         self.goal = goal
 
     def select(self, ask: Ask, now: float, view: ClusterView) -> Decision:
-        app = view.apps[ask.app]
+        app = view.apps.get(ask.app)
+        if app is None:
+            return GONE
         slack = ask.deadline - now - OVERHEAD
         best: tuple[tuple[float, float], Instance] | None = None
         soonest: tuple[float, VariantInstances] | None = None
-        possible = False
+        possible, accurate = False, app.accurate(ask)
         for i, group in enumerate(app.groups):
             record = group.record
             if not self._allowed(ask, group, current=bool(app.current[i])):
@@ -414,11 +331,8 @@ class BruteForce:
             alone = group.table.at(ask.length).seconds(ask.items)
             price = next((x.price_per_s for x in group.active), view.nominal_price_per_s(record))
             cost = cost_per_1000(record, price, app.batch[i])
-            if (
-                (record.accuracy if record.accuracy is not None else 1.0) < ask.accuracy
-                or alone > ask.latency_s
-                or cost > ask.cost
-            ):
+            charged = 1000.0 * price * group.table.at(ask.length).charged_seconds(ask.items)
+            if not accurate[i] or alone > ask.latency_s or charged > ask.cost:
                 continue
             possible = True
             rank = (-merit(record.accuracy) if self.goal == "accuracy" else 0.0, cost)
@@ -442,7 +356,7 @@ class BruteForce:
         load = order_for(eligible, ask, now, view) if wanted else None
         if load is not None and load.seconds <= slack:
             return Decision(load=load, wait=True, reason="load on demand")
-        return refuse(ask, slack, app, eligible, INFINITE if load is None else load.seconds, load)
+        return refuse(ask, slack, view, app, eligible, INFINITE if load is None else load.seconds, load)
 
     @staticmethod
     def _allowed(ask: Ask, group: VariantInstances, *, current: bool) -> bool:

@@ -51,20 +51,28 @@ class AutoscalerSettings(Section, frozen=True, kw_only=True):
     slo_target: Annotated[
         float, TARGET, "Share of an app's queries to be answered in time, for apps without a target of their own."
     ] = 0.99
-    solver: Annotated[Literal["ilp", "greedy"], "Solver of the planning problem."] = "ilp"
-    period_s: Annotated[float, Number(above=0, most=3600), "Seconds between two decisions."] = 1.0
+    solver: Annotated[
+        Literal["ilp", "greedy"], "Solver of a worker's planning problem; only where no leader plans."
+    ] = "ilp"
+    period_s: Annotated[
+        float, Number(above=0, most=3600), "Seconds between two decisions of a worker; only where no leader plans."
+    ] = 1.0
     slack: Annotated[float, Number(above=0, most=1000), "Throughput that is wanted, as a multiple of the load."] = 1.05
     forecaster: Annotated[
         str,
         Text("|".join([*FORECASTERS, r"[\w.]+:\w+"]), f"{', '.join(FORECASTERS)} or module:Class"),
         "Forecaster of the demand at the moment for which is planned (docs/scaling.md).",
     ] = "combined"
-    loading_weight: Annotated[float, Number(most=1e6), "Weight of loading latency, 1/s (the paper's lambda)."] = 0.1
+    loading_weight: Annotated[
+        float, Number(most=1e6), "Weight of loading latency, 1/s (the paper's lambda); only where no leader plans."
+    ] = 0.1
     objective: Annotated[
         Literal["multiplicative", "additive"],
-        "How loading latency enters the cost that is minimised (docs/planning.md).",
+        "How loading latency enters the cost that is minimised (docs/planning.md); only where no leader plans.",
     ] = "multiplicative"
-    time_limit_s: Annotated[float, Number(above=0, most=3600), "Seconds that the solver may take."] = 0.4
+    time_limit_s: Annotated[
+        float, Number(above=0, most=3600), "Seconds that the solver may take; only where no leader plans."
+    ] = 0.4
     hold_s: Annotated[float, WAIT, "Seconds for which a reason to remove something must last."] = 5.0
     budget_per_hour: Annotated[
         float, Number(most=1e9, zero="no limit"), "US$ per hour that all workers together may cost."

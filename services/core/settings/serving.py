@@ -53,6 +53,11 @@ class DispatcherSettings(Section, frozen=True, kw_only=True):
     ] = "auto"
     default_deadline_s: Annotated[float, SECONDS, "Seconds that a query without an objective may take."] = 30.0
     max_inline: Annotated[int, Number(0, 64 * 2**20), "Bytes of a body above which it must come by reference."] = 2**20
+    max_stored: Annotated[
+        int,
+        Number(0, 2**50),
+        "Bytes of results that a dispatcher has on their way between stages in the object store. A query that adds more is refused as overloaded.",
+    ] = 4 * 2**30
     probe_share: Annotated[
         float,
         SHARE,
@@ -65,10 +70,13 @@ class DispatcherSettings(Section, frozen=True, kw_only=True):
         int,
         Number(1, 100),
         "Times that a query may lose the process that runs it. After one more it is refused as a model_error.",
-    ] = 2
+    ] = 1
     max_queue: Annotated[
         int, COUNT, "Queries that a dispatcher has in flight at most. More are refused as overloaded."
     ] = 100_000
+    cache_mb: Annotated[
+        float, Number(most=1e6), "MB of answers that the caches of all apps (set-selection) may take in a dispatcher."
+    ] = 4096.0
 
 
 class SelectionSettings(Section, frozen=True, kw_only=True):
@@ -157,7 +165,7 @@ class MonitorSettings(Section, frozen=True, kw_only=True):
     cores_overcommit: Annotated[
         float,
         Number(1, 1e6),
-        "Threads that a CPU core is promised to at most: all of a new instance, and the part of the others that computes.",
+        "Threads that a CPU core is promised to at most: those that compute, and all of an instance that comes.",
     ] = 2.0
     idle_s: Annotated[
         float, WAIT, "With cache reserve: an instance that is unused for so many seconds may make room for another."
@@ -229,6 +237,9 @@ class WorkerSettings(Section, frozen=True, kw_only=True):
         Number(most=3600, zero="not at all"),
         "Seconds that queued work may take when `infaas run worker` is stopped.",
     ] = 20.0
+    standby: Annotated[
+        bool, "Two more executor processes wait, and one takes over at once when the first one ends."
+    ] = True
     executor_nkey: Annotated[
         str, "Credentials of the executors of `infaas run worker`, where they are not bus.nkey_seed."
     ] = ""

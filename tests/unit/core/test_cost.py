@@ -13,6 +13,7 @@ from services.core.placement import container_kind
 from services.core.settings import PriceSettings
 from services.shell.prices import load_prices
 from services.shell.settings import SettingsError
+from tests.support.simulated.fleet import variant
 
 PRICES = {"cpu": 0.048, "gpu": 3.06, "inferentia": 0.0905}
 
@@ -214,3 +215,22 @@ def test_an_instance_of_a_remote_engine_costs_the_price_and_a_machine_nothing_fo
         for kind, price in (("cpu", 0.1), ("remote", 3.6), ("gpu", 1.0))
     ]  # fmt: skip
     assert cost.machine_price(devices) == pytest.approx(1.1)
+
+
+@given(st.lists(st.floats(0.01, 50.0), min_size=4, max_size=4), st.integers(1, 40))
+def test_no_batch_charges_a_query_more_than_was_predicted(p50: list[float], items: int) -> None:
+    """Whichever others are in its batch, and where a large batch takes long for each item."""
+    rows = [
+        ProfileRow(batch=b, p50_ms=ms, p99_ms=ms, cpu_ms=ms, wall_over_cpu=1.0)
+        for b, ms in zip((1, 2, 4, 8), p50, strict=True)
+    ]
+    table = cost.LatencyTable(
+        variant(max_batch=8, profile=Profile(rows=rows, load_ms=1.0, memory_mb=1.0, saturation_qps=1.0))
+    )
+    most, handling = table.charged_seconds(items), cost.HANDLING_MS / 1000.0
+    for batch in range(items, 9):
+        assert cost.query_cost(1.0, table.by_size[batch] + handling, batch, items) <= most * (1 + 1e-9)
+    full, rest = divmod(items, 8)
+    if full:
+        alone = full * (table.by_size[8] + handling) + (table.by_size[rest] + handling if rest else 0.0)
+        assert most >= alone * (1 - 1e-9)

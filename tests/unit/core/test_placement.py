@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from services.core.placement import Amount, Device, cores_needed, misfit, short_of, shortage, total
+from services.core.placement import Amount, Device, cores_needed, fits, misfit, short_of, shortage, total
 from tests.unit.core.test_cost import Variant
 
 CPU = Device(name="cpu", kind="cpu", cores=2, memory_mb=1000.0)
@@ -64,3 +64,14 @@ def test_what_is_missing_and_in_words() -> None:
     assert "v needs 600 MB; instances in use take 300 of the 800 MB" in shortage(
         "v", Amount(600.0, 1.0), taken, limit, "i0"
     )
+
+
+def test_what_was_measured_on_another_kind_of_cpu_does_not_fit() -> None:
+    int8 = msgspec.structs.replace(Variant().record(), arithmetic="exact")
+    plain = msgspec.structs.replace(CPU, arithmetic="saturating")
+    assert "exact sums of small integers; cpu has saturating ones" in misfit(int8, plain, 1.0)
+    assert not fits(int8, 2, 1000.0, 1.0, "saturating")
+    for able in (CPU, msgspec.structs.replace(CPU, arithmetic="exact")):
+        assert misfit(int8, able, 1.0) == ""
+        assert fits(int8, 2, 1000.0, 1.0, able.arithmetic)
+    assert misfit(Variant().record(), plain, 1.0) == ""

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bus.messages.catalog import ModelRecord, Signature, TensorSpec
 from services.core.ensemble.base import Member
-from services.core.ensemble.outputs import BadLabel, BadOutputs, combined, losses
+from services.core.ensemble.outputs import BadLabel, BadOutputs, combined, label_error, losses
 
 EQUAL = {"a": 1.0, "b": 1.0, "c": 1.0}
 
@@ -252,3 +253,52 @@ def test_members_that_find_nothing_agree() -> None:
     nothing = {"y": np.zeros((2, 0), np.float32)}
     models = [Member(model=one, version="1") for one in "mk"]
     assert combined({"m": 0.5, "k": 0.5}, models, {"m": nothing, "k": nothing}).agree.tolist() == [2, 2]
+
+
+# -- labels against what a model gives, without an answer
+
+
+def model(datatype: str, shape: list[int], metric: str = "top1", labels: list[str] | None = None) -> ModelRecord:
+    outputs = [TensorSpec(name="y", datatype=datatype, shape=shape)]
+    return ModelRecord(
+        model="m", version="1", task=None, metric=metric, format="onnx", source="s", validation="v",
+        signature=Signature(inputs=[], outputs=outputs), created=1.0, registration="r", labels=labels or [],
+    )  # fmt: skip
+
+
+TEN, NAMED = model("FP32", [10]), model("FP32", [2], labels=["no", "yes"])
+SEQUENCE, REGRESSION = model("FP32", [-1, 3]), model("FP32", [1], "mae")
+INDEX, TEXT, OPEN = model("INT64", []), model("BYTES", [], labels=["cat", "dog"]), model("FP32", [-1])
+EVERY = (TEN, NAMED, SEQUENCE, REGRESSION, INDEX, TEXT, OPEN)
+
+
+@pytest.mark.parametrize(
+    ("record", "label"),
+    [
+        (TEN, 0), (TEN, 9), (TEN, 9.0), (NAMED, "yes"), (NAMED, 1), (SEQUENCE, [0, 2, 1, 1]), (REGRESSION, -3.5),
+        (INDEX, 12), (TEXT, "cat"), (TEXT, 1), (OPEN, 7), (OPEN, "x"),
+    ],
+)  # fmt: skip
+def test_a_label_that_could_be_right_passes(record: ModelRecord, label: object) -> None:
+    assert label_error(label, [record]) is None
+    assert label_error(label, []) is None
+
+
+@pytest.mark.parametrize(
+    ("record", "label", "words"),
+    [
+        (TEN, 99, "label 99 is no class of the models: give an index from 0 to 9"),
+        (TEN, -1, "from 0 to 9"), (TEN, "x", "label 'x' is no class"), (TEN, 0.5, "0.5"), (TEN, [1, 2], "has 2 values"),
+        (NAMED, "maybe", "or one of no, yes"), (NAMED, 2, "from 0 to 1"), (SEQUENCE, [0, 3], "from 0 to 2"),
+        (REGRESSION, "x", "no number"), (INDEX, "x", "'x'"), (TEXT, "cow", "cat, dog"),
+        *((record, value, "not a finite number") for record in EVERY for value in (math.nan, math.inf, [math.nan])),
+    ],
+)  # fmt: skip
+def test_a_label_that_can_never_be_right_is_named(record: ModelRecord, label: object, words: str) -> None:
+    assert words in (label_error(label, [record]) or "")
+
+
+def test_a_label_is_right_if_one_model_could_give_it() -> None:
+    assert label_error(7, [NAMED, TEN]) is None
+    assert "from 0 to 1" in (label_error(17, [NAMED, TEN]) or "")
+    assert label_error(math.nan, []) is not None

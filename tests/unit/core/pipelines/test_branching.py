@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from bus.messages.catalog import EdgeCondition, PipelineEdge, PipelineRecord, PipelineVertex
-from services.core.pipelines.branching import draw, draws, follows, holds, visits
+from services.core.pipelines.branching import MOST_WAYS, draw, draws, follows, holds, visits, ways
 from services.core.pipelines.graph import PipelineGraph
 from tests.support.data.pipelines import SOCIAL
 
@@ -90,3 +91,48 @@ def test_branches_that_exclude_each_other_are_never_both_taken() -> None:
     assert found["b"].mean() == pytest.approx(0.4, abs=0.01)
     assert (found["b"] ^ found["c"]).all()
     assert found["d"].all()
+
+
+# -- which vertices one query may visit
+
+
+def graph_of(*edges: PipelineEdge) -> PipelineGraph:
+    names = dict.fromkeys(name for edge in edges for name in (edge.source, edge.target))
+    vertices = [PipelineVertex(name=name, app=name, inputs={"x": "$.x"}) for name in names]
+    return PipelineGraph(PipelineRecord(vertices=vertices, edges=list(edges), output={}))
+
+
+def when(arrow: str, op: str = "==", value: Any = 1, output: str = "y") -> PipelineEdge:
+    return PipelineEdge(source=arrow[0], target=arrow[2], when=EdgeCondition(output=output, op=op, value=value))
+
+
+@pytest.mark.parametrize(
+    ("edges", "found"),
+    [
+        ([when("a>b", "<", 0.5), when("a>c", ">", 0.5)], {"ab", "ac"}),
+        ([when("a>b", value=1), when("a>c", value=2), when("a>d", value=2)], {"ab", "acd"}),
+        ([when("a>b", "<", 0.5), when("a>c", ">", 0.4)], {"abc"}),
+        ([when("a>b", "<", 0.5), when("a>c", ">", 0.5, output="z")], {"abc"}),
+        ([PipelineEdge(source="a", target=one, probability=0.5) for one in "bc"], {"abc"}),  # each by a draw of its own
+        ([when("a>b"), when("a>c", "!="), PipelineEdge(source="b", target="d"), PipelineEdge(source="c", target="d")], {"abd", "acd"}),
+        ([when("a>b"), when("a>c", "!="), when("b>d"), when("b>e", "!=")], {"abd", "abe", "ac"}),
+        ([PipelineEdge(source="a", target="b"), when("b>c"), when("b>d", "!=")], {"abc", "abd"}),
+    ],
+)  # fmt: skip
+def test_of_edges_that_exclude_each_other_a_query_follows_one(edges: list[PipelineEdge], found: set[str]) -> None:
+    assert {"".join(sorted(way)) for way in ways(graph_of(*edges))} == found
+
+
+def test_where_draws_decide_edges_exclude_each_other_only_if_their_probabilities_leave_room() -> None:
+    b, c = when("a>b"), when("a>c", "!=")
+    for probability, found in ((None, ["abc"]), (0.3, ["ab", "ac"])):
+        graph = graph_of(replace(b, probability=probability), c)
+        assert sorted("".join(way) for way in ways(graph, "a")) == found
+
+
+def test_where_there_are_very_many_ways_all_vertices_count_as_visited_together() -> None:
+    edges = [when(f"a>{target}", op, output=str(n)) for n in range(8) for target, op in ((chr(98 + 2 * n), "=="), (chr(99 + 2 * n), "!="))]  # fmt: skip
+    few, many = ways(graph_of(*edges[:8])), ways(graph_of(*edges))
+    deep = ways(graph_of(*edges[:8], *(replace(edge, source="b") for edge in edges[8:])))
+    assert [(len(found), len(found[0])) for found in (few, many, deep)] == [(16, 5), (1, 17), (1, 17)]
+    assert MOST_WAYS < 2**8

@@ -159,6 +159,31 @@ def test_shapes_must_fit() -> None:
     assert of("any") == []
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "fits"),
+    [
+        (("FP32", (10,)), ("FP32", (10,)), True),
+        (("FP32", (10,)), ("FP32", (3,)), False),
+        (("FP32", (10,)), ("FP32", (10, 1)), False),
+        (("FP32", (10,)), ("INT64", (10,)), False),
+        (("FP32", (-1,)), ("FP32", (3,)), True),
+        (("FP32", (3,)), ("FP32", (-1,)), False),
+    ],
+)
+def test_alternatives_of_an_output_are_as_it_is_announced(first: Any, second: Any, fits: bool) -> None:
+    apps = {
+        "left": app("left", {"x": "FP32"}, {"y": first[0]}, first[1]),
+        "right": app("right", {"x": "FP32"}, {"y": second[0]}, second[1]),
+    }
+    vertices = [
+        PipelineVertex(name="a", app="left", inputs={"x": "$.one"}),
+        PipelineVertex(name="b", app="right", inputs={"x": "$.other"}),
+    ]
+    wrong = errors(PipelineRecord(vertices=vertices, output={"y": "a.y | b.y"}), apps=apps)
+    assert (wrong == []) == fits
+    assert fits or wrong[0].startswith(f"output.y: a.y is {first[0]}{list(first[1])}, but b.y is {second[0]}")
+
+
 def test_a_pipeline_cannot_contain_itself() -> None:
     inner = replace(SOCIAL_APPS["nmt"], pipeline=PipelineRecord(vertices=[PipelineVertex(name="v", app="social")]))
     assert errors(SOCIAL, apps=SOCIAL_APPS | {"nmt": inner}) == [
@@ -213,6 +238,24 @@ def test_a_vertex_must_have_its_inputs_whenever_it_is_visited() -> None:
     record = PipelineRecord(vertices=vertices, edges=edges, output={"text": "d.text"})
     assert "vertex[d].inputs.text: some queries that visit d visit none of b" in errors(record)[0]
     assert errors(replace(record, vertices=[*vertices[:3], vertex("d", "b.text | c.text")])) == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [([16_384], None), ([16_385], "65,540"), ([-1, 30_000], "120,000"), ([-1, -1, 30_000], "120,000"), ([-1], None)],
+)
+def test_conditions_read_small_outputs(shape: list[int], size: str | None) -> None:
+    signature = SOCIAL_APPS["language-id"].signature
+    assert signature is not None
+    label = next(spec for spec in signature.outputs if spec.name == "label")
+    wide = replace(signature, outputs=[replace(label, datatype="FP32", shape=shape)])
+    apps = SOCIAL_APPS | {"language-id": replace(SOCIAL_APPS["language-id"], signature=wide)}
+    found = [error for error in errors(SOCIAL, apps=apps) if "bytes" in error]
+    assert found == [
+        f"edge[lang -> translate].when.output: lang.label takes {size} bytes, and conditions read at most 65,536;"
+        " decide by a smaller output"
+        for _ in range(size is not None)
+    ]
 
 
 def test_paths_and_what_is_behind_a_stage() -> None:

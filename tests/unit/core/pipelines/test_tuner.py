@@ -13,8 +13,10 @@ from msgspec.structs import replace
 
 from bus.messages.catalog import PipelinePlan, PlannedStage
 from services.core.pipelines.envelope import BIN_S, limits, most_in, traffic_envelope, windows_from
+from services.core.pipelines.planners import plan_pipeline
+from services.core.pipelines.problem import PipelineProblem, StageOption
 from services.core.pipelines.tuner import PipelineTuner, TunerDecision, replicas_for
-from tests.support.data.pipelines import Floats, gamma_arrivals
+from tests.support.data.pipelines import Floats, chain, gamma_arrivals
 
 T0 = 1_700_000_000.0  # a Unix time, as services have it
 PLANNED = {"a": 3, "b": 5, "c": 1}
@@ -193,9 +195,13 @@ def test_bursts_keep_their_replicas_as_long_as_they_last(seed: int) -> None:
     found = list(run(PipelineTuner(planned(SAMPLE), T0), arrivals, 360.0))
     assert 60.0 < found[0].seconds < 75.0
     assert all(one.decision.action == "up" for one in found if 75.0 < one.seconds < 240.0)
-    assert any("times as much as planned" in one.decision.reason for one in found)
     assert found[-1].decision.replicas == PLANNED
     assert 250.0 < found[-1].seconds < 300.0
+
+
+def test_bursts_are_seen_before_a_count_is_too_much() -> None:
+    up = next(iter(run(PipelineTuner(planned(SAMPLE), T0), poisson_then(150.0, 2.0, 60.0, 240.0, 360.0, 1), 360.0)))
+    assert "times as much as planned" in up.decision.reason
 
 
 def test_a_rate_that_changes_is_no_burst() -> None:
@@ -215,6 +221,59 @@ def test_several_dispatchers_add_up() -> None:
     assert not list(
         run(PipelineTuner(planned(SAMPLE), T0), gamma_arrivals(150.0, 1.0, 600.0, 33), 600.0, dispatchers=3)
     )
+
+
+# -- a sample whose rate changes
+
+
+def wave(seed: int, *rates: float, seconds: float = 200.0) -> Floats:
+    """Each of these rates for so long."""
+    return np.concatenate(
+        [seconds * i + gamma_arrivals(rate, 1.0, seconds, 10 * seed + i) for i, rate in enumerate(rates)]
+    )
+
+
+WAVE = wave(1, 100.0, 10.0, 100.0)
+
+
+def test_a_rate_that_changes_is_no_variance() -> None:
+    for sample in (WAVE, np.cumsum(1.0 / np.linspace(10.0, 150.0, 30_000))):
+        assert max(traffic_envelope(sample, 0.12)[1]) < 2.0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ten_times_the_load_is_a_change_though_the_sample_has_it(seed: int) -> None:
+    """It is planned from a wave and cut while little comes: what was planned is back within a second."""
+    tuner = PipelineTuner(planned(WAVE), T0)
+    found = list(run(tuner, wave(20 + seed, 100.0, 10.0, 100.0, seconds=100.0), 300.0))
+    assert [one.decision.action for one in found][:1] == ["down"]
+    assert 110.0 < found[0].seconds < 140.0
+    up = next(one for one in found if one.decision.action == "up")
+    assert 200.0 < up.seconds < 201.0
+    assert all(tuner.replicas[name] >= k for name, k in PLANNED.items())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_wave_of_the_sample_with_all_its_replicas_is_no_change(seed: int) -> None:
+    """Its largest counts are those of the stretches with the largest rate; others of the same law exceed them."""
+    found = run(PipelineTuner(planned(WAVE), T0), wave(40 + seed, 100.0, 100.0, 100.0), 600.0)
+    assert not list(found)
+
+
+@pytest.mark.parametrize("spread", [1.0, 16.0, 250.0])
+def test_a_limit_is_never_above_what_is_served(spread: float) -> None:
+    """Of fewer replicas than planned: what they serve in the window and the objective, or their share of what is planned for."""
+    plan = planned(WAVE)
+    plan = replace(plan, dispersion=[spread] * len(plan.envelope))
+    at_plan = limits(plan.envelope, plan.dispersion, plan.rate, plan.rate)
+    fewer = {"a": 1, "b": 2, "c": 1}
+    for (window, _), most in zip(plan.envelope, at_plan, strict=True):
+        tuner = PipelineTuner(plan, T0, replicas=fewer)
+        allowed = max(plan.rate / 3 / 0.8 * (window + 0.35), most / 3)
+        bins = round(window / BIN_S)
+        counts = np.diff(np.linspace(0.0, allowed + 1.0, bins + 1).astype(int))
+        told = [tuner.told(T0 + i * BIN_S, [int(n)], T0 + (i + 1) * BIN_S) for i, n in enumerate(counts)]
+        assert any(one is not None and one.action == "up" for one in told), window
 
 
 # -- less traffic
@@ -260,6 +319,27 @@ def test_little_traffic_keeps_one_replica_and_its_return_is_a_change() -> None:
 def test_no_traffic_at_all() -> None:
     (down,) = run(PipelineTuner(planned(SAMPLE), T0), np.array([0.5]), 120.0)
     assert down.decision.replicas == {"a": 1, "b": 1, "c": 1}
+
+
+# -- the app's target
+
+
+def test_a_stricter_target_plans_and_keeps_more_headroom() -> None:
+    """The same load on the same options: more replicas from the first, and again when it has doubled."""
+    option = StageOption(vertex="v0", hardware="cpu", price_per_hour=0.1, batch_latency_ms={1: 50.0})
+    arrivals = poisson_then(300.0, 2.0, 60.0, 240.0, 300.0, 3)
+    found = []
+    for target in (0.9, 0.99, 0.999):
+        problem = PipelineProblem(
+            name="p", pipeline=chain(1), latency_ms=150.0, options=(option,), percentile=target,
+            arrivals=gamma_arrivals(150.0, 2.0, 300.0, 4),
+        )  # fmt: skip
+        plan = plan_pipeline(problem, effort=0, rounds=1)
+        tuner = PipelineTuner(plan, T0)
+        ups = [one.decision for one in run(tuner, arrivals, 240.0) if one.decision.action == "up"]
+        found.append((plan.vertices["v0"].replicas, -plan.vertices["v0"].rho, max(one.replicas["v0"] for one in ups)))
+    assert found[0] < found[1] < found[2]
+    assert [one[2] for one in found] == sorted({one[2] for one in found})
 
 
 # -- another tuner takes over

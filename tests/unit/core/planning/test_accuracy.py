@@ -157,11 +157,12 @@ def test_the_exact_plan_is_the_best_of_all_there_are(seed: int) -> None:
     possible = [value_of(program, counts) for counts in fitting]
     whole = sum(group.need for group in program.groups if group.candidates)
     carrying = [found for found in possible if found.carried >= whole * (1 - 1e-6)]
+    plan = ILP.solve(of)
+    assert (plan.status == "infeasible") == (not carrying or not all(group.candidates for group in program.groups))
     if not carrying:
         return
     best = max(found.accuracy for found in carrying)
     cheapest = min(found.cost for found in carrying if found.accuracy >= best - 1e-9)
-    plan = ILP.solve(of)
     found = value_of(program, [plan.instances[one.name] for one in candidates])
     assert found.accuracy >= best - 2e-4
     assert found.cost <= cheapest + 1e-6

@@ -1,12 +1,15 @@
 """Real and simulated devices of one kind in one cluster: each variant is placed and priced on its own sort."""
 
 import pytest
+from msgspec.structs import replace
 
 from bus.messages.catalog import AppRecord
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from services.core.cost import instance_price_per_s
-from services.core.selection.cluster import ClusterView
+from services.core.selection.cluster import ClusterView, RefusedLoad
+from services.core.selection.eligibility import Ask
 from services.core.selection.instances import STALE, Instance
+from services.core.selection.policy import InfaasPolicy
 from tests.support.simulated.fleet import PRICES, variant
 
 REAL = variant("real", hardware="gpu")
@@ -104,3 +107,61 @@ def test_a_queue_that_others_keep_full_is_seen_once_ours_are_long_gone() -> None
     seen = [told.heartbeat(4).others for _ in range(round(2 * STALE / 0.5) + 2)]
     assert seen[0] == 0
     assert seen[-1] == 4
+
+
+def test_a_variant_is_loaded_on_no_cpu_that_adds_otherwise_than_the_one_it_was_measured_on() -> None:
+    int8 = variant("int8", precision="int8", arithmetic="exact", base_ms=0.5)
+    found = ClusterView(PRICES)
+    found.set_app(AppRecord(app="app", links={"m": "1"}), [variant("fp32"), int8])
+    for worker, used, arithmetic in (("plain", 0.0, "saturating"), ("vnni", 0.9, "exact")):
+        device = DeviceStatus(
+            device="cpu", kind="cpu", cores=2, memory_mb=8000, memory_used_mb=0, cores_used=0, utilisation=used,
+            price_per_hour=0.1, arithmetic=arithmetic,
+        )  # fmt: skip
+        found.heartbeat(WorkerHeartbeat(worker=worker, hardware="cpu", incarnation=1, at=1.0, devices=[device], instances=[]), 1.0)  # fmt: skip
+    asked = Ask(app="app", items=1, deadline=100.0)
+    load = InfaasPolicy().select(asked, 1.0, found).load
+    assert load is not None and (load.record.variant, load.worker) == ("int8", "vnni")
+    found.lose_worker("vnni")
+    load = InfaasPolicy().select(asked, 1.0, found).load
+    assert load is not None and (load.record.variant, load.worker) == ("fp32", "plain")
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(0.01, (1, 0.01)), (0.001, None), (-1.0, None)])
+def test_only_a_query_that_would_be_in_time_alone_makes_those_that_give_way_leave_time(
+    seconds: float, told: tuple[int, float] | None
+) -> None:
+    """A batch of one takes 2.5 ms; items of priority 5 are there."""
+    there = Told()
+    instance = there.heartbeat(0)
+    instance.take(8, NOW, NOW + 1.0)
+    there.view.lowest_priority = 5
+    there.view.had_no_time(Ask(app="app", items=1, deadline=NOW + seconds, priority=1), NOW)
+    assert instance.no_time == (told and pytest.approx(told))
+
+
+def test_what_a_lost_worker_has_refused_is_forgotten() -> None:
+    there = Told()
+    there.heartbeat(0)
+    there.view.load_refused("v", "w0", RefusedLoad("no room", NOW + 5.0, lasting=True))
+    assert there.view.closed_to("v", NOW) == {"w0"}
+    there.view.lose_worker("w0")
+    assert not there.view.refusals("v")
+
+
+def test_what_a_cluster_without_a_living_executor_lacks() -> None:
+    there = ClusterView(PRICES)
+    assert there.missing == "a living executor"
+    device = DeviceStatus(
+        device="cpu", kind="cpu", cores=1, memory_mb=32_000, memory_used_mb=0, cores_used=0, utilisation=0, price_per_hour=1.0
+    )  # fmt: skip
+    for alive, word in ((True, ""), (False, "a living executor")):
+        beat = WorkerHeartbeat(
+            worker="d", hardware="cpu", incarnation=1, at=2.0, devices=[replace(device, alive=alive)], instances=[]
+        )
+        there.heartbeat(beat, 2.0)
+        assert there.missing == word
+    there.heartbeat(replace(beat, devices=[device]), 3.0)
+    assert there.missing == ""
+    there.lose_worker("d")
+    assert there.missing == "a living executor"

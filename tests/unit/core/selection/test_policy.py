@@ -238,14 +238,14 @@ def test_the_closest_offer_is_named() -> None:
     [
         ({"accuracy": 0.95}, "reaches accuracy 0.95: the best has 0.9 (v0)"),
         ({"accuracy": 0.90004}, "reaches accuracy 0.90004: the best has 0.9 (v0)"),
-        ({"latency": 0.001}, "answers within 1 ms: the fastest takes 2.5 ms (v1)"),
+        ({"latency": 0.001}, "answers within 1 ms: the fastest takes 3 ms (v1)"),
         (
             {"latency": 0.001, "accuracy": 0.95},
-            "reaches accuracy 0.95: the best has 0.9 (v0); none answers within 1 ms: the fastest takes 2.5 ms (v1)",
+            "reaches accuracy 0.95: the best has 0.9 (v0); none answers within 1 ms: the fastest takes 3 ms (v1)",
         ),
         (
             {"latency": 0.01, "accuracy": 0.8},
-            "reaches accuracy 0.8 and answers within 10 ms: v1 has accuracy 0.7 and takes 2.5 ms, v0 has accuracy 0.9 and takes 40.5 ms",
+            "reaches accuracy 0.8 and answers within 10 ms: v1 has accuracy 0.7 and takes 3 ms, v0 has accuracy 0.9 and takes 41 ms",
         ),
         ({"latency": 0.01, "accuracy": 0.8, "cost": 1e9}, "reaches accuracy 0.8 and answers within 10 ms: v1 has"),
     ],

@@ -1,0 +1,219 @@
+"""Why no instance answers a query: the error in words, what is on offer instead, and when to ask again. Pure.
+
+Answers, explain, events and logs all have these texts from here.
+"""
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+from msgspec import UNSET
+from numpy.typing import NDArray
+
+from bus.messages.catalog import ERRORS
+from bus.messages.public import Closest, Error
+from services.core.cost import HANDLING_MS
+from services.core.placement import is_container, quarantined_words
+from services.core.selection.cluster import ClusterView
+from services.core.selection.eligibility import INFINITE, AppView, Ask, Eligibility, VariantInstances
+from services.core.selection.instances import CAUTION, OVERHEAD
+
+WAY = 0.0025  # s to the model and back, beyond OVERHEAD, as a busy machine may need them
+LOAD_AGAIN = 5.0  # s before a worker that could not load a variant is asked to load it again
+OFFERS = 16  # nearest variants of which the first one that can be served is offered
+
+EXPIRED = Error(code="deadline", message="the deadline passed before the query could be dispatched: allow more time")
+
+
+def loading(seconds: float) -> Error:
+    """The error while a variant is loaded for these needs. seconds: until it can answer."""
+    text = "a variant that meets the requirements is being loaded and cannot answer in time: ask again"
+    return Error(code="deadline", message=text, retry_after_ms=round(seconds * 1000.0, 3))
+
+
+def full(excess: float) -> Error:
+    """The error while all instances are busy. excess: seconds by which the soonest is too late."""
+    text = "all instances that meet the requirements are full: ask again later, or loosen the requirements"
+    return Error(code="overloaded", message=text, retry_after_ms=round(excess * 1000.0, 3))
+
+
+def too_little_time(left: float, takes: float) -> Error:
+    """The error where not even an idle instance is in time. left: seconds until the deadline. takes: seconds to answer."""
+    text = f"the deadline leaves {1e3 * max(left, 0.0):.3g} ms, and an idle instance takes {1e3 * takes:.3g} ms: allow more time"
+    return Error(code="deadline", message=text)
+
+
+def not_loaded(ask: Ask, app: AppView, eligible: Eligibility, view: ClusterView) -> Error | None:
+    """Why no variant with these needs is loaded, and none will be soon. None: one is, or a worker may load one."""
+    if eligible.active or eligible.troubled:
+        return None
+    reasons: list[str] = []
+    lasting = True
+    for group in eligible.loadable:
+        record = group.record
+        able = list(view.able(record))
+        if not able:
+            if not is_container(record.hardware):
+                return None  # a worker may start
+            reasons.append(f"no container of {record.model}@{record.version} runs: start it (infaas container)")
+            continue
+        quarantined, refused = view.quarantines(record.variant), view.refusals(record.variant)
+        if any(worker not in quarantined and worker not in refused for worker in able):
+            return None
+        for worker in able:
+            if worker in quarantined:
+                reasons.append(quarantined_words(record.variant, f"on {worker}", quarantined[worker]))
+            else:
+                reasons.append(f"{worker} cannot load it: {refused[worker].reason}")
+                lasting = lasting and refused[worker].lasting
+    if not reasons:
+        return None
+    first, *more = dict.fromkeys(reasons)
+    text = f"nothing that meets the requirements is loaded; {first}" + (f"; and {len(more)} more" if more else "")
+    if not lasting:
+        return Error(code="overloaded", message=text, retry_after_ms=LOAD_AGAIN * 1000.0)
+    closest = _offer(ask, app, view, servable=True)
+    return Error(code="unsatisfiable", message=text, closest=UNSET if closest is None else closest)
+
+
+# -- what no variant can do, and what comes nearest
+
+
+def unsatisfiable(ask: Ask, app: AppView, view: ClusterView) -> Error:
+    """The error when no variant can ever serve this. It names what fails, and the nearest variant."""
+    allowed = app.pinned(ask)
+    if not allowed.any():
+        named = app.index.get(ask.variant or "")
+        if named is not None:
+            one = app.records[named]
+            text = f"variant {ask.variant!r} is of model {one.model!r}, version {one.version!r}: leave model and version out, or name these"
+            return Error(code="unknown_model", message=text)
+        what = f"variant {ask.variant!r}" if ask.variant else f"model {ask.model!r}" if ask.model else "model"
+        version = f" of version {ask.version!r}" if ask.version and not ask.variant else ""
+        return Error(code="unknown_model", message=f"app {ask.app!r} has no {what}{version}: see infaas.list.variants")
+    default = allowed & app.accurate(ask) if not ask.accuracy else allowed
+    closest = _offer(ask, app, view)
+    assert closest is not None, "some variant is allowed"
+    is_default = default[app.index[closest.variant]]
+    what = "no variant" if is_default else "no variant as accurate as its model"
+    text = f"{what} of app {ask.app!r} {_failing(ask, app, default)}; ask for less, or register another model"
+    if not is_default:
+        text += f", or state an accuracy: {closest.variant} has {closest.accuracy:.4g}"
+    return Error(code="unsatisfiable", message=text, closest=closest)
+
+
+def nearest(ask: Ask, app: AppView, view: ClusterView, *, servable: bool = False) -> VariantInstances | None:
+    """The variant that misses the fewest stated needs; among those, one that is accurate enough, then the least sum of relative misses.
+
+    Of the nearest ones, the first that is loaded or can be. If there is none, the very nearest; with `servable`, None.
+    """
+    allowed = np.flatnonzero(app.pinned(ask))
+    latency = app.latency(ask.items, ask.length)[allowed] + OVERHEAD
+    accuracy, cost = app.accuracy[allowed], app.charge(ask.items, ask.length)[allowed]
+    inaccurate = ~app.accurate(ask)[allowed]
+    count = (latency > ask.latency_s).astype(np.int64) + (cost > ask.cost) + (inaccurate & (ask.accuracy > 0.0))
+    miss = np.where(inaccurate, (ask.accuracy or 1.0) - accuracy, 0.0) / (ask.accuracy or 1.0)
+    if ask.latency_s < INFINITE:
+        miss = miss + np.maximum(0.0, latency - ask.latency_s) / max(ask.latency_s, 1e-9)
+    if ask.cost < INFINITE:
+        miss = miss + np.maximum(0.0, cost - ask.cost) / max(ask.cost, 1e-12)
+    found = [app.groups[i] for i in allowed[np.lexsort((miss, inaccurate, count))[:OFFERS]].tolist()]
+    served = (group for group in found if is_servable(group, view))
+    return next(served, None if servable or not found else found[0])
+
+
+def is_servable(group: VariantInstances, view: ClusterView) -> bool:
+    """Whether it is loaded, or a worker may load it."""
+    if group.where:
+        return True
+    variant = group.record.variant
+    shut = {*view.quarantines(variant), *(worker for worker, one in view.refusals(variant).items() if one.lasting)}
+    return any(worker not in shut for worker in view.able(group.record))
+
+
+def _offer(ask: Ask, app: AppView, view: ClusterView, *, servable: bool = False) -> Closest | None:
+    """What is on offer instead. A query with exactly these needs is served."""
+    group = nearest(ask, app, view, servable=servable)
+    if group is None:
+        return None
+    record, place = group.record, app.index[group.record.variant]
+    return Closest(
+        model=record.model,
+        variant=record.variant,
+        accuracy=record.accuracy,
+        latency_ms=1000.0 * offered_s(group, ask.items, ask.length),
+        cost=float(app.charge(ask.items, ask.length)[place]),
+        metric=record.metric,
+    )
+
+
+def offered_s(group: VariantInstances, items: int, length: int | None) -> float:
+    """Seconds in which an idle instance answers, with some margin."""
+    factor = min((one.factor for one in (*group.active, *group.troubled)), default=1.0)
+    seconds = group.table.at(length).seconds(items) + HANDLING_MS / 1000.0
+    return CAUTION * seconds * max(1.0, factor) + OVERHEAD + WAY
+
+
+class _Need(NamedTuple):
+    """One need of a query over the variants of an app: smaller values are better. limit, found: its words, with `{}` for a figure."""
+
+    values: NDArray[np.float64]
+    most: float
+    limit: str
+    found: str
+    best: str
+    scale: float = 1.0
+
+    def words(self, variant: int) -> tuple[str, str]:
+        """The limit, and what this variant has, with as many digits as tell them apart."""
+        most, value = self.most * self.scale, float(self.values[variant]) * self.scale
+        limit = f"{most:.6g}"
+        digits = next((d for d in range(3, 17) if most == value or f"{value:.{d}g}" != limit), 17)
+        return self.limit.format(limit), self.found.format(f"{value:.{digits}g}")
+
+
+def _failing(ask: Ask, app: AppView, allowed: NDArray[np.bool_]) -> str:
+    """What no variant does: each need that fails alone and the best there is; else those that fail together, and who meets all but one."""
+    needs = []
+    latency = app.latency(ask.items, ask.length) + OVERHEAD
+    metrics = {record.metric for record, one in zip(app.records, allowed, strict=True) if one}
+    if ask.accuracy > 0.0 and len(metrics) == 1 and metrics <= ERRORS:
+        (metric,) = metrics
+        errors = 1.0 / np.maximum(app.accuracy, 1e-300) - 1.0
+        limit, found = f"reaches a {metric} of {{}}", f"has a {metric} of {{}}"
+        needs.append(_Need(errors, 1.0 / ask.accuracy - 1.0, limit, found, "the best has {}"))
+    elif ask.accuracy > 0.0:
+        needs.append(
+            _Need(-app.accuracy, -ask.accuracy, "reaches accuracy {}", "has accuracy {}", "the best has {}", -1.0)
+        )
+    if ask.latency_s < INFINITE:
+        needs.append(
+            _Need(latency, ask.latency_s, "answers within {} ms", "takes {} ms", "the fastest takes {} ms", 1e3)
+        )
+    if ask.cost < INFINITE:
+        limit, found = "costs at most US$ {} per million answers", "costs US$ {} per million"
+        needs.append(_Need(app.charge(ask.items, ask.length), ask.cost, limit, found, "the cheapest costs US$ {}", 1e3))
+    alone = []
+    for need in needs:
+        best = int(np.argmin(np.where(allowed, need.values, INFINITE)))
+        if need.values[best] > need.most:
+            limit, found = need._replace(found=need.best).words(best)
+            alone.append(f"{limit}: {found} ({app.records[best].variant})")
+    if alone:
+        return "; none ".join(alone)
+    pairs = [pair for pair in combinations(needs, 2) if not _meeting(pair, allowed).any()]
+    together = pairs[0] if pairs else tuple(needs)
+    offers: dict[int, None] = {}
+    for need in together:
+        others = _meeting([one for one in together if one is not need], allowed)
+        offers[int(np.argmin(np.where(others, need.values, INFINITE)))] = None
+    limits = [need.words(next(iter(offers)))[0] for need in together]
+    said = [f"{app.records[i].variant} {' and '.join(need.words(i)[1] for need in together)}" for i in offers]
+    return f"{' and '.join(limits)}: {', '.join(said)}"
+
+
+def _meeting(needs: Sequence[_Need], allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    for need in needs:
+        allowed = allowed & (need.values <= need.most)
+    return allowed
