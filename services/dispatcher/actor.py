@@ -8,6 +8,7 @@ dispatched again, one by one. A query that no worker can serve at the moment wai
 from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
+from msgspec import UNSET
 
 from bus.messages.fleet import ExecutorExited, LoadReply, WorkerHeartbeat
 from bus.messages.flow import DoneBatch, Execute, HandBack, SelectionChanged, Trying
@@ -30,27 +31,29 @@ from services.core.actor import (
     Undelivered,
     Watch,
 )
-from services.core.deadlines import DeadlineReached, Deadlines
+from services.core.deadlines import DeadlineReached
+from services.core.line import ECHO_S
 from services.core.policy import SelectionPolicy, goal_of
-from services.core.selection.cluster import ClusterView
+from services.core.selection.cluster import ClusterView, RefusedLoad
 from services.core.selection.instances import Instance
-from services.core.selection.policy import LoadOrder
+from services.core.selection.refusals import LOAD_AGAIN
 from services.core.settings import DispatcherSettings, SelectionSettings, Settings
 from services.dispatcher.apps import Apps
-from services.dispatcher.central import LATE, CentralQueues
+from services.dispatcher.central import FULL, LATE, CentralQueues, PullDue
+from services.dispatcher.clocks import Clocks
 from services.dispatcher.composites import Composites
-from services.dispatcher.default_output import default_due, executor_error, expiry_error, may_wait
+from services.dispatcher.default_output import executor_error, may_wait
 from services.dispatcher.demand import DemandCounter, FleetDigests, LoadsOnDemand
 from services.dispatcher.inflight import InFlight, OutcomeRecorder, Retries, urgency
 from services.dispatcher.query import Admission, Query, label_of
 from services.dispatcher.questions import Questions
+from services.dispatcher.resent import WAITED, Resent
+from services.dispatcher.silence import Silence
 
 HEARTBEAT = 0.5  # s
 CHECK = 0.25  # s
-LOST_AFTER = 2.0  # s past its deadline after which a query that its executor never ended is refused here
 MOST_DISPATCHES = 4  # a query that was handed back after so many is not dispatched again at once
-FULL = Error(code="overloaded", message="too many queries wait for a worker: ask again later", retry_after_ms=1000.0)
-LOAD_AGAIN = 5.0  # s before a variant that found no room, or failed to load, is tried again
+STRANDED_S = 0.5  # s that a query waits which nothing serves or loads, and for which asking again is of no use
 
 
 class HeartbeatDue(msgspec.Struct, frozen=True):
@@ -58,7 +61,7 @@ class HeartbeatDue(msgspec.Struct, frozen=True):
 
 
 class CheckDue(msgspec.Struct, frozen=True):
-    """Timer: find overdue queries and silent workers."""
+    """Timer: find silent workers, and decide again on what waits."""
 
 
 class Dispatcher:
@@ -84,7 +87,6 @@ class Dispatcher:
         self.apps = Apps(self.view)
         self.in_flight = InFlight()
         self.policy_failures: Mapping[str, int] = getattr(policy, "failures", {})  # by method, of a user's own policy
-        self._default_deadlines: Deadlines[bytes, Query] = Deadlines(default_due)
         self._subjects = subjects
         self._policy = policy
         self._admission = Admission(self.apps, new_uid, settings.default_deadline_s, settings.max_inline)
@@ -92,26 +94,43 @@ class Dispatcher:
         self._loads = LoadsOnDemand(name, subjects)
         self._outcomes = OutcomeRecorder(name, policy.name, new_uid, getattr(policy, "observe", None))
         self._demand = DemandCounter(name, subjects)
+        self._wait = self.in_flight.wait
         self._retries = Retries(self.in_flight, settings.max_attempts, self._decide, self._refuse)
+        ways = (settings.failure_timeout_s, self._refuse, policy.select, self._dispatch)
+        self.silence = Silence(name, subjects, self.in_flight, self.view, self._retries, *ways)
+        self._line, self.clocks = self.silence.line, Clocks(self.silence.line)
         self.composites = Composites(
             name, subjects, self.apps, self._outcomes, self._take, new_uid, settings, selection, policy.name
         )
+        self.resent = Resent(
+            name,
+            subjects,
+            self.silence,
+            self._admission,
+            self._outcomes.said,
+            self.in_flight,
+            self.composites,
+            self._begin,
+        )
         self.central = CentralQueues(self.view, self.in_flight, self._dispatch, self._decide, self._refuse)
         self._digests = FleetDigests(name, subjects, self.apps)
-        self._questions = Questions(self.apps, self.view, policy, self.composites, self.central, slo_target)
+        self._questions = Questions(
+            self.apps, self.view, policy, self.composites, self.central, slo_target, settings.default_deadline_s
+        )
         self._prefix = len(subjects.query(""))
         self._undelivered = subjects.undelivered(name, "")
         self._list_selection = subjects.list("selection")
         self._queues: dict[tuple[str, str], str] = {}
         self._on: dict[type, Handler] = {
-            QueryHead: self._query,
             Malformed: self._malformed,
             DoneBatch: self._done,
             WorkerHeartbeat: self._heartbeat,
             Recorded: self._recorded,
             HandBack: self._handed_back,
             Undelivered: self._not_delivered,
-            Trying: self._trying,
+            Trying: lambda envelope: self.in_flight.tries(envelope.message),
+            **self.silence.handlers,
+            **self.resent.handlers,
             ExecutorExited: self._exited,
             LoadReply: self._load_reply,
             **self.composites.handlers,
@@ -124,6 +143,7 @@ class Dispatcher:
             HeartbeatDue: self._send_heartbeat,
             CheckDue: self._check,
             DeadlineReached: self._deadline_reached,
+            PullDue: lambda due: self.central.due(due.message.variant, due.now),
         }
 
     @property
@@ -135,6 +155,8 @@ class Dispatcher:
             Inlet(subject=s.done(name), message=DoneBatch),
             Inlet(subject=s.undelivered(name), message=DoneBatch),
             Inlet(subject=s.trying(name), message=Trying),
+            *self.silence.inlets,
+            *self.resent.inlets,
             Inlet(subject=s.loads(name), message=LoadReply),
             Inlet(subject=s.resubmit(name), message=HandBack),
             Inlet(subject=s.resubmit(), message=HandBack, queue=DISPATCHERS),
@@ -150,22 +172,29 @@ class Dispatcher:
         return (Watch(bucket=self._subjects.catalog_bucket), Watch(bucket=self._subjects.control_bucket))
 
     def handle(self, envelope: Envelope) -> Iterable[Effect]:
-        return self._on[type(envelope.message)](envelope)
+        effects = self._on[type(envelope.message)](envelope)
+        earliest, waiting = self.in_flight.earliest, self.in_flight.waiting
+        if waiting.changed:
+            effects = (*effects, *waiting.wills(self.name, self._policy.name, self._subjects.resubmit()))
+        return (*effects, earliest.timer(envelope.now)) if earliest.sooner else effects
 
     # -- a query arrives
 
-    def _query(self, envelope: Envelope) -> Iterable[Effect]:
-        if not envelope.reply:
-            return NOTHING  # nobody waits for an answer
-        app_name = envelope.subject[self._prefix :]
+    def _begin(self, envelope: Envelope, now: float, age: float = 0.0) -> Iterable[Effect]:
+        """A new query. Its time counts from when it reached the server. age: seconds since its client sent it first, if it did not reach this one."""
+        head, app_name = envelope.message, envelope.subject[self._prefix :]
         query = self._admission.admit(app_name, envelope)
         if isinstance(query, Error):
-            return self._outcomes.refused_unadmitted(app_name, envelope, envelope.message.id, query)
-        if query.head.retry_key is not None and (query.uid in self.in_flight or query.uid in self.composites):
+            uid = self._admission.known_as(app_name, head, envelope.reply)
+            return self._outcomes.refused_unadmitted(app_name, envelope, head.id, query, uid)
+        if head.retry_key is not None and self.resent.has(query.uid):
             return NOTHING  # the client asks again for a query in flight: it will be answered
+        query.arrived -= age
+        if envelope.now < now >= query.ask.deadline:
+            return self._refuse(query, WAITED, now)
         if query.selection is not None or query.pipeline is not None:
-            return self.composites.begin(query, envelope.now)
-        effects = self._decide(query, envelope.now)
+            return self.composites.begin(query, now)
+        effects = self._decide(query, now)
         self._demand.count(query)
         return effects
 
@@ -176,39 +205,40 @@ class Dispatcher:
             under_way.part = query.part
             return NOTHING
         effects = self._decide(query, now)
-        if query.planned is None or not self.central.serves(query.planned):  # a plan provides for the others
+        if query.planned is None or not self.central.serves(query.planned, query.ask):  # a plan provides for the others
             self._demand.count(query)
         return effects
 
     def _malformed(self, envelope: Envelope) -> Iterable[Effect]:
         """A message that is no query is refused and recorded, like any query that cannot be admitted."""
-        if not envelope.reply:
-            return NOTHING
         error = Error(code="bad_request", message=envelope.message.error)
-        return self._outcomes.refused_unadmitted(
-            envelope.subject[self._prefix :], envelope, label_of(envelope.body), error
-        )
+        app, label = envelope.subject[self._prefix :], label_of(envelope.body)
+        return self._outcomes.refused_unadmitted(app, envelope, label, error) if envelope.reply else NOTHING
 
     # -- deciding
 
     def _decide(self, query: Query, now: float) -> Iterable[Effect]:
-        if query.planned is not None and not query.crashes and self.central.serves(query.planned):
+        if query.planned is not None and not query.crashes and self.central.serves(query.planned, query.ask):
             if query.attempt >= MOST_DISPATCHES:
                 return self._refuse(query, LATE, now)
             room = self._make_room(query, now)
-            return self._refuse(query, FULL, now) if room is None else [*room, *self.central.push(query, now)]
+            return self._refuse(query, FULL, now) if room is None else [*room, *self.central.push(query)]
         decision = self._policy.select(query.ask, now, self.view)
         if decision.assignments:
             effect = self._dispatch(query, self.view.instances[decision.assignments[0]], now)
-            return (effect,) if decision.load is None else (effect, *self._order(query, decision.load, now))
+            return (effect,) if decision.load is None else (effect, *self._loads.order(query, decision.load, now))
         effects: list[Effect] = []
         if decision.load is not None:
-            effects.extend(self._order(query, decision.load, now))
+            effects.extend(self._loads.order(query, decision.load, now))
         if decision.refusal is not None:
+            self.view.had_no_time(query.ask, now)
             effects.extend(self._end(query, decision.refusal, now))
+        elif decision.why is not None and decision.why.retry_after_ms is UNSET and now >= query.arrived + STRANDED_S:
+            effects.extend(self._end(query, decision.why, now))
         else:
+            query.why = decision.why
             room = self._make_room(query, now)
-            effects.extend(self._refuse(query, FULL, now) if room is None else [*room, *self._wait(query, now)])
+            effects.extend(self._refuse(query, FULL, now) if room is None else [*room, *self._wait(query)])
         return effects
 
     def _make_room(self, query: Query, now: float) -> list[Effect] | None:
@@ -221,15 +251,10 @@ class Dispatcher:
         del self.in_flight.waiting[last.uid]
         return self._refuse(last, FULL, now)
 
-    def _wait(self, query: Query, now: float) -> Iterable[Effect]:
-        waiting = self.in_flight.waiting
-        waiting[query.uid] = query
-        return NOTHING if query.fallback is None else self._default_deadlines.watch(query.uid, query, now, waiting)
-
     def _end(self, query: Query, error: Error, now: float) -> Iterable[Effect]:
         """Refuse it, unless its app has a default output and a better answer may come before the deadline."""
         if may_wait(query, error, now) and len(self.in_flight.waiting) < self._settings.max_queue:
-            return self._wait(query, now)
+            return self._wait(query)
         return self._refuse(query, error, now)
 
     def _refuse(self, query: Query, error: Error, now: float) -> list[Effect]:
@@ -241,30 +266,34 @@ class Dispatcher:
 
     def _dispatch(self, query: Query, instance: Instance, now: float, *, more: bool = False) -> Publish:
         self.in_flight.dispatch(query, instance, now)
-        route = query.sent = query.route(self.name, instance.id, self._policy.name, more=more)
+        higher, instance.no_time = instance.no_time, None
+        route = query.sent = query.route(self.name, instance.id, self._policy.name, more=more, higher=higher)
         key = (instance.worker.name, instance.device)
         subject = self._queues.get(key)
         if subject is None:
             subject = self._queues[key] = self._subjects.execute(*key)
         undelivered = f"{self._undelivered}{query.uid.hex()}-{query.attempt}"
-        return Publish(subject, Execute(route, query.raw), undelivered, query.headers)
-
-    def _order(self, query: Query, load: LoadOrder, now: float) -> list[Effect]:
-        order = self._loads.order(query.ask, load, now, app=query.app)
-        return [] if order is None else [order]
+        return Publish(subject, Execute(self.clocks.sent(route, key[0]), query.raw), undelivered, query.headers)
 
     # -- a batch is done
 
     def _done(self, envelope: Envelope) -> Iterable[Effect]:
-        batch: DoneBatch = envelope.message
-        effects = self._outcomes.done(batch, self.view.records.get(batch.variant), self.in_flight.remove)
+        batch: DoneBatch = self.clocks.done(envelope.message)
+        self.resent.ended(batch)
+        record = self.view.records.get(batch.variant)
+        effects = self._outcomes.done(batch, record, self.in_flight.forget, self.silence.crossed)
+        for uid in batch.storing or ():
+            self.in_flight.computed(uid)
         instance = self.view.instances.get(batch.instance)
+        if self.silence.moved:
+            effects.extend(self.silence.settled(batch.uids, batch.instance))
         if instance is not None:
+            instance.cores.quiet = 0
             if batch.finished > batch.started:
-                instance.batch_done(batch.queued, min(batch.finished, envelope.now), envelope.now)
+                instance.batch_done(batch.queued, min(batch.finished, envelope.now), envelope.now, batch.mixed)
             else:
                 instance.ended_without_batch(batch.queued)
-        effects.extend(self.central.pull(batch.variant, envelope.now))
+        effects.extend(self.central.done(batch, envelope.now))
         if self.in_flight.retries and self.in_flight.retrying is None:
             effects.extend(self._retries.next(envelope.now))
         return effects
@@ -282,32 +311,28 @@ class Dispatcher:
             return NOTHING  # it has been dispatched elsewhere since
         instance = query.instance
         self.in_flight.remove(query.uid)
-        effects = self._lost_device(instance.worker.name, instance.device, envelope.now)
-        effects.extend(self._decide(query, envelope.now))
-        return effects
+        if self.view.lose_device(instance.worker.name, instance.device):
+            self.in_flight.hold(instance.worker.name, instance.device, envelope.now)
+        return self._decide(query, envelope.now)
 
     def _exited(self, envelope: Envelope) -> Iterable[Effect]:
         gone: ExecutorExited = envelope.message
-        return self._lost_device(gone.worker, gone.device, envelope.now)
-
-    def _trying(self, envelope: Envelope) -> Iterable[Effect]:
-        self.in_flight.begun_alone[envelope.message.uid] = envelope.message.attempt
-        return NOTHING
-
-    def _lost_device(self, worker: str, device: str, now: float) -> list[Effect]:
-        return self._retries.lost(
-            self.in_flight.remove_dispatched_to(self.view.lose_device(worker, device), worker, device), now
-        )
+        self.in_flight.told(gone.worker, gone.device)
+        instances = self.view.lose_device(gone.worker, gone.device)
+        lost = self.in_flight.remove_dispatched_to(instances, gone.worker, gone.device)
+        return self._retries.lost(lost, envelope.now, None if gone.running is None else frozenset(gone.running))
 
     def _handed_back(self, envelope: Envelope) -> Iterable[Effect]:
         """An executor could not serve a query after all."""
-        back: HandBack = envelope.message
+        back: HandBack = self.clocks.back(envelope.message)
         route, now = back.route, envelope.now
         if back.reason == "orphaned":
             return self._adopt(back, envelope)
         dispatched = self.in_flight.dispatched.get(route.uid)
         if dispatched is not None and dispatched.attempt != route.attempt:
             return NOTHING  # it has been dispatched elsewhere since
+        if back.reason == "taken":  # this process was stopped, and another dispatcher ends it
+            return self.resent.forget(route.uid, now)
         query = self.in_flight.remove(route.uid)
         if query is None:
             if route.dispatcher == self.name or route.uid in self.in_flight:
@@ -316,32 +341,33 @@ class Dispatcher:
                 return NOTHING  # who asked for this part is gone: its query is started again as a whole
             query = self._admission.adopt(route, bytes(back.body), envelope.headers)
             if query is None:
-                return self._outcomes.not_adopted(route, now)
-        error = executor_error(back)
-        if error is not None:
+                return self._outcomes.not_adopted(route, self.apps.unknown(route.app, route.model), now)
+        if (error := executor_error(back)) is not None:
             return self._refuse(query, error, now)
         if back.reason == "deadline":
-            central = query.planned is not None and self.central.serves(query.planned)
+            central = query.planned is not None and self.central.serves(query.planned, query.ask)
             return self._decide(query, now) if central else self._elsewhere(query, route.instance, now)
-        if back.reason == "crashed":
-            return self._retries.crashed(query, now)
+        if back.reason in ("crashed", "stopped"):
+            return self._retries.crashed(query, now) if back.reason == "crashed" else self._decide(query, now)
         instance = self.view.instances.get(route.instance)
         if instance is not None and instance.state not in ("Unloading", "Warm"):  # the view is out of date
             self.view.remove(route.instance)
         if back.reason == "load_failed" and instance is not None:
-            self.view.not_before[instance.record.variant] = now + LOAD_AGAIN
+            refused = RefusedLoad(f"its last load failed: {back.text}", now + LOAD_AGAIN)
+            self.view.load_refused(instance.record.variant, instance.worker.name, refused)
         if query.attempt >= MOST_DISPATCHES:
-            return self._wait(query, now)  # the view is out of date: the next heartbeat decides
+            return self._wait(query)  # the view is out of date: the next heartbeat decides
         return self._decide(query, now)
 
     def _adopt(self, back: HandBack, envelope: Envelope) -> Iterable[Effect]:
         """A query with parts has lost its dispatcher: start it again, once. Executors repeat what they have answered of it."""
         uid, now = back.route.uid, envelope.now
-        if uid in self.composites or uid in self.in_flight or not self.composites.joins.adopt(uid, now):
+        known = self.resent.has(uid) or self._outcomes.said.get((uid, 0)) is not None
+        if known or not self.composites.joins.adopt(uid, now):
             return NOTHING
         query = self._admission.adopt(back.route, bytes(back.body), envelope.headers)
         if query is None:
-            return self._outcomes.not_adopted(back.route, now)
+            return self._outcomes.not_adopted(back.route, self.apps.unknown(back.route.app, back.route.model), now)
         return self.composites.begin(query, now)
 
     def _elsewhere(self, query: Query, full: str, now: float) -> Iterable[Effect]:
@@ -355,7 +381,7 @@ class Dispatcher:
             instance.reopen()
         if decision.assignments and decision.assignments[0] != full:
             if query.attempt >= MOST_DISPATCHES:
-                return self._wait(query, now)  # the view is out of date: the next heartbeat decides
+                return self._wait(query)  # the view is out of date: the next heartbeat decides
             return (self._dispatch(query, self.view.instances[decision.assignments[0]], now),)
         text = "the queue ahead grew and this query could not be answered in time: allow more time or ask again"
         return self._end(query, Error(code="deadline", message=text), now)
@@ -363,40 +389,41 @@ class Dispatcher:
     def _load_reply(self, envelope: Envelope) -> Iterable[Effect]:
         reply: LoadReply = envelope.message
         if not reply.reason:
+            self.view.load_accepted(reply.variant, reply.worker)
             return NOTHING  # the worker's next heartbeat shows the instance
-        self.view.not_before[reply.variant] = envelope.now + LOAD_AGAIN
+        refused = RefusedLoad(reply.reason, envelope.now + LOAD_AGAIN, reply.lasting)
+        self.view.load_refused(reply.variant, reply.worker, refused)
         self._loads.settled(reply.variant)
         return self._serve_waiting(envelope.now)
 
     def _serve_waiting(self, now: float) -> list[Effect]:
         """Something changed: decide again for all waiting queries."""
-        effects = [*self._retries.next(now), *self.central.serve(now)]
+        effects = self.central.serve(now)
         waiting = self.in_flight.waiting
         if waiting:
-            queries = sorted((query for query in waiting.values() if query not in self.central), key=urgency)
+            queries = [query for query in waiting.values() if query not in self.central]
+            queries.sort(key=urgency)
             for query in queries:
                 del waiting[query.uid]
             for query in queries:
-                if query.crashes and self.in_flight.retrying is not None:
-                    self.in_flight.retries.append(query)
-                    continue
-                effects.extend(self._decide(query, now))
-                if query.crashes and query.uid in self.in_flight.dispatched:
-                    self.in_flight.retrying = query.uid
-        return effects
+                if query.crashes:  # it comes after all others
+                    self.in_flight.retry(query)
+                else:
+                    effects.extend(self._decide(query, now))
+        return [*effects, *self._retries.next(now)]
 
     # -- the fleet
 
     def _heartbeat(self, envelope: Envelope) -> Iterable[Effect]:
         heartbeat: WorkerHeartbeat = envelope.message
+        self.clocks.heard(heartbeat, envelope.now)
         self._digests.heartbeat(heartbeat, envelope.now)
-        known = self.view.workers.get(heartbeat.worker)
-        before = dict(known.instances) if known is not None else {}
+        before = dict(known.instances) if (known := self.view.workers.get(heartbeat.worker)) is not None else {}
         changed = self.view.heartbeat(heartbeat, envelope.now)
         if not changed:
             return NOTHING
         lost = [i for name, i in before.items() if self.view.instances.get(name) is not i]
-        effects = self._retries.lost(self.in_flight.remove_dispatched_to(lost), envelope.now) if lost else []
+        effects = self.silence.gone(lost, envelope.now) if lost else []
         for instance in self.view.workers[heartbeat.worker].instances.values():
             self._loads.settled(instance.record.variant)
         effects.extend(self._serve_waiting(envelope.now))
@@ -419,15 +446,12 @@ class Dispatcher:
         return NOTHING
 
     def _question(self, envelope: Envelope) -> Iterable[Effect]:
-        if envelope.subject == self._list_selection:
-            return self.composites.ask(envelope)
-        return self._questions.answer(envelope)
+        return (self.composites.ask if envelope.subject == self._list_selection else self._questions.answer)(envelope)
 
     # -- time
 
-    def _started(self, envelope: Envelope) -> Iterable[Effect]:
-        del envelope
-        return (After("heartbeat", 0.0, HeartbeatDue()), After("check", CHECK, CheckDue()))
+    def _started(self, _: Envelope) -> Iterable[Effect]:
+        return (After("heartbeat", 0.0, HeartbeatDue()), After("check", CHECK, CheckDue()), self.silence.start)
 
     def _send_heartbeat(self, envelope: Envelope) -> Iterable[Effect]:
         now = envelope.now
@@ -436,47 +460,31 @@ class Dispatcher:
         return (self._alive(now), *digests, *demand, After("heartbeat", HEARTBEAT, envelope.message))
 
     def _alive(self, now: float, *, leaving: bool = False) -> Publish:
-        heartbeat = self._outcomes.log.heartbeat(self.name, now, leaving=leaving, adopts=True)
+        heartbeat = self._outcomes.log.heartbeat(self.name, now, self.view.missing, leaving=leaving, adopts=True)
         return Publish(self._subjects.dispatcher_heartbeat(self.name), heartbeat)
 
     def _stopping(self, envelope: Envelope) -> Iterable[Effect]:
         """Executors answer the queries that were dispatched. The waiting ones go to the other dispatchers."""
-        effects: list[Effect] = []
-        for query in (*self.in_flight.waiting.values(), *self.in_flight.retries):
-            if query.part is not None:
-                continue
-            route = query.route(self.name, "", self._policy.name)
-            effects.append(Publish(self._subjects.resubmit(), HandBack(route, "gone", query.raw), "", query.headers))
-        effects.extend(self.composites.joins.leave(self.in_flight.dispatched.values()))
-        effects.append(self._alive(envelope.now, leaving=True))
-        return effects
+        left = self.in_flight.leave(self.name, self._policy.name, self._subjects.resubmit())
+        parts = self.composites.joins.leave(self.in_flight.dispatched.values())
+        return (*left, *parts, self._alive(envelope.now, leaving=True))
 
     def _check(self, envelope: Envelope) -> Iterable[Effect]:
         now = envelope.now
-        effects: list[Effect] = []
-        for worker in [w for w in self.view.workers.values() if now - w.seen > self._settings.failure_timeout_s]:
-            effects.extend(
-                self._retries.lost(self.in_flight.remove_dispatched_to(self.view.lose_worker(worker.name)), now)
-            )
-        effects.extend(self._expire(self.in_flight.remove_expired(now, LOST_AFTER), now))
+        again = After("check", CHECK, envelope.message)
+        if self._line.waits(now):  # for heartbeats
+            return (again,)
+        effects = self.silence.lost(now)
         if self.in_flight.waiting or self.in_flight.retries:
             effects.extend(self._serve_waiting(now))
         effects.extend(self.composites.check(now))
-        effects.append(After("check", CHECK, envelope.message))
-        return effects
-
-    def _expire(self, queries: list[Query], now: float) -> list[Effect]:
-        return [effect for query in queries for effect in self._refuse(query, expiry_error(query), now)]
+        return [*effects, again]
 
     def _deadline_reached(self, envelope: Envelope) -> Iterable[Effect]:
+        if self._line.waits(envelope.now):  # for what has ended them, perhaps
+            return (After(envelope.message.of, ECHO_S, envelope.message),)
         ended = self.composites.due(envelope.message.of, envelope.now)
-        if ended is not None:
-            return ended
-        now, waiting = envelope.now, self.in_flight.waiting
-        due = self._default_deadlines.due(now, waiting)
-        for query in due:
-            del waiting[query.uid]
-        return (*self._expire(due, now), *self._default_deadlines.timer(now))
+        return self.silence.expired(envelope.now) if ended is None else ended
 
 
 def make_dispatcher(

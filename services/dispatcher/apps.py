@@ -1,6 +1,7 @@
 """The catalogue as the dispatcher serves it: a view for each app, and for each model that is queried without an app. Pure."""
 
 from bus.messages.catalog import AppRecord, VariantRecord
+from bus.messages.public import Error
 from bus.subjects import WITHOUT_APP
 from services.core.actor import Changed
 from services.core.catalog import Catalog
@@ -8,6 +9,7 @@ from services.core.ensemble.base import Member
 from services.core.pipelines.kept import KeptReplicas
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import AppView
+from services.core.validation import BadRequest, check_name
 
 
 class Apps:
@@ -50,17 +52,36 @@ class Apps:
             self._set(key, AppRecord(app=WITHOUT_APP, links=links, signature=record.signature))
         return key, self.view.apps[key]
 
+    def unknown(self, name: str, model: str | None) -> Error:
+        """Why `of` finds nothing."""
+        try:
+            check_name(name if name != WITHOUT_APP else None, "app")
+            check_name(model, "model")
+        except BadRequest as error:
+            return Error(code="bad_request", message=str(error))
+        if not self.synced:
+            return Error(
+                code="overloaded", message="the dispatcher has only just started: ask again", retry_after_ms=100
+            )
+        if name != WITHOUT_APP:
+            text = f"no app {name!r}: see infaas.list.apps, or register a model for it"
+            return Error(code="unknown_app", message=text)
+        if model is None:
+            text = "field `model` is missing: a query without an app names a registered model"
+            return Error(code="bad_request", message=text)
+        return Error(code="unknown_model", message=f"no model {model!r}: see infaas.list.models")
+
     def variants(self, key: str) -> tuple[VariantRecord, ...]:
         """The variants that may serve an app, or a model's pseudo app. Empty if it is unknown."""
         view = self.view.apps.get(key)
         return () if view is None else view.records
 
     def _set(self, key: str, app: AppRecord) -> None:
-        """The view has all versions of the app's models: those not linked now serve queries that name them."""
+        """The view has the versions of its models that the app may answer with: those not linked now serve queries that name them."""
         records = [
             record
             for model in sorted(app.links)
-            for version in sorted(self.catalog.versions(model))
+            for version in sorted(self.catalog.versions_for(app, model))
             for record in self.catalog.variants_at(model, version)
         ]
         self.view.set_app(app, records, key)

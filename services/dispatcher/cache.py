@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from bus.messages.public import Tensor
+from services.core.selection.eligibility import Ask
 from services.dispatcher.apps import Apps
 from services.dispatcher.query import PartReply, Query
 
@@ -93,14 +94,21 @@ class PredictionCache:
         self, digest: bytes, model: str | None, version: str | None, fits: Callable[[PartSource], bool]
     ) -> CachedPart | None:
         """The answer to these inputs if there is one that fits. model, version: None where the query left the choice to selection."""
-        tag = self._tags.get((model, version))
-        part = None if tag is None else self._shards[digest[0] & self._mask].get(digest + tag)
-        if part is None or not fits(part.source):
+        part = self.peek(digest, model, version, fits)
+        if part is None:
             self.misses += 1
             return None
         self.hits += 1
         part.used = True
         return part
+
+    def peek(
+        self, digest: bytes, model: str | None, version: str | None, fits: Callable[[PartSource], bool]
+    ) -> CachedPart | None:
+        """As `get`, of an answer that nobody gets yet."""
+        tag = self._tags.get((model, version))
+        part = None if tag is None else self._shards[digest[0] & self._mask].get(digest + tag)
+        return part if part is not None and fits(part.source) else None
 
     def put(
         self, digest: bytes, model: str | None, version: str | None, source: PartSource, outputs: dict[str, Tensor]
@@ -231,8 +239,15 @@ class CachedParts:
             cache = self.caches[ask.app] = PredictionCache(most)
         elif cache.max_bytes != most:
             cache.resize(most)
-        kept = cache.get(join.digest, ask.model, ask.version, lambda source: self._suits(source, part))
+        kept = cache.get(join.digest, ask.model, ask.version, lambda source: self._suits(source, ask))
         return None if kept is None else _reply(kept.source, kept.outputs)
+
+    def holds(self, digest: bytes | None, ask: Ask) -> bool:
+        """Whether the answer to a part with these needs is kept, and costs nothing. digest: of its inputs, where its app keeps answers."""
+        cache = self.caches.get(ask.app)
+        if digest is None or cache is None:
+            return False
+        return cache.peek(digest, ask.model, ask.version, lambda source: self._suits(source, ask)) is not None
 
     def waits(self, part: Query, now: float) -> bool:
         """Whether an equal part is under way, whose answer this one gets, too."""
@@ -257,7 +272,7 @@ class CachedParts:
         if cache is not None:
             cache.put(digest, model, version, source, reply.outputs)
         kept = _reply(source, reply.outputs)
-        return [(part, kept if self._suits(source, part) else None) for part in waiting]
+        return [(part, kept if self._suits(source, part.ask) else None) for part in waiting]
 
     def drop(self) -> None:
         """The catalogue has changed: free the answers of apps that keep none any more."""
@@ -267,9 +282,8 @@ class CachedParts:
                 del self.caches[app]
                 del self.equal.waited[app]
 
-    def _suits(self, source: PartSource, part: Query) -> bool:
+    def _suits(self, source: PartSource, ask: Ask) -> bool:
         """Whether an answer is accurate enough, and of the version that serves now."""
-        ask = part.ask
         if not source.reaches(ask.accuracy):
             return False
         if ask.model is not None:

@@ -2,25 +2,54 @@
 
 An instance takes the head of the queue, and with it as many as wait, up to the planned batch. It gets nothing more until `done` has come
 for all of them, which is its credit. So fast and slow instances share the queries by their speed. Each dispatcher has queues of its own.
+
+From the moment at which an idle instance gets a batch until `done` comes, it takes longer than its profile says: for the messages, and for
+what they wait in processes. Plans reckon with that time, the hop, so it is measured here.
 """
 
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+from msgspec import Struct
 
 from bus.messages.catalog import PlannedStage
+from bus.messages.flow import DoneBatch
 from bus.messages.public import Error
-from services.core.actor import Effect
+from services.core.actor import NOTHING, After, Effect
 from services.core.selection.cluster import ClusterView
+from services.core.selection.eligibility import Ask
 from services.core.selection.instances import Instance
+from services.core.selection.refusals import too_little_time
 from services.dispatcher.inflight import InFlight
 from services.dispatcher.query import Query
 
 SERVING = frozenset({"Active", "Overloaded", "Interfered"})
 PASSED_OVER = 64  # queries that a slow instance looks at beyond those that it can answer in time
+FULL = Error(code="overloaded", message="too many queries wait for a worker: ask again later", retry_after_ms=1000.0)
 LATE = Error(code="deadline", message="the queue ahead was too long: allow more time or ask again")
 
+HOPS = 200  # batches over which a hop is smoothed
+
 Entry = tuple[float, int, Query]  # deadline, order of arrival
+
+
+class PullDue(Struct, frozen=True):
+    """Timer: give out what waits for a variant."""
+
+    variant: str
+
+
+class GivenBatch(NamedTuple):
+    """The last batch of an instance. idle: nothing else was there when it was given."""
+
+    uids: list[bytes]
+    at: float
+    idle: bool
+
+    def is_all_of(self, batch: DoneBatch) -> bool:
+        """Whether it was computed as one batch, with nothing else."""
+        return batch.codes is None and sorted(batch.uids) == sorted(self.uids)
 
 
 class Dispatch(Protocol):
@@ -50,8 +79,10 @@ class CentralQueues:
         self._refuse = refuse
         self._queues: dict[str, list[Entry]] = {}  # by variant
         self._queued: set[bytes] = set()  # uids of all entries, also of those that wait no more
+        self._due: set[str] = set()  # variants whose PullDue comes
         self._levels: dict[str, set[int]] = {}  # by variant: priorities of what waits, or has waited in this queue
-        self._given: dict[str, list[bytes]] = {}  # by instance: uids of its last batch
+        self._given: dict[str, GivenBatch] = {}  # by instance
+        self._hops: dict[str, tuple[float, int]] = {}  # by variant: mean in seconds, and of how many batches
         self._order = 0
 
     def __contains__(self, query: Query) -> bool:
@@ -70,19 +101,42 @@ class CentralQueues:
         """`waiting` of each variant that anything has waited for."""
         return {variant: self.waiting(variant) for variant in self._queues}
 
-    def serves(self, stage: PlannedStage) -> bool:
-        """Whether a query of this stage can wait here: an instance of its variant serves."""
-        return bool(self.instances(stage.variant))
+    def serves(self, stage: PlannedStage, ask: Ask) -> bool:
+        """Whether a query of this stage can wait here: its variant meets the query's needs, and an instance of it serves."""
+        return bool(self.instances(stage.variant)) and self._view.apps[ask.app].eligibility(ask).allows(stage.variant)
 
-    def push(self, query: Query, now: float) -> list[Effect]:
-        """A query begins to wait here, or is sent at once."""
+    @property
+    def hops_ms(self) -> dict[str, float]:
+        """By variant, what a batch takes beyond its profile, smoothed."""
+        return {variant: 1000.0 * seconds for variant, (seconds, _) in self._hops.items()}
+
+    def done(self, batch: DoneBatch, now: float) -> list[Effect]:
+        """A batch has ended: its instance may get the next one."""
+        given, instance = self._given.get(batch.instance), self._view.instances.get(batch.instance)
+        if given is not None and instance is not None and given.idle and given.is_all_of(batch):
+            profiled = instance.table.seconds(batch.batch)
+            mean, count = self._hops.get(batch.variant, (0.0, 0))
+            count = min(HOPS, count + 1)
+            self._hops[batch.variant] = mean + (max(0.0, now - given.at - profiled) - mean) / count, count
+        return self.pull(batch.variant, now)
+
+    def push(self, query: Query) -> Iterable[Effect]:
+        """A query begins to wait here: until the end of this turn of the loop, so that those that come together go in one batch."""
         assert query.planned is not None, "a plan provides for it"
         variant = query.planned.variant
         self._order += 1
         self._levels.setdefault(variant, set()).add(query.ask.priority)
-        self._in_flight.waiting[query.uid] = query
+        self._in_flight.wait(query)
         self._queued.add(query.uid)
         heappush(self._queues.setdefault(variant, []), (query.ask.deadline, self._order, query))
+        if variant in self._due:
+            return NOTHING
+        self._due.add(variant)
+        return (After(("pull", variant), 0.0, PullDue(variant)),)
+
+    def due(self, variant: str, now: float) -> list[Effect]:
+        """Give out what has come."""
+        self._due.discard(variant)
         return self.pull(variant, now)
 
     def pull(self, variant: str, now: float) -> list[Effect]:
@@ -102,12 +156,14 @@ class CentralQueues:
             batch = self._batch(queue, instance, fastest, now, late)
             last = len(batch) - 1
             if batch:
-                self._given[instance.id] = [query.uid for query in batch]
+                idle = not instance.own + instance.others
+                self._given[instance.id] = GivenBatch([query.uid for query in batch], now, idle)
             effects.extend(self._dispatch(query, instance, now, more=i < last) for i, query in enumerate(batch))
             if not queue:
                 break
         for query in late:
-            effects.extend(self._refuse(query, LATE, now))
+            left, takes = query.ask.deadline - query.arrived, 0.0 if fastest is None else _takes(query, fastest)
+            effects.extend(self._refuse(query, LATE if takes <= left else too_little_time(left, takes), now))
         return effects
 
     def serve(self, now: float) -> list[Effect]:
@@ -198,7 +254,7 @@ class CentralQueues:
         given = self._given.get(instance.id)
         if given is None:
             return False
-        for uid in given:
+        for uid in given.uids:
             query = self._in_flight.dispatched.get(uid)
             if query is not None and query.instance is not None and query.instance.id == instance.id:
                 return True
@@ -223,4 +279,9 @@ def _full_batch(instance: Instance, query: Query) -> tuple[int, float]:
 
 def _in_time(query: Query, instance: Instance, now: float) -> bool:
     """Whether an instance answers it before its deadline, if nothing else is there."""
-    return now + instance.table.at(query.ask.length).seconds(query.items) * instance.factor <= query.ask.deadline
+    return now + _takes(query, instance) <= query.ask.deadline
+
+
+def _takes(query: Query, instance: Instance) -> float:
+    """Seconds of a query alone."""
+    return instance.table.at(query.ask.length).seconds(query.items) * instance.factor

@@ -46,6 +46,12 @@ class GatherOutputs(Struct, frozen=True):
     refs: tuple[TensorRef, ...]
 
 
+class DeleteResults(Struct, frozen=True):
+    """Delete these objects from the bucket of outputs; comes back as None. Those that are gone already do not matter."""
+
+    keys: tuple[str, ...]
+
+
 class RunPolicy(Struct, frozen=True):
     """Call a method of a user's selection policy in the policy's own process.
 

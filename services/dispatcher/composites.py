@@ -9,15 +9,18 @@ from bus.messages.public import Error, ListRequest
 from bus.subjects import Subjects
 from services.core.actor import Done, Effect, Envelope, Failed, Handler, Inlet, TimedOut
 from services.core.ensemble.policies import make_policy
+from services.core.outcomes import PART_GRACE
 from services.core.settings import DispatcherSettings, SelectionSettings
 from services.dispatcher.apps import Apps, members_of
+from services.dispatcher.budgets import Budgets
 from services.dispatcher.cache import CachedParts
 from services.dispatcher.contexts import Contexts, SelectionList
 from services.dispatcher.demand import ArrivalsCounter, ArrivalsDue
 from services.dispatcher.ensembles import Ensembles
 from services.dispatcher.feedback import Feedbacks
 from services.dispatcher.inflight import OutcomeRecorder
-from services.dispatcher.join import JOIN, LATE, EndsDue, Joins
+from services.dispatcher.intermediates import RESULTS
+from services.dispatcher.join import JOIN, EndsDue, Joins
 from services.dispatcher.pipelines import Pipelines
 from services.dispatcher.predictions import Predictions
 from services.dispatcher.query import Composite, PartReply, Query, QueryPart
@@ -42,18 +45,41 @@ class Composites:
         settings: SelectionSettings,
         policy: str,
     ) -> None:
-        self.joins = Joins(name, subjects)
+        self.joins = Joins(name, subjects, dispatcher.max_stored)
         self.predictions = Predictions()
         self.contexts = Contexts(
             subjects, settings.max_contexts, lambda app: members_of(apps.catalog, app), make_policy
         )
         self.cached = CachedParts(apps)
+        self.budgets = Budgets(apps)
         self.ensembles = Ensembles(
-            name, self.joins, self.contexts, self.predictions, apps, settings, dispatcher, outcomes, self.cached, decide
+            name,
+            self.joins,
+            self.contexts,
+            self.predictions,
+            apps,
+            settings,
+            dispatcher,
+            outcomes,
+            self.cached,
+            self.budgets,
+            decide,
         )
         self._decide = decide
         self._arrivals = ArrivalsCounter(name, subjects)
-        self.pipelines = Pipelines(name, self.joins, apps, dispatcher, outcomes, self._arrivals, policy, self.begin)
+        self.pipelines = Pipelines(
+            name,
+            self.joins,
+            apps,
+            dispatcher,
+            outcomes,
+            self._arrivals,
+            policy,
+            self.budgets,
+            self.predictions,
+            self.begin,
+        )
+        self.budgets.served = self.pipelines.served
         self.feedback = Feedbacks(name, subjects, apps, self.contexts, self.predictions, outcomes.log, new_uid)
         self.feedback.evaluate = self.ensembles.evaluate
         self.ensembles.evaluated = self.feedback.evaluated
@@ -90,8 +116,9 @@ class Composites:
             return None
         effects: list[Effect] = []
         for join in self.joins.due(now):
-            if not join.ended:
-                effects.extend(join.kind.due(join, now))
+            effects.extend(join.kind.due(join, now))
+            if join.query.uid in self.joins.open and now < join.last:
+                self.joins.goes_on(join, now)
         effects.extend(self.joins.timer(now))
         return effects
 
@@ -111,8 +138,7 @@ class Composites:
 
     def check(self, now: float) -> Iterable[Effect]:
         """To be called now and then."""
-        self.joins.forget(now)
-        return (*self.contexts.retry(), *self.ensembles.overdue(now - LATE, now))
+        return (*self.joins.forget(now), *self.contexts.retry(), *self.ensembles.overdue(now - PART_GRACE, now))
 
     def _replied(self, envelope: Envelope) -> Iterable[Effect]:
         uid = bytes.fromhex(envelope.subject.rpartition(".")[2])
@@ -129,6 +155,8 @@ class Composites:
             return self.pipelines.gathered(done, envelope.now)
         if kind == "inputs":
             return self.pipelines.stored(done, envelope.now)
+        if kind == RESULTS:
+            return ()  # what could not be deleted goes when its time is up
         if kind == "policy":
             return self.ensembles.ran(done, envelope.now)
         if kind == "listed":

@@ -22,31 +22,51 @@ from services.core.ensemble.base import EnsemblePolicy, Learnt, Member
 from services.core.validation import MOST_CONTEXT
 from services.dispatcher.apps import members_of
 from services.dispatcher.commands import ReadContext, RunPolicy, StoredContext
+from services.dispatcher.counted import MARK, MOVED, Counted, OlderMarks
 
 READ_S = 2.0  # s for one read; queries wait for it, and are then served by what no feedback has taught
 RETRIES = 100  # reads that failed and are tried again, at each check
 UNREAD = -1  # instead of a revision: the bucket could not be read
-MARK = 8  # bytes of a feedback's mark; two of a context's last ones are equal by chance once in 10^15 feedbacks
-MARKS = 128  # two each of the last 64 feedbacks
+OLD_MARKS = 128  # that a value had at most before older ones moved
+COUNTS = ModelSelection(policy="")  # of an app without a policy: nothing learns, and feedback is counted all the same
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class ContextValue(Struct, frozen=True, array_like=True):
-    """The value of a key in the selection bucket. state: dumped by the policy. n: feedbacks. marks: of the last ones, MARK bytes each."""
+    """The value of a key in the selection bucket. state: dumped by the policy. n: feedbacks that made it. marks: of the last feedbacks, MARK
+    bytes each. moved: the revision of the key with older ones (`services.dispatcher.counted`); 0: there are none, -1: not known. full: older
+    ones are forgotten.
+    """
 
     policy: str
     state: bytes
     n: int = 0
     marks: bytes = b""
+    moved: int = -1
+    full: bool = False
 
-    def has(self, marks: Iterable[bytes]) -> bool:
-        """Whether a feedback with one of these marks has been applied."""
-        known = {self.marks[at : at + MARK] for at in range(0, len(self.marks), MARK)}
-        return any(mark in known for mark in marks)
+    def known(self) -> set[bytes]:
+        """The marks that are here."""
+        return {self.marks[at : at + MARK] for at in range(0, len(self.marks), MARK)}
 
     def after(self, state: bytes, marks: Iterable[bytes]) -> "ContextValue":
-        """With one more feedback."""
-        return ContextValue(self.policy, state, self.n + 1, (self.marks + b"".join(marks))[-MARK * MARKS :])
+        """With one more feedback, which made this state."""
+        return ContextValue(self.policy, state, self.n + 1, self.marks + b"".join(marks), self.moved, self.full)
+
+    def counted(self, marks: Iterable[bytes]) -> "ContextValue":
+        """With one more feedback, which taught nothing."""
+        return ContextValue(self.policy, self.state, self.n, self.marks + b"".join(marks), self.moved, self.full)
+
+    def beside(self, older: OlderMarks) -> "ContextValue":
+        """As it is with these older marks."""
+        full = self.full or older.full or (self.moved < 0 and len(self.marks) >= MARK * OLD_MARKS)
+        if full == self.full and self.moved >= 0:
+            return self
+        return ContextValue(self.policy, self.state, self.n, self.marks, older.covers, full)
+
+    def without(self, older: OlderMarks) -> "ContextValue":
+        """Without its oldest marks, which are among these now."""
+        return ContextValue(self.policy, self.state, self.n, self.marks[MARK * MOVED :], older.covers, self.full)
 
     def encoded(self) -> bytes:
         return _encode(self)
@@ -103,6 +123,7 @@ class Contexts:
         self._most = most
         self._members = members
         self._make = make
+        self.counted = Counted()
         self._policies: dict[str, tuple[ModelSelection, EnsemblePolicy[Any] | None]] = {}
         self._held: OrderedDict[str, Held] = OrderedDict()
         self._reading: set[str] = set()
@@ -137,6 +158,9 @@ class Contexts:
         held.selection = selection
         held.context = context if selection.contextual else None
         value = held.value
+        if not selection.policy:
+            held.value = value or ContextValue("", b"", moved=0)
+            return
         if value is not None and value.policy == selection.policy:
             if policy is None:
                 held.state = value.state
@@ -149,8 +173,8 @@ class Contexts:
                 return
         held.state = b"" if policy is None else policy.init(self._members(app))
         dumped = b"" if policy is None else policy.dump(held.state)
-        assert selection.policy is not None, "apps without a policy have no contexts"
-        held.value = ContextValue(selection.policy, dumped, 0, b"" if value is None else value.marks)
+        before = value or ContextValue("", b"", moved=0)
+        held.value = ContextValue(selection.policy, dumped, 0, before.marks, before.moved, before.full)
 
     def read(self, app: str, selection: ModelSelection, context: str | None) -> Iterable[Effect]:
         """Read a context that is not in memory. Its result comes to `took`; a second call meanwhile changes nothing."""
@@ -198,6 +222,7 @@ class Contexts:
         if change.value is None:
             for key in self._of(change.app) if not change.key else (change.key,):
                 self.drop(key)
+                self.counted.drop(key)
             return NOTHING
         held = self._held.get(change.key)
         if held is not None and held.revision < change.revision:
@@ -210,7 +235,7 @@ class Contexts:
         self._unread.pop(key, None)
 
     def _of(self, app: str) -> list[str]:
-        return [key for key in self._held if key.partition(".")[0] == app]
+        return [key for key in {*self._held, *self.counted} if key.partition(".")[0] == app]
 
     def _put(self, key: str, data: bytes | None, revision: int, *, used: bool = True) -> Held:
         held = Held(key, read_value(data), revision)

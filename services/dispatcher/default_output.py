@@ -12,7 +12,7 @@ import msgspec
 from bus.messages.catalog import Signature, TensorSpec
 from bus.messages.flow import HandBack
 from bus.messages.public import Answer, Error, Tensor
-from services.core.outcomes import default_at
+from services.core.outcomes import NOT_ANSWERED, default_at
 from services.core.selection.eligibility import INFINITE
 from services.dispatcher.query import Query
 
@@ -88,7 +88,7 @@ def default_answer(query: Query, reason: str, now: float) -> Answer | None:
 def executor_error(back: HandBack) -> Error | None:
     """How a query ended at its executor, which leaves the reply to us since the app has a default. None: it has not ended."""
     if back.reason == "late":
-        return Error(code="deadline", message="the model had not answered when the time was up")
+        return Error(code="deadline", message=NOT_ANSWERED)
     if back.reason == "failed":
         return Error(code="model_error", message=back.text)
     return None

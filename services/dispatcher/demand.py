@@ -8,7 +8,7 @@ from msgspec import Struct
 from bus.messages.fleet import EnsureLoaded, FleetDigest, WorkerHeartbeat
 from bus.messages.scaling import ClassDemand, DemandReport, PipelineArrivals
 from bus.subjects import Subjects
-from services.core.actor import After, Effect, Publish
+from services.core.actor import NOTHING, After, Effect, Publish
 from services.core.demand import ANY, Counted, classes
 from services.core.digest import digest_of
 from services.core.pipelines.envelope import BIN_S, REPORT_S
@@ -167,15 +167,15 @@ class LoadsOnDemand:
         self._subjects = subjects
         self._at: dict[str, float] = {}
 
-    def order(self, ask: Ask, load: LoadOrder, now: float, *, app: str) -> Publish | None:
-        """The order, for a query with these needs. None if the same was given a moment ago."""
+    def order(self, query: Query, load: LoadOrder, now: float) -> tuple[Effect, ...]:
+        """The order, for this query. Nothing if the same was given a moment ago."""
         record = load.record
         if now - self._at.get(record.variant, -AGAIN) < AGAIN:
-            return None
+            return NOTHING
         self._at[record.variant] = now
-        order = EnsureLoaded(variant=record, at_least=1, app=app, orderer=self._name, reason=reason_of(ask))
+        order = EnsureLoaded(variant=record, at_least=1, app=query.app, orderer=self._name, reason=reason_of(query.ask))
         # The monitor that admits the load records the event.
-        return Publish(self._subjects.worker(load.worker, "load"), order, self._subjects.loads(self._name))
+        return (Publish(self._subjects.worker(load.worker, "load"), order, self._subjects.loads(self._name)),)
 
     def settled(self, variant: str) -> None:
         """The worker has loaded or refused it: it may be ordered again."""

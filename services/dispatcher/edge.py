@@ -9,6 +9,7 @@ from bus.port import Bus, KeyValue, NotFound, WrongRevision
 from bus.subjects import Subjects
 from services.dispatcher.commands import (
     ContextWritten,
+    DeleteResults,
     GatherOutputs,
     ReadContext,
     RunPolicy,
@@ -16,7 +17,7 @@ from services.dispatcher.commands import (
     WriteContext,
 )
 from services.dispatcher.edge_policies import UserPolicies
-from services.shell.objects import fetch_tensors, store_outputs
+from services.shell.objects import delete_all, fetch_tensors, store_outputs
 
 
 class DispatcherEdge:
@@ -37,6 +38,8 @@ class DispatcherEdge:
             return await store_outputs(
                 self._bus, self._subjects.outputs_bucket, command.key, {**command.outputs, **found}
             )
+        if type(command) is DeleteResults:
+            return await delete_all(self._bus, self._subjects.outputs_bucket, command.keys)
         if self._bucket is None:  # most dispatchers serve no app that needs it
             self._bucket = await self._bus.key_value(self._subjects.selection_bucket)
         match command:

@@ -9,7 +9,6 @@ import contextlib
 import math
 import os
 import signal
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,9 +21,8 @@ from bus.tensors import BadTensor, from_array, to_array
 from services.core.ensemble.base import Array, Combined, Learnt, Member, Outputs
 from services.dispatcher.commands import RunPolicy
 from services.dispatcher.edge_policy_process import Arrays, PolicyCall, PolicyReply
-from services.shell.host.process import dies_with_parent
+from services.shell.policies import policy_command, policy_environment
 
-POLICY_PROCESS = "services.dispatcher.edge_policy_process"
 CALL_S = 1.0  # that one call may take
 START_S = 20.0  # that the import of the class may take
 PAUSES = (0.5, 30.0)  # s before it is started again: after the first failure, and at most
@@ -33,8 +31,6 @@ IDLE_S = 600.0  # without calls, after which its process ends
 MOST_WAITING = 1000  # calls of one policy
 MOST_STATE = 2**16  # bytes of a state
 LARGEST_REPLY = 64 * 2**20
-_KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "HOME", "TMPDIR")
-_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class PolicyFailed(ChildProcessError):
@@ -131,10 +127,10 @@ class _PolicyProcess:
         self._born = time.monotonic()
         try:
             self._process = process = await asyncio.create_subprocess_exec(
-                *dies_with_parent([sys.executable, "-P", "-m", POLICY_PROCESS, self._name], signal.SIGKILL),
+                *policy_command(self._name),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                env=_environment(),
+                env=policy_environment(),
                 start_new_session=True,
                 limit=2**20,
             )  # fmt: skip
@@ -188,13 +184,6 @@ async def _how_ended(process: asyncio.subprocess.Process) -> str:
             code = await process.wait()
             return f" ({signal.Signals(-code).name})" if code < 0 else f" (exit code {code})"
     return ""
-
-
-def _environment() -> dict[str, str]:
-    """What Python needs to find the same modules as we do, and no more."""
-    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    path = os.pathsep.join(one for one in sys.path if one)
-    return kept | dict.fromkeys(_ONE_THREAD, "1") | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 # -- arguments

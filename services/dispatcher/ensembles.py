@@ -5,34 +5,37 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from msgspec import UNSET, Raw, convert
+from msgspec import Raw, convert
 from msgspec.structs import replace
 
 from bus.codec import encode
 from bus.messages.catalog import ModelSelection
-from bus.messages.public import Answer, Code, Error, QueryHead, Requirements, Tensor
-from bus.tensors import BadTensor, from_array, to_array
+from bus.messages.public import Error, QueryHead, Requirements
+from bus.tensors import BadTensor, to_array
 from services.core.actor import NOTHING, Do, Done, Effect, Failed, TimedOut
-from services.core.ensemble.base import Combined, EnsemblePolicy, Member, Outputs
-from services.core.selection.eligibility import INFINITE, AppView, Ask
+from services.core.ensemble.base import Combined, EnsemblePolicy, Learnt, Member, Outputs
+from services.core.outcomes import GRACE
+from services.core.selection.eligibility import INFINITE, AppView
 from services.core.settings import DispatcherSettings, SelectionSettings
 from services.core.validation import BadRequest, count_items
 from services.dispatcher.apps import Apps, members_of
+from services.dispatcher.budgets import Budgets, Least, fitting
 from services.dispatcher.cache import CachedParts
 from services.dispatcher.commands import PolicyMethod, RunPolicy
 from services.dispatcher.contexts import Contexts, context_key
 from services.dispatcher.default_output import default_due
 from services.dispatcher.inflight import OutcomeRecorder
 from services.dispatcher.join import Joins, answer_part, chance, refuse_part
+from services.dispatcher.joint_answers import answer_of, refusal_of, shares_of
+from services.dispatcher.needs import head_of, needs_of, needs_of_member
 from services.dispatcher.predictions import Prediction, Predictions, digest_of
 from services.dispatcher.query import Join, PartReply, Query, QueryPart
 
-# Of parts that all failed, the first of these is told: the sender's own fault first, then what time and load explain.
-TELLING: tuple[Code, ...] = (
-    "bad_request", "too_large", "unknown_model", "unsatisfiable", "model_error", "internal", "overloaded", "deadline",
-)  # fmt: skip
-
 NO_MEMBERS = "the app links none of its members: see infaas.list.apps, or use infaas.admin.link-model"
+TOO_SLOW = Error(
+    code="deadline",
+    message="the selection policy had not combined its members' answers when the time was up: allow more time, or set another policy",
+)
 LOWEST = 9  # priority
 
 
@@ -50,18 +53,27 @@ class Group:
 
 
 class EnsemblePlan:
-    """What an answer is made with. state: the policy's, as it was when the members were asked. p: each member's probability then.
+    """What an answer is made with. state: the policy's, as it was when the members were asked. p, weights: each member's probability and weight then.
 
-    evaluates: it is for a feedback, and nobody waits for an answer.
+    evaluates: it is for a feedback, and nobody waits for an answer. members: those that may be asked. least: what each costs at least, if the query's
+    cost is limited.
     """
 
-    __slots__ = ("evaluates", "group", "p", "state")
+    __slots__ = ("evaluates", "group", "least", "members", "p", "state", "weights")
 
     def __init__(self, group: Group) -> None:
         self.group = group
         self.state: Any = None
         self.p: dict[str, float] = {}
+        self.weights: dict[str, float] = {}
         self.evaluates = False
+        self.members = group.members
+        self.least: Least | None = None
+
+    def learnt(self, rows: Iterable[Learnt]) -> None:
+        """Keep what the policy knows of the members."""
+        for row in rows:
+            self.p[row.member], self.weights[row.member] = row.probability, row.weight
 
 
 class Ensembles:
@@ -80,6 +92,7 @@ class Ensembles:
         dispatcher: DispatcherSettings,
         outcomes: OutcomeRecorder,
         cached: CachedParts,
+        budgets: Budgets,
         decide: Callable[[Query, float], Iterable[Effect]],
     ) -> None:
         self._name = name
@@ -90,6 +103,7 @@ class Ensembles:
         self._settings = settings
         self._outcomes = outcomes
         self._cached = cached
+        self._budgets = budgets
         self._decide = decide
         self._dispatcher = dispatcher
         self._groups: dict[str, Group] = {}
@@ -112,7 +126,8 @@ class Ensembles:
             text = "too many queries wait for a worker: ask again later"
             return self._refused(query, Error(code="overloaded", message=text, retry_after_ms=1000.0), now)
         due, patient = self._due(query, rules)
-        join = Join(self, query, due, patient=patient, dispatcher=self._name, policy=rules.policy or "")
+        last = query.ask.deadline + GRACE if query.fallback is None else max(default_due(query), due + GRACE)
+        join = Join(self, query, due, last, patient=patient, dispatcher=self._name, policy=rules.policy or "")
         join.plan = EnsemblePlan(group)
         if rules.cache_mb and query.head.inputs_ref is None and query.refs is None:
             join.digest = digest_of(query.head.inputs)
@@ -134,14 +149,16 @@ class Ensembles:
             items = count_items(head, view.app)
         except BadRequest as error:
             return self.evaluated(uid, Error(code="bad_request", message=str(error)))
-        ask = Ask(app, items, now + self._dispatcher.default_deadline_s, priority=LOWEST)
+        ask = needs_of(head, app, items, None, None, now, self._dispatcher.default_deadline_s)
         query = Query(uid, app, head, ask, "", encode({"inputs": Raw(inputs)}), now)
         query.selection = rules
         group = self._group(app, rules)
         assert group is not None, "the app was found above"
         if not group.members:
             return self.evaluated(uid, Error(code="unknown_model", message=NO_MEMBERS))
-        join = Join(self, query, ask.deadline, patient=False, dispatcher=self._name, policy=rules.policy)
+        join = Join(
+            self, query, ask.deadline, ask.deadline + GRACE, patient=False, dispatcher=self._name, policy=rules.policy
+        )
         join.plan = EnsemblePlan(group)
         join.plan.evaluates = True
         return (*self._joins.begin(join, now), *self._select(join, now))
@@ -170,20 +187,31 @@ class Ensembles:
     def _select(self, join: Join, now: float) -> Iterable[Effect]:
         """Choose who is asked, by what is known of the query's context. If that is not in memory, the query waits for it."""
         plan, query = join.plan, join.query
-        app, rules, context = query.ask.app, query.selection, query.head.context
+        app, rules, context = query.ask.app, query.selection, query.ask.context
         assert rules is not None
         held = self._contexts.held(app, rules, context)
         if held is None:
             self._waiting.setdefault(context_key(app, rules, context), []).append(join)
             return self._contexts.read(app, rules, context)
         group: Group = plan.group
-        plan.state, members = held.state, group.members
+        if query.ask.cost < INFINITE:
+            plan.least = self._least(join)
+            plan.members = [one for one in group.members if (plan.least[one.model] or 0.0) <= query.ask.cost]
+            if not plan.members:
+                return self._refuse(join, self._budgets.too_dear(query.ask, group.members, plan.least), now)
+        plan.state, members = held.state, plan.members
         if group.policy is None:
             return self._run(join, "learnt", plan.state, members)
-        plan.p = {row.member: row.probability for row in group.policy.learnt(held.state, members)}
+        plan.learnt(group.policy.learnt(held.state, members))
         if plan.evaluates:
             return self._ask(join, [member.model for member in members], now)
         return self._ask(join, group.policy.select(held.state, members, query.head, chance(query.uid)), now)
+
+    def _least(self, join: Join) -> dict[str, float | None]:
+        """What each member costs at least; a kept answer costs nothing."""
+        ask, members = join.query.ask, join.plan.group.members
+        free = [one.model for one in members if self._cached.holds(join.digest, needs_of_member(ask, one, INFINITE))]
+        return self._budgets.of_members(ask, members) | dict.fromkeys(free, 0.0)
 
     def _run(self, join: Join, method: PolicyMethod, *args: Any) -> Iterable[Effect]:
         """Call a user's policy, in its own process. `ran` goes on."""
@@ -196,17 +224,17 @@ class Ensembles:
         """A user's policy has a result, or none."""
         _, join, method = done.id
         plan, query = join.plan, join.query
-        if join.ended and method != "combine":
+        if query.uid not in self._joins.open or (join.ended and method != "combine"):
             return NOTHING  # its time is up
         if not isinstance(done, Done):
             text = done.error if isinstance(done, Failed) else "the selection policy took too long"
             return self._refuse(join, Error(code="model_error", message=text), now)
         if method == "learnt":
-            plan.p = {row.member: row.probability for row in done.result}
+            plan.learnt(done.result)
             if plan.evaluates:
                 return self._ask(join, [member.model for member in plan.group.members], now)
-            ask = convert(query.head, Requirements, from_attributes=True)
-            return self._run(join, "select", plan.state, plan.group.members, ask, chance(query.uid))
+            ask = convert(head_of(query.ask, Raw()), Requirements, from_attributes=True)
+            return self._run(join, "select", plan.state, plan.members, ask, chance(query.uid))
         if method == "select":
             return self._ask(join, done.result, now)
         return self._finish(join, done.result, now)
@@ -219,32 +247,34 @@ class Ensembles:
                 effects.extend(self._select(join, now))
         return effects
 
-    def _ask(self, join: Join, models: Sequence[str | None], now: float) -> list[Effect]:
-        """Ask these members; None: whichever variant of the app meets the query's needs."""
-        floor = join.query.ask.accuracy
-        parts = []
-        for model in models:
-            if model is None:
-                parts.append(self._part(join, None, floor))
-                continue
-            member = join.plan.group.by_model[model]
-            # A member of which no variant is good enough is asked all the same: the answer says what it misses.
-            reaches = member.accuracy is not None and member.accuracy >= floor
-            parts.append(self._part(join, member, floor if reaches else 0.0))
+    def _ask(self, join: Join, models: Sequence[str | None], now: float) -> Iterable[Effect]:
+        """Ask these members, or those of them that the query's cost allows together; None: whichever variant of the app meets its needs."""
+        plan, limit = join.plan, join.query.ask.cost
+        costs: dict[str, float] = {}
+        if plan.least is not None:
+            costs = fitting(limit, {model: plan.least[model] for model in models if model}, plan.weights)
+            models = [model for model in models if model in costs]
+            if not models:
+                return self._refuse(join, self._budgets.too_dear(join.query.ask, plan.group.members, plan.least), now)
+        by_model = plan.group.by_model
+        parts = [
+            self._part(join, None, limit)
+            if model is None
+            else self._part(join, by_model[model], costs.get(model, limit))
+            for model in models
+        ]
         effects: list[Effect] = []
         for part in parts:
             effects.extend(self._take(part, now))
         return effects
 
-    def _part(self, join: Join, member: Member | None, accuracy: float) -> Query:
-        """The same query for one member; None: for whichever variant meets its needs. accuracy: that the answer must have."""
+    def _part(self, join: Join, member: Member | None, cost: float) -> Query:
+        """The same query for one member; None: for whichever variant meets its needs. cost: its share of what the query may cost."""
         query = join.query
-        asked: QueryHead = query.head
-        model, version = (None, None) if member is None else (member.model, member.version)
-        head = replace(asked, id=None, model=model, version=version, accuracy=accuracy or None, cost=None)
-        ask = replace(query.ask, model=model, version=version, accuracy=accuracy, cost=INFINITE)
-        index = len(join.parts)
-        part = self._joins.part(join, index, model or "", query.app, head, ask, query.body, query.arrived)
+        head = replace(query.head, id=None)
+        ask = needs_of_member(query.ask, member, cost)
+        index = 0 if member is None else join.plan.group.members.index(member)  # whoever else is asked
+        part = self._joins.part(join, index, ask.model or "", query.app, head, ask, query.body, query.arrived)
         part.refs = query.refs
         return part
 
@@ -262,7 +292,7 @@ class Ensembles:
         if reply.outputs_ref is not None:
             text = "a part's outputs are too large for a message: ask its model by name, or make its outputs smaller"
             reply = PartReply(error=Error(code="too_large", message=text))
-        part = self._joins.replied(uid, reply)
+        part = self._joins.replied(uid, reply, now)
         ended = NOTHING if part is None else self._ended(part, now)
         return (*ended, *self._pass_on(uid, reply, now))
 
@@ -299,7 +329,9 @@ class Ensembles:
 
     def due(self, join: Join, now: float) -> Iterable[Effect]:
         """Answer a query whose time has come with what is there."""
-        return self._end(join, now) if join.answered or not join.patient else NOTHING
+        if join.ended:  # its policy has been asked to combine that
+            return self._refuse(join, TOO_SLOW, now) if now >= join.last else NOTHING
+        return self._end(join, now) if join.answered or not join.patient or now >= join.last else NOTHING
 
     # -- the query ends
 
@@ -309,7 +341,7 @@ class Ensembles:
         self._count(join)
         answered, plan = join.answered, join.plan
         if not answered:
-            return self._refuse(join, _refusal(join), now)
+            return self._refuse(join, refusal_of(join), now)
         rules = join.query.selection
         if rules is None or rules.policy is None:
             return self._finish(join, None, now)
@@ -339,13 +371,13 @@ class Ensembles:
 
     def _finish(self, join: Join, combined: Combined | None, now: float) -> Iterable[Effect]:
         """Send the answer. combined: None for one part's own answer."""
-        answer = self._answer(join, combined, now)
+        answer = answer_of(join, combined, self._dispatcher.max_inline, now)
         if isinstance(answer, Error):
             return self._refuse(join, answer, now)
         query = join.query
         rules, ended = query.selection, self._joins.end(join, now)
         if combined is not None and rules is not None and query.fallback is not None:
-            sure = min(_shares(join, combined), default=0.0)
+            sure = min(shares_of(join, combined), default=0.0)
             if sure < rules.confidence:
                 unsure = self._outcomes.unsure(query, answer, f"confidence: {sure:.2g} < {rules.confidence:g}", now)
                 if unsure:
@@ -361,49 +393,6 @@ class Ensembles:
             if part.reply is None:
                 self.missing[app, part.stage] += 1
 
-    def _answer(self, join: Join, combined: Combined | None, now: float) -> Answer | Error:
-        """The answer to the client. combined: None for one part's own answer."""
-        query, answered = join.query, join.answered
-        ask, head = query.ask, query.head
-        one = answered[0].reply if len(join.parts) == 1 else None
-        replies = [part.reply for part in answered if part.reply is not None]
-        cost, seconds = join.cost, now - query.arrived
-        if combined is None:
-            outputs: dict[str, Tensor] = replies[0].outputs
-            accuracy = replies[0].accuracy
-        else:
-            outputs = {name: from_array(array) for name, array in combined.outputs.items()}
-            known = [reply.accuracy for reply in replies if reply.accuracy is not None]
-            accuracy = sum(known) / len(known) if known else None
-        if sum(len(tensor.data) for tensor in outputs.values()) > self._dispatcher.max_inline:
-            return Error(code="too_large", message="the members' outputs together are too large for a message")
-        missed = ["latency"] if ask.latency_s < INFINITE and seconds > ask.latency_s else []
-        if head.accuracy and (accuracy is None or accuracy < head.accuracy):
-            missed.append("accuracy")
-        if head.cost is not None and cost / max(1, query.items) * 1000.0 > head.cost:
-            missed.append("cost")
-        answer = Answer(
-            id=head.id,
-            outputs=outputs,
-            model=one.model if one is not None else "",
-            version=one.version if one is not None else "",
-            variant=one.variant if one is not None else "",
-            hardware=one.hardware if one is not None else "",
-            worker=one.worker if one is not None else "",
-            accuracy=accuracy,
-            latency_ms=seconds * 1000.0,
-            queue_ms=max(reply.queue_ms for reply in replies),
-            compute_ms=max(reply.compute_ms for reply in replies),
-            batch=one.batch if one is not None else 0,
-            cached=all(reply.cached for reply in replies),
-            simulated=any(reply.simulated for reply in replies),
-            cost=cost,
-            missed=missed,
-            reason=one.reason or UNSET if one is not None else UNSET,
-            query=query.uid.hex(),
-        )
-        return answer if combined is None else _judged(answer, join, combined)
-
 
 def outputs_of(part: QueryPart) -> Outputs:
     """The arrays of an answered part, by output name. Raises BadTensor."""
@@ -417,41 +406,14 @@ def _prediction(join: Join, outputs: dict[str, Outputs], now: float) -> Predicti
     digest = digest_of(query.head.inputs) if here else None
     head = query.head
     return Prediction(
-        query.uid, query.ask.app, head.context, digest, now, plan.group.members, plan.p, outputs, query.items, head.id
+        query.uid,
+        query.ask.app,
+        query.ask.context,
+        digest,
+        now,
+        plan.group.members,
+        plan.p,
+        outputs,
+        query.items,
+        head.id,
     )
-
-
-def _shares(join: Join, combined: Combined) -> list[float]:
-    """Of each item, the share of all asked members that agree with the answer. One that is missing does not agree."""
-    return [int(count) / len(join.parts) for count in combined.agree]
-
-
-def _judged(answer: Answer, join: Join, combined: Combined) -> Answer:
-    """The same answer with what its members say of it."""
-    query, shares = join.query, _shares(join, combined)
-    confidence = min(shares, default=0.0)
-    rules, wanted = query.selection, query.head.confidence or 0.0
-    assert rules is not None
-    if confidence < max(rules.confidence, wanted):
-        answer.missed.append("confidence")
-    by_model = join.plan.group.by_model
-    named = [by_model[part.stage].name for part in join.answered]
-    return replace(
-        answer,
-        confidence=confidence,
-        members=named,
-        missing=len(join.parts) - len(named),
-        confidences=shares if len(shares) > 1 else UNSET,
-    )
-
-
-def _refusal(join: Join) -> Error:
-    """Why no member has answered: the refusal that says most."""
-    errors = [part.error for part in join.parts if part.error is not None]
-    if not join.parts:
-        text = "the members had not been chosen when the time was up: allow more time or ask again"
-        return Error(code="deadline", message=text, retry_after_ms=1000.0)
-    if len(errors) < len(join.parts) or not errors:
-        text = f"none of {len(join.parts)} models had answered when the time was up: allow more time or ask again"
-        return Error(code="deadline", message=text, retry_after_ms=1000.0)
-    return min(errors, key=lambda error: TELLING.index(error.code) if error.code in TELLING else 0)

@@ -1,8 +1,9 @@
 """Feedback on `infaas.feedback.<app>`: checked, joined with the prediction that it is for, and recorded. Pure.
 
-The prediction is looked for by the uid that the answer named, then by the inputs with their context, then by the client's id: the last two
-may mean several queries, and the latest is taken. If another dispatcher made it, that one takes the feedback over. If nobody knows
-it any more and the inputs are there, the members are asked again (Clipper, paper 002, section 4.2 and 5).
+The prediction is the one of the query that is named: by the uid that the answer named, or by the client's id, of which all dispatchers say their
+latest query; without a name, it is the latest for the inputs with their context. If another dispatcher made it, that one takes the feedback
+over. If nobody knows it any more, has not counted the feedback and has the inputs, the members are asked again (Clipper, paper 002, section 4.2
+and 5).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -30,11 +31,15 @@ from services.core.actor import (
     Publish,
     TimedOut,
 )
+from services.core.ensemble.outputs import label_error
 from services.core.outcomes import OutcomeLog
 from services.dispatcher.apps import Apps
-from services.dispatcher.contexts import MARK, Contexts
+from services.dispatcher.contexts import COUNTS, Contexts
+from services.dispatcher.feedback_names import OpenFeedback, mark_of, mark_of_bytes, mark_of_item, named_uid, row_uid
 from services.dispatcher.learning import Learning, Lesson, Sender
 from services.dispatcher.predictions import Prediction, Predictions, digest_of
+from services.dispatcher.query import Join
+from services.dispatcher.stages import learns
 
 MOST_TEXT = 1000  # characters of a label as JSON, an id, a context
 UNKNOWN = "_unknown"  # in metrics: apps that do not exist, whose names clients choose
@@ -44,33 +49,24 @@ _NO_INPUTS = (b"", b"\xc0")
 _encode = msgspec.json.Encoder().encode
 
 
+DEAF = (
+    "app: {} is a pipeline, and no policy makes its answers, so nothing learns: send feedback to the app of a stage,"
+    " with the `inputs` that it got, or give a stage's app a policy (infaas admin set-selection)"
+)
+
+
+FORGOTTEN = (
+    "{} is not known any more, and whether it has had its feedback is not, either: many others have counted since. If it has not, send the"
+    " `inputs` without `query` and `id`"
+)
+ANY_CONTEXT = "{} is not known any more, and so its context is not: send the `context` that it had, or the `inputs` without `query` and `id`"
+MARKS = ("counted", "move")  # commands of Learning about older marks
+
+
 class SoughtDue(Struct, frozen=True):
     """Timer: no other dispatcher has taken this feedback."""
 
     number: int
-
-
-class OpenFeedback:
-    """A feedback to an app with a selection policy, until its prediction is found."""
-
-    __slots__ = ("applied", "digest", "event", "feedback", "mark", "query", "selection", "sender")
-
-    def __init__(
-        self,
-        mark: bytes,
-        feedback: Feedback,
-        event: FeedbackEvent,
-        query: bytes | None,
-        digest: bytes | None,
-        sender: Sender,
-    ) -> None:
-        self.mark = mark
-        self.feedback = feedback
-        self.event = event
-        self.query = query
-        self.digest = digest
-        self.sender = sender
-        self.applied = False  # it has been, but not by this dispatcher
 
 
 # Ask all members again: (uid of the new prediction, app, context, raw inputs, now). The prediction comes to `Feedbacks.evaluated`.
@@ -137,22 +133,35 @@ class Feedbacks:
         event = self._event(app, feedback, envelope.now)
         if isinstance(event, Error):
             return self._refuse(sender, event)
-        selection = self._selection(app)
-        mark = _mark(app, feedback.retry_key or self._new_uid())
-        if selection is None:
-            known = self._learning.known((mark,), sender)
-            return self._learning.record(event, (mark,), sender) if known is None else known
+        record = self._apps.catalog.app(app)
+        assert record is not None, "else there is no event"
+        mark = self._mark(app, feedback, event)
+        event = msgspec.structs.replace(event, uid=row_uid(mark))
+        if record.pipeline is not None and not learns(record, self._apps):
+            return self._refuse(sender, _error("bad_request", DEAF.format(app)))
         if self.open >= MOST_OPEN:
             text = "too much feedback waits to be stored: send it again"
             return self._refuse(sender, Error(code="overloaded", message=text, retry_after_ms=1000.0))
-        inputs = bytes(feedback.inputs)
-        digest = None if inputs in _NO_INPUTS else digest_of(inputs)
-        one = OpenFeedback(mark, feedback, event, event.query, digest, sender)
         known = self._learning.known((mark,), sender)
         if known is not None:
             return known
+        inputs = bytes(feedback.inputs)
+        digest = None if inputs in _NO_INPUTS else digest_of(inputs)
+        one = OpenFeedback(mark, feedback, event, event.query, digest, sender)
+        if record.pipeline is None and self._selection(app) is None:
+            return self._count(one)
         found = self._find(app, one)
-        return self._seek(one) if found is None else self._teach(one, found)
+        if not one.by_id:
+            return self._seek(one) if found is None else self._teach(one, found)
+        if found is not None:
+            one.latest, one.at = found.uid, found.at
+        return self._seek(one)
+
+    def _mark(self, app: str, feedback: Feedback, event: FeedbackEvent) -> bytes:
+        """By which this feedback is known again: its key, else the query that it names, its item and its label, else nothing."""
+        if feedback.retry_key is None and event.query is None:
+            return mark_of_bytes(app, self._new_uid())
+        return mark_of(app, feedback, event.query, event.label)
 
     def _event(self, app: str, feedback: Feedback, now: float) -> FeedbackEvent | Error:
         if not self._apps.synced:
@@ -168,6 +177,9 @@ class Feedbacks:
         label = _json(feedback.label)
         if label is None:
             return _error("bad_request", f"label must be a value of JSON, at most {MOST_TEXT} characters long")
+        unfit = self._unfit(app, feedback.label)
+        if unfit is not None:
+            return _error("bad_request", unfit)
         for name in ("id", "context"):
             if len(getattr(feedback, name) or "") > MOST_TEXT:
                 return _error("bad_request", f"{name} must be at most {MOST_TEXT} characters long")
@@ -183,6 +195,13 @@ class Feedbacks:
             time=now, app=app, id=feedback.id, context=feedback.context, label=label, input_digest=digest, query=query
         )
 
+    def _unfit(self, app: str, label: Any) -> str | None:
+        """Why no model of an app could be right by this label; None: one could."""
+        catalog = self._apps.catalog
+        record = catalog.app(app)
+        served = [] if record is None else [catalog.model(*link) for link in sorted(record.links.items())]
+        return label_error(label, [model for model in served if model is not None])
+
     def _selection(self, app: str) -> ModelSelection | None:
         """None: no policy learns here."""
         record = self._apps.catalog.app(app)
@@ -192,29 +211,58 @@ class Feedbacks:
     # -- its prediction
 
     def _find(self, app: str, one: OpenFeedback) -> Prediction | None:
+        """What this dispatcher has, by what the feedback names: a query is never taken for another one of equal inputs."""
         feedback = one.feedback
-        found = None
         if one.query is not None:
-            found = self._predictions.by_query(app, one.query)
-        if found is None and one.digest is not None:
-            selection = self._selection(app)
-            context = feedback.context if selection is not None and selection.contextual else False
-            found = self._predictions.by_inputs(app, one.digest, context, feedback.item)
-        if found is None and one.query is None and one.digest is None and feedback.id is not None:
-            found = self._predictions.by_id(app, feedback.id)
-        return found
+            return self._predictions.by_query(app, one.query)
+        contextual = self._contextual(app)
+        if feedback.id is not None:
+            return self._predictions.by_id(app, feedback.id, one.digest, feedback.context if contextual else None)
+        if one.digest is None:
+            return None
+        return self._predictions.by_inputs(app, one.digest, feedback.context if contextual else False, feedback.item)
+
+    def _contextual(self, app: str) -> bool:
+        selection = self._selection(app)
+        return selection is not None and selection.contextual
+
+    def _count(self, one: OpenFeedback) -> list[Effect]:
+        """It teaches nothing, and counts all the same."""
+        lesson = Lesson(None, one.feedback.item, one.feedback.label, (one.mark,), one.event, one.sender)
+        return self._after(self._learning.teach(lesson, COUNTS))
 
     def _teach(self, one: OpenFeedback, prediction: Prediction, *, reevaluated: bool = False) -> list[Effect]:
+        if isinstance(prediction.of, str):
+            return self._refuse(one.sender, _error("bad_request", prediction.of))
+        asked_in = prediction.context
+        if prediction.of is not None:
+            prediction.fed.add(one.feedback.item)
+            prediction = prediction.of
+            unfit = self._unfit(prediction.app, one.feedback.label)
+            if unfit is not None:
+                return self._refuse(one.sender, _error("bad_request", unfit))
         selection = self._selection(prediction.app)
         if selection is None:  # it has been switched off meanwhile
-            return self._learning.record(one.event, (one.mark,), one.sender)
+            return self._count(one)
+        context = one.feedback.context
+        if selection.contextual and context not in (None, asked_in):
+            text = f"context is not that of the query: it was asked in {asked_in!r}, and not in {context!r}"
+            return self._refuse(one.sender, _error("bad_request", text))
         item = one.feedback.item
         if item >= prediction.items:
             text = f"item {item} is none of the query's: they are 0 to {prediction.items - 1}"
             return self._refuse(one.sender, _error("bad_request", text))
         prediction.fed.add(item)
-        marks = (one.mark, _mark(prediction.app, prediction.uid + item.to_bytes(8, "little")))
-        lesson = Lesson(prediction, item, one.feedback.label, marks, one.event, one.sender, reevaluated=reevaluated)
+        query = one.meant() if reevaluated and one.named else prediction.uid
+        marks = (one.mark, mark_of_item(prediction.app, query, item))
+        more = (
+            ()
+            if prediction.id is None or prediction.digest is None
+            else (mark_of_item(prediction.app, named_uid(prediction.id, prediction.digest), item),)
+        )
+        lesson = Lesson(
+            prediction, item, one.feedback.label, marks, one.event, one.sender, more=more, reevaluated=reevaluated
+        )
         return self._after(self._learning.teach(lesson, selection))
 
     def stored(self) -> list[Effect]:
@@ -226,11 +274,18 @@ class Feedbacks:
         return self._after(self._learning.read(key))
 
     def done(self, done: Done | Failed | TimedOut) -> list[Effect]:
-        """The edge has written a context, or run a user's own policy."""
-        return self._after(self._learning.wrote(done) if done.id[0] == "write" else self._learning.ran(done))
+        """The edge has read or written what has counted in a context, or run a user's own policy."""
+        kind = done.id[0]
+        ended = (
+            self._learning.wrote if kind == "write" else self._learning.moved if kind in MARKS else self._learning.ran
+        )
+        return self._after(ended(done))
 
     def _after(self, effects: list[Effect]) -> list[Effect]:
-        """Of the feedbacks that were found to be applied already, but not here, ask who did it."""
+        """Of the feedbacks that were found to be applied already, but not here, ask who did it. Those that were not are evaluated."""
+        while self._learning.sought:
+            lesson, complete = self._learning.sought.pop()
+            effects.extend(self._evaluate(lesson.seeks, lesson.event.time, complete=complete))
         while self._learning.repeated:
             lesson = self._learning.repeated.pop()
             one = OpenFeedback(lesson.marks[0], Feedback(id=lesson.sender.id), lesson.event, None, None, lesson.sender)
@@ -276,15 +331,28 @@ class Feedbacks:
             label=label or "",
             input_digest=digest,
             query=asked.query,
+            uid=row_uid(asked.mark),
         )
         one = OpenFeedback(asked.mark, asked.feedback, event, asked.query, asked.digest, sender)
         found = self._find(asked.app, one)
-        return NOTHING if found is None else (taken, *self._teach(one, found))
+        if found is None:
+            return NOTHING
+        if one.by_id:
+            return (msgspec.structs.replace(taken, message=FeedbackTaken(asked.number, found.uid, found.at)),)
+        return (taken, *self._teach(one, found))
 
     def _taken(self, envelope: Envelope) -> Iterable[Effect]:
-        """Another dispatcher sees to a feedback."""
-        number = envelope.message.number
-        return NOTHING if self._sought.pop(number, None) is None else (Cancel(("sought", number)),)
+        """Another dispatcher sees to a feedback, or says which query has its id."""
+        taken: FeedbackTaken = envelope.message
+        one = self._sought.get(taken.number)
+        if one is None:
+            return NOTHING
+        if taken.query is None:
+            del self._sought[taken.number]
+            return (Cancel(("sought", taken.number)),)
+        if one.latest is None or taken.at > one.at:
+            one.latest, one.at = taken.query, taken.at
+        return NOTHING
 
     def _sought_in_vain(self, envelope: Envelope) -> Iterable[Effect]:
         """No other dispatcher knows more."""
@@ -294,20 +362,48 @@ class Feedbacks:
         if one.applied:
             # Who applied it is gone, or has forgotten: its row may be lost with it. Rather twice than not at all.
             return self._learning.record(one.event, [one.mark], one.sender)
+        app = one.event.app
+        if one.by_id and one.latest is not None:
+            one.is_about(one.latest)
+            known = self._learning.known((one.mark,), one.sender)
+            found = self._find(app, one)
+            return known if known is not None else self._seek(one) if found is None else self._teach(one, found)
+        selection = self._selection(app)
+        if selection is None:
+            return self._evaluate(one, envelope.now, complete=True)
+        # It may have counted all the same: before a restart, or so long ago that its prediction is forgotten.
+        item = one.feedback.item
+        marks = (one.mark, mark_of_item(app, one.meant(), item)) if one.named else (one.mark,)
+        lesson = Lesson(None, item, one.feedback.label, marks, one.event, one.sender, seeks=one)
+        return self._after(self._learning.teach(lesson, selection))
+
+    def _evaluate(self, one: OpenFeedback, now: float, *, complete: bool) -> Iterable[Effect]:
+        """No dispatcher knows the prediction: ask the members again, if it is certain that the feedback has not counted. complete: whether all
+        that have counted in its context are known.
+        """
         app, feedback = one.event.app, one.feedback
-        if one.digest is None:
-            what = f"query {feedback.query}" if feedback.query is not None else f"the query with id {feedback.id!r}"
-            text = f"{what} is not known to this app, or not any more: send the feedback with the query's `inputs`"
+        record = self._apps.catalog.app(app)
+        pipeline = record is not None and record.pipeline is not None
+        what = f"query {feedback.query}" if feedback.query is not None else f"the query with id {feedback.id!r}"
+        if feedback.query is None and one.digest is not None:
+            what = "the query with these inputs"
+        if one.digest is None or pipeline:
+            remedy = (
+                "sooner, or to the app of the stage that answered, with its `inputs`"
+                if pipeline
+                else "with the query's `inputs`"
+            )
+            text = f"{what} is not known to this app, or not any more: send the feedback {remedy}"
             return self._refuse(one.sender, _error("bad_request", text))
+        if one.named and not complete:
+            return self._refuse(one.sender, _error("bad_request", FORGOTTEN.format(what)))
+        if one.named and feedback.context is None and self._contextual(app):
+            return self._refuse(one.sender, _error("bad_request", ANY_CONTEXT.format(what)))
         uid = blake2b(one.mark, digest_size=16, person=b"evaluate again").digest()
         waiting = self._evaluated.setdefault(uid, [])
         waiting.append(one)
         self._open_again += 1
-        return (
-            NOTHING
-            if len(waiting) > 1
-            else self.evaluate(uid, app, feedback.context, bytes(feedback.inputs), envelope.now)
-        )
+        return NOTHING if len(waiting) > 1 else self.evaluate(uid, app, feedback.context, bytes(feedback.inputs), now)
 
     def _cannot_evaluate(
         self, uid: bytes, app: str, context: str | None, inputs: bytes, now: float
@@ -328,9 +424,25 @@ class Feedbacks:
         return effects
 
 
-def _mark(app: str, what: bytes) -> bytes:
-    """By which a feedback is known again."""
-    return blake2b(what, digest_size=MARK, key=app.encode()[:64]).digest()
+def prediction_of(join: Join, predictions: Predictions, now: float) -> Prediction:
+    """What feedback to a pipeline is about: the prediction of the stage that made the answer. join: its query, which has been answered."""
+    query, run = join.query, join.plan
+    chosen = (
+        next((ref.vertex for ref in refs if ref.vertex in run.parts), None) for refs in run.served.outputs.values()
+    )
+    made = [name for name in dict.fromkeys(chosen) if name is not None]
+    of: Prediction | str | None = (
+        f"{' and '.join(made)} made this answer together" if made else "no stage made this answer"
+    )
+    if len(made) == 1:
+        app = run.served.stages[made[0]].vertex.app
+        found = predictions.by_query(app, run.parts[made[0]].uid)
+        of = f"{made[0]} made this answer, and its app {app} has no policy" if found is None else found.of or found
+    if isinstance(of, str):
+        of = f"{of}: nothing learns from it; send feedback to the app of a stage that has one, with its `inputs`"
+    head = query.head
+    digest = digest_of(head.inputs) if head.inputs_ref is None and query.refs is None else None
+    return Prediction(query.uid, query.ask.app, query.ask.context, digest, now, (), {}, {}, query.items, head.id, of)
 
 
 def _uid(text: str) -> bytes:

@@ -1,21 +1,28 @@
 """Queries in flight, and how each ends: its reply, its recorded outcome, its span."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from heapq import nlargest
+from itertools import chain
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.events import OutcomeEvent
-from bus.messages.flow import DoneBatch, Route
+from bus.messages.flow import DoneBatch, Route, Trying
 from bus.messages.public import Answer, Error, Refusal
-from services.core.actor import Effect, Envelope, Publish
-from services.core.outcomes import OutcomeLog, answered, joined, refused
+from services.core.actor import NOTHING, Effect, Envelope, Publish
+from services.core.deadlines import EarliestDeadline
+from services.core.outcomes import ECHO_LOST, PART_GRACE, SILENT, OutcomeLog, answered, joined, refused
+from services.core.said import RecentAnswers
 from services.core.selection.instances import Instance
-from services.dispatcher.default_output import default_answer, gets_default, reason_of
+from services.dispatcher.default_output import default_answer, default_due, gets_default, reason_of
 from services.dispatcher.query import Query, spans_of
+from services.dispatcher.waiting import WaitingQueries, handed_back
 
 LAST = 64  # waiting queries that are found at a time to give way
 LOOK_AGAIN = 0.25  # s between two searches, each of which looks at all that wait
+TOLD = 0.5  # s within which a supervisor says that an executor has ended, and what ran there
+FIRST = 0.5  # s for which suspects let those go first that their executor had beside them
+MOST_LOST = 4  # dispatches after which a lost query counts as suspect although nothing says that it ran
 
 
 def urgency(query: Query) -> tuple[int, float]:
@@ -23,17 +30,36 @@ def urgency(query: Query) -> tuple[int, float]:
     return query.ask.priority, query.ask.deadline
 
 
+def ends(query: Query) -> float:
+    """When a query in flight is looked at here if it has no answer by then, in Unix seconds. It ends, or if an executor has it, an echo is asked
+    for; it ends without that if none comes.
+    """
+    if query.asked:
+        return query.asked + ECHO_LOST
+    due = query.ask.deadline if query.fallback is None else default_due(query)
+    if query.instance is None:
+        return due
+    return due + (SILENT if query.part is None else PART_GRACE + SILENT)
+
+
 class InFlight:
-    """The queries in flight. Each is in exactly one of `dispatched`, `waiting`, `retries`."""
+    """The queries in flight. Each is in exactly one of `dispatched`, `waiting`, `retries`. earliest: when the first of them ends here.
+
+    storing: dispatched ones that are computed, and whose outputs go to the object store. No other query waits for them.
+    """
 
     def __init__(self) -> None:
         self.dispatched: dict[bytes, Query] = {}
-        self.waiting: dict[bytes, Query] = {}  # nobody can serve them at the moment
+        self.storing: set[bytes] = set()
+        self.waiting = WaitingQueries()  # nobody can serve them at the moment
         self.retries: deque[Query] = deque()  # their executor died; they are dispatched again one by one
         self.retrying: bytes | None = None
         self._last: list[Query] = []  # waiting ones that give way first, the very first one at the end
         self._look_again = 0.0
         self.begun_alone: dict[bytes, int] = {}  # retries that an executor has begun to run alone, and their attempt
+        self._asked: dict[bytes, Query] = {}  # for which an echo was asked
+        self._untold: dict[tuple[str, str], tuple[float, dict[bytes, int]]] = {}  # by device that nobody listens on
+        self.earliest = EarliestDeadline()
 
     def __contains__(self, uid: bytes) -> bool:
         if uid in self.dispatched or uid in self.waiting:
@@ -63,19 +89,58 @@ class InFlight:
 
     def dispatch(self, query: Query, instance: Instance, now: float) -> None:
         query.instance = instance
+        query.asked = 0.0
         query.attempt += 1
         instance.take(query.items, now, query.ask.deadline, query.ask.priority)
         self.dispatched[query.uid] = query
+        if (due := ends(query)) < self.earliest.at:
+            self.earliest.at = due
+
+    def wait(self, query: Query) -> tuple[Effect, ...]:
+        """Nobody can serve it at the moment."""
+        self.waiting[query.uid] = query
+        self.earliest.at = min(self.earliest.at, ends(query))
+        return NOTHING
+
+    def tries(self, trying: Trying) -> Iterable[Effect]:
+        """An executor begins to run a retry alone."""
+        self.begun_alone[trying.uid] = trying.attempt
+        return NOTHING
+
+    def retry(self, query: Query) -> None:
+        """It has lost its executor, and waits for its turn."""
+        self.retries.append(query)
+        self.earliest.at = min(self.earliest.at, ends(query))
 
     def remove(self, uid: bytes) -> Query | None:
         """Remove a dispatched query. None if it is not, or no longer, ours."""
         query = self.dispatched.pop(uid, None)
         if query is not None and query.instance is not None:
-            query.instance.release(query.items, query.ask.priority)
+            if uid in self.storing:
+                self.storing.remove(uid)
+            else:
+                query.instance.release(query.items, query.ask.priority)
             query.instance = None
         if uid == self.retrying:
             self.retrying = None
         return query
+
+    def forget(self, uid: bytes) -> Query | None:
+        """Another process ends this query, or has ended it, wherever it is here. None if it is not here."""
+        found = self.remove(uid) or self.waiting.pop(uid, None)
+        if found is None and self.retries:
+            found = next((query for query in self.retries if query.uid == uid), None)
+            self.retries = deque(query for query in self.retries if query.uid != uid)
+        return found
+
+    def computed(self, uid: bytes) -> None:
+        """Its executor has computed it, and stores its outputs: it takes no more of its instance's time, and is no suspect."""
+        query = self.dispatched.get(uid)
+        if query is not None and query.instance is not None and uid not in self.storing:
+            query.instance.release(query.items, query.ask.priority)
+            self.storing.add(uid)
+        if uid == self.retrying:
+            self.retrying = None
 
     def undelivered(self, reply_subject: str) -> Query | None:
         """The query that was dispatched with this reply subject, whose last token is uid and attempt. None if it is elsewhere by now."""
@@ -102,32 +167,88 @@ class InFlight:
             self.remove(query.uid)
         return found
 
-    def counts_against(self, query: Query) -> bool:
-        """Whether the death of the query's executor counts against the query.
+    def hold(self, worker: str, device: str, now: float) -> None:
+        """Nobody listens on this device any more. What its executor had stays with it, until its supervisor says what ran (or `not_told`)."""
+        had = {
+            query.uid: query.attempt
+            for query in self.dispatched.values()
+            if (on := query.instance) is not None and on.worker.name == worker and on.device == device
+        }
+        since, earlier = self._untold.get((worker, device), (now, {}))
+        self._untold[worker, device] = (since, earlier | had)
 
-        The first one does, for all queries of the batch. After that the query runs alone, and only a death while it ran counts.
+    def told(self, worker: str, device: str) -> None:
+        """Its supervisor has said that its executor ended."""
+        self._untold.pop((worker, device), None)
+
+    def not_told(self, now: float) -> list[Query]:
+        """Remove what those executors had of which nobody has said anything in time."""
+        found: list[Query] = []
+        for key in [key for key, (since, _) in self._untold.items() if now >= since + TOLD]:
+            for uid, attempt in self._untold.pop(key)[1].items():
+                query = self.dispatched.get(uid)
+                if query is not None and query.attempt == attempt:
+                    self.remove(uid)
+                    found.append(query)
+        return found
+
+    def counts_against(self, query: Query, running: Collection[bytes] | None) -> bool:
+        """Whether the death of the query's executor counts against the query: it does if the query ran then.
+
+        running: the queries that did. None: not known. Then the first one counts for all that the executor had; after that the query runs
+        alone, and only a death while it ran counts.
         """
-        return self.begun_alone.pop(query.uid, None) == query.attempt or not query.crashes
+        began = self.begun_alone.pop(query.uid, None) == query.attempt
+        if running is None or query.attempt >= MOST_LOST:
+            return began or not query.crashes
+        return query.uid in running
 
-    def remove_expired(self, now: float, grace: float) -> list[Query]:
-        """Remove the queries that wait beyond their deadline, and those dispatched `grace` seconds beyond it."""
-        late = [q for q in self.waiting.values() if q.ask.deadline <= now]
-        for query in late:
-            del self.waiting[query.uid]
-        kept = [q for q in self.retries if q.ask.deadline > now]
-        if len(kept) < len(self.retries):
-            late += [q for q in self.retries if q.ask.deadline <= now]
-            self.retries = deque(kept)
+    def leave(self, dispatcher: str, policy: str, subject: str) -> list[Effect]:
+        """This dispatcher stops: what waits goes to the others. subject: where they hear of it."""
+        left = [query for query in (*self.waiting.values(), *self.retries) if query.part is None]
+        return [handed_back(query, dispatcher, policy, subject) for query in left]
+
+    def remove_expired(self, now: float) -> tuple[list[Query], bool]:
+        """Remove the queries that wait beyond their deadline; and whether an echo must be asked for, for those that executors are silent about."""
+        items, earliest = len(self), float("inf")
+        expired: list[Query] = []
+        ask = False
+        for query in chain(self.waiting.values(), self.retries, self.dispatched.values()):
+            due = ends(query)
+            if due <= now and query.instance is not None and not query.asked:
+                ask, query.asked = True, now
+                self._asked[query.uid] = query
+                due = ends(query)
+            if due <= now:
+                expired.append(query)
+            elif due < earliest:
+                earliest = due
+        for query in expired:
+            if self.waiting.pop(query.uid, None) is None and self.remove(query.uid) is None:
+                self.retries.remove(query)
         if self.begun_alone:
             self.begun_alone = {uid: attempt for uid, attempt in self.begun_alone.items() if uid in self.dispatched}
-        lost = [q for q in self.dispatched.values() if q.ask.deadline + grace <= now]
-        for query in lost:
-            self.remove(query.uid)
-        return late + lost
+        self.earliest.looked(earliest, items, now)
+        return expired, ask
+
+    def ask_again(self, now: float) -> dict[tuple[str, str], str]:
+        """Speak for no executor before another echo has come back. Returns the devices that have queries, each with an instance of its own."""
+        for query in self._asked.values():
+            query.asked = now
+        instances = (query.instance for query in self.dispatched.values() if query.instance is not None)
+        return {(on.worker.name, on.device): on.id for on in instances}
+
+    def remove_silent(self, echoed: float) -> list[Query]:
+        """An echo of this time came back: remove the queries for which it was asked for, and whose executors have said nothing before it."""
+        if not self._asked:
+            return []
+        silent = [query for query in self._asked.values() if 0.0 < query.asked <= echoed]
+        self._asked = {query.uid: query for query in self._asked.values() if query.asked > echoed}
+        return [query for query in silent if self.dispatched.get(query.uid) is query and self.remove(query.uid)]
 
 
 class Retries:
-    """Queries whose executor died. They are dispatched again one by one, so that one that kills executors harms no other.
+    """Queries whose executor died while they ran. They are dispatched again one by one, so that one that kills executors harms no other.
 
     most: crashes that a query may see. decide, refuse: what to do with a query.
     """
@@ -143,12 +264,21 @@ class Retries:
         self._most = most
         self._decide = decide
         self._refuse = refuse
+        self._first: set[bytes] = set()
+        self._first_until = 0.0
 
-    def lost(self, queries: list[Query], now: float) -> list[Effect]:
-        """The instances of these queries died."""
+    def lost(self, queries: list[Query], now: float, running: Collection[bytes] | None = None) -> list[Effect]:
+        """The instances of these queries died. running: those that ran then, if that is known; the others are dispatched at once."""
         effects: list[Effect] = []
         for query in queries:
-            query.crashes += self._in_flight.counts_against(query)
+            query.crashes += self._in_flight.counts_against(query, running)
+        spared = sorted((one for one in queries if not one.crashes), key=urgency)
+        if spared:
+            self._first.update(query.uid for query in spared)
+            self._first_until = now + FIRST
+        for query in spared:
+            effects.extend(self._decide(query, now))
+        for query in [one for one in queries if one.crashes]:
             effects.extend(self._again(query, "the model's process ended each time this query was in its batch", now))
         effects.extend(self.next(now))
         return effects
@@ -162,13 +292,18 @@ class Retries:
     def _again(self, query: Query, text: str, now: float) -> list[Effect]:
         if query.crashes > self._most:
             return list(self._refuse(query, Error(code="model_error", message=text), now))
-        self._in_flight.retries.append(query)
+        self._in_flight.retry(query)
         return []
 
     def next(self, now: float) -> list[Effect]:
         """Send the next retry once the one before has ended. A query that cannot be served yet waits with the others."""
         effects: list[Effect] = []
-        queue = self._in_flight.retries
+        queue, flight = self._in_flight.retries, self._in_flight
+        if self._first:
+            left = (uid for uid in self._first if uid in flight.dispatched or uid in flight.waiting)
+            self._first = set(left) if now < self._first_until else set()
+            if self._first:
+                return effects
         while queue and self._in_flight.retrying is None:
             query = queue.popleft()
             effects.extend(self._decide(query, now))
@@ -184,7 +319,8 @@ MISSES = frozenset({"deadline", "overloaded", "model_error"})  # errors that cou
 
 
 class OutcomeRecorder:
-    """Makes the reply, the outcome event and the span of every query that ends. log: counts the events.
+    """Makes the reply, the outcome event and the span of every query that ends. log: counts the events. said: the last replies to
+    clients that may ask again.
 
     observe: of a user's own policy, called with each outcome.
     """
@@ -197,6 +333,7 @@ class OutcomeRecorder:
         observe: Callable[[OutcomeEvent], None] | None = None,
     ) -> None:
         self.log = OutcomeLog()
+        self.said = RecentAnswers()
         self._observe = observe
         self._record = self.log.record if observe is None else self._observed
         self._served: dict[
@@ -239,7 +376,7 @@ class OutcomeRecorder:
         default = default_answer(query, reason_of(error), now) if gets_default(query, error) else None
         reply = Refusal(id=query.head.id, error=error) if default is None else default
         return [
-            Publish(query.reply, reply, "", query.headers),
+            self._say(route, query, reply),
             self._record(
                 refused(
                     route,
@@ -261,11 +398,12 @@ class OutcomeRecorder:
         default = default_answer(query, reason, now)
         if default is None:
             return []
+        route = self._route(query)
         return [
-            Publish(query.reply, default, "", query.headers),
+            self._say(route, query, default),
             self._record(
                 refused(
-                    self._route(query),
+                    route,
                     "confidence",
                     now,
                     default=True,
@@ -279,45 +417,63 @@ class OutcomeRecorder:
 
     def joined(self, query: Query, answer: Answer, now: float) -> list[Effect]:
         """The query ends here with an answer made of the answers to its parts. Who asked for a part is its join, which its caller tells."""
-        event = joined(self._route(query), answer, now)
+        route = self._route(query)
+        event = joined(route, answer, now)
         ended: list[Effect] = [self._record(event), *spans_of(query, now, "")]
         if query.part is not None:
             return ended
         self._count(query.ask.app, query.ask.items, missed=event.outcome != "ok")
-        return [Publish(query.reply, answer, "", query.headers), *ended]
+        return [self._say(route, query, answer), *ended]
+
+    def _say(self, route: Route, query: Query, reply: Answer | Refusal) -> Publish:
+        """The reply to its client. It is kept if that may ask again."""
+        if route.resendable:
+            self.said.keep(route, reply)
+        return Publish(query.reply, reply, "", query.headers)
 
     def _route(self, query: Query) -> Route:
         rules = query.selection
         return query.route(self._dispatcher, "", self._policy if rules is None else rules.policy or self._policy)
 
-    def refused_unadmitted(self, app: str, envelope: Envelope, label: str | None, error: Error) -> list[Effect]:
-        """Refuse a message that was not admitted as a query; its outcome is recorded all the same. label: the client's id for it."""
+    def refused_unadmitted(
+        self, app: str, envelope: Envelope, label: str | None, error: Error, uid: bytes | None = None
+    ) -> list[Effect]:
+        """Refuse a message that was not admitted as a query; its outcome is recorded all the same. label: the client's id for it. uid: by its
+        retry key, if it has one.
+        """
         now = envelope.now
-        route = Route(self._new_uid(), 0, 0, envelope.reply, now, now, self._dispatcher, "", app[:64], 1, label)
-        return [
-            Publish(envelope.reply, Refusal(id=label, error=error)),
-            self._record(refused(route, error.code, now)),
-        ]
+        route = Route(uid or self._new_uid(), 0, 0, envelope.reply, now, now, self._dispatcher, "", app[:64], 1, label)
+        refusal = Refusal(id=label, error=error)
+        if uid is not None:
+            self.said.keep(route, refusal)
+        return [Publish(envelope.reply, refusal), self._record(refused(route, error.code, now))]
 
-    def not_adopted(self, route: Route, now: float) -> list[Effect]:
-        """Refuse a query of another dispatcher, whose app is not there any more."""
-        error = Error(code="unknown_app", message=f"the app {route.app!r} is not there any more: see infaas.list.apps")
-        return [
-            Publish(route.reply_to, Refusal(id=route.id, error=error)),
-            self._record(refused(route, error.code, now)),
-        ]
+    def not_adopted(self, route: Route, error: Error, now: float) -> list[Effect]:
+        """Refuse a query of another dispatcher, whose app or model is not there any more."""
+        refusal = Refusal(id=route.id, error=error)
+        if route.resendable:
+            self.said.keep(route, refusal)
+        return [Publish(route.reply_to, refusal), self._record(refused(route, error.code, now))]
 
     def done(
-        self, batch: DoneBatch, record: VariantRecord | None, remove: Callable[[bytes], Query | None]
+        self,
+        batch: DoneBatch,
+        record: VariantRecord | None,
+        remove: Callable[[bytes], Query | None],
+        unknown: Callable[[bytes], None],
     ) -> list[Effect]:
-        """An executor ended these queries and replied to their clients: record how. remove: removes a dispatched query."""
+        """An executor ended these queries and replied to their clients: record how. remove: removes a query, also one that waits since its
+        executor was taken for dead. unknown: is told of those that are not in flight.
+        """
         effects: list[Effect] = []
         codes = batch.codes
         for i, uid in enumerate(batch.uids):
             query = remove(uid)
-            if query is None or record is None:
+            if query is None:
+                unknown(uid)
                 continue
-            assert query.sent is not None  # it was dispatched
+            if record is None or query.sent is None:
+                continue
             event = answered(
                 query.sent,
                 record,
@@ -326,6 +482,7 @@ class OutcomeRecorder:
                 batch=batch.batch,
                 cost_per_item=batch.cost,
                 code=codes[i] if codes is not None else "",
+                items=0 if batch.items is None else batch.items[i],
             )
             effects.append(self._record(event))
             if query.part is None and (event.code is None or event.code in MISSES):

@@ -12,18 +12,19 @@ from hashlib import blake2b
 from msgspec import UNSET, Struct
 
 from bus.messages.flow import HandBack, PartsEnded
-from bus.messages.public import Answer, Error, QueryHead
+from bus.messages.public import Answer, Error, ObjectRef, QueryHead
 from bus.subjects import Subjects
 from services.core.actor import NOTHING, After, Effect, Publish
 from services.core.deadlines import Deadlines
+from services.core.outcomes import PART_GRACE
 from services.core.selection.eligibility import Ask
+from services.dispatcher.intermediates import Intermediates
 from services.dispatcher.query import Join, PartReply, Query, QueryPart, start_trace
 
 JOIN = "join"  # names the deadlines of queries with parts
 REMEMBER = (
     60.0  # s for which a query that was taken over is remembered after its end: other executors may still hand it on
 )
-LATE = 2.0  # s past its query's deadline after which a part's answer is not waited for any more
 
 
 class EndsDue(Struct, frozen=True):
@@ -51,7 +52,7 @@ def outermost(join: Join) -> Join:
 
 
 def is_due(join: Join) -> float:
-    return join.due
+    return join.last if join.looked_at else join.due
 
 
 def answer_part(query: Query, answer: Answer, now: float) -> Iterable[Effect]:
@@ -85,7 +86,12 @@ def _reply_of(answer: Answer) -> PartReply:
         cached=answer.cached,
         simulated=answer.simulated,
         cost=answer.cost,
+        missed=answer.missed,
         reason="" if answer.reason is UNSET else answer.reason,
+        members=answer.members or [],
+        missing=None if answer.missing is UNSET else answer.missing,
+        confidence=None if answer.confidence is UNSET else answer.confidence,
+        confidences=answer.confidences or [],
     )
 
 
@@ -95,11 +101,12 @@ def _computed(part: QueryPart) -> bool:
 
 
 class Joins:
-    """Queries with parts. open: those that have not ended, by uid. parts: those under way, by uid."""
+    """Queries with parts. open: those that have not ended, by uid. parts: those under way, by uid. results: of parts, in the object store."""
 
-    def __init__(self, name: str, subjects: Subjects) -> None:
+    def __init__(self, name: str, subjects: Subjects, max_stored: int) -> None:
         self.open: dict[bytes, Join] = {}
         self.parts: dict[bytes, QueryPart] = {}
+        self.results = Intermediates(max_stored)
         self._name = name
         self._subjects = subjects
         self._deadlines: Deadlines[bytes, Join] = Deadlines(is_due, JOIN)
@@ -124,11 +131,13 @@ class Joins:
         self.parts[uid] = part
         query = Query(uid, app, head, ask, self._subjects.part(self._name, uid.hex()), body, arrived)
         query.part = part
+        paying = parent.payer or parent.app
+        query.payer = None if paying == app else paying
         if parent.headers is not None:
             start_trace(query, parent.headers)
         return query
 
-    def replied(self, uid: bytes, reply: PartReply) -> QueryPart | None:
+    def replied(self, uid: bytes, reply: PartReply, now: float) -> QueryPart | None:
         """A part has ended. None if it has ended before, or is not ours."""
         part = self.parts.pop(uid, None)
         if part is None:
@@ -137,7 +146,16 @@ class Joins:
             part.error = reply.error
         else:
             part.reply = reply
+            if reply.outputs_ref is not None:
+                self.hold(part.join, reply.outputs_ref, now)
         return part
+
+    def hold(self, join: Join, ref: ObjectRef, now: float) -> None:
+        """A part has put this into the object store, and no client gets it: it goes with the outermost query."""
+        outer = outermost(join)
+        self.results.hold(outer.query.uid, ref)
+        if outer.ended:
+            self.results.ended(outer.query.uid, now)
 
     def refused(self, part: QueryPart, error: Error) -> None:
         """A part has ended without an answer."""
@@ -152,9 +170,10 @@ class Joins:
         if uid in self._adopted:
             self._adopted[uid] = now + REMEMBER
         if any(part.uid in self.parts for part in join.parts):
-            self._late.append((join.query.ask.deadline + LATE, join))
+            self._late.append((join.query.ask.deadline + PART_GRACE, join))
         if join.query.part is not None:
             return NOTHING  # executors keep the outermost query only
+        self.results.ended(uid, now)
         self._ended.append(uid)
         # At once, for a crash before executors know would answer it twice; and together with those that end in this turn of the loop.
         return (After("ends", 0.0, EndsDue()),) if len(self._ended) == 1 else NOTHING
@@ -171,21 +190,32 @@ class Joins:
         self._adopted[uid] = now + REMEMBER
         return True
 
+    def taken(self, uid: bytes, now: float) -> Iterable[Effect]:
+        """Another dispatcher answers this query, if it is here."""
+        join = self.open.get(uid)
+        return NOTHING if join is None else self.end(join, now)
+
     def due(self, now: float) -> list[Join]:
-        """The queries whose time has come. They stay open; the caller ends them, or waits for the first part."""
+        """The queries whose time has come. They stay open; the caller ends them. One that it does not end is due again at its last."""
         return self._deadlines.due(now, self.open)
+
+    def goes_on(self, join: Join, now: float) -> None:
+        """It stays open beyond its time."""
+        join.looked_at = True
+        self._deadlines.watch(join.query.uid, join, now, self.open)
 
     def timer(self, now: float) -> Iterable[Effect]:
         """For the next of them."""
         return self._deadlines.timer(now)
 
-    def forget(self, now: float) -> None:
+    def forget(self, now: float) -> Iterable[Effect]:
         """Drop what nobody waits for any more."""
         while self._late and self._late[0][0] <= now:
             for part in self._late.popleft()[1].parts:
                 self.parts.pop(part.uid, None)
         if self._adopted:
             self._adopted = {uid: at for uid, at in self._adopted.items() if at > now or uid in self.open}
+        return self.results.due(now)
 
     def leave(self, dispatched: Iterable[Query]) -> Iterable[Effect]:
         """This dispatcher stops. Executors hand on the queries of which they have parts; the others are handed on here."""

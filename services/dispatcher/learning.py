@@ -1,8 +1,9 @@
 """What feedback teaches: states of contexts, changed by compare-and-set and each by one write at a time. Pure.
 
 Feedback that comes while a context is being written waits, and is written with the next. If another dispatcher has written in between,
-its value comes back, and all is computed again on that. The marks of the last feedbacks are part of the value, so that nothing counts
-twice, whatever is sent again to whichever dispatcher. A feedback is accepted once the value is stored and its events are on disk.
+its value comes back, and all is computed again on that. The marks of the last feedbacks are part of the value, and those of older ones have a
+key beside it, so that nothing counts twice, whatever is sent again to whichever dispatcher, also to an app without a policy. A feedback is
+accepted once the value is stored and its events are on disk.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -13,15 +14,17 @@ from bus.messages.catalog import ModelSelection
 from bus.messages.events import FeedbackEvent, SelectionEvent
 from bus.messages.public import Accepted, Code, Error, Refusal
 from services.core.actor import Do, Done, Effect, Failed, Publish, TimedOut
+from services.core.catalog import counted_key
 from services.core.ensemble.base import EnsemblePolicy, Learnt
 from services.core.ensemble.outputs import BadLabel, BadOutputs, losses
 from services.core.outcomes import OutcomeLog
-from services.dispatcher.commands import ContextWritten, RunPolicy, StoredContext, WriteContext
-from services.dispatcher.contexts import UNREAD, Contexts, ContextValue, Held, context_key
+from services.dispatcher.commands import ContextWritten, ReadContext, RunPolicy, StoredContext, WriteContext
+from services.dispatcher.contexts import READ_S, UNREAD, Contexts, ContextValue, Held, context_key
+from services.dispatcher.counted import MARK, MOVED, NONE, OlderMarks
 from services.dispatcher.predictions import Prediction
 
 WRITE_S = 5.0  # s for one write; the sender of a feedback may then ask again
-TOGETHER = 32  # feedbacks in one write; half of those whose marks a value keeps, so that none is forgotten before it is accepted
+TOGETHER = 32  # feedbacks in one write
 APPLIED = 20_000  # feedbacks that are remembered, each 100 bytes, so that one that comes again is accepted when the first one is
 
 
@@ -37,21 +40,31 @@ class Sender:
 
 
 class Lesson:
-    """A feedback with the prediction that it is for. marks: by which it is known again, MARK bytes each. label: as it came."""
+    """A feedback with the prediction that it is for; None: it teaches nothing, and counts all the same.
 
-    __slots__ = ("event", "item", "label", "losses", "marks", "prediction", "reevaluated", "rows", "sender")
+    marks: by which it is known again, MARK bytes each. more: marks of other names of its prediction. label: as it came. seeks: whoever wants
+    to know whether it has counted; then it does not count now.
+    """
+
+    __slots__ = (
+        "event", "item", "label", "losses", "marks", "more", "prediction", "reevaluated", "rows", "seeks", "sender",
+    )  # fmt: skip
 
     def __init__(
         self,
-        prediction: Prediction,
+        prediction: Prediction | None,
         item: int,
         label: Any,
         marks: Sequence[bytes],
         event: FeedbackEvent,
         sender: Sender,
         *,
+        more: Sequence[bytes] = (),
+        seeks: Any = None,
         reevaluated: bool = False,
     ) -> None:
+        self.more = more
+        self.seeks = seeks
         self.prediction = prediction
         self.item = item
         self.label = label
@@ -66,11 +79,13 @@ class Lesson:
 class Course:
     """The lessons about one context. batch: those of the write under way; todo: of them, those that are still to be computed.
 
-    value, revision, state: what they are computed on. selection: of the batch; wanted: of the next one.
+    value, revision, state: what they are computed on. known, older: the marks of what has counted. moving: the older marks that are being
+    written. selection: of the batch; wanted: of the next one.
     """
 
     __slots__ = (
-        "app", "batch", "busy", "context", "key", "revision", "selection", "state", "taught", "todo", "value", "waiting", "wanted",
+        "app", "batch", "busy", "context", "key", "known", "moving", "older", "revision", "selection", "state", "taught", "todo", "value",
+        "waiting", "wanted",
     )  # fmt: skip
 
     def __init__(self, key: str, app: str, selection: ModelSelection, context: str | None) -> None:
@@ -86,6 +101,13 @@ class Course:
         self.value: ContextValue | None = None
         self.revision = 0
         self.state: Any = None
+        self.known: set[bytes] = set()
+        self.older: OlderMarks = NONE
+        self.moving = b""
+
+    def has(self, marks: Iterable[bytes]) -> bool:
+        """Whether a feedback with one of these marks has counted."""
+        return any(mark in self.known or self.older.has(mark) for mark in marks)
 
 
 class Learning:
@@ -95,6 +117,7 @@ class Learning:
         self.ended: Counter[tuple[str, str]] = Counter()
         self.open = 0  # lessons that are not stored yet
         self.repeated: list[Lesson] = []  # applied before, by whom is not known here; the owner takes them
+        self.sought: list[tuple[Lesson, bool]] = []  # what has not counted, as far as is known; whether all is known
         self._contexts = contexts
         self._log = log
         self._courses: dict[str, Course] = {}
@@ -107,12 +130,12 @@ class Learning:
 
     def teach(self, lesson: Lesson, selection: ModelSelection) -> list[Effect]:
         """Apply a feedback once. Its sender hears of it when it is durable, or why it is refused."""
-        prediction = lesson.prediction
-        key = context_key(prediction.app, selection, prediction.context)
+        of: Prediction | FeedbackEvent = lesson.prediction or lesson.event
+        key = context_key(of.app, selection, of.context)
         course = self._courses.get(key)
         if course is None:
-            context = prediction.context if selection.contextual else None
-            course = self._courses[key] = Course(key, prediction.app, selection, context)
+            context = of.context if selection.contextual else None
+            course = self._courses[key] = Course(key, of.app, selection, context)
         course.wanted = selection
         course.waiting.append(lesson)
         self.open += 1
@@ -165,13 +188,37 @@ class Learning:
         """What the batch makes of this value."""
         value = held.value
         assert value is not None, "a context that was loaded has a value"
+        older = self._contexts.counted.get(course.key, value.moved)
+        if older is None:
+            return [Do(("counted", course.key), ReadContext(counted_key(course.key)), READ_S)]
+        value = value.beside(older)
+        if len(value.marks) >= MARK * MOVED:
+            moving = value.marks[: MARK * MOVED]
+            if not older.has(moving):
+                course.moving = older.plus(moving)
+                command = WriteContext(counted_key(course.key), course.moving, older.revision)
+                return [Do(("move", course.key), command, WRITE_S)]
+            value = value.without(older)
         course.value, course.revision, course.state = value, held.revision, held.state
-        again = [lesson for lesson in course.batch if value.has(lesson.marks)]
-        course.batch = [lesson for lesson in course.batch if not value.has(lesson.marks)]
-        course.todo, course.taught = deque(course.batch), []
+        course.known, course.older = value.known(), older
+        again: list[Lesson] = []
+        new: list[Lesson] = []
+        for lesson in course.batch:
+            counted = lesson.prediction is not None and lesson.item in lesson.prediction.counted
+            if counted or course.has(lesson.marks):
+                again.append(lesson)
+            elif lesson.seeks is not None:
+                self.open -= 1
+                self.sought.append((lesson, not value.full))
+            else:
+                new.append(lesson)
+        course.batch = new
+        course.todo, course.taught = deque(new), []
         effects: list[Effect] = []
         for lesson in again:
-            if not value.has(lesson.marks[:1]):  # another word about the same item: it is kept, and teaches nothing
+            if lesson.prediction is not None:
+                lesson.prediction.counted.add(lesson.item)
+            if not course.has(lesson.marks[:1]):  # another word about the same item: it is kept, and teaches nothing
                 effects.extend(self.record(lesson.event, lesson.marks[:1], lesson.sender))
             elif (known := self.known(lesson.marks[:1], lesson.sender)) is not None:
                 effects.extend(known)
@@ -183,13 +230,17 @@ class Learning:
     def _step(self, course: Course) -> list[Effect]:
         """Compute what is left of the batch, then write it."""
         effects: list[Effect] = []
-        policy = self._contexts.policy(course.app, course.selection)
+        policy = self._contexts.policy(course.app, course.selection) if course.selection.policy else None
         assert course.value is not None
         while course.todo:
             lesson = course.todo.popleft()
-            if course.value.has(lesson.marks):
+            if not course.known.isdisjoint(lesson.marks):
                 continue  # twice in this batch: accepted with the other
             prediction = lesson.prediction
+            if prediction is None or not course.selection.policy:
+                course.value = course.value.counted((*lesson.marks, *lesson.more))
+                self._counts(course, lesson)
+                continue
             outputs = prediction.of_item(lesson.item)
             try:
                 lesson.losses = losses(lesson.label, prediction.members, outputs)
@@ -208,8 +259,9 @@ class Learning:
         if not course.taught:
             course.busy = False
             return [*effects, *self._next(course)]
-        if policy is None and not course.taught[-1].rows:
-            return [*effects, self._run(course, "learnt", (course.state, course.taught[-1].prediction.members))]
+        last = self._last(course)
+        if policy is None and last is not None and last.prediction is not None and not last.rows:
+            return [*effects, self._run(course, "learnt", (course.state, last.prediction.members))]
         return [
             *effects,
             Do(("write", course.key), WriteContext(course.key, course.value.encoded(), course.revision), WRITE_S),
@@ -217,10 +269,22 @@ class Learning:
 
     def _taught(self, course: Course, lesson: Lesson, state: Any, policy: EnsemblePolicy[Any] | None) -> None:
         assert course.value is not None
+        assert lesson.prediction is not None
         course.state = state
-        course.value = course.value.after(state if policy is None else policy.dump(state), lesson.marks)
+        dumped = state if policy is None else policy.dump(state)
+        course.value = course.value.after(dumped, (*lesson.marks, *lesson.more))
         lesson.rows = [] if policy is None else policy.learnt(state, lesson.prediction.members)
+        self._counts(course, lesson)
+
+    def _counts(self, course: Course, lesson: Lesson) -> None:
+        course.known.update(lesson.marks)
         course.taught.append(lesson)
+
+    def _last(self, course: Course) -> Lesson | None:
+        """The last lesson of the batch that a policy has observed."""
+        if not course.selection.policy:
+            return None
+        return next((lesson for lesson in reversed(course.taught) if lesson.prediction is not None), None)
 
     def _run(self, course: Course, method: Literal["observe", "learnt"], args: tuple[Any, ...]) -> Do:
         """A user's own policy runs in the edge. Its state stays bytes here."""
@@ -236,17 +300,17 @@ class Learning:
         if course is None or not course.busy:
             return []
         if method == "learnt":
-            lesson = course.taught[-1]
-            lesson.rows = (
+            last = self._last(course)
+            assert last is not None
+            assert last.prediction is not None
+            p = last.prediction.p
+            rows = (
                 done.result
                 if isinstance(done, Done)
-                else [
-                    Learnt(member.model, 0.0, lesson.prediction.p.get(member.model, 0.0), 0)
-                    for member in lesson.prediction.members
-                ]
+                else [Learnt(one.model, 0.0, p.get(one.model, 0.0), 0) for one in last.prediction.members]
             )
-            for other in course.taught[:-1]:
-                other.rows = lesson.rows
+            for lesson in course.taught:
+                lesson.rows = rows
             return self._step(course)
         lesson = course.todo.popleft()
         if isinstance(done, Done):
@@ -254,6 +318,28 @@ class Learning:
             return self._step(course)
         text = done.error if isinstance(done, Failed) else f"the policy {course.selection.policy} took too long"
         return [*self._refuse(course, lesson, "model_error", text), *self._step(course)]
+
+    def moved(self, done: Done | Failed | TimedOut) -> list[Effect]:
+        """The older marks of a context have been read or written, or could not be."""
+        key = done.id[1]
+        course = self._courses[key]
+        if not isinstance(done, Done):
+            self._contexts.counted.drop(key)
+            course.busy = False
+            return [*self._turn_away(course, course.batch), *self._next(course)]
+        result: ContextWritten | StoredContext = done.result
+        held = self._contexts.held(course.app, course.selection, course.context)
+        value = None if held is None else held.value
+        moved = 0 if value is None else value.moved
+        if isinstance(result, ContextWritten):
+            self._contexts.counted.put(key, course.moving, result.revision, moved)
+        else:  # they have been read, or another dispatcher has moved some
+            self._contexts.counted.put(key, result.value or b"", result.revision, moved)
+        if held is None or held.revision == UNREAD:  # forgotten meanwhile
+            course.waiting.extendleft(reversed(course.batch))
+            course.batch, course.busy = [], False
+            return self._next(course)
+        return self._compute(course, held)
 
     def wrote(self, done: Done | Failed | TimedOut) -> list[Effect]:
         """A write has ended."""
@@ -275,6 +361,8 @@ class Learning:
         for lesson in course.taught:
             effects.append(self._log.record(lesson.event))
             effects.extend(self._log.record(event) for event in _events(lesson, course))
+            if lesson.prediction is not None:
+                lesson.prediction.counted.add(lesson.item)
             self._remember(lesson.marks[:1])
         for lesson in course.batch:
             known = self.known(lesson.marks[:1], lesson.sender)
@@ -320,6 +408,8 @@ class Learning:
 def _events(lesson: Lesson, course: Course) -> Iterable[SelectionEvent]:
     """A row for each member whose output is known."""
     prediction, weights = lesson.prediction, {row.member: row.weight for row in lesson.rows}
+    if prediction is None:
+        return ()
     return (
         SelectionEvent(
             time=lesson.event.time,

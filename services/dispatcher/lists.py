@@ -6,9 +6,10 @@ from typing import Any
 import msgspec
 from msgspec.structs import asdict
 
-from bus.messages.catalog import AppRecord, PipelineRecord, error_of
+from bus.messages.catalog import AppRecord, ModelRecord, PipelineRecord, error_of
 from bus.messages.public import Error, Listing, ListRequest, Refusal
 from bus.messages.scaling import PipelineReplicas
+from bus.subjects import WITHOUT_APP
 from services.core.catalog import Catalog, target_of
 from services.core.cost import HANDLING_MS
 from services.core.pipelines.graph import PipelineGraph
@@ -27,8 +28,12 @@ def listing(
     view: ClusterView,
     slo_target: float,
     kept: Mapping[str, PipelineReplicas] = {},
+    hops_ms: Mapping[str, float] = {},
 ) -> Listing | Refusal:
-    """The items of one kind. An unknown kind is a bad_request that names the known ones. kept: replicas of deployed pipelines."""
+    """The items of one kind. An unknown kind is a bad_request that names the known ones.
+
+    kept: replicas of deployed pipelines. hops_ms: by planned variant, what a batch was measured to take beyond its profile.
+    """
     try:
         check_name(ask.app, "app")
         check_name(ask.model, "model")
@@ -39,7 +44,7 @@ def listing(
     if what == "models":
         return Listing(items=_models(ask, catalog))
     if what == "variants":
-        return Listing(items=_variants(ask, view))
+        return Listing(items=_variants(ask, view, hops_ms))
     if what == "workers":
         return Listing(items=_workers(now, view))
     if what == "pipelines":
@@ -62,6 +67,7 @@ def _apps(ask: ListRequest, catalog: Catalog, slo_target: float) -> list[dict[st
             "variants": len(catalog.variants_of(app.app)),
             "latency_ms": app.latency_ms,
             "slo_target": target_of(app, slo_target),
+            "accuracy": app.accuracy,
             "default_output": app.default_output,
             "min_instances": app.min_instances,
             "replicas": app.replicas,
@@ -85,13 +91,14 @@ def _models(ask: ListRequest, catalog: Catalog) -> list[dict[str, Any]]:
     items = []
     for model in sorted(catalog.models, key=lambda m: (m.model, m.created)):
         apps = sorted(catalog.apps_linking(model.model))
-        if (ask.app is not None and ask.app not in apps) or ask.model not in (None, model.model):
+        if ask.model not in (None, model.model) or (ask.app is not None and not _concerns(model, ask.app, catalog)):
             continue
         serving = [a for a in apps if (record := catalog.app(a)) and record.links[model.model] == model.version]
         items.append(
             {
                 "model": model.model,
                 "version": model.version,
+                "app": None if model.app == WITHOUT_APP else model.app,
                 "apps": apps,
                 "serving": serving,
                 "task": model.task,
@@ -104,7 +111,16 @@ def _models(ask: ListRequest, catalog: Catalog) -> list[dict[str, Any]]:
     return items
 
 
-def _variants(ask: ListRequest, view: ClusterView) -> list[dict[str, Any]]:
+def _concerns(model: ModelRecord, app: str, catalog: Catalog) -> bool:
+    """Whether a version was made for this app, or may answer for it, of a model that it links."""
+    record = catalog.app(app)
+    linked = record is not None and model.model in record.links
+    return model.app == app or (
+        record is not None and linked and model.version in catalog.versions_for(record, model.model)
+    )
+
+
+def _variants(ask: ListRequest, view: ClusterView, hops_ms: Mapping[str, float]) -> list[dict[str, Any]]:
     items = []
     for name, app in sorted(view.apps.items()):
         if name.startswith("_") or ask.app not in (None, name):
@@ -127,10 +143,13 @@ def _variants(ask: ListRequest, view: ClusterView) -> list[dict[str, Any]]:
                     "precision": record.precision,
                     "threads": record.threads,
                     "max_batch": record.max_batch,
+                    "alone": record.alone,
+                    "arithmetic": record.arithmetic,
                     "batching": "+".join(sorted({one.status.batching for one in instances})) or record.batching,
                     "accuracy": record.accuracy,
                     "accuracy_low": record.accuracy_low,
                     "accuracy_high": record.accuracy_high,
+                    "model_accuracy": record.model_accuracy,
                     "metric": record.metric,
                     "error": error_of(record.accuracy, record.metric),
                     "contexts": record.contexts,
@@ -141,6 +160,7 @@ def _variants(ask: ListRequest, view: ClusterView) -> list[dict[str, Any]]:
                     "host_mb": record.profile.host_mb,
                     "latency_ms": group.table.seconds(1) * 1000.0,
                     "batch_latency_ms": _by_batch(group),
+                    "hop_ms": hops_ms.get(record.variant),
                     "provenance": record.profile.provenance,
                     "memory_mb": record.profile.memory_mb,
                     "saturation_qps": record.profile.saturation_qps,
@@ -171,13 +191,14 @@ def _pipelines(
         if app.pipeline is None or ask.app not in (None, app.app):
             continue
         plan = app.plan
-        summary = ("policy", "status", "cost_per_s", "p99_ms", "percentile", "rate", "latency_ms")
+        summary = ("policy", "status", "cost_per_s", "p99_ms", "percentile", "rate", "latency_ms", "hop_ms")
         found.append(
             {
                 "app": app.app,
                 "latency_ms": app.latency_ms,
                 "slo_target": target_of(app, slo_target),
                 "plan": None if plan is None else {name: getattr(plan, name) for name in summary},
+                "plan_ended": app.plan_ended or None,
                 "vertices": _stages(app, app.pipeline, view, kept.get(app.app)),
                 "edges": msgspec.to_builtins(app.pipeline.edges),
                 "output": app.pipeline.output,

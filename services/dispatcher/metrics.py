@@ -89,8 +89,30 @@ class DispatcherMetrics:
         workers.add(len(actor.view.workers))
         instances = MetricFamily("infaas_dispatcher_instances", "gauge", "Instances that this dispatcher knows of.")
         instances.add(len(actor.view.instances))
+        crossed = MetricFamily(
+            "infaas_crossed_replies_total", "counter", "Replies of executors after the refusal of their dispatcher."
+        )
+        for app, count in actor.silence.crossings.items():
+            crossed.add(count, app=app)
+        resent = MetricFamily(
+            "infaas_resent_queries_total", "counter", "Queries that came again, by what became of them here."
+        )
+        for how, count in actor.resent.ends.items():
+            resent.add(count, how=how)
         own = policy_failures(actor.policy_failures)
-        families = (in_flight, parts, *members, feedback, workers, instances, own, *_kept(actor), *_pipelines(actor))
+        families = (
+            in_flight,
+            parts,
+            *members,
+            feedback,
+            workers,
+            instances,
+            crossed,
+            resent,
+            own,
+            *_kept(actor),
+            *_pipelines(actor),
+        )
         if self._decisions is None:
             return families
         seconds = MetricFamily(
@@ -101,9 +123,11 @@ class DispatcherMetrics:
 
     def missing(self, actor: Dispatcher, now: float) -> str:
         del now
-        if not actor.apps.synced:
-            return "the catalogue"
-        return "" if actor.view.workers else "a worker's heartbeat"
+        return actor.view.missing if actor.apps.synced else "the catalogue"
+
+    def under_way(self, actor: Dispatcher) -> bool:
+        """Whether queries that it took have not ended."""
+        return len(actor.in_flight) > 0 or bool(actor.composites.joins.open)
 
 
 def _kept(actor: Dispatcher) -> Iterable[MetricFamily]:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, UnsetType
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
@@ -18,17 +18,24 @@ from bus.tensors import BadTensor, from_array, to_array
 from services.core.actor import NOTHING, Do, Done, Effect, Failed, TimedOut
 from services.core.cost import bucket_of
 from services.core.emulation import ZEROS
+from services.core.outcomes import GRACE
 from services.core.pipelines.branching import follows, small_outputs
 from services.core.pipelines.graph import QUERY, Reference
+from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import INFINITE, Ask
 from services.core.settings import DispatcherSettings
 from services.core.validation import BadRequest, count_items, length_of
 from services.dispatcher.apps import Apps
+from services.dispatcher.budgets import Budgets, Least, dearest, share
 from services.dispatcher.commands import GatherOutputs
 from services.dispatcher.default_output import default_due
 from services.dispatcher.demand import ArrivalsCounter
+from services.dispatcher.feedback import prediction_of
 from services.dispatcher.inflight import OutcomeRecorder
-from services.dispatcher.join import LATE, Joins, answer_part, refuse_part
+from services.dispatcher.join import Joins, answer_part, outermost, refuse_part
+from services.dispatcher.needs import head_of, missed_by, needs_of_stage
+from services.dispatcher.offers import offer, too_dear, too_fast
+from services.dispatcher.predictions import Predictions
 from services.dispatcher.query import Join, PartReply, Query, QueryPart, selection_of
 from services.dispatcher.stages import ServedPipeline, Stage
 
@@ -48,10 +55,11 @@ class PipelineRun:
     """A query on its way. given: its own inputs by name.
 
     by_ref: its client has put them into the object store, so nobody has counted their items. visited: of each vertex that is decided,
-    whether it is visited. followed: the same of edges. finished: its outputs are put together.
+    whether it is visited. followed: the same of edges. finished: its outputs are put together. least: what each vertex costs at least, if the
+    query's cost is limited; costs: what those may cost that are asked.
     """
 
-    __slots__ = ("by_ref", "finished", "followed", "given", "parts", "served", "visited")
+    __slots__ = ("by_ref", "costs", "finished", "followed", "given", "least", "parts", "served", "visited")
 
     def __init__(self, served: ServedPipeline, given: "dict[str, Raw | TensorRef]", *, by_ref: bool) -> None:
         self.served = served
@@ -61,6 +69,18 @@ class PipelineRun:
         self.parts: dict[str, QueryPart] = {}
         self.visited: dict[str, bool] = {}
         self.followed: dict[tuple[str, str], bool] = {}
+        self.least: Least | None = None
+        self.costs: dict[str, float] = {}
+
+    def cost_of(self, name: str, limit: float, spent: float) -> float:
+        """What a vertex may cost: its share of what is left with those that may follow. limit, spent: of the query, in US$ per 1,000."""
+        if self.least is None:
+            return INFINITE
+        left = limit - spent - sum(self.costs[each] for each, part in self.parts.items() if part.reply is None)
+        to_come = {each: least for each, least in self.least.items() if each == name or each not in self.visited}
+        visited = [each for each, goes in self.visited.items() if goes]
+        self.costs[name] = share(max(0.0, left), self.least[name], dearest(to_come, self.served, visited))
+        return self.costs[name]
 
     def find(self, refs: list[Reference], name: str) -> Raw | Tensor | TensorRef:
         """The first of these tensors that is there. name: what it becomes. Raises BadTensor."""
@@ -94,6 +114,8 @@ class Pipelines:
         outcomes: OutcomeRecorder,
         arrivals: ArrivalsCounter,
         policy: str,
+        budgets: Budgets,
+        predictions: Predictions,
         begin: Callable[[Query, float], Iterable[Effect]],
     ) -> None:
         self._name = name
@@ -103,7 +125,9 @@ class Pipelines:
         self._outcomes = outcomes
         self._arrivals = arrivals
         self._policy = policy
+        self._budgets = budgets
         self._begin = begin
+        self._predictions = predictions
         self._served: dict[str, ServedPipeline] = {}
         self.visits: Counter[tuple[str, str]] = Counter()
 
@@ -129,16 +153,20 @@ class Pipelines:
         if served is None:
             gone = Error(code="unknown_app", message=f"there is no pipeline {query.ask.app!r} any more")
             return self._refused(query, gone, now, 0.0)
-        error = _unfit(query, served, len(self._joins.open) >= self._settings.max_queue)
+        least = self._budgets.of_stages(query.ask, served) if query.ask.cost < INFINITE else None
+        error = _unfit(query, served, least, self._apps.view, len(self._joins.open) >= self._settings.max_queue)
         if error is not None:
             return self._refused(query, error, now, 0.0)
         plan = served.app.plan
-        due = query.ask.deadline + LATE if query.fallback is None else default_due(query)
+        due = default_due(query)
+        if query.fallback is None:  # an inner one may be of use until the time of the outer one is up
+            due = GRACE + (query if query.part is None else outermost(query.part.join).query).ask.deadline
         policy = self._policy if plan is None else plan.policy
-        join = Join(self, query, due, patient=False, dispatcher=self._name, policy=policy)
+        join = Join(self, query, due, due, patient=False, dispatcher=self._name, policy=policy)
         if query.part is None and join.origin is not None:
             join.origin = replace(join.origin, body=bytes(query.body))
         join.plan = PipelineRun(served, _given(query, served.app), by_ref=query.head.inputs_ref is not None)
+        join.plan.least = least
         begun = self._joins.begin(join, now)
         counted = NOTHING if plan is None else self._arrivals.count(query.ask.app, query.arrived)
         return (*begun, *counted, *self._advance(join, now))
@@ -167,20 +195,11 @@ class Pipelines:
     def _ask(self, join: Join, stage: Stage, now: float) -> Iterable[Effect]:
         query, run, vertex = join.query, join.plan, stage.vertex
         app = stage.app
-        deadline = stage.deadline(query.ask.deadline, now)
-        latency = INFINITE if query.ask.latency_s >= INFINITE else stage.share(query.ask.latency_s)
-        floor = vertex.accuracy if vertex.accuracy is not None else query.ask.accuracy
-        asked: QueryHead = query.head
         try:
             here, refs = _inputs(run, stage)
             # One tensor by itself may share a batch with those of clients.
             inputs = Raw(encode(next(iter(here.values())) if len(here) == 1 and not refs else here))
-            head = QueryHead(
-                inputs=inputs,
-                accuracy=floor or None,
-                context=asked.context,
-                priority=asked.priority or query.ask.priority,
-            )
+            head = QueryHead(inputs=inputs)
             items, length = query.items, None
             if not refs:
                 items = count_items(head, app.app)
@@ -188,9 +207,10 @@ class Pipelines:
                     length = bucket_of(found, app.lengths)
         except (BadRequest, BadTensor) as error:
             return self._refuse(join, Error(code="model_error", message=f"vertex {vertex.name}: {error}"), now)
-        ask = Ask(vertex.app, items, deadline, latency, floor, length=length, priority=query.ask.priority)
+        cost = run.cost_of(vertex.name, query.ask.cost, 1000.0 * join.cost)
+        ask = needs_of_stage(query.ask, stage, items, length, cost, now)
         part = self._joins.part(
-            join, stage.position, vertex.name, vertex.app, head, ask, encode({"inputs": inputs}), now
+            join, stage.position, vertex.name, vertex.app, head_of(ask, inputs), ask, encode({"inputs": inputs}), now
         )
         assert part.part is not None
         part.refs = refs or None
@@ -215,12 +235,16 @@ class Pipelines:
         part: Query = done.id[1]
         assert part.part is not None, "it is a stage"
         join = part.part.join
+        if isinstance(done, Done):
+            self._joins.hold(join, done.result, now)
         if join.ended:
             return NOTHING
         if not isinstance(done, Done):
             text = done.error if isinstance(done, Failed) else "it took too long"
             error = Error(code="internal", message=f"its inputs could not be stored: {text}")
             return self._refused(part, error, now, 0.0)
+        if (full := self._joins.results.refusal()) is not None:
+            return self._refused(part, full, now, 0.0)
         ref: ObjectRef = done.result
         names = join.plan.served.stages[part.part.stage].inputs
         part.refs = [TensorRef(name, ref.bucket, ref.key, name) for name in names]
@@ -231,7 +255,7 @@ class Pipelines:
 
     def replied(self, uid: bytes, reply: PartReply, now: float) -> Iterable[Effect]:
         """A stage was answered, or refused by an executor."""
-        part = self._joins.replied(uid, reply)
+        part = self._joins.replied(uid, reply, now)
         return NOTHING if part is None else self._ended(part, now)
 
     def refused(self, part: QueryPart, error: Error, now: float) -> Iterable[Effect]:
@@ -244,11 +268,13 @@ class Pipelines:
         if join.ended:
             return NOTHING
         if part.error is not None:
-            return self._refuse(join, _told(part, join.plan), now)
+            return self._refuse(join, _told(part, join, self._apps.view), now)
         run: PipelineRun = join.plan
         name, uid = part.stage, join.query.uid
         try:
             assert part.reply is not None
+            if part.reply.outputs_ref is not None and (full := self._joins.results.refusal()) is not None:
+                return self._refuse(join, replace(full, message=f"vertex {name}: {full.message}"), now)
             if _made_up(part.reply):
                 for drawn in run.served.drawn[name]:
                     run.followed[name, drawn.target] = drawn.follows(uid)
@@ -264,6 +290,8 @@ class Pipelines:
 
     def due(self, join: Join, now: float) -> Iterable[Effect]:
         """The time of a query is over."""
+        if join.ended:
+            return NOTHING
         run: PipelineRun = join.plan
         names = ", ".join(name for name, part in run.parts.items() if part.reply is None)
         text = f"{names or 'a stage'} had not answered when the time was up: allow more time or ask again"
@@ -296,6 +324,8 @@ class Pipelines:
         """The edge has put the outputs together in the object store, or could not."""
         join: Join = done.id[1]
         if join.ended:
+            if isinstance(done, Done):
+                self._joins.hold(join, done.result, now)
             return NOTHING
         if not isinstance(done, Done):
             text = done.error if isinstance(done, Failed) else "it took too long"
@@ -309,9 +339,11 @@ class Pipelines:
         spent = {name: reply.queue_ms + reply.compute_ms for name, reply in replies.items()}
         path = run.served.graph.longest_path(spent, spent)[1]
         seconds, cost = now - query.arrived, join.cost
-        missed = ["latency"] if ask.latency_s < INFINITE and seconds > ask.latency_s else []
-        if head.cost is not None and cost / max(1, query.items) * 1000.0 > head.cost:
-            missed.append("cost")
+        # A stage's share of latency and cost is its own; of accuracy and confidence, each stage owes the whole.
+        owed = [what for what in ("accuracy", "confidence") if any(what in reply.missed for reply in replies.values())]
+        known = [reply.accuracy for reply in replies.values() if reply.accuracy is not None]
+        absent = [reply.missing for reply in replies.values() if reply.missing is not None]
+        sure = [reply.confidence for reply in replies.values() if reply.confidence is not None]
         answer = Answer(
             id=head.id,
             outputs=outputs,
@@ -320,7 +352,7 @@ class Pipelines:
             variant="",
             hardware="",
             worker="",
-            accuracy=None,
+            accuracy=min(known) if len(known) == len(replies) else None,
             latency_ms=seconds * 1000.0,
             queue_ms=sum(replies[name].queue_ms for name in path),
             compute_ms=sum(replies[name].compute_ms for name in path),
@@ -328,25 +360,44 @@ class Pipelines:
             cached=all(reply.cached for reply in replies.values()),
             simulated=any(reply.simulated for reply in replies.values()),
             cost=cost,
-            missed=missed,
+            missed=[*missed_by(ask, query.arrived, now, cost), *owed],
             outputs_ref=UNSET if ref is None else ref,
             reason=next((reply.reason for reply in replies.values() if _made_up(reply)), UNSET),
-            members=[f"{reply.model}@{reply.version}" for reply in replies.values() if reply.model],
+            members=[name for reply in replies.values() for name in _members(reply)],
+            missing=sum(absent) if absent else UNSET,
+            confidence=min(sure) if sure else UNSET,
+            confidences=_confidences(replies.values()),
             query=query.uid.hex(),
         )
+        if run.served.learns:
+            self._predictions.add(prediction_of(join, self._predictions, now))
         joined = self._outcomes.joined(query, answer, now)
         return (*self._joins.end(join, now), *joined, *answer_part(query, answer, now))
 
 
-def unserved(ask: Ask, served: ServedPipeline) -> Error | None:
-    """Why no query with these requirements can begin."""
+def unserved(ask: Ask, served: ServedPipeline, least: Least | None, view: ClusterView) -> Error | None:
+    """Why no query with these requirements can begin. least: what each vertex costs at least, if the cost is limited."""
     if ask.model is not None or ask.version is not None or ask.variant is not None:
         text = "a pipeline picks a model for each of its vertices: leave model, version and variant out, or ask the vertex's own app"
         return Error(code="bad_request", message=text)
     if served.missing:
         text = f"its vertices need {', '.join(served.missing)}, which is not there any more: register a model for it"
         return Error(code="unknown_app", message=text)
-    return None
+    error = None if least is None else too_dear(ask, served, least, view)
+    return error or too_fast(ask, served, view)
+
+
+def _members(reply: PartReply) -> list[str]:
+    """Who has answered a stage, as answers name them."""
+    return reply.members or ([f"{reply.model}@{reply.version}"] if reply.model else [])
+
+
+def _confidences(replies: Iterable[PartReply]) -> list[float] | UnsetType:
+    """Of each item, the least that any stage of several models has. UNSET: no stage has several items."""
+    found = [reply.confidences for reply in replies if reply.confidences]
+    if not found or len({len(each) for each in found}) > 1:
+        return UNSET
+    return [min(shares) for shares in zip(*found, strict=True)]
 
 
 def _made_up(reply: PartReply) -> bool:
@@ -354,9 +405,9 @@ def _made_up(reply: PartReply) -> bool:
     return reply.simulated and reply.reason.startswith(ZEROS)
 
 
-def _unfit(query: Query, served: ServedPipeline, full: bool) -> Error | None:
+def _unfit(query: Query, served: ServedPipeline, least: Least | None, view: ClusterView, full: bool) -> Error | None:
     """Why a query cannot begin."""
-    error = unserved(query.ask, served)
+    error = unserved(query.ask, served, least, view)
     if error is not None:
         return error
     if served.conditional and query.items > 1:
@@ -414,10 +465,12 @@ def _plain(value: Raw | Tensor, name: str) -> Tensor:
         return from_array(to_array(_any(value), name))
 
 
-def _told(part: QueryPart, run: PipelineRun) -> Error:
+def _told(part: QueryPart, join: Join, view: ClusterView) -> Error:
     """A stage's refusal, as the pipeline's client is told of it."""
-    error = part.error
+    error, run = part.error, join.plan
     assert error is not None
+    if error.code == "unsatisfiable":
+        return offer(join.query.ask, run.served, view, f"vertex {part.stage}: {error.message}")
     # What a stage gets is made here and not the client's fault, unless it is read from where the client says.
     from_client = run.by_ref and any(
         one.vertex == QUERY for refs in run.served.stages[part.stage].inputs.values() for one in refs

@@ -15,17 +15,18 @@ from bus.subjects import WITHOUT_APP
 from services.core.actor import Effect, Envelope
 from services.core.cost import bucket_of
 from services.core.selection.eligibility import INFINITE, Ask
-from services.core.selection.instances import DEFAULT_PRIORITY, Instance
+from services.core.selection.instances import Instance
 from services.core.trace import Span, Trace, read, span_id
-from services.core.validation import BadRequest, check_name, check_requirements, count_items, length_of
+from services.core.validation import BadRequest, check_requirements, count_items, length_of
 from services.dispatcher.apps import Apps
+from services.dispatcher.needs import needs_again, needs_of
 
 
 class Query:
     """One query from its arrival to its end: the body as it came, what it asks, where it is. Times: Unix seconds."""
 
     __slots__ = (
-        "app", "arrived", "ask", "attempt", "body", "crashes", "fallback", "head", "headers", "instance", "items", "part", "pipeline", "planned", "refs", "reply", "selection", "sent", "trace", "uid", "why",
+        "app", "arrived", "ask", "asked", "attempt", "body", "crashes", "fallback", "head", "headers", "instance", "items", "part", "payer", "pipeline", "planned", "refs", "reply", "selection", "sent", "trace", "uid", "why",
     )  # fmt: skip
 
     def __init__(
@@ -39,6 +40,7 @@ class Query:
         self.reply = reply
         self.body = body
         self.arrived = arrived
+        self.asked = 0.0  # when an echo was asked for, since its executor has said nothing; 0: it was not
         self.attempt = -1  # number of the last dispatch; the first is 0
         self.crashes = 0  # executors that died while they had it
         self.instance: Instance | None = None
@@ -50,19 +52,28 @@ class Query:
         self.pipeline: PipelineRecord | None = None  # which other apps it visits, if its app is a pipeline
         self.part: QueryPart | None = None  # which part of another query it is
         self.planned: PlannedStage | None = None  # what serves it, if it is a part that a plan provides for
+        self.payer: str | None = None  # the app that pays for it, if that is another one
         self.refs: list[TensorRef] | None = None  # its inputs that are in the object store
         self.why: Error | None = None  # while it waits for a better answer: the refusal that it would get now
 
-    def route(self, dispatcher: str, instance: str, policy: str, *, more: bool = False) -> Route:
-        """What goes in front of the body, and into the outcome. more: the next query to that queue belongs to the same batch."""
-        head, part = self.head, self.part
-        latency = self.ask.latency_s
+    def route(
+        self,
+        dispatcher: str,
+        instance: str,
+        policy: str,
+        *,
+        more: bool = False,
+        higher: tuple[int, float] | None = None,
+    ) -> Route:
+        """What goes in front of the body, and into the outcome. more, higher: as in `Route`."""
+        head, ask, part = self.head, self.ask, self.part
+        latency = ask.latency_s
         return Route(
             self.uid,
             0,
             self.attempt,
             self.reply,
-            self.ask.deadline,
+            ask.deadline,
             self.arrived,
             dispatcher,
             instance,
@@ -70,25 +81,28 @@ class Query:
             self.items,
             head.id,
             latency * 1000.0 if latency < 1e9 else None,
-            head.accuracy,
-            head.cost,
-            self.ask.priority,
-            head.context,
+            ask.accuracy or None,
+            ask.cost if ask.cost < INFINITE else None,
+            ask.priority,
+            ask.context,
             head.input_digest,
             policy,
             None,
-            head.model,
-            head.version,
-            head.variant,
+            ask.model,
+            ask.version,
+            ask.variant,
             head.retry_key is not None or part is not None,
             self.crashes > 0,
-            self.ask.length,
+            ask.length,
             None if part is None else part.join.query.uid,
             None if part is None else part.stage,
             self.fallback is not None,
             None if part is None else part.origin,
             self.refs,
             more,
+            ask.confidence,
+            higher,
+            self.payer,
         )
 
     @property
@@ -119,6 +133,10 @@ class PartReply(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     missed: list[str] = []
     reason: str = ""
     error: Error | None = None
+    members: list[str] = []
+    missing: int | None = None
+    confidence: float | None = None
+    confidences: list[float] = []
 
 
 class QueryPart:
@@ -151,23 +169,26 @@ class Composite(Protocol):
         """A part was refused here."""
 
     def due(self, join: "Join", now: float) -> Iterable[Effect]:
-        """The time of a query has come."""
+        """The time of a query has come: `join.due`, and `join.last` if it is open then."""
 
 
 class Join:
-    """A query with parts. kind: what makes the answer. due: when its answer is made of what is there, in Unix seconds. plan: whatever made the parts keeps here.
+    """A query with parts. kind: what makes the answer. due: when its answer is made of what is there, in Unix seconds. last: when it is refused
+    if it has no answer yet. plan: whatever made the parts keeps here.
 
     digest: of the inputs, where the app keeps answers. patient: where nothing is there at `due`, the first part is waited for. ended: its client has the answer, and only late parts are open.
     """
 
-    __slots__ = ("digest", "due", "ended", "kind", "origin", "parts", "patient", "plan", "query")
+    __slots__ = ("digest", "due", "ended", "kind", "last", "looked_at", "origin", "parts", "patient", "plan", "query")
 
     def __init__(
-        self, kind: Composite, query: Query, due: float, *, patient: bool, dispatcher: str, policy: str
+        self, kind: Composite, query: Query, due: float, last: float, *, patient: bool, dispatcher: str, policy: str
     ) -> None:
         self.kind = kind
         self.query = query
         self.due = due
+        self.last = last
+        self.looked_at = False  # its time has come
         self.patient = patient
         self.digest: bytes | None = None
         self.ended = False
@@ -272,7 +293,7 @@ class Admission:
         head: QueryHead = envelope.message
         found = self._apps.of(app_name, head.model)
         if found is None:
-            return self._unknown(app_name, head)
+            return self._apps.unknown(app_name, head.model)
         if len(envelope.body) > self._max_inline:
             text = f"{len(envelope.body)} bytes are more than {self._max_inline}: put the inputs into the object store"
             return Error(code="too_large", message=f"{text} and send inputs_ref")
@@ -288,28 +309,7 @@ class Admission:
             uid = self._uid(app_name, head, envelope.reply)
         except BadRequest as error:
             return Error(code="bad_request", message=str(error))
-        latency_ms = head.latency_ms if head.latency_ms is not None else view.app.latency_ms
-        if latency_ms is None:
-            latency_s = INFINITE
-            deadline = now + self._default_deadline
-        else:
-            latency_s = latency_ms / 1000.0
-            deadline = now + latency_s
-        if head.deadline is not None and head.deadline < deadline:
-            deadline = head.deadline
-        ask = Ask(
-            key,
-            items,
-            deadline,
-            latency_s,
-            head.accuracy or 0.0,
-            INFINITE if head.cost is None else head.cost,
-            head.model,
-            head.version,
-            head.variant,
-            length,
-            head.priority or DEFAULT_PRIORITY,
-        )
+        ask = needs_of(head, key, items, length, view.app.latency_ms, now, self._default_deadline)
         query = Query(uid, app_name, head, ask, envelope.reply, envelope.body, now)
         if view.app.default_output is not None:
             query.fallback = view.app
@@ -317,9 +317,16 @@ class Admission:
             query.selection = selection_of(query, view.app)
         elif view.app.pipeline is not None:
             query.pipeline = view.app.pipeline
+        if head.model is not None and app_name == WITHOUT_APP:
+            query.payer = min(self._apps.catalog.apps_linking(head.model), default=None)
         if envelope.headers is not None:
             start_trace(query, envelope.headers)
         return query
+
+    def known_as(self, app: str, head: QueryHead, reply: str) -> bytes | None:
+        """The uid of a query that has a retry key, whether it can be admitted or not. None: it has none."""
+        key = head.retry_key
+        return self._uid(app, head, reply) if key is not None and len(key) == 16 else None
 
     def _uid(self, app: str, head: QueryHead, reply: str) -> bytes:
         """A new id, or one made from the client's retry key, the app and the caller, so that no caller can hit another's query."""
@@ -343,24 +350,6 @@ class Admission:
         digest.update(key)
         return digest.digest()
 
-    def _unknown(self, app_name: str, head: QueryHead) -> Error:
-        try:
-            check_name(app_name if app_name != WITHOUT_APP else None, "app")
-            check_name(head.model, "model")
-        except BadRequest as error:
-            return Error(code="bad_request", message=str(error))
-        if not self._apps.synced:
-            return Error(
-                code="overloaded", message="the dispatcher has only just started: ask again", retry_after_ms=100
-            )
-        if app_name != WITHOUT_APP:
-            text = f"no app {app_name!r}: see infaas.list.apps, or register a model for it"
-            return Error(code="unknown_app", message=text)
-        if head.model is None:
-            text = "field `model` is missing: a query without an app names a registered model"
-            return Error(code="bad_request", message=text)
-        return Error(code="unknown_model", message=f"no model {head.model!r}: see infaas.list.models")
-
     def adopt(self, route: Route, body: bytes, headers: Mapping[str, str] | None = None) -> Query | None:
         """Take over a query of another dispatcher that is gone. None if it cannot be understood here.
 
@@ -373,23 +362,11 @@ class Admission:
         found = self._apps.of(route.app, route.model)
         if found is None:
             return None
-        ask = Ask(
-            found[0],
-            route.items,
-            route.deadline,
-            INFINITE if route.latency_ms is None else route.latency_ms / 1000.0,
-            route.accuracy or 0.0,
-            INFINITE if route.cost is None else route.cost,
-            route.model,
-            route.version,
-            route.variant,
-            route.length,
-            route.priority,
-        )
-        query = Query(route.uid, route.app, head, ask, route.reply_to, body, route.arrived)
+        query = Query(route.uid, route.app, head, needs_again(route, found[0]), route.reply_to, body, route.arrived)
         query.fallback = found[1].app if route.fallback and found[1].app.default_output is not None else None
         query.selection = selection_of(query, found[1].app)
         query.pipeline = found[1].app.pipeline
+        query.payer = route.payer
         query.attempt = route.attempt
         query.headers = None if (trace := read(headers)) is None else trace.headers(trace.parent)
         query.crashes = int(route.alone)

@@ -18,25 +18,29 @@ from bus.messages.public import (
 )
 from services.core.actor import NOTHING, Effect, Envelope, Publish
 from services.core.ensemble.base import Learnt, Member
+from services.core.placement import arithmetic_words, quarantined_words
 from services.core.policy import SelectionPolicy
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import INFINITE, AppView, Ask
-from services.core.selection.instances import DEFAULT_PRIORITY
+from services.core.selection.instances import OVERHEAD
 from services.core.selection.policy import Decision
-from services.core.validation import BadRequest, check_name, check_requirements
+from services.core.validation import BadRequest, check_requirements
 from services.dispatcher.apps import Apps, members_of
+from services.dispatcher.budgets import dearest, fitting, share
 from services.dispatcher.central import CentralQueues
 from services.dispatcher.composites import Composites
 from services.dispatcher.contexts import Contexts
 from services.dispatcher.lists import listing, state_of
+from services.dispatcher.needs import needs_of, needs_of_member, needs_of_stage
 from services.dispatcher.pipelines import unserved
 from services.dispatcher.stages import NESTED, ServedPipeline, Stage
 
-HORIZON = 30.0  # s; the deadline of a query that states none
-
 
 class Questions:
-    """Replies to a ListRequest or to Requirements, and changes nothing. slo_target: of apps without a target of their own."""
+    """Replies to a ListRequest or to Requirements, and changes nothing.
+
+    slo_target: of apps without a target of their own. default_deadline_s: of a query that states none.
+    """
 
     def __init__(
         self,
@@ -46,14 +50,17 @@ class Questions:
         composites: Composites,
         central: CentralQueues,
         slo_target: float,
+        default_deadline_s: float,
     ) -> None:
         self._apps = apps
         self._view = view
         self._policy = policy
         self._contexts = composites.contexts
         self._pipelines = composites.pipelines
+        self._budgets = composites.budgets
         self._central = central
         self._slo_target = slo_target
+        self._default_deadline = default_deadline_s
 
     def answer(self, envelope: Envelope) -> Iterable[Effect]:
         """Nothing if nobody waits for a reply, or another service replies."""
@@ -65,7 +72,7 @@ class Questions:
         if about == "jobs":
             return NOTHING  # their coordinator answers
         apps = self._apps
-        found = listing(about, asked, now, apps.catalog, self._view, self._slo_target, apps.kept)
+        found = listing(about, asked, now, apps.catalog, self._view, self._slo_target, apps.kept, self._central.hops_ms)
         return (Publish(envelope.reply, found),)
 
     # -- why this variant: the decision that a query would get now, with a reason for every candidate
@@ -73,39 +80,23 @@ class Questions:
     def explain(self, app_name: str, wish: Requirements, now: float) -> Explanation | Refusal:
         """The decision for one item with these requirements, and why each other variant is not chosen."""
         try:
-            check_name(app_name, "app")
             check_requirements(wish)
         except BadRequest as error:
             return Refusal(error=Error(code="bad_request", message=str(error)))
-        app = self._view.apps.get(app_name)
-        if app is None:
-            return Refusal(error=Error(code="unknown_app", message=f"no app {app_name!r}: see infaas.list.apps"))
-        latency_ms = wish.latency_ms if wish.latency_ms is not None else app.app.latency_ms
-        latency_s = INFINITE if latency_ms is None else latency_ms / 1000.0
-        deadline = min(now + min(latency_s, HORIZON), wish.deadline or INFINITE)
-        cost = INFINITE if wish.cost is None else wish.cost
-        ask = Ask(
-            app_name,
-            1,
-            deadline,
-            latency_s,
-            wish.accuracy or 0.0,
-            cost,
-            wish.model,
-            wish.version,
-            wish.variant,
-            priority=wish.priority or DEFAULT_PRIORITY,
-        )
-        return self._explain(ask, wish.context, now)
+        found = self._apps.of(app_name, wish.model)
+        if found is None:
+            return Refusal(error=self._apps.unknown(app_name, wish.model))
+        key, app = found
+        return self._explain(needs_of(wish, key, 1, None, app.app.latency_ms, now, self._default_deadline), now)
 
-    def _explain(self, ask: Ask, context: str | None, now: float, depth: int = 0) -> Explanation:
+    def _explain(self, ask: Ask, now: float, depth: int = 0) -> Explanation:
         """depth: pipelines that this app is a vertex within."""
         pipeline = self._pipelines.served(ask.app)
         if pipeline is not None:
-            return self._explain_stages(ask, context, pipeline, now, depth)
+            return self._explain_stages(ask, pipeline, now, depth)
         view, rules = self._view, self._view.apps[ask.app].app.selection
         if rules is not None and rules.policy is not None and ask.model is ask.version is ask.variant is None:
-            return self._explain_members(ask, context, rules, now)
+            return self._explain_members(ask, rules, now)
         decision = _decide(ask, now, view, self._policy)
         winner = _winner(decision, view)
         candidates = self._candidates(ask, decision, winner, now)
@@ -125,16 +116,23 @@ class Questions:
 
     # -- several models that answer together
 
-    def _explain_members(self, ask: Ask, context: str | None, rules: ModelSelection, now: float) -> Explanation:
+    def _explain_members(self, ask: Ask, rules: ModelSelection, now: float) -> Explanation:
         """Which members are asked, and which variant answers for each."""
         view, app = self._view, self._view.apps[ask.app]
         members = members_of(self._apps.catalog, ask.app)
-        learnt, note = _learnt(ask.app, context, rules, members, self._contexts)
+        learnt, note = _learnt(ask.app, ask.context, rules, members, self._contexts)
         rows: list[MemberShare] = []
         parts: dict[str, tuple[Ask, Decision]] = {}  # by model
+        costs: dict[str, float] = {}
+        if ask.cost < INFINITE and not _one_is_asked(rules):
+            weights = {model: row.weight for model, row in learnt.items()}
+            costs = fitting(ask.cost, self._budgets.of_members(ask, members), weights)
+        left_out = "it would be left out: with the others it costs more than the query's limit"
         for member in members:
-            floor = 0.0 if member.accuracy is None or member.accuracy < ask.accuracy else ask.accuracy
-            part = replace(ask, model=member.model, version=member.version, accuracy=floor, cost=INFINITE)
+            if costs and member.model not in costs:
+                rows.append(MemberShare(member=member.name, probability=0.0, weight=None, variant=None, why=left_out))
+                continue
+            part = needs_of_member(ask, member, costs.get(member.model, ask.cost))
             decision = _decide(part, now, view, self._policy)
             parts[member.model] = part, decision
             known = learnt.get(member.model)
@@ -142,7 +140,7 @@ class Questions:
             why = note if known is None else _why_asked(known, rules)
             if decision.refusal is not None:
                 why += f"; it would be missing: {decision.refusal.message}"
-            elif floor < ask.accuracy:
+            elif part.accuracy < ask.accuracy:
                 why += f"; none of its variants has an accuracy of {ask.accuracy:g}"
             p, weight = (None, None) if known is None else (known.probability, known.weight)
             rows.append(MemberShare(member=member.name, probability=p, weight=weight, variant=variant, why=why))
@@ -150,6 +148,8 @@ class Questions:
         candidates = []
         for i, group in enumerate(app.groups):
             why_not = "not among the members that set-selection names"
+            if costs and group.record.model not in costs:
+                why_not = left_out
             if group.record.model in parts:
                 part, decision = parts[group.record.model]
                 why_not = "" if group.record.variant in winners else _why_not(i, app, part, now, view, decision)
@@ -164,11 +164,10 @@ class Questions:
 
     # -- pipelines
 
-    def _explain_stages(
-        self, ask: Ask, context: str | None, pipeline: ServedPipeline, now: float, depth: int
-    ) -> Explanation:
+    def _explain_stages(self, ask: Ask, pipeline: ServedPipeline, now: float, depth: int) -> Explanation:
         """What would answer for each vertex if it were asked now. Stages of an inner pipeline are named `vertex/stage`."""
-        error = unserved(ask, pipeline)
+        least = self._budgets.of_stages(ask, pipeline) if ask.cost < INFINITE else None
+        error = unserved(ask, pipeline, least, self._view)
         if error is not None:
             return Explanation(chosen=None, candidates=[], refusal=error, stages=[])
         rows: list[StageShare] = []
@@ -177,7 +176,8 @@ class Questions:
         kept = self._apps.kept.get(pipeline.app.app)
         missing = {} if kept is None else kept.missing  # why replicas are not there, by vertex
         for name in pipeline.graph.order:
-            row, found = self._explain_stage(pipeline.stages[name], ask, context, now, depth)
+            cost = INFINITE if least is None else share(ask.cost, least[name], dearest(least, pipeline, [name]))
+            row, found = self._explain_stage(pipeline.stages[name], ask, cost, now, depth)
             when = [] if pipeline.graph.certain([name]) else [_when(edge) for edge in pipeline.graph.into[name]]
             lacking = [missing[name]] if name in missing else []
             rows.append(replace(row, when=when, why="; ".join([row.why, *lacking])))
@@ -193,19 +193,17 @@ class Questions:
         return Explanation(chosen=chosen, candidates=candidates, stages=rows)
 
     def _explain_stage(
-        self, stage: Stage, ask: Ask, context: str | None, now: float, depth: int
+        self, stage: Stage, ask: Ask, cost: float, now: float, depth: int
     ) -> tuple[StageShare, Explanation]:
         planned, vertex = stage.planned, stage.vertex
-        seconds = INFINITE if ask.latency_s >= INFINITE else stage.share(ask.latency_s)
-        floor = vertex.accuracy if vertex.accuracy is not None else ask.accuracy
-        asked = Ask(vertex.app, 1, now + min(seconds, HORIZON), seconds, floor)
+        asked = needs_of_stage(ask, stage, 1, None, cost, now)
         row = StageShare(
             vertex=vertex.name,
             app=vertex.app,
-            accuracy=floor or None,
-            share_ms=None if seconds >= INFINITE else seconds * 1000.0,
+            accuracy=asked.accuracy or None,
+            share_ms=None if asked.latency_s >= INFINITE else asked.latency_s * 1000.0,
             when=[],
-            planned=planned is not None and self._central.serves(planned),
+            planned=planned is not None and self._central.serves(planned, asked),
             waiting=0 if planned is None else self._central.waiting(planned.variant),
             variant=None,
             why="",
@@ -223,10 +221,13 @@ class Questions:
             found = Explanation(chosen=chosen, candidates=candidates)
             return replace(row, variant=planned.variant, why=why), found
         if depth < NESTED:
-            found = self._explain(asked, context, now, depth + 1)
+            found = self._explain(asked, now, depth + 1)
         else:
             found = Explanation(chosen=None, candidates=[], stages=[])
-        note = "" if planned is None else f"the plan's {planned.variant} serves nowhere yet; "
+        note = ""
+        if planned is not None:
+            serves = self._central.instances(planned.variant)
+            note = f"the plan's {planned.variant} {'does not meet its needs' if serves else 'serves nowhere yet'}; "
         if found.refusal:
             return replace(row, why=f"{note}it would be refused: {found.refusal.message}"), found
         if isinstance(found.stages, list):
@@ -274,8 +275,12 @@ def _learnt(
     return {row.member: row for row in policy.learnt(held.state, members)}, "not a member when this was learnt"
 
 
+def _one_is_asked(rules: ModelSelection) -> bool:
+    return rules.policy == "exp3"
+
+
 def _why_asked(known: Learnt, rules: ModelSelection) -> str:
-    asked = "one member is asked, by chance" if rules.policy == "exp3" else "every member is asked"
+    asked = "one member is asked, by chance" if _one_is_asked(rules) else "every member is asked"
     match rules.policy:
         case "majority":
             return f"{asked}; all votes are equal"
@@ -290,7 +295,7 @@ def _decide(ask: Ask, now: float, view: ClusterView, policy: SelectionPolicy) ->
     before = app.asked, app.full_since
     decision = policy.select(ask, now, view)
     app.asked, app.full_since = before
-    return decision
+    return decision if decision.why is None else replace(decision, refusal=decision.why)
 
 
 def _winner(decision: Decision, view: ClusterView) -> str | None:
@@ -328,6 +333,7 @@ def _candidate(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, wh
         latency_ms=seconds * 1000.0,
         load_ms=load_ms,
         cost_per_1000=float(app.cost[i]),
+        cost=float(app.charge(ask.items, ask.length)[i]),
         simulated=record.simulated,
         why_not=why_not,
     )
@@ -345,11 +351,14 @@ def _why_not(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, deci
         if error is not None and most is not None:
             return f"{record.metric} {error:.4g} is above {most:.4g}"
         return f"accuracy {app.accuracy[i]:.4f} is below {ask.accuracy:g}"
-    alone = float(app.latency(ask.items, ask.length)[i])
+    if not app.accurate(ask)[i]:
+        return f"accuracy {app.accuracy[i]:.4f} is below its model's own, {record.model_accuracy or 0.0:.4f}: state an accuracy to use it"
+    alone = float(app.latency(ask.items, ask.length)[i]) + OVERHEAD
     if alone > ask.latency_s:
-        return f"inference alone takes {alone * 1e3:.3g} ms, more than {ask.latency_s * 1e3:g} ms"
-    if app.cost[i] > ask.cost:
-        return f"costs US$ {1000 * app.cost[i]:.3g} per million answers, more than {1000 * ask.cost:.6g}"
+        return f"inference and the way to it take {alone * 1e3:.3g} ms, more than {ask.latency_s * 1e3:g} ms"
+    charged = float(app.charge(ask.items, ask.length)[i])
+    if charged > ask.cost:
+        return f"costs US$ {1000 * charged:.3g} per million answers, more than {1000 * ask.cost:.6g}"
     slack = ask.deadline - now
     waits = [
         instance.predict(ask.items, ask.length, ask.deadline, now) for instance in (*group.active, *group.troubled)
@@ -364,7 +373,10 @@ def _why_not(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, deci
         return f"{group.troubled[0].state_for(app.app.app)}: avoided while others can serve"
     if state_of(group, app, view) == "Quarantined":
         worker, reason = next(iter(view.quarantines(record.variant).items()))
-        return f"quarantined on {worker}: {reason}"
+        return quarantined_words(record.variant, f"on {worker}", reason)
+    others = view.adding_otherwise(record)
+    if others and not any(view.able(record)):
+        return arithmetic_words(record, *next(iter(others.items())))
     if decision.assignments:
         return "not loaded, and an Active variant meets the requirements" if not group.loading else "still loading"
     ready = group.seconds_to_load + alone

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bus.messages.catalog import AppRecord, PipelineRecord, PipelineVertex, PlannedStage
-from services.core.pipelines.branching import drawn_edges
+from services.core.pipelines.branching import drawn_edges, ways
 from services.core.pipelines.graph import PipelineGraph, Reference, references
 from services.core.selection.eligibility import AppView
 from services.dispatcher.apps import Apps
@@ -41,9 +41,27 @@ class Stage(NamedTuple):
         whole = self.before + self.seconds + self.behind
         return max(rest, objective * self.seconds / whole) if whole else objective
 
+    def objective(self, seconds: float) -> float:
+        """The least objective of which so many seconds are this stage's: the inverse of `share`."""
+        whole = self.before + self.seconds + self.behind
+        rest = seconds + self.before + self.behind
+        return min(rest, seconds * whole / self.seconds) if self.seconds else rest
+
+
+def learns(app: AppRecord, apps: Apps, depth: int = 0) -> bool:
+    """Whether a selection policy may have made an app's answers: its own, or that of a stage that gives outputs of a pipeline."""
+    if app.pipeline is None:
+        return app.selection is not None and app.selection.policy is not None
+    makers = {ref.vertex for text in app.pipeline.output.values() for ref in references(text)}
+    views = [apps.view.apps.get(vertex.app) for vertex in app.pipeline.vertices if vertex.name in makers]
+    return depth < NESTED and any(view is not None and learns(view.app, apps, depth + 1) for view in views)
+
 
 class ServedPipeline:
-    """A pipeline as the catalogue has it now. missing: vertices whose app is not there."""
+    """A pipeline as the catalogue has it now. missing: vertices whose app is not there. ways: vertices that one query may visit.
+
+    least: the shortest objective that it can meet.
+    """
 
     def __init__(self, app: AppRecord, apps: Apps) -> None:
         record = app.pipeline
@@ -52,13 +70,16 @@ class ServedPipeline:
         self.graph = PipelineGraph(record)
         self.outputs = {name: references(text) for name, text in record.output.items()}
         self.drawn = {name: drawn_edges(edges) for name, edges in self.graph.out.items()}
+        self.ways = ways(self.graph, {one.name for one in record.vertices if _simulated(one.app, apps)})
         self.conditional = _conditional(record, apps)
+        self.learns = learns(app, apps)
         self.conditions = {  # outputs that conditions read
             name: {edge.when.output for edge in edges if edge.when is not None}
             for name, edges in self.graph.out.items()
         }
         self.missing = [vertex.app for vertex in record.vertices if vertex.app not in apps.view.apps]
         self.stages: dict[str, Stage] = {}
+        self.least: dict[tuple[float, int], float] = {}  # objectives, by accuracy and items
         if self.missing:
             return
         planned = {} if app.plan is None else app.plan.vertices
@@ -90,6 +111,17 @@ def _conditional(record: PipelineRecord, apps: Apps, depth: int = 0) -> bool:
     return depth < NESTED and any(_conditional(one, apps, depth + 1) for one in inner)
 
 
+def _simulated(name: str, apps: Apps, depth: int = 0) -> bool:
+    """Whether a simulated device may answer for an app, and make up the outputs: then draws decide on edges, not conditions."""
+    view = apps.view.apps.get(name)
+    if view is None or depth > NESTED:
+        return False
+    inner = () if view.app.pipeline is None else view.app.pipeline.vertices
+    return any(record.simulated for record in view.records) or any(
+        _simulated(one.app, apps, depth + 1) for one in inner
+    )
+
+
 def service_seconds(app: AppRecord, apps: Mapping[str, AppView], depth: int = 0) -> dict[str, float]:
     """Of each vertex of a pipeline, the seconds of one item: on the planned variant, else on the one that would be chosen without a limit of
     latency. 0.0: unknown. apps: by name. A full batch behind a stage would refuse queries that may still be in time.
@@ -108,7 +140,8 @@ def service_seconds(app: AppRecord, apps: Mapping[str, AppView], depth: int = 0)
             graph = PipelineGraph(view.app.pipeline)
             seconds = graph.longest_path(service_seconds(view.app, apps, depth + 1))[0]
         elif view is not None and view.app.pipeline is None:
-            places = view.in_order(np.flatnonzero(view.current & (view.accuracy >= (vertex.accuracy or 0.0))))
+            suffices = view.accuracy >= vertex.accuracy if vertex.accuracy else view.default
+            places = view.in_order(np.flatnonzero(view.current & suffices))
             seconds = view.groups[int(places[0])].table.seconds(1) if places.size else 0.0
         found[vertex.name] = seconds
     return found

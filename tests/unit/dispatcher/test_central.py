@@ -5,13 +5,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from bus.codec import decode
-from bus.messages.catalog import PipelineRecord, PipelineVertex
+from bus.codec import decode, encode
+from bus.messages.catalog import PipelineEdge, PipelineRecord, PipelineVertex
 from bus.messages.fleet import EnsureLoaded
 from bus.messages.flow import Execute, HandBack
+from bus.messages.public import Listing, ListRequest, QueryHead, Tensor
+from services.core.actor import After, Envelope, Publish
 from services.core.settings import DispatcherSettings, Settings
+from services.dispatcher.central import PullDue
 from tests.support.simulated.fleet import variant
-from tests.unit.dispatcher.test_pipelines import ONE, Staged, planned
+from tests.unit.dispatcher.test_pipelines import ONE, Staged, planned, vertex
+
+TWO = PipelineRecord(
+    vertices=[vertex("a"), vertex("b", "a.y")], edges=[PipelineEdge(source="a", target="b")], output={"y": "b.y"}
+)
 
 
 def plan_with(fleet: Staged, name: str, *, batch: int = 4, latency_ms: float = 20_000.0) -> None:
@@ -53,6 +60,51 @@ def test_the_last_planned_instance_dies_and_others_serve_what_waits() -> None:
     assert [len(fleet.replies(label)) for label in labels] == [1] * 20
     assert all("outputs" in fleet.replies(label)[0] for label in labels)
     assert sum(len(batch) for batch in fleet.devices["w0"].batches) >= 15
+
+
+@pytest.mark.parametrize("slow", [1.0, 1.5])
+def test_what_a_batch_takes_beyond_its_profile_is_measured(slow: float) -> None:
+    """Two messages, to the executor and that the batch is done, and what it computes longer. A variant that no plan names has none."""
+    fleet = Staged(TWO)
+    fleet.change("p", plan=planned(batch=4))
+    fleet.devices["w0"].slow = slow
+    for _ in range(30):
+        fleet.ask("p")
+        fleet.stage.run(0.05)
+    fleet.stage.publish(fleet.subjects.list("variants"), ListRequest(), "_INBOX.test.listing")
+    fleet.stage.run(0.1)
+    [body] = [body for _, heard, body in fleet.stage.heard if heard == "_INBOX.test.listing"]
+    rows = {row["variant"]: row for row in decode(Listing, body).items}
+    profiled = rows["a-v1-ort-fp32-t1-b8"]["latency_ms"]
+    assert rows["a-v1-ort-fp32-t1-b8"]["hop_ms"] == pytest.approx(0.2 + (slow - 1.0) * profiled, rel=0.02)
+    assert rows["b-v1-ort-fp32-t1-b8"]["hop_ms"] is None
+
+
+def test_a_batch_that_finds_others_at_its_instance_says_nothing_of_the_way() -> None:
+    fleet = Staged(ONE)
+    plan_with(fleet, "a-v1-ort-fp32-t1-b8")
+    for _ in range(20):
+        fleet.ask("a", latency_ms=20_000.0)
+        fleet.ask("p")
+        fleet.stage.run(0.2)
+    dispatcher: Any = fleet.stage.members["d0"].actor
+    assert dispatcher.central.hops_ms.get("a-v1-ort-fp32-t1-b8", 0.2) == pytest.approx(0.2, rel=0.05)
+
+
+def test_queries_that_come_together_go_in_one_batch() -> None:
+    """In one turn of the loop, as those whose answers of the stage before come together. The first does not take the idle instance alone."""
+    fleet = Staged(ONE)
+    plan_with(fleet, "a-v1-ort-fp32-t1-b8")
+    actor, now = fleet.stage.members["d0"].actor, fleet.stage.now
+    body = encode({"inputs": Tensor("FP32", [1, 2], b"\0" * 8)})
+    effects = []
+    for i in range(3):
+        effects += actor.handle(Envelope(now, decode(QueryHead, body), fleet.subjects.query("p"), f"_INBOX.{i}", body))
+    assert not any(isinstance(one, Publish) and isinstance(one.message, Execute) for one in effects)
+    [due] = [one for one in effects if isinstance(one, After) and isinstance(one.message, PullDue)]
+    assert due.delay == 0.0
+    sent = [one.message for one in actor.handle(Envelope(now, due.message)) if isinstance(one, Publish)]
+    assert [one.route.more for one in sent if isinstance(one, Execute)] == [True, True, False]
 
 
 def test_a_full_queue_refuses_as_overloaded() -> None:

@@ -17,7 +17,8 @@ from services.core.catalog import Catalog, key_of
 from services.core.ensemble.base import EnsemblePolicy, Member
 from services.core.ensemble.policies import Exp4, make_policy
 from services.dispatcher.commands import ReadContext, StoredContext
-from services.dispatcher.contexts import MARK, MARKS, Contexts, ContextValue, Held, SelectionList, context_key
+from services.dispatcher.contexts import COUNTS, Contexts, ContextValue, Held, SelectionList, context_key, read_value
+from services.dispatcher.counted import MARK, MOVED, NONE, OlderMarks
 
 SELECTION = ModelSelection(policy="counts", contextual=True)
 MEMBERS = (Member(model="m", version="1"),)
@@ -166,25 +167,52 @@ def test_queries_are_served_while_the_bucket_is_away_and_it_is_read_again_later(
     assert not found.retry()
 
 
-def test_the_marks_of_the_last_feedbacks_are_kept() -> None:
-    def mark(number: int) -> bytes:
-        return number.to_bytes(MARK, "big")
+def mark(number: int) -> bytes:
+    return number.to_bytes(MARK, "big")
 
-    kept = ContextValue("counts", b"1")
-    for number in range(200):
+
+def test_a_value_keeps_the_marks_of_its_last_feedbacks_and_the_older_ones_move() -> None:
+    kept = ContextValue("counts", b"1", moved=0)
+    for number in range(MOVED // 2 + 10):
         kept = kept.after(b"1", (mark(2 * number), mark(2 * number + 1)))
-    assert kept.n == 200
-    assert len(kept.marks) == MARK * MARKS
-    assert kept.has((mark(399),))
-    assert kept.has((mark(9999), mark(400 - MARKS)))
-    assert not kept.has((mark(400 - MARKS - 1),))
-    assert not kept.has((kept.marks[MARK // 2 : MARK // 2 + MARK],))
+    assert kept.n == MOVED // 2 + 10
+    assert kept.known() == {mark(number) for number in range(MOVED + 20)}
+    older = OlderMarks(NONE.plus(kept.marks[: MARK * MOVED]), 7, 0)
+    kept = kept.without(older)
+    assert kept.known() == {mark(number) for number in range(MOVED, MOVED + 20)}
+    assert (kept.moved, kept.full, kept.n) == (7, False, MOVED // 2 + 10)
+
+
+@pytest.mark.parametrize(("marks", "full"), [(20, False), (128, True)])
+def test_a_value_of_before_older_marks_moved_is_read(marks: int, full: bool) -> None:
+    """It had the marks of its last 64 feedbacks. Where it has so many, others are forgotten."""
+    old = encode(("counts", b"7", 90, b"".join(map(mark, range(marks)))))
+    value = read_value(old)
+    assert value is not None
+    assert (value.n, value.known(), value.moved) == (90, set(map(mark, range(marks))), -1)
+    now = value.beside(NONE)
+    assert (now.state, now.n, now.marks, now.full) == (b"7", 90, value.marks, full)
+    assert arrive(contexts(), "me", old, 5).state == 7
+
+
+def test_a_policy_that_is_changed_keeps_what_has_counted() -> None:
+    before = ContextValue("other", b"7", 3, mark(1), 5, True)
+    now = arrive(contexts(), "me", before.encoded(), 5).value
+    assert now is not None
+    assert (now.policy, now.n, now.marks, now.moved, now.full) == ("counts", 0, mark(1), 5, True)
+    found = contexts()
+    [do] = found.read("a", COUNTS, None)
+    assert isinstance(do, Do)
+    found.took(Done(do.id, StoredContext(before.encoded(), 5)))
+    held = found.held("a", COUNTS, None)
+    assert held is not None
+    assert held.value == before, "an app without a policy keeps what an earlier one had learnt"
 
 
 def test_a_hundred_times_as_many_contexts_as_are_held_take_no_more_memory() -> None:
     """By the same bound, 10^6 take no more. Half of them have learnt, and the bucket is away for some."""
     found = Contexts(Subjects(), 200, lambda app: MEMBERS, make_policy)
-    taught = ContextValue("exp4", Exp4().dump(Exp4().init(MEMBERS)), 3, b"m" * MARK * MARKS).encoded()
+    taught = ContextValue("exp4", Exp4().dump(Exp4().init(MEMBERS)), 3, b"m" * MARK * MOVED).encoded()
     rules = ModelSelection(policy="exp4", contextual=True)
 
     def serve(numbers: range) -> int:

@@ -15,6 +15,7 @@ from services.core.settings import Settings
 from services.dispatcher.actor import make_dispatcher
 from services.dispatcher.feedback import UNKNOWN
 from services.dispatcher.metrics import DispatcherMetrics
+from tests.support.simulated.fleet import Fleet, variant
 from tests.support.simulated.taught_dispatchers import DURABLE, INPUTS, Dispatchers
 from tests.unit.dispatcher.test_join import Several, members
 
@@ -214,7 +215,7 @@ def shapes(**fields: Any) -> Several:
     return fleet
 
 
-def report(fleet: Several, **fields: Any) -> dict[str, Any]:
+def report(fleet: Fleet, **fields: Any) -> dict[str, Any]:
     """Send a feedback; the one reply."""
     label = f"f{len(fleet.stage.heard)}"
     fleet.stage.publish(fleet.subjects.feedback("app"), fields, f"_INBOX.test.{label}")
@@ -223,7 +224,16 @@ def report(fleet: Several, **fields: Any) -> dict[str, Any]:
     return reply
 
 
-def learnt(fleet: Several, kind: str = "selection") -> list[Any]:
+@pytest.mark.parametrize("label", [2, 99, "x", float("nan")])
+def test_a_label_that_no_model_of_a_plain_app_has_is_refused(label: Any) -> None:
+    fleet = Fleet(variant())
+    assert report(fleet, id="q", label=1) == {"accepted": True}
+    refused = report(fleet, id="q", label=label)["error"]
+    assert refused["code"] == "bad_request"
+    assert refused["message"].startswith(f"label {label!r} is ")
+
+
+def learnt(fleet: Fleet, kind: str = "selection") -> list[Any]:
     return [event for one, event in fleet.stage.records if one == kind]
 
 
@@ -262,6 +272,25 @@ def test_inputs_that_nobody_remembers_are_evaluated_again_once(dispatchers: int)
     assert len(learnt(fleet, "feedback")) == 1
     assert report(fleet, inputs=INPUTS_OF_THE_FLEET, label=1) == {"accepted": True}
     assert len(learnt(fleet)) == 6
+
+
+def test_feedback_that_is_sent_again_after_all_dispatchers_have_gone_counts_once() -> None:
+    """Only the bucket is left: it knows the feedback again, by its key and by its query."""
+    fleet = shapes()
+    _, reply = fleet.one(fleet.ask())
+    told = {"query": reply["query"], "inputs": INPUTS_OF_THE_FLEET, "label": 1, "retry_key": b"k" * 16}
+    assert report(fleet, **told) == {"accepted": True}
+    before = learnt(fleet)
+    assert len(before) == 3
+    fleet.stage.kill("d0")
+    fleet.start_dispatcher("later")
+    fleet.stage.run(1.0)
+    assert report(fleet, **told) == {"accepted": True}
+    assert learnt(fleet) == before
+    assert report(fleet, **{**told, "retry_key": b"l" * 16}) == {"accepted": True}
+    assert learnt(fleet) == before, "an item of a query teaches once"
+    assert report(fleet, inputs=INPUTS_OF_THE_FLEET, label=1, retry_key=b"m" * 16) == {"accepted": True}
+    assert len(learnt(fleet)) == 6, "inputs alone name no query"
 
 
 @pytest.mark.parametrize("policy", ["exp3", "exp4"])

@@ -5,8 +5,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import convert
+from msgspec.structs import replace
 
-from bus.messages.fleet import ExecutorExited
+from bus.codec import decode
+from bus.messages.fleet import EnsureLoaded, ExecutorExited, Release
+from services.core.settings import Settings
+from services.dispatcher.actor import LOAD_AGAIN
 from tests.support.simulated.fleet import Fleet, variant
 
 
@@ -79,21 +84,22 @@ def test_executor_killed_in_mid_batch_on_one_of_two_workers() -> None:
     assert len(uids) == len(set(uids)) == 21
 
 
+@pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("dispatchers", [1, 2, 3])
-def test_a_poisonous_query_costs_only_itself(dispatchers: int) -> None:
+def test_a_poisonous_query_costs_only_itself(dispatchers: int, known: bool) -> None:
     """Also when another dispatcher tries its innocent ones again on the executor that the poison is about to end."""
     fleet = Fleet(dispatchers=dispatchers)
     fleet.ask()
     fleet.stage.run(1.0)
-    labels = [fleet.ask(id="poison" if n == 0 else f"good{n}") for n in range(12)]
+    labels = [fleet.ask(id="poison" if n == 0 else f"good{n}", latency_ms=500.0) for n in range(12)]
+    deaths = 0
     for _ in range(200):
         device = fleet.devices["w0"]
         device.poison = {"poison"}
         fleet.stage.run(0.002)
         if device.died:
-            fleet.stage.kill("w0/cpu")
-            exited = ExecutorExited(worker="w0", device="cpu", at=fleet.stage.now, reason="crashed")
-            fleet.stage.publish(fleet.subjects.exited("w0", "cpu"), exited)
+            deaths += 1
+            fleet.end_executor("w0", fleet.running("w0") if known else None)
             fleet.stage.run(0.1)
             fleet.start_executor("w0")
     fleet.stage.run(5.0)
@@ -103,6 +109,8 @@ def test_a_poisonous_query_costs_only_itself(dispatchers: int) -> None:
             assert reply["error"]["code"] == "model_error"
         else:
             assert "outputs" in reply, (label, reply)
+            assert reply["missed"] == [], (label, reply)
+    assert deaths == 2, "the second one, alone, says which query it is"
 
 
 def test_one_of_two_dispatchers_dies_and_what_it_had_forwarded_is_answered_and_recorded_once() -> None:
@@ -204,10 +212,10 @@ def test_with_retry_keys_nothing_is_lost_when_dispatchers_die(steps: list[tuple[
 
 def crash(fleet: Fleet, worker: str, *, announced: bool) -> None:
     if f"{worker}/cpu" in fleet.stage.members:
-        fleet.stage.kill(f"{worker}/cpu")
         if announced:
-            exited = ExecutorExited(worker=worker, device="cpu", at=fleet.stage.now, reason="crashed")
-            fleet.stage.publish(fleet.subjects.exited(worker, "cpu"), exited)
+            fleet.end_executor(worker, fleet.running(worker))
+        else:
+            fleet.stage.kill(f"{worker}/cpu")
         fleet.stage.run(0.05)
         fleet.start_executor(worker)
 
@@ -219,3 +227,52 @@ def silence(fleet: Fleet, worker: str) -> None:
             fleet.stage.kill(name)
     fleet.stage.run(3.0)
     fleet.start_worker(worker)
+
+
+def test_a_worker_that_has_no_room_is_followed_by_the_next_one_at_once() -> None:
+    """The first one holds what it may and has just used it. The query does not wait for a plan, and is not refused."""
+    other = variant("other-v1", model="other")
+    fleet = Fleet(variant(), other, workers=3, settings=convert({"monitor": {"max_models": 1}}, Settings))
+    fleet.ask(model="other", id="kept")
+    fleet.stage.run(0.3)
+    assert ended_once(fleet, "kept")["worker"] == "w0"
+    began = fleet.stage.now
+    fleet.ask(model="m", latency_ms=300.0, id="m")
+    fleet.stage.run(0.3)
+    assert ended_once(fleet, "m")["worker"] == "w1"
+    refusals = [e for kind, e in fleet.stage.records if kind == "scaling" and e.time >= began]
+    assert [(e.worker, e.action) for e in refusals] == [("w1", "load")]
+
+
+def test_workers_without_room_are_asked_once_each_and_then_another_variant_is_taken() -> None:
+    usual = variant()
+    large = variant("m-v1-large", profile=replace(usual.profile, memory_mb=3_500.0))
+    fleet = Fleet(large, variant("m-v1-small", load_ms=100.0), workers=2)
+    fleet.stage.listen("infaas.worker.*.load")
+    fleet.ask(latency_ms=300.0, id="m")
+    fleet.stage.run(0.3)
+    assert ended_once(fleet, "m")["variant"] == "m-v1-small"
+    asked = [
+        (subject.split(".")[2], decode(EnsureLoaded, body).variant.variant)
+        for _, subject, body in fleet.stage.heard
+        if subject.endswith(".load")
+    ]
+    assert asked == [("w0", "m-v1-large"), ("w1", "m-v1-large"), ("w0", "m-v1-small")]
+
+
+def test_a_worker_that_had_no_room_is_asked_again_after_a_while() -> None:
+    fleet = Fleet(
+        variant(), variant("other-v1", model="other"), settings=convert({"monitor": {"max_models": 1}}, Settings)
+    )
+    fleet.ask(model="other", id="other")
+    fleet.stage.run(0.3)
+    fleet.ask(model="m", latency_ms=200.0, id="early")
+    fleet.stage.run(0.01)
+    fleet.stage.publish(fleet.subjects.worker("w0", "release"), Release(variant="other-v1", orderer="vm-c0"))
+    fleet.stage.run(LOAD_AGAIN + 0.1)
+    error = ended_once(fleet, "early")["error"]
+    assert error["code"] == "overloaded"
+    assert "w0 cannot load it: cpu holds 1 instances in use, as many as monitor.max_models allows" in error["message"]
+    fleet.ask(model="m", latency_ms=200.0, id="later")
+    fleet.stage.run(0.3)
+    assert "outputs" in ended_once(fleet, "later"), "what was there then has gone"

@@ -11,7 +11,8 @@ from bus.messages.catalog import ModelSelection, VariantRecord
 from bus.messages.fleet import EnsureLoaded
 from bus.messages.public import Requirements
 from services.core.ensemble.base import Combined, Learnt
-from services.core.settings import Settings
+from services.core.outcomes import GRACE
+from services.core.settings import SelectionSettings, Settings
 from services.dispatcher.commands import RunPolicy
 from services.dispatcher.join import chance, part_uid
 from services.dispatcher.metrics import DispatcherMetrics
@@ -75,6 +76,7 @@ def test_all_members_answer_and_the_query_ends_once_with_the_sum_of_their_costs(
     assert (query.outcome, query.policy, query.stage) == ("ok", "majority", None)
     assert (query.confidence, query.missing) == (1.0, 0)
     assert {part.missing for part in parts} == {None}
+    assert {part.payer for part in parts} == {None}, "their app is the one that pays"
 
 
 def test_an_app_without_selection_and_a_query_that_names_a_model_are_answered_by_one_variant() -> None:
@@ -129,12 +131,13 @@ def test_metrics_tell_which_member_is_missing_and_count_no_part_as_a_query() -> 
     assert counts()["infaas_members_late_total", "app", "e"] == 1
 
 
-def test_without_an_objective_a_straggler_holds_the_answer_for_the_settings_time_only() -> None:
-    fleet = Several()
+@pytest.mark.parametrize("wait_s", [0.5, 1.0])
+def test_without_an_objective_a_straggler_holds_the_answer_for_the_settings_time_only(wait_s: float) -> None:
+    fleet = Several(settings=Settings(selection=SelectionSettings(wait_s=wait_s)))
     fleet.change(latency_ms=None)
     fleet.devices["w0"].late = {"e": 4000.0}
     seconds, reply = fleet.one(fleet.ask())
-    assert seconds == pytest.approx(Settings().selection.wait_s, rel=0.05)
+    assert seconds == pytest.approx(wait_s, rel=0.05)
     assert reply["missing"] == 1
 
 
@@ -353,12 +356,32 @@ def test_a_users_policy_that_does_not_choose_in_time_is_not_waited_for() -> None
     assert fleet.ended()[1] == []
 
 
+@pytest.mark.parametrize("default", [None, 7])
+def test_a_users_policy_that_does_not_combine_in_time_is_not_waited_for(default: int | None) -> None:
+    fleet = Several(selection=ModelSelection(policy="mine:Policy"))
+    fleet.change(default_output=default)
+    fleet.contexts.policy = Scripted(combine=(3.0, Combined({"y": np.ones((1, 1), "<f4")}, np.array([5]))))
+    seconds, reply = fleet.one(fleet.ask())
+    assert seconds <= SLO_MS / 1000.0 + GRACE + 0.002
+    if default is None:
+        assert (reply["error"]["code"], "had not combined" in reply["error"]["message"]) == ("deadline", True)
+    else:
+        assert (reply["default"], "had not combined" in reply["reason"]) == (True, True)
+    [query], _ = fleet.ended()
+    assert query.outcome == ("refused" if default is None else "default")
+
+
 def test_an_app_that_only_keeps_answers_is_answered_late_as_any_other() -> None:
     fleet = Several(*members("a"), selection=ModelSelection(cache_mb=1.0))
-    fleet.devices["w0"].late = {"a": 80.0}  # 200 ms
+    fleet.devices["w0"].late = {"a": 48.0}  # 120 ms
     seconds, reply = fleet.one(fleet.ask())
     assert (reply["model"], reply["missed"]) == ("a", ["latency"])
     assert seconds > SLO_MS / 1000.0
+    fleet.devices["w0"].late = {"a": 800.0}
+    fleet.stage.run(5.0)
+    seconds, reply = fleet.one(fleet.ask(items=3))
+    assert reply["error"]["code"] == "deadline"
+    assert seconds == pytest.approx(SLO_MS / 1000.0 + GRACE, abs=0.005)
     fleet.stage.run(5.0)
     fleet.change(default_output=7)
     seconds, reply = fleet.one(fleet.ask(items=2))

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from bus.codec import decode, encode
@@ -16,14 +17,14 @@ from bus.messages.catalog import (
     PlannedStage,
 )
 from bus.messages.fleet import DeviceStatus, EnsureLoaded, WorkerHeartbeat
-from bus.messages.public import Explanation, Listing, ListRequest, Refusal, Requirements
+from bus.messages.public import Error, Explanation, Listing, ListRequest, Refusal, Requirements
 from bus.messages.scaling import PipelineReplicas
 from services.core.actor import Changed
 from services.core.catalog import Catalog, key_of
 from services.core.selection.cluster import ClusterView
 from services.dispatcher.lists import listing
 from tests.support.data.pipelines import deployed
-from tests.support.simulated.fleet import PRICES, SIGNATURE, Fleet, variant
+from tests.support.simulated.fleet import PRICES, SIGNATURE, Fleet, catalogue, variant
 
 
 def beat(*, alive: bool, **more: Any) -> WorkerHeartbeat:
@@ -76,6 +77,38 @@ def test_apps_are_listed_with_their_selection() -> None:
     assert (two["policy"], two["members"], two["cache_mb"]) == (None, None, 8.0)
 
 
+def foreign(fleet: Fleet, **changes: Any) -> None:
+    """Version 2 of the app's model is registered for the app `health`, and then the app's record changes in some way."""
+    record = replace(catalogue(VARIANT)[1], version="2", app="health", created=2.0, **changes)
+    for one in (replace(VARIANT, variant="theirs", version="2"), record, AppRecord(app="health", links={"m": "2"})):
+        fleet.stage.send("d0", Changed("infaas-catalog", key_of(one), encode(one)))
+    app = replace(catalogue(VARIANT)[2], latency_ms=5000.0)
+    fleet.stage.send("d0", Changed("infaas-catalog", key_of(app), encode(app)))
+
+
+@pytest.mark.parametrize("pin", [{"version": "2"}, {"variant": "theirs"}, {"model": "m", "version": "2"}])
+@pytest.mark.parametrize(("labels", "fits"), [(["healthy", "sick"], False), ([], True)])
+def test_an_app_neither_lists_nor_asks_another_apps_version_that_means_something_else(
+    pin: dict[str, str], labels: list[str], fits: bool
+) -> None:
+    fleet = Fleet(VARIANT)
+    foreign(fleet, labels=labels)
+    fleet.stage.publish(fleet.subjects.list("models"), ListRequest(app="app"), "_INBOX.test.app")
+    fleet.stage.publish(fleet.subjects.list("models"), ListRequest(app="health"), "_INBOX.test.health")
+    fleet.stage.publish(fleet.subjects.explain("app"), Requirements(**pin), "_INBOX.test.why")
+    fleet.stage.run(0.1)
+    of_app, of_health, explained = (body for _, _, body in fleet.stage.heard[-3:])
+    assert [item["version"] for item in decode(Listing, of_app).items] == ["1", "2"][: 1 + fits]
+    assert [(item["version"], item["app"]) for item in decode(Listing, of_health).items if item["app"]] == [
+        ("2", "health")
+    ]
+    found = decode(Explanation, explained)
+    assert (found.refusal == UNSET) == fits
+    if not fits:
+        assert isinstance(found.refusal, Error)
+        assert found.refusal.code == "unknown_model"
+
+
 def test_a_worker_without_a_kind_is_of_its_hardwares() -> None:
     assert shown(beat(alive=True)) == ("cpu", "Ready")
 
@@ -125,6 +158,9 @@ def pipelines(record: AppRecord, *, loaded: int = 0, **ask: str) -> list[dict[st
 def test_a_pipeline_is_listed_with_its_graph_and_without_a_plan() -> None:
     [item] = pipelines(APP)
     assert (item["app"], item["latency_ms"], item["plan"], item["slo_target"]) == ("twice", 100.0, None, 0.99)
+    assert item["plan_ended"] is None
+    [ended] = pipelines(replace(APP, plan_ended="plan.p99_ms: too slow"))
+    assert ended["plan_ended"] == "plan.p99_ms: too slow"
     assert item["edges"] == [{"from": "first", "to": "second", "when": None, "probability": 0.3}]
     assert item["output"] == {"y": "second.y | first.y"}
     assert [spec["name"] for spec in item["inputs"] + item["outputs"]] == ["x", "y"]
@@ -148,6 +184,7 @@ def test_a_planned_pipeline_is_listed_with_what_is_planned_and_what_lives() -> N
         "percentile": 0.99,
         "rate": 10.0,
         "latency_ms": 100.0,
+        "hop_ms": 0.0,
     }
     first, second = item["vertices"]
     assert (first["variant"], first["hardware"], first["batch"], first["replicas"]) == (VARIANT.variant, "cpu", 4, 2)

@@ -254,3 +254,53 @@ def test_of_what_waits_for_a_worker_the_larger_number_gives_way_first() -> None:
     fleet.start_worker("w0")
     fleet.stage.run(3.0)
     assert in_time(fleet, high) == 3
+
+
+# -- batches that leave room: 40 ms an item, so that a full batch would fill the objective
+
+EACH = variant(base_ms=0.0, per_item_ms=40.0, max_batch=64)
+
+
+def evenly(
+    fleet: Fleet, rates: dict[int, float], seconds: float, slo_ms: dict[int, float], later: float = 0.0
+) -> dict[int, list[str]]:
+    """Evenly spaced queries of each priority; the ids by priority. later: s by which those of priority 1 begin after the others."""
+    asked: dict[int, list[str]] = {level: [] for level in rates}
+    begin = fleet.stage.now
+    due = [
+        (n / rate, level)
+        for level, rate in rates.items()
+        for n in range(round(rate * later) if level == 1 else 0, round(rate * (seconds + later)))
+    ]
+    for at, priority in sorted(due):
+        fleet.stage.run(max(0.0, begin + at - fleet.stage.now))
+        asked[priority].append(fleet.ask(latency_ms=slo_ms[priority], priority=priority))
+    fleet.stage.run(3.0)
+    return asked
+
+
+@pytest.mark.parametrize(("dispatchers", "least"), [(1, 80), (2, 64)])
+def test_beside_long_batches_of_a_low_level_the_high_one_is_in_time(dispatchers: int, least: int) -> None:
+    """All of it; a dispatcher that does not know the priorities of what others sent is more careful. Without room 44 have time."""
+    fleet = serving(1, EACH, dispatchers)
+    asked = evenly(fleet, {1: 10.0, 9: 50.0}, 8.0, {1: 500.0, 9: 500.0})
+    assert in_time(fleet, asked[1]) >= least
+    assert in_time(fleet, asked[9]) >= 0.8 * (8.0 / 0.040 - 80), "the rest of the capacity is theirs"
+
+
+def test_a_low_level_alone_is_served_as_without_priorities() -> None:
+    def ends(level: int) -> list[tuple[float, str]]:
+        fleet = serving(1, SLOW)
+        evenly(fleet, {level: 200.0}, 3.0, {level: 400.0})
+        return [(at, subject) for at, subject, _ in fleet.stage.heard if subject.startswith("_INBOX")]
+
+    assert ends(9) == ends(5)
+
+
+@pytest.mark.parametrize(("slo_ms", "share"), [(200.0, 0.9), (100.0, 0.75)])
+def test_a_high_level_is_let_in_though_long_batches_ran_before_its_first_query(slo_ms: float, share: float) -> None:
+    """A batch of the low level takes 340 ms, more than the high level has: its first ones have no time, and those after them have."""
+    fleet = serving(1, variant(base_ms=20.0, per_item_ms=5.0, max_batch=64))
+    asked = evenly(fleet, {1: 10.0, 9: 250.0}, 4.0, {1: slo_ms, 9: 1000.0}, later=3.0)
+    assert len(asked[1]) == 40
+    assert in_time(fleet, asked[1]) >= share * 40

@@ -47,6 +47,14 @@ DIAMOND = PipelineRecord(
     ],
     output={"first": "d.y", "second": "c.y", "asked": "$.x"},
 )
+FORK = PipelineRecord(
+    vertices=[vertex("a"), vertex("b", "a.y"), vertex("c", "a.y")],
+    edges=[
+        PipelineEdge(source="a", target="b", when=SURE),
+        PipelineEdge(source="a", target="c", when=UNSURE),
+    ],
+    output={"y": "b.y | c.y"},
+)
 
 
 class Staged(Fleet):

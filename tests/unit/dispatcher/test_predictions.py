@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.core.ensemble.base import Member, Outputs
-from services.dispatcher.predictions import Prediction, Predictions
+from services.dispatcher.predictions import MOST_BYTES, Prediction, Predictions
 
 MEMBERS = (Member(model="m", version="1"), Member(model="k", version="1"))
 
@@ -63,10 +63,11 @@ def test_an_id_means_its_latest_query() -> None:
     log = Predictions()
     log.add(prediction(1, id="q", digest=b"1"))
     log.add(prediction(2, id="q", digest=b"2"))
-    found = log.by_id("a", "q")
-    assert found is not None
-    assert found.uid[0] == 2
-    assert log.by_id("b", "q") is None
+    found = [log.by_id("a", "q", digest, None) for digest in (None, b"1", b"2")]
+    assert [one and one.uid[0] for one in found] == [2, 1, 2]
+    assert log.by_id("a", "q", b"3", None) is None
+    assert log.by_id("a", "q", None, "me") is None
+    assert log.by_id("b", "q", None, None) is None
 
 
 def test_a_late_part_is_added_once_and_counted() -> None:
@@ -98,7 +99,7 @@ def test_items_are_told_apart() -> None:
 def test_memory_is_bounded_and_nothing_of_what_has_gone_is_found(
     added: list[tuple[int, str, bytes, str | None]],
 ) -> None:
-    log = Predictions(most=5, most_bytes=4 * prediction(1, id="x").size)
+    log = Predictions(4 * prediction(1, id="x").size)
     for uid, app, digest, label in added:
         log.add(prediction(uid, app, digest=digest, id=label))
     kept = [uid for uid in range(31) for app in "ab" if log.by_query(app, bytes([uid]) * 16)]
@@ -110,13 +111,20 @@ def test_memory_is_bounded_and_nothing_of_what_has_gone_is_found(
         for digest in (b"1", b"2"):
             found = log.by_inputs(app, digest, None, 0)
             assert found is None or found.uid[0] in kept
-        by_id = log.by_id(app, "x")
+        by_id = log.by_id(app, "x", None, None)
         assert by_id is None or by_id.uid[0] in kept
+
+
+def test_as_many_are_remembered_as_the_documents_say() -> None:
+    """docs/ensembles.md: 50,000 of five members with ten classes."""
+    outputs = {f"m{i}": {"y": np.zeros((1, 10), np.float32)} for i in range(5)}
+    one = Prediction(b"u" * 16, "a", None, None, 0.0, [], {}, outputs)
+    assert MOST_BYTES // one.size >= 50_000
 
 
 @pytest.mark.parametrize("field", ["id", "context"])
 def test_what_clients_name_their_queries_counts(field: str) -> None:
-    log = Predictions(most_bytes=2**20)
+    log = Predictions(2**20)
     for uid in range(100):
         log.add(prediction(uid, **{field: f"{uid}" + "x" * 2**16}))
     assert 0 < len(log) <= 16

@@ -4,13 +4,15 @@ from collections.abc import Iterable
 
 import pytest
 from msgspec import Raw
+from msgspec.structs import replace
 
 from bus.codec import decode, encode
+from bus.messages.events import OutcomeEvent
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from bus.messages.flow import DoneBatch, Execute, HandBack
 from bus.messages.public import QueryHead, Refusal, Tensor
 from bus.subjects import Subjects
-from services.core.actor import Changed, Effect, Envelope, Publish, Stopping, Synced
+from services.core.actor import Changed, Effect, Envelope, Publish, Record, Stopping, Synced
 from services.core.catalog import key_of
 from services.core.selection.cluster import ClusterView
 from services.core.selection.policy import InfaasPolicy
@@ -124,6 +126,12 @@ def test_a_dispatcher_that_takes_over_passes_it_on() -> None:
     assert retried.headers == execute.headers  # below the first one's span, which is the query's
 
 
+def test_a_dispatcher_that_takes_over_knows_who_pays() -> None:
+    execute = sent(ask(dispatcher("d1"), None), Execute).message
+    back = HandBack(replace(execute.route, payer="social"), "crashed", execute.body)
+    assert sent(tell(dispatcher("d2"), back), Execute).message.route.payer == "social"
+
+
 def test_one_that_stops_hands_it_on_with_what_waits() -> None:
     actor = dispatcher("d1", worker=False)
     waiting = ask(actor, HEADERS)
@@ -145,3 +153,12 @@ def test_a_span_is_made_where_the_trace_is_recorded(headers: dict[str, str] | No
     assert len(spans(ended)) == count
     for span in spans(ended):
         assert (span.start, span.end, span.error) == (NOW, NOW + 2, "")
+
+
+def test_the_row_has_the_items_that_only_the_executor_could_count() -> None:
+    actor = dispatcher("d1")
+    ask(actor, None)
+    done = DoneBatch("w1/cpu/1", "w1", 1, "i1", RECORD.variant, 3, NOW + 1, NOW + 2, 0.5, 0, [UID], items=[3])
+    [row] = [effect.event for effect in tell(actor, done) if isinstance(effect, Record)]
+    assert isinstance(row, OutcomeEvent)
+    assert (row.items, row.cost) == (3, 1.5)

@@ -45,6 +45,17 @@ def said(fleet: Fleet, subject: str, message: object) -> dict:
     return msgspec.msgpack.decode(body)
 
 
+def test_a_variant_that_no_cpu_there_is_for_is_said_to_be_one() -> None:
+    int8 = variant("m-v1-ort-int8-t1-b8", precision="int8", arithmetic="exact", base_ms=0.5)
+    for arithmetic, why in (("saturating", "was measured on a CPU with exact sums"), ("exact", "not loaded")):
+        fleet = Fleet(variant(), int8, arithmetic=arithmetic)
+        fleet.stage.publish(fleet.subjects.worker("w0", "load"), EnsureLoaded(variant=variant(), app="app"))
+        fleet.stage.run(2.0)
+        found = said(fleet, fleet.subjects.explain("app"), Requirements())
+        [one] = [one for one in found["candidates"] if one["variant"] == int8.variant]
+        assert why in one["why_not"]
+
+
 def asked_for(fleet: Fleet, seconds: float) -> list[str]:
     """Two queries a second."""
     labels = []
@@ -78,7 +89,10 @@ def test_where_nobody_can_load_it_lists_and_explanations_say_so_until_it_is_rele
     assert item["quarantined"]["w0"] == "its last 3 loads failed: no such operator"
     [candidate] = said(fleet, fleet.subjects.explain("app"), Requirements())["candidates"]
     assert candidate["state"] == "Quarantined"
-    assert candidate["why_not"] == "quarantined on w0: its last 3 loads failed: no such operator"
+    assert candidate["why_not"].startswith(
+        "m-v1-ort-fp32-t1-b8 is quarantined on w0 until infaas.admin.release-variant"
+    )
+    assert candidate["why_not"].endswith("its last 3 loads failed: no such operator")
 
     fleet.devices["w1"].broken = ""
     fleet.stage.send("w1", Changed("infaas-control", quarantine_key("w1", NAME), None))
@@ -87,6 +101,17 @@ def test_where_nobody_can_load_it_lists_and_explanations_say_so_until_it_is_rele
     [item] = said(fleet, fleet.subjects.list("variants"), ListRequest())["items"]
     assert item["state"] == "Active"
     assert set(item["quarantined"]) == {"w0"}
+
+
+def test_what_is_too_slow_only_with_the_way_to_it_is_said_to_be() -> None:
+    fleet = Fleet(variant(), workers=1)
+    fleet.stage.publish(fleet.subjects.worker("w0", "load"), EnsureLoaded(variant=variant()))
+    fleet.stage.run(1.0)
+    alone = variant().profile.rows[0].p50_ms
+    found = said(fleet, fleet.subjects.explain("app"), Requirements(latency_ms=alone + 0.1))
+    assert found["refusal"]["code"] == "unsatisfiable"
+    [candidate] = found["candidates"]
+    assert candidate["why_not"].startswith("inference and the way to it take")
 
 
 # -- several models answer together

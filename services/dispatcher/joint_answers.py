@@ -1,0 +1,94 @@
+"""The answer, or the refusal, that the members of an ensemble give together. Pure."""
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from bus.messages.public import Answer, Code, Error, Tensor
+from bus.tensors import from_array
+from services.core.ensemble.base import Combined
+from services.dispatcher.needs import missed_by
+from services.dispatcher.query import Join
+
+# Of parts that all failed, the first of these is told: the sender's own fault first, then what time and load explain.
+TELLING: tuple[Code, ...] = (
+    "bad_request", "too_large", "unknown_model", "unsatisfiable", "model_error", "internal", "overloaded", "deadline",
+)  # fmt: skip
+
+
+def answer_of(join: Join, combined: Combined | None, max_inline: int, now: float) -> Answer | Error:
+    """The answer to the client. combined: None for one part's own answer. max_inline: bytes that its outputs may have."""
+    query, answered = join.query, join.answered
+    ask, head = query.ask, query.head
+    one = answered[0].reply if len(join.parts) == 1 else None
+    replies = [part.reply for part in answered if part.reply is not None]
+    cost, seconds = join.cost, now - query.arrived
+    if combined is None:
+        outputs: dict[str, Tensor] = replies[0].outputs
+        accuracy = replies[0].accuracy
+    else:
+        outputs = {name: from_array(array) for name, array in combined.outputs.items()}
+        known = [reply.accuracy for reply in replies if reply.accuracy is not None]
+        accuracy = sum(known) / len(known) if known else None
+    if sum(len(tensor.data) for tensor in outputs.values()) > max_inline:
+        return Error(code="too_large", message="the members' outputs together are too large for a message")
+    missed = missed_by(ask, query.arrived, now, cost)
+    if ask.accuracy and (accuracy is None or accuracy < ask.accuracy):
+        missed.append("accuracy")
+    answer = Answer(
+        id=head.id,
+        outputs=outputs,
+        model=one.model if one is not None else "",
+        version=one.version if one is not None else "",
+        variant=one.variant if one is not None else "",
+        hardware=one.hardware if one is not None else "",
+        worker=one.worker if one is not None else "",
+        accuracy=accuracy,
+        latency_ms=seconds * 1000.0,
+        queue_ms=max(reply.queue_ms for reply in replies),
+        compute_ms=max(reply.compute_ms for reply in replies),
+        batch=one.batch if one is not None else 0,
+        cached=all(reply.cached for reply in replies),
+        simulated=any(reply.simulated for reply in replies),
+        cost=cost,
+        missed=missed,
+        reason=one.reason or UNSET if one is not None else UNSET,
+        query=query.uid.hex(),
+        confidence=1.0 if combined is None and ask.confidence is not None else UNSET,
+    )
+    return answer if combined is None else _judged(answer, join, combined)
+
+
+def shares_of(join: Join, combined: Combined) -> list[float]:
+    """Of each item, the share of all asked members that agree with the answer. One that is missing does not agree."""
+    return [int(count) / len(join.parts) for count in combined.agree]
+
+
+def _judged(answer: Answer, join: Join, combined: Combined) -> Answer:
+    """The same answer with what its members say of it."""
+    query, shares = join.query, shares_of(join, combined)
+    confidence = min(shares, default=0.0)
+    rules, wanted = query.selection, query.ask.confidence or 0.0
+    assert rules is not None
+    if confidence < max(rules.confidence, wanted):
+        answer.missed.append("confidence")
+    by_model = join.plan.group.by_model
+    named = [by_model[part.stage].name for part in join.answered]
+    return replace(
+        answer,
+        confidence=confidence,
+        members=named,
+        missing=len(join.parts) - len(named),
+        confidences=shares if len(shares) > 1 else UNSET,
+    )
+
+
+def refusal_of(join: Join) -> Error:
+    """Why no member has answered: the refusal that says most."""
+    errors = [part.error for part in join.parts if part.error is not None]
+    if not join.parts:
+        text = "the members had not been chosen when the time was up: allow more time or ask again"
+        return Error(code="deadline", message=text, retry_after_ms=1000.0)
+    if len(errors) < len(join.parts) or not errors:
+        text = f"none of {len(join.parts)} models had answered when the time was up: allow more time or ask again"
+        return Error(code="deadline", message=text, retry_after_ms=1000.0)
+    return min(errors, key=lambda error: TELLING.index(error.code) if error.code in TELLING else 0)

@@ -1,0 +1,119 @@
+"""A query's needs as selection reads them: the one place where an `Ask` is made, of a query, of its parts and of explain. Pure."""
+
+from msgspec import Raw
+from msgspec.structs import replace
+
+from bus.messages.flow import Route
+from bus.messages.public import QueryHead, Requirements
+from services.core.ensemble.base import Member
+from services.core.selection.eligibility import INFINITE, Ask
+from services.core.selection.instances import DEFAULT_PRIORITY
+from services.dispatcher.stages import Stage
+
+
+def needs_of(
+    wish: Requirements,
+    app: str,
+    items: int,
+    length: int | None,
+    objective_ms: float | None,
+    now: float,
+    default_s: float,
+) -> Ask:
+    """Of a message that was checked. app: its key in the view. objective_ms: the app's own. default_s: the limit of one with neither."""
+    latency_ms = wish.latency_ms if wish.latency_ms is not None else objective_ms
+    if latency_ms is None:
+        latency_s, deadline = INFINITE, now + default_s
+    else:
+        latency_s = latency_ms / 1000.0
+        deadline = now + latency_s
+    if wish.deadline is not None and wish.deadline < deadline:
+        deadline = wish.deadline
+    return Ask(
+        app,
+        items,
+        deadline,
+        latency_s,
+        wish.accuracy or 0.0,
+        INFINITE if wish.cost is None else wish.cost,
+        wish.model,
+        wish.version,
+        wish.variant,
+        length,
+        wish.priority or DEFAULT_PRIORITY,
+        wish.context,
+        wish.confidence,
+    )
+
+
+def needs_again(route: Route, app: str) -> Ask:
+    """Of a query that another dispatcher had, as it has put them into the route."""
+    return Ask(
+        app,
+        route.items,
+        route.deadline,
+        INFINITE if route.latency_ms is None else route.latency_ms / 1000.0,
+        route.accuracy or 0.0,
+        INFINITE if route.cost is None else route.cost,
+        route.model,
+        route.version,
+        route.variant,
+        route.length,
+        route.priority,
+        route.context,
+        route.confidence,
+    )
+
+
+def needs_of_member(ask: Ask, member: Member | None, cost: float) -> Ask:
+    """Of the part that one member of an ensemble answers; None: whichever variant meets the needs. cost: what is left for it.
+
+    A member of which no variant is accurate enough is asked all the same: the answer says what it misses.
+    """
+    if member is None:
+        return replace(ask, cost=cost)
+    reaches = member.accuracy is not None and member.accuracy >= ask.accuracy
+    return replace(
+        ask, model=member.model, version=member.version, accuracy=ask.accuracy if reaches else 0.0, cost=cost
+    )
+
+
+def needs_of_stage(ask: Ask, stage: Stage, items: int, length: int | None, cost: float, now: float) -> Ask:
+    """Of the part that one vertex of a pipeline answers. Of both floors the stricter one counts. cost: what is left for it."""
+    return replace(
+        ask,
+        app=stage.vertex.app,
+        items=items,
+        length=length,
+        deadline=stage.deadline(ask.deadline, now),
+        latency_s=INFINITE if ask.latency_s >= INFINITE else stage.share(ask.latency_s),
+        accuracy=max(stage.vertex.accuracy or 0.0, ask.accuracy),
+        cost=cost,
+    )
+
+
+def head_of(ask: Ask, inputs: Raw) -> QueryHead:
+    """A query with these needs, as a client would state them."""
+    return QueryHead(
+        inputs=inputs,
+        latency_ms=None if ask.latency_s >= INFINITE else ask.latency_s * 1000.0,
+        accuracy=ask.accuracy or None,
+        cost=None if ask.cost >= INFINITE else ask.cost,
+        model=ask.model,
+        version=ask.version,
+        variant=ask.variant,
+        context=ask.context,
+        priority=ask.priority,
+        deadline=ask.deadline,
+        confidence=ask.confidence,
+    )
+
+
+def missed_by(ask: Ask, arrived: float, now: float, cost: float) -> list[str]:
+    """Which of latency and cost an answer made of parts misses. cost: US$ of all of them. Times: Unix seconds."""
+    missed = []
+    if now > ask.deadline or now - arrived > ask.latency_s:
+        missed.append("latency")
+    if cost * 1000.0 > ask.cost:
+        missed.append("cost")
+    return missed

@@ -1,0 +1,239 @@
+"""Queries that come again: their client has heard nothing, sends them again, marked, and another process may have them or have ended them. Pure.
+
+This dispatcher asks all others and the executors (`ResentSought`). Who has the query ends it, and who has ended it says the same again. Nobody: it
+is taken as a new one. What waited long to be read here counts as one that comes again: its client may have sent it again meanwhile.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+from msgspec.structs import replace
+
+from bus.messages.fleet import DispatcherHeartbeat
+from bus.messages.flow import DoneBatch, Echo, ResentKnown, ResentSought
+from bus.messages.public import RESENT, Error, QueryHead
+from bus.subjects import Subjects
+from services.core.actor import NOTHING, Effect, Envelope, Handler, Inlet, Publish
+from services.core.said import RecentAnswers
+from services.dispatcher.composites import Composites
+from services.dispatcher.inflight import InFlight
+from services.dispatcher.query import Admission
+from services.dispatcher.silence import Silence
+
+SAYS_S = 0.05  # s since the question reached others, in which an executor that knows a query says so, before the next echo is sent
+AGAIN_S = 1.0  # s for the same where an executor is known to have replied: it may be busy
+ASK_S = 0.5  # s after which all are asked again if one that goes on has not answered: its connection, or it, may have begun anew
+MOST_S = 10.0  # s after which nobody is waited for any more
+TWICE_S = 4.0  # s of silence after which a client has not got that reply: it has asked twice
+FORGET_S = 30.0  # s without a heartbeat after which a dispatcher is forgotten
+KEPT = 65_536  # queries that executors have ended, at least; at most twice as many
+LONGEST_S = 600.0  # s that a client may have waited
+WAITED = Error(code="deadline", message="its deadline passed before a dispatcher could read it: ask again")
+
+
+class Sought:
+    """A query that was asked for.
+
+    at: when, Unix seconds. asked: the last time. reached: since when others know that question; 0: not yet. first: the same of the first question.
+    age: seconds since its client sent it first, as far as known. waited: it was not marked, and only waited here. answered: an executor has
+    replied to it. heard: dispatchers that do not have it.
+    """
+
+    __slots__ = ("age", "answered", "asked", "at", "envelope", "first", "heard", "reached", "waited")
+
+    def __init__(self, envelope: Envelope, at: float, age: float, *, waited: bool, answered: bool) -> None:
+        self.envelope = envelope
+        self.at = self.asked = at
+        self.first = self.reached = 0.0
+        self.age = age
+        self.waited = waited
+        self.answered = answered
+        self.heard: set[str] = set()
+
+
+class Resent:
+    """The door of all queries. name: of this dispatcher. said: its own last replies. take: begins a query that nobody has, of this age. A dispatcher that is
+    silent for longer than `silence.patience` is not waited for.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        subjects: Subjects,
+        silence: Silence,
+        admission: Admission,
+        said: RecentAnswers,
+        in_flight: InFlight,
+        composites: Composites,
+        take: Callable[[Envelope, float, float], Iterable[Effect]],
+    ) -> None:
+        self.inlets = (
+            Inlet(subject=subjects.dispatcher_heartbeat(), message=DispatcherHeartbeat),
+            Inlet(subject=subjects.resent(), message=ResentSought),
+            Inlet(subject=subjects.resent(name), message=ResentKnown),
+        )
+        self.handlers: dict[type, Handler] = {
+            QueryHead: self._query,
+            Echo: lambda envelope: (*silence.echoed(envelope), *self._echoed(envelope)),
+            DispatcherHeartbeat: self._heartbeat,
+            ResentSought: self._sought,
+            ResentKnown: self._known,
+        }
+        self.ends: Counter[str] = Counter()  # how those that came again went on
+        self._name = name
+        self._subjects = subjects
+        self._prefix = len(subjects.query(""))
+        self._line = silence.line
+        self._known_as = admission.known_as
+        self._said = said
+        self._in_flight = in_flight
+        self._composites = composites
+        self._take = take
+        self._patience = silence.patience
+        self._asked: dict[bytes, Sought] = {}
+        self._others: dict[str, float] = {}  # dispatchers, and when each was last heard
+        self._young: set[bytes] = set()  # ended by executors
+        self._old: set[bytes] = set()
+
+    def has(self, uid: bytes) -> bool:
+        """Whether this query is under way here."""
+        return uid in self._in_flight or uid in self._composites
+
+    def forget(self, uid: bytes, now: float) -> Iterable[Effect]:
+        """Another process ends this query."""
+        self._in_flight.forget(uid)
+        return self._composites.joins.taken(uid, now)
+
+    def ended(self, batch: DoneBatch) -> None:
+        """Executors have replied to these."""
+        self._young.update(batch.uids)
+        if len(self._young) >= KEPT:
+            self._old, self._young = self._young, set()
+
+    def _query(self, envelope: Envelope) -> Iterable[Effect]:
+        """A query arrives."""
+        if not envelope.reply:
+            return NOTHING  # nobody waits for an answer
+        now, headers = envelope.now, envelope.headers
+        if now <= self._line.fresh_until and (headers is None or RESENT not in headers):
+            return self._take(envelope, now, 0.0)
+        uid = self._known_as(envelope.subject[self._prefix :], envelope.message, envelope.reply)
+        if uid is not None:
+            return self._comes(uid, envelope)
+        return self._take(replace(envelope, now=self._line.reached(now)), now, 0.0)
+
+    def _comes(self, uid: bytes, envelope: Envelope) -> Iterable[Effect]:
+        """A query with a retry key comes that is marked, or may have waited."""
+        now, age = envelope.now, _age(envelope.headers)
+        reached = self._line.reached(now)
+        if self.has(uid) or uid in self._asked:
+            return NOTHING
+        known = self._said.get((uid, 0))
+        if known is not None:
+            self.ends["said"] += 1
+            return (Publish(envelope.reply, known.body),)
+        answered = uid in self._young or uid in self._old
+        waited = age is None
+        if waited and not answered and not self._others:
+            return self._take(replace(envelope, now=reached), now, 0.0)
+        if reached < now:
+            envelope = replace(envelope, now=reached)
+        sought = self._asked[uid] = Sought(envelope, now, age or 0.0, waited=waited, answered=answered)
+        return (self._ask(uid, sought),)
+
+    def _ask(self, uid: bytes, sought: Sought, *, again: bool = False) -> Publish:
+        return Publish(self._subjects.resent(), ResentSought(self._name, uid, sought.envelope.reply, again))
+
+    def _echoed(self, envelope: Envelope) -> list[Effect]:
+        """All that was said when this echo was sent is here: begin what nobody has."""
+        echo: Echo = envelope.message
+        effects: list[Effect] = []
+        for uid, sought in list(self._asked.items()):
+            if not sought.reached and echo.at >= sought.asked:  # it was clogged until now, perhaps
+                sought.reached = envelope.now
+                sought.first = sought.first or envelope.now
+            if sought.first and self._nobody_has(sought, echo.at):
+                effects.extend(self._begin(uid, envelope.now))
+            elif sought.reached and any(
+                s > sought.reached + ASK_S for name, s in self._others.items() if name not in sought.heard
+            ):
+                sought.asked, sought.reached = envelope.now, 0.0
+                effects.append(self._ask(uid, sought, again=True))
+        return effects
+
+    def _nobody_has(self, sought: Sought, at: float) -> bool:
+        if at < sought.first + (AGAIN_S if sought.answered else SAYS_S):
+            return False
+        return at >= sought.at + MOST_S or all(
+            name in sought.heard or seen + self._patience < at or seen < sought.at - FORGET_S
+            for name, seen in self._others.items()
+        )
+
+    def _begin(self, uid: bytes, now: float) -> list[Effect]:
+        sought = self._asked.pop(uid)
+        if self.has(uid) or (sought.answered and sought.age < TWICE_S):
+            return []  # an executor has handed it on, or has replied and stands still
+        self.ends["taken"] += 1
+        silent = [name for name in self._others if name not in sought.heard]
+        told = [Publish(self._subjects.resent(name), ResentKnown(self._name, uid, "taken")) for name in silent]
+        envelope = sought.envelope
+        if not sought.waited and envelope.now == sought.at:
+            envelope = replace(envelope, now=now)
+        return [*told, *self._take(envelope, now, sought.age)]
+
+    # -- what dispatchers tell each other
+
+    def _heartbeat(self, envelope: Envelope) -> Iterable[Effect]:
+        heartbeat: DispatcherHeartbeat = envelope.message
+        if heartbeat.dispatcher == self._name or not heartbeat.adopts:
+            return NOTHING  # runners of offline jobs have heartbeats, too
+        if heartbeat.leaving:
+            self._others.pop(heartbeat.dispatcher, None)
+            return NOTHING
+        self._others[heartbeat.dispatcher] = now = envelope.now
+        if any(now - seen > FORGET_S for seen in self._others.values()):
+            self._others = {name: seen for name, seen in self._others.items() if now - seen <= FORGET_S}
+        return NOTHING
+
+    def _sought(self, envelope: Envelope) -> Iterable[Effect]:
+        asked: ResentSought = envelope.message
+        uid = asked.uid
+        if asked.dispatcher == self._name:
+            return NOTHING
+        effects: list[Effect] = []
+        what = "no"
+        if self.has(uid) or (uid in self._asked and self._name < asked.dispatcher):  # of two that ask, one goes on
+            what = "has"
+        elif (known := self._said.get((uid, 0))) is not None:
+            what = "has"
+            effects.append(Publish(asked.reply, known.body))
+        elif uid in self._young or uid in self._old:
+            what = "answered"
+        effects.append(Publish(self._subjects.resent(asked.dispatcher), ResentKnown(self._name, uid, what)))
+        return effects
+
+    def _known(self, envelope: Envelope) -> Iterable[Effect]:
+        known: ResentKnown = envelope.message
+        sought = self._asked.get(known.uid)
+        if known.what == "taken":
+            self._asked.pop(known.uid, None)
+            return self.forget(known.uid, envelope.now) if sought is None else NOTHING
+        if sought is None:
+            return NOTHING
+        if known.what == "has":
+            del self._asked[known.uid]
+            self.ends["had"] += 1
+            return NOTHING
+        sought.answered |= known.what == "answered"
+        sought.heard.add(known.dispatcher)
+        if sought.waited and not sought.answered and sought.heard >= self._others.keys():
+            return self._begin(known.uid, envelope.now)
+        return NOTHING
+
+
+def _age(headers: Mapping[str, str] | None) -> float | None:
+    """Seconds since a client sent a query first. None: it has not sent it again."""
+    text = None if headers is None else headers.get(RESENT)
+    if text is None:
+        return None
+    return min(int(text) / 1000.0, LONGEST_S) if text.isascii() and text.isdigit() and len(text) < 10 else 0.0

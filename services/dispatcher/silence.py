@@ -1,0 +1,214 @@
+"""Executors that say nothing: when their dispatcher speaks for them. Pure.
+
+It hears itself first (services/core/line.py). Then it has heard all that an executor had said, however late that came here.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from msgspec import Struct
+
+from bus.messages.flow import Echo, Withdraw
+from bus.messages.public import Error
+from bus.subjects import Subjects
+from services.core.actor import After, Effect, Envelope, Handler, Inlet, Publish
+from services.core.line import ECHO_S, Line
+from services.core.selection.cluster import ClusterView
+from services.core.selection.eligibility import Ask
+from services.core.selection.instances import Instance, SharedCores
+from services.core.selection.policy import Decision
+from services.dispatcher.default_output import expiry_error
+from services.dispatcher.inflight import InFlight, Retries, urgency
+from services.dispatcher.query import Query
+
+KEPT = 8192  # of the queries that this dispatcher spoke for
+QUIET = (
+    3  # echoes in a row before which an executor has said nothing although it has queries; then others may take them
+)
+STALE = 0.4  # s since the last echo that came back was sent, from which on a query counts as one that waited
+
+
+class EchoDue(Struct, frozen=True):
+    """Timer: send an echo."""
+
+
+class Silence:
+    """patience: seconds without a heartbeat after which a worker is lost. refuse: ends a query that its executor is silent about. select,
+    dispatch: find another one for it.
+
+    line: how old a message may be that is read now.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        subjects: Subjects,
+        in_flight: InFlight,
+        view: ClusterView,
+        retries: Retries,
+        patience: float,
+        refuse: Callable[[Query, Error, float], list[Effect]],
+        select: Callable[[Ask, float, ClusterView], Decision],
+        dispatch: Callable[[Query, Instance, float], Effect],
+    ) -> None:
+        self.line = Line(subjects.echo(name), STALE)
+        self.inlets = (Inlet(subject=subjects.echo(name), message=Echo),)
+        self.handlers: dict[type, Handler] = {EchoDue: self._due}
+        self.start = After("echo", 0.0, EchoDue())
+        self.crossings: Counter[str] = (
+            Counter()
+        )  # by app: executors that ended a query after this dispatcher had spoken for them
+        self.moved: dict[bytes, Query] = {}  # queries that two executors may have
+        self._counted = 0.0  # the last echo by which executors were found to be quiet
+        self._spoken: dict[bytes, str] = {}  # the last queries of silent executors, and their apps
+        self._in_flight = in_flight
+        self._view = view
+        self._retries = retries
+        self.patience = patience
+        self._refuse = refuse
+        self._select = select
+        self._dispatch = dispatch
+        self._name = name
+        self._subjects = subjects
+
+    def _due(self, envelope: Envelope) -> tuple[Effect, ...]:
+        return (self.line.echo(envelope.now), After("echo", ECHO_S, envelope.message))
+
+    def expired(self, now: float) -> Iterable[Effect]:
+        """A deadline has come: refuse what waits beyond its own, and ask for an echo for what executors have."""
+        expired, silent = self._in_flight.remove_expired(now)
+        effects = self._speak(expired, now)
+        return [*effects, self.line.echo(now)] if silent else effects
+
+    def lost(self, now: float) -> list[Effect]:
+        """What silent workers have is dispatched again."""
+        flight = self._in_flight.dispatched
+        self.moved = {uid: query for uid, query in self.moved.items() if flight.get(uid) is query}
+        effects = self._retries.lost(self._in_flight.not_told(now), now)
+        for worker in [w for w in self._view.workers.values() if now - w.seen > self.patience]:
+            effects.extend(self.gone(self._view.lose_worker(worker.name), now))
+        return effects
+
+    def gone(self, instances: list[Instance], now: float) -> list[Effect]:
+        """These are taken for dead: what they had is dispatched again. What others have then, or get in turn, is withdrawn, as only their
+        supervisor may be silent, or have been stopped.
+        """
+        lost = self._in_flight.remove_dispatched_to(instances)
+        had = [(query, query.sent) for query in lost]
+        effects = self._retries.lost(lost, now)
+        flight = self._in_flight
+        if not any(flight.dispatched.get(query.uid) is query for query in lost):
+            return effects
+        by_id = {instance.id: instance for instance in instances}
+        for query, sent in had:
+            old = None if sent is None else by_id.get(sent.instance)
+            if old is not None and sent is not None and query.uid not in flight.waiting:
+                effects.append(self._withdraw(old.worker.name, old.device, old.id, [query.uid], sent.attempt))
+                self.moved[query.uid] = query
+        return effects
+
+    def echoed(self, envelope: Envelope) -> Iterable[Effect]:
+        """All that executors had said when this echo was sent is here: speak for those that have said nothing."""
+        echo: Echo = envelope.message
+        again = self._say_again(envelope.now) if self.line.came(echo, envelope.now) else ()
+        silent = self._in_flight.remove_silent(echo.at)
+        for query in silent:
+            if len(self._spoken) >= KEPT:
+                del self._spoken[next(iter(self._spoken))]
+            self._spoken[query.uid] = query.app
+        return [*again, *self._speak(silent, envelope.now), *self._others(echo.at, envelope.now)]
+
+    def _say_again(self, now: float) -> list[Effect]:
+        """What executors have said may be lost: ask those that have queries, before this dispatcher speaks for them."""
+        had = self._in_flight.ask_again(now)
+        return [
+            Publish(self._subjects.executor(*of, "withdraw"), Withdraw(self._name, on, [], 0, True))
+            for of, on in had.items()
+        ]
+
+    # -- before the deadline: another executor may take what a quiet one has
+
+    def _others(self, echoed: float, now: float) -> list[Effect]:
+        """Ask executors that have queries and have said nothing whether they turn. What those have that do not say so, another one gets."""
+        if echoed < self._counted + ECHO_S / 2 or now > self.line.fresh_until:
+            return []
+        self._counted = echoed
+        effects: list[Effect] = []
+        quiet: list[SharedCores] = []
+        for worker in self._view.workers.values():
+            for device, cores in worker.cores.items():
+                asked = next((instance for instance in cores.instances if instance.own), None)
+                if asked is None:
+                    cores.quiet = 0
+                    continue
+                cores.quiet += 1
+                if cores.quiet == 1:
+                    effects.append(self._withdraw(worker.name, device, asked.id, []))
+                elif cores.quiet >= QUIET:
+                    quiet.append(cores)
+        if quiet:
+            effects.extend(self._move(quiet, now))
+        return effects
+
+    def _move(self, quiet: list[SharedCores], now: float) -> list[Effect]:
+        """Dispatch what these executors have to others that are likely to be in time. What they may compute stays: if it is what stops them, it
+        must not stop others.
+        """
+        instances = [instance for cores in quiet for instance in cores.instances]
+        had: dict[str, list[Query]] = {instance.id: [] for instance in instances}
+        for query in self._in_flight.dispatched.values():
+            if query.instance is not None and query.instance.id in had:
+                had[query.instance.id].append(query)
+        effects: list[Effect] = []
+        left: list[Instance] = []
+        for instance in instances:
+            instance.shut()
+        for old in instances:
+            uids: list[bytes] = []
+            for query in sorted(had[old.id], key=urgency)[max(1, old.running) :]:
+                if query.attempt or query.crashes or query.planned is not None:
+                    continue
+                found = self._select(query.ask, now, self._view).assignments
+                other = self._view.instances.get(found[0]) if found else None
+                if other is None:
+                    break  # nor for those that have more time, or give way
+                self._in_flight.remove(query.uid)
+                old.shut()
+                effects.append(self._dispatch(query, other, now))
+                uids.append(query.uid)
+                self.moved[query.uid] = query
+            if uids:
+                effects.append(self._withdraw(old.worker.name, old.device, old.id, uids))
+                left.append(old)
+        for instance in instances:
+            instance.reopen()
+        for old in left:  # the next ones go to the others at once, if those are in time
+            old.free_at = max(old.free_at, now + QUIET * ECHO_S)
+        return effects
+
+    def settled(self, uids: Iterable[bytes], instance: str) -> list[Effect]:
+        """Queries have ended at this instance. Another one to which they were given need not answer them any more."""
+        effects: list[Effect] = []
+        for uid in uids:
+            query = self.moved.pop(uid, None)
+            if query is None or query.sent is None or query.sent.instance == instance:
+                continue
+            other = self._view.instances.get(query.sent.instance)
+            if other is not None:
+                order = self._withdraw(other.worker.name, other.device, other.id, [uid], query.sent.attempt)
+                effects.append(order)
+        return effects
+
+    def _withdraw(self, worker: str, device: str, instance: str, uids: list[bytes], attempt: int = 0) -> Publish:
+        subject = self._subjects.executor(worker, device, "withdraw")
+        return Publish(subject, Withdraw(self._name, instance, uids, attempt))
+
+    def crossed(self, uid: bytes) -> None:
+        """An executor has ended a query that is not in flight. Its outcome stays what this dispatcher said, if it spoke for that executor."""
+        app = self._spoken.pop(uid, None)
+        if app is not None:
+            self.crossings[app] += 1
+
+    def _speak(self, queries: Iterable[Query], now: float) -> list[Any]:
+        return [effect for query in queries for effect in self._refuse(query, expiry_error(query), now)]

@@ -1,0 +1,295 @@
+"""A query that is sent again is one query, whichever dispatcher gets it: one meaning, one row, computed once. Virtual time."""
+
+from typing import Any
+
+import pytest
+
+from bus.codec import decode, encode
+from bus.messages.flow import ResentSought
+from bus.messages.public import RESENT, QueryHead, Tensor
+from services.core.actor import Envelope
+from services.dispatcher.resent import AGAIN_S, MOST_S, SAYS_S
+from tests.support.simulated.fleet import Fleet
+from tests.unit.dispatcher.test_join import Several, members
+
+KEY = b"k" * 16
+
+
+def ready(dispatchers: int = 2, fleet: Fleet | None = None) -> Fleet:
+    fleet = fleet or Fleet(dispatchers=dispatchers)
+    for _ in range(dispatchers):
+        fleet.ask()
+    fleet.stage.run(2.0)
+    fleet.stage.records.clear()
+    fleet.devices["w0"].batches.clear()
+    return fleet
+
+
+def send(fleet: Fleet, to: str, *, age_ms: int | None = None, app: str = "app", **needs: Any) -> None:
+    """The query reaches this dispatcher. age_ms: it is sent again, and is so old."""
+    body = encode({"inputs": Tensor("FP32", [1, 2], b"\0" * 8), "id": "q", "retry_key": KEY, **needs})
+    mark = None if age_ms is None else {RESENT: str(age_ms)}
+    head = decode(QueryHead, body)
+    envelope = Envelope(fleet.stage.now, head, fleet.subjects.query(app), "_INBOX.test.q", body, mark)
+    fleet.stage.kernel._deliver(fleet.stage.members[to], envelope)
+
+
+def rows(fleet: Fleet) -> list[Any]:
+    return [row for row in fleet.outcomes() if row.id == "q"]
+
+
+def runs(fleet: Fleet) -> int:
+    return sum(labels.count("q") for labels in fleet.devices["w0"].batches)
+
+
+def test_while_another_dispatcher_has_it_nothing_is_said() -> None:
+    fleet = ready()
+    fleet.devices["w0"].slow = 200.0
+    send(fleet, "d0")
+    fleet.stage.run(0.05)
+    send(fleet, "d1", age_ms=50, accuracy=0.5)
+    fleet.stage.run(3.0)
+    [reply] = fleet.replies("q")
+    assert "outputs" in reply
+    assert [row.outcome for row in rows(fleet)] == ["ok"]
+    assert runs(fleet) == 1
+    assert fleet.stage.members["d1"].actor.resent.ends == {"had": 1}
+
+
+@pytest.mark.parametrize("to", ["d0", "d1"])
+def test_what_an_executor_has_answered_it_says_again(to: str) -> None:
+    fleet = ready()
+    send(fleet, "d0")
+    fleet.stage.run(0.5)
+    send(fleet, to, age_ms=500)
+    fleet.stage.run(3.0)
+    first, again = fleet.replies("q")
+    assert first == again
+    assert [row.outcome for row in rows(fleet)] == ["ok"]
+    assert runs(fleet) == 1
+
+
+@pytest.mark.parametrize("to", ["d0", "d1"])
+@pytest.mark.parametrize(("app", "needs"), [("app", {"accuracy": 0.99}), ("nothing", {})])
+def test_what_a_dispatcher_has_refused_it_refuses_again(to: str, app: str, needs: dict[str, Any]) -> None:
+    fleet = ready()
+    send(fleet, "d0", app=app, **needs)
+    fleet.stage.run(0.5)
+    send(fleet, to, age_ms=500, app=app, **needs)
+    fleet.stage.run(3.0)
+    first, again = fleet.replies("q")
+    assert first["error"] == again["error"]
+    assert len(rows(fleet)) == 1
+
+
+@pytest.mark.parametrize("to", ["d0", "d1"])
+def test_a_default_output_stays_one_though_a_model_could_answer_now(to: str) -> None:
+    fleet = ready()
+    fleet.change(default_output=7)
+    fleet.devices["w0"].slow = 200.0
+    send(fleet, "d0", latency_ms=100.0)
+    fleet.stage.run(2.0)
+    fleet.devices["w0"].slow = 1.0
+    send(fleet, to, age_ms=2000, latency_ms=100.0)
+    fleet.stage.run(3.0)
+    first, again = fleet.replies("q")
+    assert first == again
+    assert first["default"] is True
+    assert [row.outcome for row in rows(fleet)] == ["default"]
+
+
+def test_what_nobody_has_is_begun_and_counts_from_when_it_was_sent_first() -> None:
+    fleet = ready()
+    asked = fleet.stage.now
+    send(fleet, "d1", age_ms=1500, latency_ms=1000.0)
+    fleet.stage.run(3.0)
+    [reply] = fleet.replies("q")
+    assert reply["missed"] == ["latency"]
+    assert reply["latency_ms"] >= 1500.0
+    [row] = rows(fleet)
+    assert (row.outcome, row.latency_ms) == ("late", reply["latency_ms"])
+    assert row.time == pytest.approx(asked - 1.5, abs=SAYS_S + 0.2)
+
+
+def test_what_an_executor_has_forgotten_is_computed_again() -> None:
+    fleet = ready()
+    send(fleet, "d0")
+    fleet.stage.run(0.5)
+    answers = fleet.stage.members["w0/cpu"].actor.answers
+    answers._young.clear()
+    answers._old.clear()
+    send(fleet, "d1", age_ms=1500)
+    fleet.stage.run(AGAIN_S + 1.0)
+    assert len(fleet.replies("q")) == 1
+    send(fleet, "d1", age_ms=4500)  # its client has not got it
+    fleet.stage.run(AGAIN_S + 1.0)
+    assert len(fleet.replies("q")) == 2
+    assert {row.outcome for row in rows(fleet)} == {"ok"}
+
+
+def test_while_the_executor_that_has_answered_stands_still_nothing_else_is_said() -> None:
+    fleet = ready()
+    send(fleet, "d0", latency_ms=300.0)
+    fleet.stage.run(0.5)
+    fleet.stage.pause("w0/cpu")
+    send(fleet, "d1", age_ms=500, latency_ms=300.0)
+    fleet.stage.run(3.0)
+    fleet.stage.go_on("w0/cpu")
+    fleet.stage.run(3.0)
+    first, again = fleet.replies("q")
+    assert first == again
+    assert [row.outcome for row in rows(fleet)] == ["ok"]
+
+
+def test_what_the_executor_of_a_dead_dispatcher_has_is_not_taken() -> None:
+    fleet = ready()
+    fleet.devices["w0"].slow = 2000.0
+    send(fleet, "d0")
+    fleet.stage.run(0.05)
+    fleet.stage.kill("d0")
+    fleet.stage.run(3.0)
+    send(fleet, "d1", age_ms=3050)
+    fleet.stage.run(6.0)
+    [reply] = fleet.replies("q")
+    assert "outputs" in reply
+    assert [row.outcome for row in rows(fleet)] == ["ok"]
+    assert runs(fleet) == 1
+
+
+@pytest.mark.parametrize("stopped_s", [2.0, 8.0])
+def test_a_dispatcher_that_was_stopped_says_nothing_else_about_what_another_one_has_taken(stopped_s: float) -> None:
+    fleet = ready()
+    fleet.stage.pause("d0")
+    fleet.stage.run(0.2)
+    send(fleet, "d0", latency_ms=300.0)  # unread
+    fleet.stage.run(1.5)
+    send(fleet, "d1", age_ms=1500, latency_ms=300.0)
+    fleet.stage.run(stopped_s - 1.7)
+    fleet.stage.go_on("d0")
+    fleet.stage.run(4.0)
+    first, *more = fleet.replies("q")
+    assert all(one == first for one in more)
+    assert len(more) <= 1
+    assert len(rows(fleet)) == 1
+
+
+def test_a_dispatcher_that_has_it_and_was_stopped_drops_what_another_one_has_begun() -> None:
+    fleet = ready()
+    fleet.stage.kill("w0/cpu")
+    fleet.stage.kill("w0")
+    fleet.stage.run(4.0)
+    send(fleet, "d0", deadline=fleet.stage.now + 20.0)  # it waits for a worker
+    fleet.stage.run(0.1)
+    assert fleet.stage.members["d0"].actor.in_flight.waiting
+    fleet.stage.pause("d0")
+    fleet.stage.run(3.0)
+    send(fleet, "d1", age_ms=3100)
+    fleet.stage.run(1.0)
+    fleet.stage.go_on("d0")
+    fleet.start_worker("w0")
+    fleet.stage.run(25.0)
+    assert len(fleet.replies("q")) == 1
+    assert len(rows(fleet)) == 1
+
+
+def test_a_dispatcher_that_stands_still_for_a_moment_is_waited_for() -> None:
+    fleet = ready()
+    send(fleet, "d0", accuracy=0.99)  # refused there
+    fleet.stage.run(0.3)
+    fleet.stage.pause("d0")
+    fleet.stage.run(0.2)
+    send(fleet, "d1", age_ms=500, accuracy=0.99)
+    fleet.stage.run(0.8)
+    fleet.stage.go_on("d0")
+    fleet.stage.run(3.0)
+    first, again = fleet.replies("q")
+    assert first == again
+    assert len(rows(fleet)) == 1
+
+
+def test_a_dispatcher_that_has_not_got_the_question_is_asked_again() -> None:
+    fleet = ready()
+    send(fleet, "d0", accuracy=0.99)  # refused there
+    fleet.stage.run(0.3)
+    fleet.stage.clog("d0")
+    send(fleet, "d1", age_ms=300, accuracy=0.99)
+    fleet.stage.run(0.05)
+    fleet.stage._held["d0"].clear()  # its connection begins anew
+    fleet.stage.go_on("d0")
+    fleet.stage.run(3.0)
+    first, again = fleet.replies("q")
+    assert first == again
+    assert len(rows(fleet)) == 1
+
+
+def test_a_dispatcher_that_never_answers_is_not_waited_for_for_ever() -> None:
+    fleet = ready()
+    odd = fleet.stage.members["d0"].actor._outcomes.log.heartbeat("odd", fleet.stage.now, leaving=False, adopts=True)
+    for number in range(30):
+        fleet.stage.at(0.5 * number, lambda: fleet.stage.publish(fleet.subjects.dispatcher_heartbeat("odd"), odd))
+    fleet.stage.run(0.1)
+    send(fleet, "d1", age_ms=300)
+    fleet.stage.run(MOST_S - 0.5)
+    assert not fleet.replies("q")
+    fleet.stage.run(2.0)
+    assert len(fleet.replies("q")) == 1
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_an_executor_says_again_what_it_has_answered_only_when_it_is_asked_first(again: bool) -> None:
+    fleet = ready()
+    send(fleet, "d0")
+    fleet.stage.run(0.5)
+    [row] = rows(fleet)
+    sought = ResentSought("odd", row.uid, "_INBOX.test.q", again)
+    fleet.stage.publish(fleet.subjects.resent(), sought)
+    fleet.stage.run(0.5)
+    assert len(fleet.replies("q")) == 1 + (not again)
+
+
+def test_a_runner_of_offline_jobs_is_not_waited_for() -> None:
+    fleet = ready(dispatchers=1)
+    others = fleet.stage.members["d0"].actor.resent._others
+    runner = fleet.stage.members["d0"].actor._outcomes.log.heartbeat("runner-w0", fleet.stage.now, leaving=False)
+    fleet.stage.publish(fleet.subjects.dispatcher_heartbeat("runner-w0"), runner)
+    fleet.stage.run(0.1)
+    assert not others
+
+
+def test_without_the_mark_nobody_is_asked() -> None:
+    fleet = ready()
+    fleet.stage.listen(fleet.subjects.resent())
+    send(fleet, "d0")
+    fleet.stage.run(1.0)
+    assert not [subject for _, subject, _ in fleet.stage.heard if subject == fleet.subjects.resent()]
+
+
+# -- of several models
+
+
+@pytest.mark.parametrize("to", ["d0", "d1"])
+def test_what_several_models_have_answered_is_said_again(to: str) -> None:
+    fleet = ready(fleet=Several(*members("a", "b"), dispatchers=2))
+    send(fleet, "d0")
+    fleet.stage.run(0.5)
+    send(fleet, to, age_ms=500)
+    fleet.stage.run(3.0)
+    first, again = fleet.replies("q")
+    assert first == again
+    assert len(first["members"]) == 2
+    assert [row.outcome for row in rows(fleet) if row.parent is None] == ["ok"]
+
+
+@pytest.mark.parametrize("latency_ms", [300.0, 20_000.0])
+def test_what_a_dead_dispatcher_had_asked_several_models_is_answered_once(latency_ms: float) -> None:
+    fleet = ready(fleet=Several(*members("a", "b"), dispatchers=2))
+    fleet.devices["w0"].slow = 20.0
+    send(fleet, "d0", latency_ms=latency_ms)
+    fleet.stage.run(0.01)
+    fleet.stage.kill("d0")
+    fleet.stage.run(0.05)
+    send(fleet, "d1", age_ms=60, latency_ms=latency_ms)  # with an objective nobody hands it on in time
+    fleet.stage.run(6.0)
+    [reply] = fleet.replies("q")
+    assert "outputs" in reply
+    assert len([row for row in rows(fleet) if row.parent is None]) == 1

@@ -1,0 +1,79 @@
+"""What settings of the dispatcher do to its queries."""
+
+import pytest
+
+from bus.messages.catalog import ModelSelection
+from bus.messages.fleet import ExecutorExited
+from services.core.settings import DispatcherSettings, SelectionSettings, Settings
+from services.dispatcher.actor import Dispatcher
+from tests.support.simulated.fleet import Fleet, variant
+
+
+def test_a_query_without_an_objective_may_take_as_long_as_the_settings_say() -> None:
+    for seconds in (1.0, 4.0):
+        fleet = Fleet(variant(), settings=Settings(dispatcher=DispatcherSettings(default_deadline_s=seconds)))
+        fleet.devices["w0"].slow = 1e6
+        asked = fleet.ask()
+        fleet.stage.run(0.8 * seconds)
+        assert fleet.replies(asked) == []
+        fleet.stage.run(0.3 * seconds)
+        [reply] = fleet.replies(asked)
+        assert reply["error"]["code"] == "deadline"
+
+
+@pytest.mark.parametrize("seconds", [1.0, 4.0])
+def test_what_a_silent_worker_has_is_tried_on_another_one_after_as_long_as_the_settings_say(seconds: float) -> None:
+    settings = Settings(dispatcher=DispatcherSettings(failure_timeout_s=seconds))
+    fleet = Fleet(variant(), workers=2, settings=settings)
+    warm = fleet.ask()
+    fleet.stage.run(1.0)
+    home = fleet.replies(warm)[0]["worker"]
+    fleet.devices[home].slow = 1e6
+    asked = fleet.ask()
+    fleet.stage.run(0.001)
+    silent = fleet.stage.now
+    for process in (home, f"{home}/cpu"):
+        fleet.stage.kill(process)
+    fleet.stage.run(20.0)
+    [at] = [at for at, subject, _ in fleet.stage.heard if subject == f"_INBOX.test.{asked}"]
+    assert seconds - 0.5 < at - silent < seconds + 1.0
+    [reply] = fleet.replies(asked)
+    assert reply["worker"] != home
+
+
+@pytest.mark.parametrize("attempts", [1, 3])
+def test_a_query_may_lose_its_process_as_often_as_the_settings_say(attempts: int) -> None:
+    settings = Settings(dispatcher=DispatcherSettings(max_attempts=attempts))
+    fleet = Fleet(variant(), settings=settings)
+    fleet.ask()
+    fleet.stage.run(1.0)
+    asked = fleet.ask(latency_ms=20_000.0)
+    deaths = 0
+    for _ in range(2000):
+        device = fleet.devices["w0"]
+        if len(device.batches) > (not deaths):
+            deaths += 1
+            fleet.stage.kill("w0/cpu")
+            exited = ExecutorExited(worker="w0", device="cpu", at=fleet.stage.now, reason="crashed")
+            fleet.stage.publish(fleet.subjects.exited("w0", "cpu"), exited)
+            fleet.stage.run(0.1)
+            fleet.start_executor("w0")
+        fleet.stage.run(0.001)
+        if fleet.replies(asked):
+            break
+    [reply] = fleet.replies(asked)
+    assert reply["error"]["code"] == "model_error"
+    assert deaths == attempts + 1
+
+
+@pytest.mark.parametrize("most", [2, 10])
+def test_as_many_contexts_are_held_as_the_settings_say(most: int) -> None:
+    members = [variant(f"{model}-v1-ort-fp32-t1-b8", model=model) for model in ("m", "n")]
+    fleet = Fleet(*members, settings=Settings(selection=SelectionSettings(max_contexts=most)))
+    fleet.change(selection=ModelSelection(policy="exp4", contextual=True))
+    for number in range(5):
+        fleet.ask(context=f"user-{number}")
+        fleet.stage.run(1.0)
+    dispatcher = fleet.stage.members["d0"].actor
+    assert isinstance(dispatcher, Dispatcher)
+    assert len(dispatcher.composites.contexts) == min(5, most)

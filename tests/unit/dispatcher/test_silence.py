@@ -1,0 +1,184 @@
+"""Who speaks for a query whose executor is silent, or whose dispatcher was: one process, and the row is what the client got. Virtual time."""
+
+from typing import Any
+
+import pytest
+
+from bus.messages.events import OutcomeEvent
+from bus.messages.flow import DoneBatch
+from services.core.outcomes import ECHO_LOST, SILENT
+from services.dispatcher.metrics import DispatcherMetrics
+from services.dispatcher.silence import STALE
+from tests.support.simulated.fleet import Fleet
+from tests.unit.dispatcher.test_join import Several
+from tests.unit.dispatcher.test_refusals import LATEST, fall_silent, hang, warm
+
+SLO = 0.2
+
+
+def row(fleet: Fleet, label: str) -> OutcomeEvent:
+    [found] = [one for one in fleet.outcomes() if one.id == label]
+    assert isinstance(found, OutcomeEvent)
+    return found
+
+
+def reply(fleet: Fleet, label: str) -> tuple[float, dict[str, Any]]:
+    """When the client got its one reply, and that."""
+    [at] = [at for at, subject, _ in fleet.stage.heard if subject == f"_INBOX.test.{label}"]
+    [one] = fleet.replies(label)
+    return at, one
+
+
+@pytest.mark.parametrize("late_s", [0.05, 0.5, 5.0])
+def test_an_answer_in_time_is_what_is_recorded_however_late_its_dispatcher_hears_of_it(late_s: float) -> None:
+    fleet = warm()
+    label = fleet.ask(latency_ms=1000.0 * SLO)
+    fleet.stage.run(0.0003)  # it is with its executor
+    fleet.stage.clog("d0")
+    fleet.stage.run(SLO + late_s)
+    assert "outputs" in reply(fleet, label)[1]
+    fleet.stage.go_on("d0")
+    fleet.stage.run(ECHO_LOST + 1.0)
+    assert "outputs" in reply(fleet, label)[1]
+    assert row(fleet, label).outcome == "ok"
+
+
+def test_a_dispatcher_that_does_not_hear_itself_refuses_what_is_not_answered_once_it_does() -> None:
+    fleet = warm()
+    fall_silent(fleet)
+    label = fleet.ask(latency_ms=1000.0 * SLO)
+    fleet.stage.run(0.01)
+    fleet.stage.clog("d0")
+    fleet.stage.run(1.0)
+    assert not fleet.replies(label)
+    again = fleet.stage.now
+    fleet.stage.go_on("d0")
+    fleet.stage.run(1.0)
+    at, refusal = reply(fleet, label)
+    assert refusal["error"]["code"] == "deadline"
+    assert at - again < 0.01
+    assert row(fleet, label).outcome == "refused"
+
+
+def test_a_dispatcher_that_never_hears_itself_again_refuses_in_the_end() -> None:
+    fleet = warm()
+    fall_silent(fleet)
+    asked = fleet.stage.now
+    label = fleet.ask(latency_ms=1000.0 * SLO)
+    fleet.stage.run(0.01)
+    fleet.stage.clog("d0")
+    fleet.stage.run(ECHO_LOST + 2.0)
+    assert reply(fleet, label)[0] - asked == pytest.approx(SLO + SILENT + ECHO_LOST, abs=0.5)
+
+
+def test_what_an_executor_says_after_its_dispatcher_has_spoken_for_it_is_counted_and_changes_nothing() -> None:
+    fleet = warm()
+    fall_silent(fleet)
+    asked = fleet.stage.now
+    label = fleet.ask(latency_ms=1000.0 * SLO)
+    fleet.stage.run(1.0)
+    assert reply(fleet, label)[0] - asked <= SLO + LATEST
+    [instance] = fleet.stage.members["d0"].actor.view.instances
+    done = DoneBatch(
+        "w0/cpu/1", "w0", 9, instance, fleet.records[0].variant, 1, asked, asked + 0.1, 1.0, 0, [row(fleet, label).uid]
+    )
+    for _ in range(2):
+        fleet.stage.publish(fleet.subjects.done("d0"), done)
+    fleet.stage.run(1.0)
+    assert (row(fleet, label).outcome, row(fleet, label).cost) == ("refused", 0.0)
+    [family] = [
+        each
+        for each in DispatcherMetrics().families(fleet.stage.members["d0"].actor)
+        if each.name == "infaas_crossed_replies_total"
+    ]
+    assert [sample[:2] for sample in family.samples] == [({"app": "app"}, 1)]
+
+
+# -- a dispatcher that was stopped
+
+
+def test_what_a_stopped_dispatcher_reads_late_counts_from_when_it_came_to_its_host() -> None:
+    fleet = warm()
+    fleet.stage.pause("d0")
+    fleet.stage.run(0.2)
+    came = fleet.stage.now
+    hurried, patient = fleet.ask(latency_ms=300.0), fleet.ask()
+    fleet.stage.run(2.3)
+    fleet.stage.go_on("d0")
+    fleet.stage.run(1.0)
+    assert reply(fleet, hurried)[1]["error"]["code"] == "deadline"
+    assert row(fleet, hurried).outcome == "refused"
+    answer = reply(fleet, patient)[1]
+    assert answer["latency_ms"] >= 2300.0
+    assert row(fleet, patient).latency_ms == answer["latency_ms"]
+    assert row(fleet, patient).time <= came
+    fresh = fleet.ask(latency_ms=300.0)
+    fleet.stage.run(1.0)
+    assert "outputs" in reply(fleet, fresh)[1]
+
+
+def test_what_a_busy_dispatcher_reads_a_little_late_counts_as_new() -> None:
+    fleet = warm()
+    fleet.stage.pause("d0")
+    label = fleet.ask(latency_ms=300.0)
+    fleet.stage.run(STALE - 0.11)
+    fleet.stage.go_on("d0")
+    fleet.stage.run(1.0)
+    assert "outputs" in reply(fleet, label)[1]
+
+
+def test_a_dispatcher_that_was_stopped_takes_no_worker_for_dead_before_it_has_heard_what_waited() -> None:
+    fleet = warm()
+    fleet.devices["w0"].slow = 1000.0
+    label = fleet.ask()
+    fleet.stage.run(0.01)
+    fleet.stage.pause("d0")
+    fleet.stage.run(2.2)
+    fleet.stage.go_on("d0")
+    fleet.stage.run(5.0)
+    assert "outputs" in reply(fleet, label)[1]
+    assert fleet.devices["w0"].batches.count([label]) == 1
+
+
+def test_a_dispatcher_that_was_taken_for_dead_leaves_what_others_have_ended_or_taken() -> None:
+    fleet = warm(dispatchers=2)
+    fleet.devices["w0"].slow = 2000.0  # 5 s a batch
+    labels = [fleet.ask() for _ in range(4)]
+    fleet.stage.run(0.01)
+    ours = [q.head.id for q in fleet.stage.members["d0"].actor.in_flight.dispatched.values()]
+    assert ours
+    fleet.stage.pause("d0")
+    fleet.stage.run(4.0)
+    fleet.devices["w0"].slow = 1.0
+    fleet.stage.run(3.0)  # they are answered, and their outcomes recorded in its place
+    fleet.stage.go_on("d0")
+    fleet.stage.run(60.0)
+    for label in labels:
+        assert "outputs" in reply(fleet, label)[1]
+        assert {one.outcome for one in fleet.outcomes() if one.id == label} == {"ok"}
+
+
+def test_a_query_with_parts_that_another_dispatcher_has_taken_over_ends_there_alone() -> None:
+    fleet = Several(dispatchers=2)
+    fleet.change(latency_ms=20_000.0)
+    fleet.devices["w0"].slow = 2000.0
+    labels = [fleet.ask() for _ in range(2)]
+    fleet.stage.run(0.01)
+    ours = [name for name in ("d0", "d1") if fleet.stage.members[name].actor.composites.joins.open]
+    assert len(ours) == 2
+    fleet.stage.pause("d0")
+    fleet.stage.run(25.0)
+    fleet.stage.go_on("d0")
+    fleet.stage.run(30.0)
+    for label in labels:
+        assert "outputs" in reply(fleet, label)[1]
+        assert [one.outcome for one in fleet.outcomes() if one.id == label] == ["ok"]
+
+
+def test_a_model_that_hangs_is_its_executors_matter() -> None:
+    fleet = warm()
+    hang(fleet)
+    label = fleet.ask(latency_ms=1000.0 * SLO)
+    fleet.stage.run(2.0)
+    assert reply(fleet, label)[1]["error"]["code"] == "deadline"
+    assert not fleet.stage.members["d0"].actor.silence.crossings

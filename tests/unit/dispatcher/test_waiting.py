@@ -1,0 +1,82 @@
+"""Queries that only their dispatcher has: what its successor says of them if it is killed."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from services.core.actor import Effect, Envelope, Publish, Will
+from services.core.settings import DispatcherSettings, Settings
+from tests.support.simulated.fleet import Fleet
+
+
+class Willing:
+    """A fleet, and what its dispatcher wants said if it is killed."""
+
+    def __init__(self, **options: Any) -> None:
+        self.fleet = Fleet(**options)
+        self.wills: dict[bytes, Publish] = {}
+        member = self.fleet.stage.members["d0"]
+        handle = member.handle
+
+        def noted(envelope: Envelope) -> Iterable[Effect]:
+            for effect in handle(envelope):
+                if isinstance(effect, Will):
+                    self.wills.pop(effect.key, None)
+                    if effect.publish is not None:
+                        self.wills[effect.key] = effect.publish
+                yield effect
+
+        member.handle = noted
+
+    def kill(self) -> None:
+        """The dispatcher is killed, another one starts, and its will is done."""
+        stage = self.fleet.stage
+        stage.kill("d0")
+        self.fleet.start_dispatcher("d1")
+        stage.run(0.6)
+        for will in self.wills.values():
+            stage.publish(will.subject, will.message)
+
+
+def test_what_waited_in_a_killed_dispatcher_is_answered_by_its_successor() -> None:
+    system = Willing(workers=0)
+    labels = [system.fleet.ask(), system.fleet.ask()]
+    system.fleet.stage.run(0.3)
+    assert len(system.wills) == 2
+    system.kill()
+    system.fleet.start_worker("w0")
+    system.fleet.stage.run(3.0)
+    for label in labels:
+        [reply] = system.fleet.replies(label)
+        assert "outputs" in reply
+    rows = [one for one in system.fleet.outcomes() if one.id in labels]
+    assert sorted(one.id for one in rows) == sorted(labels)
+
+
+def test_what_an_executor_has_needs_no_will() -> None:
+    system = Willing(workers=0)
+    system.fleet.ask()
+    system.fleet.stage.run(0.1)
+    assert len(system.wills) == 1
+    system.fleet.start_worker("w0")
+    system.fleet.stage.run(3.0)
+    assert system.wills == {}
+    label = system.fleet.ask()
+    system.fleet.stage.run(0.0002)
+    assert (system.fleet.replies(label), system.wills) == ([], {})
+
+
+def test_there_is_a_will_of_what_waits_and_of_nothing_else() -> None:
+    """Some are refused at their deadline, some give way, some come to a full queue, and in the end a worker comes."""
+    system = Willing(workers=0, settings=Settings(dispatcher=DispatcherSettings(max_queue=10)))
+    stage, seen = system.fleet.stage, 0
+    for number in range(300):
+        if number == 200:
+            system.fleet.start_worker("w0")
+        system.fleet.ask(priority=number % 3, latency_ms=50.0 + number % 7 * 100.0, items=1 + number % 5)
+        stage.run(0.003)
+        waiting = stage.members["d0"].actor.in_flight.waiting
+        assert system.wills.keys() == waiting.keys()
+        seen = max(seen, len(waiting))
+    assert seen == 10
+    stage.run(3.0)
+    assert system.wills == {}
