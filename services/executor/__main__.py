@@ -4,29 +4,38 @@ All devices share one process: an accelerator's batches take little of the CPU, 
 takes almost no memory.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bus.port import Bus
+from bus.codec import BadMessage, decode, encode
+from bus.messages.fleet import HeldInstances, SucceedExecutor
+from bus.port import Bus, BusError
 from bus.subjects import Subjects
 from services.core.actor import Edge
 from services.core.placement import REMOTE, Device
 from services.core.settings import Settings
 from services.executor import metrics
-from services.executor.actor import make_executor
+from services.executor.actor import Executor, make_executor
 from services.executor.edge import AcceleratedEdge, ContainerEdge, ExecutorEdge, RemoteEdge
 from services.executor.edge_simulated import SimulatedEdge
+from services.executor.succession import fits_twice
 from services.executor.workshop.actor import make_workshop
 from services.executor.workshop.edge import WorkshopEdge
 from services.shell.host.accelerators import Accelerator
 from services.shell.host.machine import CPU, cores_of, devices_of, worker_name
+from services.shell.host.running import BESIDE, inherited
 from services.shell.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
     from services.executor.backends.container import UserProcess
+
+log = logging.getLogger(__name__)
+
+HELD_S = 10.0  # s that the process before this one has to say what it has loaded
 
 
 async def wire(settings: Settings, bus: Bus, found: Iterable[Accelerator] | None = None) -> list[Runtime]:
@@ -38,12 +47,19 @@ async def wire(settings: Settings, bus: Bus, found: Iterable[Accelerator] | None
     worker = worker_name(settings.worker)
     cache = Path(settings.data_dir) / "workers" / worker / "artifacts"
     incarnation = time.time_ns() // 1000
+    running = inherited()
+    succeeds = running is not None and running.role == BESIDE
 
     def edge(make: type[ExecutorEdge] = ExecutorEdge, address: str = CPU, cores: int = 0) -> ExecutorEdge:
-        return make(bus, subjects, address, cores or cores_of(settings.worker), cache, settings.executor)
+        return make(bus, subjects, address, cores or cores_of(settings.worker), cache, settings.executor, running)
 
-    def runtime(device: Device, its_edge: Edge, name: str = "") -> Runtime:
-        make = partial(make_executor, settings, subjects, worker, device, incarnation)
+    async def runtime(device: Device, its_edge: Edge, name: str = "") -> Runtime:
+        held = await _held(bus, subjects, worker, device) if succeeds else None
+        first = [held]  # an actor that is made again later has nothing, as its own incarnation says
+
+        def make() -> Executor:
+            return make_executor(settings, subjects, worker, device, incarnation, first.pop() if first else None)
+
         return Runtime(name or f"executor-{device.name}", make, bus, subjects, its_edge, insight=metrics)
 
     cpu, *others = devices_of(settings.worker, found, settings.executor.remote_hosts)
@@ -54,19 +70,35 @@ async def wire(settings: Settings, bus: Bus, found: Iterable[Accelerator] | None
 
     workshop = partial(make_workshop, settings, subjects, worker, addresses)
     runtimes = [
-        runtime(cpu, edge(), "executor"),
+        await runtime(cpu, edge(), "executor"),
         Runtime("workshop", workshop, bus, subjects, WorkshopEdge(settings)),
     ]
     for device in real:
         make = RemoteEdge if device.kind == REMOTE else AcceleratedEdge
-        runtimes.append(runtime(device, edge(make, device.address, device.cores)))
+        runtimes.append(await runtime(device, edge(make, device.address, device.cores)))
     if len(real) < len(others):
         shared = edge()  # not the CPU's own, whose watchdog and loads must not wait for simulated devices
         for device in others:
             if device.simulated:
                 edge_of = SimulatedEdge(shared, device.kind, device.cores, settings.executor.sharing)
-                runtimes.append(runtime(device, edge_of))
+                runtimes.append(await runtime(device, edge_of))
     return runtimes
+
+
+async def _held(bus: Bus, subjects: Subjects, worker: str, device: Device) -> HeldInstances | None:
+    """What the process has loaded that this one succeeds. None: it does not say, or there is no room for both; then this one begins without any."""
+    try:
+        reply = await bus.request(subjects.executor(worker, device.name, "succeed"), encode(SucceedExecutor()), HELD_S)
+        held = decode(HeldInstances, reply.data)
+    except (BusError, BadMessage) as error:
+        log.warning("the executor of %s before this one does not say what it has loaded: %s", device.name, error)
+        return None
+    if fits_twice(held, device):
+        return held
+    log.warning(
+        "%s has no room for a second copy of its models: they are loaded when the old process has gone", device.name
+    )
+    return None
 
 
 def wire_container(

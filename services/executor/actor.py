@@ -1,7 +1,8 @@
 """The executor of one device: queues queries for its instances, batches them, answers the clients, reports what is done.
 
 It decides about its own queue: a query that cannot meet its deadline any more goes back to the dispatcher at once and is not
-computed. The executor ends every query that it has taken, even if the dispatcher that sent it has died.
+computed. The executor ends every query that it has taken, even if the dispatcher that sent it has died, and soon after its deadline, even if
+its model hangs.
 """
 
 from collections.abc import Iterable
@@ -9,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from bus.messages.fleet import DemoteInstance, DispatcherHeartbeat, LoadInstance, MoveInstance, UnloadInstance
-from bus.messages.flow import Execute, HandBack, PartsEnded, Route, Trying
-from bus.messages.public import Answer, Error, Refusal
-from bus.subjects import Subjects
+from bus.messages.fleet import DispatcherHeartbeat, HeldInstances
+from bus.messages.flow import Execute, PartsEnded, ResentSought, Trying, Withdraw
+from bus.messages.public import Answer, Refusal
+from bus.subjects import EXECUTORS, Subjects
 from services.core.actor import (
     NOTHING,
     After,
@@ -32,27 +33,23 @@ from services.core.actor import (
     TimedOut,
     Watch,
 )
-from services.core.deadlines import DeadlineReached, Deadlines
-from services.core.outcomes import default_at
+from services.core.deadlines import DeadlineReached
+from services.core.outcomes import DEFAULT_MOST, NOT_ANSWERED, NOT_STORED, SPEAKS
 from services.core.pipelines.branching import small_outputs
 from services.core.placement import Device
+from services.core.said import RecentAnswers
 from services.core.settings import DispatcherSettings, ExecutorSettings, Settings
-from services.executor.answers import (
-    RecentAnswers,
-    SentAnswer,
-    answer_headers,
-    answer_of,
-    bad_inputs,
-    model_error,
-    output_bytes,
-    spans_of,
-)
+from services.executor.answers import answer_of, bad_inputs, model_error, output_bytes, spans_of, too_dear
 from services.executor.batching import BatchingRules
 from services.executor.commands import BatchResult, FetchInputs, RunBatch, StoreOutputs
 from services.executor.dispatchers import KnownDispatchers
+from services.executor.endings import Endings
 from services.executor.instances import REPORT, BatchRuns, Loaded, MonitorReporter, ReportDue
 from services.executor.loading import InstanceManager
+from services.executor.pending import PendingQueries, ends
 from services.executor.queue import QueuedQuery, inputs_of, queued_query, unread_query
+from services.executor.stillness import Stillness
+from services.executor.succession import Succession
 
 FETCH = 10.0  # s to get inputs from, or put outputs into, the object store
 
@@ -61,13 +58,8 @@ class BatchesDue(msgspec.Struct, frozen=True):
     """Timer: all queries that came in this turn are queued; form batches."""
 
 
-def default_due(query: QueuedQuery) -> float:
-    """When the default of a query's app is given, in Unix seconds."""
-    return default_at(query.route.arrived, query.route.deadline)
-
-
 class Executor:
-    """Pure actor of one device. incarnation: grows with every start of this process. dispatchers: those it works for."""
+    """Pure actor of one device. incarnation: grows with every start of this process. dispatchers: those it works for. held: by the process before it."""
 
     def __init__(
         self,
@@ -77,47 +69,59 @@ class Executor:
         subjects: Subjects,
         settings: ExecutorSettings,
         dispatchers: DispatcherSettings,
+        held: HeldInstances | None = None,
     ) -> None:
         name = device.name
+        life, incarnation = incarnation, incarnation if held is None else held.incarnation
         self.worker = worker
         self.device = name
         self.incarnation = incarnation
         self._manager = InstanceManager(worker, name, incarnation, subjects)
+        self.succession = Succession(worker, name, incarnation, subjects, self._manager, held)
         self.instances = self._manager.instances
         self.tallies = self._manager.tallies
         self.answers = RecentAnswers()
         self._subjects = subjects
         self._failure_timeout = dispatchers.failure_timeout_s
         silence_s = self._failure_timeout + REPORT
-        self.dispatchers = KnownDispatchers(subjects, f"{worker}/{name}/{incarnation}", worker, silence_s)
+        self.dispatchers = KnownDispatchers(subjects, f"{worker}/{name}/{life}", worker, silence_s)
+        endings = Endings(subjects, self.dispatchers, self.answers, self.instances)
+        self._leaves, self._again, self._tell, self._reply = (
+            endings.leaves,
+            endings.again,
+            endings.tell,
+            endings.reply,
+        )
+        self._refuse, self._hand_back, self._back = endings.refuse, endings.hand_back, endings.back
         self._runs = BatchRuns(device, settings)
         self._rules = BatchingRules()
         self._max_inline = dispatchers.max_inline
         self._scheduled = False
         self._reporter = MonitorReporter(worker, name, incarnation, subjects)
-        self.pending: dict[tuple[bytes, int], QueuedQuery] = {}  # taken, not yet ended
-        self._default_deadlines: Deadlines[tuple[bytes, int], QueuedQuery] = Deadlines(default_due)
-        self._fetching: dict[bytes, tuple[Loaded, QueuedQuery]] = {}
+        self.pending = PendingQueries()
+        busy = lambda: bool(self.pending)  # noqa: E731
+        self._stillness = Stillness(worker, name, subjects, self.handle, busy, self._was_still)
         self._on: dict[type, Handler] = {
             Execute: self._execute,
             BatchesDue: self._start_batches,
             Changed: self._changed,
-            Synced: lambda _: NOTHING,
-            DeadlineReached: self._defaults_due,
+            DeadlineReached: self._deadline_reached,
             Done: self._done,
             Failed: self._failed,
             TimedOut: self._failed,
             DispatcherHeartbeat: lambda e: self.dispatchers.heartbeat(e.message, e.now),
+            ResentSought: lambda e: endings.sought(e.message, pending=(e.message.uid, 0) in self.pending),
             PartsEnded: lambda e: self.dispatchers.parts_ended(e.subject.rpartition(".")[2], e.message),
-            LoadInstance: lambda envelope: self._manager.load(envelope.message),
-            MoveInstance: lambda envelope: self._manager.move(envelope.message),
-            DemoteInstance: lambda envelope: self._manager.demote(envelope.message),
-            UnloadInstance: lambda envelope: self._manager.unload(envelope.message),
+            **self._manager.handlers,
             ReportDue: self._report,
-            Recorded: lambda _: NOTHING,
+            Withdraw: self._withdraw,
+            **self._stillness.handlers,
+            **self.succession.handlers,
+            **dict.fromkeys((Recorded, Synced), lambda _: NOTHING),
             Started: self._started,
             Stopping: self._stopping,
         }
+        self._stillness.guard(self._on, (BatchesDue, DeadlineReached, Done, Failed, TimedOut, ReportDue))
 
     @property
     def inlets(self) -> tuple[Inlet, ...]:
@@ -125,11 +129,12 @@ class Executor:
         return (
             Inlet(subject=s.dispatcher_heartbeat(), message=DispatcherHeartbeat),
             Inlet(subject=s.ended(), message=PartsEnded),
-            Inlet(subject=s.executor(w, d, "load"), message=LoadInstance),
-            Inlet(subject=s.executor(w, d, "unload"), message=UnloadInstance),
-            Inlet(subject=s.executor(w, d, "demote"), message=DemoteInstance),
-            Inlet(subject=s.executor(w, d, "move"), message=MoveInstance),
-            Inlet(subject=s.execute(w, d), message=Execute),
+            Inlet(subject=s.resent(), message=ResentSought),
+            *self._manager.inlets,
+            Inlet(subject=s.executor(w, d, "withdraw"), message=Withdraw),
+            *self._stillness.inlets,
+            *self.succession.inlets,
+            Inlet(subject=s.execute(w, d), message=Execute, queue=EXECUTORS),
         )
 
     @property
@@ -137,7 +142,9 @@ class Executor:
         return (Watch(bucket=self._subjects.control_bucket),)
 
     def handle(self, envelope: Envelope) -> Iterable[Effect]:
-        return self._on[type(envelope.message)](envelope)
+        effects = self._on[type(envelope.message)](envelope)
+        earliest = self.pending.earliest
+        return (*effects, earliest.timer(envelope.now)) if earliest.sooner else effects
 
     # -- a query comes in
 
@@ -154,14 +161,18 @@ class Executor:
         known = self.answers.get(key)
         if known is not None:
             return (*self._again(route, known, envelope.now), *self._schedule())
+        if envelope.now > route.deadline - DEFAULT_MOST and self._leaves(route, envelope.now):
+            return (*self._hand_back(route, "late", execute.body, envelope.headers), *self._schedule())
+        if envelope.now > route.deadline and envelope.subject and not self.dispatchers.alive(route.dispatcher):
+            # That was clogged, or has died: its heartbeats say which, and who speaks.
+            return (After(("silent", *key), self.dispatchers.silence + 2.0 * REPORT, execute), *self._schedule())
         loaded = self.instances.get(route.instance)
         if loaded is None or loaded.leaving:
-            return (self._hand_back(route, "gone", execute.body, envelope.headers),)
+            return self._hand_back(route, "gone", execute.body, envelope.headers)
         try:
             taken = inputs_of(execute.body)
             if taken.inputs_ref is not None or route.refs:
-                asked = self.pending[key] = unread_query(route, execute.body, envelope.headers, envelope.now)
-                self._fetching[route.uid] = (loaded, asked)
+                self.pending.fetch(loaded, unread_query(route, execute.body, envelope.headers, envelope.now))
                 fetch = FetchInputs(None if route.refs else taken.inputs_ref, tuple(route.refs or ()), taken.inputs)
                 return (Do(("fetch", route.uid), fetch, FETCH),)
             query = queued_query(route, execute.body, taken.inputs)
@@ -173,39 +184,37 @@ class Executor:
         return self._take(loaded, query, envelope.now)
 
     def _take(self, loaded: Loaded, query: QueuedQuery, now: float) -> Iterable[Effect]:
-        route, pending = query.route, self.pending
-        key = (route.uid, route.part)
-        pending[key] = query
+        self.pending.take(query)
         loaded.queue.push(query)
         if (policy := loaded.policy) is not None and policy.counts:
             policy.arrived(query.items, now)
-        if route.more:
+        if query.route.more:
             return NOTHING  # with the last of its batch; if that is lost, with the next report
-        if not route.fallback:
-            return self._schedule()
-        return (*self._schedule(), *self._default_deadlines.watch(key, query, now, pending))
+        return self._schedule()
 
-    def _defaults_due(self, envelope: Envelope) -> Iterable[Effect]:
-        """Dispatchers give the default output of these queries' apps. Their own results are not used any more."""
-        now = envelope.now
-        due = self._default_deadlines.due(now, self.pending if self.dispatchers.any_alive else {})
-        for query in due:
-            del self.pending[query.route.uid, query.route.part]
-            query.abandoned = True
-        return (*self._back(due, "late"), *self._default_deadlines.timer(now))
-
-    def _again(self, route: Route, known: SentAnswer, now: float) -> list[Effect]:
-        """It was answered before: a client that asks again gets the same answer, a dispatcher's retry only a `done`."""
-        effects: list[Effect] = []
-        if route.attempt == 0 and route.resendable:
-            effects.append(Publish(route.reply_to, known.body))
-        loaded = self.instances.get(route.instance)
-        if loaded is not None:
-            codes: list[str] | None = [known.code] if known.code else None
-            effects.extend(
-                self.dispatchers.report_done(route.dispatcher, loaded, [route], 1, (now, now), 0.0, codes, now)
-            )
+    def _deadline_reached(self, envelope: Envelope) -> Iterable[Effect]:
+        """End the queries whose time is up, wherever they are, and those that wait for a device and could not be in time any more."""
+        now, effects = envelope.now, list[Effect]()
+        for query in self.pending.due(now, default=self.dispatchers.any_alive):
+            effects.extend(self._expire(query, now))
+        for loaded in [*self.instances.values()]:
+            late = loaded.queue.overdue(now)
+            for query in late:
+                effects.extend(self._too_late(loaded, query, now))
+            if late and loaded.leaving:
+                effects.extend(self._manager.settle(loaded))
         return effects
+
+    def _expire(self, query: QueuedQuery, now: float) -> list[Effect]:
+        """It ends now, refused or with its app's default output. Its own result is not used any more."""
+        route = query.route
+        loaded = self.instances.get(route.instance)
+        del self.pending[route.uid, route.part]
+        query.abandoned = True
+        if loaded is None or (route.fallback and self.dispatchers.any_alive) or self._leaves(route, now):
+            return self._back([query], "late")
+        why = NOT_STORED if query.storing else NOT_ANSWERED
+        return self._refuse(loaded, query, "deadline", f"{why}: allow more time or ask again", now)
 
     def _schedule(self) -> Iterable[Effect]:
         if self._scheduled:
@@ -220,6 +229,8 @@ class Executor:
         self._scheduled = False
         effects: list[Effect] = []
         now = envelope.now
+        if self._stillness.rests and self.pending:
+            effects.extend(self._stillness.wake(now))
         for loaded in self._runs.ready(self.instances.values()):
             if not self._runs.has_room(loaded):  # its cores are busy: queries that cannot wait go back
                 batch: list[QueuedQuery] = []
@@ -260,6 +271,8 @@ class Executor:
         self.pending.pop((query.route.uid, query.route.part), None)
         if query.route.fallback and self.dispatchers.any_alive:
             return self._back([query], "deadline" if query.route.deadline > now else "late")
+        if self._leaves(query.route, now):
+            return self._back([query], "late")
         if query.route.deadline <= now or not self.dispatchers.alive(query.route.dispatcher):
             text = "the deadline passed in the queue: allow more time or ask again"
             return self._refuse(loaded, query, "deadline", text, now)
@@ -275,7 +288,7 @@ class Executor:
         if kind == "fetch":
             return self._fetched(key, done.result, envelope.now)
         if kind == "store":
-            return self._stored(key, done.result)
+            return self._stored(key, done.result, envelope.now)
         if kind == "move":
             return self._manager.moved(key, done.result)
         if kind == "process":
@@ -296,21 +309,22 @@ class Executor:
             loaded.learn(queries, items, seconds, now)
         cost = loaded.price_per_s * seconds / items
         effects: list[Effect] = []
-        done: dict[str, list[Route]] = {}
+        ended: list[QueuedQuery] = []
         large = result.bytes > self._max_inline
         failed = result.errors is not None and not result.unfit
         for i, query in enumerate(queries):
             route = query.route
-            loaded.served(route, query.items, result.finished - route.arrived, error=failed)
             if query.abandoned:
-                continue  # its client has got the default output
-            del self.pending[route.uid, route.part]
+                continue
+            loaded.served(route, query.items, result.finished - route.arrived, error=failed)
+            if now > route.deadline - DEFAULT_MOST and self._leaves(route, now):
+                effects.extend(self._expire(query, now))
+                continue
             if failed and result.errors and route.fallback and self.dispatchers.any_alive:
+                del self.pending[route.uid, route.part]
                 effects.extend(self._back([query], "failed", result.errors[i]))
                 continue
-            done.setdefault(route.dispatcher, []).append(route)
-            for other in query.also:
-                done.setdefault(other.dispatcher, []).append(other)
+            ended.append(query)
             if query.headers is not None:
                 where = {"worker": self.worker, "device": self.device, "variant": loaded.record.variant}
                 effects.extend(spans_of(query, where, result, items))
@@ -320,16 +334,16 @@ class Executor:
             else:
                 answer = answer_of(loaded, self.worker, query, result, i, items, cost)
                 if large and output_bytes(answer) > self._max_inline:
-                    effects.append(Do(("store", (query, answer)), StoreOutputs(route.uid.hex(), answer.outputs), FETCH))
+                    query.storing = True
+                    store = StoreOutputs(route.uid.hex(), answer.outputs)
+                    limit = min(FETCH, max(0.001, ends(route, default=False) + SPEAKS - now))  # it has ended before
+                    effects.append(Do(("store", (loaded, query, answer)), store, limit))
                     continue
-            if route.parent is None:
-                effects.append(self._reply(route, answer, query))
-            else:
-                effects.extend(self._tell(query, answer))
+            del self.pending[route.uid, route.part]
+            effects += (self._reply(route, answer, query),) if route.parent is None else self._tell(query, answer)
         span = (result.started, result.finished)
-        for dispatcher, routes in done.items():
-            codes = None if result.errors is None else ["model_error" if failed else "bad_request"] * len(routes)
-            effects.extend(self.dispatchers.report_done(dispatcher, loaded, routes, items, span, cost, codes, now))
+        code = "" if result.errors is None else "model_error" if failed else "bad_request"
+        effects.extend(self.dispatchers.report_batch(loaded, ended, items, span, cost, code, now))
         if loaded.queue.items or self._runs.starved:
             effects.extend(self._schedule())
         if loaded.leaving:
@@ -344,65 +358,39 @@ class Executor:
                 loaded.queue.push(query)
         return self._schedule()
 
-    def _tell(self, query: QueuedQuery, answer: Answer | Refusal) -> list[Publish]:
-        """The answer to all who wait for it: another dispatcher may ask for the same part by now."""
-        route = query.route
-        if route.parent is None or not query.also:
-            return [self._reply(route, answer, query)]
-        replies = {each.reply_to: each for each in query.routes}
-        return [self._reply(each, answer, query) for each in replies.values()]
-
-    def _reply(self, route: Route, answer: Answer | Refusal, query: QueuedQuery | None = None) -> Publish:
-        """The answer to the client. It is kept if the client may ask again."""
-        headers = None if query is None or query.headers is None else answer_headers(query)
-        return Publish(route.reply_to, self.answers.keep(route, answer) if route.resendable else answer, "", headers)
-
-    # -- refusing and handing back
-
-    def _refuse(self, loaded: Loaded, query: QueuedQuery, code: Any, text: str, now: float) -> list[Effect]:
-        route, span = query.route, (now, now)
-        loaded.served(route, route.items, now - route.arrived, error=True)
-        effects: list[Effect] = [*self._tell(query, Refusal(id=route.id, error=Error(code=code, message=text)))]
-        for each in query.routes:
-            effects.extend(
-                self.dispatchers.report_done(each.dispatcher, loaded, [each], each.items, span, 0.0, [code], now)
-            )
-        return effects
-
-    def _hand_back(self, route: Route, reason: str, body: msgspec.Raw, headers: Any = None, text: str = "") -> Publish:
-        dispatcher = route.dispatcher if self.dispatchers.alive(route.dispatcher) else ""
-        return Publish(self._subjects.resubmit(dispatcher), HandBack(route, reason, body, text), "", headers)
-
-    def _back(self, queries: Iterable[QueuedQuery], reason: str, text: str = "") -> list[Effect]:
-        return [
-            self._hand_back(route, reason, query.body, query.headers, text)
-            for query in queries
-            for route in query.routes
-        ]
-
     # -- large bodies
 
     def _fetched(self, uid: bytes, data: bytes, now: float) -> Iterable[Effect]:
-        loaded, asked = self._arrived(uid)
+        found = self.pending.arrived(uid)
+        if found is None:
+            return NOTHING
+        loaded, asked = found
         if self.instances.get(loaded.id) is not loaded or (loaded.leaving and not loaded.ready):
             return self._back([asked], "gone")  # unloaded or demoted meanwhile
         try:
             query = queued_query(asked.route, asked.body, data)
         except (msgspec.DecodeError, IndexError) as error:
             return self._refuse(loaded, asked, "bad_request", f"inputs_ref: the object holds no inputs: {error}", now)
-        query.also, query.headers, query.taken = asked.also, asked.headers, asked.taken
+        dear = too_dear(loaded, query)
+        if dear:
+            return self._refuse(loaded, asked, "unsatisfiable", dear, now)
+        query.headers, query.taken, query.fetched = asked.headers, asked.taken, True
+        query.route, *also = [msgspec.structs.replace(route, items=query.items) for route in asked.routes]
+        query.also = tuple(also)
         return self._take(loaded, query, now)
 
-    def _arrived(self, uid: bytes) -> tuple[Loaded, QueuedQuery]:
-        loaded, asked = self._fetching.pop(uid)
-        del self.pending[uid, asked.route.part]
-        return loaded, asked
-
-    def _stored(self, key: tuple[QueuedQuery, Answer], ref: Any) -> Iterable[Effect]:
-        query, answer = key
+    def _stored(self, key: tuple[Loaded, QueuedQuery, Answer], ref: Any, now: float) -> Iterable[Effect]:
+        loaded, query, answer = key
+        route = query.route
+        if query.abandoned:
+            return NOTHING
+        if self._leaves(route, now):
+            return self._expire(query, now)
+        del self.pending[route.uid, route.part]
         # A pipeline decides by small outputs of a stage where to go on.
-        small = {} if query.route.parent is None else small_outputs(answer.outputs)
-        return self._tell(query, msgspec.structs.replace(answer, outputs=small, outputs_ref=ref))
+        small = {} if route.parent is None else small_outputs(answer.outputs)
+        told = self._tell(query, msgspec.structs.replace(answer, outputs=small, outputs_ref=ref))
+        return (*told, *self.dispatchers.report_ended(loaded, query, answer, now))
 
     def _failed(self, envelope: Envelope) -> Iterable[Effect]:
         """The edge could not carry out a command."""
@@ -417,39 +405,73 @@ class Executor:
             return self._ran(failed.id, BatchResult(now, now, [], errors), now)
         kind, key = failed.id
         if kind == "load":
-            return self._load_failed(*self._manager.failed(key, reason))
+            return self._load_failed(*self._manager.failed(key, reason), reason)
         if kind == "transfer":
-            return self._load_failed(*self._manager.transfer_failed(key, reason))
+            return self._load_failed(*self._manager.transfer_failed(key, reason), reason)
         if kind == "move":
             return self._manager.moved(key, None, reason)
         if kind == "fetch":
-            loaded, asked = self._arrived(key)
-            return self._refuse(loaded, asked, "bad_request", f"inputs_ref cannot be read: {reason}", now)
+            found = self.pending.arrived(key)
+            text = f"inputs_ref cannot be read: {reason}"
+            return NOTHING if found is None else self._refuse(*found, "bad_request", text, now)
         if kind == "store":
-            query, answer = key
-            error = Error(code="internal", message=f"the outputs could not be stored: {reason}")
-            return self._tell(query, Refusal(id=answer.id, error=error))
+            loaded, query, _ = key
+            if query.abandoned:
+                return NOTHING
+            if ends(query.route, default=self.dispatchers.any_alive) <= now:
+                return self._expire(query, now)
+            del self.pending[query.route.uid, query.route.part]
+            code = "deadline" if isinstance(failed, TimedOut) else "internal"  # jobs try again whatever was late
+            return self._refuse(loaded, query, code, f"the outputs could not be stored: {reason}", now)
         return NOTHING
 
-    def _load_failed(self, loaded: Loaded | None, effects: Iterable[Effect]) -> Iterable[Effect]:
+    def _load_failed(self, loaded: Loaded | None, effects: Iterable[Effect], reason: str) -> Iterable[Effect]:
         """An instance that could not be loaded ends. None: none has."""
-        return effects if loaded is None else (*effects, *self._back(self._drop(loaded), "load_failed"))
+        return effects if loaded is None else (*effects, *self._back(self._drop(loaded), "load_failed", reason))
 
     # -- time
 
     def _report(self, envelope: Envelope) -> Iterable[Effect]:
         now = envelope.now
+        if self.succession.missing:
+            return self._reporter.start(now, REPORT)
         gap = self._reporter.gap(now)
         if gap > self._failure_timeout:
-            self._was_stopped(now)
+            self.dispatchers.reset_silence(now)  # the silence was this process's own
         checked = self.dispatchers.check(now)
         return (*checked, *self._reporter.report(now, gap, self.instances.values(), self._runs), *self._schedule())
 
-    def _was_stopped(self, now: float) -> None:
-        """This process was stopped for longer than the failure time-out. Others have its queries now: drop them."""
+    def _was_still(self, seconds: float, now: float) -> Iterable[Effect]:
+        """This process was still for so long. Beyond the failure time-out others may have its queries: only their dispatchers know."""
+        if seconds <= self._failure_timeout:
+            return NOTHING
         self.dispatchers.reset_silence(now)
+        left = [*self.pending.values()]
+        return [*self._forget(left), *self._back(left, "stopped")]
+
+    def _withdraw(self, envelope: Envelope) -> Iterable[Effect]:
+        """Another executor has these queries: nothing is said about them here."""
+        order: Withdraw = envelope.message
+        asked = [query for uid in order.uids if (query := self.pending.get((uid, 0))) is not None and not query.also]
+        sent = (order.dispatcher, order.attempt)
+        effects = self._forget([one for one in asked if (one.route.dispatcher, one.route.attempt) == sent])
+        loaded, now = self.instances.get(order.instance), envelope.now
+        if order.again:
+            effects.extend(self.dispatchers.say_again(order.dispatcher))
+        elif loaded is not None:
+            effects += self.dispatchers.report_done(order.dispatcher, loaded, [], 0, (now, now), 0.0, None, now)
+        return effects
+
+    def _forget(self, queries: list[QueuedQuery]) -> list[Effect]:
+        """These queries end without a word, wherever they are."""
+        for query in queries:
+            query.abandoned = True
+            del self.pending[query.route.uid, query.route.part]
+        gone = {query.route.uid for query in queries}
         for loaded in self.instances.values():
-            self._drop(loaded)
+            loaded.queue.forget(gone)
+        leaving = [loaded for loaded in self.instances.values() if loaded.leaving and gone]
+        return [effect for loaded in leaving for effect in self._manager.settle(loaded)]
 
     def _drop(self, loaded: Loaded) -> list[QueuedQuery]:
         """Empty an instance's queue; returns the queries without an end."""
@@ -459,14 +481,16 @@ class Executor:
         return queries
 
     def _started(self, envelope: Envelope) -> Iterable[Effect]:
-        return self._reporter.start(envelope.now)
+        return (*self.succession.begin(), *self._reporter.start(envelope.now))
 
-    def _stopping(self, envelope: Envelope) -> Iterable[Effect]:
+    def _stopping(self, _: Envelope) -> Iterable[Effect]:
         """Queries that have not begun go back to the dispatchers. Running ones are answered within the grace."""
-        del envelope
         return [effect for loaded in self.instances.values() for effect in self._back(self._drop(loaded), "gone")]
 
 
-def make_executor(settings: Settings, subjects: Subjects, worker: str, device: Device, incarnation: int) -> Executor:
+def make_executor(
+    settings: Settings, subjects: Subjects, worker: str, device: Device, incarnation: int,
+    held: HeldInstances | None = None,
+) -> Executor:  # fmt: skip
     """The executor of one device. Parameters as for `Executor`."""
-    return Executor(worker, device, incarnation, subjects, settings.executor, settings.dispatcher)
+    return Executor(worker, device, incarnation, subjects, settings.executor, settings.dispatcher, held)

@@ -5,31 +5,39 @@ recorded. Pure.
 from collections import deque
 from collections.abc import Iterable
 from hashlib import blake2b
+from itertools import islice
 
 from msgspec import Raw
+from msgspec.structs import replace
 
 from bus.messages.fleet import DispatcherHeartbeat
 from bus.messages.flow import DoneBatch, HandBack, PartsEnded, Route
+from bus.messages.public import Answer, Refusal
 from bus.subjects import Subjects
 from services.core.actor import NOTHING, Effect, Publish, Record
 from services.core.outcomes import answered
 from services.executor.instances import Loaded
+from services.executor.queue import QueuedQuery
 
 BATCHES = 20_000  # unacknowledged done batches kept per dispatcher
+AGAIN = 1000  # of them that are said again
+NO_BODY = Raw(b"\xc0")  # nil
+HEARD = 1.0  # s in which a dispatcher that is alive is heard (its heartbeats come twice as often): else this executor may be cut off
 FORGET = 120.0  # s after which a dead dispatcher is forgotten
+OVER = 8192  # queries with parts that have ended, of which is known here, at least; at most twice as many
 
 
 class KnownDispatcher:
-    """One dispatcher. seq: of the last done batch. pending: done batches whose outcomes it has not reported as stored.
+    """One dispatcher. seen: from when its silence counts. heard, since: when it was last heard, and first after a silence. seq: of the last done batch. pending: done batches whose outcomes it has not reported as stored.
 
     parents: queries of which parts came here and that have not ended, each with its body. adopts: it takes over such queries of others.
     """
 
-    __slots__ = ("adopts", "alive", "parents", "pending", "seen", "seq", "subject")
+    __slots__ = ("adopts", "alive", "heard", "parents", "pending", "seen", "seq", "since", "subject")
 
     def __init__(self, now: float, subject: str) -> None:
         self.alive = True
-        self.seen = now
+        self.seen = self.heard = self.since = now
         self.seq = 0
         self.subject = subject
         self.adopts = False
@@ -44,8 +52,10 @@ class KnownDispatchers:
         self._subjects = subjects
         self._queue = queue
         self._worker = worker
-        self._silence = silence_s
+        self.silence = silence_s
         self._known: dict[str, KnownDispatcher] = {}
+        self._over: set[bytes] = set()
+        self._over_before: set[bytes] = set()
 
     def _of(self, name: str, now: float) -> KnownDispatcher:
         dispatcher = self._known.get(name)
@@ -64,9 +74,12 @@ class KnownDispatchers:
 
     def report_done(
         self, name: str, loaded: Loaded, routes: list[Route], batch: int, span: tuple[float, float], cost: float,
-        codes: list[str] | None, now: float,
+        codes: list[str] | None, now: float, *, counted: bool = False, storing: list[Route] | None = None,
     ) -> Iterable[Effect]:  # fmt: skip
-        """Report queries as done to their dispatcher. If it is dead, record their outcomes here. span: start and end."""
+        """Report queries as done to their dispatcher. If it is dead, record their outcomes here. span: start and end.
+
+        counted: it does not know their items. storing: those that end later, with their outputs in the object store.
+        """
         dispatcher = self._of(name, now)
         dispatcher.seq += 1
         done = DoneBatch(
@@ -82,23 +95,76 @@ class KnownDispatchers:
             loaded.queued,
             [route.uid for route in routes],
             codes,
+            loaded.queue.mixed,
+            [route.items for route in routes] if counted else None,
+            [route.uid for route in storing] if storing else None,
         )
-        if not dispatcher.alive:
-            return self._outcomes(done, routes, loaded)
+        if not dispatcher.alive:  # or stopped: then it hears when it goes on that these have ended
+            return (*self._outcomes(done, routes, loaded), Publish(dispatcher.subject, done))
         dispatcher.pending.append((done, routes, loaded))
         return (Publish(dispatcher.subject, done),)
+
+    def say_again(self, name: str) -> Iterable[Effect]:
+        """The last batches whose outcomes this dispatcher has not stored: its connection may have broken."""
+        dispatcher = self._known.get(name)
+        if dispatcher is None:
+            return NOTHING
+        last = islice(reversed(dispatcher.pending), AGAIN)
+        return [Publish(dispatcher.subject, replace(done, started=done.finished)) for done, _, _ in last if done.uids][
+            ::-1
+        ]
+
+    def report_batch(
+        self, loaded: Loaded, queries: list[QueuedQuery], batch: int, span: tuple[float, float], cost: float,
+        code: str, now: float,
+    ) -> Iterable[Effect]:  # fmt: skip
+        """Report a batch to all who sent its queries. A part has ended before its outputs are stored. code: of all; empty: they were computed."""
+        ended: dict[str, list[Route]] = {}
+        storing: dict[str, list[Route]] = {}
+        counted = False
+        for query in queries:
+            to, route = ended, query.route
+            if query.storing:
+                to, query.reported = (storing, 0) if route.parent is None else (ended, len(query.routes))
+            counted |= query.fetched
+            to.setdefault(route.dispatcher, []).append(route)
+            for other in query.also:
+                to.setdefault(other.dispatcher, []).append(other)
+        for name in ended | storing if storing else ended:
+            routes, later = ended.get(name, []), storing.get(name)
+            codes = [code] * len(routes) if code else None
+            yield from self.report_done(
+                name, loaded, routes, batch, span, cost, codes, now, counted=counted, storing=later
+            )
+
+    def report_ended(self, loaded: Loaded, query: QueuedQuery, said: Answer | Refusal, now: float) -> Iterable[Effect]:
+        """Report to all who sent a query, and do not know it yet, that it has ended as its client was told: without a batch, or some time after it."""
+        batch, finished, cost = query.items, now, 0.0
+        codes: list[str] | None = None
+        if isinstance(said, Refusal):
+            codes = [said.error.code]
+        else:
+            batch, cost = said.batch, said.cost / query.items
+            finished = query.route.arrived + said.latency_ms / 1000.0
+        span = (finished, finished)
+        for route in query.routes[query.reported :]:
+            yield from self.report_done(
+                route.dispatcher, loaded, [route], batch, span, cost, codes, now, counted=query.fetched
+            )
 
     def heartbeat(self, heartbeat: DispatcherHeartbeat, now: float) -> Iterable[Effect]:
         """A dispatcher lives, and has stored so much. If it leaves, its outcomes are taken over at once."""
         dispatcher = self._of(heartbeat.dispatcher, now)
-        dispatcher.seen = now
+        if now - dispatcher.heard > HEARD:
+            dispatcher.since = now
+        dispatcher.seen = dispatcher.heard = now
         seq = heartbeat.flushed.get(self._queue)
         if seq is not None:
             while dispatcher.pending and dispatcher.pending[0][0].seq <= seq:
                 dispatcher.pending.popleft()
         dispatcher.adopts = heartbeat.adopts
         if heartbeat.leaving:
-            return self._take_over(dispatcher, now)
+            return self._take_over(heartbeat.dispatcher, dispatcher, now)
         dispatcher.alive = True
         return NOTHING
 
@@ -106,10 +172,12 @@ class KnownDispatchers:
         """Find dispatchers that are silent for too long, and take over their outcomes."""
         effects: list[Effect] = []
         for name, dispatcher in list(self._known.items()):
-            if dispatcher.alive and now - dispatcher.seen > self._silence:
-                effects.extend(self._take_over(dispatcher, now))
+            if dispatcher.alive and now - dispatcher.seen > self.silence:
+                effects.extend(self._take_over(name, dispatcher, now))
             elif not dispatcher.alive and now - dispatcher.seen > FORGET:
                 del self._known[name]
+            elif not dispatcher.alive:
+                effects.extend(self._hand_on(name, dispatcher, now))
             elif dispatcher.parents:
                 over = [uid for uid, (route, _) in dispatcher.parents.items() if route.deadline + FORGET < now]
                 for uid in over:
@@ -125,32 +193,57 @@ class KnownDispatchers:
             body if origin.body is None else Raw(origin.body),
         )
 
+    def has_parts_of(self, uid: bytes) -> bool:
+        """Whether parts of this query came here, and it is handed on in time if its dispatcher turns out to be dead. Without that time, who asks ends it."""
+        for dispatcher in self._known.values():
+            parent = dispatcher.parents.get(uid)
+            if parent is not None:
+                if parent[0].deadline > dispatcher.seen + self.silence:
+                    return True
+                del dispatcher.parents[uid]
+        return False
+
     def parts_ended(self, name: str, ended: PartsEnded) -> Iterable[Effect]:
         """These queries have got their answers."""
+        self._over.update(ended.parents)
+        if len(self._over) >= OVER:
+            self._over_before, self._over = self._over, set()
         dispatcher = self._known.get(name)
         if dispatcher is not None:
             for uid in ended.parents:
                 dispatcher.parents.pop(uid, None)
         return NOTHING
 
+    def is_over(self, uid: bytes) -> bool:
+        """Whether a dispatcher has said of late that this query with parts has got its answer."""
+        return uid in self._over or uid in self._over_before
+
     def reset_silence(self, now: float) -> None:
         """This process was stopped: the silence was not the dispatchers'."""
         for dispatcher in self._known.values():
             dispatcher.seen = now
 
-    def _take_over(self, dispatcher: KnownDispatcher, now: float) -> list[Effect]:
+    def _take_over(self, name: str, dispatcher: KnownDispatcher, now: float) -> list[Effect]:
         """Record the outcomes that may be missing, of which the database keeps one a uid, and hand its queries with parts to others."""
         dispatcher.alive = False
-        effects: list[Effect] = []
-        adopting = [name for name, one in self._known.items() if one.alive and one.adopts]
-        for uid, (route, body) in dispatcher.parents.items():
-            if route.deadline > now and adopting:
-                subject = self._subjects.resubmit(heir(uid, adopting))
-                effects.append(Publish(subject, HandBack(route, "orphaned", body)))
-        dispatcher.parents.clear()
+        effects = self._hand_on(name, dispatcher, now)
         for done, routes, loaded in dispatcher.pending:
             effects.extend(self._outcomes(done, routes, loaded))
         dispatcher.pending.clear()
+        return effects
+
+    def _hand_on(self, name: str, dispatcher: KnownDispatcher, now: float) -> list[Effect]:
+        """Give a dead dispatcher's queries with parts to others, as soon as any are heard. It has ended those that were over when it was last heard."""
+        effects: list[Effect] = []
+        heard = [other for other, one in self._known.items() if one.adopts and one.since <= now - HEARD < one.heard]
+        adopting = [other for other in heard if self._known[other].alive and other != name]
+        if not adopting:
+            return effects
+        for uid, (route, body) in dispatcher.parents.items():
+            if route.deadline > dispatcher.heard:
+                subject = self._subjects.resubmit(heir(uid, adopting))
+                effects += [Publish(subject, HandBack(route, "orphaned", body)), taken(self._subjects, name, route)]
+        dispatcher.parents.clear()
         return effects
 
     def _outcomes(self, done: DoneBatch, routes: list[Route], loaded: Loaded) -> list[Effect]:
@@ -168,6 +261,11 @@ class KnownDispatchers:
             )
             for i, route in enumerate(routes)
         ]
+
+
+def taken(subjects: Subjects, dispatcher: str, route: Route) -> Publish:
+    """Tell a dispatcher that is silent, if it only was stopped, that another one has this query now."""
+    return Publish(subjects.resubmit(dispatcher), HandBack(route, "taken", NO_BODY))
 
 
 def heir(uid: bytes, dispatchers: Iterable[str]) -> str:

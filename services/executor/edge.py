@@ -43,6 +43,7 @@ from services.executor.commands import (
 )
 from services.executor.edge_models import DeviceModels, ModelInMemory
 from services.shell.clock import now
+from services.shell.host.running import Running
 from services.shell.objects import fetch, fetch_tensors, store_outputs
 from services.shell.runtime.telemetry import about
 
@@ -60,11 +61,15 @@ _named = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class ExecutorEdge:
-    """One device's edge. device: its address. cache: directory of fetched artifacts, which are named by their digests."""
+    """One device's edge. device: its address. cache: directory of fetched artifacts, which are named by their digests. running: shows the
+    supervisor what is loaded and computed.
+    """
 
     def __init__(
-        self, bus: Bus, subjects: Subjects, device: str, cores: int, cache: Path, settings: ExecutorSettings
-    ) -> None:
+        self, bus: Bus, subjects: Subjects, device: str, cores: int, cache: Path, settings: ExecutorSettings,
+        running: Running | None = None,
+    ) -> None:  # fmt: skip
+        self._running = running
         self._bus = bus
         self._subjects = subjects
         self._settings = settings
@@ -99,16 +104,22 @@ class ExecutorEdge:
                 return NotImplemented  # most likely cancelled: it is repeated in a thread
         return result
 
+    def _loading(self) -> contextlib.AbstractContextManager[None]:
+        return self._running.loading() if self._running is not None else contextlib.nullcontext()
+
     async def perform(self, command: Any) -> Any:
         match command:
             case RunBatch():
                 return await self._run(command)
             case LoadModel():
-                return await self._models.load(command)
+                with self._loading():
+                    return await self._models.load(command)
             case MoveModel():
-                return await self._models.move(command)
+                with self._loading():
+                    return await self._models.move(command)
             case TransferModel():
-                return await self._models.transfer(command)
+                with self._loading():
+                    return await self._models.transfer(command)
             case UnloadModel():
                 return await self._models.unload(command)
             case FetchInputs():
@@ -131,6 +142,17 @@ class ExecutorEdge:
         return encode(inputs | await fetch_tensors(self._bus, command.refs))
 
     def _compute(self, model: ModelInMemory, command: RunBatch) -> BatchResult:
+        """Compute a batch. If it ends this process, its queries, and no others, are suspect."""
+        running = self._running
+        if running is None:
+            return self._result(model, command)
+        number = running.begin(query.route.uid for query in command.queries)
+        try:
+            return self._result(model, command)
+        finally:
+            running.end(number)
+
+    def _result(self, model: ModelInMemory, command: RunBatch) -> BatchResult:
         """Assemble, run, split. An error is reported for the whole batch; the actor then runs its queries one by one."""
         queries, record = command.queries, model.record
         started = now()
@@ -145,8 +167,7 @@ class ExecutorEdge:
             else:
                 arrays = several(queries, record.signature, allow_nan=record.allow_nan)
                 unfit = False
-                named = handle.run(arrays)
-                outputs = [named[name] for name in handle.outputs]
+                outputs = self._named_pieces(model, arrays)
             parts = split(outputs, handle.outputs, queries)
             labels = named_classes(outputs, record.labels, queries) if record.labels else None
             return BatchResult(started, now(), parts, None, most_bytes(outputs), labels=labels)
@@ -162,6 +183,20 @@ class ExecutorEdge:
         limit = model.record.max_batch
         parts = [model.handle.run_single(array[i : i + limit]) for i in range(0, len(array), limit)]
         return [np.concatenate(column) for column in zip(*parts, strict=True)]
+
+    @staticmethod
+    def _named_pieces(model: ModelInMemory, arrays: dict[str, Any]) -> list[Any]:
+        """The same for a model of several inputs."""
+        import numpy as np  # noqa: PLC0415
+
+        limit, handle = model.record.max_batch, model.handle
+        count = len(next(iter(arrays.values())))
+        pieces = [{name: one[i : i + limit] for name, one in arrays.items()} for i in range(0, count, limit)]
+        parts = [handle.run(piece) for piece in pieces]
+        return [
+            np.concatenate([part[name] for part in parts]) if len(parts) > 1 else parts[0][name]
+            for name in handle.outputs
+        ]
 
     async def _run(self, command: RunBatch) -> BatchResult:
         model = self._loaded.get(command.instance)
@@ -224,8 +259,13 @@ _FINAL = ("illegal memory access", "unspecified launch failure", "device-side as
 class AcceleratedEdge(ExecutorEdge):
     """The edge of a GPU or a Neuron chip."""
 
-    def inline(self, command: Any) -> Any:
-        return _checked(super().inline(command))
+    def _result(self, model: ModelInMemory, command: RunBatch) -> BatchResult:
+        """A process that has lost its device ends, and is started again."""
+        result = super()._result(model, command)
+        if error := final(result):
+            log.critical("the device does no more work for this process, which stops and is started again: %s", error)
+            os._exit(BROKEN)
+        return result
 
     async def perform(self, command: Any) -> Any:
         if isinstance(command, MeasureProcess):
@@ -233,7 +273,7 @@ class AcceleratedEdge(ExecutorEdge):
             models = self._loaded.values()
             memory_mb = sum(model.handle.memory_mb or model.record.profile.memory_mb for model in models)
             return ProcessUse(memory_mb, used.cpu_s)
-        result = _checked(await super().perform(command))
+        result = await super().perform(command)
         if isinstance(command, LoadModel) and isinstance(result, LoadedModel) and result.tier == "device":
             model = self._loaded.get(command.instance)
             return replace(result, memory_mb=model.handle.memory_mb if model is not None else 0.0)
@@ -244,15 +284,6 @@ def final(result: Any) -> str:
     """The error after which the device does no more work for this process. Empty if there was none."""
     errors = result.errors if isinstance(result, BatchResult) else None
     return next((error for error in errors or () if any(words in error for words in _FINAL)), "")
-
-
-def _checked(result: Any) -> Any:
-    """The result. A process that has lost its device ends, and is started again."""
-    error = final(result)
-    if error:
-        log.critical("the device does no more work for this process, which stops and will be started again: %s", error)
-        os._exit(BROKEN)
-    return result
 
 
 # -- engines on other machines: nothing of theirs is computed here

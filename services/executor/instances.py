@@ -70,7 +70,7 @@ class Loaded:
     """
 
     __slots__ = (
-        "_apps", "_batches", "_busy", "_items", "_new", "_offline", "_policies", "_predicted", "begun", "begun_at", "computed", "contexts", "goal", "id", "leaving",
+        "_apps", "_batches", "_busy", "_items", "_new", "_offline", "_payers", "_policies", "_predicted", "begun", "begun_at", "computed", "contexts", "cores", "goal", "id", "leaving",
         "model", "moving", "one_at_a_time", "policy", "price_per_s", "queue", "ready", "record", "rule", "running", "running_items",
         "running_offline", "since", "table", "tally", "tier",
     )  # fmt: skip
@@ -81,6 +81,7 @@ class Loaded:
         self.id = instance
         self.record = record
         self.price_per_s = price_per_s
+        self.cores: list[int] = []  # as it was ordered
         self.table = LatencyTable(record)
         self.queue = EdfQueue(self.table, max(1, record.max_batch))
         self.ready = False
@@ -115,6 +116,7 @@ class Loaded:
         self._busy = 0.0
         self._predicted = 0.0
         self._apps: dict[str, list[float]] = {}
+        self._payers: dict[str, dict[str, int]] = {}
 
     @property
     def queued(self) -> int:
@@ -213,6 +215,9 @@ class Loaded:
         if route.policy == OFFLINE:  # it has time, and its deadline says nothing about the app's objective
             self._offline += items
             slo = 0.0
+        if route.payer is not None:
+            payers = self._payers.setdefault(route.app, {})
+            payers[route.payer] = payers.get(route.payer, 0) + items
         sample = self._apps.get(route.app)
         if sample is None:
             sample = self._apps[route.app] = [0.0, 0.0, 0.0, 0.0, slo]
@@ -257,6 +262,7 @@ class Loaded:
             begun=self.begun_at,
             computed=self._computing(now),
             copied=self.model is not None and self.model.copied,
+            payers=self._payers,
         )
         self._reset()
         return sample
@@ -388,10 +394,10 @@ class MonitorReporter:
         self._subject = subjects.monitor(worker, "report")
         self._reported = 0.0
 
-    def start(self, now: float) -> tuple[Effect, ...]:
-        """The first report is due at once."""
+    def start(self, now: float, delay: float = 0.0) -> tuple[Effect, ...]:
+        """The first report is due after `delay` seconds."""
         self._reported = now
-        return (After("report", 0.0, ReportDue()),)
+        return (After("report", delay, ReportDue()),)
 
     def measured(self, used: ProcessUse) -> None:
         """For the next report: what this process uses."""

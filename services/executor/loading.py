@@ -4,7 +4,8 @@ A model is on the device, or in host memory (its instance is Warm), or nowhere. 
 taken to there, while the instance computes nothing and, unless it is to serve, once its queue is empty.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from bus.messages.fleet import (
     DemoteInstance,
@@ -17,7 +18,7 @@ from bus.messages.fleet import (
     UnloadInstance,
 )
 from bus.subjects import Subjects
-from services.core.actor import NOTHING, Do, Effect, Publish
+from services.core.actor import NOTHING, Do, Effect, Envelope, Handler, Inlet, Publish
 from services.executor.commands import LoadedModel, LoadModel, MovedModel, MoveModel, TransferModel, UnloadModel
 from services.executor.instances import BatchTally, Loaded
 
@@ -28,6 +29,17 @@ class InstanceManager:
     def __init__(self, worker: str, device: str, incarnation: int, subjects: Subjects) -> None:
         self.instances: dict[str, Loaded] = {}
         self.tallies: dict[str, BatchTally] = {}  # by variant
+        orders: dict[str, tuple[type, Callable[[Any], Iterable[Effect]]]] = {
+            "load": (LoadInstance, self.load),
+            "unload": (UnloadInstance, self.unload),
+            "demote": (DemoteInstance, self.demote),
+            "move": (MoveInstance, self.move),
+        }
+        self.inlets = tuple(
+            Inlet(subject=subjects.executor(worker, device, order), message=message)
+            for order, (message, _) in orders.items()
+        )
+        self.handlers = {message: _obeying(obey) for message, obey in orders.values()}
         self._device = device
         self._incarnation = incarnation
         self._subjects = {fact: subjects.monitor(worker, fact) for fact in ("loaded", "unloaded", "failed", "moved")}
@@ -41,6 +53,7 @@ class InstanceManager:
             return self._promote(loaded) if loaded.goal == "host" and order.tier == "device" else NOTHING
         tally = self.tallies.setdefault(order.variant.variant, BatchTally())
         loaded = self.instances[order.instance] = Loaded(order.instance, order.variant, order.price_per_s, tally)
+        loaded.cores = order.cores
         loaded.head_for(order.tier)
         loaded.moving = True
         return (Do(("load", loaded.id), LoadModel(loaded.id, loaded.record, tuple(order.cores), order.tier)),)
@@ -153,6 +166,7 @@ class InstanceManager:
         if self.instances.get(loaded.id) is not loaded:
             return NOTHING
         if model is not None:
+            loaded.cores = list(cores)
             loaded.queue.factor = 1.0  # it was learnt on the other cores
             loaded.limit_contexts(model.one_at_a_time)
         fact = InstanceMoved(
@@ -165,3 +179,10 @@ class InstanceManager:
             error=error,
         )
         return (Publish(self._subjects["moved"], fact),)
+
+
+def _obeying(obey: Callable[[Any], Iterable[Effect]]) -> Handler:
+    def handle(envelope: Envelope) -> Iterable[Effect]:
+        return obey(envelope.message)
+
+    return handle

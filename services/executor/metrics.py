@@ -47,5 +47,10 @@ def families(actor: Executor) -> Iterable[MetricFamily]:
 
 
 def missing(actor: Executor, now: float) -> str:
-    del actor, now
-    return ""
+    del now
+    return actor.succession.missing
+
+
+def under_way(actor: Executor) -> bool:
+    """Whether queries that it took have not ended."""
+    return bool(actor.pending)

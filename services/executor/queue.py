@@ -1,7 +1,10 @@
 """One instance's queue: earliest deadline first, in batches as large as the deadlines allow (Clockwork's and InferLine's queue; Nexus' early drop)."""
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+from math import exp, sqrt
 from typing import Any
 
 import msgspec
@@ -11,6 +14,7 @@ from bus.messages.flow import Route
 from bus.messages.jobs import OFFLINE
 from bus.messages.public import QueryInputs, TensorView
 from services.core.cost import LatencyTable
+from services.core.selection.instances import CAUTION
 
 Inputs = TensorView | dict[str, TensorView | list[Any]] | list[Any]
 
@@ -18,7 +22,21 @@ Inputs = TensorView | dict[str, TensorView | list[Any]] | list[Any]
 class QueuedQuery:
     """One query in an instance's queue. shape: what it may share a batch with (equal means compatible)."""
 
-    __slots__ = ("abandoned", "alone", "also", "body", "headers", "inputs", "items", "route", "shape", "taken")
+    __slots__ = (
+        "abandoned",
+        "alone",
+        "also",
+        "body",
+        "fetched",
+        "headers",
+        "inputs",
+        "items",
+        "reported",
+        "route",
+        "shape",
+        "storing",
+        "taken",
+    )
 
     def __init__(self, route: Route, body: Raw, inputs: Inputs | None, items: int, shape: Any) -> None:
         self.route = route
@@ -27,7 +45,10 @@ class QueuedQuery:
         self.items = items
         self.shape = shape
         self.alone = route.alone
-        self.abandoned = False  # its client has got its app's default output: its result is not used
+        self.abandoned = False  # it has ended without its result, which is not used
+        self.fetched = False  # its inputs came from the object store
+        self.storing = False  # it is computed, and its outputs are on their way to the object store
+        self.reported = 0  # of its routes that are storing: whose senders have been told that it has ended
         # The same query, sent again while this one waits: one answer, and `done` goes to all senders.
         self.also: tuple[Route, ...] = ()
         self.headers: Mapping[str, str] | None = None  # that came with it, if it is traced
@@ -87,24 +108,69 @@ LOOKED_AT = 128  # queries that are compared when not all can be in time, the mo
 MOST_LOOKED_AT = 2048  # the same where one beyond those would be late for queries that give way to it
 
 
+RECENT = 10.0  # s for which queries of a level are expected to come again
+MEMORY = 5.0  # s over which their rate is averaged
+BURST = 2.0  # standard deviations of a Poisson count by which more may come while a batch computes
+RISES = 1.05  # a query; so the shortest time of late counts where queries of one level have different ones
+
+
+class Level:
+    """Queries of one priority, as they came of late. last: when. rate: items/s. time_s: the shortest that one had, from its arrival."""
+
+    __slots__ = ("last", "rate", "time_s")
+
+    def __init__(self, at: float) -> None:
+        self.last = at
+        self.rate = 0.0
+        self.time_s = float("inf")
+
+    def came(self, items: int, time_s: float, at: float) -> None:
+        self.rate = self.rate_at(at) + items / MEMORY
+        self.last = max(self.last, at)
+        self.time_s = min(time_s, RISES * self.time_s)
+
+    def rate_at(self, now: float) -> float:
+        return self.rate * exp(min(0.0, self.last - now) / MEMORY)
+
+
 class EdfQueue:
     """One instance's queue, a heap by deadline. table: profiled latency by batch size. factor: live correction of it.
     max_batch: the most items of a batch; where a rule says how to batch (batching.py), it changes. contexts: batches at a time.
 
+    While queries of a higher priority come, now or again within `RECENT`, a batch with lower ones leaves them room: one that comes just as it
+    begins is in time after it. mixed: items of such a batch, at most, as of the last one; 0: nothing higher comes. Where all have one priority, nothing of that counts.
+
     items: waiting. offline: how many of them are offline work, which lets all other queries go first.
     """
 
-    __slots__ = ("_heap", "_order", "contexts", "factor", "items", "max_batch", "offline", "table")
+    __slots__ = (
+        "_bounded",
+        "_heap",
+        "_levels",
+        "_only",
+        "_order",
+        "contexts",
+        "factor",
+        "items",
+        "max_batch",
+        "mixed",
+        "offline",
+        "table",
+    )
 
     def __init__(self, table: LatencyTable, max_batch: int) -> None:
         self.table = table
         self.max_batch = max_batch
+        self.mixed = 0
         self.factor = 1.0
         self.contexts = 1
         self.items = 0
         self.offline = 0
         self._heap: Heap = []
         self._order = 0
+        self._only = 0  # the priority of all queries so far
+        self._levels: dict[int, Level] = {}  # by priority, once there are several
+        self._bounded: dict[int, int] = {}  # `_bounds` of the batch that is being formed
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -115,9 +181,59 @@ class EdfQueue:
     def push(self, query: QueuedQuery) -> None:
         self._order += 1
         self.items += query.items
-        if query.route.policy == OFFLINE:
+        route = query.route
+        if route.policy == OFFLINE:
             self.offline += query.items
+        if route.priority != self._only or self._levels or route.higher is not None:
+            self._came(route)
         heapq.heappush(self._heap, (query.route.deadline, self._order, query))
+
+    def _came(self, route: Route) -> None:
+        """A query came that is not of the only priority so far."""
+        if not self._only:
+            self._only = route.priority
+        elif not self._levels:  # there are several from now on
+            for query in self:
+                self._note(
+                    query.route.priority, query.items, query.route.deadline - query.route.arrived, query.route.arrived
+                )
+        self._note(route.priority, route.items, route.deadline - route.arrived, route.arrived)
+        if route.higher is not None:
+            self._note(route.higher[0], 1, route.higher[1], route.arrived)
+
+    def _note(self, priority: int, items: int, time_s: float, at: float) -> None:
+        level = self._levels.get(priority)
+        if level is None:
+            level = self._levels[priority] = Level(at)
+        level.came(items, time_s, at)
+
+    def _bounds(self, table: LatencyTable, now: float) -> dict[int, int]:
+        """By priority: the most items of a batch whose lowest priority that is. Empty: there is one level, or nothing higher comes.
+
+        After a batch of T seconds, a query that came as it began is in a batch with those of its level, or higher, that are here and that come meanwhile.
+        """
+        if len(self._levels) < 2:
+            return {}
+        for priority in [priority for priority, level in self._levels.items() if now - level.last >= RECENT]:
+            del self._levels[priority]
+        here = Counter[int]()
+        for query in self:
+            here[query.route.priority] += query.items
+        found: dict[int, int] = {}
+        most, above, rate = self.max_batch, 1, 0.0
+        for priority, lower in pairwise(sorted(self._levels)):
+            level = self._levels[priority]
+            above, rate = above + here[priority], rate + level.rate_at(now)
+            low, high = 0, most
+            while low < high:
+                middle = (low + high + 1) // 2
+                takes = table.seconds(middle) * self.factor
+                come = rate * takes
+                after = table.seconds(above + int(come + BURST * sqrt(come))) * self.factor
+                low, high = (middle, high) if CAUTION * (takes + after) <= level.time_s else (low, middle - 1)
+            most = low
+            found[lower] = max(1, most)
+        return found
 
     @property
     def first(self) -> QueuedQuery | None:
@@ -144,27 +260,34 @@ class EdfQueue:
         late = self._give_way(now)
         while heap:
             deadline, _, first = heap[0]
+            table = self.table.at(first.route.length)
+            bounds = self._bounded if table is self.table else self._bounds(table, now)
             heapq.heappop(heap)
             self.items -= first.items
             if first.route.policy == OFFLINE:  # it runs alone: none is taken below
                 self.offline -= first.items
             slack = (deadline - now) / self.factor
-            table = self.table.at(first.route.length)
             if table.seconds(first.items) > slack:
                 late.append(first)
                 continue
             batch = [first]
+            self.mixed = min(bounds.values(), default=0)
             if first.alone or first.items >= self.max_batch or not heap:
                 return batch, late
-            room = min(self.max_batch, table.largest_batch_within(slack)) - first.items
+            items, lowest = first.items, first.route.priority
+            most = self._limit(table, slack, lowest, bounds)
             aside: Heap = []
-            while heap and room > 0:
+            while heap and items < most:
                 entry = heapq.heappop(heap)
                 query = entry[2]
-                if query.items <= room and query.shape == first.shape and not query.alone:
+                limit = most
+                if bounds and query.route.priority > lowest:
+                    limit = min(most, self._limit(table, slack / CAUTION, query.route.priority, bounds))
+                if items + query.items <= limit and query.shape == first.shape and not query.alone:
                     batch.append(query)
                     self.items -= query.items
-                    room -= query.items
+                    items += query.items
+                    lowest, most = max(lowest, query.route.priority), limit
                 else:
                     aside.append(entry)
                     if len(aside) > 64:  # a mixed queue: do not turn it over for every batch
@@ -174,6 +297,10 @@ class EdfQueue:
             return batch, late
         return [], late
 
+    def _limit(self, table: LatencyTable, slack: float, lowest: int, bounds: Mapping[int, int]) -> int:
+        """The most items of a batch with this lowest priority whose first query has so many seconds left, without the factor."""
+        return min(self.max_batch, table.largest_batch_within(slack), bounds.get(lowest, self.max_batch))
+
     def _give_way(self, now: float) -> list[QueuedQuery]:
         """Remove the queries that cannot be in time, and those that would make others late. None while all can be in time.
 
@@ -182,7 +309,10 @@ class EdfQueue:
         Those that come too late make nobody else late. They stay as long as they could be in time alone: it may go faster than predicted.
         """
         heap = self._heap
-        if not heap or self._seconds_of_all() * self.factor <= heap[0][0] - now:
+        if not heap:
+            return []
+        bounds = self._bounded = self._bounds(self.table, now) if self._levels else {}
+        if self._seconds_of_all(min(bounds.values(), default=self.max_batch)) * self.factor <= heap[0][0] - now:
             return []  # all can be in time before the first deadline
         entries = self._threatened(now)
         if not entries:
@@ -214,14 +344,14 @@ class EdfQueue:
         few = [e for e in heapq.nsmallest(LOOKED_AT, self._heap) if e[2].route.policy != OFFLINE]
         return few if self._lost(few, now) else []
 
-    def _seconds_of_all(self) -> float:
-        """Seconds that all items take in full batches, without the factor."""
-        full, rest = divmod(self.items, self.max_batch)
+    def _seconds_of_all(self, most: int) -> float:
+        """Seconds that all items take in batches of so many, without the factor."""
+        full, rest = divmod(self.items, most)
         last = self.table.seconds(rest) if rest else 0.0
         if self.contexts > 1:
-            last = last or self.table.seconds(self.max_batch)
-            return full * self.table.seconds(self.max_batch) / self.contexts + last
-        return full * self.table.seconds(self.max_batch) + last
+            last = last or self.table.seconds(most)
+            return full * self.table.seconds(most) / self.contexts + last
+        return full * self.table.seconds(most) + last
 
     def _kept(self, before: Heap, more: Heap, now: float) -> tuple[Heap, Heap]:
         """`before`, and as many of `more` as can be in time beside it, by deadline; and those that only come too late themselves."""
@@ -267,9 +397,16 @@ class EdfQueue:
                 continue
             at += 1
             if not first.alone:
-                room = min(self.max_batch, table.largest_batch_within(slack))
-                while at < count and items + entries[at][2].items <= room:
-                    items += entries[at][2].items
+                bounds, lowest = self._bounded, first.route.priority
+                room = self._limit(table, slack, lowest, bounds)
+                while at < count:
+                    query = entries[at][2]
+                    if bounds and query.route.priority > lowest:
+                        lowest = query.route.priority
+                        room = min(room, self._limit(table, slack / CAUTION, lowest, bounds))
+                    if items + query.items > room:
+                        break
+                    items += query.items
                     at += 1
             now += table.seconds(items) * self.factor / self.contexts
         return lost
@@ -287,6 +424,15 @@ class EdfQueue:
                 self.offline -= first.items
             late.append(first)
         return late
+
+    def forget(self, gone: set[bytes]) -> None:
+        """Remove the queries with these uids."""
+        left = [entry for entry in self._heap if entry[2].route.uid in gone]
+        if left:
+            self._heap = [entry for entry in self._heap if entry[2].route.uid not in gone]
+            heapq.heapify(self._heap)
+            self.items -= sum(entry[2].items for entry in left)
+            self.offline -= sum(entry[2].items for entry in left if entry[2].route.policy == OFFLINE)
 
     def drop(self) -> list[QueuedQuery]:
         """Empty the queue."""

@@ -74,6 +74,8 @@ class UserProcess:
         # One thread for all starts: the kernel ends a child when the thread that started it ends.
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="container")
         self._starting: Future[None] | None = None
+        self._changing = threading.Lock()  # held while the process becomes another one, or is ended for good
+        self._closed = False
         self._up = threading.Event()
         self._given_up = threading.Event()
         self._cancelled = False
@@ -135,19 +137,25 @@ class UserProcess:
         return
 
     def close(self) -> None:
-        """End the process for good."""
+        """End the process for good, also one that is just being started again."""
         self._up.clear()
-        with suppress(AttributeError):  # it has never been started
-            self._connection.close()
-            self._process.kill()
+        with self._changing, suppress(AttributeError):  # it has never been started
+            self._closed = True
+            with suppress(ProcessLookupError):  # and whatever it has started, which may hold the connection open
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        self._starter.shutdown(wait=False)
+        self._starter.shutdown()
+        with suppress(AttributeError):
+            self._connection.close()
 
     # -- inside
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, self._changing:
+            if self._closed:
+                ours.close()
+                raise LoadFailed("the container has been closed")
             self._process = subprocess.Popen(
                 [*self._command, str(theirs.fileno()), self._target],
                 stdin=subprocess.DEVNULL,
@@ -157,7 +165,7 @@ class UserProcess:
                 pass_fds=(theirs.fileno(),),
                 process_group=0,  # Ctrl-C reaches only us
             )
-        self._connection = Connection(ours.detach())
+            self._connection = Connection(ours.detach())
         try:
             error = decode(_Reply, self._connection.recv_bytes()).error
         except (EOFError, OSError):

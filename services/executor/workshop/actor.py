@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct
 
 from bus.messages.work import BuildVariants, CancelWork, InspectModel, WorkFinished, WorkProgress
-from bus.subjects import Subjects
+from bus.subjects import EXECUTORS, Subjects
 from services.core.actor import (
     NOTHING,
     Actor,
@@ -68,8 +68,8 @@ class WorkshopActor(Actor):
     @property
     def inlets(self) -> tuple[Inlet, ...]:
         return (
-            Inlet(subject=self._subjects.workshop(self._worker, "inspect"), message=InspectModel),
-            Inlet(subject=self._subjects.workshop(self._worker, "build"), message=BuildVariants),
+            Inlet(subject=self._subjects.workshop(self._worker, "inspect"), message=InspectModel, queue=EXECUTORS),
+            Inlet(subject=self._subjects.workshop(self._worker, "build"), message=BuildVariants, queue=EXECUTORS),
             Inlet(subject=self._subjects.workshop(self._worker, "cancel"), message=CancelWork),
         )
 

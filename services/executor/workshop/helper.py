@@ -43,6 +43,7 @@ from services.executor.workshop.sandbox.protocol import (
     Artifact,
     BuildTask,
     Frame,
+    Independence,
     Inspected,
     InspectTask,
     Made,
@@ -150,6 +151,7 @@ class Helper:
                 baseline_accuracy=result.accuracy,
                 frameworks=frameworks,
                 most_batch=result.most_batch,
+                alone=result.alone,
             ),
         )
 
@@ -181,7 +183,7 @@ class Helper:
             plans[self._artifact(plan)].append(plan)
         await self._make(order, plans)
         groups = [(a, n) for a, some in plans.items() for n in sorted({plan.threads for plan in some})]
-        scores: dict[Artifact, Measured] = {}
+        scores: dict[Artifact, tuple[Measured, str]] = {}
         for done, (artifact, threads) in enumerate(groups):
             self._base, self._share = 0.2 + 0.8 * done / len(groups), 0.8 / len(groups)
             await self._profile(order, artifact, [p for p in plans[artifact] if p.threads == threads], scores)
@@ -225,7 +227,7 @@ class Helper:
         order: BuildVariants,
         artifact: Artifact,
         plans: list[VariantPlan],
-        scores: dict[Artifact, Measured],
+        scores: dict[Artifact, tuple[Measured, str]],
     ) -> None:
         task = MeasureTask(
             artifact=artifact,
@@ -243,10 +245,10 @@ class Helper:
         )
         try:
             self._device(plans[0].hardware)
-            result = _last(Measured, await self._sandbox(task, hardware=plans[0].hardware))
+            result, alone = await self._measure(task, plans[0].hardware)
             if task.score:
-                scores[artifact] = result
-            scored = scores[artifact]
+                scores[artifact] = result, alone
+            scored, alone = scores[artifact]
             accuracy, agreement = _scores_of(scored)
             key = self._digest_of(Path(artifact.path))
             await self._keep(self._artifacts, key, Path(artifact.path))
@@ -255,7 +257,7 @@ class Helper:
             return
         for plan in plans:
             try:
-                profile = _profile_of(result, plan)
+                profile = _profile_of(result, structs.replace(plan, max_batch=1) if alone else plan)
             except UploadRejected as error:
                 self._fail([plan], str(error))
                 continue
@@ -273,8 +275,21 @@ class Helper:
                     contexts=result.contexts,
                     agreement=agreement,
                     profile=profile,
+                    alone=alone,
                 ),
             )
+
+    async def _measure(self, task: MeasureTask, hardware: str) -> tuple[Measured, str]:
+        """What was measured, and why items must be computed alone. Raises SandboxCrashed, UploadRejected."""
+        frames: list[Frame] = []
+        try:
+            await self._sandbox(task, frames, hardware=hardware)
+        except supervisor.SandboxCrashed as crash:
+            if not any(isinstance(frame, Measured) for frame in frames):
+                raise
+            return _last(Measured, frames), f"in a batch with an extreme item it crashed: {crash}"[:300]
+        found = [frame for frame in frames if isinstance(frame, Independence)]
+        return _last(Measured, frames), found[-1].alone[:300] if found else ""
 
     def _fail(self, plans: list[VariantPlan], reason: str) -> None:
         for plan in plans:

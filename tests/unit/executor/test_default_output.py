@@ -11,7 +11,8 @@ from bus.messages.flow import DoneBatch, Execute, HandBack, Route
 from bus.messages.public import Answer, Refusal, Tensor
 from bus.subjects import Subjects
 from services.core.actor import After, Do, Done, Effect, Envelope, Publish
-from services.core.deadlines import FEW, DeadlineReached
+from services.core.deadlines import DeadlineReached
+from services.core.outcomes import GRACE
 from services.core.placement import Device
 from services.core.settings import Settings
 from services.executor.actor import BatchesDue, make_executor
@@ -104,22 +105,21 @@ def test_a_failure_goes_back_with_its_reason_instead_of_being_told() -> None:
 
 def test_without_a_default_all_is_as_it_was() -> None:
     alone = Alone()
-    assert [
-        effect for effect in alone.take(fallback=False) if isinstance(effect, After) and effect.key == "deadline"
-    ] == []
+    [timer] = [e for e in alone.take(fallback=False) if isinstance(e, After) and e.key == "deadline"]
+    assert timer.delay == pytest.approx(SLO + GRACE)
     [refusal] = sent(alone.end(alone.begin(), NOW + 0.01, ["division by zero"]), Refusal)
     assert refusal.error.code == "model_error"
 
 
-def test_while_no_dispatcher_lives_it_is_answered_late_rather_than_never() -> None:
+def test_while_no_dispatcher_lives_its_executor_ends_it() -> None:
     alone = Alone()
     alone.take()
     run = alone.begin()
     alone.tell(DispatcherHeartbeat(dispatcher="d1", incarnation=0, at=NOW, flushed={}, leaving=True), NOW + 0.1)
     assert sent(alone.tell(DeadlineReached(), NOW + SLO), HandBack) == []
-    [answer] = sent(alone.end(run, NOW + 2), Answer)
-    assert answer.missed == []
-    assert answer.latency_ms == pytest.approx(2000.0)
+    [refusal] = sent(alone.tell(DeadlineReached(), NOW + SLO + GRACE), Refusal)
+    assert refusal.error.code == "deadline"
+    assert sent(alone.end(run, NOW + 2), Answer) == []
 
 
 def test_the_same_query_again_after_its_default_is_a_new_one() -> None:
@@ -153,11 +153,12 @@ def test_a_run_that_a_default_may_have_to_interrupt_does_not_keep_the_loop() -> 
         assert alone.begin().command.inline is not fallback
 
 
-def test_deadlines_of_what_was_answered_are_not_kept_for_ever() -> None:
+def test_many_that_were_answered_set_one_timer() -> None:
     alone = Alone()
-    for number in range(3 * FEW):
-        alone.take(number.to_bytes(16))
+    timers = 0
+    for number in range(100):
+        timers += sum(isinstance(e, After) and e.key == "deadline" for e in alone.take(number.to_bytes(16)))
         alone.end(alone.begin(), NOW + 0.01)
-    assert len(alone.actor._default_deadlines) <= FEW + 4
+    assert timers == 1
     alone.take(b"z" * 16)
     assert [back.route.uid for back in sent(alone.tell(DeadlineReached(), NOW + SLO), HandBack)] == [b"z" * 16]

@@ -1,13 +1,19 @@
 """What an accelerator's hands do otherwise than the CPU's: here on the CPU, whose models take no device memory."""
 
+import threading
+import time
+
 import pytest
+from msgspec.structs import replace
 
 from bus.memory import MemoryBus
 from services.core.settings import ExecutorSettings, Settings, WorkerSettings
 from services.executor.__main__ import wire
+from services.executor.backends.base import Cancelled
 from services.executor.commands import BatchResult, LoadModel, MeasureProcess, UnloadModel
-from services.executor.edge import AcceleratedEdge, final
+from services.executor.edge import AcceleratedEdge, ExecutorEdge, final
 from services.shell.host.accelerators import Accelerator
+from services.shell.host.running import shared
 from services.shell.runtime.runtime import Runtime
 from tests.support.servers.nats import run
 from tests.unit.executor.test_edge_simulated import ARTIFACT, SUBJECTS, batch, record
@@ -30,6 +36,35 @@ def test_memory_is_what_the_models_say_of_the_device(tmp_path):
         await bus.close()
 
     run(main())
+
+
+def test_what_is_computed_is_shown_to_the_supervisor_meanwhile(tmp_path):
+    running = shared()
+    if running is None:
+        pytest.skip("shared memory without a file: Linux only")
+    running.clear()
+    seen = []
+
+    class Watched(ExecutorEdge):
+        def _result(self, model, command):
+            seen.append(running.read())
+            return super()._result(model, command)
+
+    async def main() -> None:
+        bus = MemoryBus()
+        variant = record(0.1)
+        await (await bus.object_store(SUBJECTS.artifacts_bucket)).put(variant.artifact, ARTIFACT)
+        edge = Watched(bus, SUBJECTS, "cpu", 1, tmp_path, ExecutorSettings(), running)
+        await edge.perform(LoadModel("i", variant))
+        assert (await edge.perform(batch(1, 2))).errors is None
+        inline = replace(batch(1), inline=True)
+        assert edge.inline(inline).errors is None
+        await bus.close()
+
+    run(main())
+    first, second = (number.to_bytes(16, "big") for number in range(2))
+    assert seen == [[first, second], [first]]
+    assert running.read() == []
 
 
 @pytest.mark.parametrize(
@@ -72,3 +107,47 @@ def test_a_worker_has_an_executor_for_every_device_it_has_or_simulates(tmp_path)
         "executor-remote": "RemoteEdge",
     }
     assert [edges[f"executor-gpu-{n}"]._models._device for n in range(2)] == ["cuda:0", "cuda:1"]
+
+
+class Endless:
+    """A loaded model whose runs end only when they are cancelled. cancelled: when."""
+
+    one_at_a_time, outputs, memory_mb = "", ("scores",), 0.0
+
+    def __init__(self) -> None:
+        self.ends = threading.Event()
+        self.cancelled = 0.0
+
+    def run_single(self, array: object) -> list[object]:
+        assert self.ends.wait(60.0), "nobody cancels it"
+        raise Cancelled("it was cancelled")
+
+    def cancel(self) -> None:
+        self.cancelled = time.monotonic()
+        self.ends.set()
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("watchdog", "watchdog_least_s", "least_s"),
+    [(1.0, 0.2, 0.2), (1.0, 1.0, 1.0), (500.0, 0.2, 1.0)],  # the batch is predicted to take 2 ms
+)
+def test_a_run_that_takes_many_times_its_profile_is_cancelled(tmp_path, watchdog, watchdog_least_s, least_s):
+    async def main() -> None:
+        bus = MemoryBus()
+        variant = record(0.1)
+        store = await bus.object_store(SUBJECTS.artifacts_bucket)
+        await store.put(variant.artifact, ARTIFACT)
+        settings = ExecutorSettings(watchdog=watchdog, watchdog_least_s=watchdog_least_s)
+        edge = AcceleratedEdge(bus, SUBJECTS, "cpu", 1, tmp_path, settings)
+        await edge.perform(LoadModel("i", variant))
+        edge._loaded["i"].handle = endless = Endless()
+        began = time.monotonic()
+        found = await edge.perform(batch(1))
+        assert found.errors == ["it was cancelled"]
+        assert least_s <= endless.cancelled - began < 5.0, "5 s is the default"
+        await bus.close()
+
+    run(main())

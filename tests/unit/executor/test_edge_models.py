@@ -340,3 +340,29 @@ def test_a_full_disk_is_said_and_nothing_is_left_of_the_file(tmp_path: Path) -> 
         await bus.close()
 
     run(main())
+
+
+@pytest.mark.parametrize("names", [("x",), ("a", "b")])
+def test_a_variant_of_single_items_computes_each_item_of_a_query_alone(tmp_path: Path, names: tuple[str, ...]) -> None:
+    """Along the batch, the softmax of one item is 1 everywhere."""
+    artifact = tiny_models.along_the_batch("Softmax") if len(names) == 1 else tiny_models.two_mixed()
+    specs = [TensorSpec(name=name, datatype="FP32", shape=[tiny_models.FEATURES]) for name in names]
+    signature = Signature(inputs=specs, outputs=[replace(specs[0], name="scores")])
+    variant = replace(record(artifact), max_batch=1, signature=signature)
+
+    async def main() -> None:
+        bus = MemoryBus()
+        store = await bus.object_store(SUBJECTS.artifacts_bucket)
+        await store.put(variant.artifact, artifact)
+        edge = ExecutorEdge(bus, SUBJECTS, "cpu", 2, tmp_path, ExecutorSettings())
+        await edge.perform(LoadModel("i", variant))
+        route = Route(b"u" * 16, 0, 0, "inbox", 2e9, 0.0, "d", "i", "app", len(X), "q")
+        body = msgspec.Raw(encode(from_array(X) if len(names) == 1 else {name: from_array(X) for name in names}))
+        result = await edge.perform(RunBatch("i", [queued_query(route, body, body)], 0.001, False))
+        assert result.errors is None, result.errors
+        scores = to_array(result.outputs[0]["scores"], "scores")
+        assert scores == pytest.approx(1.0 + (X if len(names) > 1 else 0.0 * X), abs=1e-6)
+        await edge.perform(UnloadModel("i"))
+        await bus.close()
+
+    run(main())

@@ -179,7 +179,7 @@ def test_a_device_whose_profile_has_no_host_tier_says_so(tmp_path: Path) -> None
 
 
 def test_batches_overlap_on_a_gpu_and_share_its_speed(tmp_path: Path) -> None:
-    """Three at once that take 52 ms alone: each is there while the others are, and takes three times as long."""
+    """Three at once that take 52 ms alone: each is there while the others are, and together they take three times as long."""
     made = record(100.0)
     rows = [ProfileRow(batch=n, p50_ms=52.0, p99_ms=52.0, cpu_ms=0.0, wall_over_cpu=1.0) for n in (1, 8)]
     variant = replace(made, profile=replace(made.profile, rows=rows))
@@ -189,7 +189,7 @@ def test_batches_overlap_on_a_gpu_and_share_its_speed(tmp_path: Path) -> None:
 
     results = on_device(variant, tmp_path, three)
     assert max(one.started for one in results) < min(one.finished for one in results)
-    assert min(one.finished - one.started for one in results) >= 3 * 0.052 - 0.01
+    assert max(one.finished for one in results) - min(one.started for one in results) >= 3 * 0.052 - 0.01
 
 
 def test_a_batch_that_fails_leaves_the_gpu_to_the_others(tmp_path: Path) -> None:

@@ -3,11 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
+from msgspec.structs import replace
 
 from bus.messages.catalog import Profile, ProfileRow, VariantRecord
 from bus.messages.flow import Route
 from services.core.cost import LatencyTable
-from services.executor.queue import EdfQueue, QueuedQuery
+from services.executor.queue import RECENT, EdfQueue, QueuedQuery
 from tests.support.simulated.fleet import variant
 
 NOW = 1000.0
@@ -138,14 +139,9 @@ def test_short_inputs_are_predicted_as_short() -> None:
     assert len(queue.form(NOW)[0]) == 2
 
 
-mixed = st.lists(st.tuples(st.floats(0.0, 0.03), st.integers(1, 9)), max_size=60)
-
-
-@given(mixed)
+@given(st.lists(st.tuples(st.floats(0.05, 0.2), st.integers(1, 9)), max_size=24))
 def test_priority_changes_nothing_while_all_can_be_in_time(given_works: list[tuple[float, int]]) -> None:
-    plain = [work(number, slack) for number, (slack, _) in enumerate(given_works)]
-    if len(answered(plain)) < len(plain):
-        return
+    """24 take 18 ms. After a full batch there is time for all that are here."""
     queues = [EdfQueue(LatencyTable(variant()), 8) for _ in range(2)]
     for number, (slack, priority) in enumerate(given_works):
         queues[0].push(work(number, slack))
@@ -155,7 +151,7 @@ def test_priority_changes_nothing_while_all_can_be_in_time(given_works: list[tup
         assert first == second
 
 
-@given(mixed)
+@given(st.lists(st.tuples(st.floats(0.0, 0.03), st.sampled_from([2, 7])), max_size=60))
 def test_those_with_the_larger_number_take_nothing_from_the_others(given_works: list[tuple[float, int]]) -> None:
     queries = [work(number, slack, priority=priority) for number, (slack, priority) in enumerate(given_works)]
     all_in_time = answered(queries)
@@ -166,7 +162,9 @@ def test_those_with_the_larger_number_take_nothing_from_the_others(given_works: 
 def test_the_larger_number_gives_way_at_once_and_only_as_many_as_must() -> None:
     queue = EdfQueue(LatencyTable(variant()), 8)  # eight take 6 ms
     for number in range(12):
-        queue.push(work(number, 0.0096 + number * 1e-6, priority=9 if number < 8 else 1))
+        query = work(number, 0.0096 + number * 1e-6, priority=9 if number < 8 else 1)
+        query.route = replace(query.route, arrived=NOW - 0.05)  # one that comes now has 60 ms
+        queue.push(query)
     batch, late = queue.form(NOW)
     assert [one.route.priority for one in late] == [9]
     assert len(batch) == 8
@@ -212,3 +210,78 @@ def test_of_many_that_wait_the_larger_number_gives_way_to_what_comes_last() -> N
     assert {route.priority for route in gone[:200]} == {9}
     kept = [route.deadline for route in ended if route.priority == 9]
     assert max(kept) < min(route.deadline for route in gone), "among equals the earliest deadline is first"
+
+
+# -- batches that leave room
+
+FORTY = variant(base_ms=0.0, per_item_ms=40.0, max_batch=64)
+
+
+def batches(
+    priorities: list[int], slack: float = 0.5, max_batch: int = 64, contexts: int = 1
+) -> tuple[EdfQueue, list[list[int]]]:
+    """What a queue makes of these, which come at once, while all that it forms is in time: the priorities in each batch."""
+    queue, now, found = EdfQueue(LatencyTable(FORTY), max_batch), NOW, []
+    queue.contexts = contexts
+    for number, priority in enumerate(priorities):
+        queue.push(work(number, slack, priority=priority))
+    while len(queue):
+        batch, _ = queue.form(now)
+        now += queue.table.seconds(len(batch)) if batch else 0.001
+        found.append([one.route.priority for one in batch])
+    return queue, found
+
+
+def test_where_all_have_one_priority_batches_are_as_large_as_deadlines_allow() -> None:
+    for priority in (1, 5, 9):
+        queue, [first, *_] = batches([priority] * 12)
+        assert (first, queue.mixed) == ([priority] * 12, 0)
+
+
+def test_a_batch_of_lower_ones_leaves_a_higher_one_time_to_come_and_be_answered() -> None:
+    queue = EdfQueue(LatencyTable(FORTY), 64)
+    for number, priority in enumerate([1, 1, *[9] * 12]):
+        queue.push(work(number, 0.5, priority=priority))
+    first = [one.route.priority for one in queue.form(NOW)[0]]
+    assert 0 < len(first) == queue.mixed < 12
+    assert 1.2 * (0.04 * len(first) + 0.04 * (1 + 2)) <= 0.5, (
+        "one that comes as it begins waits for it, with those that wait already"
+    )
+    assert len(batches([9, *[1] * 2, *[9] * 11])[1][0]) == len(first), "whoever came first"
+
+
+def test_a_batch_of_higher_ones_alone_leaves_no_room() -> None:
+    assert batches([9, *[1] * 12, 9], slack=0.52)[1][0].count(1) <= 12
+    queue = EdfQueue(LatencyTable(FORTY), 64)
+    for number in range(12):
+        queue.push(work(number, 0.5 if number else 0.499, priority=1))
+    queue.push(work(12, 2.0, priority=9))
+    queue.push(work(13, 2.0, priority=9))
+    assert [one.route.priority for one in queue.form(NOW)[0]] == [1] * 12
+
+
+def test_a_limit_of_the_batching_rule_holds_beside_it() -> None:
+    assert len(batches([1, 1, *[9] * 12], max_batch=2)[1][0]) == 2
+    assert len(batches([1, 1, *[9] * 12], max_batch=5)[1][0]) <= 5
+
+
+def test_room_is_left_only_while_higher_ones_come() -> None:
+    queue, _ = batches([1, 1, 9])
+    for number in range(20, 32):
+        query = work(number, RECENT + 1.0 + 0.5, priority=9)
+        query.route = replace(query.route, arrived=NOW + RECENT + 1.0)
+        queue.push(query)
+    batch, _ = queue.form(NOW + RECENT + 1.0)
+    assert (len(batch), queue.mixed) == (12, 0)
+
+
+def test_a_higher_one_that_had_no_time_is_left_room_though_it_never_came() -> None:
+    queue = EdfQueue(LatencyTable(FORTY), 64)
+    for number in range(12):
+        query = work(number, 0.5, priority=9)
+        if number == 3:
+            query.route = replace(query.route, higher=(1, 0.3))
+        queue.push(query)
+    batch, _ = queue.form(NOW)
+    assert len(batch) == queue.mixed
+    assert 1.2 * (0.04 * len(batch) + 0.04) <= 0.3

@@ -62,9 +62,14 @@ def _work(order: SandboxInput, tell: Callable[[Frame], None]) -> None:
 
         build(task, tell)
     elif isinstance(task, MeasureTask):
-        from services.executor.workshop.tasks.profiling import profile  # noqa: PLC0415
+        from services.executor.workshop.tasks.profiling import independence, profile  # noqa: PLC0415
 
-        tell(profile(task, tell))
+        measured = profile(task, tell)
+        tell(measured)
+        if task.score:
+            what = f"{task.artifact.framework} {task.artifact.precision}"
+            tell(Step(step=f"asking {what} alone and in batches", progress=1.0, within=30.0))
+            tell(independence(task, int(max(measured.memory_mb, default=1))))
     elif isinstance(task, ProbeTask):
         from services.executor.backends import names_for, survey  # noqa: PLC0415
 

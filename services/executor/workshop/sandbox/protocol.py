@@ -113,7 +113,7 @@ class TaskRefused(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Inspected(Struct, frozen=True, kw_only=True, tag=True):
-    """What a model proved to be. most_batch: items of a batch at most; 0: not known."""
+    """What a model proved to be. most_batch: items of a batch at most; 0: not known. alone: why it takes one item at a time."""
 
     signature: Signature
     operators: list[str]
@@ -122,6 +122,7 @@ class Inspected(Struct, frozen=True, kw_only=True, tag=True):
     accuracy: float
     frameworks: dict[str, str]
     most_batch: int = 0
+    alone: str = ""
 
 
 class Made(Struct, frozen=True, kw_only=True, tag=True):
@@ -161,13 +162,19 @@ class Measured(Struct, frozen=True, kw_only=True, tag=True):
     contexts: int = 1
 
 
+class Independence(Struct, frozen=True, kw_only=True, tag=True):
+    """Why the items of an artifact must be computed alone; empty: they need not. It follows `Measured` where that was scored."""
+
+    alone: str
+
+
 class Probed(Struct, frozen=True, kw_only=True, tag=True):
     """By framework: "" where it works on the device, else why not."""
 
     frameworks: dict[str, str]
 
 
-Frame = Step | TaskRefused | Inspected | Made | NotMade | Measured | Probed
+Frame = Step | TaskRefused | Inspected | Made | NotMade | Measured | Independence | Probed
 
 
 class UploadRejected(Exception):

@@ -12,6 +12,7 @@ from services.executor.workshop.sandbox.protocol import Artifact, BuildTask, Fra
 from services.executor.workshop.tasks import inspection, validation
 from services.executor.workshop.tasks.inspection import RunnableUpload
 from services.executor.workshop.tasks.validation import Scorer, ValidationSet
+from services.shell.host.processor import processor
 
 TENSORRT = ("tensorrt", "trt")  # they need symmetric int8
 
@@ -110,9 +111,7 @@ def _make(
         return
     from services.executor.workshop.tasks import quantise  # noqa: PLC0415  # a heavy import, only where it is used
 
-    if artifact.precision == "int8-dynamic":
-        quantise.dynamic(base, target)
-    elif artifact.precision == "int8":
+    if artifact.precision == "int8":
         step = f"calibrating {artifact.framework} {artifact.precision}"
         quantise.static(
             base,
@@ -121,11 +120,10 @@ def _make(
             1 if fixed else 8,
             lambda share: tell(Step(step=step, progress=share)),
             symmetric=artifact.framework in TENSORRT,
+            exact=processor().arithmetic == "exact",
         )
     else:
-        raise UploadRejected(
-            f"there is no recipe for precision {artifact.precision!r}: use fp32, fp16, int8 or int8-dynamic"
-        )
+        raise UploadRejected(f"there is no recipe for precision {artifact.precision!r}: use fp32, fp16 or int8")
 
 
 def _make_program(artifact: Artifact, candidate: RunnableUpload, data: ValidationSet) -> None:

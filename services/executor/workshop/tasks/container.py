@@ -13,6 +13,7 @@ from bus.tensors import BadTensor, datatype_of, fit
 from services.executor.backends.container import UserProcess
 from services.executor.workshop.sandbox.protocol import UploadRejected, ValidationFile
 from services.executor.workshop.tasks import inspection, validation
+from services.executor.workshop.tasks.independence import why_alone
 from services.executor.workshop.tasks.measuring import host
 from services.executor.workshop.tasks.profiling import BATCHES, BUDGET_S, LONGEST_BATCH_S, CellTable
 from services.executor.workshop.tasks.validation import Array, Scorer, ValidationSet
@@ -39,7 +40,9 @@ class InspectedContainer:
         self.signature = process.signature = Signature(inputs=inputs, outputs=outputs)
         self._scorer = Scorer(file.metric, self.signature)
         self._scorer.check(self.data.labels)
-        self.max_batch = most if most == 1 or inspection.proves_batching(process, self.data) else 1
+        self.alone = "" if most == 1 else inspection.why_single(process, self.data)
+        self.alone = self.alone or why_alone(process, self.data, most, allow_nan=False)
+        self.max_batch = 1 if self.alone else most
 
     def report(self, tell: Tell) -> ContainerReport:
         """Accuracy and profile. Raises UploadRejected."""
@@ -74,6 +77,7 @@ class InspectedContainer:
             accuracy_high=accuracy.high,
             max_batch=most,
             profile=profile,
+            alone=self.alone,
         )
 
     def reference(self) -> bytes:

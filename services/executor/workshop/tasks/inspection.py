@@ -24,6 +24,7 @@ from services.executor.workshop.sandbox.protocol import (
     ValidationFile,
 )
 from services.executor.workshop.tasks import validation
+from services.executor.workshop.tasks.independence import CHANGES, same
 from services.executor.workshop.tasks.validation import Scorer, ValidationSet
 
 FORMATS = ("onnx", "pt2", "torchscript", REMOTE)
@@ -183,24 +184,16 @@ def run_batch(handle: Handle, inputs: dict[str, Array]) -> dict[str, Array]:
     return outputs
 
 
-def proves_batching(handle: Handle, data: ValidationSet) -> bool:
-    """Whether three items in one batch get the same answers as one by one."""
+def why_single(handle: Handle, data: ValidationSet) -> str:
+    """Why this model takes one item at a time; empty: three items in one batch get the same answers as one by one."""
     picked = np.arange(TRIAL)
     try:
         together = run_batch(handle, data.take(picked))
         singles = [run_batch(handle, data.take(picked[i : i + 1])) for i in range(TRIAL)]
-    except UploadRejected:
-        return False
-    return all(_same(output, np.concatenate([one[name] for one in singles])) for name, output in together.items())
-
-
-def _same(together: Array, singly: Array) -> bool:
-    if together.shape != singly.shape:
-        return False
-    if together.dtype.kind != "f":
-        return bool((together == singly).all())
-    scale = float(np.abs(singly[np.isfinite(singly)]).max(initial=1.0))
-    return bool(np.allclose(together, singly, rtol=1e-3, atol=1e-4 * scale, equal_nan=True))
+    except UploadRejected as refusal:
+        return str(refusal)
+    singly = {name: np.concatenate([one[name] for one in singles]) for name in together}
+    return "" if same(together, singly) else f"{CHANGES} in a batch"
 
 
 def outputs_seen(outputs: dict[str, Array], claimed: list[TensorSpec], varying: bool) -> list[TensorSpec]:
@@ -254,7 +247,7 @@ def inspect(task: InspectTask, tell: Callable[[Frame], None]) -> Inspected:
         Path(task.model), task.format, Path(task.scratch), task.most_bytes, allow_torchscript=task.allow_torchscript
     )
     tell(Step(step="first runs", progress=0.3, within=TRIAL_S))
-    candidate, handle, data = _first_that_works(upload.candidates, task.data)
+    candidate, handle, data, alone = _first_that_works(upload.candidates, task.data)
     if candidate.signature is None:
         raise UploadRejected("the model has no signature")
     scorer = Scorer(task.data.metric, candidate.signature)
@@ -277,27 +270,30 @@ def inspect(task: InspectTask, tell: Callable[[Frame], None]) -> Inspected:
         accuracy=scorer.accuracy(found, data.labels[indices]).value,
         frameworks=upload.frameworks,
         most_batch=upload.most_batch,
+        alone=alone,
     )
 
 
 def _first_that_works(
     candidates: list[RunnableUpload], data: ValidationFile
-) -> tuple[RunnableUpload, Handle, ValidationSet]:
-    """The best candidate that answers, with its outputs as they came out. It is fixed unless it proved that it takes batches."""
+) -> tuple[RunnableUpload, Handle, ValidationSet, str]:
+    """The best candidate that answers, with its outputs as they came out. It is fixed unless it proved that it takes batches; the text says
+    why not.
+    """
     for last, candidate in zip([*[False] * (len(candidates) - 1), True], candidates, strict=True):
         try:
-            tried, handle, samples = _try(candidate, data)
+            tried, handle, samples, why = _try(candidate, data)
         except UploadRejected:
             if last:
                 raise
             continue
         if last or not tried.fixed:
-            return tried, handle, samples
+            return tried, handle, samples, why
         handle.close()
     raise UploadRejected("the model does not run")
 
 
-def _try(candidate: RunnableUpload, data: ValidationFile) -> tuple[RunnableUpload, Handle, ValidationSet]:
+def _try(candidate: RunnableUpload, data: ValidationFile) -> tuple[RunnableUpload, Handle, ValidationSet, str]:
     handle = candidate.load()
     signature = candidate.signature
     if signature is None:
@@ -307,7 +303,8 @@ def _try(candidate: RunnableUpload, data: ValidationFile) -> tuple[RunnableUploa
     samples = validation.read(data, signature)
     first = run_batch(handle, samples.take(validation.shuffled(len(samples))[:1]))
     outputs = outputs_seen(first, signature.outputs, varies(signature))
-    fixed = candidate.fixed or not proves_batching(handle, samples)
+    why = "its batch has a fixed size of one item" if candidate.fixed else why_single(handle, samples)
+    fixed = bool(why)
     if fixed and candidate.opened:
         raise UploadRejected(
             "the model's batch is fixed and cannot be opened: export it with an open (dynamic) first axis"
@@ -316,4 +313,5 @@ def _try(candidate: RunnableUpload, data: ValidationFile) -> tuple[RunnableUploa
         structs.replace(candidate, signature=structs.replace(signature, outputs=outputs), fixed=fixed),
         handle,
         samples,
+        why,
     )

@@ -7,7 +7,6 @@ time (one thread), or if the threads hardly waited for a core (several).
 
 import gc
 import os
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,13 +15,11 @@ from pathlib import Path
 
 from services.executor.backends.base import trim_memory
 from services.shell.host.accelerators import cuda_memory_used_mb
+from services.shell.host.processor import processor
 
 CLEAN = 1.12  # wall time over CPU time
 MOST_CALLS = 20_000
 LEAST_CALLS = 5
-
-# Instruction sets that decide how fast, and for int8 how accurate, a model runs; the best one is named.
-_SETS = ("amx_int8", "avx512_vnni", "avx_vnni", "avx512f", "avx2", "i8mm", "asimddp", "asimd")
 
 
 @dataclass(frozen=True)
@@ -150,16 +147,11 @@ def _status_mb(field: str) -> float:
 
 def host(framework: str) -> dict[str, str]:
     """Where and when a profile was made: an int8 model's speed and answers depend on the instruction set."""
-    model, flags = platform.machine(), set[str]()
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                model = value.strip()
-            elif name.strip() in {"flags", "Features"}:
-                flags = set(value.split())
-                break
-    except OSError:
-        pass
-    isa = next((name for name in _SETS if name in flags), platform.machine())
-    return {"isa": isa, "cpu": model, "framework": framework, "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
+    here = processor()
+    return {
+        "isa": here.isa,
+        "arithmetic": here.arithmetic,
+        "cpu": here.model,
+        "framework": framework,
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }

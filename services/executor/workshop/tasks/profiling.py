@@ -16,8 +16,9 @@ from numpy import ndarray
 from bus.messages.catalog import ProfileRow, Signature
 from services.core.placement import REMOTE
 from services.executor.backends.base import Handle
-from services.executor.workshop.sandbox.protocol import Frame, Measured, MeasureTask, Step, UploadRejected
+from services.executor.workshop.sandbox.protocol import Frame, Independence, Measured, MeasureTask, Step, UploadRejected
 from services.executor.workshop.tasks import inspection, validation
+from services.executor.workshop.tasks.independence import why_alone
 from services.executor.workshop.tasks.inspection import TRIAL_S, RunnableUpload
 from services.executor.workshop.tasks.measuring import DeviceMemory, LatencyCell, Memory, host, measure_calls, memory_of
 from services.executor.workshop.tasks.validation import MeasuredAccuracy, Scorer, ValidationSet
@@ -187,12 +188,7 @@ def profile(task: MeasureTask, tell: Callable[[Frame], None]) -> Measured:
     first_load_s = TRIAL_S if alone else COMPILE_S
     tell(Step(step=f"profiling {what}"))
     data = validation.read(task.data, task.signature)
-    candidate = RunnableUpload(
-        framework=task.artifact.framework,
-        path=Path(task.artifact.path),
-        format=task.artifact.format,
-        signature=task.signature,
-    )
+    candidate = _candidate(task)
     one = data.take(np.arange(1))
     _import(candidate, task.device)
     tell(Step(step=f"profiling {what}", progress=0.1, within=first_load_s))
@@ -375,3 +371,19 @@ def _host(proof: str) -> dict[str, str]:
     except PackageNotFoundError:
         pass
     return found
+
+
+def independence(task: MeasureTask, most: int) -> Independence:
+    """Load the artifact once more and ask it alone and in batches. most: items of a batch."""
+    handle = _candidate(task).load(task.threads, task.device, max(task.max_batches), task.artifact.precision)
+    data = validation.read(task.data, task.signature)
+    alone = why_alone(handle, data, most, allow_nan=task.data.allow_nan, precision=task.artifact.precision)
+    handle.close()
+    return Independence(alone=alone)
+
+
+def _candidate(task: MeasureTask) -> RunnableUpload:
+    artifact = task.artifact
+    return RunnableUpload(
+        framework=artifact.framework, path=Path(artifact.path), format=artifact.format, signature=task.signature
+    )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from bus.messages.catalog import Signature, TensorSpec
@@ -193,6 +194,18 @@ def test_nothing_is_left_of_it(directory: Path) -> None:
     assert alive(pid)
     process.close()
     assert eventually(lambda: not alive(pid))
+
+
+def test_nothing_is_left_of_one_that_was_being_started_again(directory: Path) -> None:
+    before = {child.pid for child in psutil.Process().children()}
+    for _ in range(10):
+        process = UserProcess("classes:Pid", directory)
+        process.open()
+        os.kill(int(process.run({"x": asking(0, 1)})["pid"][0]), signal.SIGKILL)
+        with pytest.raises(RunFailed, match="SIGKILL"):
+            process.run({"x": asking(0, 1)})
+        process.close()
+        assert {child.pid for child in psutil.Process().children()} == before, "dead ones that nobody reaps too"
 
 
 def test_one_that_was_killed_is_started_again(directory: Path) -> None:

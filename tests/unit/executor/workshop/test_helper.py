@@ -29,7 +29,7 @@ from services.executor.workshop.helper import Helper
 from services.executor.workshop.orders import WorkshopOrder
 from services.executor.workshop.tasks.profiling import MOST_NEIGHBOURS
 from services.executor.workshop.tasks.validation import wilson
-from tests.support.models import tiny_models
+from tests.support.models import poison_models, tiny_models
 from tests.support.models.tiny_models import npz
 from tests.support.servers.engine import engine
 
@@ -236,11 +236,11 @@ def test_other_formats_are_refused_when_content_or_settings_say_so(shop, format)
 
 def test_variants_share_artifacts_and_profiles(shop):
     shop.inspect(tiny_models.mlp()).build(
-        plan(most=2), plan(most=8), plan(threads=2, most=8), plan("int8-dynamic", most=2), plan("fp7")
+        plan(most=2), plan(most=8), plan(threads=2, most=8), plan("int8", most=2), plan("fp7")
     )
     assert shop.reason is None
     built = {one.plan.variant: one for one in shop.of(VariantBuilt)}
-    assert set(built) == {"m-ort-fp32-t1-b2", "m-ort-fp32-t1-b8", "m-ort-fp32-t2-b8", "m-ort-int8-dynamic-t1-b2"}
+    assert set(built) == {"m-ort-fp32-t1-b2", "m-ort-fp32-t1-b8", "m-ort-fp32-t2-b8", "m-ort-int8-t1-b2"}
     small, large = built["m-ort-fp32-t1-b2"], built["m-ort-fp32-t1-b8"]
     assert small.artifact == large.artifact == built["m-ort-fp32-t2-b8"].artifact
     assert shop.kept[small.artifact] == tiny_models.mlp()
@@ -252,11 +252,39 @@ def test_variants_share_artifacts_and_profiles(shop):
     assert (large.profile.init_ms, large.profile.transfer_ms, large.profile.host_mb) == (None, None, None)
     assert {"isa", "cpu", "onnxruntime", "date"} <= set(large.profile.host)
     assert large.profile.provenance == "measured"
-    quantised = built["m-ort-int8-dynamic-t1-b2"]
+    quantised = built["m-ort-int8-t1-b2"]
     assert quantised.artifact != small.artifact
     assert quantised.agreement >= 0.9
     (failed,) = shop.of(VariantFailed)
     assert (failed.plan.variant, "fp7" in failed.reason) == ("m-ort-fp7-t1-b4", True)
+
+
+def test_variants_whose_answers_depend_on_their_batch_compute_items_alone(shop):
+    """Each variant is asked itself: inspection, with ordinary samples, had found nothing."""
+    shop.inspect(tiny_models.limiting()).build(plan(most=8), plan(threads=2, most=8))
+    assert [one.fixed_batch for one in shop.of(ModelInspected)] == [False]
+    for built in shop.of(VariantBuilt):
+        assert built.alone == "an item's answer is another one beside an item of 1e+06"
+        assert [row.batch for row in built.profile.rows] == [1]
+        assert built.profile.saturation_qps == pytest.approx(1000.0 / built.profile.rows[0].p50_ms)
+    assert len(shop.of(VariantBuilt)) == 2
+    shop.inspect(tiny_models.mlp()).build(plan(most=8))
+    (honest,) = shop.of(VariantBuilt)
+    assert (honest.alone, honest.profile.rows[-1].batch) == ("", 8)
+
+
+def test_a_process_that_ends_beside_an_extreme_item_is_no_failure(shop):
+    shop.inspect(poison_models.crashing(poison=1_000_000)).build(plan(most=8))
+    assert shop.reason is None
+    (built,) = shop.of(VariantBuilt)
+    assert built.alone.startswith("in a batch with an extreme item it crashed")
+
+
+def test_a_model_that_takes_one_item_says_why(shop):
+    (found,) = shop.inspect(tiny_models.mixing()).of(ModelInspected)
+    assert found.alone == "an item's answer is another one in a batch"
+    (found,) = shop.inspect(tiny_models.mlp()).of(ModelInspected)
+    assert found.alone == ""
 
 
 def test_a_contended_profile_says_beside_how_many(shop):
@@ -283,7 +311,7 @@ def test_static_quantisation_is_calibrated_on_the_validation_set(shop):
     assert built.agreement >= 0.9
     assert b"QuantizeLinear" in shop.kept[built.artifact]
     (failed,) = shop.of(VariantFailed)
-    assert "could be quantised" in failed.reason
+    assert "there is no recipe for precision 'int8-dynamic'" in failed.reason
 
 
 @pytest.mark.slow

@@ -68,5 +68,5 @@ def test_memory_counts_what_came_after():
 
 def test_a_host_is_described():
     host = measuring.host("onnxruntime 1")
-    assert set(host) == {"isa", "cpu", "framework", "date"}
+    assert set(host) == {"isa", "cpu", "arithmetic", "framework", "date"}
     assert all(host.values())

@@ -1,0 +1,109 @@
+"""How a query ends at its executor: answered, refused, handed back, or left to its dispatcher. Pure."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from bus.messages.flow import HandBack, ResentKnown, ResentSought, Route
+from bus.messages.public import Answer, Error, Refusal
+from bus.subjects import Subjects
+from services.core.actor import Effect, Publish
+from services.core.outcomes import SPEAKS
+from services.core.said import RecentAnswers, SentAnswer
+from services.executor.answers import answer_headers
+from services.executor.dispatchers import KnownDispatchers, taken
+from services.executor.instances import Loaded
+from services.executor.pending import ends
+from services.executor.queue import QueuedQuery
+
+_decode_answer = msgspec.msgpack.Decoder(Answer).decode
+
+
+class Endings:
+    """What one executor says about its queries, and to whom. instances: by id."""
+
+    def __init__(
+        self,
+        subjects: Subjects,
+        dispatchers: KnownDispatchers,
+        answers: RecentAnswers,
+        instances: Mapping[str, Loaded],
+    ) -> None:
+        self._subjects = subjects
+        self._dispatchers = dispatchers
+        self._answers = answers
+        self._instances = instances
+
+    def leaves(self, route: Route, now: float) -> bool:
+        """Whether its dispatcher ends this query, which is so late that it may have done so: nothing is said about it here."""
+        last = ends(route, default=self._dispatchers.any_alive) + SPEAKS
+        return now > last and self._dispatchers.alive(route.dispatcher)
+
+    def again(self, route: Route, known: SentAnswer, now: float) -> list[Effect]:
+        """It was answered before: a client that asks again gets the same answer, a dispatcher's retry only a `done`.
+
+        Whichever dispatcher's outcome is recorded first, it is charged.
+        """
+        effects: list[Effect] = []
+        if route.attempt == 0 and route.resendable and not self.leaves(route, now):
+            effects.append(Publish(route.reply_to, known.body))
+        loaded = self._instances.get(route.instance)
+        if loaded is not None:
+            batch, cost, codes = route.items, 0.0, [known.code] if known.code else None
+            if not known.code:
+                answer = _decode_answer(known.body)
+                batch, cost = answer.batch, answer.cost / route.items
+            done = self._dispatchers.report_done(route.dispatcher, loaded, [route], batch, (now, now), cost, codes, now)
+            effects.extend(done)
+        return effects
+
+    def sought(self, asked: ResentSought, *, pending: bool) -> tuple[Effect, ...]:
+        """A client has sent this query again: it gets the same reply, once. pending: it is here."""
+        if asked.again:
+            return ()
+        known, there = self._answers.get((asked.uid, 0)), pending or self._dispatchers.has_parts_of(asked.uid)
+        if known is None and not there and not self._dispatchers.is_over(asked.uid):
+            return ()
+        what = "has" if known is not None or there else "answered"  # who has that answer may be cut off
+        has = Publish(self._subjects.resent(asked.dispatcher), ResentKnown("", asked.uid, what))
+        return (has,) if known is None else (Publish(asked.reply, known.body), has)
+
+    def tell(self, query: QueuedQuery, answer: Answer | Refusal) -> list[Publish]:
+        """The answer to all who wait for it: another dispatcher may ask for the same part by now."""
+        route = query.route
+        if route.parent is None or not query.also:
+            return [self.reply(route, answer, query)]
+        replies = {each.reply_to: each for each in query.routes}
+        return [self.reply(each, answer, query) for each in replies.values()]
+
+    def reply(self, route: Route, answer: Answer | Refusal, query: QueuedQuery | None = None) -> Publish:
+        """The answer to the client. It is kept if the client may ask again."""
+        headers = None if query is None or query.headers is None else answer_headers(query)
+        return Publish(route.reply_to, self._answers.keep(route, answer) if route.resendable else answer, "", headers)
+
+    def refuse(self, loaded: Loaded, query: QueuedQuery, code: Any, text: str, now: float) -> list[Effect]:
+        """It ends here without an answer, unless it is so late that its dispatcher may have said so."""
+        route = query.route
+        if self.leaves(route, now):
+            return self.back([query], "late")
+        loaded.served(route, 0 if query.storing else route.items, now - route.arrived, error=True)
+        refusal = Refusal(id=route.id, error=Error(code=code, message=text))
+        return [*self.tell(query, refusal), *self._dispatchers.report_ended(loaded, query, refusal, now)]
+
+    def hand_back(
+        self, route: Route, reason: str, body: msgspec.Raw, headers: Any = None, text: str = ""
+    ) -> list[Effect]:
+        """Its dispatcher ends it, or if that is dead, another one. The dead one is told, as it may only have been stopped."""
+        name, back = route.dispatcher, HandBack(route, reason, body, text)
+        if self._dispatchers.alive(name):
+            return [Publish(self._subjects.resubmit(name), back, "", headers)]
+        return [Publish(self._subjects.resubmit(), back, "", headers), taken(self._subjects, name, route)]
+
+    def back(self, queries: Iterable[QueuedQuery], reason: str, text: str = "") -> list[Effect]:
+        return [
+            effect
+            for query in queries
+            for route in query.routes
+            for effect in self.hand_back(route, reason, query.body, query.headers, text)
+        ]

@@ -1,0 +1,98 @@
+"""What an executor does for the queries with parts of a dispatcher that has died."""
+
+from collections.abc import Iterable
+
+import msgspec
+import pytest
+
+from bus.codec import encode
+from bus.messages.fleet import DispatcherHeartbeat
+from bus.messages.flow import HandBack, Origin, PartsEnded, Route
+from bus.subjects import Subjects
+from services.core.actor import Effect, Publish
+from services.core.settings import Settings
+from services.executor.dispatchers import HEARD, KnownDispatchers
+from services.executor.instances import REPORT
+
+NOW = 1000.0
+BY_REFERENCE = msgspec.Raw(encode({"inputs_ref": {"bucket": "infaas-inputs", "key": "k"}}))
+
+SILENCE = Settings().dispatcher.failure_timeout_s + REPORT
+
+
+def beats(dispatchers: KnownDispatchers, name: str, since: float, until: float) -> None:
+    """Heartbeats of this dispatcher, twice a second."""
+    at = since
+    while at <= until:
+        dispatchers.heartbeat(DispatcherHeartbeat(dispatcher=name, incarnation=1, at=at, adopts=True), at)
+        at += 0.5
+
+
+def with_a_part(deadline: float) -> KnownDispatchers:
+    """What an executor knows that has got a part of a query of `d1`, which was heard last at NOW."""
+    found = KnownDispatchers(Subjects(), "w/cpu/1", "w", SILENCE)
+    beats(found, "d1", NOW - 2, NOW)
+    query = Route(b"q" * 16, 0, 0, "_INBOX.q", deadline, NOW, "d1", "", "app", 1, None)
+    part = Route(
+        b"p" * 16, 0, 0, "d1", deadline, NOW, "d1", "i", "app", 1, None, parent=query.uid, origin=Origin(query)
+    )
+    found.keep(part, BY_REFERENCE, NOW)
+    return found
+
+
+def handed_on(effects: Iterable[Effect]) -> list[str]:
+    """To whom."""
+    found = [each for each in effects if isinstance(each, Publish) and isinstance(each.message, HandBack)]
+    return [each.subject for each in found if each.message.reason == "orphaned"]
+
+
+@pytest.mark.parametrize("left", [0.1, 60.0], ids=["over when it is known", "in time"])
+def test_a_dead_dispatchers_query_with_parts_is_handed_on_also_after_its_deadline(left: float) -> None:
+    dispatchers = with_a_part(NOW + left)
+    beats(dispatchers, "d2", NOW - 2, NOW + SILENCE)
+    assert handed_on(dispatchers.check(NOW + SILENCE)) == []
+    assert handed_on(dispatchers.check(NOW + SILENCE + 0.1)) == [Subjects().resubmit("d2")]
+    assert handed_on(dispatchers.check(NOW + SILENCE + 0.6)) == [], "once"
+
+
+def test_what_was_over_when_its_dispatcher_was_last_heard_is_not_handed_on() -> None:
+    dispatchers = with_a_part(NOW - 0.1)
+    beats(dispatchers, "d2", NOW - 2, NOW + SILENCE)
+    assert handed_on(dispatchers.check(NOW + SILENCE + 0.1)) == []
+
+
+def test_a_query_waits_for_a_dispatcher_that_is_heard_for_a_while() -> None:
+    """Who hears nobody may be cut off itself. The first that it hears again says nothing about the others."""
+    dispatchers = with_a_part(NOW + 0.1)
+    beats(dispatchers, "d2", NOW - 2, NOW)
+    assert handed_on(dispatchers.check(NOW + SILENCE + 0.1)) == []
+    back = NOW + SILENCE + 1
+    beats(dispatchers, "d2", back, back)
+    assert handed_on(dispatchers.check(back)) == []
+    beats(dispatchers, "d2", back + 0.5, back + HEARD)
+    assert handed_on(dispatchers.check(back + HEARD)) == [Subjects().resubmit("d2")]
+
+
+def test_a_dispatcher_that_is_heard_again_keeps_its_queries() -> None:
+    dispatchers = with_a_part(NOW + 0.1)
+    assert handed_on(dispatchers.check(NOW + SILENCE + 0.1)) == []
+    beats(dispatchers, "d1", NOW + 4, NOW + 6)
+    beats(dispatchers, "d2", NOW + 4, NOW + 6)
+    assert handed_on(dispatchers.check(NOW + 6)) == []
+    assert handed_on(dispatchers.parts_ended("d1", PartsEnded([b"q" * 16]))) == []
+
+
+def test_an_executor_that_stood_still_does_not_forget_when_it_heard_a_dispatcher() -> None:
+    dispatchers = with_a_part(NOW + 0.1)
+    dispatchers.reset_silence(NOW + 4)
+    beats(dispatchers, "d2", NOW + 4, NOW + 4 + SILENCE)
+    assert handed_on(dispatchers.check(NOW + 4 + SILENCE)) == []
+    assert handed_on(dispatchers.check(NOW + 4.1 + SILENCE)) == [Subjects().resubmit("d2")]
+
+
+def test_a_client_that_asks_again_is_not_put_off_for_a_query_whose_time_is_over() -> None:
+    dispatchers = with_a_part(NOW + 0.1)
+    assert not dispatchers.has_parts_of(b"q" * 16)
+    beats(dispatchers, "d2", NOW - 2, NOW + SILENCE)
+    assert handed_on(dispatchers.check(NOW + SILENCE + 0.1)) == [], "who asked ends it"
+    assert with_a_part(NOW + 60).has_parts_of(b"q" * 16)
