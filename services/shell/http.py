@@ -10,6 +10,8 @@ and 0.2 MB), and it limits neither the time nor the bytes of a head or a body.
 import asyncio
 import json
 import logging
+import os
+import socket
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
@@ -290,3 +292,33 @@ async def fetch(host: str, port: int, path: str, timeout: float) -> Reply:
         finally:
             writer.close()
     return Reply(int(head.split(" ", 2)[1]), body)
+
+
+# -- a server's socket, which outlives the process that accepts its connections
+
+LISTENING = "INFAAS_LISTENING_FD"  # the variable that tells a process which socket it inherits
+
+
+def listen(address: str, port: int, *, reuse: bool) -> socket.socket:
+    """A socket bound to the address. reuse: other gateways may bind to it, too. Raises OSError."""
+    family, kind, protocol, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    found = socket.socket(family, kind, protocol)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        found.bind(where)
+    except OSError as error:
+        found.close()
+        raise OSError(f"{address}:{port}: {error.strerror}; set gateway.port to another one") from error
+    found.setblocking(False)
+    return found
+
+
+def inherited_socket() -> socket.socket | None:
+    """The socket that this process was started with, the first time it is asked for."""
+    found = os.environ.pop(LISTENING, "")
+    if not found:
+        return None
+    os.set_inheritable(int(found), False)
+    return socket.socket(fileno=int(found))

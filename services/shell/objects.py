@@ -1,6 +1,7 @@
 """Large tensors in the object store: outputs that no message can hold, and where they are read again."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -9,7 +10,7 @@ from msgspec import Raw
 from bus.codec import encode
 from bus.messages.flow import TensorRef
 from bus.messages.public import ObjectRef, TensorHead
-from bus.port import Bus
+from bus.port import Bus, NotFound
 from bus.tensors import BadTensor
 
 MOST_LARGE = 256 * 2**20  # bytes of an object with tensors
@@ -59,5 +60,15 @@ def _tensor_of(data: bytes, ref: TensorRef) -> Raw:
 async def store_outputs(bus: Bus, bucket: str, key: str, outputs: Mapping[str, Any]) -> ObjectRef:
     """Put a map of tensors into the object store. bucket: that of outputs."""
     store = await bus.object_store(bucket, max_age_s=KEPT_S)
-    await store.put(key, encode(dict(outputs)))
-    return ObjectRef(bucket=bucket, key=key)
+    data = encode(dict(outputs))
+    await store.put(key, data)
+    return ObjectRef(bucket=bucket, key=key, bytes=len(data))
+
+
+async def delete_all(bus: Bus, bucket: str, keys: Iterable[str]) -> None:
+    """Delete objects of a bucket, as far as they are there."""
+    with suppress(NotFound):
+        store = await bus.object_store(bucket, create=False)
+        for key in keys:
+            with suppress(NotFound):
+                await store.delete(key)

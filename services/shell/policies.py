@@ -1,16 +1,69 @@
 """Policies by their names in the settings: built-in ones, and users' own classes by import path."""
 
+import asyncio
 import importlib
 import logging
+import os
+import signal
+import sys
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Any
+
+import msgspec
 
 from services.core.cost import Goal
 from services.core.policy import METHODS, GuardedPolicy, SelectionPolicy
 from services.core.settings import POLICIES, SCALERS, Settings
+from services.shell.host.process import dies_with_parent
 from services.shell.settings import SettingsError
 
 log = logging.getLogger(__name__)
+
+# -- selection policies of several models (set-selection): users' classes, each in a process of its own
+
+POLICY_PROCESS = "services.dispatcher.edge_policy_process"
+TRIED_S = 20.0  # that the import of a class may take
+_KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "HOME", "TMPDIR")
+_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def policy_command(name: str) -> list[str]:
+    """The command of the process of a user's class "module:Class"."""
+    return dies_with_parent([sys.executable, "-P", "-m", POLICY_PROCESS, name], signal.SIGKILL)
+
+
+def policy_environment() -> dict[str, str]:
+    """What Python needs to find the same modules as we do, and no more."""
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    path = os.pathsep.join(one for one in sys.path if one)
+    return kept | dict.fromkeys(_ONE_THREAD, "1") | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+async def try_policy(name: str) -> str:
+    """Why the class cannot be loaded here, as its process says; "": it can."""
+    process = await asyncio.create_subprocess_exec(
+        *policy_command(name),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env=policy_environment(),
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(TRIED_S):
+            told, _ = await process.communicate()
+    except TimeoutError:
+        return f"its import took longer than {TRIED_S:g} s"
+    finally:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    if len(told) <= 4:
+        return f"its import ended its process (exit code {process.returncode})"
+    return str(msgspec.msgpack.decode(told[4:]).get("error", ""))
+
+
+# -- policies of the settings
 
 
 def own_object(setting: str, path: str, methods: Collection[str]) -> Any:

@@ -3,6 +3,9 @@
 It asks the process's own pages (docs/metrics.md), at INFAAS_METRICS__PORT, for PATH, by default /startz. With `--port N` it asks
 another server's page, with `--listening N` only whether somebody listens there, without connecting. The exit code is 0 if all is well,
 else 1; the reason is on standard output, where `docker inspect` shows it. Without a port there is nothing to ask, and the code is 0.
+
+A process that does not answer its own page is looked at, as a supervisor does (services/shell/host/watch.py): one that is still for 2 s is ended, so that
+its container is started again at once. One that is busy or starved is left alone.
 """
 
 import os
@@ -11,7 +14,9 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 PATH = "/startz"
-PATIENCE = 2.5  # s for the whole answer: less than the time-out of the health check
+PATIENCE = (
+    2.5  # s for the whole answer: with the looks at who does not answer less than the time-out of the health check
+)
 MOST = 65536  # bytes of an answer that are read
 LISTEN = "0A"  # state of a socket in /proc/net/tcp
 
@@ -33,6 +38,8 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         status, body = ask(port, path)
     except OSError as error:
         print(f"no answer at port {port}: {error}")
+        if isinstance(error, TimeoutError) and "--port" not in arguments:
+            print(end_if_still(port))
         return 1
     if status == 200:
         return 0
@@ -72,15 +79,55 @@ def ask(port: int, path: str) -> tuple[int, str]:
 
 def listens(port: int, tables: Iterable[str] = ("/proc/net/tcp", "/proc/net/tcp6")) -> bool:
     """Whether a socket of this network namespace takes connections at this port; False where Linux does not say."""
+    return bool(_listening(port, tables))
+
+
+def _listening(port: int, tables: Iterable[str] = ("/proc/net/tcp", "/proc/net/tcp6")) -> set[str]:
+    """The numbers of the sockets that take connections at this port."""
+    found = set()
     for table in tables:
         try:
             with open(table) as file:
                 rows = [line.split() for line in file][1:]
         except OSError:
             continue
-        if any(row[3] == LISTEN and int(row[1].rpartition(":")[2], 16) == port for row in rows):
-            return True
-    return False
+        found |= {"".join(row[9:10]) for row in rows if row[3] == LISTEN and int(row[1].rpartition(":")[2], 16) == port}
+    return found
+
+
+def end_if_still(port: int) -> str:
+    """End the process that listens at this port, if it is still for 2 s; says in words what was found."""
+    import signal  # noqa: PLC0415  (most probes need none of it)
+    import time  # noqa: PLC0415
+
+    from services.shell.host.watch import HUNG, LOOK, Seen, Stillness, threads_of  # noqa: PLC0415
+
+    pid = _holder({f"socket:[{number}]" for number in _listening(port)})
+    if not pid:
+        return "nobody is seen to listen there"
+    still, before = Stillness(), time.monotonic()
+    for _ in range(round(HUNG / LOOK) + 2):
+        now = time.monotonic()
+        hangs = still.looked(Seen(1, False, threads_of(pid)), now - before)  # it has not turned since it was asked
+        if hangs:
+            os.kill(pid, signal.SIGKILL)
+            return f"process {pid} {hangs}: ended"
+        before = now
+        time.sleep(LOOK)
+    return f"process {pid} is busy"
+
+
+def _holder(sockets: set[str]) -> int:
+    """The process that has one of these sockets open; 0 for none that we may look into."""
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            try:
+                place = f"/proc/{name}/fd"
+                if any(os.readlink(f"{place}/{fd}") in sockets for fd in os.listdir(place)):
+                    return int(name)
+            except OSError:
+                continue
+    return 0
 
 
 if __name__ == "__main__":

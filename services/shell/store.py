@@ -8,11 +8,12 @@ and from the file that INFAAS_CONFIG names.
 
 import hashlib
 import os
+import socket
 import struct
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,12 @@ class Store:
         except psycopg.OperationalError:
             self.close()
             raise
+
+    def cut(self) -> None:
+        """From another thread: break the connection, so that whoever waits for the server gets psycopg.OperationalError."""
+        if (connection := self._connection) is not None:
+            with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as server:
+                server.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the connection. The next transaction opens a new one."""

@@ -16,6 +16,7 @@ from services.shell.host import process
 from services.shell.host.process import ServerError, write_private
 
 FILE = "endpoints.json"
+PARTS = "parts.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,11 @@ def write_endpoints(data_dir: Path, endpoints: SystemEndpoints, ports: dict[str,
     """Say that the system runs, and where."""
     content = {**asdict(endpoints), "ports": ports, "pid": os.getpid(), "running": True}
     write_private(data_dir / FILE, json.dumps(content, indent=1) + "\n")
+
+
+def write_parts(data_dir: Path, pids: Mapping[str, int]) -> None:
+    """Say which process each part of the system is now."""
+    write_private(data_dir / PARTS, json.dumps(pids, indent=1) + "\n")
 
 
 def mark_stopped(data_dir: Path) -> None:

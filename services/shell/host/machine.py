@@ -13,6 +13,7 @@ from services.core.placement import Device, remote_devices
 from services.core.settings import MachineKind, MachineSettings, WorkerSettings, listed
 from services.core.settings.fields import Texts
 from services.shell.host.accelerators import Accelerator, accelerators, why_no_gpu
+from services.shell.host.processor import processor
 from services.shell.settings import SettingsError
 
 CPU = "cpu"  # the device that every worker has
@@ -61,7 +62,13 @@ def devices_of(
     found: the machine's accelerators; by default its drivers are asked. engines: the hosts of remote engines (executor.remote_hosts). Names are `gpu-0`, `gpu-1`, ...: the numbers of simulated
     devices follow those of the real ones of their kind, so that a name is never used twice.
     """
-    cpu = Device(name=CPU, kind=CPU, cores=cores_of(settings), memory_mb=memory_mb_of(settings))
+    cpu = Device(
+        name=CPU,
+        kind=CPU,
+        cores=cores_of(settings),
+        memory_mb=memory_mb_of(settings),
+        arithmetic=processor().arithmetic,
+    )
     real = _real_devices(settings, found)
     first = {kind: sum(device.kind == kind for device in real) for kind in {device.kind for device in real}}
     return [cpu, *real, *simulated_devices(settings.simulate, first), *remote_devices(listed(engines))]

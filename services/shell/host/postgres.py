@@ -4,12 +4,14 @@ Its programs come first: where they are, which version they have, and which user
 (a clean fast shutdown) when we die, so it is never orphaned. No other process is ever signalled because a pid file names it.
 """
 
+import asyncio
 import importlib.util
 import os
 import re
 import secrets
 import shutil
 import signal
+import struct
 import subprocess
 import time
 from collections.abc import Mapping
@@ -111,6 +113,7 @@ def _number(text: str) -> int:
 # ---- the server
 
 DATABASE = "infaas"
+SSL_REQUEST = struct.pack("!ii", 8, 80877103)  # the protocol's SSLRequest
 STEPS: process.Steps = ((signal.SIGINT, 20.0), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 5.0))
 # Small: the whole stack shares one modest machine. No parallel or replication workers, one autovacuum worker at a time.
 _OPTIONS = {
@@ -232,6 +235,16 @@ class EmbeddedPostgres:
             if self._process.poll() is not None or time.monotonic() > give_up:
                 raise ServerError(f"PostgreSQL did not start on port {self.port}: {process.tail(self.log, 600)}")
             time.sleep(0.01)
+
+    async def ask(self) -> None:
+        """Return once it has answered a question that needs no login: whether it speaks TLS. Raises OSError."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            writer.write(SSL_REQUEST)
+            if not await reader.read(1):
+                raise ConnectionError("it closed the connection")
+        finally:
+            writer.close()
 
     def stop(self) -> None:
         """End the server cleanly and wait for it; may be called twice."""

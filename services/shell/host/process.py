@@ -12,9 +12,11 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
+from importlib import import_module
 from pathlib import Path
 
 from services.shell.host import launch
+from services.shell.host.running import RUNNING, Running
 
 Steps = Sequence[tuple[signal.Signals, float]]
 _QUIET_PORTS = range(20_000, 32_000)  # below the range of outgoing connections on Linux and macOS
@@ -52,12 +54,20 @@ def start(
     environ: Mapping[str, str] | None = None,
     cwd: Path | str = "/",
     keep_open: Sequence[int] = (),
+    waits: bool = False,
+    running: Running | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a program in a process group of its own. Raises ServerError.
 
-    log: file that its output is appended to; None: our own output. keep_open: descriptors that it inherits. Call this from the main thread
-    (see `dies_with_parent`).
+    log: file that its output is appended to; None: our own output. keep_open: descriptors that it inherits. waits: a service that begins only
+    when a line comes on its input. running: where it writes what it does at each moment. Call this from the main thread (see `dies_with_parent`).
     """
+    if waits:
+        environ = {**(os.environ if environ is None else environ), STANDBY: "1"}
+    if running is not None:
+        fds = [one.fd for one in (running, running.before) if one is not None]
+        environ = {**(os.environ if environ is None else environ), RUNNING: ",".join(map(str, fds))}
+        keep_open = (*keep_open, *fds)
     if shutil.which(command[0], path=None if environ is None else environ.get("PATH")) is None:
         raise ServerError(f"cannot start {command[0]}: no such program")
     try:
@@ -67,7 +77,7 @@ def start(
         with nullcontext() if log is None else log.open("ab") as output:
             return subprocess.Popen(
                 dies_with_parent(command, on_our_death, identity),
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if waits else subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 cwd=cwd,
@@ -89,6 +99,23 @@ def end(process: subprocess.Popen[bytes], steps: Steps = POLITE) -> None:
         process.send_signal(signum)
         with suppress(subprocess.TimeoutExpired):
             process.wait(seconds)
+
+
+STANDBY = "INFAAS_STANDBY"  # the variable that tells a service to wait
+
+
+def stand_by(modules: Sequence[str]) -> bool:
+    """Where we were started to wait: import these modules, then wait until we are to begin. False: we are not needed any more."""
+    if not os.environ.pop(STANDBY, ""):
+        return True
+    for name in modules:
+        with suppress(ImportError):
+            import_module(name)
+    begins = bool(sys.stdin.buffer.readline())
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, sys.stdin.fileno())
+    os.close(nothing)
+    return begins
 
 
 def service_command(services: Sequence[str], config: Path | None) -> list[str | Path]:

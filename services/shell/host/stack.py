@@ -3,10 +3,12 @@
 import asyncio
 import logging
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -24,6 +26,7 @@ from services.shell.host.endpoints import (
     mark_stopped,
     recorded_ports,
     write_endpoints,
+    write_parts,
 )
 from services.shell.host.local_workers import LocalWorkers
 from services.shell.host.machine import PLAIN, environ_of, initial, worker_of
@@ -32,9 +35,12 @@ from services.shell.host.postgres import STEPS as POSTGRES_STEPS
 from services.shell.host.postgres import EmbeddedPostgres, role_dsn
 from services.shell.host.process import ServerError
 from services.shell.host.readiness import Readiness
+from services.shell.host.running import AFTER, BESIDE, shared
 from services.shell.host.supervise import Child, Supervisor, ended
 from services.shell.host.worker import publish_exit
-from services.shell.metrics.system import SystemMetrics
+from services.shell.http import LISTENING, listen
+from services.shell.metrics.system import PAGE, SystemMetrics
+from services.shell.runtime import telemetry
 from services.shell.runtime.known_streams import KnownStreams, StreamFile
 from services.shell.settings import deciding, login_of
 
@@ -44,7 +50,13 @@ GATEWAY = ("gateway", "gateway_grpc")  # its ports, HTTP and gRPC
 NATS, POSTGRES, SERVICES = range(3)  # stages: started in this order, stopped in the reverse order
 # The services' own drain takes up to 5 s.
 SERVICE_STEPS: process.Steps = ((signal.SIGTERM, 6.0), (signal.SIGKILL, 5.0))
+SERVERS = ("nats", "postgres")  # the children that are no services
+LOG = "up"  # the name of the supervisor's own log
 KNOWN = "streams.json"  # which streams and buckets this system has
+PING_S = 60.0  # s that a question to NATS waits; how long it has waited is told meanwhile
+# A PostgreSQL that is stopped is left alone for longer than NATS, without which nothing is served: history waits in its streams meanwhile.
+# Both lose nothing that they have acknowledged, whatever ends them.
+POSTGRES_HUNG = 10.0
 HOPELESS = 5  # restarts of one service after which `ready` gives up
 
 
@@ -88,7 +100,10 @@ class Stack:
         self._workers: dict[str, list[Child]] = {}
         self._hosting: LocalWorkers | None = None
         self._metrics: SystemMetrics | None = None
+        self._supervisor.changed = self._tell_parts
         self._chosen: dict[str, int] = {}
+        self._log: logging.Handler | None = None
+        self._listening: socket.socket | None = None
         self.notices: list[str] = []  # what `start` did otherwise than usual, for people
 
     async def start(self) -> SystemEndpoints:
@@ -107,6 +122,7 @@ class Stack:
             raise ServerError(
                 f"a system runs in {spec.data_dir} already: stop it first, or choose another --data-dir"
             ) from None
+        self._log = telemetry.to_file(self._logs / f"{LOG}.log", LOG)
         recorded = recorded_ports(spec.data_dir)
         ours = [name for name, given in (("nats", spec.nats_url), ("postgres", spec.sql_dsn)) if given is None]
         ours += ["dashboard"] * spec.dashboard
@@ -202,8 +218,13 @@ class Stack:
         await self._supervisor.stop()
         if self._metrics is not None:
             await self._metrics.close()
+        if self._listening is not None:
+            self._listening.close()
         self._claims.release()
         self._lock.release()
+        if self._log is not None:
+            logging.getLogger().removeHandler(self._log)
+            self._log.close()
 
     # -- servers
 
@@ -229,9 +250,15 @@ class Stack:
         if spec.nats_url is not None:
             return spec.nats_url
         server = EmbeddedNats(spec.data_dir, port, max_payload=spec.settings.bus.max_payload)
-        self._supervisor.start(Child("nats", server.launch, NATS))
+        self._supervisor.start(Child("nats", server.launch, NATS, asked=self._ask_nats))
         await asyncio.to_thread(server.wait_ready)
         return server.url
+
+    async def _ask_nats(self) -> None:
+        """A ping on our own connection."""
+        if self._bus is None:
+            raise BusError("not connected yet")
+        await self._bus.flush(PING_S)
 
     async def _start_store(self, port: int) -> tuple[str, str]:
         """The writer's and the reader's DSN of a database that is ready for them."""
@@ -243,7 +270,10 @@ class Stack:
         else:
             server = EmbeddedPostgres(spec.data_dir, port)
             await asyncio.to_thread(server.prepare)
-            self._supervisor.start(Child("postgres", server.launch, POSTGRES, POSTGRES_STEPS))
+            postgres = Child(
+                "postgres", server.launch, POSTGRES, POSTGRES_STEPS, asked=server.ask, hung=POSTGRES_HUNG, serves=False
+            )
+            self._supervisor.start(postgres)
             await asyncio.to_thread(server.wait_ready)
             administrator = server.superuser_dsn
         writer = process.kept_secret(spec.data_dir / "writer.secret")
@@ -271,6 +301,11 @@ class Stack:
 
     # -- services
 
+    def _tell_parts(self) -> None:
+        """Write down which process is which part, for `infaas restart`."""
+        pids = {name: pid for name, pid in self._supervisor.pids.items() if name not in SERVERS}
+        write_parts(self._spec.data_dir, pids)
+
     def _start_serving(self, environ: dict[str, str]) -> None:
         for worker, kind in self._spec.initial.items():
             self._start_worker(worker, kind)
@@ -279,9 +314,21 @@ class Stack:
         if self._spec.gateway:
             wanted = {name: str(self._chosen.get(name, 0)) for name in GATEWAY}
             more = {"INFAAS_GATEWAY__PORT": wanted["gateway"], "INFAAS_GATEWAY__GRPC_PORT": wanted["gateway_grpc"]}
+            if self._metrics is not None:
+                more[PAGE] = self._metrics.page
             if self._spec.dashboard:  # its start page links the dashboard
                 more["INFAAS_DASHBOARD__PUBLIC_URL"] = self._dashboard_url
+            more["INFAAS_GATEWAY__REUSE_PORT"] = "true"  # a gateway and its successor listen for gRPC at once
+            self._listening = self._listen(self._chosen.get("gateway", 0))
             self._service("gateway", ["gateway"], environ | more, notice=self._spec.settings.gateway.drain_s)
+
+    def _listen(self, port: int) -> socket.socket | None:
+        """The gateway's socket for HTTP: what comes while no gateway process accepts it waits. None: the process may say why it cannot listen."""
+        settings = self._spec.settings.gateway
+        try:
+            return listen(settings.address, port, reuse=settings.reuse_port) if port else None
+        except OSError:
+            return None
 
     def _start_worker(self, worker: str, kind: str) -> None:
         """Start the processes of one worker; raises ServerError."""
@@ -322,22 +369,42 @@ class Stack:
         notice: float = 0.0,
     ) -> Child:
         """Keep one process with these services running. worker: whose executor it is, if any. notice: s more that it takes to stop."""
+        child = self._child(name, services, environ, worker, notice)
+        self._supervisor.start(child)
+        return child
+
+    def _child(
+        self, name: str, services: list[str], environ: dict[str, str], worker: WorkerSettings | None, notice: float
+    ) -> Child:
         file = self._logs / f"{name}.log"
         command = process.service_command(services, self._spec.config)
         port = self._metrics.port_for(name) if self._metrics is not None and services != ["dashboard"] else 0
         environ = {**environ, "INFAAS_METRICS__PORT": str(port)}
+        listening = self._listening if services == ["gateway"] else None
+        if listening is not None:
+            environ[LISTENING] = str(listening.fileno())
+        running = shared() if services != ["dashboard"] else None
 
-        def launch() -> subprocess.Popen[bytes]:
-            return process.start(command, log=file, on_our_death=signal.SIGKILL, environ=environ, cwd=Path.cwd())
+        def launch(*, waits: bool = False) -> subprocess.Popen[bytes]:
+            return process.start(
+                command, log=file, on_our_death=signal.SIGKILL, environ=environ, cwd=Path.cwd(), waits=waits,
+                running=running, keep_open=() if listening is None else (listening.fileno(),),
+            )  # fmt: skip
 
         def exited(reason: str) -> None:
             if worker is not None and self._bus is not None:
-                publish_exit(self._bus, self._subjects, worker, self._spec.settings.executor.remote_hosts, reason)
+                engines = self._spec.settings.executor.remote_hosts
+                publish_exit(self._bus, self._subjects, worker, engines, reason, running)
 
         (polite, patience), *last = SERVICE_STEPS
-        child = Child(name, launch, SERVICES, ((polite, patience + notice), *last), exited if worker else None)
-        self._supervisor.start(child)
-        return child
+        spare = partial(launch, waits=True) if worker is not None and worker.standby else None
+        steps = ((polite, patience + notice), *last)
+        serves = worker is not None or bool({"dispatcher", "monitor", "gateway"}.intersection(services))
+        again = None if running is None else partial(self._child, name, services, environ, worker, notice)
+        return Child(
+            name, launch, SERVICES, steps, exited if worker else None, spare, running, serves=serves, again=again,
+            succession=AFTER if "monitor" in services else BESIDE,
+        )  # fmt: skip
 
     def _service_environ(self, more: Mapping[str, str]) -> dict[str, str]:
         return process.with_our_source({**self._spec.environ, "INFAAS_DATA_DIR": str(self._spec.data_dir), **more})

@@ -1,4 +1,6 @@
-"""Keeps child processes running: restarts with back-off, a clean stop, and nothing left behind."""
+"""Keeps child processes running: restarts with back-off, successors for those that leave, an end for those that hang, a clean stop, and
+nothing left behind.
+"""
 
 import asyncio
 import ctypes
@@ -8,12 +10,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from bus.port import BusError
+from services.core.parts import Part
 from services.shell.host.process import POLITE, ServerError, Steps
+from services.shell.host.running import BESIDE, GO, LEAVES, READY, SUCCEEDED, Running
+from services.shell.host.watch import HUNG, LONGEST, LOOK, TOLD, Seen, Stillness, threads_of
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +31,12 @@ PAUSES = (
     2.0,
 )  # s before the first, second, ... restart in a row. A worker is back within 5 s after any of them
 SETTLED = 5.0  # s of life after which an end counts as the first again
+SPARE_AFTER = 10.0  # s after a start until its spare is started: the start itself must not wait for it
+SPARE_AGAIN = 1.0  # the same after another spare, and after one has taken over
+ASK = 0.5  # s between questions to a server
+SUCCEED_S = 60.0  # s that a process which is to leave waits for its successor, as long as no second signal comes
+SUCCESSION_LOOK = 0.02  # s between looks whether it is ready
+SPARES = 2  # a query that ends its executor is tried once more, before a new spare is ready
 
 
 class Backoff:
@@ -47,7 +59,11 @@ class Child:
     """What to keep running.
 
     launch: starts the process, from the main thread (may raise ServerError). stage: children of the highest stage are stopped
-    first. steps: the signals that stop it. on_exit: called at once, with the reason in words, when it ends unasked.
+    first. steps: the signals that stop it. on_exit: called at once, with the reason in words, when it ends unasked. spare: starts a process that
+    waits for a line on its input, and then does what this one does (`process.stand_by`): `SPARES` are kept, and one takes over at once.
+    running: where it counts the turns of its loop. asked: a small question to a server that counts none; it ends with the answer, or raises OSError.
+    hung: s of stillness after which it is ended (`watch`). serves: queries need it. again: makes the same child once more, with memory of its
+    own: a process that was asked to end (SIGTERM) goes when this successor is ready. succession: BESIDE or AFTER (`running`).
     """
 
     name: str
@@ -55,15 +71,38 @@ class Child:
     stage: int = 1
     steps: Steps = POLITE
     on_exit: Callable[[str], None] | None = None
+    spare: Callable[[], subprocess.Popen[bytes]] | None = None
+    running: Running | None = None
+    asked: Callable[[], Awaitable[object]] | None = None
+    hung: float = HUNG
+    serves: bool = True
+    again: "Callable[[], Child] | None" = None
+    succession: int = BESIDE
 
 
 class Supervisor:
-    """Starts children and keeps them running until `stop`. Use it from the main thread's event loop."""
+    """Starts children and keeps them running until `stop`. Use it from the main thread's event loop.
+
+    restarts, hangs: of each child, by name: how often it was started again, and how often because it hung. changed: is called when `pids` is
+    another.
+    """
 
     def __init__(self) -> None:
         self.restarts: dict[str, int] = {}
+        self.hangs: dict[str, int] = {}
+        self.changed: Callable[[], None] = lambda: None
+        self._leaving: dict[Child, asyncio.Task[None]] = {}
+        self._successors: set[Child] = set()  # that do not do their work alone yet
+        self._watching: asyncio.Task[None] | None = None
+        self._still: dict[Child, Stillness] = {}
+        self._unanswered: dict[Child, float] = {}  # s that its question has waited
+        self._asking: dict[Child, asyncio.Task[None]] = {}
+        self._up: set[Child] = set()  # those that have done their work since they were first started
+        self._why: dict[Child, str] = {}  # why we ended it
         self._keeping: dict[Child, asyncio.Task[None]] = {}
         self._running: dict[Child, subprocess.Popen[bytes]] = {}
+        self._spares: dict[Child, list[subprocess.Popen[bytes]]] = {}
+        self._sparing: dict[Child, asyncio.TimerHandle] = {}
         self._stopping: set[Child] = set()
         self._stopped = False
         self._before = frozenset(child_pids())
@@ -73,31 +112,74 @@ class Supervisor:
         """Launch a child and keep it running. Raises ServerError."""
         if self._stopped:
             raise ServerError(f"{child.name} is not started: everything is being stopped")
-        self._running[child] = child.launch()
-        self.restarts[child.name] = 0
-        self._keeping[child] = asyncio.get_running_loop().create_task(self._keep(child))
+        self._launch(child)
+        self.restarts.setdefault(child.name, 0)
+        self.hangs.setdefault(child.name, 0)
+        loop = asyncio.get_running_loop()
+        self._keeping[child] = loop.create_task(self._keep(child))
+        if self._watching is None:
+            self._watching = loop.create_task(self._watch())
+        if child.asked is not None:
+            self._asking[child] = loop.create_task(self._ask(child, child.asked))
+        self._prepare(child, SPARE_AFTER)
 
     @property
     def pids(self) -> dict[str, int]:
         """Process ids of the children that run now."""
-        return {child.name: process.pid for child, process in self._running.items()}
+        return {child.name: process.pid for child, process in self._running.items() if child not in self._successors}
+
+    @property
+    def parts(self) -> list[Part]:
+        """What is known of each child that is to run."""
+        known = [child for child in self._keeping if child not in self._successors]
+        return [self._part(child) for child in known if self._stopped or child not in self._stopping]
+
+    def _part(self, child: Child) -> Part:
+        silent = max(self._still[child].still if child in self._still else 0.0, self._unanswered.get(child, 0.0))
+        return Part(
+            name=child.name,
+            running=child in self._running,
+            starting=child not in self._up,
+            watched=child.running is not None and child.running.turns > 0,
+            silent_s=silent if silent >= TOLD else 0.0,
+            serves=child.serves,
+        )
 
     async def stop_only(self, children: Iterable[Child]) -> None:
-        """Stop these children side by side, and what is left in their process groups; returns when they have ended."""
-        going = [child for child in children if child in self._keeping]
+        """Stop these children and their successors side by side, and what is left in their process groups; returns when they have ended."""
+        names = {child.name for child in children}
+        going = [child for child in self._keeping if child.name in names]
         self._stopping.update(going)
+        for child in going:
+            if (handing := self._leaving.pop(child, None)) is not None:
+                handing.cancel()
         await asyncio.gather(*(self._stop(child) for child in going))
         if self._stopped:
             return  # `stop` does the rest
         for child in going:
-            self._keeping.pop(child, None)
-            self._running.pop(child, None)
-            self._stopping.discard(child)
             self.restarts.pop(child.name, None)
+            self.hangs.pop(child.name, None)
+            self._forget(child)
+        self.changed()
+
+    def _forget(self, child: Child) -> None:
+        self._keeping.pop(child, None)
+        self._running.pop(child, None)
+        self._stopping.discard(child)
+        self._successors.discard(child)
+        self._still.pop(child, None)
+        self._unanswered.pop(child, None)
+        self._up.discard(child)
+        self._why.pop(child, None)
+        if (asking := self._asking.pop(child, None)) is not None:
+            asking.cancel()
 
     async def stop(self) -> None:
         """Stop all children, stage by stage, and whatever they have left behind; returns when nothing runs."""
         self._stopped = True
+        for task in (self._watching, *self._asking.values(), *self._leaving.values()):
+            if task is not None:
+                task.cancel()
         for stage in sorted({child.stage for child in self._keeping}, reverse=True):
             children = [child for child in self._keeping if child.stage == stage]
             self._stopping.update(children)
@@ -115,32 +197,194 @@ class Supervisor:
                 lived = time.monotonic() - started
                 _kill_group_and_reap(process)
                 del self._running[child]
+                self._still.pop(child, None)
+                if child.running is not None:
+                    child.running.leave()
                 if child in self._stopping:
                     return
-                reason = describe(process.returncode)
-                log.warning("%s ended (%s)", child.name, reason)
+                hung = self._why.pop(child, "")
+                reason = f"it {hung} and was ended" if hung else describe(process.returncode)
+                if not hung:  # it was logged when it was ended
+                    log.warning("%s ended (%s)", child.name, reason)
                 if child.on_exit is not None:
                     child.on_exit(reason)
-            if child in self._stopping:
+                self.changed()
+            if child in self._stopping or child in self._leaving:  # its successor runs
                 return
-            await asyncio.sleep(backoff.after(lived))
+            pause = backoff.after(lived)
+            if self._take_over(child):
+                continue
+            await asyncio.sleep(pause)
             if child in self._stopping:
                 return
             self._relaunch(child)
 
+    # -- those that hang
+
+    async def _watch(self) -> None:
+        """Look at every child again and again, and end those that hang."""
+        clock = asyncio.get_running_loop().time
+        before = clock()
+        while True:
+            await asyncio.sleep(LOOK)
+            now = clock()
+            for child, process in list(self._running.items()):
+                if child in self._unanswered and child in self._up:
+                    self._unanswered[child] += min(now - before, LONGEST)
+                if child not in self._stopping and process.returncode is None:
+                    self._look(child, process, now - before)
+            before = now
+
+    def _look(self, child: Child, process: subprocess.Popen[bytes], passed: float) -> None:
+        running = child.running
+        if running is not None and running.said == LEAVES and not running.let_go and child not in self._leaving:
+            self._let_go(child, running)
+        turns = running.turns if running is not None else 0
+        if turns or (running is None and child.asked is None):
+            self._up.add(child)
+        still = self._still.get(child)
+        if still is None:
+            still = self._still[child] = Stillness(child.hung)
+        # Where the loop turns, one look costs nothing but this comparison.
+        threads = () if turns and turns != still.turns else threads_of(process.pid, main=not turns)
+        hangs = still.looked(Seen(turns, running is not None and running.busy, threads), passed)
+        if hangs:
+            log.error("%s %s: ended and started again", child.name, hangs)
+            # One that was stopped reads what waits for it, which nobody else could, until its successor is ready; unless it is stopped again.
+            goes_on = still.stopped and turns and child.again is not None and child not in self._why
+            self._why[child] = hangs
+            self.hangs[child.name] += 1
+            self._still.pop(child)
+            for signum in (signal.SIGTERM, signal.SIGCONT) if goes_on else (signal.SIGKILL,):
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signum)  # not yet reaped, so the id is still this child's
+
+    async def _ask(self, child: Child, question: Callable[[], Awaitable[object]]) -> None:
+        """Ask a server again and again; `_watch` counts how long it has not answered."""
+        while True:
+            self._unanswered.setdefault(child, 0.0)
+            with suppress(OSError, BusError):  # it is down, or starts
+                await question()
+                self._up.add(child)
+                del self._unanswered[child]
+            await asyncio.sleep(ASK)
+
+    # -- those that leave
+
+    def _let_go(self, child: Child, running: Running) -> None:
+        """Its process was asked to end. Where it can have a successor, that one is started first."""
+        if child.again is None:
+            running.let_go = GO
+            return
+        successor = child.again()
+        assert successor.running is not None, "it is made as this child was"
+        successor.running.role, successor.running.before, running.before = child.succession, running, None
+        self._successors.add(successor)
+        try:
+            self.start(successor)
+        except ServerError as error:
+            log.error("%s leaves without a successor: %s", child.name, error)
+            self._successors.discard(successor)
+            running.let_go = GO
+            return
+        log.warning("%s was asked to end: it goes when its successor is ready", child.name)
+        self._leaving[child] = asyncio.get_running_loop().create_task(self._hand_over(child, running, successor))
+
+    async def _hand_over(self, child: Child, running: Running, successor: Child) -> None:
+        ours = successor.running
+        assert ours is not None, "as above"
+        keeping, clock = self._keeping[child], asyncio.get_running_loop().time
+        end = clock() + SUCCEED_S
+        while ours.said != READY and not keeping.done() and clock() < end:  # noqa: ASYNC110  memory sets no event
+            await asyncio.sleep(SUCCESSION_LOOK)
+        ready = ours.said == READY
+        running.let_go = SUCCEEDED if ready else GO
+        died = keeping.done()
+        self._stopping.add(child)
+        self._successors.discard(successor)
+        self.restarts[child.name] += 1
+        self.changed()
+        await self._stop(child)
+        if not ready and not died and child.on_exit is not None:
+            child.on_exit("it was asked to end")
+        ours.role = 0
+        del self._leaving[child]
+        self._forget(child)
+        log.warning("%s was restarted%s", child.name, "" if ready else ": its successor was not ready in time")
+
+    # -- spares
+
+    def _prepare(self, child: Child, seconds: float) -> None:
+        """Start its next spare, if it lacks one, after so many seconds: what it is for comes first."""
+        if child.spare is not None and len(self._spares.get(child, ())) < SPARES:
+            self._sparing[child] = asyncio.get_running_loop().call_later(seconds, self._start_spare, child)
+
+    def _start_spare(self, child: Child) -> None:
+        assert child.spare is not None, "it was asked before"
+        try:
+            self._spares.setdefault(child, []).append(child.spare())
+        except ServerError as error:
+            log.warning("%s has no spare: %s", child.name, error)
+            return
+        self._prepare(child, SPARE_AGAIN)
+
+    def _take_over(self, child: Child) -> bool:
+        """Its first living spare runs in its place, if there is one."""
+        if (timer := self._sparing.pop(child, None)) is not None:
+            timer.cancel()
+        spares = self._spares.get(child, [])
+        taken = False
+        self._hold(child)
+        while spares and not taken:
+            spare = spares.pop(0)
+            assert spare.stdin is not None, "it waits for a line"
+            try:
+                with spare.stdin as line:
+                    line.write(b"begin\n")
+            except OSError:
+                _kill_group_and_reap(spare)
+            else:
+                self.restarts[child.name] += 1
+                self._running[child] = spare
+                taken = True
+                self.changed()
+        self._prepare(child, SPARE_AGAIN)
+        return taken
+
+    def _drop_spare(self, child: Child) -> None:
+        if (timer := self._sparing.pop(child, None)) is not None:
+            timer.cancel()
+        for spare in self._spares.pop(child, ()):
+            if spare.stdin is not None:
+                spare.stdin.close()
+            _kill_group_and_reap(spare)
+
     def _relaunch(self, child: Child) -> None:
         self.restarts[child.name] += 1
         try:
-            self._running[child] = child.launch()
+            self._launch(child)
         except ServerError as error:
             log.error("cannot restart %s: %s", child.name, error)
 
+    def _launch(self, child: Child) -> None:
+        self._hold(child)
+        self._running[child] = child.launch()
+        self.changed()
+
+    def _hold(self, child: Child) -> None:
+        """Its next process waits for a successor when it is asked to end."""
+        if child.running is not None:
+            child.running.let_go = 0
+
     async def _stop(self, child: Child) -> None:
         keeping = self._keeping[child]
+        self._drop_spare(child)
         process = self._running.get(child)
         if process is None:  # it waits to be started again
             keeping.cancel()
         else:
+            if child.running is not None and not child.running.let_go:
+                child.running.let_go = GO
             for signum, seconds in child.steps:
                 with suppress(ProcessLookupError):
                     os.kill(process.pid, signum)  # not yet reaped, so the id is still this child's

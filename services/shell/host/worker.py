@@ -9,6 +9,7 @@ import logging
 import signal
 import subprocess
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -25,6 +26,7 @@ from services.shell.host import process
 from services.shell.host.endpoints import PortClaims
 from services.shell.host.machine import devices_of, worker_name
 from services.shell.host.process import ServerError
+from services.shell.host.running import Running, shared
 from services.shell.host.supervise import Child, Supervisor
 from services.shell.metrics.system import SystemMetrics
 from services.shell.runtime import telemetry
@@ -155,16 +157,26 @@ class WorkerHost:
             environ = {key: value for key, value in environ.items() if key not in SEED} | {SEED[0]: seed}
         environ = process.with_our_source(environ)
 
-        def launch() -> subprocess.Popen[bytes]:
-            return process.start(command, log=None, on_our_death=signal.SIGKILL, environ=environ, cwd=Path.cwd())
+        running = shared()
 
-        exited = self._executor_ended if stage == EXECUTOR else None
-        self._supervisor.start(Child(name, launch, stage, STEPS, exited))
+        def launch(*, waits: bool = False) -> subprocess.Popen[bytes]:
+            return process.start(
+                command, log=None, on_our_death=signal.SIGKILL, environ=environ, cwd=Path.cwd(), waits=waits,
+                running=running,
+            )  # fmt: skip
 
-    def _executor_ended(self, reason: str) -> None:
+        if stage != EXECUTOR:
+            self._supervisor.start(Child(name, launch, stage, STEPS, running=running))
+            return
+        spare = partial(launch, waits=True) if self._settings.worker.standby else None
+        ended = partial(self._executor_ended, running)
+        self._supervisor.start(Child(name, launch, stage, STEPS, ended, spare, running))
+
+    def _executor_ended(self, running: Running | None, reason: str) -> None:
         if self._bus is not None:
             engines = self._settings.executor.remote_hosts
-            publish_exit(self._bus, self._subjects, replace(self._settings.worker, name=self.name), engines, reason)
+            worker = replace(self._settings.worker, name=self.name)
+            publish_exit(self._bus, self._subjects, worker, engines, reason, running)
 
     async def _connect(self) -> None:
         """Connect to NATS, however long it takes. Nothing waits for it."""
@@ -183,10 +195,16 @@ class WorkerHost:
                 await asyncio.sleep(AGAIN)
 
 
-def publish_exit(bus: Bus, subjects: Subjects, worker: WorkerSettings, engines: Texts, reason: str) -> None:
+def publish_exit(
+    bus: Bus, subjects: Subjects, worker: WorkerSettings, engines: Texts, reason: str, running: Running | None
+) -> None:
     """Say on the bus at once, for monitors and dispatchers, that a worker's executor has ended, for all devices that it drove."""
+    uids = None
+    if running is not None:
+        uids = running.read()
+        running.forget()
     for device in devices_of(worker, engines=engines):
-        fact = ExecutorExited(worker=worker.name, device=device.name, at=now(), reason=reason)
+        fact = ExecutorExited(worker=worker.name, device=device.name, at=now(), reason=reason, running=uids)
         try:
             bus.publish(subjects.exited(worker.name, device.name), encode(fact))
         except BusError as error:

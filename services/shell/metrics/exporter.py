@@ -20,7 +20,7 @@ from services.shell.runtime.runtime import Runtime
 log = logging.getLogger(__name__)
 
 ANSWER = 1.0  # s that NATS and edges have to answer
-AGAIN = 5.0  # s until a port that was busy is tried again
+AGAIN = 0.2  # s until a port that was busy is tried again
 GRACE = 0.2  # s that a page under way has when the process stops
 UNREADY = 20.0  # s of running after which what is still missing counts as another process's fault
 
@@ -46,18 +46,26 @@ class Exporter:
     def on(self) -> bool:
         return self._settings.enabled and self._settings.port > 0
 
-    async def open(self) -> None:
-        """Listen. A busy port is tried again later: a service without metrics is better than none."""
-        if self.on and not await self._listen():
+    async def open(self, *, succeeds: bool = False) -> None:
+        """Listen. A busy port is tried again later: a service without metrics is better than none. succeeds: the process before it has the port."""
+        if self.on and (error := await self._listen()):
+            where = self._settings.host, self._settings.port
+            log.log(
+                logging.INFO if succeeds else logging.WARNING,
+                "no metrics yet: cannot listen on %s port %d (metrics.port): %s",
+                *where,
+                error,
+            )
             self._opening = asyncio.create_task(self._open_later())
 
     async def _open_later(self) -> None:
         while True:
             await asyncio.sleep(AGAIN)
-            if await self._listen():
+            if not await self._listen():
                 return
 
-    async def _listen(self) -> bool:
+    async def _listen(self) -> str:
+        """Returns why that is not possible, or nothing."""
         host, port = self._settings.host, self._settings.port
         pages: Pages = {
             "/metrics": self.metrics,
@@ -68,9 +76,8 @@ class Exporter:
         try:
             self._server = await serve_pages(host, port, pages)
         except OSError as error:
-            log.error("no metrics yet: cannot listen on %s port %d (metrics.port): %s", host, port, error)
-            return False
-        return True
+            return str(error) or repr(error)
+        return ""
 
     def attach(self, bus: Bus, runtimes: Sequence[Runtime]) -> None:
         """Show these runtimes, which will run on this bus. Call it before they start."""
@@ -89,8 +96,9 @@ class Exporter:
     async def close(self) -> None:
         if self._opening is not None:
             self._opening.cancel()
-        if self._server is not None:
-            await self._server.close(GRACE)
+        server, self._server = self._server, None
+        if server is not None:
+            await server.close(GRACE)
 
     def _status(self, status: str) -> None:
         self._lost = status in ("disconnected", "closed")
@@ -100,7 +108,9 @@ class Exporter:
     async def metrics(self, accept: str = "") -> Reply:
         if self._page is None:
             self._page = await asyncio.to_thread(_page_maker)
-        return self._page(self.families(), self._settings.series, accept)
+        ready = MetricFamily("infaas_ready", "gauge", "1 while nothing is missing: what /readyz says.")
+        ready.add(int(not await self.missing()))
+        return self._page((ready, *self.families()), self._settings.series, accept)
 
     def families(self) -> Iterable[MetricFamily]:
         """Everything that this process shows."""

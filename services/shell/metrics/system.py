@@ -6,8 +6,12 @@ Under `infaas up` every service process has a port of its own. When this is aske
 import asyncio
 import json
 from collections.abc import Callable, Iterable
+from urllib.parse import urlsplit
+
+from msgspec.structs import replace
 
 from services.core.metric import MetricFamily
+from services.core.parts import Missing, Part, missing
 from services.core.settings import MetricsSettings
 from services.shell.host.process import ServerError
 from services.shell.host.supervise import Supervisor
@@ -19,6 +23,8 @@ OFFSET = 10  # from --port-base; contract, section 1
 NEAR = 200  # ports after the first one that processes may get
 GRACE = 0.2  # s that a page under way has when the system stops
 PATIENCE = 1.5  # s that a process has to answer
+PAGE = "INFAAS_SYSTEM_PAGE"  # the variable that tells a gateway where its system's page of readiness is
+RECENT = 0.25  # s for which an answer of that page is good for those who ask next
 
 
 class SystemMetrics:
@@ -66,6 +72,12 @@ class SystemMetrics:
         """These processes have ended: others may get their ports."""
         self._free += [self._ports.pop(name) for name in names if name in self._ports]
 
+    @property
+    def page(self) -> str:
+        """Where processes of this machine read whether the system is ready; "" where metrics are switched off."""
+        host = _reachable(self._settings.host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/readyz" if self.port else ""
+
     async def open(self) -> str | None:
         """Listen; returns the page's URL, None where metrics are switched off."""
         if not self.port:
@@ -91,38 +103,53 @@ class SystemMetrics:
     # -- pages
 
     async def metrics(self, accept: str = "") -> Reply:
-        found = await self._ask("/metrics")
+        found, lacking = await asyncio.gather(self._ask("/metrics"), self.missing())
         heard = {name: page.text for name, page in found.items() if page is not None and page.status == 200}
-        return await asyncio.to_thread(_system_page, list(self._families(heard)), heard, self._settings.series, accept)
+        return await asyncio.to_thread(
+            _system_page, list(self._families(heard, lacking)), heard, self._settings.series, accept
+        )
 
-    def _families(self, heard: Iterable[str]) -> Iterable[MetricFamily]:
-        running = self._supervisor.pids
+    def _families(self, heard: Iterable[str], lacking: list[Missing]) -> Iterable[MetricFamily]:
+        ready = MetricFamily("infaas_ready", "gauge", "1 while nothing is missing: what /readyz says.")
+        ready.add(int(not lacking))
         up = MetricFamily(
             "infaas_part_up", "gauge", "1 while a process of the system runs and, if it has metrics, shows them."
         )
         restarts = MetricFamily(
             "infaas_part_restarts_total", "counter", "How often a process of the system was started again."
         )
-        for name, count in self._supervisor.restarts.items():
-            up.add(int(name in running and (name in heard or name not in self._ports)), part=name)
-            restarts.add(count, part=name)
-        return (up, restarts, *process.families())
+        hangs = MetricFamily(
+            "infaas_part_hangs_total", "counter", "How often a process of the system was ended because it did not turn."
+        )
+        for part in self._supervisor.parts:
+            name = part.name
+            well = part.running and not part.silent_s and (name in heard or name not in self._ports)
+            up.add(int(well), part=name)
+            restarts.add(self._supervisor.restarts[name], part=name)
+            hangs.add(self._supervisor.hangs[name], part=name)
+        return (ready, up, restarts, hangs, *process.families())
 
     async def health(self) -> Reply:
         found = await self._ask("/healthz")
         silent = [name for name, page in found.items() if page is None or page.status != 200]
         return state_page("healthy", [f"{name}: does not answer" for name in silent])
 
+    async def missing(self) -> list[Missing]:
+        """What the system lacks now: by what its processes say, and by what the supervisor sees of them afterwards."""
+        pages = await self._ask("/readyz")
+        parts = {name: Part(name=name) for name in pages} | {part.name: part for part in self._supervisor.parts}
+        said = [replace(part, says=_words(pages[name]) if name in pages else ()) for name, part in parts.items()]
+        return missing(said, started=self.started)
+
     async def readiness(self) -> Reply:
-        missing = [] if self.started else ["the system: it is starting or stopping"]
-        running = self._supervisor.pids
-        missing += [f"{name}: does not run" for name in self._supervisor.restarts if name not in running]
-        for name, page in (await self._ask("/readyz")).items():
-            if page is None:
-                missing.append(f"{name}: does not answer")
-            elif page.status != 200:
-                missing += [f"{name}: {word}" for word in json.loads(page.body).get("missing", ())]
-        return state_page("ready", missing)
+        """serves: whether nothing is missing that queries need."""
+        found = await self.missing()
+        says = {
+            "ready": not found,
+            "serves": not any(one.serves for one in found),
+            "missing": [one.what for one in found],
+        }
+        return Reply(503 if found else 200, (json.dumps(says) + "\n").encode())
 
     async def startup(self) -> Reply:
         """200 once all processes have come up, and as long as they are up."""
@@ -141,6 +168,40 @@ class SystemMetrics:
         ports = dict(self._ports)
         pages = await asyncio.gather(*(ask(port) for port in ports.values()))
         return dict(zip(ports, pages, strict=True))
+
+
+class SystemPage:
+    """The page of readiness, for a gateway of the system: its doors say the same. Callers at the same time share an answer."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._where = parts.hostname or "", parts.port or 0, parts.path
+        self._asking: asyncio.Task[list[Missing] | None] | None = None
+        self._asked_at = 0.0
+
+    async def missing(self) -> list[Missing] | None:
+        """What the system lacks; None: nobody answers there."""
+        now = asyncio.get_running_loop().time()
+        if self._asking is None or (self._asking.done() and now - self._asked_at > RECENT):
+            self._asked_at = now
+            self._asking = asyncio.create_task(self._ask())
+        return await asyncio.shield(self._asking)
+
+    async def _ask(self) -> list[Missing] | None:
+        try:
+            found = json.loads((await fetch(*self._where, 2 * PATIENCE)).body)
+            # What stands in brackets is for operators: addresses, and what servers say.
+            words = [str(word).partition(" (")[0] for word in found["missing"]]
+            return [Missing(word, serves=not found["serves"]) for word in words]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+
+def _words(page: Reply | None) -> tuple[str, ...] | None:
+    """What a process's page says that it lacks; None: there is no answer."""
+    if page is None:
+        return None
+    return () if page.status == 200 else tuple(json.loads(page.body).get("missing", ()))
 
 
 def _system_page(families: list[MetricFamily], pages: dict[str, str], most: int, accept: str) -> Reply:

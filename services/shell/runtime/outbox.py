@@ -2,6 +2,9 @@
 
 JetStream syncs each message to disk, so rows travel in batches. A failed publish is repeated with the same id until it
 succeeds; the stream drops repeats. While the stream does not answer, rows wait here, up to a bound far above normal traffic.
+
+Outcomes are kept in memory that outlives the process as well: its successor sends those that a killed one has left. Some of them may be
+in the stream already. Of each query the recorder keeps one.
 """
 
 import asyncio
@@ -10,10 +13,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from msgspec import Raw
+
 from bus.codec import encode
-from bus.messages.events import Event
+from bus.messages.events import Event, OutcomeEvent
 from bus.port import Bus, BusError
 from bus.subjects import Subjects
+from services.shell.host.kept import Kept
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +33,7 @@ class Outbox:
     """Collects one actor's events. source must be unique per incarnation: it makes the batch ids unique.
 
     recorded(through) is called whenever all rows up to number `through` (from 1) are acknowledged, sealed(kind, rows)
-    with each batch when it is encoded.
+    with each batch when it is encoded. kept: outlives this process; None: it has no supervisor here.
     """
 
     def __init__(
@@ -37,7 +43,11 @@ class Outbox:
         source: str,
         recorded: Callable[[int], None],
         sealed: Callable[[str, Sequence[Any]], None] | None = None,
+        kept: Kept | None = None,
     ) -> None:
+        self._kept = kept
+        self._keeps: deque[tuple[int, int]] = deque()  # numbers of rows, and of what is kept of them
+        self._full = False
         self._sealed = sealed
         self.lost = 0
         self._bus = bus
@@ -62,6 +72,7 @@ class Outbox:
         return self._held + self._open
 
     def start(self) -> None:
+        self._send_left()
         self._task = asyncio.get_running_loop().create_task(self._send())
 
     def add(self, event: Event) -> None:
@@ -72,10 +83,50 @@ class Outbox:
         rows.append(event)
         self._added += 1
         self._open += 1
+        if self._kept is not None and type(event) is OutcomeEvent:
+            self._keep(self._kept.put(encode(event)))
         if self._open >= ROWS:
             self._seal()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(LATEST, self._seal)
+
+    def _keep(self, number: int) -> None:
+        if number:
+            self._keeps.append((self._added, number))
+        elif not self._full:
+            self._full = True
+            log.warning("the stream is so far behind that some rows would be lost if this process was killed")
+
+    def _send_left(self) -> None:
+        """What a process that was killed has left, goes first. These rows have no number of ours."""
+        self._send_again([] if self._kept is None else [*self._kept.left().items()])
+
+    def inherit(self, kept: Kept) -> None:
+        """Send what the process before this one has left in memory of its own. It has ended."""
+        left = kept.left()
+        self._seal()
+        self._send_again([(self._kept.put(body) if self._kept is not None else 0, body) for body in left.values()])
+        for number in left:
+            kept.drop(number)
+
+    def _send_again(self, left: list[tuple[int, bytes]]) -> None:
+        """left: what is kept, by the number under which this process keeps it; 0: it does not."""
+        for begin in range(0, len(left), ROWS):
+            rows = left[begin : begin + ROWS]
+            self._batches += 1
+            identity = f"{self._source}-{self._batches}"
+            body = encode({"id": identity, "rows": [Raw(body) for _, body in rows]})
+            self._ready.append((OutcomeEvent.kind, identity, body, len(rows), 0))
+            self._held += len(rows)
+            through = self._added + 1 if self._added else 0  # at the start nothing is sent before these
+            self._keeps.extend((through, number) for number, _ in rows)
+        if left:
+            log.warning(
+                "the process before this one may not have sent some rows: they are sent again",
+                extra={"rows": len(left)},
+            )
+            self._idle.clear()
+            self._wake.set()
 
     def _seal(self) -> None:
         """Encode what has been collected and queue it for sending."""
@@ -125,7 +176,14 @@ class Outbox:
                 self._ready.popleft()
                 self._held -= count
             if through:
+                self._forget(through)
                 self._recorded(through)
+
+    def _forget(self, through: int) -> None:
+        """These rows are in the stream."""
+        keeps = self._keeps
+        while self._kept is not None and keeps and keeps[0][0] <= through:
+            self._kept.drop(keeps.popleft()[1])
 
     async def close(self, grace: float) -> None:
         """Send what is left, for at most `grace` seconds."""
@@ -139,3 +197,5 @@ class Outbox:
             log.error("stopped with events unsent", extra={"rows": self._held})
         if self._task is not None:
             self._task.cancel()
+        if self._kept is not None:
+            self._kept.leave(number for _, number in self._keeps)

@@ -10,9 +10,10 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
-from bus.codec import DECODE_ERRORS, decoder, encode, explain, in_two
+from bus.codec import DECODE_ERRORS, decode, decoder, encode, explain, in_two
 from bus.messages.flow import Execute
 from bus.messages.public import Error, Refusal
 from bus.port import Bus, BusError, Delivery, KeyValueEntry, PayloadTooLarge, Subscription
@@ -39,10 +40,12 @@ from services.core.actor import (
     Synced,
     TimedOut,
     Undelivered,
+    Will,
 )
 from services.core.metric import Insight, MetricFamily
 from services.core.trace import Span
 from services.shell.clock import now as unix_now
+from services.shell.host.kept import Kept
 from services.shell.metrics.process import ActorCounts
 from services.shell.runtime.outbox import Outbox
 from services.shell.runtime.telemetry import about
@@ -57,6 +60,7 @@ EMPTY = b"\x80"  # a request without a body asks for the defaults: an empty map
 LARGE = 32 * 1024  # bytes of a forwarded body above which it is not copied once more
 GRACE = 5.0
 PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0)
+LOOK = 0.01  # s between looks at an actor that catches up, or finishes
 
 
 class ActorFailed(Exception):
@@ -86,6 +90,7 @@ class Runtime:
         self.reachable = reachable
         self.grace = GRACE  # s that it may take to stop
         self.sealed: Callable[[str, Sequence[Any]], None] | None = None  # gets the events as they leave, in batches
+        self.kept: Kept | None = None  # outlives the process
         self.spans: Callable[[Span], None] | None = None  # gets the spans of traced queries
         self.counts = ActorCounts()
         self._insight = insight
@@ -103,9 +108,12 @@ class Runtime:
         self._restarts: deque[float] = deque(maxlen=RESTARTS)
         self._generation = 0
         self._open: list[Subscription] = []
+        self._shared: list[Subscription] = []  # of these, those of queue groups
         self._timers: dict[Any, asyncio.Handle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._mailbox: deque[Envelope] = deque()
+        self._wills: dict[Any, int] = {}  # numbers of what is kept, by key
+        self._unsynced = 0  # what it waits for before it speaks the wills of a dead one
         self._busy = False
         self._live = False
         self._perform: dict[type, Callable[[Any], None]] = {
@@ -114,46 +122,85 @@ class Runtime:
             Cancel: self._cancel,
             Do: self._do,
             Record: self._record,
+            Will: self._keep_will,
             Halt: self._halt,
             Span: self._span,
         }
 
     # -- life
 
-    async def start(self) -> None:
-        """Build the actor and let messages in."""
+    async def start(self, catch_up: tuple[float, float] | None = None) -> None:
+        """Build the actor and let messages in. catch_up: the least and most s before it shares what its queue groups get, in which it must have
+        what it needs.
+        """
         self._generation += 1
         self._outbox = Outbox(
-            self._bus, self._subjects, f"{self._source}-{self._generation}", self._recorded, self.sealed
+            self._bus, self._subjects, f"{self._source}-{self._generation}", self._recorded, self.sealed, self.kept
         )
         self._outbox.start()
         self._actor = self._make()
         self._handle = self._actor.handle
         self._live = self._busy = True  # what comes in meanwhile waits behind Started
+        self._unsynced = len(self._actor.watches) + 1  # and its start
         try:
             for watch in self._actor.watches:
                 bucket = await self._bus.key_value(watch.bucket)
                 self._open.append(await bucket.watch(self._watcher(watch.bucket)))
             for inlet in self._actor.inlets:
-                self._open.append(await self._bus.subscribe(inlet.subject, self._handler(inlet), inlet.queue))
+                if not (catch_up and inlet.queue):
+                    await self._listen(inlet)
         finally:
             self._busy = False
         # Only now, so that no reply to the actor's first messages is lost.
         self._deliver(Envelope(self._clock(), Started()))
+        self._speak_wills()
+        if catch_up:
+            began, (least, most) = self._loop.time(), catch_up
+            while (passed := self._loop.time() - began) < most and (passed < least or self.missing(self._clock())):  # noqa: ASYNC110
+                await asyncio.sleep(LOOK)
+            for inlet in self._actor.inlets:
+                if inlet.queue:
+                    await self._listen(inlet)
 
-    async def stop(self, grace: float = 5.0) -> None:
-        """Take nothing new, let the actor and its commands finish, send what is left."""
+    async def _listen(self, inlet: Inlet) -> None:
+        opened = await self._bus.subscribe(inlet.subject, self._handler(inlet), inlet.queue)
+        self._open.append(opened)
+        if inlet.queue:
+            self._shared.append(opened)
+
+    def inherit(self, kept: Kept) -> None:
+        """Send the events that the process before this one has left, and say what it wanted said if it was killed. It has ended."""
+        self._outbox.inherit(kept)
+        self._speak(kept)
+
+    async def stop(self, grace: float = 5.0, *, succeeded: bool = False) -> None:
+        """Take nothing new, let the actor and its commands finish, send what is left. succeeded: another process takes what is new from now on."""
         if not self._live:
             return
+        if succeeded:
+            await self._finish(grace)
         await self._close_inlets()
-        self._deliver(Envelope(self._clock(), Stopping(grace)))
+        self._deliver(Envelope(self._clock(), Stopping(grace, succeeded)))
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=grace)
         self._live = False
         await self._drop_timers_and_tasks()
+        self._leave_wills(spoken=True)
         await self._outbox.close(grace)
 
+    async def _finish(self, grace: float) -> None:
+        """Leave the queue groups, and end what was taken, for at most `grace` seconds."""
+        for subscription in self._shared:
+            with suppress(BusError):
+                await subscription.drain()
+            self._open.remove(subscription)
+        self._shared.clear()
+        under_way, end = getattr(self._insight, "under_way", None), self._loop.time() + grace
+        while self._live and under_way is not None and under_way(self._actor) and self._loop.time() < end:  # noqa: ASYNC110
+            await asyncio.sleep(LOOK)
+
     async def _close_inlets(self) -> None:
+        self._shared.clear()
         for subscription in self._open:
             try:
                 await subscription.drain()
@@ -181,6 +228,7 @@ class Runtime:
             return
         await self._drop_timers_and_tasks()
         await self._close_inlets()
+        self._leave_wills(spoken=False)
         await self._outbox.close(1.0)
         await asyncio.sleep(PAUSES[min(len(self._restarts), len(PAUSES)) - 1])
         self.faults.clear()
@@ -222,6 +270,8 @@ class Runtime:
         def on_entry(entry: KeyValueEntry | None) -> None:
             message = Synced(bucket) if entry is None else Changed(bucket, entry.key, entry.value)
             self._deliver(Envelope(self._clock(), message))
+            if entry is None:
+                self._speak_wills()
 
         return on_entry
 
@@ -351,6 +401,39 @@ class Runtime:
 
     def _record(self, effect: Record) -> None:
         self._outbox.add(effect.event)
+
+    def _keep_will(self, effect: Will) -> None:
+        if self.kept is None:
+            return
+        self.kept.drop(self._wills.pop(effect.key, 0))
+        if (last := effect.publish) is not None:
+            body = last.message if type(last.message) is bytes else encode(last.message)
+            number = self.kept.put(encode((last.subject, body, last.reply, last.headers)), will=True)
+            if number:  # else there is no room: thousands of them are here, or a very large one
+                self._wills[effect.key] = number
+
+    def _speak_wills(self) -> None:
+        """Once it has what it watches: publish the wills of the process before this one, if it was killed, or of the actor before this one."""
+        self._unsynced -= 1
+        if not self._unsynced and self.kept is not None:
+            self._speak(self.kept)
+
+    def _speak(self, kept: Kept) -> None:
+        for number, will in kept.left(wills=True).items():
+            subject, body, reply, headers = decode(tuple[str, bytes, str, dict[str, str] | None], will)
+            try:
+                self._bus.publish(subject, body, reply, headers)
+            except BusError as error:
+                log.warning("what a killed process wanted to say was not sent: %s", error, extra={"subject": subject})
+            kept.drop(number)
+
+    def _leave_wills(self, *, spoken: bool) -> None:
+        """The actor ends. spoken: it had its last word, so they mean nothing any more."""
+        if self.kept is not None:
+            for number in self._wills.values() if spoken else ():
+                self.kept.drop(number)
+            self.kept.leave(self._wills.values())
+        self._wills.clear()
 
     def _span(self, effect: Span) -> None:
         if self.spans is not None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from bus.natsjet import LostStream
 from bus.port import Bus, BusError
 from services.core.settings import Settings
+from services.shell.host.running import AFTER, GO, LEAVES, READY, SUCCEEDED, Running, inherited
+from services.shell.host.watch import TURN
 from services.shell.metrics.exporter import Exporter
 from services.shell.runtime import telemetry
 from services.shell.runtime.known_streams import KnownStreams
@@ -33,6 +35,10 @@ COLLECT = (
 PATIENCE = 60.0  # s to wait for the bus at the start
 STREAMS_S = 120.0  # s to wait at the start for streams that other services make
 LIFT_S = 30.0  # s between checks whether streams can have more replicas
+SUCCESSOR_S = 90.0  # s that a process which is to end waits for its successor; its supervisor lets it go before
+LOOK_S = 0.01  # s between looks at what the supervisor says
+CATCH_UP_S = 45.0  # s more in which a successor must have what it needs; it does its work then, whatever it lacks
+MARGIN_S = 0.5  # s by which a heartbeat may be late
 
 
 Draining = Callable[[Bus], Awaitable[object]]
@@ -51,8 +57,10 @@ def serve(name: str, settings: Settings, wire: Wire, drain: Draining | None = No
 
 
 async def _main(name: str, settings: Settings, wire: Wire, drain: Draining | None) -> int:
+    running = inherited()
     exporter = Exporter(name, settings.metrics)
-    await exporter.open()
+    succeeds = running is not None and running.role != 0
+    await exporter.open(succeeds=succeeds)
     known = KnownStreams.of(settings)
     bus = await _connect(name, settings, known)
     stop = asyncio.Event()
@@ -64,9 +72,22 @@ async def _main(name: str, settings: Settings, wire: Wire, drain: Draining | Non
     spans = span_exporter(settings.telemetry.otlp_endpoint, name)
     for runtime in runtimes:
         runtime.spans = spans
-    for runtime in runtimes:
-        await runtime.start()
+        runtime.kept = running.kept if running is not None else None
+    if running is not None and running.role == AFTER:
+        running.says(READY)
+        while running.role and not stop.is_set():  # noqa: ASYNC110  another process says it
+            await asyncio.sleep(LOOK_S)
+    if succeeds:
+        heard = settings.monitor.heartbeat_s + MARGIN_S  # by then every worker has said what it has
+        await asyncio.gather(*(runtime.start((heard, heard + CATCH_UP_S)) for runtime in runtimes))
+    else:
+        for runtime in runtimes:
+            await runtime.start()
     exporter.running(True)
+    turning = loop.create_task(_turn(running)) if running is not None else None
+    inheriting = loop.create_task(_inherit(running, runtimes[0])) if running is not None else None
+    if running is not None:
+        running.says(READY)
     known.serving = True
     lifting = loop.create_task(_lift(bus))
     log.info("%s runs", name, extra={"pid": os.getpid()})
@@ -82,18 +103,51 @@ async def _main(name: str, settings: Settings, wire: Wire, drain: Draining | Non
         if runtime.failed.done() and isinstance(runtime.failed.exception(), ActorFailed):
             log.critical("%s", runtime.failed.exception())
             code = FAILED
+    succeeded = running is not None and code == 0 and await _successor(running, stop) == SUCCEEDED
+    if succeeded:  # the successor's page is the one to read
+        await exporter.close()
     exporter.running(False)
     lifting.cancel()
+    if turning is not None and inheriting is not None and running is not None:
+        turning.cancel()
+        inheriting.cancel()
+        running.leave()
     if drain is not None and code == 0:
         await drain(bus)
     for runtime in reversed(runtimes):
-        await runtime.stop(runtime.grace)
+        await runtime.stop(runtime.grace, succeeded=succeeded)
     await bus.drain()
     await exporter.close()
     if spans is not None:
         await asyncio.to_thread(spans.close)
     log.info("%s stopped", name)
     return code
+
+
+async def _inherit(running: Running, runtime: Runtime) -> None:
+    """Have sent what the process before this one could not send, once that has ended."""
+    if running.before is None:
+        return
+    while running.role:  # noqa: ASYNC110  another process says it
+        await asyncio.sleep(LOOK_S)
+    runtime.inherit(running.before.kept)
+
+
+async def _successor(running: Running, stop: asyncio.Event) -> int:
+    """Say that we are to end, and go on until the supervisor lets us go. A second signal, or a supervisor that says nothing, ends us, too."""
+    running.says(LEAVES)
+    stop.clear()
+    end = asyncio.get_running_loop().time() + SUCCESSOR_S
+    while not running.let_go and not stop.is_set() and asyncio.get_running_loop().time() < end:  # noqa: ASYNC110
+        await asyncio.sleep(LOOK_S)
+    return running.let_go or GO
+
+
+async def _turn(running: Running) -> None:
+    """Show the supervisor that the loop turns."""
+    while True:
+        running.turn()
+        await asyncio.sleep(TURN)
 
 
 async def _lift(bus: "NatsBus") -> None:

@@ -8,6 +8,7 @@ queries go to an OpenTelemetry collector, by OTLP over HTTP, with OpenTelemetry'
 import json
 import logging
 import sys
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -61,6 +62,15 @@ def set_up(level: str = "INFO", service: str = "") -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+
+
+def to_file(path: Path, service: str) -> logging.Handler:
+    """Send all logging to this file, too, as JSON lines, until the handler is removed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path)
+    handler.setFormatter(JsonLines(service))
+    logging.getLogger().addHandler(handler)
+    return handler
 
 
 def about(message: Any) -> dict[str, Any]:

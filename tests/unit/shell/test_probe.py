@@ -1,6 +1,8 @@
 """The health check of containers: what it asks, what it says, and that it imports next to nothing."""
 
 import asyncio
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import pytest
 from services.shell import probe
 from services.shell.http import Reply, serve_pages, state_page
 from tests.support.servers.nats import run
+from tests.support.servers.processes import eventually, read_line, script
 
 
 def probed(*arguments: str, **environ: str) -> int:
@@ -87,3 +90,39 @@ def test_it_loads_nothing_heavy() -> None:
     code = "import sys, services.shell.probe; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"asyncio", "ssl", "http.client", "urllib.request", "msgspec", "nats", "logging"} & set(loaded)
+
+
+SERVES = """
+import asyncio, sys
+from services.shell.http import serve_pages, state_page
+
+async def page(_):
+    while len(sys.argv) > 1:  # its loop is held by computing
+        pass
+    return state_page("up", [])
+
+async def main():
+    server = await serve_pages("127.0.0.1", 0, {"/startz": page})
+    print(server.port, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def test_who_is_stopped_for_good_is_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    with script(SERVES) as process:
+        port = read_line(process)
+        assert probed(INFAAS_METRICS__PORT=port) == 0
+        os.kill(process.pid, signal.SIGSTOP)
+        assert eventually(lambda: probed(INFAAS_METRICS__PORT=port) == 1 and process.poll() is not None)
+        assert process.wait() == -signal.SIGKILL
+        assert "did not turn for 2 s (stopped by a signal): ended" in capsys.readouterr().out
+
+
+def test_who_computes_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with script(SERVES, "computes") as process:
+        port = read_line(process)
+        assert probed(INFAAS_METRICS__PORT=port) == 1
+        assert f"process {process.pid} is busy" in capsys.readouterr().out
+        assert process.poll() is None

@@ -1,9 +1,22 @@
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.shell.host.supervise import PAUSES, SETTLED, Backoff, describe
+from services.shell.host.process import start, with_our_source
+from services.shell.host.running import AFTER, BESIDE, shared
+from services.shell.host.supervise import PAUSES, SETTLED, Backoff, Child, Supervisor, describe
+from services.shell.host.watch import threads_of
+from tests.support.servers.buses import until
+from tests.support.servers.nats import run
 
-lives = st.lists(st.floats(min_value=0, max_value=3 * SETTLED), max_size=30)
+spans_of_life = st.lists(st.floats(min_value=0, max_value=3 * SETTLED), max_size=30)
 
 
 def test_deaths_in_a_row_wait_longer_up_to_the_longest() -> None:
@@ -19,7 +32,7 @@ def test_a_long_life_starts_the_count_again() -> None:
     assert backoff.after(1.0) == PAUSES[1]
 
 
-@given(lives)
+@given(spans_of_life)
 def test_the_wait_is_the_one_of_the_deaths_since_the_last_long_life(spans: list[float]) -> None:
     backoff, row = Backoff(), 0
     for span in spans:
@@ -32,3 +45,215 @@ def test_return_codes_in_words() -> None:
     assert describe(3) == "exit code 3"
     assert describe(-9) == "killed by SIGKILL"
     assert describe(-250) == "killed by signal 250"
+
+
+def test_two_spares_wait_so_that_two_ends_in_a_row_are_taken_over_at_once() -> None:
+    """A query that ends its process ends the next one, too. The processes here do nothing; tests/live/test_supervise.py has services."""
+    launched: list[int] = []
+    spares: list[int] = []
+
+    def begin(made: list[int], command: list[str], *, waits: bool) -> subprocess.Popen[bytes]:
+        process = start(command, log=None, on_our_death=signal.SIGKILL, waits=waits)
+        made.append(process.pid)
+        return process
+
+    async def main() -> None:
+        supervisor = Supervisor()
+        supervisor.start(
+            Child(
+                "it",
+                launch=lambda: begin(launched, ["sleep", "600"], waits=False),
+                spare=lambda: begin(spares, ["sleep", "600"], waits=True),
+            )
+        )
+        try:
+            os.kill(launched[0], signal.SIGKILL)  # it has no spare yet
+            await until(lambda: len(launched) == 2)
+            await until(lambda: len(spares) == 2)
+            first, second = spares
+            for ends, next_ in ((launched[1], first), (first, second)):
+                assert supervisor.pids["it"] == ends
+                os.kill(ends, signal.SIGKILL)
+                await until(lambda: supervisor.pids.get("it") not in (None, ends))  # noqa: B023  awaited here
+                assert supervisor.pids["it"] == next_
+            assert len(launched) == 2
+        finally:
+            await supervisor.stop()
+
+    run(main())
+
+
+# A process that works, and goes when it is let go. A successor is ready when the file is there; one that comes after the other says when it begins.
+LEAVES = """
+import signal, sys, time
+from pathlib import Path
+from services.shell.host.running import AFTER, LEAVES, READY, inherited
+running, ready, begun = inherited(), Path(sys.argv[1]), Path(sys.argv[2])
+asked = []
+if running.before is None:
+    running.kept.put(b"left")
+signal.signal(signal.SIGTERM, lambda *_: (asked.append(1), running.says(LEAVES)))
+while running.role and not ready.exists():
+    time.sleep(0.01)
+if running.role == AFTER:
+    running.says(READY)
+    while running.role:
+        time.sleep(0.01)
+    begun.write_bytes(b"".join(running.before.kept.left().values()))
+if not asked:
+    running.says(READY)
+running.turn()  # from now on it is asked to end
+while not (asked and running.let_go):
+    running.turn()
+    time.sleep(0.01)
+"""
+
+
+class Part:
+    """A supervised part whose processes leave in favour of successors. exits: the reasons that were told of its ends."""
+
+    def __init__(self, place: Path, succession: int = BESIDE, *, again: bool = True) -> None:
+        self.ready, self.begun = place / "ready", place / "begun"
+        self.launched: list[int] = []
+        self.exits: list[str] = []
+        self._succession, self._again = succession, again
+
+    def child(self) -> Child:
+        running = shared()
+        if running is None:
+            pytest.skip("shared memory without a file: Linux only")
+
+        def launch() -> subprocess.Popen[bytes]:
+            command: list[str | Path] = [sys.executable, "-c", LEAVES, self.ready, self.begun]
+            environ = with_our_source(os.environ)
+            found = start(command, log=None, on_our_death=signal.SIGKILL, environ=environ, running=running)
+            self.launched.append(found.pid)
+            return found
+
+        steps = ((signal.SIGTERM, 60.0), (signal.SIGKILL, 60.0))
+        again = self.child if self._again else None
+        return Child(
+            "it", launch, 1, steps, self.exits.append, running=running, again=again, succession=self._succession
+        )
+
+    def supervised(self, work: Callable[[Supervisor], Awaitable[None]]) -> None:
+        async def main() -> None:
+            supervisor = Supervisor()
+            child = self.child()
+            supervisor.start(child)
+            assert child.running is not None
+            running = child.running
+            try:
+                await until(lambda: running.turns > 0, LONG)
+                await work(supervisor)
+            finally:
+                await supervisor.stop()
+
+        run(main())
+
+
+LONG = 120.0  # s; only ends a failing test
+
+
+def lives(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def test_a_process_that_was_asked_to_end_goes_when_its_successor_is_ready(tmp_path: Path) -> None:
+    part = Part(tmp_path)
+
+    async def work(supervisor: Supervisor) -> None:
+        (old,) = part.launched
+        os.kill(old, signal.SIGTERM)
+        await until(lambda: len(part.launched) == 2, LONG)
+        assert lives(old)
+        assert supervisor.pids == {"it": old}
+        assert [one.running for one in supervisor.parts] == [True]
+        part.ready.touch()
+        await until(lambda: not lives(old), LONG)
+        await until(lambda: supervisor.pids == {"it": part.launched[1]}, LONG)
+        assert supervisor.restarts == {"it": 1}
+        assert part.exits == []
+        assert [one.name for one in supervisor.parts] == ["it"]
+        os.kill(part.launched[1], signal.SIGKILL)  # it is a child like any other
+        await until(lambda: len(part.launched) == 3, LONG)
+        assert part.exits == ["killed by SIGKILL"]
+
+    part.supervised(work)
+
+
+def test_a_successor_that_comes_after_begins_when_the_other_has_ended(tmp_path: Path) -> None:
+    part = Part(tmp_path, AFTER)
+
+    async def work(supervisor: Supervisor) -> None:
+        (old,) = part.launched
+        os.kill(old, signal.SIGTERM)
+        await until(lambda: len(part.launched) == 2, LONG)
+        assert not part.begun.exists()
+        part.ready.touch()
+        await until(lambda: part.begun.exists() and part.begun.read_bytes() == b"left", LONG)
+        assert not lives(old)
+        assert supervisor.pids == {"it": part.launched[1]}
+
+    part.supervised(work)
+
+
+def test_the_successor_of_a_process_that_dies_meanwhile_takes_its_place(tmp_path: Path) -> None:
+    part = Part(tmp_path)
+
+    async def work(supervisor: Supervisor) -> None:
+        (old,) = part.launched
+        os.kill(old, signal.SIGTERM)
+        await until(lambda: len(part.launched) == 2, LONG)
+        os.kill(old, signal.SIGKILL)
+        await until(lambda: supervisor.pids == {"it": part.launched[1]}, LONG)
+        assert part.exits == ["killed by SIGKILL"]
+        assert len(part.launched) == 2
+
+    part.supervised(work)
+
+
+def test_a_process_that_is_stopped_for_good_goes_on_until_its_successor_is_ready(tmp_path: Path) -> None:
+    """What waits for it is read; stopped once more, it is ended."""
+    part = Part(tmp_path)
+
+    async def work(supervisor: Supervisor) -> None:
+        (old,) = part.launched
+        os.kill(old, signal.SIGSTOP)
+        await until(lambda: len(part.launched) == 2, LONG)
+        assert lives(old)
+        assert threads_of(old, main=True)[0].state != "T"
+        assert supervisor.hangs == {"it": 1}
+        os.kill(old, signal.SIGSTOP)
+        await until(lambda: not lives(old), LONG)
+        assert supervisor.hangs == {"it": 2}
+        part.ready.touch()
+        await until(lambda: supervisor.pids == {"it": part.launched[1]}, LONG)
+        assert part.exits == ["it did not turn for 2 s (stopped by a signal) and was ended"]
+
+    part.supervised(work)
+
+
+def test_a_stop_waits_for_no_successor(tmp_path: Path) -> None:
+    part = Part(tmp_path)
+
+    async def work(supervisor: Supervisor) -> None:
+        (old,) = part.launched
+        os.kill(old, signal.SIGTERM)
+        await until(lambda: len(part.launched) == 2, LONG)
+        await supervisor.stop()
+        assert not any(map(lives, part.launched))
+
+    part.supervised(work)
+
+
+def test_what_can_have_no_successor_goes_at_once_and_is_started_again(tmp_path: Path) -> None:
+    part = Part(tmp_path, again=False)
+
+    async def work(supervisor: Supervisor) -> None:
+        os.kill(part.launched[0], signal.SIGTERM)
+        await until(lambda: len(part.launched) == 2, LONG)
+        assert part.exits == ["exit code 0"]
+        assert supervisor.restarts == {"it": 1}
+
+    part.supervised(work)

@@ -1,15 +1,22 @@
 """A worker is drained before its processes are stopped."""
 
 import asyncio
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from bus.codec import decode, encode
 from bus.memory import MemoryBus
 from bus.messages.fleet import InstanceStatus, WorkerHeartbeat
 from bus.messages.scaling import Drain
-from bus.port import Delivery
+from bus.port import BusError, Delivery
 from bus.subjects import Subjects
+from services.core.settings import Settings, WorkerSettings
 from services.shell.host import worker
-from services.shell.host.worker import drain
+from services.shell.host.supervise import Child
+from services.shell.host.worker import WorkerHost, drain
 from tests.support.servers.nats import run
 
 SUBJECTS = Subjects()
@@ -79,3 +86,58 @@ def test_no_patience_is_no_order() -> None:
     empty, orders = run(monitored([beat()], 0.0))
     assert not empty
     assert not orders
+
+
+class Children:
+    """Keeps a list instead of processes."""
+
+    def __init__(self) -> None:
+        self.kept: list[Child] = []
+        self.pids = {"monitor": 1}
+
+    def start(self, child: Child) -> None:
+        self.kept.append(child)
+
+    async def stop(self) -> None:
+        pass
+
+
+def hosted(directory: Path, **settings: Any) -> tuple[dict[str, Child], list[Drain]]:
+    """What a worker with these settings keeps running, and the orders it gets when it is stopped in the midst of work."""
+    children, orders = Children(), list[Drain]()
+
+    async def main() -> None:
+        bus = MemoryBus()
+        await bus.subscribe(SUBJECTS.worker("n1", "drain"), lambda said: orders.append(decode(Drain, said.data)))
+        host = WorkerHost(Settings(data_dir=str(directory), worker=WorkerSettings(name="n1", **settings)), {})
+        host._bus, host._supervisor = bus, children  # type: ignore[assignment]
+
+        async def speak() -> None:
+            with suppress(BusError):  # it is closed when the worker has stopped
+                while True:
+                    bus.publish(SUBJECTS.worker_heartbeat("n1"), beat(queued=1, draining=True))
+                    await asyncio.sleep(0.05)
+
+        speaking = asyncio.create_task(speak())
+        await host.start()
+        await host.stop()
+        speaking.cancel()
+
+    run(main())
+    return {child.name: child for child in children.kept}, orders
+
+
+@pytest.mark.parametrize("drain_s", [0.0, 0.3])
+def test_it_is_drained_when_it_is_stopped_unless_the_settings_give_it_no_time(tmp_path: Path, drain_s: float) -> None:
+    _, orders = hosted(tmp_path, drain_s=drain_s)
+    assert bool(orders) is (drain_s > 0)
+
+
+@pytest.mark.parametrize("standby", [True, False])
+def test_an_executor_has_a_spare_if_the_settings_say_so(tmp_path: Path, standby: bool) -> None:
+    """What a spare does: tests/live/test_supervise.py."""
+    children, _ = hosted(tmp_path, drain_s=0.0, standby=standby)
+    assert {name: child.spare is not None for name, child in children.items()} == {
+        "executor": standby,
+        "monitor": False,
+    }

@@ -4,11 +4,12 @@ import asyncio
 import json
 from collections.abc import Iterable
 
+import pytest
 from msgspec import Struct
 from prometheus_client.parser import text_string_to_metric_families
 
 from bus.codec import encode
-from bus.messages.events import WorkerEvent
+from bus.messages.events import OutcomeEvent, WorkerEvent
 from bus.natsbus import NatsBus
 from bus.port import Bus, StreamSpec
 from bus.subjects import Subjects
@@ -18,6 +19,7 @@ from services.core.settings import MetricsSettings
 from services.shell.http import fetch
 from services.shell.metrics.exporter import Exporter
 from services.shell.runtime.runtime import Runtime
+from tests.support.data.events import event
 from tests.support.servers.nats import free_port, run
 
 HOST = "127.0.0.1"
@@ -201,6 +203,25 @@ def test_without_a_port_nothing_listens_and_nothing_is_counted() -> None:
                 except ConnectionRefusedError:
                     continue
                 raise AssertionError("it listens")
+            await exporter.close()
+
+    run(main())
+
+
+def test_it_listens_where_the_settings_say_and_shows_no_more_series() -> None:
+    async def main() -> None:
+        asked = [event(OutcomeEvent, app=f"a{n}", outcome="ok", variant="v") for n in range(9)]
+        for series in (3, 1000):
+            exporter = Exporter("listener", MetricsSettings(host="127.0.0.2", port=free_port(), series=series))
+            await exporter.open()
+            assert exporter.totals is not None
+            exporter.totals.fold("outcome", asked)
+            port = exporter._settings.port
+            shown = await fetch("127.0.0.2", port, "/metrics", 10.0)
+            assert shown.status == 200
+            assert ('app="a8"' in shown.text) is (series == 1000)
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection(HOST, port)
             await exporter.close()
 
     run(main())

@@ -4,11 +4,13 @@ import json
 import subprocess
 import sys
 
+from services.core.parts import Missing
 from services.core.settings import MetricsSettings
 from services.shell.host.supervise import Child, Supervisor
 from services.shell.http import fetch
 from services.shell.metrics.exporter import Exporter
-from services.shell.metrics.system import SystemMetrics
+from services.shell.metrics.system import SystemMetrics, SystemPage
+from tests.support.clients.responders import until
 from tests.support.servers.nats import free_port, run
 
 HOST = "127.0.0.1"
@@ -85,5 +87,40 @@ def test_one_page_of_all_processes_and_the_truth_about_them() -> None:
         await supervisor.stop()
         assert "sleeper: does not run" in (await page(ports[0], "/readyz"))[1]
         await it.close()
+
+    run(main())
+
+
+def test_what_queries_need_and_the_figure_that_prometheus_reads() -> None:
+    async def page(port: int, path: str) -> str:
+        return (await fetch(HOST, port, path, 20.0)).text
+
+    async def main() -> None:
+        supervisor, port = Supervisor(), free_port()
+        it = SystemMetrics(MetricsSettings(port=port), None, None, supervisor, lambda _: True, lambda: port)
+        await it.open()
+        it.started = True
+        system = SystemPage(it.page)
+        assert await system.missing() == []
+        assert 'infaas_ready{process="up"} 1.0\n' in await page(port, "/metrics")
+
+        def sleeper() -> subprocess.Popen[bytes]:
+            return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+
+        supervisor.start(Child("history", sleeper, serves=False))
+        await supervisor.stop()
+        await until(lambda: not supervisor.pids)
+        says = json.loads(await page(port, "/readyz"))
+        assert says == {"ready": False, "serves": True, "missing": ["history: does not run"]}
+        text = await page(port, "/metrics")
+        assert 'infaas_ready{process="up"} 0.0\n' in text
+        assert 'infaas_part_hangs_total{part="history",process="up"} 0.0\n' in text
+
+        async def told() -> bool:  # an answer is good for those who ask a moment later
+            return await system.missing() == [Missing("history: does not run", serves=False)]
+
+        await until(told)
+        await it.close()
+        assert await SystemPage(it.page).missing() is None
 
     run(main())

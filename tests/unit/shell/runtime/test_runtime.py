@@ -6,11 +6,14 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from bus.codec import encode
+from bus.memory import MemoryBus
 from bus.natsbus import NatsBus
 from bus.port import Delivery
 from bus.subjects import Subjects
-from services.core.actor import After, Effect, Envelope, Inlet, Publish, Started, Watch
+from services.core.actor import After, Effect, Envelope, Inlet, Publish, Started, Stopping, Watch
+from services.core.metric import MetricFamily
 from services.shell.runtime.runtime import Runtime
+from tests.support.servers.buses import until
 from tests.support.servers.nats import run
 
 
@@ -88,5 +91,94 @@ def test_what_comes_before_an_actor_has_started_waits(nats_url: str, prefix: str
         await runtime.stop(1.0)
         await bus.close()
         await other.close()
+
+    run(main())
+
+
+class Shared:
+    """Shares what comes on one subject, and knows when another has told it enough. taken: what it got of it."""
+
+    def __init__(self, prefix: str) -> None:
+        self.knows = False
+        self.taken: list[str] = []
+        self.ended: list[Stopping] = []
+        self.inlets = (
+            Inlet(subject=f"{prefix}.work", message=Word, queue="workers"),
+            Inlet(subject=f"{prefix}.facts", message=Word),
+        )
+        self.watches: tuple[Watch, ...] = ()
+        self.prefix = prefix
+
+    def handle(self, envelope: Envelope) -> Iterable[Effect]:
+        message = envelope.message
+        if isinstance(message, Stopping):
+            self.ended.append(message)
+        elif envelope.subject.endswith(".facts"):
+            self.knows = True
+        elif isinstance(message, Word):
+            self.taken.append(message.said)
+        return ()
+
+
+class SharedInsight:
+    """under_way: as long as it has taken what did not end."""
+
+    def __init__(self) -> None:
+        self.working = True
+
+    def families(self, actor: Shared) -> Iterable[MetricFamily]:
+        return ()
+
+    def missing(self, actor: Shared, now: float) -> str:
+        return "" if actor.knows else "facts"
+
+    def under_way(self, actor: Shared) -> bool:
+        return self.working
+
+
+def test_a_successor_shares_the_work_once_it_knows_enough_and_the_one_before_it_ends_what_it_has() -> None:
+    async def main() -> None:
+        bus = MemoryBus()
+        old, new, insight = Shared("p"), Shared("p"), SharedInsight()
+        first = Runtime("old", lambda: old, bus, Subjects("p"), insight=insight)
+        second = Runtime("new", lambda: new, bus, Subjects("p"), insight=SharedInsight())
+        await first.start()
+        starting = asyncio.create_task(second.start((0.0, 120.0)))
+
+        async def work(times: int) -> None:
+            for n in range(times):
+                bus.publish("p.work", encode(Word(str(n))))
+            await bus.flush()
+
+        await until(lambda: len(second._open) == 1)  # the facts' inlet
+        await work(20)
+        await until(lambda: len(old.taken) == 20)
+        assert not starting.done()
+        bus.publish("p.facts", encode(Word("all there is")))
+        await starting
+        assert new.taken == []
+        stopping = asyncio.create_task(first.stop(120.0, succeeded=True))
+        await until(lambda: not first._shared)
+        await work(20)
+        await until(lambda: len(new.taken) == 20)
+        assert len(old.taken) == 20
+        assert old.ended == [], "it has not ended what it took"
+        insight.working = False
+        await stopping
+        assert old.ended == [Stopping(120.0, succeeded=True)]
+        await second.stop(1.0)
+
+    run(main())
+
+
+def test_a_successor_that_never_knows_enough_begins_in_the_end() -> None:
+    async def main() -> None:
+        bus = MemoryBus()
+        actor = Shared("p")
+        runtime = Runtime("new", lambda: actor, bus, Subjects("p"), insight=SharedInsight())
+        await runtime.start((0.0, 0.05))
+        bus.publish("p.work", encode(Word("at last")))
+        await until(lambda: actor.taken == ["at last"])
+        await runtime.stop(1.0)
 
     run(main())

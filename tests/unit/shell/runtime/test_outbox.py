@@ -1,0 +1,154 @@
+"""Events on their way to the stream, when the process that has them is killed or its actor begins anew."""
+
+import asyncio
+import mmap
+
+from bus.codec import decode
+from bus.memory import Broker
+from bus.messages.events import CostEvent, OutcomeEvent
+from bus.port import StreamSpec
+from bus.subjects import Subjects
+from services.recorder.tables import Batch
+from services.shell.host.kept import ROOM, SIZE, Kept
+from services.shell.runtime.outbox import Outbox
+
+SUBJECTS = Subjects()
+STREAM = StreamSpec("outcomes", (SUBJECTS.event("outcome"),), "limits", 10**9)
+UIDS = [bytes([n]) * 16 for n in range(5)]
+
+
+def outcome(uid: bytes) -> OutcomeEvent:
+    return OutcomeEvent(time=1.0, uid=uid, id=None, app="app", outcome="refused", code="deadline")
+
+
+class System:
+    """A broker, and memory that outlives the processes on it."""
+
+    def __init__(self) -> None:
+        self.memory = mmap.mmap(-1, SIZE)
+        self.broker = Broker()
+        self.recorded: list[int] = []
+        self._lives = 0
+
+    def start(self, kept: Kept | None = None) -> Outbox:
+        """The outbox of a new process; of a new actor in the same one, if it is given what that keeps."""
+        self._lives += 1
+        bus = self.broker.connect()
+        kept = kept or Kept(self.memory)
+        outbox = Outbox(bus, SUBJECTS, f"d-{self._lives}", self.recorded.append, kept=kept)
+        outbox.start()
+        return outbox
+
+    async def stored(self) -> list[bytes]:
+        """The uids in the stream."""
+        bus = self.broker.connect()
+        consumer = await bus.consumer("outcomes", "test")
+        bodies = [message.data for message in await consumer.fetch(1000, 0.1)]
+        return [row.uid for body in bodies for row in decode(Batch[OutcomeEvent], body).rows]
+
+
+async def kill(outbox: Outbox) -> None:
+    task = outbox._task
+    assert task is not None
+    task.cancel()
+    await asyncio.wait([task])
+    if outbox._timer is not None:
+        outbox._timer.cancel()
+
+
+def test_what_a_killed_process_had_not_sent_its_successor_sends() -> None:
+    async def main() -> None:
+        system = System()
+        first = system.start()
+        for uid in UIDS[:3]:
+            first.add(outcome(uid))
+        cost = {
+            "worker": "w",
+            "hardware": "cpu",
+            "app": None,
+            "model": None,
+            "variant": None,
+            "busy_seconds": 1.0,
+            "cost": 1.0,
+        }
+        first.add(CostEvent(time=1.0, seconds=1.0, simulated=False, **cost))
+        await kill(first)
+        await system.broker.connect().ensure_stream(STREAM)
+        second = system.start()
+        second.add(outcome(UIDS[3]))
+        await second.close(30.0)
+        assert await system.stored() == UIDS[:4], "also those of the process before, which goes first; no other kind"
+        assert system.recorded == [1], "rows of another process have no number here"
+        assert Kept(system.memory).left() == {}
+
+    asyncio.run(main())
+
+
+def test_what_is_in_the_stream_is_not_kept() -> None:
+    async def main() -> None:
+        system = System()
+        await system.broker.connect().ensure_stream(STREAM)
+        outbox = system.start()
+        for uid in UIDS:
+            outbox.add(outcome(uid))
+        await outbox.close(30.0)
+        assert system.recorded == [5]
+        assert Kept(system.memory).left() == {}
+
+    asyncio.run(main())
+
+
+def test_what_an_actor_could_not_send_the_next_one_sends() -> None:
+    """Its process goes on: the runtime starts a new actor after repeated faults."""
+
+    async def main() -> None:
+        system = System()
+        kept = Kept(system.memory)
+        first = system.start(kept)
+        first.add(outcome(UIDS[0]))
+        await first.close(0.01)  # there is no stream
+        await system.broker.connect().ensure_stream(STREAM)
+        second = system.start(kept)
+        await second.close(30.0)
+        assert await system.stored() == UIDS[:1]
+
+    asyncio.run(main())
+
+
+def test_a_successor_with_memory_of_its_own_sends_what_the_one_before_it_could_not() -> None:
+    """A planned restart: both run for a while, so each has its own."""
+
+    async def main() -> None:
+        system, theirs = System(), Kept(mmap.mmap(-1, SIZE))
+        old = system.start(theirs)
+        for uid in UIDS[:2]:
+            old.add(outcome(uid))
+        memory = theirs._memory
+        new = system.start()
+        new.add(outcome(UIDS[2]))
+        await old.close(0.01)  # there is no stream
+        new.inherit(Kept(memory))
+        assert Kept(memory).left() == {}
+        new.add(outcome(UIDS[3]))
+        assert len(Kept(system.memory).left()) == 4, "if it is killed as well, they are not lost"
+        await system.broker.connect().ensure_stream(STREAM)
+        await new.close(30.0)
+        assert sorted(await system.stored()) == UIDS[:4]
+        assert Kept(system.memory).left() == {}
+
+    asyncio.run(main())
+
+
+def test_without_room_events_go_their_way_as_without_such_memory() -> None:
+    async def main() -> None:
+        system = System()
+        kept = Kept(system.memory)
+        assert kept.put(bytes(ROOM - 100))
+        outbox = system.start(kept)
+        for uid in UIDS:
+            outbox.add(outcome(uid))
+        await system.broker.connect().ensure_stream(STREAM)
+        await outbox.close(30.0)
+        assert await system.stored() == UIDS
+
+    asyncio.run(main())
