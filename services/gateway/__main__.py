@@ -1,5 +1,7 @@
 """Wires one gateway: `infaas run gateway`."""
 
+import os
+
 from bus.port import Bus
 from bus.subjects import Subjects
 from infaas.client import Client
@@ -11,13 +13,16 @@ from services.gateway.http.app import build
 from services.gateway.http.server import BadTls, HttpServer
 from services.gateway.metrics import GatewayInsight
 from services.gateway.registration import BadAllowedHosts
+from services.shell.host.running import inherited
 from services.shell.metrics import process
+from services.shell.metrics.system import PAGE, SystemPage
 from services.shell.runtime.runtime import Runtime
 from services.shell.settings import load
 
 
 async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     """One gateway; any number of them share a system. It listens from the runtime's start on."""
+    running = inherited()
     service = GatewayService(settings.gateway, await Client(bus, prefix=settings.prefix).open())
 
     def make() -> Gateway:
@@ -40,12 +45,14 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
         make,
         bus,
         Subjects(settings.prefix),
-        GatewayEdge(service, servers),
+        GatewayEdge(service, servers, succeeds=running is not None and running.role != 0),
         insight=GatewayInsight(service.counts, lambda: service.client.resent, service.not_ready),
     )
     runtime.grace += settings.gateway.drain_s
     service.span = lambda span: runtime.spans(span) if runtime.spans is not None else None
     service.families = lambda: (*process.families(), *runtime.families())
+    if page := os.environ.get(PAGE):
+        service.page = SystemPage(page)
     service.dashboard = settings.dashboard.public_url
     return [runtime]
 

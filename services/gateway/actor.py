@@ -40,9 +40,10 @@ class AwaitClientErrors(Struct, frozen=True):
 
 
 class Close(Struct, frozen=True):
-    """Let requests finish within `grace` seconds, then close the servers."""
+    """Let requests finish within `grace` seconds, then close the servers. succeeded: another gateway has their addresses."""
 
     grace: float
+    succeeded: bool = False
 
 
 class Gateway:
@@ -51,7 +52,10 @@ class Gateway:
     def __init__(self, subjects: Subjects) -> None:
         self.catalog = Catalog()
         self.synced = False
-        self._heartbeats: dict[str, float] = {}  # dispatcher -> Unix seconds of its last heartbeat
+        self._closes = False  # it hears no dispatchers any more, and those that it knew answer the last requests
+        self._heartbeats: dict[
+            str, tuple[float, str]
+        ] = {}  # dispatcher -> Unix seconds of its last one, and what it lacked
         self.inlets = (Inlet(subject=subjects.dispatcher_heartbeat(), message=DispatcherHeartbeat),)
         self.watches = (Watch(bucket=subjects.catalog_bucket),)
         self._on: dict[type, Handler] = {
@@ -72,7 +76,14 @@ class Gateway:
         """What the gateway lacks to have queries answered, in words; empty when nothing."""
         if not self.synced:
             return "the catalogue"
-        return "" if any(now - at < SILENT for at in self._heartbeats.values()) else "a running dispatcher"
+        if self._closes:
+            return ""
+        return "" if any(now - at < SILENT for at, _ in self._heartbeats.values()) else "a running dispatcher"
+
+    def not_ready(self, now: float) -> str:
+        """What any dispatcher lacks, too, where none has all: queries are passed on all the same."""
+        heard = [lacks for at, lacks in self._heartbeats.values() if now - at < SILENT]
+        return self.missing(now) or min(heard, default="")
 
     def _heartbeat(self, envelope: Envelope) -> Iterable[Effect]:
         heartbeat, now = envelope.message, envelope.now
@@ -80,8 +91,8 @@ class Gateway:
             self._heartbeats.pop(heartbeat.dispatcher, None)
             return NOTHING
         if heartbeat.dispatcher not in self._heartbeats:  # seldom: the moment to forget those that are gone
-            self._heartbeats = {name: at for name, at in self._heartbeats.items() if now - at < SILENT}
-        self._heartbeats[heartbeat.dispatcher] = now
+            self._heartbeats = {name: last for name, last in self._heartbeats.items() if now - last[0] < SILENT}
+        self._heartbeats[heartbeat.dispatcher] = (now, heartbeat.missing)
         return NOTHING
 
     def _changed(self, envelope: Envelope) -> Iterable[Effect]:
@@ -96,7 +107,8 @@ class Gateway:
         return Do("serve", Serve()), Do(MISTAKES, AwaitClientErrors())
 
     def _stopping(self, envelope: Envelope) -> Iterable[Effect]:
-        return (Do("close", Close(envelope.message.grace)),)
+        self._closes = envelope.message.succeeded
+        return (Do("close", Close(envelope.message.grace, envelope.message.succeeded)),)
 
     def _done(self, envelope: Envelope) -> Iterable[Effect]:
         done = envelope.message

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import cached_property
 from importlib import metadata as packages
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from bus.messages.catalog import AppRecord
 from bus.messages.events import CLIENT_ERRORS, ClientError
@@ -26,12 +26,22 @@ from services.gateway.errors import RequestFailed, failure_of, unavailable, with
 from services.gateway.metrics import RequestCounts
 from services.gateway.statistics import Statistics
 from services.shell.clock import now
+from services.shell.metrics.system import SystemPage
 
 CATALOG_WAIT_S = 2.0  # longest wait for a change to reach this gateway's catalogue; the change itself is made
 CATALOG_POLL_S = 0.005
+CATCH_UP_S = 30.0  # longest wait of a successor for what it needs to answer
+CLOSE_S = 1.0  # of its grace, for a gateway with a successor to close what clients have left open
 GATHER_S = 1.0  # in which client errors are put together before they are recorded
 MOST_NAMES = 1000  # different client errors that are held
 NAME_LENGTH = 64  # characters of an app's name
+
+
+class Readiness(NamedTuple):
+    """ready: queries can be answered. missing: what the system lacks, in words, also what queries do not need."""
+
+    ready: bool
+    missing: str
 
 
 class GatewayService:
@@ -39,6 +49,7 @@ class GatewayService:
 
     actor: holds the catalogue; set by whoever makes it. counts, statistics: of requests and queries, for metrics and Triton's
     statistics. client_errors: what clients did wrong and no dispatcher has seen. span: takes the spans of traced queries. families: all metrics of this process. dashboard: its URL; empty: there is none.
+    page: of the system that the gateway is a part of, if one supervisor runs it.
     """
 
     actor: Gateway
@@ -54,6 +65,7 @@ class GatewayService:
         self.span: Callable[[Span], None] = _discard
         self.families: Callable[[], Iterable[MetricFamily]] = tuple
         self.dashboard = ""
+        self.page: SystemPage | None = None
 
     @cached_property
     def version(self) -> str:
@@ -77,21 +89,21 @@ class GatewayService:
         """The catalogue's present state; read only."""
         return self.actor.catalog
 
-    @property
-    def missing(self) -> str:
-        """Why queries cannot be answered now, in words; empty when they can."""
-        return "it is being stopped" if self.draining else self.actor.missing(now())
-
     def not_ready(self, now: float) -> str:
-        """Why a probe of readiness fails, in words; empty when it passes."""
+        """Why this process is not ready, in words; empty when it is."""
         if self.draining:
             return "it is being stopped"
-        return self.actor.missing(now) if self.listening else "servers that listen"
+        return self.actor.not_ready(now) if self.listening else "servers that listen"
 
-    @property
-    def ready(self) -> bool:
-        """Whether queries can be answered: a dispatcher runs, the catalogue is known, the gateway is not being stopped."""
-        return not self.missing
+    async def readiness(self) -> Readiness:
+        """What every door says of the system: what its supervisor's page says (`services/core/parts.py`), where it has one, and what this process lacks.
+
+        What it lacks may only follow from what the page names: without a monitor no executor is known to live.
+        """
+        found = (await self.page.missing() if self.page is not None else None) or []
+        ours = self.not_ready(now())
+        words = ([ours] if ours else []) + [one.what for one in found]
+        return Readiness(not ours and not any(one.serves for one in found), "; ".join(words))
 
     async def query(
         self,
@@ -237,12 +249,16 @@ class Server(Protocol):
     async def close(self, grace: float) -> None:
         """Refuse new requests, finish those under way within `grace` seconds, close."""
 
+    async def retire(self, grace: float) -> None:
+        """Before `close`: a successor has the address, so nothing is refused. Let clients go there, and finish, within `grace` seconds."""
+
 
 class GatewayEdge:
-    """Opens the servers in this order, and closes them together."""
+    """Opens the servers in this order, and closes them together. succeeds: another gateway serves until this one can."""
 
-    def __init__(self, service: GatewayService, servers: list[Server]) -> None:
+    def __init__(self, service: GatewayService, servers: list[Server], *, succeeds: bool = False) -> None:
         self._service = service
+        self._succeeds = succeeds
         self._closed = list(servers)
         self._open: list[Server] = []
 
@@ -252,24 +268,29 @@ class GatewayEdge:
                 await self._serve()
             case AwaitClientErrors():
                 return await self._service.client_errors.take()
-            case Close(grace):
-                await self._close(grace)
+            case Close(grace, succeeded):
+                if succeeded:
+                    await asyncio.gather(*(server.retire(grace - 2 * CLOSE_S) for server in self._open))
+                await self._close(CLOSE_S if succeeded else grace, notice=not succeeded)
             case _:
                 raise TypeError(f"a gateway has no {type(command).__name__}")
         return None
 
     async def _serve(self) -> None:
+        end = time.monotonic() + CATCH_UP_S
+        while self._succeeds and self._service.actor.missing(now()) and time.monotonic() < end:  # noqa: ASYNC110
+            await asyncio.sleep(CATALOG_POLL_S)
         while self._closed:  # empty where the actor was started again: its servers never stopped
             await self._closed[0].open()
             self._open.append(self._closed.pop(0))
         self._service.listening = True
 
-    async def _close(self, grace: float) -> None:
+    async def _close(self, grace: float, *, notice: bool) -> None:
         self._service.draining = True
-        notice = min(self._service.settings.drain_s, grace)
+        told = min(self._service.settings.drain_s, grace) if notice else 0.0
         if self._open:
-            await asyncio.sleep(notice)  # a load balancer sees that it is not ready and sends requests elsewhere
-        await asyncio.gather(*(server.close(grace - notice) for server in self._open))
+            await asyncio.sleep(told)  # a load balancer sees that it is not ready and sends requests elsewhere
+        await asyncio.gather(*(server.close(grace - told) for server in self._open))
         self._open.clear()
         self._service.client_errors.close()
         await self._service.client.close()

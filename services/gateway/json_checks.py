@@ -62,14 +62,19 @@ def quotes(values: Mapping[str, Any]) -> int:
     return count
 
 
-def find_duplicate(text: bytes, expected: int) -> str:
+def may_have_more_names(text: bytes, expected: int) -> bool:
+    """Whether a text may hold names that were not read, or one name twice. Only such a text is worth parsing a second time.
+
+    expected: the number of quotation marks around what was read, or UNKNOWN.
+    """
+    return expected == UNKNOWN or text.count(b'"') != expected or b"\\" in text
+
+
+def find_duplicate(text: bytes) -> str:
     """A sentence about the first name that occurs twice in one JSON object; "" when there is none.
 
-    Readers differ in which of two values counts, so such requests are refused. expected: the number of quotation marks of a text
-    without duplicates, or UNKNOWN. Only a text with another number of them, or with escapes, is parsed a second time.
+    Readers differ in which of two values counts, so such requests are refused.
     """
-    if expected >= 0 and text.count(b'"') == expected and b"\\" not in text:
-        return ""
     try:
         json.loads(text, object_pairs_hook=_distinct)
     except _Duplicate as error:

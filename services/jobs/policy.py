@@ -8,13 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from bus.messages.catalog import AppRecord, Signature, VariantRecord
 from bus.messages.jobs import JobRecord, JobStatus, SubmitJob
-from bus.messages.public import Closest, Error
+from bus.messages.public import Closest, Error, Requirements
+from services.core.accuracy import meeting
 from services.core.catalog import Catalog
 from services.core.cost import LatencyTable, UnknownPrice, cost_per_1000, instance_price_per_s, latency_ms
 from services.core.settings import JobsSettings
 from services.core.validation import BadRequest, check_name
 from services.jobs.commands import JobRoute
 from services.jobs.urls import BadUrl, parse
+
+NEEDS = ("accuracy", "model", "variant")  # those needs of queries that a job has, too
 
 
 def eligible(
@@ -37,11 +40,8 @@ def eligible(
         found = [record] if record is not None and linked is not None and record.model in linked.links else []
     else:
         found = [record for record in catalog.variants_of(app) if simulated or not record.simulated]
-    return [
-        record
-        for record in found
-        if record.profile.rows and model in (None, record.model) and (accuracy or 0.0) <= accuracy_of(record)
-    ]
+    able = [record for record in found if record.profile.rows and model in (None, record.model)]
+    return list(meeting(able, accuracy or 0.0, catalog.app(app), named=variant is not None))
 
 
 def accuracy_of(record: VariantRecord) -> float:
@@ -104,6 +104,10 @@ class JobPolicy:
                 parse(url, field, self._prefix)
         except (BadRequest, BadUrl) as error:
             return Error(code="bad_request", message=str(error))
+        stated = [need for need in Requirements.__struct_fields__ if getattr(ask, need) is not None]
+        if foreign := [need for need in stated if need not in NEEDS]:
+            text = f"field `{foreign[0]}` is no need of a job, which runs when there is room: leave it out; a job takes {', '.join(NEEDS)}"
+            return Error(code="bad_request", message=text)
         if ask.accuracy is not None and not 0.0 <= ask.accuracy <= 1.0:
             return Error(code="bad_request", message=f"field `accuracy` is {ask.accuracy}: give 0 to 1")
         if ask.input == ask.output:
@@ -186,7 +190,7 @@ class JobPolicy:
 
 def is_same(status: JobStatus, app: str, ask: SubmitJob) -> bool:
     """Whether a job is the very one that is asked for."""
-    fields = ("input", "output", "accuracy", "model", "variant")
+    fields = ("input", "output", *NEEDS)
     return status.app == app and all(getattr(status, field) == getattr(ask, field) for field in fields)
 
 

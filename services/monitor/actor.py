@@ -175,6 +175,9 @@ class MonitorActor:
     def _stop(self, envelope: Envelope) -> Iterable[Effect]:
         now = envelope.now
         found = self._costs(now)
+        if envelope.message.succeeded:  # nothing of the worker changes
+            self._effects.heartbeat_due = True
+            return found
         for instance in list(self._table.instances.values()):
             found += self._table.gone(instance, "the worker stopped", now)
         self._orders.leaving = True

@@ -4,6 +4,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from math import fsum
 
+from msgspec.structs import replace
+
 from bus.messages.catalog import VariantRecord
 from bus.messages.events import CostEvent
 from bus.messages.fleet import DeviceStatus
@@ -30,6 +32,7 @@ class MonitoredDevice:
         self.incarnation: int | None = None
         self.dead: int | None = None
         self.met = self.seen = self.silent_since = 0.0
+        self.ended = ""  # why its last executor ended
         self.alive = False
         self.exclusive = True
         self.computed = 0.0  # share of the last period in which it computed anything
@@ -82,15 +85,20 @@ class MonitoredDevice:
 
     def committed(self) -> Amount:
         """What the loaded and loading instances take."""
-        return sum((instance.takes for instance in self.instances.values() if instance.counts), NOTHING)
+        return self._taken(instance for instance in self.instances.values() if instance.counts)
 
     def reclaimable(self) -> Amount:
         """The part of `committed` that nobody needs. Loads of others may take it."""
-        return sum((i.takes for i in self.instances.values() if i.reclaimable and i.counts), NOTHING)
+        return self._taken(each for each in self.instances.values() if each.reclaimable and each.counts)
 
     def occupied(self) -> Amount:
         """What is taken now: with instances that are being unloaded, without loads that have not been ordered."""
-        return sum((instance.takes for instance in self.instances.values() if instance.on_device), NOTHING)
+        return self._taken(instance for instance in self.instances.values() if instance.on_device)
+
+    def _taken(self, instances: Iterable[MonitoredInstance]) -> Amount:
+        """Together they compute on no more cores than a CPU has, whatever the clocks say."""
+        found = sum((instance.takes for instance in instances), NOTHING)
+        return replace(found, cores=min(found.cores, self.spec.cores)) if self.spec.kind == "cpu" else found
 
     def waiting(self) -> list[MonitoredInstance]:
         """Admitted instances whose load has not been ordered yet, the oldest first."""
@@ -142,6 +150,7 @@ class MonitoredDevice:
             exclusive=self.exclusive,
             foreign_use=foreign_use,
             host_used_mb=self.host_used_mb,
+            arithmetic=self.spec.arithmetic,
         )
 
     @property
@@ -276,6 +285,7 @@ class Meter:
         return [
             self._row(account.record, app, account.seconds * part, account.busy[app], cost * part)
             for app, part in parts.items()
+            if part > 0
         ]
 
     def _row(

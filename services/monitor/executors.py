@@ -17,7 +17,7 @@ from services.core.lifecycle import SERVING
 from services.core.settings import MonitorSettings
 from services.monitor.devices import MonitoredDevice
 from services.monitor.effects import MonitorEffects
-from services.monitor.instances import MonitoredInstance, busy_by_app
+from services.monitor.instances import MonitoredInstance, busy_by_payer
 from services.monitor.loading import InstanceTable
 from services.monitor.mitigation import Migrations
 from services.monitor.orders import WorkerOrders
@@ -56,6 +56,8 @@ class ExecutorEvents:
         self._effects = effects
         self._thresholds = thresholds_of(settings)
         self._failure_timeout = failure_timeout_s
+        self._every = settings.heartbeat_s  # between two checks
+        self._checked = 0.0
 
     # -- instances
 
@@ -187,10 +189,9 @@ class ExecutorEvents:
         elif instance.state in SERVING or instance.copied:
             found += self._table.host.copy_is(instance, sample.copied, now)
         if sample.apps:
-            busy, payers = busy_by_app(sample), self._table.catalog.planned.get(instance.record.variant, ())
-            if payers:  # for its replicas a pipeline pays itself, whoever asks them
-                busy = dict.fromkeys(payers, sum(busy.values()) / len(payers))
-            device.meter.used(instance.id, busy)
+            device.meter.used(instance.id, busy_by_payer(sample))
+            planned = self._table.catalog.planned.get(instance.record.variant, ())
+            device.meter.used(instance.id, dict.fromkeys(planned, 0.0))  # idle, it is there for the pipelines
             self._table.used.update([app.app for app in sample.apps if app.items > 0])
         return found + self._effects.state_changes(instance, instance.judge(self._thresholds, siblings, now), now)
 
@@ -199,7 +200,10 @@ class ExecutorEvents:
     def check_silence(self, now: float) -> list[Effect]:
         """Executors that say nothing any more, and load orders that were not answered in time."""
         found: list[Effect] = []
+        gap, self._checked = now - self._checked, now
         for device in self._devices.values():
+            if gap > 2.0 * self._every:
+                device.seen = max(device.seen, now - self._every)  # the silence was this process's own
             if device.alive and now - device.seen > self._failure_timeout:
                 device.became_silent(now)
                 found += self._effects.worker_state("Failed", f"the executor of {device.spec.name} is silent", now)
@@ -226,6 +230,8 @@ class ExecutorEvents:
             self._effects.heartbeat_due = True
             if all(other.alive for other in self._devices.values()):
                 why = f"the executor of {device.spec.name} runs"
+                if device.ended:  # it was heard no more before somebody ended it
+                    why, device.ended = f"{why}; the last one died: {device.ended}", ""
                 found += self._effects.worker_state(self._orders.usual_state, why, now)
             found += self._table.order_waiting(device, now)
         return found
@@ -235,6 +241,7 @@ class ExecutorEvents:
         if device is None or device.incarnation is None or message.at < device.met:
             return []
         why = f"the executor died: {message.reason}"
+        device.ended = message.reason
         found = self._table.executor_ended(device, why, now)
         event = f"the executor of {message.device} died: {message.reason}"
         return found + self._effects.worker_state("Failed", event, now)

@@ -1,6 +1,7 @@
 """One instance of a worker: its state for each app, and what its executor measured lately. Pure."""
 
 from collections import deque
+from collections.abc import Mapping
 from math import inf
 from typing import NamedTuple
 
@@ -22,10 +23,22 @@ StateChange = tuple[str | None, State, State, str]  # app, from, to, reason
 
 def busy_by_app(sample: InstanceSample) -> dict[str, float]:
     """Seconds that an instance computed for each app, in proportion to the app's items: queries of a batch share its time."""
-    items = sum(app.items for app in sample.apps)
-    if items <= 0:
-        return {}
-    return {app.app: sample.busy * app.items / items for app in sample.apps if app.items > 0}
+    return _shared(sample.busy, {app.app: app.items for app in sample.apps})
+
+
+def busy_by_payer(sample: InstanceSample) -> dict[str, float]:
+    """The same by the app that pays: for a visit of a stage, the pipeline that a client asked."""
+    items: dict[str, int] = {}
+    for app in sample.apps:
+        others = sample.payers.get(app.app, {})
+        for payer, count in (*others.items(), (app.app, app.items - sum(others.values()))):
+            items[payer] = items.get(payer, 0) + count
+    return _shared(sample.busy, items)
+
+
+def _shared(busy: float, items: Mapping[str, int]) -> dict[str, float]:
+    whole = sum(items.values())
+    return {app: busy * count / whole for app, count in items.items() if count > 0}
 
 
 class Recent(NamedTuple):
@@ -90,26 +103,21 @@ class MonitoredInstance:
         self.contexts = 1
         self._reports: deque[tuple[float, float, InstanceSample]] = deque()
         self._sums: Recent | None = None
+        self._computing: float | None = None
         self._app_seen: dict[str, tuple[float, float]] = {}  # app -> time of its last items, its SLO then
 
     @property
     def takes(self) -> Amount:
-        """What it takes of its device: of a CPU's cores all that it needs until it has been measured, then what it uses of them."""
+        """What it takes of its device: of a CPU's cores what it is measured to use."""
         cores = cores_needed(self.record)
-        if self.record.hardware == "cpu" and self.measured:
-            cores *= self.utilisation
+        if self.record.hardware == "cpu":
+            cores *= self.computing
         return Amount(self.memory_mb, cores, 1.0)
 
     @property
     def takes_of_host_mb(self) -> float:
         """Host memory that its model takes or has been promised. A copy that goes still takes its part."""
         return (self.host_mb or 0.0) * (self.in_host + self.copied)
-
-    @property
-    def measured(self) -> bool:
-        """Whether reports say how much it computes since it was loaded."""
-        there = self.state in SERVING or self.state == "Unloading"
-        return there and bool(self._reports) and self._reports[-1][0] - self.loaded_at >= WINDOW
 
     @property
     def counts(self) -> bool:
@@ -131,13 +139,13 @@ class MonitoredInstance:
         self.apps = dict.fromkeys(self.apps, to)
         if self.state != to:
             if to == "Active" and self.state not in SERVING:
-                self.loaded_at = now
+                self.loaded_at, self._computing = now, None
             self.state, self.since = to, now
         return changes
 
     def observe(self, sample: InstanceSample, seconds: float, now: float) -> list[StateChange]:
         """Add a report. Returns the apps that are new here, as changes from Inactive."""
-        self._sums = None
+        self._sums = self._computing = None
         self._reports.append((now, seconds, sample))
         while now - self._reports[0][0] >= KEPT:
             self._reports.popleft()
@@ -182,7 +190,7 @@ class MonitoredInstance:
         self.cores = cores
         self.factor = 1.0
         self._reports.clear()
-        self._sums = None
+        self._sums = self._computing = None
         return self.move("Active", reason, now) if self.state in SERVING else []
 
     def judge(self, given: Thresholds, instances: int, now: float) -> list[StateChange]:
@@ -276,6 +284,22 @@ class MonitoredInstance:
         """Share of the time that it computed lately, 0..1."""
         recent = self._recent()
         return min(1.0, recent.busy / recent.seconds) if recent.seconds > 0 else 0.0
+
+    @property
+    def computing(self) -> float:
+        """Batches that it computes at a time: the mean of the last `KEPT` seconds, or since it is there.
+
+        It is the same time for all instances, so that together they use no more than their device has. A batch counts while it is
+        computed, not only when it ends.
+        """
+        if self._computing is None:
+            seconds = busy = computed = 0.0
+            for at, period, sample in self._reports:
+                if at > self.loaded_at:
+                    seconds, busy, computed = seconds + period, busy + sample.busy, computed + sample.computed
+            used = computed if computed > 0 and self.contexts == 1 else busy
+            self._computing = min(float(self.contexts), used / max(WINDOW, seconds))
+        return self._computing
 
     @property
     def offline_use(self) -> float:

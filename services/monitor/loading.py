@@ -115,6 +115,12 @@ class InstanceTable:
         """Whether there is room once all instances have gone that are at work now."""
         return not self.failures.obstacle(record.variant, now) and bool(self._fitting(record, now)[0])
 
+    def never_loads(self, record: VariantRecord) -> bool:
+        """Whether it is quarantined here, or fits on no device even if that is empty."""
+        share, limit = self._settings.memory_share, self._settings.device_mb
+        fits = any(not misfit(record, device.spec, share, limit) for device in self._devices.values())
+        return record.variant in self.failures.quarantined or not fits
+
     def preload(self, record: VariantRecord, device: MonitoredDevice, now: float, *, warm: bool) -> list[Effect]:
         """Load it if it is not here and fits without evictions. warm: into host memory only."""
         variant, limits = record.variant, self._settings

@@ -76,7 +76,7 @@ class WorkerOrders:
             found += effects
             found.append(self._effects.scaling(by, action, record, order.app, why, now, planned=order.planned))
         if obstacle and not self._waits_for_room(order, by, now):
-            return self._refused(record.variant, obstacle), found
+            return self._refused(record.variant, obstacle, lasting=self._table.never_loads(record)), found
         if obstacle:
             found.append(After("room", ROOM_S, Tick("room")))
         accepted = LoadAccepted(worker=self._worker, variant=record.variant, instances=[i.id for i in have])
@@ -130,8 +130,8 @@ class WorkerOrders:
         self._epoch = max(self._epoch, epoch)
         return ""
 
-    def _refused(self, variant: str, reason: str) -> LoadRefused:
-        return LoadRefused(worker=self._worker, variant=variant, reason=reason)
+    def _refused(self, variant: str, reason: str, *, lasting: bool = False) -> LoadRefused:
+        return LoadRefused(worker=self._worker, variant=variant, reason=reason, lasting=lasting)
 
     def _waits_for_room(self, order: EnsureLoaded, by: str, now: float) -> bool:
         """Whether it is carried out as soon as an instance is idle: under `cache = "lru"` everything that is idle makes room for a query."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
 from services.core.lifecycle import SERVING, Thresholds
-from services.core.placement import NOTHING, Amount, short_of
+from services.core.placement import NOTHING, Amount, quarantined_words, short_of
 from services.core.settings import MonitorSettings
 from services.monitor.instances import MonitoredInstance
 from services.monitor.tiers import needed_of
@@ -132,7 +132,7 @@ class LoadFailures:
         """Why the variant may not be loaded now; empty if it may."""
         why = self.quarantined.get(variant)
         if why is not None:
-            return f"{variant} is quarantined here until infaas.admin.release-variant names it: {why}"
+            return quarantined_words(variant, "here", why)
         count, until, reason = self._of.get(variant, (0, 0.0, ""))
         if now >= until:
             return ""

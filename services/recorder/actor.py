@@ -5,6 +5,7 @@ order, and a database that is away is tried at a bounded rate. Nothing is acknow
 """
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -43,9 +44,16 @@ LONGEST_PAUSE = 2.0  # s; well within the 5 s after which events are in SQL once
 
 
 class Ingest(Struct, frozen=True):
-    """Fetch from this stream, write, acknowledge. Result: the number of messages. stream: "outcomes" or "events"."""
+    """Fetch from this stream, write, acknowledge. Result: `Ingested`. stream: "outcomes" or "events"."""
 
     stream: str
+
+
+class Ingested(NamedTuple):
+    """messages: how many were written. differing: outcomes that say something else than the one of the same query that is in the database."""
+
+    messages: int
+    differing: int = 0
 
 
 class WriteCatalog(Struct, frozen=True):
@@ -79,13 +87,14 @@ _COMMANDS = {TIDY: Tidy(), MAINTAIN: Maintain(), **{stream: Ingest(stream) for s
 class Recorder:
     """Keeps both streams flowing and the database's copy of the catalogue up to date, and tells the controller of earlier demand.
 
-    written: messages by stream.
+    written: messages by stream. differing: as of `Ingested`.
     """
 
     def __init__(self, subjects: Subjects) -> None:
         self._inlets = (Inlet(subject=subjects.recorder("demand"), message=AskForHistory, queue=RECORDERS),)
         self._watches = (Watch(bucket=subjects.catalog_bucket),)
         self.written = dict.fromkeys(STREAMS, 0)
+        self.differing = 0
         self._failures: dict[str, int] = {}  # in a row
         self._changes: dict[str, bytes | None] = {}
         self._keys: set[str] = set()
@@ -175,9 +184,10 @@ class Recorder:
             return (After(MAINTAIN, CATCH_UP if result else MAINTAIN_EVERY, Tick(MAINTAIN)),)
         if self._stopping:
             return NOTHING
-        count = result if isinstance(result, int) else 0
-        self.written[what] += count
-        pause = pause_after_fetch(count)
+        ingested: Ingested = result
+        self.written[what] += ingested.messages
+        self.differing += ingested.differing
+        pause = pause_after_fetch(ingested.messages)
         return (After(what, pause, Tick(what)),) if pause else (_command(what),)
 
     def _failed(self, envelope: Envelope) -> Iterable[Effect]:
@@ -238,7 +248,13 @@ def families(actor: Recorder) -> Iterable[MetricFamily]:
     )
     for stream, count in actor.written.items():
         written.add(count, stream=stream)
-    return failing, written
+    differing = MetricFamily(
+        "infaas_differing_outcomes_total",
+        "counter",
+        "Outcomes that say something else than the one of the same query that is in the database, which stays.",
+    )
+    differing.add(actor.differing)
+    return failing, written, differing
 
 
 def missing(actor: Recorder, now: float) -> str:

@@ -12,6 +12,7 @@ from psycopg.types.json import Jsonb
 
 from bus.codec import BadMessage, decode
 from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
+from bus.subjects import WITHOUT_APP
 from services.core.catalog import target_of
 from services.core.cost import PER_CORE, UnknownPrice, cost_per_1000, instance_price_per_s, latency_ms, pays_whole
 from services.recorder.tables import moment
@@ -88,7 +89,7 @@ class CatalogWriter:
                 "saturation_qps": profile.saturation_qps, "price_per_hour": price, "cost_per_1000": cost,
                 "batching": record.batching, "provenance": profile.provenance, "dominated": record.dominated,
                 "simulated": record.simulated, "attributes": _json(record.attributes),
-                "shared": _shared(record),
+                "shared": _shared(record), "model_accuracy": record.model_accuracy, "alone": record.alone or None,
             },
         )  # fmt: skip
         connection.cursor().executemany(
@@ -156,7 +157,11 @@ def _app(connection: Connection, name: str, record: AppRecord | None, slo_target
             "created": moment(record.created),
             "slo_target": target_of(record, slo_target),
             "own_target": record.slo_target is not None,
+            "accuracy": record.accuracy,
             "pipeline": record.pipeline is not None,
+            "graph": None if record.pipeline is None else _json(record.pipeline),
+            "plan": None if record.plan is None else _json(record.plan),
+            "selection": None if record.selection is None else _json(record.selection),
         },
     )
     connection.cursor().executemany(
@@ -183,6 +188,7 @@ def _model(connection: Connection, key: tuple[str, str], record: ModelRecord | N
             "outputs": _json(record.signature.outputs),
             "registration": record.registration,
             "created": moment(record.created),
+            "app": None if record.app == WITHOUT_APP else record.app,
         },
     )
 

@@ -9,7 +9,7 @@ import psycopg
 
 from bus.messages.scaling import DemandHistory
 from bus.port import Bus, BusError, Consumer, Stored, StreamSpec
-from services.recorder.actor import MOST, Ingest, Maintain, ReadDemand, Tidy, WriteCatalog
+from services.recorder.actor import MOST, Ingest, Ingested, Maintain, ReadDemand, Tidy, WriteCatalog
 from services.recorder.catalog import CatalogWriter
 from services.recorder.events import EventMessage, EventWriter, Maintenance, demand_history
 from services.shell.store import Store, StoreError, one_line
@@ -20,6 +20,10 @@ R = TypeVar("R")
 
 NAME = "recorder"
 WAIT = 1.0  # s that a fetch waits for the first message; also what a stop may have to wait for
+WRITES, MAINTAINS = (
+    60.0,
+    600.0,
+)  # s that one transaction, and one piece of maintenance, may take: far more than on a busy machine
 CHECK = 5.0  # s without a message, after which the edge makes sure that the stream is there
 
 
@@ -52,23 +56,23 @@ class RecorderEdge:
     async def perform(self, command: Any) -> Any:
         return await self._commands[type(command)](command)
 
-    async def _ingest(self, command: Ingest) -> int:
+    async def _ingest(self, command: Ingest) -> Ingested:
         stream = command.stream
         messages = self._unwritten.get(stream)
         if not messages:
             messages = await self._fetch(stream)
         if not messages:
-            return 0
+            return Ingested(0)
         self._unwritten[stream] = messages
         bodies = [EventMessage(message.subject, message.data) for message in messages]
-        await self._in_database(self._events.write, bodies)
+        differing = await self._in_database(self._events.write, bodies)
         self._unwritten[stream] = []
         for message in messages:
             try:
                 await message.ack()
             except BusError as error:  # it is delivered again, and skipped then
                 log.warning("could not acknowledge: %s", error)
-        return len(messages)
+        return Ingested(len(messages), differing)
 
     async def _fetch(self, stream: str) -> list[Stored]:
         now = asyncio.get_running_loop().time()
@@ -90,18 +94,28 @@ class RecorderEdge:
         await self._in_database(self._events.tidy)
 
     async def _maintain(self, _: Maintain) -> bool:
-        return await self._in_database(self._maintenance.maintain)
+        return await self._in_database(self._maintenance.maintain, limit=MAINTAINS)
 
     async def _read_demand(self, command: ReadDemand) -> DemandHistory:
         return await self._in_database(demand_history, self._store, command.app)
 
-    async def _in_database(self, work: Callable[..., R], *arguments: Any) -> R:
-        """Work in a thread, one thing at a time; raises StoreError, in one line, when the database is not able now."""
+    async def _in_database(self, work: Callable[..., R], *arguments: Any, limit: float = WRITES) -> R:
+        """Work in a thread, one thing at a time, for `limit` s; raises StoreError, in one line, when the database is not able now."""
         async with self._writing:
+            working = asyncio.create_task(asyncio.to_thread(work, *arguments))
+            late = True
             try:
-                return await asyncio.to_thread(work, *arguments)
+                _, waiting = await asyncio.wait([working], timeout=limit)
+                late = bool(waiting)
+            finally:  # also where nobody waits any more: the next one must not meet this one on the connection
+                if late:
+                    self._store.cut()
+                    await asyncio.wait([working])
+            try:
+                return working.result()
             except psycopg.Error as error:
-                raise StoreError(f"the database is away or not ready: {one_line(error)}") from None
+                why = f"no answer within {limit:g} s" if late else one_line(error)
+                raise StoreError(f"the database is away or not ready: {why}") from None
 
 
 # -- readiness

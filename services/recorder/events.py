@@ -1,7 +1,7 @@
 """Event batches into the database: all of a fetch in one transaction, each batch and each query's outcome once.
 
-A batch's id is registered in the transaction that writes its rows: a batch that is delivered again is skipped. Outcomes are also unique
-by uid (schema/0001_events.sql says how). Rows that the database refuses are found by halving and set aside in infaas_internal.rejected
+A batch's id is registered in the transaction that writes its rows: a batch that is delivered again is skipped. Outcomes and feedback are also
+unique by uid (schema/0001_events.sql says how). Rows that the database refuses are found by halving and set aside in infaas_internal.rejected
 with the reason; the rows around them are written.
 """
 
@@ -19,6 +19,7 @@ from bus.codec import DECODE_ERRORS, explain
 from bus.messages.events import (
     ClientError,
     Event,
+    FeedbackEvent,
     JobEvent,
     OutcomeEvent,
     RegistrationEvent,
@@ -28,7 +29,7 @@ from bus.messages.events import (
 )
 from bus.messages.scaling import DemandHistory
 from bus.subjects import WITHOUT_APP
-from services.core.outcomes import is_client_error
+from services.core.outcomes import is_client_error, meaning
 from services.recorder.tables import TABLES, Batch, EventTable, moment
 from services.shell.store import Store, copy, uuid_array
 
@@ -38,6 +39,7 @@ NAME_LENGTH = 64  # characters of an app's name
 STRANGE_NAMES = 100  # different names of apps that do not exist which are kept of a minute
 NAMED_MINUTES = 10  # for which a recorder remembers those names
 MINUTE = 60.0  # s
+HOUR = 3600.0  # s; two outcomes of one query are not further apart (schema/hypertables.sql)
 # Errors of the rows. All others (no connection, no disk, no such table) are the database's: the write is tried again.
 BAD_ROWS = (psycopg.DataError, psycopg.IntegrityError, ValueError, OverflowError, TypeError)
 
@@ -58,6 +60,15 @@ class BatchPart(NamedTuple):
     rows: Sequence[Event]
 
 
+class KnownOutcome(NamedTuple):
+    """What the database keeps of a query: what its client got."""
+
+    outcome: str
+    code: str | None
+    worker: str | None
+    cost: float
+
+
 class Rejected(NamedTuple):
     """A message that cannot be written, and why."""
 
@@ -73,8 +84,11 @@ class EventWriter:
         self._store = store
         self._names = AskedNames()
 
-    def write(self, messages: Iterable[EventMessage]) -> None:
-        """Returns after everything is committed or set aside; raises psycopg.Error when the database is not able now."""
+    def write(self, messages: Iterable[EventMessage]) -> int:
+        """Returns after everything is committed or set aside; raises psycopg.Error when the database is not able now.
+
+        Returns the number of outcomes that say something else than an earlier one of the same query, which stays.
+        """
         parts: list[BatchPart] = []
         rejected: list[Rejected] = []
         for message in messages:
@@ -85,13 +99,12 @@ class EventWriter:
                 parts.append(part)
         if rejected:
             self._set_aside(rejected)
-        if parts:
-            self._write(parts)
+        return self._write(parts) if parts else 0
 
-    def _write(self, parts: list[BatchPart]) -> None:
+    def _write(self, parts: list[BatchPart]) -> int:
         try:
             with self._store.transaction() as connection:
-                _insert(connection, parts, self._names)
+                differing = _insert(connection, parts, self._names)
         except BAD_ROWS as error:
             first = parts[0]
             if len(parts) > 1:
@@ -107,9 +120,11 @@ class EventWriter:
             else:
                 body = msgspec.msgpack.encode({"id": first.id, "rows": first.rows})
                 self._set_aside([Rejected(first.subject, " ".join(str(error).split()), body)])
-                return
-            for piece in pieces:
-                self._write(piece)
+                return 0
+            return sum(self._write(piece) for piece in pieces)
+        for kept, other in differing:
+            log.error("two outcomes of one query differ; the first one stays", extra=_both(kept, other))
+        return len(differing)
 
     def _set_aside(self, rejected: list[Rejected]) -> None:
         with self._store.transaction() as connection, connection.cursor() as cursor:
@@ -169,8 +184,17 @@ class AskedNames:
         return name in names
 
 
-def _insert(connection: psycopg.Connection[Any], parts: list[BatchPart], names: AskedNames) -> None:
-    """Write the parts that are new, in one transaction."""
+def _both(kept: KnownOutcome, other: OutcomeEvent) -> dict[str, Any]:
+    """What a log says of two outcomes of one query."""
+    dropped = KnownOutcome(other.outcome, other.code, other.worker, other.cost)
+    return {"uid": other.uid.hex(), "query": other.id, "app": other.app, "kept": str(kept), "dropped": str(dropped)}
+
+
+def _insert(
+    connection: psycopg.Connection[Any], parts: list[BatchPart], names: AskedNames
+) -> list[tuple[KnownOutcome, OutcomeEvent]]:
+    """Write the parts that are new, in one transaction. Returns the outcomes that say something else than an earlier one of the same query."""
+    differing: list[tuple[KnownOutcome, OutcomeEvent]] = []
     found = connection.execute(
         "INSERT INTO infaas_internal.batches (id) SELECT unnest(%s::text[]) ON CONFLICT DO NOTHING RETURNING id",
         (sorted({part.id for part in parts}),),  # sorted, so that two recorders cannot deadlock
@@ -191,29 +215,68 @@ def _insert(connection: psycopg.Connection[Any], parts: list[BatchPart], names: 
         if not events:
             continue
         table = TABLES[kind]
-        rows = table.values(_unknown(connection, events) if kind == "outcome" else events)
+        if kind == OutcomeEvent.kind:
+            events = _unknown(connection, events, differing)
+        elif kind == FeedbackEvent.kind:
+            events = _new_feedback(connection, events)
+        rows = table.values(events)
         if table.name is not None and rows:
             copy(connection, table.name, table.columns, table.sent, rows)
         if fold := _FOLDS.get(kind):
             fold(connection, events)
+    return differing
 
 
-def _unknown(connection: psycopg.Connection[Any], events: list[OutcomeEvent]) -> list[OutcomeEvent]:
-    """The outcomes of queries that have none in the database; of several with one uid the first."""
+_LOCK = "LOCK TABLE infaas_internal.outcome_lock IN EXCLUSIVE MODE; SET LOCAL enable_seqscan = off"
+
+
+def _unknown(
+    connection: psycopg.Connection[Any],
+    events: list[OutcomeEvent],
+    differing: list[tuple[KnownOutcome, OutcomeEvent]],
+) -> list[OutcomeEvent]:
+    """The outcomes of queries that have none in the database; of several with one uid the first. differing: gets those that differ from it."""
     unique: dict[bytes, OutcomeEvent] = {}
     for event in events:
-        unique.setdefault(event.uid, event)
+        first = unique.setdefault(event.uid, event)
+        if first is not event:
+            _compare(KnownOutcome(first.outcome, first.code, first.worker, first.cost), event, differing)
     # Until the commit nobody else may write outcomes; otherwise another recorder could do so between the query and the write. Without
     # enable_seqscan = off the planner reads the whole table, up to a million rows, which is ten times the work.
-    connection.execute("LOCK TABLE infaas_internal.outcome_lock IN EXCLUSIVE MODE; SET LOCAL enable_seqscan = off")
+    connection.execute(_LOCK)
     known = connection.execute(
         "SELECT uuid_send(uid) FROM infaas_internal.known_uids(%b, %b) AS found (uid)",
         (uuid_array(unique), moment(min(event.time for event in events))),
         binary=True,
     )
-    for (uid,) in known:
-        unique.pop(uid, None)
+    repeated = {uid: unique.pop(uid) for (uid,) in known if uid in unique}
+    if repeated:
+        earliest = moment(min(event.time for event in repeated.values()) - HOUR)
+        for uid, *kept in connection.execute(
+            "SELECT uuid_send(uid), outcome, code, worker, cost FROM infaas.query_outcomes WHERE uid = ANY (%b) AND time > %b",
+            (uuid_array(repeated), earliest),
+            binary=True,
+        ):
+            _compare(KnownOutcome(*kept), repeated[uid], differing)
     return list(unique.values())
+
+
+def _new_feedback(connection: psycopg.Connection[Any], events: list[FeedbackEvent]) -> list[FeedbackEvent]:
+    """The feedbacks that are not in the database. A dispatcher records one again if it cannot know whether another one did."""
+    unique = {event.uid: event for event in reversed(events) if event.uid is not None}
+    if unique:
+        connection.execute(_LOCK)
+        known = connection.execute(
+            "SELECT uuid_send(uid) FROM infaas.feedback WHERE uid = ANY (%b)", (uuid_array(unique),), binary=True
+        )
+        for (uid,) in known:
+            unique.pop(uid, None)
+    return [event for event in events if event.uid is None or unique.get(event.uid) is event]
+
+
+def _compare(kept: KnownOutcome, event: OutcomeEvent, differing: list[tuple[KnownOutcome, OutcomeEvent]]) -> None:
+    if meaning(kept.outcome) != meaning(event.outcome):
+        differing.append((kept, event))
 
 
 def _mistake(event: OutcomeEvent) -> ClientError:

@@ -7,6 +7,7 @@ the registration on. Every registration ends in exactly one `done` or `failed`. 
 from collections.abc import Callable, Iterable
 
 import msgspec
+from msgspec import UNSET
 
 from bus.messages.events import RegistrationEvent
 from bus.messages.fleet import ExecutorExited, WorkerHeartbeat
@@ -65,16 +66,17 @@ from services.registrar.commands import (
     ChangeRefused,
     ClaimRegistration,
     ContextsDeleted,
-    DeployPipeline,
     MarkCancelled,
+    Noted,
     RegistrationClaimed,
     RegistrationRecord,
     TakeOverRegistration,
 )
 from services.registrar.hardware import SIMULATED, Extensions, SimulatedVariants
-from services.registrar.pipelines import NO_MODELS, absent_hardware
+from services.registrar.pipelines import NO_MODELS
 from services.registrar.policy import REGISTRAR_TIMEOUT_S, WORKER_TIMEOUT_S, next_version
 from services.registrar.registrations import COMMAND_S, Registrations
+from services.registrar.room import Room
 from services.registrar.status import OVER, RegistrationStatuses
 from services.registrar.status import PREFIX as STATUS
 
@@ -88,7 +90,7 @@ _decode_record = msgspec.msgpack.Decoder(RegistrationRecord).decode
 class Registrar:
     """name: a subject token, different for each process. new_id: makes registration ids where the client gave none.
 
-    obtainable: the kinds of device of machines that may be started.
+    room: what the machines may hold.
     """
 
     def __init__(
@@ -97,13 +99,13 @@ class Registrar:
         subjects: Subjects,
         settings: RegistrarSettings,
         new_id: Callable[[], str],
-        obtainable: Iterable[str] = (),
+        room: Room | None = None,
     ) -> None:
         self._name = name
         self._subjects = subjects
         self._settings = settings
         self._new_id = new_id
-        self._obtainable = set(obtainable)
+        self._room = room or Room()
         self._catalog = Catalog()
         self._commands = Commands(RETRY_S)
         self._statuses = RegistrationStatuses(subjects, self._commands)
@@ -264,10 +266,8 @@ class Registrar:
     def _admin_request(self, envelope: Envelope) -> Iterable[Effect]:
         verb = envelope.subject.rpartition(".")[2]
         change = change_for(verb, envelope.message, self._catalog, envelope.now)
-        if isinstance(change, DeployPipeline) and change.plan is not None:
-            present = self._registrations.workers.kinds(envelope.now, WORKER_TIMEOUT_S)
-            absent = absent_hardware(change.plan, present | self._obtainable) if present else None
-            change = absent or change
+        alive = self._registrations.workers.alive(envelope.now, WORKER_TIMEOUT_S)
+        change = self._room.refuse(change, self._catalog, alive) or change
         if isinstance(change, Error):
             return refuse(envelope.reply, change)
         self._change_count += 1
@@ -317,7 +317,7 @@ class Registrar:
             if isinstance(result, ContextsDeleted):
                 gone = SelectionChanged(result.app, result.key, 0, None)
                 return (Publish(self._subjects.selection("changed"), gone), *answer(reply, AdminDone()))
-            return answer(reply, AdminDone())
+            return answer(reply, AdminDone(note=result.note if isinstance(result, Noted) else UNSET))
         if kind == "cancel":
             return self._cancelled(which, None if result is None else Error(code=result.code, message=result.message))
         if kind == "records":
@@ -403,9 +403,8 @@ def _taken(field: str, request: Register) -> Error:
 
 def make_registrar(settings: Settings, subjects: Subjects, name: str, new_id: Callable[[], str]) -> Registrar:
     """A registrar. Parameters as for `Registrar`."""
-    kinds = settings.machines.kinds.values()
-    obtainable = [device for kind in kinds for device in ("cpu", *kind.simulate, *kind.accelerators)]
-    return Registrar(name, subjects, settings.registrar, new_id, obtainable)
+    room = Room(kinds=settings.machines.kinds, monitor=settings.monitor, cache_mb=settings.dispatcher.cache_mb)
+    return Registrar(name, subjects, settings.registrar, new_id, room)
 
 
 # -- metrics

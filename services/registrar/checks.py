@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from bus.messages.catalog import Signature, TensorSpec
 from bus.messages.public import AdminRequest, Error, Register
 from bus.subjects import WITHOUT_APP, valid_name
+from services.core.accuracy import DEFAULTS
 from services.core.batching import MOST_CONTEXTS
 from services.core.placement import REMOTE
 from services.core.settings import RegistrarSettings
@@ -25,6 +25,7 @@ SELECTION_BOUNDS = {
     "wait_share": Number(above=0, most=1),
     "cache_mb": Number(),
 }
+LEARNING = ("exp3", "exp4")  # policies that learn at the rate `eta`; a class of one's own gets none
 METRICS = ("top1", "top5", "mae", "rmse")
 OBJECT_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,254}\Z")
 ARRAY_KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z")
@@ -50,7 +51,7 @@ def registration_error(request: Register, settings: RegistrarSettings) -> Error 
         *(_file_fields if request.container is None else _container_fields)(request),
         *_matches("inputs_key", request.inputs_key, ARRAY_KEY),
         *_matches("labels_key", request.labels_key, ARRAY_KEY),
-        *app_fields(request.latency_ms, request.default_output, request.slo_target),
+        *app_fields(request.latency_ms, request.default_output, request.slo_target, accuracy=request.accuracy),
     ]
     if request.task is not None and not 0 < len(request.task) <= MOST_TEXT:
         wrong.append(f"task: must be 1 to {MOST_TEXT} characters long")
@@ -95,7 +96,11 @@ def names(**fields: Any) -> list[str]:
 
 
 def app_fields(
-    latency_ms: float | None, default_output: Any, slo_target: float | None, input_type: str | None = None
+    latency_ms: float | None,
+    default_output: Any,
+    slo_target: float | None,
+    input_type: str | None = None,
+    accuracy: str | None = None,
 ) -> list[str]:
     """Errors of an app's settings."""
     wrong = []
@@ -107,6 +112,8 @@ def app_fields(
         wrong.append(f"slo_target: {refused}; 0.99 means that 99 of 100 queries are to be answered in time")
     if input_type is not None:
         wrong += _one_of("input_type", input_type, INPUT_TYPES)
+    if accuracy is not None:
+        wrong += _one_of("accuracy", accuracy, DEFAULTS)
     return wrong
 
 
@@ -127,6 +134,17 @@ def selection_fields(request: AdminRequest) -> list[str]:
             wrong.append("members: must name each model once")
         if not all(map(valid_name, members)):
             wrong.append(f"members: each must be {NAME_RULE}")
+    wrong += [
+        f"{field}: is read by a policy only; give policy, or leave {field} out"
+        for field in ("eta", "contextual", "confidence", "wait_share")
+        if policy is None and getattr(request, field)
+    ]
+    if policy is not None and policy not in LEARNING and request.eta is not None:
+        wrong.append(f"eta: {policy} does not learn at a rate; leave it out, or use {' or '.join(LEARNING)}")
+    if policy in ("majority", "weighted") and request.contextual:
+        wrong.append(
+            f"contextual: {policy} gives no context weights of its own; leave it out, or use {' or '.join(LEARNING)}"
+        )
     for field, bounds in SELECTION_BOUNDS.items():
         if (value := getattr(request, field)) is not None and (refused := bounds.refuse(value)) is not None:
             wrong.append(f"{field}: {refused}")
@@ -141,19 +159,3 @@ def _matches(field: str, value: str, pattern: re.Pattern[str]) -> list[str]:
     if pattern.match(value) and ".." not in value:
         return []
     return [f"{field}: must be letters, digits and . _ - only, begin with a letter or digit, and hold no '..'"]
-
-
-def signature_difference(app: Signature, model: Signature) -> str | None:
-    """How a model's inputs and outputs differ from its app's; None when any query to the app fits the model."""
-    for what, wanted, found in (("input", app.inputs, model.inputs), ("output", app.outputs, model.outputs)):
-        if sorted(map(_key, wanted)) != sorted(map(_key, found)):
-            return f"the app's {what}s are {_words(wanted)}, the model's are {_words(found)}"
-    return None
-
-
-def _key(spec: TensorSpec) -> tuple[str, str, list[int]]:
-    return (spec.name, spec.datatype, spec.shape)
-
-
-def _words(specs: list[TensorSpec]) -> str:
-    return ", ".join(f"{spec.name} {spec.datatype}{spec.shape}" for spec in specs) or "none"

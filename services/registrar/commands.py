@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from bus.messages.catalog import (
     BatchingRule,
@@ -10,7 +10,6 @@ from bus.messages.catalog import (
     ModelSelection,
     PipelinePlan,
     PipelineRecord,
-    Signature,
     VariantRecord,
 )
 from bus.messages.public import Code, Register, RegistrationStatus
@@ -20,7 +19,8 @@ from services.core.placement import REMOTE
 class RegistrationRecord(Struct, frozen=True, kw_only=True):
     """An unfinished registration, kept in the status bucket as `work.<id>` so that it outlives its registrar.
 
-    hardware: the kind of device that its variants are for. cancelled: whoever carries it on ends it.
+    hardware: the kind of device that its variants are for. cancelled: whoever carries it on ends it. arithmetic: of the CPUs that it is for, of a
+    model that is registered already; model_accuracy: of that one, as uploaded.
     """
 
     registration: str
@@ -30,11 +30,13 @@ class RegistrationRecord(Struct, frozen=True, kw_only=True):
     version: str | None = None
     hardware: str = "cpu"
     cancelled: bool = False
+    arithmetic: str = ""
+    model_accuracy: float | None = None
 
     @property
     def extends(self) -> bool:
         """Whether the model is registered already, and gets variants for another kind of device (hardware.py)."""
-        return self.hardware not in ("cpu", REMOTE)
+        return bool(self.arithmetic) or self.hardware not in ("cpu", REMOTE)
 
 
 class ClaimRegistration(Struct, frozen=True, kw_only=True):
@@ -83,22 +85,21 @@ class PutStatus(Struct, frozen=True):
 
 
 class LinkModel(Struct, frozen=True, kw_only=True):
-    """Let an app serve this version of a model.
+    """Let an app serve this version of a model. record: of the version.
 
     create: add the app when it is not there. linked: refuse unless the app links the model already. latency_ms, default_output,
-    slo_target: new values of the app's settings, unless None.
+    slo_target, accuracy: new values of the app's settings, unless None.
     """
 
     app: str
-    model: str
-    version: str
-    signature: Signature
+    record: ModelRecord
     at: float
     create: bool = False
     linked: bool = False
     latency_ms: float | None = None
     default_output: Any = None
     slo_target: float | None = None
+    accuracy: str | None = None
 
 
 class AddApp(Struct, frozen=True, kw_only=True):
@@ -111,17 +112,19 @@ class AddApp(Struct, frozen=True, kw_only=True):
     min_instances: int = 1
     input_type: str | None = None
     slo_target: float | None = None
+    accuracy: str | None = None
 
 
 class SetApp(Struct, frozen=True, kw_only=True):
-    """Change settings of an app; what is None stays as it is."""
+    """Change settings of an app; what is UNSET stays as it is, what is None is taken back."""
 
     app: str
-    latency_ms: float | None = None
-    default_output: Any = None
-    min_instances: int | None = None
-    input_type: str | None = None
-    slo_target: float | None = None
+    latency_ms: float | UnsetType | None = UNSET
+    default_output: Any = UNSET
+    min_instances: int | UnsetType | None = UNSET
+    input_type: str | UnsetType | None = UNSET
+    slo_target: float | UnsetType | None = UNSET
+    accuracy: str | UnsetType | None = UNSET
 
 
 class SetSelection(Struct, frozen=True, kw_only=True):
@@ -132,10 +135,13 @@ class SetSelection(Struct, frozen=True, kw_only=True):
 
 
 class SetReplicas(Struct, frozen=True, kw_only=True):
-    """The least number of instances of the best variant of a model that an app links; 0: none are kept for their own sake."""
+    """The least number of instances of the best variant of a model that an app links; 0: none are kept for their own sake.
+
+    model None: of the app, whichever model they are of (`min_instances`).
+    """
 
     app: str
-    model: str
+    model: str | None
     count: int
 
 
@@ -150,10 +156,11 @@ class SetPipeline(Struct, frozen=True, kw_only=True):
 
 
 class DeployPipeline(Struct, frozen=True, kw_only=True):
-    """Serve a pipeline by this plan; None: by none, as any other app."""
+    """Serve a pipeline by this plan; None: by none, as any other app. refit: it is deployed already, for profiles of other versions."""
 
     app: str
     plan: PipelinePlan | None
+    refit: bool = False
 
 
 class RefitPlan(Struct, frozen=True, kw_only=True):
@@ -176,13 +183,13 @@ class UnlinkModel(Struct, frozen=True, kw_only=True):
 
 
 AppChange = LinkModel | AddApp | SetApp | SetSelection | SetReplicas
-# The record after these depends on other records of the catalogue.
 PipelineChange = SetPipeline | DeleteApp | UnlinkModel | DeployPipeline | RefitPlan
 Change = AppChange | PipelineChange
+DependentChange = LinkModel | PipelineChange  # the app's record after these depends on other records of the catalogue
 
 
 class ChangeApp(Struct, frozen=True):
-    """Carry out one change of an app's record; comes back as None or ChangeRefused."""
+    """Carry out one change of an app's record; comes back as None, Noted or ChangeRefused."""
 
     change: Change
 
@@ -256,6 +263,12 @@ class ChangeSimulated(Struct, frozen=True, kw_only=True):
 
     add: tuple[VariantRecord, ...]
     drop: tuple[str, ...]
+
+
+class Noted(Struct, frozen=True):
+    """The change was carried out, and the sender is to know what else became of it."""
+
+    note: str
 
 
 class ChangeRefused(Struct, frozen=True):

@@ -12,9 +12,9 @@ from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
 from bus.port import Bus, KeyValue, KeyValueEntry, NotFound, ObjectStore, WrongRevision
 from bus.subjects import Subjects
 from services.core.batching import batching_key
-from services.core.catalog import Catalog, app_key, key_of, model_key, selection_key, variant_key
+from services.core.catalog import Catalog, app_key, counted_key, key_of, model_key, selection_key, variant_key
 from services.core.placement import quarantined_at
-from services.registrar.changes import amend
+from services.registrar.changes import amend, note_of
 from services.registrar.commands import (
     AddVariants,
     AlreadyTaken,
@@ -27,10 +27,11 @@ from services.registrar.commands import (
     ContextsDeleted,
     DeleteApp,
     DeleteVersion,
+    DependentChange,
     Finish,
     LinkModel,
     MarkCancelled,
-    PipelineChange,
+    Noted,
     PutRecords,
     PutStatus,
     RefitPlan,
@@ -43,6 +44,7 @@ from services.registrar.commands import (
     TakeOverRegistration,
     UnlinkModel,
 )
+from services.shell.policies import try_policy
 
 TOGETHER = (
     500  # deletions under way at a time: a server with sync_interval "always" writes those that wait with one sync
@@ -224,20 +226,36 @@ class RegistrarEdge:
 
     # -- catalogue
 
-    async def _change_app(self, command: ChangeApp) -> ChangeRefused | ContextsDeleted | None:
-        refused = await self._amend(command.change)
-        if refused is None and isinstance(command.change, DeleteApp):
+    async def _change_app(self, command: ChangeApp) -> ChangeRefused | ContextsDeleted | Noted | None:
+        selection = command.change.selection if isinstance(command.change, SetSelection) else None
+        own = selection.policy if selection is not None else None
+        why = await try_policy(own) if own is not None and ":" in own else ""
+        if why:
+            where = "the folder of its module must be on PYTHONPATH, here and where dispatchers run"
+            return ChangeRefused("bad_request", f"policy: {own} cannot be loaded: {why}; {where}")
+        done = await self._amend(command.change)
+        if isinstance(done, ChangeRefused):
+            return done
+        if isinstance(command.change, DeleteApp):
             return await self._reset_selection(ResetSelection(app=command.change.app))
-        if refused is None and isinstance(command.change, LinkModel | UnlinkModel | SetSelection):
-            await self._refit_plans(command.change.app)
-        return refused
+        notes = [done]
+        if isinstance(command.change, LinkModel | UnlinkModel | SetSelection):
+            notes += await self._refit_plans(command.change.app)
+        note = "; ".join(filter(None, notes))
+        return Noted(note) if note else None
 
-    async def _refit_plans(self, app: str) -> None:
-        """What serves has changed, so plans of pipelines that have this app as a stage may name variants that do not serve."""
+    async def _refit_plans(self, app: str) -> list[str]:
+        """What serves has changed, so plans of pipelines that have this app as a stage may name variants that do not serve.
+
+        Returns what became of them.
+        """
+        notes = []
         for record in (await self._read("app")).apps:
             stages = record.pipeline.vertices if record.pipeline is not None and record.plan is not None else ()
             if any(vertex.app == app for vertex in stages):
-                await self._amend(RefitPlan(app=record.app))
+                done = await self._amend(RefitPlan(app=record.app))
+                notes += [done] if isinstance(done, str) else []
+        return notes
 
     async def _read(self, under: str = "") -> Catalog:
         """The records that are in the bucket now. A watch may lag behind what an operator has just changed."""
@@ -257,9 +275,10 @@ class RegistrarEdge:
         app = command.app
         if command.context is not None:
             key = selection_key(app, command.context)
-            with suppress(NotFound):
-                await self._contexts.get(key)
-                await self._contexts.delete(key)
+            for one in (key, counted_key(key)):
+                with suppress(NotFound):
+                    await self._contexts.get(one)
+                    await self._contexts.delete(one)
             return ContextsDeleted(app, key)
         keys = await self._contexts.keys(app)
         for at in range(0, len(keys), TOGETHER):
@@ -268,16 +287,19 @@ class RegistrarEdge:
 
     async def _change_apps(self, command: ChangeApps) -> ChangeRefused | None:
         for change in command.changes:
-            refused = await self._amend(change)
-            if refused is not None:
-                return refused
+            done = await self._amend(change)
+            if isinstance(done, ChangeRefused):
+                return done
         return None
 
-    async def _amend(self, change: Change) -> ChangeRefused | None:
-        """Read, change and write an app's record, again and again until nobody else has written in between."""
+    async def _amend(self, change: Change) -> ChangeRefused | str:
+        """Read, change and write an app's record, again and again until nobody else has written in between. Returns `note_of` it."""
         key = app_key(change.app)
         while True:
-            catalog = await self._read() if isinstance(change, PipelineChange) else Catalog()
+            catalog = Catalog()
+            if isinstance(change, DependentChange):
+                under = "model" if isinstance(change, LinkModel) else ""  # a link depends on models only
+                catalog = await self._read(under)
             entry: KeyValueEntry | None = None
             before: AppRecord | None = None
             try:
@@ -298,7 +320,7 @@ class RegistrarEdge:
                     await self._catalog.update(key, encode(after), entry.revision)
             except WrongRevision:
                 continue
-            return None
+            return note_of(before, after, change, catalog)
 
     async def _delete_version(self, command: DeleteVersion) -> ChangeRefused | None:
         """Delete the model's record first: without it nobody sees its variants. The version stays reserved for ever."""
@@ -331,19 +353,20 @@ class RegistrarEdge:
             )
         if command.link is not None:
             record = await _get(self._catalog, app_key(command.link.app), AppRecord)
-            refused = amend(record, command.link, Catalog())
+            refused = amend(record, command.link, await self._read("model"))
             if isinstance(refused, ChangeRefused):
                 return refused
         records: list[VariantRecord | ModelRecord] = [*command.variants, model]
         for written in records:
             await self._catalog.put(key_of(written), encode(written))
-        refusal = None if command.link is None else await self._amend(command.link)
-        if refusal is not None:  # a moment ago another registration fixed the app's signature
+        refusal = "" if command.link is None else await self._amend(command.link)
+        if isinstance(refusal, ChangeRefused):  # a moment ago another registration fixed the app's signature
             for written in reversed(records):
                 await self._catalog.delete(key_of(written))
-        elif command.link is not None:
+            return refusal
+        if command.link is not None:
             await self._refit_plans(command.link.app)
-        return refusal
+        return None
 
     async def _add_variants(self, command: AddVariants) -> ChangeRefused | None:
         if await _get(self._catalog, model_key(command.model, command.version), ModelRecord) is None:

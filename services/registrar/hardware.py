@@ -5,13 +5,18 @@ again from its stored source, because only there it shows which frameworks work;
 at a time runs for each kind. Its id follows from the model, the kind and the start of the first worker with that kind: all registrars
 choose the same id, and what failed is tried again after that worker has restarted.
 
+CPUs count as two kinds for variants that compute with small integers: with VNNI, or without it, where sums are cut off at 16 bits. What was measured
+on one is measured again on the other before it serves there; a variant of its own comes out.
+
 For simulated devices variants follow from measured ones. A registration brings its own with it. Those of earlier registrations are made
 when a worker begins to simulate a kind, and deleted when none does any more. They are a function of the catalogue alone, so several
 registrars write the same.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+from msgspec.structs import replace
 
 from bus.messages.catalog import ModelRecord, VariantRecord
 from bus.messages.public import Register
@@ -21,7 +26,7 @@ from services.core.placement import REMOTE
 from services.registrar.checks import CONTAINER
 from services.registrar.commands import ChangeSimulated, RegistrationRecord
 from services.registrar.policy import WORKER_LOST_S, WORKER_TIMEOUT_S, simulated_variants
-from services.registrar.registrations import COMMAND_S, Workers
+from services.registrar.registrations import COMMAND_S, CPU, Workers
 from services.registrar.status import RegistrationStatuses
 
 SIMULATED = ("simulated", "")  # id of the command
@@ -37,22 +42,44 @@ class Extensions:
 
     def due(self, now: float, registrar: str, unfinished: Iterable[RegistrationRecord]) -> list[RegistrationRecord]:
         """Registrations to begin, at most one for each kind that has none among `unfinished`, which holds all registrars'."""
-        busy = {record.hardware for record in unfinished}
+        unfinished = list(unfinished)
+        kinds, arithmetics = {record.hardware for record in unfinished}, {record.arithmetic for record in unfinished}
         found = []
+        for arithmetic, started in self._workers.arithmetics(now, WORKER_TIMEOUT_S).items():
+            next_ = None if arithmetic in arithmetics else self._next(arithmetic, started, self._lacks_arithmetic)
+            if next_ is not None:
+                record = self._record(*next_, CPU, registrar, now)
+                found.append(replace(record, arithmetic=arithmetic, model_accuracy=self._own_accuracy(next_[1])))
         for kind, started in self._workers.accelerators(now, WORKER_TIMEOUT_S).items():
-            if kind in busy:
-                continue
-            for model in sorted(self._catalog.models, key=lambda model: (-model.created, model.model, model.version)):
-                name = extension_id(model, kind, started)
-                builds = model.format not in (CONTAINER, REMOTE) and not self._has_variants(model, kind)
-                if builds and self._statuses.last(name) is None:
-                    found.append(self._record(name, model, kind, registrar, now))
-                    break
+            next_ = None if kind in kinds else self._next(kind, started, self._lacks_kind)
+            if next_ is not None:
+                found.append(self._record(*next_, kind, registrar, now))
         return found
 
-    def _has_variants(self, model: ModelRecord, kind: str) -> bool:
+    def _next(
+        self, kind: str, started: str, lacks: Callable[[ModelRecord, str], bool]
+    ) -> tuple[str, ModelRecord] | None:
+        """The id of the next registration for a kind, and its model: the newest that lacks it and was not tried since `started`."""
+        for model in sorted(self._catalog.models, key=lambda model: (-model.created, model.model, model.version)):
+            if lacks(model, kind) and self._statuses.last(name := extension_id(model, kind, started)) is None:
+                return name, model
+        return None
+
+    def _lacks_kind(self, model: ModelRecord, kind: str) -> bool:
         variants = self._catalog.variants_at(model.model, model.version)
-        return any(record.hardware == kind and not record.simulated for record in variants)
+        has = any(record.hardware == kind and not record.simulated for record in variants)
+        return model.format not in (CONTAINER, REMOTE) and not has
+
+    def _lacks_arithmetic(self, model: ModelRecord, arithmetic: str) -> bool:
+        """Whether integer variants were measured on other CPUs only."""
+        variants = self._catalog.variants_at(model.model, model.version)
+        known = {record.arithmetic for record in variants if not record.simulated} - {""}
+        return bool(known) and arithmetic not in known
+
+    def _own_accuracy(self, model: ModelRecord) -> float | None:
+        """Of the model as it was uploaded, as its variants know it."""
+        variants = self._catalog.variants_at(model.model, model.version)
+        return next((record.model_accuracy for record in variants if record.model_accuracy is not None), None)
 
     def _record(self, name: str, model: ModelRecord, kind: str, registrar: str, now: float) -> RegistrationRecord:
         apps = sorted(self._catalog.apps_linking(model.model))

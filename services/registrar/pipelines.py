@@ -4,8 +4,10 @@ from collections.abc import Iterable
 from math import isfinite
 
 import msgspec
+from msgspec import UNSET
 from msgspec.structs import replace
 
+from bus.codec import encode
 from bus.messages.catalog import (
     AppRecord,
     PipelinePlan,
@@ -15,10 +17,13 @@ from bus.messages.catalog import (
     VariantRecord,
 )
 from bus.messages.public import AdminRequest, Error
+from services.core.accuracy import meeting
 from services.core.catalog import Catalog
-from services.core.cost import PER_CORE, latency_ms
+from services.core.cost import HANDLING_MS, PER_CORE, latency_ms
 from services.core.pipelines.checks import pipeline_errors, signature_of
+from services.core.pipelines.planners import POLICIES
 from services.core.pipelines.problem import LARGEST_BATCH, MOST_REPLICAS
+from services.registrar.checks import MOST_DEFAULT
 from services.registrar.commands import (
     AppChange,
     ChangeRefused,
@@ -33,7 +38,8 @@ from services.registrar.commands import (
 )
 
 HOP_MS = 0.1  # a message between two processes of one machine takes no less
-SLOWER = 1.25  # times the planned service time, which another variant on the same hardware may take
+SLOWER = 1.25  # times the planned service time, which a variant may take by its profile
+NOTABLE_MS = 5.0  # that a plan may count with above a profile, for messages and batching
 NO_MODELS = (
     "is a pipeline and has no models of its own; register the model under the app of one of its stages, or a new one"
 )
@@ -52,6 +58,7 @@ def set_pipeline(record: AppRecord | None, change: SetPipeline, catalog: Catalog
         )
     apps = {app.app: app for app in catalog.apps}
     wrong = pipeline_errors(change.app, change.latency_ms, change.pipeline, apps, HOP_MS)
+    wrong = wrong or [*_sizes(change.pipeline), *_floors(change.pipeline, catalog)]
     if wrong:
         more = f"; and {len(wrong) - MOST_SHOWN} more" if len(wrong) > MOST_SHOWN else ""
         return ChangeRefused("bad_request", "; ".join(wrong[:MOST_SHOWN]) + more)
@@ -75,6 +82,41 @@ def set_pipeline(record: AppRecord | None, change: SetPipeline, catalog: Catalog
     return _with_plan(after, after.plan, catalog)
 
 
+def with_settings(after: AppRecord) -> AppRecord | ChangeRefused:
+    """A pipeline with other settings, which `set_pipeline` would refuse alike. A plan that does not keep its objective is dropped."""
+    assert after.pipeline is not None, "it is a pipeline"
+    wrong = pipeline_errors(after.app, after.latency_ms, after.pipeline, None, HOP_MS)
+    if wrong:
+        return ChangeRefused("bad_request", "; ".join(wrong))
+    late = [] if after.plan is None else [*_late(after.plan, after)]
+    return _without_plan(after, late[0]) if late else after
+
+
+def _sizes(pipeline: PipelineRecord) -> Iterable[str]:
+    size = len(encode(pipeline))
+    if size > MOST_DEFAULT:
+        text = f"pipeline: takes {size:,} bytes, and at most {MOST_DEFAULT:,} are allowed, since each service keeps it"
+        yield f"{text}; shorten the lists of values in [[edge]] when, or make a pipeline of a part of it"
+
+
+def _floors(pipeline: PipelineRecord, catalog: Catalog, unlinked: tuple[str, str] = ("", "")) -> Iterable[str]:
+    """Accuracies that vertices ask for and nothing has. unlinked: an app, and a model that it links and is not to count."""
+    for vertex in pipeline.vertices:
+        best = _best_accuracy(vertex.app, catalog, unlinked)
+        if vertex.accuracy is not None and vertex.accuracy > best:
+            text = f"vertex[{vertex.name}].accuracy: no variant of app {vertex.app} has {vertex.accuracy:g}; the best has {best:.4g}"
+            yield f"{text}; ask for less, or register a more accurate model for {vertex.app} first"
+
+
+def _best_accuracy(app: str, catalog: Catalog, unlinked: tuple[str, str]) -> float:
+    """The highest floor that an app's queries can have. What was not measured is as good as any, as in selection."""
+    record = catalog.app(app)
+    if record is not None and record.pipeline is not None:
+        return min((_best_accuracy(one.app, catalog, unlinked) for one in record.pipeline.vertices), default=1.0)
+    known = [one.accuracy for one in catalog.variants_of(app) if (app, one.model) != unlinked]
+    return max((1.0 if one is None else one for one in known), default=1.0)
+
+
 def change_of_pipeline(change: AppChange) -> ChangeRefused | None:
     """Why an app that is a pipeline does not get a change that other apps may get; None: it does."""
     remedy = "deploy a plan (infaas pipeline deploy), or use set-replicas on the app of a stage"
@@ -85,7 +127,9 @@ def change_of_pipeline(change: AppChange) -> ChangeRefused | None:
             text = f"app: {change.app} is a pipeline, whose stages answer; use set-selection on the app of a stage"
         case SetReplicas():
             text = f"app: {change.app} is a pipeline and has no instances of its own; {remedy}"
-        case SetApp(min_instances=int()) if change.min_instances:
+        case SetApp(latency_ms=None):
+            text = f"latency_ms: {change.app} is a pipeline, which needs an objective; give another one"
+        case SetApp() if change.min_instances not in (UNSET, 0):
             text = f"min_instances: {change.app} is a pipeline and has no instances of its own; {remedy}"
         case _:
             return None
@@ -103,6 +147,14 @@ def in_use(record: AppRecord, change: DeleteApp | UnlinkModel, catalog: Catalog)
     if set(record.links) <= {change.model}:
         text = f"model: {change.model} is the last model of app {change.app}, which is a stage of pipeline {outer.app}"
         return ChangeRefused("bad_request", f"{text}; link another model, or {remedy}")
+    for one in _containing(change.app, catalog):
+        assert one.pipeline is not None, "it contains the app"
+        for short in _floors(one.pipeline, catalog, (change.app, change.model)):
+            text = (
+                f"model: without {change.model}, pipeline {one.app} would not fit any more: {short.rpartition(';')[0]}"
+            )
+            remedy = "link another model, or ask for less there (infaas pipeline add), first"
+            return ChangeRefused("bad_request", f"{text}; {remedy}")
     return None
 
 
@@ -134,7 +186,7 @@ def deploy(record: AppRecord, change: DeployPipeline, catalog: Catalog) -> AppRe
             "bad_request", f"app: {change.app} is no pipeline; infaas pipeline list shows those that there are"
         )
     if change.plan is None:
-        return replace(record, plan=None)
+        return replace(record, plan=None, plan_ended="")
     plan = change.plan
     wrong = [*_plan_errors(plan, record, record.pipeline, catalog)]
     if wrong:
@@ -145,6 +197,8 @@ def deploy(record: AppRecord, change: DeployPipeline, catalog: Catalog) -> AppRe
             continue
         stage = plan.vertices[vertex.name]
         variant = _fitted(vertex, stage, catalog)
+        if isinstance(variant, VariantRecord) and not change.refit:
+            variant = _slow(variant, stage) or variant
         if isinstance(variant, str):
             wrong.append(f"plan.vertices.{vertex.name}.{variant}")
         else:
@@ -153,7 +207,38 @@ def deploy(record: AppRecord, change: DeployPipeline, catalog: Catalog) -> AppRe
         wrong.append("plan.vertices: each stage is a pipeline or an ensemble; deploy plans of those pipelines")
     if wrong:
         return ChangeRefused("bad_request", "; ".join(wrong))
-    return replace(record, plan=replace(plan, vertices=stages))
+    return replace(record, plan=replace(plan, vertices=stages), plan_ended="")
+
+
+def other_speeds(record: AppRecord, catalog: Catalog) -> Iterable[str]:
+    """Stages whose variant is much faster than its plan says: then the plan has more replicas than are needed."""
+    for name, stage in record.plan.vertices.items() if record.plan is not None else ():
+        variant = catalog.variant(stage.variant)
+        if variant is None:
+            continue
+        took_ms = latency_ms(variant, stage.batch) + HANDLING_MS
+        if stage.service_ms > max(SLOWER * took_ms, took_ms + NOTABLE_MS):
+            text = f"plan.vertices.{name}.service_ms: {stage.variant} takes {took_ms:.4g} ms for {stage.batch} items by its profile"
+            yield f"{text}, and the plan says {stage.service_ms:.4g}: plan again for fewer replicas"
+
+
+def ended(before: AppRecord | None, after: AppRecord | None) -> str:
+    """That a change has ended a pipeline's plan, and why; empty: it has not."""
+    if before is None or after is None or before.plan is None or after.plan is not None:
+        return ""
+    return f"the plan of pipeline {after.app} has ended: {after.plan_ended}; plan and deploy again"
+
+
+def retargeted(before: AppRecord | None, after: AppRecord | None) -> str:
+    """That a change of its target leaves a pipeline with a plan for another one; empty: it does not."""
+    if before is None or after is None or after.plan is None or after.slo_target in (None, before.slo_target):
+        return ""
+    if after.slo_target == after.plan.percentile:
+        return ""
+    text = (
+        f"the plan of pipeline {after.app} goes on, and is for {100 * after.plan.percentile:g} % of the queries in time"
+    )
+    return f"{text}; plan and deploy again for {100 * after.slo_target:g} %"
 
 
 def refit(record: AppRecord, catalog: Catalog) -> AppRecord:
@@ -173,20 +258,32 @@ def _with_plan(record: AppRecord, plan: PipelinePlan | None, catalog: Catalog) -
     """The app with this plan, or with none if it does not fit."""
     if plan is None:
         return record
-    after = deploy(record, DeployPipeline(app=record.app, plan=plan), catalog)
-    return replace(record, plan=None) if isinstance(after, ChangeRefused) else after
+    after = deploy(record, DeployPipeline(app=record.app, plan=plan, refit=True), catalog)
+    return _without_plan(record, after.message) if isinstance(after, ChangeRefused) else after
+
+
+def _without_plan(record: AppRecord, reason: str) -> AppRecord:
+    return replace(record, plan=None, plan_ended=reason)
 
 
 def plan_of(request: AdminRequest) -> PipelinePlan | Error | None:
     """The plan in a request of `deploy-pipeline`; None: the one that is deployed ends."""
     if request.plan is None:
         return None
+    remedy = "give what `infaas pipeline plan FILE.toml --json` prints"
     try:
-        return msgspec.convert(request.plan, PipelinePlan)
+        plan = msgspec.convert(request.plan, PipelinePlan)
     except msgspec.ValidationError as error:
         reason, _, at = str(error).partition(" - at `$")
-        text = f"plan{at.rstrip('`')}: {reason}; give what `infaas pipeline plan FILE.toml --json` prints"
+        return Error(code="bad_request", message=f"plan{at.rstrip('`')}: {reason}; {remedy}")
+    unknown = [f"plan.{key[:80]}" for key in sorted({*request.plan} - {*PipelinePlan.__struct_fields__})]
+    for name, stage in request.plan["vertices"].items():
+        more = sorted({*stage} - {*PlannedStage.__struct_fields__})
+        unknown += [f"plan.vertices.{name[:80]}.{key[:80]}" for key in more]
+    if unknown:
+        text = f"{', '.join(unknown[:MOST_SHOWN])}: plans have no such field; {remedy}"
         return Error(code="bad_request", message=text)
+    return plan
 
 
 def absent_hardware(plan: PipelinePlan, kinds: set[str]) -> Error | None:
@@ -203,6 +300,8 @@ def _plan_errors(plan: PipelinePlan, record: AppRecord, pipeline: PipelineRecord
     if plan.status == "infeasible":
         yield f"plan.status: the plan is infeasible: {plan.reason or 'it gives no reason'}; plan again with a longer objective, other options or less load"
         return
+    if plan.policy not in POLICIES:
+        yield f"plan.policy: there is no policy {plan.policy[:80]!r}; there are: {', '.join(POLICIES)}"
     if plan.pipeline != record.app:
         yield f"plan.pipeline: the plan is for {plan.pipeline[:80]!r}, not for {record.app}"
     if not (isfinite(plan.rate) and plan.rate > 0):
@@ -211,8 +310,8 @@ def _plan_errors(plan: PipelinePlan, record: AppRecord, pipeline: PipelineRecord
         yield "plan.cost_per_s: must be at least 0 US$"
     if not (isfinite(plan.p99_ms) and plan.p99_ms > 0):
         yield "plan.p99_ms: must be above 0"
-    elif record.latency_ms is not None and plan.p99_ms > record.latency_ms:
-        yield f"plan.p99_ms: the plan keeps {plan.p99_ms:.4g} ms, but the objective is {record.latency_ms:g} ms; plan again"
+    else:
+        yield from _late(plan, record)
     if not 0 < plan.percentile <= 1:
         yield "plan.percentile: must be above 0 and at most 1"
     if len(plan.envelope) != len(plan.dispersion):
@@ -232,12 +331,19 @@ def _plan_errors(plan: PipelinePlan, record: AppRecord, pipeline: PipelineRecord
             yield f"plan.vertices: lacks vertex {vertex.name}; plan again"
 
 
+def _late(plan: PipelinePlan, record: AppRecord) -> Iterable[str]:
+    if record.latency_ms is not None and plan.p99_ms > record.latency_ms:
+        yield f"plan.p99_ms: the plan keeps {plan.p99_ms:.4g} ms, but the objective is {record.latency_ms:g} ms; plan again"
+
+
 def _stage_errors(at: str, stage: PlannedStage) -> Iterable[str]:
     if not 1 <= stage.batch <= LARGEST_BATCH:
         yield f"{at}.batch: must be from 1 to {LARGEST_BATCH}, not {stage.batch}"
     if not 1 <= stage.replicas <= MOST_REPLICAS:
         yield f"{at}.replicas: must be from 1 to {MOST_REPLICAS}, not {stage.replicas}"
-    for field in ("scale", "service_ms", "rho"):
+    if not (isfinite(stage.service_ms) and stage.service_ms > 0):
+        yield f"{at}.service_ms: must be above 0, not {stage.service_ms:g}: ms of a largest batch by the variant's profile"
+    for field in ("scale", "rho"):
         value = getattr(stage, field)
         if not (isfinite(value) and value >= 0):
             yield f"{at}.{field}: must be 0 or more, not {value:g}"
@@ -263,15 +369,18 @@ def _fitted(vertex: PipelineVertex, stage: PlannedStage, catalog: Catalog) -> Va
         if not here:
             return f"variant: app {vertex.app} serves no {stage.variant[:80]!r} on {stage.hardware}; plan again, or leave variant empty"
     floor = vertex.accuracy or 0.0
-    exact = [one for one in here if (one.accuracy or 0.0) >= floor]
+    suffice = meeting(served, floor, catalog.app(vertex.app), named=bool(stage.variant))
+    exact = [one for one in here if one in suffice]
     if not exact:
         best = max(one.accuracy or 0.0 for one in here)
+        if not floor:
+            return f"accuracy: the vertex states none, and no variant on {stage.hardware} answers as its model does; state one, such as {best:.4g}"
         return f"accuracy: the vertex asks for {floor:g}, and the best variant on {stage.hardware} has {best:.4g}"
     wide = [one for one in exact if one.max_batch >= stage.batch]
     if not wide:
         most = max(one.max_batch for one in exact)
         return f"batch: variants of app {vertex.app} on {stage.hardware} take at most {most} items, not {stage.batch}"
-    allowed_ms = SLOWER * stage.service_ms if stage.service_ms else float("inf")
+    allowed_ms = SLOWER * stage.service_ms
     return min(
         wide,
         key=lambda one: (
@@ -281,6 +390,15 @@ def _fitted(vertex: PipelineVertex, stage: PlannedStage, catalog: Catalog) -> Va
             one.variant,
         ),
     )
+
+
+def _slow(variant: VariantRecord, stage: PlannedStage) -> str:
+    """That the variant takes longer than the plan counts with; empty: it does not."""
+    took_ms = latency_ms(variant, stage.batch) + HANDLING_MS
+    if took_ms <= SLOWER * stage.service_ms:
+        return ""
+    text = f"service_ms: {variant.variant} takes {took_ms:.4g} ms for {stage.batch} items by its profile"
+    return f"{text}, which is more than {SLOWER:g} times the plan's {stage.service_ms:.4g}; plan again"
 
 
 def _price(record: VariantRecord) -> float:

@@ -5,7 +5,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from bus.messages.catalog import ModelRecord, Signature, VariantRecord
+from bus.messages.catalog import ModelRecord, VariantRecord
 from bus.messages.public import ContainerReport, RegistrationStatus, VariantFailure
 from bus.messages.work import (
     BuildVariants,
@@ -22,7 +22,7 @@ from services.core.placement import REMOTE, container_kind
 from services.core.settings import RegistrarSettings
 from services.registrar.checks import CONTAINER
 from services.registrar.commands import AddVariants, LinkModel, PutRecords, RegistrationRecord
-from services.registrar.policy import NATIVE, defect, simulated_variants, variant_name
+from services.registrar.policy import NATIVE, adds_integers, defect, simulated_variants, variant_name
 
 INSPECTED_AT = 0.1  # share of the whole that inspection counts for
 BUILT_AT = 0.98
@@ -184,6 +184,7 @@ class Registration:
             accuracy_high=report.accuracy_high,
             agreement=1.0,
             profile=report.profile,
+            alone=report.alone,
         )
         self.add_result(built, settings)
 
@@ -253,9 +254,14 @@ class Registration:
     def _results(self) -> RegistrationStatus:
         return replace(
             self.status,
-            variants=[*self.built, *(record.variant for record in self.simulated)],
+            variants=[*dict.fromkeys(map(self._name, self.built)), *(record.variant for record in self.simulated)],
             failures=[VariantFailure(variant=name, reason=reason) for name, reason in self.failures.items()],
         )
+
+    def _name(self, planned: str) -> str:
+        """The name of a variant that was built. One that computes items alone has it from that, too."""
+        most = self.plans[planned].max_batch
+        return f"{planned.removesuffix(f'-b{most}')}-b1" if self.built[planned].alone else planned
 
     # -- reasons of failure
 
@@ -282,15 +288,18 @@ class Registration:
     def _measured(self) -> tuple[VariantRecord, ...]:
         inspected, request = self.inspected, self.record.request
         assert inspected is not None, "records follow an inspection"
+        own = self.record.model_accuracy
+        own = inspected.baseline_accuracy if own is None else own
+        built_names = {self._name(planned): planned for planned in self.built}
         return mark_dominated(
             VariantRecord(
-                variant=name,
+                variant=variant,
                 model=request.model,
                 version=self.version,
                 framework=self.plans[name].framework,
                 precision=self.plans[name].precision,
                 threads=self.plans[name].threads,
-                max_batch=self.plans[name].max_batch,
+                max_batch=1 if built.alone else self.plans[name].max_batch,
                 hardware=built.hardware,
                 artifact=built.artifact,
                 format=self.plans[name].format,
@@ -304,15 +313,29 @@ class Registration:
                 metric=request.metric,
                 labels=request.labels,
                 allow_nan=request.allow_nan,
+                model_accuracy=own,
+                arithmetic=built.profile.host.get("arithmetic", "")
+                if adds_integers(self.plans[name], inspected)
+                else "",
+                alone=built.alone or inspected.alone,
             )
-            for name, built in self.built.items()
+            for variant, name in built_names.items()
+            for built in (self.built[name],)
         )
 
     def records(self, now: float, newest: bool) -> PutRecords:
         """The records for the catalogue. newest: the app serves no later version of the model."""
-        inspected, request = self.inspected, self.record.request
-        assert inspected is not None, "records follow an inspection"
-        model = ModelRecord(
+        assert self.inspected is not None, "records follow an inspection"
+        variants = (*self._measured(), *self.simulated)
+        return PutRecords(
+            variants=variants,
+            model=self._model(self.inspected),
+            link=self.link(self.inspected, now) if newest else None,
+        )
+
+    def _model(self, inspected: ModelInspected) -> ModelRecord:
+        request = self.record.request
+        return ModelRecord(
             model=request.model,
             version=self.version,
             task=request.task,
@@ -329,27 +352,25 @@ class Registration:
             contended=request.contended,
             contexts=request.contexts,
             allow_nan=request.allow_nan,
+            app=request.app,
         )
-        variants = (*self._measured(), *self.simulated)
-        return PutRecords(variants=variants, model=model, link=self.link(inspected.signature, now) if newest else None)
 
     def additions(self) -> AddVariants:
         """The records for the catalogue, of a model that is there already."""
         return AddVariants(model=self.record.request.model, version=self.version, variants=self._measured())
 
-    def link(self, signature: Signature, now: float) -> LinkModel | None:
+    def link(self, inspected: ModelInspected, now: float) -> LinkModel | None:
         """The change of the app's record that was asked for; None for a model without an app."""
         request = self.record.request
         if request.app == WITHOUT_APP:
             return None
         return LinkModel(
             app=request.app,
-            model=request.model,
-            version=self.version,
-            signature=signature,
+            record=self._model(inspected),
             at=now,
             create=True,
             latency_ms=request.latency_ms,
             default_output=request.default_output,
             slo_target=request.slo_target,
+            accuracy=request.accuracy,
         )

@@ -14,7 +14,7 @@ from services.core.settings import RegistrarSettings
 from services.core.takeover import Commands
 from services.registrar.changes import amend
 from services.registrar.commands import ChangeRefused, Command, Finish, RegistrationRecord
-from services.registrar.policy import ATTEMPTS, SILENCE_S, WORKER_LOST_S, WORKER_TIMEOUT_S, plans
+from services.registrar.policy import ATTEMPTS, SILENCE_S, WORKER_LOST_S, WORKER_TIMEOUT_S, plans, plans_for
 from services.registrar.registration import Ended, Registration
 from services.registrar.status import OVER, RegistrationStatuses
 
@@ -46,11 +46,15 @@ class Workers:
         heartbeat = self._heartbeats.get(worker)
         return inf if heartbeat is None or heartbeat.leaving else now - self._heard[worker]
 
-    def any_alive(self, now: float, hardware: str = CPU) -> bool:
+    def any_alive(self, now: float, hardware: str = CPU, arithmetic: str = "") -> bool:
         """Whether a worker takes orders for such a device, now or when it is free."""
-        return any(self._takes_orders(worker, now) and self._has(worker, hardware) for worker in self._heartbeats)
+        return any(
+            self._takes_orders(worker, now) and self._has(worker, hardware, arithmetic) for worker in self._heartbeats
+        )
 
-    def choose(self, now: float, busy: Container[str], avoid: str | None = None, hardware: str = CPU) -> str | None:
+    def choose(
+        self, now: float, busy: Container[str], avoid: str | None = None, hardware: str = CPU, arithmetic: str = ""
+    ) -> str | None:
         """The least used worker with such a device that takes orders and is not in `busy`; `avoid` only if it is the only one."""
         free = [
             worker
@@ -58,7 +62,7 @@ class Workers:
             if worker not in busy
             and self._takes_orders(worker, now)
             and now >= self._not_before.get(worker, 0.0)
-            and self._has(worker, hardware)
+            and self._has(worker, hardware, arithmetic)
         ]
         return min(free, key=lambda worker: (worker == avoid, self._utilisation(worker), worker), default=None)
 
@@ -73,10 +77,9 @@ class Workers:
         heard = [heartbeat for worker, heartbeat in self._heartbeats.items() if now - self._heard[worker] <= within]
         return {device.kind for heartbeat in heard for device in heartbeat.devices if device.simulated}
 
-    def kinds(self, now: float, within: float) -> set[str]:
-        """Device kinds, real and simulated, of workers heard in the last `within` seconds."""
-        heard = [heartbeat for worker, heartbeat in self._heartbeats.items() if now - self._heard[worker] <= within]
-        return {device.kind for heartbeat in heard for device in heartbeat.devices}
+    def alive(self, now: float, within: float) -> list[WorkerHeartbeat]:
+        """The last heartbeats of workers heard in the last `within` seconds."""
+        return [heartbeat for worker, heartbeat in self._heartbeats.items() if now - self._heard[worker] <= within]
 
     def accelerators(self, now: float, within: float) -> dict[str, str]:
         """Kinds of real device besides the CPU, of workers heard in the last `within` seconds that take orders.
@@ -93,16 +96,28 @@ class Workers:
                         found.setdefault(device.kind, f"{worker} {heartbeat.incarnation}")
         return found
 
+    def arithmetics(self, now: float, within: float) -> dict[str, str]:
+        """How CPUs of such workers add small integers, each with a text that changes when the first worker of the kind restarts."""
+        found: dict[str, str] = {}
+        for worker in sorted(self._heartbeats):
+            heartbeat = self._heartbeats[worker]
+            if now - self._heard[worker] <= within and self._takes_orders(worker, now):
+                for device in heartbeat.devices:
+                    if device.kind == CPU and device.arithmetic and not device.simulated:
+                        found.setdefault(device.arithmetic, f"{worker} {heartbeat.incarnation}")
+        return found
+
     def is_accelerator(self, worker: str, device: str) -> bool:
         """Whether this is another device than the worker's CPU; an unknown one counts as the CPU."""
         heartbeat = self._heartbeats.get(worker)
         return any(one.kind != CPU for one in heartbeat.devices if one.device == device) if heartbeat else False
 
-    def _has(self, worker: str, hardware: str) -> bool:
+    def _has(self, worker: str, hardware: str, arithmetic: str = "") -> bool:
         """Every worker has a CPU, except users' own processes (`infaas container`)."""
         devices = self._heartbeats[worker].devices
         if hardware == CPU:
-            return not any(is_container(one.kind) for one in devices)
+            alike = not arithmetic or any(one.kind == CPU and one.arithmetic == arithmetic for one in devices)
+            return alike and not any(is_container(one.kind) for one in devices)
         return any(one.kind == hardware and not one.simulated and one.alive for one in devices)
 
     def _takes_orders(self, worker: str, now: float) -> bool:
@@ -178,7 +193,8 @@ class Registrations:
         effects: list[Effect] = []
         busy = {one.worker for one in self.open.values() if one.worker is not None}
         for registration in sorted(map(self.open.__getitem__, self._queue), key=lambda one: one.extends):
-            worker = self.workers.choose(now, busy, registration.avoid, registration.hardware)
+            arithmetic = registration.record.arithmetic
+            worker = self.workers.choose(now, busy, registration.avoid, registration.hardware, arithmetic)
             if worker is None:
                 continue
             self._queue.remove(registration.id)
@@ -241,7 +257,7 @@ class Registrations:
     def _check(self, registration: Registration, now: float) -> list[Effect]:
         worker, silence = registration.worker, now - registration.heard_at
         if registration.phase == "waiting":
-            if self.workers.any_alive(now, registration.hardware):
+            if self.workers.any_alive(now, registration.hardware, registration.record.arithmetic):
                 registration.heard_at = now
             elif silence > (WORKER_LOST_S if registration.hardware == REMOTE else SILENCE_S):
                 return self._end(registration, now, registration.no_worker())
@@ -274,6 +290,8 @@ class Registrations:
             return self._end(registration, now, obstacle)
         cores = self.workers.cores(worker, report.hardware)
         found = plans(request.model, registration.version, request.format, report, cores, self._settings)
+        if registration.record.arithmetic:
+            found = plans_for(registration.record.arithmetic, found, report)
         if not found:
             why = "; ".join(f"{name}: {reason}" for name, reason in report.frameworks.items() if reason)
             return self._end(registration, now, f"no framework on worker {worker} runs {request.format} models ({why})")
@@ -287,7 +305,7 @@ class Registrations:
         """Why the app cannot serve the inspected model; None if it can."""
         inspected = report or registration.inspected
         assert inspected is not None
-        link = registration.link(inspected.signature, now)
+        link = registration.link(inspected, now)
         refused = None if link is None else amend(self._catalog.app(link.app), link, self._catalog)
         return refused.message if isinstance(refused, ChangeRefused) else None
 

@@ -16,7 +16,7 @@ from services.autoscaler.models.demand import LINGER, ClassLoad, share_of
 from services.autoscaler.models.supply import LEAST_RATE, FleetSupply, OtherWorkers, ProfileCache
 from services.core.catalog import Catalog
 from services.core.cost import Goal, UnknownPrice, price_per_hour
-from services.core.demand import variants_for
+from services.core.demand import variants_for, variants_named
 from services.core.lifecycle import needed
 from services.core.planning.problem import CandidateVariant, PlanningProblem, RequirementClass
 from services.core.settings import AutoscalerSettings
@@ -59,7 +59,7 @@ def shares_of(
     shares: list[ClassDemandShare] = []
     for app in sorted({*by_app, *(record.app for record in catalog.apps)}):
         of_app = by_app.get(app, [])
-        everything = _allowed(app, variants_for(app, None, None, None, catalog), only)
+        everything = _allowed(app, variants_named(app, None, None, None, catalog), only)
         holds = any(record.variant in loaded for record in everything)
         if not of_app and not holds:
             continue
@@ -69,7 +69,8 @@ def shares_of(
         candidates = [worker] if first else [holder] if holder is not None else _able(everything, mine, others)
         for load in of_app:
             needs = load.needs
-            scope = _allowed(app, variants_for(app, needs.model, needs.version, needs.variant, catalog), only)
+            named = (needs.model, needs.version, needs.variant)
+            scope = _allowed(app, variants_for(app, *named, catalog, needs.accuracy), only)
             rate = share_of(worker, load, of_app, candidates)
             if rate <= 0 and first and now - load.last < LINGER:
                 rate = 1.0 / LINGER
@@ -82,7 +83,9 @@ def shares_of(
             busy = any(one.app == app for one in shares)
             # Other workers' instances count, but one is kept here: others unload theirs without asking.
             least = max(1, least - others.instances(everything, mine))
-            shares.append(ClassDemandShare(app, everything, None if busy else latest, 0.0, least))
+            accuracy = 0.0 if busy or latest is None else latest.needs.accuracy
+            usual = _allowed(app, variants_for(app, None, None, None, catalog, accuracy), only) or everything
+            shares.append(ClassDemandShare(app, usual, None if busy else latest, 0.0, least))
     return shares
 
 

@@ -110,7 +110,8 @@ class FleetSupply:
         self._prices, self._share, self._now = prices, memory_share, now
         self._records = records
         self._here = {(d.kind, d.simulated) for d in mine.devices if d.alive}
-        self._shapes: dict[tuple[str, bool], list[tuple[int, float]]] = {}  # cores and memory of devices
+        # Cores, memory and arithmetic of devices; that of other workers' is not known.
+        self._shapes: dict[tuple[str, bool], list[tuple[int, float, str]]] = {}
         self._spare: dict[str, float] = {}
         self.running: dict[str, int] = {}
         self.serving: dict[str, int] = {}
@@ -129,7 +130,9 @@ class FleetSupply:
     def _count(self, mine: WorkerHeartbeat) -> None:
         devices = {d.device: d for d in mine.devices if d.alive}
         for device in devices.values():
-            self._shapes.setdefault((device.kind, device.simulated), []).append((device.cores, device.memory_mb))
+            self._shapes.setdefault((device.kind, device.simulated), []).append(
+                (device.cores, device.memory_mb, device.arithmetic)
+            )
             pool = self._pool(device.kind, simulated=device.simulated)
             self._add(f"{pool}/memory", self._share * device.memory_mb - device.memory_used_mb)
             self._add(f"{pool}/cores", float(device.cores))
@@ -161,7 +164,7 @@ class FleetSupply:
     def _count_others(self, others: OtherWorkers) -> None:
         for pool in others.pools:
             if (pool.kind, pool.simulated) not in self._here:
-                self._shapes[pool.kind, pool.simulated] = list(pool.shapes)
+                self._shapes[pool.kind, pool.simulated] = [(*shape, "") for shape in pool.shapes]
                 name = self._pool(pool.kind, simulated=pool.simulated)
                 self._add(f"{name}/memory", self._share * pool.memory_mb - pool.memory_used_mb)
                 self._add(f"{name}/cores", pool.cores)
@@ -195,8 +198,8 @@ class FleetSupply:
         """The variant as a candidate for plans; None if no device could run it. stays: what runs of it is kept."""
         shapes = [
             (cores, memory)
-            for cores, memory in self._shapes.get((record.hardware, record.simulated), ())
-            if fits(record, cores, memory, self._share)
+            for cores, memory, arithmetic in self._shapes.get((record.hardware, record.simulated), ())
+            if fits(record, cores, memory, self._share, arithmetic)
         ]
         if not shapes:
             return None

@@ -8,7 +8,7 @@ from services.autoscaler.vms.fleet import FleetWorker
 from services.autoscaler.vms.problem import devices_of
 from services.core.digest import cores_of
 from services.core.lifecycle import COUNTED, needed
-from services.core.placement import Device, busy_quarters
+from services.core.placement import Device, adds_alike, busy_quarters
 
 Barred = Callable[[FleetWorker, VariantRecord], bool]  # whether a worker takes no more of a variant for now
 
@@ -31,11 +31,10 @@ class _Place:
 
 
 class Room:
-    """What is free on the devices of a worker. computing: cores of the instances there. cores: of the CPU that no instance has."""
+    """What is free on the devices of a worker. computing: cores of the instances there."""
 
     def __init__(self, worker: FleetWorker, share: float) -> None:
         self.computing = 0.0
-        self.cores = float(sum(device.cores for device in devices_of(worker) if device.kind == "cpu"))
         self._places = {device.name: _Place(device, share) for device in devices_of(worker)}
 
     def _open(self, record: VariantRecord) -> list[_Place]:
@@ -45,6 +44,7 @@ class Room:
             for place in self._places.values()
             if (place.device.kind, place.device.simulated) == hardware_of(record)
             and place.memory + 1e-6 >= memory
+            and adds_alike(record, place.device.arithmetic)
             and (record.hardware in ("cpu", "gpu") or place.slots >= 1)
         ]
 
@@ -73,7 +73,6 @@ class Room:
             place.slots -= 1
             place.time -= cores_of(record)
             self.computing += cores_of(record)
-            self.cores -= cores_of(record) if record.hardware == "cpu" else 0.0
 
 
 def assign(

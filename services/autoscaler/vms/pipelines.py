@@ -25,6 +25,7 @@ from services.autoscaler.vms.planner import FleetPlanner
 from services.autoscaler.vms.problem import FleetProblems, Reservation
 from services.core.actor import Do, Effect, Record
 from services.core.catalog import Catalog
+from services.core.demand import variants_for
 from services.core.metric import MetricFamily
 from services.core.pipelines.kept import KeptReplicas
 from services.core.pipelines.planners import make_tuner
@@ -122,6 +123,7 @@ class PipelineReplication:
         for one in self.deployed.values():
             decision = one.tuner.told(turn.now, (), turn.now) if one.tuner else None  # what is calm sends no report
             found += [self._decided(one, decision, turn)] if decision is not None else []
+            found += self._retargeted(one)
         return self._carry_out(found, leaving, turn)
 
     def _deploy(self, name: str, plan: PipelinePlan, turn: Turn) -> list[_Change]:
@@ -146,6 +148,7 @@ class PipelineReplication:
             variants={},
             lambda_max=plan.rate,
             at=turn.now,
+            target=self._target(name),
         )
         self.deployed[name] = DeployedPipeline(plan, new, turn.now)
         self._ended.discard(name)
@@ -153,11 +156,30 @@ class PipelineReplication:
         why = f"planned by {plan.policy} for {plan.rate:.4g} queries/s"
         return [_Change(name, "deploy", before, replicas, plan.rate, None, why, variants)]
 
+    def _target(self, name: str) -> float | None:
+        app = self._catalog.app(name)
+        return None if app is None else app.slo_target
+
+    def _retargeted(self, one: DeployedPipeline) -> list[_Change]:
+        """The app's target has changed under its plan, which goes on: its replicas and their headroom are for another one."""
+        state, target = one.state, self._target(one.state.pipeline)
+        if target == state.target:
+            return []
+        one.state = replace(state, target=target)
+        planned = one.plan.percentile
+        if target is None or target == planned:
+            return []
+        kept = state.replicas
+        why = f"the target is {100 * target:g} % of the queries in time, and the plan is for {100 * planned:g} %: plan and deploy again"
+        return [_Change(state.pipeline, "target", kept, kept, state.lambda_max, None, why, state.variants)]
+
     def _end(self, name: str) -> _Change:
         one = self.deployed.pop(name, None)
         state = one.state if one is not None else self.stored[name]
         self._ended.add(name)
-        return _Change(name, "end", state.replicas, {}, None, None, "no plan is deployed any more", state.variants)
+        app = self._catalog.app(name)
+        why = "the pipeline was deleted" if app is None else app.plan_ended or "the plan was taken back"
+        return _Change(name, "end", state.replicas, {}, None, None, why, state.variants)
 
     @staticmethod
     def _decided(one: DeployedPipeline, decision: TunerDecision, turn: Turn) -> _Change:
@@ -211,9 +233,8 @@ class PipelineReplication:
             return stage.variant
         able = [
             record
-            for record in self._catalog.variants_of(vertex.app)
+            for record in variants_for(vertex.app, None, None, None, self._catalog, vertex.accuracy or 0.0)
             if record.hardware == stage.hardware
-            and (vertex.accuracy is None or record.accuracy is None or record.accuracy >= vertex.accuracy)
         ]
         best = min(able, key=lambda each: (self._problems.cost(each, stage.batch), each.variant), default=None)
         return best.variant if best is not None else ""
@@ -241,7 +262,7 @@ class PipelineReplication:
         missing = one.state.missing if one is not None else {}
         for vertex in sorted({*change.before, *change.after}):
             before, after = change.before.get(vertex, 0), change.after.get(vertex, 0)
-            if before != after:
+            if before != after or change.action == "target":
                 yield Record(
                     PipelineEvent(
                         time=turn.now,

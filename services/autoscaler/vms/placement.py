@@ -38,7 +38,7 @@ AddMachine = Callable[[HardwareNeed], tuple[str | None, list[Effect]]]
 
 
 class Placed(Struct, frozen=True):
-    """One order. at_least: instances of this variant on this worker, in all. time: of a device, that they will use together, 0..1."""
+    """One order. at_least: instances of this variant on this worker, in all. time: of its cores, or of a GPU, that they will use together."""
 
     worker: str
     record: VariantRecord
@@ -158,7 +158,6 @@ class InstancePlacement:
         """Orders for the first variant of which all instances fit, else for the first of which some do."""
         ask, best = pending.ask, None
         workers = self._fleet.ready(turn.now)
-        promised = self._promised()
         for name in ask.variants:
             record = self._catalog.variant(name)
             if record is None:
@@ -174,7 +173,7 @@ class InstancePlacement:
                 without=refused | {ask.worker},
                 emptiest_first=ask.why == "interfered",
                 share=self._time(ask, record, count) if overcommit == BUSY else 0.0,
-                promised=promised,
+                promised=self._promised(record.hardware) if overcommit == BUSY else {},
             )
             if where and (best is None or sum(where.values()) == count):
                 best = (record, where)
@@ -188,7 +187,7 @@ class InstancePlacement:
         ask = pending.ask
         at_least = len(self._fleet.workers[worker].of(record.variant)) + count
         subject = self._effects.reply_subject()
-        time = count * self._time(ask, record, self._count(ask, record))
+        time = count * self._time(ask, record, self._count(ask, record)) * (cores_needed(record) or 1.0)
         pending.orders[subject] = Placed(worker, record, at_least, turn.now, time)
         order = EnsureLoaded(
             variant=record,
@@ -214,12 +213,13 @@ class InstancePlacement:
         rate = record.profile.saturation_qps
         return min(1.0, ask.load / count / rate) if rate > 0 else 0.0
 
-    def _promised(self) -> dict[str, float]:
-        """By worker: the part of its devices' time that instances will use which do not compute yet."""
+    def _promised(self, hardware: str) -> dict[str, float]:
+        """By worker: what instances on this hardware will use of its time which do not compute yet."""
         found: dict[str, float] = {}
         for pending in self._pending.values():
             for order in (*pending.placed, *pending.orders.values()):
-                found[order.worker] = found.get(order.worker, 0.0) + order.time
+                if order.record.hardware == hardware:
+                    found[order.worker] = found.get(order.worker, 0.0) + order.time
         return found
 
     def _machine(self, pending: Pending, add_machine: AddMachine) -> tuple[str | None, list[Effect]]:
@@ -268,18 +268,21 @@ class InstancePlacement:
 # -- bin packing: the fullest worker that still has room comes first, so that others become empty (INFaaS, section 4.2.3)
 
 
-def room(record: VariantRecord, status: DeviceStatus, memory_share: float, overcommit: float = BUSY) -> int:
-    """How many more instances of a variant the device has room for, by its last heartbeat."""
+def room(
+    record: VariantRecord, status: DeviceStatus, memory_share: float, overcommit: float = BUSY, promised: float = 0.0
+) -> int:
+    """How many more instances of a variant the device has room for, by its last heartbeat. promised: cores that do not compute yet."""
     device = Device(
         name=status.device,
         kind=status.kind,
         cores=status.cores,
         memory_mb=status.memory_mb,
         simulated=status.simulated,
+        arithmetic=status.arithmetic,
     )
     if not status.alive or misfit(record, device, memory_share):
         return 0
-    free = total(device, memory_share, overcommit) - Amount(status.memory_used_mb, status.cores_used)
+    free = total(device, memory_share, overcommit) - Amount(status.memory_used_mb, status.cores_used + promised)
     memory, cores = record.profile.memory_mb, cores_needed(record)
     most = min(free.memory_mb / memory if memory > 0 else inf, free.cores / cores if cores > 0 else inf)
     return max(0, floor(min(most, 1000.0) + 1e-9))
@@ -299,16 +302,17 @@ def pack(
 ) -> dict[str, int]:
     """Worker to the number of new instances there: `count` together, or as many as there is room for.
 
-    share: of a device's time that each instance will use where instances take turns, 0..1. promised: the same by worker, for
-    orders whose instances do not compute yet. Cores are not counted by time.
+    share: of a device's time that each instance will use where instances take turns, 0..1. promised: by worker, the same, or cores,
+    of orders whose instances do not compute yet.
     """
     rooms: list[tuple[float, bool, str, int]] = []
     for worker in workers:
         if worker.name in without:
             continue
-        devices = [(room(record, device, memory_share, overcommit), device) for device in worker.devices]
+        busy = promised.get(worker.name, 0.0)
+        cores = busy if record.hardware == "cpu" else 0.0
+        devices = [(room(record, device, memory_share, overcommit, cores), device) for device in worker.devices]
         if share > 0 and cores_needed(record) == 0:
-            busy = promised.get(worker.name, 0.0)
             devices = [(min(number, _in_time(device, share, busy)), device) for number, device in devices]
         space = sum(number for number, _ in devices)
         if space > 0:

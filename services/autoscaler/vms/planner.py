@@ -26,7 +26,6 @@ from services.core.actor import Do, Effect, Publish, Record
 from services.core.catalog import Catalog, target_of
 from services.core.cost import load_seconds
 from services.core.demand import Band, band
-from services.core.digest import cores_of
 from services.core.lifecycle import COUNTED, SERVING
 from services.core.planning.fleet import FleetPlan
 from services.core.settings import AutoscalerSettings
@@ -431,7 +430,7 @@ class FleetPlanner:
         for variant, count in wanted.items():
             record = records[variant]
             for _ in range(count - len(worker.held(variant))):
-                if not room.fits(record) or (record.hardware == "cpu" and room.cores < cores_of(record)):
+                if not room.fits(record):
                     found.add(hardware_of(record))
                 room.take(record)
         return found

@@ -13,6 +13,7 @@ from bus.messages.catalog import VariantRecord
 from services.autoscaler.vms.demand import DemandForecast, ForecastLoad, Reached, margin_factor
 from services.autoscaler.vms.fleet import Fleet, FleetWorker
 from services.autoscaler.vms.policy import FleetLimits
+from services.core.accuracy import meeting
 from services.core.catalog import Catalog, target_of
 from services.core.cost import Goal, LatencyTable, cost_per_1000, device_share, load_seconds, machine_price
 from services.core.demand import Band, band, variants_for
@@ -109,7 +110,6 @@ class FleetProblems:
         self._fleet = fleet
         self._catalog = catalog
         self._limits = limits
-        self._overcommit = monitor.cores_overcommit
         self._settings = settings
         self._goal: Goal = goal
         self._tables: dict[str, tuple[VariantRecord, LatencyTable]] = {}
@@ -163,7 +163,9 @@ class FleetProblems:
             needs = load.needs
             scope = tuple(
                 record
-                for record in variants_for(needs.app, needs.model, needs.version, needs.variant, self._catalog)
+                for record in variants_for(
+                    needs.app, needs.model, needs.version, needs.variant, self._catalog, needs.accuracy
+                )
                 if self._answers(record, load)
             )
             if not scope:
@@ -176,6 +178,7 @@ class FleetProblems:
             loads = [load_seconds(record) for record in scope]
             ahead = self._limits.settings.period_s
             soon, expected = _need(load, min(loads) + ahead, share)
+            soon = max(soon, self._settings.slack * expected)
             later = max(soon, _need(load, boot + max(loads) + ahead, share)[0])
             limit = inf if needs.latency_ms is None else max(0.001, needs.latency_ms / 1000.0 - OVERHEAD_S)
             usual: tuple[tuple[float, float], ...] = ()
@@ -191,8 +194,6 @@ class FleetProblems:
     def _answers(self, record: VariantRecord, load: ForecastLoad) -> bool:
         """Whether this variant may answer the class at all."""
         needs = load.needs
-        if record.accuracy is not None and record.accuracy < needs.accuracy:
-            return False
         if needs.latency_ms is not None and self._table(record).seconds(1) + OVERHEAD_S > needs.latency_ms / 1000.0:
             return False
         return needs.cost is None or self.cost(record) <= needs.cost
@@ -372,10 +373,7 @@ class FleetProblems:
         name = _resource(first)
         uses = {f"{name}/memory": memory}
         most = sum(floor(self.share * d.memory_mb / memory + 1e-9) if memory > 0 else 256 for d in fitting)
-        if record.hardware == "cpu":
-            threads = max(1, record.threads)
-            most = min(most, sum(floor(d.cores * max(1.0, self._overcommit) / threads) for d in fitting))
-        elif record.hardware != "gpu":
+        if record.hardware not in ("cpu", "gpu"):  # their cores are shared in time: `computes`
             uses[f"{name}/slots"] = 1.0
             most = min(most, sum(d.cores for d in fitting))
         price = _instance_price(record, first.cores, first.memory_mb, self._price(first))
@@ -411,12 +409,13 @@ class FleetProblems:
         }
         for app in self._catalog.apps:
             records = self._catalog.variants_of(app.app)
+            serving = meeting(records, 0.0, app)
             if app.min_instances and (app.app in with_demand or any(record.variant in held for record in records)):
-                variants = tuple(v for record in records for v in at.get(record.variant, ()))
+                variants = tuple(v for record in serving for v in at.get(record.variant, ()))
                 if variants:
                     yield variants, app.min_instances
             for model, count in app.replicas.items():
-                there = [record for record in records if record.model == model and record.variant in at]
+                there = [record for record in serving if record.model == model and record.variant in at]
                 if there:
                     best = min(there, key=lambda record: (self.cost(record, record.max_batch), record.variant))
                     yield tuple(at[best.variant]), count
@@ -442,12 +441,19 @@ def _steps(ends: Sequence[float]) -> tuple[float, ...]:
 
 
 def _shape(worker: FleetWorker) -> tuple[object, ...]:
-    return tuple(sorted((d.kind, d.simulated, d.cores, round(d.memory_mb)) for d in worker.devices))
+    return tuple(sorted((d.kind, d.simulated, d.cores, round(d.memory_mb), d.arithmetic) for d in worker.devices))
 
 
 def devices_of(worker: FleetWorker) -> tuple[Device, ...]:
     return tuple(
-        Device(name=d.device, kind=d.kind, cores=d.cores, memory_mb=d.memory_mb, simulated=d.simulated)
+        Device(
+            name=d.device,
+            kind=d.kind,
+            cores=d.cores,
+            memory_mb=d.memory_mb,
+            simulated=d.simulated,
+            arithmetic=d.arithmetic,
+        )
         for d in worker.devices
     )
 
@@ -469,7 +475,7 @@ def _resources(devices: Iterable[Device], share: float) -> dict[str, float]:
 
 def _suits(record: VariantRecord, device: Device, share: float) -> bool:
     kind = (record.hardware, record.simulated) == (device.kind, device.simulated)
-    return kind and fits(record, device.cores, device.memory_mb, share)
+    return kind and fits(record, device.cores, device.memory_mb, share, device.arithmetic)
 
 
 def _instance_price(record: VariantRecord, cores: int, memory_mb: float, price_per_hour: float) -> float:

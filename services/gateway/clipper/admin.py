@@ -54,7 +54,7 @@ class ClipperAdminApi:
     # -- applications
 
     async def add_app(self, request: Request) -> PlainTextResponse:
-        body = await _body(request)
+        body = await _body(request, "name", "input_type", "default_output", "latency_slo_micros")
         micros = field(body, "latency_slo_micros", (int, float))
         fields = {
             "app": field(body, "name", str),
@@ -65,11 +65,11 @@ class ClipperAdminApi:
         return await self._change("add-app", fields)
 
     async def delete_app(self, request: Request) -> PlainTextResponse:
-        return await self._change("delete-app", {"app": field(await _body(request), "name", str)})
+        return await self._change("delete-app", {"app": field(await _body(request, "name"), "name", str)})
 
     async def add_model_links(self, request: Request) -> PlainTextResponse:
         """Link all models or none, as far as errors can be found before the first link."""
-        app, models = self._links(await _body(request))
+        app, models = self._links(await _body(request, "app_name", "model_names"))
         for model in models:
             if self._service.catalog.model(model) is None:
                 raise ClipperError(REQUEST_ERROR, f"there is no model {model[:80]!r}: add_model registers one")
@@ -78,7 +78,7 @@ class ClipperAdminApi:
         return PlainTextResponse(SUCCESS)
 
     async def delete_model_links(self, request: Request) -> PlainTextResponse:
-        app, models = self._links(await _body(request))
+        app, models = self._links(await _body(request, "app_name", "model_names"))
         found = self._service.catalog.app(app)
         for model in models:
             if found is not None and model not in found.links:
@@ -97,7 +97,23 @@ class ClipperAdminApi:
 
     async def add_model(self, request: Request) -> PlainTextResponse:
         """Register a version without an application. It is served once an application links it."""
-        body = await _body(request)
+        body = await _body(
+            request,
+            "model_name",
+            "model_version",
+            "labels",
+            "input_type",
+            "container_name",
+            "model_data_path",
+            "batch_size",
+            "model",
+            "validation",
+            "format",
+            "metric",
+            "inputs_key",
+            "labels_key",
+            "task",
+        )
         batch = field(body, "batch_size", int, needed=False)
         if batch not in (None, -1) and not 1 <= batch <= LARGEST_BATCH:
             raise ClipperError(
@@ -135,36 +151,44 @@ class ClipperAdminApi:
         return PlainTextResponse(SUCCESS)
 
     async def delete_versioned_model(self, request: Request) -> PlainTextResponse:
-        body = await _body(request)
+        body = await _body(request, "model_name", "model_version")
         fields = {"model": field(body, "model_name", str), "version": read_version(body, "model_version")}
         return await self._change("delete-version", fields)
 
     async def set_model_version(self, request: Request) -> PlainTextResponse:
         """Set the version in every application that links the model."""
-        body = await _body(request)
+        body = await _body(request, "model_name", "model_version")
         model, wanted = field(body, "model_name", str), read_version(body, "model_version")
         catalog = self._service.catalog
-        if catalog.model(model, wanted) is None:
+        record = catalog.model(model, wanted)
+        if record is None:
             raise ClipperError(REQUEST_ERROR, f"there is no version {wanted} of a model {model[:80]!r}")
         apps = sorted(catalog.apps_linking(model))
         if not apps:
             raise ClipperError(
                 REQUEST_ERROR, f"no application links model {model}: link it first, the newest version serves then"
             )
+        for app in apps:  # none is switched where one would be refused
+            known = catalog.app(app)
+            difference = None if known is None else catalog.misfit(known, record)
+            if difference is not None:
+                raise ClipperError(REQUEST_ERROR, f"version {wanted} does not fit application {app}: {difference}")
         for app in apps:
             await self._change("set-version", {"app": app, "model": model, "version": wanted})
         return PlainTextResponse(SUCCESS)
 
     async def set_target(self, request: Request) -> PlainTextResponse:
         """Set the share of an application's queries to be answered in time."""
-        body = await _body(request)
+        body = await _body(request, "name", "slo_target")
         return await self._change(
             "set-target", {"app": field(body, "name", str), "slo_target": field(body, "slo_target", (int, float))}
         )
 
     async def set_selection(self, request: Request) -> PlainTextResponse:
         """Set how several models of an application answer together."""
-        body = await _body(request)
+        body = await _body(
+            request, "name", "policy", "members", "eta", "contextual", "confidence", "wait_share", "cache_mb"
+        )
         members = field(body, "members", list, needed=False)
         if members is not None and not all(isinstance(member, str) for member in members):
             raise ClipperError(REQUEST_ERROR, "members: must be a list of names of models")
@@ -182,7 +206,7 @@ class ClipperAdminApi:
 
     async def set_batching(self, request: Request) -> PlainTextResponse:
         """Say how batches of an application, a model or a variant are formed; without a policy, as by default."""
-        body = await _body(request)
+        body = await _body(request, *BATCHING)
         fields = {
             name: value
             for name, kind in BATCHING.items()
@@ -192,7 +216,7 @@ class ClipperAdminApi:
 
     async def set_pipeline(self, request: Request) -> PlainTextResponse:
         """Let a graph of other applications answer the queries of one, which is made if it is not there."""
-        body = await _body(request)
+        body = await _body(request, "pipeline", "vertex", "edge", "output")
         fields = {
             "pipeline": field(body, "pipeline", dict),
             "vertex": field(body, "vertex", list),
@@ -204,51 +228,52 @@ class ClipperAdminApi:
 
     async def deploy_pipeline(self, request: Request) -> PlainTextResponse:
         """Serve a pipeline by a plan; without one, as any other application."""
-        body = await _body(request)
+        body = await _body(request, "name", "plan")
         plan = field(body, "plan", dict, needed=False)
         return await self._change("deploy-pipeline", {"app": field(body, "name", str), "plan": plan})
 
     # -- descriptions
 
     async def get_all_applications(self, request: Request) -> JsonReply:
-        body = await _body(request)
+        body = await _body(request, "verbose")
         apps = sorted(self._service.catalog.apps, key=lambda app: app.app)
         return JsonReply([bodies.describe_app(app) if _verbose(body) else app.app for app in apps])
 
     async def get_application(self, request: Request) -> JsonReply:
-        app = self._service.catalog.app(field(await _body(request), "name", str))
+        app = self._service.catalog.app(field(await _body(request, "name"), "name", str))
         return JsonReply({} if app is None else bodies.describe_app(app))
 
     async def get_linked_models(self, request: Request) -> JsonReply:
-        name = field(await _body(request), "app_name", str)
+        name = field(await _body(request, "app_name"), "app_name", str)
         app = self._service.catalog.app(name)
         if app is None:
             raise ClipperError(REQUEST_ERROR, f"there is no application {name[:80]!r}")
         return JsonReply(sorted(app.links))
 
     async def get_all_models(self, request: Request) -> JsonReply:
-        body = await _body(request)
+        body = await _body(request, "verbose")
         catalog = self._service.catalog
         found = bodies.all_models(catalog)
-        return JsonReply(
-            [bodies.describe_model(one, catalog) if _verbose(body) else bodies.model_id(one) for one in found]
-        )
+        if not _verbose(body):
+            return JsonReply([bodies.model_id(one) for one in found])
+        loaded = await self._containers()
+        return JsonReply([bodies.describe_model(one, catalog, loaded) for one in found])
 
     async def get_model(self, request: Request) -> JsonReply:
-        body = await _body(request)
+        body = await _body(request, "model_name", "model_version")
         catalog = self._service.catalog
         found = catalog.model(field(body, "model_name", str), read_version(body, "model_version"))
-        return JsonReply({} if found is None else bodies.describe_model(found, catalog))
+        return JsonReply({} if found is None else bodies.describe_model(found, catalog, await self._containers()))
 
     async def get_all_containers(self, request: Request) -> JsonReply:
-        body = await _body(request)
+        body = await _body(request, "verbose")
         found = await self._containers()
         if _verbose(body):
             return JsonReply(found)
         return JsonReply([f"{one['model_id']}:{one['model_replica_id']}" for one in found])
 
     async def get_container(self, request: Request) -> JsonReply:
-        body = await _body(request)
+        body = await _body(request, "model_name", "model_version", "replica_id")
         wanted = f"{field(body, 'model_name', str)}:{read_version(body, 'model_version')}"
         number = field(body, "replica_id", int)
         match = [
@@ -258,7 +283,7 @@ class ClipperAdminApi:
 
     async def get_state(self, request: Request) -> JsonReply:
         """What feedback has taught about the models of an application, for all users or for one."""
-        body = await _body(request)
+        body = await _body(request, "app_name", "uid")
         name, user = field(body, "app_name", str), field(body, "uid", (str, int), needed=False)
         if self._service.catalog.app(name) is None:
             raise ClipperError(REQUEST_ERROR, f"there is no application {name[:80]!r}")
@@ -286,11 +311,11 @@ class ClipperAdminApi:
 
     async def _change(self, verb: str, fields: Mapping[str, Any]) -> PlainTextResponse:
         try:
-            await self._service.command(verb, fields)
+            done = await self._service.command(verb, fields)
         except Refused as error:
             raise clipper_refusal(error, PROCESSING_ERROR if error.code == "internal" else REQUEST_ERROR) from error
         await wait_until(lambda: _visible(verb, fields, self._service.catalog))
-        return PlainTextResponse(SUCCESS)
+        return PlainTextResponse("\n".join(filter(None, [SUCCESS, done.get("note")])))
 
 
 def _visible(verb: str, fields: Mapping[str, Any], catalog: Catalog) -> bool:
@@ -319,9 +344,14 @@ def _visible(verb: str, fields: Mapping[str, Any], catalog: Catalog) -> bool:
     return verb == "add-app" or (model in app.links) == (verb == "link-model")
 
 
-async def _body(request: Request) -> Body:
-    body = await json_body(request)
-    return read_object(body, "an object with this verb's fields") if body else {}
+async def _body(request: Request, *reads: str) -> Body:
+    """The verb's fields. Raises ClipperError where one is none that it reads."""
+    text = await json_body(request)
+    body = read_object(text, "an object with this verb's fields") if text else {}
+    unread = [name for name in body if name not in reads]
+    if unread:
+        raise ClipperError(REQUEST_ERROR, f"{unread[0][:80]}: this verb does not read it; it reads {', '.join(reads)}")
+    return body
 
 
 def _milliseconds(micros: float) -> float:

@@ -10,7 +10,7 @@ from infaas.errors import Refused
 from services.core.catalog import Catalog
 from services.gateway.clipper.inputs import WrongInput, input_type_of
 from services.gateway.errors import RequestFailed, retry_after, statuses_of, without_subjects
-from services.gateway.json_checks import UNKNOWN, find_duplicate
+from services.gateway.json_checks import UNKNOWN, find_duplicate, may_have_more_names
 
 JSON_ERROR = "Json error"
 REQUEST_ERROR = "Request error"
@@ -65,7 +65,7 @@ def read_object(body: bytes, expected: str = _SCHEMA) -> dict[str, Any]:
         raise _wrong(str(error), expected) from error
     if not isinstance(found, dict):
         raise _wrong("it is not an object", expected)
-    if again := find_duplicate(body, _quotes(found)):
+    if may_have_more_names(body, _quotes(found)) and (again := find_duplicate(body)):
         raise _wrong(again, expected)
     return found
 
@@ -133,8 +133,12 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def describe_model(record: ModelRecord, catalog: Catalog) -> dict[str, Any]:
-    """One version of a model. is_current_version: an application serves it, or no application serves the model and it is the newest."""
+def describe_model(record: ModelRecord, catalog: Catalog, loaded: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """One version of a model. is_current_version: an application serves it, or no application serves the model and it is the newest.
+
+    batch_size: of its instances; not there where none is loaded, or where they differ. loaded: all instances, as `list_containers` has them.
+    """
+    sizes = {one["batch_size"] for one in loaded if one["model_id"] == model_id(record)}
     serving = sorted(app for app in catalog.apps_linking(record.model) if _links(catalog, app, record))
     newest = catalog.model(record.model)
     current = bool(serving) or (not catalog.apps_linking(record.model) and newest is record)
@@ -149,7 +153,7 @@ def describe_model(record: ModelRecord, catalog: Catalog) -> dict[str, Any]:
         "labels": record.labels,
         "container_name": record.format,
         "model_data_path": record.source,
-        "batch_size": -1,
+        **({"batch_size": sizes.pop()} if len(sizes) == 1 else {}),
         "serving": serving,
         "variants": [variant.variant for variant in catalog.variants_at(record.model, record.version)],
     }

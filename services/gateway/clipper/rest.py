@@ -4,8 +4,11 @@ import itertools
 import secrets
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
+from hashlib import blake2b
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
@@ -28,6 +31,7 @@ from services.gateway.clipper.inputs import WrongInput, items_of, tensors_of
 from services.gateway.edge import GatewayService
 from services.gateway.errors import failure_of
 from services.gateway.http.bodies import JsonReply, json_body
+from services.gateway.oip.parameters import meant_need
 from services.gateway.registration import ModelRegistration
 
 
@@ -92,6 +96,7 @@ class ClipperQueryApi:
             tensors = tensors_of(app, items)
         except WrongInput as error:
             raise ClipperError(JSON_ERROR, f"Error parsing JSON: {error}") from error
+        ignored = _unread(body)
         ids = [next(self._ids) for _ in items]
         requirements: dict[str, Any] = {"id": str(ids[0])}
         wanted = read_version(body, "version", needed=False)
@@ -110,7 +115,8 @@ class ClipperQueryApi:
             {"query_id": one, "output": output, **_explanation(answer)}
             for one, output in zip(ids, _outputs(answer, app, len(items)), strict=True)
         ]
-        return JsonReply({"batch_predictions": replies} if batch else replies[0])
+        found = {"batch_predictions": replies} if batch else replies[0]
+        return JsonReply({**found, "ignored": ignored} if ignored else found)
 
     def _remember(self, ids: list[int], query: str) -> None:
         for item, one in enumerate(ids):
@@ -140,6 +146,7 @@ class ClipperQueryApi:
                 id=None if query is None else str(query),
                 inputs=tensors,
                 context=None if user is None else str(user),
+                retry_key=None if query is None else _key_of(app.app, query, user, label),
             )
         except Refused as refusal:
             raise clipper_refusal(refusal, REQUEST_ERROR) from refusal
@@ -157,6 +164,24 @@ class ClipperQueryApi:
         if found is None:
             raise ClipperError(REQUEST_ERROR, f"there is no application {name[:80]!r}", 404, code="unknown_app")
         return found
+
+
+def _key_of(*named: Any) -> bytes:
+    """The same for an update that comes again."""
+    return blake2b(msgspec.json.encode(named), digest_size=16).digest()
+
+
+_PREDICT = ("input", "input_batch", "version")
+
+
+def _unread(body: Mapping[str, Any]) -> str:
+    """Names of the fields that are not read, with commas between them. Raises ClipperError where one is meant as a requirement."""
+    unread = [name for name in body if name not in _PREDICT]
+    for name in unread:
+        if meant_need(name) is not None:
+            text = f"{name[:80]}: predict reads {', '.join(_PREDICT)}; POST /v2/models/NAME/infer takes requirements"
+            raise ClipperError(REQUEST_ERROR, text)
+    return ",".join(unread)
 
 
 def _explanation(answer: Answer) -> dict[str, Any]:

@@ -84,11 +84,12 @@ class Pages:
         }
         # Names of apps are for those who may query; a page that is opened in a browser carries no token.
         known = [] if self._protected else sorted(app.app for app in service.catalog.apps)
+        state = await service.readiness()
         if not _wants_html(request):
-            found = {"name": models.NAME, "version": service.version, "ready": service.ready, "links": links}
+            found = {"name": models.NAME, "version": service.version, "ready": state.ready, "links": links}
             return JsonReply({**found, "apps": {app: f"/apps/{app}" for app in known}})
-        missing = service.missing
-        state = "Queries can be answered." if not missing else f"No query can be answered now: it lacks {missing}."
+        said = "Queries can be answered." if state.ready else "The system is not ready."
+        said += f" Missing: {state.missing}." if state.missing else ""
         words = {
             "docs": "Documentation, and a form that sends a query",
             "openapi": "OpenAPI document, for machines",
@@ -110,7 +111,7 @@ class Pages:
         places = _table(("Where", "What"), [(_link(url, url), escape(words[name])) for name, url in links.items()])
         return self._page(
             "INFaaS gateway",
-            f"<h1>INFaaS {escape(service.version)}</h1><p>{escape(state)}</p><h2>Apps</h2>{apps}<h2>Places</h2>{places}",
+            f"<h1>INFaaS {escape(service.version)}</h1><p>{escape(said)}</p><h2>Apps</h2>{apps}<h2>Places</h2>{places}",
         )
 
     async def documentation(self, request: Request) -> Any:

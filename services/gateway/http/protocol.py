@@ -52,6 +52,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     """uvicorn's protocol within `limits`. waiting: connections without a request, longest first; they make room for new ones."""
 
     limits = GatewaySettings()
+    retiring = False  # another process has the next connections: each reply is its connection's last
     waiting: dict["LimitedHttpProtocol", None]
 
     def __init__(
@@ -194,6 +195,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._wrong(400, "too many requests were sent ahead of the replies to those before them")
         self._state = _BODY
         super().on_headers_complete()
+        if self.retiring:
+            self.cycle.keep_alive = False
         self.cycle.body = BodyBuffer()  # type: ignore[assignment]
         self.cycle.transport = self._gate  # type: ignore[assignment]
 

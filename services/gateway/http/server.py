@@ -5,6 +5,7 @@ import logging
 import resource
 import socket
 import ssl
+import time
 from typing import Any
 
 import uvicorn
@@ -12,6 +13,7 @@ from starlette.types import ASGIApp
 
 from services.core.settings import GatewaySettings
 from services.gateway.http.protocol import protocol_class
+from services.shell.http import inherited_socket, listen
 
 BACKLOG = 2048  # connections that wait to be accepted
 TLS_SHUTDOWN_S = 2.0  # for a client to agree that a TLS connection ends
@@ -64,7 +66,7 @@ class HttpServer:
         allow_files(settings.connections + SPARE_FILES)
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
         server = self._server = EmbeddedServer(self._config, settings.head_timeout_s)
-        listening = listen(settings.address, settings.port, reuse=settings.reuse_port)
+        listening = inherited_socket() or listen(settings.address, settings.port, reuse=settings.reuse_port)
         self._running = asyncio.get_running_loop().create_task(server.run_in_loop([listening]))
         while not server.started:
             if self._running.done():
@@ -79,6 +81,17 @@ class HttpServer:
         server.config.timeout_graceful_shutdown = max(1, int(grace))
         server.should_exit = True
         await asyncio.wait([running])
+
+    async def retire(self, grace: float) -> None:
+        """A successor accepts connections from now on: each of ours is closed after one more reply, or when nothing came within `grace` seconds."""
+        if (server := self._server) is None:
+            return
+        for one in server.servers:
+            one.close()
+        self._config.http_protocol_class.retiring = True  # type: ignore[attr-defined]
+        end = time.monotonic() + grace
+        while server.server_state.connections and time.monotonic() < end:  # noqa: ASYNC110  (once in a process's life)
+            await asyncio.sleep(0.01)
 
 
 def config(app: ASGIApp, settings: GatewaySettings) -> uvicorn.Config:
@@ -106,22 +119,6 @@ def allow_files(count: int) -> None:
         count = min(count, hard)
     if soft != resource.RLIM_INFINITY and soft < count:
         resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
-
-
-def listen(address: str, port: int, *, reuse: bool) -> socket.socket:
-    """A socket bound to the address. reuse: other gateways may bind to it, too. Raises OSError."""
-    family, kind, protocol, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-    found = socket.socket(family, kind, protocol)
-    try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if reuse:
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        found.bind(where)
-    except OSError as error:
-        found.close()
-        raise OSError(f"{address}:{port}: {error.strerror}; set gateway.port to another one") from error
-    found.setblocking(False)
-    return found
 
 
 # -- TLS

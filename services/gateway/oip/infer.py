@@ -16,9 +16,9 @@ from bus.tensors import ITEM_BYTES
 from infaas.answers import Answer
 from infaas.errors import Refused
 from services.gateway.errors import RequestFailed
-from services.gateway.json_checks import UNKNOWN, find_duplicate, quotes
+from services.gateway.json_checks import UNKNOWN, find_duplicate, may_have_more_names, quotes
 from services.gateway.oip.models import ModelTarget
-from services.gateway.oip.parameters import MAX_TEXT, BadParameter, parameters_of, requirements_of
+from services.gateway.oip.parameters import MAX_TEXT, BadParameter, misplaced_need, parameters_of, requirements_of
 from services.gateway.oip.tensors import TensorFields, count_of, from_bytes, from_numbers, packed_texts, to_numbers
 
 MAX_TENSORS = 1024
@@ -67,6 +67,7 @@ class InferRequest(NamedTuple):
 
 
 _head = msgspec.json.Decoder(InferJson).decode
+_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _any = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -112,11 +113,17 @@ def _read(text: bytes, binary: memoryview) -> InferRequest:
         at += size
     if at != len(binary):
         raise BadInference(f"{len(binary)} bytes follow the JSON; the inputs' binary_data_size add up to {at}")
-    if again := find_duplicate(text, _quotes(head, inputs)):
-        raise BadInference(again)
+    if may_have_more_names(text, _quotes(head, inputs)) and (wrong := find_duplicate(text) or _misplaced(text)):
+        raise BadInference(wrong)
     parameters = head.parameters or _NONE
     raw = flag(parameters, "binary_data_output", "parameters")
     return InferRequest(inputs, head.id, parameters, wanted_outputs(head.outputs, raw=raw), raw)
+
+
+def _misplaced(text: bytes) -> str:
+    """A sentence about a need beside `parameters`, where nothing reads it; "" when there is none."""
+    others = (name for name in _fields(text) if name not in InferJson.__struct_fields__)
+    return next(filter(None, map(misplaced_need, others)), "")
 
 
 def _quotes(head: InferJson, inputs: Mapping[str, TensorFields]) -> int:
@@ -248,7 +255,7 @@ def read_object(body: bytes) -> dict[str, Any]:
         raise BadInference(_words(error)) from error
     if not isinstance(found, dict):
         raise BadInference("the body must be a JSON object")
-    if again := find_duplicate(body or b"{}", UNKNOWN):
+    if again := find_duplicate(body or b"{}"):
         raise BadInference(again)
     return found
 

@@ -72,9 +72,10 @@ def find(catalog: Catalog, target: ModelTarget) -> ServedModel | None:
     if app.pipeline is not None and app.signature is not None:
         return None if target.version is not None else ServedModel(app.app, app.signature, [], (), PIPELINE)
     models = [target.model] if target.model is not None else sorted(app.links)
-    versions = sorted({version for model in models for version in catalog.versions(model)}, key=_in_order)
+    versions = sorted({version for model in models for version in catalog.versions_for(app, model)}, key=_in_order)
     if target.version is not None:
         versions = [version for version in versions if version == target.version]
+        models = [model for model in models if target.version in catalog.versions_for(app, model)]
         variants = tuple(variant for model in models for variant in catalog.variants_at(model, target.version))
     else:
         variants = tuple(variant for model in models for variant in catalog.variants_at(model, app.links[model]))
@@ -147,7 +148,7 @@ def index(catalog: Catalog, *, ready: bool) -> Iterator[dict[str, str]]:
             continue
         yield {"name": app.app, "version": "", **state}
         for model, version in sorted(app.links.items()):
-            for known in sorted(catalog.versions(model), key=_in_order):
+            for known in sorted(catalog.versions_for(app, model), key=_in_order):
                 note = (
                     {}
                     if known == version

@@ -12,6 +12,7 @@ from infaas.answers import Answer
 
 NUMBERS = ("latency_ms", "accuracy", "cost", "confidence")
 TEXTS = ("context", "model", "version", "variant")
+NEEDS = (*NUMBERS, *TEXTS, "priority", "timeout")
 MAX_TEXT = 1024  # characters: such texts are stored with every outcome
 LOWEST = 9  # priority
 MAX_TIMEOUT_US = 2**53  # longer timeouts mean none
@@ -60,21 +61,37 @@ def requirements_of(parameters: Mapping[str, Any], now: float) -> dict[str, Any]
         elif name in RESERVED or name.startswith("triton_"):
             if value not in (0, "", False):
                 raise BadParameter(f"parameters.{name}: {RESERVED.get(name, 'it is reserved for Triton')}")
+        elif meant := meant_need(name):
+            raise BadParameter(f"parameters.{name[:80]} is unknown: did you mean {meant}?")
         elif not isinstance(value, _SCALARS):
             raise BadParameter(f"parameters.{name} must be a text, a number, true or false")
     return requirements
 
 
+def meant_need(name: str) -> str | None:
+    """The requirement of which an unknown name is one typo away: a letter more, less, other or swapped, or other case or hyphens."""
+    name = name.lower().replace("-", "_")
+    return next((one for one in NEEDS if _one_typo(name, one)), None)
+
+
+def misplaced_need(name: str) -> str:
+    """A sentence about a field of a request that is meant as a requirement; "" when it is not."""
+    meant = meant_need(name)
+    return f'{name[:80]} is not read beside parameters: give {{"parameters": {{"{meant}": ...}}}}' if meant else ""
+
+
+def _one_typo(name: str, other: str) -> bool:
+    if abs(len(name) - len(other)) > 1:
+        return False
+    at = next((i for i, (a, b) in enumerate(zip(name, other, strict=False)) if a != b), min(len(name), len(other)))
+    a, b = name[at:], other[at:]
+    return a[1:] == b[1:] or a[1:] == b or a == b[1:] or (a[:2] == b[1::-1] and a[2:] == b[2:])
+
+
 def ignored(parameters: Mapping[str, Any]) -> str:
     """Names of the parameters that are not read, separated by commas. The reply shows them, so that misspelt ones are noticed."""
     return ",".join(
-        name
-        for name in parameters
-        if name not in NUMBERS
-        and name not in TEXTS
-        and name not in ("priority", "timeout")
-        and name not in _READ_ELSEWHERE
-        and name not in RESERVED
+        name for name in parameters if name not in NEEDS and name not in _READ_ELSEWHERE and name not in RESERVED
     )
 
 

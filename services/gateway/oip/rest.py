@@ -5,7 +5,7 @@ from starlette.routing import Route
 
 from bus.tensors import BadTensor
 from services.core import trace
-from services.gateway.edge import GatewayService
+from services.gateway.edge import GatewayService, Readiness
 from services.gateway.errors import RequestFailed
 from services.gateway.http.bodies import BinaryReply, JsonReply, json_body, one_coding
 from services.gateway.oip import infer, models
@@ -55,20 +55,20 @@ class Rest:
 
     async def ready(self, request: Request) -> JsonReply:
         del request
-        missing = self._service.missing
-        return JsonReply({"ready": not missing, **({"missing": missing} if missing else {})}, 503 if missing else 200)
+        return _readiness(await self._service.readiness())
 
     async def index(self, request: Request) -> JsonReply:
         try:
             only_ready = infer.read_object(await json_body(request)).get("ready") is True
         except infer.BadInference as error:
             raise RequestFailed(None, str(error)) from error
-        ready = self._service.ready
+        ready = (await self._service.readiness()).ready
         return JsonReply([] if only_ready and not ready else list(models.index(self._service.catalog, ready=ready)))
 
     async def all_models(self, request: Request) -> JsonReply:
         del request
-        return JsonReply(list(models.index(self._service.catalog, ready=self._service.ready)))
+        ready = (await self._service.readiness()).ready
+        return JsonReply(list(models.index(self._service.catalog, ready=ready)))
 
     async def all_stats(self, request: Request) -> JsonReply:
         del request
@@ -84,8 +84,7 @@ class Rest:
 
     async def model_ready(self, request: Request) -> JsonReply:
         known = self._known(request)
-        missing = self._service.missing
-        return JsonReply({"name": known.name, "ready": not missing}, 503 if missing else 200)
+        return _readiness(await self._service.readiness(), name=known.name)
 
     async def config(self, request: Request) -> JsonReply:
         return JsonReply(models.config(self._known(request)))
@@ -139,6 +138,11 @@ def _headers(request: Request) -> tuple[int | None, str, str | None]:
             given = value.decode("latin-1")
             traceparent = given if trace.read({"traceparent": given}) is not None else None
     return length, coding, traceparent
+
+
+def _readiness(found: Readiness, **first: str) -> JsonReply:
+    says = {**first, "ready": found.ready, **({"missing": found.missing} if found.missing else {})}
+    return JsonReply(says, 200 if found.ready else 503)
 
 
 def _target(request: Request) -> ModelTarget:

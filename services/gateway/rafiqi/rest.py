@@ -136,6 +136,10 @@ class RafiqiApi:
         name = request.query_params.get("model_name", "")
         if not name:
             raise RequestFailed(None, "model_name is missing: POST /classify?model_name=NAME")
+        unread = [one for one in request.query_params if one != "model_name"]
+        if unread:
+            text = f"{unread[0][:80]}: classify reads model_name only; POST /v2/models/NAME/infer takes requirements"
+            raise RequestFailed(None, text)
         app, spec = self._found(name)
         body = await whole_body(request)
         try:

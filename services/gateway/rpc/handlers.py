@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
+from inspect import isawaitable
 from typing import Any
 
 import grpc
@@ -44,7 +45,8 @@ def inference_handlers(service: GatewayService, calls: Calls) -> dict[str, Any]:
 
 def _answering(request: Any, answer: Callable[[Any], Any]) -> Callable[[bytes, Call], Awaitable[bytes]]:
     async def work(body: bytes, _: Call) -> bytes:
-        found: bytes = answer(wire.read(body, request)).SerializeToString()
+        message = answer(wire.read(body, request))
+        found: bytes = (await message if isawaitable(message) else message).SerializeToString()
         return found
 
     return work
@@ -61,14 +63,14 @@ class InferenceService:
     def ServerLive(self, _: Any) -> Any:  # noqa: N802  (methods have the protocol's names)
         return INFERENCE.ServerLiveResponse(live=True)
 
-    def ServerReady(self, _: Any) -> Any:  # noqa: N802
-        return INFERENCE.ServerReadyResponse(ready=self._service.ready)
+    async def ServerReady(self, _: Any) -> Any:  # noqa: N802
+        return INFERENCE.ServerReadyResponse(ready=(await self._service.readiness()).ready)
 
     def ServerMetadata(self, _: Any) -> Any:  # noqa: N802
         return self._server
 
-    def RepositoryIndex(self, request: Any) -> Any:  # noqa: N802
-        ready = self._service.ready
+    async def RepositoryIndex(self, request: Any) -> Any:  # noqa: N802
+        ready = (await self._service.readiness()).ready
         entries = () if request.ready and not ready else models.index(self._service.catalog, ready=ready)
         return INFERENCE.RepositoryIndexResponse(models=entries)
 
@@ -84,10 +86,10 @@ class InferenceService:
             INFERENCE.ModelStatisticsResponse, {"model_stats": [statistics_json(*entry) for entry in entries]}
         )
 
-    def ModelReady(self, request: Any) -> Any:  # noqa: N802
+    async def ModelReady(self, request: Any) -> Any:  # noqa: N802
         target = models.target_of(request.name, request.version)
         known = models.find(self._service.catalog, target) is not None
-        return INFERENCE.ModelReadyResponse(ready=known and self._service.ready)
+        return INFERENCE.ModelReadyResponse(ready=known and (await self._service.readiness()).ready)
 
     def ModelMetadata(self, request: Any) -> Any:  # noqa: N802
         return INFERENCE.ModelMetadataResponse(**models.metadata(self._known(request)))
@@ -166,7 +168,7 @@ def _known_parts(descriptor: Any, values: dict[str, Any]) -> dict[str, Any]:
 # -- Health
 
 SERVICES = ("", "inference.GRPCInferenceService")
-WATCH_INTERVAL_S = 0.25  # between two comparisons of the status for a client that watches it
+WATCH_INTERVAL_S = 0.5  # between two comparisons of the status for a client that watches it
 
 
 def health_handlers(service: GatewayService, calls: Calls) -> dict[str, Any]:
@@ -192,7 +194,7 @@ class HealthService:
         name = read(body, HEALTH.HealthCheckRequest).service
         if name not in SERVICES:
             raise RequestFailed(None, f"there is no service {name[:80]!r}", code="unknown")
-        return _health(self._status(name))
+        return _health(await self._status(name))
 
     async def watch(self, following: Next, write: Write, _: Call) -> None:
         """The status now, and again after each change."""
@@ -202,16 +204,16 @@ class HealthService:
         name = read(body, HEALTH.HealthCheckRequest).service
         last = ""
         while True:
-            status = self._status(name)
+            status = await self._status(name)
             if status != last:
                 last = status
                 await write(_health(status))
             await self._calls.rest(asyncio.sleep(WATCH_INTERVAL_S))
 
-    def _status(self, name: str) -> str:
+    async def _status(self, name: str) -> str:
         if name not in SERVICES:
             return "SERVICE_UNKNOWN"
-        return "SERVING" if self._service.ready else "NOT_SERVING"
+        return "SERVING" if (await self._service.readiness()).ready else "NOT_SERVING"
 
 
 def _health(status: str) -> bytes:

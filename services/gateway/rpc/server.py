@@ -78,6 +78,11 @@ class GrpcServer:
         await self._server.stop(max(0.0, until - time.monotonic()))
         self.calls.close()
 
+    async def retire(self, grace: float) -> None:
+        """A successor takes the calls from now on: clients hear it (GOAWAY), and calls under way end."""
+        if self._server is not None:
+            await self._server.stop(grace)
+
 
 class SafeAioServer(cygrpc.AioServer):  # type: ignore[misc]
     """grpcio's server, which one request could end: a method's name that is not UTF-8 raises in its main loop.

@@ -20,15 +20,15 @@ WHERE time >= infaas_internal.upto('cost_events')
 GROUP BY 1, 2, 3, 4, 5, 6;
 
 CREATE OR REPLACE VIEW infaas_internal.query_hourly AS
-SELECT hour, app, model, variant, hardware, queries, items, charged, asked, asked_items FROM infaas_internal.query_hours
+SELECT hour, app, model, variant, hardware, queries, items, charged, asked, asked_items, payer FROM infaas_internal.query_hours
 UNION ALL
 SELECT date_bin('1 hour', time, '2000-01-03 00:00:00+00'), app, model, variant, hardware,
        count(*) FILTER (WHERE parent IS NULL), coalesce(sum(items) FILTER (WHERE parent IS NULL), 0)::bigint,
        coalesce(sum(cost) FILTER (WHERE parent IS NULL), 0), count(*) FILTER (WHERE missing IS NULL),
-       coalesce(sum(items) FILTER (WHERE missing IS NULL AND NOT cached), 0)::bigint
+       coalesce(sum(items) FILTER (WHERE missing IS NULL AND NOT cached), 0)::bigint, payer
 FROM infaas.query_outcomes
 WHERE time >= infaas_internal.upto('query_outcomes')
-GROUP BY 1, 2, 3, 4, 5;
+GROUP BY 1, 2, 3, 4, 5, payer;
 
 CREATE OR REPLACE VIEW infaas_internal.slo_minutely AS
 SELECT minute, app, queries, good, late, refused, errors, p50_ms, p99_ms FROM infaas_internal.slo_minutes
@@ -68,13 +68,14 @@ BEGIN
   SELECT upto INTO mark FROM infaas_internal.watermarks WHERE source = 'query_outcomes' FOR SHARE;
   IF (SELECT min(time) FROM added) < mark THEN
     INSERT INTO infaas_internal.query_hours AS known
-    SELECT date_bin('1 hour', time, '2000-01-03 00:00:00+00'), app, model, variant, hardware,
+      (hour, app, payer, model, variant, hardware, queries, items, charged, asked, asked_items)
+    SELECT date_bin('1 hour', time, '2000-01-03 00:00:00+00'), app, payer, model, variant, hardware,
            count(*) FILTER (WHERE parent IS NULL), coalesce(sum(items) FILTER (WHERE parent IS NULL), 0)::bigint,
            coalesce(sum(cost) FILTER (WHERE parent IS NULL), 0), count(*) FILTER (WHERE missing IS NULL),
            coalesce(sum(items) FILTER (WHERE missing IS NULL AND NOT cached), 0)::bigint
     FROM added WHERE time < mark
-    GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5
-    ON CONFLICT (hour, app, model, variant, hardware) DO UPDATE SET queries = known.queries + excluded.queries,
+    GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 3, 4, 5, 6
+    ON CONFLICT (hour, app, payer, model, variant, hardware) DO UPDATE SET queries = known.queries + excluded.queries,
       items = known.items + excluded.items, charged = known.charged + excluded.charged,
       asked = known.asked + excluded.asked, asked_items = known.asked_items + excluded.asked_items;
     INSERT INTO infaas_internal.slo_minutes AS known (minute, app, queries, good, late, refused, errors, stale)
@@ -158,13 +159,14 @@ BEGIN
     RETURN EXISTS (SELECT FROM infaas_internal.slo_minutes WHERE stale);
   END IF;
   INSERT INTO infaas_internal.query_hours AS known
-  SELECT date_bin('1 hour', time, '2000-01-03 00:00:00+00'), app, model, variant, hardware,
+    (hour, app, payer, model, variant, hardware, queries, items, charged, asked, asked_items)
+  SELECT date_bin('1 hour', time, '2000-01-03 00:00:00+00'), app, payer, model, variant, hardware,
          count(*) FILTER (WHERE parent IS NULL), coalesce(sum(items) FILTER (WHERE parent IS NULL), 0)::bigint,
          coalesce(sum(cost) FILTER (WHERE parent IS NULL), 0), count(*) FILTER (WHERE missing IS NULL),
          coalesce(sum(items) FILTER (WHERE missing IS NULL AND NOT cached), 0)::bigint
   FROM infaas.query_outcomes WHERE time >= mark AND time < until
-  GROUP BY 1, 2, 3, 4, 5
-  ON CONFLICT (hour, app, model, variant, hardware) DO UPDATE SET queries = known.queries + excluded.queries,
+  GROUP BY 1, 2, 3, 4, 5, 6
+  ON CONFLICT (hour, app, payer, model, variant, hardware) DO UPDATE SET queries = known.queries + excluded.queries,
     items = known.items + excluded.items, charged = known.charged + excluded.charged,
     asked = known.asked + excluded.asked, asked_items = known.asked_items + excluded.asked_items;
   INSERT INTO infaas_internal.slo_minutes (minute, app, queries, good, late, refused, errors, p50_ms, p99_ms)

@@ -2,7 +2,7 @@
 
 -- Cost by the hour: what instances cost while they were there (app null: the part of workers that nobody used), beside the
 -- queries that arrived, refused ones too. simulated_cost: the part of `cost` that nobody has to pay. A query that several models
--- answered is one query. asked: parts, and queries without parts: what a variant has answered, for whatever query.
+-- answered is one query. asked: parts, and queries without parts: what a variant has answered, for whatever query. app: who pays.
 CREATE OR REPLACE VIEW infaas.cost_by_variant_hourly AS
 SELECT hour, app, model, variant, hardware, sum(cost) AS cost, sum(queries)::bigint AS queries,
        1000 * sum(cost) / nullif(sum(asked), 0)::double precision AS cost_per_1000,
@@ -13,7 +13,7 @@ FROM (
          CASE WHEN simulated THEN cost ELSE 0 END AS simulated_cost, seconds, busy_seconds, 0::bigint AS asked, 0::bigint AS asked_items
   FROM infaas_internal.cost_hourly
   UNION ALL
-  SELECT hour, app, model, variant, hardware, 0, queries, items, 0, 0, 0, asked, asked_items FROM infaas_internal.query_hourly
+  SELECT hour, coalesce(payer, app), model, variant, hardware, 0, queries, items, 0, 0, 0, asked, asked_items FROM infaas_internal.query_hourly
 ) both_sides
 GROUP BY hour, app, model, variant, hardware;
 
@@ -48,7 +48,7 @@ SELECT l.app, v.model, v.version, v.variant, v.hardware, v.framework, v.precisio
        d.share * v.cost_per_1000 AS cost_per_1000,
        coalesce(s.state, 'Inactive') AS state, v.simulated,
        v.agreement, v.batching, v.provenance, v.dominated, v.attributes, coalesce(s.instances, 0) AS instances,
-       v.accuracy_low, v.accuracy_high, v.init_ms, v.transfer_ms, v.host_mb
+       v.accuracy_low, v.accuracy_high, v.init_ms, v.transfer_ms, v.host_mb, v.model_accuracy, v.alone
 FROM (
   SELECT *, CASE WHEN shared THEN memory_mb END AS takes_mb FROM infaas_internal.variants
 ) v

@@ -18,13 +18,13 @@ from tests.support.servers.processes import environ, eventually
 
 
 @contextmanager
-def process(socket_: Path, **more: str) -> Iterator[tuple[subprocess.Popen[str], int, int]]:
+def process(socket_: Path, *options: str, **more: str) -> Iterator[tuple[subprocess.Popen[str], int, int]]:
     """The process, its port and that of its pages."""
     port, pages = free_port(), free_port()
     said = environ(
         INFAAS_ENGINE__PORT=str(port), INFAAS_ENGINE__SOCKET=str(socket_), INFAAS_METRICS__PORT=str(pages), **more
     )
-    command = [sys.executable, "-P", "-m", "infaas.cli", "run", "engine-proxy"]
+    command = [sys.executable, "-P", "-m", "infaas.cli", "run", "engine-proxy", *options]
     with subprocess.Popen(command, env=said, stderr=subprocess.PIPE, text=True) as found:
         try:
             yield found, port, pages
@@ -73,6 +73,20 @@ def test_it_runs_without_a_bus_and_logs_json_lines(tmp_path: Path) -> None:
     assert (refused["client"], refused["target"], refused["status"]) == ("127.0.0.1", "/v1.41/containers/json", 403)
     assert unknown["status"] == 401
     assert "s3cret" not in json.dumps(lines)
+
+
+def test_it_listens_and_logs_as_the_settings_of_its_config_say(tmp_path: Path) -> None:
+    config = tmp_path / "own.toml"
+    config.write_text('log_level = "ERROR"\n[engine]\naddress = "127.0.0.2"\n')
+    options = ("--config", str(config))
+    with stand_in(tmp_path), process(tmp_path / "engine.sock", *options) as (found, port, pages):
+        assert eventually(lambda: get(pages, "/readyz")[0] == 200)
+        with urllib.request.urlopen(f"http://127.0.0.2:{port}/v1.41/nodes/{NODE}", timeout=10) as reply:
+            assert reply.status == 200
+        assert get(port, f"/v1.41/nodes/{NODE}")[0] == 0, "not where it listens by default"
+        found.send_signal(signal.SIGTERM)
+        assert found.stderr is not None
+        assert found.stderr.read() == "", "that it runs and what it refuses is only INFO"
 
 
 def test_what_is_wrong_with_its_settings_is_one_line(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from services.gateway.oip.models import ModelTarget, find, index, metadata, pars
 from tests.support.simulated.fleet import catalogue, variant
 
 
-def beat(at: float, *, leaving: bool = False) -> Envelope:
-    return Envelope(at, DispatcherHeartbeat(dispatcher="d", incarnation=1, at=at, leaving=leaving))
+def beat(at: float, *, leaving: bool = False, dispatcher: str = "d", missing: str = "") -> Envelope:
+    heartbeat = DispatcherHeartbeat(dispatcher=dispatcher, incarnation=1, at=at, leaving=leaving, missing=missing)
+    return Envelope(at, heartbeat)
 
 
 def made() -> Gateway:
@@ -31,6 +32,14 @@ def test_it_serves_from_its_start_to_its_end() -> None:
     (effect,) = gateway.handle(Envelope(0.0, Failed("serve", "the port is busy")))
     assert isinstance(effect, Halt)
     assert "the port is busy" in effect.reason
+
+
+def test_with_a_successor_it_answers_to_the_end_although_it_hears_no_dispatcher_any_more() -> None:
+    gateway = made()
+    gateway.handle(beat(0.0))
+    assert gateway.handle(Envelope(0.0, Stopping(4.0, succeeded=True))) == (Do("close", Close(4.0, succeeded=True)),)
+    assert gateway.missing(2 * SILENT) == ""
+    assert gateway.not_ready(2 * SILENT) == ""
 
 
 def test_what_clients_did_wrong_is_recorded() -> None:
@@ -56,6 +65,17 @@ def test_it_is_ready_with_the_catalogue_and_a_dispatcher() -> None:
     gateway.handle(beat(10.0))
     gateway.handle(beat(10.1, leaving=True))
     assert gateway.missing(10.1) != ""
+
+
+def test_its_doors_say_what_dispatchers_lack_and_queries_are_passed_on() -> None:
+    gateway = made()
+    assert gateway.not_ready(0.0) == "a running dispatcher"
+    gateway.handle(beat(1.0, missing="a living executor"))
+    assert (gateway.missing(1.0), gateway.not_ready(1.0)) == ("", "a living executor")
+    gateway.handle(beat(1.0, dispatcher="another"))
+    assert gateway.not_ready(1.0) == "", "one that has all takes queries"
+    gateway.handle(beat(1.0 + SILENT, missing="a living executor"))
+    assert gateway.not_ready(1.0 + SILENT) == "a living executor"
 
 
 def test_names() -> None:

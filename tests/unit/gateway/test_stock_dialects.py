@@ -52,6 +52,32 @@ def test_an_item_comes_back_as_it_went(stage: Echoing, app: str, item: Any) -> N
     assert stage.heard["version"] == "1"
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("/fp32/predict", {"input": [1], "accuracy": 0.9}, "accuracy: predict reads input, input_batch, version"),
+        ("/fp32/predict", {"input": [1], "verison": 1}, "verison: predict reads"),
+        ("/classify?model_name=fixed&accuracy=0.9", [1, 2, 3], "accuracy: classify reads model_name only"),
+        (
+            "/admin/set_selection",
+            {"name": "a", "polcy": "exp4"},
+            "polcy: this verb does not read it; it reads name, policy",
+        ),
+        ("/admin/get_model", {"model_name": "m", "model_version": 1, "batch": 2}, "batch: this verb does not read it"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(stage: Echoing, path: str, body: Any, words: str) -> None:
+    said = ask(stage, path, body)
+    assert said.status == 400
+    assert (said.body.get("cause") or said.body["error"]).startswith(words)
+
+
+def test_other_fields_of_a_query_are_named_in_its_answer(stage: Echoing) -> None:
+    assert ask(stage, "/fp32/predict", {"input": [1], "uid": 0, "note": "x"}).body["ignored"] == "uid,note"
+    batch = ask(stage, "/fp32/predict", {"input_batch": [[1]], "note": "x"}).body
+    assert (batch["ignored"], len(batch["batch_predictions"])) == ("note", 1)
+
+
 def test_a_models_own_shape_as_nested_lists(stage: Echoing) -> None:
     assert ask(stage, "/fixed/predict", {"input": [1, 2, 3]}).body["output"] == [1, 2, 3]
     assert ask(stage, "/fixed/predict", {"input": [1, 2]}).status == 400
@@ -116,3 +142,21 @@ def test_tuning_of_what_is_not_there_is_refused_by_name(stage: Echoing, query: s
     said = ask(stage, f"/change_params{query}")
     assert said.status == status
     assert said.body["error"].startswith(text)
+
+
+def test_an_update_that_comes_again_has_the_key_that_it_had(stage: Echoing) -> None:
+    """So it counts once, also after a restart of the gateway."""
+
+    def update(**body: Any) -> dict[str, Any]:
+        data = json.dumps({"query_id": 7, "label": 1} | body).encode()
+        with urllib.request.urlopen(f"http://{stage.url}/fp32/update", data, timeout=60) as reply:
+            assert reply.read() == b"Feedback received? 1"
+        return stage.told[-1]
+
+    once = update()
+    assert update() == once
+    assert once["id"] == "7"
+    others = [update(label=2), update(query_id=8), update(uid="u")]
+    assert len({each["retry_key"] for each in (once, *others)}) == 4
+    inputs = {"input": [1.0], "query_id": None}
+    assert update(**inputs)["retry_key"] != update(**inputs)["retry_key"], "inputs alone name no query"

@@ -118,7 +118,7 @@ def test_a_default_is_one_of_the_outputs_that_it_has(client: triton.InferenceSer
 def test_parameters_become_needs_and_the_answer_parameters(
     client: triton.InferenceServerClient, stage: Echoing
 ) -> None:
-    requirements = {"latency_ms": 20, "accuracy": "0.9", "cost": 1.5, "latencyms": 3}
+    requirements = {"latency_ms": 20, "accuracy": "0.9", "cost": 1.5, "sequence": 3}
     result = client.infer(
         "fp32.m-fp32.fp32-v1",
         [given(sample("FP32"), "FP32")],
@@ -139,7 +139,7 @@ def test_parameters_become_needs_and_the_answer_parameters(
     told = response["parameters"]
     assert told["variant"] == "fp32-v1"
     assert told["missed"] == "latency,cost"
-    assert told["ignored"] == "latencyms"
+    assert told["ignored"] == "sequence"
     assert told["accuracy"] == 0.9
 
 

@@ -5,6 +5,8 @@ import asyncio
 import pytest
 
 from bus.memory import Broker
+from bus.messages.public import RESENT
+from bus.port import Delivery
 from infaas.errors import BadInput, NotConnected, Timeout
 from infaas.exchange import Exchange
 from tests.support.clients.responders import Responder, until
@@ -40,6 +42,28 @@ def test_silence_is_met_by_the_same_bytes_on_the_same_reply_subject():
         assert peer.heard == [{"a": 1}] * 3
         assert list(peer.replies_to.values()) == [3]
         assert exchange.resent == 2
+
+    run(main())
+
+
+def test_what_is_sent_again_is_marked_with_its_age_unless_nobody_had_listened():
+    async def main():
+        broker = Broker()
+        exchange = await open_exchange(broker)
+        asked = asyncio.create_task(exchange.ask("t.q", b"\x80", 10.0, headers={"traceparent": "t"}))
+        await until(lambda: exchange.resent >= 1)  # nobody listens
+        bus, came = broker.connect(), list[dict[str, str]]()
+
+        def heard(delivery: Delivery) -> None:
+            came.append(dict(delivery.headers or {}))
+            if len(came) == 3:
+                bus.publish(delivery.reply, b"\x80")
+
+        await bus.subscribe("t.q", heard)
+        await asked
+        assert came[0] == {"traceparent": "t"}
+        assert [set(one) for one in came[1:]] == [{"traceparent", RESENT}] * 2
+        assert int(came[1][RESENT]) <= int(came[2][RESENT])
 
     run(main())
 

@@ -119,6 +119,20 @@ def test_files_are_uploaded_and_statuses_followed(model: Path, validation: Path)
     on_a_bus(test)
 
 
+def test_a_model_has_its_apps_name_by_default(model: Path, validation: Path) -> None:
+    """Two apps, and nothing of one gets into the versions of the other."""
+
+    async def test(broker: Broker, bus: Bus) -> None:
+        registrar = await Registrar(broker.connect()).open()
+        for app in ("fraud", "health"):
+            await register(bus, SUBJECTS, model, app=app, validation=validation)
+        assert [asked.model for asked in registrar.asked] == ["fraud", "health"]
+        with pytest.raises(BadInput, match="model: a model without an app needs a name"):
+            await register(bus, SUBJECTS, model, app="_", validation=validation)
+
+    on_a_bus(test)
+
+
 def test_arrays_are_sent_as_a_file(model: Path) -> None:
     async def test(broker: Broker, bus: Bus) -> None:
         registrar = await Registrar(broker.connect()).open()

@@ -3,9 +3,18 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from bus.memory import MemoryBus
+from bus.messages.catalog import Signature, TensorSpec
+from bus.messages.jobs import Position
+from services.core.settings import JobsSettings, Settings
+from services.jobs.__main__ import wire
+from services.jobs.commands import Feed, JobRoute, Read
 from services.jobs.files import BadFile, Files
+from services.jobs.urls import parse
+from tests.support.servers.nats import run
 
 
 @pytest.fixture
@@ -109,3 +118,29 @@ def test_a_directory_without_leave_is_said(tree: Path) -> None:
     (tree / "root" / "inner").chmod(0o500)
     with pytest.raises(BadFile, match=r"^output: cannot write"):
         Files([tree / "root"]).check_target(str(tree / "root" / "inner" / "out.npy"))
+
+
+@pytest.mark.parametrize("kb", [1, 64])
+def test_chunks_of_a_file_in_the_data_directory_have_as_many_kb_as_the_settings_say(tmp_path: Path, kb: int) -> None:
+    """64 items of 256 bytes."""
+    source, target = tmp_path / "jobs" / "in.npy", tmp_path / "jobs" / "out.npy"
+    source.parent.mkdir()
+    np.save(source, np.zeros((64, 64), np.float32))
+    tensor = TensorSpec(name="x", datatype="FP32", shape=[64])
+    urls = [parse(f"file://{path}", field, "infaas") for path, field in ((source, "input"), (target, "output"))]
+    route = JobRoute("j", *urls, Signature(inputs=[tensor], outputs=[tensor]))
+
+    async def main() -> list[int]:
+        bus = MemoryBus()
+        try:
+            [runtime] = await wire(Settings(data_dir=str(tmp_path), jobs=JobsSettings(chunk_kb=kb)), bus)
+            read = await runtime._edge.perform(Read(route))
+            feed = Feed(route, read.stamp, 64, 0, 0, read.items, Position(), 100, frozenset(), 0)
+            return [one.items for one in await runtime._edge.perform(feed)]
+        finally:
+            await bus.close()
+
+    items = run(main())
+    assert sum(items) == 64
+    assert (len(items) == 1) is (kb == 64)
+    assert max(items) * 256 <= kb * 1024

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from bus.codec import encode
@@ -23,8 +25,8 @@ def catalog(*records: VariantRecord) -> Catalog:
     return found
 
 
-def policy(*records: VariantRecord) -> JobPolicy:
-    return JobPolicy(catalog(*records), "infaas", PRICES, JobsSettings(), simulated=False)
+def policy(*records: VariantRecord, **settings: Any) -> JobPolicy:
+    return JobPolicy(catalog(*records), "infaas", PRICES, JobsSettings(**settings), simulated=False)
 
 
 def job(accuracy: float) -> SubmitJob:
@@ -107,3 +109,15 @@ def test_a_chunk_is_one_batch_of_the_cheapest_that_no_query_waits_long_for() -> 
     assert batch_within(LARGE, 4, 0.050) == 4
     assert chunk_items([SMALL, LARGE], PRICES, 64, 0.050) == batch_within(SMALL, 64, 0.050)
     assert chunk_items([], PRICES, 64, 0.050) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "items"),
+    [
+        ({"batch_ms": 50.0, "chunk_items": 64}, 8),  # 36 ms
+        ({"batch_ms": 30.0, "chunk_items": 64}, 6),
+        ({"batch_ms": 50.0, "chunk_items": 4}, 4),
+    ],
+)
+def test_the_settings_bound_a_chunk(settings: dict[str, Any], items: int) -> None:
+    assert policy(LARGE, **settings).record_of("app", job(accuracy=0.5), "j", "c", 1.0).chunk_items == items

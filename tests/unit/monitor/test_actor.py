@@ -1,11 +1,15 @@
 """A monitor's life: heartbeats, executors that come and go, states per app, samples, costs."""
 
+from itertools import pairwise
+
 import pytest
 from msgspec.structs import replace
 
 from bus.messages.events import CostEvent, InstanceEventSample, StateEvent, WorkerEvent, WorkerSample
 from bus.messages.fleet import ExecutorExited, LoadAccepted, LoadInstance, LoadRefused, UnloadInstance
+from services.core.actor import Stopping
 from services.core.placement import Device
+from services.core.settings import MonitorSettings
 from services.monitor.effects import MachineSample
 from tests.support.data.pipelines import deployed
 from tests.support.simulated.monitored_worker import CPU, S, World, variant
@@ -32,6 +36,20 @@ def test_a_worker_boots_is_ready_and_stops() -> None:
     assert world.beat.leaving
 
 
+def test_a_monitor_whose_successor_is_there_says_nothing_of_an_end() -> None:
+    world = World()
+    world.ensure(variant())
+    world.obey()
+    before, events = world.beat, len(world.of(WorkerEvent))
+    world.tell(Stopping(5.0, succeeded=True))
+    assert world.beat is not before, "the last word is as late as can be"
+    assert not world.beat.leaving
+    assert not world.beat.draining
+    assert world.beat.instances
+    assert world.beat.instances == before.instances
+    assert len(world.of(WorkerEvent)) == events
+
+
 def test_heartbeats_come_every_half_second_and_at_every_change() -> None:
     world = World()
     world.published.clear()
@@ -51,7 +69,7 @@ def test_a_heartbeat_describes_the_device() -> None:
     world.advance(1.0, reporting=True)
     [device] = world.beat.devices
     assert (device.device, device.kind, device.cores, device.memory_mb) == ("cpu", "cpu", 2, 1000.0)
-    assert (device.cores_used, device.memory_used_mb, device.utilisation) == (2.0, 100.0, 0.75)
+    assert (device.cores_used, device.memory_used_mb, device.utilisation) == (0.0, 100.0, 0.75)
     assert device.price_per_hour == pytest.approx(0.096)
     assert device.alive and device.incarnation == 1
     assert (world.beat.worker, world.beat.incarnation, world.beat.at) == ("w1", 7, world.now)
@@ -130,6 +148,7 @@ def test_what_served_is_loaded_again_after_the_executor_died() -> None:
     world.obey()
     assert world.states() == {"a.w1-2": "Active"}
     assert [e.to_state for e in world.of(WorkerEvent)] == ["Booting", "Ready", "Failed", "Ready"]
+    assert world.of(WorkerEvent)[-1].reason == "the executor of cpu runs; the last one died: killed by signal 9"
 
 
 def test_a_new_incarnation_alone_says_that_the_old_one_died() -> None:
@@ -162,6 +181,17 @@ def test_a_silent_executor_is_not_alive() -> None:
     world.report()
     assert world.beat.devices[0].alive
     assert [e.to_state for e in world.of(WorkerEvent)] == ["Booting", "Ready", "Failed", "Ready"]
+
+
+def test_a_monitor_that_stood_still_itself_does_not_take_its_executors_for_dead() -> None:
+    world = World()
+    world.load(variant())
+    world.advance(1.0)
+    world.now += 5.0
+    world.advance(0.5)
+    assert world.beat.devices[0].alive
+    world.advance(3.0)
+    assert not world.beat.devices[0].alive, "by now it would have been heard"
 
 
 def test_a_new_monitor_adopts_what_the_executor_has() -> None:
@@ -329,7 +359,7 @@ def test_costs_every_ten_seconds_and_at_the_end_add_up_to_the_bill() -> None:
     assert [row.app for row in rows] == ["faces", None, "faces", None]
 
 
-def test_pipelines_pay_for_their_replicas_whoever_asks_them() -> None:
+def test_who_asks_planned_replicas_pays_and_pipelines_while_they_are_idle() -> None:
     world = World()
     instance = world.load(variant(), app="faces")
     plan = deployed({"find": 1}, {"find": "v"}, app="faces")
@@ -338,9 +368,9 @@ def test_pipelines_pay_for_their_replicas_whoever_asks_them() -> None:
     world.advance(10.0, reporting=True)
     world.advance(10.0, reporting=True)
     rows = [row for row in world.of(CostEvent) if row.variant == "v"]
-    assert [row.app for row in rows] == ["p", "q", "q"], "then it is idle, and the last one keeps it"
+    assert [row.app for row in rows] == ["faces", "q"], "then it is idle, and a pipeline keeps it"
     assert rows[0].cost == pytest.approx(rows[1].cost)
-    assert rows[0].busy_seconds == pytest.approx(0.05)
+    assert rows[0].busy_seconds == pytest.approx(0.1)
 
 
 def test_a_simulated_device_is_measured_by_its_own_work() -> None:
@@ -356,3 +386,50 @@ def test_what_a_simulated_device_costs_is_told_apart() -> None:
     world = World([CPU, gpu])
     world.advance(10.0)
     assert {(row.hardware, row.simulated) for row in world.of(CostEvent)} == {("cpu", False), ("gpu", True)}
+
+
+# -- settings
+
+
+@pytest.mark.parametrize("times", [0.5, 2.0])
+def test_the_settings_say_how_often_it_beats_samples_and_charges(times: float) -> None:
+    periods = MonitorSettings(heartbeat_s=0.5 * times, sample_s=2.0 * times, cost_s=10.0 * times)
+    world = World(settings=periods)
+    started = world.now
+    world.published.clear()
+    world.advance(40.5, reporting=True)
+    samples, costs = [sorted({event.time for event in world.of(kind)}) for kind in (WorkerSample, CostEvent)]
+    assert beats(world) == 40.5 // periods.heartbeat_s
+    assert {b - a for a, b in pairwise([started, *samples])} == {periods.sample_s}
+    assert {b - a for a, b in pairwise([started, *costs])} == {periods.cost_s}
+
+
+@pytest.mark.parametrize(("least_ms", "state"), [(30.0, "Interfered"), (40.0, "Active")])
+def test_an_instance_that_is_slower_by_few_ms_is_not_interfered(least_ms: float, state: str) -> None:
+    """It takes 45 ms for what its profile says 10."""
+    world = World(settings=MonitorSettings(interfered_least_ms=least_ms))
+    instance = world.load(variant())
+    for _ in range(2):
+        world.advance(0.5)
+        world.report({instance: {"faces": 5}}, slower=4.5)
+    assert world.states() == {instance: state}
+
+
+@pytest.mark.parametrize(("share", "troubled"), [(0.1, {"hasty": "Overloaded"}), (0.5, {})])
+def test_work_that_waits_is_judged_as_a_share_of_the_objective(share: float, troubled: dict[str, str]) -> None:
+    """Some 0.2 s of work wait, and the objective is 1 s."""
+    world = World(settings=MonitorSettings(overloaded_slo_share=share))
+    instance = world.load(variant(), app="patient")
+    world.report({instance: {"patient": 5}}, slo_s=30.0)
+    for _ in range(2):
+        world.advance(0.5)
+        world.report({instance: {"hasty": 5}}, queued={instance: 20}, slo_s=1.0)
+    assert world.told()[instance].app_states == troubled
+
+
+@pytest.mark.parametrize(("idle_s", "reply"), [(1.0, LoadAccepted), (5.0, LoadRefused)])
+def test_an_instance_makes_room_once_it_is_unused_for_so_long(idle_s: float, reply: type) -> None:
+    world = World(settings=MonitorSettings(idle_s=idle_s))
+    world.load(variant("a", memory_mb=500.0), app=None)
+    world.advance(2.0, reporting=True)
+    assert isinstance(world.ensure(variant("b", memory_mb=500.0)), reply)

@@ -6,11 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from bus.codec import decode
 from bus.memory import MemoryBus
+from bus.messages.fleet import WorkerHeartbeat
+from bus.subjects import Subjects
 from services.core.placement import quarantine_key
+from services.core.settings import Settings, WorkerSettings
+from services.monitor.__main__ import wire
 from services.monitor.edge import MachineEdge
 from services.monitor.effects import KeepQuarantine, MachineSample, SampleMachine
 from services.shell.host.accelerators import why_no_gpu
+from tests.support.clients.responders import until
 from tests.support.servers.nats import run
 
 
@@ -62,3 +68,21 @@ def test_other_commands_are_not_taken() -> None:
     assert edge.inline("dance") is NotImplemented
     with pytest.raises(ValueError, match="knows no str"):
         asyncio.run(edge.perform("dance"))
+
+
+def test_a_worker_is_of_the_kind_and_the_hardware_that_the_settings_say() -> None:
+    async def main() -> None:
+        bus = MemoryBus()
+        worker = WorkerSettings(name="w", cores=1, gpus=0, hardware="epyc", kind="large")
+        [runtime] = await wire(Settings(worker=worker), bus)
+        beats: list[WorkerHeartbeat] = []
+        await bus.subscribe(
+            Subjects().worker_heartbeat("w"), lambda said: beats.append(decode(WorkerHeartbeat, said.data))
+        )
+        await runtime.start()
+        await until(lambda: beats)
+        assert (beats[0].hardware, beats[0].kind) == ("epyc", "large")
+        await runtime.stop(1.0)
+        await bus.close()
+
+    run(main())

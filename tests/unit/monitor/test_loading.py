@@ -90,7 +90,8 @@ def test_orders_are_idempotent() -> None:
 )
 def test_refusals_say_why(record: object, at_least: int, reason: str) -> None:
     world = World()
-    assert world.ensure(record, at_least) == LoadRefused(worker="w1", variant="v", reason=reason)  # type: ignore[arg-type]
+    refused = LoadRefused(worker="w1", variant="v", reason=reason, lasting=at_least == 1)
+    assert world.ensure(record, at_least) == refused  # type: ignore[arg-type]
 
 
 def test_the_least_recently_used_makes_room_and_is_gone_before_the_load_begins() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.messages.fleet import State
+from bus.messages.fleet import InstanceSample, State
 from services.core.lifecycle import SERVING
 from services.core.placement import Amount
 from services.monitor.instances import MonitoredInstance
@@ -46,8 +46,13 @@ def test_the_least_recently_used_go_first() -> None:
 
 def test_cores_are_made_free_too() -> None:
     instances = [instance("a", 30.0), instance("b", 10.0), instance("c", 20.0)]
-    assert room(instances, 10.0, cores=2.0) == ["b", "c"]
+    for one in instances:
+        used = one.last_used
+        one.observe(InstanceSample(one.id, one.id, 0, 0.0, 9, 9, 1.0, 1.0, []), 1.0, 50.0)
+        one.last_used = used
+    assert room(instances, 10.0, cores=2.0) == ["b", "c"], "what they compute"
     assert room(instances, 10.0, cores=4.0) is None
+    assert room([instance("idle", 10.0)], 10.0, cores=1.0) is None, "it computes nothing that would become free"
 
 
 def test_the_last_instance_of_an_app_stays() -> None:

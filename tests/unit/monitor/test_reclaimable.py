@@ -49,8 +49,12 @@ def test_a_reclaimable_instance_serves_on_and_its_room_counts_as_free() -> None:
     assert set(world.states().values()) == {"Active"}
     [device] = world.beat.devices
     assert (device.memory_used_mb, device.memory_reclaimable_mb) == (100.0, 200.0)
-    assert (device.cores_used, device.cores_reclaimable) == (1.0, 2.0)
     event = world.of(ScalingEvent)[-1]
+    world.advance(0.5)
+    world.report({name: {"faces": 10} for name in ("v.w1-1", "v.w1-2", "v.w1-3")})
+    world.advance(0.5)
+    [device] = world.beat.devices
+    assert (device.cores_used, device.cores_reclaimable) == pytest.approx((0.1, 0.2)), "10 ms each, in the first second"
     assert (event.scaler, event.action, event.count, event.reason) == ("model", "release", 2, "idle")
 
 

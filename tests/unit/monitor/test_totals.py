@@ -270,32 +270,60 @@ def test_an_idle_instance_makes_room_for_another_on_a_full_accelerator() -> None
     assert gone[0] in names
 
 
-def test_cores_are_promised_to_what_is_new_and_to_what_computes() -> None:
-    """2 cores, so 4 threads: four new instances; once they are measured, as many more as what they compute leaves."""
+def test_cores_are_taken_by_what_computes() -> None:
+    """2 cores, so 4 threads: those that compute, and those of an instance that comes."""
     machine = Totals()
     thin, wide = BY_NAME["thin"], BY_NAME["wide"]
 
     def cores_used() -> float:
         return float(machine.world.beat.devices[0].cores_used)
 
-    def compute(**shares: float) -> None:
+    def compute(seconds: float, **shares: float) -> None:
         machine.executors_load(fail=False)  # type: ignore[call-arg]
-        for _ in range(4):
+        for _ in range(round(2 * seconds)):
             machine.world.advance(0.5)
             machine.report({}, shares)
         machine.world.advance(0.5)
 
-    assert isinstance(machine.world.ensure(thin, 4, app=None), LoadAccepted)
-    assert machine.world.ensure(thin, 5, app=None).reason == (
-        "thin needs 1 core; instances in use take 4 of the 4 that cpu may promise"
-    )
-    assert cores_used() == 4.0
-    compute()
-    assert cores_used() == 0.0, "they are there, and compute nothing"
-    compute(thin=0.25)
-    assert cores_used() == pytest.approx(1.0)
+    assert isinstance(machine.world.ensure(thin, 20, app=None), LoadAccepted), "memory says how many: 20 of 20 MB"
+    assert cores_used() == 0.0, "nothing computes"
+    compute(1.0, thin=0.02)
+    assert cores_used() == pytest.approx(20 * 0.02)
+    compute(5.0, thin=0.1)
+    assert 1.99 <= cores_used() <= 2.0, "no more than the cores that there are, though the last ones' sum is rounded up"
     assert isinstance(machine.world.ensure(wide, 1, app=None), LoadAccepted)
-    assert cores_used() == pytest.approx(3.0)
-    assert "may promise" in machine.world.ensure(wide, 2, app=None).reason
-    compute(thin=0.5, wide=1.0)
-    assert cores_used() <= 2.0 + 1e-9, "what is measured takes no more than the cores that there are"
+    compute(2.5)
+    assert cores_used() == pytest.approx(1.0, abs=0.2), "half of the last five seconds"
+    compute(5.0)
+    assert cores_used() == 0.0, "and then none"
+
+
+def test_where_cores_are_promised_once_what_computes_leaves_no_room_for_all_threads() -> None:
+    world = World(settings=MonitorSettings(cores_overcommit=1.0))
+    busy, wide = variant("busy"), variant("wide", threads=2)
+    name = world.load(busy)
+    for _ in range(10):
+        world.advance(0.5)
+        world.report({name: {"faces": 10}})  # 10 ms each: a fifth of a core
+    assert world.beat.devices[0].cores_used == pytest.approx(0.2)
+    assert world.ensure(wide).reason == "wide needs 2 cores; instances in use take 0.2 of the 2 that cpu may promise"
+    for _ in range(11):
+        world.advance(0.5)
+        world.report()
+    assert isinstance(world.ensure(wide), LoadAccepted), "it is idle"
+
+
+def test_a_batch_counts_while_it_computes() -> None:
+    """One that takes four seconds: reports say that it computes, long before they say that it is done."""
+    world = World()
+    name = world.load(variant("long"))
+    for second in range(2):
+        for _ in range(2):
+            world.advance(0.5)
+            sample = InstanceSample(name, "long", 1, 0.0, 0, 0, 0.0, 0.0, [], computed=0.5)
+            world.tell(
+                ExecutorReport(
+                    worker="w1", device="cpu", incarnation=1, at=world.now, seconds=0.5, samples=[sample], memory_mb=1.0
+                )
+            )
+        assert world.beat.devices[0].cores_used == pytest.approx(1.0, abs=0.51 if second == 0 else 0.01)

@@ -35,6 +35,7 @@ from services.recorder.actor import (
     STREAMS,
     TIDY,
     Ingest,
+    Ingested,
     Maintain,
     ReadDemand,
     Recorder,
@@ -82,9 +83,9 @@ def test_a_question_about_demand_is_read_and_answered_whatever_becomes_of_it() -
 
 def test_a_full_fetch_is_followed_at_once_a_small_one_after_a_pause() -> None:
     actor = _started()
-    assert _tell(actor, Done("events", MOST)) == [Do("events", Ingest("events"))]
-    assert _tell(actor, Done("events", 0)) == [Do("events", Ingest("events"))]
-    assert _tell(actor, Done("events", 3)) == [After("events", GATHER, Tick("events"))]
+    assert _tell(actor, Done("events", Ingested(MOST))) == [Do("events", Ingest("events"))]
+    assert _tell(actor, Done("events", Ingested(0))) == [Do("events", Ingest("events"))]
+    assert _tell(actor, Done("events", Ingested(3))) == [After("events", GATHER, Tick("events"))]
     assert _tell(actor, Tick("events")) == [Do("events", Ingest("events"))]
 
 
@@ -97,7 +98,7 @@ def test_failures_are_repeated_later_and_later_and_success_forgets_them() -> Non
         pauses.append(after.delay)
         _tell(actor, Tick("outcomes"))
     assert pauses == sorted(set(pauses))
-    _tell(actor, Done("outcomes", MOST))
+    _tell(actor, Done("outcomes", Ingested(MOST)))
     assert _tell(actor, Failed("outcomes", "away"))[0].delay == pauses[0]
 
 
@@ -138,7 +139,7 @@ def test_nothing_new_begins_while_stopping() -> None:
     _tell(actor, Synced(BUCKET))
     _tell(actor, Stopping(5.0))
     for message in (
-        Done("outcomes", MOST),
+        Done("outcomes", Ingested(MOST)),
         Tick("events"),
         Tick(MAINTAIN),
         Tick(CATALOG),

@@ -20,6 +20,7 @@ from tests.support.simulated.registrations import (
     SUBJECTS,
     Stage,
     build_order,
+    built,
     complete,
     finished,
     heartbeat,
@@ -40,7 +41,7 @@ def test_a_registration_becomes_an_app_a_model_and_variants() -> None:
     stage.tell(finished("inspect"))
     order = build_order(stage)
     assert (order.source, order.validation, order.version) == ("aa", "bb", "1")
-    assert len(order.plans) == 8  # fp32 and dynamic int8, 1 and 2 threads, 2 batch limits
+    assert len(order.plans) == 8  # fp32 and int8, 1 and 2 threads, 2 batch limits
     complete(stage, order)
     assert stage.ends() == ["done"]
     assert sorted(stage.last().variants) == sorted(plan.variant for plan in order.plans)
@@ -227,3 +228,34 @@ def test_a_model_may_be_registered_without_any_app() -> None:
     assert stage.ends() == ["done"]
     assert "model.mlp.1" in stage.catalog
     assert not [key for key in stage.catalog if key.startswith("app.")]
+
+
+def test_a_variant_that_computes_items_alone_is_recorded_with_its_reason_and_a_largest_batch_of_one() -> None:
+    stage = Stage()
+    stage.tell(heartbeat())
+    stage.register()
+    stage.tell(inspected(baseline_accuracy=0.95))
+    stage.tell(finished("inspect"))
+    order = build_order(stage)
+    for plan in order.plans:
+        stage.tell(built(plan, alone="mixes" if plan.precision == "int8" else ""))
+    stage.tell(finished("build"))
+    stage.perform()
+    found = {value.variant: value for key, raw in stage.catalog.items() if key.startswith("variant.") for value in (decode(VariantRecord, raw),)}  # fmt: skip
+    assert set(found) == set(stage.last().variants)
+    int8 = {name: record for name, record in found.items() if record.precision == "int8"}
+    assert set(int8) == {"mlp-v1-ort-int8-t1-b1", "mlp-v1-ort-int8-t2-b1"}
+    assert {(record.alone, record.max_batch) for record in int8.values()} == {("mixes", 1)}
+    assert {(record.alone, record.max_batch) for name, record in found.items() if name not in int8} == {("", 8), ("", 64)}  # fmt: skip
+    assert {record.model_accuracy for record in found.values()} == {0.95}
+
+
+def test_a_model_that_takes_single_items_says_why_in_all_its_variants() -> None:
+    stage = Stage()
+    stage.tell(heartbeat())
+    stage.register()
+    stage.tell(inspected(fixed_batch=True, alone="its batch is fixed"))
+    stage.tell(finished("inspect"))
+    complete(stage, build_order(stage))
+    records = [decode(VariantRecord, raw) for key, raw in stage.catalog.items() if key.startswith("variant.")]
+    assert {(record.alone, record.max_batch) for record in records} == {("its batch is fixed", 1)}

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from bus.codec import encode
-from bus.messages.catalog import AppRecord, BatchingRule, ModelSelection, Signature
+from bus.messages.catalog import AppRecord, BatchingRule, ModelSelection, PipelineRecord, Signature
 from bus.messages.public import AdminRequest, Error
 from services.core.catalog import Catalog, key_of
 from services.registrar.changes import NEEDS, amend, change_for
@@ -29,7 +29,7 @@ from services.registrar.commands import (
 )
 from tests.support.simulated.registrations import SIGNATURE, app_record, model_record, variant_record
 
-LINK = LinkModel(app="digits", model="cnn", version="1", signature=SIGNATURE, at=7.0)
+LINK = LinkModel(app="digits", record=model_record("cnn"), at=7.0)
 VARIANT = variant_record(model="mlp", version="2")
 OTHER = Signature(inputs=SIGNATURE.outputs, outputs=SIGNATURE.inputs)
 
@@ -62,10 +62,13 @@ def test_later_links_add_and_keep_what_they_do_not_name() -> None:
 
 
 def test_a_model_that_does_not_fit_is_refused_with_both_signatures() -> None:
-    error = refused(app_record(), replace(LINK, signature=OTHER))
+    other = replace(LINK, record=model_record("cnn", signature=OTHER))
+    error = refused(app_record(), other)
     assert error.code == "bad_request"
     assert "scores" in error.message
-    assert changed(app_record(signature=None), replace(LINK, signature=OTHER)).signature == OTHER
+    assert changed(app_record(signature=None), other).signature == OTHER
+    own = refused(app_record(), replace(LINK, record=model_record("cnn", signature=OTHER, app="digits")))
+    assert "whose first registration fixed its signature" in own.message
 
 
 def test_only_a_registration_makes_apps() -> None:
@@ -76,7 +79,7 @@ def test_only_a_registration_makes_apps() -> None:
 
 def test_a_version_is_set_only_where_the_model_is_linked() -> None:
     assert refused(app_record(), replace(LINK, linked=True)).code == "unknown_model"
-    assert changed(app_record(), replace(LINK, model="mlp", version="2", linked=True)).links == {"mlp": "2"}
+    assert changed(app_record(), replace(LINK, record=model_record("mlp", "2"), linked=True)).links == {"mlp": "2"}
 
 
 def test_unlink_add_and_delete() -> None:
@@ -94,6 +97,10 @@ def test_an_app_gets_other_settings_and_keeps_what_is_not_named() -> None:
     assert changed(before, SetApp(app="digits", default_output="none")) == replace(before, default_output="none")
     assert changed(before, SetApp(app="digits", min_instances=0)) == replace(before, min_instances=0)
     assert changed(before, SetApp(app="digits", slo_target=0.95)) == replace(before, slo_target=0.95)
+    any_variant = changed(before, SetApp(app="digits", accuracy="any"))
+    assert any_variant == replace(before, accuracy="any")
+    assert changed(any_variant, SetApp(app="digits", latency_ms=5.0)).accuracy == "any"
+    assert changed(any_variant, SetApp(app="digits", accuracy="own")) == before
     assert refused(None, SetApp(app="digits", latency_ms=1.0)).code == "unknown_app"
 
 
@@ -133,7 +140,7 @@ def test_a_named_member_cannot_be_unlinked() -> None:
     assert changed(named, UnlinkModel(app="digits", model="cnn")).links == {"mlp": "1"}
     everybody = replace(BOTH, selection=ModelSelection(policy="exp4"))
     assert changed(everybody, UnlinkModel(app="digits", model="mlp")).links == {"cnn": "1"}
-    assert changed(named, replace(LINK, model="mlp", version="2", linked=True)).selection == EXP4
+    assert changed(named, replace(LINK, record=model_record("mlp", "2"), linked=True)).selection == EXP4
 
 
 def test_repeating_a_change_changes_nothing() -> None:
@@ -148,6 +155,10 @@ def catalog() -> Catalog:
         model_record(version="2", created=2.0),
         app_record("digits", links={}),
         VARIANT,
+        AppRecord(app="pipe", links={}, pipeline=PipelineRecord(vertices=[])),
+        *(model_record(name) for name in ("far", "own")),
+        variant_record("far", model="far", format="remote"),
+        variant_record("own", model="own", format="container"),
     )
     for record in records:
         found.apply(key_of(record), encode(record))
@@ -162,18 +173,20 @@ def test_verbs_become_changes() -> None:
     assert asked("add-app", app="a", latency_ms=3.0) == AddApp(app="a", at=7.0, latency_ms=3.0)
     assert asked("delete-app", app="a") == DeleteApp(app="a")
     assert asked("unlink-model", app="a", model="mlp") == UnlinkModel(app="a", model="mlp")
-    link = LinkModel(app="a", model="mlp", version="2", signature=SIGNATURE, at=7.0)
+    link = LinkModel(app="a", record=model_record("mlp", "2", created=2.0), at=7.0)
+    first = replace(link, record=model_record("mlp", "1"))
     assert asked("link-model", app="a", model="mlp") == link
-    assert asked("link-model", app="a", model="mlp", version="1") == replace(link, version="1")
-    assert asked("set-version", app="a", model="mlp", version="1") == replace(link, version="1", linked=True)
+    assert asked("link-model", app="a", model="mlp", version="1") == first
+    assert asked("set-version", app="a", model="mlp", version="1") == replace(first, linked=True)
     assert asked("set-app", app="a", latency_ms=3.0) == SetApp(app="a", latency_ms=3.0)
-    assert asked("set-replicas", app="a", count=2) == SetApp(app="a", min_instances=2)
+    assert asked("set-replicas", app="a", count=2) == SetReplicas(app="a", model=None, count=2)
     assert asked("set-replicas", app="a", model="mlp", count=4) == SetReplicas(app="a", model="mlp", count=4)
     assert asked("set-target", app="a", slo_target=0.95) == SetApp(app="a", slo_target=0.95)
     assert asked("set-app", app="a", slo_target=0.95) == SetApp(app="a", slo_target=0.95)
+    assert asked("set-app", app="a", accuracy="any") == SetApp(app="a", accuracy="any")
     assert asked("add-app", app="a", slo_target=0.95) == AddApp(app="a", at=7.0, slo_target=0.95)
     assert asked("set-selection", app="a") == SetSelection(app="a", selection=None)
-    assert asked("set-selection", app="a", cache_mb=0.0, eta=0.2) == SetSelection(app="a", selection=None)
+    assert asked("set-selection", app="a", cache_mb=0.0, contextual=False) == SetSelection(app="a", selection=None)
     assert asked("set-selection", app="a", cache_mb=64) == SetSelection(app="a", selection=ModelSelection(cache_mb=64))
     given = {
         "policy": "exp3",
@@ -334,6 +347,60 @@ def test_missing_and_wrong_names_are_named(verb: str) -> None:
         ),
         ("set-selection", {"app": "a", "cache_mb": -1.0}, "bad_request", "cache_mb: must be at least 0, not -1"),
         ("set-selection", {"app": "a", "cache_mb": inf}, "bad_request", "cache_mb: must be at least 0"),
+        (
+            "set-selection",
+            {"app": "a", "cache_mb": 8.0, "confidence": 0.5},
+            "bad_request",
+            "confidence: is read by a policy",
+        ),
+        ("set-selection", {"app": "a", "cache_mb": 8.0, "eta": 0.5}, "bad_request", "eta: is read by a policy only"),
+        ("set-selection", {"app": "a", "wait_share": 0.5}, "bad_request", "wait_share: is read by a policy only"),
+        ("set-selection", {"app": "a", "contextual": True}, "bad_request", "contextual: is read by a policy only"),
+        (
+            "set-selection",
+            {"app": "a", "policy": "majority", "eta": 0.5},
+            "bad_request",
+            "eta: majority does not learn",
+        ),
+        ("set-selection", {"app": "a", "policy": "m:C", "eta": 0.5}, "bad_request", "eta: m:C does not learn"),
+        (
+            "set-selection",
+            {"app": "a", "policy": "weighted", "contextual": True},
+            "bad_request",
+            "contextual: weighted",
+        ),
+        (
+            "set-target",
+            {"app": "a", "slo_target": 0.9, "count": 2},
+            "bad_request",
+            "count: set-target does not read it",
+        ),
+        (
+            "set-version",
+            {"app": "a", "model": "mlp", "version": "1", "latency_ms": 2.0},
+            "bad_request",
+            "latency_ms: set-",
+        ),
+        (
+            "set-batching",
+            {"app": "pipe", "policy": "aimd"},
+            "bad_request",
+            "app: pipe is a pipeline and forms no batches",
+        ),
+        ("set-batching", {"app": "pipe"}, "bad_request", "app: pipe is a pipeline"),
+        (
+            "set-batching",
+            {"variant": "far", "policy": "edf", "contexts": 4},
+            "bad_request",
+            "contexts: far is a remote",
+        ),
+        (
+            "set-batching",
+            {"model": "own", "policy": "edf", "contexts": 2},
+            "bad_request",
+            "contexts: own is a container",
+        ),
+        ("set-batching", {"model": "mlp", "policy": "fixed", "batch": 9}, "bad_request", "batch: mlp takes at most 8"),
         ("delete-version", {"model": "mlp", "version": "7"}, "unknown_model", "1, 2"),
     ],
 )
@@ -342,6 +409,26 @@ def test_what_cannot_be_done_says_why(verb: str, fields: dict[str, Any], code: s
     assert isinstance(error, Error)
     assert error.code == code
     assert word in error.message
+
+
+def test_settings_are_taken_back() -> None:
+    before = app_record("a", latency_ms=5.0, default_output=[0], slo_target=0.9, input_type="floats", min_instances=3)
+    for field, after in (
+        ("latency_ms", None),
+        ("default_output", None),
+        ("slo_target", None),
+        ("input_type", None),
+        ("min_instances", 1),
+    ):
+        change = asked("set-app", app="a", **{field: None})
+        assert isinstance(change, SetApp)
+        assert changed(before, change) == replace(before, **{field: after})
+    target = asked("set-target", app="a", slo_target=None)
+    assert isinstance(target, SetApp)
+    assert changed(before, target).slo_target is None
+    pipe = app_record("pipe", links={}, pipeline=PipelineRecord(vertices=[]), latency_ms=5.0, min_instances=0)
+    for field in ("latency_ms", "min_instances"):
+        assert refused(pipe, SetApp(app="pipe", **{field: None})).message.startswith(f"{field}: pipe is a pipeline")
 
 
 def test_replicas_of_a_model_in_all_apps_that_link_it() -> None:
@@ -359,3 +446,5 @@ def test_replicas_last_until_they_are_none_or_the_model_is_unlinked() -> None:
     assert changed(four, SetReplicas(app="a", model="mlp", count=0)).replicas == {}
     assert changed(four, UnlinkModel(app="a", model="mlp")).replicas == {}
     assert refused(app_record("a"), SetReplicas(app="a", model="cnn", count=4)).code == "unknown_model"
+    of_app = changed(four, SetReplicas(app="a", model=None, count=2))
+    assert (of_app.min_instances, of_app.replicas) == (2, {"mlp": 4})

@@ -8,8 +8,9 @@ from msgspec.structs import replace
 
 from bus.messages.catalog import Signature, TensorSpec
 from bus.subjects import WITHOUT_APP
+from services.core.catalog import signature_difference
 from services.core.settings import RegistrarSettings
-from services.registrar.checks import registration_error, signature_difference
+from services.registrar.checks import registration_error
 from tests.support.simulated.registrations import REQUEST, SIGNATURE
 
 BAD_NAMES = ["", "../x", "a b", "a>", "*", "a\0b", "a.b", "-a", "_", "a" * 65, "ü", "a\n"]

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from bus.codec import decode, encode
@@ -12,6 +13,7 @@ from bus.memory import Broker
 from bus.messages.catalog import (
     AppRecord,
     BatchingRule,
+    ModelSelection,
     PipelinePlan,
     PipelineRecord,
     PipelineVertex,
@@ -22,7 +24,7 @@ from bus.messages.public import RegistrationStatus
 from bus.port import KeyValue, NotFound, ObjectStore
 from bus.subjects import Subjects
 from services.core.batching import batching_key
-from services.core.catalog import selection_key
+from services.core.catalog import counted_key, selection_key
 from services.core.placement import quarantine_key, quarantined_at
 from services.registrar.commands import (
     AddApp,
@@ -47,14 +49,16 @@ from services.registrar.commands import (
     SetBatching,
     SetPipeline,
     SetReplicas,
+    SetSelection,
     TakeOverRegistration,
+    UnlinkModel,
 )
 from services.registrar.edge import RegistrarEdge
 from tests.support.servers.nats import run
 from tests.support.simulated.registrations import REQUEST, SIGNATURE, model_record, variant_record
 
 SUBJECTS = Subjects("t")
-LINK = LinkModel(app="digits", model="mlp", version="1", signature=SIGNATURE, at=1.0, create=True)
+LINK = LinkModel(app="digits", record=model_record(app="digits"), at=1.0, create=True)
 
 
 ONE_STAGE = PipelineRecord(
@@ -205,7 +209,7 @@ def test_records_are_written_variants_first_and_app_last() -> None:
 def test_records_that_are_not_allowed_leave_nothing_behind() -> None:
     async def test(place: Place) -> None:
         other = Signature(inputs=SIGNATURE.outputs, outputs=SIGNATURE.inputs)
-        await place.do(ChangeApp(replace(LINK, model="first", signature=other)))
+        await place.do(ChangeApp(replace(LINK, record=model_record("first", signature=other))))
         refused = await place.do(PutRecords(variants=(variant_record("v1"),), model=model_record(), link=LINK))
         assert isinstance(refused, ChangeRefused)
         assert "signature" in refused.message
@@ -218,9 +222,43 @@ def test_records_that_are_not_allowed_leave_nothing_behind() -> None:
     on_a_bus(test)
 
 
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        ("nosuch:Thing", "policy: nosuch:Thing cannot be loaded: ModuleNotFoundError: No module named 'nosuch'"),
+        ("collections:Nothing", "AttributeError"),
+        ("collections:Counter", "it has no method `init`"),
+        ("tests.unit.registrar.own_policy:Ends", "its import ended its process (exit code 3)"),
+        ("tests.unit.registrar.own_policy:Whole", ""),
+        ("exp4", ""),
+    ],
+)
+def test_a_class_that_cannot_be_loaded_is_refused(policy: str, words: str) -> None:
+    async def test(place: Place) -> None:
+        await place.do(ChangeApp(LINK))
+        change = SetSelection(app="digits", selection=ModelSelection(policy=policy))
+        done = await place.do(ChangeApp(change))
+        app = decode(AppRecord, (await place.catalog.get("app.digits")).value or b"")
+        assert (app.selection is not None) == (not words)
+        assert done is None if not words else isinstance(done, ChangeRefused) and words in done.message
+
+    on_a_bus(test)
+
+
+def test_a_version_with_other_classes_than_the_models_that_an_app_serves_is_not_linked() -> None:
+    async def test(place: Place) -> None:
+        await place.do(PutRecords(variants=(), model=model_record(app="digits", labels=["no", "yes"]), link=LINK))
+        change = replace(LINK, record=model_record("other", app="shapes", labels=["round", "square"]))
+        refused = await place.do(ChangeApp(change))
+        assert isinstance(refused, ChangeRefused)
+        assert "was registered for app shapes and does not fit app digits" in refused.message
+
+    on_a_bus(test)
+
+
 def test_no_link_is_lost_when_many_write_at_once() -> None:
     async def test(place: Place) -> None:
-        changes = [ChangeApp(replace(LINK, model=f"m{n}")) for n in range(20)]
+        changes = [ChangeApp(replace(LINK, record=model_record(f"m{n}"))) for n in range(20)]
         assert await asyncio.gather(*map(place.do, changes)) == [None] * 20
         app = decode(AppRecord, (await place.catalog.get("app.digits")).value or b"")
         assert set(app.links) == {f"m{n}" for n in range(20)}
@@ -364,8 +402,9 @@ def test_a_reset_forgets_one_context() -> None:
     async def test(place: Place) -> None:
         await _learnt(place)
         key = selection_key("digits", "me")
+        await place.contexts.create(counted_key(key), b"marks")
         assert await place.do(ResetSelection(app="digits", context="me")) == ContextsDeleted("digits", key)
-        assert key not in await place.contexts.keys()
+        assert not {key, counted_key(key)} & set(await place.contexts.keys())
         assert len(await place.contexts.keys()) == 5
         assert await place.do(ResetSelection(app="digits", context="nobody")) == ContextsDeleted(
             "digits", selection_key("digits", "nobody")
@@ -399,7 +438,7 @@ def test_pipelines_see_what_the_bucket_holds_and_plans_follow_the_version_that_s
         for version in ("1", "2"):
             model = model_record(version=version, registration=version)
             variant = variant_record(f"mlp-{version}", version=version)
-            link = replace(LINK, version=version) if version == "1" else None
+            link = replace(LINK, record=model) if version == "1" else None
             assert await place.do(PutRecords(variants=(variant,), model=model, link=link)) is None
         made = await place.do(ChangeApp(SetPipeline(app="twice", pipeline=ONE_STAGE, latency_ms=100.0, at=1.0)))
         assert made is None, "the app was linked just before"
@@ -408,8 +447,18 @@ def test_pipelines_see_what_the_bucket_holds_and_plans_follow_the_version_that_s
         refused = await place.do(ChangeApp(DeleteApp(app="digits")))
         assert isinstance(refused, ChangeRefused)
         assert "app: digits is a stage of pipeline twice" in refused.message
-        assert await place.do(ChangeApp(replace(LINK, version="2"))) is None
+        assert await place.do(ChangeApp(replace(LINK, record=model_record(version="2")))) is None
         assert (await planned(place, "twice")).vertices["only"].variant == "mlp-2"
+        elsewhere = variant_record("other-gpu", model="other", hardware="gpu")
+        other = replace(LINK, record=model_record("other"))
+        put = PutRecords(variants=(elsewhere,), model=model_record("other", registration="3"), link=other)
+        assert await place.do(put) is None
+        told = await place.do(ChangeApp(UnlinkModel(app="digits", model="mlp")))
+        assert told.note.startswith(
+            "the plan of pipeline twice has ended: plan.vertices.only.hardware: app digits has no"
+        )
+        record = decode(AppRecord, (await place.catalog.get("app.twice")).value or b"")
+        assert (record.plan, record.plan_ended.partition(":")[0]) == (None, "plan.vertices.only.hardware")
         assert await place.do(ChangeApp(DeleteApp(app="twice"))) == ContextsDeleted("twice")
         assert await place.do(ChangeApp(DeleteApp(app="digits"))) == ContextsDeleted("digits")
 

@@ -167,6 +167,12 @@ def test_one_model_after_the_other_the_newest_first() -> None:
     assert {name.partition("-")[0] for name in on(stage, "gpu")} == {"old", "new"}
 
 
+def test_one_model_at_a_time_however_many_gpus_there_are() -> None:
+    stage = with_models("old", "new")
+    beats(stage, 5, with_gpu("g1"), with_gpu("g2"))
+    assert len(inspections(stage, "g1") + inspections(stage, "g2")) == 1
+
+
 def test_a_new_registration_gets_them_after_those_for_the_cpu() -> None:
     stage = Stage()
     beats(stage, 1, with_gpu())
@@ -463,36 +469,3 @@ def test_variants_are_added_to_what_is_registered_and_to_nothing_else() -> None:
         assert await place.keys() == {"model.mlp.1", key_of(record)}
 
     on_a_bus(main)
-
-
-# -- engines on other machines
-
-
-REMOTE = replace(REQUEST, model="far", format="remote")
-
-
-def test_a_remote_engine_gets_its_variants_from_a_worker_that_may_use_it() -> None:
-    stage = with_models("mlp")
-    beats(stage, 3, CPU_ONLY, with_gpu("w2", kind="remote"))
-    assert inspections(stage, "w2") == [], "no other model gets variants for it"
-    stage.register(REMOTE)
-    stage.tell(with_gpu("w2", kind="remote"))
-    order = inspect(stage, "w2", frameworks={"remote": ""}, most_batch=16, operators=[])
-    assert (order.hardware, order.format, order.stored) == ("remote", "remote", False)
-    plans = finish(stage, "w2").plans
-    assert [(one.framework, one.precision, one.threads, one.max_batch) for one in plans] == [
-        ("remote", "native", 1, 8),
-        ("remote", "native", 1, 16),
-    ]
-    assert stage.ends() == ["done"]
-    assert len(on(stage, "remote")) == 2
-    beats(stage, 3, CPU_ONLY, with_gpu())
-    assert {one.format for one in inspections(stage)} == {"onnx"}, "an engine gets no variants for a GPU"
-
-
-def test_without_a_worker_that_may_use_engines_it_fails_with_the_remedy() -> None:
-    stage = with_models("mlp")
-    stage.register(REMOTE)
-    beats(stage, 18, CPU_ONLY)
-    assert stage.ends() == ["failed"]
-    assert "executor.remote_hosts" in str(stage.last().reason)

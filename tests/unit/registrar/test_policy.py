@@ -15,7 +15,7 @@ from services.core.settings import RegistrarSettings
 from services.registrar.policy import defect, next_version, plans, variant_name
 from tests.support.simulated.registrations import PROFILE, built, inspected
 
-SETTINGS = RegistrarSettings(threads=(1, 2), max_batches=(8, 64))
+SETTINGS = RegistrarSettings(threads=(1, 2), max_batches=(4, 32))
 
 
 def made(
@@ -33,10 +33,11 @@ def kinds(found: list[VariantPlan]) -> set[tuple[str, str, str]]:
     [
         (["Conv", "Relu", "Gemm"], {"fp32", "int8"}),
         (["ConvTranspose", "Add"], {"fp32", "int8"}),
-        (["Gemm", "Relu"], {"fp32", "int8-dynamic"}),
-        (["MatMul", "Softmax"], {"fp32", "int8-dynamic"}),
+        (["Gemm", "Relu"], {"fp32", "int8"}),
+        (["QLinearConv", "QuantizeLinear"], {"fp32"}),
+        (["MatMul", "Softmax"], {"fp32", "int8"}),
         (["aten.conv2d.default", "aten.linear.default"], {"fp32", "int8"}),
-        (["aten.addmm.default"], {"fp32", "int8-dynamic"}),
+        (["aten.addmm.default"], {"fp32", "int8"}),
         (["TreeEnsembleClassifier", "ZipMap"], {"fp32"}),
         (["ConvertToBFloat"], {"fp32"}),
         ([], {"fp32"}),
@@ -48,7 +49,7 @@ def test_precisions_follow_the_operators(operators: list[str], precisions: set[s
 
 def test_every_precision_comes_with_every_thread_count_and_batch_limit() -> None:
     found = {(plan.precision, plan.threads, plan.max_batch) for plan in made(operators=["Gemm"])}
-    assert found == {(p, t, b) for p in ("fp32", "int8-dynamic") for t in (1, 2) for b in (8, 64)}
+    assert found == {(p, t, b) for p in ("fp32", "int8") for t in (1, 2) for b in (4, 32)}
 
 
 def test_no_more_threads_than_cores_and_at_least_one() -> None:
@@ -72,7 +73,7 @@ def test_torch_runs_its_own_formats_where_it_can() -> None:
 
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", fullmatch=True)
 KINDS = st.tuples(
-    st.sampled_from(["ort", "torch"]), st.sampled_from(["fp32", "int8", "int8-dynamic"]), st.sampled_from([1, 2, 16])
+    st.sampled_from(["ort", "torch"]), st.sampled_from(["fp32", "int8", "fp16"]), st.sampled_from([1, 2, 16])
 )
 
 
@@ -92,7 +93,7 @@ def test_different_models_never_share_a_name(model: str, version: str, other: st
 
 
 def test_names_read_well_and_long_ones_stay_different() -> None:
-    assert variant_name("cnn", "3", "ort", "int8-dynamic", 1, 64) == "cnn-v3-ort-int8-dynamic-t1-b64"
+    assert variant_name("cnn", "3", "ort", "int8", 1, 64) == "cnn-v3-ort-int8-t1-b64"
     long = [variant_name("m" * 60 + tail, "1", "ort", "fp32", 1, 64) for tail in ("aaaa", "bbbb")]
     assert long[0] != long[1]
     assert all(re.fullmatch(r"m+-[0-9a-f]{6}-ort-fp32-t1-b64", name) for name in long)

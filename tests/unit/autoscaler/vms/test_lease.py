@@ -1,11 +1,17 @@
 """Leading by a lease: several candidates, one bucket, delays and losses; never two that act, epochs grow."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.messages.scaling import LeaderRecord
+from bus.subjects import Subjects
+from services.autoscaler.vms.actor import Controller
 from services.autoscaler.vms.commands import ClaimLease, LeaseClaimed
 from services.autoscaler.vms.lease import Lease
+from services.autoscaler.vms.policy import FleetLimits
+from services.core.actor import After, Envelope, Started
+from services.core.settings import MachineSettings
 
 
 class Bucket:
@@ -110,3 +116,17 @@ def test_never_two_act_and_epochs_only_grow(script: list[tuple[int, float, str]]
         if acting:
             assert acting[0].epoch >= max(epochs)
             epochs.append(acting[0].epoch)
+
+
+@pytest.mark.parametrize(("lease_s", "period_s"), [(1.0, 0.5), (30.0, 7.0)])
+def test_a_controller_waits_for_a_silent_leader_and_reviews_as_the_settings_say(
+    lease_s: float, period_s: float
+) -> None:
+    limits = FleetLimits(kinds={}, settings=MachineSettings(lease_s=lease_s, period_s=period_s))
+    controller = Controller("b", Subjects(), limits)
+    timers = {one.key: one.delay for one in controller.handle(Envelope(0.0, Started())) if isinstance(one, After)}
+    assert timers["review"] == period_s
+    assert timers["renew"] < lease_s
+    controller.lease.changed(LeaderRecord(holder="a", epoch=7, until=0.0), 100.0)
+    assert controller.lease.due(100.0 + 0.97 * lease_s) is None
+    assert controller.lease.due(100.0 + lease_s) is not None

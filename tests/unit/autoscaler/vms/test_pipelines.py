@@ -51,6 +51,24 @@ def test_a_deployed_plan_gets_its_replicas_in_the_same_turn_and_pays_for_them() 
     assert costs == {"p"}
 
 
+def test_another_target_under_a_deployed_plan_is_an_event_and_the_plan_goes_on() -> None:
+    fleet = PipelineFleet()
+    mine = plan({"a": 2, "b": 3})
+    fleet.deploy(mine)
+    fleet.stage.run(3.0)
+    fleet.deploy(mine, slo_target=0.999)
+    fleet.stage.run(6.0)
+    found = fleet.events("target")
+    assert [(one.vertex, one.from_replicas, one.to_replicas) for one in found] == [("a", 2, 2), ("b", 3, 3)], "once"
+    why = "the target is 99.9 % of the queries in time, and the plan is for 99 %: plan and deploy again"
+    assert {one.reason for one in found} == {why}
+    assert fleet.replicas == {"a": 2, "b": 3}
+    assert fleet.state().target == 0.999
+    fleet.deploy(mine, slo_target=0.99)  # what it is for
+    fleet.stage.run(6.0)
+    assert len(fleet.events("target")) == 2
+
+
 def test_replicas_stay_without_any_demand() -> None:
     """Trap 29: nobody asks the apps of the vertices, as dispatchers do not count the parts of planned vertices."""
     fleet = PipelineFleet()
@@ -84,9 +102,20 @@ def test_a_plan_that_ends_gives_its_replicas_back_and_a_new_one_takes_its_place(
     fleet.deploy(None)
     fleet.stage.run(3.0)
     assert [(e.vertex, e.from_replicas, e.to_replicas) for e in fleet.events("end")] == [("a", 2, 0), ("b", 1, 0)]
-    assert {(e.lambda_max, e.window_s) for e in fleet.events("end")} == {(None, None)}
+    assert {(e.lambda_max, e.window_s, e.reason) for e in fleet.events("end")} == {
+        (None, None, "the plan was taken back")
+    }
     assert fleet.replicas == {"a": 1, "b": 1}  # as the apps of the vertices keep
     assert "pipeline.p" not in fleet.bucket
+
+
+def test_the_event_says_by_which_change_a_plan_ended() -> None:
+    fleet = PipelineFleet()
+    fleet.deploy(plan({"a": 1}))
+    fleet.stage.run(3.0)
+    fleet.deploy(None, ended="plan.p99_ms: the plan keeps 80 ms")
+    fleet.stage.run(3.0)
+    assert [(e.vertex, e.reason) for e in fleet.events("end")] == [("a", "plan.p99_ms: the plan keeps 80 ms")]
 
 
 def test_the_cheapest_variant_that_suffices_serves_where_the_planned_one_is_gone() -> None:

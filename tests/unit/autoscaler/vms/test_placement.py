@@ -8,6 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from bus.codec import decode
+from bus.messages.catalog import AppRecord
 from bus.messages.fleet import DeviceStatus, EnsureLoaded, WorkerHeartbeat
 from bus.messages.scaling import AskForCapacity
 from services.autoscaler.vms.fleet import FleetWorker
@@ -207,3 +208,14 @@ def test_what_is_promised_counts_as_used() -> None:
 def test_what_needs_all_of_a_device_has_one_to_itself() -> None:
     workers = [worker("a", 0.1), worker("b", 0.0)]
     assert pack(ON_GPU, 3, workers, SHARE, share=1.0) == {"b": 1}
+
+
+def test_two_cores_hold_as_many_replicas_as_their_memory_takes() -> None:
+    """Six instances of one thread: the worker admits them, and the leader's plan keeps them."""
+    fleet = CloudFleet(variant(NAME), workers=1, kinds=())
+    (app,) = (record for record in fleet.records if isinstance(record, AppRecord))
+    fleet.register(replace(app, replicas={"m": 6}))
+    fleet.stage.run(90.0)
+    assert fleet.states(NAME) == {"w0": ["Active"] * 6}
+    table = fleet.stage.members["w0"].actor._table  # type: ignore[attr-defined]
+    assert not any(one.reclaimable for one in table.instances.values())

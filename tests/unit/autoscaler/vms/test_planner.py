@@ -90,6 +90,17 @@ def test_a_surge_is_planned_for_at_once_and_not_in_the_next_period() -> None:
     assert answered(fleet, last[600:]) == 1.0
 
 
+def test_the_slack_of_the_settings_is_room_to_spare() -> None:
+    """One instance carries 20 items/s with ease, and four times as many hardly."""
+    counts = {}
+    for slack in (1.05, 8.0):
+        fleet = fleet_of(workers=4, autoscaler=AutoscalerSettings(slack=slack))
+        load(fleet, 20, 25)
+        counts[slack] = count(fleet)
+    assert counts[1.05] == 1
+    assert counts[8.0] > 1
+
+
 def test_it_tells_what_apps_want_and_get_and_workers_hear_it() -> None:
     fleet = fleet_of()
     load(fleet, 20, 20)
@@ -376,7 +387,7 @@ def test_what_is_not_needed_where_it_is_paid_anyway_is_reclaimable_at_once_serve
 
 
 def test_a_load_that_has_room_makes_nothing_reclaimable_before_its_time() -> None:
-    wide = replace(CPU, cores=8, memory_mb=16_000.0)
+    wide = replace(CPU, memory_mb=16_000.0)  # room is memory: the cores of what is hardly used are free
     elastic = kind(minimum=0, maximum=1, device=wide)
     fleet = fleet_of(slow(), slow(OTHER, model="other"), workers=1, kinds=(elastic,), device=wide)
     load(fleet, 150, 10, variant=NAME)

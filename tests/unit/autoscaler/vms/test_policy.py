@@ -82,6 +82,7 @@ def test_rule_3_more_than_the_share_of_workers() -> None:
     hit = {"overloaded": {CPU: 1}}
     assert wanted(*(worker(f"w{n}", **hit) for n in range(5))) == [CPU]
     assert wanted(worker("w4"), *(worker(f"w{n}", **hit) for n in range(4))) == []  # 80 % is not more than 80 %
+    assert wanted(worker("w4"), *(worker(f"w{n}", **hit) for n in range(4)), overloaded_share=0.7) == [CPU]
     mostly = {"overloaded": {CPU: 1, SIMGPU: 3}}
     assert wanted(worker("a", **mostly)) == [SIMGPU]
 
@@ -152,6 +153,7 @@ def test_an_idle_worker_goes_and_the_minimum_stays() -> None:
     chosen = removal([worker("a"), idle("b")], limits())
     assert chosen is not None
     assert (chosen.worker, chosen.reason) == ("b", "served nothing for 31 s; 1 cpu stay, at least 1")
+    assert removal([worker("a"), idle("b")], limits(idle_s=32.0)) is None
     assert removal([idle("b")], limits()) is None
     assert removal([worker("a"), idle("b")], limits(kind(minimum=2))) is None
 

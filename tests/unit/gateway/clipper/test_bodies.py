@@ -96,13 +96,35 @@ def test_an_application() -> None:
 def test_the_current_version_is_the_one_that_serves_else_the_newest() -> None:
     for links, current in (({"m": "1"}, "1"), ({"m": "2"}, "2"), ({}, "2")):
         known = catalog(**links)
-        found = [bodies.describe_model(record, known) for record in bodies.all_models(known)]
+        found = [bodies.describe_model(record, known, []) for record in bodies.all_models(known)]
         assert [(one["model_version"], one["is_current_version"]) for one in found] == [
             ("1", current == "1"),
             ("2", current == "2"),
         ]
         assert found[0]["labels"] == ["no", "yes"]
         assert (found[0]["variants"], found[0]["serving"]) == (["m-v1"], ["a"] if links.get("m") == "1" else [])
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"), [((), None), ((("fixed", 4),), 4), ((("edf", 8),), -1), ((("fixed", 4), ("edf", 8)), None)]
+)
+def test_a_models_batch_size_is_that_of_its_instances(limits: tuple[tuple[str, int], ...], said: int | None) -> None:
+    known = catalog()
+    instances = [
+        {
+            "instance": f"i{n}",
+            "variant": "m-v1",
+            "device": "cpu",
+            "state": "Active",
+            "batching": policy,
+            "batch_limit": most,
+        }
+        for n, (policy, most) in enumerate(limits)
+    ]
+    loaded = bodies.list_containers(known, [{"worker": "w0", "instances": instances}])
+    first, second = (bodies.describe_model(record, known, loaded) for record in bodies.all_models(known))
+    assert first.get("batch_size") == said
+    assert "batch_size" not in second
 
 
 def test_containers_are_loaded_instances_numbered_within_their_version() -> None:

@@ -122,6 +122,12 @@ def test_what_is_no_request_is_refused() -> None:
     run(main())
 
 
+@pytest.mark.parametrize(("max_header", "status"), [(300, 431), (4096, 200)])
+def test_a_head_may_be_as_long_as_the_settings_say(max_header: int, status: int) -> None:
+    head = GET[:-2] + b"X: " + b"a" * 400 + b"\r\n\r\n"
+    assert [reply.status for reply in told(head, settings=GatewaySettings(max_header=max_header))] == [status]
+
+
 def test_small_chunks_are_taken_up_to_a_limit() -> None:
     head = b"POST /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
     (reply,) = told(head + b"1\r\nx\r\n" * 10_000 + b"0\r\n\r\n")

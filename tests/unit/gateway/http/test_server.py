@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from services.core.settings import GatewaySettings
-from services.gateway.http.server import BadTls, tls_context
-from tests.support.gateways.web_application import read, served, shut
-from tests.support.servers.nats import run
+from services.gateway.http.server import BadTls, HttpServer, tls_context
+from tests.support.gateways.web_application import echo, read, served, shut
+from tests.support.servers.nats import free_port, run
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates of these tests")
 
@@ -32,6 +32,22 @@ def make(directory: Path, name: str, *more: str) -> tuple[str, str]:
 
 def test_none_is_none() -> None:
     assert tls_context("", "") is None
+
+
+def test_it_listens_at_the_address_and_port_of_the_settings() -> None:
+    async def main() -> None:
+        server = HttpServer(echo, settings := GatewaySettings(address="127.0.0.2", port=free_port()))
+        await server.open()
+        reader, writer = await asyncio.open_connection("127.0.0.2", settings.port)
+        writer.write(b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n")
+        assert (reply := await read(reader)) is not None
+        assert reply.status == 200
+        await shut(writer)
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", settings.port)
+        await server.close(1.0)
+
+    run(main())
 
 
 def test_requests_over_tls(tmp_path: Path) -> None:

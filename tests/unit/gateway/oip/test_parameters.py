@@ -38,6 +38,25 @@ def test_requirements_pass_with_their_types() -> None:
     assert ignored(given_) == "note"
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("acuracy", "accuracy"), ("accurcay", "accuracy"), ("accuraccy", "accuracy"), ("sccuracy", "accuracy"),
+        ("Accuracy", "accuracy"), ("latency-ms", "latency_ms"), ("latencyms", "latency_ms"), ("priorty", "priority"),
+        ("verison", "version"), ("costs", "cost"), ("contxt", "context"), ("confidance", "confidence"),
+    ],
+)  # fmt: skip
+def test_what_is_one_typo_from_a_need_is_refused(name: str, meant: str) -> None:
+    with pytest.raises(BadParameter, match=f"parameters.{name} is unknown: did you mean {meant}"):
+        requirements_of({name: 0.9}, 0.0)
+
+
+@pytest.mark.parametrize("name", ["seed", "temperature", "latency", "tracking_id", "c"])
+def test_other_names_are_not_taken_for_needs(name: str) -> None:
+    assert requirements_of({name: "x"}, 0.0) == {}
+    assert ignored({name: "x", "accuracy": 0.9}) == name
+
+
 @pytest.mark.parametrize(("given_", "found"), [(0, None), (1, 1), (LOWEST, LOWEST), ("2", 2)])
 def test_priority_as_triton_means_it(given_: object, found: int | None) -> None:
     assert requirements_of({"priority": given_}, 0.0).get("priority") == found

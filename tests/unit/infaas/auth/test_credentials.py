@@ -5,6 +5,7 @@ import re
 import stat
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from bus.rights import ROLES, Identity, rights, sharing
 from bus.subjects import Subjects
 from infaas.auth.certificates import CertificateError, certify
 from infaas.auth.credentials import CONFIG, FIRST, CredentialError, CredentialStore, User
+from infaas.cli import main
 from services.shell.host.nats import find_nats_server
 from services.shell.host.process import ServerError
 from services.shell.settings import load
@@ -217,8 +219,33 @@ def test_the_command_tells_json_and_ends_with_one_line(tmp_path: Path) -> None:
     assert Path(phone["credentials"]).exists()
     shown = json.loads(infaas("auth", "show", "phone", *place, "--json").stdout)
     assert shown["publish"] == ["infaas.query.faces"]
-    for wrong, code in ((("steal",), 2), (("add",), 2), (("list", "x"), 2), (("revoke", "nobody"), 1)):
+    of_another = (("add", "x", "--prefix", "p"), ("list", "--worker", "w1"), ("rotate", "phone", "--wholly"))
+    for wrong, code in (
+        *((words, 2) for words in of_another), (("steal",), 2), (("add",), 2), (("list", "x"), 2), (("revoke", "nobody"), 1)
+    ):  # fmt: skip
         failed = infaas("auth", *wrong, *place)
         assert failed.returncode == code, failed
         assert len(failed.stderr.strip().splitlines()) == 1
         assert "Traceback" not in failed.stderr
+
+
+def test_each_option_of_the_command_reaches_the_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = ("--dir", str(tmp_path / "auth"), "--json")
+
+    def said(*words: str) -> Any:
+        assert main(["auth", *words, *place]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    said("init", "--prefix", "mine", "--tls-host", "localhost", "127.0.0.1")
+    store = CredentialStore(tmp_path / "auth")
+    assert store.prefix == "mine"
+    shown = ("openssl", "x509", "-noout", "-ext", "subjectAltName", "-in", store.directory / "server.pem")
+    named = subprocess.run(shown, capture_output=True, text=True, check=True).stdout
+    assert "DNS:localhost, IP Address:127.0.0.1" in named
+    said("add", "gpu-1", "--role", "executor", "--worker", "w1")
+    assert "mine.execute.w1.*" in said("show", "gpu-1")["subscribe"]
+    said("add", "phone", "--role", "client", "--app", "faces", "--bucket", "things")
+    assert "$O.things.C.*" in said("show", "phone")["publish"]
+    said("rotate", "phone")
+    said("revoke", "phone", "--wholly")
+    assert "phone" not in {user["name"] for user in said("list")["users"]}

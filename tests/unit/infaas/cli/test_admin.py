@@ -4,14 +4,14 @@ import pytest
 
 from infaas.cli import main
 from infaas.cli.admin import VERBS
-from services.registrar.changes import NEEDS
+from services.registrar.changes import NEEDS, READS
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["explode"], ["explode", "set-version"]),
-        (["set-version", "--app", "a"], ["set-version needs", "--model", "--model-version"]),
+        (["set-version", "--app", "a"], ["set-version needs", "--model", "--version"]),
         (["add-app", "--app", "a", "--model", "m"], ["add-app takes no --model"]),
         (["set-replicas", "--app", "a", "--count", "1.5"], ["--count", "whole number"]),
         (["set-target", "--app", "a"], ["set-target needs", "--slo-target"]),
@@ -23,6 +23,8 @@ from services.registrar.changes import NEEDS
         (["set-batching", "--policy", "aimd"], ["set-batching needs", "--app", "--model", "--variant"]),
         (["set-batching", "--app", "a", "--model", "m"], ["exactly one"]),
         (["set-batching", "--app", "a", "--batch", "1.5"], ["--batch", "whole number"]),
+        (["add-app", "a", "--no-latency-ms"], ["add-app takes no --no-latency-ms"]),
+        (["set-app", "a", "--slo-target", "0.9", "--no-slo-target"], ["--no-slo-target", "one of both"]),
         ([], ["verb"]),
     ],
 )
@@ -42,6 +44,9 @@ _VALUES = {"set-replicas": ("count",), "set-target": ("slo_target",)}  # what th
 
 
 def test_the_command_knows_the_verbs_that_the_registrar_knows() -> None:
+    assert {verb: {*needed, *possible} for verb, (needed, possible) in VERBS.items()} == {
+        verb: {*needed, *READS.get(verb, ())} for verb, needed in NEEDS.items() if verb not in _ELSEWHERE
+    }
     assert {verb: {*needed} for verb, (needed, _) in VERBS.items()} == {
         verb: {*needed, *_VALUES.get(verb, ())} for verb, needed in NEEDS.items() if verb not in _ELSEWHERE
     }

@@ -1,6 +1,9 @@
 """`infaas logs`: lines of several processes in the order of time, new ones as they come, and what is said where there are none."""
 
 import json
+import signal
+import subprocess
+import sys
 from datetime import datetime
 from pathlib import Path
 
@@ -8,6 +11,7 @@ import pytest
 
 from infaas.cli import main
 from infaas.logfiles import LEVELS, LogFile
+from tests.support.servers.processes import environ
 
 INFO = LEVELS["INFO"]
 
@@ -39,10 +43,27 @@ def test_lines_of_all_processes_are_in_the_order_of_time(logs: Path, capsys: pyt
         "fourth",
     ]
     assert "pid=7" in lines[3]
-    assert main(["logs", "--data-dir", str(logs.parent), "-n", "2"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 2
-    assert main(["logs", "reg", "--data-dir", str(logs.parent)]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 2
+    for last, service in ((["-n", "2"], ["reg"]), (["--lines", "2"], ["--service", "reg"])):
+        assert main(["logs", *last, "--data-dir", str(logs.parent)]) == 0
+        assert len(capsys.readouterr().out.splitlines()) == 2
+        assert main(["logs", *service, "--data-dir", str(logs.parent)]) == 0
+        assert {line.split()[1] for line in capsys.readouterr().out.splitlines()} == {"registrar"}
+
+
+def test_following_goes_on_with_new_lines_until_ctrl_c(logs: Path) -> None:
+    (logs / "gateway.log").write_text(entry(1.0, "old"))
+    words = ("logs", "--follow", "--data-dir", str(logs.parent))
+    command = [sys.executable, "-P", "-m", "infaas.cli", *words]
+    with subprocess.Popen(command, env=environ(), stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert "old" in process.stdout.readline()
+            (logs / "monitor.log").write_text(entry(2.0, "new"))
+            assert "new" in process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 130
+        finally:
+            process.kill()
 
 
 def test_a_level_hides_the_lower_ones_but_no_crash(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,7 +120,8 @@ def test_open_prints_the_address_and_says_when_there_is_none(
     monkeypatch.setenv("BROWSER", "true")
     place = {"nats": "nats://h:1", "sql": "postgresql://h/x", "running": True, "gateway": "http://h:8000"}
     (tmp_path / "endpoints.json").write_text(json.dumps(place))
-    assert main(["open", "gateway", "--data-dir", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == "http://h:8000\n"
+    for page in (["gateway"], ["--page", "gateway"]):
+        assert main(["open", *page, "--data-dir", str(tmp_path)]) == 0
+        assert capsys.readouterr().out == "http://h:8000\n"
     assert main(["open", "--data-dir", str(tmp_path)]) == 1
     assert "without a dashboard" in capsys.readouterr().err

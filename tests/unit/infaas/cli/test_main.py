@@ -1,6 +1,8 @@
 import json
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from infaas.cli import COMMANDS, build, main
@@ -94,6 +96,69 @@ def test_bad_usage_exits_2_with_one_line(arguments: list[str], capsys: pytest.Ca
 def test_a_usage_error_names_what_was_meant(arguments: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments.split()) == 2
     assert capsys.readouterr().err == f"infaas: {said}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", ["admin set-version a --model m --version 1", "query --app a --json-input [1] --version 1"]
+)
+@pytest.mark.parametrize("option", ["--version", "--model-version"])
+def test_a_version_is_the_models(
+    arguments: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = arguments.replace("--version", option).split()
+    assert main([*words, "--data-dir", str(tmp_path)]) == 1
+    assert "no system runs in" in capsys.readouterr().err
+
+
+OF_A_SYSTEM = {  # each command that asks one, with what else it needs
+    "register": "m.onnx --app a --validation v.npz", "container": "own:A --app a --validation v.npz",
+    "query": "--app a --json-input [1]", "explain": "--app a", "submit": "--app a --input nats://b/x.npy --output nats://b/y.npy",
+    "jobs": "", "cancel": "x1", "replay": "", "shadow": "infaas", "apps": "", "models": "", "variants": "", "registrations": "",
+    "selection": "--app a", "workers": "", "pipeline": "list", "admin": "delete-app a", "status": "", "open": "", "logs": "",
+    "sql": "SELECT", "bench": "--app a --input x.npy --closed 1", "run": "dispatcher", "doctor": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", OF_A_SYSTEM)
+def test_each_command_asks_the_system_in_its_data_dir(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("v.npz", x=np.zeros((4, 2), np.float32), y=np.arange(4))
+    np.save("x.npy", np.zeros((4, 2), np.float32))
+    Path("m.onnx").write_bytes(b"model")
+    Path("own.py").write_text("class A:\n    def predict_batch(self, inputs):\n        return {'y': inputs['x']}\n")
+    assert main([command, *OF_A_SYSTEM[command].split(), "--data-dir", str(tmp_path / "elsewhere")]) == 1
+    told = capsys.readouterr()
+    assert "elsewhere" in told.err + told.out
+
+
+def test_a_service_says_what_is_wrong_in_its_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "own.toml"
+    config.write_text('log_level = "loud"\n')
+    for service in ("dispatcher", "engine-proxy", "dashboard", "worker"):
+        assert main(["run", service, "--config", str(config)]) == 2
+        said = capsys.readouterr().err
+        assert "log_level" in said and str(config) in said
+
+
+def test_a_demo_shows_the_family_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_family.py").write_text(
+        "from infaas.errors import BadInput\nasync def make(progress):\n    raise BadInput('the models of my family')\n"
+    )
+    assert main(["demo", "--family", "own_family:make"]) == 1
+    assert "the models of my family" in capsys.readouterr().err
+
+
+def test_only_the_bare_program_prints_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    printed = capsys.readouterr().out
+    for command in COMMANDS:
+        assert main([command, "--version"]) == 2, command
+        assert capsys.readouterr().out == "" != printed
 
 
 def test_a_lone_dash_is_a_value(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,8 @@ import pytest
 from bus.codec import decode, encode
 from bus.messages.catalog import PipelinePlan
 from infaas.cli import main
+from infaas.cli.pipeline import hop_of
+from services.core.pipelines.problem import HOP_MS
 from tests.support.data.pipelines import TOML
 
 POLICIES = ("inferline", "model-less", "cg-mean", "cg-peak")
@@ -50,6 +52,20 @@ def test_a_plan_is_printed_as_the_contract_says(policy: str, changed: Any, capsy
     assert decode(PipelinePlan, encode(found)).policy == policy, "what deploy sends"
 
 
+def test_the_way_between_stages_is_what_was_measured() -> None:
+    assert hop_of([{"hop_ms": None}, {"hop_ms": 2.0}, {"hop_ms": 4.0}]) == 3.0
+    assert hop_of([{"hop_ms": 0.4}]) == 0.4
+    assert hop_of([{"hop_ms": None}]) == hop_of([]) == HOP_MS
+
+
+def test_a_plan_says_which_way_between_stages_it_reckons_with(changed: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for change in (("rate = 150", "rate = 20"),), (("[[load]]", "[plan]\nhop_ms = 20.0\n[[load]]"),):
+        assert main(["pipeline", "plan", changed(*change), "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert [one["hop_ms"] for one in found] == [HOP_MS, 20.0]
+
+
 def test_the_planner_is_cheaper_than_copies_of_the_whole(changed: Any, capsys: pytest.CaptureFixture[str]) -> None:
     cost = {}
     for policy in ("inferline", "cg-peak"):
@@ -76,8 +92,8 @@ def test_an_infeasible_plan_is_printed_and_says_which_path_and_by_how_much(
     found = json.loads(said.out)
     assert found["status"] == "infeasible"
     for text in (found["reason"], said.err):
-        assert "path lang -> translate takes 20 + 20 = 40 ms" in text
-        assert "10 ms more than latency_ms (30)" in text
+        assert "path lang -> translate takes 20 + 20 + 3 messages of 3 = 49 ms" in text
+        assert "19 ms more than latency_ms (30)" in text
 
 
 @pytest.mark.parametrize(

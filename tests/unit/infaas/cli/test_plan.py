@@ -91,10 +91,12 @@ def test_greedy_by_name(changed: Any, capsys: pytest.CaptureFixture[str]) -> Non
     assert (document["status"], document["solver"], document["cost_per_s"]) == ("feasible", "greedy", 22.0)
 
 
+SCARCE = ("slack = 1.0 ", "resources = { inferentia_cores = 1.5, cpu_cores = 100, gpus = 1 }\nslack = 1.0 ")
+
+
 def test_a_plan_that_takes_searching_prints_json_and_nothing_else(changed: Any) -> None:
     """HiGHS prints by itself at times; stdout is for the document."""
-    scarce = ("slack = 1.0 ", "resources = { inferentia_cores = 1.5, cpu_cores = 100, gpus = 1 }\nslack = 1.0 ")
-    done = infaas("plan", changed(scarce), "--json")
+    done = infaas("plan", changed(SCARCE), "--json")
     assert done.returncode == 0
     document = json.loads(done.stdout)
     assert (document["status"], document["solver"]) == ("optimal", "ilp")
@@ -248,3 +250,22 @@ def test_files_that_are_none(tmp_path_factory: pytest.TempPathFactory, capsys: p
     assert main(["plan"]) == 2
     assert main(["plan", str(EXAMPLE), "--policy", "gurobi"]) == 2
     assert main(["plan", str(EXAMPLE), "--time-limit", "0"]) == 2
+
+
+def test_wide_shows_what_the_terminal_has_no_room_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    for wide in ([], ["--wide"]):
+        assert main(["plan", str(EXAMPLE), *wide]) == 0
+        assert ("instances now" in capsys.readouterr().out) is bool(wide)
+
+
+def test_the_exact_solver_stops_at_its_time_limit(changed: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """The plan is then the greedy one; greedy has no limit to take."""
+    assert main(["plan", changed(SCARCE), "--json", "--time-limit", "0.000001"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["status"], found["solver"]) == ("feasible", "greedy")
+    assert "exact solver" in found["reason"]
+    assert main(["plan", str(EXAMPLE), "--policy", "greedy", "--time-limit", "1"]) == 2
+    assert "--time-limit: greedy" in capsys.readouterr().err

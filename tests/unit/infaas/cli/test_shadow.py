@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from infaas.cli import main
-from infaas.cli.shadow import print_shadow
+from infaas.cli import build, main
+from infaas.cli.shadow import _change, _spec, print_shadow
+from services.simulation.shadow.system import ShadowSpec
 
 
 @pytest.fixture
@@ -61,6 +62,26 @@ def test_a_systems_damaged_settings_are_named(
     assert next(iter(settings)) in printed.err
 
 
+def test_each_option_is_in_what_runs(system: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text("[autoscaler]\nhold_s = 11\n[machines.kinds.cpu]\nmaximum = 3\n")
+
+    def specified(words: str) -> ShadowSpec:
+        _, bound, _ = build().parse_args(["shadow", "infaas", "--data-dir", str(system), *words.split()])
+        bound.apply_defaults()
+        given = dict(bound.arguments)
+        changes = dict(_change(one) for one in given["set_"] or ())
+        return _spec(given["policy"], changes, *(given[name] for name in ("slo_target", "boot", "config", "data_dir")))
+
+    plain = specified("")
+    assert (plain.settings.autoscaler.hold_s, plain.slo_target, plain.boot_s) == (7.0, None, 5.0)
+    assert specified("--set autoscaler.hold_s=3").settings.autoscaler.hold_s == 3.0
+    assert specified("--slo-target 0.9").slo_target == 0.9
+    assert specified("--boot 9").boot_s == 9.0
+    own = f"--config {tmp_path / 'own.toml'}"
+    assert specified(own).settings.autoscaler.hold_s == 11.0
+    assert {one.boot_s for one in specified(f"{own} --boot 9").kinds.values()} == {9.0}
+
+
 def side(**fields: Any) -> dict[str, Any]:
     plain = {
         "items": 1234, "in_time": 0.9876, "cost_rate": 0.2, "apps_cost_rate": 0.05, "actions": {}, "machines": {"cpu": 2},
@@ -86,6 +107,22 @@ def test_people_see_both_sides(capsys: pytest.CaptureFixture[str]) -> None:
         ["load", "2", "1"],
     ]
     assert "note: too slow" in printed
+
+
+def test_wide_shows_what_the_terminal_has_no_room_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    document = {
+        "policy": "static",
+        "seconds": 60.0,
+        "notes": [],
+        "shadow": side(machines={"large": 17}),
+        "real": side(),
+    }
+    for wide in (False, True):  # --wide
+        print_shadow(document, wide=wide)
+        assert ("17 large" in capsys.readouterr().out) is wide
 
 
 def test_nothing_done_is_said(capsys: pytest.CaptureFixture[str]) -> None:

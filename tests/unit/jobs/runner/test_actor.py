@@ -62,8 +62,13 @@ class Scene:
     """One worker with a runner; `job` says that the job is running."""
 
     def __init__(
-        self, *chunks: Chunk, records: tuple[VariantRecord, ...] = (), settings: Settings | None = None
+        self,
+        *chunks: Chunk,
+        records: tuple[VariantRecord, ...] = (),
+        settings: Settings | None = None,
+        jobs: JobsSettings | None = None,
     ) -> None:
+        self.settings = jobs or JobsSettings()
         self.fleet = Fleet(*records, settings=settings)
         self.stage = self.fleet.stage
         self.queue = Queue(list(chunks))
@@ -72,7 +77,7 @@ class Scene:
         self.enter("r1")
 
     def enter(self, name: str) -> None:
-        self.stage.enter(name, Runner(name, "w0", self.fleet.subjects, PRICES, JobsSettings()), self.queue)
+        self.stage.enter(name, Runner(name, "w0", self.fleet.subjects, PRICES, self.settings), self.queue)
         for record in self.fleet.records:
             self.stage.send(name, Changed("infaas-catalog", key_of(record), encode(record)))
         self.stage.send(name, Synced("infaas-catalog"))
@@ -112,6 +117,15 @@ def test_chunks_are_computed_and_recorded_once_each() -> None:
     assert {(e.outcome, e.items, e.app, e.worker) for e in found} == {("ok", 4, "app", "w0")}
     assert all(event.cost > 0 for event in found)
     assert sum(event.cost for event in found) == pytest.approx(sum(part.cost for part in scene.queue.parts))
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_a_worker_takes_as_many_chunks_at_a_time_as_the_settings_say(most: int) -> None:
+    scene = Scene(*(chunk(n) for n in range(10)), jobs=JobsSettings(in_flight=most))
+    scene.fleet.devices["w0"].slow = 1e4
+    scene.job()
+    scene.stage.run(5.0)
+    assert scene.queue.takes == most
 
 
 def test_a_part_is_stored_only_once_its_outcome_is_on_disk() -> None:

@@ -56,6 +56,20 @@ def test_a_calm_worker_takes_offline_work(heard: WorkerHeartbeat) -> None:
 
 
 @pytest.mark.parametrize(
+    ("settings", "waits"),
+    [
+        ({}, True),
+        ({"latency_ratio": 3.0}, False),
+        ({"latency_least_ms": 5.0}, False),
+    ],
+)
+def test_how_much_slower_online_batches_may_be_is_set(settings: dict[str, float], waits: bool) -> None:
+    """A batch takes 6 ms, and its profile says 2.5."""
+    heard = beat(instance(load=100.0, latency_ms=6.0, mean_batch=1.0))
+    assert bool(why(heard, JobsSettings(**settings))) is waits
+
+
+@pytest.mark.parametrize(
     ("heard", "says"),
     [
         (None, "the worker is silent"),

@@ -154,9 +154,9 @@ def test_our_settings_are_not_in_its_environment(tmp_path: Path, monkeypatch: py
         await Hook([add], [add], 10.0).add("cpu", "a")
 
     run(main())
-    found = (tmp_path / "environment").read_text()
+    found = (tmp_path / "environment").read_text().splitlines()
     assert "CLOUD_REGION=north" in found
-    assert "INFAAS" not in found
+    assert [line for line in found if line.startswith("INFAAS_")] == []
 
 
 def test_closing_ends_what_runs(tmp_path: Path) -> None:
@@ -184,6 +184,17 @@ def test_the_provider_of_commands_only(tmp_path: Path) -> None:
         await dry.start(StartMachine(worker="cpu-1-2", kind="cpu", epoch=1))
         await dry.stop(StopMachine(worker="cpu-1-2", kind="cpu", epoch=1))
         assert len(calls(tmp_path)) == 2
+
+    run(main())
+
+
+def test_its_time_limit_is_that_of_the_settings(tmp_path: Path) -> None:
+    async def main() -> None:
+        sleeps = script(tmp_path, "exec sleep 1000")
+        provider = Command(CommandSettings(add=sleeps, remove=sleeps, command_s=1.0))
+        work = provider.start(StartMachine(worker="cpu-1-1", kind="cpu", epoch=1))
+        assert await refusal(work) == f"{sleeps} did not end within 1 s"
+        await provider.close()
 
     run(main())
 

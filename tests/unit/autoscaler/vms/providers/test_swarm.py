@@ -11,8 +11,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from bus.messages.scaling import StartMachine
 from services.autoscaler.vms.providers.base import ProviderError
-from services.autoscaler.vms.providers.swarm import Managers, NoManager, OutOfSequence
+from services.autoscaler.vms.providers.swarm import Managers, NoManager, OutOfSequence, Swarm
+from services.core.settings import SwarmSettings
 from tests.support.servers.nats import free_port, run
 
 pytest.importorskip("docker", reason="docker-py is missing: the extra swarm")
@@ -218,6 +220,37 @@ def test_one_that_was_given_up_while_it_waited_leaves_the_rest_in_order() -> Non
         await asked.close()
 
     with managers(one):
+        run(main())
+
+
+def test_whom_it_asks_and_for_how_long_are_the_settings() -> None:
+    one, two = Manager(), Manager()
+    one.slow.set()
+
+    async def main() -> None:
+        alone = Swarm(SwarmSettings(hosts=(one.host,), token="secret", timeout_s=0.3))
+        assert "read timeout=0.3" in (await alone.inventory()).error
+        await alone.close()
+        both = Swarm(SwarmSettings(hosts=(one.host, two.host), token="secret", timeout_s=0.3))
+        assert (await both.inventory()).error == ""
+        await both.close()
+
+    with managers(one, two):
+        run(main())
+        assert {who for _, _, who in two.seen[1:]} == {"Bearer secret"}
+
+
+def test_the_command_that_makes_a_machine_has_the_time_of_the_settings() -> None:
+    manager = Manager()
+
+    async def main() -> None:
+        sleeps = ("sh", "-c", "exec sleep 1000")
+        swarm = Swarm(SwarmSettings(hosts=(manager.host,), add=sleeps, remove=sleeps, command_s=0.5))
+        with pytest.raises(ProviderError, match=r"sh did not end within 0\.5 s"):
+            await swarm.start(StartMachine(worker="n1", kind="cpu", epoch=1, bought=True))
+        await swarm.close()
+
+    with managers(manager):
         run(main())
 
 

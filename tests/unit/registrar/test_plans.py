@@ -1,0 +1,280 @@
+"""Plans of pipelines: what is deployed, what is refused with field and remedy, and what a plan outlives."""
+
+from math import inf, nan
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from bus.codec import decode, encode
+from bus.messages.catalog import (
+    AppRecord,
+    ModelSelection,
+    PipelinePlan,
+)
+from bus.messages.public import AdminDone, AdminRequest, Error
+from services.core.catalog import key_of
+from services.registrar.changes import change_for, note_of
+from services.registrar.commands import (
+    Change,
+    DeployPipeline,
+    RefitPlan,
+    SetApp,
+)
+from tests.support.simulated.pipeline_records import (
+    BOTH,
+    CHECKS,
+    DEPLOYED,
+    EXP4,
+    KNOWN,
+    PLAN,
+    RECORDS,
+    SET,
+    TWICE,
+    WITH,
+    catalog_of,
+    changed,
+    refused,
+    stage,
+)
+from tests.support.simulated.registrations import (
+    SUBJECTS,
+    Stage,
+    app_record,
+    heartbeat,
+    model_record,
+    variant_record,
+)
+
+# -- deploy-pipeline
+
+
+def test_a_plan_gets_the_cheapest_variant_that_is_accurate_enough() -> None:
+    assert DEPLOYED.plan is not None
+    chosen = {name: (one.variant, one.accuracy) for name, one in DEPLOYED.plan.vertices.items()}
+    assert chosen == {"first": ("mlp-v1-ort-fp32-t1-b8", 0.9), "second": ("exact-t2", 0.95)}
+    assert replace(DEPLOYED, plan=None) == BOTH
+    assert changed(DEPLOYED, DeployPipeline(app="both", plan=None)) == BOTH
+
+
+def test_a_named_variant_is_kept() -> None:
+    named = replace(PLAN, vertices=PLAN.vertices | {"second": stage(variant="exact-t4")})
+    after = changed(BOTH, DeployPipeline(app="both", plan=named))
+    assert after.plan is not None
+    assert after.plan.vertices["second"].variant == "exact-t4"
+
+
+def test_of_several_the_one_that_is_as_fast_as_planned_is_taken() -> None:
+    profile = variant_record().profile
+    slow = replace(profile, rows=[replace(row, p50_ms=10 * row.p50_ms) for row in profile.rows])
+    known = catalog_of([*RECORDS, variant_record("exact-t1", model="exact", accuracy=0.95, profile=slow)])
+    after = changed(BOTH, DeployPipeline(app="both", plan=PLAN), known)
+    assert after.plan is not None
+    assert after.plan.vertices["second"].variant == "exact-t2", "exact-t1 is cheaper, but ten times slower than planned"
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (replace(PLAN, status="infeasible", reason="too slow"), "plan.status: the plan is infeasible: too slow; plan"),
+        (replace(PLAN, policy="best"), "plan.policy: there is no policy 'best'; there are: inferline, model-less"),
+        (replace(PLAN, pipeline="other"), "plan.pipeline: the plan is for 'other', not for both"),
+        (replace(PLAN, p99_ms=120.0), "plan.p99_ms: the plan keeps 120 ms, but the objective is 100 ms; plan again"),
+        (replace(PLAN, p99_ms=nan), "plan.p99_ms: must be above 0"),
+        (replace(PLAN, rate=0.0), "plan.rate: must be above 0"),
+        (replace(PLAN, cost_per_s=inf), "plan.cost_per_s: must be"),
+        (replace(PLAN, percentile=0.0), "plan.percentile: must be"),
+        (replace(PLAN, dispersion=[]), "plan.dispersion: must have one value for each window"),
+        (replace(PLAN, dispersion=[nan]), "plan.dispersion: must be 0 or more"),
+        (replace(PLAN, envelope=[(0.0, 1)]), "plan.envelope: must be pairs of a window above 0 s"),
+        (replace(PLAN, vertices={"first": stage()}), "plan.vertices: lacks vertex second; plan again"),
+        (
+            replace(PLAN, vertices=PLAN.vertices | {"third": stage()}),
+            "plan.vertices.third: there is no such vertex; there are: first, second",
+        ),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_refused(plan: PipelinePlan, message: str) -> None:
+    assert refused(BOTH, DeployPipeline(app="both", plan=plan)).startswith(f"bad_request {message}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch": 0}, "batch: must be from 1 to 1024, not 0"),
+        ({"batch": 1025}, "batch: must be from 1 to 1024, not 1025"),
+        ({"batch": 9}, "batch: variants of app checks on cpu take at most 8 items, not 9"),
+        ({"replicas": 0}, "replicas: must be from 1 to 10000, not 0"),
+        ({"replicas": 10_001}, "replicas: must be from 1 to 10000"),
+        ({"scale": -1.0}, "scale: must be 0 or more, not -1"),
+        ({"service_ms": inf}, "service_ms: must be above 0, not inf"),
+        ({"service_ms": 0.0}, "service_ms: must be above 0, not 0"),
+        (
+            {"service_ms": 3.1},
+            "service_ms: exact-t2 takes 4.05 ms for 4 items by its profile, which is more than 1.25 times the plan's 3.1",
+        ),
+        ({"rho": nan}, "rho: must be 0 or more, not nan"),
+        ({"hardware": "tpu"}, "hardware: app checks has no variant on 'tpu'; it has variants on: cpu, gpu; plan"),
+        ({"variant": "none"}, "variant: app checks serves no 'none' on cpu; plan again, or leave variant empty"),
+        ({"variant": "exact-gpu"}, "variant: app checks serves no 'exact-gpu' on cpu"),
+        ({"variant": "check-t1"}, "accuracy: the vertex asks for 0.9, and the best variant on cpu has 0.8"),
+    ],
+)
+def test_a_stage_that_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
+    plan = replace(PLAN, vertices=PLAN.vertices | {"second": stage(**changes)})
+    assert refused(BOTH, DeployPipeline(app="both", plan=plan)).startswith(
+        f"bad_request plan.vertices.second.{message}"
+    )
+
+
+def test_only_pipelines_have_plans() -> None:
+    assert refused(None, DeployPipeline(app="both", plan=PLAN)).startswith("unknown_app")
+    assert refused(CHECKS, DeployPipeline(app="checks", plan=None)).startswith("bad_request app: checks is no pipeline")
+
+
+def test_stages_that_see_to_themselves_are_not_planned() -> None:
+    voting = replace(CHECKS, selection=ModelSelection(policy="majority"))
+    known = catalog_of([*RECORDS, voting])
+    for planned in (PLAN, replace(PLAN, vertices={"first": stage()})):
+        after = changed(BOTH, DeployPipeline(app="both", plan=planned), known)
+        assert after.plan is not None
+        assert after.plan.vertices.keys() == {"first"}
+
+
+def test_a_plan_without_stages_of_its_own_is_refused() -> None:
+    voting = (replace(app_record(), selection=EXP4), replace(CHECKS, selection=EXP4))
+    text = refused(BOTH, DeployPipeline(app="both", plan=PLAN), catalog_of([*RECORDS, *voting]))
+    assert text.startswith("bad_request plan.vertices: each stage is a pipeline or an ensemble")
+
+
+def test_hardware_that_no_worker_has_is_refused() -> None:
+    one = Stage()
+    for record in (*RECORDS, BOTH):
+        one.put(SUBJECTS.catalog_bucket, key_of(record), encode(record))
+
+    def ask(plan: PipelinePlan) -> Any:
+        body = decode(AdminRequest, encode({"app": "both", "plan": msgspec.to_builtins(plan)}))
+        one.tell(body, SUBJECTS.admin("deploy-pipeline"), "_INBOX.9")
+        one.perform()
+        return one.sent[-1][1]
+
+    on_gpu = replace(PLAN, vertices=PLAN.vertices | {"second": stage(hardware="gpu")})
+    assert ask(on_gpu) == AdminDone(), "it has heard no worker yet, so it does not know"
+    one.tell(heartbeat())
+    error = ask(on_gpu).error
+    assert error.code == "unsatisfiable"
+    assert error.message.startswith("plan.vertices.second.hardware: no worker has 'gpu'; there are: cpu; start such")
+    assert ask(PLAN) == AdminDone()
+    assert decode(AppRecord, one.catalog["app.both"]) == DEPLOYED
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ({}, "plan: Object missing required field `pipeline`; give what `infaas pipeline plan"),
+        (
+            msgspec.to_builtins(PLAN) | {"vertices": {"first": {"hardware": 3}}},
+            "plan.vertices[...].hardware: Expected `str`, got `int`",
+        ),
+        (msgspec.to_builtins(PLAN) | {"rates": 3}, "plan.rates: plans have no such field; give what `infaas pipeline"),
+        (
+            msgspec.to_builtins(PLAN) | {"vertices": {"first": msgspec.to_builtins(stage()) | {"batches": 3}}},
+            "plan.vertices.first.batches: plans have no such field",
+        ),
+    ],
+)
+def test_what_is_no_plan_is_refused(plan: dict[str, Any], message: str) -> None:
+    error = change_for("deploy-pipeline", AdminRequest(app="both", plan=plan), WITH, 7.0)
+    assert isinstance(error, Error)
+    assert error.message.startswith(message)
+
+
+# -- plans that outlive what they were made for
+
+
+def test_a_change_of_the_pipeline_drops_a_plan_that_does_not_fit_any_more() -> None:
+    assert changed(DEPLOYED, SET).plan == DEPLOYED.plan
+    assert changed(DEPLOYED, replace(SET, latency_ms=85.0)).plan == DEPLOYED.plan
+    assert changed(DEPLOYED, replace(SET, latency_ms=70.0)).plan is None
+    renamed = replace(TWICE.vertices[1], name="third")
+    other = replace(TWICE, vertices=[TWICE.vertices[0], renamed], output={"s": "first.scores", "t": "third.scores"})
+    assert changed(DEPLOYED, replace(SET, pipeline=other)).plan is None
+    after = changed(DEPLOYED, replace(SET, pipeline=other))
+    assert after.plan_ended.startswith("plan.vertices.second: there is no such vertex; there are: first, third")
+    assert changed(after, DeployPipeline(app="both", plan=None)).plan_ended == ""
+    strict = replace(TWICE, vertices=[TWICE.vertices[0], replace(TWICE.vertices[1], accuracy=0.99)])
+    best = variant_record("best-gpu", model="exact", accuracy=0.99, hardware="gpu")
+    assert changed(DEPLOYED, replace(SET, pipeline=strict), catalog_of([*RECORDS, best])).plan is None
+
+
+def test_a_shorter_objective_drops_a_plan_that_does_not_keep_it() -> None:
+    assert changed(DEPLOYED, SetApp(app="both", latency_ms=90.0)).plan == DEPLOYED.plan
+    after = changed(DEPLOYED, SetApp(app="both", latency_ms=70.0))
+    assert (after.plan, after.plan_ended) == (
+        None,
+        "plan.p99_ms: the plan keeps 80 ms, but the objective is 70 ms; plan again",
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        SetApp(app="both", latency_ms=70.0),
+        replace(SET, latency_ms=70.0),
+        replace(SET, pipeline=replace(TWICE, vertices=TWICE.vertices[:1], output={"scores": "first.scores"})),
+    ],
+)
+def test_who_ends_a_plan_by_another_change_is_told(change: Change) -> None:
+    after = changed(DEPLOYED, change)
+    note = note_of(DEPLOYED, after, change, KNOWN)
+    assert note == f"the plan of pipeline both has ended: {after.plan_ended}; plan and deploy again"
+    assert note_of(after, after, change, KNOWN) == ""
+
+
+def test_who_deploys_a_plan_for_much_slower_variants_is_told() -> None:
+    # The profile says 4 ms for 4 items, and the plan says 12 ms.
+    change = DeployPipeline(
+        app="both", plan=replace(PLAN, vertices={name: stage(service_ms=12.0) for name in PLAN.vertices})
+    )
+    note = note_of(BOTH, changed(BOTH, change), change, KNOWN)
+    assert note.startswith(
+        "plan.vertices.first.service_ms: mlp-v1-ort-fp32-t1-b8 takes 4.05 ms for 4 items by its profile"
+    )
+    assert "plan.vertices.second.service_ms: exact-t2 takes 4.05 ms" in note
+    near = replace(PLAN, vertices={name: stage(service_ms=4.4) for name in PLAN.vertices})
+    change = DeployPipeline(app="both", plan=near)
+    assert note_of(BOTH, changed(BOTH, change), change, KNOWN) == ""
+
+
+def test_a_plan_follows_the_version_that_serves() -> None:
+    newer = replace(CHECKS, links={"check": "1", "exact": "2"})
+    second = [model_record("exact", "2"), variant_record("exact-2", model="exact", version="2", accuracy=0.95)]
+    after = changed(DEPLOYED, RefitPlan(app="both"), catalog_of([*RECORDS, newer, *second]))
+    assert after.plan is not None
+    assert after.plan.vertices["second"].variant == "exact-2"
+    assert after.plan.vertices["first"] == DEPLOYED.plan.vertices["first"]  # type: ignore[union-attr]
+    voting = changed(DEPLOYED, RefitPlan(app="both"), catalog_of([*RECORDS, replace(CHECKS, selection=EXP4)]))
+    assert voting.plan is not None
+    assert voting.plan.vertices.keys() == {"first"}
+    without = catalog_of([*RECORDS, replace(CHECKS, links={"check": "1"})])
+    assert changed(DEPLOYED, RefitPlan(app="both"), without).plan is None
+    assert changed(BOTH, RefitPlan(app="both"), without) == BOTH
+
+
+@pytest.mark.parametrize(
+    ("target", "note"),
+    [
+        (
+            0.999,
+            "the plan of pipeline both goes on, and is for 99 % of the queries in time; plan and deploy again for 99.9 %",
+        ),
+        (0.99, ""),
+    ],
+)
+def test_another_target_leaves_the_plan_and_says_that_it_is_for_another_one(target: float, note: str) -> None:
+    change = change_for("set-target", AdminRequest(app="both", slo_target=target), KNOWN, 1.0)
+    assert isinstance(change, SetApp)
+    after = changed(DEPLOYED, change)
+    assert (after.plan, after.slo_target) == (DEPLOYED.plan, target)
+    assert note_of(DEPLOYED, after, change, KNOWN) == note

@@ -1,0 +1,46 @@
+"""What `tests/conftest.py` does to a whole run: no variable of the caller's systems, and what skipped can be run alone."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.servers.processes import ROOT, environ
+
+TESTS = """
+import os
+import pytest
+
+def test_environment():
+    assert [name for name in os.environ if name.startswith("INFAAS")] == []
+
+@pytest.mark.parametrize("text", ["a b::c", ""])
+def test_skips_once(text):
+    pytest.importorskip("nobodys_package")
+
+def test_passes():
+    pass
+"""
+
+
+def test_what_skipped_runs_alone(tmp_path: Path) -> None:
+    def run(*options: str, **more: str) -> str:
+        command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-n", "2", *options]
+        command += ["-c", "pyproject.toml", f"--rootdir={tmp_path}", str(tmp_path)]
+        done = subprocess.run(
+            command, cwd=ROOT, env=environ(**more), capture_output=True, text=True, check=False, timeout=240
+        )
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        return done.stdout.splitlines()[-1]
+
+    (tmp_path / "test_some.py").write_text(TESTS)
+    (tmp_path / "test_whole.py").write_text("import pytest\npytest.importorskip('nobodys_package')\n" + TESTS)
+    skipped = tmp_path / "skipped"
+    said = run(f"--skipped-to={skipped}", INFAAS="1", INFAAS_DATA_DIR="/nowhere")
+    assert "2 passed, 3 skipped" in said
+    assert skipped.read_text().splitlines() == [
+        "test_some.py::test_skips_once[]",
+        "test_some.py::test_skips_once[a b::c]",
+        "test_whole.py",
+    ]
+    (tmp_path / "nobodys_package.py").touch()  # the extra
+    assert "6 passed in" in run(f"--only-skipped={skipped}", PYTHONPATH=f"{ROOT}:{tmp_path}")
