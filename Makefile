@@ -5,6 +5,7 @@
 #   make test-timescale   the tests that need TimescaleDB: fetches one for node, once; TEST_TIMESCALE_DSN=... for a server of yours
 #   make test-gpu     the tests that need a GPU, and a table of its figures in gpu.json (docs/hardware.md)
 #   make test-swarm   the tests on a Docker Swarm of several engines on this machine (Linux, root, docker.io, debootstrap; ten minutes)
+#   make test-faults     whole small systems with faults at random (SEEDS=1-1000), on all cores (docs/reliability.md)
 #   make check   style, types, import rules, documents, tests
 #   make docs    the pages of docs/ as a site, in site/: open site/index.html
 #   make bench   the figures of benches/README.md
@@ -17,10 +18,13 @@ ARGS ?=
 # Two processes; the tests of a file stay together, since what it has prepared another one's tests may change.
 PARALLEL ?= -n 2 --dist loadfile
 
+# Of make test-faults.
+SEEDS ?= 1-1000
+
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: demo test test-all test-timescale test-gpu test-swarm check format documents docs bench bench-peers constraints clean
+.PHONY: demo test test-all test-faults test-timescale test-gpu test-swarm check format documents docs bench bench-peers constraints clean
 
 demo: $(VENV)/.ready
 	$(BIN)/infaas demo $(ARGS)
@@ -44,6 +48,9 @@ test-gpu: $(VENV)/.ready-dev
 # The image is built from ops/Dockerfile without a registry. What that takes is kept in ~/.cache/infaas/swarm: the next time is quicker.
 test-swarm: $(VENV)/.ready-swarm
 	$(BIN)/python -m pytest -m swarm -v -rs tests/swarm $(ARGS)
+
+test-faults: $(VENV)/.ready
+	$(BIN)/infaas simulate --faults $(SEEDS) $(ARGS)
 
 check: $(VENV)/.ready-dev
 	$(BIN)/ruff check .

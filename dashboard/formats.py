@@ -5,6 +5,7 @@ from typing import Any
 
 COMPUTED, CHARGED = "computed US$/million", "charged US$/million"  # per million answers: from prices, by the meter
 IDLE = "(idle)"  # the cost of machines, or parts of them, that no app uses
+BY_MODEL = "(by model)"  # instead of an app: queries that name a model and no app
 UNKNOWN = "–"
 
 

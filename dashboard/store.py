@@ -24,6 +24,8 @@ import streamlit as st
 from psycopg.types.numeric import FloatLoader
 from psycopg_pool import ConnectionPool, PoolTimeout
 
+from bus.subjects import WITHOUT_APP
+from dashboard import formats
 from dashboard.serve import log_directory, system_address
 from dashboard.window import Window
 from infaas.answers import Answer
@@ -35,6 +37,7 @@ Result = TypeVar("Result")
 SQL = Path(__file__).parent / "sql"
 CONNECT_S = 2.0  # to wait for a connection; after a failure nobody tries again for so long
 MAX_STATEMENT_MS = 20_000  # for one statement
+APPS = ("app", "name")  # columns that may hold an app's name
 FLOATS = (700, 701, 1700)  # the codes of PostgreSQL's float4, float8 and numeric
 CACHE_S, CACHE_LONG_S = 1.9, 55.0  # for so long, a result is served from the cache to all visitors
 MAX_CACHED = 400  # results
@@ -99,7 +102,9 @@ def _read(dsn: str, name: str, parameters: dict[str, Any]) -> pd.DataFrame:
     except psycopg.Error as error:
         raise NoData(_line(error), _START_DATABASE) from None
     for column in columns:
-        if column.type_display == "timestamptz":
+        if column.name in APPS:
+            frame[column.name] = frame[column.name].replace(WITHOUT_APP, formats.BY_MODEL)
+        elif column.type_display == "timestamptz":
             frame[column.name] = pd.to_datetime(frame[column.name], utc=True)
         elif (
             column.type_code in FLOATS

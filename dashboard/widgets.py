@@ -9,7 +9,6 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import pandas as pd
 import streamlit as st
 
-from dashboard import formats
 from dashboard.store import NoData, query
 from dashboard.window import DEFAULT, RANGES, Window, between, latest
 
@@ -180,7 +179,7 @@ def table(
     )
     for name, click in linked.items():
         clicked = st.session_state.get(click)
-        if clicked and formats.IDLE not in clicked["label"]:
+        if clicked and not clicked["label"].startswith("("):  # those in brackets have no page
             show_page(LINKS[name][0], **{LINKS[name][1]: clicked["label"].partition(" ")[0]})
 
 

@@ -11,7 +11,8 @@ APP = "scanned-digits"
 x, y = load_digits(return_X_y=True)
 x = x.astype("float32") / 16
 for model in (LogisticRegression(max_iter=500), RandomForestClassifier(30, random_state=0), GaussianNB()):
-    infaas.register(model.fit(x[:1000], y[:1000]), x[1000:1400], y[1000:1400], app=APP)
+    name = type(model).__name__.lower()
+    infaas.register(model.fit(x[:1000], y[:1000]), x[1000:1400], y[1000:1400], app=APP, name=name)
 
 with infaas.connect_blocking() as system:
     system.admin("set-selection", app=APP, policy="exp4")

@@ -45,7 +45,9 @@ if TYPE_CHECKING:
     from infaas.registering import Arrays
 
 DEADLINE = 30.0  # s within which the system answers or refuses a query without a deadline
-GRACE = 1.0  # s that the client waits longer, so that a refusal at the deadline still arrives
+# The client waits longer than the deadline, so that a refusal there still arrives: this share of the time to it, and at least so many s.
+# Under overload a query reaches its dispatcher late, and the 30 s of one without a deadline begin then.
+GRACE, GRACE_SHARE = 1.0, 0.1
 FEEDBACK_TIMEOUT = 30.0  # s; a feedback may have its query evaluated again
 LIST_TIMEOUT = 5.0  # s to wait for lists and explanations
 MAX_WAIT = 600.0  # s to wait for a reply, however late the deadline
@@ -269,7 +271,7 @@ class Client:
         /,
         *,
         app: str,
-        model: str,
+        model: str | None = None,
         validation: "str | Path | Arrays",
         **options: Any,
     ) -> RegistrationStatus: ...
@@ -297,10 +299,10 @@ class Client:
             await client.register("model.onnx", app="wine", model="forest", validation="validation.npz")
 
         The first takes a scikit-learn, XGBoost, LightGBM, torch, Keras or ONNX model, or a file, and converts it here. x, y: samples and their labels
-        or targets, on which accuracy is measured. name: of the model; default: its class's. metric: default: as labels and outputs tell.
+        or targets, on which accuracy is measured. name: of the model; default: the app's. metric: default: as labels and outputs tell.
         It returns what `infaas register --json` prints: the variants with their figures.
 
-        The second takes a file as it is. model: its name. validation: an .npz file, or inputs and labels. It returns the last status, with the
+        The second takes a file as it is. model: its name; default: the app's. validation: an .npz file, or inputs and labels. It returns the last status, with the
         `variants`, and the `failures` of those that could not be built. With dry_run the model is inspected only, nothing is kept, and the
         result has what would be registered: `variants`, `signature`, and the `accuracy` of the model as it is.
 
@@ -334,8 +336,11 @@ class Client:
         await registering.cancel(self.bus, self.subjects, check_name(registration, "registration"))
 
     async def admin(self, /, verb: str, **fields: Any) -> dict[str, Any]:
-        """Send an operator's verb (`infaas.admin.<verb>`) with its fields, as `set-version` with app, model and version."""
-        return await self._request(self.subjects.admin(check_name(verb, "verb")), fields)
+        """Send an operator's verb (`infaas.admin.<verb>`) with its fields, as `set-version` with app, model and version.
+
+        None takes a setting of `set-app` back.
+        """
+        return await self._request(self.subjects.admin(check_name(verb, "verb")), fields, nulls=True)
 
     # -- offline jobs
 
@@ -394,9 +399,16 @@ class Client:
         return items
 
     async def _request(
-        self, subject: str, fields: Mapping[str, Any], *, timeout: float = LIST_TIMEOUT, resend: bool = True
+        self,
+        subject: str,
+        fields: Mapping[str, Any],
+        *,
+        timeout: float = LIST_TIMEOUT,
+        resend: bool = True,
+        nulls: bool = False,
     ) -> dict[str, Any]:
-        body = encode({name: value for name, value in fields.items() if value is not None}, "the request")
+        """nulls: fields that are None are sent."""
+        body = encode({name: value for name, value in fields.items() if nulls or value is not None}, "the request")
         return read_map(await self._exchange.ask(subject, body, timeout, resend=resend))
 
     async def _upload(self, inputs: Sequence[Buffer]) -> ObjectRef:
@@ -439,7 +451,7 @@ class Client:
 def _wait_until(deadline: Any) -> float:
     """Seconds to wait for a reply: until shortly after the deadline, so that the system's own refusal arrives."""
     wait = DEADLINE if not isinstance(deadline, (int, float)) else min(deadline - time.time(), MAX_WAIT)
-    return max(wait, 0.0) + GRACE
+    return max(wait, 0.0) + max(GRACE, GRACE_SHARE * wait)
 
 
 def _number(value: Any) -> float | None:

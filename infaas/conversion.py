@@ -4,7 +4,6 @@ scikit-learn needs the extra `sklearn`, XGBoost and LightGBM the extra `boosting
 caller's own samples, and must answer as the object does.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -81,17 +80,6 @@ def kind_of(model: Any) -> str | None:
         if package in _KINDS:
             return package
     return None
-
-
-def name_of(model: Any) -> str:
-    """The name that a model gets if its owner gives none: that of its class or file, as names are written."""
-    if isinstance(model, (str, Path)):
-        text = Path(model).stem
-    elif hasattr(model, "steps") and model.steps:
-        text = type(model.steps[-1][1]).__name__
-    else:
-        text = type(model).__name__
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-_").lower()[:64] or "model"
 
 
 # -- one function for each kind

@@ -1,13 +1,14 @@
 """Requests and their replies over one subscription. A request is sent again until a reply comes. One timer serves all requests.
 
 This is the hot path of client and load generator: a request costs one dictionary entry and one publish, but no task and no timer of its
-own. Sending a query again is safe: each query has a `retry_key`, and the system answers and charges it once.
+own. Sending a query again is safe: each query has a `retry_key`, what is sent again is marked as such, and the system answers and charges it once.
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from bus.messages.public import RESENT
 from bus.port import Buffer, Bus, BusError, Delivery, PayloadTooLarge, Subscription
 from infaas.errors import BadInput, InfaasError, NotConnected, Timeout, denied
 
@@ -21,13 +22,17 @@ Settle = Callable[[bytes | InfaasError], None]
 
 
 class Waiting:
-    """One request in flight. silence: seconds between two sendings. due: time of the next sending, or of the timeout."""
+    """One request in flight. silence: seconds between two sendings. due: time of the next sending, or of the timeout. lost: a service may have taken it, and
+    nothing came.
+    """
 
     __slots__ = (
+        "began",
         "body",
         "due",
         "expires",
         "headers",
+        "lost",
         "pause",
         "reply",
         "resend",
@@ -48,6 +53,7 @@ class Waiting:
         expires: float,
         silence: float,
         due: float,
+        began: float,
         headers: Mapping[str, str] | None = None,
         tail: Sequence[Buffer] = (),
     ) -> None:
@@ -61,6 +67,8 @@ class Waiting:
         self.silence = silence
         self.due = due
         self.pause = FIRST_PAUSE
+        self.began = began
+        self.lost = False
         self.sent = 1
         self.undelivered = False
 
@@ -139,7 +147,7 @@ class Exchange:
         now = time.monotonic()
         silence = self._silence if resend else timeout
         due = now + min(silence, timeout)
-        self._waiting[token] = Waiting(subject, body, reply, settle, now + timeout, silence, due, headers, tail)
+        self._waiting[token] = Waiting(subject, body, reply, settle, now + timeout, silence, due, now, headers, tail)
         if self._timer is None:
             self._timer = self._loop.call_later(SWEEP, self._sweep)
         return token
@@ -227,11 +235,15 @@ class Exchange:
             one.undelivered = False  # no service took it: `silence` counts from this sending
         else:
             one.silence *= 2
+            one.lost = True
+        headers = one.headers
+        if one.lost:  # who has it, or has answered it, is asked first
+            headers = {**(headers or {}), RESENT: str(round(1000.0 * (now - one.began)))}
         one.due = min(now + one.silence, one.expires)
         one.sent += 1
         self.resent += 1
         try:
-            self._publish(one.subject, one.body, one.reply, one.headers, one.tail)
+            self._publish(one.subject, one.body, one.reply, headers, one.tail)
         except PayloadTooLarge:
             one.due = one.expires  # after a reconnect, the new server takes less; more tries would not help
         except BusError:

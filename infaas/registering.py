@@ -19,7 +19,7 @@ from bus.messages.public import Refusal, Register, RegistrationAccepted, Registr
 from bus.port import Bus, BusError, Delivery, Forbidden, NoResponders, ObjectStore, RequestTimeout
 from bus.subjects import WITHOUT_APP, Subjects
 from infaas.answers import refusal
-from infaas.conversion import convert, name_of, whole_onnx
+from infaas.conversion import convert, whole_onnx
 from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout, denied
 from infaas.samples import validation_file
 from infaas.trial import understood
@@ -54,7 +54,7 @@ async def register(
     model_file: str | Path,
     *,
     app: str,
-    model: str,
+    model: str | None = None,
     validation: "str | Path | Arrays",
     on_progress: OnProgress | None = None,
     say: Say | None = None,
@@ -64,6 +64,7 @@ async def register(
     metric: str | None = None,
     latency_ms: float | None = None,
     slo_target: float | None = None,
+    accuracy: str | None = None,
     default_output: Any = None,
     inputs_key: str = INPUTS_KEY,
     labels_key: str = "y",
@@ -79,9 +80,10 @@ async def register(
     model_file: .onnx (with the files of its weights beside it, if it has any), .pt2 or TorchScript, or the URL of a model on a remote
     engine (docs/remote.md). format: needed only if the file's name does not tell it. validation: an .npz with inputs (first axis: items)
     under inputs_key, or under the model's own input names, and labels under labels_key; or inputs (an array, or arrays by name) and
-    labels. version: default: the next number. metric: top1, top5, mae or rmse; None: the labels tell it. labels: names of the classes, in
-    the order of the scores. latency_ms: the app's default latency objective. slo_target: the share of the app's queries to be answered in
-    time, above 0 and below 1; None: the app keeps what it has. dry_run: inspect the model and keep nothing; the status then says what
+    labels. model: its name, unique in the cluster; default: the app's. version: default: the next number. metric: top1, top5, mae or
+    rmse; None: the labels tell it. labels: names of the classes, in the order of the scores. latency_ms: the app's default latency objective. slo_target: the share of the app's queries to be answered in
+    time, above 0 and below 1; None: the app keeps what it has. accuracy: what a query gets that states none, "own" (a variant at most 0.5
+    points below its model) or "any"; None: the app keeps what it has. dry_run: inspect the model and keep nothing; the status then says what
     would be registered. contended: measure latencies beside further instances of the variant that compute all the time. contexts: batches
     that an instance computes at a time, on one copy of the weights; latencies are measured with as many. allow_nan: inputs may hold NaN and
     infinite values. timeout: seconds for the whole registration. on_progress gets every status. say: the model is tried here on the first
@@ -93,7 +95,7 @@ async def register(
     path = Path(model_file)
     request = Register(
         app=app,
-        model=model,
+        model=model or named_after(app),
         format=REMOTE if url is not None else format or _format(path),
         object="",
         validation="",
@@ -103,6 +105,7 @@ async def register(
         default_output=default_output,
         latency_ms=latency_ms,
         slo_target=slo_target,
+        accuracy=accuracy,
         inputs_key=inputs_key,
         labels_key=labels_key,
         labels=list(labels),
@@ -136,6 +139,13 @@ async def register(
         raise denied(subjects.register()) from error
     except BusError as error:
         raise NotConnected(str(error)) from error
+
+
+def named_after(app: str) -> str:
+    """The name that a model gets if its owner gives none: the app's. Raises BadInput."""
+    if app == WITHOUT_APP:
+        raise BadInput("model: a model without an app needs a name; give one")
+    return app
 
 
 async def _run(
@@ -402,7 +412,7 @@ async def register_model(
         status = await upload(
             converted.path,
             app=app,
-            model=name or name_of(model),
+            model=name,
             validation=(next(iter(inputs.values())) if len(inputs) == 1 else inputs, converted.labels),
             metric=converted.metric,
             labels=classes,

@@ -128,7 +128,10 @@ def _table(rows: pd.DataFrame) -> None:
         hardware=[formats.mark_simulated(*each) for each in zip(rows["hardware"], rows["simulated"], strict=True)],
         saturation_qps=rows["saturation_qps"].round(),
         interval=[formats.interval(*each) for each in zip(rows["accuracy_low"], rows["accuracy_high"], strict=True)],
-        note=["worse than another" if each else None for each in rows["dominated"]],
+        note=[
+            "; ".join([*["worse than another"] * bool(each), *[f"one item at a time: {why}"] * bool(why)]) or None
+            for each, why in zip(rows["dominated"], rows["alone"], strict=True)
+        ],
     )
     widgets.table(
         shown.sort_values(["accuracy", "per_million"], ascending=[False, True]),

@@ -7,7 +7,7 @@
 
 import { randomBytes } from "node:crypto";
 import { decode, encode } from "@msgpack/msgpack";
-import { connect as connectNats, createInbox } from "@nats-io/transport-node";
+import { connect as connectNats, createInbox, headers } from "@nats-io/transport-node";
 
 const SILENCE_MS = 1500; // without a reply, after which a query is sent again with the same key; doubles each time
 const PAUSE_MS = 100; // before the next try where no service listens
@@ -79,12 +79,15 @@ class Client {
     const most = this.connection.info.max_payload;
     if (message.length > most) throw new RangeError(`the query has ${message.length} bytes, NATS takes ${most}: ask over HTTP (docs/gateway.md)`);
     const reply = createInbox(this.inboxPrefix);
-    const ends = Date.now() + timeoutMs;
-    let silence = SILENCE_MS, timer;
+    const began = Date.now(), ends = began + timeoutMs;
+    let silence = SILENCE_MS, lost = false, timer;
     return new Promise((resolve, reject) => {
       const send = () => {
         if (Date.now() >= ends) return end(reject, new Error(`no reply on ${this.prefix}.${subject} within ${timeoutMs} ms`));
-        this.connection.publish(`${this.prefix}.${subject}`, message, { reply });
+        const marks = lost ? headers() : undefined; // who has it, or has answered it, is asked first
+        marks?.set("Infaas-Resent", String(Date.now() - began));
+        this.connection.publish(`${this.prefix}.${subject}`, message, { reply, headers: marks });
+        lost = true;
         timer = setTimeout(send, Math.min(silence, Math.max(1, ends - Date.now())));
         silence *= 2;
       };
@@ -98,6 +101,7 @@ class Client {
           if (error) return end(reject, error);
           if (received.headers?.code === 503) { // nobody listens now
             clearTimeout(timer);
+            lost = false;
             timer = setTimeout(send, PAUSE_MS);
             return;
           }

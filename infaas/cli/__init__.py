@@ -57,6 +57,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "status": ("infaas.cli.lists:status", "Show the whole system at a glance."),
     "open": ("infaas.cli.up:open_page", "Open the dashboard, or the gateway's page, in a browser."),
     "logs": ("infaas.cli.logs:logs", "Show what the services of a system on this machine log."),
+    "restart": ("infaas.cli.restart:restart", "Restart a service of a system on this machine without losing a query."),
     "sql": ("infaas.cli.sql:sql", "Query the recorded history with SQL, or open psql."),
     "bench": ("infaas.cli.bench:bench", "Send load to a running system and measure its answers."),
     "run": ("infaas.cli.run:run", "Run one service, or several in one process."),
@@ -94,7 +95,9 @@ def build(command: str | None = None) -> "App":
         result_action="return_value",
     )
     for order, (name, (function, summary)) in enumerate(COMMANDS.items()):
-        app.command(function, name=name, help=None if name == command else summary, sort_key=order)
+        app.command(
+            function, name=name, help=None if name == command else summary, sort_key=order, version_flags=[]
+        )  # `--version` of a command is a model's
     app.register_install_completion_command(sort_key=len(COMMANDS))
     return app
 

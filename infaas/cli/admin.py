@@ -6,10 +6,11 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from infaas.cli.options import DataDir, Json, Names, Whole, json_or_text, names
-from infaas.cli.output import meant, show, usage
+from infaas.cli.output import meant, render_done, show, usage
 from infaas.connecting import connect
 
-_APP = ("latency_ms", "default_output", "min_instances", "input_type", "slo_target")
+_TAKEN_BACK = ("latency_ms", "default_output", "slo_target")  # by `--no-latency-ms` and so on
+_APP = ("latency_ms", "default_output", "min_instances", "input_type", "slo_target", "accuracy")
 _SELECTION = ("policy", "members", "eta", "contextual", "confidence", "wait_share", "cache_mb")
 # verb: the fields that it needs, and the fields that it may have
 VERBS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -28,6 +29,8 @@ VERBS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "set-batching": ((), ("app", "model", "variant", "policy", "batch", "slo_ms", "wait_ms", "quantum_ms", "contexts")),
 }
 
+Flag = Annotated[bool, Parameter(negative="")]
+Version = Annotated[str | None, Parameter(name=["--version", "--model-version"])]
 InputType = Annotated[
     str | None, Parameter(help="Type of an item of the app's inputs: integers, floats, doubles, bytes or strings.")
 ]
@@ -39,19 +42,23 @@ def admin(
     app: str | None = None,
     *,
     model: str | None = None,
-    model_version: str | None = None,
+    version: Version = None,
     variant: str | None = None,
     worker: str | None = None,
     latency_ms: float | None = None,
+    no_latency_ms: Flag = False,
     default_output: str | None = None,
+    no_default_output: Flag = False,
     min_instances: Whole | None = None,
     count: Whole | None = None,
     input_type: InputType = None,
     slo_target: float | None = None,
+    no_slo_target: Flag = False,
+    accuracy: str | None = None,
     policy: str | None = None,
     members: Names = None,
     eta: float | None = None,
-    contextual: Annotated[bool, Parameter(negative="")] = False,
+    contextual: Flag = False,
     confidence: float | None = None,
     wait_share: float | None = None,
     cache_mb: float | None = None,
@@ -69,24 +76,25 @@ def admin(
     Nothing restarts. The verbs, with the options that each needs and may have:
 
     * add-app, set-app: `--app`; may have `--latency-ms`, `--default-output`, `--min-instances`, `--input-type`,
-      `--slo-target`
+      `--slo-target`, `--accuracy`
+    * set-app may also have `--no-latency-ms`, `--no-default-output`, `--no-slo-target`, which take a setting back; set-target `--no-slo-target`
     * delete-app: `--app`
-    * link-model: `--app`, `--model`; may have `--model-version`, `--latency-ms`, `--default-output`
+    * link-model: `--app`, `--model`; may have `--version`, `--latency-ms`, `--default-output`
     * unlink-model: `--app`, `--model`
-    * set-version: `--app`, `--model`, `--model-version` (a newer or an older one)
+    * set-version: `--app`, `--model`, `--version` (a newer or an older one)
     * set-replicas: `--count` and `--app`, `--model` or both
     * set-target: `--app`, `--slo-target`
     * set-selection: `--app`; may have `--policy`, `--members`, `--eta`, `--contextual`, `--confidence`, `--wait-share`,
       `--cache-mb`. What is left out has its default, not the value before; without a policy and a cache it ends
     * reset-selection: `--app`; may have `--context`. What feedback has taught is forgotten
-    * delete-version: `--model`, `--model-version`
+    * delete-version: `--model`, `--version`
     * release-variant: `--variant`; may have `--worker`
     * set-batching: one of `--app`, `--model`, `--variant`; may have `--policy` (without it, the rule is removed), `--batch`, `--slo-ms`,
       `--wait-ms`, `--quantum-ms`, `--contexts`
 
     The app may also stand right after the verb.
 
-    Example: `infaas admin set-version --app digits --model cnn --model-version 1`
+    Example: `infaas admin set-version digits --model cnn --version 1`
 
     Example: `infaas admin set-selection digits --policy exp4 --members mlp cnn --cache-mb 64`
 
@@ -98,7 +106,7 @@ def admin(
         Name of the app.
     model
         Name of the model.
-    model_version
+    version
         Version of the model. link-model takes the newest by default.
     variant
         The quarantined variant that may be loaded again (release-variant), or the one whose batches the rule is for (set-batching).
@@ -106,14 +114,22 @@ def admin(
         Release the variant on this worker only (release-variant).
     latency_ms
         The app's latency objective, in milliseconds.
+    no_latency_ms
+        The app has no latency objective any more (set-app).
     default_output
         What the app answers if no model can answer in time, as JSON. A text that is no JSON stands for itself.
+    no_default_output
+        The app has no default output any more (set-app).
     min_instances
         Instances that the app always keeps.
     count
         Instances that the app always keeps, or of the model's best variant in this app or in all apps that link it (set-replicas).
     slo_target
         The share of the app's queries to be answered in time, above 0 and below 1.
+    no_slo_target
+        The app has no target of its own any more, but autoscaler.slo_target of the settings (set-app, set-target).
+    accuracy
+        What a query gets that states no accuracy: own, a variant at most 0.5 points below its model (the default), or any.
     policy
         How several models answer a query together (set-selection): exp3, exp4, majority, weighted, or a class of your own as
         module:Class. Left out: one variant answers. How batches are formed (set-batching): edf, fixed, aimd, quantile, delayed or threshold.
@@ -148,7 +164,7 @@ def admin(
     fields: dict[str, Any] = {
         "app": app,
         "model": model,
-        "version": model_version,
+        "version": version,
         "variant": variant,
         "worker": worker,
         "latency_ms": latency_ms,
@@ -157,6 +173,7 @@ def admin(
         "count": count,
         "input_type": input_type,
         "slo_target": slo_target,
+        "accuracy": accuracy,
         "policy": policy,
         "members": None if members is None else [*names("--members", members, "names of models")],
         "eta": eta,
@@ -172,6 +189,15 @@ def admin(
         "contexts": contexts,
     }
     given = {field: value for field, value in fields.items() if value is not None}
+    for field, back in zip(_TAKEN_BACK, (no_latency_ms, no_default_output, no_slo_target), strict=True):
+        if not back:
+            continue
+        option = _option(f"no_{field}")
+        if verb != "set-app" and (verb, field) != ("set-target", "slo_target"):
+            usage(f"{verb} takes no {option}")
+        if field in given:
+            usage(f"{_option(field)} and {option}: give one of both")
+        given[field] = None
     needed, possible = VERBS[verb]
     missing = [_option(field) for field in needed if field not in given]
     if missing:
@@ -186,9 +212,9 @@ def admin(
         async with connect(data_dir=data_dir) as client:
             return await client.admin(verb, **given)
 
-    show(asyncio.run(send()), json, lambda _: print("done"))
+    show(asyncio.run(send()), json, render_done)
     return 0
 
 
 def _option(field: str) -> str:
-    return "--model-version" if field == "version" else f"--{field.replace('_', '-')}"
+    return f"--{field.replace('_', '-')}"

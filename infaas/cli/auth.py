@@ -15,6 +15,9 @@ from infaas.cli.output import Column, local_time, meant, print_table, progress, 
 
 VERBS = ("init", "certify", "add", "rotate", "revoke", "list", "show")
 NAMED = ("add", "rotate", "revoke", "show")
+OPTIONS = {  # of a verb, beside --dir and --json
+    "init": ("prefix", "tls-host"), "certify": ("tls-host",), "add": ("role", "app", "may", "worker", "bucket"), "revoke": ("wholly",)
+}  # fmt: skip
 Several = Annotated[tuple[str, ...], Parameter(consume_multiple=True)]
 
 
@@ -24,11 +27,11 @@ def auth(
     /,
     *,
     directory: Annotated[Path, Parameter(name="--dir")] = Path("auth"),
-    prefix: str = "infaas",
+    prefix: str | None = None,
     role: Several = (),
     app: str = "",
     may: Several = (),
-    worker: str = "*",
+    worker: str | None = None,
     bucket: Several = (),
     tls_host: Several = (),
     wholly: bool = False,
@@ -57,7 +60,7 @@ def auth(
     directory
         Directory of the users and their credentials.
     prefix
-        Prefix of the cluster's subjects (init).
+        Prefix of the cluster's subjects (init). Default: infaas.
     role
         Role of the user (add): client, operator or a service; several for a process that runs several services.
     app
@@ -78,10 +81,17 @@ def auth(
         usage(f"there is no verb {verb!r}: use {', '.join(VERBS)}{meant(verb, VERBS)}")
     if (verb in NAMED) != (name is not None):
         usage(f"{verb} needs the name of a user" if name is None else f"{verb} takes no name of a user")
+    given = {
+        "prefix": prefix, "role": role, "app": app, "may": may, "worker": worker, "bucket": bucket, "tls-host": tls_host, "wholly": wholly
+    }  # fmt: skip
+    for option, value in given.items():
+        if value and option not in OPTIONS.get(verb, ()):
+            takers = " and ".join(one for one, options in OPTIONS.items() if option in options)
+            usage(f"{verb} takes no --{option}: it is an option of {takers}")
     store, name = CredentialStore(directory), name or ""
     match verb:
         case "init":
-            users = store.begin(prefix)
+            users = store.begin(prefix or "infaas")
             if tls_host:
                 certify(directory, tls_host)
             _print_users(store, users, json, changed=True)
@@ -100,7 +110,7 @@ def auth(
                 name=name,
                 roles=cast("tuple[Role, ...]", role),
                 app=app,
-                worker=worker,
+                worker=worker or "*",
                 verbs=cast("tuple[Verb, ...]", may) or USUAL,
                 buckets=bucket,
             )

@@ -76,6 +76,8 @@ def bench(
     apps = tuple(app)
     if len(set(apps)) < len(apps):
         usage("--app: an app is named twice: name each once, and set its share with --shares")
+    if input_key is not None and input is None:
+        usage("--input-key: names an array of a file: give the file with --input")
     import numpy as np  # noqa: PLC0415  (commands that are not used cost nothing)
     import uvloop  # noqa: PLC0415
 

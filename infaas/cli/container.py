@@ -8,7 +8,7 @@ import asyncio
 import os
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
@@ -25,7 +25,7 @@ from infaas.cli.output import fail, print_json, progress, show, usage
 from infaas.cli.register import lines_of, render_dry_run
 from infaas.errors import BadInput, NotConnected, Refused, RegistrationFailed
 from infaas.registering import START_S, register_container, signature_document
-from services.core.catalog import app_key, variant_key
+from services.core.catalog import app_key, signature_difference, variant_key
 from services.core.placement import Device, container_kind
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ T = TypeVar("T")
 TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z")
 CONTAINER = "container"
 MOST_BATCH = 1024
+USUAL_BATCH = 64
 APPEARS_S = 5.0  # s in which a version appears that another container registers at the same time
 MOST_BYTES = 2**30  # of an unpacked validation set
 
@@ -49,18 +50,19 @@ def container(
     /,
     *,
     app: str,
-    model: str,
+    model: str | None = None,
     validation: Path,
     inputs_key: str = "x",
     labels_key: str = "y",
     version: str | None = None,
     task: str | None = None,
-    metric: Literal["top1", "top5", "mae", "rmse"] = "top1",
+    metric: Literal["top1", "top5", "mae", "rmse"] | None = None,
     latency_ms: float | None = None,
     slo_target: float | None = None,
+    accuracy: Literal["own", "any"] | None = None,
     default_output: str | None = None,
     labels: Path | None = None,
-    max_batch: Whole = 64,
+    max_batch: Whole | None = None,
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     config: Path | None = None,
     data_dir: DataDir = None,
@@ -81,7 +83,7 @@ def container(
     app
         The app that the model serves. An app's first registration fixes the inputs and outputs of all its models.
     model
-        Name of the model, unique in the cluster.
+        Name of the model, unique in the cluster. Default: the app's.
     validation
         An .npz file with inputs (first axis: items) and their labels. Accuracy is measured on them.
     inputs_key
@@ -93,17 +95,20 @@ def container(
     task
         What the model is for, in your own words.
     metric
-        How outputs are scored against the labels. An error e of mae or rmse counts as the accuracy 1 / (1 + e).
+        How outputs are scored against the labels. Default: top1. An error e of mae or rmse counts as the accuracy 1 / (1 + e).
     latency_ms
         The app's default latency objective, in milliseconds.
     slo_target
         The share of the app's queries to be answered in time, above 0 and below 1. Default: what the app has.
+    accuracy
+        What a query gets that states no accuracy: own, a variant at most 0.5 points below its model, or any. Default: what the app has, at
+        first own.
     default_output
         What the app answers for an item if no model can answer in time, as JSON.
     labels
         A text file with the names of the classes, one a line, in the order of the model's scores.
     max_batch
-        Items of a batch at most.
+        Items of a batch at most. Default: 64.
     dry_run
         Inspect and measure the class here, print what would be registered, and end. Needs no system.
     config
@@ -112,10 +117,12 @@ def container(
     """
     if not TARGET.match(target):
         usage(f"{target}: write MODULE:CLASS, as `model:Digits` for the class Digits in model.py")
+    model = model or app
     for option, name in (("--app", app), ("--model", model), ("--version", version or "x")):
         if not valid_name(name):
             usage(f"{option} {name}: must be 1 to 64 letters, digits, - or _, a letter or digit first")
-    if not 1 <= max_batch <= MOST_BATCH:
+    most = USUAL_BATCH if max_batch is None else max_batch
+    if not 1 <= most <= MOST_BATCH:
         usage(f"--max-batch {max_batch}: must be 1 to {MOST_BATCH}")
     if not validation.is_file():
         usage(f"--validation {validation}: there is no such file")
@@ -127,7 +134,7 @@ def container(
         path=str(validation),
         inputs_key=inputs_key,
         labels_key=labels_key,
-        metric=metric,
+        metric=metric or "top1",
         most_bytes=MOST_BYTES,
     )
     request = Register(
@@ -138,10 +145,11 @@ def container(
         validation="",
         version=version,
         task=task,
-        metric=metric,
+        metric=metric or "top1",
         default_output=None if default_output is None else json_or_text(default_output),
         latency_ms=latency_ms,
         slo_target=slo_target,
+        accuracy=accuracy,
         inputs_key=inputs_key,
         labels_key=labels_key,
         labels=[] if labels is None else lines_of(labels),
@@ -151,11 +159,12 @@ def container(
         progress(f"starting {target}")
         process.open()
         if dry_run:
-            return _dry_run(process, file, request, max_batch, json)
+            return _dry_run(process, file, request, most, json)
         from infaas.cli.run import settings_to_join  # noqa: PLC0415
 
         settings = settings_to_join(config, data_dir, os.environ)
-        joined = asyncio.run(_join(settings, process, file, request, max_batch))
+        given = {name for name, value in (("metric", metric), ("max_batch", max_batch)) if value is not None}
+        joined = asyncio.run(_join(settings, process, file, request, most, given))
         return _serve(settings, process, joined, json)
     except RegistrationFailed as failed:
         fail(str(failed))
@@ -179,6 +188,7 @@ def _dry_run(process: "UserProcess", file: "ValidationFile", request: Register, 
         "samples": len(inspected.data),
         **signature_document(report.signature),
         "max_batch": report.max_batch,
+        "alone": report.alone,
         "latency_ms": {str(row.batch): row.p50_ms for row in report.profile.rows},
         "memory_mb": report.profile.memory_mb,
         "saturation_qps": report.profile.saturation_qps,
@@ -200,9 +210,17 @@ class Joined(msgspec.Struct, frozen=True):
 
 
 async def _join(
-    settings: "Settings", process: "UserProcess", file: "ValidationFile", request: Register, max_batch: int
+    settings: "Settings",
+    process: "UserProcess",
+    file: "ValidationFile",
+    request: Register,
+    max_batch: int,
+    given: Collection[str],
 ) -> Joined:
-    """Register the process, or find that it is one more of a registered version. Raises InfaasError, UploadRejected."""
+    """Register the process, or find that it is one more of a registered version. Raises InfaasError, UploadRejected.
+
+    given: of the options with a default, those that were not left out.
+    """
     from bus.natsbus import NatsBus  # noqa: PLC0415
     from services.executor.workshop.tasks.container import InspectedContainer  # noqa: PLC0415
     from services.shell.settings import login_of  # noqa: PLC0415
@@ -215,7 +233,7 @@ async def _join(
         signature = None if app is None else app.signature
         # In threads: the connection's pings are answered meanwhile.
         inspected = await asyncio.to_thread(InspectedContainer, process, file, signature, max_batch)
-        entry = Entry(bus, subjects, catalogue, settings, request, inspected)
+        entry = Entry(bus, subjects, catalogue, settings, request, inspected, given)
         return await entry.find()
     finally:
         await bus.close()
@@ -276,6 +294,7 @@ class Entry:
         settings: "Settings",
         request: Register,
         inspected: "InspectedContainer",
+        given: Collection[str],
     ) -> None:
         self._bus = bus
         self._subjects = subjects
@@ -283,6 +302,7 @@ class Entry:
         self._settings = settings
         self._request = request
         self._inspected = inspected
+        self._given = given
 
     async def find(self) -> Joined:
         """Join a version that is there; else register one. Raises InfaasError."""
@@ -332,16 +352,17 @@ class Entry:
 
     async def _replica(self, record: ModelRecord) -> Joined:
         """One more process of a version that is there: it must be alike."""
-        from services.registrar.checks import signature_difference  # noqa: PLC0415
-
         named = f"version {record.version} of model {record.model}"
         variant = await self._catalogue.variant(record.model, record.version) if record.format == CONTAINER else None
         if variant is None:
             raise BadInput(f"version: {named} is a registered file, and no container; give another --version")
         app = await self._catalogue.app(self._request.app)
         if app is None or record.model not in app.links:
-            link = f"infaas admin link-model --app {self._request.app} --model {record.model}"
+            link = f"infaas admin link-model {self._request.app} --model {record.model} --version {record.version}"
             raise BadInput(f"app: {named} is registered, but not for app {self._request.app}; link it with `{link}`")
+        wrong = without_effect(self._request, self._given, self._inspected.max_batch, record, app, variant)
+        if wrong:
+            raise BadInput(f"{wrong[0]}; a replica changes nothing: leave it out, or give another --version")
         difference = signature_difference(record.signature, self._inspected.signature)
         if difference is not None:
             difference = difference.replace("the app's", "its").replace("the model's", "those of this class")
@@ -356,6 +377,35 @@ class Entry:
                 f"and a replica to at least {least:.0%}; give another --version"
             )
         return Joined(self._request.app, variant, replica=True, agreement=agreement)
+
+
+def without_effect(
+    asked: Register,
+    given: Collection[str],
+    max_batch: int,
+    record: ModelRecord,
+    app: AppRecord,
+    variant: VariantRecord,
+) -> list[str]:
+    """Options of a replica that say something else than what is registered, which one more process does not change.
+
+    given: of the options with a default, those that were not left out. max_batch: of the inspected class.
+    """
+    named, of_app = f"version {record.version} of model {record.model}", f"app {app.app}"
+    return [
+        f"--{option}: {whose} has {kept!r} and not {wanted!r}"
+        for option, wanted, kept, whose in (
+            ("task", asked.task, record.task, named),
+            ("metric", asked.metric if "metric" in given else None, record.metric, named),
+            ("labels", asked.labels or None, record.labels, named),
+            ("max-batch", max_batch if "max_batch" in given else None, variant.max_batch, named),
+            ("latency-ms", asked.latency_ms, app.latency_ms, of_app),
+            ("slo-target", asked.slo_target, app.slo_target, of_app),
+            ("default-output", asked.default_output, app.default_output, of_app),
+            ("accuracy", asked.accuracy, app.accuracy, of_app),
+        )
+        if wanted is not None and wanted != kept
+    ]
 
 
 # -- serving

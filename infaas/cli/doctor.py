@@ -79,8 +79,9 @@ _LOGS = "look at its log (infaas logs) or start it: infaas run"
 async def check_system(system: SystemAddress) -> list[Finding]:
     """All checks of one system. Without NATS, the checks that need it are left out."""
     nats = await run_async_check("nats", lambda: _nats(system.nats))
+    parts = [await run_async_check("parts", lambda: _parts(system.metrics))] if system.metrics else []
     if nats.state != "ok":
-        return [nats, await run_async_check("sql", lambda: _sql(system.sql))]
+        return [nats, await run_async_check("sql", lambda: _sql(system.sql)), *parts]
     from bus.natsbus import NatsBus  # noqa: PLC0415
 
     try:
@@ -90,7 +91,7 @@ async def check_system(system: SystemAddress) -> list[Finding]:
         remedy = (
             "check user and password in the URL (INFAAS_NATS_URL or --data-dir), or INFAAS_NKEY_SEED and INFAAS_TLS_CA"
         )
-        return [nats, Finding("nats login", "failed", str(error), remedy)]
+        return [nats, Finding("nats login", "failed", str(error), remedy), *parts]
     try:
         subjects = Subjects(system.prefix)
         heartbeats = await _listen(bus, subjects)
@@ -103,7 +104,7 @@ async def check_system(system: SystemAddress) -> list[Finding]:
             await run_async_check("workers", lambda: _workers(heartbeats)),
             await run_async_check("clock", lambda: _clock(heartbeats)),
             await run_async_check("registrar", lambda: _registrar(bus, subjects)),
-            *([await run_async_check("parts", lambda: _parts(system.metrics))] if system.metrics else []),
+            *parts,
         ]
     finally:
         await bus.close()
@@ -288,22 +289,34 @@ async def _registrar(bus: Bus, subjects: Subjects) -> str:
 
 async def _parts(metrics: str) -> str:
     """The readiness that the system reports itself (docs/metrics.md)."""
-    return await asyncio.to_thread(_parts_now, metrics.removesuffix("/metrics") + "/readyz")
+    missing = await asyncio.to_thread(missing_now, metrics)
+    if missing:
+        raise CheckFailed(f"not ready, missing: {'; '.join(missing)}", "look at their logs: infaas logs")
+    return f"all are ready; metrics at {metrics}"
 
 
-def _parts_now(url: str) -> str:
+def missing_now(metrics: str) -> list[str]:
+    """What the system lacks by its own page, which is beside that of its metrics. Raises CheckFailed where nobody answers."""
     import http.client  # noqa: PLC0415
 
+    url = metrics.removesuffix("/metrics") + "/readyz"
     where = urlsplit(url)
     try:
         connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=5.0)
         connection.request("GET", where.path)
-        missing = json.loads(connection.getresponse().read())["missing"]
+        missing: list[str] = json.loads(connection.getresponse().read())["missing"]
         connection.close()
     except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
         raise CheckFailed(
             f"{url} does not answer: {error}", "check that `infaas up` still runs: its process serves this page"
         ) from error
-    if missing:
-        raise CheckFailed(f"not ready, missing: {'; '.join(missing)}", "look at their logs: infaas logs")
-    return f"all are ready; metrics at {url.removesuffix('/readyz')}/metrics"
+    return missing
+
+
+def missing_of(data_dir: Path | None) -> list[str]:
+    """The same for `infaas status`; empty where the system has no such page. Raises NotConnected."""
+    metrics = locate(data_dir).metrics
+    try:
+        return missing_now(metrics) if metrics else []
+    except CheckFailed as failed:
+        return [str(failed)]

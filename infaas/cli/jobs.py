@@ -67,6 +67,7 @@ def submit(
         Wait until the job ends, and show its progress.
 
     """
+    _check_timeout(wait, timeout)
     source = str(_spooled(data_dir)) if input == STDIN else input
 
     async def run() -> "str | JobStatus":
@@ -82,6 +83,11 @@ def submit(
         show({"job": result}, json, lambda document: print(document["job"]))
         return 0
     return _end(result, json)
+
+
+def _check_timeout(wait: bool, timeout: float | None) -> None:
+    if timeout is not None and not wait:
+        usage("--timeout: nothing is waited for: add --wait, or leave it out")
 
 
 def _spooled(data_dir: Path | None) -> Path:
@@ -128,6 +134,9 @@ def jobs(
         Show only the jobs of this app.
 
     """
+    _check_timeout(wait, timeout)
+    if id is not None and app is not None:
+        usage("--app: a job has one app: leave the option out, or the id")
 
     async def run() -> "list[dict[str, Any]] | JobStatus":
         async with connect(data_dir=data_dir) as client:

@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from infaas.cli.output import (
     number,
     per_million,
     print_table,
+    print_variants,
     quality_of,
     show,
 )
@@ -58,7 +60,7 @@ def models(
     Parameters
     ----------
     app
-        List only models that are linked to this app.
+        List only versions that were registered for this app, or that it may serve.
     model
         List only this model.
 
@@ -89,7 +91,8 @@ def variants(
 
     """
     empty = _none("variants", app, model)
-    return _list(data_dir, json, wide, _VARIANTS, empty, lambda c: c.variants(app=app, model=model))
+    render = partial(print_variants, _VARIANTS, empty)
+    return _list(data_dir, json, wide, _VARIANTS, empty, lambda c: c.variants(app=app, model=model), render)
 
 
 def selection(
@@ -118,10 +121,15 @@ def workers(*, data_dir: DataDir = None, wide: Wide = False, json: Json = False)
 
 def status(*, data_dir: DataDir = None, wide: Wide = False, json: Json = False) -> int:
     """Show the whole system at a glance: workers, apps, variants by state, unfinished and failed registrations."""
+    from infaas.cli.doctor import missing_of  # noqa: PLC0415  (the other lists need none of it)
+
+    missing = missing_of(data_dir)
+    if missing and not json:  # at once: a NATS that is stopped takes no connection
+        print(f"not ready, missing: {'; '.join(missing)}", flush=True)
 
     async def work() -> Item:
         async with connect(data_dir=data_dir) as client:
-            return await overview(client, data_dir)
+            return {"ready": not missing, "missing": missing, **await overview(client, data_dir)}
 
     show(asyncio.run(work()), json, lambda found: render_overview(found, wide=wide))
     return 0
@@ -388,7 +396,8 @@ _APPS = (
 _MODELS = (
     Column("model", "model"),
     Column("version", "version"),
-    Column("apps", "apps", rank=2),
+    Column("made for", "app", rank=2),
+    Column("apps", "apps", rank=3),
     Column("serves", "serving"),
     Column("variants", "variants", rank=3),
     Column("metric", "metric", rank=3),

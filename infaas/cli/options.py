@@ -106,7 +106,9 @@ class NeedOptions:
         float | None, Parameter(help="Highest cost, in US$ per 1,000 answers: a thousandth of the tables' US$/million.")
     ] = None
     model: Annotated[str | None, Parameter(help="Use only this model.")] = None
-    model_version: Annotated[str | None, Parameter(help="Use only this version of the model.")] = None
+    version: Annotated[
+        str | None, Parameter(name=["--version", "--model-version"], help="Use only this version of the model.")
+    ] = None
     variant: Annotated[str | None, Parameter(help="Use only this variant.")] = None
     context: Annotated[str | None, Parameter(help="Key for personalised selection.")] = None
     confidence: Annotated[
@@ -131,7 +133,7 @@ class NeedOptions:
             rmse=self.rmse,
             cost=self.cost,
             model=self.model,
-            version=self.model_version,
+            version=self.version,
             variant=self.variant,
             context=self.context,
             confidence=self.confidence,

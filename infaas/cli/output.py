@@ -26,6 +26,11 @@ class Failure(Exception):
         self.code = code
 
 
+def render_done(document: Mapping[str, Any]) -> None:
+    """That an operator's verb was carried out, and what else became of it."""
+    print("done", *filter(None, [document.get("note")]), sep=": ")
+
+
 def fail(message: str, code: int = FAILED) -> NoReturn:
     """End the command: `message` on stderr, exit code 1 (the request failed) or 2 (bad usage)."""
     raise Failure(message, code)
@@ -234,3 +239,10 @@ def _offer(closest: dict[str, Any]) -> str:
     if error is not None:
         figures[0] = f"{closest['metric']} {number(error)}"
     return f"{closest.get('variant')} ({', '.join(figures)})"
+
+
+def print_variants(columns: Sequence[Column], empty: str, items: list[dict[str, Any]], wide: bool) -> None:
+    """A table of variants; then of each that computes one item at a time, why it does."""
+    print_table(items, columns, empty, wide=wide)
+    for variant, reason in {item["variant"]: item["alone"] for item in items if item.get("alone")}.items():
+        print(f"one item at a time: {variant}: {reason}")

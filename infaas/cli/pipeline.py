@@ -19,7 +19,7 @@ from cyclopts.validators import Number
 
 from bus.port import BusError
 from infaas.cli.options import DataDir, Json, Whole, Wide
-from infaas.cli.output import Column, fail, meant, number, print_table, progress, show, usage
+from infaas.cli.output import Column, fail, meant, number, print_table, progress, render_done, show, usage
 from infaas.connecting import connect
 from infaas.errors import InfaasError
 
@@ -41,7 +41,6 @@ VERBS: dict[str, tuple[str | None, frozenset[str]]] = {
     "remove": ("the name of a pipeline", frozenset()),
     "trace": ("a driver function as MODULE:FUNCTION", frozenset({"--samples", "--most"})),
 }
-HOP_MS = 0.5  # of a message between two stages of a running system, where the file does not say it
 STILL_S = 5.0  # between lines of progress
 LARGEST_PLAN = 16 * 2**20  # bytes
 Policy = Literal["inferline", "model-less", "cg-mean", "cg-peak"]
@@ -130,7 +129,7 @@ def _add(path: Path, data_dir: Path | None, json: bool) -> int:
         async with connect(data_dir=data_dir) as client:
             return await client.admin("set-pipeline", **fields)
 
-    show(asyncio.run(send()), json, lambda _: print("done"))
+    show(asyncio.run(send()), json, render_done)
     return 0
 
 
@@ -149,7 +148,7 @@ def _remove(name: str, data_dir: Path | None, json: bool) -> int:
                 fail(f"there is no pipeline {name!r}: infaas pipeline list shows those that there are")
             return await client.admin("delete-app", app=name)
 
-    show(asyncio.run(send()), json, lambda _: print("done"))
+    show(asyncio.run(send()), json, render_done)
     return 0
 
 
@@ -163,7 +162,7 @@ def _deploy(target: str, undeploy: bool, data_dir: Path | None, json: bool) -> i
         async with connect(data_dir=data_dir) as client:
             return await client.admin("deploy-pipeline", app=name, plan=plan)
 
-    show(asyncio.run(send()), json, lambda _: print("done"))
+    show(asyncio.run(send()), json, render_done)
     return 0
 
 
@@ -211,7 +210,7 @@ def _list(data_dir: Path | None, wide: bool, json: bool) -> int:
 
 def _render(items: list[Item], wide: bool) -> None:
     for item in items:
-        plan = "no plan"
+        plan = f"no plan any more: {item['plan_ended']}" if item["plan_ended"] else "no plan"
         if item["plan"] is not None:
             dollars = number(3600.0 * item["plan"]["cost_per_s"])
             plan = f"plan by {item['plan']['policy']}: {dollars} US$/h, {number(item['plan']['p99_ms'])} ms"
@@ -247,16 +246,19 @@ def _refusing(work: Callable[[], T]) -> T:
 
 def _plan(path: Path, policy: str, data_dir: Path | None, wide: bool, json: bool) -> int:
     from services.core.pipelines.planners import plan_pipeline  # noqa: PLC0415  (numpy takes long to import)
-    from services.simulation.scenario.pipelines import check_pipeline, problem_of  # noqa: PLC0415
+    from services.core.pipelines.problem import HOP_MS  # noqa: PLC0415
+    from services.simulation.scenario.pipelines import TARGET, check_pipeline, problem_of  # noqa: PLC0415
 
     file = _read(path, planning=True)
     _refusing(lambda: check_pipeline(file))
     offered = {option.vertex for option in file.options}
     missing = {vertex.app for vertex in file.pipeline.vertices if vertex.name not in offered}
-    options, hop_ms = file.options, 0.0
+    options, hop_ms, target = file.options, HOP_MS, TARGET
     if missing:
-        options, hop_ms = (*options, *asyncio.run(_options(file, offered, data_dir))), HOP_MS
-    problem = _refusing(lambda: problem_of(file, options, hop_ms))
+        rows, target = asyncio.run(_asked(file, offered, data_dir))
+        options = (*options, *(option for vertex, mine in rows.items() for option in options_of(vertex, mine)))
+        hop_ms = hop_of(row for mine in rows.values() for row in mine)
+    problem = _refusing(lambda: problem_of(file, options, hop_ms, target))
     count, seconds = len(problem.arrivals), float(problem.arrivals[-1])
     with _progress(f"planning by {policy}: {count:,} queries in {seconds:,.0f} s, {len(options)} ways to serve"):
         found = plan_pipeline(problem, policy)
@@ -269,14 +271,20 @@ def _plan(path: Path, policy: str, data_dir: Path | None, wide: bool, json: bool
     return 0
 
 
-async def _options(file: "PipelineFile", offered: set[str], data_dir: Path | None) -> "list[StageOption]":
-    """What the running system could serve the other vertices with. Ends the command if it has nothing for one of them."""
-    found = []
+async def _asked(file: "PipelineFile", offered: set[str], data_dir: Path | None) -> tuple[dict[str, list[Item]], float]:
+    """The variants of the running system that could serve the other vertices, and the pipeline's target there.
+
+    Ends the command if there are no variants for one of them.
+    """
+    from services.simulation.scenario.pipelines import TARGET  # noqa: PLC0415  (numpy takes long to import)
+
+    found = {}
     async with connect(data_dir=data_dir) as client:
+        registered = await client.pipelines(app=file.name)
         for vertex in file.pipeline.vertices:
             if vertex.name in offered:
                 continue
-            rows = await client.variants(app=vertex.app)
+            rows = found[vertex.name] = await client.variants(app=vertex.app)
             if not rows:
                 apps = {row["app"]: row for row in await client.apps()}
                 what = "it has no variants" if vertex.app in apps else "there is no such app"
@@ -284,8 +292,15 @@ async def _options(file: "PipelineFile", offered: set[str], data_dir: Path | Non
                     f"{file.location.file}: vertex {vertex.name}, app {vertex.app}: {what} in the running system;"
                     f' add [[option]] with vertex = "{vertex.name}", hardware, price_per_hour and batch_latency_ms'
                 )
-            found += options_of(vertex.name, rows)
-    return found
+    return found, registered[0]["slo_target"] if registered else TARGET
+
+
+def hop_of(rows: Iterable[Item]) -> float:
+    """The mean of what these variants' batches were measured to take beyond their profiles, ms; the default if none was."""
+    from services.core.pipelines.problem import HOP_MS  # noqa: PLC0415  (numpy takes long to import)
+
+    known = [row["hop_ms"] for row in rows if row["hop_ms"] is not None]
+    return sum(known) / len(known) if known else HOP_MS
 
 
 def options_of(vertex: str, rows: Iterable[Item]) -> "list[StageOption]":

@@ -27,6 +27,7 @@ from services.core.planning.problem import (
 )
 from services.core.planning.solvers import make_solver
 
+_LIMIT_S = 0.4
 _COLUMNS = (
     Column("variant", "variant"),
     Column("hardware", "hardware", rank=1),
@@ -43,7 +44,7 @@ def plan(
     /,
     *,
     policy: Literal["ilp", "greedy"] = "ilp",
-    time_limit: Annotated[float, Parameter(validator=Number(gt=0))] = 0.4,
+    time_limit: Annotated[float | None, Parameter(validator=Number(gt=0))] = None,
     wide: Wide = False,
     json: Json = False,
 ) -> int:
@@ -61,11 +62,19 @@ def plan(
     policy
         ilp: the cheapest plan, by integer programming. greedy: a good plan in milliseconds.
     time_limit
-        Seconds that ilp may search for a better plan. The default is the autoscaler's.
+        Seconds that ilp may search for a better plan. Default: 0.4, as the autoscaler's.
 
     """
+    if policy == "greedy" and time_limit is not None:
+        usage("--time-limit: greedy does not search: leave it out, or plan with ilp")
     problem = read_plan_file(file)
-    solver = make_solver(policy, time_limit_s=time_limit, gap=0.0, clock=time.perf_counter, patience_s=None)
+    solver = make_solver(
+        policy,
+        time_limit_s=_LIMIT_S if time_limit is None else time_limit,
+        gap=0.0,
+        clock=time.perf_counter,
+        patience_s=None,
+    )
     if policy == "ilp":
         import scipy.optimize  # noqa: F401, PLC0415  (so that loading it does not count as solving)
     with for_the_result():

@@ -72,6 +72,8 @@ def query(
     """
     if (input is None) == (json_input is None):
         usage("give the inputs with either --input FILE or --json-input JSON")
+    if input_key is not None and input is None:
+        usage("--input-key: names an array of a file: give the file with --input")
     if app is None and needs.model is None:
         usage("name an app (--app) or a registered model (--model)")
     x = read_json(json_input) if json_input is not None else read_input(input or STDIN, key=input_key)

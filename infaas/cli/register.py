@@ -17,7 +17,7 @@ from infaas.cli.output import (
     fail,
     hardware_of,
     print_json,
-    print_table,
+    print_variants,
     progress,
     quality_of,
     show,
@@ -52,7 +52,7 @@ def register(
     /,
     *,
     app: str,
-    model: str,
+    model: str | None = None,
     validation: Path,
     inputs_key: str = "x",
     labels_key: str = "y",
@@ -61,6 +61,7 @@ def register(
     metric: Literal["top1", "top5", "mae", "rmse"] | None = None,
     latency_ms: float | None = None,
     slo_target: float | None = None,
+    accuracy: Literal["own", "any"] | None = None,
     default_output: str | None = None,
     labels: str | None = None,
     format: Literal["onnx", "pt2", "torchscript"] | None = None,
@@ -87,7 +88,7 @@ def register(
     app
         The app that the model serves. An app's first registration fixes the inputs and outputs of all its models.
     model
-        Name of the model, unique in the cluster.
+        Name of the model, unique in the cluster. Default: the app's. One app's models that answer together need names of their own.
     validation
         An .npz file with inputs (first axis: items) and their labels. Accuracy is measured on them.
     inputs_key
@@ -106,6 +107,9 @@ def register(
     slo_target
         The share of the app's queries to be answered in time, above 0 and below 1. Default: what the app has, at first
         autoscaler.slo_target of the settings.
+    accuracy
+        What a query gets that states no accuracy: own, a variant at most 0.5 points below its model, or any. Default: what the app has, at
+        first own.
     default_output
         What the app answers for an item if no model can answer in time, as JSON.
     labels
@@ -130,6 +134,7 @@ def register(
         "metric": metric,
         "latency_ms": latency_ms,
         "slo_target": slo_target,
+        "accuracy": accuracy,
         "default_output": None if default_output is None else json_or_text(default_output),
         "labels": [] if labels is None else names_of(labels),
         "format": format,
@@ -214,7 +219,7 @@ def lines_of(path: Path) -> list[str]:
 
 def _render(document: dict[str, Any], wide: bool) -> None:
     print(f"registered {document['model']} version {document['version']} for app {document['app']}")
-    print_table(document["variants"], COLUMNS, "no variants", wide=wide)
+    print_variants(COLUMNS, "no variants", document["variants"], wide)
     for failure in document["failures"]:
         print(f"not built: {failure['variant']}: {failure['reason']}")
 

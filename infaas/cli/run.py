@@ -66,8 +66,11 @@ def run(*service: str, config: Path | None = None, data_dir: Path | None = None)
     async def wire(settings: "Settings", bus: "Bus") -> "list[Runtime]":
         return [runtime for each in wires for runtime in await each(settings, bus)]
 
+    from services.shell.host.process import stand_by  # noqa: PLC0415
     from services.shell.runtime.serve import serve  # noqa: PLC0415  (after the names have been checked)
 
+    if not stand_by(("uvloop", "bus.natsbus", "services.shell.objects", "onnxruntime")):
+        return 0
     return serve("+".join(service), settings_to_join(config, data_dir, os.environ), wire)
 
 

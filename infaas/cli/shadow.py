@@ -180,7 +180,8 @@ async def _run(spec: "ShadowSpec", seconds: float | None, data_dir: Path | None)
         fail(f"stopped before {spec.name} had begun: nothing was recorded; let it run for more than {LISTEN:g} s")
     if document["real"]["items"] and not document["shadow"]["items"]:
         fail(
-            "queries were answered, but no report of demand was heard: use the credentials of an operator (infaas auth)"
+            "queries were answered, but no report of demand was heard: either all came from a cache, or these credentials may not"
+            " hear it: use those of an operator (infaas auth)"
         )
     if not document["shadow"]["items"]:
         fail("no query came in this time, so nothing can be compared: send some (infaas bench), or run for longer")

@@ -14,6 +14,7 @@ from cyclopts.validators import Number
 
 from infaas.cli.options import Json, Names, Whole, Wide, names
 from infaas.cli.output import Column, fail, for_the_result, number, print_json, print_table, progress, show, usage
+from infaas.cli.simulate_faults import check_scenario, seeds_in, simulate_faults
 
 if TYPE_CHECKING:
     from services.simulation.scenario.model import Scenario
@@ -27,6 +28,7 @@ def simulate(
     /,
     *,
     policy: Names = None,
+    faults: str | None = None,
     seed: Annotated[Whole | None, Parameter(validator=Number(gte=0))] = None,
     plot: Path | None = None,
     out: Path | None = None,
@@ -47,6 +49,9 @@ def simulate(
     policy
         Policies to simulate instead of the file's: names of [[policy]] blocks, infaas, infaas-ilp, clipper+ (static),
         sm+ (replicate), round-robin, brute-force, or import paths of your own classes.
+    faults
+        Instead of a file: a whole small system and its faults, drawn from this seed, with everything checked that must always hold
+        (docs/reliability.md). A seed that fails is shrunk to the smallest scenario that does. FIRST-LAST: many seeds, on all cores.
     seed
         Seed of the arrivals and all other random numbers, instead of the file's.
     plot
@@ -58,6 +63,10 @@ def simulate(
     policies = list(names("--policy", policy, "names of policies"))
     if scenario is None and policies and policies[-1].endswith(".toml"):  # `--policy infaas sm+ fig6.toml`
         scenario = Path(policies.pop())
+    if faults is not None:
+        if scenario is not None or policies or seed is not None or plot is not None or out is not None:
+            usage("--faults takes a seed and no file, and of the options --json alone: leave the others out")
+        return simulate_faults(seeds_in(faults), json=json)
     if scenario is None:
         usage("name a scenario file: infaas simulate SCENARIO.toml")
     check_outputs(plot, out)
@@ -69,6 +78,8 @@ def simulate(
             found = read_scenario(scenario, policies=policies, seed=seed)
     except ScenarioError as error:
         usage(str(error))
+    if found.checked:
+        return check_scenario(found, json=json)
     document = run_scenario(found)
     write_outputs(document, plot, out)
     show(document, json, lambda found: print_runs(found, wide=wide))

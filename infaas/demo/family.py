@@ -13,7 +13,7 @@ from infaas.queries import Needs
 Progress = Callable[[str, float], None]  # what is being done, and how much of it is done (0..1)
 Variants = Iterable[Mapping[str, Any]]  # rows of the list of variants
 
-HEADROOM = 6.0  # cost limit of a query, as a multiple of the cheapest variant that would do
+HEADROOM = 48.0  # cost limit of a query of up to 8 items, as a multiple of what one costs on the cheapest variant that would do
 
 
 class QueryKind(Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ import infaas
 from bus.messages.catalog import PipelinePlan
 from bus.messages.public import RegistrationStatus
 from infaas.answers import Answer
-from infaas.cli.pipeline import HOP_MS, change_of, options_of
+from infaas.cli.pipeline import change_of, hop_of, options_of
 from infaas.client import Client
 from infaas.demo.digits import UNSEEN, load
 from infaas.demo.family import Progress
@@ -262,12 +262,10 @@ async def _deploy(client: Client, path: Path, progress: Progress) -> PipelinePla
     """Plan from the measured profiles, deploy, and wait until the planned replicas serve. Raises InfaasError."""
     progress(f"planning by {POLICY}", 0.0)
     file = read_pipeline(path)
-    options = [
-        option
-        for vertex in file.pipeline.vertices
-        for option in options_of(vertex.name, await client.variants(app=vertex.app))
-    ]
-    plan = await asyncio.to_thread(plan_pipeline, problem_of(file, tuple(options), HOP_MS), POLICY)
+    rows = {vertex.name: await client.variants(app=vertex.app) for vertex in file.pipeline.vertices}
+    options = tuple(option for name, mine in rows.items() for option in options_of(name, mine))
+    hop_ms = hop_of(row for mine in rows.values() for row in mine)
+    plan = await asyncio.to_thread(plan_pipeline, problem_of(file, options, hop_ms), POLICY)
     if plan.status == "infeasible":
         raise InfaasError(f"no plan meets {LATENCY_MS:g} ms: {plan.reason}")
     await client.admin("deploy-pipeline", app=PIPELINE, plan=plan)

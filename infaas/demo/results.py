@@ -33,10 +33,10 @@ def wrong_answer(
     scores = answer.outputs.get("scores")
     if scores is None or scores.shape != (items, classes) or not np.isfinite(scores).all():
         return f"does not hold {classes} finite scores for each of {items} items"
-    return _unmet_needs(kind, items, answer, known)
+    return _unmet_needs(kind, answer, known)
 
 
-def _unmet_needs(kind: QueryKind, items: int, answer: Answer, known: Mapping[str, Any]) -> str:
+def _unmet_needs(kind: QueryKind, answer: Answer, known: Mapping[str, Any]) -> str:
     if answer.accuracy is None or answer.accuracy != known["accuracy"]:
         return f"promises accuracy {answer.accuracy}, the catalogue says {known['accuracy']} of {answer.variant}"
     needs = kind.needs
@@ -47,7 +47,7 @@ def _unmet_needs(kind: QueryKind, items: int, answer: Answer, known: Mapping[str
         return f"took {answer.latency_ms:.3g} ms without `latency` in `missed`"
     ceiling = needs.get("cost")
     if ceiling is not None and "cost" not in answer.missed:
-        cost = 1000 * answer.cost / items
+        cost = 1000 * answer.cost
         if cost > ceiling * (1 + TOLERANCE):
             return f"charged US$ {1000 * cost:.3g} per million without `cost` in `missed`"
     return ""

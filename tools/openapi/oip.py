@@ -110,10 +110,12 @@ def operations() -> Iterator[Operation]:
     live, ready = record("live", live=FLAG), record("ready", ready=FLAG, missing=TEXT)
     yield _get("/v2", "The server's name, version and extensions.", ref("ServerMetadata"))
     yield _get("/v2/health/live", "The gateway runs.", live)._replace(open=True)
-    yield _get("/v2/health/ready", "Queries can be answered; else 503.", ready)._replace(open=True)
+    yield _get(
+        "/v2/health/ready", "Queries can be answered; else 503. missing: what the system lacks.", ready
+    )._replace(open=True)
     yield _get("/v2/models/stats", "Statistics of the queries, by app.", stats)
     for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
-        one = record("name", "ready", name=TEXT, ready=FLAG)
+        one = record("name", "ready", name=TEXT, ready=FLAG, missing=TEXT)
         yield _get(path, "The model's inputs and outputs.", ref("ModelMetadata"), _UNKNOWN)
         yield _get(f"{path}/ready", "The model can answer; else 503.", one, _UNKNOWN)
         yield _get(f"{path}/config", "Its configuration, in Triton's words.", {"type": "object"}, _UNKNOWN)
