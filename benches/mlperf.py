@@ -7,8 +7,8 @@ library) and the gateway (stock tritonclient, HTTP and gRPC). Runs last --second
 a verdict "valid" here is LoadGen's under that shorter rule. LoadGen and the clients run in one process beside the system.
 
 Queries demand nothing, so under load the system may go over to another variant, and doors that are tried one after the other may be
-answered by different ones: `variants` names those of the accuracy run. Of the benches' model fp32 has 443 of the 450 samples right,
-int8-dynamic 442 or 443: its scales come from the whole batch. --accuracy 0.984 keeps to fp32 (measured 0.9844; int8-dynamic 0.9822 if it has 442).
+answered by different ones: `variants` names those of the accuracy run. Of the benches' model fp32 has 443 of the 450 samples right;
+--accuracy 0.984 keeps to it (measured 0.9844).
 """
 
 import argparse

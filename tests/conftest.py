@@ -1,11 +1,14 @@
-"""Fixtures that every test may ask for."""
+"""Fixtures that every test may ask for, and two options with which `.ci/run` runs nothing twice."""
 
 import os
+import signal
+from pathlib import Path
 
 # Once a test has used gRPC, it would start threads in every process that is forked; one with several threads cannot enter
 # the user namespace in which root's PostgreSQL runs. Read when gRPC is imported.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.servers.nats import nats_server, nats_url, prefix
@@ -25,8 +28,56 @@ __all__ = [
     "system",
 ]
 
+# What the caller's shell says of a system of theirs is not about the systems of tests. INFAAS_GPU_REPORT: of `make test-gpu`.
+for _name in [name for name in os.environ if name.startswith("INFAAS") and name != "INFAAS_GPU_REPORT"]:
+    del os.environ[_name]
+
+# Processes that a shell without job control starts in the background ignore Ctrl-C, and so would theirs.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # The same examples every time, so that a red test means a changed system; HYPOTHESIS_PROFILE=explore looks for new ones.
 # Their number never changes, so how long it takes to make them says something about the machine only.
 settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("explore", deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("what an environment lacks")
+    group.addoption("--skipped-to", metavar="FILE", help="write the ids of the tests and modules that skipped")
+    group.addoption("--only-skipped", metavar="FILE", help="run the tests of such a file, and no others")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    file = config.getoption("--skipped-to")
+    if file and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Skipped(Path(file)))
+
+
+class Skipped:
+    """Ids of what skipped, in a file at the end; workers' reports come to their controller."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._ids: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped and not hasattr(report, "wasxfail"):
+            self._ids.add(report.nodeid)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.skipped:
+            self._ids.add(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        self._file.write_text("".join(f"{one}\n" for one in sorted(self._ids)))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    file = config.getoption("--only-skipped")
+    if not file:
+        return
+    skipped = set(Path(file).read_text().splitlines())
+    wanted = [item for item in items if {item.nodeid, item.nodeid.partition("::")[0]} & skipped]
+    config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
+    items[:] = wanted

@@ -16,7 +16,7 @@ from PIL import Image
 from infaas.blocking import connect_blocking
 from infaas.demo import digits
 from infaas.errors import InfaasError
-from tests.browser.test_dashboard import DESKTOP, PHONE, TABLET, browser, shoot
+from tests.support.clients.browser import DESKTOP, PHONE, TABLET, browser, shoot
 from tests.support.servers.processes import environ, eventually
 from tests.support.servers.system import APP, Whole
 

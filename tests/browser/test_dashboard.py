@@ -3,8 +3,6 @@
 Pictures of what was seen are left in artifacts/browser.
 """
 
-import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,13 +14,13 @@ import pytest
 
 from infaas.blocking import connect_blocking
 from services.shell.host.process import free_port
-from tests.support.servers.processes import ROOT, environ, infaas, read_line
+from tests.support.clients.browser import DESKTOP, PHONE, TABLET, browser, shoot
+from tests.support.servers.processes import environ, infaas, read_line
 from tests.support.servers.system import APP, MODELS, Whole
 
+__all__ = ["browser"]  # a fixture
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[browser]'")
 
-SHOTS = ROOT / "artifacts" / "browser"
-DESKTOP, TABLET, PHONE = ({"width": 1400, "height": 900}, {"width": 800, "height": 1000}, {"width": 390, "height": 844})
 # What is wrong with the charts: words that are cut at their edges (titles at the left stand a little outside), and axes with equal ticks.
 FAULTS = """() => [...document.querySelectorAll('[data-testid=stVegaLiteChart] svg.marks')].flatMap(chart => {
   const frame = chart.getBoundingClientRect();
@@ -53,12 +51,6 @@ PAGES = {
 }
 
 
-def find_chromium() -> str | None:
-    """A browser of this machine; Playwright's own is not fetched."""
-    names = (os.environ.get("CHROMIUM", ""), "chromium", "chromium-browser", "google-chrome")
-    return next((found for found in map(shutil.which, filter(None, names)) if found), None)
-
-
 @pytest.fixture(scope="module")
 def loaded(system: Whole) -> Iterator[Whole]:
     """The session's system with queries coming in all the time, one kind of which cannot be met, and a job."""
@@ -84,18 +76,6 @@ def loaded(system: Whole) -> Iterator[Whole]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator["playwright.Browser"]:
-    program = find_chromium()
-    if program is None:
-        pytest.skip("no Chromium here: apt install chromium, or name one in CHROMIUM")
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-    with playwright.sync_playwright() as api:
-        found = api.chromium.launch(executable_path=program, args=arguments)
-        yield found
-        found.close()
-
-
-@pytest.fixture(scope="module")
 def page(browser: "playwright.Browser", loaded: Whole) -> Iterator["playwright.Page"]:
     """One visitor's window, far away, which may reach nothing but the dashboard."""
     context = browser.new_context(viewport=DESKTOP, timezone_id="America/New_York")
@@ -113,17 +93,6 @@ def page(browser: "playwright.Browser", loaded: Whole) -> Iterator["playwright.P
 
 def _ours(url: str, dashboard: str) -> bool:
     return url.startswith((dashboard, dashboard.replace("http", "ws"), "data:", "blob:"))
-
-
-def shoot(page: "playwright.Page", name: str, size: dict[str, int], theme: str = "light") -> None:
-    """A picture of the whole page at this size of the screen, by day ("light") or by night ("dark")."""
-    page.emulate_media(color_scheme=theme)
-    page.set_viewport_size(size)
-    height = page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight")
-    page.set_viewport_size({"width": size["width"], "height": min(int(height) + 1, 4000)})
-    page.wait_for_timeout(250)  # charts and tables follow the width
-    SHOTS.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=str(SHOTS / f"{name.lower().replace(' ', '-')}-{size['width']}-{theme}.png"))
 
 
 def assert_fits(page: "playwright.Page", size: dict[str, int]) -> None:

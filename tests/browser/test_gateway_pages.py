@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.browser.test_dashboard import DESKTOP, PHONE, SHOTS, find_chromium
+from tests.support.clients.browser import DESKTOP, PHONE, SHOTS, browser
 from tests.support.gateways.echo_gateway import Echoing, echoing
 
+__all__ = ["browser"]  # a fixture
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[browser]'")
 
 PATIENCE = 60_000  # ms
@@ -20,22 +21,11 @@ def stage() -> Iterator[Echoing]:
         yield found
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    path = find_chromium()
-    if path is None:
-        pytest.skip("no chromium on the path")
-    with playwright.sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield found
-        found.close()
-
-
 @pytest.mark.parametrize(("size", "scheme"), [(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop", "phone"])
 def test_the_documentation_sends_a_query_and_shows_all_operations(
-    stage: Echoing, chromium: Any, size: Any, scheme: str
+    stage: Echoing, browser: Any, size: Any, scheme: str
 ) -> None:
-    page = chromium.new_page(viewport=size, color_scheme=scheme)
+    page = browser.new_page(viewport=size, color_scheme=scheme)
     asked: list[str] = []
     errors: list[str] = []
     page.on("request", lambda request: asked.append(request.url))

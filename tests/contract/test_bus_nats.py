@@ -15,6 +15,10 @@ from nats.aio.client import Client
 
 from bus.natsbus import NatsBus
 from bus.port import BusError, Delivery, KeyValueEntry, RequestTimeout, Status, StreamSpec
+from services.core.settings import BusSettings, Settings
+from services.shell.runtime.known_streams import KnownStreams
+from services.shell.runtime.serve import _connect as connect_service
+from services.shell.settings import login_of
 from tests.support.servers.buses import until
 from tests.support.servers.nats import NatsServer, run
 
@@ -317,6 +321,62 @@ def test_over_tls(tmp_path: Path, nats_server: NatsServer) -> None:
         run(body())
     finally:
         server.stop()
+
+
+def test_a_server_that_wants_a_certificate_gets_the_one_of_the_settings(
+    tmp_path: Path, nats_server: NatsServer
+) -> None:
+    del nats_server
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl to make a certificate")
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"),
+            *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    files = f'cert_file: "{certificate}", key_file: "{key}", ca_file: "{certificate}"'
+    server = NatsServer(tmp_path / "nats", extra=f"tls {{ {files}, verify: true }}\n")
+    server.start()
+
+    async def body() -> None:
+        url = server.url.replace("nats://", "tls://")
+        ours = {"tls_certificate": str(certificate), "tls_key": str(key)}
+        bus = await NatsBus.connect(url, name="t", **login_of(BusSettings(tls_ca=str(certificate), **ours)).options())
+        await bus.flush()
+        await bus.close()
+        with pytest.raises((BusError, OSError)):
+            await NatsBus.connect(
+                url, name="t", timeout=1.0, **login_of(BusSettings(tls_ca=str(certificate))).options()
+            )
+
+    try:
+        run(body())
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize(("replicas", "made"), [(0, True), (1, True), (3, False)])
+def test_streams_have_as_many_copies_as_the_settings_say(nats_url: str, prefix: str, replicas: int, made: bool) -> None:
+    """A server alone keeps one copy."""
+
+    async def body() -> None:
+        settings = Settings(prefix=prefix, bus=BusSettings(url=nats_url, replicas=replicas))
+        bus = await connect_service("t", settings, KnownStreams.of(settings))
+        try:
+            spec = StreamSpec(f"{prefix}_S", (f"{prefix}.event.x",), "limits", 2**20)
+            if made:
+                await bus.ensure_stream(spec)
+            else:
+                with pytest.raises(BusError, match="replicas"):
+                    await bus.ensure_stream(spec)
+        finally:
+            await bus.close()
+
+    run(body())
 
 
 @pytest.mark.parametrize(

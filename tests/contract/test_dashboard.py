@@ -408,6 +408,19 @@ def test_what_needs_attention_says_where_to_look(past: str, database_dsn: str, r
     assert "Nothing needs attention" not in told
 
 
+def test_queries_of_a_model_alone_have_a_name_and_their_money_is_its_apps(database_dsn: str, reader_dsn: str) -> None:
+    now = time.time()
+    store_ = Store(database_dsn, "test")
+    rows = [event(OutcomeEvent, time=now - 60 - i, app="_", payer="digits", outcome="late") for i in range(40)]
+    EventWriter(store_).write([message(*rows), message(event(CostEvent, time=now - 60, cost=0.004))])
+    store_.close()
+    assert "**(by model)**: only 0 % of the queries were in time" in text(page("overview", reader_dsn))
+    assert list(table(page("slo", reader_dsn), "meaning")["app"]) == ["(by model)"]
+    spent = table(page("cost", reader_dsn), "per_million").set_index("app")
+    assert spent.loc["digits", "items"] == 40
+    assert spent.loc["digits", "per_million"] == pytest.approx(100.0)
+
+
 def test_jobs_show_progress_and_reasons(past: str) -> None:
     test = page("jobs", past)
     assert not test.exception and not test.error

@@ -15,7 +15,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bus.codec import encode
-from bus.messages.events import EVENTS, AppObjective, ClientError, Event, JobEvent, OutcomeEvent, RegistrationEvent
+from bus.messages.events import (
+    EVENTS,
+    AppObjective,
+    ClientError,
+    Event,
+    FeedbackEvent,
+    JobEvent,
+    OutcomeEvent,
+    RegistrationEvent,
+)
 from services.recorder.events import EventMessage, EventWriter
 from services.recorder.tables import TABLES
 from services.shell.store import Store
@@ -139,6 +148,35 @@ def test_the_same_uid_twice_in_one_fetch_has_one_outcome(ledger: EventWriter, as
     other = msgspec.structs.replace(one, time=one.time + 1.0, worker="second")
     ledger.write([message(one, other), message(other)])
     assert ask("SELECT worker FROM infaas.query_outcomes") == [("first",)]
+
+
+def test_a_feedback_that_is_recorded_again_is_one_row_and_those_of_before_are_kept(
+    ledger: EventWriter, ask: Any
+) -> None:
+    one, other, old = (
+        FeedbackEvent(time=1_700_000_000.0, app="a", id=None, context=None, label="1", input_digest=None, uid=uid)
+        for uid in (b"1" * 16, b"2" * 16, None)
+    )
+    later = msgspec.structs.replace(one, time=one.time + 60.0)
+    ledger.write([message(one, one, old, id="b1")])
+    ledger.write([message(later, other, old, id="b2"), message(other, id="b3")])
+    assert ask("SELECT count(*), count(DISTINCT uid), min(time) = max(time) FROM infaas.feedback") == [(4, 2, True)]
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_an_outcome_that_says_something_else_than_the_first_one_is_told_and_changes_nothing(
+    ledger: EventWriter, ask: Any, caplog: pytest.LogCaptureFixture, together: bool
+) -> None:
+    first = outcome(outcome="refused", code="deadline", cost=0.0, worker=None)
+    late = msgspec.structs.replace(first, outcome="late", code=None, cost=4.0, worker="w1")
+    again = msgspec.structs.replace(first, time=first.time + 1.0, code="overloaded")
+    batches = [message(first), message(late), message(again)]
+    told = ledger.write(batches) if together else sum(ledger.write([one]) for one in batches)
+    assert told == 1
+    assert ask("SELECT outcome, cost FROM infaas.query_outcomes") == [("refused", 0.0)]
+    [line] = [record for record in caplog.records if "differ" in record.message]
+    assert (line.levelname, line.uid) == ("ERROR", first.uid.hex())  # type: ignore[attr-defined]
+    assert ("refused" in line.kept, "late" in line.dropped) == (True, True)  # type: ignore[attr-defined]
 
 
 def test_two_recorders_at_once_leave_one_outcome_a_uid(database_dsn: str, ask: Any) -> None:

@@ -78,11 +78,15 @@ class Learners:
         self.actors[dispatcher].composites.predictions.add(Prediction(uid, "a", context, None, 0.0, MEMBERS, p, SAID))
         return uid.hex()
 
+    async def told(self, query: str, retry_key: bytes | None = None, context: str | None = None) -> dict[str, Any]:
+        """The reply to a feedback."""
+        body = encode({"query": query, "label": 0, "retry_key": retry_key, "context": context})
+        reply = await self.client.request(self.subjects.feedback("a"), body, 30.0)
+        return decode(dict[str, Any], reply.data)
+
     async def tell(self, query: str, retry_key: bytes | None = None) -> None:
         """Raises unless it is accepted."""
-        body = encode({"query": query, "label": 0, "retry_key": retry_key})
-        reply = await self.client.request(self.subjects.feedback("a"), body, 30.0)
-        assert decode(dict[str, Any], reply.data) == {"accepted": True}
+        assert await self.told(query, retry_key) == {"accepted": True}
 
     async def rows(self, context: str | None = None) -> dict[str, dict[str, Any]]:
         body = encode(ListRequest(app="a", context=context))
@@ -105,7 +109,9 @@ def test_what_several_dispatchers_learn_at_once_is_all_there(buses: Buses) -> No
     buses.run(body)
 
 
-def test_what_is_sent_again_counts_once_also_after_all_dispatchers_have_gone(buses: Buses) -> None:
+def test_after_all_dispatchers_have_gone_the_weights_are_there_and_the_predictions_are_not(buses: Buses) -> None:
+    """What is sent again then teaches nothing. Without its context, a refusal says how it can be judged."""
+
     async def body(connect: Connects) -> None:
         system = await Learners.start(buses.prefix, connect, 2)
         query, key = system.predicted(0, 1, "me"), b"k" * 16
@@ -117,8 +123,13 @@ def test_what_is_sent_again_counts_once_also_after_all_dispatchers_have_gone(bus
         system.runtimes.clear()
         await system.add(await connect(), f"later-{buses.prefix}")
         assert await system.rows("me") == before
-        assert system.predicted(0, 1, "me") == query
-        await system.tell(query, key)
+        error = (await system.told(query, key))["error"]
+        assert (error["code"], "send the feedback with the query's `inputs`" in error["message"]) == (
+            "bad_request",
+            True,
+        )
+        assert await system.told(query, key, "me") == {"accepted": True}, "the bucket knows that it has counted"
+        assert await system.told(query, None, "me") == {"accepted": True}
         assert await system.rows("me") == before
         await system.stop()
 

@@ -3,11 +3,13 @@
 import gzip
 import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import pytest
+from msgspec.structs import replace
 
 from bus.messages.events import CostEvent, OutcomeEvent, WorkerSample
 from infaas.cli import main
@@ -298,6 +300,30 @@ def test_people_see_what_is_simulated(
     assert any(line.startswith("infaas (simulated)") for line in lines)
     assert "note: 300 queries of apps that are not in the catalogue any more are left out: faces" in lines
     assert any("comparable" in line for line in lines)
+
+
+def test_machines_come_later_where_they_take_longer_to_boot(database_dsn: str, replay: Run) -> None:
+    """So many items that the policy orders a second machine at once."""
+    catalogue(database_dsn)
+    heavy = [replace(row, items=40_000, slo_ms=None) for row in outcomes()]
+    record(database_dsn, heavy, bills(), samples())
+
+    def second_at(boot_s: float) -> float:
+        [run] = replay(*HOUR, "--policy", "infaas", "--worker", "cpu=1:3", "--boot", boot_s)["policies"]
+        counts: list[int] = run["series"]["workers"]["cpu"]
+        return float(run["series"]["time"][next(i for i, count in enumerate(counts) if count > 1)])
+
+    assert second_at(20.0) - second_at(0.0) == pytest.approx(20.0, abs=5.0)
+
+
+def test_the_document_and_a_picture_are_written(database_dsn: str, replay: Run, tmp_path: Path) -> None:
+    minute(database_dsn)
+    kept, drawn = tmp_path / "kept.json", tmp_path / "drawn.png"
+    picture = ("--plot", drawn) if find_spec("matplotlib") is not None else ()
+    found = replay(*HOUR, "--policy", "static", "--out", kept, *picture)
+    written = json.loads(kept.read_text())
+    assert (written["recorded"], written["cost"]) == (found["recorded"], found["cost"])
+    assert not picture or drawn.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def test_a_query_as_json_is_one_document(database_dsn: str, reader_dsn: str) -> 
     EventWriter(store).write([message(outcome(time=1.7e9, uid=uid, id="q1", batch=None, cost=0.5))])
     store.close()
     query = "SELECT time, uid, id, batch, cost, cached, 'nan'::float8, 1.5::numeric, 2::numeric, ARRAY[1], '{\"a\": 1}'::jsonb FROM query_outcomes"
-    done = infaas("sql", query, "--json", INFAAS_SQL_DSN=reader_dsn)
+    done = infaas("sql", "--query", query, "--json", INFAAS_SQL_DSN=reader_dsn)
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout) == {
         "columns": ["time", "uid", "id", "batch", "cost", "cached", "float8", "numeric", "numeric", "array", "jsonb"],

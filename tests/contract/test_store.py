@@ -18,6 +18,7 @@ from services.shell.host.postgres import EmbeddedPostgres, role_dsn
 from services.shell.store import READER, SCHEMA, WRITER, Store, StoreError, prepare
 from services.shell.timescale import when_free
 from tests.support.servers.postgres import READER_PASSWORD, WRITER_PASSWORD
+from tests.support.servers.processes import eventually
 
 RELATIONS = {
     "state_events": "time app model variant worker device from_state to_state reason",
@@ -315,6 +316,33 @@ def test_the_command_says_in_one_line_what_is_wrong(superuser_dsn: str) -> None:
 
 
 # ---- the writer's connection
+
+
+def test_a_server_that_does_not_answer_can_be_cut_off(database_dsn: str, superuser_dsn: str) -> None:
+    store = Store(database_dsn, "a test")
+    with store.transaction() as connection:
+        backend = connection.info.backend_pid
+    with (
+        ThreadPoolExecutor(1) as threads,
+        closing(
+            psycopg.connect(superuser_dsn, autocommit=True)
+        ) as administrator,  # a transaction sees one state for ever
+    ):
+
+        def ask() -> None:
+            with store.transaction() as connection:
+                connection.execute("SELECT pg_sleep(3600)")
+
+        waiting = threads.submit(ask)
+        asked = "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND query ~ 'pg_sleep' AND state = 'active'"
+        assert eventually(lambda: administrator.execute(asked, (backend,)).fetchone() is not None)
+        store.cut()
+        with pytest.raises(psycopg.OperationalError):
+            waiting.result()
+        administrator.execute("SELECT pg_terminate_backend(%s)", (backend,))
+    with store.transaction() as connection:
+        assert connection.info.backend_pid != backend
+    store.close()
 
 
 def test_a_connection_that_died_is_opened_again(database_dsn: str, superuser_dsn: str) -> None:

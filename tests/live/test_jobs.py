@@ -23,7 +23,7 @@ from services.shell.host.process import ServerError
 from tests.support.data import offline_inputs
 from tests.support.models import tiny_models
 from tests.support.servers.nats import run
-from tests.support.servers.processes import environ, eventually, living_of, read_line
+from tests.support.servers.processes import environ, eventually, pids_of, read_line
 from tests.support.servers.processes import infaas as command
 
 APP = "honest"
@@ -55,7 +55,7 @@ class System:
 
     def register(self) -> None:
         path, validation = self.directory.parent / "m.onnx", self.directory.parent / "v.npz"
-        path.write_bytes(tiny_models.mlp())
+        path.write_bytes(tiny_models.exact(tiny_models.mlp()))
         x, y = tiny_models.digits()
         validation.write_bytes(tiny_models.npz(x=x, y=y))
         done = self.infaas("register", str(path), "--app", APP, "--model", APP, "--validation", str(validation))
@@ -65,17 +65,13 @@ class System:
         return command(*arguments, "--data-dir", str(self.directory))
 
     def kill(self, service: str) -> None:
-        [pid] = [
-            pid
-            for pid in living_of(self.directory)
-            if f"infaas.cli.run\0{service}" in Path(f"/proc/{pid}/cmdline").read_text()
-        ]
+        [pid] = pids_of(self.directory, service)
         os.kill(pid, signal.SIGKILL)
 
     def is_right(self, name: str) -> bool:
-        """Every output, in order, and none twice; int8 variants answer, too."""
+        """Every output, in order, and none twice."""
         found = offline_inputs.read(self.files / name)
-        return found.shape == self.y.shape and bool(np.abs(found - self.y).max() < 0.1 * np.abs(self.y).max())
+        return found.shape == self.y.shape and bool(np.abs(found - self.y).max() < 1e-4 * np.abs(self.y).max())
 
     def outcomes(self, job: str) -> tuple[int, int, float]:
         """Queries, items and cost that SQL has of a job."""
@@ -187,7 +183,7 @@ def test_commands_move_a_job_through_the_object_store(system: System) -> None:
     assert [item for item in listed if item["job"] == "mine"] == [document]
     run(get())
     found = offline_inputs.read(target)
-    assert np.abs(found - system.y).max() < 0.1 * np.abs(system.y).max()
+    assert np.abs(found - system.y).max() < 1e-4 * np.abs(system.y).max()
     assert os.listdir(system.directory / "spool" / "jobs") == []
 
 
@@ -235,7 +231,7 @@ def test_a_bad_item_fails_the_job_by_number_and_what_came_before_is_kept(system:
     assert "items 216 to 217: bad_request" in done.stderr
     assert f"the first 216 outputs are in {target.as_uri()}.partial" in done.stderr
     kept = np.load(target.with_name("nan-out.npy.partial"))
-    assert np.abs(kept - system.y[:216]).max() < 0.1 * np.abs(system.y).max()
+    assert np.abs(kept - system.y[:216]).max() < 1e-4 * np.abs(system.y).max()
     assert not target.exists()
 
 

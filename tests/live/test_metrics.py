@@ -199,7 +199,7 @@ def test_the_system_tells_that_it_is_ready(system: Whole) -> None:
 
     def ready() -> bool:
         try:
-            return bool(json.loads(get(f"{base}/readyz")) == {"ready": True, "missing": []})
+            return bool(json.loads(get(f"{base}/readyz")) == {"ready": True, "serves": True, "missing": []})
         except urllib.error.HTTPError:  # a test before may have had it restart something
             return False
 

@@ -2,10 +2,11 @@
 
 import asyncio
 import json
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
@@ -210,23 +211,31 @@ def test_over_http(place: Place) -> None:
         "output": {"scores": "exact.scores | quick.scores"},
     }
 
+    def ask(path: str, content: Any = None) -> tuple[int, str]:
+        """GET, or POST of JSON."""
+        body = None if content is None else json.dumps(content).encode()
+        try:
+            with urllib.request.urlopen(f"{url}{path}", body, timeout=60.0) as reply:
+                return reply.status, reply.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
     def post(verb: str, content: Any) -> tuple[int, str]:
-        reply = httpx.post(f"{url}/admin/{verb}", json=content, timeout=60.0)
-        return reply.status_code, reply.text
+        return ask(f"/admin/{verb}", content)
 
     assert post("set_pipeline", body) == (200, "Success!")
     assert len(place.listed()) == 1
-    shown = httpx.get(f"{url}/v2/models/{name}", timeout=60.0).json()
+    shown = json.loads(ask(f"/v2/models/{name}")[1])
     assert (shown["platform"], [spec["name"] for spec in shown["inputs"]]) == ("infaas_pipeline", ["image"])
-    assert httpx.get(f"{url}/v2/models/{name}/ready", timeout=60.0).json() == {"name": name, "ready": True}
+    assert json.loads(ask(f"/v2/models/{name}/ready")[1]) == {"name": name, "ready": True}
     x, _ = inputs(1, 5)
     given = {"name": "image", "datatype": "FP32", "shape": [1, 16], "data": x.ravel().tolist()}
     asked = {"inputs": [given], "parameters": {"latency_ms": 30_000}}
 
     async def answered(client: Any) -> None:
         async def answers() -> bool:
-            reply = await asyncio.to_thread(httpx.post, f"{url}/v2/models/{name}/infer", json=asked, timeout=60.0)
-            return reply.status_code == 200 and [one["name"] for one in reply.json()["outputs"]] == ["scores"]
+            status, text = await asyncio.to_thread(ask, f"/v2/models/{name}/infer", asked)
+            return status == 200 and [one["name"] for one in json.loads(text)["outputs"]] == ["scores"]
 
         await until(answers, 120.0)
 

@@ -64,10 +64,13 @@ def test_one_query_and_one_reply_whatever_the_stages_are(pipelines: StagedSystem
             assert np.allclose(array(reply["outputs"]["side"]), side)
             assert np.allclose(array(reply["outputs"]["sure"]), first)
             assert reply["id"] == f"fork-{first}"
-            assert (reply["missed"], reply["model"], reply["accuracy"]) == ([], "", None)
+            assert (reply["missed"], reply["model"]) == ([], "")
             kinds = {"gate", "both", "twice" if first else "more"}
             assert {member.partition("@")[0] for member in reply["members"]} == kinds
             recorded_once(pipelines, reply, "fork", visited)
+            accuracies = "SELECT accuracy FROM infaas.query_outcomes WHERE parent = %s"
+            found = [accuracy for (accuracy,) in pipelines.rows(accuracies, reply["query"])]
+            assert reply["accuracy"] == (None if None in found else min(found)), "the least of its stages"
 
     talk(pipelines, main)
 
@@ -349,7 +352,6 @@ def test_a_default_output_is_given_where_a_stage_does_not_answer_in_time(pipelin
         await until(given)
         answer = answers[-1]
         assert answer.output.tolist() == [[9.0, 8.0, 7.0, 6.0]]
-        assert answer.latency_ms < 3000.0
 
         async def back() -> bool:
             found = await client.query("fallback", ones(0.0), timeout=60.0, raise_refused=False)
@@ -412,7 +414,7 @@ def test_fast_and_slow_replicas_share_what_waits_by_their_speed(pipelines: Stage
                 "status": "feasible",
                 "cost_per_s": 0.0,
                 "p99_ms": 1000.0,
-                "vertices": {"only": {**stage, "service_ms": 1000.0 * FAST}},
+                "vertices": {"only": {**stage, "service_ms": max(variant["batch_latency_ms"].values())}},
                 "envelope": [],
                 "dispersion": [],
                 "steps": [],

@@ -329,6 +329,7 @@ def test_a_minute_without_it_loses_and_doubles_nothing(
                 await _until(owner, EACH_ONCE, True)
                 await _until(owner, "SELECT count(*) FROM infaas.cost_events", sender.sent // 2)
                 await _until(owner, "SELECT min(upto) > '-infinity' FROM infaas_internal.watermarks", True)
+                await _until(owner, "SELECT count(*) FROM infaas_internal.slo_minutes WHERE stale", 0)
             with closing(psycopg.connect(owner)) as connection:
                 assert shown(connection) == truth(connection)
 

@@ -123,7 +123,7 @@ def test_a_model_becomes_measured_variants(nats_url: str, prefix: str, tmp_path:
             assert (app.links, app.latency_ms) == ({"mlp": "1"}, 50.0)
             variants = catalog.variants_of("digits")
             assert {v.variant for v in variants} == set(status.variants)
-            assert {v.precision for v in variants} == {"fp32", "int8-dynamic"}
+            assert {v.precision for v in variants} == {"fp32", "int8"}
             expected = true_accuracy(model, system.validation)
             for variant in variants:
                 assert variant.accuracy == pytest.approx(expected, abs=1e-9 if variant.precision == "fp32" else 0.03)

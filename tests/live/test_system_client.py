@@ -112,7 +112,7 @@ def test_a_scikit_learn_model_serves_after_one_call(system):
     names = wine.target_names[wine.target]
     model = make_pipeline(StandardScaler(), LogisticRegression()).fit(wine.data, names)
     done = infaas.register(model, wine.data, names, app="wine", data_dir=system.directory)
-    assert done["model"] == "logisticregression"
+    assert done["model"] == "wine"
     assert all(one["accuracy"] > 0.9 for one in done["variants"])
     with infaas.connect_blocking(data_dir=system.directory) as client:
         answer = client.query("wine", wine.data.astype("f4"), deadline=time.time() + 60)

@@ -22,7 +22,7 @@ from bus.natsbus import NatsBus
 from bus.subjects import Subjects
 from services.shell.host.process import free_port
 from tests.support.servers.nats import run
-from tests.support.servers.processes import alive, environ, eventually, infaas, living_of, read_line
+from tests.support.servers.processes import alive, environ, eventually, infaas, living_of, read_line, stands_by
 
 SUBJECTS = Subjects()
 
@@ -59,8 +59,8 @@ class System:
         self.ready = read_line(process)
 
     def pids(self, part: str) -> list[int]:
-        """Processes whose command line has this text."""
-        return [pid for pid in living_of(self.directory) if part in _command(pid)]
+        """Processes whose command line has this text, but those that stand by."""
+        return [pid for pid in living_of(self.directory) if part in _command(pid) and not stands_by(pid)]
 
 
 def _command(pid: int) -> str:

@@ -52,7 +52,8 @@ def test_a_damaged_artifact_is_quarantined_shown_kept_and_released(nats_url: str
             assert item["state"] == "Quarantined"
             assert "onnxruntime cannot load" in item["quarantined"]["w1"]
             reply = await here.ask(x, latency_ms=2000.0)
-            assert reply["error"]["code"] in ("overloaded", "deadline"), reply
+            assert reply["error"]["code"] == "unsatisfiable", reply
+            assert "last 3 loads failed" in reply["error"]["message"]
 
             async def quarantines() -> int:
                 return [row["to_state"] for row in await here.rows("state")].count("Quarantined")
@@ -116,15 +117,13 @@ def test_totals_hold_when_many_order_at_once(nats_url: str, prefix: str, tmp_pat
     made = measured(GOOD, x, [tiny_models.CLASSES])
     profile = replace(made.profile, memory_mb=30.0)
     records = [replace(made, variant=f"v{n}", threads=1 + n % 2, profile=profile) for n in range(12)]
-    monitor = replace(BRISK, cores_overcommit=4.0, memory_share=0.5)
+    monitor = replace(BRISK, device_mb=500)
 
     async def main() -> None:
         async with worker(nats_url, prefix, tmp_path, monitor) as here:
             for record in records:
                 await here.catalogue(record, GOOD)
             await ready(here)
-            [device] = here.beats[-1].devices
-            cores, memory = 4.0 * device.cores, 0.5 * device.memory_mb
             load, release = here.subjects.worker("w1", "load"), here.subjects.worker("w1", "release")
             orders = [
                 here.order(load, EnsureLoaded(variant=record, at_least=count, app=f"a{n}", orderer=f"o{n}"), 60.0)
@@ -138,10 +137,8 @@ def test_totals_hold_when_many_order_at_once(nats_url: str, prefix: str, tmp_pat
             assert refused and accepted
             assert all("that cpu" in reason for reason in refused), refused
             await until(lambda: set(here.states().values()) == {"Active"})
-            assert all(
-                beat.devices[0].cores_used <= cores and beat.devices[0].memory_used_mb <= memory for beat in here.beats
-            )
-            assert max(beat.devices[0].cores_used for beat in here.beats) > cores - 2, "what fits is let in"
+            used = [beat.devices[0].memory_used_mb for beat in here.beats]
+            assert 500.0 - 30.0 < max(used) <= 500.0, "what fits is let in: idle instances need no cores"
 
     run(main())
 

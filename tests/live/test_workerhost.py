@@ -16,7 +16,7 @@ from bus.messages.fleet import ExecutorExited, WorkerHeartbeat
 from bus.subjects import Subjects
 from tests.support.clients.responders import until
 from tests.support.servers.nats import free_port, run
-from tests.support.servers.processes import alive, environ, eventually
+from tests.support.servers.processes import alive, environ, eventually, stands_by
 from tests.support.servers.secured_nats import Secured
 from tests.support.servers.secured_nats import secured as a_secured_server
 
@@ -65,7 +65,7 @@ class Host:
                     words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
                 except OSError:  # it has just ended
                     continue
-                if b"infaas.cli.run" in words:
+                if b"infaas.cli.run" in words and not stands_by(pid):
                     found[words[words.index(b"infaas.cli.run") + 1].decode()] = pid
         return found
 
@@ -115,6 +115,7 @@ def test_it_serves_restarts_what_ends_and_drains_when_it_is_stopped(secured: Sec
         os.kill(before["executor"], signal.SIGKILL)
         await until(lambda: exits)
         assert (exits[0].worker, exits[0].device, exits[0].reason) == ("n7", "cpu", "killed by SIGKILL")
+        assert exits[0].running == [], "it computed nothing"
         await until(lambda: host.children().get("executor") not in (None, before["executor"]))
         assert host.children()["monitor"] == before["monitor"]
         await until(lambda: beats[-1].devices[0].alive and not beats[-1].draining)

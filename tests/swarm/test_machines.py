@@ -15,6 +15,7 @@ import pytest
 
 from bus.codec import decode, encode
 from bus.memory import Broker
+from bus.messages.events import ScalingEvent
 from bus.messages.fleet import DeviceStatus, WorkerHeartbeat
 from bus.messages.scaling import Drain
 from bus.port import Bus, Delivery, StreamSpec
@@ -27,7 +28,7 @@ from tests.support.servers.nats import free_port, run
 from tests.support.servers.processes import environ, eventually
 from tests.swarm.node import SwarmError
 from tests.swarm.nodes import Swarm, missing
-from tests.swarm.test_provider import BUSYBOX, insist, prepare, running, start, stop
+from tests.swarm.sleepers import BUSYBOX, insist, prepare, running, start, stop
 
 pytest.importorskip("docker", reason="docker-py is missing: the extra swarm")
 
@@ -115,14 +116,14 @@ def settings_of(swarm: Swarm, **more: Any) -> Settings:
 
 
 @contextlib.asynccontextmanager
-async def autoscaled(swarm: Swarm, **more: Any) -> AsyncIterator[tuple[Workers, list[Any]]]:
-    """A VM-autoscaler that leads; the workers; its events."""
+async def autoscaled(swarm: Swarm, **more: Any) -> AsyncIterator[tuple[Workers, list[ScalingEvent]]]:
+    """A VM-autoscaler that leads; the workers; its rows of scaling events."""
     bus = Broker().connect()
     kept = (SUBJECTS.event("scaling"), SUBJECTS.event("worker"))
     await bus.ensure_stream(StreamSpec(SUBJECTS.event_stream, kept, "limits", 2**20))
     workers, events = Workers(swarm, bus), []
     [runtime] = await wire(settings_of(swarm, **more), bus)
-    runtime.tally = lambda _, found: events.extend(found)
+    runtime.sealed = lambda kind, rows: events.extend(rows if kind == "scaling" else ())
     speaking = asyncio.create_task(workers.speak())
     await runtime.start()
     try:
@@ -166,7 +167,7 @@ def test_workers_come_and_go_as_load_operator_and_fate_have_it(swarm: Swarm) -> 
             other = "w2" if left == "w0" else "w0"
             took["killed machine to its replacement"] = await becomes(workers, other, seconds=90.0)
             print({what: round(seconds, 1) for what, seconds in took.items()})
-            actions = [(e.action, e.worker) for e in events if type(e).kind == "scaling" and e.count]
+            actions = [(e.action, e.worker) for e in events if e.count]
             assert actions[:2] == [("add_worker", "w0"), ("add_worker", "w1")]
             labelled = {name for name, node in swarm.nodes.items() if "infaas.worker" in swarm.labels(node)}
             assert labelled <= {left, other}  # w1 is still drained
@@ -182,7 +183,7 @@ def test_a_dry_run_labels_nothing_and_tells_once(swarm: Swarm) -> None:
             workers.used = 0.95
             await asyncio.sleep(15.0)
             assert workers.running == ["w0"]
-            told = [(e.action, e.worker, e.count) for e in events if type(e).kind == "scaling"]
+            told = [(e.action, e.worker, e.count) for e in events]
             assert told == [("add_worker", "w1", 0)]
         labels = {name: swarm.labels(node) for name, node in swarm.nodes.items() if name.startswith("w")}
         assert labels == {

@@ -1,9 +1,7 @@
 """The VM-autoscaler's Swarm provider before real engines: labels start and end exactly the workers that they should, whoever leads."""
 
 import asyncio
-import io
 import logging
-import tarfile
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bus.messages.scaling import StartMachine, StopMachine
+from bus.messages.scaling import StopMachine
 from services.autoscaler.vms.commands import Inventory
 from services.autoscaler.vms.commands import Node as Known
 from services.autoscaler.vms.providers import swarmnodes
@@ -22,31 +20,11 @@ from services.core.settings import SwarmSettings
 from tests.support.servers.nats import run
 from tests.swarm.node import Node, eventually
 from tests.swarm.nodes import Swarm, missing
+from tests.swarm.sleepers import BUSYBOX, IMAGE, containers, insist, prepare, running, start, stop
 
 pytest.importorskip("docker", reason="docker-py is missing: the extra swarm")
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
-IMAGE = "sleeper:1"
-BUSYBOX = Path("/bin/busybox")
-
-
-def prepare(swarm: Swarm) -> None:
-    """An image on every node, and a worker service of each kind that runs where the label says."""
-    place = swarm.directory / "image.tar"
-    with tarfile.open(place, "w") as tar:
-        tar.add(BUSYBOX, "bin/busybox")
-        link = tarfile.TarInfo("bin/sh")
-        link.type, link.linkname = tarfile.SYMTYPE, "busybox"
-        tar.addfile(link, io.BytesIO())
-    for node in swarm.nodes.values():
-        node.docker("import", place, IMAGE)
-    for kind in ("cpu", "gpu"):
-        swarm.manager.docker(
-            *("service", "create", "--detach", "--name", f"worker-{kind}", "--mode", "global", "--no-resolve-image"),
-            *("--constraint", f"node.labels.infaas.worker == {kind}", "--endpoint-mode", "dnsrr"),
-            *("--stop-grace-period", "5s", "--restart-delay", "1s", IMAGE),
-            *("/bin/busybox", "sh", "-c", "trap 'exit 0' TERM; while true; do busybox sleep 0.1; done"),
-        )
 
 
 @pytest.fixture(scope="module")
@@ -78,29 +56,6 @@ def swarm(made: Swarm) -> Iterator[Swarm]:
     eventually(lambda: not any(containers(made, name) for name in ("w0", "w1", "w2")), "no worker is left")
 
 
-def containers(swarm: Swarm, name: str) -> list[str]:
-    return swarm.nodes[name].docker("ps", "--quiet").split()
-
-
-def running(swarm: Swarm) -> dict[str, list[str]]:
-    """Machine to the worker services that run there."""
-    found: dict[str, list[str]] = {}
-    for name, node in swarm.nodes.items():
-        if node.alive:
-            services = node.docker("ps", "--format", '{{.Label "com.docker.swarm.service.name"}}').split()
-            if services:
-                found[name] = services
-    return found
-
-
-def start(worker: str, number: int = 1, *, epoch: int = 1, kind: str = "cpu", **more: Any) -> StartMachine:
-    return StartMachine(worker=worker, kind=kind, epoch=epoch, order=f"{epoch}-{number}", **more)
-
-
-def stop(worker: str, number: int = 1, *, epoch: int = 1, kind: str = "cpu", **more: Any) -> StopMachine:
-    return StopMachine(worker=worker, kind=kind, epoch=epoch, order=f"{epoch}-{number}", **more)
-
-
 def provide(*nodes: Node, work: Callable[[Provider], Awaitable[None]], **settings: Any) -> None:
     async def main() -> None:
         provider = Provider(SwarmSettings(hosts=tuple(node.host for node in nodes), **settings))
@@ -110,18 +65,6 @@ def provide(*nodes: Node, work: Callable[[Provider], Awaitable[None]], **setting
             await provider.close()
 
     run(main())
-
-
-async def insist(act: Callable[[], Awaitable[None]], seconds: float = 60.0) -> None:
-    """As the controller does: what nobody has answered is ordered again."""
-    async with asyncio.timeout(seconds):
-        while True:
-            try:
-                await act()
-            except TimeoutError:
-                await asyncio.sleep(0.2)
-            else:
-                return
 
 
 def known(inventory: Inventory) -> dict[str, Known]:

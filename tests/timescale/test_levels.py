@@ -160,18 +160,18 @@ def test_the_highest_level_at_once(system: System) -> None:
     assert system.one("SELECT count(*) FROM infaas_internal.query_hours") == 0
 
 
-BEFORE_PARTS = """
+BEFORE = """
 DROP VIEW infaas_internal.query_hourly CASCADE;
 DROP VIEW infaas_internal.slo_minutely CASCADE;
 DROP MATERIALIZED VIEW infaas_internal.query_minute CASCADE;
 DROP MATERIALIZED VIEW infaas_internal.slo_minute;
 CREATE MATERIALIZED VIEW infaas_internal.query_minute WITH (timescaledb.continuous, timescaledb.materialized_only = false) AS
 SELECT time_bucket('1 minute', time) AS minute, app, model, variant, hardware,
-       count(*) AS queries, sum(items)::bigint AS items, sum(cost) AS charged
+       count(*) AS queries, sum(items)::bigint AS items, sum(cost) AS charged{minutes}
 FROM infaas.query_outcomes GROUP BY 1, 2, 3, 4, 5 WITH NO DATA;
 CREATE MATERIALIZED VIEW infaas_internal.query_hour WITH (timescaledb.continuous, timescaledb.materialized_only = false) AS
 SELECT time_bucket('1 hour', minute) AS hour, app, model, variant, hardware,
-       sum(queries)::bigint AS queries, sum(items)::bigint AS items, sum(charged) AS charged
+       sum(queries)::bigint AS queries, sum(items)::bigint AS items, sum(charged) AS charged{hours}
 FROM infaas_internal.query_minute GROUP BY 1, 2, 3, 4, 5 WITH NO DATA;
 CREATE MATERIALIZED VIEW infaas_internal.slo_minute WITH (timescaledb.continuous, timescaledb.materialized_only = false) AS
 SELECT time_bucket('1 minute', time) AS minute, app, count(*) AS queries,
@@ -180,13 +180,20 @@ SELECT time_bucket('1 minute', time) AS minute, app, count(*) AS queries,
        percentile_cont(0.5) WITHIN GROUP (ORDER BY latency_ms) FILTER (WHERE outcome IN ('ok', 'late', 'default')) AS p50_ms,
        percentile_cont(0.99) WITHIN GROUP (ORDER BY latency_ms) FILTER (WHERE outcome IN ('ok', 'late', 'default')) AS p99_ms
 FROM infaas.query_outcomes WHERE policy IS DISTINCT FROM 'offline' GROUP BY 1, 2 WITH NO DATA"""
+PARTS = {
+    "minutes": ", 3 * count(*) AS asked, sum(items)::bigint AS asked_items",
+    "hours": ", sum(asked)::bigint AS asked, sum(asked_items)::bigint AS asked_items",
+}
 
 
-def test_aggregates_of_before_there_were_parts_are_made_anew_and_nothing_is_lost(system: System) -> None:
+@pytest.mark.parametrize(
+    ("known", "asked"), [({"minutes": "", "hours": ""}, 5), (PARTS, 15)], ids=["before parts", "before payers"]
+)
+def test_older_aggregates_are_made_anew_and_nothing_is_lost(system: System, known: dict[str, str], asked: int) -> None:
     """Hours whose raw rows are gone too: only the old aggregates know of them, and those whose rows are there are counted again."""
     now = time.time()
     system.prepare()
-    for statement in BEFORE_PARTS.split(";"):
+    for statement in BEFORE.format(**known).split(";"):
         system.ask(statement)
     old = [outcome(time=now - 20 * DAY + i, items=2) for i in range(5)]
     system.ledger.write([message(*old), message(*[outcome(time=now - HOUR + i) for i in range(7)])])
@@ -194,7 +201,8 @@ def test_aggregates_of_before_there_were_parts_are_made_anew_and_nothing_is_lost
         system.call(REFRESH, f"infaas_internal.{name}", timedelta(0))
     system.ask("SELECT drop_chunks('infaas.query_outcomes', now() - interval '15 days')")
     assert system.one("SELECT count(*) FROM infaas.query_outcomes") == 7
-    system.ledger.write([message(*[outcome(time=now - HOUR + i, parent=secrets.token_bytes(16)) for i in range(3)])])
+    visits = [outcome(time=now - HOUR + i, parent=secrets.token_bytes(16), payer="social") for i in range(3)]
+    system.ledger.write([message(*visits)])
 
     for _ in range(2):
         system.prepare()
@@ -204,8 +212,9 @@ def test_aggregates_of_before_there_were_parts_are_made_anew_and_nothing_is_lost
             " FROM infaas.cost_by_variant_hourly GROUP BY hour ORDER BY hour"
         )
         old_rows, new_rows = rows[0], [sum(column) for column in zip(*rows[1:], strict=True)]
-        assert old_rows == (5, 10, 5, 10)
+        assert old_rows == (5, 10, asked, 10)
         assert new_rows == [7, 7, 10, 10]
+        assert system.one("SELECT sum(asked)::int FROM infaas.cost_by_variant_hourly WHERE app = 'social'") == 3
         assert system.one("SELECT sum(queries)::int FROM infaas.slo_by_app_minutely") == 12
         assert system.jobs("policy_refresh_continuous_aggregate", "%") == 5
     assert system.one("SELECT count(*) FROM infaas_internal.query_hours") == 1

@@ -16,12 +16,13 @@ from tests.support.clients.responders import until
 from tests.support.models.tiny_models import FEATURES, digits, weights
 
 APP = "honest"
+NOTICED = 3.0  # s around a kill in which its victim may have had what nobody else knows: generous, it is a moment
 SILENCE = 8.0  # s without a reply after which queries without one are lost
-TOLERANCE = 0.1  # of the largest score: int8 variants answer, too
+TOLERANCE = 1e-4  # of the largest score: the noise of floats
 
 
 class Sample(NamedTuple):
-    """x: FP32 [1, 16]; scores: what `tests.support.models.tiny_models.mlp()` answers, FP32 [4]."""
+    """x: FP32 [1, 16]; scores: what `tests.support.models.tiny_models.mlp()` and its `exact` form answer, FP32 [4]."""
 
     x: np.ndarray
     scores: np.ndarray

@@ -19,7 +19,7 @@ TRUTH = {
                  CASE WHEN simulated THEN cost ELSE 0 END AS simulated, seconds, busy_seconds AS busy, 0 AS asked, 0 AS asked_items
           FROM infaas.cost_events
           UNION ALL
-          SELECT date_trunc('hour', time, 'UTC'), app, model, variant, hardware, 0, (parent IS NULL)::int,
+          SELECT date_trunc('hour', time, 'UTC'), coalesce(payer, app), model, variant, hardware, 0, (parent IS NULL)::int,
                  CASE WHEN parent IS NULL THEN items ELSE 0 END, 0, 0, 0, (missing IS NULL)::int,
                  CASE WHEN missing IS NULL AND NOT cached THEN items ELSE 0 END
           FROM infaas.query_outcomes
@@ -31,7 +31,7 @@ TRUTH = {
                  CASE WHEN simulated THEN cost ELSE 0 END AS simulated
           FROM infaas.cost_events
           UNION ALL
-          SELECT date_trunc('hour', time, 'UTC'), app, 0, (parent IS NULL)::int, 0 FROM infaas.query_outcomes
+          SELECT date_trunc('hour', time, 'UTC'), coalesce(payer, app), 0, (parent IS NULL)::int, 0 FROM infaas.query_outcomes
         ) rows GROUP BY 1, 2""",
     "slo_by_app_minutely": """
         SELECT date_trunc('minute', time, 'UTC'), app, count(*), count(*) FILTER (WHERE outcome = 'late'),
@@ -73,7 +73,8 @@ def some(rng: random.Random, count: int, begin: float, end: float) -> list[Event
         unserved = nobodys | {"latency_ms": None} if kind == "refused" else {}
         part = {"parent": rng.randbytes(16), "stage": "mlp"}
         joined = rng.choice([nobodys, {}]) | {"confidence": rng.random(), "missing": rng.randint(0, 2)}
-        role = rng.choice([{}, {}, {}, part, part, part | {"cached": True}, joined])
+        visit = part | {"payer": "social"}
+        role = rng.choice([{}, {}, {}, part, visit, part | {"cached": True}, joined])
         outcomes.append(
             outcome(
                 **{

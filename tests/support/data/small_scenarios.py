@@ -21,7 +21,6 @@ from bus.messages.events import Event
 from services.core.placement import Device
 from services.core.settings import Settings
 from services.simulation.ensembles import SIGNATURE as NUMBERS
-from services.simulation.kernel import Kernel
 from services.simulation.report import MEASURED, RunReport
 from services.simulation.run import Run
 from services.simulation.scenario.model import (
@@ -200,6 +199,34 @@ def jobs() -> Scenario:
     )
 
 
+def processes() -> Scenario:
+    """Processes stop, die and start again; connections are clogged and lost; loads, watches, clocks, leases and the catalogue fail."""
+    given = scaling()
+    spare = machine("spare", devices=(CPU,), start=0, minimum=0, maximum=2, boot_s=1.0)
+    policy = given.policies[0]
+    settings = replace(policy.settings, dispatcher=replace(policy.settings.dispatcher, count=2))
+    faults = (
+        FaultSpec(kind="query-resent", at_s=0.5, until_s=17.0, delay_s=0.05),
+        FaultSpec(kind="link-clogged", at_s=1.0, until_s=2.3, process="mixed-0", direction="in"),
+        FaultSpec(kind="watch-late", at_s=1.0, until_s=12.0, process="d-1", delay_s=0.7),
+        FaultSpec(kind="change", at_s=1.5, until_s=3.0, what="model-deleted", model="small"),
+        FaultSpec(kind="process-stopped", at_s=3.0, until_s=4.1, process="mixed-1"),
+        FaultSpec(kind="link-lost", at_s=5.0, until_s=6.2, process="d-0"),
+        FaultSpec(kind="events-twice", at_s=5.0, until_s=9.0, process="d-0"),
+        FaultSpec(kind="ack-lost", at_s=5.0, until_s=9.0, process="d-1"),
+        FaultSpec(kind="lease-late", at_s=6.0, until_s=11.0, process="vm-0"),
+        FaultSpec(kind="load-slow", at_s=6.0, until_s=9.0, factor=3.0),
+        FaultSpec(kind="process-dies", at_s=7.5, process="mixed-0/cpu", delay_s=0.2),
+        FaultSpec(kind="worker-dies", at_s=9.0, worker="mixed-1"),
+        FaultSpec(kind="worker-joins", at_s=9.5, hardware="spare"),
+        FaultSpec(kind="process-dies", at_s=10.0, process="d-0", delay_s=0.4),
+        FaultSpec(kind="clock-off", at_s=11.0, until_s=15.0, worker="mixed-0", delay_s=-5.0),
+        FaultSpec(kind="worker-joins", at_s=12.0, hardware="mixed", worker="mixed-1"),
+    )
+    policies = (replace(policy, settings=settings, machines=(*policy.machines, spare)),)
+    return replace(given, faults=faults, policies=policies)
+
+
 SMALL: dict[str, Callable[[], Scenario]] = {
     "scaling": scaling,
     "failing": failing,
@@ -213,7 +240,7 @@ SMALL: dict[str, Callable[[], Scenario]] = {
 class Told(Run):
     """A run that keeps all its events, from the first machine on, as (who, event), and the ends of queries."""
 
-    def __init__(self, given: Scenario, kernel: Callable[..., Any] = Kernel, policy: int = 0) -> None:
+    def __init__(self, given: Scenario, kernel: Callable[..., Any] | None = None, policy: int = 0) -> None:
         self.log: list[tuple[str, Event]] = []
         self.ends: list[tuple[float, str, Any]] = []
         chosen = given.policies[policy]

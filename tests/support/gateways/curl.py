@@ -55,7 +55,7 @@ def place(system: Whole, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
         pytest.skip("no curl on the path")
     directory = tmp_path_factory.mktemp("files")
     x, y = tiny_models.digits()
-    (directory / "mlp.onnx").write_bytes(tiny_models.mlp())
+    (directory / "mlp.onnx").write_bytes(tiny_models.exact(tiny_models.mlp()))
     (directory / "validation.npz").write_bytes(tiny_models.npz(x=x, y=y))
     (directory / "labels.txt").write_text("\n".join(LABELS))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Files, directory=str(directory)))

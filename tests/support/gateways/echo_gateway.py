@@ -54,7 +54,7 @@ def records() -> list[Any]:
 
 
 class Echoing:
-    """url: without a scheme, as tritonclient takes it. heard: the last query that came, less its key. settings: of the gateway."""
+    """url: without a scheme, as tritonclient takes it. heard: the last query that came, less its key. told: all feedback. settings: of the gateway."""
 
     def __init__(self, **settings: Any) -> None:
         self.port, self.grpc_port = free_port(), free_port()
@@ -64,6 +64,7 @@ class Echoing:
         )
         self.heard: dict[str, Any] = {}
         self.headers: dict[str, str] = {}
+        self.told: list[dict[str, Any]] = []
         self.delay = 0.0
         self.runtimes: list[Runtime] = []
         self._stop: asyncio.Event
@@ -101,6 +102,7 @@ class Echoing:
         for record in records():
             await bucket.put(key_of(record), encode(record))
         await peer.subscribe(SUBJECTS.query(), lambda delivery: self._answer(peer, delivery), "dispatchers")
+        await peer.subscribe(SUBJECTS.feedback(), lambda delivery: self._accept(peer, delivery), "dispatchers")
         self.runtimes = await wire(self.settings, ours)
         for runtime in self.runtimes:
             await runtime.start()
@@ -110,6 +112,10 @@ class Echoing:
             beat = DispatcherHeartbeat(dispatcher="d", incarnation=1, at=time.time())
             peer.publish(SUBJECTS.dispatcher_heartbeat("d"), encode(beat))
             await asyncio.sleep(0.2)
+
+    def _accept(self, peer: MemoryBus, delivery: Delivery) -> None:
+        self.told.append(msgpack.unpackb(delivery.data))
+        peer.publish(delivery.reply, msgpack.packb({"accepted": True}))
 
     def _answer(self, peer: MemoryBus, delivery: Delivery) -> None:
         query = msgpack.unpackb(delivery.data)

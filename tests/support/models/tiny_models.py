@@ -12,6 +12,7 @@ from onnx import helper as h
 from onnx import numpy_helper as nh
 
 FEATURES, CLASSES = 16, 4
+GEMM = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 1}  # as torch's exporter writes a layer
 
 
 def npz(**arrays: Any) -> bytes:
@@ -53,6 +54,26 @@ def mlp(batch: str | int = "n", seed: int = 0) -> bytes:
     )
 
 
+def exact(model: bytes) -> bytes:
+    """The same function of operators that nothing quantises, so that every variant gives the model's own answers: products as Einsum."""
+    found = onnx.load_model_from_string(model)
+    nodes = []
+    for node in found.graph.node:
+        equation = "ni,ij->nj"
+        if node.op_type == "Gemm":
+            assert {one.name: h.get_attribute_value(one) for one in node.attribute} == GEMM
+            equation = "ni,ji->nj"
+            nodes.append(h.make_node("Einsum", node.input[:2], [f"{node.output[0]}.product"], equation=equation))
+            nodes.append(h.make_node("Add", [f"{node.output[0]}.product", node.input[2]], node.output))
+        elif node.op_type == "MatMul":
+            nodes.append(h.make_node("Einsum", node.input, node.output, equation=equation))
+        else:
+            nodes.append(node)
+    del found.graph.node[:]
+    found.graph.node.extend(nodes)
+    return found.SerializeToString()
+
+
 def digits(n: int = 300, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Samples, and the classes that `mlp(seed)` gives them."""
     first, second = weights(seed)
@@ -87,6 +108,54 @@ def mixing(batch: str | int = "n") -> bytes:
     """A first axis that counts no items: every answer depends on all of them."""
     nodes = [h.make_node("ReduceMean", ["x"], ["m"], axes=[0], keepdims=1), h.make_node("Sub", ["x", "m"], ["scores"])]
     return made(nodes, [tensor("x", [batch, FEATURES])], [tensor("scores", [batch, FEATURES])])
+
+
+def limiting() -> bytes:
+    """Scores of the items, scaled down where the largest number of the whole batch is above 100: only an extreme item changes others."""
+    nodes = [
+        h.make_node("Abs", ["x"], ["size"]),
+        h.make_node("ReduceMax", ["size"], ["largest"], keepdims=0),
+        h.make_node("Max", ["largest", "hundred"], ["limit"]),
+        h.make_node("Div", ["x", "limit"], ["scores"]),
+    ]
+    return made(
+        nodes,
+        [tensor("x", ["n", FEATURES])],
+        [tensor("scores", ["n", FEATURES])],
+        [nh.from_array(np.array(100, "f4"), "hundred")],
+    )
+
+
+def along_the_batch(operator: str) -> bytes:
+    """Softmax, or a running sum, along the axis of items."""
+    inputs = ["x"] if operator == "Softmax" else ["x", "axis"]
+    more = {"axis": 0} if operator == "Softmax" else {}
+    constants = [] if operator == "Softmax" else [nh.from_array(np.array(0, np.int64), "axis")]
+    node = h.make_node(operator, inputs, ["scores"], **more)
+    return made([node], [tensor("x", ["n", FEATURES])], [tensor("scores", ["n", FEATURES])], constants)
+
+
+def spreading_nan() -> bytes:
+    """An item's own numbers, plus nothing times the largest one of the batch: NaN, if an item holds it."""
+    nodes = [
+        h.make_node("ReduceMax", ["x"], ["largest"], axes=[0], keepdims=1),
+        h.make_node("Mul", ["largest", "nothing"], ["zero"]),
+        h.make_node("Add", ["x", "zero"], ["scores"]),
+    ]
+    return made(
+        nodes,
+        [tensor("x", ["n", FEATURES])],
+        [tensor("scores", ["n", FEATURES])],
+        [nh.from_array(np.float32(0), "nothing")],
+    )
+
+
+def two_mixed() -> bytes:
+    """From a [n, 16] and b [n, 16] to scores [n, 16]: b, plus a's softmax along the axis of items."""
+    nodes = [h.make_node("Softmax", ["a"], ["shares"], axis=0), h.make_node("Add", ["shares", "b"], ["scores"])]
+    return made(
+        nodes, [tensor("a", ["n", FEATURES]), tensor("b", ["n", FEATURES])], [tensor("scores", ["n", FEATURES])]
+    )
 
 
 def two_inputs() -> bytes:

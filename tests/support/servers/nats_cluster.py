@@ -61,9 +61,13 @@ class Network:
 
     def _door(self, here: str, there: str) -> Any:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            this = asyncio.current_task()
+            assert this is not None
+            self._tasks.add(this)
+            this.add_done_callback(self._tasks.discard)
             try:
                 onward, back = await asyncio.open_connection("127.0.0.1", self._routes[there])
-            except OSError:
+            except (OSError, asyncio.CancelledError):
                 writer.close()
                 return
             both = {here, there}
@@ -94,10 +98,13 @@ class Network:
     async def _close(self) -> None:
         for server in self._servers:
             server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await asyncio.sleep(0)
+        while self._tasks:
+            await asyncio.sleep(0)  # what has just come begins, and then closes what it has
+            for task in list(self._tasks):
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
         await asyncio.sleep(0)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from services.shell.host.process import PLAIN, launched
+from services.shell.host.process import PLAIN, STANDBY, launched
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -37,13 +37,22 @@ def living_of(directory: Path) -> list[int]:
 
 
 def pids_of(directory: Path, service: str, worker: str = "") -> list[int]:
-    """Processes of the directory's system that run this service; the one of a worker."""
+    """Processes of the directory's system that run this service; the one of a worker. Those that stand by do not run it yet."""
     return [
         pid
         for pid in living_of(directory)
         if f"infaas.cli.run\0{service}" in _read(pid, "cmdline")
         and (not worker or f"INFAAS_WORKER__NAME={worker}\0" in _read(pid, "environ"))
+        and not stands_by(pid)
     ]
+
+
+def stands_by(pid: int) -> bool:
+    """Whether it waits for a line on its input, which it closes once that has come."""
+    try:
+        return f"{STANDBY}=" in _read(pid, "environ") and os.readlink(f"/proc/{pid}/fd/0").startswith("pipe:")
+    except OSError:
+        return False
 
 
 def _read(pid: int, what: str) -> str:

@@ -1,0 +1,131 @@
+"""Many small models that share few cores: `python benches/many_apps.py [--apps N] [--rate R] [--latency-ms MS] [--seconds S]`.
+
+Each app has one small ONNX model of its own and gets so many queries a second, evenly from a moment of its own, from a stock NATS client
+that waits for nothing. The system has just started, so each app's first query also loads its model. Printed: the share of queries that are
+refused, or answered after their objective, in the first half of the time and in the second; the slowest answer; and why queries were refused.
+
+One model is registered. The others are copies of its records under other names, with the same file and profile: a worker loads each for itself.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections import Counter
+
+import msgspec
+import nats
+import numpy as np
+import rig
+from msgspec.structs import replace
+from overload import say
+
+from bus.codec import encode
+from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
+from bus.subjects import Subjects
+from infaas.demo.system import DemoSystem
+from infaas.queries import encode_inputs
+from infaas.queries import head as query_head
+from services.core.catalog import key_of
+
+APP = "app0"
+SETTINGS = "[registrar]\nthreads = [1, 2]\nmax_batches = [8]\n"
+SETTLE_S = 12.0  # s until the worker has given up the registered model's instance
+LAST_S = 15.0  # s for the last replies
+KINDS = {"app": AppRecord, "model": ModelRecord, "variant": VariantRecord}
+
+
+async def copy_apps(client: nats.NATS, count: int) -> None:
+    """The registered app's records, so many times under other names."""
+    bucket = await client.jetstream().key_value(Subjects().catalog_bucket)
+    records = []
+    for key in await bucket.keys():
+        kind = KINDS.get(key.partition(".")[0])
+        entry = await bucket.get(key)
+        if kind is not None and entry.value:
+            records.append(msgspec.msgpack.decode(entry.value, type=kind))
+    for number in range(1, count):
+        for one in records:
+            match one:
+                case VariantRecord():
+                    copy = replace(one, variant=f"{one.variant}-{number}", model=f"{one.model}-{number}")
+                case ModelRecord():
+                    copy = replace(one, model=f"{one.model}-{number}")
+                case AppRecord():
+                    links = {f"{model}-{number}": version for model, version in one.links.items()}
+                    copy = replace(one, app=f"app{number}", links=links)
+            await bucket.put(key_of(copy), encode(copy))
+
+
+async def load(
+    client: nats.NATS, apps: int, rate: float, latency_ms: float, seconds: float
+) -> list[tuple[float, float, str]]:
+    """(second in which it was sent, seconds until its reply, why it was refused) of each query."""
+    rows: list[tuple[float, float, str]] = []
+    inbox = client.new_inbox()
+    sent: dict[str, float] = {}
+    x = np.load(rig.VALIDATION)["x"][:1].astype("f4")
+    needs = {"latency_ms": latency_ms} if latency_ms else {}
+    body = query_head(needs, encode_inputs(x)) + bytes(16)  # the field `retry_key` is the last one
+    began = time.time()
+
+    async def replied(message: nats.aio.msg.Msg) -> None:
+        at = sent.pop(message.subject, None)
+        if at is not None:
+            error = msgspec.msgpack.decode(message.data).get("error")
+            rows.append((at - began, time.time() - at, f"{error['code']}: {error['message']}" if error else ""))
+
+    await client.subscribe(f"{inbox}.*", cb=replied)
+    rng = np.random.default_rng(1)
+    due = sorted(
+        (float(first) + n / rate, app)
+        for app, first in enumerate(rng.uniform(0.0, 1.0 / rate, apps))
+        for n in range(int(rate * seconds))
+    )
+    for number, (at, app) in enumerate(due):
+        await asyncio.sleep(max(0.0, began + at - time.time()))
+        reply = f"{inbox}.{number}"
+        sent[reply] = time.time()
+        await client.publish(Subjects().query(f"app{app}"), body[:-16] + rng.bytes(16), reply=reply)
+    await asyncio.sleep(LAST_S)
+    return rows + [(at - began, float("inf"), "no reply") for at in sent.values()]
+
+
+async def measure(own: DemoSystem, apps: int, rate: float, latency_ms: float, seconds: float) -> None:
+    await own.start()
+    files = (str(rig.MODEL), "--validation", str(rig.VALIDATION))
+    say("register", *files, "--app", APP, "--model", "small", "--data-dir", str(own.data_dir))
+    client = await nats.connect(own.urls["nats"])
+    try:
+        await copy_apps(client, apps)
+        await asyncio.sleep(SETTLE_S)
+        rows = await load(client, apps, rate, latency_ms, seconds)
+    finally:
+        await client.close()
+    objective = latency_ms / 1000.0 if latency_ms else float("inf")
+    for name, begin, end in (("first half", 0.0, seconds / 2), ("second half", seconds / 2, float("inf"))):
+        part = [(took, why) for at, took, why in rows if begin <= at < end]
+        refused = Counter(why for _, why in part if why)
+        late = sum(not why and took > objective for took, why in part)
+        slowest = max((took for took, why in part if not why), default=0.0)
+        print(
+            f"{name}: {len(part)} queries, {sum(refused.values()) / len(part):.2%} refused, {late / len(part):.2%} late, "
+            f"slowest answer {slowest * 1000:.0f} ms; {json.dumps(dict(refused.most_common(3)))}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--apps", type=int, default=40)
+    parser.add_argument("--rate", type=float, default=5.0, help="queries a second of each app")
+    parser.add_argument("--latency-ms", type=float, default=300.0, help="0: no objective")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    given = parser.parse_args()
+    with rig.system(SETTINGS) as own:
+        asyncio.run(measure(own, given.apps, given.rate, given.latency_ms, given.seconds))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""Processes of a whole system are stopped for good: each is replaced, and until then every door says so."""
+
+import json
+import os
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from services.shell.host.process import ServerError
+from tests.support.servers.processes import environ, eventually, pids_of
+from tests.support.servers.processes import infaas as command
+from tests.support.servers.system import Whole, running
+
+LONG = 240.0  # s; only ends a failing test
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
+    try:
+        with running(tmp_path_factory.mktemp("hangs") / "data", "--no-dashboard") as whole:
+            yield whole
+    except ServerError as error:
+        pytest.skip(str(error))
+
+
+def metrics_of(system: Whole) -> str:
+    return str(json.loads((system.directory / "endpoints.json").read_text())["metrics"])
+
+
+def get(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=60) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except OSError as error:
+        return 0, str(error)
+
+
+def stop(pids: list[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+
+
+def whole_again(system: Whole) -> bool:
+    return get(metrics_of(system).replace("/metrics", "/readyz"))[0] == 200
+
+
+@pytest.mark.parametrize("service", ["executor", "dispatcher", "monitor"])
+def test_a_process_that_is_stopped_for_good_is_replaced_and_all_doors_tell_it(system: Whole, service: str) -> None:
+    assert eventually(lambda: whole_again(system), LONG)
+    page, door = metrics_of(system).replace("/metrics", "/readyz"), f"{system.gateway}/v2/health/ready"
+    first = pids_of(system.directory, service)
+
+    def told(url: str, part: str) -> Callable[[], bool]:
+        def asked() -> bool:
+            stop(pids_of(system.directory, service))  # the one that took its place, too, until somebody has looked
+            status, body = get(url)
+            return status == 503 and part in body
+
+        return asked
+
+    assert eventually(told(page, f"{service}-"), LONG)
+    if service == "monitor":  # it says to all others which executors live: what they lack then hides no cause
+        assert eventually(told(page, "a living executor"), LONG)
+    assert eventually(told(door, f"{service}-"), LONG)
+    assert eventually(lambda: whole_again(system), LONG), get(page)
+    assert get(door) == (200, '{"ready":true}')
+    assert not set(first) & set(pids_of(system.directory, service))
+
+    said = command("logs", "up", "--data-dir", str(system.directory), **environ()).stdout
+    assert f"{service}-" in said
+    assert "did not turn for 2 s (stopped by a signal): ended and started again" in said
+    figures = get(metrics_of(system))[1]
+    hangs = [
+        line for line in figures.splitlines() if line.startswith("infaas_part_hangs_total{") and f'"{service}-' in line
+    ]
+    assert sum(float(line.rpartition(" ")[2]) for line in hangs) >= 1
+    assert 'infaas_ready{process="up"} 1.0' in figures
+
+
+def test_the_history_says_why_an_executor_ended(system: Whole) -> None:
+    stop(pids_of(system.directory, "executor"))
+
+    def told() -> bool:
+        with psycopg.connect(system.sql) as connection:
+            found = connection.execute("SELECT reason FROM infaas.worker_events").fetchall()
+        return any("it did not turn for 2 s (stopped by a signal) and was ended" in reason for (reason,) in found)
+
+    assert eventually(told, LONG)
+    assert eventually(lambda: whole_again(system), LONG)
+
+
+def test_a_database_that_is_stopped_is_told_by_all_and_stops_no_query(system: Whole) -> None:
+    """Each look may come too late, on a slow machine: then the server has been replaced, and is stopped once more."""
+    place = system.directory / "postgres" / "postmaster.pid"
+
+    def stopped(look: Callable[[], bool]) -> Callable[[], bool]:
+        def asked() -> bool:
+            with suppress(OSError, ValueError):
+                stop([int(place.read_text().split("\n")[0])])
+            return look()
+
+        return asked
+
+    def infaas(*words: str) -> str:
+        return command(*words, "--json", "--data-dir", str(system.directory)).stdout
+
+    def status() -> bool:
+        found = json.loads(infaas("status") or "{}")
+        return not found.get("ready", True) and any(word.startswith("postgres:") for word in found["missing"])
+
+    def doctor() -> bool:
+        checks = {check["check"]: check for check in json.loads(infaas("doctor"))["checks"]}
+        return checks["parts"]["state"] == "failed" and "postgres:" in checks["parts"]["detail"]
+
+    def door() -> bool:
+        code, body = get(f"{system.gateway}/v2/health/ready")
+        return code == 200 and "postgres: silent" in body
+
+    try:
+        for look in (door, status, doctor):
+            assert eventually(stopped(look), LONG)
+    finally:
+        with suppress(OSError, ValueError):
+            os.kill(int(Path(place).read_text().split("\n")[0]), signal.SIGCONT)
+    assert eventually(lambda: whole_again(system), LONG), get(metrics_of(system).replace("/metrics", "/readyz"))

@@ -1,0 +1,132 @@
+"""Needs that meet other capabilities, in a whole system: a plan, a cache, several models, several items. tests/unit/dispatcher/test_needs_everywhere.py has all."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import infaas
+from infaas.errors import Refused
+from tests.support.clients.responders import until
+from tests.support.servers.pipelines import vertex
+from tests.support.servers.system import APP, Whole, system
+
+__all__ = ["system"]
+
+NOTHING = 1e-12  # US$ per 1,000 queries
+
+
+def talk(whole: Whole, work: Callable[[Any], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with infaas.connect(data_dir=whole.directory) as client:
+            await work(client)
+
+    asyncio.run(main())
+
+
+async def linked(client: Any, app: str, **selection: Any) -> None:
+    """An app that links the models of the system's own, and answers."""
+    await client.admin("add-app", app=app)
+    [own] = [one for one in await client.apps() if one["app"] == APP]
+    for model in own["models"]:
+        await client.admin("link-model", app=app, model=model)
+    if selection:
+        await client.admin("set-selection", app=app, **selection)
+
+
+async def refused(client: Any, app: str, x: Any, word: str, **needs: Any) -> None:
+    with pytest.raises(Refused, match=word) as caught:
+        await client.query(app, x, timeout=60.0, **needs)
+    assert caught.value.code == "unsatisfiable"
+
+
+def kept_to(answer: Any, limit: float) -> bool:
+    """Whether it is charged no more than the limit, or says so: how long a batch takes is the machine's affair."""
+    return 1000.0 * answer.cost <= limit or "cost" in answer.missed
+
+
+def test_a_limit_of_cost_is_a_ceiling_for_many_items_too(system: Whole) -> None:
+    async def main(client: Any) -> None:
+        await client.query(APP, system.x[:1], timeout=60.0)
+        least = min(one["cost"] for one in (await client.explain(APP))["candidates"])
+        await refused(client, APP, system.x[:1], "costs at most US", cost=0.9 * least)
+        await refused(client, APP, system.x[:512], "cost: 512 items cost US", cost=1.01 * least)
+        for items, times in ((1, 2.0), (1, 20.0), (64, 200.0)):
+            answer = await client.query(APP, system.x[:items], timeout=60.0, cost=times * least)
+            assert kept_to(answer, times * least), (answer.cost, answer.missed, least)
+
+    talk(system, main)
+
+
+def test_a_kept_answer_costs_nothing_and_another_one_is_refused(system: Whole) -> None:
+    async def main(client: Any) -> None:
+        await linked(client, "kept", cache_mb=4)
+
+        async def kept() -> bool:
+            return bool((await client.query("kept", system.x[:1], timeout=60.0)).cached)
+
+        await until(kept)
+        answer = await client.query("kept", system.x[:1], timeout=60.0, cost=NOTHING)
+        assert (answer.cached, answer.cost, answer.missed) == (True, 0.0, [])
+        await refused(client, "kept", system.x[1:2], "costs at most US", cost=NOTHING)
+
+    talk(system, main)
+
+
+def test_of_several_models_as_many_answer_as_the_limit_allows(system: Whole) -> None:
+    async def main(client: Any) -> None:
+        await linked(client, "voting", policy="majority")
+
+        async def both() -> bool:
+            answer = await client.query("voting", system.x[:1], timeout=60.0, raise_refused=False)
+            return isinstance(answer, infaas.Answer) and len(answer.members or ()) == 2
+
+        await until(both)
+        await refused(client, "voting", system.x[:1], "costs at most US", cost=NOTHING)
+        least = min(one["cost"] for one in (await client.explain("voting"))["candidates"])
+        answer = await client.query("voting", system.x[:1], timeout=60.0, cost=1.01 * least)
+        assert len(answer.members or ()) == 1
+        assert kept_to(answer, 1.01 * least)
+
+    talk(system, main)
+
+
+def test_a_plan_and_a_named_variant_do_not_lower_a_querys_accuracy(system: Whole) -> None:
+    async def main(client: Any) -> None:
+        variants = sorted(await client.variants(app=APP), key=lambda one: one["accuracy"])
+        low, best = variants[0], variants[-1]
+        assert low["accuracy"] < best["accuracy"]
+        await refused(client, APP, system.x[:1], "accuracy", variant=low["variant"], accuracy=best["accuracy"])
+
+        [own] = [one for one in await client.apps() if one["app"] == APP]
+        one = vertex(
+            "only", APP, {spec["name"]: f"$.{spec['name']}" for spec in own["inputs"]}, accuracy=low["accuracy"]
+        )
+        output = {spec["name"]: f"only.{spec['name']}" for spec in own["outputs"]}
+        head = {"name": "line", "latency_ms": 20_000.0}
+        await client.admin("set-pipeline", pipeline=head, vertex=[one], edge=[], output=output)
+        stage = {
+            "hardware": low["hardware"], "batch": 1, "replicas": 1, "scale": 1.0, "rho": 0.5, "variant": low["variant"],
+            "service_ms": max(low["batch_latency_ms"].values()) + 1.0,
+        }  # fmt: skip
+        plan = {
+            "pipeline": "line", "policy": "inferline", "status": "feasible", "cost_per_s": 0.0, "p99_ms": 100.0, "vertices": {"only": stage},
+            "envelope": [], "dispersion": [], "steps": [], "rate": 10.0, "latency_ms": 20_000.0,
+        }  # fmt: skip
+        await client.admin("deploy-pipeline", app="line", plan=plan)
+
+        async def planned() -> bool:
+            [row] = (await client.explain("line"))["stages"]
+            return bool(row["planned"])
+
+        await until(planned, 120.0)
+        answer = await client.query("line", system.x[:1], timeout=60.0)
+        assert answer.accuracy == low["accuracy"]
+        answer = await client.query("line", system.x[:1], timeout=60.0, accuracy=best["accuracy"])
+        assert (answer.accuracy, answer.missed) == (best["accuracy"], [])
+        [row] = (await client.explain("line", accuracy=best["accuracy"]))["stages"]
+        assert not row["planned"]
+        await refused(client, "line", system.x[:1], "vertex only: .*accuracy", accuracy=0.99999)
+
+    talk(system, main)
