@@ -7,9 +7,10 @@ msgpack package.
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import msgpack
@@ -66,6 +67,8 @@ class Echoing:
         self.headers: dict[str, str] = {}
         self.told: list[dict[str, Any]] = []
         self.delay = 0.0
+        self.grace = 2.0  # s that what is under way gets when it stops
+        self._held: list[Callable[[], None]] | None = None
         self.runtimes: list[Runtime] = []
         self._stop: asyncio.Event
         self._broker = Broker()
@@ -91,7 +94,7 @@ class Echoing:
         ready.set_result(None)
         await self._stop.wait()
         for runtime in self.runtimes:
-            await runtime.stop(2.0)
+            await runtime.stop(self.grace)
         beating.cancel()
         await asyncio.wait([beating])
         await ours.close()
@@ -122,7 +125,10 @@ class Echoing:
         self.heard = {name: value for name, value in query.items() if name != "retry_key"}
         self.headers = dict(delivery.headers or {})
         reply = msgpack.packb(self._reply(delivery.subject.rpartition(".")[2], query))
-        asyncio.get_running_loop().call_later(self.delay, peer.publish, delivery.reply, reply)
+        if self._held is None:
+            asyncio.get_running_loop().call_later(self.delay, peer.publish, delivery.reply, reply)
+        else:
+            self._held.append(partial(peer.publish, delivery.reply, reply))
 
     def _reply(self, app: str, query: dict[str, Any]) -> dict[str, Any]:
         code = query.get("context")
@@ -142,6 +148,21 @@ class Echoing:
             "queue_ms": 0.5, "compute_ms": 1.0, "batch": 1, "cached": False, "simulated": False, "cost": 0.001,
             "missed": ["latency", "cost"],
         }  # fmt: skip
+
+    def hold(self) -> None:
+        """No query is answered until `release`."""
+        self._held = []
+
+    def release(self) -> None:
+        """Answer what waits, and whatever comes, at once."""
+
+        def work() -> None:
+            held, self._held = self._held, None
+            for answer in held or []:
+                answer()
+
+        with suppress(RuntimeError):  # it has stopped
+            self._loop.call_soon_threadsafe(work)
 
     def stop(self) -> None:
         with suppress(RuntimeError):  # it has stopped
@@ -165,10 +186,10 @@ def echoing(**settings: Any) -> Iterator[Echoing]:
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        ready.result(20)
+        ready.result(120)
         yield stage
     finally:
         if not failed:
             stage.stop()
-        thread.join(20)
+        thread.join(120)
     assert not failed, failed

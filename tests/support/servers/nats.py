@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import secrets
 import signal
 import socket
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 import pytest
 import uvloop
 
+from services.shell.host import process
 from services.shell.host.nats import find_nats_server
 from services.shell.host.process import ServerError
 
@@ -37,10 +39,17 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     return result
 
 
+_GIVEN: set[int] = set()
+
+
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    """A port that nobody listens on, that no outgoing connection takes, and that no other test gets, nor one in a process beside this one."""
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    ours = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    while (port := process.free_port()) % processes != ours or port in _GIVEN:
+        pass
+    _GIVEN.add(port)
+    return port
 
 
 class NatsServer:

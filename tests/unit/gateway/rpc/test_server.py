@@ -132,13 +132,15 @@ def test_reflection_tells_what_there_is(channel: grpc.Channel, schema: Any) -> N
 
 def test_more_requests_than_may_be_under_way(channel: grpc.Channel, stage: Echoing) -> None:
     found = stub(channel)
-    stage.delay = 1.0
+    stage.hold()
     try:
-        ends = [found.ModelInfer.future(request(), metadata=TOKEN, timeout=30) for _ in range(8)]
-        assert found.ServerLive(service_pb2.ServerLiveRequest(), timeout=10).live
+        ends = [found.ModelInfer.future(request(), metadata=TOKEN, timeout=300) for _ in range(8)]
+        assert eventually(lambda: sum(end.done() for end in ends) == 4)
+        assert found.ServerLive(service_pb2.ServerLiveRequest(), timeout=60).live
+        stage.release()
         codes = sorted(end.code().name for end in ends)
     finally:
-        stage.delay = 0.0
+        stage.release()
     assert codes == ["OK"] * 4 + ["RESOURCE_EXHAUSTED"] * 4
 
 
@@ -258,24 +260,26 @@ def test_whoever_watches_and_streams_is_told_before_it_stops() -> None:
 
         watching = threading.Thread(target=follow, args=(watch(HEALTH.HealthCheckRequest()),))
         watching.start()
-        assert told.get(timeout=10) == 1
+        assert told.get(timeout=60) == 1
         asked: queue.Queue[Any] = queue.Queue()
         replies = stub(channel).ModelStreamInfer(iter(asked.get, None))
         asked.put(request())
         assert next(replies).infer_response.model_name == "fp32"
-        stage.delay = 1.5
+        stage.hold()
+        stage.grace = 60.0
         last = stub(channel).ModelInfer.future(request(id="last"))
         run(until(lambda: stage.heard.get("id") == "last"))
         stage.stop()
-        assert told.get(timeout=10) == 2
-        assert last.result(20).model_name == "fp32"
-        assert told.get(timeout=10) == "UNAVAILABLE"
+        assert told.get(timeout=60) == 2
+        stage.release()
+        assert last.result(60).model_name == "fp32"
+        assert told.get(timeout=60) == "UNAVAILABLE"
         with pytest.raises(grpc.RpcError) as caught:
             next(replies)
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
         assert "being stopped" in caught.value.details()
         asked.put(None)
-        watching.join(10)
+        watching.join(60)
 
 
 def test_tls(tmp_path: Path) -> None:
@@ -287,8 +291,8 @@ def test_tls(tmp_path: Path) -> None:
     trusted = grpc.ssl_channel_credentials((tmp_path / "ca.pem").read_bytes())
     with echoing(**given) as stage:
         with grpc.secure_channel(stage.grpc_url, trusted) as channel:
-            assert stub(channel).ModelInfer(request(), timeout=20).model_name == "fp32"
+            assert stub(channel).ModelInfer(request(), timeout=60).model_name == "fp32"
         with grpc.secure_channel(stage.grpc_url, grpc.ssl_channel_credentials()) as channel:
-            status("UNAVAILABLE", stub(channel).ModelInfer, request(), timeout=5)
+            status("UNAVAILABLE", stub(channel).ModelInfer, request(), timeout=60)
         with grpc.insecure_channel(stage.grpc_url) as channel:
-            status("UNAVAILABLE", stub(channel).ModelInfer, request(), timeout=5)
+            status("UNAVAILABLE", stub(channel).ModelInfer, request(), timeout=60)

@@ -115,10 +115,10 @@ def test_needs_are_passed_on_and_the_answer_is_told(client: triton.InferenceServ
     before = time.time()
     requirements = {"latency_ms": 20, "accuracy": "0.75", "cost": "0.5", "tag": "mine"}
     result = client.infer(
-        "fp32.m-fp32", [given(X)], request_id="7", priority=3, timeout=5_000_000, parameters=requirements
+        "fp32.m-fp32", [given(X)], request_id="7", priority=3, timeout=500_000_000, parameters=requirements
     )
     heard = dict(stage.heard)
-    assert before + 4 < heard.pop("deadline") < time.time() + 5
+    assert before + 499 < heard.pop("deadline") < time.time() + 500
     del heard["inputs"]
     assert heard == {"latency_ms": 20.0, "accuracy": 0.75, "cost": 0.5, "priority": 3, "model": "m-fp32", "id": "7"}
     reply = result.get_response()
@@ -139,8 +139,9 @@ def test_numbers_may_be_any_kind_of_parameter(stub: Any, stage: Echoing) -> None
 
 
 def test_how_long_the_client_waits_is_the_querys_deadline(stub: Any, stage: Echoing) -> None:
-    stub.ModelInfer(request(), timeout=3.0)
-    assert time.time() + 1 < stage.heard["deadline"] < time.time() + 3.5  # gRPC rounds it up
+    before = time.time()
+    stub.ModelInfer(request(), timeout=300.0)
+    assert before + 299 < stage.heard["deadline"] < time.time() + 301  # gRPC rounds it up
     stub.ModelInfer(request())
     assert "deadline" not in stage.heard
 
@@ -206,7 +207,7 @@ def test_a_stream_answers_in_order_and_outlives_errors(client: triton.InferenceS
             client.async_stream_infer("fp32", [given(X + n)], request_id=str(n))
         client.async_stream_infer("fp32", [given(X)], parameters={"context": "unsatisfiable"})
         client.async_stream_infer("fp32", [given(X)], request_id="last")
-        found = [replies.get(timeout=10) for _ in range(7)]
+        found = [replies.get(timeout=60) for _ in range(7)]
     finally:
         client.stop_stream()
     assert [result.get_response().id for result, _ in found[:5]] == ["0", "1", "2", "3", "4"]
@@ -310,8 +311,8 @@ def test_a_client_that_leaves_leaves_nothing_behind(stub: Any, stage: Echoing) -
             stub.ModelInfer(request(), timeout=0.5)
         assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
         leaving.cancel()
-        until = time.monotonic() + 10
-        while calls.running and time.monotonic() < until:
+        until = time.monotonic() + 60
+        while (calls.running or calls._awaited) and time.monotonic() < until:
             time.sleep(0.01)
         assert (calls.running, calls.buffered, calls._awaited, calls._ended) == (0, 0, {}, {})
     finally:

@@ -126,8 +126,11 @@ def test_a_removal_waits_for_the_making_to_end_and_follows_it_whatever_came_of_i
 def test_one_that_takes_too_long_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     async def main() -> None:
         add = script(tmp_path, f"sleep 1000 & echo $! > {tmp_path}/child; wait")
-        hook = Hook([add], [add], 1.0, wait_s=20.0)
-        assert await refusal(hook.add("cpu", "a")) == f"{add} did not end within 1 s"
+        for limit in (1.0, 10.0, 100.0):  # a busy machine begins it later
+            hook = Hook([add], [add], limit, wait_s=300.0)
+            assert await refusal(hook.add("cpu", "a")) == f"{add} did not end within {limit:g} s"
+            if (tmp_path / "child").exists() and (tmp_path / "child").read_text().strip():
+                break
         child = int((tmp_path / "child").read_text())
         await until(lambda: _gone(child))
 
