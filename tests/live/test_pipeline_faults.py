@@ -98,7 +98,7 @@ def test_processes_are_killed_in_the_middle_of_stages(pipelines: StagedSystem, w
         assert stock.refusals == {}
         reach = 10 if what == "dispatcher" else 0
         assert all(struck - reach <= number <= struck + reach for number in unheard), (struck, unheard)
-    own = "SELECT id, count(*) FROM infaas.query_outcomes WHERE id LIKE %s AND parent IS NULL AND outcome = 'ok' GROUP BY id"
+    own = "SELECT id, count(*) FROM infaas.query_outcomes WHERE id LIKE %s AND parent IS NULL AND outcome IN ('ok', 'late') GROUP BY id"
     parts = """
         SELECT p.id, count(*), count(DISTINCT o.stage) FROM infaas.query_outcomes o JOIN infaas.query_outcomes p ON o.parent = p.uid
         WHERE p.id LIKE %s GROUP BY p.id

@@ -100,7 +100,7 @@ def listed(whole: Whole, app: str) -> list[dict[str, Any]]:
 def test_a_gateway_of_infaas_is_an_engine(here: Whole, register: Callable[..., Any]) -> None:
     done = register(f"{here.gateway}/v2/models/{APP}", "far", "far")
     assert done.returncode == 0, done.stderr
-    near, far = (ask(here, app, here.x[:16], latency_ms=5000) for app in (APP, "far"))
+    near, far = (ask(here, app, here.x[:16], latency_ms=60_000) for app in (APP, "far"))
     assert near.variant != far.variant
     assert np.allclose(*(next(iter(answer.outputs.values())) for answer in (near, far)), rtol=1e-4, atol=1e-6)
     assert (far.hardware, far.missed) == ("remote", [])
@@ -119,7 +119,7 @@ def test_what_it_costs_is_booked_by_the_instance(here: Whole, register: Callable
     rows: list[tuple[Any, ...]] = []
 
     def booked() -> bool:
-        ask(here, "far", here.x[:1], latency_ms=5000)
+        ask(here, "far", here.x[:1], latency_ms=60_000)
         with psycopg.connect(here.sql) as connection:
             rows[:] = connection.execute(
                 "SELECT app, sum(cost), sum(seconds) FROM infaas.cost_events WHERE hardware = 'remote' GROUP BY app"
@@ -136,21 +136,21 @@ def test_an_engine_that_dies_costs_queries_and_comes_back(here: Whole, register:
     with served(port) as process:
         url = f"http://127.0.0.1:{port}/v2/models/digits"
         assert eventually(lambda: register(url, "stock", "stock").returncode == 0, 60.0)
-        assert ask(here, "stock", here.x[:8], latency_ms=5000).hardware == "remote"
+        assert ask(here, "stock", here.x[:8], latency_ms=60_000).hardware == "remote"
         process.kill()
         process.wait()
         for _ in range(3):
-            gone = refused(here, "stock", here.x[:2], latency_ms=5000)
+            gone = refused(here, "stock", here.x[:2], latency_ms=60_000)
             assert gone.code == "model_error"
             assert f"the engine at 127.0.0.1:{port} cannot be used" in gone.message
-        assert ask(here, "far", here.x[:2], latency_ms=5000).hardware == "remote", "another engine's app is as before"
+        assert ask(here, "far", here.x[:2], latency_ms=60_000).hardware == "remote", "another engine's app is as before"
     with served(port):
         assert eventually(lambda: _answers(here, "stock"), 30.0)
 
 
 def _answers(whole: Whole, app: str) -> bool:
     try:
-        return bool(ask(whole, app, whole.x[:1], latency_ms=5000).outputs)
+        return bool(ask(whole, app, whole.x[:1], latency_ms=60_000).outputs)
     except Refused:
         return False
 
@@ -168,16 +168,23 @@ def test_an_engine_that_hangs_or_answers_garbage_costs_its_own_queries(
             ("nan", "returned NaN"), ("many", "rows"),
         ):  # fmt: skip
             stock.mode = mode
-            error = refused(here, "bad", here.x[:1], latency_ms=5000)
-            assert (error.code, words in error.message) == ("model_error", True), error.message
+
+            def says(words: str = words) -> bool:
+                """An engine on a machine that stands still is one that hangs."""
+                error = refused(here, "bad", here.x[:1], latency_ms=60_000)
+                assert error.code == "model_error"
+                assert words in error.message or "took too long" in error.message, error.message
+                return words in error.message
+
+            assert eventually(says)
         stock.mode = "hang"
 
         async def beside() -> list[BaseException | Any]:
             async with await infaas.connect(here.nats) as client:
-                hung = [asyncio.ensure_future(client.query("bad", here.x[:1], latency_ms=20_000)) for _ in range(3)]
+                hung = [asyncio.ensure_future(client.query("bad", here.x[:1], latency_ms=60_000)) for _ in range(3)]
                 await asyncio.sleep(0.3)
                 for _ in range(5):
-                    assert (await client.query("far", here.x[:1], latency_ms=5000)).hardware == "remote"
+                    assert (await client.query("far", here.x[:1], latency_ms=60_000)).hardware == "remote"
                 return await asyncio.gather(*hung, return_exceptions=True)
 
         ends = asyncio.run(beside())
@@ -192,8 +199,8 @@ def test_an_engine_that_hangs_or_answers_garbage_costs_its_own_queries(
 def test_many_at_once_get_their_own_answers(here: Whole) -> None:
     async def run() -> None:
         async with await infaas.connect(here.nats) as client:
-            expected = next(iter((await client.query(APP, here.x[:64], latency_ms=10_000)).outputs.values()))
-            sent = [client.query("far", here.x[i : i + 2], latency_ms=20_000) for i in range(0, 64, 2)]
+            expected = next(iter((await client.query(APP, here.x[:64], latency_ms=60_000)).outputs.values()))
+            sent = [client.query("far", here.x[i : i + 2], latency_ms=60_000) for i in range(0, 64, 2)]
             for i, answer in enumerate(await asyncio.gather(*sent)):
                 (found,) = answer.outputs.values()
                 assert np.allclose(found, expected[2 * i : 2 * i + 2], rtol=1e-4, atol=1e-6)
@@ -253,7 +260,7 @@ def test_a_stage_of_a_pipeline_may_be_remote(here: Whole, place: Path) -> None:
     assert command("pipeline", "add", str(file), *where).returncode == 0
 
     def both() -> bool:
-        answer = ask(here, "twice", here.x[:8], latency_ms=5000)
+        answer = ask(here, "twice", here.x[:8], latency_ms=60_000)
         assert np.allclose(answer.outputs["first"], answer.outputs["second"], rtol=1e-4, atol=1e-6)
         return True
 
