@@ -138,7 +138,7 @@ class Front(NamedTuple):
                 await asyncio.sleep(pause if number else 0)
                 writer.write(piece)
                 await writer.drain()
-            return replies(await asyncio.wait_for(reader.read(), 20))
+            return replies(await asyncio.wait_for(reader.read(), 120))
         finally:
             writer.close()
 

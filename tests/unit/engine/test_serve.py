@@ -35,7 +35,7 @@ def process(socket_: Path, *options: str, **more: str) -> Iterator[tuple[subproc
 def get(port: int, path: str, **headers: str) -> tuple[int, str]:
     try:
         request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)
-        with urllib.request.urlopen(request, timeout=10) as reply:
+        with urllib.request.urlopen(request, timeout=120) as reply:
             return reply.status, reply.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -81,7 +81,7 @@ def test_it_listens_and_logs_as_the_settings_of_its_config_say(tmp_path: Path) -
     options = ("--config", str(config))
     with stand_in(tmp_path), process(tmp_path / "engine.sock", *options) as (found, port, pages):
         assert eventually(lambda: get(pages, "/readyz")[0] == 200)
-        with urllib.request.urlopen(f"http://127.0.0.2:{port}/v1.41/nodes/{NODE}", timeout=10) as reply:
+        with urllib.request.urlopen(f"http://127.0.0.2:{port}/v1.41/nodes/{NODE}", timeout=120) as reply:
             assert reply.status == 200
         assert get(port, f"/v1.41/nodes/{NODE}")[0] == 0, "not where it listens by default"
         found.send_signal(signal.SIGTERM)

@@ -143,11 +143,14 @@ def test_a_run_that_takes_many_times_its_profile_is_cancelled(tmp_path, watchdog
         settings = ExecutorSettings(watchdog=watchdog, watchdog_least_s=watchdog_least_s)
         edge = AcceleratedEdge(bus, SUBJECTS, "cpu", 1, tmp_path, settings)
         await edge.perform(LoadModel("i", variant))
-        edge._loaded["i"].handle = endless = Endless()
-        began = time.monotonic()
-        found = await edge.perform(batch(1))
-        assert found.errors == ["it was cancelled"]
-        assert least_s <= endless.cancelled - began < 5.0, "5 s is the default"
+        took = []
+        while not took or (min(took) >= 5.0 and len(took) < 20):  # what else the machine does only adds to it
+            edge._loaded["i"].handle = endless = Endless()
+            began = time.monotonic()
+            found = await edge.perform(batch(1))
+            assert found.errors == ["it was cancelled"]
+            took.append(endless.cancelled - began)
+        assert least_s <= min(took) < 5.0, "5 s is the default"
         await bus.close()
 
     run(main())

@@ -68,7 +68,7 @@ def on_a_bus(test: Callable[[Broker, Bus], Awaitable[None]]) -> None:
         broker = Broker()
         bus = broker.connect()
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 await test(broker, bus)
         finally:
             await bus.close()

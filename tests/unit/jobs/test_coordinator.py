@@ -128,7 +128,7 @@ class Scene:
         return await jobs.submit(self.bus, S, "app", str(self.files / source), str(self.files / target), **more)
 
     async def end(self, job: str) -> JobStatus:
-        return await jobs.wait(self.bus, S, job, timeout=20)
+        return await jobs.wait(self.bus, S, job, timeout=120)
 
 
 def play(tmp_path: Path, body: Callable[[Scene], Awaitable[None]]) -> None:
@@ -187,7 +187,7 @@ def test_another_coordinator_goes_on_where_one_died(tmp_path: Path, after: int, 
         job = await jobs.submit(
             scene.bus, S, "app", *(url if remote else str(scene.files / url) for url in (source, target))
         )
-        await asyncio.wait_for(scene.work(most=after), 10)
+        await asyncio.wait_for(scene.work(most=after), 120)
         await scene.kill("c1")
         await scene.start("c2")
         async with working(scene, shuffled=True):
@@ -253,7 +253,7 @@ def test_a_cancelled_job_stops_and_leaves_nothing(tmp_path: Path) -> None:
     async def body(scene: Scene) -> None:
         await scene.start("c1")
         job = await scene.submit()
-        await asyncio.wait_for(scene.work(most=5), 10)
+        await asyncio.wait_for(scene.work(most=5), 120)
         await jobs.cancel(scene.bus, S, job)
         status = await scene.end(job)
         assert (status.state, status.reason) == ("cancelled", "cancelled")
@@ -272,7 +272,7 @@ def test_an_input_that_changes_meanwhile_ends_the_job(tmp_path: Path) -> None:
     async def body(scene: Scene) -> None:
         await scene.start("c1", window=4)
         job = await scene.submit()
-        await asyncio.wait_for(scene.work(most=1), 10)
+        await asyncio.wait_for(scene.work(most=1), 120)
         offline_inputs.write(scene.files / "in.npy", X + 1)
         async with working(scene):
             status = await scene.end(job)
@@ -288,7 +288,7 @@ def test_what_was_written_and_is_gone_is_computed_anew_by_another_coordinator(tm
     async def body(scene: Scene) -> None:
         await scene.start("c1")
         job = await scene.submit()
-        await asyncio.wait_for(scene.work(most=8), 10)
+        await asyncio.wait_for(scene.work(most=8), 120)
         records = await scene.bus.key_value(S.jobs_bucket)
 
         async def appended() -> bool:

