@@ -32,6 +32,10 @@ __all__ = [
 for _name in [name for name in os.environ if name.startswith("INFAAS") and name != "INFAAS_GPU_REPORT"]:
     del os.environ[_name]
 
+# Nor is how wide the caller's terminal is, for which tables leave columns out.
+for _name in ("COLUMNS", "LINES"):
+    os.environ.pop(_name, None)
+
 # Processes that a shell without job control starts in the background ignore Ctrl-C, and so would theirs.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

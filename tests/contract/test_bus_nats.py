@@ -62,7 +62,7 @@ def test_everything_goes_on_after_the_server_was_killed(server: NatsServer) -> N
         store = await bus.object_store("o")
         await store.put("o", bytes(400_000))
         await until(lambda: None in seen)
-        first = await consumer.fetch(1, 2.0)
+        first = await consumer.fetch(1, 60.0)
         await first[0].ack()
         fetching = asyncio.ensure_future(consumer.fetch(5, 60.0))
         await bus.flush()

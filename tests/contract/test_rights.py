@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -277,13 +278,13 @@ def test_a_server_without_tls_or_of_another_authority_is_not_talked_to(
 
     async def main() -> None:
         with pytest.raises(BusError, match="no TLS"):
-            await NatsBus.connect(nats_url, name="t", timeout=1, on_error=ignored, **server.login("phone").options())
+            await NatsBus.connect(nats_url, name="t", timeout=5, on_error=ignored, **server.login("phone").options())
         other = certify(tmp_path, ["localhost"])[0]
         import ssl
 
         with pytest.raises(BusError):
             tls = ssl.create_default_context(cafile=str(other))
-            await server.bus("phone", ignored, tls=tls, timeout=1)
+            await server.bus("phone", ignored, tls=tls, timeout=5)
 
     run(main())
 
@@ -338,9 +339,13 @@ def test_a_denied_request_says_so_at_once(server: Secured) -> None:
                 await bus.request(SUBJECTS.query("faces"), b"", 5.0)
             with pytest.raises(Forbidden, match=r"infaas\.execute"):
                 await bus.subscribe(SUBJECTS.execute("w1", "cpu"), heard.append)
-            async with asyncio.timeout(4):
+            took = []
+            while not took or (min(took) >= 4.0 and len(took) < 20):  # what else the machine does only adds to it
+                began = time.monotonic()
                 with pytest.raises(BusError):
                     await bus.key_value(SUBJECTS.catalog_bucket, create=False)
+                took.append(time.monotonic() - began)
+            assert min(took) < 4.0, "it is not waited for a reply"
         finally:
             await bus.close()
 

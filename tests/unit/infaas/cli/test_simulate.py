@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -53,6 +54,11 @@ arrivals = "poisson"
 rate = 30
 """
 HEAVY = SCENARIO.replace("rate = 30", "rate = 300").replace("duration_s = 20", "duration_s = 20000")
+
+
+def less_progress(said: str) -> str:
+    """Without the lines that only a run of more than a few seconds prints, as on a busy machine."""
+    return "".join(line for line in said.splitlines(keepends=True) if not re.match(r"\d+ %: ", line))
 
 
 @pytest.fixture
@@ -116,7 +122,7 @@ def test_policies_by_name_take_the_place_of_the_file_s(scenario: Path, capsys: p
         assert main(["simulate", *arguments, "--wide"]) == 0
         said = capsys.readouterr()
         assert [line.split()[0] for line in said.out.splitlines()[1:4]] == ["policy", "sm+", "infaas"]
-        assert said.err == ""
+        assert less_progress(said.err) == ""
 
 
 def test_what_a_policy_prints_is_not_among_the_results(scenario: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -140,7 +146,7 @@ def test_what_a_policy_prints_is_not_among_the_results(scenario: Path, capfd: py
 
 def test_a_picture(scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "run.png"
-    code = main(["simulate", str(scenario), "--policy", "infaas", "--plot", str(path)])
+    code = main(["simulate", str(scenario), "--policy", "infaas", "--wide", "--plot", str(path)])
     said = capsys.readouterr()
     if find_spec("matplotlib") is None:
         assert code == 2
@@ -148,7 +154,7 @@ def test_a_picture(scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         return
     assert code == 0
     assert path.read_bytes().startswith(b"\x89PNG")
-    assert said.err == f"wrote {path}\n"
+    assert less_progress(said.err) == f"wrote {path}\n"
 
 
 @pytest.mark.parametrize(
