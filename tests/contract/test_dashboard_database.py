@@ -99,10 +99,12 @@ def test_many_visitors_cost_one_query(empty_dsn: str) -> None:
     window = between(datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC) + timedelta(hours=1))
     pool = store._pool(empty_dsn)  # other tests may have asked through it
     before = pool.get_stats().get("requests_num", 0)
+    began = time.monotonic()
     with ThreadPoolExecutor(16) as visitors:
         answers = list(visitors.map(lambda _: store.history("traffic", window), range(200)))
     assert len(answers) == 200
-    assert pool.get_stats()["requests_num"] - before == 1
+    spans = 1 + int((time.monotonic() - began) / store.CACHE_S)  # one, unless the machine is slow
+    assert 1 <= pool.get_stats()["requests_num"] - before <= min(spans, 100)
 
 
 def test_nothing_can_be_written_whatever_the_role(superuser_dsn: str) -> None:

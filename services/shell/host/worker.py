@@ -230,7 +230,7 @@ async def drain(bus: Bus, subjects: Subjects, worker: str, patience: float) -> b
     loop = asyncio.get_running_loop()
     quiet = asyncio.Event()
     empty_since: list[float] = []  # when it was first seen to drain with nothing queued
-    last = loop.time()
+    last = turned = loop.time()
 
     def on_heartbeat(delivery: Delivery) -> None:
         nonlocal last
@@ -258,7 +258,9 @@ async def drain(bus: Bus, subjects: Subjects, worker: str, patience: float) -> b
             try:
                 await asyncio.wait_for(quiet.wait(), min(REPEAT_S, left))
             except TimeoutError:
-                continue
+                before, turned = turned, loop.time()
+                if turned - before > 2.0 * REPEAT_S:
+                    last = turned  # the silence was this process's own
         await subscription.drain()
     except BusError as error:
         log.warning("the worker %s is stopped without draining: %s", worker, error)

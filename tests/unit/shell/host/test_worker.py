@@ -1,6 +1,7 @@
 """A worker is drained before its processes are stopped."""
 
 import asyncio
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,28 @@ def test_a_worker_that_nobody_hears_is_not_waited_for() -> None:
         return await asyncio.wait_for(drain(MemoryBus(), SUBJECTS, "n1", 3600.0), 10 * worker.SILENT_S)
 
     assert not run(main())
+
+
+def test_a_machine_that_stands_still_is_no_silent_monitor() -> None:
+    async def main() -> bool:
+        bus, loop = MemoryBus(), asyncio.get_running_loop()
+
+        async def speak() -> None:
+            bus.publish(SUBJECTS.worker_heartbeat("n1"), beat(queued=1))
+            await asyncio.sleep(0.1)
+            loop.call_soon(time.sleep, worker.SILENT_S + 0.2)
+            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.2)  # what was said meanwhile has not arrived
+            while True:
+                bus.publish(SUBJECTS.worker_heartbeat("n1"), beat(draining=True))
+                await asyncio.sleep(0.05)
+
+        speaking = asyncio.create_task(speak())
+        empty = await drain(bus, SUBJECTS, "n1", 600.0)
+        speaking.cancel()
+        return empty
+
+    assert run(main())
 
 
 def test_no_patience_is_no_order() -> None:
