@@ -8,6 +8,7 @@ from bus.messages.fleet import DispatcherHeartbeat
 from bus.subjects import Subjects
 from services.core.actor import (
     NOTHING,
+    After,
     Changed,
     Do,
     Done,
@@ -29,6 +30,11 @@ from services.core.settings import Settings
 
 MISTAKES = "client errors"
 SILENT = 3.0  # s without a heartbeat after which a dispatcher counts as gone
+TURN = 0.5  # s between two looks at the clock: where much more has passed, this process has stood still
+
+
+class Turn(Struct, frozen=True):
+    """Time to look at the clock."""
 
 
 class Serve(Struct, frozen=True):
@@ -56,10 +62,12 @@ class Gateway:
         self._heartbeats: dict[
             str, tuple[float, str]
         ] = {}  # dispatcher -> Unix seconds of its last one, and what it lacked
+        self._turned: float | None = None  # Unix seconds of the last look at the clock
         self.inlets = (Inlet(subject=subjects.dispatcher_heartbeat(), message=DispatcherHeartbeat),)
         self.watches = (Watch(bucket=subjects.catalog_bucket),)
         self._on: dict[type, Handler] = {
             DispatcherHeartbeat: self._heartbeat,
+            Turn: self._turn,
             Changed: self._changed,
             Synced: self._synced,
             Started: self._started,
@@ -78,12 +86,25 @@ class Gateway:
             return "the catalogue"
         if self._closes:
             return ""
-        return "" if any(now - at < SILENT for at, _ in self._heartbeats.values()) else "a running dispatcher"
+        lived = self._lived(now)
+        return "" if any(lived - at < SILENT for at, _ in self._heartbeats.values()) else "a running dispatcher"
 
     def not_ready(self, now: float) -> str:
         """What any dispatcher lacks, too, where none has all: queries are passed on all the same."""
-        heard = [lacks for at, lacks in self._heartbeats.values() if now - at < SILENT]
+        lived = self._lived(now)
+        heard = [lacks for at, lacks in self._heartbeats.values() if lived - at < SILENT]
         return self.missing(now) or min(heard, default="")
+
+    def _lived(self, now: float) -> float:
+        """Now, less what this process has stood still since it last looked: that silence is its own, and no dispatcher's."""
+        return now if self._turned is None else min(now, self._turned + 2.0 * TURN)
+
+    def _turn(self, envelope: Envelope) -> Iterable[Effect]:
+        now, before = envelope.now, self._turned
+        self._turned = now
+        if before is not None and (gap := now - before) > 2.0 * TURN:
+            self._heartbeats = {name: (min(at + gap, now), lacks) for name, (at, lacks) in self._heartbeats.items()}
+        return (After("turn", TURN, Turn()),)
 
     def _heartbeat(self, envelope: Envelope) -> Iterable[Effect]:
         heartbeat, now = envelope.message, envelope.now
@@ -103,8 +124,8 @@ class Gateway:
         self.synced = True
         return NOTHING
 
-    def _started(self, _: Envelope) -> Iterable[Effect]:
-        return Do("serve", Serve()), Do(MISTAKES, AwaitClientErrors())
+    def _started(self, envelope: Envelope) -> Iterable[Effect]:
+        return Do("serve", Serve()), Do(MISTAKES, AwaitClientErrors()), *self._turn(envelope)
 
     def _stopping(self, envelope: Envelope) -> Iterable[Effect]:
         self._closes = envelope.message.succeeded

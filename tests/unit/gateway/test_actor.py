@@ -1,12 +1,14 @@
 import tracemalloc
 
+import pytest
+
 from bus.codec import encode
 from bus.messages.events import ClientError
 from bus.messages.fleet import DispatcherHeartbeat
 from bus.subjects import Subjects
-from services.core.actor import Changed, Do, Done, Envelope, Failed, Halt, Record, Started, Stopping, Synced
+from services.core.actor import After, Changed, Do, Done, Envelope, Failed, Halt, Record, Started, Stopping, Synced
 from services.core.catalog import key_of
-from services.gateway.actor import SILENT, AwaitClientErrors, Close, Gateway, Serve
+from services.gateway.actor import SILENT, TURN, AwaitClientErrors, Close, Gateway, Serve, Turn
 from services.gateway.oip.models import ModelTarget, find, index, metadata, parse_target
 from tests.support.simulated.fleet import catalogue, variant
 
@@ -27,7 +29,7 @@ def made() -> Gateway:
 def test_it_serves_from_its_start_to_its_end() -> None:
     gateway = Gateway(Subjects())
     wait = Do("client errors", AwaitClientErrors())
-    assert gateway.handle(Envelope(0.0, Started())) == (Do("serve", Serve()), wait)
+    assert gateway.handle(Envelope(0.0, Started())) == (Do("serve", Serve()), wait, After("turn", TURN, Turn()))
     assert gateway.handle(Envelope(0.0, Stopping(4.0))) == (Do("close", Close(4.0)),)
     (effect,) = gateway.handle(Envelope(0.0, Failed("serve", "the port is busy")))
     assert isinstance(effect, Halt)
@@ -65,6 +67,20 @@ def test_it_is_ready_with_the_catalogue_and_a_dispatcher() -> None:
     gateway.handle(beat(10.0))
     gateway.handle(beat(10.1, leaving=True))
     assert gateway.missing(10.1) != ""
+
+
+@pytest.mark.parametrize("still", [SILENT, 100.0])
+def test_a_silence_of_its_own_is_no_dispatchers(still: float) -> None:
+    gateway = made()
+    gateway.handle(Envelope(0.0, Started()))
+    gateway.handle(beat(0.0, missing="a living executor"))
+    assert gateway.missing(still) == "", "it has stood still, and not looked at the clock yet"
+    assert gateway.not_ready(still) == "a living executor"
+    gateway.handle(Envelope(still, Turn()))
+    assert gateway.missing(still) == "", "what came meanwhile may not have been read yet"
+    for turn in range(1, 7):
+        gateway.handle(Envelope(still + turn * TURN, Turn()))
+    assert gateway.missing(still + SILENT) == "a running dispatcher"
 
 
 def test_its_doors_say_what_dispatchers_lack_and_queries_are_passed_on() -> None:
