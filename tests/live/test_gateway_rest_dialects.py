@@ -279,8 +279,8 @@ def test_a_selection_is_set_over_http_and_a_wrong_one_refused(place: Place) -> N
         return fine(place, "/v2/models/several/infer", {"inputs": [given], "parameters": needs})["parameters"]
 
     numbers = itertools.count()
-    assert eventually(lambda: "default" not in infer(next(numbers), latency_ms=5000), 60)
-    first, again = infer(0.5, latency_ms=5000), infer(0.5, latency_ms=5000)
+    assert eventually(lambda: "default" not in infer(next(numbers), latency_ms=60_000))
+    first, again = infer(0.5, latency_ms=60_000), infer(0.5, latency_ms=60_000)
     assert (first["cached"], again["cached"], again["cost"], again["model"]) == (False, True, 0, "logreg")
     assert first["query"] != again["query"]
     fine(place, "/admin/set_selection", {"name": "several", "policy": "majority", "cache_mb": 8})

@@ -78,7 +78,7 @@ class Patience:
     async def until(self, condition: Callable[[], Any], what: str) -> None:
         self._begin()
         try:
-            await until(condition)
+            await until(condition, 60.0)
         except TimeoutError:
             others = (self._seconds() - self._before) / (time.monotonic() - self._at)
             if others > OTHERS:

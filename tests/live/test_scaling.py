@@ -144,7 +144,7 @@ def test_a_load_beyond_one_instance_is_planned_for_and_reclaimable_after_it(worl
 
     assert eventually(foreseen)
     # And when nothing comes any more, what was loaded for it is marked: its place is for others.
-    assert eventually(lambda: any(action == "release" for action, *_ in world.rows(PLANNED)), 90)
+    assert eventually(lambda: any(action == "release" for action, *_ in world.rows(PLANNED)))
     assert "the plan needs " in next(row[2] for row in world.rows(PLANNED) if row[0] == "release")
 
 

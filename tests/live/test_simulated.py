@@ -162,6 +162,6 @@ def test_instances_on_a_gpu_take_the_contexts_of_a_rule_and_those_of_inferentia_
     assert query(world, "one.npy", "--variant", gpu) is not None  # waits for the load
     where = ("--model", "convnet", "--data-dir", str(world.directory))
     assert infaas("admin", "set-batching", *where, "--policy", "edf", "--contexts", "2").returncode == 0
-    assert eventually(lambda: contexts(2), 20.0)
+    assert eventually(lambda: contexts(2))
     assert infaas("admin", "set-batching", *where).returncode == 0
-    assert eventually(lambda: contexts(1), 20.0)
+    assert eventually(lambda: contexts(1))

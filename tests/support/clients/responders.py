@@ -13,7 +13,7 @@ from bus.port import Bus, Delivery
 Reply = dict[str, Any] | None
 
 
-async def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
+async def until(condition: Callable[[], Any], seconds: float = 180.0) -> None:
     """Wait until it holds. The time only ends a failing test: it is far longer than anything takes on a busy machine."""
     async with asyncio.timeout(seconds):
         while True:

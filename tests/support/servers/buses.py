@@ -57,7 +57,7 @@ def buses(request: pytest.FixtureRequest, prefix: str) -> Buses:
     return Buses(request.param, url, prefix)
 
 
-async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 180.0) -> None:
     """Wait until `condition` holds; fails when it does not in time."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110  (any condition, of either bus)

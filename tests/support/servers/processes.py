@@ -62,7 +62,7 @@ def _read(pid: int, what: str) -> str:
         return ""
 
 
-def eventually(what: Callable[[], bool], seconds: float = 60.0) -> bool:
+def eventually(what: Callable[[], bool], seconds: float = 180.0) -> bool:
     """Whether it becomes true within the time, which is only there to end a failing test: it is long, for busy machines."""
     give_up = time.monotonic() + seconds
     while not what():

@@ -61,7 +61,7 @@ class Secured(NatsServer):
         assert self._process is not None
         before = self._said("Reloaded")
         self._process.send_signal(signal.SIGHUP)
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while self._said("Reloaded") == before:
             assert time.monotonic() < until, self.log[-1000:]
             time.sleep(0.01)

@@ -256,7 +256,7 @@ def test_a_crash_is_told_and_the_process_comes_again_after_a_pause_that_grows(ru
 
 
 def test_a_hang_ends_at_its_limit_and_other_policies_go_on(runner, modules) -> None:
-    policies = UserPolicies(call_s=1.0)
+    policies = UserPolicies(call_s=5.0)  # a machine that stands still for a moment is no hang
     own, other = "test_own_policies:Counting", "test_own_policies:Bare"
 
     def ask(policy: str, what: str | None):
@@ -272,12 +272,12 @@ def test_a_hang_ends_at_its_limit_and_other_policies_go_on(runner, modules) -> N
         while not hanging.done():
             assert await ask(other, None) == ["a"]
             served += 1
-        assert served > 20
-        with pytest.raises(PolicyFailed, match="'test_own_policies:Counting': select took longer than 1 s"):
+        assert served > 5
+        with pytest.raises(PolicyFailed, match="'test_own_policies:Counting': select took longer than 5 s"):
             await hanging
-        with pytest.raises(PolicyFailed, match="select took longer than 1 s; it is started again in"):
+        with pytest.raises(PolicyFailed, match="select took longer than 5 s; it is started again in"):
             await behind
-        assert 1.0 <= time.monotonic() - began < 10.0
+        assert 5.0 <= time.monotonic() - began < 55.0, "it hangs for 60 s"
 
     try:
         runner.run(test())
@@ -322,7 +322,7 @@ def test_a_policy_gets_none_of_our_variables_and_no_process_is_left(runner, modu
     finally:
         del os.environ["INFAAS_TOKEN_OF_A_TEST"]
         policies.close()
-    give_up = time.monotonic() + 10.0
+    give_up = time.monotonic() + 60.0
     while Path(f"/proc/{pid}").exists():
         assert time.monotonic() < give_up
         runner.run(asyncio.sleep(0.02))
