@@ -25,6 +25,7 @@ from services.core.hosts import BadHttpUrl, HttpUrl, allowed_hosts, http_url
 from services.executor.backends.base import Cancelled, LoadFailed, RunFailed
 
 CONNECT_S = 1.5  # from a host's name to an open connection; less than a cancelled run may take to end
+LEAST_S = 0.1  # for each step of it, also where this machine has stood still meanwhile
 SILENCE_S = 30.0  # without a byte from the engine
 MOST_REPLY = 2**28  # bytes
 HEAD = "Inference-Header-Content-Length"  # bytes of JSON before raw tensors
@@ -208,7 +209,7 @@ class _EngineConnection(HTTPConnection):
             context = self._tls or _trusted()
             secured = context.wrap_socket(self.sock, server_hostname=self.host, do_handshake_on_connect=False)
             self.sock = self._socket = secured
-            secured.settimeout(max(0.01, ends - time.monotonic()))
+            secured.settimeout(max(LEAST_S, ends - time.monotonic()))
             secured.do_handshake()
         self.sock.settimeout(SILENCE_S)
 
@@ -229,7 +230,7 @@ def _connected(host: str, port: int, ends: float) -> socket.socket:
     failure: OSError | None = None
     for address in _resolved(host, port, ends):
         try:
-            return socket.create_connection((address, port), timeout=max(0.01, ends - time.monotonic()))
+            return socket.create_connection((address, port), timeout=max(LEAST_S, ends - time.monotonic()))
         except OSError as error:
             failure = error
     raise failure or OSError("its name has no address")
@@ -239,7 +240,7 @@ def _resolved(host: str, port: int, ends: float) -> list[str]:
     """A resolver may take longer than a run may take to end. Then its thread is left behind."""
     found: Future[list[str]] = _resolvers().submit(_addresses, host, port)
     try:
-        return found.result(max(0.0, ends - time.monotonic()))
+        return found.result(max(LEAST_S, ends - time.monotonic()))
     except NotResolved:
         found.cancel()
         raise OSError("its name is not resolved in time") from None
