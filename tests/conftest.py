@@ -36,6 +36,10 @@ for _name in [name for name in os.environ if name.startswith("INFAAS") and name 
 for _name in ("COLUMNS", "LINES"):
     os.environ.pop(_name, None)
 
+# Servers of tests are on this machine, wherever the caller's proxy is.
+for _name in ("no_proxy", "NO_PROXY"):
+    os.environ[_name] = ",".join(filter(None, [os.environ.get(_name), "127.0.0.1", "127.0.0.2", "localhost", "::1"]))
+
 # Processes that a shell without job control starts in the background ignore Ctrl-C, and so would theirs.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
