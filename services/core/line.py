@@ -11,22 +11,29 @@ from services.core.actor import Publish
 from services.core.outcomes import ECHO_LOST
 
 ECHO_S = 0.1  # s between two echoes
+WINDOW_S = 1.0  # of echoes, whose least lateness counts as usual; one that has become slow is known to be after two
 UNDER_WAY = 1024  # echoes that have not come back, at most
 
 
 class Line:
     """One actor's connection, as its echoes on `subject` show it. stale: seconds since the last echo that came back was sent, from which on
     messages may be old. fresh_until: when that is, Unix seconds.
+
+    usual: seconds by which echoes are late on a line that is always slow, or whose process is: a busy machine gives them no better one. It
+    stood still only where it takes longer than that. Else nothing would ever be said on such a line.
     """
 
-    __slots__ = ("_heard", "_sent", "_since", "_stale", "_subject", "fresh_until")
+    __slots__ = ("_from", "_heard", "_least", "_sent", "_since", "_stale", "_subject", "fresh_until", "usual")
 
     def __init__(self, subject: str, stale: float) -> None:
         self._subject = subject
         self._stale = stale
         self._heard = 0.0
+        self._from = 0.0  # the same, or when a rest ended: what was said before that was heard
         self._sent: deque[float] = deque(maxlen=UNDER_WAY)
         self._since = 0.0  # when this process found that it had not heard itself for too long
+        self._least = (0.0, 0.0, 0.0)  # since when; the least lateness of the window before, and since then
+        self.usual = 0.0
         self.fresh_until = float("inf")  # before the first echo nothing is known
 
     def rest(self) -> None:
@@ -35,8 +42,10 @@ class Line:
 
     def resume(self, now: float) -> Publish:
         """The first echo after a rest; the line counts as fresh for as long as an echo may take. Before the very first one nothing is known."""
+        self._since = 0.0
         if self._heard:
             self.fresh_until = now + self._stale
+            self._from = now
         return self.echo(now)
 
     def echo(self, now: float) -> Publish:
@@ -48,17 +57,37 @@ class Line:
         """An echo came back. Returns whether the connection was broken before, perhaps, and what came on it lost: an earlier echo never came
         back, or the last ones came very late, as if the connection was new.
         """
-        stale, lost = now > self.fresh_until, False
+        still, lost = self.still(now), False
         while self._sent and self._sent[0] <= echo.at:
             lost |= self._sent.popleft() < echo.at
-        self._since = 0.0
-        self._heard = max(self._heard, echo.at)
+        if echo.at < self._from:
+            return lost  # from before a rest
+        if self._from:
+            due = self._from + (ECHO_S if self._from == self._heard else 0.0)  # after a rest it was sent at once
+            self._came_late(max(0.0, now - due), now)
+        self._heard = self._from = echo.at
         self.fresh_until = self._heard + self._stale
-        return lost or (stale and now <= self.fresh_until)
+        if self.still(now):
+            return lost  # the next ones are on their way
+        self._since = 0.0
+        return lost or still
+
+    def _came_late(self, late: float, now: float) -> None:
+        """An echo shows by how much this process heard itself late. What stops it, or holds its connection up, adds to that for a while only."""
+        since, before, least = self._least
+        since, before, least = (now, least, late) if now > since + WINDOW_S else (since, before, min(least, late))
+        self._least = since, before, least
+        self.usual = min(before, least)
+
+    def still(self, now: float) -> bool:
+        """Whether this process, or its connection, stands still or did a moment ago: what was said meanwhile is on its way."""
+        return now > self.fresh_until + self.usual
 
     def waits(self, now: float) -> bool:
-        """Whether what is due now waits for an echo, as what came meanwhile may be on its way and change it. It does not wait for ever."""
-        if now <= self.fresh_until:
+        """Whether what is due now waits for an echo, as what came meanwhile may be on its way and change it. It does not wait for ever: also
+        where each echo comes later than the one before.
+        """
+        if not self.still(now):
             return False
         self._since = self._since or now
         return now < self._since + ECHO_LOST

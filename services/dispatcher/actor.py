@@ -183,14 +183,14 @@ class Dispatcher:
     def _begin(self, envelope: Envelope, now: float, age: float = 0.0) -> Iterable[Effect]:
         """A new query. Its time counts from when it reached the server. age: seconds since its client sent it first, if it did not reach this one."""
         head, app_name = envelope.message, envelope.subject[self._prefix :]
-        query = self._admission.admit(app_name, envelope)
+        query = self._admission.admit(app_name, envelope, age)
         if isinstance(query, Error):
             uid = self._admission.known_as(app_name, head, envelope.reply)
             return self._outcomes.refused_unadmitted(app_name, envelope, head.id, query, uid)
         if head.retry_key is not None and self.resent.has(query.uid):
             return NOTHING  # the client asks again for a query in flight: it will be answered
         query.arrived -= age
-        if envelope.now < now >= query.ask.deadline:
+        if (age or envelope.now < now) and now >= query.ask.deadline:
             return self._refuse(query, WAITED, now)
         if query.selection is not None or query.pipeline is not None:
             return self.composites.begin(query, now)

@@ -288,8 +288,8 @@ class Admission:
         self._max_inline = max_inline
         self._hashers: dict[tuple[str, str], blake2b] = {}
 
-    def admit(self, app_name: str, envelope: Envelope) -> Query | Error:
-        """The query, or why it is refused."""
+    def admit(self, app_name: str, envelope: Envelope, age: float = 0.0) -> Query | Error:
+        """The query, or why it is refused. age: seconds since its client sent it first, which has that much less patience if it states no time."""
         head: QueryHead = envelope.message
         found = self._apps.of(app_name, head.model)
         if found is None:
@@ -309,7 +309,7 @@ class Admission:
             uid = self._uid(app_name, head, envelope.reply)
         except BadRequest as error:
             return Error(code="bad_request", message=str(error))
-        ask = needs_of(head, key, items, length, view.app.latency_ms, now, self._default_deadline)
+        ask = needs_of(head, key, items, length, view.app.latency_ms, now, self._default_deadline - age)
         query = Query(uid, app_name, head, ask, envelope.reply, envelope.body, now)
         if view.app.default_output is not None:
             query.fallback = view.app

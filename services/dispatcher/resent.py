@@ -23,6 +23,7 @@ from services.dispatcher.silence import Silence
 SAYS_S = 0.05  # s since the question reached others, in which an executor that knows a query says so, before the next echo is sent
 AGAIN_S = 1.0  # s for the same where an executor is known to have replied: it may be busy
 ASK_S = 0.5  # s after which all are asked again if one that goes on has not answered: its connection, or it, may have begun anew
+SEEK_S = 1.0  # s that a query may have waited here, from which on its client may have sent it again; less than its and others' patience
 MOST_S = 10.0  # s after which nobody is waited for any more
 TWICE_S = 4.0  # s of silence after which a client has not got that reply: it has asked twice
 FORGET_S = 30.0  # s without a heartbeat after which a dispatcher is forgotten
@@ -91,6 +92,7 @@ class Resent:
         self._take = take
         self._patience = silence.patience
         self._asked: dict[bytes, Sought] = {}
+        self._told: set[bytes] = set()  # that were begun here although others were silent, which know it
         self._others: dict[str, float] = {}  # dispatchers, and when each was last heard
         self._young: set[bytes] = set()  # ended by executors
         self._old: set[bytes] = set()
@@ -134,7 +136,7 @@ class Resent:
             return (Publish(envelope.reply, known.body),)
         answered = uid in self._young or uid in self._old
         waited = age is None
-        if waited and not answered and not self._others:
+        if waited and not answered and (not self._others or now < reached + SEEK_S):
             return self._take(replace(envelope, now=reached), now, 0.0)
         if reached < now:
             envelope = replace(envelope, now=reached)
@@ -177,9 +179,18 @@ class Resent:
         silent = [name for name in self._others if name not in sought.heard]
         told = [Publish(self._subjects.resent(name), ResentKnown(self._name, uid, "taken")) for name in silent]
         envelope = sought.envelope
+        age = sought.age
         if not sought.waited and envelope.now == sought.at:
-            envelope = replace(envelope, now=now)
-        return [*told, *self._take(envelope, now, sought.age)]
+            envelope, age = replace(envelope, now=now), age + now - sought.at
+        if told:
+            self._told_of(uid)
+        return [*told, *self._take(envelope, now, age)]
+
+    def _told_of(self, uid: bytes) -> None:
+        """It is begun here, and those that were silent are told."""
+        if len(self._told) >= KEPT:
+            self._told = {each for each in self._told if self.has(each)}
+        self._told.add(uid)
 
     # -- what dispatchers tell each other
 
@@ -217,7 +228,9 @@ class Resent:
         sought = self._asked.get(known.uid)
         if known.what == "taken":
             self._asked.pop(known.uid, None)
-            return self.forget(known.uid, envelope.now) if sought is None else NOTHING
+            if sought is not None or (known.uid in self._told and self._name < known.dispatcher):
+                return NOTHING  # of two that have begun it at the same time, as neither heard the other, one goes on
+            return self.forget(known.uid, envelope.now)
         if sought is None:
             return NOTHING
         if known.what == "has":

@@ -134,6 +134,7 @@ class Silence:
         if echoed < self._counted + ECHO_S / 2 or now > self.line.fresh_until:
             return []
         self._counted = echoed
+        most = QUIET + int(2.0 * self.line.usual / ECHO_S)  # the question travels, and the answer
         effects: list[Effect] = []
         quiet: list[SharedCores] = []
         for worker in self._view.workers.values():
@@ -145,7 +146,7 @@ class Silence:
                 cores.quiet += 1
                 if cores.quiet == 1:
                     effects.append(self._withdraw(worker.name, device, asked.id, []))
-                elif cores.quiet >= QUIET:
+                elif cores.quiet >= most:
                     quiet.append(cores)
         if quiet:
             effects.extend(self._move(quiet, now))

@@ -78,7 +78,7 @@ class Stillness:
         if self.rests:
             return NOTHING
         self.line.came(echo, now)
-        if now > self.line.fresh_until:
+        if self.line.waits(now):
             return NOTHING  # it waited itself
         still, self._heard = echo.at - self._heard, echo.at
         return (*self._gap(still, now), *self._release(now))

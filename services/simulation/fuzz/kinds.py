@@ -116,7 +116,7 @@ KINDS: dict[str, KindDrawn] = {
     "load-fails": KindDrawn(0.5, _maybe_variant),
     "load-hangs": KindDrawn(0.5, _maybe_variant),
     "load-slow": KindDrawn(0.5, lambda draw, system: _maybe_variant(draw, system) | {"factor": 10.0}),
-    "messages-delayed": KindDrawn(0.7, lambda draw, _: {"delay_s": draw.choice([0.002, 0.02, 0.08])}),
+    "messages-delayed": KindDrawn(0.7, lambda draw, _: {"delay_s": draw.choice([0.002, 0.02, 0.3])}),
     "model-errs": KindDrawn(0.3, _errs, lambda system: bool(_several(system))),
     "link-clogged": KindDrawn(2.5, _link),
     "link-lost": KindDrawn(1.5, _link),

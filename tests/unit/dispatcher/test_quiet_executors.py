@@ -8,7 +8,7 @@ from bus.messages.fleet import EnsureLoaded
 from services.core.line import ECHO_S
 from services.dispatcher.silence import QUIET
 from tests.support.simulated.fleet import Fleet
-from tests.unit.dispatcher.test_silence import reply, row
+from tests.unit.dispatcher.test_silence import reply, row, slow
 
 OBJECTIVE = 0.3
 
@@ -137,3 +137,14 @@ def test_an_executor_that_does_not_hear_itself_says_nothing_until_it_does(rested
     after = fleet.ask(latency_ms=1000 * OBJECTIVE)
     fleet.stage.run(2.0)
     assert "outputs" in reply(fleet, after)[1]
+
+
+def test_on_a_slow_line_another_executor_gets_nothing_that_one_has_as_its_word_travels() -> None:
+    fleet = fleet_of(2)
+    slow(fleet, 0.25)
+    for device in fleet.devices.values():
+        device.slow = 20.0
+    labels = ask(fleet, 2.0, every=0.05)
+    fleet.stage.run(10.0)
+    for label in labels:
+        assert len(where(fleet, label)) == 1

@@ -7,8 +7,9 @@ import pytest
 from bus.codec import decode, encode
 from bus.messages.flow import ResentSought
 from bus.messages.public import RESENT, QueryHead, Tensor
+from infaas.client import DEADLINE, GRACE
 from services.core.actor import Envelope
-from services.dispatcher.resent import AGAIN_S, MOST_S, SAYS_S
+from services.dispatcher.resent import AGAIN_S, MOST_S, SAYS_S, SEEK_S
 from tests.support.simulated.fleet import Fleet
 from tests.unit.dispatcher.test_join import Several, members
 
@@ -262,6 +263,56 @@ def test_without_the_mark_nobody_is_asked() -> None:
     send(fleet, "d0")
     fleet.stage.run(1.0)
     assert not [subject for _, subject, _ in fleet.stage.heard if subject == fleet.subjects.resent()]
+
+
+def test_what_a_busy_dispatcher_reads_a_little_late_is_sought_nowhere() -> None:
+    """No client has sent it again so soon, and asking all for each query would make a busy machine busier."""
+    fleet = ready()
+    fleet.stage.listen(fleet.subjects.resent())
+    fleet.stage.pause("d0")
+    fleet.stage.run(0.1)
+    send(fleet, "d0")
+    fleet.stage.run(SEEK_S - 0.3)
+    fleet.stage.go_on("d0")
+    fleet.stage.run(1.0)
+    assert len(fleet.replies("q")) == 1
+    assert not [subject for _, subject, _ in fleet.stage.heard if subject == fleet.subjects.resent()]
+
+
+@pytest.mark.parametrize("age_s", [1.5, 22.5])
+def test_what_is_begun_late_has_no_more_time_than_its_client_has_patience(age_s: float) -> None:
+    fleet = ready()
+    fleet.devices["w0"].slow = 1e6
+    asked = fleet.stage.now
+    send(fleet, "d1", age_ms=round(1000 * age_s))
+    fleet.stage.run(32.0)
+    [at] = [at for at, subject, _ in fleet.stage.heard if subject == "_INBOX.test.q"]
+    [reply] = fleet.replies("q")
+    assert reply["error"]["code"] == "deadline"
+    assert at - asked + age_s < DEADLINE + GRACE
+
+
+def test_what_is_begun_after_its_client_has_lost_patience_is_refused() -> None:
+    fleet = ready()
+    send(fleet, "d1", age_ms=31_000)
+    fleet.stage.run(2.0)
+    [reply] = fleet.replies("q")
+    assert reply["error"]["code"] == "deadline"
+    assert runs(fleet) == 0
+
+
+def test_of_two_dispatchers_that_begin_it_as_neither_hears_the_other_one_goes_on() -> None:
+    fleet = Fleet(dispatchers=2, workers=0)
+    fleet.stage.run(2.0)
+    for name in ("d0", "d1"):
+        fleet.stage.clog(name, fleet.subjects.resent())
+        send(fleet, name, age_ms=1500)
+    fleet.stage.run(MOST_S + 1.0)
+    assert [fleet.stage.members[name].actor.resent.ends["taken"] for name in ("d0", "d1")] == [1, 1]
+    fleet.stage.run(20.0)
+    [reply] = fleet.replies("q")
+    assert reply["error"]["code"] == "deadline"
+    assert len(rows(fleet)) == 1
 
 
 # -- of several models

@@ -1,11 +1,13 @@
 """Who speaks for a query whose executor is silent, or whose dispatcher was: one process, and the row is what the client got. Virtual time."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from bus.messages.events import OutcomeEvent
 from bus.messages.flow import DoneBatch
+from services.core.line import WINDOW_S
 from services.core.outcomes import ECHO_LOST, SILENT
 from services.dispatcher.metrics import DispatcherMetrics
 from services.dispatcher.silence import STALE
@@ -182,3 +184,63 @@ def test_a_model_that_hangs_is_its_executors_matter() -> None:
     fleet.stage.run(2.0)
     assert reply(fleet, label)[1]["error"]["code"] == "deadline"
     assert not fleet.stage.members["d0"].actor.silence.crossings
+
+
+# -- a line that is always slow, as that of a busy machine
+
+
+def slow(fleet: Fleet, seconds: float) -> None:
+    """Each message takes so long from now on, and all have found that out."""
+    fleet.stage.delay = seconds
+    fleet.stage.run(3.0 * WINDOW_S + seconds)
+
+
+@pytest.mark.parametrize("seconds", [0.25, 0.6])
+def test_on_a_slow_line_queries_are_answered(seconds: float) -> None:
+    fleet = warm(dispatchers=2)
+    slow(fleet, seconds)
+    labels = []
+    for _ in range(20):
+        labels.append(fleet.ask())
+        fleet.stage.run(0.5)
+    fleet.stage.run(10.0)
+    for label in labels:
+        assert "outputs" in reply(fleet, label)[1]
+        assert row(fleet, label).outcome == "ok"
+    computed = [label for batch in fleet.devices["w0"].batches for label in batch]
+    assert [computed.count(label) for label in labels] == [1] * len(labels)
+
+
+@pytest.mark.parametrize("seconds", [0.25, 0.6])
+@pytest.mark.parametrize("broken", [hang, fall_silent])
+def test_on_a_slow_line_a_query_that_nobody_answers_is_refused_at_its_deadline(
+    broken: Callable[[Fleet], None], seconds: float
+) -> None:
+    fleet = warm()
+    slow(fleet, seconds)
+    broken(fleet)
+    asked = fleet.stage.now
+    label = fleet.ask(latency_ms=8000.0)
+    fleet.stage.run(20.0)
+    at, refusal = reply(fleet, label)
+    assert refusal["error"]["code"] == "deadline"
+    assert at - asked < 8.0 + SILENT + 5.0 * seconds + 0.2
+
+
+def test_a_dispatcher_that_turns_seldom_refuses_what_is_not_answered() -> None:
+    """It stands still for a moment again and again, and is in time between."""
+    fleet = warm()
+    fall_silent(fleet)
+    stage = fleet.stage
+    asked = stage.now
+    label = fleet.ask(latency_ms=1000.0)
+    for _ in range(40):
+        stage.pause("d0")
+        stage.run(0.55)
+        stage.go_on("d0")
+        stage.run(0.05)
+        if fleet.replies(label):
+            break
+    at, refusal = reply(fleet, label)
+    assert refusal["error"]["code"] == "deadline"
+    assert at - asked < 4.0
