@@ -188,11 +188,15 @@ class Deployed:
 
     def rows(self, query: str) -> list[list[Any]]:
         """What the database says, asked as the operator asks it."""
-        return list(json.loads(self.infaas("sql", query, "--json"))["rows"])
+        return list(self.told("sql", query, "--json")["rows"])
 
     def workers(self) -> list[dict[str, Any]]:
         """As the operator is told of them."""
-        return list(json.loads(self.infaas("workers", "--json")))
+        return list(self.told("workers", "--json"))
+
+    def told(self, *words: str) -> Any:
+        """What a command that changes nothing prints, as JSON. Each runs in a container, which a busy engine may fail to start: it is asked again."""
+        return eventually(lambda: (json.loads(self.infaas(*words)),), f"infaas {words[0]} answers", 240, 1.0)[0]
 
     @contextmanager
     def timed(self, what: str) -> Iterator[None]:

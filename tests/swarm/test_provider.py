@@ -24,7 +24,13 @@ from tests.swarm.sleepers import BUSYBOX, IMAGE, containers, insist, prepare, ru
 
 pytest.importorskip("docker", reason="docker-py is missing: the extra swarm")
 
-pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
+pytestmark = [
+    pytest.mark.swarm,
+    pytest.mark.timeout(240),
+    # docker-py forgets the socket of an engine that refuses it, which is found when memory is freed: in the next test, perhaps
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -285,8 +291,6 @@ def three() -> Iterator[Swarm]:
         yield swarm
 
 
-@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # docker-py forgets one that was refused
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_leader_of_the_swarm_that_dies_in_the_middle_loses_and_doubles_nothing(three: Swarm) -> None:
     leader = three.leader
     others = [node for name, node in three.nodes.items() if name.startswith("m") and node is not leader]

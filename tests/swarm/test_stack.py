@@ -221,8 +221,8 @@ def test_load_brings_a_worker_and_low_load_gives_one_back(up: Deployed) -> None:
         load.ended()
         assert not load.lost(), load.said
     assert not light.failed(), light.said
-    removed = up.rows("SELECT worker FROM infaas.scaling_events WHERE action = 'remove_worker'")
-    assert [gone] in removed
+    removed = "SELECT worker FROM infaas.scaling_events WHERE action = 'remove_worker'"
+    eventually(lambda: [gone] in up.rows(removed), "its removal is recorded", 120, 1.0)
 
 
 def test_each_answer_is_recorded_once(up: Deployed) -> None:

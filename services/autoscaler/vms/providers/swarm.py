@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 import socket
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
@@ -203,6 +204,36 @@ class NoManager(TimeoutError):
     """No manager answers. Whether the last request was carried out is unknown. The text says why each failed."""
 
 
+class _Request:
+    """A request in a thread, while it is entered. client: whom it asks. Who waits for it may give it up: then the client is closed once nobody uses it."""
+
+    def __init__(self) -> None:
+        self.client: Any = None
+        self._lock = threading.Lock()
+        self._ended = self._given_up = False
+
+    def give_up(self) -> None:
+        with self._lock:
+            self._given_up = True
+            unused = self._ended
+        if unused:
+            self._close()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._lock:
+            self._ended = True
+            unused = self._given_up
+        if unused:
+            self._close()
+
+    def _close(self) -> None:
+        if self.client is not None:
+            self.client.close()
+
+
 class Managers:
     """The Docker API of a Swarm's managers: one of the hosts is asked, and if it fails the next.
 
@@ -241,10 +272,12 @@ class Managers:
             while (host := await self._next(tried)) is not None:
                 if self._client is None:  # a kept connection may merely have expired, so its host may be tried again
                     tried.add(host)
+                request = _Request()
                 try:
-                    client, found = await asyncio.to_thread(self._ask, host, self._client, what)
+                    client, found = await asyncio.to_thread(self._ask, request, host, self._client, what)
                 except asyncio.CancelledError:
-                    self._leave(host)  # a thread may still use its client
+                    self._leave(host)
+                    request.give_up()
                     raise
                 except self._failures as error:
                     failures[host] = self._judge(error)
@@ -282,19 +315,32 @@ class Managers:
         client, self._client = self._client, None
         return client
 
-    def _ask(self, host: str, client: Any, what: Callable[[Any], T]) -> tuple[Any, T]:
+    def _ask(self, request: "_Request", host: str, client: Any, what: Callable[[Any], T]) -> tuple[Any, T]:
         """In a thread: the client, made if there is none, and its answer."""
-        if client is not None:
-            return client, what(client)
-        client = self._docker.APIClient(base_url=host, version="auto", timeout=self._timeout)
+        with request:
+            if client is not None:
+                request.client = client
+                return client, what(client)
+            request.client = client = self._made(host)
+            try:
+                return client, what(client)
+            except BaseException:
+                client.close()
+                raise
+
+    def _made(self, host: str) -> Any:
+        """A client of this host. One that does not answer leaves no connection open."""
+        kind = self._docker.APIClient
+        client = kind.__new__(kind)
         try:
-            client.trust_env = False  # managers are reached without the environment's proxies
-            if self._token:
-                client.headers["Authorization"] = f"Bearer {self._token}"
-            return client, what(client)
+            client.__init__(base_url=host, version="auto", timeout=self._timeout)
         except BaseException:
             client.close()
             raise
+        client.trust_env = False  # managers are reached without the environment's proxies
+        if self._token:
+            client.headers["Authorization"] = f"Bearer {self._token}"
+        return client
 
     def _judge(self, error: Exception) -> str:
         """Why this host failed. Raises the error if any other host would answer the same."""

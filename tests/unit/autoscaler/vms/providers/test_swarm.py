@@ -18,7 +18,7 @@ from services.core.settings import SwarmSettings
 from tests.support.clients.responders import until
 from tests.support.servers.nats import free_port, run
 
-pytest.importorskip("docker", reason="docker-py is missing: the extra swarm")
+docker = pytest.importorskip("docker", reason="docker-py is missing: the extra swarm")
 NODES = "/v1.41/nodes"
 
 
@@ -222,6 +222,52 @@ def test_one_that_was_given_up_while_it_waited_leaves_the_rest_in_order() -> Non
 
     with managers(one):
         run(main())
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_the_connection_of_one_that_was_given_up_is_closed_once_its_answer_is_there(
+    kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a slow machine leaves one open for each command whose time is up."""
+    one = Manager()
+    closed = threading.Event()
+    close = docker.APIClient.close
+
+    def noted(client: docker.APIClient) -> None:
+        close(client)
+        closed.set()
+
+    monkeypatch.setattr(docker.APIClient, "close", noted)
+
+    async def main() -> None:
+        asked = Managers([one.host], "", 30.0)
+        if kept:
+            await nodes(asked)
+        one.slow.set()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await nodes(asked)
+        one.slow.clear()
+        assert await asyncio.to_thread(closed.wait, 30.0)
+        await asked.close()
+
+    with managers(one):
+        run(main())
+
+
+def test_one_that_does_not_say_its_version_leaves_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Manager()
+    closed: list[str] = []
+    monkeypatch.setattr(docker.APIClient, "close", lambda client: closed.append(client.base_url))
+    monkeypatch.setattr(_Handler, "do_GET", lambda handler: handler._say(500, "odd"))
+
+    async def main() -> None:
+        with pytest.raises(NoManager):
+            await nodes(Managers([one.host], "", 5.0))
+
+    with managers(one):
+        run(main())
+        assert closed == [one.host.replace("tcp", "http")]
 
 
 def test_whom_it_asks_and_for_how_long_are_the_settings() -> None:
