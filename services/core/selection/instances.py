@@ -14,13 +14,12 @@ from services.core.lifecycle import SERVING
 # (neighbours, the loop, the bus). Without a margin, an overloaded system admits every query to end exactly at its deadline, and whatever goes
 # slower than predicted makes most of them late. An idle instance needs no margin.
 CAUTION = 1.2
+ROOM = 1.15  # times as much where a model's own queries fill scarce cores: a flood leaves room for the queries of quiet models
 OVERHEAD = 0.0005  # s of a query for bus and dispatch, in addition to the model's own time
 DEFAULT_PRIORITY = 5
 SHUT = 1e9  # s; not infinity, since those that will join are counted in whole items
 LOWEST = 9  # 1 is the highest priority
-STALE = (
-    1.0  # s; the largest age of a queue's length in a heartbeat, which travels from the executor through its monitor
-)
+STALE = 1.0  # s; the largest age of a queue's length in a heartbeat, which comes by way of the monitor
 
 
 class SharedCores:
@@ -46,10 +45,8 @@ class SharedCores:
 
     def count(self) -> None:
         """Whether all instances can run at a time, with all their contexts. Those of one instance share a GPU."""
-        short = (
-            sum(self.needed(i) * (i.contexts if i.record.hardware == "cpu" else 1) for i in self.instances) > self.cores
-        )
-        scarce = short and len(self.instances) <= MANY
+        wanted = (self.needed(i) * (i.contexts if i.record.hardware == "cpu" else 1) for i in self.instances)
+        scarce = sum(wanted) > self.cores and len(self.instances) <= MANY
         for instance in self.instances:
             instance.cores_scarce(scarce)
 
@@ -72,14 +69,15 @@ class SharedCores:
                 free -= self.needed(instance)
                 instance.begin(at, instance.own + instance.others)
 
-    def ahead_of(self, waiting: "Instance", deadline: float, now: float, seconds: float) -> float:
-        """Seconds until the cores are this instance's for a query with this deadline. seconds: until its own queue would let it begin.
+    def ahead_of(self, waiting: "Instance", deadline: float, now: float, seconds: float) -> tuple[float, float]:
+        """Seconds until the cores are this instance's for a query with this deadline, and which share of that are queries of its own model.
+        seconds: until its own queue would let it begin.
 
         The executor begins the batch with the earliest deadline. So of what waits at other instances, the part with earlier deadlines goes
         first. Deadlines there count as evenly spread over as much time as their work takes, up to the last one sent.
         """
         busy = needed = self.needed(waiting)
-        work = seconds * needed
+        work = own = seconds * needed
         for other in self.instances:
             if other is waiting or not (other.own or other.others) or other.waiting_s == SHUT:
                 continue
@@ -87,8 +85,10 @@ class SharedCores:
             busy += takes
             before = other.waiting_s + other.table.seconds(other.rest) * other.factor
             before = max(0.0, min(before, deadline - other.latest + before))
-            work += (before + max(0.0, other.free_at - now)) * takes
-        return seconds if busy <= self.cores else max(seconds, work / self.cores)
+            before = (before + max(0.0, other.free_at - now)) * takes
+            work += before
+            own += before if other.record.model == waiting.record.model else 0.0
+        return seconds if busy <= self.cores else max(seconds, work / self.cores), own / work if work else 0.0
 
 
 class Instance:
@@ -188,13 +188,15 @@ class Instance:
             table, together = table.at(length), items
         else:
             together = rest + items
+        caution = CAUTION
         if self.scarce:
-            wait = self.cores.ahead_of(self, deadline, now, wait)
+            wait, share = self.cores.ahead_of(self, deadline, now, wait)
+            caution *= 1.0 + (ROOM - 1.0) * share
         if not wait:
             return table.seconds(together) * self.factor
         if together < self.most:
             together = min(self.most, together + int(wait * served))
-        return CAUTION * (wait + table.seconds(together) * self.factor)
+        return caution * (wait + table.seconds(together) * self.factor)
 
     def in_time_after(self, excess: float) -> float:
         """Seconds for which a prediction that is `excess` seconds too long stays too long, if nothing ends there.
@@ -409,9 +411,7 @@ class InstanceSampler:
         self._turn = 0
         self._packed: list[Instance] = []
         self._packed_at = float("-inf")
-        self._full = (
-            False  # none was in time for `_items` items within `_slack`; it can only be one of `_freed` and `_due`
-        )
+        self._full = False  # none was in time for `_items` items in `_slack`: only one of `_freed` and `_due` can be
         self._slack = 0.0
         self._items = 0
         self._length: int | None = None
