@@ -170,8 +170,8 @@ BATCHED_TABLE = LatencyTable(BATCHED)
 OTHER = variant("c-v1-ort-fp32-t1-b8", model="c", base_ms=20.0, per_item_ms=5.0)
 
 
-def on_one_device(cores: int, load: float = 0.0) -> tuple[Instance, Instance]:
-    """Two variants on a device with so many cores, each of which serves so many items/s of late."""
+def on_one_device(cores: int, load: float = 0.0, names: tuple[str, ...] = ("b", "c")) -> tuple[Instance, ...]:
+    """Instances of two variants on a device with so many cores, each of which serves so many items/s of late."""
     found = ClusterView(PRICES)
     found.set_app(AppRecord(app="app", links={"b": "1", "c": "1"}, signature=SIGNATURE), [BATCHED, OTHER])
     device = DeviceStatus(
@@ -179,12 +179,19 @@ def on_one_device(cores: int, load: float = 0.0) -> tuple[Instance, Instance]:
         price_per_hour=0.05,
     )  # fmt: skip
     instances = [
-        InstanceStatus(instance=name, variant=record.variant, device="cpu", state="Active", since=0.0, load=load)
-        for name, record in (("b", BATCHED), ("c", OTHER))
+        InstanceStatus(
+            instance=name,
+            variant={"b": BATCHED, "c": OTHER}[name[0]].variant,
+            device="cpu",
+            state="Active",
+            since=0.0,
+            load=load,
+        )
+        for name in names
     ]
     beat = WorkerHeartbeat(worker="w", hardware="cpu", incarnation=1, at=NOW, devices=[device], instances=instances)
     found.heartbeat(beat, NOW)
-    return found.instances["b"], found.instances["c"]
+    return tuple(found.instances[name] for name in names)
 
 
 def test_an_idle_instance_takes_as_long_as_its_profile_says() -> None:
@@ -274,6 +281,31 @@ def test_instances_that_share_cores_wait_for_each_other(cores: int) -> None:
     else:  # the batch under way goes first in any case, the full one only if it is more urgent
         assert first == pytest.approx(CAUTION * (0.025 + 0.025))
         assert last == pytest.approx(CAUTION * (0.025 + 0.060 + 0.025))
+
+
+@pytest.mark.parametrize("seconds", [1.0, 30.0])
+def test_a_flooded_model_that_fills_its_queues_leaves_room_for_a_quiet_one_with_the_same_deadlines(
+    seconds: float,
+) -> None:
+    """Its two instances have the device's two cores. One query at a time comes, as soon as there is room for it."""
+    quiet, *flooded = on_one_device(2, names=("b", "c", "c2"))
+    now = NOW
+    answers: list[bool] = []
+    while now < NOW + 3.0 * seconds:
+        for instance in flooded:
+            while instance.predict(1, None, now + seconds, now) <= seconds:
+                instance.take(1, now, now + seconds)
+        if now > NOW + 2.0 * seconds:
+            answers.append(quiet.predict(1, None, now + seconds, now) <= seconds)
+        now += 0.06
+        for instance in flooded:
+            instance.release(8)
+            instance.batch_done(instance.own, now, now)
+    assert answers
+    assert all(answers)
+    assert min(instance.own * instance.per_item for instance in flooded) > 0.6 * seconds, (
+        "it has its queues all the same"
+    )
 
 
 def test_an_instance_that_is_gone_leaves_its_cores_to_the_others() -> None:
