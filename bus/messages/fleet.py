@@ -52,6 +52,7 @@ class InstanceStatus(Struct, frozen=True, kw_only=True, gc=False):
     batch_limit: the most items of a batch now; 0: the variant's largest batch. contexts: how many batches it computes at a time.
     ready_at: when it has loaded, or, Unloading, is Warm; 0: neither is coming.
     busy_factor: as factor, of the time for which an item keeps the instance busy: batches at a time share it.
+    levels: items that wait, by priority.
     """
 
     instance: str
@@ -71,6 +72,7 @@ class InstanceStatus(Struct, frozen=True, kw_only=True, gc=False):
     batch_limit: int = 0
     contexts: int = 1
     busy_factor: float = 1.0
+    levels: dict[int, int] = {}
 
 
 class WorkerHeartbeat(Struct, frozen=True, kw_only=True, gc=False):
@@ -306,7 +308,7 @@ class InstanceSample(Struct, frozen=True, array_like=True, gc=False):
     Scaling ignores offline work. `queued` excludes it. batching: the policy that forms its batches. batch_limit: their most items now.
     contexts: how many batches it computes at a time. begun: when its last batch began, in Unix seconds; 0: none has. computed: seconds in
     which it computed at least one batch. copied: it is on the device, and host memory has its model, too. payers: items by the app that pays
-    for them, as far as that is another one than they are asked of.
+    for them, as far as that is another one than they are asked of. levels: items that wait, without offline work, by priority.
     """
 
     instance: str
@@ -327,6 +329,7 @@ class InstanceSample(Struct, frozen=True, array_like=True, gc=False):
     computed: float = 0.0
     copied: bool = False
     payers: dict[str, dict[str, int]] = {}
+    levels: dict[int, int] = {}
 
 
 class ExecutorReport(Struct, frozen=True, kw_only=True, gc=False):

@@ -168,7 +168,8 @@ class DoneBatch(Struct, frozen=True, array_like=True, gc=False):
     uids: those that have ended. storing: those that are computed and take no more of the instance's time, and whose outputs go to the object
     store. Each ends with a message of its own later, in which started is finished.
     codes: None if all queries succeeded, else "" or a refusal code for each query. queued: items left in the queue of this instance.
-    mixed: items of a batch there with queries of several priorities, at most; 0: as of any batch.
+    mixed: items of a batch there with queries of several priorities, at most; 0: as of any batch. levels: items that wait there by priority, whoever
+    sent them.
     cost: US$ per item. The latency of each query is finished - arrived; the dispatcher knows when it arrived. items: of each query, where one's
     inputs came from the object store: nobody had counted them before.
     """
@@ -188,6 +189,7 @@ class DoneBatch(Struct, frozen=True, array_like=True, gc=False):
     mixed: int = 0
     items: list[int] | None = None
     storing: list[bytes] | None = None
+    levels: dict[int, int] = {}
 
 
 class SelectionChanged(Struct, frozen=True, array_like=True):

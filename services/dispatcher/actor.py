@@ -288,7 +288,7 @@ class Dispatcher:
         if self.silence.moved:
             effects.extend(self.silence.settled(batch.uids, batch.instance))
         if instance is not None:
-            instance.cores.quiet = 0
+            self.view.told(instance, batch.levels)
             if batch.finished > batch.started:
                 instance.batch_done(batch.queued, min(batch.finished, envelope.now), envelope.now, batch.mixed)
             else:

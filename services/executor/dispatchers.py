@@ -98,6 +98,7 @@ class KnownDispatchers:
             loaded.queue.mixed,
             [route.items for route in routes] if counted else None,
             [route.uid for route in storing] if storing else None,
+            loaded.queue.levels,
         )
         if not dispatcher.alive:  # or stopped: then it hears when it goes on that these have ended
             return (*self._outcomes(done, routes, loaded), Publish(dispatcher.subject, done))

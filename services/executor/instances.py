@@ -263,6 +263,7 @@ class Loaded:
             computed=self._computing(now),
             copied=self.model is not None and self.model.copied,
             payers=self._payers,
+            levels=self.queue.levels,
         )
         self._reset()
         return sample

@@ -178,6 +178,18 @@ class EdfQueue:
     def __iter__(self) -> Iterator[QueuedQuery]:
         return (query for _, _, query in self._heap)
 
+    @property
+    def levels(self) -> dict[int, int]:
+        """Items that wait, without offline work, by priority."""
+        waiting = self.items - self.offline
+        if not waiting or not self._levels:
+            return {self._only: waiting} if waiting else {}
+        found = Counter[int]()
+        for query in self:
+            if query.route.policy != OFFLINE:
+                found[query.route.priority] += query.items
+        return dict(found)
+
     def push(self, query: QueuedQuery) -> None:
         self._order += 1
         self.items += query.items

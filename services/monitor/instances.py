@@ -83,6 +83,7 @@ class MonitoredInstance:
         self.apps: dict[str | None, State] = {app: state}
         self.factor = 1.0
         self.queued = 0
+        self.levels: dict[int, int] = {}
         self.busy_until = 0.0
         self.last_used = now
         self.ordered: float | None = None
@@ -150,7 +151,7 @@ class MonitoredInstance:
         while now - self._reports[0][0] >= KEPT:
             self._reports.popleft()
         waited = min(self.queued, sample.queued)
-        self.queued = sample.queued
+        self.queued, self.levels = sample.queued, sample.levels
         self.batching, self.batch_limit, self.contexts = sample.batching, sample.batch_limit, sample.contexts
         changes: list[StateChange] = []
         for app in sample.apps:
@@ -369,6 +370,7 @@ class MonitoredInstance:
             batch_limit=self.batch_limit,
             contexts=self.contexts,
             busy_factor=self.busy_factor,
+            levels=self.levels,
         )
 
     def _app_states(self) -> dict[str, State]:

@@ -40,7 +40,7 @@ class ClusterView:
         self.apps: dict[str, AppView] = {}
         self.records: dict[str, VariantRecord] = {}
         self.by_variant: dict[str, dict[str, Instance]] = {}
-        self.lowest_priority = 1  # the largest number that a query had
+        self.lowest_priority = 1  # the largest number that a query had, here or of another dispatcher
         self._refusals: dict[str, dict[str, RefusedLoad]] = {}  # by variant and worker
         self._serving: dict[str, list[AppView]] = {}  # by variant
         self._unknown: dict[str, WorkerHeartbeat] = {}
@@ -164,6 +164,8 @@ class ClusterView:
         instance.ready_at = status.ready_at
         instance.limit_batches(status.batch_limit, status.contexts)
         instance.observe_queue(status.queued, now)
+        if not instance.own:  # else its executor says it with the next batch
+            self._observe_levels(instance, status.levels)
         batch = _power_of_two(status.mean_batch)
         state = "Inactive" if worker.draining else status.state
         moved = fresh or state != instance.state or batch != instance.batch or before.app_states != status.app_states
@@ -269,6 +271,16 @@ class ClusterView:
             for device in worker.devices.values()
             if device.kind == record.hardware and not adds_alike(record, device.arithmetic)
         }
+
+    def told(self, instance: Instance, levels: Mapping[int, int]) -> None:
+        """Its executor has ended queries there. levels: items that wait, by priority."""
+        instance.cores.quiet = 0
+        self._observe_levels(instance, levels)
+
+    def _observe_levels(self, instance: Instance, levels: Mapping[int, int]) -> None:
+        if levels:
+            instance.observe_levels(levels)
+            self.lowest_priority = max(self.lowest_priority, *levels)
 
     def had_no_time(self, ask: Ask, now: float) -> None:
         """No instance could answer this query in time: those where others give way to it leave time for the next one, if it is enough for one."""

@@ -5,7 +5,8 @@ changes. What changes with every heartbeat is in small lists. `Eligibility` is t
 until a state changes.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from bus.messages.catalog import AppRecord, VariantRecord
 from services.core.accuracy import defaults
 from services.core.cost import Goal, LatencyTable, cost_per_1000, load_seconds, merit, open_axis
-from services.core.selection.instances import DEFAULT_PRIORITY, MANY, OVERHEAD, Instance, InstanceSampler, usual
+from services.core.selection.instances import DEFAULT_PRIORITY, MANY, OVERHEAD, Instance, InstanceSampler
 
 INFINITE = float("inf")
 
@@ -410,3 +411,8 @@ class AppView:
         else:
             mask &= np.array([ask.version == r.version for r in self.records], dtype=np.bool_)
         return mask
+
+
+def usual(batches: Iterable[int]) -> int:
+    """The most frequent batch size; among equally frequent ones, the smallest."""
+    return min(Counter(batches).items(), key=lambda item: (-item[1], item[0]))[0]

@@ -1,9 +1,8 @@
 """Instances and workers as a dispatcher sees them, and a sampler for variants with many instances."""
 
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
-from math import inf
+from math import ceil, inf
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import DeviceStatus, InstanceStatus
@@ -105,7 +104,7 @@ class Instance:
     __slots__ = (
         "batch", "busy", "by_size", "contexts", "cores", "device", "factor", "free_at", "highest", "id", "idle", "latest", "levels", "mixed", "most", "no_time", "noted_at", "others", "own", "peak_before",
         "peak_now", "per_item", "price_per_s", "ready_at", "record", "rest", "running", "samplers", "scarce", "served", "state", "status", "table",
-        "waiting_s", "worker",
+        "theirs", "waiting_s", "worker",
     )  # fmt: skip
 
     def __init__(self, status: InstanceStatus, record: VariantRecord, worker: "Worker", device: DeviceStatus) -> None:
@@ -123,16 +122,14 @@ class Instance:
         self.served = status.load  # items/s
         self.per_item = self.table.seconds(self.table.max_batch) / self.table.max_batch
         self.price_per_s = 0.0
-        self.own = 0
-        self.others = 0
+        self.own = self.others = 0
         self.levels = [0] * (LOWEST + 1)  # own items by priority
+        self.theirs: Mapping[int, int] = {}  # others' items that waited by priority, when any did last
         self.samplers: list[InstanceSampler] = []  # of the lists that it is in
         self.idle = True  # nothing is there, and its cores are its own
         self.scarce = False
-        self.running = 0
-        self.free_at = 0.0
-        self.waiting_s = 0.0
-        self.rest = 0
+        self.running = self.rest = 0
+        self.free_at = self.waiting_s = 0.0
         self.latest = 0.0
         self.peak_now = self.peak_before = 0  # most own items at a time: since `noted_at`, and in the period before
         self.noted_at = 0.0
@@ -177,9 +174,9 @@ class Instance:
         wait, rest, table = self.waiting_s, self.rest, self.table
         served = self.served
         if giving_way:
-            # Those that run are taken to be of these, and the others to wait; that makes up for those that will join.
+            # Of those that run, as many give way as of all; so much is not known of what waits that none is charged for those that will join.
             there, served = self.own + self.others, 0.0
-            full, rest = divmod(max(0, min(there - giving_way, there - self.running)), self.most)
+            full, rest = divmod(ceil((there - self.running) * max(0, there - giving_way) / there), self.most)
             wait = full * self.by_size[self.most] * self.factor / self.contexts if full else 0.0
         if self.free_at > now:
             wait += self.free_at - now
@@ -208,9 +205,17 @@ class Instance:
         return max(0.0, excess / CAUTION - 2.0 * step) / (1.0 + 2.0 * step * self.served)
 
     def outranked(self, priority: int) -> int:
-        """Items there that give way to a query of this priority. Others' count as of the same priorities as own ones."""
+        """Items there that give way to a query of this priority. Others' count in the proportions that the executor has told, else in those of own ones."""
         own = sum(self.levels[priority + 1 :])
-        return own + own * self.others // self.own if own and self.others else own
+        if not self.others:
+            return own
+        known = self.theirs or dict(enumerate(self.levels))
+        return own + self.others * sum(known[p] for p in known if p > priority) // max(1, sum(known.values()))
+
+    def observe_levels(self, levels: Mapping[int, int]) -> None:
+        """Take over the items that wait there by priority, own ones included."""
+        own = self.levels
+        self.theirs = {p: items - own[p] for p, items in levels.items() if items > own[p]} or self.theirs
 
     def take(self, items: int, now: float, deadline: float, priority: int = DEFAULT_PRIORITY) -> None:
         """Count items that this dispatcher sends there."""
@@ -493,8 +498,3 @@ class InstanceSampler:
             rows.sort()
             self._packed = [row[3] for row in rows[:MANY]]
         return self._packed
-
-
-def usual(batches: Iterable[int]) -> int:
-    """The most frequent batch size; among equally frequent ones, the smallest."""
-    return min(Counter(batches).items(), key=lambda item: (-item[1], item[0]))[0]

@@ -281,12 +281,11 @@ def exported(path: Path, torch: Any, *, batch: int | None = None) -> bytes:
     return path.read_bytes()
 
 
-def convnet() -> bytes:
-    """From x [n, 1, 28, 28] to scores [n, 4]: 180 million multiplications an item, some milliseconds on a CPU."""
+def convnet(layers: int = 5) -> bytes:
+    """From x [n, 1, 28, 28] to scores [n, 4]: in 5 layers 116 million multiplications an item, some milliseconds on a CPU."""
     rng = np.random.default_rng(0)
-    kernels = [
-        rng.normal(size=(64, channels, 3, 3)).astype("f4") / (3 * channels**0.5) for channels in (1, 64, 64, 64, 64)
-    ]
+    channels = (1, *[64] * (layers - 1))
+    kernels = [rng.normal(size=(64, before, 3, 3)).astype("f4") / (3 * before**0.5) for before in channels]
     names = ["x", *(f"h{i}" for i in range(len(kernels)))]
     nodes = []
     for i, (before, after) in enumerate(itertools.pairwise(names)):

@@ -232,6 +232,20 @@ def batches(
     return queue, found
 
 
+def test_what_waits_is_counted_by_priority() -> None:
+    queue = EdfQueue(LatencyTable(FORTY), 64)
+    assert queue.levels == {}
+    for number in range(3):
+        queue.push(work(number, 0.5, items=2, priority=9))
+    assert queue.levels == {9: 6}
+    queue.push(work(3, 0.4, priority=1))
+    assert queue.levels == {9: 6, 1: 1}
+    queue.form(NOW)
+    assert sum(queue.levels.values()) == queue.items < 7
+    queue.drop()
+    assert queue.levels == {}
+
+
 def test_where_all_have_one_priority_batches_are_as_large_as_deadlines_allow() -> None:
     for priority in (1, 5, 9):
         queue, [first, *_] = batches([priority] * 12)

@@ -1,5 +1,7 @@
 """Real and simulated devices of one kind in one cluster: each variant is placed and priced on its own sort."""
 
+from collections.abc import Mapping
+
 import pytest
 from msgspec.structs import replace
 
@@ -69,13 +71,15 @@ class Told:
         self.now = NOW
         self.view.set_app(AppRecord(app="app", links={"m": "1"}), [variant("v", model="m")])
 
-    def heartbeat(self, queued: int) -> Instance:
+    def heartbeat(self, queued: int, levels: Mapping[int, int] | None = None) -> Instance:
         self.now += 0.5
         device = DeviceStatus(
             device="cpu", kind="cpu", cores=2, memory_mb=9000, memory_used_mb=0, cores_used=0, utilisation=0.1,
             price_per_hour=0.1,
         )  # fmt: skip
-        status = InstanceStatus(instance="i", variant="v", device="cpu", state="Active", since=0.0, queued=queued)
+        status = InstanceStatus(
+            instance="i", variant="v", device="cpu", state="Active", since=0.0, queued=queued, levels=dict(levels or {})
+        )
         beat = WorkerHeartbeat(
             worker="w0", hardware="cpu", incarnation=1, at=self.now, devices=[device], instances=[status]
         )
@@ -138,6 +142,26 @@ def test_only_a_query_that_would_be_in_time_alone_makes_those_that_give_way_leav
     there.view.lowest_priority = 5
     there.view.had_no_time(Ask(app="app", items=1, deadline=NOW + seconds, priority=1), NOW)
     assert instance.no_time == (told and pytest.approx(told))
+
+
+def test_what_others_sent_gives_way_by_the_priorities_that_the_executor_tells() -> None:
+    """Own ones are of priority 1. Those of others count like them, until the executor says what waits."""
+    told = Told()
+    instance = told.heartbeat(0)
+    instance.take(4, NOW, NOW + 1.0, 1)
+    told.heartbeat(12, {9: 12})
+    assert (instance.others, instance.outranked(1)) == (8, 0), "a heartbeat is older than what the executor says itself"
+    told.view.told(instance, {1: 5, 9: 3})
+    assert [instance.outranked(priority) for priority in (1, 8, 9)] == [6, 6, 0]
+    told.view.told(instance, {1: 4})
+    assert instance.outranked(1) == 6, "the next ones will be as the last ones were"
+
+
+def test_a_dispatcher_hears_of_lower_priorities_though_it_has_sent_nothing() -> None:
+    told = Told()
+    instance = told.heartbeat(6, {5: 2, 9: 4})
+    assert [instance.outranked(priority) for priority in (1, 5, 9)] == [6, 4, 0]
+    assert told.view.lowest_priority == 9
 
 
 def test_what_a_lost_worker_has_refused_is_forgotten() -> None:

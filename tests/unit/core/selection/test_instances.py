@@ -9,8 +9,8 @@ from bus.messages.catalog import AppRecord
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from services.core.cost import LatencyTable
 from services.core.selection.cluster import ClusterView
-from services.core.selection.eligibility import Ask
-from services.core.selection.instances import CAUTION, MANY, Instance, InstanceSampler, usual
+from services.core.selection.eligibility import Ask, usual
+from services.core.selection.instances import CAUTION, MANY, Instance, InstanceSampler
 from services.core.selection.policy import InfaasPolicy
 from tests.support.simulated.fleet import PRICES, SIGNATURE, variant
 

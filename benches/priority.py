@@ -1,0 +1,152 @@
+"""A high priority beside long batches: `python benches/priority.py [--only container|onnx] [--dispatchers N ...] [--seconds S]`.
+
+An item takes 40 ms, so that a batch of the low priority could fill the objective of 500 ms. 10 evenly spaced queries a second of priority 1, alone
+and then beside 50 of priority 9, which is more than twice the capacity: how many of each are in time, and why others are refused. Wanted: all of
+priority 1. In turn for a user's own process (`infaas container`), which waits, and for an ONNX model, which computes on one core; with each number of
+dispatchers, which share the queries. Each is a system of its own with one instance and the autoscaler off.
+"""
+
+import argparse
+import asyncio
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import rig
+from overload import say
+
+import infaas
+from infaas.demo.system import command
+from infaas.errors import Refused
+from tests.support.models import tiny_models
+
+ITEM_S = 0.040
+LATENCY_MS = 500.0
+RATES = {1: 10.0, 9: 50.0}  # queries/s by priority
+SETTINGS = (
+    '[autoscaler]\npolicy = "off"\n[registrar]\nthreads = [1]\nmax_batches = [64]\n[dispatcher]\ncount = {count}\n'
+)
+APP = "priority"
+CLASS = """
+import time
+
+
+class Each:
+    def predict_batch(self, inputs):
+        time.sleep({seconds} * len(inputs["x"]))
+        return {{"scores": -inputs["x"].reshape(len(inputs["x"]), -1)[:, :4]}}
+"""
+
+
+def pictures(labels: Any) -> dict[str, Any]:
+    """A validation set that this model is right about. labels: of inputs."""
+    x = np.random.default_rng(0).normal(size=(32, 1, 28, 28)).astype("f4")
+    return {"x": x, "y": labels(x)}
+
+
+@contextmanager
+def container(place: Path) -> Iterator[str]:
+    """A process of a user's own serves the app. Yields the variant."""
+    np.savez(place / "validation.npz", **pictures(lambda x: x.reshape(len(x), -1)[:, :4].argmin(axis=1)))
+    (place / "each.py").write_text(CLASS.format(seconds=ITEM_S))
+    options = ("--app", APP, "--model", "each", "--validation", "validation.npz", "--data-dir", str(place), "--json")
+    words = command("container", "each:Each", *options)
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=place) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            yield say("variants", "--app", APP, "--data-dir", str(place))["items"][0]["variant"]
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def network(place: Path) -> Iterator[str]:
+    """An ONNX model serves the app, as many layers as take the time. Yields the variant."""
+
+    def seconds_of(layers: int) -> float:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        session = onnxruntime.InferenceSession(tiny_models.convnet(layers), options, providers=["CPUExecutionProvider"])
+        took = []
+        for _ in range(9):
+            began = time.perf_counter()
+            session.run(None, {"x": np.zeros((1, 1, 28, 28), "f4")})
+            took.append(time.perf_counter() - began)
+        return float(np.median(took))
+
+    few, many = seconds_of(5), seconds_of(15)
+    model = tiny_models.convnet(5 + max(0, round(10 * (ITEM_S - few) / (many - few))))
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    (place / "network.onnx").write_bytes(model)
+    np.savez(place / "validation.npz", **pictures(lambda x: session.run(None, {"x": x})[0].argmax(axis=1)))
+    files = (str(place / "network.onnx"), "--validation", str(place / "validation.npz"))
+    say("register", *files, "--app", APP, "--model", "network", "--data-dir", str(place))
+    rows = say("variants", "--app", APP, "--data-dir", str(place))["items"]
+    yield next(row["variant"] for row in rows if row["precision"] == "fp32")
+
+
+KINDS = {"container": container, "onnx": network}
+
+
+async def ask(place: Path, variant: str, rates: dict[int, float], seconds: float) -> dict[int, Counter[str]]:
+    """By priority: how evenly spaced queries end."""
+    x = np.zeros((1, 1, 28, 28), "f4")
+    async with infaas.connect(data_dir=place) as client:
+        for _ in range(2):
+            await client.query(APP, x, variant=variant, timeout=60.0)
+        due = sorted((n / rate, level) for level, rate in rates.items() for n in range(round(rate * seconds)))
+        needs: dict[str, Any] = {"variant": variant, "latency_ms": LATENCY_MS, "raise_refused": False}
+        start, tasks = time.monotonic(), []
+        for at, level in due:
+            await asyncio.sleep(max(0.0, start + at - time.monotonic()))
+            tasks.append((level, asyncio.create_task(client.query(APP, x, priority=level, **needs))))
+        found: dict[int, Counter[str]] = {level: Counter() for level in rates}
+        for level, task in tasks:
+            end = await task
+            how = end.code if isinstance(end, Refused) else "late" if end.missed else "in time"
+            found[level][how] += 1
+        return found
+
+
+def measure(kind: str, dispatchers: int, seconds: float) -> None:
+    with rig.system(SETTINGS.format(count=dispatchers)) as own:
+        asyncio.run(own.start())
+        with KINDS[kind](own.data_dir) as variant:
+            [row] = [
+                one
+                for one in say("variants", "--app", APP, "--data-dir", str(own.data_dir))["items"]
+                if one["variant"] == variant
+            ]
+            print(f"{kind}, {dispatchers} dispatchers: an item takes {row['latency_ms']} ms", flush=True)
+            for rates in ({1: RATES[1]}, RATES):
+                found = asyncio.run(ask(own.data_dir, variant, rates, seconds))
+                for level, ends in found.items():
+                    others = ", ".join(f"{count} {how}" for how, count in ends.items() if how != "in time")
+                    beside = "alone" if len(rates) == 1 else f"{rates[level]:g}/s beside the other"
+                    print(
+                        f"  priority {level}, {beside}: {ends['in time']} of {ends.total()} in time{', ' if others else ''}{others}",
+                        flush=True,
+                    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=tuple(KINDS))
+    parser.add_argument("--dispatchers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--seconds", type=float, default=8.0)
+    given = parser.parse_args()
+    for kind in KINDS if given.only is None else (given.only,):
+        for count in given.dispatchers:
+            measure(kind, count, given.seconds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
