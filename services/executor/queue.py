@@ -4,7 +4,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
-from math import exp, sqrt
+from math import exp, hypot, sqrt
 from typing import Any
 
 import msgspec
@@ -294,7 +294,7 @@ class EdfQueue:
                 query = entry[2]
                 limit = most
                 if bounds and query.route.priority > lowest:
-                    limit = min(most, self._limit(table, slack / CAUTION, query.route.priority, bounds))
+                    limit = min(most, bounds.get(query.route.priority, most))
                 if items + query.items <= limit and query.shape == first.shape and not query.alone:
                     batch.append(query)
                     self.items -= query.items
@@ -310,8 +310,12 @@ class EdfQueue:
         return [], late
 
     def _limit(self, table: LatencyTable, slack: float, lowest: int, bounds: Mapping[int, int]) -> int:
-        """The most items of a batch with this lowest priority whose first query has so many seconds left, without the factor."""
-        return min(self.max_batch, table.largest_batch_within(slack), bounds.get(lowest, self.max_batch))
+        """The most items of a batch with this lowest priority whose first query has so many seconds left, without the factor.
+
+        Where higher ones come, it is to be in time though it takes CAUTION times as long: all that wait for it have a margin then.
+        """
+        fits = table.largest_batch_within(slack / CAUTION if bounds else slack)
+        return min(self.max_batch, fits, bounds.get(lowest, self.max_batch))
 
     def _give_way(self, now: float) -> list[QueuedQuery]:
         """Remove the queries that cannot be in time, and those that would make others late. None while all can be in time.
@@ -324,7 +328,9 @@ class EdfQueue:
         if not heap:
             return []
         bounds = self._bounded = self._bounds(self.table, now) if self._levels else {}
-        if self._seconds_of_all(min(bounds.values(), default=self.max_batch)) * self.factor <= heap[0][0] - now:
+        most = min(bounds.values(), default=self.max_batch)
+        margin = (CAUTION - 1.0) * self.table.seconds(most) if bounds else 0.0
+        if (self._seconds_of_all(most) + margin) * self.factor <= heap[0][0] - now:
             return []  # all can be in time before the first deadline
         entries = self._threatened(now)
         if not entries:
@@ -395,32 +401,41 @@ class EdfQueue:
         return found
 
     def _lost(self, entries: Heap, now: float) -> Heap:
-        """Those of these queries, sorted by deadline, that would be late if the executor went through them from now on."""
+        """Those of these queries, sorted by deadline, that would be late if the executor went through them from now on.
+
+        One that others of a lower priority go before needs a margin, since a batch may take longer: CAUTION times as long, the longest one.
+        """
         lost: Heap = []
         at, count = 0, len(entries)
+        lowest, margin = 0, 0.0
         while at < count:
             deadline, _, first = entries[at]
             slack = (deadline - now) / self.factor
             table = self.table.at(first.route.length)
-            items = first.items
-            if table.seconds(items) > slack:
+            items, of_batch, here = first.items, first.route.priority, at
+            if table.seconds(items) > slack - (margin if of_batch < lowest else 0.0):
                 lost.append(entries[at])
                 at += 1
                 continue
             at += 1
             if not first.alone:
-                bounds, lowest = self._bounded, first.route.priority
-                room = self._limit(table, slack, lowest, bounds)
+                bounds = self._bounded
+                room = self._limit(table, slack, of_batch, bounds)
                 while at < count:
                     query = entries[at][2]
-                    if bounds and query.route.priority > lowest:
-                        lowest = query.route.priority
-                        room = min(room, self._limit(table, slack / CAUTION, lowest, bounds))
+                    if bounds and query.route.priority > of_batch:
+                        of_batch = query.route.priority
+                        room = min(room, bounds.get(of_batch, room))
                     if items + query.items > room:
                         break
                     items += query.items
                     at += 1
-            now += table.seconds(items) * self.factor / self.contexts
+            takes = table.seconds(items)
+            if self._bounded:
+                lowest, margin = max(lowest, of_batch), hypot(margin, (CAUTION - 1.0) * takes)
+                due = now + (takes + margin) * self.factor
+                lost += [entry for entry in entries[here:at] if entry[2].route.priority < lowest and entry[0] < due]
+            now += takes * self.factor / self.contexts
         return lost
 
     def overdue(self, now: float) -> list[QueuedQuery]:

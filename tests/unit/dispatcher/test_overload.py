@@ -295,6 +295,18 @@ def test_beside_long_batches_of_a_low_level_the_high_one_is_in_time(
     assert in_time(fleet, asked[9]) >= 0.9 * (items - 80), "the rest of the capacity is theirs"
 
 
+@pytest.mark.parametrize("record", [EACH, CALL])
+@pytest.mark.parametrize("dispatchers", [1, 2])
+def test_a_high_level_is_in_time_though_batches_take_a_fifth_more_or_less(
+    record: VariantRecord, dispatchers: int
+) -> None:
+    fleet = serving(1, record, dispatchers)
+    [device] = fleet.devices.values()
+    device.spread = 0.2
+    asked = evenly(fleet, {1: 10.0, 9: 50.0}, 16.0, {1: 500.0, 9: 500.0})
+    assert in_time(fleet, asked[1]) == len(asked[1]) == 160
+
+
 def test_a_low_level_alone_is_served_as_without_priorities() -> None:
     def ends(level: int) -> list[tuple[float, str]]:
         fleet = serving(1, SLOW)

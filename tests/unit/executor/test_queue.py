@@ -160,9 +160,10 @@ def test_those_with_the_larger_number_take_nothing_from_the_others(given_works: 
 
 
 def test_the_larger_number_gives_way_at_once_and_only_as_many_as_must() -> None:
+    """All twelve take 10 ms, and eleven 9.5 ms. Beside that the high ones have a margin, of a fifth of both batches in quadrature: 1.4 ms."""
     queue = EdfQueue(LatencyTable(variant()), 8)  # eight take 6 ms
     for number in range(12):
-        query = work(number, 0.0096 + number * 1e-6, priority=9 if number < 8 else 1)
+        query = work(number, 0.011 + number * 1e-6, priority=9 if number < 8 else 1)
         query.route = replace(query.route, arrived=NOW - 0.05)  # one that comes now has 60 ms
         queue.push(query)
     batch, late = queue.form(NOW)
@@ -265,10 +266,11 @@ def test_a_batch_of_lower_ones_leaves_a_higher_one_time_to_come_and_be_answered(
 
 
 def test_a_batch_of_higher_ones_alone_leaves_no_room() -> None:
+    """But it is to be in time though it takes a fifth longer."""
     assert batches([9, *[1] * 12, 9], slack=0.52)[1][0].count(1) <= 12
     queue = EdfQueue(LatencyTable(FORTY), 64)
     for number in range(12):
-        queue.push(work(number, 0.5 if number else 0.499, priority=1))
+        queue.push(work(number, 0.6 if number else 0.58, priority=1))
     queue.push(work(12, 2.0, priority=9))
     queue.push(work(13, 2.0, priority=9))
     assert [one.route.priority for one in queue.form(NOW)[0]] == [1] * 12
