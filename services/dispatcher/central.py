@@ -9,6 +9,7 @@ what they wait in processes. Plans reckon with that time, the hop, so it is meas
 
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
+from math import sqrt
 from typing import NamedTuple, Protocol
 
 from msgspec import Struct
@@ -30,6 +31,9 @@ FULL = Error(code="overloaded", message="too many queries wait for a worker: ask
 LATE = Error(code="deadline", message="the queue ahead was too long: allow more time or ask again")
 
 HOPS = 200  # batches over which a hop is smoothed
+# Standard deviations by which a hop counts as longer than its mean. Plans reckon with one number, as if each batch took so long. P99 of one to four
+# replicas a stage, three stages in a row, is then as estimated (within 15 %, ways of three distributions); with the mean it is 1.07 to 1.33 times as long.
+VARIES = 0.7
 
 Entry = tuple[float, int, Query]  # deadline, order of arrival
 
@@ -82,7 +86,7 @@ class CentralQueues:
         self._due: set[str] = set()  # variants whose PullDue comes
         self._levels: dict[str, set[int]] = {}  # by variant: priorities of what waits, or has waited in this queue
         self._given: dict[str, GivenBatch] = {}  # by instance
-        self._hops: dict[str, tuple[float, int]] = {}  # by variant: mean in seconds, and of how many batches
+        self._hops: dict[str, tuple[float, float, int]] = {}  # by variant: mean, s; variance; of how many batches
         self._order = 0
 
     def __contains__(self, query: Query) -> bool:
@@ -107,17 +111,18 @@ class CentralQueues:
 
     @property
     def hops_ms(self) -> dict[str, float]:
-        """By variant, what a batch takes beyond its profile, smoothed."""
-        return {variant: 1000.0 * seconds for variant, (seconds, _) in self._hops.items()}
+        """By variant, what a batch takes beyond its profile, smoothed: as long as a way would be that never varies."""
+        return {name: 1000.0 * (mean + VARIES * sqrt(variance)) for name, (mean, variance, _) in self._hops.items()}
 
     def done(self, batch: DoneBatch, now: float) -> list[Effect]:
         """A batch has ended: its instance may get the next one."""
         given, instance = self._given.get(batch.instance), self._view.instances.get(batch.instance)
         if given is not None and instance is not None and given.idle and given.is_all_of(batch):
-            profiled = instance.table.seconds(batch.batch)
-            mean, count = self._hops.get(batch.variant, (0.0, 0))
+            hop = max(0.0, now - given.at - instance.table.seconds(batch.batch))
+            mean, variance, count = self._hops.get(batch.variant, (0.0, 0.0, 0))
             count = min(HOPS, count + 1)
-            self._hops[batch.variant] = mean + (max(0.0, now - given.at - profiled) - mean) / count, count
+            off, mean = hop - mean, mean + (hop - mean) / count
+            self._hops[batch.variant] = mean, variance + (off * (hop - mean) - variance) / count, count
         return self.pull(batch.variant, now)
 
     def push(self, query: Query) -> Iterable[Effect]:
