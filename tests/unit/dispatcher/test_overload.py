@@ -295,6 +295,17 @@ def test_beside_long_batches_of_a_low_level_the_high_one_is_in_time(
     assert in_time(fleet, asked[9]) >= 0.9 * (items - 80), "the rest of the capacity is theirs"
 
 
+def test_heartbeats_say_how_many_of_each_priority_wait() -> None:
+    """Four are computed in 160 ms, so that most of them wait at the next heartbeat, or the one after it."""
+    fleet = serving(1, variant(base_ms=0.0, per_item_ms=40.0, max_batch=4))
+    for level in (*[9] * 38, 1, 1):
+        fleet.ask(latency_ms=10_000.0, priority=level)
+    fleet.stage.run(1.01)
+    [status] = beat(fleet, "w0").instances
+    assert set(status.levels) == {1, 9}
+    assert sum(status.levels.values()) <= status.queued
+
+
 @pytest.mark.parametrize("record", [EACH, CALL])
 @pytest.mark.parametrize("dispatchers", [1, 2])
 def test_a_high_level_is_in_time_though_batches_take_a_fifth_more_or_less(
