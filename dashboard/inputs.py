@@ -12,16 +12,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bus.datatypes import DATATYPES
 from bus.messages.catalog import TensorSpec
-from bus.tensors import NUMPY_NAMES, BadTensor, fit
+from bus.tensors import BadTensor, fit, shown
 from infaas.errors import BadInput
+from infaas.inputs import random_items
 
 Array = np.ndarray[Any, Any]
 
 ARRAYS, PICTURES = ("npy", "npz", "json"), ("png", "jpg", "jpeg", "webp", "bmp", "gif")
 MAX_ITEMS = 64  # of a file; more would only make the page long
 MAX_SIDE = 1024  # pixels of a picture, for models that take any size
-VARIABLE = 8  # length of made-up inputs along an axis of any length
 VALUES: Mapping[str, str] = {  # how the pixels of a picture become numbers
     "0 to 1": "each value divided by 255",
     "-1 to 1": "each value divided by 127.5, less 1",
@@ -42,10 +43,7 @@ class PictureShape(NamedTuple):
 
 def takes(specs: Sequence[TensorSpec]) -> str:
     """What the app takes, in words: `x: FP32, [n, 784]`."""
-    return "; ".join(
-        f"`{spec.name}`: {spec.datatype}, [n{''.join(f', {length}' if length > 0 else ', any' for length in spec.shape)}]"
-        for spec in specs
-    )
+    return "; ".join(f"`{spec.name}`: {spec.datatype}, {shown(spec.shape, 'n')}" for spec in specs)
 
 
 def example(specs: Sequence[TensorSpec]) -> str:
@@ -61,19 +59,8 @@ def example(specs: Sequence[TensorSpec]) -> str:
 
 
 def made_up(specs: Sequence[TensorSpec], seed: int) -> dict[str, Array]:
-    """One item of random values: 0 to 1, or small whole numbers, as the datatype says."""
-    rng = np.random.default_rng(seed)
-    found: dict[str, Array] = {}
-    for spec in specs:
-        shape = [1, *(VARIABLE if length < 0 else length for length in spec.shape)]
-        if spec.datatype == "BYTES":
-            found[spec.name] = np.full(shape, "some text", object)
-        elif spec.datatype in ("FP16", "FP32", "FP64", "BF16"):
-            found[spec.name] = rng.random(shape, np.float32).astype(NUMPY_NAMES.get(spec.datatype, "<f4"))
-        else:
-            most = {"BOOL": 2, "UINT8": 256}.get(spec.datatype, 10)
-            found[spec.name] = rng.integers(0, most, shape).astype(NUMPY_NAMES[spec.datatype])
-    return found
+    """One item of random values."""
+    return random_items(specs, 1, np.random.default_rng(seed))
 
 
 def from_json(text: str, specs: Sequence[TensorSpec]) -> dict[str, Array]:
@@ -90,7 +77,9 @@ def from_json(text: str, specs: Sequence[TensorSpec]) -> dict[str, Array]:
         raise BadInput("this JSON is neither a list of items nor a map of input names to lists: put the item into [ ]")
     try:
         arrays = (
-            {str(name): _of_list(each) for name, each in value.items()} if isinstance(value, dict) else _of_list(value)
+            {str(name): np.asarray(each) for name, each in value.items()}
+            if isinstance(value, dict)
+            else np.asarray(value)
         )
     except ValueError:
         raise BadInput("the items of this JSON differ in length: all items need the same shape") from None
@@ -142,17 +131,10 @@ def named(arrays: "Array | Mapping[str, Array]", specs: Sequence[TensorSpec]) ->
 
 
 def _cast(array: Array, spec: TensorSpec) -> Array:
-    if array.dtype.kind in "US":
-        array = array.astype(object)
     try:
         return fit(array, spec, spec.name)
     except BadTensor as error:
         raise BadInput(str(error)) from None
-
-
-def _of_list(value: Any) -> Array:
-    array = np.asarray(value)
-    return array.astype(object) if array.dtype.kind in "US" else array
 
 
 def picture_shape(specs: Sequence[TensorSpec]) -> PictureShape | None:
@@ -196,15 +178,14 @@ def from_picture(
     seen: Array = np.asarray(picture.resize((width, height), Image.Resampling.BILINEAR), np.uint8)
     if invert:
         seen = 255 - seen
-    array = _scaled(seen, values) if specs[0].datatype.startswith(("FP", "BF")) else seen
+    array = _scaled(seen, values) if DATATYPES[specs[0].datatype].kind == "f" else seen
     if shape.order == "CHW":
         array = array[None] if shape.colours == 1 else array.transpose(2, 0, 1)
     elif shape.order == "HWC" and shape.colours == 1:
         array = array[..., None]
     elif shape.order == "flat":
         array = array.reshape(-1)
-    target = NUMPY_NAMES.get(specs[0].datatype, "<f4")
-    return {specs[0].name: np.ascontiguousarray(array[None]).astype(target)}, seen
+    return {specs[0].name: np.ascontiguousarray(array[None]).astype(DATATYPES[specs[0].datatype].array)}, seen
 
 
 def _scaled(picture: Array, values: str) -> Array:

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from bus.datatypes import DATATYPES
+from bus.messages.catalog import TensorSpec
 from infaas.errors import BadInput
 
 if TYPE_CHECKING:
@@ -118,20 +120,18 @@ def in_turn(source: "Array | Mapping[str, Array]", items: int, most: int) -> lis
     return queries
 
 
-def random_items(specs: Sequence[Mapping[str, Any]], count: int, rng: "Generator") -> "dict[str, Array]":
-    """`count` random items for a model with these inputs (`inputs` of the list of apps)."""
-    from bus.tensors import NUMPY_NAMES  # noqa: PLC0415
-
+def random_items(specs: Sequence[TensorSpec], count: int, rng: "Generator") -> "dict[str, Array]":
+    """`count` random items for a model with these inputs: numbers 0 to 1, small whole numbers, or texts."""
     arrays: dict[str, Array] = {}
     for spec in specs:
-        shape = (count, *(VARYING if axis == -1 else axis for axis in spec["shape"]))
-        code = NUMPY_NAMES.get(spec["datatype"], "<f4")
-        if spec["datatype"] == "BYTES":
-            arrays[spec["name"]] = rng.integers(0, 1000, shape).astype(str)
-        elif "f" in code:
-            arrays[spec["name"]] = rng.random(shape).astype(code)
+        shape = (count, *(VARYING if axis == -1 else axis for axis in spec.shape))
+        row = DATATYPES[spec.datatype]
+        if row.kind == "f":
+            arrays[spec.name] = rng.random(shape).astype(row.array)
         else:
-            arrays[spec["name"]] = rng.integers(0, 2, shape).astype(code)
+            most = 1000 if row.kind == "O" else 256 if spec.datatype == "UINT8" else 2
+            whole = rng.integers(0, most, shape)
+            arrays[spec.name] = whole.astype(str if row.kind == "O" else row.array)
     return arrays
 
 

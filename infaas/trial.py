@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from bus.datatypes import DATATYPES
 from bus.messages.catalog import TensorSpec, scored_shape
-from bus.tensors import BadTensor, datatype_of, fit
+from bus.tensors import BadTensor, datatype_of, fit, shown
 from infaas.errors import BadInput
 
 if TYPE_CHECKING:
@@ -18,10 +19,7 @@ if TYPE_CHECKING:
 ERRORS = ("mae", "rmse")  # metrics that are errors, in the unit of the labels
 SHOWN = 5  # classes, or numbers of an answer
 _MEANT = {"top1": "the share of right answers", "top5": "the share of labels among the five best scores"}
-_DATATYPES = {
-    "float": "FP32", "double": "FP64", "float16": "FP16", "bfloat16": "BF16", "string": "BYTES", "bool": "BOOL", "int8": "INT8",
-    "int16": "INT16", "int32": "INT32", "int64": "INT64", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64",
-}  # fmt: skip
+_DATATYPES = {f"tensor({row.onnx})": name for name, row in DATATYPES.items()}
 
 
 class Trial(Struct, frozen=True, kw_only=True):
@@ -41,14 +39,14 @@ class Trial(Struct, frozen=True, kw_only=True):
         """How many scores each item gets; 0: it gets none."""
         for one in self.outputs:
             shape = scored_shape(one.shape)
-            if one.datatype.startswith(("FP", "BF")) and len(shape) == 1 and shape[0] > 1:
+            if DATATYPES[one.datatype].kind == "f" and len(shape) == 1 and shape[0] > 1:
                 return shape[0]
         return 0
 
     @property
     def one_number(self) -> bool:
         """Whether the model gives one number for each item, as regressors do."""
-        floats = [one for one in self.outputs if one.datatype.startswith(("FP", "BF"))]
+        floats = [one for one in self.outputs if DATATYPES[one.datatype].kind == "f"]
         return len(self.outputs) == len(floats) == 1 and floats[0].shape in ([], [1])
 
 
@@ -75,12 +73,12 @@ def _try_onnx(path: Path, given: "Mapping[str, Array]", key: str) -> Trial | Non
     except Exception:
         return None
     found = session.get_inputs()
-    if not found or any(not one.shape for one in found):
+    if not found or any(not one.shape or one.type not in _DATATYPES for one in found):
         return None  # the worker says what is wrong with it
     specs = [
         TensorSpec(
             name=one.name,
-            datatype=_DATATYPES.get(one.type.removeprefix("tensor(").removesuffix(")"), one.type),
+            datatype=_DATATYPES[one.type],
             shape=[length if isinstance(length, int) else -1 for length in one.shape[1:]],
         )
         for one in found
@@ -147,7 +145,7 @@ def _feed(specs: list[TensorSpec], given: "Mapping[str, Array]", key: str, items
             raise BadInput(f"x: the samples have no {spec.name!r}, only {', '.join(given)}; the model takes {names}")
         some = np.resize(array[:items], (items, *array.shape[1:]))
         try:
-            feed[spec.name] = fit(some.astype(object) if some.dtype.kind in "US" else some, spec, spec.name)
+            feed[spec.name] = fit(some, spec, spec.name)
         except BadTensor as error:
             raise BadInput(str(error)) from error
     return feed
@@ -174,7 +172,7 @@ def understood(
     samples = len(only(given))
     lines = [f"model: {note}" + f" ({size / 1e6:.2f} MB)" * bool(size)]
     if trial is None:
-        lines += [f"input {name}: {datatype_of(a)}[{_axes(list(a.shape[1:]))}]" for name, a in given.items()]
+        lines += [f"input {name}: {datatype_of(a)}{shown(a.shape[1:], 'n')}" for name, a in given.items()]
         lines.append("outputs: a worker finds them out, since this machine cannot run the file")
     else:
         lines += [f"input {_spec(spec, trial.batch)}" for spec in trial.inputs]
@@ -236,7 +234,7 @@ def _spec(spec: TensorSpec, batch: int | None = None, *, given: bool = True) -> 
     picture = _picture(spec.shape)
     if picture and given:
         notes.append(picture)
-    return f"{spec.name}: {spec.datatype}[{_axes(spec.shape)}]" + f" ({'; '.join(notes)})" * bool(notes)
+    return f"{spec.name}: {spec.datatype}{shown(spec.shape, 'n')}" + f" ({'; '.join(notes)})" * bool(notes)
 
 
 def _picture(shape: list[int]) -> str:
@@ -245,7 +243,3 @@ def _picture(shape: list[int]) -> str:
     if shape[-1] in (1, 3, 4) and shape[0] not in (1, 3, 4):
         return "pictures, channels last"
     return "pictures, channels first" if shape[0] in (1, 3, 4) and shape[-1] not in (1, 3, 4) else ""
-
-
-def _axes(shape: list[int]) -> str:
-    return ", ".join(["n", *("any" if length < 0 else str(length) for length in shape)])

@@ -12,6 +12,7 @@ import msgspec
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from bus.messages.catalog import TensorSpec
 from infaas.cli.load_options import CLOSED, NO_LOAD, LoadOptions
 from infaas.cli.options import NO_NEEDS, DataDir, Json, NeedOptions, Whole
 from infaas.cli.output import FAILED, fail, number, per_million, progress, refusal_line, show, usage
@@ -127,7 +128,9 @@ async def _random(client: Client, app: str, items: int, rng: "np.random.Generato
         fail(f"unknown_app: no app {app!r}; `infaas apps` lists them")
     if not found[0].get("inputs"):
         fail(f"app {app} has no input signature yet: register a model, or give an --input file")
-    return in_turn(random_items(found[0]["inputs"], items * _DISTINCT, rng), items, _DISTINCT)
+    return in_turn(
+        random_items(msgspec.convert(found[0]["inputs"], list[TensorSpec]), items * _DISTINCT, rng), items, _DISTINCT
+    )
 
 
 async def _until_answered(client: Client, prepared: "Prepared") -> None:

@@ -21,9 +21,9 @@ from math import inf, prod
 from msgspec import Struct
 from msgspec.structs import replace
 
+from bus.datatypes import SIZES
 from bus.messages.catalog import Profile, ProfileRow, TensorSpec, VariantRecord
 from bus.messages.public import Tensor
-from bus.tensors import ITEM_BYTES
 from services.core.placement import Device
 
 MOST = 16  # devices of one kind on a worker
@@ -150,11 +150,11 @@ def computable(record: VariantRecord, items: int, seconds: float) -> bool:
 
 
 def zeros(specs: Iterable[TensorSpec], items: int) -> dict[str, Tensor]:
-    """Outputs of these specs, all of fixed shapes, for this many items."""
+    """Outputs of these specs, all of fixed shapes, for this many items. Texts are empty: only their four-byte lengths."""
     found = {}
     for spec in specs:
         shape = [items, *spec.shape]
-        found[spec.name] = Tensor(spec.datatype, shape, bytes(prod(shape) * ITEM_BYTES[spec.datatype]))
+        found[spec.name] = Tensor(spec.datatype, shape, bytes(prod(shape) * (SIZES[spec.datatype] or 4)))
     return found
 
 

@@ -9,29 +9,18 @@ from typing import Any
 
 import msgspec
 
+from bus.datatypes import SIZES, converts, widens
 from bus.messages.catalog import AppRecord, Signature, TensorSpec
 from bus.messages.public import ObjectRef, QueryHead, Requirements, TensorHead
 from bus.subjects import valid_name
-from bus.tensors import shape_remedy
+from bus.tensors import BadTensor, items, takes, unknown_datatype, wrong_shape, wrong_size
+from bus.values import Ragged, flatten
 
-ITEM_BYTES = {
-    "BOOL": 1, "INT8": 1, "INT16": 2, "INT32": 4, "INT64": 8, "UINT8": 1, "UINT16": 2, "UINT32": 4, "UINT64": 8,
-    "FP16": 2, "FP32": 4, "FP64": 8, "BF16": 2, "BYTES": 0,
-}  # fmt: skip
-_FLOATS = frozenset({"FP16", "FP32", "FP64", "BF16"})
-_INTEGERS = frozenset(name for name in ITEM_BYTES if "INT" in name)
-# Datatypes that are converted, if the values fit: the executor finds those that do not.
-_CONVERTED = dict.fromkeys(_FLOATS, _FLOATS | _INTEGERS) | dict.fromkeys(
-    [*_INTEGERS, "BOOL"], _FLOATS | _INTEGERS | {"BOOL"}
-)
-# Datatypes that fit another one whatever their values are, but for floating-point precision and range.
-_FITTING = dict.fromkeys(_FLOATS, _FLOATS | _INTEGERS) | {name: _INTEGERS | {"BOOL"} for name in _INTEGERS}
 MOST_ITEMS = 65_536
-MOST_AXES = 32
 MOST_KEY = 1000  # characters of an object's name
 MOST_CONTEXT = 1000  # characters: what is learnt about contexts stays in memory
 _BUCKET = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")  # a bucket's name becomes part of subjects
-_LARGEST = 2**31 - 1
+_NUMBERS = {int, float, bool}
 _BIN_HEADERS = {0xC4: 2, 0xC5: 3, 0xC6: 5}  # MessagePack bin 8, 16 and 32: bytes before the content
 
 _tensor = msgspec.msgpack.Decoder(TensorHead).decode
@@ -130,51 +119,30 @@ def length_of(head: QueryHead, axis: tuple[str, int]) -> int | None:
 
 def check_tensor(tensor: TensorHead, spec: TensorSpec | None, where: str) -> int:
     """Check one tensor's datatype, shape and byte count. Returns its number of items. Raises BadRequest."""
-    size = ITEM_BYTES.get(tensor.datatype)
-    if size is None:
-        raise BadRequest(f"{where}.datatype {tensor.datatype!r} is none of {', '.join(ITEM_BYTES)}")
-    shape = tensor.shape
-    if not 0 < len(shape) <= MOST_AXES:
-        raise BadRequest(
-            f"{where}.shape has {len(shape)} axes: give 1 to {MOST_AXES}, the first is the number of items"
-        )
-    elements = 1
-    for n in shape:
-        if not 0 < n <= _LARGEST:
-            raise BadRequest(f"{where}.shape {shape} must hold positive sizes below 2^31: give at least one item")
-        elements *= n
-    if shape[0] > MOST_ITEMS:
-        raise BadRequest(f"{where}.shape: at most {MOST_ITEMS} items a query, not {shape[0]}")
-    if size:
-        given = _byte_count(tensor.data, where)
-        if given != elements * size:
-            raise BadRequest(
-                f"{where}.data holds {given} bytes, but shape {shape} of {tensor.datatype} needs {elements * size}"
-            )
-    if spec is not None:
-        _check_shape(shape[0], shape[1:], spec, where)
-        if tensor.datatype != spec.datatype and tensor.datatype not in _CONVERTED.get(spec.datatype, ()):
-            needs = "texts" if spec.datatype == "BYTES" else "numbers"
-            raise BadRequest(f"{where}.datatype is {tensor.datatype}: the model takes {spec.datatype}, so give {needs}")
+    datatype, shape = tensor.datatype, tensor.shape
+    size = SIZES.get(datatype)
+    try:
+        if size is None:
+            raise unknown_datatype(datatype, where)
+        elements = items(shape, where)
+        if shape[0] > MOST_ITEMS:
+            raise BadRequest(f"{where}.shape: at most {MOST_ITEMS} items a query, not {shape[0]}")
+        if size and (given := _byte_count(tensor.data, where)) != elements * size:
+            raise wrong_size(datatype, shape, given, where)
+        if spec is not None and shape[1:] != spec.shape and not takes(spec.shape, shape[1:]):
+            raise wrong_shape(shape, spec.shape, where)
+    except BadTensor as error:
+        raise BadRequest(str(error)) from error
+    if spec is not None and datatype != spec.datatype and not converts(datatype, spec.datatype):
+        needs = "texts" if spec.datatype == "BYTES" else "numbers"
+        raise BadRequest(f"{where}.datatype is {datatype}: the model takes {spec.datatype}, so give {needs}")
     return shape[0]
-
-
-def _check_shape(items: int, shape: list[int], spec: TensorSpec, where: str) -> None:
-    wanted = spec.shape
-    if shape == wanted:
-        return
-    if len(shape) != len(wanted) or any(w not in (-1, n) for n, w in zip(shape, wanted, strict=True)):
-        axes = ["n", *("any" if n < 0 else str(n) for n in wanted)]
-        remedy = shape_remedy([items, *shape], wanted)
-        raise BadRequest(
-            f"{where}.shape must be [{', '.join(axes)}] for {spec.name}, not [{', '.join(map(str, [items, *shape]))}]{remedy}"
-        )
 
 
 def fits(given: TensorSpec, wanted: TensorSpec) -> bool:
     """Whether tensors of one specification can be given where the other is wanted. An axis of variable length may fit any."""
     return (
-        (given.datatype == wanted.datatype or given.datatype in _FITTING.get(wanted.datatype, ()))
+        widens(given.datatype, wanted.datatype)
         and len(given.shape) == len(wanted.shape)
         and all(-1 in (n, w) or n == w for n, w in zip(given.shape, wanted.shape, strict=True))
     )
@@ -215,35 +183,18 @@ def _check_list(value: list[object], spec: TensorSpec | None, where: str) -> int
         raise BadRequest(f"{where} holds no items")
     if len(value) > MOST_ITEMS:
         raise BadRequest(f"{where}: at most {MOST_ITEMS} items a query, not {len(value)}")
-    shape = _list_shape(value, where)
-    if spec is not None:
-        _check_shape(len(value), shape[1:], spec, where)
-    return len(value)
-
-
-def _list_shape(value: object, where: str) -> list[int]:
-    """The shape of a rectangular nested list of numbers. Raises BadRequest."""
-    shape: list[int] = []
-    level: list[object] = [value]
-    while level and isinstance(level[0], list):
-        size = len(level[0])
-        nested: list[object] = []
-        for part in level:
-            if not isinstance(part, list) or len(part) != size:
-                raise BadRequest(f"{where} is a ragged list: all items need the same shape")
-            nested.extend(part)
-        shape.append(size)
-        level = nested
-        if len(shape) > 16:
-            raise BadRequest(f"{where} is nested more than 16 deep")
-    for number in level:
-        if not isinstance(number, (int, float)):
-            raise BadRequest(
-                f"{where} must hold numbers only, not {type(number).__name__}: texts come as BYTES tensors"
-            )
+    try:
+        shape, numbers = flatten(value)
+    except Ragged as error:
+        raise BadRequest(f"{where} {error}") from error
+    if not set(map(type, numbers)) <= _NUMBERS:
+        wrong = next(type(number).__name__ for number in numbers if type(number) not in _NUMBERS)
+        raise BadRequest(f"{where} must hold numbers only, not {wrong}: texts come as BYTES tensors")
     if not all(shape):
         raise BadRequest(f"{where} holds an empty list")
-    return shape
+    if spec is not None and not takes(spec.shape, shape[1:]):
+        raise BadRequest(str(wrong_shape(shape, spec.shape, where)))
+    return len(value)
 
 
 def _is_list(raw: msgspec.Raw) -> bool:
@@ -271,7 +222,7 @@ def _count_map(raw: msgspec.Raw, signature: Signature | None) -> int:
         for name in parts:
             if name not in specs:
                 raise BadRequest(f"inputs has an unknown tensor {name!r}: the app takes {', '.join(specs)}")
-    items = 0
+    found = 0
     for name, part in parts.items():
         where = f"inputs.{name}"
         try:
@@ -281,9 +232,9 @@ def _count_map(raw: msgspec.Raw, signature: Signature | None) -> int:
                 count = check_tensor(_tensor(part), specs.get(name), where)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise BadRequest(f"{where}: {error}".replace("`$.", f"`{where}.").replace("`$`", f"`{where}`")) from error
-        if items and count != items:
-            raise BadRequest(f"{where} holds {count} items, another input {items}")
-        items = count
-    if not items:
+        if found and count != found:
+            raise BadRequest(f"{where} holds {count} items, another input {found}")
+        found = count
+    if not found:
         raise BadRequest("inputs holds no tensors")
-    return items
+    return found

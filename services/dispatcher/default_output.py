@@ -3,15 +3,17 @@
 Clipper's rule (section 5.2.2): at the deadline the application gets its default, and learns that it is one.
 """
 
-import math
-import struct
+from contextlib import suppress
+from math import prod
 from typing import Any
 
 import msgspec
 
+from bus.datatypes import DATATYPES
 from bus.messages.catalog import Signature, TensorSpec
 from bus.messages.flow import HandBack
 from bus.messages.public import Answer, Error, Tensor
+from bus.values import filled, leaves, packed
 from services.core.outcomes import NOT_ANSWERED, default_at
 from services.core.selection.eligibility import INFINITE
 from services.dispatcher.query import Query
@@ -102,12 +104,8 @@ def expiry_error(query: Query) -> Error:
 
 # -- the default output as tensors: one item's value, repeated for every item of the query
 
-_CODES = {
-    "BOOL": "?", "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q", "UINT8": "B", "UINT16": "H", "UINT32": "I",
-    "UINT64": "Q", "FP16": "e", "FP32": "f", "FP64": "d",
-}  # fmt: skip
+_NUMBERS = {int, float, bool}
 MOST_BYTES = 2**20 - 2**14  # of an answer's outputs; the rest of the answer fits into NATS' message beside them
-_UNFIT = (struct.error, OverflowError, TypeError, ValueError)
 
 
 def default_outputs(value: Any, signature: Signature | None, items: int) -> dict[str, Tensor] | None:
@@ -133,67 +131,30 @@ def default_outputs(value: Any, signature: Signature | None, items: int) -> dict
 
 def _tensor(value: Any, spec: TensorSpec) -> Tensor:
     """The tensor of one item."""
-    code = _CODES.get(spec.datatype)
-    flat = _numbers(value)
-    if code is not None and flat is not None:
-        shape = _shape(spec.shape, len(flat), scalar=not isinstance(value, list))
-        if shape is not None and math.prod(shape) * struct.calcsize(f"<{code}") <= MOST_BYTES:
-            whole = code not in "efd"
-            filled = flat * (math.prod(shape) // len(flat))
-            try:
-                numbers = [_whole(number) for number in filled] if whole else filled
-                packed = struct.pack(f"<{len(numbers)}{code}", *numbers)
-            except _UNFIT:
-                return _as_it_is(value, flat)
-            return Tensor(spec.datatype, [1, *shape], packed)
+    row = DATATYPES.get(spec.datatype)
+    flat = leaves(value)
+    if not flat or not set(map(type, flat)) <= _NUMBERS:
+        return _as_it_is(value, None)
+    if row is not None and row.kind != "O":
+        shape = filled(spec.shape, len(flat)) if isinstance(value, list) else [abs(axis) for axis in spec.shape]
+        if shape is not None and prod(shape) * row.size <= MOST_BYTES:
+            with suppress(OverflowError):
+                numbers = flat if row.kind == "f" else list(map(_whole, flat))
+                return Tensor(spec.datatype, [1, *shape], packed(spec.datatype, numbers * (prod(shape) // len(flat))))
     return _as_it_is(value, flat)
 
 
 def _as_it_is(value: Any, flat: list[Any] | None) -> Tensor:
     if flat is not None:
         shape = [1, len(flat)] if isinstance(value, list) else [1]
-        for datatype in ("INT64", "FP64"):
-            if datatype == "INT64" and any(isinstance(number, float) for number in flat):
-                continue
-            try:
-                packed = struct.pack(f"<{len(flat)}{_CODES[datatype]}", *flat)
-            except _UNFIT:
-                continue
-            return Tensor(datatype, shape, packed)
+        for datatype in ("FP64",) if float in map(type, flat) else ("INT64", "FP64"):
+            with suppress(OverflowError):
+                return Tensor(datatype, shape, packed(datatype, flat))
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    piece = text.encode()
-    return Tensor("BYTES", [1], len(piece).to_bytes(4, "little") + piece)
+    return Tensor("BYTES", [1], packed("BYTES", [text]))
 
 
-def _numbers(value: Any) -> list[Any] | None:
-    """All numbers of a number or nested list. None if there is anything else, or nothing."""
-    flat: list[Any] = []
-    level = [value]
-    while level:
-        part = level.pop()
-        if isinstance(part, list):
-            level.extend(reversed(part))
-        elif isinstance(part, (int, float)):
-            flat.append(part)
-        else:
-            return None
-    return flat or None
-
-
-def _shape(axes: list[int], count: int, *, scalar: bool) -> list[int] | None:
-    """An output's shape with lengths for its open axes. None if `count` numbers do not fill it."""
-    if scalar:
-        return [1 if axis == -1 else axis for axis in axes]
-    known = math.prod(axis for axis in axes if axis != -1)
-    if -1 not in axes:
-        return list(axes) if count == known else None
-    if known == 0 or count % known:
-        return None
-    open_at = axes.index(-1)
-    return [count // known if at == open_at else (1 if axis == -1 else axis) for at, axis in enumerate(axes)]
-
-
-def _whole(number: Any) -> int:
+def _whole(number: float) -> int:
     if isinstance(number, float) and not number.is_integer():
-        raise ValueError(number)
+        raise OverflowError(number)
     return int(number)

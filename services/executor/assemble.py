@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bus.datatypes import DATATYPES
 from bus.messages.catalog import Signature, TensorSpec
 from bus.messages.public import Tensor, TensorView
-from bus.tensors import NUMPY_NAMES, check_finite, datatype_of, fit, from_array, to_array
+from bus.tensors import check_finite, datatype_of, dtype_of, fit, from_array, to_array
 from services.executor.queue import Inputs, QueuedQuery
 
 Array = NDArray[Any]
@@ -27,17 +28,15 @@ def single(queries: list[QueuedQuery], spec: TensorSpec, *, allow_nan: bool = Fa
 
 
 def _single(queries: list[QueuedQuery], spec: TensorSpec) -> Array:
-    code = NUMPY_NAMES.get(spec.datatype)
-    plain = code is not None and all(
-        type(query.inputs) is TensorView and query.inputs.datatype == spec.datatype for query in queries
-    )
-    if plain:
+    if (
+        len(queries) > 1
+        and DATATYPES[spec.datatype].code
+        and all(type(query.inputs) is TensorView and query.inputs.datatype == spec.datatype for query in queries)
+    ):
         # The usual case: the bytes are the model's own layout, checked for size by the dispatcher.
         views: list[TensorView] = [query.inputs for query in queries]  # type: ignore[misc]
-        if len(views) == 1:
-            return fit(to_array(views[0], "inputs"), spec, "inputs")
         joined = b"".join([view.data for view in views])
-        whole: Array = np.frombuffer(joined, code).reshape((-1, *views[0].shape[1:]))
+        whole: Array = np.frombuffer(joined, dtype_of(spec.datatype)).reshape((-1, *views[0].shape[1:]))
         return fit(whole, spec, "inputs")
     parts = [_one(query.inputs, spec, "inputs") for query in queries]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)

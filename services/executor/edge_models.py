@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from bus.messages.catalog import VariantRecord
 from bus.port import Bus, ObjectStore
 from bus.subjects import Subjects
+from bus.tensors import zeros
 from services.core.placement import REMOTE
 from services.executor.backends import backend
 from services.executor.backends.base import (
@@ -241,15 +242,7 @@ def _load_and_warm(path: Path, record: VariantRecord, device: str, memory: Growt
 
 def _warm(handle: Handle, record: VariantRecord) -> None:
     """Run it once: that allocates, or connects, and no query should pay for it."""
-    import numpy as np  # noqa: PLC0415
-
-    from bus.tensors import NUMPY_NAMES  # noqa: PLC0415
-
-    inputs = {
-        spec.name: np.zeros((1, *(8 if n < 0 else n for n in spec.shape)), NUMPY_NAMES.get(spec.datatype, "<f4"))
-        for spec in record.signature.inputs
-        if spec.datatype != "BYTES"
-    }
+    inputs = {spec.name: zeros(spec) for spec in record.signature.inputs if spec.datatype != "BYTES"}
     if len(inputs) == len(record.signature.inputs):
         timer = threading.Timer(ENGINE_S, handle.cancel)
         if record.framework == REMOTE:

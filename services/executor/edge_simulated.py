@@ -15,9 +15,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from bus.datatypes import SIZES
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import Tier
-from bus.tensors import ITEM_BYTES
 from services.core.cost import LatencyTable
 from services.core.emulation import ZEROS, SharedSpeed, computable, one_at_a_time, zeros
 from services.executor.backends.base import BackendUnavailable
@@ -189,7 +189,7 @@ class SimulatedEdge:
 
 def _known_size(record: VariantRecord) -> bool:
     """Whether the signature says how large outputs are. Otherwise only the model knows."""
-    return all(spec.datatype in ITEM_BYTES and min(spec.shape, default=0) >= 0 for spec in record.signature.outputs)
+    return all(SIZES.get(spec.datatype) and min(spec.shape, default=0) >= 0 for spec in record.signature.outputs)
 
 
 def _zeros(record: VariantRecord, command: RunBatch) -> BatchResult:

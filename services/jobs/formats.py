@@ -10,23 +10,12 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 import msgspec
 
 from bus.codec import encode
+from bus.datatypes import DATATYPES, widens
 from bus.messages.catalog import Signature, TensorSpec
 from bus.messages.jobs import Checkpoint, Position
 from bus.messages.public import Tensor
-from bus.tensors import DATATYPES
-from services.jobs.items import (
-    BadItem,
-    NpyHeader,
-    converts,
-    fits,
-    nested,
-    pack,
-    packed_as,
-    read_header,
-    shown,
-    split,
-    write_header,
-)
+from bus.tensors import shown
+from services.jobs.items import BadItem, NpyHeader, fits, nested, pack, read_header, split, write_header
 
 LINE = 64 * 2**20  # bytes of one line, or of one object of a MessagePack stream
 
@@ -86,7 +75,7 @@ class NpyReader:
             self.header: NpyHeader = read_header(file, size)
         except BadItem as error:
             raise BadJobInput(f"the file {error}") from error
-        if not converts(self.header.datatype, spec):
+        if not widens(self.header.datatype, spec.datatype):
             raise BadJobInput(f"the file holds {self.header.datatype}, the model takes {spec.datatype}")
         if not fits(self.header.shape, spec):
             raise BadJobInput(f"its items have shape {shown(self.header.shape)}, the model takes {shown(spec.shape)}")
@@ -213,7 +202,7 @@ def _packed(value: Any, spec: TensorSpec, where: str) -> ItemTensor:
         shape, data = pack(value, spec)
     except BadItem as error:
         raise BadJobInput(f"{where}{error}") from error
-    return (spec.name, packed_as(spec.datatype), tuple(shape)), data
+    return (spec.name, spec.datatype, tuple(shape)), data
 
 
 def _tensor_cells(tensor: Any, spec: TensorSpec) -> list[ItemTensor]:
@@ -222,7 +211,7 @@ def _tensor_cells(tensor: Any, spec: TensorSpec) -> list[ItemTensor]:
     datatype, shape, rows = _tensor_rows(tensor)
     if not fits(shape, spec):
         raise BadItem(f"has items of shape {shown(shape)}, the model takes {shown(spec.shape)}")
-    if not converts(datatype, spec):
+    if not widens(datatype, spec.datatype):
         raise BadItem(f"has datatype {datatype}, the model takes {spec.datatype}")
     return [((spec.name, datatype, tuple(shape)), row) for row in rows]
 

@@ -6,158 +6,81 @@ An item is one position of the batch axis: for a model that takes x [n, 784] it 
 import ast
 import struct
 from collections.abc import Sequence
-from math import isfinite
+from itertools import accumulate, pairwise
+from math import isfinite, prod
 from typing import Any, BinaryIO
 
 from msgspec import Struct
 
+from bus.datatypes import ARRAYS, DATATYPES, SIZES
 from bus.messages.catalog import TensorSpec
-from bus.tensors import ITEM_BYTES, NUMPY_NAMES
-
-_CODES = {
-    "BOOL": "?", "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q", "UINT8": "B", "UINT16": "H", "UINT32": "I",
-    "UINT64": "Q", "FP16": "e", "FP32": "f", "FP64": "d",
-}  # fmt: skip
+from bus.messages.public import TensorView
+from bus.tensors import BadTensor, shown, takes, texts
+from bus.values import TYPES, Ragged, flatten, nest, packed, to_list
 
 
 class BadItem(ValueError):
     """An item that does not fit the model; the text says how."""
 
 
-def packed_as(datatype: str) -> str:
-    """The datatype in which numbers for an input of this datatype are sent. Executors convert FP32 to BF16."""
-    return "FP32" if datatype == "BF16" else datatype
-
-
 def pack(value: Any, spec: TensorSpec) -> tuple[list[int], bytes]:
     """The shape and bytes of one item given as a nested list (or a bare value, where the model takes [n]). Raises BadItem."""
-    shape: list[int] = []
-    flat: list[Any] = []
-    _flatten(value, spec.shape, 0, shape, flat)
-    if spec.datatype == "BYTES":
-        return shape, _pack_texts(flat)
-    code = _CODES[packed_as(spec.datatype)]
-    kinds = (int, float) if code in "efd" else (bool,) if code == "?" else (int,)
-    for number in flat:
-        if type(number) not in kinds:
-            shown = type(number).__name__ if number is not None else "null"
-            raise BadItem(f"holds {shown} {str(number)[:40]!r} where the model takes {spec.datatype}")
     try:
-        return shape, struct.pack(f"<{len(flat)}{code}", *flat)
-    except (struct.error, OverflowError) as error:
+        shape, flat = flatten(value)
+    except Ragged as error:
+        raise BadItem(str(error)) from error
+    if len(shape) > len(spec.shape) or list in map(type, flat):
+        raise BadItem(f"is nested deeper than the shape that the model takes, {shown(spec.shape)}")
+    if len(shape) < len(spec.shape):
+        raise BadItem(f"has {len(shape)} axes, the model takes {shown(spec.shape)}")
+    if not fits(shape, spec):
+        raise BadItem(f"has shape {shape}, the model takes {shown(spec.shape)}")
+    kinds = TYPES[DATATYPES[spec.datatype].kind]
+    if not set(map(type, flat)) <= kinds:
+        wrong = next(one for one in flat if type(one) not in kinds)
+        name = "null" if wrong is None else type(wrong).__name__
+        raise BadItem(f"holds {name} {str(wrong)[:40]!r} where the model takes {spec.datatype}")
+    try:
+        return shape, packed(spec.datatype, flat)
+    except OverflowError as error:
         raise BadItem(f"holds a number that does not fit {spec.datatype}: {error}") from error
-
-
-def _flatten(value: Any, wanted: Sequence[int], axis: int, shape: list[int], flat: list[Any]) -> None:
-    if axis == len(wanted):
-        if isinstance(value, list):
-            raise BadItem(f"is nested deeper than the shape that the model takes, {shown(wanted)}")
-        flat.append(value)
-        return
-    if not isinstance(value, list):
-        raise BadItem(f"has {axis} axes, the model takes {shown(wanted)}")
-    if len(shape) == axis:
-        shape.append(len(value))
-        if len(value) == 0 or wanted[axis] not in (-1, len(value)):
-            raise BadItem(f"has shape {shape}{', ...' * (axis + 1 < len(wanted))}, the model takes {shown(wanted)}")
-    elif len(value) != shape[axis]:
-        raise BadItem("is no regular nested list: every row must have the same length")
-    for one in value:
-        _flatten(one, wanted, axis + 1, shape, flat)
 
 
 def fits(shape: Sequence[int], spec: TensorSpec) -> bool:
     """Whether an item of this shape is what the model takes."""
-    return len(shape) == len(spec.shape) and all(w in (-1, s) and s > 0 for s, w in zip(shape, spec.shape, strict=True))
-
-
-def converts(datatype: str, spec: TensorSpec) -> bool:
-    """Whether the executor takes this datatype for that input: only floating-point precision may be lost."""
-    if datatype == "BYTES" or spec.datatype == "BYTES":
-        return datatype == spec.datatype
-    have, want = _kind(datatype), _kind(spec.datatype)
-    return have == want or (want == "f" and have in "iu") or (want in "iu" and have in "iub")
-
-
-def shown(shape: Sequence[int]) -> str:
-    """A shape for people."""
-    return f"[{', '.join('any' if length == -1 else str(length) for length in shape)}]"
+    return 0 not in shape and takes(spec.shape, shape)
 
 
 def row_bytes(datatype: str, shape: Sequence[int]) -> int:
     """Bytes of one item; not for BYTES, whose items differ."""
-    size = ITEM_BYTES[datatype]
-    for length in shape:
-        size *= length
-    return size
+    return SIZES[datatype] * prod(shape)
 
 
 def split(datatype: str, count: int, shape: Sequence[int], data: bytes | memoryview) -> list[memoryview]:
     """The bytes of each of `count` items. Raises BadItem when they are not that many."""
     view = memoryview(data)
-    if datatype != "BYTES":
+    if SIZES[datatype]:
         row = row_bytes(datatype, shape)
         if row * count != len(view):
             raise BadItem(
                 f"has {len(view)} bytes of data, {count} items of {shown(shape)} {datatype} take {row * count}"
             )
         return [view[i * row : (i + 1) * row] for i in range(count)]
-    texts = 1
-    for length in shape:
-        texts *= length
-    rows, at = [], 0
-    for _ in range(count):
-        start = at
-        for _ in range(texts):
-            at += 4 + int.from_bytes(view[at : at + 4], "little")
-        if at > len(view):
-            break
-        rows.append(view[start:at])
-    if len(rows) != count or at != len(view):
-        raise BadItem(f"its data does not hold {count * texts} texts, each after its four-byte length")
-    return rows
+    each = prod(shape)
+    try:
+        pieces = texts(view, count * each, "")
+    except BadTensor as error:
+        raise BadItem(f"its data does not hold {count * each} texts, each after its four-byte length") from error
+    ends = [0, *accumulate(sum(4 + len(piece) for piece in pieces[i * each : (i + 1) * each]) for i in range(count))]
+    return [view[start:end] for start, end in pairwise(ends)]
 
 
 def nested(datatype: str, shape: Sequence[int], data: bytes | memoryview) -> Any:
     """One item's bytes as nested lists of numbers or texts; NaN and infinities become None. A bare value for shape []."""
-    flat: list[Any]
-    if datatype == "BYTES":
-        flat = _unpack_texts(bytes(data))
-    elif datatype == "BF16":
-        halves = struct.unpack(f"<{len(data) // 2}H", data)
-        flat = list(
-            struct.unpack(f"<{len(halves)}f", struct.pack(f"<{len(halves)}I", *(half << 16 for half in halves)))
-        )
-    else:
-        flat = list(struct.unpack(f"<{len(data) // ITEM_BYTES[datatype]}{_CODES[datatype]}", data))
-    if _kind(datatype) == "f":
-        flat = [number if isfinite(float(number)) else None for number in flat]
-    for length in reversed(shape[1:]):
-        flat = [flat[i : i + length] for i in range(0, len(flat), length)]
-    return flat if shape else flat[0]
-
-
-def _pack_texts(texts: list[Any]) -> bytes:
-    pieces: list[bytes] = []
-    for text in texts:
-        if not isinstance(text, str):
-            raise BadItem(f"holds {type(text).__name__} {str(text)[:40]!r} where the model takes texts")
-        piece = text.encode()
-        pieces += (len(piece).to_bytes(4, "little"), piece)
-    return b"".join(pieces)
-
-
-def _unpack_texts(data: bytes) -> list[str]:
-    texts, at = [], 0
-    while at < len(data):
-        size = int.from_bytes(data[at : at + 4], "little")
-        texts.append(data[at + 4 : at + 4 + size].decode(errors="replace"))
-        at += 4 + size
-    return texts
-
-
-def _kind(datatype: str) -> str:
-    return "f" if datatype == "BF16" else "S" if datatype == "BYTES" else NUMPY_NAMES[datatype][1]
+    flat = to_list(TensorView(datatype, list(shape), memoryview(data)), "item", "replace")
+    if DATATYPES[datatype].kind == "f":
+        flat = [number if isfinite(number) else None for number in flat]
+    return nest(flat, shape)
 
 
 # -- the header of a .npy file (format: numpy.lib.format, versions 1 to 3)
@@ -165,7 +88,7 @@ def _kind(datatype: str) -> str:
 MAGIC = b"\x93NUMPY"
 HEADER = 256  # bytes of each header that is written, so that it can be rewritten for another number of items
 LONGEST = 65536
-_DATATYPES = {code: name for name, code in NUMPY_NAMES.items()} | {"|u1": "UINT8", "<u1": "UINT8", "<i1": "INT8"}
+_DATATYPES = ARRAYS | {"<u1": "UINT8", "<i1": "INT8"}
 
 
 class NpyHeader(Struct, frozen=True):
@@ -213,11 +136,11 @@ def read_header(file: BinaryIO, size: int) -> NpyHeader:
 
 def write_header(datatype: str, items: int, shape: list[int]) -> bytes:
     """A header of HEADER bytes. Raises BadItem where .npy has no such datatype."""
-    descr = NUMPY_NAMES.get(datatype)
-    if descr is None:
+    row = DATATYPES[datatype]
+    if not row.code:
         raise BadItem(f".npy holds no {datatype}: let the output's name end in .jsonl or .msgpack")
     whole = (items, *shape)
-    text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {whole!r}, }}"
+    text = f"{{'descr': '{row.array}', 'fortran_order': False, 'shape': {whole!r}, }}"
     body = text.encode("latin1").ljust(HEADER - 11) + b"\n"
     if len(body) != HEADER - 10:
         raise BadItem(f"an output with {len(shape)} axes does not fit a .npy header: use .msgpack")

@@ -17,7 +17,7 @@ STANDARD = {
 INSTALLED = {"google.protobuf", "msgpack", "msgspec", "numpy", "PIL", "scipy"}
 # bus.login: its Login travels in an order; only an edge asks it to read files.
 OURS = {
-    "bus.codec", "bus.login", "bus.messages", "bus.port", "bus.rights", "bus.subjects", "bus.tensors",
+    "bus.codec", "bus.datatypes", "bus.login", "bus.messages", "bus.port", "bus.rights", "bus.subjects", "bus.tensors", "bus.values",
     "infaas.answers", "infaas.errors", "infaas.queries", "services",
 }  # fmt: skip
 ALLOWED = STANDARD | INSTALLED | OURS

@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 from msgspec import inspect as typed
 
+from bus.datatypes import DATATYPES
+
 Schema = dict[str, Any]
 
 TENSORS: Schema = {
@@ -27,7 +29,7 @@ KNOWN: dict[tuple[str, str], Schema] = {
     },
     ("Tensor", "datatype"): {
         "type": "string",
-        "description": "Open Inference Protocol datatype: FP32, FP16, FP64, INT8 .. INT64, UINT8 .. UINT64, BOOL, BYTES",
+        "description": f"Open Inference Protocol datatype: {', '.join(DATATYPES)}",
     },
     ("Execute", "body"): {"$ref": "#/components/schemas/QueryHead"},
     ("HandBack", "body"): {"$ref": "#/components/schemas/QueryHead"},

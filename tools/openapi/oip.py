@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from bus.datatypes import DATATYPES
 from services.gateway.oip.infer import GivenInput, InferJson, WantedOutput
 from tools.openapi.operation import FLAG, NUMBER, TEXT, WHOLE, Operation, Schema, array, record, ref
 
@@ -19,10 +20,7 @@ _BINARY = {
     "traceparent": "W3C trace context.",
 }
 _SPENT = record("count", "ns", count=WHOLE, ns=WHOLE)
-_DATATYPES = [
-    *("BOOL", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64"),
-    *("FP16", "BF16", "FP32", "FP64", "BYTES"),
-]
+_DATATYPES = list(DATATYPES)
 
 _TENSOR_DATA: Schema = {
     "type": "array",

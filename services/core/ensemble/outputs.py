@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from bus.datatypes import DATATYPES
 from bus.messages.catalog import ModelRecord
+from bus.values import leaves
 from services.core.ensemble.base import Array, Combined, Member, Outputs
 
 ERRORS = frozenset({"mae", "rmse"})
@@ -20,7 +22,6 @@ WORST = 4.0  # typical errors at which the loss is 1: of a normal error, 1 in 1,
 RELATIVE = 0.05  # of the value: the typical error of models whose error nobody has measured
 NAMED = 20  # classes that an error names
 MOST_CHECKED = 65_536  # values of an item's output up to which a label is compared with its shape
-_SCORES = ("FP16", "BF16", "FP32", "FP64")
 
 
 class BadLabel(ValueError):
@@ -85,23 +86,23 @@ def label_error(label: Any, models: Iterable[ModelRecord]) -> str | None:
 
     The text names the label, and the classes where a model has some.
     """
-    leaves = _flat(label)
-    if any(isinstance(leaf, float) and not math.isfinite(leaf) for leaf in leaves):
+    values = leaves(label)
+    if any(isinstance(value, float) and not math.isfinite(value) for value in values):
         return f"label {_text(label)} is not a finite number"
-    errors = [_label_error(label, leaves, model) for model in models]
+    errors = [_label_error(label, len(values), model) for model in models]
     return None if None in errors else next(iter(errors), None)
 
 
-def _label_error(label: Any, leaves: list[Any], model: ModelRecord) -> str | None:
+def _label_error(label: Any, count: int, model: ModelRecord) -> str | None:
     outputs: dict[str, Array] = {}
     for spec in model.signature.outputs:
-        scores = spec.datatype in _SCORES
-        shape = [len(leaves) if size < 0 else size for size in spec.shape]
+        kind = DATATYPES[spec.datatype].kind
+        scores = kind == "f"
+        shape = [count if size < 0 else size for size in spec.shape]
         unknown = spec.shape.count(-1) > 1 or (scores and model.metric not in ERRORS and spec.shape[-1:] == [-1])
         if unknown or math.prod(shape) > MOST_CHECKED:
             return None
-        kind = np.float32 if scores else np.str_ if spec.datatype == "BYTES" else np.int64
-        outputs[spec.name] = np.zeros((1, *shape), kind)
+        outputs[spec.name] = np.zeros((1, *shape), np.float32 if scores else np.str_ if kind == "O" else np.int64)
     member = Member(model=model.model, version=model.version, metric=model.metric, labels=model.labels)
     try:
         _loss(label, member, outputs, [member])
@@ -227,25 +228,12 @@ def _share(wrong: Array) -> float:
     return float(np.count_nonzero(wrong) / wrong.size)  # several times as fast as a mean
 
 
-def _flat(label: Any) -> list[Any]:
-    """The values of a label."""
-    leaves: list[Any] = []
-    level = [label]
-    while level:
-        part = level.pop()
-        if isinstance(part, list | tuple):
-            level.extend(reversed(part))
-        else:
-            leaves.append(part)
-    return leaves
-
-
 def _leaves(label: Any, count: int) -> list[Any]:
     """The values of a label, one for each of the item's `count` values."""
-    leaves = _flat(label)
-    if len(leaves) != count:
-        raise BadLabel(f"label {_text(label)} has {len(leaves)} values, but an item's answer has {count}")
-    return leaves
+    values = leaves(label)
+    if len(values) != count:
+        raise BadLabel(f"label {_text(label)} has {len(values)} values, but an item's answer has {count}")
+    return values
 
 
 def _class(label: Any, classes: int, names: Sequence[str]) -> int:
@@ -273,11 +261,11 @@ def _value(label: Any, said: Any, names: Sequence[str]) -> Any:
 
 def _error(label: Any, array: Array, members: Sequence[Member]) -> float:
     said = array.reshape(-1).astype(np.float64)
-    leaves = _leaves(label, len(said))
-    if not all(isinstance(leaf, int | float) and not isinstance(leaf, bool) for leaf in leaves):
+    values = _leaves(label, len(said))
+    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         raise BadLabel(f"label {_text(label)} is no number, which the models' answers are")
     try:
-        true = np.array(leaves, np.float64)
+        true = np.array(values, np.float64)
     except OverflowError:
         true = np.array([math.inf])
     if not np.isfinite(true).all():

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from math import isfinite, prod
 
+from bus.datatypes import SIZES
 from bus.messages.catalog import (
     AppRecord,
     EdgeCondition,
@@ -13,7 +14,6 @@ from bus.messages.catalog import (
     TensorSpec,
 )
 from bus.subjects import valid_name
-from bus.tensors import ITEM_BYTES
 from services.core.pipelines.branching import OPERATORS, REDUCTIONS, SMALL, oversized
 from services.core.pipelines.graph import (
     QUERY,
@@ -381,7 +381,7 @@ def _conditions(graph: PipelineGraph, apps: Apps) -> list[str]:
             elif (spec.datatype == "BYTES") != all(isinstance(value, str) for value in _compared(edge.when)):
                 kind = "texts" if spec.datatype == "BYTES" else "numbers"
                 wrong.append(f"{_at(edge)}.when.value: {ref} holds {kind}; compare with {kind}")
-            elif spec.datatype in ITEM_BYTES and (size := abs(prod(spec.shape)) * ITEM_BYTES[spec.datatype]) > SMALL:
+            elif (size := abs(prod(spec.shape)) * SIZES[spec.datatype]) > SMALL:
                 wrong.append(
                     f"{_at(edge)}.when.output: {ref} takes {size:,} bytes, and conditions read at most {SMALL:,};"
                     " decide by a smaller output"

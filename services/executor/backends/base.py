@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from bus.messages.catalog import Signature, TensorSpec, VariantRecord
-from bus.tensors import BadTensor, datatype_of, fit
+from bus.messages.catalog import Signature, VariantRecord
+from bus.tensors import BadTensor, datatype_of, fit, shown
 
 if TYPE_CHECKING:
     from numpy import ndarray
@@ -172,13 +172,9 @@ def checked_outputs(arrays: "dict[str, Array]", signature: Signature, n: int, wh
             found[spec.name] = fit(array, spec, spec.name)
         except BadTensor:
             was = f"{datatype_of(array)}{list(array.shape)}"
-            raise RunFailed(f"{whose} returned output {spec.name!r} as {was}, not as {_words(spec)}") from None
+            wanted = f"{spec.datatype}{shown(spec.shape, 'n')}"
+            raise RunFailed(f"{whose} returned output {spec.name!r} as {was}, not as {wanted}") from None
     return found
-
-
-def _words(spec: TensorSpec) -> str:
-    axes = ["n", *("any" if length < 0 else str(length) for length in spec.shape)]
-    return f"{spec.datatype}[{', '.join(axes)}]"
 
 
 _PATH = re.compile(r"(?<![\w.])/[\w.+-]+(?:/[\w.+-]*)+(?::\d+)?")

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from bus.datatypes import DATATYPES
 from bus.messages.catalog import Signature
-from bus.tensors import NUMPY_NAMES
+from bus.tensors import zeros
 from services.executor.backends.base import BackendError, BackendUnavailable, InputRejected, LoadFailed, LoadSpec, plain
 from services.executor.backends.cuda import gpu, growth
 from services.executor.backends.ort import IDENTITY, OrtHandle, framework, one, session_options
@@ -142,10 +143,7 @@ def first_inputs(session: Any, signature: Signature | None) -> "dict[str, Array]
     import numpy as np  # noqa: PLC0415
 
     if signature is not None:
-        return {
-            spec.name: np.zeros((1, *(_LENGTH if n < 0 else n for n in spec.shape)), NUMPY_NAMES[spec.datatype])
-            for spec in signature.inputs
-        }
+        return {spec.name: zeros(spec) for spec in signature.inputs}
     return {
         one.name: np.zeros(
             [1, *(n if isinstance(n, int) else _LENGTH for n in one.shape[1:])], _DTYPES.get(one.type, "<f4")
@@ -155,7 +153,7 @@ def first_inputs(session: Any, signature: Signature | None) -> "dict[str, Array]
 
 
 _CALLERS_FAULT = ("Got invalid dimensions for input", "Invalid rank for input", "Unexpected input data type")
-_DTYPES = {"tensor(float)": "<f4", "tensor(float16)": "<f2", "tensor(int64)": "<i8", "tensor(int32)": "<i4"}
+_DTYPES = {f"tensor({row.onnx})": row.array for row in DATATYPES.values()}
 
 
 class BoundHandle(OrtHandle):

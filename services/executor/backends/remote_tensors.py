@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
+from bus.datatypes import DATATYPES
 from bus.messages.catalog import Signature, TensorSpec
 from bus.messages.public import Tensor
-from bus.tensors import DATATYPES, NUMPY_NAMES, BadTensor, from_array, items, to_array
+from bus.tensors import BadTensor, from_array, to_array
+from bus.values import from_list
 from services.executor.backends.base import LoadFailed, RunFailed, plain
 
 if TYPE_CHECKING:
@@ -95,7 +97,7 @@ def model_of(metadata: bytes, config: bytes | None) -> EngineModel:
 
 
 def _spec(found: _TensorMetadata) -> TensorSpec:
-    if found.datatype not in DATATYPES or found.datatype == "BF16":
+    if found.datatype not in DATATYPES or found.datatype == "BF16":  # arrays hold BF16 widened
         raise LoadFailed(
             f"tensor {found.name[:80]!r} of the model is {found.datatype[:20]}, which is not supported here"
         )
@@ -154,34 +156,17 @@ def infer_outputs(body: bytes, head: int | None) -> "dict[str, Array]":
     arrays: dict[str, Array] = {}
     at = len(body) if head is None else head
     for output in found.outputs:
-        size = (output.parameters or {}).get("binary_data_size")
+        size, where = (output.parameters or {}).get("binary_data_size"), output.name[:80]
         try:
             if size is None:
-                arrays[output.name] = _from_json(output)
+                fields = from_list(output.datatype, output.shape, output.data, where)
+                arrays[output.name] = to_array(Tensor(**fields), where)
                 continue
             if not isinstance(size, int) or not 0 <= size <= len(body) - at:
-                raise RunFailed(f"output {output.name[:80]!r} of the engine's reply is cut off")
+                raise RunFailed(f"output {where!r} of the engine's reply is cut off")
             tensor = Tensor(datatype=output.datatype, shape=output.shape, data=body[at : at + size])
-            arrays[output.name] = to_array(tensor, output.name[:80])
+            arrays[output.name] = to_array(tensor, where)
             at += size
-        except (BadTensor, ValueError, TypeError, OverflowError) as error:
-            raise RunFailed(
-                f"output {output.name[:80]!r} of the engine's reply is no tensor: {plain(error)}"
-            ) from error
+        except BadTensor as error:
+            raise RunFailed(f"output {where!r} of the engine's reply is no tensor: {plain(error)}") from error
     return arrays
-
-
-def _from_json(output: _GivenOutput) -> "Array":
-    """A tensor whose elements are a flat or nested list."""
-    import numpy as np  # noqa: PLC0415
-
-    if output.data is None:
-        raise BadTensor("it has no data")
-    items(output.shape, output.name[:80])
-    if output.datatype == "BYTES":
-        flat = np.array(output.data, dtype=object).reshape(-1)
-        return to_array(from_array(flat.reshape(output.shape)), output.name[:80])
-    name = NUMPY_NAMES.get(output.datatype)
-    if name is None:
-        raise BadTensor(f"datatype {output.datatype[:20]!r} is unknown")
-    return np.array(output.data, dtype=name).reshape(output.shape)

@@ -13,8 +13,8 @@ from threading import Lock
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from bus.datatypes import DATATYPES
 from bus.messages.catalog import TensorSpec
-from bus.tensors import NUMPY_NAMES
 from services.executor.backends.base import (
     BackendError,
     BackendUnavailable,
@@ -193,7 +193,7 @@ class EngineHandle:
     def _staging(self, one: TensorSpec) -> Staging:
         if -1 in one.shape:
             raise LoadFailed(f"TensorRT needs bounded shapes, and an axis of output {one.name!r} has no fixed length")
-        slot = Slot(one.name, tuple(one.shape), NUMPY_NAMES[one.datatype])
+        slot = Slot(one.name, tuple(one.shape), DATATYPES[one.datatype].array)
         return Staging(self._torch, slot, self._largest, self._stream.device, pinned=self._stream.pinned)
 
     def run(self, inputs: "dict[str, Array]") -> "dict[str, Array]":

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from bus.tensors import NUMPY_NAMES
+from bus.datatypes import DATATYPES
 from services.executor.backends import pt2
 from services.executor.backends.base import (
     BackendError,
@@ -122,7 +122,7 @@ def dtypes(program: Any) -> list[Any]:
 def slots(program: Any, spec: LoadSpec) -> list[Slot] | None:
     """The inputs as callers give them: the signature's, or else the program's own. None if a length is open."""
     if spec.signature is not None:
-        given = [(one.name, tuple(one.shape), NUMPY_NAMES[one.datatype]) for one in spec.signature.inputs]
+        given = [(one.name, tuple(one.shape), DATATYPES[one.datatype].array) for one in spec.signature.inputs]
     else:
         values = {node.name: node.meta.get("val") for node in program.graph.nodes}
         given = [
@@ -136,10 +136,13 @@ def slots(program: Any, spec: LoadSpec) -> list[Slot] | None:
     return None if any(-1 in shape for _, shape, _ in given) else [Slot(*one) for one in given]
 
 
+# By torch's name. Half precision is internal to the model, so it becomes fp32.
+_WIRES = {row.torch: row.array for row in DATATYPES.values()} | {"float16": "<f4"}
+
+
 def _wire(value: Any) -> str:
-    """The wire's datatype of a tensor. bf16 has none; half precision is internal to the model, so both become fp32."""
-    name = str(value.dtype).removeprefix("torch.")
-    return {"bfloat16": "<f4", "float16": "<f4"}.get(name) or next(k for k, v in TORCH_NAMES.items() if v == name)
+    """Numpy's name of what callers give and get for this tensor."""
+    return _WIRES[str(value.dtype).removeprefix("torch.")]
 
 
 class GraphContext:
@@ -282,7 +285,7 @@ class GraphHandle:
         if elsewhere:
             raise LoadFailed(f"parameters of this model are on {', '.join(sorted(elsewhere))}, not on {first.device}")
         self._casts = dtypes(program)
-        self._wires = [NUMPY_NAMES[one.datatype] for one in spec.signature.outputs] if spec.signature else []
+        self._wires = [DATATYPES[one.datatype].array for one in spec.signature.outputs] if spec.signature else []
         self._sizes = buckets(spec.max_batch)
         self._given = slots(program, spec)
         self._making = threading.Lock()

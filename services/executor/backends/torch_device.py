@@ -14,10 +14,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 
+from bus.datatypes import DATATYPES
 from services.executor.backends.base import InputRejected
 
 if TYPE_CHECKING:
     from services.executor.backends.base import Array
+
+
+# By numpy's name, as slots have it.
+TORCH_NAMES = {row.array: row.torch for row in DATATYPES.values() if row.code}
 
 
 class Slot(Struct, frozen=True):
@@ -77,22 +82,6 @@ class Staging:
             )
         if array.dtype.str.lstrip("<|=") != slot.dtype.lstrip("<|="):
             raise InputRejected(f"input {slot.name!r} is {array.dtype}, the model takes {TORCH_NAMES[slot.dtype]}")
-
-
-TORCH_NAMES = {
-    "<f2": "float16",
-    "<f4": "float32",
-    "<f8": "float64",
-    "<i2": "int16",
-    "<i4": "int32",
-    "<i8": "int64",
-    "<u2": "uint16",
-    "<u4": "uint32",
-    "<u8": "uint64",
-    "|i1": "int8",
-    "|u1": "uint8",
-    "|b1": "bool",
-}
 
 
 # -- the weights of one model: on the device, or in page-locked host memory

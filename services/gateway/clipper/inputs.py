@@ -3,20 +3,16 @@
 import base64
 import binascii
 import math
-from array import array
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from bus.datatypes import DATATYPES
 from bus.messages.catalog import AppRecord, TensorSpec
+from bus.tensors import pack_texts
+from bus.values import Ragged, filled, flatten, packed
 
-_FAMILY = {  # datatype of a model's input -> Clipper's type of an app that states none
-    "FP16": "floats", "BF16": "floats", "FP32": "floats", "FP64": "doubles", "BYTES": "strings",
-}  # fmt: skip
-_WHOLE = {
-    "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q", "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q",
-}  # fmt: skip
 _NUMBERS: dict[str, Any] = {"integers": list[int], "floats": list[float], "doubles": list[float]}
 _JSON_TYPES = {
     "integers": "[int]",
@@ -25,7 +21,6 @@ _JSON_TYPES = {
     "bytes": "base64 text",
     "strings": "text",
 }
-MAX_DEPTH = 16  # of nested lists
 
 
 class WrongInput(ValueError):
@@ -37,7 +32,10 @@ def input_type_of(app: AppRecord) -> str:
     if app.input_type is not None:
         return app.input_type
     spec = _spec(app)
-    return "floats" if spec is None else _FAMILY.get(spec.datatype, "integers")
+    if spec is None:
+        return "floats"
+    row = DATATYPES[spec.datatype]
+    return {"f": "doubles" if row.size == 8 else "floats", "O": "strings"}.get(row.kind, "integers")
 
 
 def items_of(body: Mapping[str, Any]) -> tuple[list[Any], bool]:
@@ -77,40 +75,29 @@ def _spec(app: AppRecord) -> TensorSpec | None:
 
 
 def _numbers(items: list[Any], spec: TensorSpec | None, kind: str) -> dict[str, Any]:
-    whole = kind == "integers"
-    datatype = ("INT64" if whole else "FP64" if kind == "doubles" else "FP32") if spec is None else spec.datatype
-    if whole:
-        code = _WHOLE.get(datatype, "q")
-        datatype = datatype if datatype in _WHOLE else "INT64"
-    else:
-        datatype, code = ("FP64", "d") if kind == "doubles" else ("FP32", "f")
-    packed = array(code)
+    datatype = {"integers": "INT64", "floats": "FP32", "doubles": "FP64"}[kind]
+    if kind == "integers" and spec is not None and DATATYPES[spec.datatype].kind in "iu":
+        datatype = spec.datatype
+    pieces = []
     lengths = set()
     for at, item in enumerate(items):
         flat = _flat(item, kind, at)
         lengths.add(len(flat))
         try:
-            numbers = array(code, flat)
+            pieces.append(packed(datatype, flat))
         except OverflowError as error:
             raise WrongInput(f"item {at}: a number does not fit {datatype}") from error
-        if code == "f" and not all(map(math.isfinite, numbers)):
-            raise WrongInput(f"item {at}: a number does not fit {datatype}")
-        packed += numbers
-    return {"datatype": datatype, "shape": [len(items), *_shape(lengths, spec, kind)], "data": packed.tobytes()}
+    return {"datatype": datatype, "shape": [len(items), *_shape(lengths, spec, kind)], "data": b"".join(pieces)}
 
 
 def _flat(item: Any, kind: str, at: int) -> list[Any]:
     """All numbers of an item: of a list, as Clipper has it, or of nested lists."""
-    if isinstance(item, (int, float)) and not isinstance(item, bool):
-        item = [item]
-    for _ in range(MAX_DEPTH):
-        if not (isinstance(item, list) and item and isinstance(item[0], list)):
-            break
-        if not all(isinstance(part, list) and len(part) == len(item[0]) for part in item):
-            raise WrongInput(f"item {at}: is a ragged list")
-        item = [number for part in item for number in part]
     try:
-        found: list[Any] = msgspec.convert(item, _NUMBERS[kind])
+        shape, flat = flatten(item)
+        whole = flat if shape or type(item) in (int, float) else item
+        found: list[Any] = msgspec.convert(whole, _NUMBERS[kind])
+    except Ragged as error:
+        raise WrongInput(f"item {at}: {error}") from error
     except (msgspec.ValidationError, OverflowError) as error:
         raise WrongInput(f"item {at}: this application takes {kind}, {_JSON_TYPES[kind]}: {error}") from error
     if not found:
@@ -128,7 +115,7 @@ def _bytes(items: list[Any], spec: TensorSpec | None) -> dict[str, Any]:
                 raise
             raise WrongInput(f"item {at}: this application takes bytes, base64 text: {error}") from error
     if spec is not None and spec.datatype == "BYTES":
-        return _packed(pieces, spec)
+        return _texts(pieces, spec)
     lengths = {len(piece) for piece in pieces}
     return {"datatype": "UINT8", "shape": [len(items), *_shape(lengths, spec, "bytes")], "data": b"".join(pieces)}
 
@@ -140,15 +127,14 @@ def _strings(items: list[Any], spec: TensorSpec | None) -> dict[str, Any]:
             pieces.append(_text(item, "strings", at).encode())
         except UnicodeEncodeError as error:
             raise WrongInput(f"item {at}: holds half a character (a lone surrogate)") from error
-    return _packed(pieces, spec)
+    return _texts(pieces, spec)
 
 
-def _packed(pieces: list[bytes], spec: TensorSpec | None) -> dict[str, Any]:
+def _texts(pieces: list[bytes], spec: TensorSpec | None) -> dict[str, Any]:
     shape = [] if spec is None else [1 if axis == -1 else axis for axis in spec.shape]
     if math.prod(shape) != 1:
         raise WrongInput(f"an item has {math.prod(shape)} texts: use the Open Inference Protocol")
-    data = b"".join(len(piece).to_bytes(4, "little") + piece for piece in pieces)
-    return {"datatype": "BYTES", "shape": [len(pieces), *shape], "data": data}
+    return {"datatype": "BYTES", "shape": [len(pieces), *shape], "data": pack_texts(pieces)}
 
 
 def _text(item: Any, kind: str, at: int) -> str:
@@ -169,9 +155,8 @@ def _shape(lengths: set[int], spec: TensorSpec | None, kind: str) -> list[int]:
     [count] = lengths
     if spec is None:
         return [count]
-    known = math.prod(axis for axis in spec.shape if axis != -1)
-    fits = count == known if -1 not in spec.shape else known > 0 and count % known == 0 and count > 0
-    if not fits:
+    shape = filled(spec.shape, count)
+    if shape is None:
+        known = math.prod(axis for axis in spec.shape if axis != -1)
         raise WrongInput(f"an item must have {known} {kind} (shape {spec.shape}), not {count}")
-    left = spec.shape.index(-1) if -1 in spec.shape else None
-    return [axis if axis != -1 else count // known if at == left else 1 for at, axis in enumerate(spec.shape)]
+    return shape

@@ -4,22 +4,24 @@ A body is JSON, with raw tensors behind it where the request says so (Triton's b
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from math import prod
 from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Raw, Struct
 
+from bus.datatypes import SIZES
 from bus.messages.catalog import AppRecord, Signature
 from bus.messages.public import TensorView
 from bus.port import Buffer
-from bus.tensors import ITEM_BYTES
+from bus.tensors import from_array, pack_texts
+from bus.values import TensorFields, from_bytes, from_list, to_list
 from infaas.answers import Answer
 from infaas.errors import Refused
 from services.gateway.errors import RequestFailed
 from services.gateway.json_checks import UNKNOWN, find_duplicate, may_have_more_names, quotes
 from services.gateway.oip.models import ModelTarget
 from services.gateway.oip.parameters import MAX_TEXT, BadParameter, misplaced_need, parameters_of, requirements_of
-from services.gateway.oip.tensors import TensorFields, count_of, from_bytes, from_numbers, packed_texts, to_numbers
 
 MAX_TENSORS = 1024
 SHARED = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset")
@@ -113,7 +115,7 @@ def _read(text: bytes, binary: memoryview) -> InferRequest:
         at += size
     if at != len(binary):
         raise BadInference(f"{len(binary)} bytes follow the JSON; the inputs' binary_data_size add up to {at}")
-    if may_have_more_names(text, _quotes(head, inputs)) and (wrong := find_duplicate(text) or _misplaced(text)):
+    if may_have_more_names(text, _quotes(head)) and (wrong := find_duplicate(text) or _misplaced(text)):
         raise BadInference(wrong)
     parameters = head.parameters or _NONE
     raw = flag(parameters, "binary_data_output", "parameters")
@@ -126,7 +128,7 @@ def _misplaced(text: bytes) -> str:
     return next(filter(None, map(misplaced_need, others)), "")
 
 
-def _quotes(head: InferJson, inputs: Mapping[str, TensorFields]) -> int:
+def _quotes(head: InferJson) -> int:
     """The number of quotation marks of the request's JSON, if it has no duplicate names and no fields that are not read."""
     count = 2 + 4 * (head.id is not None) + 2 * (head.outputs is not None)
     for parameters in (
@@ -142,7 +144,7 @@ def _quotes(head: InferJson, inputs: Mapping[str, TensorFields]) -> int:
     for given in head.inputs:
         count += 10
         if len(given.data):
-            count += 2 + 2 * (count_of(inputs[given.name]) if given.datatype == "BYTES" else 0)
+            count += 2 + 2 * (prod(given.shape) if given.datatype == "BYTES" else 0)
     return count + 4 * len(head.outputs or ())
 
 
@@ -152,11 +154,9 @@ def _raw(binary: memoryview, signature: Signature | None) -> InferRequest:
         raise BadInference("a body of nothing but raw data needs a model with one input of fixed shape")
     spec = signature.inputs[0]
     if spec.datatype == "BYTES":
-        shape, data = [1, *spec.shape], memoryview(packed_texts([bytes(binary)]))
+        shape, data = [1, *spec.shape], memoryview(pack_texts([bytes(binary)]))
     else:
-        item = ITEM_BYTES[spec.datatype]
-        for length in spec.shape:
-            item *= length
+        item = SIZES[spec.datatype] * prod(spec.shape)
         if not len(binary) or len(binary) % item:
             raise BadInference(f"the body has {len(binary)} bytes: one item of {spec.name!r} has {item}")
         shape, data = [len(binary) // item, *spec.shape], binary
@@ -188,7 +188,7 @@ def _from_json(given: GivenInput, where: str) -> TensorFields:
         data = _any(given.data)
     except _UNREADABLE as error:
         raise BadInference(f"{where}.data cannot be read: {_words(error)}") from error
-    return from_numbers(given.datatype, given.shape, data, where)
+    return from_list(given.datatype, given.shape, data, where)
 
 
 def wanted_outputs(outputs: list[WantedOutput] | None, *, raw: bool) -> dict[str, bool] | None:
@@ -228,7 +228,7 @@ def write(asked: InferRequest, model: str, answer: Answer, more: Mapping[str, An
             output["parameters"] = {"binary_data_size": len(tensor.data)}
             binary.append(tensor.data)
         else:
-            output["data"] = to_numbers(tensor, f"outputs.{name}")
+            output["data"] = to_list(tensor, f"outputs.{name}")
         outputs.append(output)
     head = {"model_name": model, "model_version": answer.version}
     if asked.id is not None:
@@ -241,9 +241,7 @@ def output_of(answer: Answer, name: str) -> TensorView:
     found = answer.tensors[name]
     if not isinstance(found, list):
         return found
-    from bus.tensors import from_array  # noqa: PLC0415  (imports numpy; no executor sends such outputs)
-
-    tensor = from_array(answer.outputs[name])
+    tensor = from_array(answer.outputs[name])  # imports numpy; no executor sends such outputs
     return TensorView(tensor.datatype, tensor.shape, memoryview(tensor.data))
 
 

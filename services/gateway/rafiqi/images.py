@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from bus.datatypes import DATATYPES, SIZES
 from bus.messages.catalog import TensorSpec
-from bus.tensors import ITEM_BYTES, BadTensor, fit, from_array, to_array
+from bus.messages.public import Tensor
+from bus.tensors import BadTensor, fit, from_array, to_array
+from bus.values import Ragged, flatten, from_list
 from services.gateway.json_checks import check_json_size
 
 if TYPE_CHECKING:
@@ -29,12 +32,12 @@ def tensor_of(body: bytes, spec: TensorSpec) -> dict[str, Any]:
     """The tensor of one item, or of several from an array with one more axis. Blocks. Raises WrongImage, RequestFailed."""
     if not body:
         raise WrongImage("the body is empty: send an image, a .npy file, or the bytes of the input's array")
-    size = ITEM_BYTES.get(spec.datatype)
+    size = SIZES[spec.datatype]
     if body.startswith(NPY):
         return _plain(_loaded(body), spec)
-    if size is not None and -1 not in spec.shape and len(body) == size * math.prod(spec.shape):
+    if size and -1 not in spec.shape and len(body) == size * math.prod(spec.shape):
         return {"datatype": spec.datatype, "shape": [1, *spec.shape], "data": body}
-    return _plain(_listed(body) if body.lstrip()[:1] == b"[" else _picture(body, spec), spec)
+    return _plain(_listed(body, spec) if body.lstrip()[:1] == b"[" else _picture(body, spec), spec)
 
 
 def _plain(values: "Array", spec: TensorSpec) -> dict[str, Any]:
@@ -67,12 +70,16 @@ def _loaded(body: bytes) -> "Array":
     return values.reshape(shape, order="F" if columns else "C")
 
 
-def _listed(body: bytes) -> "Array":
+def _listed(body: bytes, spec: TensorSpec) -> "Array":
     check_json_size(body)
     try:
-        return to_array(msgspec.json.decode(body, type=list[Any]), "body")
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, BadTensor) as error:
-        raise WrongImage(f"the body is no list of numbers: {error}") from error
+        found = msgspec.json.decode(body, type=list[Any])
+        if spec.datatype != "BYTES":
+            return to_array(found, "body")
+        return to_array(Tensor(**from_list("BYTES", *flatten(found), "body")), "body")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, Ragged, BadTensor) as error:
+        what = "texts" if spec.datatype == "BYTES" else "numbers"
+        raise WrongImage(f"the body is no list of {what}: {error}") from error
 
 
 def _picture(body: bytes, spec: TensorSpec) -> "Array":
@@ -82,7 +89,7 @@ def _picture(body: bytes, spec: TensorSpec) -> "Array":
     width, height, channels, first = layout(spec)
     image = _decoded(body, "L" if channels == 1 else "RGB", (width, height))
     values: Array = np.asarray(image, np.uint8)
-    if spec.datatype in ("FP16", "FP32", "FP64"):
+    if DATATYPES[spec.datatype].kind == "f":
         values = values.astype(np.float32) / 255.0
     if channels == 3 and first:
         values = values.transpose(2, 0, 1)

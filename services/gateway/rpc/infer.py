@@ -1,12 +1,13 @@
 """ModelInferRequest as the protocol's inference, and an answer as ModelInferResponse: what oip/infer.py does for REST. Pure."""
 
-from array import array
-from sys import byteorder
+from math import prod
 from typing import Any
 
+from bus.datatypes import DATATYPES
 from bus.messages.public import TensorView
 from bus.port import Buffer
-from bus.tensors import ITEM_BYTES, BadTensor, items
+from bus.tensors import BadTensor, items, pack_texts, texts, unknown_datatype
+from bus.values import TensorFields, from_bytes, packed, to_list
 from infaas.answers import Answer
 from services.gateway.oip.infer import (
     MAX_TENSORS,
@@ -19,37 +20,16 @@ from services.gateway.oip.infer import (
     wanted_outputs,
 )
 from services.gateway.oip.parameters import ignored, parameters_of
-from services.gateway.oip.tensors import TensorFields, from_bytes, packed_texts, texts
 from services.gateway.rpc.messages import INFERENCE
 from services.gateway.rpc.wire import varint, write_response
 
-FIELDS = {
-    "BOOL": "bool_contents",
-    "INT8": "int_contents",
-    "INT16": "int_contents",
-    "INT32": "int_contents",
-    "INT64": "int64_contents",
-    "UINT8": "uint_contents",
-    "UINT16": "uint_contents",
-    "UINT32": "uint_contents",
-    "UINT64": "uint64_contents",
-    "FP32": "fp32_contents",
-    "FP64": "fp64_contents",
-    "BYTES": "bytes_contents",
+_CONTENTS = INFERENCE.InferTensorContents.DESCRIPTOR.fields_by_name
+# By datatype, the tag of a field whose packed form is the elements' own bytes (wire type 2).
+_PACKED = {
+    name: varint(_CONTENTS[row.contents].number << 3 | 2)
+    for name, row in DATATYPES.items()
+    if row.contents and row.kind in "bf"
 }
-_CODES = {
-    "INT8": "b",
-    "INT16": "h",
-    "INT32": "i",
-    "INT64": "q",
-    "UINT8": "B",
-    "UINT16": "H",
-    "UINT32": "I",
-    "UINT64": "Q",
-}
-# Tags of the fields whose packed form is the elements' own bytes.
-_PACKED = {"BOOL": b"\x0a", "FP32": b"\x32", "FP64": b"\x3a"}
-_SWAP = byteorder == "big"
 
 
 def to_data(contents: Any, datatype: str, shape: list[int], where: str) -> bytes:
@@ -57,8 +37,11 @@ def to_data(contents: Any, datatype: str, shape: list[int], where: str) -> bytes
 
     They must fit the shape and be in the datatype's own field. Raises BadTensor.
     """
-    name = FIELDS.get(datatype)
-    if name is None:
+    row = DATATYPES.get(datatype)
+    if row is None:
+        raise unknown_datatype(datatype, where)
+    name = row.contents
+    if not name:
         raise BadTensor(f"field `{where}.contents` cannot hold {datatype}: send it in `raw_input_contents`")
     for field, _ in contents.ListFields():
         if field.name != name:
@@ -70,38 +53,28 @@ def to_data(contents: Any, datatype: str, shape: list[int], where: str) -> bytes
             f"field `{where}.contents.{name}` has {len(elements)} elements: shape {shape} of {datatype} needs {count}"
         )
     if datatype == "BYTES":
-        return packed_texts(elements)
+        return pack_texts(elements)
     if datatype in _PACKED:
         contents.DiscardUnknownFields()
         whole: bytes = contents.SerializeToString()
-        return whole[-count * ITEM_BYTES[datatype] :]
+        return whole[-count * row.size :]
     try:
-        return _bytes(array(_CODES[datatype], elements))
+        return packed(datatype, elements)
     except OverflowError as error:
         raise BadTensor(f"field `{where}.contents.{name}` holds integers that do not fit {datatype}") from error
 
 
 def fill(contents: Any, tensor: TensorView) -> None:
-    """Put the tensor's elements into InferTensorContents. Its datatype must be one of FIELDS."""
+    """Put the tensor's elements into InferTensorContents. Its datatype must have a field there."""
     datatype, data = tensor.datatype, tensor.data
     if datatype in _PACKED:
         contents.MergeFromString(b"".join((_PACKED[datatype], varint(len(data)), data)))
         return
-    elements = getattr(contents, FIELDS[datatype])
+    elements = getattr(contents, DATATYPES[datatype].contents)
     if datatype == "BYTES":
-        elements.extend(map(bytes, texts(data)))
-        return
-    numbers = array(_CODES[datatype])
-    numbers.frombytes(data)
-    if _SWAP:
-        numbers.byteswap()
-    elements.extend(numbers)
-
-
-def _bytes(numbers: "array[Any]") -> bytes:
-    if _SWAP:
-        numbers.byteswap()
-    return numbers.tobytes()
+        elements.extend(map(bytes, texts(data, prod(tensor.shape), "outputs")))
+    else:
+        elements.extend(to_list(tensor, "outputs"))
 
 
 # -- Requests and responses
@@ -148,7 +121,7 @@ def write(asked: InferRequest, model: str, answer: Answer) -> bytes:
         _set(response.parameters[name], value)
     tensors = {name: output_of(answer, name) for name in asked.outputs or answer.tensors}
     wants_raw = asked.raw if asked.outputs is None else any(asked.outputs.values())
-    in_raw = wants_raw or any(tensor.datatype not in FIELDS for tensor in tensors.values())
+    in_raw = wants_raw or any(not DATATYPES[tensor.datatype].contents for tensor in tensors.values())
     raw: list[Buffer] = []
     for name, tensor in tensors.items():
         output = response.outputs.add(name=name, datatype=tensor.datatype, shape=tensor.shape)

@@ -18,6 +18,7 @@ import uvloop
 from msgspec.structs import replace
 
 from bus.codec import encode
+from bus.datatypes import DATATYPES
 from bus.memory import Broker, MemoryBus
 from bus.messages.catalog import Signature, TensorSpec
 from bus.messages.fleet import DispatcherHeartbeat
@@ -31,9 +32,6 @@ from tests.support.clients.responders import until
 from tests.support.servers.nats import free_port
 from tests.support.simulated.fleet import catalogue, variant
 
-DATATYPES = (
-    "BOOL", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "FP16", "FP32", "FP64", "BF16", "BYTES",
-)  # fmt: skip
 SUBJECTS = Subjects("echo")
 
 

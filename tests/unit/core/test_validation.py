@@ -9,13 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.codec import decode
+from bus.datatypes import ARRAYS, DATATYPES, SIZES
 from bus.messages.catalog import AppRecord, Signature, TensorSpec
 from bus.messages.public import QueryHead, Requirements
-from bus.tensors import NUMPY_NAMES, BadTensor, fit
+from bus.tensors import LARGEST_RANK, BadTensor, fit
 from services.core.cost import open_axis
 from services.core.validation import (
-    ITEM_BYTES,
-    MOST_AXES,
     MOST_ITEMS,
     BadRequest,
     check_requirements,
@@ -23,7 +22,7 @@ from services.core.validation import (
     length_of,
 )
 
-NUMBERS = sorted(NUMPY_NAMES)
+NUMBERS = sorted(ARRAYS.values())
 
 
 def app(*inputs: TensorSpec) -> AppRecord:
@@ -36,7 +35,7 @@ def head(**fields: object) -> QueryHead:
 
 
 def tensor(shape: list[int], datatype: str = "FP32", data: object = None) -> dict[str, object]:
-    size = math.prod(shape) * ITEM_BYTES[datatype]
+    size = math.prod(shape) * SIZES[datatype]
     return {"datatype": datatype, "shape": shape, "data": bytes(size) if data is None else data}
 
 
@@ -61,17 +60,17 @@ def test_items_are_counted_without_decoding_the_data(inputs: object, items: int)
         (tensor([0, 4], data=b""), "inputs.shape"),
         (tensor([2**31, 4], data=b""), "inputs.shape"),
         (tensor([], data=b""), "inputs.shape"),
-        (tensor([1] * (MOST_AXES + 1)), "inputs.shape has 33 axes"),
+        (tensor([1] * (LARGEST_RANK + 1)), "`inputs.shape` has 33 axes"),
         (tensor([MOST_ITEMS + 1, 4], data=b""), "inputs.shape"),
-        (tensor([1, 5]), "inputs.shape must be [n, 4]"),
-        (tensor([1, 4], data=bytes(15)), "inputs.data holds 15 bytes"),
+        (tensor([1, 5]), "`inputs` has shape [1, 5]: the model takes [n, 4]"),
+        (tensor([1, 4], data=bytes(15)), "`inputs.data` has 15 bytes"),
         (tensor([1, 4], data="0" * 16), "inputs.data must be bytes"),
         (tensor([1, 4], "BYTES", data=b""), "inputs.datatype is BYTES: the model takes FP32, so give numbers"),
-        (tensor([4]), "inputs.shape must be [n, 4] for x, not [4]; it lacks the axis of items: send x[None]"),
+        (tensor([4]), "`inputs` has shape [4]: the model takes [n, 4]; it lacks the axis of items: send x[None]"),
         ({**tensor([1, 4]), "datatype": "FP31"}, "inputs.datatype"),
         ({"y": tensor([1, 4])}, "inputs lacks 'x'"),
         ({"x": tensor([1, 4]), "y": tensor([1, 4])}, "unknown tensor 'y'"),
-        ({"x": [[1, 2, 3]]}, "inputs.x.shape"),
+        ({"x": [[1, 2, 3]]}, "`inputs.x` has shape [1, 3]"),
         ([[1, 2, 3, 4], [1]], "ragged"),
         ([["a", "b", "c", "d"]], "numbers only"),
         ([], "no items"),
@@ -116,7 +115,7 @@ def test_named_inputs_hold_the_same_number_of_items() -> None:
 def test_what_is_taken_here_is_what_the_executor_can_convert(given_: str, wanted: str) -> None:
     spec = TensorSpec(name="x", datatype=wanted, shape=[2])
     try:
-        fit(np.zeros((1, 2), NUMPY_NAMES[given_]), spec, "inputs")
+        fit(np.zeros((1, 2), DATATYPES[given_].array), spec, "inputs")
         convertible = True
     except BadTensor:
         convertible = False

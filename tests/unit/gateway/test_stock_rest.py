@@ -315,7 +315,7 @@ def test_what_is_wrong_is_refused_with_the_field_named(client: triton.InferenceS
 
 WRONG_RAW = {
     "more than there is": (*raw(9, behind=bytes(8)), "binary_data_size"),
-    "less than there is": (*raw(7, behind=bytes(8)), "x has 7 bytes"),
+    "less than there is": (*raw(7, behind=bytes(8)), "x.data` has 7 bytes"),
     "something left": (*raw(8, behind=bytes(9)), "9 bytes follow"),
     "negative": (*raw(-8, behind=bytes(8)), "binary_data_size"),
     "a text": (*raw("8", behind=bytes(8)), "binary_data_size"),

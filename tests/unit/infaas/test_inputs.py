@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bus.messages.catalog import TensorSpec
 from bus.tensors import from_array
 from infaas.errors import BadInput
 from infaas.inputs import as_arrays, in_turn, random_items, read_arrays, read_file, read_input, read_json
@@ -78,7 +79,7 @@ def test_queries_in_turn_go_through_the_items_and_start_again():
 
 @pytest.mark.parametrize("datatype", ["FP32", "FP64", "FP16", "INT64", "UINT8", "BOOL", "BYTES"])
 def test_random_items_fit_what_they_are_for(datatype):
-    specs = [{"name": "x", "datatype": datatype, "shape": [3, -1]}]
+    specs = [TensorSpec(name="x", datatype=datatype, shape=[3, -1])]
     items = random_items(specs, 4, np.random.default_rng(0))
     assert items["x"].shape == (4, 3, 16)
     sent = from_array(items["x"])

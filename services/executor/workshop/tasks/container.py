@@ -150,4 +150,4 @@ def _plain(array: Array) -> Array:
 
 
 def _fitted(array: Array, spec: TensorSpec) -> Array:
-    return fit(array.astype(object) if array.dtype.kind == "U" else array, spec, spec.name)
+    return fit(array, spec, spec.name)

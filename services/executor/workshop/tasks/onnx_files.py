@@ -11,6 +11,7 @@ import onnx
 import onnx.numpy_helper
 from onnx import TensorProto
 
+from bus.datatypes import DATATYPES
 from bus.messages.catalog import Signature, TensorSpec
 from services.executor.backends.base import plain
 from services.executor.workshop.sandbox.protocol import UploadRejected
@@ -18,21 +19,8 @@ from services.executor.workshop.sandbox.protocol import UploadRejected
 # Operator sets that onnxruntime ships with; anything else would need somebody's shared library.
 DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc"})
 FOREIGN = frozenset({"PythonOp", "PythonOpGrad", "PyOp", "ATen"})  # of com.microsoft: call into other run-times
-DATATYPES = {
-    TensorProto.BOOL: "BOOL",
-    TensorProto.INT8: "INT8",
-    TensorProto.INT16: "INT16",
-    TensorProto.INT32: "INT32",
-    TensorProto.INT64: "INT64",
-    TensorProto.UINT8: "UINT8",
-    TensorProto.UINT16: "UINT16",
-    TensorProto.UINT32: "UINT32",
-    TensorProto.UINT64: "UINT64",
-    TensorProto.FLOAT16: "FP16",
-    TensorProto.FLOAT: "FP32",
-    TensorProto.DOUBLE: "FP64",
-    TensorProto.STRING: "BYTES",
-}
+# By ONNX's number. onnxruntime takes arrays, and none holds a BF16.
+_DATATYPES = {TensorProto.DataType.Value(row.onnx.upper()): name for name, row in DATATYPES.items() if name != "BF16"}
 
 
 def read(path: Path, most_bytes: int) -> Any:
@@ -141,9 +129,15 @@ def batch_sizes(model: Any) -> set[int]:
 
 def _spec(value: Any, what: str) -> TensorSpec:
     tensor = value.type.tensor_type
-    datatype = DATATYPES.get(tensor.elem_type) if value.type.HasField("tensor_type") else None
-    if datatype is None:
+    if not value.type.HasField("tensor_type"):
         raise UploadRejected(f"the model's {what} {value.name[:40]!r} is not a tensor of a known datatype")
+    datatype = _DATATYPES.get(tensor.elem_type)
+    if datatype is None:
+        kind = TensorProto.DataType.Name(tensor.elem_type) if tensor.elem_type in TensorProto.DataType.values() else "?"
+        raise UploadRejected(
+            f"the model's {what} {value.name[:40]!r} is not a tensor of a known datatype: it is {kind}, "
+            f"use one of {', '.join(_DATATYPES.values())}"
+        )
     if what == "input" and not tensor.shape.dim:
         raise UploadRejected(
             f"the model's input {value.name[:40]!r} has no batch axis: the first axis must count items"

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import torch.export
 
+from bus.datatypes import DATATYPES
 from bus.messages.catalog import Signature, TensorSpec
 from bus.tensors import datatype_of
 from services.executor.backends import pt2
@@ -122,21 +123,13 @@ def _tensor(name: str, value: Any) -> tuple[TensorSpec, int]:
     dims = [size if isinstance(size, int) else -1 for size in value.shape]
     datatype = _DATATYPES.get(value.dtype)
     if datatype is None:
-        raise UploadRejected(f"the program's {name[:40]!r} is of {value.dtype}, which has no name on the wire")
+        raise UploadRejected(
+            f"the program's {name[:40]!r} is of {value.dtype}, which no array holds: use one of {', '.join(map(str, _DATATYPES))}"
+        )
     return TensorSpec(name=name, datatype=datatype, shape=dims[1:]), dims[0]
 
 
-_DATATYPES = {
-    torch.bool: "BOOL",
-    torch.int8: "INT8",
-    torch.int16: "INT16",
-    torch.int32: "INT32",
-    torch.int64: "INT64",
-    torch.uint8: "UINT8",
-    torch.float16: "FP16",
-    torch.float32: "FP32",
-    torch.float64: "FP64",
-}
+_DATATYPES = {getattr(torch, row.torch): name for name, row in DATATYPES.items() if row.code}
 
 
 # -- half precision

@@ -11,6 +11,7 @@ import numpy as np
 from msgspec import structs
 from numpy import ndarray
 
+from bus.datatypes import DATATYPES
 from bus.messages.catalog import Signature, TensorSpec, scored_shape
 from bus.tensors import BadTensor, check_finite, fit
 from services.executor.workshop.sandbox.protocol import UploadRejected, ValidationFile
@@ -84,8 +85,6 @@ def read(data: ValidationFile, signature: Signature) -> ValidationSet:
     for spec in signature.inputs:
         key = _key(spec.name, len(signature.inputs) == 1, data, found)
         array = found[key]
-        if array.dtype.kind == "U":
-            array = array.astype(object)
         try:
             if not data.allow_nan:
                 check_finite(array, key)
@@ -153,8 +152,6 @@ def _listed(found: dict[str, Array]) -> str:
 # -- scores, 0..1, by metric: top1, top5, and 1/(1+error) of mae and rmse
 
 METRICS = ("top1", "top5", "mae", "rmse")
-FLOATS = frozenset({"FP16", "FP32", "FP64", "BF16"})
-INTEGERS = frozenset({"INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "BOOL"})
 
 
 class MeasuredAccuracy(NamedTuple):
@@ -191,9 +188,11 @@ class Scorer:
             raise UploadRejected(f"metric {metric!r} is unknown: use one of {', '.join(METRICS)}")
         self.metric = metric
         floats = [
-            structs.replace(one, shape=scored_shape(one.shape)) for one in signature.outputs if one.datatype in FLOATS
+            structs.replace(one, shape=scored_shape(one.shape))
+            for one in signature.outputs
+            if DATATYPES[one.datatype].kind == "f"
         ]
-        labels = [one for one in signature.outputs if one.datatype in INTEGERS and one.shape in ([], [1])]
+        labels = [one for one in signature.outputs if DATATYPES[one.datatype].kind in "iub" and one.shape in ([], [1])]
         self._scores = next((one for one in floats if one.shape), floats[0] if floats else None)
         if metric == "top1" and labels:
             self.output = labels[0].name

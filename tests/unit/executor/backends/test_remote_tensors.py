@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from bus.datatypes import ARRAYS
 from bus.messages.public import TensorView
-from bus.tensors import NUMPY_NAMES, to_array
+from bus.tensors import to_array
 from services.executor.backends.base import LoadFailed, RunFailed
 from services.executor.backends.remote_tensors import (
     error_of,
@@ -22,7 +23,7 @@ from services.executor.backends.remote_tensors import (
 from services.gateway.oip.infer import read
 
 SHAPES = arrays.array_shapes(max_dims=3, max_side=4)
-NUMBERS = st.sampled_from(sorted(set(NUMPY_NAMES.values()))).flatmap(
+NUMBERS = st.sampled_from(sorted(set(ARRAYS))).flatmap(
     lambda name: arrays.arrays(
         name, SHAPES, elements={"allow_nan": False, "allow_infinity": False} if "f" in name else None
     )
@@ -44,10 +45,9 @@ def test_a_server_reads_what_is_sent(first: np.ndarray, second: np.ndarray, bina
 
 def reply(raw: dict[str, np.ndarray], listed: dict[str, np.ndarray]) -> tuple[bytes, int | None]:
     """As a server writes it."""
-    names = {code: name for name, code in NUMPY_NAMES.items()}
 
     def spec(name: str, array: np.ndarray) -> dict[str, object]:
-        return {"name": name, "datatype": names[array.dtype.str], "shape": list(array.shape)}
+        return {"name": name, "datatype": ARRAYS[array.dtype.str], "shape": list(array.shape)}
 
     outputs = [{**spec(n, a), "parameters": {"binary_data_size": a.nbytes}} for n, a in raw.items()]
     outputs += [{**spec(n, a), "data": a.tolist()} for n, a in listed.items()]

@@ -7,21 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bus.datatypes import DATATYPES
 from bus.messages.public import TensorView
-from bus.tensors import BadTensor
-from services.gateway.oip.tensors import packed_texts
-from services.gateway.rpc.infer import FIELDS, fill, to_data
+from bus.tensors import BadTensor, pack_texts
+from services.gateway.rpc.infer import fill, to_data
 from services.gateway.rpc.messages import INFERENCE
 
-NUMPY = {"BOOL": "?", "INT8": "<i1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8", "UINT8": "<u1", "UINT16": "<u2"} | {
-    "UINT32": "<u4", "UINT64": "<u8", "FP32": "<f4", "FP64": "<f8",
-}  # fmt: skip
+NUMBERS = [name for name, row in DATATYPES.items() if row.code and row.contents]
 
 
-@pytest.mark.parametrize("datatype", NUMPY)
+@pytest.mark.parametrize("datatype", NUMBERS)
 @given(data=st.binary(min_size=8, max_size=64))
 def test_numbers_go_in_and_come_out(datatype: str, data: bytes) -> None:
-    dtype = np.dtype(NUMPY[datatype])
+    dtype = np.dtype(DATATYPES[datatype].array)
     data = data[: len(data) // dtype.itemsize * dtype.itemsize]
     if datatype == "BOOL":
         data = bytes(byte & 1 for byte in data)
@@ -29,14 +27,14 @@ def test_numbers_go_in_and_come_out(datatype: str, data: bytes) -> None:
     contents = INFERENCE.InferTensorContents()
     fill(contents, TensorView(datatype, [len(array)], memoryview(data)))
     read = INFERENCE.InferTensorContents.FromString(contents.SerializeToString())
-    held = np.array(list(getattr(read, FIELDS[datatype])), dtype)
+    held = np.array(list(getattr(read, DATATYPES[datatype].contents)), dtype)
     np.testing.assert_array_equal(held, array)
     assert to_data(read, datatype, [len(array)], "x") == data
 
 
 @given(pieces=st.lists(st.binary(max_size=9), min_size=1, max_size=9))
 def test_texts_go_in_and_come_out(pieces: list[bytes]) -> None:
-    data = packed_texts(pieces)
+    data = pack_texts(pieces)
     contents = INFERENCE.InferTensorContents()
     fill(contents, TensorView("BYTES", [len(pieces)], memoryview(data)))
     assert list(contents.bytes_contents) == pieces

@@ -15,7 +15,7 @@ import tritonclient.grpc.aio as triton_aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from services.gateway.rpc.infer import FIELDS
+from bus.datatypes import DATATYPES as TABLE
 from tests.support.gateways.echo_gateway import DATATYPES, Echoing, echoing
 from tests.support.gateways.tensors import sample
 
@@ -77,15 +77,15 @@ def test_a_tensor_comes_back_as_it_went(client: triton.InferenceServerClient, da
     assert list(result.get_output("x").shape) == list(array.shape)
 
 
-@pytest.mark.parametrize("datatype", FIELDS)
+@pytest.mark.parametrize("datatype", [name for name, row in TABLE.items() if row.contents])
 def test_typed_contents_are_answered_with_typed_contents(stub: Any, datatype: str) -> None:
     elements = {"BYTES": [b"", b"\xff"], "BOOL": [True, False], "FP32": [0.5, -1.0], "FP64": [0.1, 1e300]}.get(
         datatype, [0, 7]
     )
-    tensor = {"name": "x", "datatype": datatype, "shape": [1, 2], "contents": {FIELDS[datatype]: elements}}
+    tensor = {"name": "x", "datatype": datatype, "shape": [1, 2], "contents": {TABLE[datatype].contents: elements}}
     reply = stub.ModelInfer(request(datatype.lower(), inputs=[tensor]))
     assert not reply.raw_output_contents
-    assert list(getattr(reply.outputs[0].contents, FIELDS[datatype])) == elements
+    assert list(getattr(reply.outputs[0].contents, TABLE[datatype].contents)) == elements
     wanted = request(datatype.lower(), inputs=[tensor])
     wanted.parameters["binary_data_output"].bool_param = True
     reply = stub.ModelInfer(wanted)
@@ -254,15 +254,15 @@ WRONG = {
     "too many raw": ({"inputs": [INPUT], "raw_input_contents": [RAW, RAW]}, "raw_input_contents has 2 elements"),
     "one form each": ({"inputs": [TYPED, {**INPUT, "name": "y"}]}, "inputs.y has neither contents nor"),
     "twice": ({"inputs": [INPUT, INPUT], "raw_input_contents": [RAW, RAW]}, "two tensors named 'x'"),
-    "datatype": ({"inputs": [{**INPUT, "datatype": "FP31"}]}, "inputs.x.datatype is 'FP31'"),
-    "short raw": ({"inputs": [INPUT], "raw_input_contents": [b"abc"]}, "inputs.x has 3 bytes of data"),
+    "datatype": ({"inputs": [{**INPUT, "datatype": "FP31"}]}, "inputs.x.datatype` is 'FP31'"),
+    "short raw": ({"inputs": [INPUT], "raw_input_contents": [b"abc"]}, "inputs.x.data` has 3 bytes of data"),
     "few elements": ({"inputs": [{**INPUT, "contents": {"fp32_contents": [1.0]}}]}, "`inputs.x.contents.fp32_contents` has 1 elements"),
     "another's field": ({"inputs": [{**INPUT, "contents": {"int_contents": [1, 2]}}]}, "belong into `fp32_contents`"),
     "no axes": ({"inputs": [{**INPUT, "shape": []}]}, "inputs.x.shape"),
     "negative": ({"inputs": [{**INPUT, "shape": [-1, 2]}]}, "inputs.x.shape[0]` is -1"),
     "2^31": ({"inputs": [{**INPUT, "shape": [2**31, 2]}]}, "inputs.x.shape[0]` is 2147483648"),
     "2^63": ({"inputs": [{**INPUT, "shape": [2**63 - 1]}]}, "inputs.x.shape[0]"),
-    "more than memory": ({"inputs": [{**INPUT, "shape": [2**31 - 1] * 4}]}, "inputs.x has 8 bytes"),
+    "more than memory": ({"inputs": [{**INPUT, "shape": [2**31 - 1] * 4}]}, "inputs.x.data` has 8 bytes"),
     "33 axes": ({"inputs": [{**INPUT, "shape": [1] * 33}]}, "has 33 axes"),
     "shared memory": ({"inputs": [{**INPUT, "parameters": {"shared_memory_region": {"string_param": "r"}}}]}, "shared memory"),
     "unknown output": ({"outputs": [{"name": "y"}]}, "outputs.y: the model has x"),
