@@ -3,8 +3,9 @@
 The first conversion imports numpy, not this module, so that small processes can import this module at low cost.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
+from struct import Struct
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 LARGEST_DIMENSION = 2**31 - 1
 LARGEST_RANK = 32
+_LENGTH = Struct("<I")  # before each text
 
 
 class BadTensor(ValueError):
@@ -51,7 +53,7 @@ def from_array(array: Any) -> Tensor:
     array = _numpy().asarray(array)
     datatype = datatype_of(array)
     if datatype == "BYTES":
-        return Tensor(datatype=datatype, shape=list(array.shape), data=_packed(array))
+        return Tensor(datatype=datatype, shape=list(array.shape), data=pack_texts(array.reshape(-1).tolist()))
     return Tensor(datatype, list(array.shape), array.astype(dtype_of(datatype), copy=False).tobytes())
 
 
@@ -86,7 +88,7 @@ def _special(tensor: TensorView | Tensor, where: str) -> "Array":
         raise unknown_datatype(tensor.datatype, where)
     pieces = texts(tensor.data, items(tensor.shape, where), where)
     try:
-        strings: Array = np.array([bytes(piece).decode() for piece in pieces], dtype=object)
+        strings: Array = np.array([piece.decode() for piece in pieces], dtype=object)
     except UnicodeDecodeError as error:
         raise BadTensor(f"field `{where}.data` holds bytes that are not UTF-8") from error
     return strings.reshape(tensor.shape)
@@ -103,32 +105,29 @@ def _from_list(numbers: list[Any], where: str) -> "Array":
     return array
 
 
-def _packed(array: "Array") -> bytes:
-    pieces: list[bytes] = []
-    for value in array.reshape(-1).tolist():
-        if not isinstance(value, (str, bytes)):
-            raise BadTensor(f"a tensor cannot be made of {type(value).__name__} objects: give numbers or strings")
-        pieces.append(value.encode() if isinstance(value, str) else value)
-    return pack_texts(pieces)
-
-
 # -- the bytes of BYTES
 
 
-def pack_texts(pieces: Sequence[bytes]) -> bytes:
-    """A BYTES tensor's data."""
-    return b"".join([part for piece in pieces for part in (len(piece).to_bytes(4, "little"), piece)])
+def pack_texts(elements: Iterable[Any]) -> bytes:
+    """A BYTES tensor's data. elements: texts, or their UTF-8. Raises BadTensor for anything else."""
+    parts: list[bytes] = []
+    for element in elements:
+        piece = element.encode() if isinstance(element, str) else element
+        if not isinstance(piece, bytes):
+            raise BadTensor(f"a tensor cannot be made of {type(piece).__name__} objects: give numbers or strings")
+        parts += (_LENGTH.pack(len(piece)), piece)
+    return b"".join(parts)
 
 
-def texts(data: bytes | memoryview, count: int, where: str) -> list[memoryview]:
+def texts(data: bytes | memoryview, count: int, where: str) -> list[bytes]:
     """The elements of a BYTES tensor, which has `count`. Raises BadTensor."""
-    view = memoryview(data)
-    found: list[memoryview] = []
-    at, size = 0, len(view)
+    data = bytes(data)
+    found: list[bytes] = []
+    at, size = 0, len(data)
     # Each text takes at least four bytes. So the loop ends early, and allocates little, if the count is huge and the data is small.
     while at + 4 <= size and len(found) <= count:
-        end = at + 4 + int.from_bytes(view[at : at + 4], "little")
-        found.append(view[at + 4 : end])
+        end = at + 4 + _LENGTH.unpack_from(data, at)[0]
+        found.append(data[at + 4 : end])
         at = end
     if at != size or len(found) != count:
         raise BadTensor(f"field `{where}.data` does not hold {count} texts, each after its four-byte length")
@@ -146,7 +145,7 @@ def items(shape: Sequence[int], where: str) -> int:
         )
     count = 1
     for length in shape:
-        if not 1 <= length <= LARGEST_DIMENSION:
+        if length < 1 or length > LARGEST_DIMENSION:
             at = list(shape).index(length)
             raise BadTensor(f"field `{where}.shape[{at}]` is {length}: every axis must be 1 to {LARGEST_DIMENSION}")
         count *= length

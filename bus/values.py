@@ -73,7 +73,7 @@ def to_list(tensor: TensorView | Tensor, where: str, errors: str = "strict") -> 
         bits = [half << 16 for half in struct.unpack(f"<{count}H", data)]
         return list(struct.unpack(f"<{count}f", struct.pack(f"<{count}I", *bits)))
     try:
-        return [bytes(piece).decode(errors=errors) for piece in texts(data, prod(tensor.shape), where)]
+        return [piece.decode(errors=errors) for piece in texts(data, prod(tensor.shape), where)]
     except UnicodeDecodeError as error:
         raise BadTensor(f"{where} holds bytes that are no UTF-8: ask for it as binary data") from error
 
@@ -89,7 +89,7 @@ def packed(datatype: str, elements: Sequence[Any]) -> bytes:
             return struct.pack(f"<{count}H", *map(_halved, bits))
     except struct.error as error:
         raise OverflowError(str(error)) from error
-    return pack_texts([text.encode() for text in elements])
+    return pack_texts(elements)
 
 
 def flatten(value: Any) -> tuple[list[int], list[Any]]:
@@ -111,6 +111,8 @@ def flatten(value: Any) -> tuple[list[int], list[Any]]:
 
 def leaves(value: Any) -> list[Any]:
     """All values of a nested list of any form, in order."""
+    if isinstance(value, list) and set(map(type, value)).isdisjoint((list, tuple)):
+        return value
     found: list[Any] = []
     level = [value]
     while level:

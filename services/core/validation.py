@@ -21,7 +21,8 @@ MOST_KEY = 1000  # characters of an object's name
 MOST_CONTEXT = 1000  # characters: what is learnt about contexts stays in memory
 _BUCKET = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")  # a bucket's name becomes part of subjects
 _NUMBERS = {int, float, bool}
-_BIN_HEADERS = {0xC4: 2, 0xC5: 3, 0xC6: 5}  # MessagePack bin 8, 16 and 32: bytes before the content
+# Bytes before the content, by a MessagePack object's first byte: of bin 8, 16 and 32. 0: it is no bin.
+_BIN_HEADERS = [{0xC4: 2, 0xC5: 3, 0xC6: 5}.get(first, 0) for first in range(256)]
 
 _tensor = msgspec.msgpack.Decoder(TensorHead).decode
 _named = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
@@ -120,15 +121,21 @@ def length_of(head: QueryHead, axis: tuple[str, int]) -> int | None:
 def check_tensor(tensor: TensorHead, spec: TensorSpec | None, where: str) -> int:
     """Check one tensor's datatype, shape and byte count. Returns its number of items. Raises BadRequest."""
     datatype, shape = tensor.datatype, tensor.shape
-    size = SIZES.get(datatype)
     try:
-        if size is None:
-            raise unknown_datatype(datatype, where)
+        size = SIZES[datatype]
+    except KeyError:
+        raise BadRequest(str(unknown_datatype(datatype, where))) from None
+    try:
         elements = items(shape, where)
         if shape[0] > MOST_ITEMS:
             raise BadRequest(f"{where}.shape: at most {MOST_ITEMS} items a query, not {shape[0]}")
-        if size and (given := _byte_count(tensor.data, where)) != elements * size:
-            raise wrong_size(datatype, shape, given, where)
+        if size:
+            view = memoryview(tensor.data)  # a MessagePack object: the header of its frame, then the content
+            header = _BIN_HEADERS[view[0]]
+            if not header:
+                raise BadRequest(f"{where}.data must be bytes (MessagePack bin)")
+            if len(view) - header != elements * size:
+                raise wrong_size(datatype, shape, len(view) - header, where)
         if spec is not None and shape[1:] != spec.shape and not takes(spec.shape, shape[1:]):
             raise wrong_shape(shape, spec.shape, where)
     except BadTensor as error:
@@ -146,16 +153,6 @@ def fits(given: TensorSpec, wanted: TensorSpec) -> bool:
         and len(given.shape) == len(wanted.shape)
         and all(-1 in (n, w) or n == w for n, w in zip(given.shape, wanted.shape, strict=True))
     )
-
-
-def _byte_count(data: msgspec.Raw, where: str) -> int:
-    """The length of a MessagePack bin object in bytes, from its frame (no copy)."""
-    view = memoryview(data)
-    kind = view[0]
-    header = _BIN_HEADERS.get(kind)
-    if header is None:
-        raise BadRequest(f"{where}.data must be bytes (MessagePack bin)")
-    return len(view) - header
 
 
 def _count_other(raw: msgspec.Raw, signature: Signature | None) -> int:

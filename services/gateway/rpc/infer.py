@@ -72,7 +72,7 @@ def fill(contents: Any, tensor: TensorView) -> None:
         return
     elements = getattr(contents, DATATYPES[datatype].contents)
     if datatype == "BYTES":
-        elements.extend(map(bytes, texts(data, prod(tensor.shape), "outputs")))
+        elements.extend(texts(data, prod(tensor.shape), "outputs"))
     else:
         elements.extend(to_list(tensor, "outputs"))
 
