@@ -26,6 +26,11 @@ class Datatype(NamedTuple):
         """The kind of its arrays, as numpy names it: b, i, u, f; O: texts."""
         return self.array[1]
 
+    @property
+    def native(self) -> bool:
+        """Whether arrays hold its elements as they are, not widened."""
+        return bool(self.code) or self.kind == "O"
+
 
 DATATYPES = {
     "BOOL": Datatype("|b1", 1, "?", "bool", "bool", "bool_contents"),

@@ -97,7 +97,8 @@ def model_of(metadata: bytes, config: bytes | None) -> EngineModel:
 
 
 def _spec(found: _TensorMetadata) -> TensorSpec:
-    if found.datatype not in DATATYPES or found.datatype == "BF16":  # arrays hold BF16 widened
+    row = DATATYPES.get(found.datatype)
+    if row is None or not row.native:
         raise LoadFailed(
             f"tensor {found.name[:80]!r} of the model is {found.datatype[:20]}, which is not supported here"
         )

@@ -19,8 +19,8 @@ from services.executor.workshop.sandbox.protocol import UploadRejected
 # Operator sets that onnxruntime ships with; anything else would need somebody's shared library.
 DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc"})
 FOREIGN = frozenset({"PythonOp", "PythonOpGrad", "PyOp", "ATen"})  # of com.microsoft: call into other run-times
-# By ONNX's number. onnxruntime takes arrays, and none holds a BF16.
-_DATATYPES = {TensorProto.DataType.Value(row.onnx.upper()): name for name, row in DATATYPES.items() if name != "BF16"}
+# By ONNX's number. onnxruntime takes arrays.
+_DATATYPES = {TensorProto.DataType.Value(row.onnx.upper()): name for name, row in DATATYPES.items() if row.native}
 
 
 def read(path: Path, most_bytes: int) -> Any:
