@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
@@ -283,40 +284,31 @@ class ContainerCatalogue:
             return None
 
 
+@dataclass(slots=True, eq=False)
 class Entry:
     """Finds the place of an inspected process in the catalogue."""
 
-    def __init__(
-        self,
-        bus: Bus,
-        subjects: Subjects,
-        catalogue: ContainerCatalogue,
-        settings: "Settings",
-        request: Register,
-        inspected: "InspectedContainer",
-        given: Collection[str],
-    ) -> None:
-        self._bus = bus
-        self._subjects = subjects
-        self._catalogue = catalogue
-        self._settings = settings
-        self._request = request
-        self._inspected = inspected
-        self._given = given
+    bus: Bus
+    subjects: Subjects
+    catalogue: ContainerCatalogue
+    settings: "Settings"
+    request: Register
+    inspected: "InspectedContainer"
+    given: Collection[str]
 
     async def find(self) -> Joined:
         """Join a version that is there; else register one. Raises InfaasError."""
         from services.registrar.policy import next_version  # noqa: PLC0415
 
-        known = await self._catalogue.versions(self._request.model)
-        version = self._request.version or next(
+        known = await self.catalogue.versions(self.request.model)
+        version = self.request.version or next(
             (record.version for record in reversed(known) if record.format == CONTAINER),
             str(next_version(record.version for record in known)),
         )
         record = next((record for record in known if record.version == version), None)
         if record is not None:
             return await self._replica(record)
-        report = await asyncio.to_thread(self._inspected.report, progress)
+        report = await asyncio.to_thread(self.inspected.report, progress)
         try:
             return await self._register(report, version)
         except Refused as refused:
@@ -326,17 +318,17 @@ class Entry:
             record = await self._appearing(version)
             if record is not None:
                 return await self._replica(record)
-            if self._request.version is not None:
+            if self.request.version is not None:
                 raise
         return await self._register(report, None)
 
     async def _register(self, report: ContainerReport, version: str | None) -> Joined:
-        reference = await asyncio.to_thread(self._inspected.reference)
-        request = msgspec.structs.replace(self._request, version=version, container=report)
-        status = await register_container(self._bus, self._subjects, request, reference, lambda _: None)
+        reference = await asyncio.to_thread(self.inspected.reference)
+        request = msgspec.structs.replace(self.request, version=version, container=report)
+        status = await register_container(self.bus, self.subjects, request, reference, lambda _: None)
         if status.state != "done":
             raise RegistrationFailed(status)
-        variant = await self._catalogue.variant(request.model, status.version or "")
+        variant = await self.catalogue.variant(request.model, status.version or "")
         if variant is None:
             raise BadInput(f"version {status.version} of model {request.model} was deleted just now")
         return Joined(request.app, variant, replica=False, agreement=1.0)
@@ -344,7 +336,7 @@ class Entry:
     async def _appearing(self, version: str) -> ModelRecord | None:
         end = asyncio.get_running_loop().time() + APPEARS_S
         while asyncio.get_running_loop().time() < end:
-            for record in await self._catalogue.versions(self._request.model):
+            for record in await self.catalogue.versions(self.request.model):
                 if record.version == version:
                     return record
             await asyncio.sleep(0.2)
@@ -353,30 +345,30 @@ class Entry:
     async def _replica(self, record: ModelRecord) -> Joined:
         """One more process of a version that is there: it must be alike."""
         named = f"version {record.version} of model {record.model}"
-        variant = await self._catalogue.variant(record.model, record.version) if record.format == CONTAINER else None
+        variant = await self.catalogue.variant(record.model, record.version) if record.format == CONTAINER else None
         if variant is None:
             raise BadInput(f"version: {named} is a registered file, and no container; give another --version")
-        app = await self._catalogue.app(self._request.app)
+        app = await self.catalogue.app(self.request.app)
         if app is None or record.model not in app.links:
-            link = f"infaas admin link-model {self._request.app} --model {record.model} --version {record.version}"
-            raise BadInput(f"app: {named} is registered, but not for app {self._request.app}; link it with `{link}`")
-        wrong = without_effect(self._request, self._given, self._inspected.max_batch, record, app, variant)
+            link = f"infaas admin link-model {self.request.app} --model {record.model} --version {record.version}"
+            raise BadInput(f"app: {named} is registered, but not for app {self.request.app}; link it with `{link}`")
+        wrong = without_effect(self.request, self.given, self.inspected.max_batch, record, app, variant)
         if wrong:
             raise BadInput(f"{wrong[0]}; a replica changes nothing: leave it out, or give another --version")
-        difference = signature_difference(record.signature, self._inspected.signature)
+        difference = signature_difference(record.signature, self.inspected.signature)
         if difference is not None:
             difference = difference.replace("the app's", "its").replace("the model's", "those of this class")
             raise BadInput(f"version: {named} is another class: {difference}; give another --version")
-        artifacts = await self._bus.object_store(self._subjects.artifacts_bucket, create=False)
+        artifacts = await self.bus.object_store(self.subjects.artifacts_bucket, create=False)
         reference = await artifacts.get(record.source)
-        agreement = await asyncio.to_thread(self._inspected.agreement, reference)
-        least = self._settings.registrar.agreement
+        agreement = await asyncio.to_thread(self.inspected.agreement, reference)
+        least = self.settings.registrar.agreement
         if agreement < least:
             raise BadInput(
                 f"version: {named} is another class: this one gives the same answers to {agreement:.0%} of its inputs, "
                 f"and a replica to at least {least:.0%}; give another --version"
             )
-        return Joined(self._request.app, variant, replica=True, agreement=agreement)
+        return Joined(self.request.app, variant, replica=True, agreement=agreement)
 
 
 def without_effect(
