@@ -54,26 +54,16 @@ SIZES = {name: row.size for name, row in DATATYPES.items()}
 # Datatypes whose bytes numpy reads as they are, by numpy's name.
 ARRAYS = {row.array: name for name, row in DATATYPES.items() if row.code}
 
-_FLOATS = frozenset(name for name, row in DATATYPES.items() if row.kind == "f")
-_INTEGERS = frozenset(name for name, row in DATATYPES.items() if row.kind in "iu")
-_BOOLS = frozenset(name for name, row in DATATYPES.items() if row.kind == "b")
-# Datatypes whose every value fits, but for floating-point precision and range.
-_WIDENED = {
-    name: {"f": _FLOATS | _INTEGERS, "i": _INTEGERS | _BOOLS, "u": _INTEGERS | _BOOLS}.get(row.kind, frozenset())
-    for name, row in DATATYPES.items()
-}
-# Datatypes of which some values fit: `bus.tensors.fit` finds those that do not.
-_CONVERTED = {
-    name: {"f": _FLOATS | _INTEGERS, "O": frozenset()}.get(row.kind, _FLOATS | _INTEGERS | _BOOLS)
-    for name, row in DATATYPES.items()
-}
+# By the kind that is wanted, the kinds that go into it: all but single values, and those of which some values do.
+_SAME_KIND = {"b": "b", "i": "iub", "u": "iub", "f": "iuf", "O": "O"}
+_CONVERTED = {"b": "biuf", "i": "iubf", "u": "iubf", "f": "iuf", "O": "O"}
 
 
-def widens(given: str, wanted: str) -> bool:
-    """Whether a tensor of one datatype may be given for another, whatever its values are. Only floating-point precision may be lost."""
-    return given == wanted or given in _WIDENED.get(wanted, ())
+def same_kind(given: str, wanted: str) -> bool:
+    """Whether a tensor of one datatype may be given for another by its kind. Only precision is lost, and values out of range do not fit."""
+    return DATATYPES[given].kind in _SAME_KIND[DATATYPES[wanted].kind]
 
 
 def converts(given: str, wanted: str) -> bool:
-    """Whether a tensor of one datatype may be given for another, if its values fit."""
-    return given == wanted or given in _CONVERTED.get(wanted, ())
+    """Whether a tensor of one datatype may be given for another, if its values fit: `bus.tensors.fit` finds those that do not."""
+    return DATATYPES[given].kind in _CONVERTED[DATATYPES[wanted].kind]

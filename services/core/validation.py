@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from bus.datatypes import SIZES, converts, widens
+from bus.datatypes import SIZES, converts, same_kind
 from bus.messages.catalog import AppRecord, Signature, TensorSpec
 from bus.messages.public import ObjectRef, QueryHead, Requirements, TensorHead
 from bus.subjects import valid_name
@@ -149,7 +149,7 @@ def check_tensor(tensor: TensorHead, spec: TensorSpec | None, where: str) -> int
 def fits(given: TensorSpec, wanted: TensorSpec) -> bool:
     """Whether tensors of one specification can be given where the other is wanted. An axis of variable length may fit any."""
     return (
-        widens(given.datatype, wanted.datatype)
+        same_kind(given.datatype, wanted.datatype)
         and len(given.shape) == len(wanted.shape)
         and all(-1 in (n, w) or n == w for n, w in zip(given.shape, wanted.shape, strict=True))
     )

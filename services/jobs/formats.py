@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 import msgspec
 
 from bus.codec import encode
-from bus.datatypes import DATATYPES, widens
+from bus.datatypes import DATATYPES, same_kind
 from bus.messages.catalog import Signature, TensorSpec
 from bus.messages.jobs import Checkpoint, Position
 from bus.messages.public import Tensor
@@ -75,7 +75,7 @@ class NpyReader:
             self.header: NpyHeader = read_header(file, size)
         except BadItem as error:
             raise BadJobInput(f"the file {error}") from error
-        if not widens(self.header.datatype, spec.datatype):
+        if not same_kind(self.header.datatype, spec.datatype):
             raise BadJobInput(f"the file holds {self.header.datatype}, the model takes {spec.datatype}")
         if not fits(self.header.shape, spec):
             raise BadJobInput(f"its items have shape {shown(self.header.shape)}, the model takes {shown(spec.shape)}")
@@ -211,7 +211,7 @@ def _tensor_cells(tensor: Any, spec: TensorSpec) -> list[ItemTensor]:
     datatype, shape, rows = _tensor_rows(tensor)
     if not fits(shape, spec):
         raise BadItem(f"has items of shape {shown(shape)}, the model takes {shown(spec.shape)}")
-    if not widens(datatype, spec.datatype):
+    if not same_kind(datatype, spec.datatype):
         raise BadItem(f"has datatype {datatype}, the model takes {spec.datatype}")
     return [((spec.name, datatype, tuple(shape)), row) for row in rows]
 

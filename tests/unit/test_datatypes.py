@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bus.codec import decode, encode
-from bus.datatypes import DATATYPES, SIZES, converts, widens
+from bus.datatypes import DATATYPES, SIZES, converts, same_kind
 from bus.messages.catalog import AppRecord, Signature, TensorSpec
 from bus.messages.flow import Route
 from bus.messages.jobs import Checkpoint, Position
@@ -79,7 +79,7 @@ def said(tensor: Any) -> list[Any]:
 
 def client(datatype: str) -> None:
     sent = decode(TensorView, encode_inputs(array(datatype)))
-    assert widens(sent.datatype, datatype)
+    assert same_kind(sent.datatype, datatype)
     assert said(sent) == said(wire(datatype)) == sample(datatype)
 
 
@@ -285,7 +285,7 @@ def test_a_row_says_how_many_bytes_its_elements_take() -> None:
 @pytest.mark.parametrize("wanted", DATATYPES)
 @pytest.mark.parametrize("given", DATATYPES)
 def test_what_one_is_converted_to_is_what_arrays_can_be_fitted_to(given: str, wanted: str) -> None:
-    """Zeros and ones fit whatever is converted. What is widened loses no number between."""
+    """Zeros and ones fit whatever is converted. What is taken by its kind is converted, too."""
     source = (
         from_array(np.array([["0"]], object))
         if given == "BYTES"
@@ -297,7 +297,7 @@ def test_what_one_is_converted_to_is_what_arrays_can_be_fitted_to(given: str, wa
     except ValueError:
         fitted = False
     assert fitted == converts(given, wanted)
-    assert converts(given, wanted) or not widens(given, wanted)
+    assert converts(given, wanted) or not same_kind(given, wanted)
 
 
 def test_documents_and_examples_name_all_of_them() -> None:
