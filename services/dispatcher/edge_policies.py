@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from bus.codec import BadMessage, decode, encode
+from bus.messages.catalog import TensorSpec
 from bus.messages.public import Requirements, Tensor
-from bus.tensors import BadTensor, from_array, to_array
+from bus.tensors import BadTensor, datatype_of, fit, from_array, to_array
 from services.core.ensemble.base import Array, Combined, Learnt, Member, Outputs
 from services.dispatcher.commands import RunPolicy
 from services.dispatcher.edge_policy_process import Arrays, PolicyCall, PolicyReply
@@ -262,11 +263,13 @@ def _output(name: str, tensor: Tensor, given: Mapping[str, Outputs]) -> Array:
     if not any(array.shape == one.shape for one in theirs):
         shape = list(theirs[0].shape)
         raise _Unsound(f"gave output {name!r} with shape {list(array.shape)}, but the members' is {shape}")
-    wanted = theirs[0].dtype
-    if array.dtype != wanted:
-        if array.dtype.kind != wanted.kind and {array.dtype.kind, wanted.kind} - set("iu"):
-            raise _Unsound(f"gave output {name!r} as {array.dtype}, but the members' is {wanted}")
-        array = array.astype(wanted)
+    spec = TensorSpec(name=name, datatype=datatype_of(theirs[0]), shape=list(theirs[0].shape[1:]))
+    try:
+        array = fit(array, spec, name)
+    except BadTensor as error:
+        raise _Unsound(
+            f"gave output {name!r} as {array.dtype}, but the members' is {theirs[0].dtype}: {error}"
+        ) from error
     if array.dtype.kind == "f" and np.isnan(array).any():
         raise _Unsound(f"gave output {name!r} with values that are not numbers (NaN)")
     return array

@@ -12,7 +12,9 @@ import pytest
 
 from bus.codec import encode
 from bus.messages.public import Requirements
+from bus.tensors import from_array
 from services.core.ensemble.base import Combined, Learnt, Member
+from services.dispatcher import edge_policies
 from services.dispatcher.commands import RunPolicy
 from services.dispatcher.edge_policies import PolicyFailed, UserPolicies
 
@@ -195,6 +197,15 @@ def test_a_bad_choice_is_refused_by_name_and_the_next_call_is_served(run, what: 
 def test_a_bad_answer_is_refused_by_name(run, way: int, text: str) -> None:
     with pytest.raises(PolicyFailed, match=f"^policy 'test_own_policies:Counting': {text}"):
         run("combine", state(way=way), MEMBERS, OUTPUTS)
+
+
+def test_numbers_that_the_members_datatype_does_not_hold_are_refused() -> None:
+    theirs = {"a": {"count": np.array([1, 2], "i1")}}
+    assert edge_policies._output("count", from_array(np.array([3.0, 4.0])), theirs).dtype == np.int8
+    with pytest.raises(
+        edge_policies._Unsound, match=r"gave output 'count' as int64, .* int8: .* 3 to 300, which do not fit INT8"
+    ):
+        edge_policies._output("count", from_array(np.array([3, 300])), theirs)
 
 
 @pytest.mark.parametrize(
