@@ -179,8 +179,8 @@ def understood(
         lines += [f"output {_spec(spec, given=False)}" for spec in trial.outputs]
     kind = task or ("regression" if metric in ERRORS else "classification")
     if classes:
-        shown = ", ".join(classes[:SHOWN]) + ", …" * (len(classes) > SHOWN)
-        what = f"{len(classes)} classes ({shown})"
+        names = ", ".join(classes[:SHOWN]) + ", …" * (len(classes) > SHOWN)
+        what = f"{len(classes)} classes ({names})"
     elif metric in ERRORS:
         what = f"targets from {float(labels.min()):.4g} to {float(labels.max()):.4g}"
     else:
@@ -207,8 +207,8 @@ def answer_words(trial: Trial, classes: list[str], metric: str) -> str:
         best = int(found.argmax())
         return f"answer {_label(best, classes)} ({float(found[best]):.3g})"
     flat = np.asarray(found).reshape(-1)
-    shown = ", ".join(f"{one:.4g}" if isinstance(one, float) else str(one) for one in flat[:SHOWN].tolist())
-    return f"answer {shown}{', …' * (len(flat) > SHOWN)}"
+    first = ", ".join(f"{one:.4g}" if isinstance(one, float) else str(one) for one in flat[:SHOWN].tolist())
+    return f"answer {first}{', …' * (len(flat) > SHOWN)}"
 
 
 def _label(value: Any, classes: list[str]) -> str:
