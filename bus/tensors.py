@@ -175,10 +175,11 @@ def wrong_size(datatype: str, shape: Sequence[int], size: int, where: str) -> Ba
     return BadTensor(f"field `{where}.data` has {size} bytes of data: shape {axes} of {datatype} {needs}")
 
 
-def wrong_shape(shape: Sequence[int], wanted: Sequence[int], where: str) -> BadTensor:
-    """The error for a tensor of this shape where the model takes [n, *wanted], with what to do if that is plain."""
-    remedy = _remedy(list(shape), list(wanted))
-    return BadTensor(f"field `{where}` has shape {list(shape)}: the model takes {shown(wanted, 'n')}{remedy}")
+def wrong_shape(shape: Sequence[int], spec: TensorSpec, where: str) -> BadTensor:
+    """The error for a tensor of this shape where the model takes [n, *spec.shape], with what to do if that is plain."""
+    name = "" if where.rpartition(".")[2] == spec.name else f" for {spec.name}"
+    remedy = _remedy(list(shape), spec.shape)
+    return BadTensor(f"field `{where}` has shape {list(shape)}: the model takes {shown(spec.shape, 'n')}{name}{remedy}")
 
 
 def _remedy(shape: list[int], wanted: list[int]) -> str:
@@ -205,7 +206,7 @@ def fit(array: "Array", spec: TensorSpec, where: str) -> "Array":
     """
     wanted, item = spec.shape, array.shape[1:]
     if list(item) != wanted and not takes(wanted, item):
-        raise wrong_shape(array.shape, wanted, where)
+        raise wrong_shape(array.shape, spec, where)
     target = dtype_of(spec.datatype)
     if array.dtype == target:
         return array

@@ -137,7 +137,7 @@ def check_tensor(tensor: TensorHead, spec: TensorSpec | None, where: str) -> int
             if len(view) - header != elements * size:
                 raise wrong_size(datatype, shape, len(view) - header, where)
         if spec is not None and shape[1:] != spec.shape and not takes(spec.shape, shape[1:]):
-            raise wrong_shape(shape, spec.shape, where)
+            raise wrong_shape(shape, spec, where)
     except BadTensor as error:
         raise BadRequest(str(error)) from error
     if spec is not None and datatype != spec.datatype and not converts(datatype, spec.datatype):
@@ -190,7 +190,7 @@ def _check_list(value: list[object], spec: TensorSpec | None, where: str) -> int
     if not all(shape):
         raise BadRequest(f"{where} holds an empty list")
     if spec is not None and not takes(spec.shape, shape[1:]):
-        raise BadRequest(str(wrong_shape(shape, spec.shape, where)))
+        raise BadRequest(str(wrong_shape(shape, spec, where)))
     return len(value)
 
 
