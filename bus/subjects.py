@@ -137,7 +137,7 @@ class Subjects:
         return f"{self.prefix}.worker.{worker}.{order}"
 
     def executor(self, worker: str, device: str, order: str) -> str:
-        """order: load | unload | demote | move | withdraw (of queries, by a dispatcher) | echo (to itself) | succeed (by its successor)"""
+        """order: load | unload | demote | move | withdraw (of queries, by a dispatcher) | echo (to itself) | unheard (what a dispatcher did not get) | succeed (by its successor)"""
         return f"{self.prefix}.executor.{worker}.{device}.{order}"
 
     def monitor(self, worker: str, fact: str) -> str:

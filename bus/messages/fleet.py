@@ -97,8 +97,9 @@ class WorkerHeartbeat(Struct, frozen=True, kw_only=True, gc=False):
 class DispatcherHeartbeat(Struct, frozen=True, kw_only=True, gc=False):
     """`infaas.heartbeat.dispatcher.<dispatcher>`.
 
-    flushed: for each executor queue, the highest `seq` of a DoneBatch whose outcomes are on disk. adopts: it starts queries with parts
-    again whose dispatcher is gone. missing: what it lacks to have queries answered, in words.
+    at: Unix seconds; while it does not hear itself, when it last did: what was over then has ended. flushed: for each executor queue, the highest
+    `seq` of a DoneBatch whose outcomes are on disk. adopts: it starts queries with parts again whose dispatcher is gone. missing: what it lacks to have
+    queries answered, in words.
     """
 
     dispatcher: str

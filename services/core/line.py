@@ -5,9 +5,13 @@ a connection: what comes after an echo has reached the server after that was sen
 """
 
 from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from msgspec.structs import replace
 
 from bus.messages.flow import Echo
-from services.core.actor import Publish
+from services.core.actor import NOTHING, Effect, Envelope, Handler, Publish
 from services.core.outcomes import ECHO_LOST
 
 ECHO_S = 0.1  # s between two echoes
@@ -17,13 +21,13 @@ UNDER_WAY = 1024  # echoes that have not come back, at most
 
 class Line:
     """One actor's connection, as its echoes on `subject` show it. stale: seconds since the last echo that came back was sent, from which on
-    messages may be old. fresh_until: when that is, Unix seconds.
+    messages may be old. fresh_until: when that is, Unix seconds. came_once: an echo has come back, so what others say regularly has come as well.
 
     usual: seconds by which echoes are late on a line that is always slow, or whose process is: a busy machine gives them no better one. It
     stood still only where it takes longer than that. Else nothing would ever be said on such a line.
     """
 
-    __slots__ = ("_from", "_heard", "_least", "_sent", "_since", "_stale", "_subject", "fresh_until", "usual")
+    __slots__ = ("_from", "_heard", "_least", "_sent", "_since", "_stale", "_subject", "came_once", "fresh_until", "usual")
 
     def __init__(self, subject: str, stale: float) -> None:
         self._subject = subject
@@ -34,6 +38,7 @@ class Line:
         self._since = 0.0  # when this process found that it had not heard itself for too long
         self._least = (0.0, 0.0, 0.0)  # since when; the least lateness of the window before, and since then
         self.usual = 0.0
+        self.came_once = False
         self.fresh_until = float("inf")  # before the first echo nothing is known
 
     def rest(self) -> None:
@@ -41,15 +46,18 @@ class Line:
         self.fresh_until = float("inf")
 
     def resume(self, now: float) -> Publish:
-        """The first echo after a rest; the line counts as fresh for as long as an echo may take. Before the very first one nothing is known."""
+        """The first echo after a rest; the line counts as fresh for as long as an echo may take. Before any has come back nothing is known."""
         self._since = 0.0
-        if self._heard:
-            self.fresh_until = now + self._stale
-            self._from = now
-        return self.echo(now)
+        echo = self.echo(now)
+        self.fresh_until = float("inf")
+        if self.came_once:
+            self.fresh_until, self._from = now + self._stale, now
+        return echo
 
     def echo(self, now: float) -> Publish:
-        """An echo, for the actor to send."""
+        """An echo, for the actor to send. Until the very first one is back, messages may be as old as that."""
+        if not self._heard:
+            self._heard, self.fresh_until = now, now + self._stale
         self._sent.append(now)
         return Publish(self._subject, Echo(now))
 
@@ -60,6 +68,7 @@ class Line:
         still, lost = self.still(now), False
         while self._sent and self._sent[0] <= echo.at:
             lost |= self._sent.popleft() < echo.at
+        self.came_once = True
         if echo.at < self._from:
             return lost  # from before a rest
         if self._from:
@@ -95,3 +104,43 @@ class Line:
     def reached(self, now: float) -> float:
         """When a message that is read now reached the server, in Unix seconds: now, or if it may have waited for long, the earliest possible time."""
         return now if now <= self.fresh_until else self._heard
+
+
+class Hold:
+    """What a process would say that has not heard itself for too long waits until its echo is back, and with it all that may change what it says.
+    handle: of the actor. never: whether a message does not wait, although others of its type do.
+    """
+
+    def __init__(
+        self,
+        line: Line,
+        handle: Callable[[Envelope], Iterable[Effect]],
+        never: Callable[[Any], bool] = lambda _: False,
+    ) -> None:
+        self.held: list[Envelope] = []
+        self._line = line
+        self._handle = handle
+        self._never = never
+
+    def guard(self, table: dict[type, Handler], kinds: Iterable[type]) -> None:
+        """Messages of these types wait."""
+        for kind in kinds:
+            table[kind] = self._guarded(table[kind])
+
+    def _guarded(self, handler: Handler) -> Handler:
+        line = self._line
+
+        def guarded(envelope: Envelope) -> Iterable[Effect]:
+            if envelope.now > line.fresh_until and line.waits(envelope.now) and not self._never(envelope.message):
+                self.held.append(envelope)
+                return NOTHING
+            return handler(envelope)
+
+        return guarded
+
+    def release(self, now: float) -> list[Effect]:
+        """Handle what waited, unless it must wait on."""
+        if not self.held or self._line.waits(now):
+            return []
+        held, self.held = self.held, []
+        return [effect for each in held for effect in self._handle(replace(each, now=now))]

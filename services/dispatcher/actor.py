@@ -96,8 +96,8 @@ class Dispatcher:
         self._demand = DemandCounter(name, subjects)
         self._wait = self.in_flight.wait
         self._retries = Retries(self.in_flight, settings.max_attempts, self._decide, self._refuse)
-        ways = (settings.failure_timeout_s, self._refuse, policy.select, self._dispatch)
-        self.silence = Silence(name, subjects, self.in_flight, self.view, self._retries, *ways)
+        ways = (self._retries, settings.failure_timeout_s, self._refuse, policy.select, self._dispatch, self.handle)
+        self.silence = Silence(name, subjects, self.in_flight, self.view, *ways)
         self._line, self.clocks = self.silence.line, Clocks(self.silence.line)
         self.composites = Composites(
             name, subjects, self.apps, self._outcomes, self._take, new_uid, settings, selection, policy.name
@@ -145,6 +145,7 @@ class Dispatcher:
             DeadlineReached: self._deadline_reached,
             PullDue: lambda due: self.central.due(due.message.variant, due.now),
         }
+        self.silence.hold.guard(self._on, (HandBack, *self.composites.ending))
 
     @property
     def inlets(self) -> tuple[Inlet, ...]:
@@ -175,7 +176,7 @@ class Dispatcher:
         effects = self._on[type(envelope.message)](envelope)
         earliest, waiting = self.in_flight.earliest, self.in_flight.waiting
         if waiting.changed:
-            effects = (*effects, *waiting.wills(self.name, self._policy.name, self._subjects.resubmit()))
+            effects = (*effects, *self.silence.waiting_changed(self._policy.name))
         return (*effects, earliest.timer(envelope.now)) if earliest.sooner else effects
 
     # -- a query arrives
@@ -373,11 +374,10 @@ class Dispatcher:
     def _elsewhere(self, query: Query, full: str, now: float) -> Iterable[Effect]:
         """An instance could not answer in time: another one may, in the time left."""
         instance = self.view.instances.get(full)
-        if instance is None:
-            decision = self._policy.select(query.ask, now, self.view)
-        else:
+        if instance is not None:
             instance.shut()
-            decision = self._policy.select(query.ask, now, self.view)
+        decision = self._policy.select(query.ask, now, self.view)
+        if instance is not None:
             instance.reopen()
         if decision.assignments and decision.assignments[0] != full:
             if query.attempt >= MOST_DISPATCHES:
@@ -397,19 +397,19 @@ class Dispatcher:
         return self._serve_waiting(envelope.now)
 
     def _serve_waiting(self, now: float) -> list[Effect]:
-        """Something changed: decide again for all waiting queries."""
+        """Something changed: decide again for all waiting queries, unless others may have taken them meanwhile."""
+        if self._line.waits(now):
+            return []
         effects = self.central.serve(now)
         waiting = self.in_flight.waiting
-        if waiting:
-            queries = [query for query in waiting.values() if query not in self.central]
-            queries.sort(key=urgency)
-            for query in queries:
-                del waiting[query.uid]
-            for query in queries:
-                if query.crashes:  # it comes after all others
-                    self.in_flight.retry(query)
-                else:
-                    effects.extend(self._decide(query, now))
+        queries = sorted((query for query in waiting.values() if query not in self.central), key=urgency)
+        for query in queries:
+            del waiting[query.uid]
+        for query in queries:
+            if query.crashes:  # it comes after all others
+                self.in_flight.retry(query)
+            else:
+                effects.extend(self._decide(query, now))
         return [*effects, *self._retries.next(now)]
 
     # -- the fleet
@@ -419,8 +419,7 @@ class Dispatcher:
         self.clocks.heard(heartbeat, envelope.now)
         self._digests.heartbeat(heartbeat, envelope.now)
         before = dict(known.instances) if (known := self.view.workers.get(heartbeat.worker)) is not None else {}
-        changed = self.view.heartbeat(heartbeat, envelope.now)
-        if not changed:
+        if not self.view.heartbeat(heartbeat, envelope.now):
             return NOTHING
         lost = [i for name, i in before.items() if self.view.instances.get(name) is not i]
         effects = self.silence.gone(lost, envelope.now) if lost else []
@@ -457,7 +456,8 @@ class Dispatcher:
         now = envelope.now
         digests = self._digests.publish(now)
         demand = self._demand.report(now, self._digests.responsible, self._outcomes.take_served())
-        return (self._alive(now), *digests, *demand, After("heartbeat", HEARTBEAT, envelope.message))
+        alive = self._alive(self._line.reached(now))
+        return (alive, *digests, *demand, After("heartbeat", HEARTBEAT, envelope.message))
 
     def _alive(self, now: float, *, leaving: bool = False) -> Publish:
         heartbeat = self._outcomes.log.heartbeat(self.name, now, self.view.missing, leaving=leaving, adopts=True)

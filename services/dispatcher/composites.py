@@ -84,6 +84,7 @@ class Composites:
         self.feedback.evaluate = self.ensembles.evaluate
         self.ensembles.evaluated = self.feedback.evaluated
         self._list = SelectionList(apps.catalog, self.contexts)
+        self.ending = (PartReply, Done, Failed, TimedOut)  # what may end a query
         self.inlets = (Inlet(subject=subjects.part(name), message=PartReply), *self.feedback.inlets)
         self.handlers: dict[type, Handler] = {
             PartReply: self._replied,

@@ -37,7 +37,7 @@ def ends(query: Query) -> float:
     if query.asked:
         return query.asked + ECHO_LOST
     due = query.ask.deadline if query.fallback is None else default_due(query)
-    if query.instance is None:
+    if query.instance is None and query.lent is None:
         return due
     return due + (SILENT if query.part is None else PART_GRACE + SILENT)
 
@@ -93,6 +93,8 @@ class InFlight:
         query.attempt += 1
         instance.take(query.items, now, query.ask.deadline, query.ask.priority)
         self.dispatched[query.uid] = query
+        if query.part is not None:
+            self.waiting.sent(query.part)
         if (due := ends(query)) < self.earliest.at:
             self.earliest.at = due
 
@@ -215,7 +217,7 @@ class InFlight:
         ask = False
         for query in chain(self.waiting.values(), self.retries, self.dispatched.values()):
             due = ends(query)
-            if due <= now and query.instance is not None and not query.asked:
+            if due <= now and not query.asked and (query.instance is not None or query.lent is not None):
                 ask, query.asked = True, now
                 self._asked[query.uid] = query
                 due = ends(query)
@@ -244,7 +246,7 @@ class InFlight:
             return []
         silent = [query for query in self._asked.values() if 0.0 < query.asked <= echoed]
         self._asked = {query.uid: query for query in self._asked.values() if query.asked > echoed}
-        return [query for query in silent if self.dispatched.get(query.uid) is query and self.remove(query.uid)]
+        return [query for query in silent if self.find(query.uid) is query and self.forget(query.uid)]
 
 
 class Retries:

@@ -19,7 +19,8 @@ from services.core.deadlines import Deadlines
 from services.core.outcomes import PART_GRACE
 from services.core.selection.eligibility import Ask
 from services.dispatcher.intermediates import Intermediates
-from services.dispatcher.query import Join, PartReply, Query, QueryPart, start_trace
+from services.dispatcher.query import Join, PartReply, Query, QueryPart, outermost, start_trace
+from services.dispatcher.waiting import take_back
 
 JOIN = "join"  # names the deadlines of queries with parts
 REMEMBER = (
@@ -42,13 +43,6 @@ def part_uid(parent: bytes, index: int, digest: bytes | None = None) -> bytes:
 def chance(uid: bytes) -> float:
     """In [0, 1): the query's own random number, the same for each of its retries."""
     return int.from_bytes(blake2b(uid, digest_size=8, person=b"chance").digest(), "little") / 2.0**64
-
-
-def outermost(join: Join) -> Join:
-    """The query that a client asked, of which this one may be a part."""
-    while join.query.part is not None:
-        join = join.query.part.join
-    return join
 
 
 def is_due(join: Join) -> float:
@@ -176,7 +170,8 @@ class Joins:
         self.results.ended(uid, now)
         self._ended.append(uid)
         # At once, for a crash before executors know would answer it twice; and together with those that end in this turn of the loop.
-        return (After("ends", 0.0, EndsDue()),) if len(self._ended) == 1 else NOTHING
+        effects = take_back(join) if join.willed else []
+        return (*effects, After("ends", 0.0, EndsDue())) if len(self._ended) == 1 else effects
 
     def tell(self) -> tuple[Effect, ...]:
         """Tell executors which queries have ended since the last time."""

@@ -32,11 +32,11 @@ from services.dispatcher.default_output import default_due
 from services.dispatcher.demand import ArrivalsCounter
 from services.dispatcher.feedback import prediction_of
 from services.dispatcher.inflight import OutcomeRecorder
-from services.dispatcher.join import Joins, answer_part, outermost, refuse_part
+from services.dispatcher.join import Joins, answer_part, refuse_part
 from services.dispatcher.needs import head_of, missed_by, needs_of_stage
 from services.dispatcher.offers import offer, too_dear, too_fast
 from services.dispatcher.predictions import Predictions
-from services.dispatcher.query import Join, PartReply, Query, QueryPart, selection_of
+from services.dispatcher.query import Join, PartReply, Query, QueryPart, outermost, selection_of
 from services.dispatcher.stages import ServedPipeline, Stage
 
 GATHER = 10.0  # s to put an answer's outputs together in the object store

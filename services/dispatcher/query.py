@@ -26,7 +26,7 @@ class Query:
     """One query from its arrival to its end: the body as it came, what it asks, where it is. Times: Unix seconds."""
 
     __slots__ = (
-        "app", "arrived", "ask", "asked", "attempt", "body", "crashes", "fallback", "head", "headers", "instance", "items", "part", "payer", "pipeline", "planned", "refs", "reply", "selection", "sent", "trace", "uid", "why",
+        "app", "arrived", "ask", "asked", "attempt", "body", "crashes", "fallback", "head", "headers", "instance", "items", "lent", "part", "payer", "pipeline", "planned", "refs", "reply", "selection", "sent", "trace", "uid", "why",
     )  # fmt: skip
 
     def __init__(
@@ -45,6 +45,9 @@ class Query:
         self.crashes = 0  # executors that died while they had it
         self.instance: Instance | None = None
         self.sent: Route | None = None  # with the last dispatch
+        self.lent: tuple[Instance, int] | None = (
+            None  # an executor that was taken for dead may end it: where, which attempt
+        )
         self.trace: Trace | None = None  # of its sender
         self.headers: Mapping[str, str] | None = None  # of its messages, if it is traced
         self.fallback: AppRecord | None = None  # its app, if that has a default output
@@ -176,10 +179,25 @@ class Join:
     """A query with parts. kind: what makes the answer. due: when its answer is made of what is there, in Unix seconds. last: when it is refused
     if it has no answer yet. plan: whatever made the parts keeps here.
 
-    digest: of the inputs, where the app keeps answers. patient: where nothing is there at `due`, the first part is waited for. ended: its client has the answer, and only late parts are open.
+    digest: of the inputs, where the app keeps answers. patient: where nothing is there at `due`, the first part is waited for. ended: its client has the answer, and only late parts are open. sent: an executor has got a part. willed: only this dispatcher has it, and its successor
+    would hand it on.
     """
 
-    __slots__ = ("digest", "due", "ended", "kind", "last", "looked_at", "origin", "parts", "patient", "plan", "query")
+    __slots__ = (
+        "digest",
+        "due",
+        "ended",
+        "kind",
+        "last",
+        "looked_at",
+        "origin",
+        "parts",
+        "patient",
+        "plan",
+        "query",
+        "sent",
+        "willed",
+    )
 
     def __init__(
         self, kind: Composite, query: Query, due: float, last: float, *, patient: bool, dispatcher: str, policy: str
@@ -191,7 +209,7 @@ class Join:
         self.looked_at = False  # its time has come
         self.patient = patient
         self.digest: bytes | None = None
-        self.ended = False
+        self.ended = self.sent = self.willed = False
         self.parts: list[QueryPart] = []
         self.plan: Any = None
         self.origin = Origin(query.route(dispatcher, "", policy)) if query.part is None else query.part.origin
@@ -210,6 +228,13 @@ class Join:
     def cost(self) -> float:
         """US$ of all parts that were computed."""
         return sum(part.reply.cost for part in self.parts if part.reply is not None)
+
+
+def outermost(join: Join) -> Join:
+    """The query that a client asked, of which this one may be a part."""
+    while join.query.part is not None:
+        join = join.query.part.join
+    return join
 
 
 # -- tracing: one span from a query's arrival to its end

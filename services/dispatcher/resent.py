@@ -136,7 +136,8 @@ class Resent:
             return (Publish(envelope.reply, known.body),)
         answered = uid in self._young or uid in self._old
         waited = age is None
-        if waited and not answered and (not self._others or now < reached + SEEK_S):
+        alone = not self._others and self._line.came_once
+        if waited and not answered and (alone or now < reached + SEEK_S):
             return self._take(replace(envelope, now=reached), now, 0.0)
         if reached < now:
             envelope = replace(envelope, now=reached)
@@ -201,7 +202,8 @@ class Resent:
         if heartbeat.leaving:
             self._others.pop(heartbeat.dispatcher, None)
             return NOTHING
-        self._others[heartbeat.dispatcher] = now = envelope.now
+        now = envelope.now
+        self._others[heartbeat.dispatcher] = min(now, max(self._line.reached(now), heartbeat.at))
         if any(now - seen > FORGET_S for seen in self._others.values()):
             self._others = {name: seen for name, seen in self._others.items() if now - seen <= FORGET_S}
         return NOTHING

@@ -9,11 +9,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from bus.messages.flow import Echo, Withdraw
+from bus.messages.flow import Echo, HandBack, Withdraw
 from bus.messages.public import Error
 from bus.subjects import Subjects
 from services.core.actor import After, Effect, Envelope, Handler, Inlet, Publish
-from services.core.line import ECHO_S, Line
+from services.core.line import ECHO_S, Hold, Line
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import Ask
 from services.core.selection.instances import Instance, SharedCores
@@ -35,9 +35,9 @@ class EchoDue(Struct, frozen=True):
 
 class Silence:
     """patience: seconds without a heartbeat after which a worker is lost. refuse: ends a query that its executor is silent about. select,
-    dispatch: find another one for it.
+    dispatch: find another one for it. handle: of the actor.
 
-    line: how old a message may be that is read now.
+    line: how old a message may be that is read now. hold: what waits while this is not known.
     """
 
     def __init__(
@@ -51,8 +51,10 @@ class Silence:
         refuse: Callable[[Query, Error, float], list[Effect]],
         select: Callable[[Ask, float, ClusterView], Decision],
         dispatch: Callable[[Query, Instance, float], Effect],
+        handle: Callable[[Envelope], Iterable[Effect]],
     ) -> None:
         self.line = Line(subjects.echo(name), STALE)
+        self.hold = Hold(self.line, handle, _takes_away)
         self.inlets = (Inlet(subject=subjects.echo(name), message=Echo),)
         self.handlers: dict[type, Handler] = {EchoDue: self._due}
         self.start = After("echo", 0.0, EchoDue())
@@ -73,7 +75,8 @@ class Silence:
         self._subjects = subjects
 
     def _due(self, envelope: Envelope) -> tuple[Effect, ...]:
-        return (self.line.echo(envelope.now), After("echo", ECHO_S, envelope.message))
+        now = envelope.now
+        return (*self.hold.release(now), self.line.echo(now), After("echo", ECHO_S, envelope.message))
 
     def expired(self, now: float) -> Iterable[Effect]:
         """A deadline has come: refuse what waits beyond its own, and ask for an echo for what executors have."""
@@ -91,21 +94,31 @@ class Silence:
         return effects
 
     def gone(self, instances: list[Instance], now: float) -> list[Effect]:
-        """These are taken for dead: what they had is dispatched again. What others have then, or get in turn, is withdrawn, as only their
-        supervisor may be silent, or have been stopped.
+        """These are taken for dead, though only their supervisor may be silent, or have been stopped: what they had is dispatched again, and withdrawn
+        once nobody waits for them to end it after all.
         """
         lost = self._in_flight.remove_dispatched_to(instances)
-        had = [(query, query.sent) for query in lost]
-        effects = self._retries.lost(lost, now)
-        flight = self._in_flight
-        if not any(flight.dispatched.get(query.uid) is query for query in lost):
-            return effects
         by_id = {instance.id: instance for instance in instances}
-        for query, sent in had:
-            old = None if sent is None else by_id.get(sent.instance)
-            if old is not None and sent is not None and query.uid not in flight.waiting:
-                effects.append(self._withdraw(old.worker.name, old.device, old.id, [query.uid], sent.attempt))
-                self.moved[query.uid] = query
+        for query in lost:
+            if query.sent is not None:
+                query.lent = by_id[query.sent.instance], query.attempt
+        return [*self._retries.lost(lost, now), *self.let_go(lost)]
+
+    def waiting_changed(self, policy: str) -> list[Effect]:
+        """Queries wait that did not, or wait no longer. policy: name of the one that selects variants."""
+        waiting = self._in_flight.waiting
+        gone, waiting.gone = waiting.gone, []
+        return [*self.let_go(gone), *waiting.wills(self._name, policy, self._subjects.resubmit())]
+
+    def let_go(self, queries: Iterable[Query]) -> list[Effect]:
+        """Of these queries, withdraw from executors that were taken for dead what others have now, or get in turn, or what has ended here."""
+        effects: list[Effect] = []
+        for query in queries:
+            if query.lent is None or query.uid in self._in_flight.waiting:
+                continue
+            (old, attempt), query.lent = query.lent, None
+            effects.append(self._withdraw(old.worker.name, old.device, old.id, [query.uid], attempt))
+            self.moved[query.uid] = query
         return effects
 
     def echoed(self, envelope: Envelope) -> Iterable[Effect]:
@@ -117,7 +130,8 @@ class Silence:
             if len(self._spoken) >= KEPT:
                 del self._spoken[next(iter(self._spoken))]
             self._spoken[query.uid] = query.app
-        return [*again, *self._speak(silent, envelope.now), *self._others(echo.at, envelope.now)]
+        released = self.hold.release(envelope.now)
+        return [*again, *released, *self._speak(silent, envelope.now), *self._others(echo.at, envelope.now)]
 
     def _say_again(self, now: float) -> list[Effect]:
         """What executors have said may be lost: ask those that have queries, before this dispatcher speaks for them."""
@@ -213,3 +227,8 @@ class Silence:
 
     def _speak(self, queries: Iterable[Query], now: float) -> list[Any]:
         return [effect for query in queries for effect in self._refuse(query, expiry_error(query), now)]
+
+
+def _takes_away(message: Any) -> bool:
+    """Whether it says that another process ends a query: what waited may not."""
+    return type(message) is HandBack and message.reason == "taken"

@@ -85,7 +85,7 @@ class Executor:
         self._failure_timeout = dispatchers.failure_timeout_s
         silence_s = self._failure_timeout + REPORT
         self.dispatchers = KnownDispatchers(subjects, f"{worker}/{name}/{life}", worker, silence_s)
-        endings = Endings(subjects, self.dispatchers, self.answers, self.instances)
+        self._endings = endings = Endings(worker, name, subjects, self.dispatchers, self.answers, self.instances)
         self._leaves, self._again, self._tell, self._reply = (
             endings.leaves,
             endings.again,
@@ -115,6 +115,7 @@ class Executor:
             **self._manager.handlers,
             ReportDue: self._report,
             Withdraw: self._withdraw,
+            **endings.handlers,
             **self._stillness.handlers,
             **self.succession.handlers,
             **dict.fromkeys((Recorded, Synced), lambda _: NOTHING),
@@ -132,6 +133,7 @@ class Executor:
             Inlet(subject=s.resent(), message=ResentSought),
             *self._manager.inlets,
             Inlet(subject=s.executor(w, d, "withdraw"), message=Withdraw),
+            *self._endings.inlets,
             *self._stillness.inlets,
             *self.succession.inlets,
             Inlet(subject=s.execute(w, d), message=Execute, queue=EXECUTORS),
@@ -439,6 +441,7 @@ class Executor:
         if gap > self._failure_timeout:
             self.dispatchers.reset_silence(now)  # the silence was this process's own
         checked = self.dispatchers.check(now)
+        self._endings.settle()
         return (*checked, *self._reporter.report(now, gap, self.instances.values(), self._runs), *self._schedule())
 
     def _was_still(self, seconds: float, now: float) -> Iterable[Effect]:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from hashlib import blake2b
 from itertools import islice
+from typing import Any
 
 from msgspec import Raw
 from msgspec.structs import replace
@@ -15,7 +16,7 @@ from bus.messages.flow import DoneBatch, HandBack, PartsEnded, Route
 from bus.messages.public import Answer, Refusal
 from bus.subjects import Subjects
 from services.core.actor import NOTHING, Effect, Publish, Record
-from services.core.outcomes import answered
+from services.core.outcomes import GRACE, answered
 from services.executor.instances import Loaded
 from services.executor.queue import QueuedQuery
 
@@ -28,20 +29,24 @@ OVER = 8192  # queries with parts that have ended, of which is known here, at le
 
 
 class KnownDispatcher:
-    """One dispatcher. seen: from when its silence counts. heard, since: when it was last heard, and first after a silence. seq: of the last done batch. pending: done batches whose outcomes it has not reported as stored.
+    """One dispatcher. seen: from when its silence counts. heard, since: when it was last heard, and first after a silence. at: of its last heartbeat, by its own
+    clock. seq: of the last done batch. pending: done batches whose outcomes it has not reported as stored.
 
-    parents: queries of which parts came here and that have not ended, each with its body. adopts: it takes over such queries of others.
+    parents: queries of which parts came here and that have not ended, each with its body. adopts: it takes over such queries of others. unheard: what was
+    handed back to it while it was not there.
     """
 
-    __slots__ = ("adopts", "alive", "heard", "parents", "pending", "seen", "seq", "since", "subject")
+    __slots__ = ("adopts", "alive", "at", "heard", "parents", "pending", "seen", "seq", "since", "subject", "unheard")
 
     def __init__(self, now: float, subject: str) -> None:
         self.alive = True
         self.seen = self.heard = self.since = now
+        self.at = float("-inf")
         self.seq = 0
         self.subject = subject
         self.adopts = False
         self.parents: dict[bytes, tuple[Route, Raw]] = {}
+        self.unheard: list[tuple[HandBack, Any]] = []
         self.pending: deque[tuple[DoneBatch, list[Route], Loaded]] = deque(maxlen=BATCHES)
 
 
@@ -158,7 +163,7 @@ class KnownDispatchers:
         dispatcher = self._of(heartbeat.dispatcher, now)
         if now - dispatcher.heard > HEARD:
             dispatcher.since = now
-        dispatcher.seen = dispatcher.heard = now
+        dispatcher.seen, dispatcher.heard, dispatcher.at = now, now, heartbeat.at
         seq = heartbeat.flushed.get(self._queue)
         if seq is not None:
             while dispatcher.pending and dispatcher.pending[0][0].seq <= seq:
@@ -167,7 +172,9 @@ class KnownDispatchers:
         if heartbeat.leaving:
             return self._take_over(heartbeat.dispatcher, dispatcher, now)
         dispatcher.alive = True
-        return NOTHING
+        missed, dispatcher.unheard = dispatcher.unheard, []
+        subject = self._subjects.resubmit(heartbeat.dispatcher)
+        return [Publish(subject, back, "", headers) for back, headers in missed]
 
     def check(self, now: float) -> list[Effect]:
         """Find dispatchers that are silent for too long, and take over their outcomes."""
@@ -219,6 +226,14 @@ class KnownDispatchers:
         """Whether a dispatcher has said of late that this query with parts has got its answer."""
         return uid in self._over or uid in self._over_before
 
+    def unheard(self, back: HandBack, headers: Any) -> list[Effect]:
+        """This dispatcher did not get this: its heartbeats, or their absence, will say who does."""
+        dispatcher = self._known.get(back.route.dispatcher)
+        if dispatcher is None or not dispatcher.alive:
+            return to_any(self._subjects, back, headers)
+        dispatcher.unheard.append((back, headers))
+        return []
+
     def reset_silence(self, now: float) -> None:
         """This process was stopped: the silence was not the dispatchers'."""
         for dispatcher in self._known.values():
@@ -228,20 +243,23 @@ class KnownDispatchers:
         """Record the outcomes that may be missing, of which the database keeps one a uid, and hand its queries with parts to others."""
         dispatcher.alive = False
         effects = self._hand_on(name, dispatcher, now)
+        for back, headers in dispatcher.unheard:
+            effects.extend(to_any(self._subjects, back, headers))
+        dispatcher.unheard.clear()
         for done, routes, loaded in dispatcher.pending:
             effects.extend(self._outcomes(done, routes, loaded))
         dispatcher.pending.clear()
         return effects
 
     def _hand_on(self, name: str, dispatcher: KnownDispatcher, now: float) -> list[Effect]:
-        """Give a dead dispatcher's queries with parts to others, as soon as any are heard. It has ended those that were over when it was last heard."""
+        """Give a dead dispatcher's queries with parts to others, as soon as any are heard. It has ended those that were over when it last heard itself."""
         effects: list[Effect] = []
         heard = [other for other, one in self._known.items() if one.adopts and one.since <= now - HEARD < one.heard]
         adopting = [other for other in heard if self._known[other].alive and other != name]
         if not adopting:
             return effects
         for uid, (route, body) in dispatcher.parents.items():
-            if route.deadline > dispatcher.heard:
+            if route.deadline + GRACE > dispatcher.at and not self.is_over(uid):
                 subject = self._subjects.resubmit(heir(uid, adopting))
                 effects += [Publish(subject, HandBack(route, "orphaned", body)), taken(self._subjects, name, route)]
         dispatcher.parents.clear()
@@ -262,6 +280,11 @@ class KnownDispatchers:
             )
             for i, route in enumerate(routes)
         ]
+
+
+def to_any(subjects: Subjects, back: HandBack, headers: Any) -> list[Effect]:
+    """Hand back a query of a dispatcher that is dead. It is told, as it may only have been stopped."""
+    return [Publish(subjects.resubmit(), back, "", headers), taken(subjects, back.route.dispatcher, back.route)]
 
 
 def taken(subjects: Subjects, dispatcher: str, route: Route) -> Publish:

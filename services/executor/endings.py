@@ -8,11 +8,11 @@ import msgspec
 from bus.messages.flow import HandBack, ResentKnown, ResentSought, Route
 from bus.messages.public import Answer, Error, Refusal
 from bus.subjects import Subjects
-from services.core.actor import Effect, Publish
+from services.core.actor import Effect, Envelope, Handler, Inlet, Publish, Undelivered
 from services.core.outcomes import SPEAKS
 from services.core.said import RecentAnswers, SentAnswer
 from services.executor.answers import answer_headers
-from services.executor.dispatchers import KnownDispatchers, taken
+from services.executor.dispatchers import KnownDispatchers, to_any
 from services.executor.instances import Loaded
 from services.executor.pending import ends
 from services.executor.queue import QueuedQuery
@@ -25,12 +25,20 @@ class Endings:
 
     def __init__(
         self,
+        worker: str,
+        device: str,
         subjects: Subjects,
         dispatchers: KnownDispatchers,
         answers: RecentAnswers,
         instances: Mapping[str, Loaded],
     ) -> None:
+        unheard = subjects.executor(worker, device, "unheard.*")
+        self.inlets = (Inlet(subject=unheard, message=HandBack),)
+        self.handlers: dict[type, Handler] = {Undelivered: self._not_heard}
         self._subjects = subjects
+        self._unheard = unheard.removesuffix("*")
+        self._handed: dict[str, tuple[HandBack, Any]] = {}
+        self._handed_before: dict[str, tuple[HandBack, Any]] = {}
         self._dispatchers = dispatchers
         self._answers = answers
         self._instances = instances
@@ -96,9 +104,21 @@ class Endings:
     ) -> list[Effect]:
         """Its dispatcher ends it, or if that is dead, another one. The dead one is told, as it may only have been stopped."""
         name, back = route.dispatcher, HandBack(route, reason, body, text)
-        if self._dispatchers.alive(name):
-            return [Publish(self._subjects.resubmit(name), back, "", headers)]
-        return [Publish(self._subjects.resubmit(), back, "", headers), taken(self._subjects, name, route)]
+        if not self._dispatchers.alive(name):
+            return to_any(self._subjects, back, headers)
+        token = f"{route.uid.hex()}-{route.attempt}"
+        self._handed[token] = back, headers
+        return [Publish(self._subjects.resubmit(name), back, f"{self._unheard}{token}", headers)]
+
+    def _not_heard(self, envelope: Envelope) -> list[Effect]:
+        """The dispatcher to which a query was handed back is not there: it has died, or its connection is broken."""
+        token = envelope.subject.rpartition(".")[2]
+        found = self._handed.pop(token, None) or self._handed_before.pop(token, None)
+        return [] if found is None else self._dispatchers.unheard(*found)
+
+    def settle(self) -> None:
+        """To be called now and then: what nobody has missed since the last time but one was heard."""
+        self._handed, self._handed_before = {}, self._handed
 
     def back(self, queries: Iterable[QueuedQuery], reason: str, text: str = "") -> list[Effect]:
         return [

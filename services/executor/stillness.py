@@ -3,12 +3,11 @@
 from collections.abc import Callable, Iterable
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from bus.messages.flow import Echo
 from bus.subjects import Subjects
 from services.core.actor import NOTHING, After, Effect, Envelope, Handler, Inlet
-from services.core.line import ECHO_S, Line
+from services.core.line import ECHO_S, Hold, Line
 
 STALE = 0.2  # s since the last echo that came back was sent, from which on it waits; its dispatchers are more patient
 RESTS = 10  # echoes after which an executor without queries sends none
@@ -35,28 +34,15 @@ class Stillness:
         self.inlets = (Inlet(subject=subject, message=Echo),)
         self.handlers: dict[type, Handler] = {Echo: self._echoed, EchoDue: self._due}
         self.rests = True
-        self._handle = handle
         self._busy = busy
         self._gap = gap
-        self._held: list[Envelope] = []
+        self._hold = Hold(self.line, handle)
         self._idle = 0
         self._heard = 0.0
 
     def guard(self, table: dict[type, Handler], kinds: Iterable[type]) -> None:
         """Messages of these types wait for an echo after it was still: something may be on its way that changes what is said about them."""
-        for kind in kinds:
-            table[kind] = self._guarded(table[kind])
-
-    def _guarded(self, handler: Handler) -> Handler:
-        line = self.line
-
-        def guarded(envelope: Envelope) -> Iterable[Effect]:
-            if envelope.now > line.fresh_until and line.waits(envelope.now):
-                self._held.append(envelope)
-                return NOTHING
-            return handler(envelope)
-
-        return guarded
+        self._hold.guard(table, kinds)
 
     def wake(self, now: float) -> tuple[Effect, ...]:
         """It has queries again: send echoes."""
@@ -65,13 +51,12 @@ class Stillness:
 
     def _due(self, envelope: Envelope) -> Iterable[Effect]:
         now = envelope.now
-        self._idle = 0 if self._held or self._busy() or self.line.waits(now) else self._idle + 1
+        self._idle = 0 if self._hold.held or self._busy() or self.line.waits(now) else self._idle + 1
         if self._idle > RESTS:
             self.rests = True
             self.line.rest()
             return NOTHING
-        released = NOTHING if self.line.waits(now) else self._release(now)
-        return (*released, self.line.echo(now), After("echo", ECHO_S, envelope.message))
+        return (*self._hold.release(now), self.line.echo(now), After("echo", ECHO_S, envelope.message))
 
     def _echoed(self, envelope: Envelope) -> Iterable[Effect]:
         now, echo = envelope.now, envelope.message
@@ -81,8 +66,4 @@ class Stillness:
         if self.line.waits(now):
             return NOTHING  # it waited itself
         still, self._heard = echo.at - self._heard, echo.at
-        return (*self._gap(still, now), *self._release(now))
-
-    def _release(self, now: float) -> list[Effect]:
-        held, self._held = self._held, []
-        return [effect for each in held for effect in self._handle(replace(each, now=now))]
+        return (*self._gap(still, now), *self._hold.release(now))

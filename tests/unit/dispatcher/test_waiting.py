@@ -3,16 +3,18 @@
 from collections.abc import Iterable
 from typing import Any
 
+from bus.messages.catalog import ModelSelection
 from services.core.actor import Effect, Envelope, Publish, Will
 from services.core.settings import DispatcherSettings, Settings
 from tests.support.simulated.fleet import Fleet
+from tests.unit.dispatcher.test_join import Several, members
 
 
 class Willing:
     """A fleet, and what its dispatcher wants said if it is killed."""
 
-    def __init__(self, **options: Any) -> None:
-        self.fleet = Fleet(**options)
+    def __init__(self, fleet: Fleet | None = None, **options: Any) -> None:
+        self.fleet = fleet or Fleet(**options)
         self.wills: dict[bytes, Publish] = {}
         member = self.fleet.stage.members["d0"]
         handle = member.handle
@@ -80,3 +82,28 @@ def test_there_is_a_will_of_what_waits_and_of_nothing_else() -> None:
     assert seen == 10
     stage.run(3.0)
     assert system.wills == {}
+
+
+def test_of_a_query_whose_parts_all_wait_there_is_one_will_and_its_successor_starts_it_again() -> None:
+    system = Willing(Fleet(*members("a", "b"), workers=0))
+    fleet, stage = system.fleet, system.fleet.stage
+    fleet.change(selection=ModelSelection(policy="majority"), latency_ms=1000.0)
+    label, late = fleet.ask(latency_ms=20_000.0), fleet.ask(latency_ms=100.0)
+    stage.run(0.05)
+    assert [one.message.reason for one in system.wills.values()] == ["orphaned"] * 2
+    stage.run(0.3)
+    assert len(fleet.replies(late)) == 1
+    assert len(system.wills) == 1, "one has ended"
+    system.kill()
+    fleet.start_worker("w0")
+    stage.run(25.0)
+    [reply] = fleet.replies(label)
+    assert reply["members"]
+    assert len([one for one in fleet.outcomes() if one.id == label]) == 1
+
+
+def test_a_query_of_which_an_executor_has_a_part_needs_no_will() -> None:
+    system = Willing(Several())
+    label = system.fleet.ask()
+    system.fleet.stage.run(0.0002)
+    assert (system.fleet.replies(label), system.wills) == ([], {})

@@ -61,6 +61,38 @@ def test_what_was_over_when_its_dispatcher_was_last_heard_is_not_handed_on() -> 
     assert handed_on(dispatchers.check(NOW + SILENCE + 0.1)) == []
 
 
+@pytest.mark.parametrize("way", ["its link is clogged", "they were read late"])
+def test_heartbeats_of_a_dispatcher_that_has_heard_nothing_since_do_not_end_its_queries(way: str) -> None:
+    """It says how long it has heard itself. A stopped executor reads heartbeats of one that has died since."""
+    dispatchers = with_a_part(NOW + 0.1)
+    said = DispatcherHeartbeat(dispatcher="d1", incarnation=1, at=NOW, adopts=True)
+    dispatchers.heartbeat(said, NOW + 3.0)
+    beats(dispatchers, "d2", NOW, NOW + 3.0 + SILENCE)
+    assert handed_on(dispatchers.check(NOW + 3.1 + SILENCE)) == [Subjects().resubmit("d2")]
+
+
+def test_what_another_dispatcher_has_ended_is_not_handed_on() -> None:
+    dispatchers = with_a_part(NOW + 60.0)
+    beats(dispatchers, "d2", NOW - 2, NOW + SILENCE)
+    dispatchers.parts_ended("d2", PartsEnded([b"q" * 16]))
+    assert handed_on(dispatchers.check(NOW + SILENCE + 0.1)) == []
+
+
+def test_what_a_dispatcher_did_not_get_back_goes_to_another_one_if_it_is_dead_and_again_to_it_if_not() -> None:
+    subjects = Subjects()
+    back = HandBack(Route(b"u" * 16, 0, 0, "_INBOX.u", NOW + 9, NOW, "d1", "i", "app", 1, None), "late", BY_REFERENCE)
+    found = KnownDispatchers(subjects, "w/cpu/1", "w", SILENCE)
+    beats(found, "d1", NOW - 2, NOW)
+    assert found.unheard(back, None) == []
+    [again] = found.heartbeat(DispatcherHeartbeat(dispatcher="d1", incarnation=1, at=NOW + 0.5), NOW + 0.5)
+    assert again == Publish(subjects.resubmit("d1"), back, "", None)
+    assert found.unheard(back, None) == []
+    told = [one for one in found.check(NOW + 0.6 + SILENCE) if isinstance(one, Publish)]
+    assert [one.subject for one in told] == [subjects.resubmit(), subjects.resubmit("d1")]
+    assert told[0].message == back
+    assert found.unheard(back, None) == told, "it is known to be dead"
+
+
 def test_a_query_waits_for_a_dispatcher_that_is_heard_for_a_while() -> None:
     """Who hears nobody may be cut off itself. The first that it hears again says nothing about the others."""
     dispatchers = with_a_part(NOW + 0.1)
