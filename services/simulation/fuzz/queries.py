@@ -9,7 +9,7 @@ from bus.messages.events import CLIENT_ERRORS, OutcomeEvent
 from bus.messages.public import Answer, Refusal
 from services.dispatcher.silence import STALE
 from services.simulation.clients import QueryTemplate
-from services.simulation.fuzz.violations import LINKS, HeldUp, Violations
+from services.simulation.fuzz.violations import LINKS, RETURNS_S, HeldUp, Violations
 from services.simulation.scenario.model import Scenario
 
 WAY_S = 0.1  # after its deadline, until which a query may be refused (services/core/outcomes.py)
@@ -19,10 +19,10 @@ _SAME = 1e-9  # of US$ and s
 
 class AskedQuery:
     """A client's query. last, times: when it was last sent, and how often. replies: what its client got. row: the first of its uid that was stored. unheard: once nobody
-    listened. said: when each reply was sent, with its meaning.
+    listened. said: when each reply was sent, with its meaning. held: when it was dispatched, by which dispatcher, to which executor.
     """
 
-    __slots__ = ("kind", "last", "number", "replies", "row", "said", "sent", "times", "unheard")
+    __slots__ = ("held", "kind", "last", "number", "replies", "row", "said", "sent", "times", "unheard")
 
     def __init__(self, number: str, kind: QueryTemplate, sent: float) -> None:
         self.number = number
@@ -33,6 +33,7 @@ class AskedQuery:
         self.row: OutcomeEvent | None = None
         self.unheard = False
         self.said: list[tuple[float, tuple[Any, ...]]] = []
+        self.held: list[tuple[float, str, str]] = []
 
     @property
     def crossed(self) -> bool:
@@ -40,6 +41,14 @@ class AskedQuery:
         first = _meaning(self.first)
         at = next((at for at, one in self.said if one == first), 0.0)
         return any(earlier < at and one != first for earlier, one in self.said)
+
+    @property
+    def overtaken(self) -> bool:
+        """Whether a link held up what was said first until after another process had spoken, which could not know."""
+        if len(self.said) < 2:
+            return False
+        (first, _), (second, _) = self.said[:2]
+        return first + KNOWS_S < second <= self.replies[0][0]
 
     @property
     def at_once(self) -> bool:
@@ -62,6 +71,7 @@ class QueryChecks:
         self._held = HeldUp(scenario.faults, begins)
         self._on_links = HeldUp(scenario.faults, begins, kinds=LINKS)
         self._stopped = HeldUp(scenario.faults, begins, kinds=("process-stopped",))
+        self._killed: dict[str, list[float]] = {}
         self._usual = scenario.policies[0].settings.dispatcher.default_deadline_s
 
     def sent(self, number: str, kind: QueryTemplate, now: float) -> None:
@@ -74,7 +84,26 @@ class QueryChecks:
 
     def unheard(self, number: str) -> None:
         """Nobody listened: the client knows at once that its query was not taken."""
-        self.asked[number].unheard = True
+        if number in self.asked:
+            self.asked[number].unheard = True
+
+    def dispatched(self, number: str, dispatcher: str, executor: str, now: float) -> None:
+        """A dispatcher gave this query, or a part of it, to an executor."""
+        if number in self.asked:
+            self.asked[number].held.append((now, dispatcher, executor))
+
+    def killed(self, name: str, now: float) -> None:
+        """A process died."""
+        self._killed.setdefault(name, []).append(now)
+
+    def _left_alone(self, query: AskedQuery) -> bool:
+        """Whether the two processes that had it, its dispatcher and its executor, both died before others could take it over."""
+        for since, dispatcher, executor in query.held:
+            first = [at for at in self._killed.get(_place(dispatcher), ()) if at >= since]
+            second = [at for at in self._killed.get(executor, ()) if at >= since]
+            if first and second and abs(first[0] - second[0]) <= RETURNS_S:
+                return True
+        return False
 
     def said(self, number: str, reply: Any, now: float) -> None:
         """A process sends a reply to a client."""
@@ -114,6 +143,8 @@ class QueryChecks:
         for query in self.asked.values():
             if not query.replies and query.unheard:
                 continue
+            if (not query.replies or query.row is None) and self._left_alone(query):
+                continue
             if not query.replies:
                 words = f"{query.kind.app}: no reply in {now - query.sent:.1f} s"
                 self._violations.add("nothing-open", now, words, query.number)
@@ -133,7 +164,7 @@ class QueryChecks:
                 return
             words = f"first {_told(first)}, then {_told(reply)} {1000 * (now - query.replies[0][0]):.1f} ms later"
             self._violations.add("one-meaning", now, words, query.number)
-        elif len(query.replies) > query.times + query.crossed + query.at_once:
+        elif len(query.replies) > query.times + max(query.crossed, query.overtaken) + query.at_once:
             words = f"{len(query.replies)} replies, {_told(reply)}, to a query that was sent {query.times} times"
             self._violations.add("one-reply", now, words, query.number)
 
@@ -177,9 +208,10 @@ class QueryChecks:
             same = row.outcome == "default"
         else:
             same = row.outcome in ("ok", "late") and (row.variant or "") == reply.variant
-        if not same:
+        if not same and not (query.overtaken and _says(row, query.said[0][1])):
             words = f"{query.kind.app}: the client got {_told(reply)}, the row says {_said(row)}"
             self._violations.add("row-as-told", now, words, query.number)
+        if not same:
             return
         cost = reply.cost if isinstance(reply, Answer) else row.cost if query.kind.app in self._several else 0.0
         if abs(cost - row.cost) > _SAME:
@@ -194,6 +226,20 @@ class QueryChecks:
                 f"{query.kind.app}: the answer came {1000 * (late + WAY_S):.0f} ms after the deadline, the row says ok"
             )
             self._violations.add("late-as-late", now, words, query.number)
+
+
+def _says(row: OutcomeEvent, meaning: tuple[Any, ...]) -> bool:
+    """Whether a row says what a reply of this meaning does."""
+    if meaning[0] == "refusal":
+        return row.outcome in ("refused", "error") and row.code == meaning[1]
+    return (
+        row.outcome == "default" if meaning[2] else row.outcome in ("ok", "late") and (row.variant or "") == meaning[1]
+    )
+
+
+def _place(dispatcher: str) -> str:
+    """The name that a dispatcher has in all of its lives."""
+    return "-".join(dispatcher.split("-")[:2])
 
 
 def _meaning(reply: Any) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ from msgspec import Struct
 from bus.codec import decode
 from bus.messages.events import CostEvent, Event, OutcomeEvent, PipelineEvent, SelectionEvent
 from bus.messages.fleet import LoadInstance, MoveInstance, UnloadInstance
+from bus.messages.flow import Execute, HandBack, Route
 from bus.messages.public import Answer, Feedback, Refusal
 from bus.messages.scaling import LeaderRecord
 from services.autoscaler.vms.commands import LEADER
@@ -53,6 +54,8 @@ class WatchedKernel(Connections):
         self.leads: Callable[[LeaderRecord, float], None] = lambda _record, _now: None
         self.obeyed: Callable[[str, float], None] = lambda _words, _now: None
         self.said: Callable[[Publish], None] = lambda _: None
+        self.sent: Callable[[Route, str], None] = lambda _route, _executor: None
+        self.killed: Callable[[str], None] = lambda _name: None
 
     def enter(self, name: str, actor: Actor, edge: SimulatedEdge | None = None) -> None:
         self.actors[name] = actor
@@ -88,10 +91,14 @@ class WatchedKernel(Connections):
     def _publish(self, member: Member, effect: Publish) -> None:
         if effect.subject.startswith(INBOX):
             self.said(as_read(effect))
+        elif type(effect.message) is Execute:
+            self.sent(effect.message.route, "/".join(effect.subject.rsplit(".", 2)[1:]))
         super()._publish(member, effect)
 
     def leave(self, name: str, *, goodbye: bool) -> None:
         self.actors.pop(name, None)
+        if not goodbye:
+            self.killed(name)
         super().leave(name, goodbye=goodbye)
 
     def put(self, bucket: str, key: str, value: bytes | None) -> None:
@@ -125,6 +132,10 @@ class Trial(Run):
         kernel.obeyed = lambda words, now: found.add("epoch", now, words)
         kernel.stored = self._stored
         kernel.unread = self._unread
+        kernel.sent = lambda route, executor: self.queries.dispatched(
+            _number(route), route.dispatcher, executor, kernel.now
+        )
+        kernel.killed = lambda name: self.queries.killed(name, kernel.now)
         kernel.said = lambda reply: self.queries.said(reply.subject.removeprefix(INBOX), reply.message, kernel.now)
         self._batches: set[str] = set()
         self.clients.named = True
@@ -195,9 +206,13 @@ class Trial(Run):
         self._take(reply)
 
     def _unread(self, message: Envelope) -> None:
-        """A message was lost, or its process died before it read it. Of a query or its reply, its client's time-out says so."""
+        """A message was lost, or its process died before it read it. Of a query or its reply, or of one that is handed back, its client's time-out says
+        so.
+        """
         if message.reply.startswith(INBOX):
             self.queries.unheard(message.reply.removeprefix(INBOX))
+        elif type(message.message) is HandBack:
+            self.queries.unheard(_number(message.message.route))
 
     def _stored(self, whose: str, batch: str, events: list[Event]) -> None:
         """The stream has a batch of events, perhaps again. The recorder stores each once."""
@@ -233,6 +248,12 @@ class Wrapped:
         self.inlets = actor.inlets
         self.watches = actor.watches
         self.handle = handle
+
+
+def _number(route: Route) -> str:
+    """Of the client's query that this is, or is a part of. Empty: no client asked it."""
+    asked = (route if route.origin is None else route.origin.route).reply_to
+    return asked.removeprefix(INBOX) if asked.startswith(INBOX) else ""
 
 
 def first_of(violations: Iterable[Violation]) -> Mapping[str, Violation]:
