@@ -94,6 +94,7 @@ class Resent:
         self._asked: dict[bytes, Sought] = {}
         self._told: set[bytes] = set()  # that were begun here although others were silent, which know it
         self._others: dict[str, float] = {}  # dispatchers, and when each was last heard
+        self._least: dict[str, float] = {}  # seconds by which their heartbeats are late at least
         self._young: set[bytes] = set()  # ended by executors
         self._old: set[bytes] = set()
 
@@ -203,10 +204,21 @@ class Resent:
             self._others.pop(heartbeat.dispatcher, None)
             return NOTHING
         now = envelope.now
-        self._others[heartbeat.dispatcher] = min(now, max(self._line.reached(now), heartbeat.at))
+        self._others[heartbeat.dispatcher] = self._when(heartbeat, now)
         if any(now - seen > FORGET_S for seen in self._others.values()):
             self._others = {name: seen for name, seen in self._others.items() if now - seen <= FORGET_S}
+            self._least = {name: least for name, least in self._least.items() if name in self._others}
         return NOTHING
+
+    def _when(self, heartbeat: DispatcherHeartbeat, now: float) -> float:
+        """When that dispatcher lived and heard: its heartbeat may have been held up, here or there, and it may have died since. How late its heartbeats are at
+        least is how far its clock is off.
+        """
+        name, late = heartbeat.dispatcher, now - heartbeat.at
+        if now > self._line.fresh_until:
+            return max(self._line.reached(now), now - late + min(late, self._least.get(name, 0.0)))
+        least = self._least[name] = min(late, self._least.get(name, late))
+        return now - late + least
 
     def _sought(self, envelope: Envelope) -> Iterable[Effect]:
         asked: ResentSought = envelope.message

@@ -225,14 +225,33 @@ def test_a_dispatcher_that_has_not_got_the_question_is_asked_again() -> None:
 
 def test_a_dispatcher_that_never_answers_is_not_waited_for_for_ever() -> None:
     fleet = ready()
-    odd = fleet.stage.members["d0"].actor._outcomes.log.heartbeat("odd", fleet.stage.now, leaving=False, adopts=True)
+    log = fleet.stage.members["d0"].actor._outcomes.log
+
+    def beat() -> None:
+        odd = log.heartbeat("odd", fleet.stage.now, leaving=False, adopts=True)
+        fleet.stage.publish(fleet.subjects.dispatcher_heartbeat("odd"), odd)
+
     for number in range(30):
-        fleet.stage.at(0.5 * number, lambda: fleet.stage.publish(fleet.subjects.dispatcher_heartbeat("odd"), odd))
+        fleet.stage.at(0.5 * number, beat)
     fleet.stage.run(0.1)
     send(fleet, "d1", age_ms=300)
     fleet.stage.run(MOST_S - 0.5)
     assert not fleet.replies("q")
     fleet.stage.run(2.0)
+    assert len(fleet.replies("q")) == 1
+
+
+def test_a_dispatcher_whose_heartbeats_come_late_is_waited_for_no_longer_than_it_has_lived() -> None:
+    """They were on a clogged link, and it has died since."""
+    fleet = ready()
+    log = fleet.stage.members["d0"].actor._outcomes.log
+    subject, began = fleet.subjects.dispatcher_heartbeat("odd"), fleet.stage.now
+    fleet.stage.publish(subject, log.heartbeat("odd", began, leaving=False, adopts=True))
+    fleet.stage.run(5.0)
+    fleet.stage.publish(subject, log.heartbeat("odd", began + 0.5, leaving=False, adopts=True))
+    fleet.stage.run(0.1)
+    send(fleet, "d1", age_ms=300)
+    fleet.stage.run(0.5)
     assert len(fleet.replies("q")) == 1
 
 
