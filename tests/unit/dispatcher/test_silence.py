@@ -244,3 +244,37 @@ def test_a_dispatcher_that_turns_seldom_refuses_what_is_not_answered() -> None:
     at, refusal = reply(fleet, label)
     assert refusal["error"]["code"] == "deadline"
     assert at - asked < 4.0
+
+
+# -- a worker that is taken for dead
+
+
+@pytest.mark.parametrize("other", [False, True], ids=["nobody else has the model", "another worker gets it"])
+def test_what_a_worker_has_whose_supervisor_is_silent_is_answered_once(other: bool) -> None:
+    """As long as nobody else has it, its executor may still answer it."""
+    fleet = warm()
+    fleet.devices["w0"].slow = 1600.0  # 4 s a batch
+    label = fleet.ask(latency_ms=30_000.0)
+    fleet.stage.run(0.01)
+    fleet.stage.kill("w0")
+    fleet.stage.run(3.0)
+    assert len(fleet.stage.members["d0"].actor.in_flight.waiting) == 1
+    if other:
+        fleet.start_worker("w1")
+    fleet.stage.run(20.0)
+    assert "outputs" in reply(fleet, label)[1]
+    assert row(fleet, label).worker == ("w1" if other else "w0")
+
+
+def test_what_such_a_worker_has_is_refused_here_only_if_its_executor_has_not_spoken() -> None:
+    fleet = warm()
+    hang(fleet)
+    asked = fleet.stage.now
+    label = fleet.ask(latency_ms=4000.0)
+    fleet.stage.run(0.01)
+    fleet.stage.kill("w0")
+    fleet.stage.run(6.0)
+    at, refusal = reply(fleet, label)
+    assert refusal["error"]["message"].startswith("the model had not answered"), "its executor's words"
+    assert at - asked <= 4.0 + LATEST
+    assert row(fleet, label).outcome == "refused"
