@@ -6,6 +6,7 @@ from typing import Any
 
 from bus.codec import encode
 from bus.messages.events import CLIENT_ERRORS, OutcomeEvent
+from bus.messages.flow import Route
 from bus.messages.public import Answer, Refusal
 from services.dispatcher.silence import STALE
 from services.simulation.clients import QueryTemplate
@@ -19,7 +20,7 @@ _SAME = 1e-9  # of US$ and s
 
 class AskedQuery:
     """A client's query. last, times: when it was last sent, and how often. replies: what its client got. row: the first of its uid that was stored. unheard: once nobody
-    listened. said: when each reply was sent, with its meaning. held: when it was dispatched, by which dispatcher, to which executor.
+    listened. said: when each reply was sent, with its meaning. held: by dispatcher, when it, or each part of it, was last given to which executor.
     """
 
     __slots__ = ("held", "kind", "last", "number", "replies", "row", "said", "sent", "times", "unheard")
@@ -33,7 +34,7 @@ class AskedQuery:
         self.row: OutcomeEvent | None = None
         self.unheard = False
         self.said: list[tuple[float, tuple[Any, ...]]] = []
-        self.held: list[tuple[float, str, str]] = []
+        self.held: dict[str, dict[bytes, tuple[float, str]]] = {}
 
     @property
     def crossed(self) -> bool:
@@ -87,21 +88,23 @@ class QueryChecks:
         if number in self.asked:
             self.asked[number].unheard = True
 
-    def dispatched(self, number: str, dispatcher: str, executor: str, now: float) -> None:
+    def dispatched(self, number: str, route: Route, executor: str, now: float) -> None:
         """A dispatcher gave this query, or a part of it, to an executor."""
         if number in self.asked:
-            self.asked[number].held.append((now, dispatcher, executor))
+            self.asked[number].held.setdefault(route.dispatcher, {})[route.uid] = now, executor
 
     def killed(self, name: str, now: float) -> None:
         """A process died."""
         self._killed.setdefault(name, []).append(now)
 
     def _left_alone(self, query: AskedQuery) -> bool:
-        """Whether the two processes that had it, its dispatcher and its executor, both died before others could take it over."""
-        for since, dispatcher, executor in query.held:
-            first = [at for at in self._killed.get(_place(dispatcher), ()) if at >= since]
-            second = [at for at in self._killed.get(executor, ()) if at >= since]
-            if first and second and abs(first[0] - second[0]) <= RETURNS_S:
+        """Whether all processes that had it, a dispatcher and the executors, died before others could take it over."""
+        for dispatcher, parts in query.held.items():
+            died = [at for at in self._killed.get(_place(dispatcher), ()) if at >= min(parts.values())[0]]
+            if died and all(
+                any(at >= since and abs(at - died[0]) <= RETURNS_S for at in self._killed.get(executor, ()))
+                for since, executor in parts.values()
+            ):
                 return True
         return False
 

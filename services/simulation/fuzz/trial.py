@@ -132,9 +132,7 @@ class Trial(Run):
         kernel.obeyed = lambda words, now: found.add("epoch", now, words)
         kernel.stored = self._stored
         kernel.unread = self._unread
-        kernel.sent = lambda route, executor: self.queries.dispatched(
-            _number(route), route.dispatcher, executor, kernel.now
-        )
+        kernel.sent = lambda route, executor: self.queries.dispatched(_number(route), route, executor, kernel.now)
         kernel.killed = lambda name: self.queries.killed(name, kernel.now)
         kernel.said = lambda reply: self.queries.said(reply.subject.removeprefix(INBOX), reply.message, kernel.now)
         self._batches: set[str] = set()
