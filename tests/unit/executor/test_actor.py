@@ -12,19 +12,7 @@ from bus.messages.fleet import DispatcherHeartbeat, InstanceSample, InstanceUnlo
 from bus.messages.flow import DoneBatch, Echo, Execute, HandBack, Route
 from bus.messages.public import Answer, ObjectRef, Refusal, Tensor
 from bus.subjects import Subjects
-from services.core.actor import (
-    After,
-    Do,
-    Done,
-    Effect,
-    Envelope,
-    Failed,
-    Publish,
-    Record,
-    Stopping,
-    TimedOut,
-    Undelivered,
-)
+from services.core.actor import After, Do, Done, Effect, Envelope, Failed, Publish, Record, Stopping, TimedOut
 from services.core.cost import LatencyTable
 from services.core.deadlines import DeadlineReached
 from services.core.outcomes import GRACE, NOT_ANSWERED, NOT_STORED, SILENT
@@ -432,21 +420,6 @@ def test_what_an_executor_has_when_it_was_still_beyond_the_time_out_is_decided_a
     outputs = [{"y": Tensor("FP32", [1, 1], bytes(4))}]
     assert published(alone.tell(Done(run.id, BatchResult(NOW, NOW + 3, outputs)), NOW + 3.1), Answer) == []
     assert alone.actor.instances["i"].queue.items == 0
-
-
-def test_what_is_handed_back_to_a_dispatcher_that_is_not_there_is_kept_until_it_is_known_whether_it_is_dead() -> None:
-    alone = Alone()
-    alone.tell(DispatcherHeartbeat(dispatcher="d1", incarnation=0, at=NOW))
-    alone.take("u", NOW + 30)
-    alone.tell(UnloadInstance(instance="i"))
-    [back] = [
-        one for one in alone.tell(Stopping(1.0)) if isinstance(one, Publish) and isinstance(one.message, HandBack)
-    ]
-    assert alone.actor.handle(Envelope(NOW, Undelivered(back.reply), back.reply)) == []
-    dead = DispatcherHeartbeat(dispatcher="d1", incarnation=0, at=NOW, leaving=True)
-    backs = published(alone.tell(dead), HandBack)
-    assert backs[0] == ("infaas.resubmit", back.message)
-    assert alone.actor.handle(Envelope(NOW, Undelivered(back.reply), back.reply)) == [], "once"
 
 
 def test_an_answer_that_is_repeated_for_another_dispatcher_is_charged_as_it_was() -> None:

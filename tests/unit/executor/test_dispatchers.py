@@ -6,13 +6,14 @@ import msgspec
 import pytest
 
 from bus.codec import encode
-from bus.messages.fleet import DispatcherHeartbeat
+from bus.messages.fleet import DispatcherHeartbeat, UnloadInstance
 from bus.messages.flow import HandBack, Origin, PartsEnded, Route
 from bus.subjects import Subjects
-from services.core.actor import Effect, Publish
+from services.core.actor import Effect, Envelope, Publish, Stopping, Undelivered
 from services.core.settings import Settings
 from services.executor.dispatchers import HEARD, KnownDispatchers
 from services.executor.instances import REPORT
+from tests.unit.executor.test_actor import Alone, published
 
 NOW = 1000.0
 BY_REFERENCE = msgspec.Raw(encode({"inputs_ref": {"bucket": "infaas-inputs", "key": "k"}}))
@@ -128,3 +129,18 @@ def test_a_client_that_asks_again_is_not_put_off_for_a_query_whose_time_is_over(
     beats(dispatchers, "d2", NOW - 2, NOW + SILENCE)
     assert handed_on(dispatchers.check(NOW + SILENCE + 0.1)) == [], "who asked ends it"
     assert with_a_part(NOW + 60).has_parts_of(b"q" * 16)
+
+
+def test_what_is_handed_back_to_a_dispatcher_that_is_not_there_is_kept_until_it_is_known_whether_it_is_dead() -> None:
+    alone = Alone()
+    alone.tell(DispatcherHeartbeat(dispatcher="d1", incarnation=0, at=NOW))
+    alone.take("u", NOW + 30)
+    alone.tell(UnloadInstance(instance="i"))
+    [back] = [
+        one for one in alone.tell(Stopping(1.0)) if isinstance(one, Publish) and isinstance(one.message, HandBack)
+    ]
+    assert alone.actor.handle(Envelope(NOW, Undelivered(back.reply), back.reply)) == []
+    dead = DispatcherHeartbeat(dispatcher="d1", incarnation=0, at=NOW, leaving=True)
+    backs = published(alone.tell(dead), HandBack)
+    assert backs[0] == ("infaas.resubmit", back.message)
+    assert alone.actor.handle(Envelope(NOW, Undelivered(back.reply), back.reply)) == [], "once"
