@@ -163,7 +163,7 @@ class Executor:
         known = self.answers.get(key)
         if known is not None:
             return (*self._again(route, known, envelope.now), *self._schedule())
-        if envelope.now > route.deadline - DEFAULT_MOST and self._leaves(route, envelope.now):
+        if envelope.now > route.deadline - DEFAULT_MOST and self._leaves(route, envelope.now, comes=True):
             return (*self._hand_back(route, "late", execute.body, envelope.headers), *self._schedule())
         if envelope.now > route.deadline and envelope.subject and not self.dispatchers.alive(route.dispatcher):
             # That was clogged, or has died: its heartbeats say which, and who speaks.

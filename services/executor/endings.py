@@ -43,9 +43,13 @@ class Endings:
         self._answers = answers
         self._instances = instances
 
-    def leaves(self, route: Route, now: float) -> bool:
-        """Whether its dispatcher ends this query, which is so late that it may have done so: nothing is said about it here."""
+    def leaves(self, route: Route, now: float, *, comes: bool = False) -> bool:
+        """Whether its dispatcher ends this query, which is so late that it may have done so: nothing is said about it here. comes: it is read only now;
+        its dispatcher may have given it to another executor.
+        """
         last = ends(route, default=self._dispatchers.any_alive) + SPEAKS
+        if comes and route.parent is None:
+            last = min(last, route.deadline)
         return now > last and self._dispatchers.alive(route.dispatcher)
 
     def again(self, route: Route, known: SentAnswer, now: float) -> list[Effect]:

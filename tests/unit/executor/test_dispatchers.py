@@ -144,3 +144,11 @@ def test_what_is_handed_back_to_a_dispatcher_that_is_not_there_is_kept_until_it_
     backs = published(alone.tell(dead), HandBack)
     assert backs[0] == ("infaas.resubmit", back.message)
     assert alone.actor.handle(Envelope(NOW, Undelivered(back.reply), back.reply)) == [], "once"
+
+
+def test_what_an_executor_reads_after_its_deadline_only_its_dispatcher_ends_or_who_has_it_since() -> None:
+    """An executor without queries does not hear itself, and cannot know what held it up."""
+    alone = Alone()
+    [(subject, back)] = published(alone.execute(deadline=NOW, at=NOW + 0.01), HandBack)
+    assert (subject, back.reason) == ("infaas.resubmit.d1", "late")
+    assert published(alone.execute(uid=b"p" * 16, deadline=NOW, at=NOW + 0.01, parent=b"q" * 16), HandBack) == []
