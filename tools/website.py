@@ -1,7 +1,8 @@
 """Hooks of `mkdocs build` (mkdocs.yml): docs/ as a site, without a change to the pages.
 
 A link that leaves docs/ works on a code host. In the site its target becomes a page or a file of the site, so it works there, too.
-docs/settings.md ends with the table of all settings. The pages of the commands and of the Python client are made from their docstrings.
+docs/settings.md ends with the table of all settings, docs/metrics.md with the metrics, docs/sql.md with the relations. The pages of the
+commands and of the Python client are made from their docstrings.
 """
 
 import inspect
@@ -18,6 +19,7 @@ from mkdocs.structure.pages import Page
 import infaas
 from infaas.cli import build
 from services.core.settings import Setting, Settings, described
+from tools.reference import metrics_page, plain, sql_page
 
 ROOT = Path(__file__).parents[1]
 # Pages beside docs/, by their path in the site.
@@ -76,7 +78,8 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
         return f"{label}{match['before']}{posixpath.relpath(place, here or '.')}{match['after']}"
 
     text = _FENCE.sub(r"\g<fence>", _LINK.sub(moved, _MERMAID.sub("", markdown)))
-    return text + _settings() if page.file.src_uri == "settings.md" else text
+    made = {"settings.md": _settings, "metrics.md": metrics_page, "sql.md": sql_page}.get(page.file.src_uri)
+    return text + made() if made else text
 
 
 def _added(path: Path, config: MkDocsConfig) -> File:
@@ -162,13 +165,5 @@ def _described(name: str, function: Any) -> list[str]:
 def _row(one: Setting) -> str:
     default = "" if one.default is None or one.default == "" else f"`{one.default}`"
     name = one.key.rpartition(".")[2]
-    cells = (f"`{name}`", default, _plain(one.bounds or one.kind), _plain(one.meaning))
+    cells = (f"`{name}`", default, plain(one.bounds or one.kind), plain(one.meaning))
     return f"| {' | '.join(cells)} |"
-
-
-def _plain(text: str) -> str:
-    """Text that Markdown shows as it is, but for what stands between backquotes."""
-    return "`".join(
-        part if i % 2 else re.sub(r"([\\|_*<\[])", r"\\\1", part)
-        for i, part in enumerate(text.replace("\n", " ").split("`"))
-    )

@@ -55,9 +55,15 @@ class DispatcherMetrics:
 
     def families(self, actor: Dispatcher) -> Iterable[MetricFamily]:
         in_flight = MetricFamily(
-            "infaas_dispatcher_queries", "gauge", "Queries taken and not yet ended, by where they are."
+            "infaas_dispatcher_queries",
+            "gauge",
+            "Queries taken and not yet ended: with an executor, waiting, retrying alone, or joining parts.",
         )
-        parts = MetricFamily("infaas_dispatcher_parts", "gauge", "Parts of queries under way, by where they are.")
+        parts = MetricFamily(
+            "infaas_dispatcher_parts",
+            "gauge",
+            "Parts of queries under way, by where they are; not in infaas_dispatcher_queries.",
+        )
         open_ = actor.composites.joins.open.values()
         several = bool(actor.composites.joins.parts)
         for place, queries in (
@@ -76,13 +82,19 @@ class DispatcherMetrics:
                 "infaas_members_asked_total", "Times that a member was asked.", actor.composites.ensembles.asked
             ),
             _by_member(
-                "infaas_members_missing_total", "Answers without its output.", actor.composites.ensembles.missing
+                "infaas_members_missing_total",
+                "Answers without the member's output.",
+                actor.composites.ensembles.missing,
             ),
             _by_member(
-                "infaas_members_late_total", "Outputs that came after the answer.", actor.composites.ensembles.late
+                "infaas_members_late_total",
+                "Outputs of the member that came after their answer.",
+                actor.composites.ensembles.late,
             ),
         ]
-        feedback = MetricFamily("infaas_feedback_total", "counter", "Feedbacks that ended, by app and how.")
+        feedback = MetricFamily(
+            "infaas_feedback_total", "counter", "Feedbacks of all apps: accepted, or the refusal's code."
+        )
         for (app, outcome), count in actor.composites.feedback.ended.items():
             feedback.add(count, app=app, outcome=outcome)
         workers = MetricFamily("infaas_dispatcher_workers", "gauge", "Workers that this dispatcher hears.")
@@ -90,12 +102,16 @@ class DispatcherMetrics:
         instances = MetricFamily("infaas_dispatcher_instances", "gauge", "Instances that this dispatcher knows of.")
         instances.add(len(actor.view.instances))
         crossed = MetricFamily(
-            "infaas_crossed_replies_total", "counter", "Replies of executors after the refusal of their dispatcher."
+            "infaas_crossed_replies_total",
+            "counter",
+            "Replies of executors after the refusal of their dispatcher, which is recorded.",
         )
         for app, count in actor.silence.crossings.items():
             crossed.add(count, app=app)
         resent = MetricFamily(
-            "infaas_resent_queries_total", "counter", "Queries that came again, by what became of them here."
+            "infaas_resent_queries_total",
+            "counter",
+            "Queries that came again: said (the same reply), had (by another process) or taken (nobody had it).",
         )
         for how, count in actor.resent.ends.items():
             resent.add(count, how=how)
@@ -133,9 +149,11 @@ class DispatcherMetrics:
 def _kept(actor: Dispatcher) -> Iterable[MetricFamily]:
     """The caches of the apps that have one."""
     lookups = MetricFamily(
-        "infaas_cache_lookups_total", "counter", "Parts of queries by whether their answer was kept, or coming."
+        "infaas_cache_lookups_total",
+        "counter",
+        "Parts of queries of apps with a cache: hit, coalesced (an equal one was under way) or miss.",
     )
-    size = MetricFamily("infaas_cache_bytes", "gauge", "Memory of kept answers.")
+    size = MetricFamily("infaas_cache_bytes", "gauge", "Memory of kept answers, of one dispatcher.")
     evictions = MetricFamily("infaas_cache_evictions_total", "counter", "Answers that went since there was no room.")
     for app, cache in actor.composites.cached.caches.items():
         waited = actor.composites.cached.equal.waited[app]

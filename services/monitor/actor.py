@@ -347,7 +347,11 @@ def families(actor: MonitorActor) -> Iterable[MetricFamily]:
         "infaas_device_foreign_use_ratio", "gauge", "The part of the utilisation that no executor of the worker used."
     )
     memory = MetricFamily("infaas_device_memory_bytes", "gauge", "What the device has.")
-    promised = MetricFamily("infaas_device_memory_promised_bytes", "gauge", "What its instances have been promised.")
+    promised = MetricFamily(
+        "infaas_device_memory_promised_bytes",
+        "gauge",
+        "What its instances have been promised, without reclaimable ones.",
+    )
     price = MetricFamily("infaas_device_price_dollars_per_hour", "gauge", "What the device costs.")
     for status in devices:
         where = {

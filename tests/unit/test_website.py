@@ -14,6 +14,7 @@ import infaas.errors
 from bus.messages.public import Code
 from infaas.cli import COMMANDS
 from services.core.settings import Settings, described
+from tools import reference
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,6 +44,18 @@ def test_every_setting_is_in_the_reference(site: Path) -> None:
         if name not in shown[section or "Without a section"]:
             missing.append(one.key)
     assert missing == []
+
+
+def test_every_metric_and_relation_is_in_the_reference(site: Path) -> None:
+    metrics = (site / "metrics.html").read_text().partition('id="all-metrics"')[2]
+    assert [one.name for one in reference.metrics() if f"<code>{one.name}</code>" not in metrics] == []
+    assert len(reference.metrics()) > 100
+    relations = (site / "sql.html").read_text().partition('id="all-relations"')[2]
+    assert [
+        one
+        for one in reference.comments()
+        if f"<code>{one.column or one.relation}</code>" not in relations and one.relation != "*"
+    ] == []
 
 
 def test_every_command_and_method_is_in_the_reference(site: Path) -> None:

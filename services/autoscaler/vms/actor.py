@@ -472,12 +472,12 @@ def make_controller(
 # -- metrics
 
 
-OBJECTIVES = {  # fields of AppObjective
-    "slo_target": "Share of an app's queries to be answered in time.",
-    "reached": "Share of an app's queries that were answered in time in the last two minutes, by the leader's plan.",
-    "forecast": "Items/s of an app for which the leader plans.",
-    "headroom": "What an app's instances carry in time, over the forecast.",
-}
+OBJECTIVES = (  # metric, field of AppObjective, help
+    ("infaas_objective_slo_target", "slo_target", "By app: share of its queries to be answered in time."),
+    ("infaas_objective_reached", "reached", "By app: share of its queries in time in the last two minutes."),
+    ("infaas_objective_forecast", "forecast", "By app: items/s for which the leader plans."),
+    ("infaas_objective_headroom", "headroom", "By app: what its instances carry in time, over the forecast."),
+)
 
 
 def families(actor: Controller) -> Iterable[MetricFamily]:
@@ -486,10 +486,10 @@ def families(actor: Controller) -> Iterable[MetricFamily]:
     workers = MetricFamily("infaas_controller_workers", "gauge", "Workers that this VM-autoscaler knows.")
     workers.add(len(actor.fleet.workers))
     found = [leads, workers]
-    for name, about in OBJECTIVES.items():
-        family = MetricFamily(f"infaas_objective_{name}", "gauge", about)
+    for name, field, about in OBJECTIVES:
+        family = MetricFamily(name, "gauge", about)
         for one in actor.objectives:
-            value = getattr(one, name)
+            value = getattr(one, field)
             if value is not None:
                 family.add(value, app=one.app)
         found.append(family)

@@ -66,13 +66,13 @@ BEGIN
       ('apps', 'plan', 'of a pipeline, the plan that is deployed; null: none is'),
       ('apps', 'selection', 'how several models answer together; null: one variant answers'),
 
-      ('client_errors', '', 'Requests with a mistake of the client, counted by the second'),
+      ('client_errors', '', 'Requests with a mistake of the client, counted by the second, in no other relation; a second may have several rows: take sum(count)'),
       ('client_errors', 'time', 'start of the second'),
       ('client_errors', 'app', 'app that was asked, at most 64 characters; it need not exist; null: none, or too many unknown names in that minute'),
       ('client_errors', 'code', 'code of the refusal: bad_request, unknown_app or unknown_model'),
       ('client_errors', 'count', 'requests refused'),
 
-      ('cost_by_app_hourly', '', 'Cost and queries of each app by the hour, kept for ever'),
+      ('cost_by_app_hourly', '', 'Cost and queries of each app that pays, by the hour, kept for ever; refused queries count, too'),
       ('cost_by_app_hourly', 'app', 'app that pays; null: the part of workers that nobody used'),
       ('cost_by_app_hourly', 'cost', 'US$ charged by the meter, idle time of its instances included'),
 
@@ -86,14 +86,14 @@ BEGIN
       ('cost_by_variant_hourly', 'asked', 'queries and parts of queries that it answered itself'),
       ('cost_by_variant_hourly', 'asked_items', 'items of asked, without those answered from a cache'),
 
-      ('cost_events', '', 'What one instance cost in one period'),
+      ('cost_events', '', 'What one instance cost in one period; rows without simulated are the bill, a reclaimable instance has rows with a cost of 0'),
       ('cost_events', 'time', 'start of the period'),
       ('cost_events', 'seconds', 'length of the period in seconds'),
       ('cost_events', 'app', 'null: the part of the worker that nobody used'),
       ('cost_events', 'model', 'null: the part that nobody used'),
       ('cost_events', 'variant', 'null: the part that nobody used'),
 
-      ('feedback', '', 'What answers should have been, as told by users'),
+      ('feedback', '', 'What answers should have been, as told by users; kept until somebody deletes it'),
       ('feedback', 'time', 'when it was told'),
       ('feedback', 'id', 'client''s label of the query; null: not given'),
       ('feedback', 'context', 'who said so; null: not given'),
@@ -161,8 +161,9 @@ BEGIN
       ('profiles', 'wall_over_cpu', 'time / CPU time of the measurement; far above 1: something else disturbed it'),
       ('profiles', 'disturbed', 'true: other load disturbed the measurement to the end'),
 
-      ('query_outcomes', '', 'The end of one query, or of one part of it'),
+      ('query_outcomes', '', 'The end of one query, or of one part of it: parent IS NULL counts queries, missing IS NULL shows who did the work'),
       ('query_outcomes', 'time', 'when the query arrived'),
+      ('query_outcomes', 'app', 'application that was asked; _: the query names a model and no app'),
       ('query_outcomes', 'uid', 'unique id, ours; the answer names it as query'),
       ('query_outcomes', 'id', 'client''s own label, its first 1,000 characters; null: none'),
       ('query_outcomes', 'model', 'null: refused, or more than one was asked'),
@@ -191,7 +192,7 @@ BEGIN
       ('query_outcomes', 'confidence', 'share of the asked models that agree with the answer, 0..1; null: one answered'),
       ('query_outcomes', 'missing', 'asked models that are not in the answer; null: one answered'),
 
-      ('registrations', '', 'Last status of each registration'),
+      ('registrations', '', 'Last status of each registration, also of those refused at once'),
       ('registrations', 'version', 'null: not given yet'),
       ('registrations', 'state', 'accepted, inspecting, building, profiling, done, failed, cancelled or refused'),
       ('registrations', 'progress', 'share that is done, 0..1'),
@@ -219,7 +220,7 @@ BEGIN
       ('selection_events', 'weight', 'its share of all weights afterwards, 0..1'),
       ('selection_events', 'reevaluated', 'true: the models were asked again for this feedback'),
 
-      ('shadow_events', '', 'What a policy that runs beside the system without acting would have done'),
+      ('shadow_events', '', 'What a policy that runs beside the system without acting would have done; every 10 s a row with action sample'),
       ('shadow_events', 'policy', 'name of the policy, with its settings that differ'),
       ('shadow_events', 'worker', 'null: none in particular'),
       ('shadow_events', 'app', 'null: none in particular'),

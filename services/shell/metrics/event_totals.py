@@ -210,24 +210,70 @@ class EventTotals:
         query = ("app", "outcome")
         spent = ("worker", "hardware", "app", "variant", "simulated")
         return [
-            _counter("infaas_queries_total", "Queries that ended, by how (ok: answered in time).", self._ends, *query),
-            _counter("infaas_refusals_total", "Queries without an answer.", self._refusals, "app", "code"),
             _counter(
-                "infaas_client_errors_total", "Queries that were wrong themselves; in no app's.", self._mistakes, "code"
+                "infaas_queries_total",
+                "Queries that ended: ok (answered in time), late, refused, error or default.",
+                self._ends,
+                *query,
             ),
-            _counter("infaas_default_outputs_total", "Default outputs given, by why.", self._defaults, "app", "code"),
             _counter(
-                "infaas_parts_total", "Parts of queries that ended.", self._parts, "app", "stage", "variant", "outcome"
+                "infaas_refusals_total",
+                "Queries without an answer, by the refusal's code.",
+                self._refusals,
+                "app",
+                "code",
             ),
-            _counter("infaas_answers_total", "Queries answered.", self._variants, "app", "variant"),
+            _counter(
+                "infaas_client_errors_total",
+                "Queries that were wrong themselves, by the refusal's code; in no app's.",
+                self._mistakes,
+                "code",
+            ),
+            _counter(
+                "infaas_default_outputs_total",
+                "Default outputs given, by the refusal in whose place, or confidence.",
+                self._defaults,
+                "app",
+                "code",
+            ),
+            _counter(
+                "infaas_parts_total",
+                "Parts of queries that ended, by member or vertex; in no number of queries.",
+                self._parts,
+                "app",
+                "stage",
+                "variant",
+                "outcome",
+            ),
+            _counter(
+                "infaas_answers_total",
+                "Queries answered, in time or not; without a variant: several models answered.",
+                self._variants,
+                "app",
+                "variant",
+            ),
             _counter("infaas_query_cost_dollars_total", "Charged for answers.", self._charged, "app", "variant"),
-            _counter("infaas_offline_chunks_total", "Chunks of offline jobs that ended.", self._offline, "outcome"),
+            _counter(
+                "infaas_offline_chunks_total",
+                "Chunks of offline jobs that ended; in no other number of queries.",
+                self._offline,
+                "outcome",
+            ),
             *self._by_app(),
             _counter(
-                "infaas_cost_dollars_total", "What loaded instances cost; _idle: used by nobody.", self._cost, *spent
+                "infaas_cost_dollars_total",
+                "What loaded instances cost, booked every 10 s; app _idle: nobody. Adds up to the bill.",
+                self._cost,
+                *spent,
             ),
             _counter("infaas_busy_seconds_total", "Time that instances computed.", self._busy, *spent),
-            _counter("infaas_scaling_actions_total", "Loads, evictions and other.", self._scaling, "scaler", "action"),
+            _counter(
+                "infaas_scaling_actions_total",
+                "Loads, evictions and other actions, by who decided.",
+                self._scaling,
+                "scaler",
+                "action",
+            ),
             _counter("infaas_state_changes_total", "Instances that changed their state.", self._states, "to"),
             _counter("infaas_worker_changes_total", "Workers that changed their state.", self._workers, "to"),
             _counter("infaas_registrations_total", "Registrations that ended.", self._registrations, "state"),
@@ -240,9 +286,13 @@ class EventTotals:
         rated = MetricFamily(
             "infaas_rated_answers_total", "counter", "Answers in time of variants with a measured accuracy."
         )
-        summed = MetricFamily("infaas_rated_answers_accuracy_total", "counter", "Their accuracies, summed up.")
+        summed = MetricFamily(
+            "infaas_rated_answers_accuracy_total",
+            "counter",
+            "Their accuracies, summed up: over infaas_rated_answers_total, the effective accuracy.",
+        )
         attained = MetricFamily(
-            "infaas_slo_attainment_ratio", "gauge", "Answered in time over all offered, last minute."
+            "infaas_slo_attainment_ratio", "gauge", "Answered in time over all offered, last minute, of one dispatcher."
         )
         accurate = MetricFamily(
             "infaas_effective_accuracy_ratio", "gauge", "Mean accuracy of answers in time, last minute."

@@ -68,20 +68,30 @@ class ActorCounts:
             seconds.add(histogram, actor=actor, command=command)
         yield from (messages, commands, seconds)
         single: tuple[tuple[str, MetricKind, str, int], ...] = (
-            ("undecodable_messages_total", "counter", "Messages that were none of their subject's.", self.undecodable),
             (
-                "forged_messages_total",
+                "infaas_undecodable_messages_total",
+                "counter",
+                "Messages that were none of their subject's.",
+                self.undecodable,
+            ),
+            (
+                "infaas_forged_messages_total",
                 "counter",
                 "Messages with a reply subject or source not their sender's.",
                 self.forged,
             ),
-            ("handler_faults_total", "counter", "Messages that an actor failed on.", self.faults),
-            ("actor_restarts_total", "counter", "Actors started again after repeated faults.", self.restarts),
-            ("commands_under_way", "gauge", "Commands that edges are carrying out.", under_way),
-            ("events_held", "gauge", "Recorded events that the stream has not acknowledged.", held),
-            ("events_lost_total", "counter", "Recorded events dropped since too many were held.", lost),
+            ("infaas_handler_faults_total", "counter", "Messages that an actor failed on.", self.faults),
+            ("infaas_actor_restarts_total", "counter", "Actors started again after repeated faults.", self.restarts),
+            ("infaas_commands_under_way", "gauge", "Commands that edges are carrying out.", under_way),
+            ("infaas_events_held", "gauge", "Recorded events that the stream has not acknowledged.", held),
+            (
+                "infaas_events_lost_total",
+                "counter",
+                "Recorded events dropped since more than two million were held.",
+                lost,
+            ),
         )
         for name, kind, about, value in single:
-            family = MetricFamily(f"infaas_{name}", kind, about)
+            family = MetricFamily(name, kind, about)
             family.add(value, actor=actor)
             yield family
