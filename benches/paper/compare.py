@@ -139,7 +139,7 @@ def ratios(above: Values, below: Values) -> list[float]:
 
 
 def table(figure: Figure) -> str:
-    """As docs/results.md has it: what, paper, ours, as good?"""
+    """As README.md here has it: what, paper, ours, as good?"""
     lines = [f"| what | paper | ours{' (simulated)' if figure.documents else ''} | as good? |", "|---|---|---|---|"]
     for row in figure.rows:
         judged = "–" if row.good is None else "yes" if row.good else "no"

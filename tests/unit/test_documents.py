@@ -20,7 +20,7 @@ DOCUMENTS = sorted(
     [
         *ROOT.glob("*.md"),
         *(ROOT / "docs").rglob("*.md"),
-        *(ROOT / "benches").glob("*.md"),
+        *(ROOT / "benches").rglob("*.md"),
         *(ROOT / "examples").rglob("*.md"),
     ]
 )
