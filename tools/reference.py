@@ -1,6 +1,6 @@
-"""Parts of the reference that the code states: the metrics with their help, the relations of SQL with their comments.
+"""Parts of the reference that the code states: metrics with their help, alerts, relations of SQL with their comments, pages of the dashboard.
 
-`python -m tools.reference metrics` or `sql` prints one. `make docs` ends docs/metrics.md and docs/sql.md with them.
+`python -m tools.reference metrics`, `sql` or `dashboard` prints one. `make docs` ends docs/metrics.md, docs/sql.md and docs/dashboard.md with them.
 """
 
 import ast
@@ -13,8 +13,14 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 COMMENTS = ROOT / "services" / "recorder" / "schema" / "comments.sql"
+RULES = ROOT / "ops" / "prometheus" / "infaas.rules.yml"
+VIEWS = ROOT / "dashboard" / "views"
 _NAME = re.compile(r"infaas_\w+")
 _COMMENT = re.compile(r"^ +\('(?P<relation>[^']*)', '(?P<column>[^']*)', '(?P<meaning>(?:[^']|'')*)'\)", re.MULTILINE)
+_ALERT = re.compile(
+    r"- alert: (?P<name>\w+)\n +expr: (?P<when>.*?)^ +(?:for: (?P<span>\w+)$.*?)?labels:.*?^ +summary: \"(?P<summary>[^\n]*)\"\n(?: +description: \"(?P<description>[^\n]*)\"\n)?",
+    re.DOTALL | re.MULTILINE,
+)
 # Titles of the tables, by the folder of `services` that has the metrics, in the order in which they are shown.
 SERVICES = {
     "dispatcher": "Dispatchers",
@@ -55,6 +61,23 @@ def metrics() -> list[Metric]:
     return sorted(found.values(), key=lambda one: (order.index(one.service), one.name))
 
 
+def alerts() -> list[tuple[str, str, str, str]]:
+    """Each alert: its name, when it fires, what it says, and what to do, empty where that is said. N, APP and the like stand for values."""
+    found = []
+    for one in _ALERT.finditer(RULES.read_text()):
+        when = " ".join(one["when"].strip(" |\n").split()) + (f" for {one['span']}" if one["span"] else "")
+        texts = (re.sub(r"\{\{ \$value.*?\}\}", "N", one["summary"]), one["description"] or "")
+        says, remedy = (re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda name: name[1].upper(), text) for text in texts)
+        found.append((one["name"], when, says, remedy))
+    return found
+
+
+def views() -> list[str]:
+    """What each page of the dashboard shows: the first paragraph of its module, "Title: ..."."""
+    texts = (ast.get_docstring(ast.parse(path.read_text())) for path in sorted(VIEWS.glob("*.py")))
+    return [" ".join(text.partition("\n\n")[0].split()) for text in texts if text]
+
+
 def comments() -> list[Comment]:
     """What the database says of its relations and columns."""
     found = _COMMENT.finditer(COMMENTS.read_text())
@@ -68,7 +91,18 @@ def metrics_page() -> str:
         lines += [f"### {SERVICES[service]}", "", "| metric | kind | meaning |", "|---|---|---|"]
         lines += [f"| `{one.name}` | {one.kind} | {plain(one.help)} |" for one in members]
         lines.append("")
-    return "\n".join(lines)
+    lines += ["## All alerts", "", "| alert | when | says | what to do |", "|---|---|---|---|"]
+    lines += [
+        f"| `{name}` | {plain(when)} | {plain(says)} | {plain(remedy)} |" for name, when, says, remedy in alerts()
+    ]
+    return "\n".join([*lines, ""])
+
+
+def dashboard_page() -> str:
+    """The pages of the dashboard, as Markdown."""
+    rows = [one.partition(": ") for one in views()]
+    lines = ["", "## All pages", "", "| page | shows |", "|---|---|"]
+    return "\n".join([*lines, *(f"| {title} | {plain(shows)} |" for title, _, shows in rows if shows), ""])
 
 
 def sql_page() -> str:
@@ -108,4 +142,4 @@ def _metrics_of(path: Path) -> Iterator[Metric]:
 
 
 if __name__ == "__main__":
-    print({"metrics": metrics_page, "sql": sql_page}[sys.argv[1]]())
+    print({"metrics": metrics_page, "sql": sql_page, "dashboard": dashboard_page}[sys.argv[1]]())

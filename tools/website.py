@@ -1,8 +1,8 @@
 """Hooks of `mkdocs build` (mkdocs.yml): docs/ as a site, without a change to the pages.
 
 A link that leaves docs/ works on a code host. In the site its target becomes a page or a file of the site, so it works there, too.
-docs/settings.md ends with the table of all settings, docs/metrics.md with the metrics, docs/sql.md with the relations. The pages of the
-commands and of the Python client are made from their docstrings.
+docs/settings.md ends with the table of all settings, docs/metrics.md, docs/sql.md and docs/dashboard.md with what
+tools/reference.py reads from the code. The pages of the commands and of the Python client are made from their docstrings.
 """
 
 import inspect
@@ -19,7 +19,7 @@ from mkdocs.structure.pages import Page
 import infaas
 from infaas.cli import build
 from services.core.settings import Setting, Settings, described
-from tools.reference import metrics_page, plain, sql_page
+from tools.reference import dashboard_page, metrics_page, plain, sql_page
 
 ROOT = Path(__file__).parents[1]
 # Pages beside docs/, by their path in the site.
@@ -78,7 +78,12 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
         return f"{label}{match['before']}{posixpath.relpath(place, here or '.')}{match['after']}"
 
     text = _FENCE.sub(r"\g<fence>", _LINK.sub(moved, _MERMAID.sub("", markdown)))
-    made = {"settings.md": _settings, "metrics.md": metrics_page, "sql.md": sql_page}.get(page.file.src_uri)
+    made = {
+        "settings.md": _settings,
+        "metrics.md": metrics_page,
+        "sql.md": sql_page,
+        "dashboard.md": dashboard_page,
+    }.get(page.file.src_uri)
     return text + made() if made else text
 
 

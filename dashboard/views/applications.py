@@ -1,4 +1,6 @@
-"""Applications: their models and variants, with accuracy, latency and cost of each."""
+"""Applications: their models and variants, with accuracy, latency and cost of each, one against the other; which variants no
+other beats.
+"""
 
 import pandas as pd
 import streamlit as st

@@ -1,4 +1,4 @@
-"""Cost: by app, model, variant or hardware, as rate and total, and compared with an earlier time."""
+"""Cost: by app, model, variant or hardware, and what nobody used; as rate and total; compared with an earlier time."""
 
 from datetime import timedelta
 

@@ -1,4 +1,6 @@
-"""Explain: the decision that a query with these needs would get now. No query is sent."""
+"""Explain: the decision that a query with these needs would get now, and why every other variant is passed over. No query is
+sent.
+"""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Jobs: offline jobs with their progress and cost."""
+"""Jobs: offline jobs with their progress, items, cost and reasons."""
 
 import pandas as pd
 import streamlit as st

@@ -1,4 +1,4 @@
-"""Logs: the last lines of the system's processes, where their files are on this machine."""
+"""Logs: the last lines of the system's processes, by service, level and text, where their files are on this machine."""
 
 from datetime import UTC, datetime
 from pathlib import Path

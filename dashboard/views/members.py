@@ -1,4 +1,6 @@
-"""Members: the models of an app that answer together: their weights and errors, how far they agree, and which are missing."""
+"""Members: the models of an app that answer together: their weights and errors over time, by context, how far they agree, and
+which are missing.
+"""
 
 import pandas as pd
 import streamlit as st

@@ -1,4 +1,6 @@
-"""Overview: load, queries in time, cost and machines, now and recently; what runs, and why."""
+"""Overview: what needs attention; load, queries in time, cost and machines, now and recently; what runs, and why; the latest
+decisions.
+"""
 
 from typing import Any
 

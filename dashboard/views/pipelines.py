@@ -1,4 +1,6 @@
-"""Pipelines: the graph of one, how each vertex is served, whether it keeps its objective, what it costs, how its replicas change."""
+"""Pipelines: the graph of one with variant, replicas and batch of each vertex; visits, queue and latencies by vertex; whether it
+keeps its objective, what it costs, how its replicas change, and why.
+"""
 
 from typing import Any
 

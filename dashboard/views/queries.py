@@ -1,4 +1,4 @@
-"""Recent queries: how each ended, by which variant and why; one of them with its parts."""
+"""Recent queries: the last 200 by app, outcome or text: how each ended, by which variant and why; one of them with its parts."""
 
 from typing import Any
 from uuid import UUID

@@ -1,4 +1,6 @@
-"""SLO: the share of queries in time beside its target, those that missed it, the reasons, and latencies compared with the objective."""
+"""SLO: the share of queries in time beside its target, what is left of the error budget, load, forecast and capacity, why
+queries were missed, clients' mistakes, who answered, and latencies compared with the objective.
+"""
 
 import pandas as pd
 import streamlit as st

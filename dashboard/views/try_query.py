@@ -1,4 +1,6 @@
-"""Try a query: the decision, the answer and its cost, or the refusal with what to do about it."""
+"""Try a query: needs, and inputs (random values, JSON, an .npy, .npz or picture file); the decision, the answer and its cost, or
+the refusal with what to do about it.
+"""
 
 import json
 import secrets

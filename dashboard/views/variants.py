@@ -1,4 +1,6 @@
-"""Variants: the state of each instance now and over time, and the reasons of its changes."""
+"""Variants: the state of each instance now and over time, and the reasons of its changes; which are reclaimable; latency and
+throughput by batch.
+"""
 
 import streamlit as st
 

@@ -1,4 +1,4 @@
-"""Workers: machines and their devices, their utilisation and memory, and their life cycle."""
+"""Workers: machines and their devices, their utilisation, memory, load, queue and price, and their life cycle."""
 
 import streamlit as st
 
