@@ -1,4 +1,4 @@
-"""Every query of docs/sql.md runs with the read-only role and finds what a system that did everything has left."""
+"""Every query of docs/sql.md and examples/questions.sql runs with the read-only role and finds what a system that did everything has left."""
 
 import re
 import time
@@ -26,13 +26,18 @@ from tests.support.data.events import (
 )
 from tools.reference import sql_page
 
-TEXT = (Path(__file__).parents[2] / "docs" / "sql.md").read_text()
-QUERIES = re.findall(r"```sql\n(.*?)```", TEXT, re.DOTALL)
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "sql.md").read_text()
+EXAMPLES = re.findall(
+    r"^(?:SELECT|WITH).*?;$", (ROOT / "examples" / "questions.sql").read_text(), re.DOTALL | re.MULTILINE
+)
+QUERIES = re.findall(r"```sql\n(.*?)```", TEXT, re.DOTALL) + EXAMPLES
 
 
 def test_there_are_thirty_queries_and_every_relation_is_named(empty_dsn: str) -> None:
     """In the list of the page, and with its columns where `make docs` ends it."""
     assert len(QUERIES) >= 30
+    assert len(EXAMPLES) == (ROOT / "examples" / "questions.sql").read_text().count(";\n")
     made = sql_page()
     with closing(psycopg.connect(empty_dsn)) as connection:
         found = connection.execute("SELECT table_name FROM information_schema.tables WHERE table_schema = 'infaas'")

@@ -42,13 +42,6 @@ def test_pictures_are_well_formed_and_fit_both_themes(picture: Path) -> None:
     assert "prefers-color-scheme: dark" in text
 
 
-def test_the_scenario_in_the_docs_is_the_example() -> None:
-    shown = re.findall(
-        r"^```toml scenario\n(.*?)^```", (ROOT / "docs" / "simulation.md").read_text(), re.DOTALL | re.MULTILINE
-    )
-    assert shown == [(ROOT / "examples" / "scenario.toml").read_text()]
-
-
 BLOCKS = [block for document in DOCUMENTS for block in blocks(document)]
 INDENTED = re.compile(r"\n\n {4,}(?![-*\d])\S[^\n]*", re.MULTILINE)
 
