@@ -39,11 +39,16 @@ ONCE = {
 
 
 def table() -> dict[tuple[str, str], str]:
-    """The page's cells, by kind and need."""
+    """The page's cells, by kind and need; a row may have several kinds."""
     lines = [line.strip("| \n").split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
     start = next(n for n, line in enumerate(lines) if line[0] == "kind")
     rows = itertools.takewhile(lambda line: len(line) == len(lines[start]), lines[start + 1 :])
-    return {(row[0], need): cell for row in rows for need, cell in zip(lines[start][1:], row[1:], strict=True)}
+    return {
+        (kind, need): cell
+        for row in rows
+        for kind in row[0].split("; ")
+        for need, cell in zip(lines[start][1:], row[1:], strict=True)
+    }
 
 
 class World:
