@@ -290,7 +290,7 @@ class SimulatedMonitorEdge:
 
 class SimulatedSolverEdge:
     """The model-autoscaler's edge: the real solver. The seconds that a solution takes are computed from the size of the problem,
-    because the wall clock must not count. docs/results.md has measured times.
+    because the wall clock must not count. benches/README.md has measured times.
     """
 
     def __init__(self, solver: Solver, *, exact: bool) -> None:
