@@ -58,6 +58,15 @@ def test_every_metric_and_relation_is_in_the_reference(site: Path) -> None:
     ] == []
 
 
+def test_every_alert_and_page_of_the_dashboard_is_told() -> None:
+    found = reference.alerts()
+    assert [name for name, *_ in found] == re.findall(r"alert: (\w+)", reference.RULES.read_text())
+    assert [name for name, when, says, _ in found if not when or not says] == []
+    assert "{{" not in reference.metrics_page()
+    pages = [path.stem for path in reference.VIEWS.glob("*.py") if path.stem != "__init__"]
+    assert len(reference.dashboard_page().splitlines()) == 5 + len(pages)
+
+
 def test_every_command_and_method_is_in_the_reference(site: Path) -> None:
     commands = (site / "commands.html").read_text()
     assert [name for name in COMMANDS if f'id="infaas-{name}"' not in commands] == []
