@@ -15,6 +15,7 @@ from bus.messages.events import AppObjective
 from bus.messages.fleet import LoadReply, WorkerHeartbeat
 from bus.messages.scaling import AskForCapacity, DemandHistory, DemandReport, PipelineArrivals
 from bus.subjects import Subjects
+from services.autoscaler.vms.baselines import baseline_of
 from services.autoscaler.vms.commands import (
     LEADER,
     ControllerEffects,
@@ -67,6 +68,7 @@ from services.core.actor import (
 from services.core.catalog import Catalog
 from services.core.cost import Goal
 from services.core.metric import MetricFamily
+from services.core.policy import GuardedPolicy, policy_failures
 from services.core.settings import AutoscalerSettings, MonitorSettings, Settings
 
 FIRST_REVIEW_S = 2.0  # s after the start, in which each worker has sent heartbeats
@@ -90,7 +92,7 @@ class RegistrationProgress(Struct, frozen=True):
 
 
 class Controller:
-    """One candidate for the lead. name: "vm-...", of this process's life only. monitor: as the workers' monitors admit loads."""
+    """One candidate for the lead. name: "vm-...", of this process's life only. monitor: as the workers' monitors admit loads. policy: a user's own."""
 
     def __init__(
         self,
@@ -101,6 +103,7 @@ class Controller:
         traits: ProviderTraits | None = None,
         autoscaler: AutoscalerSettings | None = None,
         goal: Goal = "cost",
+        policy: GuardedPolicy | None = None,
     ) -> None:
         monitor, autoscaler = monitor or MonitorSettings(), autoscaler or AutoscalerSettings()
         traits = traits or ProviderTraits()
@@ -119,8 +122,10 @@ class Controller:
         )
         self._placement = InstancePlacement(fleet, catalog, effects, monitor)
         problems = FleetProblems(fleet, catalog, limits, monitor, autoscaler, goal)
-        self._planner = FleetPlanner(subjects, fleet, catalog, effects, problems, autoscaler)
-        self._plans = autoscaler.policy == "infaas"
+        self._policy = policy
+        scaling = policy or baseline_of(autoscaler)
+        self._planner = FleetPlanner(subjects, fleet, catalog, effects, problems, autoscaler, scaling)
+        self._plans = autoscaler.policy != "off"
         self.pipelines = PipelineReplication(catalog, self._planner, problems, plans=self._plans)
         self._drain = MachineDrain(fleet, catalog, effects, self._machines, inventory, monitor, self._planner)
         self._dry_run = DryRun(effects, orders) if traits.dry_run else None
@@ -459,14 +464,18 @@ def make_controller(
     name: str,
     kinds: Mapping[str, PricedKind],
     traits: ProviderTraits | None = None,
+    policy: GuardedPolicy | None = None,
 ) -> Controller:
-    """A candidate for the lead. kinds: of machines that may be started; ignored in a static system. traits: of the provider."""
+    """A candidate for the lead. kinds: of machines that may be started; ignored in a static system. traits: of the provider.
+
+    policy: a user's own, if the settings name one.
+    """
     limits = FleetLimits(
         kinds=kinds if changes_machines(settings) else {},
         settings=settings.machines,
         budget_per_hour=settings.autoscaler.budget_per_hour or inf,
     )
-    return Controller(name, subjects, limits, settings.monitor, traits, settings.autoscaler, settings.goal)
+    return Controller(name, subjects, limits, settings.monitor, traits, settings.autoscaler, settings.goal, policy)
 
 
 # -- metrics
@@ -493,7 +502,8 @@ def families(actor: Controller) -> Iterable[MetricFamily]:
             if value is not None:
                 family.add(value, app=one.app)
         found.append(family)
-    return [*found, *actor.pipelines.families(leads=actor.lease.epoch > 0)]
+    failures = policy_failures(actor._policy.failures if actor._policy is not None else {})
+    return [*found, failures, *actor.pipelines.families(leads=actor.lease.epoch > 0)]
 
 
 def missing(_actor: Controller, _now: float) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from bus.messages.catalog import VariantRecord
 from services.autoscaler.vms.fleet import FleetWorker
 from services.autoscaler.vms.problem import devices_of
-from services.core.digest import cores_of
+from services.core.cost import cores_of
 from services.core.lifecycle import COUNTED, needed
 from services.core.placement import Device, adds_alike, busy_quarters
 

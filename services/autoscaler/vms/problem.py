@@ -8,20 +8,21 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import floor, inf
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bus.messages.catalog import VariantRecord
-from services.autoscaler.vms.demand import DemandForecast, ForecastLoad, Reached, margin_factor
+from services.autoscaler.demand import DemandForecast, ForecastLoad, Reached, margin_factor
 from services.autoscaler.vms.fleet import Fleet, FleetWorker
 from services.autoscaler.vms.policy import FleetLimits
 from services.core.accuracy import meeting
 from services.core.catalog import Catalog, target_of
-from services.core.cost import Goal, LatencyTable, cost_per_1000, device_share, load_seconds, machine_price
-from services.core.demand import Band, band, variants_for
-from services.core.digest import cores_of
+from services.core.cost import HANDLING_MS, Goal, cores_of, cost_per_1000, device_share, load_seconds, machine_price
+from services.core.demand import Band, band, requirement_class, variants_for
 from services.core.lifecycle import COUNTED, SERVING
 from services.core.placement import Device, fits
-from services.core.planning.capacity import carried, instances_for, layers, service_rate
+from services.core.planning.capacity import LatencyTables, carried, instances_for, layers, service_rate, throughput
 from services.core.planning.fleet import ClassNeed, FleetProblem, Pool, PooledVariant
+from services.core.planning.problem import CandidateVariant, PlanningProblem
 from services.core.settings import AutoscalerSettings, MonitorSettings
 
 EXCEEDS = 10.0  # a forecast may be exceeded in so many times the share of queries that may miss: what exceeds it is a part of the load
@@ -39,11 +40,30 @@ class SolveFleet(Struct, frozen=True):
     growth: FleetProblem | None
     present: FleetProblem
 
+    def wanting(self, wanted: Mapping[str, int]) -> "SolveFleet":
+        """The same with so many instances of each variant; the others stay as they are."""
+        return SolveFleet(
+            None if self.growth is None else _wanting(self.growth, self.present, wanted),
+            _wanting(self.present, self.present, wanted),
+        )
+
     @property
     def size(self) -> int:
         """Columns of the programmes, about."""
         both = (self.present,) if self.growth is None else (self.growth, self.present)
         return sum(len(one.variants) + sum(len(need.options) for need in one.needs) for one in both)
+
+
+def _wanting(problem: FleetProblem, present: FleetProblem, wanted: Mapping[str, int]) -> FleetProblem:
+    counts = dict.fromkeys((one.name for one in problem.variants), 0)
+    for one in present.variants:
+        counts[one.name] = counts.get(one.name, 0) + one.running
+    kept = {problem.variants[variants[0]].name: number for variants, number in problem.reserved}
+    at: dict[str, list[int]] = {}
+    for v, one in enumerate(problem.variants):
+        at.setdefault(one.name, []).append(v)
+    rows = ((tuple(of), max(wanted.get(name, counts[name]), kept.get(name, 0))) for name, of in at.items())
+    return replace(problem, wanted=tuple(rows))
 
 
 class ClassNeeds(Struct, frozen=True):
@@ -74,7 +94,10 @@ class Reservation(Struct, frozen=True):
 
 
 class FleetSnapshot(Struct, frozen=True):
-    """What the problems were made from. pools: by index, its workers now. reserved: by variant. leaving: workers that are being removed."""
+    """What the problems were made from. pools: by index, its workers now. reserved: by variant. leaving: workers that are being removed.
+
+    wanted: by variant, instances that a policy wants.
+    """
 
     classes: tuple[ClassNeeds, ...]
     records: tuple[VariantRecord, ...]
@@ -83,6 +106,7 @@ class FleetSnapshot(Struct, frozen=True):
     needs: Mapping[Band, float]
     reserved: Mapping[str, Reservation]
     leaving: Collection[str]
+    wanted: Mapping[str, int] = {}
 
 
 # A pool, the devices of one of its machines, and the workers there whose instances count.
@@ -112,18 +136,12 @@ class FleetProblems:
         self._limits = limits
         self._settings = settings
         self._goal: Goal = goal
-        self._tables: dict[str, tuple[VariantRecord, LatencyTable]] = {}
+        self._tables = LatencyTables()
 
     @property
     def instances_billed(self) -> bool:
         """Whether instances are paid while they are loaded."""
         return self._settings.bill == "instances"
-
-    def _table(self, record: VariantRecord) -> LatencyTable:
-        known = self._tables.get(record.variant)
-        if known is None or known[0] is not record:
-            known = self._tables[record.variant] = (record, LatencyTable(record))
-        return known[1]
 
     def snapshot(self, now: float, leaving: Collection[str]) -> FleetSnapshot | None:
         """Both problems; None: there is nothing to plan for. leaving: workers that are being removed."""
@@ -155,6 +173,51 @@ class FleetProblems:
             present=self._problem(present, records, classes, now, soon=True),
         )
         return FleetSnapshot(classes, records, pools, problem, needs, self.reserved, leaving)
+
+    def for_policy(self, seen: FleetSnapshot) -> PlanningProblem:
+        """The same as a policy's `scale` gets it: the forecast of each class, and the variants that the machines there are can serve it with."""
+        workers = [worker for group in seen.pools for worker in group]
+        devices = [device for worker in workers for device in devices_of(worker)]
+        resources = _resources(devices, self.share)
+        devices += [device for kind in self._limits.kinds.values() for device in kind.devices]
+        candidates = []
+        for record in seen.records:
+            able = next((device for device in devices if _suits(record, device, self.share)), None)
+            if able is None:
+                continue
+            ours = [(k, one) for k, one in enumerate(seen.classes) if record in one.scope]
+            running, factor, _ = self._running(record, workers, seen.classes)
+            table = self._tables.table(record)
+            alone_ms = table.seconds(1) * 1000.0
+            rate = throughput(table, min((_limit_s(one) for _, one in ours), default=inf)) / factor
+            price = record.price_per_s
+            if price is None:
+                price = _instance_price(record, able.cores, able.memory_mb, self._price(able)) / 3600.0
+            name = _resource(able)
+            candidates.append(
+                CandidateVariant(
+                    name=record.variant,
+                    apps=tuple(f"{one.app}/{k}" for k, one in ours),
+                    model=record.model,
+                    hardware=record.hardware,
+                    latency_ms=alone_ms,
+                    saturation_qps=rate,
+                    cost_per_s=price,
+                    load_s=load_seconds(record),
+                    accuracy=record.accuracy,
+                    uses={f"{name}/time": cores_of(record), f"{name}/memory": record.profile.memory_mb},
+                    running=running,
+                    cost_per_1000=price * (alone_ms + HANDLING_MS),
+                )
+            )
+        return PlanningProblem(
+            candidates=tuple(candidates),
+            demands=tuple(requirement_class(k, one.load.needs, one.soon) for k, one in enumerate(seen.classes)),
+            resources=resources,
+            slack=self._settings.slack,
+            loading_weight=self._settings.loading_weight,
+            goal=self._goal,
+        )
 
     def _classes(self) -> tuple[ClassNeeds, ...]:
         found = []
@@ -194,7 +257,10 @@ class FleetProblems:
     def _answers(self, record: VariantRecord, load: ForecastLoad) -> bool:
         """Whether this variant may answer the class at all."""
         needs = load.needs
-        if needs.latency_ms is not None and self._table(record).seconds(1) + OVERHEAD_S > needs.latency_ms / 1000.0:
+        if (
+            needs.latency_ms is not None
+            and self._tables.table(record).seconds(1) + OVERHEAD_S > needs.latency_ms / 1000.0
+        ):
             return False
         return needs.cost is None or self.cost(record) <= needs.cost
 
@@ -270,7 +336,7 @@ class FleetProblems:
             if peak <= 0:
                 continue
             found = {
-                v: service_rate(self._table(record), one.limit_s) / factors[v]
+                v: service_rate(self._tables.table(record), one.limit_s) / factors[v]
                 for record in one.scope
                 for v in at.get(record.variant, ())
             }
@@ -342,7 +408,7 @@ class FleetProblems:
         serves = sum(one.load for one in found)
         loading = sum(one.state == "Loading" for one in found)
         if loading and self._goal == "cost":
-            table = self._table(record)
+            table = self._tables.table(record)
             able = (min(one.soon, service_rate(table, one.limit_s)) for one in classes if record in one.scope)
             serves += loading * max(able, default=0.0)
         return len(found), sum(factors) / len(factors) if factors else 1.0, serves / len(found) if found else 0.0
@@ -430,6 +496,11 @@ def _need(load: ForecastLoad, lead_s: float, share: float) -> tuple[float, float
     peak, expected = load.peak(lead_s, share), load.point(lead_s)
     foreseen = min(1.0, lead_s / (PATIENCE * load.latency_s))
     return expected + foreseen * max(0.0, peak - expected), min(peak, expected)
+
+
+def _limit_s(one: ClassNeeds) -> float:
+    """The latency that its queries state, in seconds."""
+    return inf if one.load.needs.latency_ms is None else one.load.needs.latency_ms / 1000.0
 
 
 def _steps(ends: Sequence[float]) -> tuple[float, ...]:

@@ -85,7 +85,8 @@ class ClassNeed(Struct, frozen=True, kw_only=True):
 
 class FleetProblem(Struct, frozen=True, kw_only=True):
     """least: (variants, number): so many instances of these variants together must be there, whatever the load. reserved: the same, and
-    they carry nothing of the needs, and those that are there stay.
+    they carry nothing of the needs, and those that are there stay. wanted: so many there are, no more and, where there is room, no fewer: a
+    policy has said so.
     """
 
     pools: tuple[Pool, ...]
@@ -93,6 +94,7 @@ class FleetProblem(Struct, frozen=True, kw_only=True):
     needs: tuple[ClassNeed, ...]
     least: tuple[tuple[tuple[int, ...], int], ...] = ()
     reserved: tuple[tuple[tuple[int, ...], int], ...] = ()
+    wanted: tuple[tuple[tuple[int, ...], int], ...] = ()
     goal: Goal = "cost"
     budget: float | None = None
 
@@ -242,6 +244,12 @@ def solve_fleet(
         lacking = model.column(UNSERVED if accurate else MISSING, float(number))
         columns = {column: 1.0 for v in variants for column in (kept[v], added[v])}
         model.row(columns | {lacking: 1.0}, float(number), inf)
+    for variants, number in problem.wanted:
+        lacking = model.column(UNSERVED if accurate else MISSING, float(number))
+        columns = {column: 1.0 for v in variants for column in (kept[v], added[v])}
+        model.row(columns | {lacking: 1.0}, float(number), float(number))
+        running = float(sum(problem.variants[v].running for v in variants))
+        model.row(columns | {spare[v]: 1.0 for v in variants if v in spare}, 0.0, max(float(number), running))
     if problem.budget is not None:
         model.row({machines[p]: pool.price for p, pool in enumerate(problem.pools)}, -inf, problem.budget)
     options: dict[str, Any] = {"mip_rel_gap": gap}

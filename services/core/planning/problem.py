@@ -102,6 +102,20 @@ class PlanningProblem(Struct, frozen=True, kw_only=True):
     time_shared: frozenset[str] = frozenset()
     goal: Goal = "cost"
 
+    def fresh_price(self, one: CandidateVariant) -> float:
+        """What adding an instance of this candidate counts."""
+        if self.objective == "additive":
+            return one.cost_per_s + self.loading_weight * one.load_s
+        return one.cost_per_s * (1 + self.loading_weight * one.load_s)
+
+    def accepted(self) -> list[list[CandidateVariant]]:
+        """By demand, the candidates that may answer it."""
+        by_app: dict[str, list[CandidateVariant]] = {}
+        for one in self.candidates:
+            for app in one.apps:
+                by_app.setdefault(app, []).append(one)
+        return [[one for one in by_app.get(demand.app, ()) if demand.accepts(one)] for demand in self.demands]
+
 
 class ProblemFlaw(NamedTuple):
     """What is wrong with a problem. part: "candidates", "demands", "resources", or empty. number: index in that list, from 0."""

@@ -59,7 +59,7 @@ class CloudFleet(Fleet):
     dead_on_arrival: what it starts never speaks.
 
     used: utilisation that every worker's machine shows, and of single ones. autoscaler: the controllers' settings, or the name of a policy:
-    "replicate" has them follow the paper's three rules, "infaas" plan for all workers. unsolved: the solver finds nothing. solve_s: seconds that
+    "off" has them follow the paper's three rules, "infaas" plan for all workers. unsolved: the solver finds nothing. solve_s: seconds that
     it takes; None: as the simulator has it. plans: when it was asked for plans, by which controller, and for what.
     """
 

@@ -1,6 +1,6 @@
 """What a worker asks for goes to others: packed, once, refused by the receiver where it must, with a machine where nothing fits.
 
-A worker asks where the policy is "replicate", and while the leader has no plan.
+A worker asks where the policy is "off", and while the leader has no plan.
 """
 
 from typing import Any
@@ -38,9 +38,7 @@ def orders(fleet: CloudFleet) -> list[tuple[str, str, int]]:
 
 
 def fleet_of(*variants: Any, **more: Any) -> CloudFleet:
-    fleet = CloudFleet(
-        *(variants or (variant(NAME),)), **({"workers": 3, "kinds": (), "autoscaler": "replicate"} | more)
-    )
+    fleet = CloudFleet(*(variants or (variant(NAME),)), **({"workers": 3, "kinds": (), "autoscaler": "off"} | more))
     fleet.stage.listen("infaas.worker.*.load")
     return fleet
 
