@@ -28,8 +28,7 @@ from services.autoscaler.vms.problem import SolveFleet
 from services.core.emulation import ZEROS, one_at_a_time, zeros
 from services.core.pipelines.kept import replicas_key
 from services.core.placement import quarantine_key
-from services.core.planning.fleet import solve_fleet
-from services.core.planning.highs import Unsolved
+from services.core.planning.fleet import Unsolved, solve_fleet
 from services.dispatcher.commands import ContextWritten, ReadContext, StoredContext, WriteContext
 from services.executor.commands import (
     LOADERS,

@@ -5,14 +5,11 @@ cost of more instances of what runs with that of each other variant that meets t
 model-autoscaler reacts so between two plans of the leader, and `infaas plan --policy greedy` plans so.
 """
 
-from collections.abc import Mapping, Sequence
-from math import ceil, inf, isfinite
+from collections.abc import Sequence
+from math import ceil, inf
 from typing import NamedTuple
 
-from services.core.planning.problem import CandidateVariant, PlanningProblem
-
-ROUNDING = 1e-9  # relative: 1.05 x 100 must not need more than 105
-BUDGET = "budget, US$/s"  # among the resources: what all instances together may cost
+from services.core.planning.problem import ROUNDING, CandidateVariant, PlanningProblem
 
 
 class Reaction(NamedTuple):
@@ -40,9 +37,7 @@ class _Search:
         self._may_add = may_add
         self._added: dict[str, int] = {}
         self._spare = {one.name: one.saturation_qps * one.running for one in problem.candidates}
-        self._left = dict(problem.resources) | (
-            {BUDGET: problem.budget_per_s} if isfinite(problem.budget_per_s) else {}
-        )
+        self._left = problem.limits()
         for one in problem.candidates:
             self._use(one, one.running)
 
@@ -89,16 +84,11 @@ class _Search:
 
     def _fitting(self, one: CandidateVariant) -> int:
         room = inf if one.most is None else one.most - one.running - self._added.get(one.name, 0)
-        for name, amount in _takes(one).items():
-            if amount > 0 and name in self._left:
-                room = min(room, (self._left[name] * (1 + ROUNDING) + ROUNDING) // amount)
+        for name, left in self._left.items():
+            if one.takes(name) > 0:
+                room = min(room, (left * (1 + ROUNDING) + ROUNDING) // one.takes(name))
         return int(max(0.0, min(room, 1e6)))
 
     def _use(self, one: CandidateVariant, count: int) -> None:
-        for name, amount in _takes(one).items():
-            if name in self._left:
-                self._left[name] -= count * amount
-
-
-def _takes(one: CandidateVariant) -> Mapping[str, float]:
-    return {**one.uses, BUDGET: one.cost_per_s}
+        for name in self._left:
+            self._left[name] -= count * one.takes(name)

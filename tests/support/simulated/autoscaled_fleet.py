@@ -14,7 +14,7 @@ from services.core.actor import Changed, Synced
 from services.core.catalog import key_of
 from services.core.cost import Goal
 from services.core.placement import Device
-from services.core.planning.highs import Unsolved
+from services.core.planning.fleet import Unsolved
 from services.core.policy import GuardedPolicy
 from services.core.selection.policy import InfaasPolicy
 from services.core.settings import AutoscalerSettings, Settings, StaticVariant

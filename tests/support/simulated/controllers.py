@@ -32,7 +32,7 @@ from services.core.catalog import key_of as catalog_key
 from services.core.cost import price_per_hour
 from services.core.pipelines.kept import replicas_key
 from services.core.placement import Device
-from services.core.planning.highs import Unsolved
+from services.core.planning.fleet import Unsolved
 from services.core.policy import SelectionPolicy
 from services.core.selection.policy import InfaasPolicy
 from services.core.settings import AutoscalerSettings, MachineSettings

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from services.core.cost import Goal
-from services.core.planning.fleet import ClassNeed, FleetPlan, FleetProblem, Pool, PooledVariant, solve_fleet
-from services.core.planning.highs import Unsolved
+from services.core.planning.fleet import ClassNeed, FleetPlan, FleetProblem, Pool, PooledVariant, Unsolved, solve_fleet
 
 ROOM = {"cpu/memory": 8.0, "cpu/time": 4.0}
 
