@@ -1,4 +1,4 @@
-"""Scaling: demand that dispatchers measure, requests for capacity, orders of the controller, machines.
+"""Scaling: demand that dispatchers measure, instances that should move, orders of the controller, machines.
 
 Times are Unix seconds. `epoch` is that of the controller. It grows with every change of leader. A receiver refuses a message with a
 smaller epoch than it has seen, so that a leader that has lost its lease cannot act.
@@ -76,22 +76,15 @@ class PipelineReplicas(Struct, frozen=True, kw_only=True):
     target: float | None = None
 
 
-class AskForCapacity(Struct, frozen=True, kw_only=True):
-    """`infaas.controller.ask`: a worker -> the controller. The worker asks for capacity on other workers.
-
-    why: "interfered" (an instance here is slowed down, and this worker has no free cores and no other device). variants: those that are
-    suitable, best first. load: items/s that they must carry together. instances: how many of the first variant carry the load alone.
+class AskToMove(Struct, frozen=True, kw_only=True):
+    """`infaas.controller.ask`: a monitor -> the controller. An instance of this variant is slowed down, and its worker has no idler cores and no
+    other device for it. app: the one that it was loaded for. reason: in words.
     """
 
     worker: str
     at: float
     app: str
-    why: str
-    variants: list[str]
-    load: float
-    instances: int = 1
-    latency_ms: float | None = None
-    accuracy: float = 0.0
+    variant: str
     reason: str = ""
 
 

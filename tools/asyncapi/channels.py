@@ -282,7 +282,7 @@ def scaling_channels() -> list[Channel]:
             "dispatcher -> a worker's autoscaler",
         ),
         _inner("pipeline-arrivals", NAMES.pipeline("arrivals"), scaling.PipelineArrivals, "dispatcher -> controller"),
-        _inner("controller-ask", NAMES.controller("ask"), scaling.AskForCapacity, "worker -> controller"),
+        _inner("controller-ask", NAMES.controller("ask"), scaling.AskToMove, "worker -> controller"),
         _inner(
             "controller-objectives",
             NAMES.controller("objectives"),

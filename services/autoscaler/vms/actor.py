@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from bus.messages.events import AppObjective
 from bus.messages.fleet import LoadReply, WorkerHeartbeat
-from bus.messages.scaling import AskForCapacity, DemandHistory, DemandReport, PipelineArrivals
+from bus.messages.scaling import AskToMove, DemandHistory, DemandReport, PipelineArrivals
 from bus.subjects import Subjects
 from services.autoscaler.vms.baselines import baseline_of
 from services.autoscaler.vms.commands import (
@@ -32,9 +32,9 @@ from services.autoscaler.vms.growth import MachineGrowth
 from services.autoscaler.vms.inventory import InventoryView
 from services.autoscaler.vms.lease import Lease
 from services.autoscaler.vms.machines import Machines
+from services.autoscaler.vms.moves import Moves
 from services.autoscaler.vms.orders import DryRun, MachineOrders
 from services.autoscaler.vms.pipelines import PipelineReplication
-from services.autoscaler.vms.placement import InstancePlacement
 from services.autoscaler.vms.planner import FleetPlanner
 from services.autoscaler.vms.policy import (
     FleetLimits,
@@ -120,7 +120,7 @@ class Controller:
         self._machines = Machines(
             fleet, catalog, effects, limits, inventory, orders, confirm_stops=traits.confirm_stops
         )
-        self._placement = InstancePlacement(fleet, catalog, effects, monitor)
+        self._moves = Moves(fleet, catalog, effects, monitor)
         problems = FleetProblems(fleet, catalog, limits, monitor, autoscaler, goal)
         self._policy = policy
         scaling = policy or baseline_of(autoscaler)
@@ -139,7 +139,7 @@ class Controller:
             WorkerHeartbeat: self._heartbeat,
             ReviewFleet: self._review_again,
             RenewLease: self._renew_again,
-            AskForCapacity: self._asked,
+            AskToMove: self._asked,
             DemandReport: self._demand,
             DemandHistory: self._history,
             PipelineArrivals: self._arrivals,
@@ -170,7 +170,7 @@ class Controller:
         )
         return (
             Inlet(subject=s.worker_heartbeat(), message=WorkerHeartbeat),
-            Inlet(subject=s.controller("ask"), message=AskForCapacity),
+            Inlet(subject=s.controller("ask"), message=AskToMove),
             *(plan if self._plans else ()),
             Inlet(subject=s.pipeline("arrivals"), message=PipelineArrivals),
             Inlet(subject=s.workshop("*"), message=bytes),
@@ -232,12 +232,12 @@ class Controller:
         return NOTHING
 
     def _replied(self, envelope: Envelope) -> Iterable[Effect]:
-        self._placement.replied(envelope.subject, envelope.message)
+        self._moves.replied(envelope.subject, envelope.message)
         self._planner.replied(envelope.subject, envelope.message, envelope.now)
         return NOTHING
 
     def _undelivered(self, envelope: Envelope) -> Iterable[Effect]:
-        self._placement.replied(envelope.message.reply_subject, None)
+        self._moves.replied(envelope.message.reply_subject, None)
         self._planner.replied(envelope.message.reply_subject, None, envelope.now)
         return NOTHING
 
@@ -261,10 +261,8 @@ class Controller:
         turn = self._turn(envelope.now)
         if not turn.epoch or turn.epoch != self._led:
             return NOTHING
-        if self._planner.current(turn.now) and envelope.message.why != "interfered":
-            return NOTHING  # the plan is for all load
-        self._placement.ask(envelope.message, turn.now)
-        return self._placement.advance(lambda need: self._growth.for_need(need, turn), turn)
+        self._moves.ask(envelope.message, turn.now)
+        return self._moves.advance(lambda need: self._growth.for_need(need, turn), turn)
 
     # -- the lead
 
@@ -305,7 +303,7 @@ class Controller:
         self._led, self._led_since = turn.epoch, turn.now
         self._machines.forget(turn)
         self._planner.forget()
-        self._placement.forget()
+        self._moves.forget()
         self._drain.forget()
         self._inventory.forget()
         self._growth.forget()
@@ -373,10 +371,10 @@ class Controller:
         found += self._plan(turn)
         needs = [] if self._planner.current(turn.now) else hardware_needs(self._summaries(turn), self._limits)
         lacking = [] if self._planner.current(turn.now) else self._planner.machine_needs()
-        wanted = {need.hardware for need in (*needs, *lacking)} | self._placement.hardware()
+        wanted = {need.hardware for need in (*needs, *lacking)} | self._moves.hardware()
         stays, effects = self._drain.advance(wanted, turn, closed)
         found += effects
-        found += self._placement.advance(lambda need: self._growth.for_need(need, turn), turn)
+        found += self._moves.advance(lambda need: self._growth.for_need(need, turn), turn)
         for need in lacking:
             found += self._growth.for_need(need, turn)[1]
         if not stays:

@@ -1,6 +1,6 @@
 """The controller on stage with a provider that has machines of its own: nodes of a Swarm, as they come, go, and are shut."""
 
-from bus.messages.scaling import AskForCapacity
+from bus.messages.scaling import AskToMove
 from tests.support.simulated.controllers import PoolFleet, kind
 from tests.support.simulated.fleet import variant
 
@@ -364,7 +364,7 @@ def test_a_dry_run_removes_nothing_and_starts_no_minimum() -> None:
 def test_an_ask_gets_a_free_machine() -> None:
     fleet = PoolFleet(slow(), pool=("n0", "n1"), kinds=(kind(maximum=2),), autoscaler="off")
     fleet.stage.run(10.0)
-    ask = AskForCapacity(worker="n0", at=fleet.stage.now, app="app", why="full", variants=[NAME], load=10.0)
+    ask = AskToMove(worker="n0", at=fleet.stage.now, app="app", variant=NAME)
     fleet.stage.publish(fleet.subjects.controller("ask"), ask)
     fleet.stage.run(20.0)
     assert fleet.workers == ["n0", "n1"]

@@ -6,7 +6,7 @@ The paper's three rules and idleness decide where the policy is "off", and while
 import itertools
 
 from bus.messages.fleet import EnsureLoaded, Release
-from bus.messages.scaling import AskForCapacity
+from bus.messages.scaling import AskToMove
 from bus.messages.work import WorkFinished
 from tests.support.simulated.controllers import CloudFleet, kind
 from tests.support.simulated.fleet import catalogue, variant
@@ -165,7 +165,7 @@ def test_a_drain_is_taken_back_when_the_worker_is_needed() -> None:
     other = next(name for name in fleet.workers if name != leaving)
     fleet.stage.publish(
         fleet.subjects.controller("ask"),
-        AskForCapacity(worker=other, at=fleet.stage.now, app="app", why="full", variants=[NAME], load=10.0),
+        AskToMove(worker=other, at=fleet.stage.now, app="app", variant=NAME),
     )
     fleet.stage.run(5.0)
     assert fleet.states(NAME) == {leaving: ["Active"]}
