@@ -13,7 +13,8 @@ class ClassDemand(Struct, frozen=True, array_like=True, gc=False):
     """How many items went to one worker in queries of one app with the same requirements. All counts are of the report's period.
 
     worker: "" = no worker could take them, "*" = any worker. items: those that went to this worker. refused: those that no worker
-    could take; in a worker's report its part of them, as it has of those that were taken. latency_ms, cost (US$ per 1,000): None = no limit. accuracy: 0 = any.
+    could take; in a worker's report its part of them, as it has of those that were taken. latency_ms, cost (US$ per 1,000): None =
+    no limit. accuracy: 0 = any.
     """
 
     app: str
@@ -77,8 +78,8 @@ class PipelineReplicas(Struct, frozen=True, kw_only=True):
 
 
 class AskToMove(Struct, frozen=True, kw_only=True):
-    """`infaas.controller.ask`: a monitor -> the controller. An instance of this variant is slowed down, and its worker has no idler cores and no
-    other device for it. app: the one that it was loaded for. reason: in words.
+    """`infaas.controller.ask`: a monitor -> the controller. An instance of this variant is slowed down, and its worker has no idler
+    cores and no other device for it. app: the one that it was loaded for. reason: in words.
     """
 
     worker: str
@@ -91,8 +92,8 @@ class AskToMove(Struct, frozen=True, kw_only=True):
 class ObjectiveReport(Struct, frozen=True, kw_only=True):
     """`infaas.controller.objectives`: the controller publishes the objectives of all apps whenever it has planned for all workers.
 
-    Workers' autoscalers leave to it the load that they have when they hear it. apps: in order of their names. machines: of each kind that the plan
-    wants. instances: of each variant, on the machines that work now.
+    Workers' autoscalers leave to it the load that they have when they hear it. apps: in order of their names. machines: of each
+    kind that the plan wants. instances: of each variant, on the machines that work now.
     """
 
     at: float

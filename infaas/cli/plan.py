@@ -1,4 +1,7 @@
-"""`infaas plan`: the leader's programme and the model-autoscaler's reaction on a planning file (docs/planning.md). Needs no system."""
+"""`infaas plan`: the leader's programme and the model-autoscaler's reaction on a planning file (docs/planning.md).
+
+Needs no system.
+"""
 
 import re
 import time

@@ -1,7 +1,9 @@
-"""Demand: a rate for each requirement class and its burstiness; and, as the leader forecasts it, the headroom that targets need. Pure.
+"""Demand: a rate for each requirement class and its burstiness; and, as the leader forecasts it, the headroom that targets need.
+Pure.
 
-The leader hears all demand. The model-autoscaler of a worker hears what its worker takes, and forecasts nothing. Dispatchers report each half second what came of each class, and how many queries of each app ended in time. Once a second the rates go to
-the forecasters. The headroom of an app is a factor on its forecasts. It follows from what was reached: while more queries miss their
+The leader hears all demand. The model-autoscaler of a worker hears what its worker takes, and forecasts nothing. Dispatchers report
+each half second what came of each class, and how many queries of each app ended in time. Once a second the rates go to the
+forecasters. The headroom of an app is a factor on its forecasts. It follows from what was reached: while more queries miss their
 objective than the target allows, it grows; while fewer do, it shrinks.
 """
 

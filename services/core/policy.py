@@ -2,8 +2,8 @@
 
 A user writes one class with a `name` and any of the three methods. `dispatcher.policy` names a class with `select`, `autoscaler.policy` one with
 `scale` (docs/scaling.md). Each process has an object of its own, made without arguments: a dispatcher calls `select` and `observe`, the
-VM-autoscaler that leads calls `scale`. What a method gets is the caller's own and must not be changed. A method must return at once: no
-I/O, no clock, no randomness of its own. So the simulator runs the same class.
+VM-autoscaler that leads calls `scale`. What a method gets is the caller's own and must not be changed. A method must return at
+once: no I/O, no clock, no randomness of its own. So the simulator runs the same class.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,11 +40,13 @@ class ScalingPolicy(Protocol):
     name: str
 
     def scale(self, problem: PlanningProblem, now: float) -> Mapping[str, int] | None:
-        """Decide for all workers, whenever the leader plans: every ten seconds, and when the load or what runs has changed. now: Unix seconds.
+        """Decide for all workers, whenever the leader plans: every ten seconds, and when the load or what runs has changed. now:
+        Unix seconds.
 
         The problem has the load that is expected, by class of needs (items/s), the variants that may serve it, with their instances
-        (`running`) and throughput (items/s), and the cores and memory of the machines that there are. Returns the instances wanted, by
-        variant; the plan finds the room for them. Variants that it leaves out stay as they are. None leaves this decision to the plan.
+        (`running`) and throughput (items/s), and the cores and memory of the machines that there are. Returns the instances wanted,
+        by variant; the plan finds the room for them. Variants that it leaves out stay as they are. None leaves this decision to the
+        plan.
         """
         ...
 

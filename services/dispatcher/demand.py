@@ -51,7 +51,10 @@ class ArrivalsCounter:
 
 
 class DemandCounter:
-    """Counts items by needs, and by the worker that took them. Each worker gets a report on what it took, and its part of the rest."""
+    """Counts items by needs, and by the worker that took them.
+
+    Each worker gets a report on what it took, and its part of the rest.
+    """
 
     def __init__(self, name: str, subjects: Subjects) -> None:
         self._name = name

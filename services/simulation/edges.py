@@ -15,16 +15,16 @@ from services.autoscaler.vms.commands import (
     ClaimLease,
     DeleteRecord,
     DeleteReplicas,
+    FleetSolved,
     LeaseClaimed,
     SaveRecord,
     SaveReplicas,
+    SolveFleet,
     Start,
     Stop,
     decode_leader,
     machine_key,
 )
-from services.autoscaler.vms.planner import FleetSolved
-from services.autoscaler.vms.problem import SolveFleet
 from services.core.emulation import ZEROS, one_at_a_time, zeros
 from services.core.pipelines.kept import replicas_key
 from services.core.placement import quarantine_key

@@ -16,7 +16,7 @@ from bus.subjects import Subjects
 from services.autoscaler.models.actor import make_model_autoscaler
 from services.autoscaler.vms.actor import make_controller
 from services.autoscaler.vms.edge import load_forecaster
-from services.autoscaler.vms.policy import PricedKind
+from services.autoscaler.vms.rules import PricedKind
 from services.core.catalog import key_of
 from services.core.settings import MachineKind, StaticVariant
 from services.dispatcher.actor import make_dispatcher

@@ -78,7 +78,7 @@ WIRING = {
     "services.monitor.actor:MonitorActor": {"fuzz/trial.py"},
     "services.executor.queue:QueuedQuery": {"edges.py"},
     # The developer of a static system chooses before the run, by that system's own rule.
-    "services.autoscaler.vms.baselines:chosen": {"scenario/baseline.py"},
+    "services.autoscaler.baselines:chosen": {"scenario/baseline.py"},
     "services.core.planning.capacity:throughput": {"scenario/baseline.py"},
     "services.core.placement:misfit": {"scenario/baseline.py"},
     "services.core.placement:total": {"scenario/baseline.py"},

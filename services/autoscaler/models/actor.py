@@ -1,8 +1,9 @@
 """The model-autoscaler of one worker: between two plans of the leader it reacts at once to load that its worker cannot carry. Pure.
 
-The leader (services/autoscaler/vms) plans for all workers. A plan takes a moment, and a new leader a few seconds. Meanwhile a worker whose load grows
-loads more by itself: the paper's greedy reaction (services/core/planning/reaction.py) with the variants and devices that it has. It never unloads
-anything, since only a plan for all knows what can be spared. Orders go to this worker's monitor, which alone admits loads.
+The leader (services/autoscaler/vms) plans for all workers. A plan takes a moment, and a new leader a few seconds. Meanwhile a
+worker whose load grows loads more by itself: the paper's greedy reaction (services/core/planning/reaction.py) with the variants and
+devices that it has. It never unloads anything, since only a plan for all knows what can be spared. Orders go to this worker's monitor, which alone admits
+loads.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -121,7 +122,9 @@ class ModelAutoscaler:
     # -- what is known
 
     def _start(self, envelope: Envelope) -> Iterable[Effect]:
-        """Only the leader's own planner is helped between two plans: the other policies say themselves how many instances there are."""
+        """Only the leader's own planner is helped between two plans: the other policies say themselves how many instances there
+        are.
+        """
         del envelope
         return (self._next_check(),) if self._settings.policy == "infaas" else NOTHING
 

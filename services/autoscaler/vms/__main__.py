@@ -10,9 +10,9 @@ from services.autoscaler.vms import actor
 from services.autoscaler.vms.actor import Controller, changes_machines, make_controller
 from services.autoscaler.vms.commands import ProviderTraits
 from services.autoscaler.vms.edge import ControllerEdge, load_forecaster
-from services.autoscaler.vms.policy import PricedKind
 from services.autoscaler.vms.providers import PROVIDERS
 from services.autoscaler.vms.providers.base import ProviderError
+from services.autoscaler.vms.rules import PricedKind
 from services.core.cost import UnknownPrice, price_per_hour
 from services.core.emulation import simulated_devices
 from services.core.placement import Device

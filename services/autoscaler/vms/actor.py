@@ -1,7 +1,7 @@
 """The controller of a cluster: the VM-autoscaler (INFaaS, section 4.2.3). Of several, one leads and acts; all follow. Pure.
 
-Every period it reviews the fleet as heartbeats show it. It adds machines by the rules of policy.py, goes on with what is pending
-(machines that boot, machines that are removed, instances to be placed), and removes an idle machine. It writes into the control
+Every period it reviews the fleet as heartbeats show it. It adds machines by the plan or by rules.py, goes on with what is pending
+(machines that boot, machines that are removed, instances that move), and removes an idle machine. It writes into the control
 bucket what it is about to do to a machine. So the next leader goes on with it and does nothing twice.
 It keeps the replicas of deployed pipelines (pipelines.py).
 """
@@ -15,7 +15,7 @@ from bus.messages.events import AppObjective
 from bus.messages.fleet import LoadReply, WorkerHeartbeat
 from bus.messages.scaling import AskToMove, DemandHistory, DemandReport, PipelineArrivals
 from bus.subjects import Subjects
-from services.autoscaler.vms.baselines import baseline_of
+from services.autoscaler.baselines import baseline_of
 from services.autoscaler.vms.commands import (
     LEADER,
     ControllerEffects,
@@ -27,7 +27,7 @@ from services.autoscaler.vms.commands import (
     worker_of_key,
 )
 from services.autoscaler.vms.drain import MachineDrain
-from services.autoscaler.vms.fleet import Fleet, in_state
+from services.autoscaler.vms.fleet import Fleet
 from services.autoscaler.vms.growth import MachineGrowth
 from services.autoscaler.vms.inventory import InventoryView
 from services.autoscaler.vms.lease import Lease
@@ -36,16 +36,15 @@ from services.autoscaler.vms.moves import Moves
 from services.autoscaler.vms.orders import DryRun, MachineOrders
 from services.autoscaler.vms.pipelines import PipelineReplication
 from services.autoscaler.vms.planner import FleetPlanner
-from services.autoscaler.vms.policy import (
+from services.autoscaler.vms.problem import FleetProblems
+from services.autoscaler.vms.rules import (
     FleetLimits,
-    Hardware,
     PricedKind,
     Remove,
     WorkerSummary,
     hardware_needs,
     removal,
 )
-from services.autoscaler.vms.problem import FleetProblems
 from services.core.actor import (
     NOTHING,
     After,
@@ -74,7 +73,6 @@ from services.core.settings import AutoscalerSettings, MonitorSettings, Settings
 FIRST_REVIEW_S = 2.0  # s after the start, in which each worker has sent heartbeats
 APPEAR_S = 30.0  # s of leading after which a worker that was not heard does not exist
 FINISHED = "finished"  # the last message about a registration
-MOST_VARIANTS = 8  # that a new machine is filled with
 
 
 class RenewLease(Struct, frozen=True):
@@ -92,7 +90,10 @@ class RegistrationProgress(Struct, frozen=True):
 
 
 class Controller:
-    """One candidate for the lead. name: "vm-...", of this process's life only. monitor: as the workers' monitors admit loads. policy: a user's own."""
+    """One candidate for the lead.
+
+    name: "vm-...", of this process's life only. monitor: as the workers' monitors admit loads. policy: a user's own.
+    """
 
     def __init__(
         self,
@@ -379,7 +380,7 @@ class Controller:
             found += self._growth.for_need(need, turn)[1]
         if not stays:
             for need in needs:
-                found += self._growth.by_rule(need, turn, self._troubled(need.hardware, turn))
+                found += self._growth.by_rule(need, turn, self.fleet.troubled(need.hardware, turn.now))
         self._growth.still_blocked(wanted)
         if (self._inventory.known and self._dry_run is None) or turn.now - self._led_since > APPEAR_S:
             found += self._growth.keep_minimum(closed, turn)
@@ -435,20 +436,6 @@ class Controller:
         known = self.fleet.workers[worker.name]
         ordered = known.record is not None and known.record.state == "Booting"
         return worker.kind in self._limits.kinds and worker.state in ("Ready", "Booting") and not ordered
-
-    def _troubled(self, hardware: Hardware, turn: Turn) -> list[tuple[str, str]]:
-        """Variants that a new machine with this hardware takes load from, and an app of each: troubled ones, else the busiest."""
-        rows: dict[str, tuple[bool, float, str]] = {}
-        for worker in self.fleet.ready(turn.now):
-            for one in worker.instances:
-                if worker.hardware_of(one) != hardware:
-                    continue
-                troubled = in_state(one, "Overloaded") or in_state(one, "Interfered")
-                before, load, app = rows.get(one.variant, (False, 0.0, ""))
-                rows[one.variant] = (troubled or before, load + one.load, next(iter(one.app_states), app))
-        found = sorted(rows.items(), key=lambda row: (not row[1][0], -row[1][1], row[0]))
-        only = [row for row in found if row[1][0]] or [row for row in found[:1] if row[1][1] > 0]
-        return [(variant, app) for variant, (_, _, app) in only[:MOST_VARIANTS]]
 
 
 def changes_machines(settings: Settings) -> bool:

@@ -12,9 +12,9 @@ from services.autoscaler.vms.commands import ControllerEffects, Turn
 from services.autoscaler.vms.fleet import Fleet, FleetWorker
 from services.autoscaler.vms.inventory import InventoryView
 from services.autoscaler.vms.machines import LOST_S, PAUSES, Machines
-from services.autoscaler.vms.moves import place
+from services.autoscaler.vms.placement import place
 from services.autoscaler.vms.planner import FleetPlanner
-from services.autoscaler.vms.policy import Hardware, Remove
+from services.autoscaler.vms.rules import Hardware, Remove
 from services.core.actor import Effect
 from services.core.catalog import Catalog
 from services.core.lifecycle import SERVING, needed

@@ -1,22 +1,22 @@
 """Instances that move to another worker, because they are slowed down where they are and their worker has no better place. Pure.
 
-The monitor of the worker asks. The worker that gets the order accepts or refuses it. A refusal tries the next worker, and at last a new machine, if the
-limits allow one. The old instance goes once the new one serves.
+The monitor of the worker asks. The worker that gets the order accepts or refuses it. A refusal tries the next worker, and at last a
+new machine, if the limits allow one. The old instance goes once the new one serves.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 
 from bus.messages.catalog import VariantRecord
-from bus.messages.fleet import DeviceStatus, EnsureLoaded, LoadReply, Release
+from bus.messages.fleet import EnsureLoaded, LoadReply, Release
 from bus.messages.scaling import AskToMove
 from services.autoscaler.vms.commands import ControllerEffects, Turn
-from services.autoscaler.vms.fleet import Fleet, FleetWorker
-from services.autoscaler.vms.policy import Hardware, HardwareNeed
+from services.autoscaler.vms.fleet import Fleet
+from services.autoscaler.vms.placement import place
+from services.autoscaler.vms.rules import Hardware, HardwareNeed
 from services.core.actor import Effect
 from services.core.catalog import Catalog
 from services.core.cost import load_seconds
 from services.core.lifecycle import SERVING
-from services.core.placement import how_many_fit
 from services.core.settings import MonitorSettings
 
 REPLY_S = 2.0  # s after which a worker that has not answered counts as refusing
@@ -29,7 +29,10 @@ AddMachine = Callable[[HardwareNeed], tuple[str | None, list[Effect]]]
 
 
 class _Move:
-    """One ask, from the first order until its instance serves. there, at_least: where it was accepted, and how many the worker then has."""
+    """One ask, from the first order until its instance serves.
+
+    there, at_least: where it was accepted, and how many the worker then has.
+    """
 
     def __init__(self, ask: AskToMove, record: VariantRecord, now: float) -> None:
         self.ask = ask
@@ -150,30 +153,3 @@ class Moves:
         keep = len(old.of(variant)) - 1
         release = Release(variant=variant, keep=keep, orderer=self._effects.name, reason=why, epoch=turn.epoch)
         return [self._effects.order(move.ask.worker, "release", release)]
-
-
-def place(
-    record: VariantRecord,
-    workers: Iterable[FleetWorker],
-    memory_share: float,
-    overcommit: float = 1.0,
-    *,
-    idlest: bool = False,
-) -> FleetWorker | None:
-    """The worker that takes one more instance: the fullest that has room, so that others become empty (INFaaS, section 4.2.3). None: none has.
-
-    idlest: the one whose device is used least instead. Of equals, one that has it in host memory.
-    """
-    rooms: list[tuple[float, bool, str, FleetWorker]] = []
-    for worker in workers:
-        open_ = [device for device in worker.devices if how_many_fit(record, device, memory_share, overcommit)]
-        if open_:
-            used = min(device.utilisation for device in open_) if idlest else -_fullness(open_)
-            rooms.append((used, not worker.warm(record.variant), worker.name, worker))
-    return min(rooms, key=lambda each: each[:3])[3] if rooms else None
-
-
-def _fullness(devices: Collection[DeviceStatus]) -> float:
-    """The part of these devices' memory that is taken, 0..1."""
-    memory = sum(device.memory_mb for device in devices)
-    return sum(device.memory_used_mb for device in devices) / memory if memory > 0 else 0.0

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from math import inf
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from bus.messages.catalog import VariantRecord
@@ -18,11 +17,11 @@ from bus.messages.events import AppObjective
 from bus.messages.fleet import EnsureLoaded, LoadReply, PlannedBy, Release
 from bus.messages.scaling import AskForHistory, DemandHistory, DemandReport, ObjectiveReport
 from bus.subjects import Subjects
-from services.autoscaler.vms.assignment import Room, assign, hardware_of, place_more
-from services.autoscaler.vms.commands import ControllerEffects, Turn
+from services.autoscaler.vms.commands import ControllerEffects, FleetSolved, Turn
 from services.autoscaler.vms.fleet import Fleet, FleetWorker
-from services.autoscaler.vms.policy import HardwareNeed, hardware_name
+from services.autoscaler.vms.placement import Room, assign, hardware_of, place_more
 from services.autoscaler.vms.problem import ClassNeeds, FleetProblems, FleetSnapshot, Reservation
+from services.autoscaler.vms.rules import HardwareNeed, hardware_name
 from services.core.actor import Do, Effect, Publish, Record
 from services.core.catalog import Catalog, target_of
 from services.core.cost import load_seconds
@@ -44,18 +43,11 @@ RECORD_S = 10.0  # s between two records of objectives
 SETTLE_S = 3.0  # s between a load order and its instance in the heartbeats, beside its load time
 
 
-class FleetSolved(Struct, frozen=True):
-    """The plans for both problems, and the milliseconds that they took."""
-
-    growth: FleetPlan | None
-    present: FleetPlan
-    milliseconds: float
-
-
 class FleetPlanner:
     """It acts only in turns in which its controller leads. wanted_machines: by kind, as the last plan has it. expected: items/s for those.
 
-    policy: says how many instances there are; None: the programme does. objectives: of all apps, as of the last plan. lacking: by variant, how many reserved instances find no room, and why.
+    policy: says how many instances there are; None: the programme does. objectives: of all apps, as of the last plan. lacking: by
+    variant, how many reserved instances find no room, and why.
     """
 
     def __init__(

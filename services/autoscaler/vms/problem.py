@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import floor, inf
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from bus.messages.catalog import VariantRecord
 from services.autoscaler.demand import DemandForecast, ForecastLoad, Reached, margin_factor
-from services.autoscaler.vms.fleet import Fleet, FleetWorker
-from services.autoscaler.vms.policy import FleetLimits
+from services.autoscaler.vms.commands import SolveFleet
+from services.autoscaler.vms.fleet import Fleet, FleetWorker, devices_of, shape_of
+from services.autoscaler.vms.rules import FleetLimits
 from services.core.accuracy import meeting
 from services.core.catalog import Catalog, target_of
 from services.core.cost import HANDLING_MS, Goal, cores_of, cost_per_1000, device_share, load_seconds, machine_price
@@ -32,38 +32,6 @@ QUANTILES = (0.12, 0.37, 0.62, 0.87)
 HIGH = 0.95  # quantile of them that is provided for
 EXPECTED = 0.5  # weight of the expected load beside the past ones
 OVERHEAD_S = 0.001  # of a query, beside computing
-
-
-class SolveFleet(Struct, frozen=True):
-    """Command to the edge: make both plans. The answer is `FleetSolved`. growth: None if no machine may come or go."""
-
-    growth: FleetProblem | None
-    present: FleetProblem
-
-    def wanting(self, wanted: Mapping[str, int]) -> "SolveFleet":
-        """The same with so many instances of each variant; the others stay as they are."""
-        return SolveFleet(
-            None if self.growth is None else _wanting(self.growth, self.present, wanted),
-            _wanting(self.present, self.present, wanted),
-        )
-
-    @property
-    def size(self) -> int:
-        """Columns of the programmes, about."""
-        both = (self.present,) if self.growth is None else (self.growth, self.present)
-        return sum(len(one.variants) + sum(len(need.options) for need in one.needs) for one in both)
-
-
-def _wanting(problem: FleetProblem, present: FleetProblem, wanted: Mapping[str, int]) -> FleetProblem:
-    counts = dict.fromkeys((one.name for one in problem.variants), 0)
-    for one in present.variants:
-        counts[one.name] = counts.get(one.name, 0) + one.running
-    kept = {problem.variants[variants[0]].name: number for variants, number in problem.reserved}
-    at: dict[str, list[int]] = {}
-    for v, one in enumerate(problem.variants):
-        at.setdefault(one.name, []).append(v)
-    rows = ((tuple(of), max(wanted.get(name, counts[name]), kept.get(name, 0))) for name, of in at.items())
-    return replace(problem, wanted=tuple(rows))
 
 
 class ClassNeeds(Struct, frozen=True):
@@ -94,7 +62,8 @@ class Reservation(Struct, frozen=True):
 
 
 class FleetSnapshot(Struct, frozen=True):
-    """What the problems were made from. pools: by index, its workers now. reserved: by variant. leaving: workers that are being removed.
+    """What the problems were made from. pools: by index, its workers now. reserved: by variant. leaving: workers that are being
+    removed.
 
     wanted: by variant, instances that a policy wants.
     """
@@ -136,7 +105,7 @@ class FleetProblems:
         self._limits = limits
         self._settings = settings
         self._goal: Goal = goal
-        self._tables = LatencyTables()
+        self._table = LatencyTables().table
 
     @property
     def instances_billed(self) -> bool:
@@ -162,7 +131,7 @@ class FleetProblems:
             return None
         groups: dict[tuple[object, ...], list[FleetWorker]] = {}
         for worker in sorted(workers, key=lambda one: one.name):
-            groups.setdefault((worker.kind, *_shape(worker)), []).append(worker)
+            groups.setdefault((worker.kind, *shape_of(worker)), []).append(worker)
         pools = tuple(tuple(group) for group in groups.values())
         present = [(self._present(group), devices_of(group[0]), group) for group in pools]
         growth = self._growth(pools, now)
@@ -175,7 +144,9 @@ class FleetProblems:
         return FleetSnapshot(classes, records, pools, problem, needs, self.reserved, leaving)
 
     def for_policy(self, seen: FleetSnapshot) -> PlanningProblem:
-        """The same as a policy's `scale` gets it: the forecast of each class, and the variants that the machines there are can serve it with."""
+        """The same as a policy's `scale` gets it: the forecast of each class, and the variants that the machines there are can
+        serve it with.
+        """
         workers = [worker for group in seen.pools for worker in group]
         devices = [device for worker in workers for device in devices_of(worker)]
         resources = _resources(devices, self.share)
@@ -187,12 +158,11 @@ class FleetProblems:
                 continue
             ours = [(k, one) for k, one in enumerate(seen.classes) if record in one.scope]
             running, factor, _ = self._running(record, workers, seen.classes)
-            table = self._tables.table(record)
+            table = self._table(record)
             alone_ms = table.seconds(1) * 1000.0
-            rate = throughput(table, min((_limit_s(one) for _, one in ours), default=inf)) / factor
-            price = record.price_per_s
-            if price is None:
-                price = _instance_price(record, able.cores, able.memory_mb, self._price(able)) / 3600.0
+            rate = throughput(table, min((one.limit_s for _, one in ours), default=inf)) / factor
+            share = _instance_price(record, able.cores, able.memory_mb, self._price(able)) / 3600.0
+            price = share if record.price_per_s is None else record.price_per_s
             name = _resource(able)
             candidates.append(
                 CandidateVariant(
@@ -257,10 +227,7 @@ class FleetProblems:
     def _answers(self, record: VariantRecord, load: ForecastLoad) -> bool:
         """Whether this variant may answer the class at all."""
         needs = load.needs
-        if (
-            needs.latency_ms is not None
-            and self._tables.table(record).seconds(1) + OVERHEAD_S > needs.latency_ms / 1000.0
-        ):
+        if needs.latency_ms is not None and self._table(record).seconds(1) + OVERHEAD_S > needs.latency_ms / 1000.0:
             return False
         return needs.cost is None or self.cost(record) <= needs.cost
 
@@ -336,7 +303,7 @@ class FleetProblems:
             if peak <= 0:
                 continue
             found = {
-                v: service_rate(self._tables.table(record), one.limit_s) / factors[v]
+                v: service_rate(self._table(record), one.limit_s) / factors[v]
                 for record in one.scope
                 for v in at.get(record.variant, ())
             }
@@ -408,7 +375,7 @@ class FleetProblems:
         serves = sum(one.load for one in found)
         loading = sum(one.state == "Loading" for one in found)
         if loading and self._goal == "cost":
-            table = self._tables.table(record)
+            table = self._table(record)
             able = (min(one.soon, service_rate(table, one.limit_s)) for one in classes if record in one.scope)
             serves += loading * max(able, default=0.0)
         return len(found), sum(factors) / len(factors) if factors else 1.0, serves / len(found) if found else 0.0
@@ -498,35 +465,12 @@ def _need(load: ForecastLoad, lead_s: float, share: float) -> tuple[float, float
     return expected + foreseen * max(0.0, peak - expected), min(peak, expected)
 
 
-def _limit_s(one: ClassNeeds) -> float:
-    """The latency that its queries state, in seconds."""
-    return inf if one.load.needs.latency_ms is None else one.load.needs.latency_ms / 1000.0
-
-
 def _steps(ends: Sequence[float]) -> tuple[float, ...]:
     """What each adds to the one before."""
     return tuple(max(0.0, here - before) for before, here in zip((0.0, *ends), ends, strict=False))
 
 
 # -- pools
-
-
-def _shape(worker: FleetWorker) -> tuple[object, ...]:
-    return tuple(sorted((d.kind, d.simulated, d.cores, round(d.memory_mb), d.arithmetic) for d in worker.devices))
-
-
-def devices_of(worker: FleetWorker) -> tuple[Device, ...]:
-    return tuple(
-        Device(
-            name=d.device,
-            kind=d.kind,
-            cores=d.cores,
-            memory_mb=d.memory_mb,
-            simulated=d.simulated,
-            arithmetic=d.arithmetic,
-        )
-        for d in worker.devices
-    )
 
 
 def _resource(device: Device) -> str:

@@ -38,7 +38,8 @@ def service_rate(table: LatencyTable, limit_s: float) -> float:
 def throughput(table: LatencyTable, limit_s: float) -> float:
     """Items/s that one instance serves by itself if each item must be answered within `limit_s` seconds.
 
-    It is `service_rate`. If not even two single items fit, the instance must idle so much that the mean wait (M/D/1) fits into what is left.
+    It is `service_rate`. If not even two single items fit, the instance must idle so much that the mean wait (M/D/1) fits into what
+    is left.
     """
     alone = table.seconds(1)
     if limit_s == inf or table.largest_batch_within(limit_s / 2) >= 1:

@@ -64,8 +64,8 @@ class PooledVariant(Struct, frozen=True, kw_only=True):
 
     uses: of each resource of the machine, by one instance. computes: (resource, amount) that an instance takes only while it computes.
     most: instances that one machine has room for. running: instances there are. limit: on all instances, if any. price: US$ per hour of
-    one instance's share. load_s: seconds to load one. adding: what adding one counts beside its price, in the same unit; None: what follows from
-    load_s. serves: items/s that a running one serves now, or will when it is loaded. accuracy: 0..1.
+    one instance's share. load_s: seconds to load one. adding: what adding one counts beside its price, in the same unit; None: what
+    follows from load_s. serves: items/s that a running one serves now, or will when it is loaded. accuracy: 0..1.
     """
 
     name: str
@@ -95,8 +95,8 @@ class ClassNeed(Struct, frozen=True, kw_only=True):
 
 class FleetProblem(Struct, frozen=True, kw_only=True):
     """least: (variants, number): so many instances of these variants together must be there, whatever the load. reserved: the same, and
-    they carry nothing of the needs, and those that are there stay. wanted: so many there are, no more and, where there is room, no fewer: a
-    policy has said so. strict: nothing may be missing.
+    they carry nothing of the needs, and those that are there stay. wanted: so many there are, no more and, where there is room, no
+    fewer: a policy has said so. strict: nothing may be missing.
     """
 
     pools: tuple[Pool, ...]
@@ -112,8 +112,8 @@ class FleetProblem(Struct, frozen=True, kw_only=True):
 
 class FleetPlan(Struct, frozen=True, kw_only=True):
     """machines: by pool. instances: by variant. spares: by variant, those that run and stand by beside them. busy: by variant, how many
-    instances' time the expected load takes. missing: by class, the share of each layer that is not carried. gap: how far from optimal it may be
-    at most, relative.
+    instances' time the expected load takes. missing: by class, the share of each layer that is not carried. gap: how far from
+    optimal it may be at most, relative.
     """
 
     machines: tuple[int, ...]

@@ -59,7 +59,10 @@ def conclude(
     reason: str = "",
     gap: float | None = None,
 ) -> Plan:
-    """The plan that has so many instances of each candidate. lacking: by demand, items/s that it does not carry; any makes it infeasible."""
+    """The plan that has so many instances of each candidate.
+
+    lacking: by demand, items/s that it does not carry; any makes it infeasible.
+    """
     unmet = _unmet(problem, counts, lacking or {})
     return Plan(
         status="infeasible" if unmet else status,
@@ -86,8 +89,8 @@ def objective(problem: PlanningProblem, counts: Sequence[int]) -> float:
 def actions(problem: PlanningProblem, counts: Sequence[int]) -> tuple[Action, ...]:
     """What the plan does, in the order of the candidates.
 
-    A variant that does not run yet is an upgrade or a downgrade by its hardware cost (paper, section 4.2.1), against the dearest of its
-    apps' variants that lose instances, or else of those that run; it is a load when none runs.
+    A variant that does not run yet is an upgrade or a downgrade by its hardware cost (paper, section 4.2.1), against the dearest of
+    its apps' variants that lose instances, or else of those that run; it is a load when none runs.
     """
     deltas = [n - one.running for one, n in zip(problem.candidates, counts, strict=True)]
     pairs = list(zip(problem.candidates, deltas, strict=True))

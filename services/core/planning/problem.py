@@ -1,4 +1,5 @@
-"""A planning problem (INFaaS, Romero et al., section 4.2.1) as data: of a planning file, of a worker between two plans, of a policy's `scale`.
+"""A planning problem (INFaaS, Romero et al., section 4.2.1) as data: of a planning file, of a worker between two plans, of a
+policy's `scale`.
 
 Candidates carry demands. A demand is one class of an app's queries (latency, accuracy, cost band), so that one app may
 have several; a candidate may serve several apps and classes at once, and its throughput is shared among them.

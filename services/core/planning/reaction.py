@@ -1,8 +1,9 @@
 """The paper's greedy reaction to load that what runs cannot carry: replicate it, or upgrade to one other variant. Pure.
 
-INFaaS (Romero et al., section 4.2.2): once the load takes more than what the running instances carry less a slack, the model-autoscaler compares the
-cost of more instances of what runs with that of each other variant that meets the needs, for what is missing, and takes the cheapest that fits. A
-model-autoscaler reacts so between two plans of the leader, and `infaas plan --policy greedy` plans so.
+INFaaS (Romero et al., section 4.2.2): once the load takes more than what the running instances carry less a slack, the
+model-autoscaler compares the cost of more instances of what runs with that of each other variant that meets the needs, for what is
+missing, and takes the
+cheapest that fits. A model-autoscaler reacts so between two plans of the leader, and `infaas plan --policy greedy` plans so.
 """
 
 from collections.abc import Sequence

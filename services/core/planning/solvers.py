@@ -1,7 +1,7 @@
 """`infaas plan`'s two ways to a plan: the cheapest, by the leader's programme, and the paper's greedy reaction.
 
-The programme is that of `fleet.py` with one pool: one machine that has the file's totals. First nothing may be missing. Only where there is no such plan,
-load may be, and is weighed against all that serving could cost.
+The programme is that of `fleet.py` with one pool: one machine that has the file's totals. First nothing may be missing. Only where
+there is no such plan, load may be, and is weighed against all that serving could cost.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """What the developer of a static system would have chosen: stated in [baseline], else by the static system's own rule.
 
-The rule is `chosen` of services/autoscaler/vms/baselines.py, applied once to each app's peak. This module adds what the
+The rule is `chosen` of services/autoscaler/baselines.py, applied once to each app's peak. This module adds what the
 rule does not know: the policy's kinds of device (those at time 0 first), the capacity of its machines, and the fastest variant for an
 app whose needs no variant meets.
 """
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 
 from bus.messages.catalog import VariantRecord
-from services.autoscaler.vms.baselines import chosen
+from services.autoscaler.baselines import chosen
 from services.core.cost import HANDLING_MS, PER_CORE, LatencyTable, instance_price_per_s, load_seconds
 from services.core.placement import Amount, Device, cores_needed, misfit, total
 from services.core.planning.capacity import throughput

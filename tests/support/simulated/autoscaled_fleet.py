@@ -7,9 +7,8 @@ from bus.codec import encode
 from bus.messages.catalog import VariantRecord
 from services.autoscaler.models.actor import ModelAutoscaler
 from services.autoscaler.vms.actor import Controller
-from services.autoscaler.vms.commands import ClaimLease, LeaseClaimed
-from services.autoscaler.vms.policy import FleetLimits
-from services.autoscaler.vms.problem import SolveFleet
+from services.autoscaler.vms.commands import ClaimLease, LeaseClaimed, SolveFleet
+from services.autoscaler.vms.rules import FleetLimits
 from services.core.actor import Changed, Synced
 from services.core.catalog import key_of
 from services.core.cost import Goal
@@ -40,7 +39,10 @@ def _controller_edge(command: Any, *, unsolved: bool) -> tuple[float, Any]:
 
 
 class ScalingFleet(Fleet):
-    """controlled: a controller leads. unsolved: it finds no plan, so that workers react to what they see. own: a user's own policy. tuned: more settings."""
+    """controlled: a controller leads.
+
+    unsolved: it finds no plan, so that workers react to what they see. own: a user's own policy. tuned: more settings.
+    """
 
     def __init__(
         self,

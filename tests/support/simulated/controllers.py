@@ -21,12 +21,12 @@ from services.autoscaler.vms.commands import (
     ProviderTraits,
     SaveRecord,
     SaveReplicas,
+    SolveFleet,
     Start,
     Stop,
     machine_key,
 )
-from services.autoscaler.vms.policy import FleetLimits, PricedKind
-from services.autoscaler.vms.problem import SolveFleet
+from services.autoscaler.vms.rules import FleetLimits, PricedKind
 from services.core.actor import Changed, Synced
 from services.core.catalog import key_of as catalog_key
 from services.core.cost import price_per_hour

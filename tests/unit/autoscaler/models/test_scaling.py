@@ -1,4 +1,7 @@
-"""The model-autoscaler between two plans, and the baselines and users' own policies that the leader follows. Real dispatchers, monitors and executors."""
+"""The model-autoscaler between two plans, and the baselines and users' own policies that the leader follows.
+
+Real dispatchers, monitors and executors.
+"""
 
 import pytest
 from msgspec.structs import replace

@@ -9,7 +9,7 @@ from bus.messages.catalog import AppRecord
 from bus.messages.fleet import DeviceStatus, EnsureLoaded, WorkerHeartbeat
 from bus.messages.scaling import AskToMove
 from services.autoscaler.vms.fleet import FleetWorker
-from services.autoscaler.vms.moves import place
+from services.autoscaler.vms.placement import place
 from tests.support.simulated.controllers import CloudFleet, kind
 from tests.support.simulated.fleet import variant
 

@@ -14,7 +14,7 @@ from bus.messages.events import ScalingEvent, ShadowEvent
 from bus.messages.fleet import DeviceStatus, WorkerHeartbeat
 from bus.messages.scaling import ClassDemand, DemandReport, PipelineArrivals
 from bus.subjects import Subjects
-from services.autoscaler.vms.policy import PricedKind
+from services.autoscaler.vms.rules import PricedKind
 from services.core.actor import Changed, Envelope, Malformed, Record, Started, Stopping, Synced, Tick
 from services.core.catalog import app_key
 from services.core.placement import OVERCOMMIT

@@ -1,7 +1,8 @@
 """Policies to compare with: `replicate` (one variant for each app, in any number) and `static` (chosen once, never changed). Pure.
 
-They are SM+ and Clipper+ of INFaaS (Romero et al., Table 5): the developer chooses a variant, and the system serves it. They stand where a user's
-own `scale` stands (services/core/policy.py): they say how many instances there are, and the plan for all workers finds the room.
+They are SM+ and Clipper+ of INFaaS (Romero et al., Table 5): the developer chooses a variant, and the system serves it. They stand
+where a user's own `scale` stands (services/core/policy.py): they say how many instances there are, and the plan for all workers
+finds the room.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,7 +17,10 @@ BASELINES = ("static", "replicate")
 def chosen(
     candidates: Iterable[CandidateVariant], demands: Iterable[RequirementClass], slack: float
 ) -> StaticVariant | None:
-    """The static rule: the variant that meets all of an app's classes and carries their load at least cost, and how many of it do. None: none does."""
+    """The static rule: the variant that meets all of an app's classes and carries their load at least cost, and how many of it do.
+
+    None: none does.
+    """
     demands = list(demands)
     able = [one for one in candidates if all(demand.accepts(one) for demand in demands)]
     if not able:
@@ -32,7 +36,10 @@ def needed(one: CandidateVariant, load: float, slack: float) -> int:
 
 
 class Baseline:
-    """name: "static" or "replicate". given: the developer's choice by app; made from the first load, and kept, where it is missing."""
+    """name: "static" or "replicate".
+
+    given: the developer's choice by app; made from the first load, and kept, where it is missing.
+    """
 
     def __init__(self, name: str, given: Mapping[str, StaticVariant]) -> None:
         self.name = name

@@ -1,14 +1,16 @@
-"""Which worker gets how many instances, of what the plan wants on workers that are alike, or of planned replicas that are missing. Pure."""
+"""Which worker gets how many instances, of what the plan wants on workers that are alike, of planned replicas that are missing, or
+of one that moves. Pure.
+"""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from bus.messages.catalog import VariantRecord
-from services.autoscaler.vms.fleet import FleetWorker
-from services.autoscaler.vms.problem import devices_of
+from bus.messages.fleet import DeviceStatus
+from services.autoscaler.vms.fleet import FleetWorker, devices_of
 from services.core.cost import cores_of
 from services.core.lifecycle import COUNTED, needed
-from services.core.placement import Device, adds_alike, busy_quarters
+from services.core.placement import Device, adds_alike, busy_quarters, how_many_fit
 
 Barred = Callable[[FleetWorker, VariantRecord], bool]  # whether a worker takes no more of a variant for now
 
@@ -85,9 +87,10 @@ def assign(
 ) -> dict[FleetWorker, dict[str, tuple[int, int]]]:
     """How many instances each worker has, and how many of them only stand by. Those that run stay; others go where most is free.
 
-    counts: by variant, of all these workers together: those that are claimed, and those that stand by. share: of devices' memory, for
-    instances. used: by variant, the part of the time that a claimed instance is planned to compute, 0..1. A GPU that one variant keeps
-    busy is left to it while others are free (`busy_quarters`).
+    counts: by variant, of all these workers together: those that are claimed, and those that stand by. share: of devices' memory,
+    for instances. used: by variant, the part of the time that a claimed instance is planned to compute, 0..1. A GPU that one
+    variant
+    keeps busy is left to it while others are free (`busy_quarters`).
     """
     found: dict[FleetWorker, dict[str, tuple[int, int]]] = {worker: {} for worker in group}
     rooms = {worker: Room(worker, share) for worker in group}
@@ -134,7 +137,8 @@ def place_more(
     share: float,
     barred: Barred,
 ) -> tuple[dict[tuple[FleetWorker, str], int], dict[str, int]]:
-    """Where instances go that are missing of what is wanted in all: (worker, variant) to how many it then has; and what finds no room.
+    """Where instances go that are missing of what is wanted in all: (worker, variant) to how many it then has; and what finds no
+    room.
 
     Nothing that somebody needs gives way. Reclaimable instances are claimed first. Workers with idle cores come before others.
     ordered: by worker and variant, the instances that it has been ordered to have. records: of all variants that workers may have.
@@ -184,3 +188,31 @@ def place_more(
             found[worker, variant] = have[worker.name, variant]
             missing -= 1
     return found, short
+
+
+def place(
+    record: VariantRecord,
+    workers: Iterable[FleetWorker],
+    memory_share: float,
+    overcommit: float = 1.0,
+    *,
+    idlest: bool = False,
+) -> FleetWorker | None:
+    """The worker that takes one more instance: the fullest that has room, so that others become empty (INFaaS, section 4.2.3).
+    None: none has.
+
+    idlest: the one whose device is used least instead. Of equals, one that has it in host memory.
+    """
+    rooms: list[tuple[float, bool, str, FleetWorker]] = []
+    for worker in workers:
+        open_ = [device for device in worker.devices if how_many_fit(record, device, memory_share, overcommit)]
+        if open_:
+            used = min(device.utilisation for device in open_) if idlest else -_fullness(open_)
+            rooms.append((used, not worker.warm(record.variant), worker.name, worker))
+    return min(rooms, key=lambda each: each[:3])[3] if rooms else None
+
+
+def _fullness(devices: Collection[DeviceStatus]) -> float:
+    """The part of these devices' memory that is taken, 0..1."""
+    memory = sum(device.memory_mb for device in devices)
+    return sum(device.memory_used_mb for device in devices) / memory if memory > 0 else 0.0
