@@ -353,6 +353,7 @@ class Controller:
         return [self._next_review(), *self._review(self._turn(envelope.now))]
 
     def _review(self, turn: Turn) -> list[Effect]:
+        """In this order: which machines exist, what of them is under way, the plan, and which machines come and go."""
         self.fleet.forget_gone(turn.now)
         if not turn.epoch:
             return []
@@ -370,8 +371,9 @@ class Controller:
         closed = self._inventory.closed()
         found += self.pipelines.review(self._leaving, turn)
         found += self._plan(turn)
-        needs = [] if self._planner.current(turn.now) else hardware_needs(self._summaries(turn), self._limits)
-        lacking = [] if self._planner.current(turn.now) else self._planner.machine_needs()
+        planned = self._planner.current(turn.now)  # it says which machines there are (`_planned`); else the rules do
+        needs = [] if planned else hardware_needs(self._summaries(turn), self._limits)
+        lacking = [] if planned else self._planner.machine_needs()
         wanted = {need.hardware for need in (*needs, *lacking)} | self._moves.hardware()
         stays, effects = self._drain.advance(wanted, turn, closed)
         found += effects
@@ -385,7 +387,7 @@ class Controller:
         if (self._inventory.known and self._dry_run is None) or turn.now - self._led_since > APPEAR_S:
             found += self._growth.keep_minimum(closed, turn)
         if not self._drain.worker:
-            found += self._remove(closed, turn, idle=not needs and not self._planner.current(turn.now))
+            found += self._remove(closed, turn, idle=not needs and not planned)
         return found
 
     # -- the plan
