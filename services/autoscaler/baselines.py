@@ -46,7 +46,7 @@ class Baseline:
         self._of = dict(given)
 
     def scale(self, problem: PlanningProblem, now: float) -> dict[str, int]:
-        """Instances of the chosen variants, by variant. The others stay as they are."""
+        """Instances of the chosen variants, by variant; of the others, those that there are."""
         del now
         candidates = {one.name: one for one in problem.candidates}
         by_app: dict[str, list[RequirementClass]] = {}
@@ -64,7 +64,7 @@ class Baseline:
                 load = sum(demand.load for demand in demands)
                 count = choice.instances if self.name == "static" else needed(one, load, problem.slack)
                 found[one.name] = found.get(one.name, 0) + count
-        return found
+        return {name: one.running for name, one in candidates.items()} | found
 
 
 def baseline_of(settings: AutoscalerSettings) -> Baseline | None:

@@ -45,8 +45,8 @@ class ScalingPolicy(Protocol):
 
         The problem has the load that is expected, by class of needs (items/s), the variants that may serve it, with their instances
         (`running`) and throughput (items/s), and the cores and memory of the machines that there are. Returns the instances wanted,
-        by variant; the plan finds the room for them. Variants that it leaves out stay as they are. None leaves this decision to the
-        plan.
+        by variant; the plan finds the room for them. The plan decides on those that it leaves out. None leaves
+        all to it.
         """
         ...
 

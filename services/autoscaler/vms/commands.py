@@ -242,11 +242,9 @@ class SolveFleet(Struct, frozen=True):
     present: FleetProblem
 
     def wanting(self, wanted: Mapping[str, int]) -> "SolveFleet":
-        """The same with so many instances of each variant; the others stay as they are."""
-        return SolveFleet(
-            None if self.growth is None else _wanting(self.growth, self.present, wanted),
-            _wanting(self.present, self.present, wanted),
-        )
+        """The same with so many instances of these variants, whatever they carry."""
+        growth = None if self.growth is None else _wanting(self.growth, wanted)
+        return SolveFleet(growth, _wanting(self.present, wanted))
 
     @property
     def size(self) -> int:
@@ -255,15 +253,12 @@ class SolveFleet(Struct, frozen=True):
         return sum(len(one.variants) + sum(len(need.options) for need in one.needs) for one in both)
 
 
-def _wanting(problem: FleetProblem, present: FleetProblem, wanted: Mapping[str, int]) -> FleetProblem:
-    counts = dict.fromkeys((one.name for one in problem.variants), 0)
-    for one in present.variants:
-        counts[one.name] = counts.get(one.name, 0) + one.running
+def _wanting(problem: FleetProblem, wanted: Mapping[str, int]) -> FleetProblem:
     kept = {problem.variants[variants[0]].name: number for variants, number in problem.reserved}
     at: dict[str, list[int]] = {}
     for v, one in enumerate(problem.variants):
         at.setdefault(one.name, []).append(v)
-    rows = ((tuple(of), max(wanted.get(name, counts[name]), kept.get(name, 0))) for name, of in at.items())
+    rows = ((tuple(at[name]), max(number, kept.get(name, 0))) for name, number in wanted.items() if name in at)
     return replace(problem, wanted=tuple(rows))
 
 
