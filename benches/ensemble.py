@@ -241,7 +241,7 @@ def _simulated(seconds: float, *, slow: bool, wait_for_all: bool) -> dict[str, f
         ],
         "worker": [{"kind": "five", "devices": {f"gpu{n}": 1 for n in range(5)}, "price_per_hour": 1.0, "start": 1, "max": 1}],
         "load": [{"app": "five", "rate": 100, "feedback": 1.0}],
-        "settings": {"autoscaler": {"solver": "greedy"}, "selection": {"wait_s": 60.0}},
+        "settings": {"selection": {"wait_s": 60.0}},
     }  # fmt: skip
     if slow:
         factor = SLOW * OBJECTIVE_MS / 5.0

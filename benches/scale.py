@@ -83,7 +83,7 @@ def fleet(
         maximum=workers,
     )
     static = policy == "static"
-    settings = Settings(autoscaler=AutoscalerSettings(solver="greedy", policy="static" if static else "infaas"))
+    settings = Settings(autoscaler=AutoscalerSettings(policy="static" if static else "infaas"))
     mean = per_worker * workers
     peak = mean / (1 - RAMP * (1 - LOW) / 2)
     rate = ((0.0, mean),) if static else ((0.0, LOW * peak), (RAMP * seconds, peak))

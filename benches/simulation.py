@@ -2,7 +2,7 @@
 
 Without options it measures (1) messages a second of the dispatcher-executor loop at small scale, on one core; (2) CPU time and memory
 against workers, variants and load, a simulated minute each. --full: 1,000 workers with 10,000 instances, ten minutes at 20,000 queries/s
-on average, and the memory when 10 %, 50 % and 100 % of the queries were sent. Each run is a process of its own. The solver is greedy.
+on average, and the memory when 10 %, 50 % and 100 % of the queries were sent. Each run is a process of its own.
 """
 
 import argparse

@@ -192,19 +192,11 @@ SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
         _r("dispatcher", "offline"),
         _r("dispatcher", "executor", "gateway", "operator"),
     ),
-    SubjectRights(
-        "demand", lambda s, _: (s.demand(),), _r("dispatcher"), _r("model-autoscaler", "vm-autoscaler", "operator")
-    ),
+    SubjectRights("demand", lambda s, _: (s.demand(),), _r("dispatcher"), _r("vm-autoscaler", "operator")),
     SubjectRights(
         "pipeline", lambda s, _: (s.pipeline("arrivals"),), _r("dispatcher"), _r("vm-autoscaler", "operator")
     ),
-    SubjectRights("fleet", lambda s, _: (s.fleet("*"),), _r("dispatcher"), _r("model-autoscaler")),
-    SubjectRights(
-        "controller",
-        lambda s, _: (s.controller("ask"),),
-        _r("monitor", "model-autoscaler"),
-        _r("vm-autoscaler"),
-    ),
+    SubjectRights("controller", lambda s, _: (s.controller("ask"),), _r("monitor"), _r("vm-autoscaler")),
     SubjectRights("controller", lambda s, _: (s.controller("reply.*.*"),), _r("monitor"), _r("vm-autoscaler")),
     SubjectRights(
         "controller",

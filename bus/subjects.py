@@ -116,10 +116,6 @@ class Subjects:
         """What dispatchers were asked for, by requirement class, all workers together."""
         return f"{self.prefix}.demand.{dispatcher}"
 
-    def fleet(self, what: str) -> str:
-        """What dispatchers report of all workers together. what: digest | roster"""
-        return f"{self.prefix}.fleet.{what}"
-
     def controller(self, what: str) -> str:
         """what: ask (heard by the one that leads) | objectives (what it publishes of all apps)"""
         return f"{self.prefix}.controller.{what}"

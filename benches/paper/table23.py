@@ -1,6 +1,6 @@
 """INFaaS (Romero et al., USENIX ATC 2021), tables 2 and 3: three variants, three loads, which instances cost least.
 
-`python benches/paper/table23.py [--json] [--out DIR]`: examples/plan.toml under `infaas plan`'s solvers; nothing is random or simulated.
+`python benches/paper/table23.py [--json] [--out DIR]`: examples/plan.toml under `infaas plan`; nothing is random or simulated.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from infaas.cli.plan import read_plan_file
 from services.core.planning.problem import PlanningProblem
-from services.core.planning.solvers import make_solver
+from services.core.planning.solvers import cheapest
 
 EXAMPLE = compare.ROOT / "examples" / "plan.toml"
 # queries/s, ms: the cheapest instances of each variant and their US$/s; how much more other choices cost
@@ -24,23 +24,22 @@ TABLE = (
 
 
 def build(seeds: Sequence[int] = (), short: bool = False) -> Figure:
-    """All rows of Table 3, by both solvers. seeds, short: there is nothing to vary."""
+    """All rows of Table 3. seeds, short: there is nothing to vary."""
     del seeds, short
     rows: list[Row] = []
     for qps, slo_ms, instances, cost, others in TABLE:
         problem = _problem(qps, slo_ms)
         wanted = " + ".join(f"{count} {name}" for name, count in instances.items() if count)
         what = f"{qps:g} queries/s in {slo_ms:g} ms"
-        plans = [make_solver(solver, gap=0.0).solve(problem) for solver in ("ilp", "greedy")]
-        rows.append(
-            holds(f"{what}: instances, by both solvers", wanted, [plan.instances == instances for plan in plans])
-        )
-        rows.append(near(f"{what}: cost", cost, [plan.cost_per_s for plan in plans], " US$/s", tolerance=0))
-        best = make_solver("ilp", gap=0.0).solve(problem).cost_per_s
+        plan = cheapest(problem)
+        rows.append(holds(f"{what}: instances", wanted, [plan.instances == instances]))
+        rows.append(near(f"{what}: cost", cost, [plan.cost_per_s], " US$/s", tolerance=0))
         for name, factor in others.items():
             alone = [one for one in problem.candidates if one.name == name]
-            dearer = make_solver("ilp", gap=0.0).solve(replace(problem, candidates=tuple(alone))).cost_per_s
-            rows.append(near(f"{what}: {name} alone costs … times that", factor, [dearer / best], tolerance=0.02))
+            dearer = cheapest(replace(problem, candidates=tuple(alone))).cost_per_s
+            rows.append(
+                near(f"{what}: {name} alone costs … times that", factor, [dearer / plan.cost_per_s], tolerance=0.02)
+            )
     return Figure("table23", "Tables 2 and 3: the cheapest instances of three variants", rows)
 
 

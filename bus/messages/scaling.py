@@ -1,4 +1,4 @@
-"""Scaling: demand that dispatchers measure, requests for capacity, orders of the controller, machines.
+"""Scaling: demand that dispatchers measure, instances that should move, orders of the controller, machines.
 
 Times are Unix seconds. `epoch` is that of the controller. It grows with every change of leader. A receiver refuses a message with a
 smaller epoch than it has seen, so that a leader that has lost its lease cannot act.
@@ -12,8 +12,9 @@ from bus.messages.events import AppObjective
 class ClassDemand(Struct, frozen=True, array_like=True, gc=False):
     """How many items went to one worker in queries of one app with the same requirements. All counts are of the report's period.
 
-    worker: "" = no worker could take them, "*" = any worker. items: those that went to this worker. others: those that went to other
-    workers. refused: those that no worker could take. latency_ms, cost (US$ per 1,000): None = no limit. accuracy: 0 = any.
+    worker: "" = no worker could take them, "*" = any worker. items: those that went to this worker. refused: those that no worker
+    could take; in a worker's report its part of them, as it has of those that were taken. latency_ms, cost (US$ per 1,000): None =
+    no limit. accuracy: 0 = any.
     """
 
     app: str
@@ -25,16 +26,13 @@ class ClassDemand(Struct, frozen=True, array_like=True, gc=False):
     model: str | None = None
     version: str | None = None
     variant: str | None = None
-    others: int = 0
     refused: int = 0
 
 
 class DemandReport(Struct, frozen=True, kw_only=True, gc=False):
     """`infaas.demand.<dispatcher>`, every 0.5 s: the demand since the last report, by class. seconds: since the last report.
 
-    Each worker that the demand concerns gets its own report on `infaas.worker.<worker>.demand`. It has the classes of the apps whose
-    queries the worker takes, or is the first that could take. Each row has the worker's own items and the totals of the others
-    (docs/adr/0004-digests.md).
+    Each worker gets a report of its own on `infaas.worker.<worker>.demand`: what it took, and its part of what nobody could take.
 
     served: by app, how many items ended since the last report, and how many of them were not answered in time. It is in the report of all
     demand only.
@@ -79,32 +77,23 @@ class PipelineReplicas(Struct, frozen=True, kw_only=True):
     target: float | None = None
 
 
-class AskForCapacity(Struct, frozen=True, kw_only=True):
-    """`infaas.controller.ask`: a worker -> the controller. The worker asks for capacity on other workers.
-
-    why: "full" (this worker has no room), "interfered" (an instance here is slowed down, and this worker has no free cores and no other
-    device), "hardware" (a variant on hardware that only other workers have is better), "accuracy" (this worker carries the load, but
-    workers with room might carry it more accurately; this justifies no new machine). variants: those that are suitable, best first.
-    load: items/s that they must carry together. instances: how many of the first variant carry the load alone.
+class AskToMove(Struct, frozen=True, kw_only=True):
+    """`infaas.controller.ask`: a monitor -> the controller. An instance of this variant is slowed down, and its worker has no idler
+    cores and no other device for it. app: the one that it was loaded for. reason: in words.
     """
 
     worker: str
     at: float
     app: str
-    why: str
-    variants: list[str]
-    load: float
-    instances: int = 1
-    latency_ms: float | None = None
-    accuracy: float = 0.0
+    variant: str
     reason: str = ""
 
 
 class ObjectiveReport(Struct, frozen=True, kw_only=True):
     """`infaas.controller.objectives`: the controller publishes the objectives of all apps whenever it has planned for all workers.
 
-    Workers' autoscalers leave the plan to it as long as they hear it. apps: in order of their names. machines: of each kind that the plan
-    wants. instances: of each variant, on the machines that work now.
+    Workers' autoscalers leave to it the load that they have when they hear it. apps: in order of their names. machines: of each
+    kind that the plan wants. instances: of each variant, on the machines that work now.
     """
 
     at: float

@@ -1,4 +1,7 @@
-"""`infaas plan`: the model-autoscaler's solvers on a planning file (docs/planning.md). Needs no system."""
+"""`infaas plan`: the leader's programme and the model-autoscaler's reaction on a planning file (docs/planning.md).
+
+Needs no system.
+"""
 
 import re
 import time
@@ -15,7 +18,6 @@ from msgspec import Struct
 
 from infaas.cli.options import Json, Wide
 from infaas.cli.output import Column, fail, for_the_result, number, print_table, show, usage
-from services.core.cost import Goal
 from services.core.planning.plan import Plan
 from services.core.planning.problem import (
     CandidateVariant,
@@ -25,7 +27,7 @@ from services.core.planning.problem import (
     RequirementClass,
     check,
 )
-from services.core.planning.solvers import make_solver
+from services.core.planning.solvers import cheapest, greedy
 
 _LIMIT_S = 0.4
 _COLUMNS = (
@@ -60,26 +62,23 @@ def plan(
     file
         A planning file (TOML), described in docs/planning.md.
     policy
-        ilp: the cheapest plan, by integer programming. greedy: a good plan in milliseconds.
+        ilp: the cheapest plan, by integer programming. greedy: what runs, and the cheapest single variant for what it lacks.
     time_limit
-        Seconds that ilp may search for a better plan. Default: 0.4, as the autoscaler's.
+        Seconds that ilp may search for a better plan. Default: 0.4.
 
     """
     if policy == "greedy" and time_limit is not None:
         usage("--time-limit: greedy does not search: leave it out, or plan with ilp")
     problem = read_plan_file(file)
-    solver = make_solver(
-        policy,
-        time_limit_s=_LIMIT_S if time_limit is None else time_limit,
-        gap=0.0,
-        clock=time.perf_counter,
-        patience_s=None,
-    )
     if policy == "ilp":
         import scipy.optimize  # noqa: F401, PLC0415  (so that loading it does not count as solving)
     with for_the_result():
         began = time.perf_counter()
-        found = solver.solve(problem)
+        found = (
+            greedy(problem)
+            if policy == "greedy"
+            else cheapest(problem, time_limit_s=_LIMIT_S if time_limit is None else time_limit)
+        )
         solve_ms = 1000.0 * (time.perf_counter() - began)
     document = _document(found, solve_ms)
     show(document, json, lambda _: _render(problem, found, solve_ms, wide))
@@ -98,8 +97,6 @@ def _document(found: Plan, solve_ms: float) -> dict[str, Any]:
         "solver": found.solver,
         "objective": found.objective,
     }
-    if found.accuracy is not None:
-        document["accuracy"] = found.accuracy
     if found.reason:
         document["reason"] = found.reason
     if found.unmet:
@@ -122,8 +119,7 @@ def _render(problem: PlanningProblem, found: Plan, solve_ms: float, wide: bool) 
         for one in problem.candidates
     ]
     print_table(rows, _COLUMNS, "", wide=wide)
-    accuracy = "" if found.accuracy is None else f", accuracy {found.accuracy:.4g}"
-    print(f"{found.status}, by {found.solver} in {solve_ms:.1f} ms: {number(found.cost_per_s)} US$/s{accuracy}")
+    print(f"{found.status}, by {found.solver} in {solve_ms:.1f} ms: {number(found.cost_per_s)} US$/s")
     if found.reason and found.status != "infeasible":
         print(found.reason)
 
@@ -163,7 +159,7 @@ class AppBlock(_Block, frozen=True, kw_only=True):
 
 
 class PlanFile(_Block, frozen=True, kw_only=True, rename={"weight": "lambda"}):
-    """The whole file. weight: `lambda` in the file. budget_per_hour: limit for all instances together, in US$. goal: as in the settings."""
+    """The whole file. weight: `lambda` in the file. budget_per_hour: limit for all instances together, in US$."""
 
     variant: list[VariantBlock]
     app: list[AppBlock]
@@ -171,7 +167,6 @@ class PlanFile(_Block, frozen=True, kw_only=True, rename={"weight": "lambda"}):
     slack: float = 1.05
     weight: float = 0.1
     objective: Objective = "multiplicative"
-    goal: Goal = "cost"
     budget_per_hour: float | None = None
 
 
@@ -284,7 +279,6 @@ def _problem(file: PlanFile) -> PlanningProblem:
         slack=file.slack,
         loading_weight=file.weight,
         objective=file.objective,
-        goal=file.goal,
         budget_per_s=inf if file.budget_per_hour is None else file.budget_per_hour / 3600.0,
     )
 

@@ -39,6 +39,11 @@ def price_per_hour(kind: str, prices: Mapping[str, float], cores: int = 1) -> fl
     return price * cores if kind in PER_CORE else price
 
 
+def cores_of(record: VariantRecord) -> float:
+    """How many cores of its device an instance uses while it computes. A GPU runs one batch at a time, so it counts as one core."""
+    return float(max(1, record.threads)) if record.hardware in PER_CORE else 1.0
+
+
 def pays_whole(kind: str) -> bool:
     """Whether each instance on a device of this kind costs the device's whole price."""
     return kind == REMOTE or is_container(kind)

@@ -6,7 +6,7 @@ members. Queries that name a model, a version or a variant form a class of their
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from math import floor, log2, sqrt
+from math import floor, inf, log2, sqrt
 
 from msgspec.structs import replace
 
@@ -15,6 +15,7 @@ from bus.messages.scaling import ClassDemand
 from bus.subjects import WITHOUT_APP
 from services.core.accuracy import meeting
 from services.core.catalog import Catalog
+from services.core.planning.problem import RequirementClass
 
 OCTAVE = 4  # bands in an octave of latency, and of cost
 ACCURACY = 0.02  # width of a band of accuracy
@@ -120,6 +121,17 @@ def variants_named(
 def _may_answer(app: str, model: str, version: str, catalog: Catalog) -> bool:
     known = catalog.app(app)
     return known is None or version in catalog.versions_for(known, model)
+
+
+def requirement_class(index: int, needs: ClassDemand, load: float) -> RequirementClass:
+    """A class of demand in a planning problem. Its app has the class's index, since each has a scope of its own. load: items/s."""
+    return RequirementClass(
+        app=f"{needs.app}/{index}",
+        load=load,
+        latency_ms=inf if needs.latency_ms is None else needs.latency_ms,
+        accuracy=needs.accuracy,
+        cost=inf if needs.cost is None else needs.cost,
+    )
 
 
 def rate_of(periods: Sequence[float], counts: Sequence[float], peakedness: float = 1.0) -> float:

@@ -27,7 +27,18 @@ class Line:
     stood still only where it takes longer than that. Else nothing would ever be said on such a line.
     """
 
-    __slots__ = ("_from", "_heard", "_least", "_sent", "_since", "_stale", "_subject", "came_once", "fresh_until", "usual")
+    __slots__ = (
+        "_from",
+        "_heard",
+        "_least",
+        "_sent",
+        "_since",
+        "_stale",
+        "_subject",
+        "came_once",
+        "fresh_until",
+        "usual",
+    )
 
     def __init__(self, subject: str, stale: float) -> None:
         self._subject = subject

@@ -16,6 +16,7 @@ from math import floor, inf
 from msgspec import Struct
 
 from bus.messages.catalog import VariantRecord
+from bus.messages.fleet import DeviceStatus
 
 OVERCOMMIT = 2.0  # threads for each CPU core, by default: those that compute, and those of an instance that comes
 
@@ -145,6 +146,35 @@ def total(
     """What the instances of a device may take together. device_mb, max_models: limits beside; 0: none."""
     cores = {"cpu": device.cores * max(1.0, cores_overcommit), "gpu": inf}.get(device.kind, float(device.cores))
     return Amount(min(device_mb or inf, memory_share * device.memory_mb), cores, max_models or inf)
+
+
+def device_of(status: DeviceStatus) -> Device:
+    """The device that a heartbeat shows."""
+    return Device(
+        name=status.device,
+        kind=status.kind,
+        cores=status.cores,
+        memory_mb=status.memory_mb,
+        simulated=status.simulated,
+        arithmetic=status.arithmetic,
+    )
+
+
+def how_many_fit(
+    record: VariantRecord,
+    status: DeviceStatus,
+    memory_share: float,
+    cores_overcommit: float = 1.0,
+    promised: float = 0.0,
+) -> int:
+    """How many more instances the device has room for, by its last heartbeat. promised: cores that do not compute yet."""
+    device = device_of(status)
+    if not status.alive or misfit(record, device, memory_share):
+        return 0
+    free = total(device, memory_share, cores_overcommit) - Amount(status.memory_used_mb, status.cores_used + promised)
+    memory, cores = record.profile.memory_mb, cores_needed(record)
+    most = min(free.memory_mb / memory if memory > 0 else inf, free.cores / cores if cores > 0 else inf)
+    return max(0, floor(min(most, 1000.0) + 1e-9))
 
 
 def busy_quarters(record: VariantRecord, used: float) -> int:

@@ -2,8 +2,8 @@
 
 A user writes one class with a `name` and any of the three methods. `dispatcher.policy` names a class with `select`, `autoscaler.policy` one with
 `scale` (docs/scaling.md). Each process has an object of its own, made without arguments: a dispatcher calls `select` and `observe`, the
-model-autoscaler of a worker calls `scale`. What a method gets is the caller's own and must not be changed. A method must return at once: no
-I/O, no clock, no randomness of its own. So the simulator runs the same class.
+VM-autoscaler that leads calls `scale`. What a method gets is the caller's own and must not be changed. A method must return at
+once: no I/O, no clock, no randomness of its own. So the simulator runs the same class.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,16 +35,18 @@ class SelectionPolicy(Protocol):
 
 
 class ScalingPolicy(Protocol):
-    """How many instances of each variant a worker has: a user's own class. name: in the reason of its orders."""
+    """How many instances of each variant there are: a user's own class, and the baselines. name: in the reason of its orders."""
 
     name: str
 
     def scale(self, problem: PlanningProblem, now: float) -> Mapping[str, int] | None:
-        """Decide for one worker, every `autoscaler.period_s` and when its load jumps. now: Unix seconds.
+        """Decide for all workers, whenever the leader plans: every ten seconds, and when the load or what runs has changed. now:
+        Unix seconds.
 
-        The problem has the load that this worker serves, by class of needs (items/s), the variants that may serve it, with their instances
-        (`running`) and throughput (items/s), and the cores and memory that there are. Returns the instances wanted, by variant.
-        Variants that it leaves out stay as they are. None leaves this decision to the built-in planner.
+        The problem has the load that is expected, by class of needs (items/s), the variants that may serve it, with their instances
+        (`running`) and throughput (items/s), and the cores and memory of the machines that there are. Returns the instances wanted,
+        by variant; the plan finds the room for them. The plan decides on those that it leaves out. None leaves
+        all to it.
         """
         ...
 
@@ -111,7 +113,7 @@ class GuardedPolicy:
         return self.builtin.select(ask, now, view)
 
     def scale(self, problem: PlanningProblem, now: float) -> Mapping[str, int] | None:
-        """The instances that the user's policy wants, by variant. None: the built-in planner decides."""
+        """The instances that the user's policy wants, by variant. None: the plan decides."""
         try:
             wanted = self._own.scale(problem, now)
             if wanted is not None:

@@ -43,7 +43,7 @@ from services.dispatcher.central import FULL, LATE, CentralQueues, PullDue
 from services.dispatcher.clocks import Clocks
 from services.dispatcher.composites import Composites
 from services.dispatcher.default_output import executor_error, may_wait
-from services.dispatcher.demand import DemandCounter, FleetDigests, LoadsOnDemand
+from services.dispatcher.demand import DemandCounter, LoadsOnDemand
 from services.dispatcher.inflight import InFlight, OutcomeRecorder, Retries, urgency
 from services.dispatcher.query import Admission, Query, label_of
 from services.dispatcher.questions import Questions
@@ -113,7 +113,6 @@ class Dispatcher:
             self._begin,
         )
         self.central = CentralQueues(self.view, self.in_flight, self._dispatch, self._decide, self._refuse)
-        self._digests = FleetDigests(name, subjects, self.apps)
         self._questions = Questions(
             self.apps, self.view, policy, self.composites, self.central, slo_target, settings.default_deadline_s
         )
@@ -417,7 +416,6 @@ class Dispatcher:
     def _heartbeat(self, envelope: Envelope) -> Iterable[Effect]:
         heartbeat: WorkerHeartbeat = envelope.message
         self.clocks.heard(heartbeat, envelope.now)
-        self._digests.heartbeat(heartbeat, envelope.now)
         before = dict(known.instances) if (known := self.view.workers.get(heartbeat.worker)) is not None else {}
         if not self.view.heartbeat(heartbeat, envelope.now):
             return NOTHING
@@ -454,10 +452,8 @@ class Dispatcher:
 
     def _send_heartbeat(self, envelope: Envelope) -> Iterable[Effect]:
         now = envelope.now
-        digests = self._digests.publish(now)
-        demand = self._demand.report(now, self._digests.responsible, self._outcomes.take_served())
-        alive = self._alive(self._line.reached(now))
-        return (alive, *digests, *demand, After("heartbeat", HEARTBEAT, envelope.message))
+        demand = self._demand.report(now, self._outcomes.take_served())
+        return (self._alive(self._line.reached(now)), *demand, After("heartbeat", HEARTBEAT, envelope.message))
 
     def _alive(self, now: float, *, leaving: bool = False) -> Publish:
         heartbeat = self._outcomes.log.heartbeat(self.name, now, self.view.missing, leaving=leaving, adopts=True)

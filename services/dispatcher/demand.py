@@ -1,20 +1,17 @@
-"""What a dispatcher does for scaling: it reports demand, orders loads on demand, and publishes digests of the fleet. Pure."""
+"""What a dispatcher does for scaling: it reports demand, and orders loads on demand. Pure."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
-from bus.messages.fleet import EnsureLoaded, FleetDigest, WorkerHeartbeat
+from bus.messages.fleet import EnsureLoaded
 from bus.messages.scaling import ClassDemand, DemandReport, PipelineArrivals
 from bus.subjects import Subjects
 from services.core.actor import NOTHING, After, Effect, Publish
 from services.core.demand import ANY, Counted, classes
-from services.core.digest import digest_of
 from services.core.pipelines.envelope import BIN_S, REPORT_S
 from services.core.selection.eligibility import INFINITE, Ask
 from services.core.selection.policy import LoadOrder
-from services.dispatcher.apps import Apps
 from services.dispatcher.query import Query
 
 DISTINCT = 1024  # sets of needs counted apart before they are folded into classes
@@ -54,7 +51,10 @@ class ArrivalsCounter:
 
 
 class DemandCounter:
-    """Counts items by needs, and by the worker that took them. Each worker gets a report on the apps that concern it."""
+    """Counts items by needs, and by the worker that took them.
+
+    Each worker gets a report on what it took, and its part of the rest.
+    """
 
     def __init__(self, name: str, subjects: Subjects) -> None:
         self._name = name
@@ -78,16 +78,8 @@ class DemandCounter:
         worker = "" if on is None else on.worker.name
         counts[worker] = counts.get(worker, 0) + ask.items
 
-    def report(
-        self,
-        now: float,
-        responsible: Callable[[str], Iterable[str]],
-        served: dict[str, tuple[int, int]] | None = None,
-    ) -> list[Publish]:
-        """What came since the last report. Nothing if nothing came.
-
-        responsible: the workers that get an app's demand even if they have taken none of its queries. served: as in DemandReport.
-        """
+    def report(self, now: float, served: dict[str, tuple[int, int]] | None = None) -> list[Publish]:
+        """What came since the last report. Nothing if nothing came. served: as in DemandReport."""
         self._fold()
         found, since = self._folded, self._since
         self._folded, self._since = [], now
@@ -95,24 +87,15 @@ class DemandCounter:
             return []
         self._reported = bool(found or served)
         seconds = now - since if since else 0.0
-        by_app: dict[str, list[Counted]] = {}
-        for one in found:
-            by_app.setdefault(one[0].app, []).append(one)
         totals: list[ClassDemand] = []
         rows: dict[str, list[ClassDemand]] = {}
-        for app, ours in by_app.items():
-            names = dict.fromkeys(responsible(app))
-            for _, counts in ours:
-                names.update(dict.fromkeys(counts))
-            names.pop("", None)
-            recipients = [(name, rows.setdefault(name, [])) for name in names]
-            for needs, counts in ours:
-                refused = counts.get("", 0)
-                taken = sum(counts.values()) - refused
-                totals.append(_row(needs, ANY, taken, 0, refused))
-                for name, its in recipients:
-                    own = counts.get(name, 0)
-                    its.append(_row(needs, name, own, taken - own, refused))
+        for needs, counts in found:
+            refused = counts.get("", 0)
+            taken = sum(counts.values()) - refused
+            totals.append(_row(needs, ANY, taken, refused))
+            for name, items in counts.items():
+                if name:
+                    rows.setdefault(name, []).append(_row(needs, name, items, round(refused * items / taken)))
         for name in rows:
             self._recipients[name] = now
         self._recipients = {name: at for name, at in self._recipients.items() if now - at <= FADES}
@@ -147,10 +130,10 @@ class DemandCounter:
         self._items = {}
 
 
-def _row(needs: ClassDemand, worker: str, items: int, others: int, refused: int) -> ClassDemand:
+def _row(needs: ClassDemand, worker: str, items: int, refused: int) -> ClassDemand:
     return ClassDemand(
         needs.app, worker, items, needs.latency_ms, needs.accuracy, needs.cost, needs.model, needs.version, needs.variant,
-        others, refused,
+        refused,
     )  # fmt: skip
 
 
@@ -190,52 +173,3 @@ def reason_of(ask: Ask) -> str:
     needs += [f"US$ {1000 * ask.cost:.6g} per million answers"] * (ask.cost < INFINITE)
     text = ", ".join(filter(None, needs))
     return f"no instance can do {text}; ready soonest" if text else "no instance can take a query; ready soonest"
-
-
-# -- digests of the fleet, for the workers' autoscalers: a dispatcher follows every worker anyway (docs/adr/0004)
-
-GONE = 2.0  # s without a heartbeat after which a worker does not count
-
-
-class FleetDigests:
-    """Made from every worker's last heartbeat."""
-
-    def __init__(self, name: str, subjects: Subjects, apps: Apps) -> None:
-        self._name = name
-        self._digest_subject = subjects.fleet("digest")
-        self._roster_subject = subjects.fleet("roster")
-        self._apps = apps
-        self._heartbeats: dict[str, tuple[float, WorkerHeartbeat]] = {}
-        self._first_holders: dict[str, list[str]] = {}
-        self._first_able: dict[tuple[str, bool], list[str]] = {}
-
-    def heartbeat(self, heartbeat: WorkerHeartbeat, now: float) -> None:
-        self._heartbeats[heartbeat.worker] = (now, heartbeat)
-
-    def publish(self, now: float) -> tuple[Publish, ...]:
-        """The digest and the roster. Nothing while there is no worker."""
-        for name in [name for name, (at, _) in self._heartbeats.items() if now - at > GONE]:
-            del self._heartbeats[name]
-        if not self._heartbeats:
-            self._first_holders, self._first_able = {}, {}
-            return ()
-        heartbeats = (heartbeat for _, heartbeat in self._heartbeats.values())
-        digest, roster = digest_of(self._name, heartbeats, self._apps.catalog.variant, now)
-        self._note(digest)
-        return Publish(self._digest_subject, digest), Publish(self._roster_subject, roster)
-
-    def _note(self, digest: FleetDigest) -> None:
-        self._first_holders = {}
-        for row in digest.variants:
-            self._first_holders.setdefault(row.variant, []).extend(row.holders[:1])
-        self._first_able = {(pool.kind, pool.simulated): pool.first[:1] for pool in digest.pools}
-
-    def responsible(self, app: str) -> list[str]:
-        """The workers that act for all others for this app, by the last digest: the first that has each variant, and the first
-        that could load it.
-        """
-        found: dict[str, None] = {}
-        for record in self._apps.variants(app):
-            found.update(dict.fromkeys(self._first_holders.get(record.variant, ())))
-            found.update(dict.fromkeys(self._first_able.get((record.hardware, record.simulated), ())))
-        return list(found)

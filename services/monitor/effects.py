@@ -17,7 +17,7 @@ from bus.messages.fleet import (
     UnloadInstance,
     WorkerHeartbeat,
 )
-from bus.messages.scaling import AskForCapacity
+from bus.messages.scaling import AskToMove
 from bus.subjects import Subjects
 from services.core.actor import Do, Effect, Publish, Record
 from services.monitor.devices import MonitoredDevice
@@ -93,7 +93,7 @@ class MonitorEffects:
 
     # -- to all services
 
-    def ask(self, message: AskForCapacity) -> Effect:
+    def ask(self, message: AskToMove) -> Effect:
         return Publish(self._subjects.controller("ask"), message)
 
     def heartbeat(

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import Struct
 
 from bus.messages.fleet import InstanceMoved
-from bus.messages.scaling import AskForCapacity
+from bus.messages.scaling import AskToMove
 from services.core.actor import Effect
 from services.core.settings import MonitorSettings
 from services.monitor.devices import MonitoredDevice
@@ -183,15 +183,7 @@ class Migrations:
     # -- to another worker
 
     def _ask(self, instance: MonitoredInstance, reason: str, now: float) -> Effect:
-        slo = instance.slo_s(instance.owner)
-        ask = AskForCapacity(
-            worker=self._worker,
-            at=now,
-            app=instance.owner or "",
-            why="interfered",
-            variants=[instance.record.variant],
-            load=instance.load,
-            latency_ms=slo * 1000.0 if slo > 0 else None,
-            reason=reason,
+        ask = AskToMove(
+            worker=self._worker, at=now, app=instance.owner or "", variant=instance.record.variant, reason=reason
         )
         return self._effects.ask(ask)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from heapq import heapreplace
-from math import inf, log2
+from math import inf
 from typing import Any
 
 from bus.codec import encode
@@ -10,28 +10,25 @@ from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import Tier
 from bus.messages.public import Tensor
 from bus.messages.scaling import LeaderRecord, StartMachine
-from services.autoscaler.models.actor import Solve, Solved
 from services.autoscaler.vms.commands import (
     LEADER,
     ClaimLease,
     DeleteRecord,
     DeleteReplicas,
+    FleetSolved,
     LeaseClaimed,
     SaveRecord,
     SaveReplicas,
+    SolveFleet,
     Start,
     Stop,
     decode_leader,
     machine_key,
 )
-from services.autoscaler.vms.planner import FleetSolved
-from services.autoscaler.vms.problem import SolveFleet
 from services.core.emulation import ZEROS, one_at_a_time, zeros
 from services.core.pipelines.kept import replicas_key
 from services.core.placement import quarantine_key
-from services.core.planning.fleet import solve_fleet
-from services.core.planning.highs import Unsolved
-from services.core.planning.plan import Solver
+from services.core.planning.fleet import Unsolved, solve_fleet
 from services.dispatcher.commands import ContextWritten, ReadContext, StoredContext, WriteContext
 from services.executor.commands import (
     LOADERS,
@@ -286,23 +283,6 @@ class SimulatedMonitorEdge:
                 )
                 return STORE, None
         return 0.0, ValueError(f"simulated machines cannot {type(command).__name__}")
-
-
-class SimulatedSolverEdge:
-    """The model-autoscaler's edge: the real solver. The seconds that a solution takes are computed from the size of the problem,
-    because the wall clock must not count. benches/README.md has measured times.
-    """
-
-    def __init__(self, solver: Solver, *, exact: bool) -> None:
-        self._solver = solver
-        self._per_candidate = 100e-6 if exact else 15e-6
-
-    def __call__(self, command: Any) -> tuple[float, Any]:
-        if not isinstance(command, Solve):
-            return 0.0, ValueError(f"solvers cannot {type(command).__name__}")
-        count = len(command.problem.candidates)
-        seconds = 0.0005 + self._per_candidate * count * log2(2 + len(command.problem.demands)) / 4
-        return seconds, Solved(self._solver.solve(command.problem), 1000.0 * seconds)
 
 
 class SimulatedControllerEdge:

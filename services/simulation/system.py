@@ -16,9 +16,8 @@ from bus.subjects import Subjects
 from services.autoscaler.models.actor import make_model_autoscaler
 from services.autoscaler.vms.actor import make_controller
 from services.autoscaler.vms.edge import load_forecaster
-from services.autoscaler.vms.policy import PricedKind
+from services.autoscaler.vms.rules import PricedKind
 from services.core.catalog import key_of
-from services.core.planning.solvers import make_solver
 from services.core.settings import MachineKind, StaticVariant
 from services.dispatcher.actor import make_dispatcher
 from services.dispatcher.commands import StoredContext
@@ -29,12 +28,10 @@ from services.jobs.runner.actor import make_runner
 from services.monitor.actor import make_monitor
 from services.shell.policies import load_policy, load_scaling
 from services.simulation.edges import (
-    NODES,
     SimulatedControllerEdge,
     SimulatedDispatcherEdge,
     SimulatedExecutorEdge,
     SimulatedMonitorEdge,
-    SimulatedSolverEdge,
 )
 from services.simulation.ensembles import SimulatedModels, drawn
 from services.simulation.hardware import RunningCost, SimulatedDevice, SimulatedMachine
@@ -105,7 +102,6 @@ class SimulatedSystem:
         self._uids = count(1)
         self._first_uid = drawn("uids", scenario.seed)
         self.offline = OfflineWork(environment, self.subjects, scenario.jobs)
-        self._solver = self._make_solver()
         self._selection = self._make_selection()
 
     # -- at the beginning
@@ -136,7 +132,8 @@ class SimulatedSystem:
         self._environment.enter(name, dispatcher, SimulatedDispatcherEdge(self._contexts))
 
     def _start_controller(self, name: str, life: str = "") -> None:
-        controller = make_controller(self._settings, self.subjects, name + life, self._kinds())
+        scaling = load_scaling(self._settings, strict=True)
+        controller = make_controller(self._settings, self.subjects, name + life, self._kinds(), policy=scaling)
         edge = SimulatedControllerEdge(self._environment, self.subjects.control_bucket, self._ordered, self.stop)
         self._environment.enter(name, controller, edge)
 
@@ -173,11 +170,6 @@ class SimulatedSystem:
         return SampledPolicy(
             load_policy(replace(settings, machines=machines), strict=True), perf_counter, self._decided
         )
-
-    def _make_solver(self) -> SimulatedSolverEdge:
-        name = self._settings.autoscaler.solver
-        solver = make_solver(name, time_limit_s=None, gap=1e-3, node_limit=NODES, patience_s=None)
-        return SimulatedSolverEdge(solver, exact=name == "ilp")
 
     def _kinds(self) -> dict[str, PricedKind]:
         """The kinds of machine that the controller may start."""
@@ -247,9 +239,8 @@ class SimulatedSystem:
         self._environment.enter(
             f"monitor-{worker}", monitor, SimulatedMonitorEdge(self._environment, machine, self.subjects.control_bucket)
         )
-        scaling = load_scaling(settings, strict=True)
-        autoscaler = make_model_autoscaler(settings, self.subjects, worker, prices, scaling)
-        self._environment.enter(f"model-{worker}", autoscaler, self._solver)
+        autoscaler = make_model_autoscaler(settings, self.subjects, worker, prices)
+        self._environment.enter(f"model-{worker}", autoscaler)
         if self._scenario.jobs:
             name = f"offline-{worker}-{next(self._incarnations)}"
             runner = make_runner(settings, self.subjects, name, worker, prices, simulated=True)

@@ -18,7 +18,6 @@ import pytest
 
 from services.autoscaler.models.actor import ModelAutoscaler
 from services.autoscaler.vms.actor import Controller
-from services.core.planning.solvers import make_solver
 from services.core.selection.policy import BruteForce, InfaasPolicy, RoundRobin
 from services.dispatcher.actor import Dispatcher
 from services.dispatcher.metrics import SampledPolicy
@@ -46,7 +45,6 @@ WIRING = {
     "services.shell.policies:load_policy": {"system.py"},
     "services.shell.policies:load_scaling": {"system.py"},
     "services.shell.policies:own_methods": {"scenario/policies.py"},  # which decisions a class makes
-    "services.core.planning.solvers:make_solver": {"system.py"},
     "services.core.planning.fleet:solve_fleet": {"edges.py"},
     "services.dispatcher.metrics:SampledPolicy": {"system.py"},
     "services.core.settings:faults": {"scenario/policies.py"},  # as the services' own settings are checked
@@ -80,8 +78,8 @@ WIRING = {
     "services.monitor.actor:MonitorActor": {"fuzz/trial.py"},
     "services.executor.queue:QueuedQuery": {"edges.py"},
     # The developer of a static system chooses before the run, by that system's own rule.
-    "services.autoscaler.models.baselines:Choices": {"scenario/baseline.py"},
-    "services.autoscaler.models.supply:throughput": {"scenario/baseline.py"},
+    "services.autoscaler.baselines:chosen": {"scenario/baseline.py"},
+    "services.core.planning.capacity:throughput": {"scenario/baseline.py"},
     "services.core.placement:misfit": {"scenario/baseline.py"},
     "services.core.placement:total": {"scenario/baseline.py"},
     "services.core.placement:cores_needed": {"scenario/baseline.py"},
@@ -242,12 +240,6 @@ def test_the_policy_is_productions_own(name: str, policy: type) -> None:
     assert type(timed) is SampledPolicy
     assert type(timed._select.__self__) is policy
     assert timed._select.__func__ is policy.select
-
-
-@pytest.mark.parametrize("name", ["greedy", "ilp"])
-def test_the_solver_is_productions_own(name: str) -> None:
-    run = Told(scenario(load((0.0, 1.0)), duration_s=1.0, policy=settings(autoscaler={"solver": name})))
-    assert type(run.system._solver._solver) is type(make_solver(name))
 
 
 def test_the_goal_reaches_the_dispatchers() -> None:

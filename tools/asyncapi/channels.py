@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 from bus.messages import catalog, events, fleet, flow, jobs, public, scaling, work
-from bus.messages import fleet as digest
 from bus.subjects import Subjects
 
 NAMES = Subjects()
@@ -282,10 +281,8 @@ def scaling_channels() -> list[Channel]:
             scaling.DemandReport,
             "dispatcher -> a worker's autoscaler",
         ),
-        _inner("fleet-digest", NAMES.fleet("digest"), digest.FleetDigest, "dispatcher -> autoscalers"),
-        _inner("fleet-roster", NAMES.fleet("roster"), digest.FleetRoster, "dispatcher -> autoscalers that are static"),
         _inner("pipeline-arrivals", NAMES.pipeline("arrivals"), scaling.PipelineArrivals, "dispatcher -> controller"),
-        _inner("controller-ask", NAMES.controller("ask"), scaling.AskForCapacity, "worker -> controller"),
+        _inner("controller-ask", NAMES.controller("ask"), scaling.AskToMove, "worker -> controller"),
         _inner(
             "controller-objectives",
             NAMES.controller("objectives"),

@@ -1,37 +1,28 @@
-"""The model-autoscaler of one worker: every second it checks whether the load here is carried, and orders what should run. Pure.
+"""The model-autoscaler of one worker: between two plans of the leader it reacts at once to load that its worker cannot carry. Pure.
 
-It plans only the load that this worker serves. It asks the controller for what does not fit here or needs hardware of others.
-Loading and unloading are orders to this worker's monitor, so nothing here waits for them.
+The leader (services/autoscaler/vms) plans for all workers. A plan takes a moment, and a new leader a few seconds. Meanwhile a
+worker whose load grows loads more by itself: the paper's greedy reaction (services/core/planning/reaction.py) with the variants and
+devices that it has. It never unloads anything, since only a plan for all knows what can be spared. Orders go to this worker's monitor, which alone admits
+loads.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from bus.messages.fleet import EnsureLoaded, FleetDigest, FleetRoster, LoadReply, PlannedBy, Release, WorkerHeartbeat
-from bus.messages.scaling import AskForCapacity, DemandReport, ObjectiveReport
+from bus.messages.catalog import VariantRecord
+from bus.messages.fleet import DeviceStatus, EnsureLoaded, InstanceStatus, LoadReply, WorkerHeartbeat
+from bus.messages.scaling import ClassDemand, DemandReport, ObjectiveReport
 from bus.subjects import Subjects
-from services.autoscaler.models.accuracy import with_headroom
-from services.autoscaler.models.baselines import Choices, static_changes
-from services.autoscaler.models.demand import ClassLoad, LoadEstimator
-from services.autoscaler.models.policy import (
-    CapacityRequest,
-    InfaasScaling,
-    InstanceChange,
-    ScalingDecision,
-    decision_of,
-)
-from services.autoscaler.models.problem import ProblemBuilder, Situation
-from services.autoscaler.models.supply import OtherWorkers
+from services.autoscaler.demand import DemandForecast, ForecastLoad
 from services.core.actor import (
     NOTHING,
     After,
     Changed,
-    Do,
-    Done,
     Effect,
     Envelope,
-    Failed,
     Handler,
     Inlet,
     Publish,
@@ -40,47 +31,39 @@ from services.core.actor import (
     Stopping,
     Synced,
     Tick,
-    TimedOut,
     Undelivered,
     Watch,
 )
 from services.core.catalog import Catalog
-from services.core.cost import Goal, load_seconds
+from services.core.cost import HANDLING_MS, PER_CORE, UnknownPrice, cores_of, instance_price_per_s, load_seconds
+from services.core.demand import Band, band, requirement_class, variants_for
+from services.core.lifecycle import COUNTED, SERVING, needed
 from services.core.metric import MetricFamily
-from services.core.planning.plan import Plan
-from services.core.planning.problem import PlanningProblem
-from services.core.policy import GuardedPolicy, policy_failures
-from services.core.settings import AutoscalerSettings, Settings
+from services.core.placement import how_many_fit
+from services.core.planning.capacity import LatencyTables, throughput
+from services.core.planning.problem import CandidateVariant, PlanningProblem
+from services.core.planning.reaction import lacking, react
+from services.core.settings import AutoscalerSettings, MonitorSettings, Settings
 
-GONE = 2.0  # s without a heartbeat of this worker's monitor, or without a dispatcher's digest, after which the last is ignored
+GONE = 2.0  # s without a heartbeat of this worker's monitor, after which the last is ignored
 BARRED = 5.0  # s for which a variant that was refused here is not ordered again; doubles
 BARRED_MOST = 60.0  # s
-SOLVE_S = 5.0  # s that a solver may take, whatever its own limit
-SAVING = 5  # periods between searches for savings while all load is carried
-JUMP = 1.3  # a load that grows by this factor is checked at once; one that falls by it is searched for savings at once
-ASK_AGAIN = 5.0  # s, beside the load time, before the controller is asked for the same again ...
-GROWN = 1.5  # ... unless it is for so many times the load
-LED_S = 14.0  # s after a plan of the leader for which this worker leaves the plan to it; there is one each 10 s, and it may take 2.5 s
+GROWN = 1.1  # a load that has not grown by this factor since the last plan is the plan's to carry
+WAIT_S = 0.4  # s for which load must lack capacity: so long the leader has, which hears the same report
+YOUNG = 3.0  # s for which a new instance counts as busy, since its work has not arrived yet
+SETTLE_S = 2.0  # s between an order and its instance in the heartbeats
 
 
-class Solve(Struct, frozen=True):
-    """Command to the edge: make a plan for this problem. The answer is `Solved`."""
+class SeenLoad(Struct, frozen=True):
+    """What a reaction is for. classes, records: of the problem's demands and candidates, in their order."""
 
     problem: PlanningProblem
-
-
-class Solved(Struct, frozen=True):
-    """The plan, and how many milliseconds it took."""
-
-    plan: Plan
-    milliseconds: float
+    classes: tuple[ForecastLoad, ...]
+    records: Mapping[str, VariantRecord]
 
 
 class ModelAutoscaler:
-    """One worker's. prices: US$ per hour by device kind. memory_share: the part of devices' memory that instances may take.
-
-    policy: a user's own, which decides where it can.
-    """
+    """One worker's. prices: US$ per hour by device kind. monitor: as this worker's monitor admits loads."""
 
     def __init__(
         self,
@@ -88,44 +71,28 @@ class ModelAutoscaler:
         subjects: Subjects,
         prices: Mapping[str, float],
         settings: AutoscalerSettings | None = None,
-        *,
-        memory_share: float = 0.8,
-        goal: Goal = "cost",
-        policy: GuardedPolicy | None = None,
+        monitor: MonitorSettings | None = None,
     ) -> None:
         self._worker = worker
         self._name = f"model-{worker}"
         self._subjects = subjects
-        self._settings = settings = settings or AutoscalerSettings()
-        self._static = settings.policy == "static"
-        self._chooses = settings.policy in ("static", "replicate")
-        self._policy = policy
-        self._scaling = InfaasScaling(settings.hold_s)
-        self._choices = Choices(settings.choice)
+        self._prices = prices
+        self._settings = settings or AutoscalerSettings()
+        self._monitor = monitor or MonitorSettings()
         self._catalog = Catalog()
-        self._problems = ProblemBuilder(self._catalog, prices, settings, memory_share, goal)
         self._synced = False
-        self._loads = LoadEstimator(everything=self._static)
+        self._demand = DemandForecast("")
         self._heartbeat: tuple[float, WorkerHeartbeat | None] = (0.0, None)
-        self._digest: tuple[float, FleetDigest | None] = (0.0, None)
-        self._roster: dict[tuple[str, bool], list[str]] = {}
-        self._solving: Situation | None = None
-        self._periods = 0
-        self._rate = 0.0  # items/s of this worker at the last check
-        self._led_at = float("-inf")  # when the leader has planned last
-        self._planned_rate = 0.0  # the same when the solver was asked last
-        self._barred: dict[str, tuple[float, float]] = {}  # variant: until when, and for how long the next time
-        self._asked: dict[tuple[str, tuple[str, ...]], tuple[float, float]] = {}  # until when, and for which load
+        self._tables = LatencyTables()
+        self._planned: dict[Band, float] = {}  # items/s here when the leader planned last
+        self._short: dict[Band, float] = {}  # since when a class lacks capacity that the plan does not know of
+        self._ordered: dict[str, tuple[int, float]] = {}  # instances, and until when heartbeats may not show them yet
+        self._barred: dict[str, tuple[float, float]] = {}  # until when, and for how long the next time
         self._on: dict[type, Handler] = {
             WorkerHeartbeat: self._heard,
-            FleetDigest: self._digested,
-            FleetRoster: self._roster_changed,
             ObjectiveReport: self._led,
-            DemandReport: self._demand,
+            DemandReport: self._reported,
             Tick: self._check_again,
-            Done: self._solved,
-            Failed: self._not_solved,
-            TimedOut: self._not_solved,
             LoadReply: self._load_answered,
             Changed: self._changed,
             Synced: self._synced_all,
@@ -138,19 +105,9 @@ class ModelAutoscaler:
     @property
     def inlets(self) -> tuple[Inlet, ...]:
         s, worker = self._subjects, self._worker
-        mine = (
-            Inlet(subject=s.worker_heartbeat(worker), message=WorkerHeartbeat),
-            Inlet(subject=s.fleet("digest"), message=FleetDigest),
-            Inlet(subject=s.loads(self._name), message=LoadReply),
-        )
-        if self._static:  # the choice is for the load of all, and goes in turn to all workers
-            return (
-                *mine,
-                Inlet(subject=s.demand(), message=DemandReport),
-                Inlet(subject=s.fleet("roster"), message=FleetRoster),
-            )
         return (
-            *mine,
+            Inlet(subject=s.worker_heartbeat(worker), message=WorkerHeartbeat),
+            Inlet(subject=s.loads(self._name), message=LoadReply),
             Inlet(subject=s.worker(worker, "demand"), message=DemandReport),
             Inlet(subject=s.controller("objectives"), message=ObjectiveReport),
         )
@@ -165,31 +122,29 @@ class ModelAutoscaler:
     # -- what is known
 
     def _start(self, envelope: Envelope) -> Iterable[Effect]:
+        """Only the leader's own planner is helped between two plans: the other policies say themselves how many instances there
+        are.
+        """
         del envelope
-        return NOTHING if self._settings.policy == "off" else (self._next_check(),)
+        return (self._next_check(),) if self._settings.policy == "infaas" else NOTHING
 
     def _next_check(self) -> Effect:
         return After("check", self._settings.period_s, Tick())
 
     def _heard(self, envelope: Envelope) -> Iterable[Effect]:
-        self._heartbeat = (envelope.now, envelope.message)
-        return NOTHING
-
-    def _digested(self, envelope: Envelope) -> Iterable[Effect]:
-        self._digest = (envelope.now, envelope.message)
-        return NOTHING
-
-    def _roster_changed(self, envelope: Envelope) -> Iterable[Effect]:
-        self._roster = {(pool.kind, pool.simulated): pool.workers for pool in envelope.message.pools}
+        self._heartbeat = envelope.now, envelope.message
         return NOTHING
 
     def _led(self, envelope: Envelope) -> Iterable[Effect]:
-        self._led_at = envelope.now
+        """The leader has planned: what is asked of this worker now is the plan's to carry."""
+        self._demand.tick(envelope.now)
+        self._planned = {band(load.needs): load.rate for load in self._loads()}
+        self._short = {}
         return NOTHING
 
-    def _demand(self, envelope: Envelope) -> Iterable[Effect]:
-        self._loads.take(envelope.message, envelope.now)
-        return self._check(envelope.now) if self._jumped(envelope.now) else NOTHING
+    def _reported(self, envelope: Envelope) -> Iterable[Effect]:
+        self._demand.take(envelope.message, envelope.now)
+        return self._react(envelope.now) if self._settings.policy == "infaas" else NOTHING
 
     def _changed(self, envelope: Envelope) -> Iterable[Effect]:
         self._catalog.apply(envelope.message.key, envelope.message.value)
@@ -201,171 +156,183 @@ class ModelAutoscaler:
         return NOTHING
 
     def _load_answered(self, envelope: Envelope) -> Iterable[Effect]:
-        """The monitor alone admits loads. For a while, plans do without what it refuses."""
+        """The monitor alone admits loads. For a while, reactions do without what it refuses."""
         reply: LoadReply = envelope.message
         if not reply.reason:
             self._barred.pop(reply.variant, None)
             return NOTHING
+        self._ordered.pop(reply.variant, None)
         pause = self._barred.get(reply.variant, (0.0, BARRED))[1]
         self._barred[reply.variant] = (envelope.now + pause, min(BARRED_MOST, 2 * pause))
         return NOTHING
 
-    # -- checks
-
-    def _jumped(self, now: float) -> bool:
-        if self._settings.policy == "off" or self._loads.newest((self._worker, "")) <= JUMP * self._rate:
-            return False
-        return self._own_rate(now) > JUMP * self._rate
-
-    def _own_rate(self, now: float) -> float:
-        mine = (self._worker, "")
-        return sum(rate for load in self._loads.classes(now) for name, rate in load.by_worker.items() if name in mine)
+    # -- reactions
 
     def _check_again(self, envelope: Envelope) -> Iterable[Effect]:
-        self._periods += 1
-        return [self._next_check(), *self._check(envelope.now)]
+        return [self._next_check(), *self._react(envelope.now)]
 
-    def _check(self, now: float) -> list[Effect]:
-        """Have the solver plan if load is not carried, or if it is time to search for savings."""
-        self._rate = self._own_rate(now)
+    def _react(self, now: float) -> list[Effect]:
+        """Order what load lacks that has grown since the last plan and has lacked it for a moment."""
+        self._demand.tick(now)
         heard, mine = self._heartbeat
-        if self._settings.policy == "infaas" and now - self._led_at <= LED_S:
-            return []  # the leader plans for all workers
-        if not self._synced or self._solving is not None or mine is None or now - heard > GONE or mine.draining:
+        if not self._synced or mine is None or now - heard > GONE or mine.draining:
             return []
-        digested, digest = self._digest
-        others = OtherWorkers(self._worker, digest if now - digested <= GONE else None)
-        if self._static:
-            return self._check_static(mine, others, now)
-        if self._policy is not None:
-            seen = self._situation(mine, others, now)
-            if seen is None:
-                return []
-            wanted = self._policy.scale(seen.problem, now)
-            if wanted is not None:
-                return self._carry_out(seen, decision_of(seen, wanted, self._policy.name), now)
-        fell = JUMP * self._rate < self._planned_rate
-        search = self._scaling.waiting or fell or self._periods % SAVING == 0
-        if not search:
-            running = self._situation(mine, others, now, running_only=True)
-            if running is None or not self._scaling.soon(running):
-                return []
-        seen = self._chosen_situation(mine, others, now)
-        if seen is None or not (self._scaling.soon(seen) or search):
+        classes = self._loads()
+        if not any(load.rate > GROWN * self._planned.get(band(load.needs), 0.0) for load in classes):
+            self._short = {}
             return []
-        self._solving, self._planned_rate = seen, self._rate
-        return [Do("solve", Solve(with_headroom(seen.problem)), SOLVE_S)]
-
-    def _check_static(self, mine: WorkerHeartbeat, others: OtherWorkers, now: float) -> list[Effect]:
-        if not self._choices.incomplete(mine, self._loads.apps, self._roster, self._catalog):
+        seen = self._seen(classes, mine, now)
+        short = {}
+        for k in lacking(seen.problem):
+            load = seen.classes[k]
+            of = band(load.needs)
+            if load.rate > GROWN * self._planned.get(of, 0.0):
+                short[of] = self._short.get(of, now)
+        self._short = short
+        if not any(now - since >= WAIT_S for since in short.values()):
             return []
-        seen = self._chosen_situation(mine, others, now)
-        if seen is None:
-            return []
-        changes = static_changes(self._worker, self._roster, seen, self._choices, self._catalog)
-        return self._carry_out(seen, ScalingDecision(tuple(changes)), now)
+        found = react(seen.problem)
+        return [self._order(seen, name, count, mine, now) for name, count in found.added.items()]
 
-    def _chosen_situation(self, mine: WorkerHeartbeat, others: OtherWorkers, now: float) -> Situation | None:
-        """The situation, with the one variant of each app that a baseline has chosen for it."""
-        seen = self._situation(mine, others, now)
-        if seen is not None and self._chooses:
-            self._choices.learn(seen)
-            seen = self._situation(mine, others, now)
-        return seen
-
-    def _situation(
-        self, mine: WorkerHeartbeat, others: OtherWorkers, now: float, *, running_only: bool = False
-    ) -> Situation | None:
-        barred = frozenset(name for name, (until, _) in self._barred.items() if now < until)
-        only = self._choices.variants if self._chooses else {}
-        loads = self._loads.classes(now)
-        if self._static:  # the choice is made from the load of all workers
-            loads = [ClassLoad(load.needs, {self._worker: load.rate}, load.last, load.counted) for load in loads]
-        return self._problems.build(mine, others, loads, now, barred=barred, only=only, running_only=running_only)
-
-    def _solved(self, envelope: Envelope) -> Iterable[Effect]:
-        solved: Solved = envelope.message.result
-        seen, self._solving = self._solving, None
-        if seen is None:
-            return NOTHING
-        decision = self._scaling.decide(seen, solved.plan, envelope.now)
-        return self._carry_out(seen, decision, envelope.now, solved)
-
-    def _not_solved(self, envelope: Envelope) -> Iterable[Effect]:
-        del envelope
-        self._solving = None
-        return NOTHING
-
-    # -- orders
-
-    def _carry_out(
-        self, seen: Situation, decision: ScalingDecision, now: float, solved: Solved | None = None
-    ) -> list[Effect]:
-        effects = [self._order(seen, change, solved) for change in decision.changes]
-        for request in decision.requests:
-            effects += self._ask(seen, request, now)
-        return effects
-
-    def _order(self, seen: Situation, change: InstanceChange, solved: Solved | None) -> Effect:
-        by = PlannedBy(solved.plan.solver, solved.milliseconds, solved.plan.objective) if solved else None
-        if change.kind == "unload":
-            release = Release(
-                variant=change.variant, keep=change.instances, orderer=self._name, reason=change.reason, planned=by
-            )
-            return Publish(self._subjects.worker(self._worker, "release"), release)
+    def _order(self, seen: SeenLoad, variant: str, count: int, mine: WorkerHeartbeat, now: float) -> Effect:
+        record = seen.records[variant]
+        [one] = [each for each in seen.problem.candidates if each.name == variant]
+        self._ordered[variant] = one.running + count, now + SETTLE_S
+        there = {each.variant for each in mine.instances if each.state in COUNTED}
+        apps = [
+            load.needs.app
+            for load, demand in zip(seen.classes, seen.problem.demands, strict=True)
+            if demand.accepts(one)
+        ]
+        asked = sum(load.rate for load in seen.classes if load.needs.app in apps)
+        can = sum(c.saturation_qps * c.running for c in seen.problem.candidates if set(c.apps) & set(one.apps))
         order = EnsureLoaded(
-            variant=seen.records[change.variant],
-            at_least=change.instances,
-            app=seen.app_of(change.variant) or None,
+            variant=record,
+            at_least=one.running + count,
+            app=apps[0] if apps else None,
             orderer=self._name,
-            reason=change.reason,
-            action=change.kind,
-            planned=by,
+            reason=f"can carry {can:.3g} of {asked:.4g} items/s of {', '.join(sorted(set(apps)))} until the next plan",
+            action="replicate" if variant in there else "upgrade" if can > 0 else "load",
         )
         return Publish(self._subjects.worker(self._worker, "load"), order, self._subjects.loads(self._name))
 
-    def _ask(self, seen: Situation, request: CapacityRequest, now: float) -> tuple[Effect, ...]:
-        app = seen.apps[request.demand]
-        key = (app, request.variants)
-        until, asked = self._asked.get(key, (0.0, 0.0))
-        if now < until and request.load <= GROWN * asked:
-            return NOTHING
-        load_s = load_seconds(seen.records[request.variants[0]])
-        self._asked[key] = now + ASK_AGAIN + load_s, request.load
-        self._asked = {k: ask for k, ask in self._asked.items() if ask[0] > now}
-        load = seen.classes[request.demand]
-        ask = AskForCapacity(
-            worker=self._worker,
-            at=now,
-            app=app,
-            why=request.why,
-            variants=list(request.variants),
-            load=request.load,
-            instances=request.instances,
-            latency_ms=load.needs.latency_ms if load is not None else None,
-            accuracy=load.needs.accuracy if load is not None else 0.0,
-            reason=request.reason,
+    def _loads(self) -> tuple[ForecastLoad, ...]:
+        """What this worker is asked for now. A step counts from the first report on."""
+        found = ((load, max(load.rate, newest)) for load, newest in self._demand.surges())
+        return tuple(replace(load, rate=rate) for load, rate in found if rate > 0)
+
+    def _seen(self, classes: tuple[ForecastLoad, ...], mine: WorkerHeartbeat, now: float) -> SeenLoad:
+        """This load, and the variants that the worker's devices can serve it with."""
+        scopes = [self._scope(load.needs) for load in classes]
+        limits: dict[str, float] = {}
+        apps: dict[str, list[str]] = {}
+        records: dict[str, VariantRecord] = {}
+        for k, (load, scope) in enumerate(zip(classes, scopes, strict=True)):
+            limit = inf if load.needs.latency_ms is None else load.needs.latency_ms / 1000.0
+            for record in scope:
+                if self._tables.table(record).seconds(1) <= limit:
+                    records[record.variant] = record
+                    apps.setdefault(record.variant, []).append(f"{load.needs.app}/{k}")
+                    limits[record.variant] = min(limit, limits.get(record.variant, inf))
+        candidates = [
+            one
+            for name, record in sorted(records.items())
+            if (one := self._candidate(record, mine, limits[name], tuple(apps[name]), now)) is not None
+        ]
+        problem = PlanningProblem(
+            candidates=tuple(candidates),
+            demands=tuple(requirement_class(k, load.needs, load.rate) for k, load in enumerate(classes)),
+            resources=self._free_cores(mine, candidates, now),
+            slack=self._settings.slack,
+            loading_weight=self._settings.loading_weight,
         )
-        return (Publish(self._subjects.controller("ask"), ask),)
+        return SeenLoad(problem, classes, records)
+
+    def _scope(self, needs: ClassDemand) -> Sequence[VariantRecord]:
+        return variants_for(needs.app, needs.model, needs.version, needs.variant, self._catalog, needs.accuracy)
+
+    def _candidate(
+        self, record: VariantRecord, mine: WorkerHeartbeat, limit_s: float, apps: tuple[str, ...], now: float
+    ) -> CandidateVariant | None:
+        devices = [d for d in mine.devices if d.alive and (d.kind, d.simulated) == (record.hardware, record.simulated)]
+        held = [one for one in mine.instances if one.variant == record.variant and one.state in COUNTED]
+        if not devices:
+            return None
+        table = self._tables.table(record)
+        factors = [max(1.0, one.busy_factor) for one in held if one.state in SERVING]
+        slow = sum(factors) / len(factors) if factors else 1.0
+        price = self._price(record, devices[0])
+        count, until = self._ordered.get(record.variant, (0, 0.0))
+        running = max(len(held), count if now < until else 0)
+        closed = now < self._barred.get(record.variant, (0.0, 0.0))[0]
+        room = 0 if closed else sum(how_many_fit(record, d, self._monitor.memory_share, inf) for d in devices)
+        warm = any(one.variant == record.variant and one.state == "Warm" for one in mine.instances)
+        return CandidateVariant(
+            name=record.variant,
+            apps=apps,
+            model=record.model,
+            hardware=record.hardware,
+            latency_ms=table.seconds(1) * 1000.0,
+            saturation_qps=throughput(table, limit_s) / slow,
+            cost_per_s=price,
+            load_s=load_seconds(record, warm=warm),
+            accuracy=record.accuracy,
+            uses={_cores(record): cores_of(record)} if record.hardware in PER_CORE else {},  # others take turns
+            running=running,
+            most=max(running, len(held) + room),
+            cost_per_1000=price * (table.seconds(1) * 1000.0 + HANDLING_MS),
+        )
+
+    def _free_cores(
+        self, mine: WorkerHeartbeat, candidates: Iterable[CandidateVariant], now: float
+    ) -> dict[str, float]:
+        """By kind of device, the cores that no instance computes on, and those that the candidates' instances take."""
+        free: dict[str, float] = {}
+        kinds = {device.device: _kind(device.kind, device.simulated) for device in mine.devices if device.alive}
+        for device in mine.devices:
+            if device.alive:
+                name = kinds[device.device]
+                free[name] = free.get(name, 0.0) + device.cores
+        for status in mine.instances:
+            record = self._catalog.variant(status.variant)
+            if record is not None and status.device in kinds and needed(status):
+                free[kinds[status.device]] -= _busy_cores(status, record, now)
+        taken: dict[str, float] = {}
+        for one in candidates:
+            coming = one.running - sum(each.variant == one.name and each.state in COUNTED for each in mine.instances)
+            for name, cores in one.uses.items():
+                taken[name] = taken.get(name, 0.0) + cores * one.running
+                free[name] -= cores * coming
+        return {name: max(0.0, cores) + taken.get(name, 0.0) for name, cores in free.items()}
+
+    def _price(self, record: VariantRecord, device: DeviceStatus) -> float:
+        try:
+            return instance_price_per_s(record, self._prices, device.cores, device.memory_mb)
+        except UnknownPrice:
+            return 0.0
+
+
+def _kind(kind: str, simulated: bool) -> str:
+    return f"{'simulated ' * simulated}{kind}"
+
+
+def _cores(record: VariantRecord) -> str:
+    return _kind(record.hardware, record.simulated)
+
+
+def _busy_cores(status: InstanceStatus, record: VariantRecord, now: float) -> float:
+    """How many of its cores this instance uses. One that is new, or not in state Active, counts as using all."""
+    cores, saturation = cores_of(record), record.profile.saturation_qps
+    if status.state != "Active" or now - status.since < YOUNG or saturation <= 0:
+        return cores
+    return cores * min(1.0, status.load * status.busy_factor / saturation)
 
 
 def make_model_autoscaler(
-    settings: Settings,
-    subjects: Subjects,
-    worker: str,
-    prices: Mapping[str, float],
-    policy: GuardedPolicy | None = None,
+    settings: Settings, subjects: Subjects, worker: str, prices: Mapping[str, float]
 ) -> ModelAutoscaler:
-    """The model-autoscaler of this worker. prices: US$ per hour by device kind. policy: a user's own, if the settings name one."""
-    return ModelAutoscaler(
-        worker,
-        subjects,
-        prices,
-        settings.autoscaler,
-        memory_share=settings.monitor.memory_share,
-        goal=settings.goal,
-        policy=policy,
-    )
+    """The model-autoscaler of this worker. prices: US$ per hour by device kind."""
+    return ModelAutoscaler(worker, subjects, prices, settings.autoscaler, settings.monitor)
 
 
 # -- metrics
@@ -373,12 +340,12 @@ def make_model_autoscaler(
 
 def families(actor: ModelAutoscaler) -> Iterable[MetricFamily]:
     load = MetricFamily("infaas_autoscaler_load_items_per_second", "gauge", "Load of this worker when last looked at.")
-    load.add(actor._rate, worker=actor._worker)
+    load.add(sum(one.rate for one in actor._demand.loads()), worker=actor._worker)
     barred = MetricFamily(
         "infaas_autoscaler_barred_variants", "gauge", "Variants that were refused here, planned without for now."
     )
     barred.add(len(actor._barred), worker=actor._worker)
-    return load, barred, policy_failures(actor._policy.failures if actor._policy is not None else {})
+    return load, barred
 
 
 def missing(actor: ModelAutoscaler, now: float) -> str:

@@ -10,14 +10,15 @@ from services.autoscaler.vms import actor
 from services.autoscaler.vms.actor import Controller, changes_machines, make_controller
 from services.autoscaler.vms.commands import ProviderTraits
 from services.autoscaler.vms.edge import ControllerEdge, load_forecaster
-from services.autoscaler.vms.policy import PricedKind
 from services.autoscaler.vms.providers import PROVIDERS
 from services.autoscaler.vms.providers.base import ProviderError
+from services.autoscaler.vms.rules import PricedKind
 from services.core.cost import UnknownPrice, price_per_hour
 from services.core.emulation import simulated_devices
 from services.core.placement import Device
 from services.core.settings import ELSEWHERE, Settings
 from services.shell.host.machine import devices_of, worker_of
+from services.shell.policies import load_scaling
 from services.shell.prices import load_prices
 from services.shell.runtime.runtime import Runtime
 from services.shell.settings import SettingsError
@@ -37,10 +38,11 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     except ProviderError as error:
         raise SettingsError(str(error)) from error
     kinds = kinds_of(settings) if provider is not None and changes_machines(settings) else {}
+    policy = load_scaling(settings)
     traits = provider.traits if provider is not None else ProviderTraits()
 
     def make() -> Controller:
-        return make_controller(settings, subjects, f"vm-{secrets.token_hex(4)}", kinds, traits)
+        return make_controller(settings, subjects, f"vm-{secrets.token_hex(4)}", kinds, traits, policy)
 
     edge = ControllerEdge(bus, subjects, provider)
     return [Runtime("vm-autoscaler", make, bus, subjects, edge, insight=actor)]

@@ -1,7 +1,7 @@
 """The controller of a cluster: the VM-autoscaler (INFaaS, section 4.2.3). Of several, one leads and acts; all follow. Pure.
 
-Every period it reviews the fleet as heartbeats show it. It adds machines by the rules of policy.py, goes on with what is pending
-(machines that boot, machines that are removed, instances to be placed), and removes an idle machine. It writes into the control
+Every period it reviews the fleet as heartbeats show it. It adds machines by the plan or by rules.py, goes on with what is pending
+(machines that boot, machines that are removed, instances that move), and removes an idle machine. It writes into the control
 bucket what it is about to do to a machine. So the next leader goes on with it and does nothing twice.
 It keeps the replicas of deployed pipelines (pipelines.py).
 """
@@ -13,8 +13,9 @@ from msgspec import Struct
 
 from bus.messages.events import AppObjective
 from bus.messages.fleet import LoadReply, WorkerHeartbeat
-from bus.messages.scaling import AskForCapacity, DemandHistory, DemandReport, PipelineArrivals
+from bus.messages.scaling import AskToMove, DemandHistory, DemandReport, PipelineArrivals
 from bus.subjects import Subjects
+from services.autoscaler.baselines import baseline_of
 from services.autoscaler.vms.commands import (
     LEADER,
     ControllerEffects,
@@ -26,25 +27,24 @@ from services.autoscaler.vms.commands import (
     worker_of_key,
 )
 from services.autoscaler.vms.drain import MachineDrain
-from services.autoscaler.vms.fleet import Fleet, in_state
+from services.autoscaler.vms.fleet import Fleet
 from services.autoscaler.vms.growth import MachineGrowth
 from services.autoscaler.vms.inventory import InventoryView
 from services.autoscaler.vms.lease import Lease
 from services.autoscaler.vms.machines import Machines
+from services.autoscaler.vms.moves import Moves
 from services.autoscaler.vms.orders import DryRun, MachineOrders
 from services.autoscaler.vms.pipelines import PipelineReplication
-from services.autoscaler.vms.placement import InstancePlacement
 from services.autoscaler.vms.planner import FleetPlanner
-from services.autoscaler.vms.policy import (
+from services.autoscaler.vms.problem import FleetProblems
+from services.autoscaler.vms.rules import (
     FleetLimits,
-    Hardware,
     PricedKind,
     Remove,
     WorkerSummary,
     hardware_needs,
     removal,
 )
-from services.autoscaler.vms.problem import FleetProblems
 from services.core.actor import (
     NOTHING,
     After,
@@ -67,12 +67,12 @@ from services.core.actor import (
 from services.core.catalog import Catalog
 from services.core.cost import Goal
 from services.core.metric import MetricFamily
+from services.core.policy import GuardedPolicy, policy_failures
 from services.core.settings import AutoscalerSettings, MonitorSettings, Settings
 
 FIRST_REVIEW_S = 2.0  # s after the start, in which each worker has sent heartbeats
 APPEAR_S = 30.0  # s of leading after which a worker that was not heard does not exist
 FINISHED = "finished"  # the last message about a registration
-MOST_VARIANTS = 8  # that a new machine is filled with
 
 
 class RenewLease(Struct, frozen=True):
@@ -90,7 +90,10 @@ class RegistrationProgress(Struct, frozen=True):
 
 
 class Controller:
-    """One candidate for the lead. name: "vm-...", of this process's life only. monitor: as the workers' monitors admit loads."""
+    """One candidate for the lead.
+
+    name: "vm-...", of this process's life only. monitor: as the workers' monitors admit loads. policy: a user's own.
+    """
 
     def __init__(
         self,
@@ -101,6 +104,7 @@ class Controller:
         traits: ProviderTraits | None = None,
         autoscaler: AutoscalerSettings | None = None,
         goal: Goal = "cost",
+        policy: GuardedPolicy | None = None,
     ) -> None:
         monitor, autoscaler = monitor or MonitorSettings(), autoscaler or AutoscalerSettings()
         traits = traits or ProviderTraits()
@@ -117,10 +121,12 @@ class Controller:
         self._machines = Machines(
             fleet, catalog, effects, limits, inventory, orders, confirm_stops=traits.confirm_stops
         )
-        self._placement = InstancePlacement(fleet, catalog, effects, monitor)
+        self._moves = Moves(fleet, catalog, effects, monitor)
         problems = FleetProblems(fleet, catalog, limits, monitor, autoscaler, goal)
-        self._planner = FleetPlanner(subjects, fleet, catalog, effects, problems, autoscaler)
-        self._plans = autoscaler.policy == "infaas"
+        self._policy = policy
+        scaling = policy or baseline_of(autoscaler)
+        self._planner = FleetPlanner(subjects, fleet, catalog, effects, problems, autoscaler, scaling)
+        self._plans = autoscaler.policy != "off"
         self.pipelines = PipelineReplication(catalog, self._planner, problems, plans=self._plans)
         self._drain = MachineDrain(fleet, catalog, effects, self._machines, inventory, monitor, self._planner)
         self._dry_run = DryRun(effects, orders) if traits.dry_run else None
@@ -134,7 +140,7 @@ class Controller:
             WorkerHeartbeat: self._heartbeat,
             ReviewFleet: self._review_again,
             RenewLease: self._renew_again,
-            AskForCapacity: self._asked,
+            AskToMove: self._asked,
             DemandReport: self._demand,
             DemandHistory: self._history,
             PipelineArrivals: self._arrivals,
@@ -165,7 +171,7 @@ class Controller:
         )
         return (
             Inlet(subject=s.worker_heartbeat(), message=WorkerHeartbeat),
-            Inlet(subject=s.controller("ask"), message=AskForCapacity),
+            Inlet(subject=s.controller("ask"), message=AskToMove),
             *(plan if self._plans else ()),
             Inlet(subject=s.pipeline("arrivals"), message=PipelineArrivals),
             Inlet(subject=s.workshop("*"), message=bytes),
@@ -227,12 +233,12 @@ class Controller:
         return NOTHING
 
     def _replied(self, envelope: Envelope) -> Iterable[Effect]:
-        self._placement.replied(envelope.subject, envelope.message)
+        self._moves.replied(envelope.subject, envelope.message)
         self._planner.replied(envelope.subject, envelope.message, envelope.now)
         return NOTHING
 
     def _undelivered(self, envelope: Envelope) -> Iterable[Effect]:
-        self._placement.replied(envelope.message.reply_subject, None)
+        self._moves.replied(envelope.message.reply_subject, None)
         self._planner.replied(envelope.message.reply_subject, None, envelope.now)
         return NOTHING
 
@@ -256,10 +262,8 @@ class Controller:
         turn = self._turn(envelope.now)
         if not turn.epoch or turn.epoch != self._led:
             return NOTHING
-        if self._planner.current(turn.now) and envelope.message.why != "interfered":
-            return NOTHING  # the plan is for all load
-        self._placement.ask(envelope.message, turn.now)
-        return self._placement.advance(lambda need: self._growth.for_need(need, turn), turn)
+        self._moves.ask(envelope.message, turn.now)
+        return self._moves.advance(lambda need: self._growth.for_need(need, turn), turn)
 
     # -- the lead
 
@@ -300,7 +304,7 @@ class Controller:
         self._led, self._led_since = turn.epoch, turn.now
         self._machines.forget(turn)
         self._planner.forget()
-        self._placement.forget()
+        self._moves.forget()
         self._drain.forget()
         self._inventory.forget()
         self._growth.forget()
@@ -349,6 +353,7 @@ class Controller:
         return [self._next_review(), *self._review(self._turn(envelope.now))]
 
     def _review(self, turn: Turn) -> list[Effect]:
+        """In this order: which machines exist, what of them is under way, the plan, and which machines come and go."""
         self.fleet.forget_gone(turn.now)
         if not turn.epoch:
             return []
@@ -366,22 +371,23 @@ class Controller:
         closed = self._inventory.closed()
         found += self.pipelines.review(self._leaving, turn)
         found += self._plan(turn)
-        needs = [] if self._planner.current(turn.now) else hardware_needs(self._summaries(turn), self._limits)
-        lacking = [] if self._planner.current(turn.now) else self._planner.machine_needs()
-        wanted = {need.hardware for need in (*needs, *lacking)} | self._placement.hardware()
+        planned = self._planner.current(turn.now)  # it says which machines there are (`_planned`); else the rules do
+        needs = [] if planned else hardware_needs(self._summaries(turn), self._limits)
+        lacking = [] if planned else self._planner.machine_needs()
+        wanted = {need.hardware for need in (*needs, *lacking)} | self._moves.hardware()
         stays, effects = self._drain.advance(wanted, turn, closed)
         found += effects
-        found += self._placement.advance(lambda need: self._growth.for_need(need, turn), turn)
+        found += self._moves.advance(lambda need: self._growth.for_need(need, turn), turn)
         for need in lacking:
             found += self._growth.for_need(need, turn)[1]
         if not stays:
             for need in needs:
-                found += self._growth.by_rule(need, turn, self._troubled(need.hardware, turn))
+                found += self._growth.by_rule(need, turn, self.fleet.troubled(need.hardware, turn.now))
         self._growth.still_blocked(wanted)
         if (self._inventory.known and self._dry_run is None) or turn.now - self._led_since > APPEAR_S:
             found += self._growth.keep_minimum(closed, turn)
         if not self._drain.worker:
-            found += self._remove(closed, turn, idle=not needs and not self._planner.current(turn.now))
+            found += self._remove(closed, turn, idle=not needs and not planned)
         return found
 
     # -- the plan
@@ -433,20 +439,6 @@ class Controller:
         ordered = known.record is not None and known.record.state == "Booting"
         return worker.kind in self._limits.kinds and worker.state in ("Ready", "Booting") and not ordered
 
-    def _troubled(self, hardware: Hardware, turn: Turn) -> list[tuple[str, str]]:
-        """Variants that a new machine with this hardware takes load from, and an app of each: troubled ones, else the busiest."""
-        rows: dict[str, tuple[bool, float, str]] = {}
-        for worker in self.fleet.ready(turn.now):
-            for one in worker.instances:
-                if worker.hardware_of(one) != hardware:
-                    continue
-                troubled = in_state(one, "Overloaded") or in_state(one, "Interfered")
-                before, load, app = rows.get(one.variant, (False, 0.0, ""))
-                rows[one.variant] = (troubled or before, load + one.load, next(iter(one.app_states), app))
-        found = sorted(rows.items(), key=lambda row: (not row[1][0], -row[1][1], row[0]))
-        only = [row for row in found if row[1][0]] or [row for row in found[:1] if row[1][1] > 0]
-        return [(variant, app) for variant, (_, _, app) in only[:MOST_VARIANTS]]
-
 
 def changes_machines(settings: Settings) -> bool:
     """Whether machines are added and removed at all. A static system keeps the ones that it has."""
@@ -459,14 +451,18 @@ def make_controller(
     name: str,
     kinds: Mapping[str, PricedKind],
     traits: ProviderTraits | None = None,
+    policy: GuardedPolicy | None = None,
 ) -> Controller:
-    """A candidate for the lead. kinds: of machines that may be started; ignored in a static system. traits: of the provider."""
+    """A candidate for the lead. kinds: of machines that may be started; ignored in a static system. traits: of the provider.
+
+    policy: a user's own, if the settings name one.
+    """
     limits = FleetLimits(
         kinds=kinds if changes_machines(settings) else {},
         settings=settings.machines,
         budget_per_hour=settings.autoscaler.budget_per_hour or inf,
     )
-    return Controller(name, subjects, limits, settings.monitor, traits, settings.autoscaler, settings.goal)
+    return Controller(name, subjects, limits, settings.monitor, traits, settings.autoscaler, settings.goal, policy)
 
 
 # -- metrics
@@ -493,7 +489,8 @@ def families(actor: Controller) -> Iterable[MetricFamily]:
             if value is not None:
                 family.add(value, app=one.app)
         found.append(family)
-    return [*found, *actor.pipelines.families(leads=actor.lease.epoch > 0)]
+    failures = policy_failures(actor._policy.failures if actor._policy is not None else {})
+    return [*found, failures, *actor.pipelines.families(leads=actor.lease.epoch > 0)]
 
 
 def missing(_actor: Controller, _now: float) -> str:

@@ -1,14 +1,17 @@
 """What the controller sends out: commands to its edge, orders to workers, events; and its records in the control bucket. Pure."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bus.messages.events import ScalingEvent, WorkerEvent
 from bus.messages.scaling import LeaderRecord, MachineRecord, PipelineReplicas, StartMachine, StopMachine
 from bus.subjects import Subjects
 from services.core.actor import Do, Effect, Publish, Record
+from services.core.planning.fleet import FleetPlan, FleetProblem
 
 LEADER = "controller"  # key of the leader's record
 _MACHINE = "machine."  # keys of machines' records begin with it
@@ -227,3 +230,41 @@ class ControllerEffects:
                 reason=self._mark + reason,
             )
         )
+
+
+# -- plans
+
+
+class SolveFleet(Struct, frozen=True):
+    """Command to the edge: make both plans. The answer is `FleetSolved`. growth: None if no machine may come or go."""
+
+    growth: FleetProblem | None
+    present: FleetProblem
+
+    def wanting(self, wanted: Mapping[str, int]) -> "SolveFleet":
+        """The same with so many instances of these variants, whatever they carry."""
+        growth = None if self.growth is None else _wanting(self.growth, wanted)
+        return SolveFleet(growth, _wanting(self.present, wanted))
+
+    @property
+    def size(self) -> int:
+        """Columns of the programmes, about."""
+        both = (self.present,) if self.growth is None else (self.growth, self.present)
+        return sum(len(one.variants) + sum(len(need.options) for need in one.needs) for one in both)
+
+
+def _wanting(problem: FleetProblem, wanted: Mapping[str, int]) -> FleetProblem:
+    kept = {problem.variants[variants[0]].name: number for variants, number in problem.reserved}
+    at: dict[str, list[int]] = {}
+    for v, one in enumerate(problem.variants):
+        at.setdefault(one.name, []).append(v)
+    rows = ((tuple(at[name]), max(number, kept.get(name, 0))) for name, number in wanted.items() if name in at)
+    return replace(problem, wanted=tuple(rows))
+
+
+class FleetSolved(Struct, frozen=True):
+    """The plans for both problems, and the milliseconds that they took."""
+
+    growth: FleetPlan | None
+    present: FleetPlan
+    milliseconds: float

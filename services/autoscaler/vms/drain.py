@@ -12,9 +12,9 @@ from services.autoscaler.vms.commands import ControllerEffects, Turn
 from services.autoscaler.vms.fleet import Fleet, FleetWorker
 from services.autoscaler.vms.inventory import InventoryView
 from services.autoscaler.vms.machines import LOST_S, PAUSES, Machines
-from services.autoscaler.vms.placement import pack
+from services.autoscaler.vms.placement import place
 from services.autoscaler.vms.planner import FleetPlanner
-from services.autoscaler.vms.policy import Hardware, Remove
+from services.autoscaler.vms.rules import Hardware, Remove
 from services.core.actor import Effect
 from services.core.catalog import Catalog
 from services.core.lifecycle import SERVING, needed
@@ -157,20 +157,18 @@ class MachineDrain:
             return None
         if any(one.state == "Loading" for other in rest for one in other.of(variant)):
             return []
-        where = pack(record, 1, rest, self._share) or pack(record, 1, rest, self._share, overcommit=self._overcommit)
-        found: list[Effect] = []
-        for name in where:
-            have = len(self._fleet.workers[name].of(variant))
-            order = EnsureLoaded(
-                variant=record,
-                at_least=have + 1,
-                app=app,
-                orderer=self._effects.name,
-                reason=f"{self.worker} is being removed, and only it serves {app}",
-                epoch=turn.epoch,
-            )
-            found.append(self._effects.order(name, "load", order))
-        return found if where else None
+        where = place(record, rest, self._share) or place(record, rest, self._share, self._overcommit)
+        if where is None:
+            return None
+        order = EnsureLoaded(
+            variant=record,
+            at_least=len(where.of(variant)) + 1,
+            app=app,
+            orderer=self._effects.name,
+            reason=f"{self.worker} is being removed, and only it serves {app}",
+            epoch=turn.epoch,
+        )
+        return [self._effects.order(where.name, "load", order)]
 
     # -- draining
 

@@ -13,16 +13,16 @@ from services.autoscaler.vms.commands import (
     ClaimLease,
     DeleteRecord,
     DeleteReplicas,
+    FleetSolved,
     LeaseClaimed,
     ListMachines,
     SaveRecord,
     SaveReplicas,
+    SolveFleet,
     Start,
     Stop,
     machine_key,
 )
-from services.autoscaler.vms.planner import FleetSolved
-from services.autoscaler.vms.problem import SolveFleet
 from services.autoscaler.vms.providers.base import Provider
 from services.core.forecast.forecasters import OTHERS
 from services.core.pipelines.kept import decode_replicas, replicas_key

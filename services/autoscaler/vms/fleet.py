@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from bus.messages.scaling import MachineRecord
-from services.autoscaler.vms.policy import Hardware, PricedKind, WorkerSummary
+from services.autoscaler.vms.rules import Hardware, PricedKind, WorkerSummary
 from services.core.cost import machine_price
 from services.core.lifecycle import COUNTED, SERVING, needed
+from services.core.placement import Device
 from services.core.selection.cluster import busy_share
 
 Threads = Callable[[str], int]
@@ -17,6 +18,7 @@ READINGS = 3  # heartbeats in a row that must show a device busy, since a single
 ENDED_S = (
     600.0  # s for which a stopped worker is recognised, in case its heartbeats come after its name was given to another
 )
+MOST_VARIANTS = 8  # that a new machine is filled with
 FORGET_S = 60.0  # s of silence after which a worker without a record is forgotten
 
 
@@ -279,6 +281,20 @@ class Fleet:
         found = (one for worker in workers for variant in set(variants) for one in worker.of(variant))
         return sum(one.state in SERVING for one in found)
 
+    def troubled(self, hardware: Hardware, now: float) -> list[tuple[str, str]]:
+        """Variants that a new machine with this hardware takes load from, and an app of each: troubled ones, else the busiest."""
+        rows: dict[str, tuple[bool, float, str]] = {}
+        for worker in self.ready(now):
+            for one in worker.instances:
+                if worker.hardware_of(one) != hardware:
+                    continue
+                troubled = in_state(one, "Overloaded") or in_state(one, "Interfered")
+                before, load, app = rows.get(one.variant, (False, 0.0, ""))
+                rows[one.variant] = (troubled or before, load + one.load, next(iter(one.app_states), app))
+        found = sorted(rows.items(), key=lambda row: (not row[1][0], -row[1][1], row[0]))
+        only = [row for row in found if row[1][0]] or [row for row in found[:1] if row[1][1] > 0]
+        return [(variant, app) for variant, (_, _, app) in only[:MOST_VARIANTS]]
+
 
 def _begins(worker: FleetWorker, record: MachineRecord | None) -> bool:
     """Whether this record is about a new machine, not about the known one."""
@@ -290,3 +306,22 @@ def _begins(worker: FleetWorker, record: MachineRecord | None) -> bool:
 def in_state(status: InstanceStatus, state: str) -> bool:
     """Whether the instance is in this state, as a whole or for one of its apps."""
     return status.state == state or state in status.app_states.values()
+
+
+def shape_of(worker: FleetWorker) -> tuple[object, ...]:
+    """What workers that are alike have in common."""
+    return tuple(sorted((d.kind, d.simulated, d.cores, round(d.memory_mb), d.arithmetic) for d in worker.devices))
+
+
+def devices_of(worker: FleetWorker) -> tuple[Device, ...]:
+    return tuple(
+        Device(
+            name=d.device,
+            kind=d.kind,
+            cores=d.cores,
+            memory_mb=d.memory_mb,
+            simulated=d.simulated,
+            arithmetic=d.arithmetic,
+        )
+        for d in worker.devices
+    )

@@ -13,7 +13,7 @@ from services.autoscaler.vms.fleet import Fleet
 from services.autoscaler.vms.inventory import InventoryView
 from services.autoscaler.vms.machines import Machines
 from services.autoscaler.vms.orders import DryRun
-from services.autoscaler.vms.policy import (
+from services.autoscaler.vms.rules import (
     Add,
     Blocked,
     FleetLimits,

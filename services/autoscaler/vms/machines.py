@@ -10,7 +10,7 @@ from services.autoscaler.vms.commands import ControllerEffects, Start, Stop, Tur
 from services.autoscaler.vms.fleet import SILENT_S, Fleet, FleetWorker
 from services.autoscaler.vms.inventory import InventoryView
 from services.autoscaler.vms.orders import START_S, STOP_S, MachineOrders, record_of
-from services.autoscaler.vms.policy import Add, FleetLimits
+from services.autoscaler.vms.rules import Add, FleetLimits
 from services.core.actor import Do, Effect
 from services.core.catalog import Catalog
 

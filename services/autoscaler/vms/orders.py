@@ -7,7 +7,7 @@ from bus.messages.scaling import MachineRecord, StartMachine, StopMachine
 from services.autoscaler.vms.commands import ControllerEffects, Node, Start, Stop, Turn
 from services.autoscaler.vms.fleet import Fleet
 from services.autoscaler.vms.inventory import InventoryView
-from services.autoscaler.vms.policy import Add, FleetLimits, Remove
+from services.autoscaler.vms.rules import Add, FleetLimits, Remove
 from services.core.actor import Do, Effect
 
 START_S = 8.0  # s for a provider to say that a start is under way

@@ -10,24 +10,25 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from math import inf
 
-from msgspec import Struct
+from msgspec.structs import replace
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.events import AppObjective
 from bus.messages.fleet import EnsureLoaded, LoadReply, PlannedBy, Release
 from bus.messages.scaling import AskForHistory, DemandHistory, DemandReport, ObjectiveReport
 from bus.subjects import Subjects
-from services.autoscaler.vms.assignment import Room, assign, hardware_of, place_more
-from services.autoscaler.vms.commands import ControllerEffects, Turn
+from services.autoscaler.vms.commands import ControllerEffects, FleetSolved, Turn
 from services.autoscaler.vms.fleet import Fleet, FleetWorker
-from services.autoscaler.vms.policy import HardwareNeed, hardware_name
+from services.autoscaler.vms.placement import Room, assign, hardware_of, place_more
 from services.autoscaler.vms.problem import ClassNeeds, FleetProblems, FleetSnapshot, Reservation
+from services.autoscaler.vms.rules import HardwareNeed, hardware_name
 from services.core.actor import Do, Effect, Publish, Record
 from services.core.catalog import Catalog, target_of
 from services.core.cost import load_seconds
 from services.core.demand import Band, band
 from services.core.lifecycle import COUNTED, SERVING
 from services.core.planning.fleet import FleetPlan
+from services.core.policy import ScalingPolicy
 from services.core.settings import AutoscalerSettings
 
 SOLVE_S = 5.0  # s that both solutions may take
@@ -42,18 +43,11 @@ RECORD_S = 10.0  # s between two records of objectives
 SETTLE_S = 3.0  # s between a load order and its instance in the heartbeats, beside its load time
 
 
-class FleetSolved(Struct, frozen=True):
-    """The plans for both problems, and the milliseconds that they took."""
-
-    growth: FleetPlan | None
-    present: FleetPlan
-    milliseconds: float
-
-
 class FleetPlanner:
     """It acts only in turns in which its controller leads. wanted_machines: by kind, as the last plan has it. expected: items/s for those.
 
-    objectives: of all apps, as of the last plan. lacking: by variant, how many reserved instances find no room, and why.
+    policy: says how many instances there are; None: the programme does. objectives: of all apps, as of the last plan. lacking: by
+    variant, how many reserved instances find no room, and why.
     """
 
     def __init__(
@@ -64,6 +58,7 @@ class FleetPlanner:
         effects: ControllerEffects,
         problems: FleetProblems,
         settings: AutoscalerSettings,
+        policy: ScalingPolicy | None = None,
     ) -> None:
         self.wanted_machines: dict[str, int] = {}
         self.expected = 0.0
@@ -75,6 +70,7 @@ class FleetPlanner:
         self._effects = effects
         self._problems = problems
         self._settings = settings
+        self._policy = policy
         self._solving: FleetSnapshot | None = None
         self._planned: tuple[float, Mapping[Band, float]] = (-inf, {})  # when, and for which needs
         self._fleet_then: tuple[object, ...] = ()
@@ -211,6 +207,9 @@ class FleetPlanner:
         seen = self._problems.snapshot(turn.now, leaving)
         if seen is None or not (at_once or self._due(seen, turn.now)):
             return found
+        wanted = self._policy.scale(self._problems.for_policy(seen), turn.now) if self._policy is not None else None
+        if wanted is not None:
+            seen = replace(seen, problem=seen.problem.wanting(wanted), wanted=wanted)
         self._solving = seen
         return [*found, Do(("plan", str(turn.epoch)), seen.problem, SOLVE_S)]
 
@@ -392,7 +391,7 @@ class FleetPlanner:
         """A device that is paid anyway and idle gets an instance for the app with the least headroom, which stands by there."""
         problem = seen.problem.present
         loading = any(one.state == "Loading" for group in seen.pools for worker in group for one in worker.instances)
-        if problem.goal == "accuracy" or loading:
+        if problem.goal == "accuracy" or problem.wanted or loading:
             return []
         apps = {one.app: one.headroom for one in self._objectives(seen, turn.now) if one.headroom is not None}
         poor = min(apps, key=lambda app: (apps[app], app), default="")
@@ -461,6 +460,8 @@ class FleetPlanner:
         pipelines = reserved.pipelines if reserved is not None else ()
         why = f"for {sum(one.soon for one in ours):.4g} items/s of {_apps(ours)}" if ours or not pipelines else ""
         kept = f"{reserved.replicas} are kept for {', '.join(pipelines)}" if reserved is not None else ""
+        if self._policy is not None and record.variant in seen.wanted:
+            why = f"{self._policy.name} wants {seen.wanted[record.variant]} in all"
         apps = (*pipelines, *(one.app for one in ours), None)
         return self._load(
             worker,

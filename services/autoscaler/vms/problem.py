@@ -10,18 +10,19 @@ from math import floor, inf
 from msgspec import Struct
 
 from bus.messages.catalog import VariantRecord
-from services.autoscaler.vms.demand import DemandForecast, ForecastLoad, Reached, margin_factor
-from services.autoscaler.vms.fleet import Fleet, FleetWorker
-from services.autoscaler.vms.policy import FleetLimits
+from services.autoscaler.demand import DemandForecast, ForecastLoad, Reached, margin_factor
+from services.autoscaler.vms.commands import SolveFleet
+from services.autoscaler.vms.fleet import Fleet, FleetWorker, devices_of, shape_of
+from services.autoscaler.vms.rules import FleetLimits
 from services.core.accuracy import meeting
 from services.core.catalog import Catalog, target_of
-from services.core.cost import Goal, LatencyTable, cost_per_1000, device_share, load_seconds, machine_price
-from services.core.demand import Band, band, variants_for
-from services.core.digest import cores_of
+from services.core.cost import HANDLING_MS, Goal, cores_of, cost_per_1000, device_share, load_seconds, machine_price
+from services.core.demand import Band, band, requirement_class, variants_for
 from services.core.lifecycle import COUNTED, SERVING
 from services.core.placement import Device, fits
-from services.core.planning.capacity import carried, instances_for, layers, service_rate
+from services.core.planning.capacity import LatencyTables, carried, instances_for, layers, service_rate, throughput
 from services.core.planning.fleet import ClassNeed, FleetProblem, Pool, PooledVariant
+from services.core.planning.problem import CandidateVariant, PlanningProblem
 from services.core.settings import AutoscalerSettings, MonitorSettings
 
 EXCEEDS = 10.0  # a forecast may be exceeded in so many times the share of queries that may miss: what exceeds it is a part of the load
@@ -31,19 +32,6 @@ QUANTILES = (0.12, 0.37, 0.62, 0.87)
 HIGH = 0.95  # quantile of them that is provided for
 EXPECTED = 0.5  # weight of the expected load beside the past ones
 OVERHEAD_S = 0.001  # of a query, beside computing
-
-
-class SolveFleet(Struct, frozen=True):
-    """Command to the edge: make both plans. The answer is `FleetSolved`. growth: None if no machine may come or go."""
-
-    growth: FleetProblem | None
-    present: FleetProblem
-
-    @property
-    def size(self) -> int:
-        """Columns of the programmes, about."""
-        both = (self.present,) if self.growth is None else (self.growth, self.present)
-        return sum(len(one.variants) + sum(len(need.options) for need in one.needs) for one in both)
 
 
 class ClassNeeds(Struct, frozen=True):
@@ -74,7 +62,11 @@ class Reservation(Struct, frozen=True):
 
 
 class FleetSnapshot(Struct, frozen=True):
-    """What the problems were made from. pools: by index, its workers now. reserved: by variant. leaving: workers that are being removed."""
+    """What the problems were made from. pools: by index, its workers now. reserved: by variant. leaving: workers that are being
+    removed.
+
+    wanted: by variant, instances that a policy wants.
+    """
 
     classes: tuple[ClassNeeds, ...]
     records: tuple[VariantRecord, ...]
@@ -83,6 +75,7 @@ class FleetSnapshot(Struct, frozen=True):
     needs: Mapping[Band, float]
     reserved: Mapping[str, Reservation]
     leaving: Collection[str]
+    wanted: Mapping[str, int] = {}
 
 
 # A pool, the devices of one of its machines, and the workers there whose instances count.
@@ -112,18 +105,12 @@ class FleetProblems:
         self._limits = limits
         self._settings = settings
         self._goal: Goal = goal
-        self._tables: dict[str, tuple[VariantRecord, LatencyTable]] = {}
+        self._table = LatencyTables().table
 
     @property
     def instances_billed(self) -> bool:
         """Whether instances are paid while they are loaded."""
         return self._settings.bill == "instances"
-
-    def _table(self, record: VariantRecord) -> LatencyTable:
-        known = self._tables.get(record.variant)
-        if known is None or known[0] is not record:
-            known = self._tables[record.variant] = (record, LatencyTable(record))
-        return known[1]
 
     def snapshot(self, now: float, leaving: Collection[str]) -> FleetSnapshot | None:
         """Both problems; None: there is nothing to plan for. leaving: workers that are being removed."""
@@ -144,7 +131,7 @@ class FleetProblems:
             return None
         groups: dict[tuple[object, ...], list[FleetWorker]] = {}
         for worker in sorted(workers, key=lambda one: one.name):
-            groups.setdefault((worker.kind, *_shape(worker)), []).append(worker)
+            groups.setdefault((worker.kind, *shape_of(worker)), []).append(worker)
         pools = tuple(tuple(group) for group in groups.values())
         present = [(self._present(group), devices_of(group[0]), group) for group in pools]
         growth = self._growth(pools, now)
@@ -155,6 +142,52 @@ class FleetProblems:
             present=self._problem(present, records, classes, now, soon=True),
         )
         return FleetSnapshot(classes, records, pools, problem, needs, self.reserved, leaving)
+
+    def for_policy(self, seen: FleetSnapshot) -> PlanningProblem:
+        """The same as a policy's `scale` gets it: the forecast of each class, and the variants that the machines there are can
+        serve it with.
+        """
+        workers = [worker for group in seen.pools for worker in group]
+        devices = [device for worker in workers for device in devices_of(worker)]
+        resources = _resources(devices, self.share)
+        devices += [device for kind in self._limits.kinds.values() for device in kind.devices]
+        candidates = []
+        for record in seen.records:
+            able = next((device for device in devices if _suits(record, device, self.share)), None)
+            if able is None:
+                continue
+            ours = [(k, one) for k, one in enumerate(seen.classes) if record in one.scope]
+            running, factor, _ = self._running(record, workers, seen.classes)
+            table = self._table(record)
+            alone_ms = table.seconds(1) * 1000.0
+            rate = throughput(table, min((one.limit_s for _, one in ours), default=inf)) / factor
+            share = _instance_price(record, able.cores, able.memory_mb, self._price(able)) / 3600.0
+            price = share if record.price_per_s is None else record.price_per_s
+            name = _resource(able)
+            candidates.append(
+                CandidateVariant(
+                    name=record.variant,
+                    apps=tuple(f"{one.app}/{k}" for k, one in ours),
+                    model=record.model,
+                    hardware=record.hardware,
+                    latency_ms=alone_ms,
+                    saturation_qps=rate,
+                    cost_per_s=price,
+                    load_s=load_seconds(record),
+                    accuracy=record.accuracy,
+                    uses={f"{name}/time": cores_of(record), f"{name}/memory": record.profile.memory_mb},
+                    running=running,
+                    cost_per_1000=price * (alone_ms + HANDLING_MS),
+                )
+            )
+        return PlanningProblem(
+            candidates=tuple(candidates),
+            demands=tuple(requirement_class(k, one.load.needs, one.soon) for k, one in enumerate(seen.classes)),
+            resources=resources,
+            slack=self._settings.slack,
+            loading_weight=self._settings.loading_weight,
+            goal=self._goal,
+        )
 
     def _classes(self) -> tuple[ClassNeeds, ...]:
         found = []
@@ -438,24 +471,6 @@ def _steps(ends: Sequence[float]) -> tuple[float, ...]:
 
 
 # -- pools
-
-
-def _shape(worker: FleetWorker) -> tuple[object, ...]:
-    return tuple(sorted((d.kind, d.simulated, d.cores, round(d.memory_mb), d.arithmetic) for d in worker.devices))
-
-
-def devices_of(worker: FleetWorker) -> tuple[Device, ...]:
-    return tuple(
-        Device(
-            name=d.device,
-            kind=d.kind,
-            cores=d.cores,
-            memory_mb=d.memory_mb,
-            simulated=d.simulated,
-            arithmetic=d.arithmetic,
-        )
-        for d in worker.devices
-    )
 
 
 def _resource(device: Device) -> str:

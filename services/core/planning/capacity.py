@@ -10,6 +10,7 @@ is more even than exponential, so the bound is on the safe side. Arrivals that c
 from functools import lru_cache
 from math import exp, inf, log, sqrt
 
+from bus.messages.catalog import VariantRecord
 from services.core.cost import HANDLING_MS, LatencyTable
 
 GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # instances for which the load is computed; between them it is linear
@@ -32,6 +33,32 @@ def service_rate(table: LatencyTable, limit_s: float) -> float:
         if batch >= 1
         else 1.0 / (table.seconds(1) + handling)
     )
+
+
+def throughput(table: LatencyTable, limit_s: float) -> float:
+    """Items/s that one instance serves by itself if each item must be answered within `limit_s` seconds.
+
+    It is `service_rate`. If not even two single items fit, the instance must idle so much that the mean wait (M/D/1) fits into what
+    is left.
+    """
+    alone = table.seconds(1)
+    if limit_s == inf or table.largest_batch_within(limit_s / 2) >= 1:
+        return service_rate(table, limit_s)
+    wait = max(limit_s - alone, 0.01 * alone)
+    return (2 * wait / (2 * wait + alone)) / (alone + HANDLING_MS / 1000.0)
+
+
+class LatencyTables:
+    """The latency tables of variants, as long as their records stay."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, tuple[VariantRecord, LatencyTable]] = {}
+
+    def table(self, record: VariantRecord) -> LatencyTable:
+        known = self._of.get(record.variant)
+        if known is None or known[0] is not record:
+            known = self._of[record.variant] = (record, LatencyTable(record))
+        return known[1]
 
 
 def _sizes(most: int) -> list[int]:

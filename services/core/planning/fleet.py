@@ -19,8 +19,8 @@ from typing import Any
 from msgspec import Struct
 
 from services.core.cost import Goal
-from services.core.planning.highs import INFEASIBLE, Unsolved
 
+INFEASIBLE = 2  # HiGHS's status
 MISSING = 1000.0  # what the whole load missing counts, in units of the dearest machine
 RESERVE_MISSING = 0.2  # the same of the reserve, as part of that
 ELASTIC_SHARE = 1e-3  # weight of instances' shares where machines are billed: enough to prefer fewer
@@ -32,6 +32,14 @@ UNRESERVED = 0.1
 NEVER = 100.0  # times the whole load missing: what giving up a reserved instance counts that is there
 SHARED = 2.0  # what a reserved instance counts whose cores compute for others, too, in units of the dearest machine: more than one more of these
 LEAST_LOAD = 0.01  # items/s that the load counts at least: parts of less are beyond the solver's numbers
+
+
+class Unsolved(Exception):
+    """HiGHS found no plan within the limits."""
+
+
+class Infeasible(Unsolved):
+    """There is none."""
 
 
 class Pool(Struct, frozen=True, kw_only=True):
@@ -56,7 +64,8 @@ class PooledVariant(Struct, frozen=True, kw_only=True):
 
     uses: of each resource of the machine, by one instance. computes: (resource, amount) that an instance takes only while it computes.
     most: instances that one machine has room for. running: instances there are. limit: on all instances, if any. price: US$ per hour of
-    one instance's share. load_s: seconds to load one. serves: items/s that a running one serves now, or will when it is loaded. accuracy: 0..1.
+    one instance's share. load_s: seconds to load one. adding: what adding one counts beside its price, in the same unit; None: what
+    follows from load_s. serves: items/s that a running one serves now, or will when it is loaded. accuracy: 0..1.
     """
 
     name: str
@@ -67,6 +76,7 @@ class PooledVariant(Struct, frozen=True, kw_only=True):
     running: int
     price: float
     load_s: float
+    adding: float | None = None
     serves: float = 0.0
     accuracy: float = 0.0
     limit: int | None = None
@@ -85,7 +95,8 @@ class ClassNeed(Struct, frozen=True, kw_only=True):
 
 class FleetProblem(Struct, frozen=True, kw_only=True):
     """least: (variants, number): so many instances of these variants together must be there, whatever the load. reserved: the same, and
-    they carry nothing of the needs, and those that are there stay.
+    they carry nothing of the needs, and those that are there stay. wanted: so many there are, no more and, where there is room, no
+    fewer: a policy has said so. strict: nothing may be missing.
     """
 
     pools: tuple[Pool, ...]
@@ -93,13 +104,16 @@ class FleetProblem(Struct, frozen=True, kw_only=True):
     needs: tuple[ClassNeed, ...]
     least: tuple[tuple[tuple[int, ...], int], ...] = ()
     reserved: tuple[tuple[tuple[int, ...], int], ...] = ()
+    wanted: tuple[tuple[tuple[int, ...], int], ...] = ()
     goal: Goal = "cost"
     budget: float | None = None
+    strict: bool = False
 
 
 class FleetPlan(Struct, frozen=True, kw_only=True):
     """machines: by pool. instances: by variant. spares: by variant, those that run and stand by beside them. busy: by variant, how many
-    instances' time the expected load takes. missing: by class, the share of each layer that is not carried.
+    instances' time the expected load takes. missing: by class, the share of each layer that is not carried. gap: how far from
+    optimal it may be at most, relative.
     """
 
     machines: tuple[int, ...]
@@ -108,6 +122,7 @@ class FleetPlan(Struct, frozen=True, kw_only=True):
     spares: tuple[int, ...] = ()
     busy: tuple[float, ...] = ()
     objective: float = 0.0
+    gap: float = 0.0
 
 
 class _Model:
@@ -150,8 +165,9 @@ class _Model:
             options=dict(options),
         )
         if result.x is None:
-            why = "there is no plan at all" if result.status == INFEASIBLE else result.message
-            raise Unsolved(f"no plan for the fleet: {why}")
+            if result.status == INFEASIBLE:
+                raise Infeasible("there is no plan at all")
+            raise Unsolved(f"no plan within the limits: {result.message}")
         return result
 
 
@@ -181,7 +197,7 @@ def solve_fleet(
         # What is dropped for another serves nothing while that loads. What is added where there is room costs no accuracy.
         lost = one.serves * one.load_s / LIFE_S / whole * (1.0 if accurate else MISSING if pool.spares else 0.0)
         kept.append(model.column(price - lost, min(one.running, most), whole=True))
-        change = LOAD_WEIGHT * max(share, 0.01) * (1.0 + one.load_s)
+        change = LOAD_WEIGHT * max(share, 0.01) * (1.0 + one.load_s) if one.adding is None else one.adding / unit
         added.append(model.column(price + change, max(0, most - min(one.running, most)), whole=True))
         if pool.spares and one.running and not accurate:
             column = model.column(share * ELASTIC_SHARE - lost, min(one.running, most), whole=True)
@@ -196,7 +212,9 @@ def solve_fleet(
         missing.append([])
         for j, part in enumerate(need.layers):
             reserve = j == len(need.layers) - 1
-            short = model.column(weight * max(part * unserved, unreserved if reserve else 0.0), 1.0)
+            short = model.column(
+                weight * max(part * unserved, unreserved if reserve else 0.0), float(not problem.strict)
+            )
             missing[-1].append(short)
             layer = {short: 1.0}
             for v, takes in need.options.items():
@@ -242,6 +260,12 @@ def solve_fleet(
         lacking = model.column(UNSERVED if accurate else MISSING, float(number))
         columns = {column: 1.0 for v in variants for column in (kept[v], added[v])}
         model.row(columns | {lacking: 1.0}, float(number), inf)
+    for variants, number in problem.wanted:
+        lacking = model.column(UNSERVED if accurate else MISSING, float(number))
+        columns = {column: 1.0 for v in variants for column in (kept[v], added[v])}
+        model.row(columns | {lacking: 1.0}, float(number), float(number))
+        running = float(sum(problem.variants[v].running for v in variants))
+        model.row(columns | {spare[v]: 1.0 for v in variants if v in spare}, 0.0, max(float(number), running))
     if problem.budget is not None:
         model.row({machines[p]: pool.price for p, pool in enumerate(problem.pools)}, -inf, problem.budget)
     options: dict[str, Any] = {"mip_rel_gap": gap}
@@ -270,6 +294,7 @@ def solve_fleet(
         ),
         missing=tuple(tuple(max(0.0, float(x[column])) for column in layers) for layers in missing),
         objective=float(result.fun),
+        gap=float(result.mip_gap or 0.0),
     )
 
 

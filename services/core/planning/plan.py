@@ -1,14 +1,11 @@
-"""What a solver answers, the interface of all solvers, and how counts of instances become a plan."""
+"""The answer to a planning problem: how counts of instances become a plan, and why it does not carry what it does not carry."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from msgspec import Struct
 
-from services.core.cost import merit
-from services.core.planning.flow import deliver
-from services.core.planning.problem import CandidateVariant, PlanningProblem
-from services.core.planning.program import BUDGET, ROUNDING, Program, fresh_price
+from services.core.planning.problem import BUDGET, ROUNDING, CandidateVariant, PlanningProblem
 
 Status = Literal["optimal", "feasible", "infeasible"]
 ActionKind = Literal["load", "replicate", "upgrade", "downgrade", "unload"]
@@ -23,12 +20,11 @@ class Action(Struct, frozen=True, gc=False):
 
 
 class Unmet(Struct, frozen=True, kw_only=True, gc=False):
-    """A demand that the plan does not carry. missing: items/s below slack × load. instances: how many are missing below `least`."""
+    """A demand that the plan does not carry. missing: items/s below slack × load."""
 
     app: str
     demand: int
     missing: float
-    instances: int
     reason: str
 
 
@@ -39,7 +35,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     demand; this one carries as much as it found room for, and `unmet` says what is missing and why). instances: of every
     candidate, after the plan. cost_per_s: US$ per second of all of them. objective: cost of the actions, as the problem
     defines it. solver: who found it. reason: for people, empty when there is nothing to say. gap: how far from optimal it
-    may be at most, relative; None when unknown. accuracy: where that is the goal, the mean over the load that is carried.
+    may be at most, relative; None when unknown.
     """
 
     status: Status
@@ -51,35 +47,23 @@ class Plan(Struct, frozen=True, kw_only=True):
     reason: str = ""
     unmet: tuple[Unmet, ...] = ()
     gap: float | None = None
-    accuracy: float | None = None
-
-
-class Solver(Protocol):
-    """A way to solve problems. Without a time limit, the same problem always has the same plan."""
-
-    name: str
-
-    def solve(self, problem: PlanningProblem) -> Plan: ...
-
-
-# -- From counts of instances to a plan
-
-Short = Mapping[int, tuple[float, int]]  # group: items/s and instances that are missing
 
 
 def conclude(
-    program: Program,
+    problem: PlanningProblem,
     counts: Sequence[int],
     *,
     solver: str,
     status: Status,
-    short: Short | None = None,
+    lacking: Mapping[int, float] | None = None,
     reason: str = "",
     gap: float | None = None,
 ) -> Plan:
-    """The plan that has so many instances of each candidate. short: what it does not carry; anything makes the plan infeasible."""
-    problem = program.problem
-    unmet = _unmet(program, counts, short or {})
+    """The plan that has so many instances of each candidate.
+
+    lacking: by demand, items/s that it does not carry; any makes it infeasible.
+    """
+    unmet = _unmet(problem, counts, lacking or {})
     return Plan(
         status="infeasible" if unmet else status,
         actions=actions(problem, counts),
@@ -90,7 +74,6 @@ def conclude(
         reason="; ".join([*([reason] if reason else []), *(one.reason for one in unmet)]),
         unmet=unmet,
         gap=None if unmet else gap,
-        accuracy=deliver(program, counts).accuracy if problem.goal == "accuracy" else None,
     )
 
 
@@ -99,75 +82,58 @@ def objective(problem: PlanningProblem, counts: Sequence[int]) -> float:
     total = 0.0
     for one, n in zip(problem.candidates, counts, strict=True):
         delta = n - one.running
-        total += delta * (fresh_price(problem, one) if delta > 0 else one.cost_per_s)
+        total += delta * (problem.fresh_price(one) if delta > 0 else one.cost_per_s)
     return total
 
 
 def actions(problem: PlanningProblem, counts: Sequence[int]) -> tuple[Action, ...]:
     """What the plan does, in the order of the candidates.
 
-    A variant that does not run yet is an upgrade or a downgrade by its hardware cost (paper, section 4.2.1), or by its accuracy
-    where that is the goal: against the dearest (most accurate) of its apps' variants that lose instances, or else of those
-    that run; it is a load when none runs.
+    A variant that does not run yet is an upgrade or a downgrade by its hardware cost (paper, section 4.2.1), against the dearest of
+    its apps' variants that lose instances, or else of those that run; it is a load when none runs.
     """
     deltas = [n - one.running for one, n in zip(problem.candidates, counts, strict=True)]
     pairs = list(zip(problem.candidates, deltas, strict=True))
-    worth = _accuracy if problem.goal == "accuracy" else _price
-    return tuple(Action(one.name, delta, _kind(one, delta, pairs, worth)) for one, delta in pairs if delta)
+    return tuple(Action(one.name, delta, _kind(one, delta, pairs)) for one, delta in pairs if delta)
 
 
-def _price(one: CandidateVariant) -> float:
-    return one.cost_per_s
-
-
-def _accuracy(one: CandidateVariant) -> float:
-    return merit(one.accuracy)
-
-
-def _kind(
-    one: CandidateVariant,
-    delta: int,
-    all_of_them: Sequence[tuple[CandidateVariant, int]],
-    worth: Callable[[CandidateVariant], float],
-) -> ActionKind:
+def _kind(one: CandidateVariant, delta: int, all_of_them: Sequence[tuple[CandidateVariant, int]]) -> ActionKind:
     if delta < 0:
         return "unload"
     if one.running:
         return "replicate"
     apps = set(one.apps)
-    there = [(worth(other), change) for other, change in all_of_them if other.running and apps & set(other.apps)]
+    there = [(other.cost_per_s, change) for other, change in all_of_them if other.running and apps & set(other.apps)]
     compared = [value for value, change in there if change < 0] or [value for value, _ in there]
     if not compared:
         return "load"
-    return "upgrade" if worth(one) >= max(compared) else "downgrade"
+    return "upgrade" if one.cost_per_s >= max(compared) else "downgrade"
 
 
-def _unmet(program: Program, counts: Sequence[int], short: Short) -> tuple[Unmet, ...]:
+def _unmet(problem: PlanningProblem, counts: Sequence[int], lacking: Mapping[int, float]) -> tuple[Unmet, ...]:
+    able = problem.accepted()
     found = []
-    for g, (missing, instances) in sorted(short.items()):
-        group = program.groups[g]
-        load = sum(program.problem.demands[k].load for k in group.demands)
-        for k in group.demands:
-            demand = program.problem.demands[k]
-            share = missing / (1 - ROUNDING) * demand.load / load if load > 0 else 0.0
-            lacking = min(instances, demand.least)
-            if share > 0 or lacking:
-                why = _why(program, counts, g, k, share, lacking)
-                found.append(
-                    Unmet(app=demand.app, demand=k, missing=share, instances=lacking, reason=f"app {demand.app}: {why}")
-                )
+    for k, missing in sorted(lacking.items()):
+        app = problem.demands[k].app
+        why = _why(problem, counts, able[k], missing) if able[k] else _no_candidate(problem, k)
+        found.append(Unmet(app=app, demand=k, missing=missing, reason=f"app {app}: {why}"))
     return tuple(found)
 
 
-def _why(program: Program, counts: Sequence[int], g: int, k: int, missing: float, instances: int) -> str:
-    problem, group = program.problem, program.groups[g]
-    if not group.candidates:
-        return _no_candidate(problem, k)
-    amount = f"{missing:.4g} items/s more than" if missing > 0 else f"{instances} instances more than"
-    scarce = [name for row, name in enumerate(program.rows) if _binds(program, counts, group.candidates, row)]
+def _why(problem: PlanningProblem, counts: Sequence[int], able: Sequence[CandidateVariant], missing: float) -> str:
+    limits = problem.limits()
+    taken = dict.fromkeys(limits, 0.0)
+    for one, n in zip(problem.candidates, counts, strict=True):
+        for name in taken:
+            taken[name] += n * one.takes(name)
+    scarce = [
+        name
+        for name, total in limits.items()
+        if any(0 < one.takes(name) > total * (1 + ROUNDING) - taken[name] for one in able)
+    ]
     if not scarce:
-        return f"needs {amount} its variants may have instances for"
-    return f"needs {amount} fits in {' and '.join(_described(problem, name) for name in scarce)}"
+        return f"needs {missing:.4g} items/s more than its variants may have instances for"
+    return f"needs {missing:.4g} items/s more than fits in {' and '.join(_described(problem, name) for name in scarce)}"
 
 
 def _no_candidate(problem: PlanningProblem, k: int) -> str:
@@ -190,26 +156,6 @@ def _no_candidate(problem: PlanningProblem, k: int) -> str:
         limit, found = 1000 * demand.cost, 1000 * cheapest.item_cost
         return f"no variant costs at most US$ {limit:.6g} per million answers: {cheapest.name} costs {found:.4g}"
     return "no variant meets latency, accuracy and cost together"
-
-
-def _binds(program: Program, counts: Sequence[int], candidates: Sequence[int], row: int) -> bool:
-    """Whether another instance of one of these candidates would not fit in this resource."""
-    name = program.rows[row]
-    of = program.problem.candidates
-    total, taken = _total(program.problem, name), 0.0
-    kept = program.problem.make_before_break and name not in program.problem.time_shared
-    for one, n in zip(of, counts, strict=True):
-        there = max(n, one.running) if kept else n
-        taken += there * _amount(one, name)
-    return any(_amount(of[c], name) > 0 and taken + _amount(of[c], name) > total * (1 + ROUNDING) for c in candidates)
-
-
-def _total(problem: PlanningProblem, name: str) -> float:
-    return problem.budget_per_s if name == BUDGET else problem.resources[name]
-
-
-def _amount(one: CandidateVariant, name: str) -> float:
-    return one.cost_per_s if name == BUDGET else one.uses.get(name, 0.0)
 
 
 def _described(problem: PlanningProblem, name: str) -> str:

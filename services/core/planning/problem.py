@@ -1,4 +1,5 @@
-"""The planning problem of the model-autoscaler (INFaaS, Romero et al., section 4.2.1), as data.
+"""A planning problem (INFaaS, Romero et al., section 4.2.1) as data: of a planning file, of a worker between two plans, of a
+policy's `scale`.
 
 Candidates carry demands. A demand is one class of an app's queries (latency, accuracy, cost band), so that one app may
 have several; a candidate may serve several apps and classes at once, and its throughput is shared among them.
@@ -12,6 +13,8 @@ from msgspec.structs import replace
 
 from services.core.cost import Goal
 
+BUDGET = "budget, US$/s"  # among the resources: what all instances together may cost
+ROUNDING = 1e-9  # relative tolerance: 1.05 × 100 must not need more than 105
 Objective = Literal["multiplicative", "additive"]
 
 
@@ -20,8 +23,8 @@ class CandidateVariant(Struct, frozen=True, kw_only=True, gc=False):
 
     latency_ms: of one batch. saturation_qps: the most items/s that one instance serves. cost_per_s: US$ per second of one instance.
     load_s: seconds until a new instance can answer. accuracy: 0..1, or None where it was not measured, which no minimum excludes (as in
-    selection). uses: amount of each resource that one instance takes. running: instances now, Loading ones included. least, most: bounds
-    on the instances after the plan (instances that must stay, quarantined variants). cost_per_1000: US$ for 1,000 items at the expected
+    selection). uses: amount of each resource that one instance takes. running: instances now, Loading ones included. most: bound
+    on the instances after the plan. cost_per_1000: US$ for 1,000 items at the expected
     batch, which cost limits are compared with; None: at saturation.
     """
 
@@ -36,9 +39,12 @@ class CandidateVariant(Struct, frozen=True, kw_only=True, gc=False):
     accuracy: float | None = None
     uses: dict[str, float] = {}
     running: int = 0
-    least: int = 0
     most: int | None = None
     cost_per_1000: float | None = None
+
+    def takes(self, resource: str) -> float:
+        """What one instance takes of a resource; of BUDGET, its price."""
+        return self.cost_per_s if resource == BUDGET else self.uses.get(resource, 0.0)
 
     @property
     def item_cost(self) -> float:
@@ -52,7 +58,7 @@ class RequirementClass(Struct, frozen=True, kw_only=True, gc=False):
     """One class of an app's queries with equal needs, and its load.
 
     load: items/s. latency_ms: the objective. accuracy: the minimum. cost: the most, in US$ per 1,000 items. model, variant: those that its
-    queries name, if any. least: the fewest instances that can serve it, whatever the load.
+    queries name, if any.
     """
 
     app: str
@@ -62,7 +68,6 @@ class RequirementClass(Struct, frozen=True, kw_only=True, gc=False):
     cost: float = inf
     model: str | None = None
     variant: str | None = None
-    least: int = 0
 
     def accepts(self, candidate: CandidateVariant) -> bool:
         """Whether this candidate may answer these queries: constraint (2), and their other needs."""
@@ -85,10 +90,7 @@ class PlanningProblem(Struct, frozen=True, kw_only=True):
     objective: the cost of adding d instances, `C d (1 + lambda T)` or `C d + lambda T d`. The paper's text allows both readings. They agree
     at lambda 0.
     budget_per_s: US$ per second that all instances together may cost.
-    make_before_break: what is unloaded keeps its resources until its replacement runs, so there must be room for both.
-    time_shared: resources for which make_before_break does not hold, because instances that compute at the same time share them (cores).
-    goal: "cost": least cost. "accuracy": of the plans that carry as much as possible, the one with the highest accuracy (the mean over
-    the load, where an unmeasured one counts as 0), then the cheapest.
+    goal: of the system.
     """
 
     candidates: tuple[CandidateVariant, ...]
@@ -98,9 +100,25 @@ class PlanningProblem(Struct, frozen=True, kw_only=True):
     loading_weight: float = 0.1
     objective: Objective = "multiplicative"
     budget_per_s: float = inf
-    make_before_break: bool = False
-    time_shared: frozenset[str] = frozenset()
     goal: Goal = "cost"
+
+    def limits(self) -> dict[str, float]:
+        """Totals of what is limited, with the budget if there is one."""
+        return self.resources | ({BUDGET: self.budget_per_s} if isfinite(self.budget_per_s) else {})
+
+    def fresh_price(self, one: CandidateVariant) -> float:
+        """What adding an instance of this candidate counts."""
+        if self.objective == "additive":
+            return one.cost_per_s + self.loading_weight * one.load_s
+        return one.cost_per_s * (1 + self.loading_weight * one.load_s)
+
+    def accepted(self) -> list[list[CandidateVariant]]:
+        """By demand, the candidates that may answer it."""
+        by_app: dict[str, list[CandidateVariant]] = {}
+        for one in self.candidates:
+            for app in one.apps:
+                by_app.setdefault(app, []).append(one)
+        return [[one for one in by_app.get(demand.app, ()) if demand.accepts(one)] for demand in self.demands]
 
 
 class ProblemFlaw(NamedTuple):
@@ -149,7 +167,7 @@ def check(problem: PlanningProblem) -> None:
     asked: set[RequirementClass] = set()
     for i, demand in enumerate(problem.demands):
         _demand(i, demand)
-        requirements = replace(demand, load=0.0, least=0)
+        requirements = replace(demand, load=0.0)
         if requirements in asked:
             _refuse("demands", i, "app", f"{demand.app!r} is there twice with the same requirements")
         asked.add(requirements)
@@ -164,7 +182,6 @@ def _candidate(i: int, one: CandidateVariant) -> None:
         ("load_s", one.load_s, _AMOUNT),
         ("accuracy", one.accuracy, _SHARE),
         ("running", one.running, _COUNT),
-        ("least", one.least, _COUNT),
         ("most", one.most, _COUNT),
         ("cost_per_1000", one.cost_per_1000, _AMOUNT),
     ):
@@ -172,15 +189,12 @@ def _candidate(i: int, one: CandidateVariant) -> None:
             _number("candidates", i, key, value, rule)
     for name, amount in one.uses.items():
         _number("candidates", i, f"uses.{name}", amount, _AMOUNT)
-    if one.most is not None and one.most < one.least:
-        _refuse("candidates", i, "most", f"is {one.most}, below least ({one.least})")
 
 
 def _demand(i: int, demand: RequirementClass) -> None:
     for key, value, rule in (
         ("load", demand.load, _AMOUNT),
         ("accuracy", demand.accuracy, _SHARE),
-        ("least", demand.least, _COUNT),
     ):
         _number("demands", i, key, value, rule)
     if not demand.latency_ms > 0:

@@ -1,91 +1,108 @@
-"""Solvers by the names that settings and the command line use. The default, "ilp", is greedy first, then HiGHS, then the better plan."""
+"""`infaas plan`'s two ways to a plan: the cheapest, by the leader's programme, and the paper's greedy reaction.
+
+The programme is that of `fleet.py` with one pool: one machine that has the file's totals. First nothing may be missing. Only where
+there is no such plan, load may be, and is weighed against all that serving could cost.
+"""
+
+from collections.abc import Sequence
+from math import ceil
 
 from msgspec.structs import replace
 
-from services.core.planning.exact import Clock, ExactAccuracySolver, ExactSolver
-from services.core.planning.flow import SAME
-from services.core.planning.greedy import GreedySolver
-from services.core.planning.greedy_accuracy import GreedyAccuracySolver
-from services.core.planning.highs import Unsolved
-from services.core.planning.plan import Plan, Solver
-from services.core.planning.problem import PlanningProblem
-from services.core.planning.program import compile_program
+from services.core.planning.fleet import (
+    ClassNeed,
+    FleetPlan,
+    FleetProblem,
+    Infeasible,
+    Pool,
+    PooledVariant,
+    Unsolved,
+    solve_fleet,
+)
+from services.core.planning.plan import Plan, conclude
+from services.core.planning.problem import ROUNDING, CandidateVariant, PlanningProblem
+from services.core.planning.reaction import react
 
-SOLVERS = ("ilp", "greedy")
-PATIENCE_S = 0.004
-_FEW = 50  # groups: patience is not less than for so many
+OPTIMAL = 1e-4  # relative gap below which a plan counts as optimal
+CHURN = 1e-7  # relative price of a change: of two plans that cost the same, the one that changes less is cheaper
+SERVED = 1e-6  # share of a load below which what is missing of it is rounding
 
 
-class ExactOrGreedy:
-    """The cheapest plan within limits.
+def greedy(problem: PlanningProblem) -> Plan:
+    """What runs, and what the reaction adds."""
+    found = react(problem)
+    counts = [one.running + found.added.get(one.name, 0) for one in problem.candidates]
+    return conclude(problem, counts, solver="greedy", status="feasible", lacking=found.lacking)
 
-    1. The greedy solver, which takes milliseconds. Its plan is final where its own bound proves it optimal within the gap.
-    2. HiGHS.
-    3. The cheaper of both plans. The greedy plan, where HiGHS found none within its limits.
-    """
 
-    name = "ilp"
-
-    def __init__(self, exact: ExactSolver, greedy: GreedySolver, *, patience_s: float | None = None) -> None:
-        """patience_s: for each group of demands, and for at least 50 groups. HiGHS stops after so long where greedy has a plan.
-
-        None: HiGHS stops at its own limit only. Without a clock patience has no effect.
-        """
-        self._exact, self._greedy, self._patience = exact, greedy, patience_s
-
-    def solve(self, problem: PlanningProblem) -> Plan:
-        """Never raises Unsolved. `solver` in the plan names the solver that found it."""
-        deadline = self._exact.deadline()
-        program = compile_program(problem)
-        rough = self._greedy.concluded(program, self._greedy.pack(program))
-        if rough.gap is not None and rough.gap <= self._exact.gap:
-            return replace(rough, status="optimal", solver=self.name)
-        planned = rough.status != "infeasible"
-        if planned and self._patience is not None:
-            deadline = deadline.since(self._patience * max(_FEW, len(program.groups)))
+def cheapest(
+    problem: PlanningProblem, *, time_limit_s: float | None = None, gap: float = OPTIMAL, node_limit: int | None = None
+) -> Plan:
+    """The cheapest plan; the greedy one where the limits end the search before HiGHS finds any. `solver` in the plan says which."""
+    able = problem.accepted()
+    needs = [problem.slack * demand.load * (1 - ROUNDING) for demand in problem.demands]
+    served = [k for k, need in enumerate(needs) if need > 0 and able[k]]
+    lacking = {k: need for k, need in enumerate(needs) if need > 0 and not able[k]}
+    posed = _posed(problem, able, needs, served)
+    limits = {"time_limit_s": time_limit_s, "gap": gap, "node_limit": node_limit}
+    try:
         try:
-            plan = self._exact.solve_program(program, deadline)
-        except Unsolved as unsolved:
-            return replace(rough, reason="; ".join(filter(None, (f"exact solver: {unsolved}", rough.reason))))
-        if not planned or rough.objective > plan.objective:
-            return plan
-        if plan.status == "optimal":  # equally cheap within the gap: the greedy plan keeps more of what runs
-            return replace(rough, status="optimal", solver=self.name, gap=plan.gap)
-        return replace(rough, reason="the exact solver stopped at its limit with no cheaper plan")
+            found: FleetPlan = solve_fleet(posed, **limits)  # type: ignore[arg-type]
+        except Infeasible:
+            found = solve_fleet(replace(posed, strict=False), **limits)  # type: ignore[arg-type]
+    except Unsolved as unsolved:
+        rough = greedy(problem)
+        return replace(rough, reason="; ".join(filter(None, (f"exact solver: {unsolved}", rough.reason))))
+    for k, missing in zip(served, found.missing, strict=True):
+        if missing[0] > SERVED:
+            lacking[k] = missing[0] * needs[k] / (1 - ROUNDING)
+    proven = found.gap <= OPTIMAL
+    return conclude(
+        problem,
+        found.instances,
+        solver="ilp",
+        status="optimal" if proven else "feasible",
+        lacking=lacking,
+        reason="" if proven else f"the search stopped at its limit, at most {found.gap:.2%} from the cheapest plan",
+        gap=found.gap,
+    )
 
 
-class ByGoal:
-    """The solver for the goal that a problem states."""
-
-    def __init__(self, cheapest: Solver, most_accurate: Solver) -> None:
-        self.name = cheapest.name
-        self._cheapest, self._most_accurate = cheapest, most_accurate
-
-    def solve(self, problem: PlanningProblem) -> Plan:
-        """See `Solver`."""
-        return (self._cheapest if problem.goal == "cost" else self._most_accurate).solve(problem)
-
-
-def make_solver(
-    name: str = "ilp",
-    *,
-    time_limit_s: float | None = 0.4,
-    gap: float = 1e-4,
-    node_limit: int | None = None,
-    clock: Clock | None = None,
-    patience_s: float | None = PATIENCE_S,
-) -> Solver:
-    """The solver with this name: "ilp" (`ExactOrGreedy`) or "greedy". Raises ValueError for other names.
-
-    time_limit_s: of a whole solve, by `clock` (seconds, such as time.monotonic). Without a clock, of each run of HiGHS.
-    gap: relative distance from the optimum at which HiGHS stops; at least 10⁻⁴ where accuracy is the goal.
-    node_limit: of each run of HiGHS. With it and without a time limit, the same problem has the same plan on any machine.
-    patience_s: see `ExactOrGreedy`. Where accuracy is the goal, there is no patience.
-    """
-    if name == "ilp":
-        exact = ExactSolver(time_limit_s=time_limit_s, gap=gap, node_limit=node_limit, clock=clock)
-        coarse = ExactSolver(time_limit_s=time_limit_s, gap=max(gap, SAME), node_limit=node_limit, clock=clock)
-        return ByGoal(ExactOrGreedy(exact, GreedySolver(), patience_s=patience_s), ExactAccuracySolver(coarse))
-    if name == "greedy":
-        return ByGoal(GreedySolver(), GreedyAccuracySolver())
-    raise ValueError(f"there is no solver {name!r}; there are: {', '.join(SOLVERS)}")
+def _posed(
+    problem: PlanningProblem, able: Sequence[Sequence[CandidateVariant]], needs: Sequence[float], served: Sequence[int]
+) -> FleetProblem:
+    at = {one.name: v for v, one in enumerate(problem.candidates)}
+    limits = problem.limits()
+    whole = dict.fromkeys(at, 0.0)  # instances that would carry all that a candidate may get
+    for k in served:
+        for one in able[k]:
+            whole[one.name] += needs[k] / one.saturation_qps
+    dearest = sum(max(ceil(needs[k] / one.saturation_qps) * one.cost_per_s for one in able[k]) for k in served)
+    return FleetProblem(
+        pools=(Pool(name="all", machines=1, least=1, most=1, price=dearest, resources=limits, elastic=False),),
+        variants=tuple(
+            PooledVariant(
+                name=one.name,
+                pool=0,
+                uses={name: one.takes(name) for name in limits if one.takes(name) > 0},
+                computes=("", 0.0),
+                most=max(one.running, ceil(whole[one.name])),
+                running=one.running,
+                price=one.cost_per_s,
+                load_s=one.load_s,
+                adding=problem.fresh_price(one) - one.cost_per_s + CHURN * one.cost_per_s,
+                limit=one.most,
+            )
+            for one in problem.candidates
+        ),
+        needs=tuple(
+            ClassNeed(
+                name=problem.demands[k].app,
+                load=problem.demands[k].load,
+                options={at[one.name]: (needs[k] / one.saturation_qps,) for one in able[k]},
+                layers=(1.0,),
+            )
+            for k in served
+        ),
+        strict=True,
+    )

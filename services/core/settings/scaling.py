@@ -40,22 +40,19 @@ class StaticVariant(Section, frozen=True, kw_only=True):
 
 
 class AutoscalerSettings(Section, frozen=True, kw_only=True):
-    """The model-autoscaler of every worker (docs/scaling.md)."""
+    """The plan for all workers, and the model-autoscaler of every worker (docs/scaling.md)."""
 
     policy: Annotated[
         str,
         Text("|".join([*SCALERS, r"[\w.]+:\w+"]), f"{', '.join(SCALERS)} or module:Class"),
-        "Who decides: the planner; one variant an app, more or fewer of it; `choice`, never changed; nobody; or a class of "
+        "Who decides: the plan; one variant an app, more or fewer of it; `choice`, never changed; nobody; or a class of "
         "yours (docs/scaling.md).",
     ] = "infaas"
     slo_target: Annotated[
         float, TARGET, "Share of an app's queries to be answered in time, for apps without a target of their own."
     ] = 0.99
-    solver: Annotated[
-        Literal["ilp", "greedy"], "Solver of a worker's planning problem; only where no leader plans."
-    ] = "ilp"
     period_s: Annotated[
-        float, Number(above=0, most=3600), "Seconds between two decisions of a worker; only where no leader plans."
+        float, Number(above=0, most=3600), "Seconds between two looks of a worker at its load, between two plans."
     ] = 1.0
     slack: Annotated[float, Number(above=0, most=1000), "Throughput that is wanted, as a multiple of the load."] = 1.05
     forecaster: Annotated[
@@ -64,15 +61,8 @@ class AutoscalerSettings(Section, frozen=True, kw_only=True):
         "Forecaster of the demand at the moment for which is planned (docs/scaling.md).",
     ] = "combined"
     loading_weight: Annotated[
-        float, Number(most=1e6), "Weight of loading latency, 1/s (the paper's lambda); only where no leader plans."
+        float, Number(most=1e6), "Weight of loading latency in a worker's reaction, 1/s (the paper's lambda)."
     ] = 0.1
-    objective: Annotated[
-        Literal["multiplicative", "additive"],
-        "How loading latency enters the cost that is minimised (docs/planning.md); only where no leader plans.",
-    ] = "multiplicative"
-    time_limit_s: Annotated[
-        float, Number(above=0, most=3600), "Seconds that the solver may take; only where no leader plans."
-    ] = 0.4
     hold_s: Annotated[float, WAIT, "Seconds for which a reason to remove something must last."] = 5.0
     budget_per_hour: Annotated[
         float, Number(most=1e9, zero="no limit"), "US$ per hour that all workers together may cost."

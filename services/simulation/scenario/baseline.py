@@ -1,6 +1,6 @@
 """What the developer of a static system would have chosen: stated in [baseline], else by the static system's own rule.
 
-The rule is `Choices.learn` of services/autoscaler/models/baselines.py, applied once to each app's peak. This module adds what the
+The rule is `chosen` of services/autoscaler/baselines.py, applied once to each app's peak. This module adds what the
 rule does not know: the policy's kinds of device (those at time 0 first), the capacity of its machines, and the fastest variant for an
 app whose needs no variant meets.
 """
@@ -8,15 +8,12 @@ app whose needs no variant meets.
 from collections.abc import Mapping, Sequence
 from math import inf
 
-from msgspec.structs import replace
-
 from bus.messages.catalog import VariantRecord
-from services.autoscaler.models.baselines import Choices
-from services.autoscaler.models.problem import Situation
-from services.autoscaler.models.supply import throughput
+from services.autoscaler.baselines import chosen
 from services.core.cost import HANDLING_MS, PER_CORE, LatencyTable, instance_price_per_s, load_seconds
 from services.core.placement import Amount, Device, cores_needed, misfit, total
-from services.core.planning.problem import CandidateVariant, PlanningProblem, RequirementClass
+from services.core.planning.capacity import throughput
+from services.core.planning.problem import CandidateVariant, RequirementClass
 from services.core.settings import MonitorSettings
 from services.simulation.scenario.model import MachineSpec, PolicySpec, QueryNeeds, StaticChoice, WorkloadSpec
 from services.simulation.workload import peak_rate
@@ -161,22 +158,13 @@ def _best(
 ) -> tuple[VariantRecord, int]:
     limit_s = min(demand.latency_ms for demand in demands) / 1000.0
     candidates = tuple(_candidate(app, one, limit_s, prices, capacity.device(one)) for one in records)
-    problem = PlanningProblem(candidates=candidates, demands=tuple(demands), slack=policy.settings.autoscaler.slack)
-    named = {one.variant: one for one in records}
-    choices = Choices({})
-    asked = (app,) * len(demands)
-    seen = Situation(
-        problem=problem, records=named, serving={}, here=frozenset(named), classes=(None,) * len(demands), apps=asked
-    )
-    choices.learn(seen)
-    chosen = choices.of(app)
-    if chosen is not None:
-        return named[chosen.variant], chosen.instances
+    named, slack = {one.variant: one for one in records}, policy.settings.autoscaler.slack
+    found = chosen(candidates, demands, slack)
+    if found is not None:
+        return named[found.variant], found.instances
     fastest = min(candidates, key=lambda one: (one.latency_ms, one.name))
-    plain = replace(problem, candidates=(fastest,), demands=tuple(_unlimited(one) for one in demands))
-    choices.learn(replace(seen, problem=plain))
-    chosen = choices.of(app)
-    return named[fastest.name], 1 if chosen is None else chosen.instances
+    found = chosen((fastest,), map(_unlimited, demands), slack)
+    return named[fastest.name], 1 if found is None else found.instances
 
 
 def _unlimited(demand: RequirementClass) -> RequirementClass:
@@ -186,7 +174,7 @@ def _unlimited(demand: RequirementClass) -> RequirementClass:
 def _candidate(
     app: str, record: VariantRecord, limit_s: float, prices: Mapping[str, float], device: Device | None
 ) -> CandidateVariant:
-    """A variant as services/autoscaler/models/supply.py describes it."""
+    """A variant as the leader describes it to a policy (services/autoscaler/vms/problem.py)."""
     table = LatencyTable(record)
     alone_ms = table.seconds(1) * 1000.0
     price = instance_price_per_s(

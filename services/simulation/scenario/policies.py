@@ -43,7 +43,7 @@ from services.simulation.scenario.toml import (
 
 BASES = {
     **{name: name for name in POLICIES},
-    "infaas-ilp": "infaas-ilp",
+    "infaas-ilp": "infaas",  # an older name
     "static": "static",
     "clipper+": "static",
     "replicate": "replicate",
@@ -234,11 +234,9 @@ def base_of(name: str, blocks: Collection[str], folder: Path, location: Location
 
 
 def base_tree(base: str) -> dict[str, Any]:
-    """The settings that a base stands for. Everything else is the services' default, the solver too."""
+    """The settings that a base stands for. Everything else is the services' default."""
     decides = own_methods("policy", base) if ":" in base else ()
     scaling: dict[str, Any] = {"policy": base if base in _CHOSEN or "scale" in decides else "infaas"}
-    if base == "infaas-ilp":
-        scaling["solver"] = "ilp"
     selection = base if base in POLICIES or "select" in decides else "infaas"
     return {"dispatcher": {"policy": selection}, "autoscaler": scaling}
 

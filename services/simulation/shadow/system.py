@@ -18,7 +18,7 @@ from bus.messages.fleet import DeviceStatus, EnsureLoaded, WorkerHeartbeat
 from bus.messages.public import Answer, Refusal
 from bus.messages.scaling import DemandReport, PipelineArrivals
 from bus.subjects import Subjects
-from services.autoscaler.vms.policy import PricedKind
+from services.autoscaler.vms.rules import PricedKind
 from services.core.actor import NOTHING, Changed, Effect, Envelope, Handler, Inlet, Publish, Started, Synced, Watch
 from services.core.catalog import variant_key
 from services.core.cost import machine_price

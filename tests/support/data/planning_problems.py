@@ -77,29 +77,8 @@ def scarce(problem: PlanningProblem, plan: Plan, seed: int, least: float, most: 
     )
 
 
-def accuracy_problem(seed: int) -> PlanningProblem:
-    """Served for accuracy, which slower variants of a kind have more of; 0.2 to 1.1 times the memory that the best would take."""
-    rng = Random(f"accuracy {seed}")
-    plain = random_problem(seed, variants=rng.choice([4, 6, 8]))
-    candidates = tuple(
-        replace(one, saturation_qps=one.saturation_qps * (1.6 - accuracy), accuracy=round(accuracy, 3))
-        for one, accuracy in ((one, rng.uniform(0.5, 0.95)) for one in plain.candidates)
-    )
-    best = {
-        app: max((c for c in candidates if app in c.apps and c.latency_ms <= 50.0), key=lambda c: c.accuracy or 0.0)
-        for app in {demand.app for demand in plain.demands}
-    }
-    used: dict[str, float] = {}
-    for demand in plain.demands:
-        one = best[demand.app]
-        for name, amount in one.uses.items():
-            used[name] = used.get(name, 0.0) + amount * (1 + demand.load * 1.05 // one.saturation_qps)
-    resources = {f"{kind}_memory": max(6.0, used.get(f"{kind}_memory", 0.0) * rng.uniform(0.2, 1.1)) for kind in KINDS}
-    return replace(plain, candidates=candidates, resources=resources, goal="accuracy")
-
-
 def entangled_problem(seed: int) -> PlanningProblem:
-    """Several classes an app, variants that several apps share, some running or held, least instances, a budget."""
+    """Several classes an app, variants that several apps share, some running or bounded, a budget."""
     rng = Random(seed)
     plain = random_problem(seed, apps=rng.randint(2, 4), variants=4)
     names = [demand.app for demand in plain.demands]
@@ -109,7 +88,6 @@ def entangled_problem(seed: int) -> PlanningProblem:
             apps=tuple({one.apps[0], rng.choice(names)}) if rng.random() < 0.3 else one.apps,
             accuracy=rng.choice([None, 0.7, 0.8, 0.9]),
             running=running,
-            least=rng.choice([0, 0, 0, 1]) if running else 0,
             most=rng.choice([None, None, 3 + running]),
         )
         for one, running in ((one, rng.choice([0, 0, 0, 1, 2, 5])) for one in plain.candidates)
@@ -121,7 +99,6 @@ def entangled_problem(seed: int) -> PlanningProblem:
             latency_ms=latency,
             accuracy=accuracy,
             cost=rng.choice([float("inf"), 50.0]),
-            least=rng.choice([0, 0, 1, 2]),
         )
         for demand in plain.demands
         for latency, accuracy in sorted(
@@ -134,71 +111,7 @@ def entangled_problem(seed: int) -> PlanningProblem:
         demands=tuple(demands),
         resources={f"{kind}_memory": rng.uniform(10, 120) for kind in KINDS} if rng.random() < 0.7 else {},
         budget_per_s=rng.choice([float("inf"), 100.0]),
-        make_before_break=rng.random() < 0.5,
         objective=rng.choice(["multiplicative", "additive"]),
-    )
-
-
-def running_problem(seed: int) -> PlanningProblem:
-    """As a running model-autoscaler poses it: 6 to 60 candidates on one worker and beside it, 1 to 10 demands, much running.
-
-    Totals are what runs has and some of what is free; with make_before_break, held instances elsewhere, barred variants.
-    """
-    rng = Random(f"running {seed}")
-    apps = [f"a{a}" for a in range(rng.randint(1, 5))]
-    candidates = []
-    for i in range(rng.randint(6, 60)):
-        kind = rng.choice(["cpu", "cpu", "cpu", "gpu", "inferentia"])
-        pool = f"{rng.choice(['', '', '', 'away/'])}{kind}"
-        latency, rate, price, load_s, _ = KINDS[kind]
-        rate, price = rate * rng.uniform(0.5, 2.0) * (20 if kind == "cpu" else 1), price * rng.uniform(0.6, 1.4)
-        running = rng.choice([0, 0, 0, 0, 1, 1, 2, 4])
-        own = rng.choice(apps)
-        candidates.append(
-            CandidateVariant(
-                name=f"v{i}",
-                apps=tuple({own, rng.choice(apps)}) if rng.random() < 0.2 else (own,),
-                model=f"m-{own}",
-                hardware=kind,
-                latency_ms=latency * rng.uniform(0.5, 1.5),
-                saturation_qps=rate,
-                cost_per_s=price / 3600.0,
-                load_s=load_s * rng.uniform(0.1, 1.0),
-                accuracy=rng.choice([None, 0.7, 0.8, 0.9]),
-                uses={f"{pool}/cores": float(rng.choice([1, 2])), f"{pool}/memory": rng.uniform(50, 1500)},
-                running=running,
-                least=running if pool.startswith("away") else 0,
-                most=running if rng.random() < 0.1 else None,
-            )
-        )
-    demands = {
-        (app, latency, accuracy): RequirementClass(
-            app=app,
-            load=rng.choice([0.0, 1.0, 1.0, 1.0]) * 10 ** rng.uniform(0.0, 3.0),
-            latency_ms=latency,
-            accuracy=accuracy,
-            least=rng.choice([0, 0, 1]),
-        )
-        for app in (rng.choice(apps) for _ in range(rng.randint(1, 10)))
-        for latency, accuracy in [(rng.choice([30.0, 300.0, float("inf")]), rng.choice([0.0, 0.0, 0.75, 0.85]))]
-    }
-    totals: dict[str, float] = {}
-    for one in candidates:
-        for pool, amount in one.uses.items():
-            totals[pool] = totals.get(pool, 0.0) + amount * one.running
-    roomy = rng.choice([0.0, 0.5, 2.0])
-    totals = {
-        pool: amount + roomy * rng.random() * (8.0 if pool.endswith("cores") else 4000.0)
-        for pool, amount in totals.items()
-    }
-    bill = sum(one.cost_per_s * one.running for one in candidates)
-    return PlanningProblem(
-        candidates=tuple(candidates),
-        demands=tuple(demands.values()),
-        resources=totals,
-        objective=rng.choice(["multiplicative", "additive"]),
-        budget_per_s=rng.choice([float("inf"), float("inf"), bill * rng.uniform(0.8, 2.0)]),
-        make_before_break=True,
     )
 
 
@@ -218,7 +131,7 @@ def broken(problem: PlanningProblem, plan: Plan) -> list[str]:
     found += [
         f"{one.name}: added, though nobody may use it"
         for one, n in zip(problem.candidates, counts, strict=True)
-        if n > max(one.running, one.least) and not any(demand.accepts(one) for demand in problem.demands)
+        if n > one.running and not any(demand.accepts(one) for demand in problem.demands)
     ]
     limits = dict(problem.resources)
     for name, total in limits.items():
@@ -232,10 +145,6 @@ def broken(problem: PlanningProblem, plan: Plan) -> list[str]:
         found.append(f"actions {deltas}, counts {expected}")
     if plan.status != "infeasible":
         found += [] if carried(problem, plan.instances) else ["load is not carried"]
-        for demand in problem.demands:
-            able = sum(n for one, n in zip(problem.candidates, counts, strict=True) if demand.accepts(one))
-            if able < demand.least:
-                found.append(f"{demand.app}: {able} instances of {demand.least}")
     return found
 
 
@@ -259,16 +168,11 @@ def carried(problem: PlanningProblem, instances: Mapping[str, int]) -> bool:
 
 
 def _legal(one: CandidateVariant, n: int) -> bool:
-    return one.least <= n and (one.most is None or n <= one.most)
+    return n >= 0 and (one.most is None or n <= one.most)
 
 
 def _over(problem: PlanningProblem, counts: list[int], amounts: list[float], total: float, name: str) -> list[str]:
-    """What is held already is there, whatever the total; with make-before-break everything that runs."""
-    mine = list(zip(problem.candidates, counts, amounts, strict=True))
-    if problem.make_before_break and name not in problem.time_shared:
-        taken = sum(amount * max(n, one.running) for one, n, amount in mine)
-        there = sum(amount * max(one.least, one.running) for one, _, amount in mine)
-    else:
-        taken = sum(amount * n for _, n, amount in mine)
-        there = sum(amount * one.least for one, _, amount in mine)
+    """Where more than that runs, no more is added."""
+    taken = sum(amount * n for n, amount in zip(counts, amounts, strict=True))
+    there = sum(amount * one.running for one, amount in zip(problem.candidates, amounts, strict=True))
     return [f"{name}: {taken} of {total}"] if taken > max(total, there) * (1 + 1e-6) else []

@@ -61,7 +61,6 @@ def varied(pick: Draw, *, duration_s: float = 6.0, most_apps: int = 3) -> Scenar
             autoscaler={
                 "policy": pick(["infaas", "infaas", "off", "replicate"]),
                 "hold_s": 1.0,
-                "solver": pick(["greedy", "greedy", "ilp"]),
             },
             machines={"idle_s": pick([1.0, 100.0]), "period_s": 0.5},
             executor={"exclusive": pick([True, False]), "sharing": pick([1.0, 0.3])},

@@ -83,9 +83,8 @@ def load(*rate: tuple[float, float], apps: tuple[str, ...] = ("a",), **more: Any
 
 
 def settings(**sections: dict[str, Any]) -> Settings:
-    """Defaults, but for these fields of these sections. The solver: greedy, unless said otherwise."""
-    content = {"autoscaler": {"solver": "greedy"} | sections.pop("autoscaler", {})} | sections
-    return msgspec.convert(content, Settings)
+    """Defaults, but for these fields of these sections."""
+    return msgspec.convert(sections, Settings)
 
 
 def scenario(

@@ -5,18 +5,15 @@ from typing import Any
 
 from bus.codec import encode
 from bus.messages.catalog import VariantRecord
-from services.autoscaler.models.actor import ModelAutoscaler, Solve, Solved
+from services.autoscaler.models.actor import ModelAutoscaler
 from services.autoscaler.vms.actor import Controller
-from services.autoscaler.vms.commands import ClaimLease, LeaseClaimed
-from services.autoscaler.vms.policy import FleetLimits
-from services.autoscaler.vms.problem import SolveFleet
+from services.autoscaler.vms.commands import ClaimLease, LeaseClaimed, SolveFleet
+from services.autoscaler.vms.rules import FleetLimits
 from services.core.actor import Changed, Synced
 from services.core.catalog import key_of
 from services.core.cost import Goal
 from services.core.placement import Device
-from services.core.planning.highs import Unsolved
-from services.core.planning.problem import PlanningProblem
-from services.core.planning.solvers import make_solver
+from services.core.planning.fleet import Unsolved
 from services.core.policy import GuardedPolicy
 from services.core.selection.policy import InfaasPolicy
 from services.core.settings import AutoscalerSettings, Settings, StaticVariant
@@ -42,14 +39,16 @@ def _controller_edge(command: Any, *, unsolved: bool) -> tuple[float, Any]:
 
 
 class ScalingFleet(Fleet):
-    """controlled: a controller leads. unsolved: it finds no plan, so that workers decide for themselves and ask it. hold_s: the least T_v. own: a user's own policy. solver: "greedy" or "ilp" (bounded by nodes, so that it gives the same plan everywhere). tuned: more settings. problems: all that were solved."""
+    """controlled: a controller leads.
+
+    unsolved: it finds no plan, so that workers react to what they see. own: a user's own policy. tuned: more settings.
+    """
 
     def __init__(
         self,
         *variants: VariantRecord,
         workers: int = 1,
         policy: str = "infaas",
-        solver: str = "greedy",
         hold_s: float = 5.0,
         slack: float = 1.05,
         goal: Goal = "cost",
@@ -64,27 +63,25 @@ class ScalingFleet(Fleet):
         self._spec = devices or {}
         selection = InfaasPolicy(on_demand=policy not in ("replicate", "static"), goal=goal)
         super().__init__(*variants, workers=workers, policy=selection, **more)
-        self.problems: list[PlanningProblem] = []
-        self.solver = make_solver(solver, time_limit_s=None, node_limit=100)
-        self.stage.listen("infaas.controller.ask")
         self.counts: list[tuple[float, dict[str, dict[str, int]]]] = []
+        settings = AutoscalerSettings(policy=policy, hold_s=hold_s, slack=slack, choice=choice or {}, **(tuned or {}))
         for n in range(workers):
             name = f"w{n}"
-            settings = AutoscalerSettings(
-                policy=policy, hold_s=hold_s, slack=slack, choice=choice or {}, **(tuned or {})
-            )
-            actor = ModelAutoscaler(name, self.subjects, PRICES, settings, goal=goal, policy=own)
-            self.stage.enter(f"model-{name}", actor, self._solve)
+            self.stage.enter(f"model-{name}", ModelAutoscaler(name, self.subjects, PRICES, settings))
             for record in self.records:
                 self.stage.send(f"model-{name}", Changed("infaas-catalog", key_of(record), encode(record)))
             self.stage.send(f"model-{name}", Synced("infaas-catalog"))
         if controlled:
-            self._start_controller(AutoscalerSettings(policy=policy), goal, unsolved=unsolved)
+            self._start_controller(settings, goal, own, unsolved=unsolved)
         self.stage.run(1.0)
 
-    def _start_controller(self, settings: AutoscalerSettings, goal: Goal, *, unsolved: bool) -> None:
+    def _start_controller(
+        self, settings: AutoscalerSettings, goal: Goal, own: GuardedPolicy | None, *, unsolved: bool
+    ) -> None:
         """One that leads, and has no machines to add."""
-        controller = Controller("vm-c0", self.subjects, FleetLimits(kinds={}), autoscaler=settings, goal=goal)
+        controller = Controller(
+            "vm-c0", self.subjects, FleetLimits(kinds={}), autoscaler=settings, goal=goal, policy=own
+        )
         self.stage.enter("c0", controller, lambda command: _controller_edge(command, unsolved=unsolved))
         for record in self.records:
             self.stage.send("c0", Changed("infaas-catalog", key_of(record), encode(record)))
@@ -102,10 +99,6 @@ class ScalingFleet(Fleet):
         for device in devices:
             executor = make_executor(Settings(), self.subjects, worker, device, next(self._incarnations))
             self.stage.enter(f"{worker}/{device.name}", executor, Scripted(self.stage, worker))
-
-    def _solve(self, command: Solve) -> tuple[float, Any]:
-        self.problems.append(command.problem)
-        return 0.002, Solved(self.solver.solve(command.problem), 2.0)
 
     def load(self, rate: float, seconds: float, step: float = 0.02, **needs: Any) -> list[str]:
         """Evenly spaced queries; notes what is loaded after every step."""
@@ -133,6 +126,12 @@ class ScalingFleet(Fleet):
     def running(self, variant: str) -> int:
         """Instances that can answer."""
         return sum(n for state, n in self.instances().get(variant, {}).items() if state not in ("Loading", "Unloading"))
+
+    def needed(self, variant: str) -> int:
+        """Instances that are not reclaimable."""
+        workers = [m.actor for name, m in self.stage.members.items() if name.startswith("w") and "/" not in name]
+        loads = [one for worker in workers for one in worker._table.instances.values()]  # type: ignore[attr-defined]
+        return sum(one.record.variant == variant and not one.reclaimable for one in loads)
 
     def answered(self, labels: Iterable[str]) -> float:
         """Share of these queries that were answered."""

@@ -21,18 +21,18 @@ from services.autoscaler.vms.commands import (
     ProviderTraits,
     SaveRecord,
     SaveReplicas,
+    SolveFleet,
     Start,
     Stop,
     machine_key,
 )
-from services.autoscaler.vms.policy import FleetLimits, PricedKind
-from services.autoscaler.vms.problem import SolveFleet
+from services.autoscaler.vms.rules import FleetLimits, PricedKind
 from services.core.actor import Changed, Synced
 from services.core.catalog import key_of as catalog_key
 from services.core.cost import price_per_hour
 from services.core.pipelines.kept import replicas_key
 from services.core.placement import Device
-from services.core.planning.highs import Unsolved
+from services.core.planning.fleet import Unsolved
 from services.core.policy import SelectionPolicy
 from services.core.selection.policy import InfaasPolicy
 from services.core.settings import AutoscalerSettings, MachineSettings
@@ -59,7 +59,7 @@ class CloudFleet(Fleet):
     dead_on_arrival: what it starts never speaks.
 
     used: utilisation that every worker's machine shows, and of single ones. autoscaler: the controllers' settings, or the name of a policy:
-    "replicate" has them follow the paper's three rules, "infaas" plan for all workers. unsolved: the solver finds nothing. solve_s: seconds that
+    "off" has them follow the paper's three rules, "infaas" plan for all workers. unsolved: the solver finds nothing. solve_s: seconds that
     it takes; None: as the simulator has it. plans: when it was asked for plans, by which controller, and for what.
     """
 

@@ -81,8 +81,8 @@ def test_a_missing_trace_leaves_its_scenarios_out_with_a_sentence(tmp_path, caps
 
 
 def test_settings_are_read_as_what_they_are():
-    found = changed(Built({}), ["autoscaler.solver=greedy", "autoscaler.slack=1.5", "machines.period_s=1"]).document
-    assert found == {"settings.autoscaler": {"solver": "greedy", "slack": 1.5}, "settings.machines": {"period_s": 1}}
+    found = changed(Built({}), ["autoscaler.policy=off", "autoscaler.slack=1.5", "machines.period_s=1"]).document
+    assert found == {"settings.autoscaler": {"policy": "off", "slack": 1.5}, "settings.machines": {"period_s": 1}}
 
 
 def test_every_family_has_a_best_of_1():

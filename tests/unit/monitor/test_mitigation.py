@@ -18,7 +18,7 @@ from bus.messages.fleet import (
     MoveInstance,
     UnloadInstance,
 )
-from bus.messages.scaling import AskForCapacity, Drain
+from bus.messages.scaling import AskToMove, Drain
 from services.core.placement import Device
 from services.core.settings import MonitorSettings
 from services.monitor.effects import MachineSample
@@ -181,15 +181,13 @@ def test_nowhere_to_go_asks_the_controller_and_goes_on() -> None:
     instance = world.load(variant())
     slowed(world, instance, 10.0)
     assert said(world, MoveInstance) == []
-    [ask] = said(world, AskForCapacity)
+    [ask] = said(world, AskToMove)
     assert [subject for subject, message in world.published if message == ask] == [S.controller("ask")]
-    assert (ask.worker, ask.why, ask.variants, ask.app, ask.instances) == ("w1", "interfered", ["v"], "faces", 1)
-    assert ask.load == pytest.approx(10.0)
-    assert ask.latency_ms == pytest.approx(30_000.0)
+    assert (ask.worker, ask.variant, ask.app) == ("w1", "v", "faces")
     assert "no idler cores and no other device" in ask.reason
     assert world.states() == {instance: "Interfered"}, "it serves until another worker's instance does"
     slowed(world, instance, 15.0)
-    assert len(said(world, AskForCapacity)) == 2
+    assert len(said(world, AskToMove)) == 2
 
 
 def test_a_move_that_fails_asks_the_controller() -> None:
@@ -198,7 +196,7 @@ def test_a_move_that_fails_asks_the_controller() -> None:
     instance = world.load(variant())
     slowed(world, instance, 4.0)
     moved(world, said(world, MoveInstance)[0], error="this process cannot run on core 1", cores=[])
-    assert len(said(world, AskForCapacity)) == 1
+    assert len(said(world, AskToMove)) == 1
     assert world.states() == {instance: "Interfered"}
     assert not [event for event in world.of(ScalingEvent) if event.action == "migrate"]
 
@@ -209,7 +207,7 @@ def test_a_draining_worker_moves_nothing() -> None:
     instance = world.load(variant())
     world.tell(Drain(epoch=1))
     slowed(world, instance, 10.0)
-    assert said(world, MoveInstance) == said(world, AskForCapacity) == []
+    assert said(world, MoveInstance) == said(world, AskToMove) == []
 
 
 # -- another device
@@ -293,4 +291,4 @@ def test_another_device_without_room_is_none() -> None:
         )  # fmt: skip
         world.report()
     assert said(world, LoadInstance) == []
-    assert [ask.why for ask in said(world, AskForCapacity)] == ["interfered"]
+    assert [ask.variant for ask in said(world, AskToMove)] == ["g"]

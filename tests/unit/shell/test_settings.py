@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from bus.subjects import Subjects
-from services.autoscaler.models.actor import make_model_autoscaler
 from services.autoscaler.vms.__main__ import kinds_of
+from services.autoscaler.vms.actor import make_controller
 from services.core.settings import PriceSettings, Settings, WorkerSettings, described, faults, listed, words
 from services.shell.host.machine import devices_of
 from services.shell.policies import load_policy
@@ -55,8 +55,6 @@ def test_no_number_may_be_nonsense(value: str, tmp_path: Path) -> None:
         ("[monitor]\ninterfered_ratio = 0.9", "monitor.interfered_ratio: must be 0 (by hardware), or above 1"),
         ("[monitor]\ninterfered_ratio = 2\nclear_ratio = 2", "monitor.clear_ratio: must be below monitor.interfered_ratio"),
         ("[autoscaler]\npolicy = 'clever'", "autoscaler.policy: must be infaas, replicate, static, off or module:Class"),
-        ("[autoscaler]\nsolver = 'gurobi'", "autoscaler.solver: must be greedy or ilp, not 'gurobi'"),
-        ("[autoscaler]\nobjective = 'least'", "autoscaler.objective: must be additive or multiplicative"),
         ("[autoscaler]\nslo_target = 1", "autoscaler.slo_target: must be above 0 and below 1, not 1; left out, it is 0.99"),
         ("[autoscaler]\nslo_target = 0.0", "autoscaler.slo_target: must be above 0 and below 1, not 0"),
         ("[autoscaler]\nslo_target = 1.5", "autoscaler.slo_target: must be above 0 and below 1, not 1.5"),
@@ -281,7 +279,7 @@ def test_the_goal_comes_from_a_file_or_a_variable_and_reaches_both(tmp_path: Pat
     (tmp_path / "infaas.toml").write_text('goal = "accuracy"\n')
     assert load(environ={}).goal == "cost"
     for settings in (load(tmp_path / "infaas.toml", {}), load(environ={"INFAAS_GOAL": "accuracy"})):
-        assert settings.goal == make_model_autoscaler(settings, Subjects(), "w0", {})._problems._goal == "accuracy"
+        assert settings.goal == make_controller(settings, Subjects(), "vm-0", {})._planner._problems._goal == "accuracy"
         policy = load_policy(settings)
         assert getattr(policy, "goal") == "accuracy"  # noqa: B009  (not every policy has one)
 

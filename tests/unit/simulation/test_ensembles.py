@@ -28,7 +28,6 @@ def scenario(load: dict[str, Any] | None = None, faults: list[dict[str, Any]] | 
         ],
         "worker": [{"kind": "cpu", "devices": {"cpu": 8}, "price_per_hour": 0.2, "start": 1}],
         "load": [{"app": "digits", "rate": 30, "feedback": 1.0} | (load or {})],
-        "settings": {"autoscaler": {"solver": "greedy"}},
     }
     return derive(content | ({"fault": faults} if faults else {}), Path("s.toml"))
 

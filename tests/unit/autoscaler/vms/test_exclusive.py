@@ -5,8 +5,8 @@ from msgspec.structs import replace
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
-from services.autoscaler.vms.assignment import assign
 from services.autoscaler.vms.fleet import FleetWorker
+from services.autoscaler.vms.placement import assign
 from services.core.placement import Device, busy_quarters
 from tests.support.simulated.autoscaled_fleet import GPU, ScalingFleet
 from tests.support.simulated.fleet import variant

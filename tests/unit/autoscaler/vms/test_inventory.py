@@ -1,6 +1,6 @@
 """The controller on stage with a provider that has machines of its own: nodes of a Swarm, as they come, go, and are shut."""
 
-from bus.messages.scaling import AskForCapacity
+from bus.messages.scaling import AskToMove
 from tests.support.simulated.controllers import PoolFleet, kind
 from tests.support.simulated.fleet import variant
 
@@ -48,9 +48,7 @@ def test_one_that_the_operator_has_labelled_counts_before_its_worker_speaks() ->
 
 
 def test_a_busy_worker_gets_another_on_a_free_machine_and_a_name_is_used_again_later() -> None:
-    fleet = PoolFleet(
-        slow(), pool=("n0", "n1"), limits={"idle_s": 10.0}, kinds=(kind(maximum=2),), autoscaler="replicate"
-    )
+    fleet = PoolFleet(slow(), pool=("n0", "n1"), limits={"idle_s": 10.0}, kinds=(kind(maximum=2),), autoscaler="off")
     fleet.stage.run(8.0)
     asked = burst(fleet, 150, 10, latency_ms=20_000)
     fleet.stage.run(5.0)
@@ -149,7 +147,7 @@ def test_a_label_of_a_machine_that_died_while_nobody_led_is_removed() -> None:
 
 
 def test_a_paused_machine_is_replaced_drained_and_not_chosen_while_it_is_so() -> None:
-    fleet = PoolFleet(slow(), pool=("n0", "n1"), kinds=(kind(minimum=1, maximum=2),), autoscaler="replicate")
+    fleet = PoolFleet(slow(), pool=("n0", "n1"), kinds=(kind(minimum=1, maximum=2),), autoscaler="off")
     fleet.stage.run(10.0)
     assert fleet.workers == ["n0"]
     asked = [fleet.ask()]
@@ -175,7 +173,7 @@ def test_a_paused_machine_is_replaced_drained_and_not_chosen_while_it_is_so() ->
 
 
 def test_a_machine_that_is_let_in_again_before_it_has_gone_stays() -> None:
-    fleet = PoolFleet(slow(), pool=("n0",), kinds=(kind(minimum=1, maximum=1),), autoscaler="replicate")
+    fleet = PoolFleet(slow(), pool=("n0",), kinds=(kind(minimum=1, maximum=1),), autoscaler="off")
     fleet.stage.run(10.0)
     asked = [fleet.ask()]
     fleet.stage.run(3.0)
@@ -310,7 +308,7 @@ def test_a_machine_is_bought_where_none_is_free_labelled_when_it_has_joined_and_
         buys=20.0,
         limits={"idle_s": 10.0},
         kinds=(kind(maximum=2, boot_s=30.0),),
-        autoscaler="replicate",
+        autoscaler="off",
     )
     fleet.stage.run(8.0)
     asked = burst(fleet, 150, 10, latency_ms=20_000)
@@ -364,9 +362,9 @@ def test_a_dry_run_removes_nothing_and_starts_no_minimum() -> None:
 
 
 def test_an_ask_gets_a_free_machine() -> None:
-    fleet = PoolFleet(slow(), pool=("n0", "n1"), kinds=(kind(maximum=2),), autoscaler="replicate")
+    fleet = PoolFleet(slow(), pool=("n0", "n1"), kinds=(kind(maximum=2),), autoscaler="off")
     fleet.stage.run(10.0)
-    ask = AskForCapacity(worker="n0", at=fleet.stage.now, app="app", why="full", variants=[NAME], load=10.0)
+    ask = AskToMove(worker="n0", at=fleet.stage.now, app="app", variant=NAME)
     fleet.stage.publish(fleet.subjects.controller("ask"), ask)
     fleet.stage.run(20.0)
     assert fleet.workers == ["n0", "n1"]

@@ -9,7 +9,7 @@ from bus.subjects import Subjects
 from services.autoscaler.vms.actor import Controller
 from services.autoscaler.vms.commands import ClaimLease, LeaseClaimed
 from services.autoscaler.vms.lease import Lease
-from services.autoscaler.vms.policy import FleetLimits
+from services.autoscaler.vms.rules import FleetLimits
 from services.core.actor import After, Envelope, Started
 from services.core.settings import MachineSettings
 

@@ -1,12 +1,12 @@
 """The controller on stage with real dispatchers, monitors and executors: machines come, go, fail; queries are all answered.
 
-The paper's three rules and idleness decide where the policy is "replicate", and while there is no plan (test_planned_machines.py).
+The paper's three rules and idleness decide where the policy is "off", and while there is no plan (test_planned_machines.py).
 """
 
 import itertools
 
 from bus.messages.fleet import EnsureLoaded, Release
-from bus.messages.scaling import AskForCapacity
+from bus.messages.scaling import AskToMove
 from bus.messages.work import WorkFinished
 from tests.support.simulated.controllers import CloudFleet, kind
 from tests.support.simulated.fleet import catalogue, variant
@@ -67,7 +67,7 @@ def test_with_nothing_that_may_be_started_it_leads_and_does_nothing() -> None:
 
 
 def test_overloaded_workers_get_another_that_is_filled_with_what_they_run() -> None:
-    fleet = CloudFleet(slow(), workers=1, autoscaler="replicate")
+    fleet = CloudFleet(slow(), workers=1, autoscaler="off")
     asked = burst(fleet, 150, 8, latency_ms=20_000)
     fleet.stage.run(20.0)
     assert fleet.workers == ["cpu-1-1", "w0"]
@@ -78,7 +78,7 @@ def test_overloaded_workers_get_another_that_is_filled_with_what_they_run() -> N
 
 
 def test_packing_empties_a_worker_which_is_drained_and_removed_and_a_burst_brings_one_back() -> None:
-    fleet = CloudFleet(slow(), workers=1, limits={"idle_s": 10.0}, autoscaler="replicate")
+    fleet = CloudFleet(slow(), workers=1, limits={"idle_s": 10.0}, autoscaler="off")
     asked = burst(fleet, 150, 8, latency_ms=20_000)
     fleet.stage.run(5.0)
     assert fleet.workers == ["cpu-1-1", "w0"]
@@ -97,7 +97,7 @@ def test_packing_empties_a_worker_which_is_drained_and_removed_and_a_burst_bring
 
 
 def test_of_two_idle_workers_the_empty_one_goes() -> None:
-    fleet = CloudFleet(slow(), workers=2, limits={"idle_s": 10.0}, autoscaler="replicate")
+    fleet = CloudFleet(slow(), workers=2, limits={"idle_s": 10.0}, autoscaler="off")
     asked = [fleet.ask()]
     fleet.stage.run(3.0)
     [only] = fleet.states(NAME)
@@ -108,7 +108,7 @@ def test_of_two_idle_workers_the_empty_one_goes() -> None:
 
 def test_the_last_instance_of_an_app_is_loaded_elsewhere_before_its_worker_goes() -> None:
     other = variant("other-v1", model="other", base_ms=10.0)
-    fleet = CloudFleet(slow(), workers=1, limits={"idle_s": 10.0}, autoscaler="replicate")
+    fleet = CloudFleet(slow(), workers=1, limits={"idle_s": 10.0}, autoscaler="off")
     fleet.register(*catalogue(other, app="elsewhere"))
     asked = [fleet.ask(variant=NAME)]
     fleet.stage.run(2.0)
@@ -132,7 +132,7 @@ def test_the_last_instance_of_an_app_is_loaded_elsewhere_before_its_worker_goes(
 
 def test_what_nobody_needs_keeps_no_worker_and_is_loaded_nowhere_else() -> None:
     other = variant("other-v1", model="other", base_ms=10.0)
-    fleet = CloudFleet(slow(), workers=2, limits={"idle_s": 10.0}, autoscaler="replicate")
+    fleet = CloudFleet(slow(), workers=2, limits={"idle_s": 10.0}, autoscaler="off")
     fleet.register(*catalogue(other, app="elsewhere"))
     for worker, record, app in (("w0", other, "elsewhere"), ("w1", slow(), "app")):
         fleet.stage.publish(fleet.subjects.worker(worker, "load"), EnsureLoaded(variant=record, app=app))
@@ -158,14 +158,14 @@ def test_a_worker_that_builds_a_model_is_not_idle() -> None:
 
 
 def test_a_drain_is_taken_back_when_the_worker_is_needed() -> None:
-    fleet = CloudFleet(slow(), workers=2, limits={"idle_s": 10.0}, autoscaler="replicate")
+    fleet = CloudFleet(slow(), workers=2, limits={"idle_s": 10.0}, autoscaler="off")
     while not fleet.worker_events("Draining"):
         fleet.stage.run(0.1)
     [leaving] = [event.worker for event in fleet.worker_events("Draining")]
     other = next(name for name in fleet.workers if name != leaving)
     fleet.stage.publish(
         fleet.subjects.controller("ask"),
-        AskForCapacity(worker=other, at=fleet.stage.now, app="app", why="full", variants=[NAME], load=10.0),
+        AskToMove(worker=other, at=fleet.stage.now, app="app", variant=NAME),
     )
     fleet.stage.run(5.0)
     assert fleet.states(NAME) == {leaving: ["Active"]}
@@ -176,7 +176,7 @@ def test_a_drain_is_taken_back_when_the_worker_is_needed() -> None:
 
 
 def test_what_fails_to_start_is_told_tried_again_ever_later_and_holds_nothing_up() -> None:
-    fleet = CloudFleet(slow(), workers=1, kinds=(kind(maximum=2),), autoscaler="replicate")
+    fleet = CloudFleet(slow(), workers=1, kinds=(kind(maximum=2),), autoscaler="off")
     fleet.broken = "no more quota"
     fleet.used = 0.95
     fleet.stage.run(60.0)
@@ -209,7 +209,7 @@ def test_the_maximum_and_the_budget_hold_however_long_the_trouble_lasts() -> Non
 
 
 def test_what_still_reached_a_worker_that_is_to_drain_is_answered_before_it_is_stopped() -> None:
-    fleet = CloudFleet(slow(), workers=2, limits={"idle_s": 10.0}, autoscaler="replicate")
+    fleet = CloudFleet(slow(), workers=2, limits={"idle_s": 10.0}, autoscaler="off")
     for worker in fleet.workers:
         order = EnsureLoaded(variant=slow(), orderer="test")
         fleet.stage.publish(fleet.subjects.worker(worker, "load"), order)

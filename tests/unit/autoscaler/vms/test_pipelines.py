@@ -231,7 +231,7 @@ def test_what_gets_no_queries_at_all_is_scaled_down_too() -> None:
 
 
 def test_a_policy_that_does_not_plan_for_all_workers_keeps_and_releases_replicas_too() -> None:
-    fleet = PipelineFleet(workers=4, autoscaler="replicate")
+    fleet = PipelineFleet(workers=4, autoscaler="off")
     fleet.deploy(plan({"a": 2, "b": 3}))
     fleet.traffic(steady(150.0, 35.0), 35.0)
     assert fleet.replicas == {"a": 2, "b": 3}
@@ -307,9 +307,7 @@ def test_machines_are_added_for_replicas_and_kept_for_them() -> None:
 
 def test_machines_are_added_and_kept_for_replicas_without_a_plan_for_all_workers() -> None:
     name = "big-v1-ort-fp32-t1-b8"
-    fleet = PipelineFleet(
-        workers=1, kinds=(kind(maximum=4, boot_s=3.0),), limits={"idle_s": 10.0}, autoscaler="replicate"
-    )
+    fleet = PipelineFleet(workers=1, kinds=(kind(maximum=4, boot_s=3.0),), limits={"idle_s": 10.0}, autoscaler="off")
     fleet.register(*fleet.app("big", name, profile=replace(variant().profile, memory_mb=1500.0)))
     fleet.deploy(plan({"a": 3}, {"a": name}), pipeline=ONE)
     fleet.traffic(steady(150.0, 60.0), 60.0)
@@ -359,7 +357,7 @@ def test_hardware_that_no_worker_has_is_named() -> None:
     assert fleet.state().missing == {"a": "no worker has gpu"}
 
 
-@pytest.mark.parametrize("policy", ["infaas", "replicate"])
+@pytest.mark.parametrize("policy", ["infaas", "off"])
 def test_replicas_of_a_worker_that_dies_are_loaded_elsewhere(policy: str) -> None:
     fleet = PipelineFleet(workers=3, autoscaler=policy)
     fleet.deploy(plan({"a": 2, "b": 2}))

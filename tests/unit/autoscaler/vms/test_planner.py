@@ -9,7 +9,6 @@ from bus.codec import decode
 from bus.messages.catalog import AppRecord, VariantRecord
 from bus.messages.fleet import EnsureLoaded
 from bus.messages.scaling import ObjectiveReport
-from services.autoscaler.models.actor import LED_S
 from services.autoscaler.vms.commands import Turn
 from services.autoscaler.vms.planner import BARRED_S, RECLAIM_S
 from services.core.actor import Done
@@ -116,27 +115,6 @@ def test_it_tells_what_apps_want_and_get_and_workers_hear_it() -> None:
     assert app.capacity == app.headroom * app.forecast
     assert last.instances == {NAME: 1}
     assert last.machines == {}  # none may come or go
-
-
-def test_workers_hear_of_a_plan_often_enough_whatever_the_period() -> None:
-    for period_s in (2.0, 15.0):
-        fleet = fleet_of(limits={"period_s": period_s})
-        load(fleet, 20, 80)
-        times = [at for at, where, _ in fleet.stage.heard if where == "infaas.controller.objectives"]
-        assert max(b - a for a, b in pairwise(times)) < LED_S - 2.0
-
-
-def test_a_worker_decides_for_itself_when_it_has_heard_no_plan_for_a_while() -> None:
-    fleet = ScalingFleet(slow(), controlled=True)
-    fleet.stage.listen("infaas.controller.objectives")
-    fleet.load(20, 6, latency_ms=200)
-    fleet.stage.kill("c0")
-    last = max(at for at, where, _ in fleet.stage.heard if where == "infaas.controller.objectives")
-    fleet.load(150, LED_S + 6.0, latency_ms=200)
-    assert fleet.running(NAME) == 2
-    events = [event for what, event in fleet.stage.records if what == "scaling" and event.scaler == "model"]
-    assert [event.action for event in events] == ["replicate"]
-    assert LED_S <= events[0].time - last < LED_S + 1.5
 
 
 # -- machines

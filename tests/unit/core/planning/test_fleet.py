@@ -9,8 +9,16 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from services.core.cost import Goal
-from services.core.planning.fleet import ClassNeed, FleetPlan, FleetProblem, Pool, PooledVariant, solve_fleet
-from services.core.planning.highs import Unsolved
+from services.core.planning.fleet import (
+    ClassNeed,
+    FleetPlan,
+    FleetProblem,
+    Infeasible,
+    Pool,
+    PooledVariant,
+    Unsolved,
+    solve_fleet,
+)
 
 ROOM = {"cpu/memory": 8.0, "cpu/time": 4.0}
 
@@ -396,3 +404,37 @@ def test_what_is_reserved_and_there_gives_way_to_nothing(goal: Goal) -> None:
 
 def test_what_runs_beyond_the_reserved_number_may_go() -> None:
     assert solve(fixed(), variants=[kind_of(running=4)], reserved=(((0,), 2),)).instances == (2,)
+
+
+# -- what a policy wants
+
+
+def test_so_many_are_there_as_a_policy_wants_whatever_the_load() -> None:
+    for load, wanted in ((0.3, 3), (3.7, 1), (0.3, 0)):
+        plan = solve(pool(), variants=[kind_of(running=2)], needs=[need({0: load})], wanted=(((0,), wanted),))
+        assert plan.instances == (wanted,)
+
+
+def test_machines_are_added_for_what_is_wanted_and_what_has_no_room_is_left_out() -> None:
+    plan = solve(pool(), variants=[kind_of()], wanted=(((0,), 6),))
+    assert (plan.machines, plan.instances) == ((2,), (6,))
+    plan = solve(fixed(), variants=[kind_of()], wanted=(((0,), 6),))
+    assert plan.instances == (4,)
+
+
+def test_what_is_wanted_may_be_in_any_of_the_pools() -> None:
+    variants = [kind_of(), kind_of(pool=1)]
+    plan = solve(fixed(), fixed(), variants=variants, wanted=(((0, 1), 7),))
+    assert sum(plan.instances) == 7
+
+
+def test_what_a_policy_gives_up_stands_by_and_makes_no_room_for_more() -> None:
+    plan = solve(fixed(spares=True), variants=[kind_of(running=3)], wanted=(((0,), 1),))
+    assert plan.instances[0] == 1
+    assert plan.instances[0] + plan.spares[0] <= 3
+
+
+def test_where_nothing_may_be_missing_there_is_no_plan_that_lacks_something() -> None:
+    assert solve(fixed(), variants=[kind_of()], needs=[need({0: 4.0})], strict=True).missing == ((0.0, 0.0),)
+    with pytest.raises(Infeasible):
+        solve(fixed(), variants=[kind_of()], needs=[need({0: 4.5})], strict=True)

@@ -48,7 +48,6 @@ def test_refused(changes: dict[str, object], place: str) -> None:
         ("load_s", -1.0),
         ("accuracy", 1.1),
         ("running", -1),
-        ("least", -1),
         ("most", -1),
         ("cost_per_1000", -1.0),
     ],
@@ -62,11 +61,6 @@ def test_a_candidate_is_refused(field: str, value: float) -> None:
 def test_a_demand_is_refused(field: str, value: float) -> None:
     with pytest.raises(InvalidPlanningProblem, match=rf"^demands\[0\]\.{field}: must be .*, not {value:g}$"):
         check(table_3(10, 300, demands=(replace(DEMAND, **{field: value}),)))
-
-
-def test_bounds_must_leave_something() -> None:
-    with pytest.raises(InvalidPlanningProblem, match="most: is 1, below least"):
-        check(table_3(10, 300, candidates=(replace(TABLE_2[0], least=2, most=1),)))
 
 
 def test_sense_passes() -> None:

@@ -19,28 +19,21 @@ def policy(tmp_path, *changes, **says):
 def test_built_in_names_are_what_they_are_in_settings(tmp_path):
     names = ["infaas", "infaas-ilp", "clipper+", "static", "sm+", "replicate", "round-robin", "brute-force"]
     found = read(tmp_path, changed(("scenario.policies", names))).policies
-    assert [(p.name, p.base, p.settings.dispatcher.policy, p.settings.autoscaler.policy, p.settings.autoscaler.solver) for p in found] == [
-        ("infaas", "infaas", "infaas", "infaas", "ilp"),
-        ("infaas-ilp", "infaas-ilp", "infaas", "infaas", "ilp"),
-        ("clipper+", "static", "infaas", "static", "ilp"),
-        ("static", "static", "infaas", "static", "ilp"),
-        ("sm+", "replicate", "infaas", "replicate", "ilp"),
-        ("replicate", "replicate", "infaas", "replicate", "ilp"),
-        ("round-robin", "round-robin", "round-robin", "infaas", "ilp"),
-        ("brute-force", "brute-force", "brute-force", "infaas", "ilp"),
+    assert [(p.name, p.base, p.settings.dispatcher.policy, p.settings.autoscaler.policy) for p in found] == [
+        ("infaas", "infaas", "infaas", "infaas"),
+        ("infaas-ilp", "infaas", "infaas", "infaas"),
+        ("clipper+", "static", "infaas", "static"),
+        ("static", "static", "infaas", "static"),
+        ("sm+", "replicate", "infaas", "replicate"),
+        ("replicate", "replicate", "infaas", "replicate"),
+        ("round-robin", "round-robin", "round-robin", "infaas"),
+        ("brute-force", "brute-force", "brute-force", "infaas"),
     ]  # fmt: skip
 
 
 def test_what_is_not_said_is_as_in_production(tmp_path):
     found, production = read(tmp_path, changed(("scenario.policies", ["infaas"]))).policies[0].settings, Settings()
     assert (found.dispatcher, found.autoscaler) == (production.dispatcher, production.autoscaler)
-
-
-def test_the_solver_of_all_policies_may_be_said(tmp_path):
-    greedy = ("settings", {"autoscaler": {"solver": "greedy"}})
-    names = ("scenario.policies", ["infaas", "infaas-ilp"])
-    found = read(tmp_path, changed(names, greedy)).policies
-    assert [one.settings.autoscaler.solver for one in found] == ["greedy", "ilp"]
 
 
 def test_blocks_run_after_the_names_or_in_their_place_and_a_command_overrides_all(tmp_path):

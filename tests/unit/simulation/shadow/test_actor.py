@@ -14,7 +14,7 @@ from bus.messages.events import ScalingEvent, ShadowEvent
 from bus.messages.fleet import DeviceStatus, WorkerHeartbeat
 from bus.messages.scaling import ClassDemand, DemandReport, PipelineArrivals
 from bus.subjects import Subjects
-from services.autoscaler.vms.policy import PricedKind
+from services.autoscaler.vms.rules import PricedKind
 from services.core.actor import Changed, Envelope, Malformed, Record, Started, Stopping, Synced, Tick
 from services.core.catalog import app_key
 from services.core.placement import OVERCOMMIT
@@ -29,7 +29,6 @@ from tests.support.data.events import event
 from tests.support.data.pipelines import plan_of
 from tests.support.data.small_scenarios import CPU, PRICES, Told, load, machine, scenario, settings
 
-SOLVER = {"autoscaler": {"solver": "greedy"}}
 ELASTIC = machine("cpu", devices=(CPU,), start=1, minimum=1, maximum=3, boot_s=1.7)
 RISING = scenario(
     load((0.0, 10.0), (12.0, 10.0), (13.0, 500.0), (40.0, 500.0)), duration_s=40.0, machines=(ELASTIC,), interference={}
@@ -40,7 +39,7 @@ def spec(base: str = "infaas", kinds: Iterable[MachineSpec] = (), **sections: di
     return ShadowSpec(
         name=base,
         base=base,
-        settings=settings_of(Location("test"), SOLVER, base_tree(base), sections),
+        settings=settings_of(Location("test"), base_tree(base), sections),
         kinds={
             one.kind: PricedKind(
                 name=one.kind, devices=one.devices, price_per_hour=one.price_per_hour, minimum=one.minimum,

@@ -17,7 +17,7 @@ from bus.messages.catalog import (
 )
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from bus.messages.scaling import ClassDemand, PipelineArrivals
-from services.autoscaler.vms.policy import PricedKind
+from services.autoscaler.vms.rules import PricedKind
 from services.core.catalog import app_key, variant_key
 from services.core.placement import Device
 from services.core.settings import Settings

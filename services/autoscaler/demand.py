@@ -1,7 +1,9 @@
-"""The demand of all apps as the leader forecasts it: a rate for each requirement class, its burstiness, and the headroom that targets need.
+"""Demand: a rate for each requirement class and its burstiness; and, as the leader forecasts it, the headroom that targets need.
+Pure.
 
-Dispatchers report each half second what came of each class, and how many queries of each app ended in time. Once a second the rates go to
-the forecasters. The headroom of an app is a factor on its forecasts. It follows from what was reached: while more queries miss their
+The leader hears all demand. The model-autoscaler of a worker hears what its worker takes, and forecasts nothing. Dispatchers report
+each half second what came of each class, and how many queries of each app ended in time. Once a second the rates go to the
+forecasters. The headroom of an app is a factor on its forecasts. It follows from what was reached: while more queries miss their
 objective than the target allows, it grows; while fewer do, it shrinks.
 """
 
@@ -148,7 +150,7 @@ class Reached:
 
 
 class DemandForecast:
-    """forecaster: its name, as `make_forecaster` takes it."""
+    """forecaster: its name, as `make_forecaster` takes it; "": the rates are all that is asked for."""
 
     def __init__(self, forecaster: str) -> None:
         self.reached: dict[str, Reached] = {}
@@ -173,7 +175,7 @@ class DemandForecast:
             items[of] = items.get(of, 0) + row.items + row.refused
             known = self._classes.get(of)
             if known is None:
-                self._classes[of] = known = _Class(row, make_forecaster(self._forecaster, TICK_S), now)
+                self._classes[of] = known = _Class(row, make_forecaster(self._forecaster or "last", TICK_S), now)
                 if row.app in self._histories:
                     known.unseeded = True
             known.needs = row if now - known.needs_at > MERGED_S else merged(known.needs, row)
@@ -229,7 +231,9 @@ class DemandForecast:
             known.past.append(known.rate)
             if known.unseeded:
                 self._seed(known, now)
-            if now - known.first >= WARM_S:  # before, there is only a part of the window, and it begins with nothing
+            if (
+                self._forecaster and now - known.first >= WARM_S
+            ):  # before, there is only a part of the window, and it begins with nothing
                 known.forecast.observe(now, known.rate * known.window)
 
     def _seed(self, known: _Class, now: float) -> None:

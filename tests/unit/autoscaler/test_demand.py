@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.messages.scaling import ClassDemand, DemandReport
-from services.autoscaler.vms.demand import (
+from services.autoscaler.demand import (
     AIM,
     FORGET_S,
     LEAST,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.autoscaler.vms.policy import (
+from services.autoscaler.vms.rules import (
     Add,
     Blocked,
     FleetLimits,

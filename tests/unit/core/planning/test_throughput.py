@@ -5,8 +5,8 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.autoscaler.models.supply import throughput
 from services.core.cost import LatencyTable
+from services.core.planning.capacity import throughput
 from tests.support.simulated.fleet import variant
 
 TABLE = LatencyTable(variant(base_ms=10.0, per_item_ms=10.0))  # 20 ms alone, 90 ms for 8
