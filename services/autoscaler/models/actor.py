@@ -48,8 +48,8 @@ from services.core.settings import AutoscalerSettings, MonitorSettings, Settings
 GONE = 2.0  # s without a heartbeat of this worker's monitor, after which the last is ignored
 BARRED = 5.0  # s for which a variant that was refused here is not ordered again; doubles
 BARRED_MOST = 60.0  # s
-GROWN = 1.1  # a load that has not grown by this factor since the last plan is the plan's to carry
-WAIT_S = 0.4  # s for which load must lack capacity: so long the leader has, which hears the same report
+GROWN = 2.0  # a load that has not grown by this factor since the last plan is the plan's to carry
+WAIT_S = 1.9  # s for which load must lack capacity: so long the leader has, which hears the same reports
 YOUNG = 3.0  # s for which a new instance counts as busy, since its work has not arrived yet
 SETTLE_S = 2.0  # s between an order and its instance in the heartbeats
 
