@@ -1,1 +1,1 @@
-"""Scaling: `models` on each worker decides which variants run there, `vms` once a cluster decides which machines run."""
+"""Scaling: `vms` once a cluster plans instances and machines, `models` on each worker reacts between two plans."""

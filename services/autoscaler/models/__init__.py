@@ -1,1 +1,1 @@
-"""The model-autoscaler of one worker: replicate, upgrade, downgrade, unload (INFaaS, section 4.2)."""
+"""The model-autoscaler of one worker: replicate, upgrade, load between two plans (INFaaS, section 4.2.2)."""

@@ -1,1 +1,1 @@
-"""The VM-autoscaler: one leads a cluster as its controller. It adds and removes workers, and places what a worker had no room for."""
+"""The VM-autoscaler: one leads a cluster as its controller. It plans what all workers have loaded, and which machines there are."""

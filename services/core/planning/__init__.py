@@ -1,1 +1,1 @@
-"""Which variants should run, and how many of each: the planning problem and its solvers, all pure."""
+"""Which variants should run, and how many of each: the problem, the programme that plans, and the reaction. All pure."""
