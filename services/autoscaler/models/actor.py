@@ -1,9 +1,9 @@
-"""The model-autoscaler of one worker: between two plans of the leader it reacts at once to load that its worker cannot carry. Pure.
+"""The model-autoscaler of one worker: between two plans it reacts to load that has doubled and that its worker cannot carry. Pure.
 
 The leader (services/autoscaler/vms) plans for all workers. A plan takes a moment, and a new leader a few seconds. Meanwhile a
 worker whose load grows loads more by itself: the paper's greedy reaction (services/core/planning/reaction.py) with the variants and
-devices that it has. It never unloads anything, since only a plan for all knows what can be spared. Orders go to this worker's monitor, which alone admits
-loads.
+devices that it has. It never unloads anything, since only a plan for all knows what can be spared. Orders go to this worker's
+monitor, which alone admits loads.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
