@@ -322,6 +322,7 @@ class Ensembles:
                 self.late[join.query.ask.app, part.stage] += 1
                 with suppress(BadTensor):
                     self._predictions.late(join.query.uid, part.stage, outputs_of(part))
+            part.reply = None  # a user's policy may combine the others at this moment: the answer names those
             return NOTHING
         if not join.under_way or (now >= join.due and join.answered):
             return self._end(join, now)

@@ -336,6 +336,17 @@ def test_a_users_policy_chooses_and_combines_in_its_own_process() -> None:
     assert (query.policy, [part.stage for part in parts]) == ("mine:Policy", ["b", "d"])
 
 
+def test_what_comes_while_a_users_policy_combines_is_late() -> None:
+    """The answer says whom it was made of."""
+    fleet = Several(selection=ModelSelection(policy="mine:Policy", wait_share=0.5))
+    fleet.change(latency_ms=1000.0)
+    fleet.devices["w0"].late = {"d": 204.0}  # 0.51 s, and the members' time is up at 0.5 s
+    fleet.contexts.policy = Scripted(combine=(0.1, Combined({"y": np.array([[7.0]], "f4")}, np.array([1]))))
+    at, reply = fleet.one(fleet.ask())
+    assert 0.6 <= at < 0.61
+    assert (reply["members"], reply["missing"], reply["confidence"]) == (["b@1"], 1, 0.5)
+
+
 @pytest.mark.parametrize("method", ["learnt", "select", "combine"])
 def test_a_users_policy_that_fails_costs_its_own_query_only(method: str) -> None:
     fleet = Several(selection=ModelSelection(policy="mine:Policy"))
