@@ -223,7 +223,7 @@ SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
     SubjectRights("executor", lambda s, i: (s.executor(i.worker, "*", "*"),), _r("monitor"), _r("executor")),
     SubjectRights("executor", lambda s, i: (s.executor(i.worker, "*", "withdraw"),), _r("dispatcher"), _r("executor")),
     SubjectRights("executor", lambda s, i: (s.executor(i.worker, "*", "echo"),), _r("executor"), _r("executor")),
-    SubjectRights("executor", lambda s, i: (s.executor(i.worker, "*", "unheard.*"),), frozenset(), _r("executor")),
+    SubjectRights("undelivered", lambda s, i: (s.executor(i.worker, "*", "unheard.*"),), frozenset(), _r("executor")),
     SubjectRights("executor", lambda s, i: (s.executor(i.worker, "*", "succeed"),), _r("executor"), _r("executor")),
     SubjectRights("monitor", lambda s, i: (s.monitor(i.worker, "*"),), _r("executor"), _r("monitor")),
     SubjectRights(
