@@ -141,6 +141,7 @@ class SimulatedExecutorEdge:
 
     def close(self) -> None:
         """Its process has died: what it computed ends."""
+        self._device.stop(self._environment.now)
         self._device.overlapping.advance(self._environment.now)
         for number in self._under_way:
             self._device.overlapping.drop(number)

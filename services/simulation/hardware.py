@@ -118,6 +118,11 @@ class SimulatedDevice:
         used, self._used = done - self._used, done
         return used
 
+    def stop(self, now: float) -> None:
+        """The process that computed has died: no batch goes on."""
+        self._begun -= sum((end - now) * cores for end, cores in self._open if end > now)
+        self._open.clear()
+
     @property
     def memory_mb(self) -> float:
         return sum(resident.record.profile.memory_mb for resident in self.residents.values())

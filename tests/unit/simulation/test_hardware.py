@@ -156,6 +156,15 @@ def test_use_is_the_integral_of_what_computed(batches: list[tuple[float, int, in
     look(max(looked, now) + 100.0)
 
 
+def test_what_computed_stops_with_its_process() -> None:
+    one = device(0.0, 40.0, hardware="cpu")
+    seconds = one.run("i0", 8, None, 0.0)
+    one.stop(seconds / 4)
+    assert one.used(seconds) == pytest.approx(seconds / 4)
+    one.run("i0", 8, None, seconds)
+    assert one.used(2 * seconds) == pytest.approx(seconds)
+
+
 def test_a_machines_utilisation_is_of_all_its_cores_of_a_kind_since_the_last_time() -> None:
     spec = machine(devices=(CPU, CPU_TWO, GPU))
     one = SimulatedMachine("w", spec, {}, 10.0)
