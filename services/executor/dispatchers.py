@@ -30,19 +30,33 @@ OVER = 8192  # queries with parts that have ended, of which is known here, at le
 
 class KnownDispatcher:
     """One dispatcher. seen: from when its silence counts. heard, since: when it was last heard, and first after a silence. at: of its last heartbeat, by its own
-    clock. seq: of the last done batch. pending: done batches whose outcomes it has not reported as stored.
+    clock. seq: of the last done batch. pending: done batches whose outcomes it has not reported as stored. recorded: seq of the last one whose outcomes were
+    recorded here, as it was silent: it may only have been cut off, and then hears of them again.
 
     parents: queries of which parts came here and that have not ended, each with its body. adopts: it takes over such queries of others. unheard: what was
     handed back to it while it was not there.
     """
 
-    __slots__ = ("adopts", "alive", "at", "heard", "parents", "pending", "seen", "seq", "since", "subject", "unheard")
+    __slots__ = (
+        "adopts",
+        "alive",
+        "at",
+        "heard",
+        "parents",
+        "pending",
+        "recorded",
+        "seen",
+        "seq",
+        "since",
+        "subject",
+        "unheard",
+    )
 
     def __init__(self, now: float, subject: str) -> None:
         self.alive = True
         self.seen = self.heard = self.since = now
         self.at = float("-inf")
-        self.seq = 0
+        self.seq = self.recorded = 0
         self.subject = subject
         self.adopts = False
         self.parents: dict[bytes, tuple[Route, Raw]] = {}
@@ -105,9 +119,10 @@ class KnownDispatchers:
             [route.uid for route in storing] if storing else None,
             loaded.queue.levels,
         )
-        if not dispatcher.alive:  # or stopped: then it hears when it goes on that these have ended
-            return (*self._outcomes(done, routes, loaded), Publish(dispatcher.subject, done))
         dispatcher.pending.append((done, routes, loaded))
+        if not dispatcher.alive:  # or stopped: then it hears when it goes on that these have ended
+            dispatcher.recorded = done.seq
+            return (*self._outcomes(done, routes, loaded), Publish(dispatcher.subject, done))
         return (Publish(dispatcher.subject, done),)
 
     def say_again(self, name: str) -> Iterable[Effect]:
@@ -247,8 +262,9 @@ class KnownDispatchers:
             effects.extend(to_any(self._subjects, back, headers))
         dispatcher.unheard.clear()
         for done, routes, loaded in dispatcher.pending:
-            effects.extend(self._outcomes(done, routes, loaded))
-        dispatcher.pending.clear()
+            if done.seq > dispatcher.recorded:
+                effects.extend(self._outcomes(done, routes, loaded))
+        dispatcher.recorded = dispatcher.seq
         return effects
 
     def _hand_on(self, name: str, dispatcher: KnownDispatcher, now: float) -> list[Effect]:

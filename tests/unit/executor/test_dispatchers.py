@@ -1,4 +1,4 @@
-"""What an executor does for the queries with parts of a dispatcher that has died."""
+"""What an executor does for the queries of a dispatcher that has died, or that it does not hear."""
 
 from collections.abc import Iterable
 
@@ -6,10 +6,11 @@ import msgspec
 import pytest
 
 from bus.codec import encode
+from bus.messages.events import OutcomeEvent
 from bus.messages.fleet import DispatcherHeartbeat, UnloadInstance
-from bus.messages.flow import HandBack, Origin, PartsEnded, Route
+from bus.messages.flow import DoneBatch, HandBack, Origin, PartsEnded, Route, Withdraw
 from bus.subjects import Subjects
-from services.core.actor import Effect, Envelope, Publish, Stopping, Undelivered
+from services.core.actor import Effect, Envelope, Publish, Record, Stopping, Undelivered
 from services.core.settings import Settings
 from services.executor.dispatchers import HEARD, KnownDispatchers
 from services.executor.instances import REPORT
@@ -152,3 +153,27 @@ def test_what_an_executor_reads_after_its_deadline_only_its_dispatcher_ends_or_w
     [(subject, back)] = published(alone.execute(deadline=NOW, at=NOW + 0.01), HandBack)
     assert (subject, back.reason) == ("infaas.resubmit.d1", "late")
     assert published(alone.execute(uid=b"p" * 16, deadline=NOW, at=NOW + 0.01, parent=b"q" * 16), HandBack) == []
+
+
+@pytest.mark.parametrize("dead", [False, True], ids=["before it was taken for dead", "after"])
+def test_a_dispatcher_that_was_cut_off_hears_again_what_its_executor_has_recorded_in_its_place(dead: bool) -> None:
+    alone = Alone()
+    alone.tell(DispatcherHeartbeat(dispatcher="d1", incarnation=0, at=NOW))
+    alone.take("u", NOW + 30)
+    silent = NOW + SILENCE + 0.1
+    effects = alone.actor.dispatchers.check(silent) if dead else []
+    effects += alone.run()
+    [(_, done)] = published(effects, DoneBatch)
+    effects += alone.actor.dispatchers.check(silent)
+    assert len(rows(effects)) == 1
+    alone.tell(DispatcherHeartbeat(dispatcher="d1", incarnation=0, at=silent), silent)
+    again = published(alone.tell(Withdraw("d1", "i", [], 0, again=True), silent), DoneBatch)
+    assert [one.uids for _, one in again] == [done.uids]
+    assert rows(alone.actor.dispatchers.check(silent + SILENCE + 0.1)) == [], "they were recorded"
+    stored = DispatcherHeartbeat(dispatcher="d1", incarnation=0, at=silent, flushed={done.queue: done.seq})
+    alone.tell(stored, silent + SILENCE + 1.0)
+    assert published(alone.tell(Withdraw("d1", "i", [], 0, again=True), silent), DoneBatch) == []
+
+
+def rows(effects: Iterable[Effect]) -> list[Record]:
+    return [each for each in effects if isinstance(each, Record) and isinstance(each.event, OutcomeEvent)]
