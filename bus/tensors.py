@@ -147,7 +147,9 @@ def items(shape: Sequence[int], where: str) -> int:
     for length in shape:
         if length < 1 or length > LARGEST_DIMENSION:
             at = list(shape).index(length)
-            raise BadTensor(f"field `{where}.shape[{at}]` is {length}: every axis must be 1 to {LARGEST_DIMENSION}")
+            remedy = ": give at least one item" if length == 0 else ""
+            text = f"every axis must be 1 to {LARGEST_DIMENSION}{remedy}"
+            raise BadTensor(f"field `{where}.shape[{at}]` is {length}: {text}")
         count *= length
     return count
 
