@@ -33,7 +33,7 @@ SILENT = 3.0  # s without a heartbeat after which a dispatcher counts as gone
 TURN = 0.5  # s between two looks at the clock: where much more has passed, this process has stood still
 
 
-class Turn(Struct, frozen=True):
+class TurnDue(Struct, frozen=True):
     """Time to look at the clock."""
 
 
@@ -67,7 +67,7 @@ class Gateway:
         self.watches = (Watch(bucket=subjects.catalog_bucket),)
         self._on: dict[type, Handler] = {
             DispatcherHeartbeat: self._heartbeat,
-            Turn: self._turn,
+            TurnDue: self._turn,
             Changed: self._changed,
             Synced: self._synced,
             Started: self._started,
@@ -104,7 +104,7 @@ class Gateway:
         self._turned = now
         if before is not None and (gap := now - before) > 2.0 * TURN:
             self._heartbeats = {name: (min(at + gap, now), lacks) for name, (at, lacks) in self._heartbeats.items()}
-        return (After("turn", TURN, Turn()),)
+        return (After("turn", TURN, TurnDue()),)
 
     def _heartbeat(self, envelope: Envelope) -> Iterable[Effect]:
         heartbeat, now = envelope.message, envelope.now

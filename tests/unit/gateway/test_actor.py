@@ -8,7 +8,7 @@ from bus.messages.fleet import DispatcherHeartbeat
 from bus.subjects import Subjects
 from services.core.actor import After, Changed, Do, Done, Envelope, Failed, Halt, Record, Started, Stopping, Synced
 from services.core.catalog import key_of
-from services.gateway.actor import SILENT, TURN, AwaitClientErrors, Close, Gateway, Serve, Turn
+from services.gateway.actor import SILENT, TURN, AwaitClientErrors, Close, Gateway, Serve, TurnDue
 from services.gateway.oip.models import ModelTarget, find, index, metadata, parse_target
 from tests.support.simulated.fleet import catalogue, variant
 
@@ -29,7 +29,7 @@ def made() -> Gateway:
 def test_it_serves_from_its_start_to_its_end() -> None:
     gateway = Gateway(Subjects())
     wait = Do("client errors", AwaitClientErrors())
-    assert gateway.handle(Envelope(0.0, Started())) == (Do("serve", Serve()), wait, After("turn", TURN, Turn()))
+    assert gateway.handle(Envelope(0.0, Started())) == (Do("serve", Serve()), wait, After("turn", TURN, TurnDue()))
     assert gateway.handle(Envelope(0.0, Stopping(4.0))) == (Do("close", Close(4.0)),)
     (effect,) = gateway.handle(Envelope(0.0, Failed("serve", "the port is busy")))
     assert isinstance(effect, Halt)
@@ -76,10 +76,10 @@ def test_a_silence_of_its_own_is_no_dispatchers(still: float) -> None:
     gateway.handle(beat(0.0, missing="a living executor"))
     assert gateway.missing(still) == "", "it has stood still, and not looked at the clock yet"
     assert gateway.not_ready(still) == "a living executor"
-    gateway.handle(Envelope(still, Turn()))
+    gateway.handle(Envelope(still, TurnDue()))
     assert gateway.missing(still) == "", "what came meanwhile may not have been read yet"
     for turn in range(1, 7):
-        gateway.handle(Envelope(still + turn * TURN, Turn()))
+        gateway.handle(Envelope(still + turn * TURN, TurnDue()))
     assert gateway.missing(still + SILENT) == "a running dispatcher"
 
 
