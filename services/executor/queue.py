@@ -257,6 +257,11 @@ class EdfQueue:
         """Deadline of the first query, Unix seconds. Infinity if there is none."""
         return self._heap[0][0] if self._heap else float("inf")
 
+    @property
+    def seconds(self) -> float:
+        """What all that waits takes, as it is measured now."""
+        return self._seconds_of_all(self.max_batch) * self.factor
+
     def oldest(self) -> float | None:
         """Arrival of the query that waits longest, Unix seconds. None if there is none."""
         return min((query.route.arrived for _, _, query in self._heap), default=None)
