@@ -8,13 +8,13 @@ from typing import TypeVar
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from bus.fields import TARGET
 from bus.messages.catalog import AppRecord, BatchingRule, ModelSelection, PipelineRecord, VariantRecord
 from bus.messages.public import AdminRequest, Error
 from bus.subjects import WITHOUT_APP
 from services.core.batching import FIELDS, LARGEST_BATCH, SCOPES, rule_errors
 from services.core.catalog import Catalog, selection_asked
 from services.core.placement import REMOTE
-from services.core.settings.fields import TARGET
 from services.registrar.checks import CONTAINER, app_fields, names, selection_fields
 from services.registrar.commands import (
     AddApp,

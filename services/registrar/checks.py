@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 
+from bus.fields import TARGET, Number
 from bus.messages.public import AdminRequest, Error, Register
 from bus.subjects import WITHOUT_APP, valid_name
 from services.core.accuracy import DEFAULTS
 from services.core.batching import MOST_CONTEXTS
 from services.core.placement import REMOTE
 from services.core.settings import RegistrarSettings
-from services.core.settings.fields import TARGET, Number
 
 FORMATS = ("onnx", "pt2", "torchscript", REMOTE)
 CONTAINER = "container"  # a user's own process, which has measured itself

@@ -14,8 +14,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from bus.fields import faults
 from bus.login import VARIABLES, Login
-from services.core.settings import BusSettings, Settings, faults
+from services.core.settings import BusSettings, Settings
 
 
 class SettingsError(Exception):

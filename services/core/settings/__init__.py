@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import field
 
+from bus.fields import SOME_TEXT, TOKEN, Fault, Text
 from services.core.settings.connections import (
     BusSettings,
     DashboardSettings,
@@ -18,18 +19,7 @@ from services.core.settings.connections import (
     StoreSettings,
     TelemetrySettings,
 )
-from services.core.settings.fields import (
-    SOME_TEXT,
-    TOKEN,
-    Fault,
-    Section,
-    Setting,
-    Text,
-    described,
-    faults,
-    listed,
-    words,
-)
+from services.core.settings.fields import Section, Setting, described, listed, words
 from services.core.settings.scaling import (
     ELSEWHERE,
     SCALERS,
@@ -63,7 +53,6 @@ __all__ = [
     "DispatcherSettings",
     "EngineSettings",
     "ExecutorSettings",
-    "Fault",
     "GatewaySettings",
     "JobsSettings",
     "KeepDays",
@@ -83,7 +72,6 @@ __all__ = [
     "TelemetrySettings",
     "WorkerSettings",
     "described",
-    "faults",
     "listed",
     "words",
 ]

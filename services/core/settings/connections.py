@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 
 from msgspec import field
 
-from services.core.settings.fields import PORT, SECONDS, SOME_TEXT, Fault, Number, Section, Text, Texts
+from bus.fields import SOME_TEXT, Fault, Number, Text
+from services.core.settings.fields import PORT, SECONDS, Section, Texts
 
 _LISTEN = Text(r"[\w.:-]+", "an address to listen on, as 127.0.0.1 or 0.0.0.0")
 _TOKENS = Text(r"[\x21-\x7e\s]*", "tokens without spaces or commas inside, as `openssl rand -hex 32` makes them")

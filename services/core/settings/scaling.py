@@ -5,22 +5,16 @@ from typing import Annotated, Literal
 
 from msgspec import field
 
+from bus.fields import PART, TARGET, TOKEN, Fault, Named, Number, Text
 from services.core.settings.fields import (
     AMOUNT,
     CORES,
     MEMORY,
-    PART,
     SECONDS,
-    TARGET,
-    TOKEN,
     WAIT,
     Accelerators,
-    Fault,
-    Named,
-    Number,
     Section,
     Simulated,
-    Text,
     Texts,
     listed,
     words,

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from bus.fields import NAME_OR_EMPTY, PART, SHARE, TOKEN, Fault, Number, Text
 from services.core.hosts import allowed_hosts
 from services.core.settings.fields import (
     AMOUNT,
@@ -12,17 +13,10 @@ from services.core.settings.fields import (
     COUNT,
     DAY,
     MEMORY,
-    NAME_OR_EMPTY,
-    PART,
     SECONDS,
-    SHARE,
-    TOKEN,
     WAIT,
-    Fault,
-    Number,
     Section,
     Simulated,
-    Text,
     Texts,
     listed,
 )

@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from bus.fields import TARGET
 from bus.messages.catalog import AppRecord, VariantRecord
 from bus.subjects import valid_name
 from services.core.pipelines.checks import pipeline_errors
 from services.core.placement import Device
-from services.core.settings.fields import TARGET
 
 VERSION = 1
 LONGEST = 400 * 86400.0  # s

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct, ValidationError, convert
 from msgspec.structs import asdict, replace
 
+from bus.fields import TARGET
 from bus.messages.catalog import (
     AppRecord,
     BatchingRule,
@@ -20,7 +21,6 @@ from services.core.batching import batching_key, rule_errors
 from services.core.cost import PER_CORE, price_per_hour
 from services.core.emulation import with_tiers
 from services.core.ensemble.policies import make_policy
-from services.core.settings.fields import TARGET
 from services.registrar.checks import POLICIES, selection_fields
 from services.simulation.ensembles import SIGNATURE as SEVERAL
 from services.simulation.scenario import profiles

@@ -13,9 +13,10 @@ from typing import Any, cast, get_args
 import msgspec
 from msgspec.structs import replace
 
+from bus.fields import faults
 from services.core.pipelines.planners import POLICIES as PLANNERS
 from services.core.placement import OVERCOMMIT
-from services.core.settings import POLICIES, Settings, faults
+from services.core.settings import POLICIES, Settings
 from services.core.settings import StaticVariant as ChoiceSetting
 from services.shell.policies import own_methods
 from services.shell.settings import Origins, SettingsError

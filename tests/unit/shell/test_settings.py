@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from bus.fields import faults
 from bus.subjects import Subjects
 from services.autoscaler.vms.__main__ import kinds_of
 from services.autoscaler.vms.actor import make_controller
-from services.core.settings import PriceSettings, Settings, WorkerSettings, described, faults, listed, words
+from services.core.settings import PriceSettings, Settings, WorkerSettings, described, listed, words
 from services.shell.host.machine import devices_of
 from services.shell.policies import load_policy
 from services.shell.prices import check_budget, least_per_hour, load_prices, place_of
