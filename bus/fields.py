@@ -140,14 +140,14 @@ Rule = Number | Text | Length
 
 
 class Field(NamedTuple):
-    """One field of a message. type: of its value, without None and UNSET. default: NODEFAULT where it must be there."""
+    """One field of a message. type: of a value that is there. absent: what it is else, "None" or "UNSET". default: NODEFAULT if it has none."""
 
     name: str
     type: Any
+    absent: tuple[str, ...]
     rule: Rule | None
     meaning: str
     default: Any
-    optional: bool
 
 
 @cache
@@ -160,16 +160,21 @@ def fields_of(message: type[Struct]) -> Mapping[str, Field]:
 def _field(info: FieldInfo, hint: Any) -> Field:
     inner, rule, meaning = parts_of(hint)
     default = info.default_factory() if info.default_factory is not NODEFAULT else info.default
-    kind = stated(inner)
-    return Field(info.name, kind, rule, meaning, default, optional=kind is not inner)
+    absent = tuple(_ABSENT[one] for one in get_args(inner) if one in _ABSENT) if _is_union(inner) else ()
+    return Field(info.name, stated(inner), absent, rule, meaning, default)
+
+
+_ABSENT = {NoneType: "None", UnsetType: "UNSET"}
+
+
+def _is_union(hint: Any) -> bool:
+    return get_origin(hint) in (Union, UnionType)
 
 
 def stated(hint: Any) -> Any:
     """A type without None and UNSET: that of a value that is there."""
-    if get_origin(hint) not in (Union, UnionType):
-        return hint
-    left = tuple(one for one in get_args(hint) if one not in (NoneType, UnsetType))
-    return hint if len(left) == len(get_args(hint)) else Union[left]  # noqa: UP007  (of types that are known here only)
+    left = tuple(one for one in get_args(hint) if one not in _ABSENT) if _is_union(hint) else ()
+    return Union[left] if left else hint  # noqa: UP007  (of types that are known here only)
 
 
 @cache
@@ -243,10 +248,10 @@ def check_of(message: type[Struct]) -> Callable[[Any], Fault | None]:
             test = f"matches_{name}(value)"
         else:
             test = field.rule.test
-        there = "value is not None and value is not UNSET and " if field.optional else ""
+        absent = "".join(f"value is not {one} and " for one in field.absent)
         lines += [
             f"    value = message.{name}",
-            f"    if {there}not ({test}) and (why := refuse_{name}(value)) is not None:",
+            f"    if {absent}not ({test}) and (why := refuse_{name}(value)) is not None:",
             f"        return Fault({name!r}, why)",
         ]
     exec("\n".join([*lines, "    return None"]), scope)  # noqa: S102  (made of our own annotations)

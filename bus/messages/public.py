@@ -3,10 +3,11 @@
 Wire format: MessagePack maps with exactly these field names. Unknown fields are ignored. A field of the wrong type is a `bad_request`.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from bus.fields import SHARE, TOKEN, Length, Number
 from bus.messages.catalog import PipelineEdge, PipelineVertex, Profile, Signature
 
 Code = Literal[
@@ -25,6 +26,7 @@ Code = Literal[
 RESENT = (
     "Infaas-Resent"  # header of a request that its client sends again for want of a reply: ms since it sent it first
 )
+MOST_CONTEXT = 1000  # characters: what is learnt about contexts stays in memory
 
 
 class Tensor(Struct, frozen=True, gc=False):
@@ -62,21 +64,35 @@ class ObjectRef(Struct, frozen=True, gc=False):
 class Requirements(Struct, frozen=True, kw_only=True, gc=False):
     """The requirements of a query. They are the body of `infaas.explain.<app>`, and the part of a query that selection reads.
 
-    latency_ms: > 0. accuracy: the least accuracy, 0..1. cost: the most US$ per 1,000 queries. priority: 1 (highest) .. 9.
-    confidence: the least share of an ensemble's members that agree, 0..1.
-    deadline: absolute Unix time in seconds. The earlier of deadline and latency_ms counts.
+    The gateway's parameters, the command line's options, scenarios and the OpenAPI document have them from here.
     """
 
-    latency_ms: float | None = None
-    accuracy: float | None = None
-    cost: float | None = None
-    model: str | None = None
-    version: str | None = None
-    variant: str | None = None
-    context: str | None = None
-    priority: int | None = None
-    deadline: float | None = None
-    confidence: float | None = None
+    latency_ms: Annotated[
+        float | None, Number(above=0, unit="milliseconds"), "Latency objective of a query, in milliseconds."
+    ] = None
+    accuracy: Annotated[float | None, SHARE, "Least accuracy of the variant, 0 to 1, as measured at registration."] = (
+        None
+    )
+    cost: Annotated[float | None, Number(unit="US$ per 1,000 queries"), "Highest cost, in US$ per 1,000 queries."] = (
+        None
+    )
+    model: Annotated[str | None, TOKEN, "Use only this model."] = None
+    version: Annotated[str | None, TOKEN, "Use only this version of the model."] = None
+    variant: Annotated[str | None, TOKEN, "Use only this variant."] = None
+    context: Annotated[str | None, Length(MOST_CONTEXT), "Key for personalised selection."] = None
+    priority: Annotated[
+        int | None,
+        Number(1, 9),
+        "Priority, 1 (highest) to 9. Where not all queries can be in time, those with the larger number give way.",
+    ] = None
+    deadline: Annotated[
+        float | None,
+        Number(above=0, unit="a Unix time in seconds"),
+        "Unix time in seconds until which an answer is of use. The earlier of deadline and latency_ms counts.",
+    ] = None
+    confidence: Annotated[
+        float | None, SHARE, "Least share of an ensemble's models that agree with the answer, 0 to 1."
+    ] = None
 
 
 class QueryHead(Requirements, frozen=True, kw_only=True, gc=False):

@@ -3,13 +3,13 @@
 The bytes of the tensors stay undecoded. Their length is read from the MessagePack frame.
 """
 
-import math
 import re
 from typing import Any
 
 import msgspec
 
 from bus.datatypes import SIZES, converts, same_kind
+from bus.fields import check_of
 from bus.messages.catalog import AppRecord, Signature, TensorSpec
 from bus.messages.public import ObjectRef, QueryHead, Requirements, TensorHead
 from bus.subjects import valid_name
@@ -18,7 +18,6 @@ from bus.values import Ragged, flatten
 
 MOST_ITEMS = 65_536
 MOST_KEY = 1000  # characters of an object's name
-MOST_CONTEXT = 1000  # characters: what is learnt about contexts stays in memory
 _BUCKET = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")  # a bucket's name becomes part of subjects
 _NUMBERS = {int, float, bool}
 # Bytes before the content, by a MessagePack object's first byte: of bin 8, 16 and 32. 0: it is no bin.
@@ -34,27 +33,7 @@ class BadRequest(ValueError):
     """A field of the query is wrong. The text names the field and the remedy."""
 
 
-def check_requirements(wish: Requirements) -> None:
-    """Check the ranges of a query's requirements. NaN fails every comparison, so it is refused too. Raises BadRequest."""
-    value: float | None
-    if (value := wish.latency_ms) is not None and not 0 < value < math.inf:
-        raise BadRequest(f"latency_ms must be a positive number of milliseconds, not {value}")
-    if (value := wish.accuracy) is not None and not 0 <= value <= 1:
-        raise BadRequest(f"accuracy must be between 0 and 1, not {value}")
-    if (value := wish.confidence) is not None and not 0 <= value <= 1:
-        raise BadRequest(f"confidence must be between 0 and 1, not {value}")
-    if (value := wish.cost) is not None and not 0 <= value < math.inf:
-        raise BadRequest(f"cost must be US$ per 1,000 queries, at least 0, not {value}")
-    if (value := wish.deadline) is not None and not 0 < value < math.inf:
-        raise BadRequest(f"deadline must be a Unix time in seconds, not {value}")
-    if wish.priority is not None and not 1 <= wish.priority <= 9:
-        raise BadRequest(f"priority must be 1 (highest) to 9, not {wish.priority}")
-    if wish.context is not None and len(wish.context) > MOST_CONTEXT:
-        raise BadRequest(f"context must be at most {MOST_CONTEXT} characters long, not {len(wish.context)}")
-    if wish.model is not None or wish.version is not None or wish.variant is not None:
-        check_name(wish.model, "model")
-        check_name(wish.version, "version")
-        check_name(wish.variant, "variant")
+wrong_requirement = check_of(Requirements)  # the first one of a query that is out of its bounds
 
 
 def check_name(name: str | None, field: str) -> None:

@@ -14,12 +14,11 @@ from msgspec import Struct
 
 from bus.messages.catalog import ModelSelection
 from bus.messages.flow import SelectionChanged
-from bus.messages.public import Error, Listing, ListRequest, Refusal
+from bus.messages.public import MOST_CONTEXT, Error, Listing, ListRequest, Refusal
 from bus.subjects import Subjects
 from services.core.actor import NOTHING, Do, Done, Effect, Failed, Publish, TimedOut
 from services.core.catalog import Catalog, selection_key
 from services.core.ensemble.base import EnsemblePolicy, Learnt, Member
-from services.core.validation import MOST_CONTEXT
 from services.dispatcher.apps import members_of
 from services.dispatcher.commands import ReadContext, RunPolicy, StoredContext
 from services.dispatcher.counted import MARK, MOVED, Counted, OlderMarks

@@ -17,7 +17,7 @@ from services.core.cost import bucket_of
 from services.core.selection.eligibility import INFINITE, Ask
 from services.core.selection.instances import Instance
 from services.core.trace import Span, Trace, read, span_id
-from services.core.validation import BadRequest, check_requirements, count_items, length_of
+from services.core.validation import BadRequest, count_items, length_of, wrong_requirement
 from services.dispatcher.apps import Apps
 from services.dispatcher.needs import needs_again, needs_of
 
@@ -324,8 +324,10 @@ class Admission:
             return Error(code="too_large", message=f"{text} and send inputs_ref")
         key, view = found
         now = envelope.now
+        wrong = wrong_requirement(head)
+        if wrong is not None:
+            return Error(code="bad_request", message=str(wrong))
         try:
-            check_requirements(head)
             items = count_items(head, view.app)
             length = None
             if view.open_axis is not None and view.lengths:

@@ -24,7 +24,7 @@ from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import INFINITE, AppView, Ask
 from services.core.selection.instances import OVERHEAD
 from services.core.selection.policy import Decision
-from services.core.validation import BadRequest, check_requirements
+from services.core.validation import wrong_requirement
 from services.dispatcher.apps import Apps, members_of
 from services.dispatcher.budgets import dearest, fitting, share
 from services.dispatcher.central import CentralQueues
@@ -79,10 +79,9 @@ class Questions:
 
     def explain(self, app_name: str, wish: Requirements, now: float) -> Explanation | Refusal:
         """The decision for one item with these requirements, and why each other variant is not chosen."""
-        try:
-            check_requirements(wish)
-        except BadRequest as error:
-            return Refusal(error=Error(code="bad_request", message=str(error)))
+        wrong = wrong_requirement(wish)
+        if wrong is not None:
+            return Refusal(error=Error(code="bad_request", message=str(wrong)))
         found = self._apps.of(app_name, wish.model)
         if found is None:
             return Refusal(error=self._apps.unknown(app_name, wish.model))
