@@ -48,7 +48,7 @@ class Number(NamedTuple):
     zero: 0 is right as well, and means this. unit: of the value, where its name does not say it.
     """
 
-    least: float = 0.0
+    least: float = 0
     most: float = inf
     above: float | None = None
     zero: str = ""

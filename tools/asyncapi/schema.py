@@ -9,6 +9,7 @@ import msgspec
 from msgspec import inspect as typed
 
 from bus.datatypes import DATATYPES
+from bus.fields import Field, fields_of
 
 Schema = dict[str, Any]
 
@@ -50,7 +51,9 @@ def _struct(info: typed.StructType, found: dict[str, Schema]) -> Schema:
         found[name] = {}  # first: a type may contain itself
         schema: Schema = {"description": _words(info.cls)}
         fields = {
-            field.encode_name: KNOWN.get((name, field.encode_name)) or _field(field, found) for field in info.fields
+            field.encode_name: KNOWN.get((name, field.encode_name))
+            or _field(field, fields_of(info.cls)[field.name], found)
+            for field in info.fields
         }
         if info.array_like:
             schema |= {
@@ -67,12 +70,16 @@ def _struct(info: typed.StructType, found: dict[str, Schema]) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def _field(field: typed.Field, found: dict[str, Schema]) -> Schema:
+def _field(field: typed.Field, stated: Field, found: dict[str, Schema]) -> Schema:
     schema = _convert(field.type, found)
-    default = field.default
-    if isinstance(default, bool | int | float | str) and "$ref" not in schema:
-        return {**schema, "default": default}
-    return schema
+    if "$ref" in schema:
+        return schema
+    if stated.rule is not None and schema.get("type") == "array":
+        schema["items"] |= stated.rule.schema
+    elif stated.rule is not None:
+        schema |= stated.rule.schema
+    default = {"default": field.default} if isinstance(field.default, bool | int | float | str) else {}
+    return {**schema, **default, **({"description": stated.meaning} if stated.meaning else {})}
 
 
 def _convert(info: typed.Type, found: dict[str, Schema]) -> Schema:

@@ -3,8 +3,10 @@
 from collections.abc import Iterator
 
 from bus.datatypes import DATATYPES
+from bus.messages.public import Requirements
 from services.gateway.oip.infer import GivenInput, InferJson, WantedOutput
-from tools.openapi.operation import FLAG, NUMBER, TEXT, WHOLE, Operation, Schema, array, record, ref
+from services.gateway.oip.parameters import NEEDS
+from tools.openapi.operation import FLAG, NUMBER, TEXT, WHOLE, Operation, Schema, array, fields, record, ref
 
 TAG = "Open Inference Protocol"
 # Schemas of bodies that structs decode; a test compares their fields.
@@ -27,29 +29,18 @@ _TENSOR_DATA: Schema = {
     "description": "The elements, flat in row-major order or nested as the shape says; left out where "
     "parameters.binary_data_size says how many raw bytes after the JSON are this tensor's.",
 }
+_NEEDS = fields(Requirements, *NEEDS)
 _REQUIREMENTS: Schema = {
     "type": ["object", "null"],
     "description": "Requirements of the query (extension `modelless`) and Triton's `priority` and `timeout`.",
     "properties": {
-        "latency_ms": {**NUMBER, "exclusiveMinimum": 0},
-        "accuracy": {**NUMBER, "minimum": 0, "maximum": 1, "description": "At least."},
-        "cost": {**NUMBER, "minimum": 0, "description": "US$ per 1,000 queries, at most."},
-        "confidence": {
-            **NUMBER,
-            "minimum": 0,
-            "maximum": 1,
-            "description": "Least share of an ensemble's models that agree.",
-        },
-        "context": {**TEXT, "description": "Key of personalised selection."},
-        "priority": {**WHOLE, "minimum": 0, "maximum": 9, "description": "1 is the highest; 0: default."},
+        **_NEEDS,
+        "priority": {**_NEEDS["priority"], "minimum": 0, "description": "1 (highest) to 9; 0: the default."},
         "timeout": {
             **WHOLE,
             "minimum": 0,
             "description": "Microseconds after which the answer is useless; 0: default.",
         },
-        "model": TEXT,
-        "version": TEXT,
-        "variant": TEXT,
         "binary_data_output": {**FLAG, "description": "All outputs as raw bytes after the JSON."},
     },
     "additionalProperties": True,

@@ -3,6 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from msgspec import Struct
+
+from bus.fields import fields_of
+
 Schema = Mapping[str, Any]
 
 OBJECT: Schema = {"type": "object"}
@@ -40,6 +44,21 @@ def array(items: Schema) -> Schema:
 def record(*required: str, **properties: Schema) -> Schema:
     """An object with these properties."""
     return {"type": "object", "properties": properties, **({"required": list(required)} if required else {})}
+
+
+_TYPES = {float: NUMBER, int: WHOLE, bool: FLAG, str: TEXT, list[str]: array(TEXT)}
+
+
+def fields(message: type[Struct], *names: str) -> dict[str, Schema]:
+    """The schemas of these fields of a message, with their bounds and meanings; without names, of all whose values are plain."""
+    known = fields_of(message)
+    found = {}
+    for field in (known[name] for name in names or known if names or known[name].type in _TYPES):
+        bounds = {} if field.rule is None else field.rule.schema
+        schema = {**_TYPES[field.type]}
+        schema |= {"items": {**TEXT, **bounds}} if field.type == list[str] else bounds
+        found[field.name] = {**schema, "description": field.meaning} if field.meaning else schema
+    return found
 
 
 class Operation(NamedTuple):

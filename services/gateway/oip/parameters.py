@@ -1,20 +1,19 @@
 """A request's parameters as requirements of the query, and the answer's as parameters of the reply. Pure.
 
-Requirements (contract, section 6): latency_ms, accuracy, cost, confidence, context, model, version, variant. `priority` and `timeout` mean what they
-mean to Triton: 1 is the highest priority and 0 the default; microseconds that the request may take, 0 for no limit.
+Parameters are the fields of a query's `Requirements` (contract, section 6). `priority` and `timeout` mean what they mean to Triton: 1 is
+the highest priority and 0 the default; microseconds that the request may take, 0 for no limit, in place of a deadline.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from bus.fields import fields_of
+from bus.messages.public import Requirements
 from infaas.answers import Answer
 
-NUMBERS = ("latency_ms", "accuracy", "cost", "confidence")
-TEXTS = ("context", "model", "version", "variant")
-NEEDS = (*NUMBERS, *TEXTS, "priority", "timeout")
-MAX_TEXT = 1024  # characters: such texts are stored with every outcome
-LOWEST = 9  # priority
+NEEDS = {name: field for name, field in fields_of(Requirements).items() if name != "deadline"}
+NAMES = (*NEEDS, "timeout")
 MAX_TIMEOUT_US = 2**53  # longer timeouts mean none
 # Parameters to which Triton gives a meaning that is not offered here. Clients may send any other parameter.
 RESERVED = {
@@ -35,23 +34,9 @@ def requirements_of(parameters: Mapping[str, Any], now: float) -> dict[str, Any]
     """The requirements as the client library takes them. now: Unix seconds. Raises BadParameter."""
     requirements: dict[str, Any] = {}
     for name, value in parameters.items():
-        if name in NUMBERS:
-            requirements[name] = _number(name, value)
-        elif name in TEXTS:
-            if not isinstance(value, str):
-                raise BadParameter(f"parameters.{name} must be a text, not {_shown(value)}")
-            if len(value) > MAX_TEXT:
-                raise BadParameter(f"parameters.{name} may have {MAX_TEXT} characters, not {len(value)}")
-            if value:
-                requirements[name] = value
-        elif name == "priority":
-            priority = _whole(name, value)
-            if not 0 <= priority <= LOWEST:
-                raise BadParameter(
-                    f"parameters.priority must be 1 (highest) to {LOWEST}, or 0 (default), not {priority}"
-                )
-            if priority:
-                requirements["priority"] = priority
+        if name in NEEDS:
+            if (need := _need(name, value)) is not None:
+                requirements[name] = need
         elif name == "timeout":
             timeout = _whole(name, value)
             if timeout < 0:
@@ -68,10 +53,22 @@ def requirements_of(parameters: Mapping[str, Any], now: float) -> dict[str, Any]
     return requirements
 
 
+def _need(name: str, value: Any) -> Any:
+    """The value of a requirement; None where the parameter says nothing, as Triton's 0 and "" do. Raises BadParameter."""
+    kind, rule = NEEDS[name].type, NEEDS[name].rule
+    value = _READ[kind](name, value)
+    if value == "" or (kind is int and value == 0):
+        return None
+    wrong = None if rule is None else rule.refuse(value)
+    if wrong is not None:
+        raise BadParameter(f"parameters.{name} {wrong}")
+    return value
+
+
 def meant_need(name: str) -> str | None:
     """The requirement of which an unknown name is one typo away: a letter more, less, other or swapped, or other case or hyphens."""
     name = name.lower().replace("-", "_")
-    return next((one for one in NEEDS if _one_typo(name, one)), None)
+    return next((one for one in NAMES if _one_typo(name, one)), None)
 
 
 def misplaced_need(name: str) -> str:
@@ -91,7 +88,7 @@ def _one_typo(name: str, other: str) -> bool:
 def ignored(parameters: Mapping[str, Any]) -> str:
     """Names of the parameters that are not read, separated by commas. The reply shows them, so that misspelt ones are noticed."""
     return ",".join(
-        name for name in parameters if name not in NEEDS and name not in _READ_ELSEWHERE and name not in RESERVED
+        name for name in parameters if name not in NAMES and name not in _READ_ELSEWHERE and name not in RESERVED
     )
 
 
@@ -143,6 +140,15 @@ def _whole(name: str, value: Any) -> int:
         return int(str(value)) if isinstance(value, str) else _no_whole(name, value)
     except ValueError:
         return _no_whole(name, value)
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    raise BadParameter(f"parameters.{name} must be a text, not {_shown(value)}")
+
+
+_READ: Mapping[Any, Callable[[str, Any], Any]] = {float: _number, int: _whole, str: _text}
 
 
 def _no_whole(name: str, value: Any) -> int:

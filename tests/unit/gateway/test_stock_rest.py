@@ -278,7 +278,7 @@ WRONG = {
         "'cost' twice",
     ),
     "id endless": ({"inputs": [one()], "id": "i" * 1025}, "id may have"),
-    "context endless": ({"inputs": [one()], "parameters": {"context": "c" * 1025}}, "context may have"),
+    "context endless": ({"inputs": [one()], "parameters": {"context": "c" * 1025}}, "context must be at most 1000 characters long"),
     "id a number": ({"inputs": [one()], "id": 7}, "id"),
     "an unknown output": ({"inputs": [one()], "outputs": [{"name": "y"}]}, "outputs.y"),
     "an output twice": ({"inputs": [one()], "outputs": [{"name": "x"}, {"name": "x"}]}, "'x' twice"),
