@@ -2,15 +2,17 @@
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, make_dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from cyclopts import Parameter
-from cyclopts.validators import Number
+from msgspec import Struct
 
+from bus.fields import Field, fields_of
+from bus.messages.public import Requirements
 from infaas.cli.output import usage
 
 if TYPE_CHECKING:
@@ -83,15 +85,54 @@ def moment(text: str, option: str, now: datetime) -> float:
         usage(f"{option} {text}: is no time: write 2026-11-17, 2026-11-17T08:00, 2026-11-17T08:00Z, -24h or now")
 
 
+def options_of(
+    message: type[Struct], *names: str, leave: Collection[str] = (), named: Mapping[str, list[str]] = {}
+) -> list[tuple[str, Any, Any]]:
+    """Options for the fields of a message, as `make_dataclass` takes fields: their meanings are the helps, their bounds are checked.
+
+    names: of which fields; none: of all. leave: fields without an option. named: other names of options.
+    """
+    fields = fields_of(message)
+    found = []
+    for field in (fields[name] for name in names or fields if name not in leave):
+        kind = Whole if field.type is int else field.type
+        parameter = Parameter(
+            name=named.get(field.name),
+            help=field.meaning,
+            validator=_within(field),
+            negative="",
+            consume_multiple=field.type == list[str],
+        )
+        default = None if field.absent else field.default
+        found.append((field.name, Annotated[kind | None if field.absent else kind, parameter], default))
+    return found
+
+
+def _within(field: Field) -> Callable[[type, Any], None]:
+    """The validator of an option: cyclopts puts the option's name before the error's text."""
+
+    def check(_: type, value: Any) -> None:
+        for one in value if isinstance(value, list) else [value]:
+            wrong = None if field.rule is None or one is None else field.rule.refuse(one)
+            if wrong is not None:
+                raise ValueError(wrong)
+
+    return check
+
+
+_of_needs: Any = make_dataclass(
+    "_of_needs",
+    options_of(Requirements, leave=["deadline"], named={"version": ["--version", "--model-version"]}),
+    frozen=True,
+    kw_only=True,
+)
+
+
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class NeedOptions:
-    """The requirements of a query, for `query`, `explain` and `bench`. None: no such requirement."""
+class NeedOptions(_of_needs):  # type: ignore[misc]  # made of the message's fields
+    """The requirements of a query, for `query`, `explain` and `bench`: those of its message. None: no such requirement."""
 
-    latency_ms: Annotated[float | None, Parameter(help="Latency objective of a query, in milliseconds.")] = None
-    accuracy: Annotated[
-        float | None, Parameter(help="Least accuracy of the variant, 0 to 1, as measured at registration.")
-    ] = None
     mae: Annotated[
         float | None,
         Parameter(help="Largest mean absolute error, in the unit of the labels, where models are measured by mae."),
@@ -102,43 +143,10 @@ class NeedOptions:
             help="Largest root of the mean squared error, in the unit of the labels, where models are measured by rmse."
         ),
     ] = None
-    cost: Annotated[
-        float | None, Parameter(help="Highest cost, in US$ per 1,000 answers: a thousandth of the tables' US$/million.")
-    ] = None
-    model: Annotated[str | None, Parameter(help="Use only this model.")] = None
-    version: Annotated[
-        str | None, Parameter(name=["--version", "--model-version"], help="Use only this version of the model.")
-    ] = None
-    variant: Annotated[str | None, Parameter(help="Use only this variant.")] = None
-    context: Annotated[str | None, Parameter(help="Key for personalised selection.")] = None
-    confidence: Annotated[
-        float | None, Parameter(help="Least share of an ensemble's models that agree with the answer, 0 to 1.")
-    ] = None
-    priority: Annotated[
-        Whole | None,
-        Parameter(
-            validator=Number(gte=1, lte=9),
-            help="Priority, 1 (highest) to 9. Where not all queries can be in time, those with the larger number give way.",
-        ),
-    ] = None
 
     def to_needs(self) -> "Needs":
         """The requirements as the client takes them."""
-        from infaas.queries import Needs  # noqa: PLC0415  (most commands send no query)
-
-        return Needs(
-            latency_ms=self.latency_ms,
-            accuracy=self.accuracy,
-            mae=self.mae,
-            rmse=self.rmse,
-            cost=self.cost,
-            model=self.model,
-            version=self.version,
-            variant=self.variant,
-            context=self.context,
-            confidence=self.confidence,
-            priority=self.priority,
-        )
+        return cast("Needs", asdict(self))
 
 
 NO_NEEDS = NeedOptions()
