@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from bus.messages.catalog import AppRecord, ModelRecord, Profile, ProfileRow, Signature, VariantRecord
+from bus.messages.public import Requirements
 from services.core.placement import Device
 from services.core.settings import AutoscalerSettings, Settings
-from services.simulation.scenario.model import MachineSpec, PolicySpec, QueryNeeds, Scenario, StaticChoice, WorkloadSpec
+from services.simulation.scenario.model import MachineSpec, PolicySpec, Scenario, StaticChoice, WorkloadSpec
 
 SIGNATURE = Signature(inputs=[], outputs=[])
 APPS = 10
@@ -106,7 +107,7 @@ def fleet(
         ),
         variants=variants,
         prices={"cpu": 0.05},
-        needs={f"a{n}": QueryNeeds(latency_ms=1500.0, accuracy=0.74) for n in range(apps)},
+        needs={f"a{n}": Requirements(latency_ms=1500.0, accuracy=0.74) for n in range(apps)},
         policies=(
             PolicySpec(
                 name=policy,

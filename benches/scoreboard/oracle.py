@@ -23,8 +23,9 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_matrix
 
 from bus.messages.catalog import VariantRecord
+from bus.messages.public import Requirements
 from services.core.cost import LatencyTable
-from services.simulation.scenario.model import QueryNeeds, Scenario
+from services.simulation.scenario.model import Scenario
 from services.simulation.workload import at_once
 
 WINDOW_S = 10.0
@@ -45,7 +46,7 @@ class Demand(NamedTuple):
     """queries: by stream and window. late: those of them that may also be answered after the window. needs: of each stream's queries."""
 
     apps: list[str]
-    needs: list[QueryNeeds]
+    needs: list[Requirements]
     queries: NDArray[np.float64]
     late: NDArray[np.float64]
 
@@ -102,7 +103,7 @@ def demand_of(scenario: Scenario, window_s: float = WINDOW_S) -> Demand:
     count = max(1, int(np.ceil(scenario.duration_s / window_s)))
     ends = np.minimum(window_s * np.arange(1, count + 1), scenario.duration_s)
     apps: list[str] = []
-    needs: list[QueryNeeds] = []
+    needs: list[Requirements] = []
     queries: list[NDArray[np.float64]] = []
     late: list[NDArray[np.float64]] = []
     sources = np.random.SeedSequence(scenario.seed).spawn(len(scenario.loads))
@@ -121,7 +122,7 @@ def demand_of(scenario: Scenario, window_s: float = WINDOW_S) -> Demand:
     return Demand(apps, needs, np.array(queries), np.array(late))
 
 
-def seconds_of(record: VariantRecord, need: QueryNeeds) -> float | None:
+def seconds_of(record: VariantRecord, need: Requirements) -> float | None:
     """Core-seconds of an item in the best batch that is in time, or device-seconds; None: never in time, or not accurate enough."""
     if record.accuracy is not None and record.accuracy < need.accuracy:
         return None

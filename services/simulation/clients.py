@@ -7,14 +7,14 @@ import numpy as np
 
 from bus.codec import decode, encode
 from bus.messages.catalog import Signature
-from bus.messages.public import RESENT, Answer, QueryHead, Refusal, Tensor
+from bus.messages.public import RESENT, Answer, QueryHead, Refusal, Requirements, Tensor
 from bus.subjects import Subjects
 from services.core.actor import Publish, Undelivered
 from services.core.emulation import zeros
 from services.simulation.ensembles import QueryItems, wrong_items
 from services.simulation.kernel import Environment
 from services.simulation.report import RunReport
-from services.simulation.scenario.model import QueryNeeds, WorkloadSpec
+from services.simulation.scenario.model import NEEDS, WorkloadSpec
 from services.simulation.workload import arrivals
 
 PRIMING = 1.0  # s between two queries to each app before the scenario begins
@@ -31,21 +31,14 @@ class QueryTemplate:
     def __init__(
         self,
         app: str,
-        needs: QueryNeeds,
+        needs: Requirements,
         items: int,
         subjects: Subjects,
         patience: float,
         signature: Signature | None = None,
     ) -> None:
         """patience: seconds beyond the objective that an answer may take, because it travels to the client. signature: None: a BOOL an item."""
-        fields: dict[str, Any] = {}
-        if needs.latency_ms is not None:
-            fields["latency_ms"] = needs.latency_ms
-        if needs.accuracy:
-            fields["accuracy"] = needs.accuracy
-        for name in ("cost", "model", "version", "variant", "priority", "confidence"):
-            if (value := getattr(needs, name)) is not None:
-                fields[name] = value
+        fields = {name: value for name in NEEDS if (value := getattr(needs, name)) is not None}
         self.app = app
         self.varied: QueryItems | None = None
         self.subject = subjects.query(app)
@@ -102,7 +95,7 @@ class Clients:
         self,
         environment: Environment,
         loads: Sequence[WorkloadSpec],
-        needs: Mapping[str, QueryNeeds],
+        needs: Mapping[str, Requirements],
         subjects: Subjects,
         report: RunReport,
         *,

@@ -9,10 +9,10 @@ import pytest
 
 from bus.messages.events import CostEvent, OutcomeEvent, ScalingEvent, StateEvent
 from bus.messages.fleet import EnsureLoaded, Release
+from bus.messages.public import Requirements
 from services.core.placement import Device
 from services.executor.commands import LOADERS
 from services.simulation.run import BEGINS, WARM_UP
-from services.simulation.scenario.model import QueryNeeds
 from tests.support.data.small_scenarios import CPU, PRICES, Told, load, machine, scenario, settings, variant
 
 SLOW = variant("slow-cpu", "slow", "cpu", 30.0, load_ms=10_000.0)
@@ -94,7 +94,7 @@ def test_a_burst_on_all_of_many_instances_computes_on_no_more_threads_than_there
             machines=(machine("cpu", devices=(CPU,), start=1, minimum=1, maximum=1),),
             variants=tuple(OWN),
             links={app: (record.model,) for app, record in zip(APPS, OWN, strict=True)},
-            needs=dict.fromkeys(APPS, QueryNeeds(latency_ms=400.0)),
+            needs=dict.fromkeys(APPS, Requirements(latency_ms=400.0)),
             interference={},
         )
     )
@@ -124,7 +124,7 @@ def test_the_fifth_variant_of_a_chip_of_four_cores_goes_to_another_machine() -> 
             machines=(machine("inf", devices=(chip,), start=2, minimum=2, maximum=2),),
             variants=tuple(own),
             links={app: (record.model,) for app, record in zip(apps, own, strict=True)},
-            needs=dict.fromkeys(apps, QueryNeeds(latency_ms=400.0)),
+            needs=dict.fromkeys(apps, Requirements(latency_ms=400.0)),
             prices=PRICES | {"inferentia": 0.2},
         )
     )
@@ -167,7 +167,7 @@ def forty(*more: Any, links: dict[str, tuple[str, ...]] | None = None, variants:
             machines=(machine("cpu", devices=(two,), start=1, minimum=1, maximum=1, price_per_hour=2 * PRICES["cpu"]),),
             variants=(*own, *variants),
             links={app: (f"m{app}",) for app in FORTY} | (links or {}),
-            needs=dict.fromkeys([*FORTY, HEAVY], QueryNeeds(latency_ms=300.0)),
+            needs=dict.fromkeys([*FORTY, HEAVY], Requirements(latency_ms=300.0)),
             interference={},
         )
     )

@@ -8,6 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
+from bus.messages.public import Requirements
 from bus.subjects import WITHOUT_APP
 from services.core.pipelines.planners import POLICIES as PLANNERS
 from services.core.settings import PriceSettings
@@ -30,7 +31,7 @@ from services.simulation.scenario.catalogue import SIGNATURE, Catalogue
 from services.simulation.scenario.faults import faults_of, interference_of
 from services.simulation.scenario.machines import MachineBlock, cost_of, device_prices, priced
 from services.simulation.scenario.machines import machines_of as stated_machines
-from services.simulation.scenario.model import CostSpec, JobSpec, PolicySpec, QueryNeeds, Scenario, WorkloadSpec
+from services.simulation.scenario.model import CostSpec, JobSpec, PolicySpec, Scenario, WorkloadSpec
 from services.simulation.scenario.planning import UNPLANNED, with_pipelines
 from services.simulation.scenario.policies import Policies, objective_of
 from services.simulation.scenario.toml import Location, TomlTable, read_toml
@@ -276,7 +277,7 @@ def _catalogue(
         apps=chosen,
         models=tuple(_model(model, version) for model, version in names),
         variants=records,
-        needs={one.app: QueryNeeds(latency_ms=one.latency_ms) for one in chosen},
+        needs={one.app: Requirements(latency_ms=one.latency_ms) for one in chosen},
         serving={app: tuple(one for one in found if one.hardware in here) for app, found in serving.items()},
     )
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from services.simulation.scenario.model import QueryNeeds
+from bus.messages.public import Requirements
 
 MOST = 64  # classes of one app
 HELD = 2048  # classes of one app while queries are read
@@ -38,7 +38,7 @@ Key = tuple[float, float, float, float]  # latency_ms (inf: none), accuracy, cos
 class QueryClass(NamedTuple):
     """Queries with equal needs. times: of arrival, rising."""
 
-    needs: QueryNeeds
+    needs: Requirements
     items: int
     times: NDArray[np.float64]
 
@@ -157,9 +157,9 @@ def _level(value: float, ratio: float) -> float:
 
 
 def _kind(cell: _Cell, times: NDArray[np.float64]) -> QueryClass:
-    needs = QueryNeeds(
+    needs = Requirements(
         latency_ms=None if cell.latency == inf else cell.latency,
-        accuracy=cell.accuracy,
+        accuracy=cell.accuracy or None,
         cost=None if cell.cost == inf else cell.cost,
     )
     return QueryClass(needs, max(1, round(cell.items / cell.count)), times)

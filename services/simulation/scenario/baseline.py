@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from math import inf
 
 from bus.messages.catalog import VariantRecord
+from bus.messages.public import Requirements
 from services.autoscaler.baselines import chosen
 from services.core.cost import HANDLING_MS, PER_CORE, LatencyTable, instance_price_per_s, load_seconds
 from services.core.placement import Amount, Device, cores_needed, misfit, total
 from services.core.planning.capacity import throughput
 from services.core.planning.problem import CandidateVariant, RequirementClass
 from services.core.settings import MonitorSettings
-from services.simulation.scenario.model import MachineSpec, PolicySpec, QueryNeeds, StaticChoice, WorkloadSpec
+from services.simulation.scenario.model import MachineSpec, PolicySpec, StaticChoice, WorkloadSpec
 from services.simulation.workload import peak_rate
 
 
@@ -68,8 +69,8 @@ class DeviceCapacity:
 class Peaks:
     """The peak load of each app: items/s by needs."""
 
-    def __init__(self, loads: Sequence[WorkloadSpec], needs: Mapping[str, QueryNeeds], duration_s: float) -> None:
-        self._of: dict[str, dict[QueryNeeds, float]] = {}
+    def __init__(self, loads: Sequence[WorkloadSpec], needs: Mapping[str, Requirements], duration_s: float) -> None:
+        self._of: dict[str, dict[Requirements, float]] = {}
         for load in loads:
             peak = peak_rate(load, duration_s)
             for app, share in zip(load.apps, load.shares, strict=True):
@@ -77,14 +78,14 @@ class Peaks:
                 of = self._of.setdefault(app, {})
                 of[asked] = of.get(asked, 0.0) + peak * share * load.items
 
-    def demands(self, app: str, needs: QueryNeeds) -> list[RequirementClass]:
+    def demands(self, app: str, needs: Requirements) -> list[RequirementClass]:
         """An app's peak demands. needs: for an app without load, so that it gets a choice, too."""
         return [
             RequirementClass(
                 app=app,
                 load=max(load, 1e-3),
                 latency_ms=inf if asked.latency_ms is None else asked.latency_ms,
-                accuracy=asked.accuracy,
+                accuracy=asked.accuracy or 0.0,
                 cost=inf if asked.cost is None else asked.cost,
             )
             for asked, load in (self._of.get(app) or {needs: 0.0}).items()
@@ -95,7 +96,7 @@ def choose(
     policy: PolicySpec,
     given: Mapping[str, StaticChoice],
     serving: Mapping[str, Sequence[VariantRecord]],
-    needs: Mapping[str, QueryNeeds],
+    needs: Mapping[str, Requirements],
     prices: Mapping[str, float],
     peaks: Peaks,
 ) -> dict[str, StaticChoice]:

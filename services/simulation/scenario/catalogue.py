@@ -16,7 +16,7 @@ from bus.messages.catalog import (
     TensorSpec,
     VariantRecord,
 )
-from bus.messages.public import AdminRequest
+from bus.messages.public import AdminRequest, Requirements
 from services.core.batching import batching_key, rule_errors
 from services.core.cost import PER_CORE, price_per_hour
 from services.core.emulation import with_tiers
@@ -25,7 +25,7 @@ from services.registrar.checks import POLICIES, selection_fields
 from services.simulation.ensembles import SIGNATURE as SEVERAL
 from services.simulation.scenario import profiles
 from services.simulation.scenario.machines import MB, UNLIMITED_MB, MachineBlock, largest_of
-from services.simulation.scenario.model import CostSpec, QueryNeeds
+from services.simulation.scenario.model import NEEDS, CostSpec
 from services.simulation.scenario.toml import TomlTable, meant, name_at, number_at, shown, whole_at
 
 APP_KEYS = ("name", "latency_ms", "accuracy", "cost", "slo_target", "batching", "selection")
@@ -47,30 +47,21 @@ class Catalogue(Struct, frozen=True, kw_only=True):
     apps: tuple[AppRecord, ...]
     models: tuple[ModelRecord, ...]
     variants: tuple[VariantRecord, ...]
-    needs: dict[str, QueryNeeds]
+    needs: dict[str, Requirements]
     serving: dict[str, tuple[VariantRecord, ...]]
     batching: dict[str, BatchingRule] = {}
 
 
-def needs_of(block: TomlTable) -> QueryNeeds:
-    """What queries ask for, from a block with those fields of QueryNeeds that it states."""
-    return QueryNeeds(
-        latency_ms=block.maybe("latency_ms", most=1e9, above=True),
-        accuracy=block.number("accuracy", 0.0, most=1.0),
-        cost=block.maybe("cost", most=1e9, above=True),
-        model=block.name("model") if "model" in block else None,
-        version=block.name("version") if "version" in block else None,
-        variant=block.name("variant") if "variant" in block else None,
-        priority=block.whole("priority", None, 1, 9) if "priority" in block else None,
-        confidence=block.maybe("confidence", most=1.0),
-    )
+def needs_of(block: TomlTable) -> Requirements:
+    """What queries ask for, from a block with those needs that it states."""
+    return Requirements(**block.fields(Requirements, *NEEDS))
 
 
 def catalogue(
     scenario: TomlTable, machines: list[MachineBlock], prices: Mapping[str, float], cost: CostSpec
 ) -> Catalogue:
     """Apps with their needs, models and variants. Raises ScenarioError."""
-    asked: dict[str, QueryNeeds] = {}
+    asked: dict[str, Requirements] = {}
     targets: dict[str, float | None] = {}
     batching: dict[str, BatchingRule] = {}
     choosing: dict[str, TomlTable] = {}
@@ -96,7 +87,7 @@ def catalogue(
         batching |= _batching(block, "variant", record.variant)
         entries.append(ServingVariant(record, _apps_of(block, asked if strict else None)))
     for app in sorted({app for entry in entries for app in entry.apps}):
-        asked.setdefault(app, QueryNeeds())
+        asked.setdefault(app, Requirements())
     serving = {app: tuple(one.record for one in entries if app in one.apps) for app in asked}
     for i, (app, variants) in enumerate(serving.items()):
         if not variants:
@@ -183,7 +174,7 @@ class _StatedRule(BatchingRule, frozen=True, kw_only=True, forbid_unknown_fields
     """A rule as a file states it."""
 
 
-def _apps_of(block: TomlTable, known: Mapping[str, QueryNeeds] | None) -> frozenset[str]:
+def _apps_of(block: TomlTable, known: Mapping[str, Requirements] | None) -> frozenset[str]:
     """The apps that a variant serves. known: apps with blocks; None if no app has one."""
     given: Any = block.get("app")
     listed = isinstance(given, list)

@@ -6,22 +6,16 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from bus.messages.public import Requirements
 from services.simulation.scenario.catalogue import Catalogue, needs_of
-from services.simulation.scenario.model import (
-    Arrivals,
-    JobSpec,
-    QueryNeeds,
-    Times,
-    WorkloadSpec,
-)
+from services.simulation.scenario.model import NEEDS, Arrivals, JobSpec, Times, WorkloadSpec
 from services.simulation.scenario.toml import Location, TomlTable, list_at, number_at, one_of, shown
 from services.simulation.workload import WorkloadError, read_counts, read_times, zipf
 
 _MOST_QPS = 1e7
 _LATEST = 1e9  # seconds
 _OF_SELECTION = ("repeats", "feedback", "context", "confidence")  # of apps of which several models answer together
-_NEEDS = QueryNeeds.__struct_fields__
-_EVERYWHERE = ("app", "apps", "shares", "arrivals", "items", *_NEEDS, "repeats", "feedback", "context")
+_EVERYWHERE = ("app", "apps", "shares", "arrivals", "items", *NEEDS, "repeats", "feedback", "context")
 _OF: Mapping[str, tuple[Arrivals, tuple[str, ...]]] = {
     "poisson": ("poisson", ("rate",)),
     "uniform": ("uniform", ("rate",)),
@@ -80,18 +74,17 @@ def _load(block: TomlTable, things: Catalogue, folder: Path) -> WorkloadSpec:
     return _timed(load, block, folder)
 
 
-def _own_needs(block: TomlTable, of_apps: list[QueryNeeds]) -> QueryNeeds | None:
+def _own_needs(block: TomlTable, of_apps: list[Requirements]) -> Requirements | None:
     """The block's needs over those of its apps; None if it states none."""
-    keys = _NEEDS
-    if not block.content.keys() & set(keys):
+    if not block.content.keys() & set(NEEDS):
         return None
-    for key in keys:
+    for key in NEEDS:
         if key not in block and len({getattr(one, key) for one in of_apps}) > 1:
             block.at(key).refuse(
                 "is missing: where a load has needs of its own, and its apps differ in this one, state it"
             )
     own = needs_of(block)
-    return replace(of_apps[0], **{key: getattr(own, key) for key in keys if key in block})
+    return replace(of_apps[0], **{key: getattr(own, key) for key in NEEDS if key in block})
 
 
 def _timed(load: WorkloadSpec, block: TomlTable, folder: Path) -> WorkloadSpec:
@@ -117,7 +110,7 @@ def _timed(load: WorkloadSpec, block: TomlTable, folder: Path) -> WorkloadSpec:
     return replace(load, cv=block.number("cv", most=1000.0, above=True)) if load.arrivals == "gamma" else load
 
 
-def _apps(block: TomlTable, needs: Mapping[str, QueryNeeds]) -> tuple[tuple[str, ...], tuple[float, ...]]:
+def _apps(block: TomlTable, needs: Mapping[str, Requirements]) -> tuple[tuple[str, ...], tuple[float, ...]]:
     if ("app" in block) == ("apps" in block):
         block.at("app").refuse("must be there, or apps for a stream spread over several; not both")
     if "app" in block:

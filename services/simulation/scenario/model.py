@@ -10,6 +10,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from bus.messages.catalog import AppRecord, BatchingRule, ModelRecord, PipelinePlan, VariantRecord
+from bus.messages.public import Requirements
 from services.core.placement import Device
 from services.core.settings import Settings
 
@@ -25,28 +26,15 @@ Objective = Literal["cost", "accuracy"]
 Times = NDArray[np.float64]
 
 
+# What a scenario's queries may ask for. The context is a load's own, and a deadline is a moment that no file knows.
+NEEDS = tuple(name for name in Requirements.__struct_fields__ if name not in ("context", "deadline"))
+
+
 class StaticChoice(Struct, frozen=True):
     """What the developer of a static system chose for an app: a variant, and the number of its instances in the cluster."""
 
     variant: str
     instances: int = 1
-
-
-class QueryNeeds(Struct, frozen=True, kw_only=True):
-    """What queries ask for. latency_ms, cost (US$ per 1,000): at most, None: no limit. accuracy: at least, 0: any.
-
-    model, version, variant: the only ones that may answer; None: any. priority: 1 (highest) to 9. confidence: the least share of an
-    ensemble's members that agree.
-    """
-
-    latency_ms: float | None = None
-    accuracy: float = 0.0
-    cost: float | None = None
-    model: str | None = None
-    version: str | None = None
-    variant: str | None = None
-    priority: int | None = None
-    confidence: float | None = None
 
 
 class WorkloadSpec(Struct, frozen=True, kw_only=True):
@@ -70,7 +58,7 @@ class WorkloadSpec(Struct, frozen=True, kw_only=True):
     seconds_per_line: float = 1.0
     range_qps: tuple[float, float] | None = None
     times: Times | None = None
-    needs: QueryNeeds | None = None
+    needs: Requirements | None = None
     items: int = 1
     repeats: float = 0.0
     feedback: float = 0.0
@@ -183,7 +171,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
     models: tuple[ModelRecord, ...]
     variants: tuple[VariantRecord, ...]
     prices: dict[str, float]
-    needs: dict[str, QueryNeeds]
+    needs: dict[str, Requirements]
     policies: tuple[PolicySpec, ...]
     loads: tuple[WorkloadSpec, ...]
     jobs: tuple[JobSpec, ...] = ()

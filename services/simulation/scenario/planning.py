@@ -11,6 +11,7 @@ from zlib import crc32
 from msgspec.structs import replace
 
 from bus.messages.catalog import AppRecord, PipelinePlan, PipelineRecord, Signature, VariantRecord
+from bus.messages.public import Requirements
 from services.core.cost import LatencyTable, instance_price_per_s
 from services.core.pipelines.checks import signature_of
 from services.core.pipelines.graph import QUERY, references
@@ -20,7 +21,7 @@ from services.core.pipelines.problem import StageOption
 from services.simulation.kernel import NETWORK
 from services.simulation.scenario.catalogue import SIGNATURE, Catalogue
 from services.simulation.scenario.machines import MachineBlock, largest_of
-from services.simulation.scenario.model import PolicySpec, QueryNeeds, WorkloadSpec
+from services.simulation.scenario.model import PolicySpec, WorkloadSpec
 from services.simulation.scenario.pipelines import (
     PARTS,
     PipelineFile,
@@ -84,7 +85,7 @@ def with_pipelines(things: Catalogue, files: Sequence[PipelineFile]) -> Catalogu
     return replace(
         things,
         apps=tuple(apps.values()),
-        needs={**things.needs, **{file.name: QueryNeeds(latency_ms=file.latency_ms) for file in files}},
+        needs={**things.needs, **{file.name: Requirements(latency_ms=file.latency_ms) for file in files}},
         variants=tuple(_signed(one, serves) for one in things.variants),
         serving={app: tuple(_signed(one, serves) for one in ours) for app, ours in things.serving.items()},
     )

@@ -8,6 +8,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from msgspec import Struct
+
+from bus.fields import Field, Text, fields_of
 from bus.subjects import valid_name
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+\Z")
@@ -104,8 +107,7 @@ def number_at(
     value: Any, location: Location, least: float = 0.0, most: float = LARGEST, *, above: bool = False
 ) -> float:
     """A number from least to most. above: `least` itself is refused."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        location.refuse(f"must be a number, not {shown(value)}")
+    value = _number(value, location)
     if not least <= value <= most or (above and value == least):  # NaN is not between any two numbers
         low = f"above {least:g}" if above else f"at least {least:g}"
         high = f" and at most {most:g}" if value > most else ""
@@ -113,15 +115,26 @@ def number_at(
     return float(value)
 
 
+def _number(value: Any, location: Location) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        location.refuse(f"must be a number, not {shown(value)}")
+    return value
+
+
 def whole_at(value: Any, location: Location, least: int = 0, most: int = 10**9) -> int:
     """A whole number from least to most."""
+    found = _whole(value, location)
+    if not least <= found <= most:
+        location.refuse(f"must be from {least} to {most}, not {shown(value)}")
+    return found
+
+
+def _whole(value: Any, location: Location) -> int:
     if isinstance(value, float) and isfinite(value) and value == int(value):
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
         location.refuse(f"must be a whole number, not {shown(value)}")
-    if not least <= value <= most:
-        location.refuse(f"must be from {least} to {most}, not {shown(value)}")
-    return value
+    return int(value)
 
 
 def text_at(value: Any, location: Location) -> str:
@@ -145,6 +158,23 @@ def one_of(value: Any, location: Location, known: Collection[str], what: str) ->
     if value not in known:
         location.refuse(f"there is no {what} {shown(value)}{meant(value, known)}")
     return value
+
+
+def field_at(value: Any, location: Location, field: Field) -> Any:
+    """The value of a message's field: of its type, and within its bounds."""
+    rule = field.rule
+    if field.type is int:
+        value = _whole(value, location)
+    elif field.type is float:
+        value = _number(value, location)
+    elif not isinstance(rule, Text):
+        value = text_at(value, location)
+    elif not isinstance(value, str):
+        location.refuse(f"must be {rule.words}, not {shown(value)}")
+    refused = None if rule is None else rule.refuse(value)
+    if refused is not None:
+        location.refuse(refused)
+    return float(value) if field.type is float else value
 
 
 class TomlTable:
@@ -171,6 +201,11 @@ class TomlTable:
         if key not in self.content:
             self.at(key).refuse("is missing")
         return self.content[key]
+
+    def fields(self, message: type[Struct], *names: str) -> dict[str, Any]:
+        """Those of these fields of a message that the table states, with checked values."""
+        known = fields_of(message)
+        return {name: field_at(self.content[name], self.at(name), known[name]) for name in names if name in self}
 
     def number(
         self,

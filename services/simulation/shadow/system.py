@@ -15,7 +15,7 @@ from bus.codec import decode
 from bus.messages.catalog import VariantRecord
 from bus.messages.events import Event, ScalingEvent
 from bus.messages.fleet import DeviceStatus, EnsureLoaded, WorkerHeartbeat
-from bus.messages.public import Answer, Refusal
+from bus.messages.public import Answer, Refusal, Requirements
 from bus.messages.scaling import DemandReport, PipelineArrivals
 from bus.subjects import Subjects
 from services.autoscaler.vms.rules import PricedKind
@@ -27,7 +27,7 @@ from services.core.settings import Settings
 from services.simulation.clients import QueryTemplate
 from services.simulation.kernel import NETWORK, Kernel
 from services.simulation.scenario.machines import LONGEST_KIND
-from services.simulation.scenario.model import MachineSpec, PolicySpec, QueryNeeds, Scenario, StaticChoice
+from services.simulation.scenario.model import MachineSpec, PolicySpec, Scenario, StaticChoice
 from services.simulation.shadow.live import LiveSystem, simulated_entry
 from services.simulation.system import SimulatedSystem
 
@@ -171,9 +171,9 @@ class ShadowSystem:
         size = ceil(sum(row.items + row.refused for row in report.rows) / (MOST * seconds))
         for row in report.rows:
             items = row.items + row.refused
-            needs = QueryNeeds(
+            needs = Requirements(
                 latency_ms=row.latency_ms,
-                accuracy=row.accuracy,
+                accuracy=row.accuracy or None,
                 cost=row.cost,
                 model=row.model,
                 version=row.version,
@@ -190,7 +190,7 @@ class ShadowSystem:
         """Tell the simulated controller, which keeps the replicas of deployed plans, of the queries of a pipeline."""
         self._kernel.publish(self.subjects.pipeline("arrivals"), report)
 
-    def _template(self, app: str, needs: QueryNeeds, items: int) -> QueryTemplate:
+    def _template(self, app: str, needs: Requirements, items: int) -> QueryTemplate:
         key = (app, needs, items)
         found = self._templates.get(key)
         if found is None:

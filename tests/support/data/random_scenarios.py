@@ -6,8 +6,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from bus.messages.public import Requirements
 from services.core.placement import Device
-from services.simulation.scenario.model import CostSpec, FaultSpec, MachineSpec, QueryNeeds, Scenario, WorkloadSpec
+from services.simulation.scenario.model import CostSpec, FaultSpec, MachineSpec, Scenario, WorkloadSpec
 from tests.support.data.small_scenarios import CPU, GPU, PRICES, load, machine, scenario, settings, variant
 
 CHIP = Device(name="inferentia", kind="inferentia", cores=4, memory_mb=2500.0, simulated=True, address="inferentia")
@@ -37,7 +38,7 @@ def varied(pick: Draw, *, duration_s: float = 6.0, most_apps: int = 3) -> Scenar
                     )
                 )  # fmt: skip
     needs = {
-        app: QueryNeeds(latency_ms=pick([None, 60.0, 200.0, 900.0]), accuracy=pick([0.0, 0.0, 0.7, 0.99]))
+        app: Requirements(latency_ms=pick([None, 60.0, 200.0, 900.0]), accuracy=pick([0.0, 0.0, 0.7, 0.99]))
         for app in apps
     }
     return scenario(

@@ -18,20 +18,13 @@ from bus.messages.catalog import (
     VariantRecord,
 )
 from bus.messages.events import Event
+from bus.messages.public import Requirements
 from services.core.placement import Device
 from services.core.settings import Settings
 from services.simulation.ensembles import SIGNATURE as NUMBERS
 from services.simulation.report import MEASURED, RunReport
 from services.simulation.run import Run
-from services.simulation.scenario.model import (
-    FaultSpec,
-    JobSpec,
-    MachineSpec,
-    PolicySpec,
-    QueryNeeds,
-    Scenario,
-    WorkloadSpec,
-)
+from services.simulation.scenario.model import FaultSpec, JobSpec, MachineSpec, PolicySpec, Scenario, WorkloadSpec
 
 PRICES = {"cpu": 0.04, "gpu": 0.9}
 SIGNATURE = Signature(
@@ -120,7 +113,7 @@ def scenario(
     )
     fields: dict[str, Any] = {
         "name": "test", "seed": 7, "objective": "cost", "metrics_every_s": 1.0, "prices": PRICES,
-        "needs": {"a": QueryNeeds(latency_ms=90.0), "b": QueryNeeds(latency_ms=400.0, accuracy=0.85)},
+        "needs": {"a": Requirements(latency_ms=90.0), "b": Requirements(latency_ms=400.0, accuracy=0.85)},
         "interference": {"cpu": 1.0, "gpu": 1.5},
     }  # fmt: skip
     return Scenario(

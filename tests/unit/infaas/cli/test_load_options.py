@@ -83,7 +83,7 @@ BAD = [
     (["--items", "1.5"], "--items: must be a whole number, not '1.5'"),
     (["--priority", "1.5"], "--priority: must be a whole number, not '1.5'"),
     (["--priority", "0"], '"0" for --priority. must be at least 1 and at most 9'),
-    (["--priority", "10"], '"10" for --priority. Must be <= 9'),
+    (["--priority", "10"], '"10" for --priority. must be at least 1 and at most 9'),
     (["--cv", "2", "--rate", "5"], "--cv describes gamma gaps"),
     (["--rate-points", "0:4,60"], "--rate-points: '60': write two numbers of at least 0, separated by a colon"),
     (["--rate-points", "0:4,nan:5"], "--rate-points: 'nan:5'"),

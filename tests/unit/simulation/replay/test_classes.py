@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bus.messages.public import Requirements
 from services.simulation.replay.classes import HELD, MOST, QueryClasses
-from services.simulation.scenario.model import QueryNeeds
 
 asked = st.tuples(
     st.one_of(st.none(), st.floats(0.5, 1e5)),
@@ -25,8 +25,8 @@ def test_few_are_kept_as_they_are():
     found = kinds.found()
     assert not kinds.folded
     assert {(one.needs, one.items) for one in found} == {
-        (QueryNeeds(latency_ms=latency, accuracy=accuracy), items)
-        for latency, accuracy in ((50.0, 0.0), (200.0, 0.9), (None, 0.0))
+        (Requirements(latency_ms=latency, accuracy=accuracy), items)
+        for latency, accuracy in ((50.0, None), (200.0, 0.9), (None, None))
         for items in (1, 2)
     }
     assert next(one for one in found if one.needs.latency_ms == 200.0 and one.items == 2).times.tolist() == [
@@ -47,7 +47,7 @@ def test_every_query_is_there_once_and_asks_no_less(queries):
         for at in one.times:
             latency, accuracy, cost, _ = queries[int(at)]
             assert (one.needs.latency_ms or inf) <= (latency or inf)
-            assert one.needs.accuracy >= (accuracy or 0.0)
+            assert (one.needs.accuracy or 0.0) >= (accuracy or 0.0)
             assert (inf if one.needs.cost is None else one.needs.cost) <= (inf if cost is None else cost)
 
 

@@ -158,6 +158,6 @@ def test_batching_is_stated_by_an_app_or_a_variant(tmp_path):
 def test_apps_come_from_the_variants_where_no_block_names_any(tmp_path):
     scenario = read(tmp_path, changed(("app", [])))
     assert {name: (needs.latency_ms, needs.accuracy) for name, needs in scenario.needs.items()} == {
-        "cars": (None, 0.0),
-        "faces": (None, 0.0),
+        "cars": (None, None),
+        "faces": (None, None),
     }

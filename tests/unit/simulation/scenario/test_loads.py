@@ -2,7 +2,8 @@
 
 import pytest
 
-from services.simulation.scenario.model import FaultSpec, JobSpec, QueryNeeds, WorkloadSpec
+from bus.messages.public import Requirements
+from services.simulation.scenario.model import FaultSpec, JobSpec, WorkloadSpec
 from tests.support.data.scenario_files import changed, read
 
 
@@ -49,9 +50,9 @@ def test_traces_are_read_from_beside_the_file(tmp_path):
 def test_queries_of_a_load_may_ask_for_more_than_their_app(tmp_path):
     assert load(tmp_path, app="cars", rate=1).needs is None
     found = load(tmp_path, app="cars", rate=1, accuracy=0.7, items=4)
-    assert (found.needs, found.items) == (QueryNeeds(latency_ms=100.0, accuracy=0.7), 4)  # 100 ms: what cars asks for
+    assert (found.needs, found.items) == (Requirements(latency_ms=100.0, accuracy=0.7), 4)  # 100 ms: what cars asks for
     found = load(tmp_path, apps=["faces", "cars"], rate=1, latency_ms=50)
-    assert found.needs == QueryNeeds(latency_ms=50.0)
+    assert found.needs == Requirements(latency_ms=50.0)
 
 
 @pytest.mark.parametrize("worker", ["cpu-0", "cpu-3", "cpu-7-1", "gpu-12-34"])

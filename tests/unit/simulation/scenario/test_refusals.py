@@ -44,7 +44,7 @@ BAD = [
     ("app", {"name": "faces"}, "app: must be written [[app]]"),
     ("app.0.name", "fa ces", "app[0].name: must be 1 to 64 letters"),
     ("app.1.name", "faces", "app[1].name: faces occurs twice"),
-    ("app.0.latency_ms", -300, "app[0].latency_ms: must be above 0, not -300"),
+    ("app.0.latency_ms", -300, "app[0].latency_ms: must be milliseconds, above 0, not -300"),
     ("app.0.accuracy", 75, "app[0].accuracy: must be at least 0 and at most 1, not 75"),
     ("app.0.slo_target", 1, "app[0].slo_target: must be above 0 and below 1, not 1"),
     ("app.0.slo_target", 0, "app[0].slo_target: must be above 0 and below 1, not 0"),
