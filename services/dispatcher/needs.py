@@ -1,5 +1,7 @@
 """A query's needs as selection reads them: the one place where an `Ask` is made, of a query, of its parts and of explain. Pure."""
 
+from typing import Any
+
 from msgspec import Raw
 from msgspec.structs import replace
 
@@ -43,11 +45,12 @@ def needs_of(
         wish.priority or DEFAULT_PRIORITY,
         wish.context,
         wish.confidence,
+        wish,
     )
 
 
-def needs_again(route: Route, app: str) -> Ask:
-    """Of a query that another dispatcher had, as it has put them into the route."""
+def needs_again(route: Route, app: str, wish: Requirements) -> Ask:
+    """Of a query that another dispatcher had, as it has put them into the route. wish: as its body states them."""
     return Ask(
         app,
         route.items,
@@ -62,6 +65,7 @@ def needs_again(route: Route, app: str) -> Ask:
         route.priority,
         route.context,
         route.confidence,
+        wish,
     )
 
 
@@ -94,7 +98,7 @@ def needs_of_stage(ask: Ask, stage: Stage, items: int, length: int | None, cost:
 
 def head_of(ask: Ask, inputs: Raw) -> QueryHead:
     """A query with these needs, as a client would state them."""
-    return QueryHead(
+    head = QueryHead(
         inputs=inputs,
         latency_ms=None if ask.latency_s >= INFINITE else ask.latency_s * 1000.0,
         accuracy=ask.accuracy or None,
@@ -107,6 +111,15 @@ def head_of(ask: Ask, inputs: Raw) -> QueryHead:
         deadline=ask.deadline,
         confidence=ask.confidence,
     )
+    return replace(head, **unrouted(ask)) if _UNROUTED else head
+
+
+def unrouted(ask: Ask) -> dict[str, Any]:
+    """The needs that selection reads as the query states them. No route has them: the body of a part states them again."""
+    return {name: value for name in _UNROUTED if (value := getattr(ask.wish, name)) is not None}
+
+
+_UNROUTED = tuple(name for name in Requirements.__struct_fields__ if name not in (*Ask.__struct_fields__, "latency_ms"))
 
 
 def missed_by(ask: Ask, arrived: float, now: float, cost: float) -> list[str]:

@@ -33,7 +33,7 @@ from services.dispatcher.demand import ArrivalsCounter
 from services.dispatcher.feedback import prediction_of
 from services.dispatcher.inflight import OutcomeRecorder
 from services.dispatcher.join import Joins, answer_part, refuse_part
-from services.dispatcher.needs import head_of, missed_by, needs_of_stage
+from services.dispatcher.needs import head_of, missed_by, needs_of_stage, unrouted
 from services.dispatcher.offers import offer, too_dear, too_fast
 from services.dispatcher.predictions import Predictions
 from services.dispatcher.query import Join, PartReply, Query, QueryPart, outermost, selection_of
@@ -209,9 +209,8 @@ class Pipelines:
             return self._refuse(join, Error(code="model_error", message=f"vertex {vertex.name}: {error}"), now)
         cost = run.cost_of(vertex.name, query.ask.cost, 1000.0 * join.cost)
         ask = needs_of_stage(query.ask, stage, items, length, cost, now)
-        part = self._joins.part(
-            join, stage.position, vertex.name, vertex.app, head_of(ask, inputs), ask, encode({"inputs": inputs}), now
-        )
+        body = encode({"inputs": inputs, **unrouted(ask)})
+        part = self._joins.part(join, stage.position, vertex.name, vertex.app, head_of(ask, inputs), ask, body, now)
         assert part.part is not None
         part.refs = refs or None
         part.planned = stage.planned

@@ -389,7 +389,9 @@ class Admission:
         found = self._apps.of(route.app, route.model)
         if found is None:
             return None
-        query = Query(route.uid, route.app, head, needs_again(route, found[0]), route.reply_to, body, route.arrived)
+        query = Query(
+            route.uid, route.app, head, needs_again(route, found[0], head), route.reply_to, body, route.arrived
+        )
         query.fallback = found[1].app if route.fallback and found[1].app.default_output is not None else None
         query.selection = selection_of(query, found[1].app)
         query.pipeline = found[1].app.pipeline

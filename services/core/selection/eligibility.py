@@ -10,15 +10,18 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, convert
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from bus.messages.catalog import AppRecord, VariantRecord
+from bus.messages.public import Requirements
 from services.core.accuracy import defaults
 from services.core.cost import Goal, LatencyTable, cost_per_1000, load_seconds, merit, open_axis
 from services.core.selection.instances import DEFAULT_PRIORITY, MANY, OVERHEAD, Instance, InstanceSampler
 
 INFINITE = float("inf")
+NO_WISH = Requirements()
 
 
 class Ask(Struct, frozen=True, gc=False):
@@ -26,7 +29,8 @@ class Ask(Struct, frozen=True, gc=False):
 
     items: how many. deadline: Unix seconds, the earlier of the latency objective and the absolute deadline. cost: US$ per 1,000 such queries.
     length: for models with an axis of varying length, the query's length rounded up to one that was measured. priority: 1 (highest) to 9.
-    context, confidence: what apps of several models read.
+    context, confidence: what apps of several models read. wish: the message in which the query stated its needs. A need that is read as it
+    was stated, and by no part differently, is read there.
     """
 
     app: str
@@ -42,6 +46,7 @@ class Ask(Struct, frozen=True, gc=False):
     priority: int = DEFAULT_PRIORITY
     context: str | None = None
     confidence: float | None = None
+    wish: Requirements = NO_WISH
 
 
 Readiness = Literal["active", "loading", "troubled"]
@@ -373,7 +378,8 @@ class AppView:
         key = (ask.latency_s, ask.accuracy, ask.cost, ask.items, ask.model, ask.version, ask.variant, ask.length)
         found = self._eligibilities.get(key)
         if found is None:
-            found = Eligibility(self, ask)
+            # A query's message has its inputs, too, which are not kept for as long.
+            found = Eligibility(self, replace(ask, wish=convert(ask.wish, Requirements, from_attributes=True)))
             if len(self._eligibilities) >= MOST_KEPT:
                 self._eligibilities.clear()
             self._eligibilities[key] = found

@@ -43,7 +43,7 @@ def test_every_need_survives_the_way_to_another_dispatcher() -> None:
     assert (ask.app, ask.items, ask.length, ask.latency_s, ask.deadline) == ("app", 3, 16, 0.25, 1e9 + 0.25)
     assert all(getattr(ask, field.name) != field.default for field in fields(Ask)), "the test states each"
     query = Query(b"u" * 16, "app", QueryHead(**WISH), ask, "reply", b"", 1e9)
-    assert needs_again(query.route("d0", "", "infaas"), "app") == ask
+    assert needs_again(query.route("d0", "", "infaas"), "app", query.head) == ask
 
 
 # -- a plan
