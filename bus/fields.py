@@ -19,7 +19,7 @@ from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_
 from msgspec import NODEFAULT, UNSET, Struct, UnsetType
 from msgspec.structs import FieldInfo, fields
 
-from bus.subjects import NAME
+from bus.subjects import NAME, WITHOUT_APP
 
 SHOWN = 80  # characters of a wrong text that its refusal repeats
 
@@ -112,31 +112,37 @@ class Text(NamedTuple):
 
 
 class Length(NamedTuple):
-    """A text, or bytes, of at most `most` characters."""
+    """A text, or bytes, of `least` to `most` characters."""
 
     most: int
+    least: int = 0
 
     @property
     def words(self) -> str:
         """As of a number."""
-        return f"at most {self.most} characters long"
+        return f"{self.least} to {self.most} characters long" if self.least else f"at most {self.most} characters long"
 
     def refuse(self, value: Any) -> str | None:
         """Why this value is wrong, None where it is right."""
-        return None if len(value) <= self.most else f"must be {self.words}, not {len(value)}"
+        return None if self.least <= len(value) <= self.most else f"must be {self.words}, not {len(value)}"
 
     @property
     def test(self) -> str:
         """As of a number."""
-        return f"len(value) <= {self.most}"
+        return f"{self.least} <= len(value) <= {self.most}"
 
     @property
     def schema(self) -> dict[str, Any]:
         """As of a number."""
-        return {"maxLength": self.most}
+        return {"minLength": self.least, "maxLength": self.most} if self.least else {"maxLength": self.most}
 
 
 Rule = Number | Text | Length
+
+
+def choice(*known: str) -> Text:
+    """One of these texts."""
+    return Text("|".join(map(re.escape, known)), f"one of {', '.join(known)}")
 
 
 class Field(NamedTuple):
@@ -269,6 +275,7 @@ def short(value: float) -> str:
 _NAME = NAME.pattern.removesuffix(r"\Z")
 NAMED = "1 to 64 letters, digits, - or _, a letter or digit first"
 TOKEN = Text(_NAME, NAMED)
+TOKEN_OR_NONE = Text(f"{WITHOUT_APP}|{_NAME}", f"{NAMED}, or {WITHOUT_APP} for a model without an app")
 NAME_OR_EMPTY = Text(f"({_NAME})?", f"empty, or {NAMED}")
 SOME_TEXT = Text(r"(?s).*\S.*", "some text")
 SHARE = Number(most=1)

@@ -100,6 +100,8 @@ class VariantRecord(Struct, frozen=True, kw_only=True):
     arithmetic: str = ""
 
 
+METRICS = ("top1", "top5", "mae", "rmse")
+MOST_CONTEXTS = 64  # batches that an instance computes at a time
 ERRORS = frozenset(
     {"mae", "rmse"}
 )  # metrics that are errors in the unit of the labels; an error e has the accuracy 1 / (1 + e)

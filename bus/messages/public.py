@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from bus.fields import SHARE, TOKEN, Length, Number
-from bus.messages.catalog import PipelineEdge, PipelineVertex, Profile, Signature
+from bus.fields import SHARE, TARGET, TOKEN, TOKEN_OR_NONE, Length, Number, Text, choice
+from bus.messages.catalog import METRICS, MOST_CONTEXTS, PipelineEdge, PipelineVertex, Profile, Signature
 
 Code = Literal[
     "bad_request",
@@ -186,42 +186,76 @@ class ContainerReport(Struct, frozen=True, kw_only=True):
     alone: str = ""
 
 
+MOST_TASK = 200  # characters
+_OBJECT = Text(
+    r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._=-]{0,254}",
+    "letters, digits and . _ - = only, a letter or digit first, without '..'",
+)
+_ARRAY = Text(
+    r"(?!.*\.\.)[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}",
+    "1 to 64 letters, digits and . _ - only, no . or - first, without '..'",
+)
+
+
 class Register(Struct, frozen=True, kw_only=True):
     """`infaas.register`: register a model file and its validation set. Both are already in the uploads bucket.
 
-    app: "_" for a model without an app; apps may link it later. format: "onnx" | "pt2" | "torchscript" | "container".
-    metric: "top1" | "top5" | "mae" | "rmse"; "mae" and "rmse" are errors, and their accuracy is 1/(1+error).
-    latency_ms: the app's default latency objective. slo_target: the share of the app's queries to be answered in time, above 0 and
-    below 1; None: the app keeps what it has. labels: names of the classes, in the order of the model's scores.
-    registration: an id that the client may choose. dry_run: inspect only; nothing is kept. contended: latencies are measured beside
-    further instances of the variant that compute all the time, as many as the cores have room for, at most 7; on an accelerator beside one.
-    contexts: batches that an instance computes at a time on one copy of the weights, 1 to 64; latencies are measured with as many. allow_nan: inputs
-    may hold NaN and infinite values, of the validation set and of queries. container: of the format "container". Then `object` is a key in the
-    artifacts bucket: answers that a further container must agree with; there is no validation set. accuracy: what a query of the app gets
-    that states none: "own" (a variant at most 0.5 points below its model) or "any"; None: the app keeps what it has.
+    container: of the format "container". Then `object` is a key in the artifacts bucket: answers that a further container must agree with;
+    there is no validation set. None in slo_target and accuracy: the app keeps what it has.
     """
 
-    app: str
-    model: str
-    format: str
-    object: str
-    validation: str
-    version: str | None = None
-    task: str | None = None
-    metric: str = "top1"
-    default_output: Any = None
-    latency_ms: float | None = None
-    inputs_key: str = "x"
-    labels_key: str = "y"
-    registration: str | None = None
-    labels: list[str] = []
-    slo_target: float | None = None
-    dry_run: bool = False
-    contended: bool = False
-    contexts: int = 1
-    allow_nan: bool = False
+    app: Annotated[
+        str, TOKEN_OR_NONE, "App that the model serves; _ for a model without an app. Apps may link it later."
+    ]
+    model: Annotated[str, TOKEN, "Name of the model, unique in the cluster."]
+    format: Annotated[str, choice("onnx", "pt2", "torchscript", "remote", "container"), "Format of the model file."]
+    object: Annotated[str, _OBJECT, "The model file's key in the bucket."]
+    validation: Annotated[str, Text(f"({_OBJECT.pattern})?", _OBJECT.words), "The validation set's key in the bucket."]
+    version: Annotated[str | None, TOKEN, "Name of this version. Default: the next number."] = None
+    task: Annotated[str | None, Length(MOST_TASK, least=1), "What the model is for, in your own words."] = None
+    metric: Annotated[
+        str,
+        choice(*METRICS),
+        "How outputs are scored against the labels: top1, top5, mae or rmse. An error e of mae or rmse counts as the accuracy 1 / (1 + e).",
+    ] = "top1"
+    default_output: Annotated[Any, "What the app answers for an item if no model can answer in time."] = None
+    latency_ms: Annotated[
+        float | None, Number(above=0, unit="milliseconds"), "The app's default latency objective, in milliseconds."
+    ] = None
+    inputs_key: Annotated[str, _ARRAY, "The array of inputs in the .npz file."] = "x"
+    labels_key: Annotated[str, _ARRAY, "The array of labels in the .npz file."] = "y"
+    registration: Annotated[str | None, TOKEN, "An id that the client may choose."] = None
+    labels: Annotated[list[str], "Names of the classes, in the order of the model's scores."] = []
+    slo_target: Annotated[
+        float | None,
+        TARGET,
+        "The share of the app's queries to be answered in time, above 0 and below 1. Default: what the app has, at first "
+        "autoscaler.slo_target of the settings.",
+    ] = None
+    dry_run: Annotated[
+        bool, "Have a worker inspect the model and run it, print what would be registered, and keep nothing."
+    ] = False
+    contended: Annotated[
+        bool,
+        "Measure latencies beside further instances of each variant that compute all the time, as many as the cores have room for, "
+        "at most 7; on an accelerator beside one. Plans then count on what a busy machine gives, not on an idle one.",
+    ] = False
+    contexts: Annotated[
+        int,
+        Number(1, MOST_CONTEXTS),
+        "Batches that an instance computes at a time, on one copy of the weights, 1 to 64. Latencies are measured with as many.",
+    ] = 1
+    allow_nan: Annotated[
+        bool,
+        "Inputs may hold NaN and infinite values, those of the validation set and of queries. Without it they are refused.",
+    ] = False
     container: ContainerReport | None = None
-    accuracy: str | None = None
+    accuracy: Annotated[
+        str | None,
+        choice("own", "any"),
+        "What a query gets that states no accuracy: own, a variant at most 0.5 points below its model, or any. Default: what the app "
+        "has, at first own.",
+    ] = None
 
 
 class RegistrationAccepted(Struct, frozen=True, kw_only=True):

@@ -4,12 +4,14 @@ import asyncio
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from cyclopts import Parameter
 
-from infaas.cli.options import DataDir, Json, Whole, Wide, json_or_text
+from bus.messages.public import Register
+from infaas.cli.options import DataDir, Json, Wide, json_or_text, options_of
 from infaas.cli.output import (
     COMPUTED,
     Column,
@@ -47,6 +49,27 @@ COLUMNS = (
 )
 
 
+_of_register: Any = make_dataclass(
+    "_of_register",
+    options_of(
+        Register,
+        *("inputs_key", "labels_key", "version", "task", "latency_ms", "slo_target", "accuracy"),
+        *("dry_run", "contended", "contexts", "allow_nan"),
+    ),
+    frozen=True,
+    kw_only=True,
+)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class RegisterOptions(_of_register):  # type: ignore[misc]  # made of the message's fields
+    """What a registration says of the model and its app: fields of its message."""
+
+
+NO_OPTIONS = RegisterOptions()
+
+
 def register(
     model_file: str,
     /,
@@ -54,21 +77,11 @@ def register(
     app: str,
     model: str | None = None,
     validation: Path,
-    inputs_key: str = "x",
-    labels_key: str = "y",
-    version: str | None = None,
-    task: str | None = None,
     metric: Literal["top1", "top5", "mae", "rmse"] | None = None,
-    latency_ms: float | None = None,
-    slo_target: float | None = None,
-    accuracy: Literal["own", "any"] | None = None,
     default_output: str | None = None,
     labels: str | None = None,
     format: Literal["onnx", "pt2", "torchscript"] | None = None,
-    dry_run: Annotated[bool, Parameter(negative="")] = False,
-    contended: Annotated[bool, Parameter(negative="")] = False,
-    contexts: Whole = 1,
-    allow_nan: Annotated[bool, Parameter(negative="")] = False,
+    stated: RegisterOptions = NO_OPTIONS,
     data_dir: DataDir = None,
     wide: Wide = False,
     json: Json = False,
@@ -91,25 +104,9 @@ def register(
         Name of the model, unique in the cluster. Default: the app's. One app's models that answer together need names of their own.
     validation
         An .npz file with inputs (first axis: items) and their labels. Accuracy is measured on them.
-    inputs_key
-        The array of inputs in the .npz file.
-    labels_key
-        The array of labels in the .npz file.
-    version
-        Name of this version. Default: the next number.
-    task
-        What the model is for, in your own words.
     metric
         How outputs are scored against the labels. Default: as labels and outputs tell, top1 of classes and mae of targets. An error e of
         mae or rmse counts as the accuracy 1 / (1 + e).
-    latency_ms
-        The app's default latency objective, in milliseconds.
-    slo_target
-        The share of the app's queries to be answered in time, above 0 and below 1. Default: what the app has, at first
-        autoscaler.slo_target of the settings.
-    accuracy
-        What a query gets that states no accuracy: own, a variant at most 0.5 points below its model, or any. Default: what the app has, at
-        first own.
     default_output
         What the app answers for an item if no model can answer in time, as JSON.
     labels
@@ -117,34 +114,15 @@ def register(
         then hold them.
     format
         Format of the model file, if its name does not tell.
-    dry_run
-        Have a worker inspect the model and run it, print what would be registered, and keep nothing.
-    contended
-        Measure latencies beside further instances of each variant that compute all the time, as many as the cores have room for. Plans then
-        count on what a busy machine gives, not on an idle one.
-    contexts
-        Batches that an instance computes at a time, on one copy of the weights, 1 to 64. Latencies are measured with as many.
-    allow_nan
-        Inputs may hold NaN and infinite values, those of the validation set and of queries. Without it they are refused.
 
     """
-    options: dict[str, Any] = {
-        "version": version,
-        "task": task,
+    options: dict[str, Any] = asdict(stated) | {
         "metric": metric,
-        "latency_ms": latency_ms,
-        "slo_target": slo_target,
-        "accuracy": accuracy,
         "default_output": None if default_output is None else json_or_text(default_output),
         "labels": [] if labels is None else names_of(labels),
         "format": format,
-        "dry_run": dry_run,
-        "contended": contended,
-        "contexts": contexts,
-        "allow_nan": allow_nan,
         "say": progress,
     }
-    keys: dict[str, Any] = {"inputs_key": inputs_key, "labels_key": labels_key}
 
     under_way: list[str] = []
 
@@ -157,7 +135,7 @@ def register(
                     show_progress(status)
 
                 status = await client.register(
-                    model_file, app=app, model=model, validation=validation, on_progress=on_progress, **options, **keys
+                    model_file, app=app, model=model, validation=validation, on_progress=on_progress, **options
                 )
             return await document_of(client.variants, status)
 
@@ -173,7 +151,7 @@ def register(
         for failure in failed.status.failures:
             progress(f"{failure.variant}: {failure.reason}")
         fail(str(failed))
-    show(document, json, render_dry_run if dry_run else lambda found: _render(found, wide))
+    show(document, json, render_dry_run if stated.dry_run else lambda found: _render(found, wide))
     return 0
 
 

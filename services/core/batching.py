@@ -5,7 +5,7 @@
 from collections.abc import Iterable
 from math import isfinite
 
-from bus.messages.catalog import BatchingRule
+from bus.messages.catalog import MOST_CONTEXTS, BatchingRule
 
 SCOPES = ("app", "model", "variant")  # from the widest to the narrowest, which counts
 PREFIX = "batching."
@@ -13,7 +13,6 @@ LARGEST_BATCH = 1024
 LONGEST_MS = 600_000.0
 QUANTUM_MS = 5.0  # of `threshold`, where its rule does not say it (Rafiqi, paper 001, section 3.3)
 SHORTEST_QUANTUM_MS, LONGEST_QUANTUM_MS = 0.5, 10_000.0
-MOST_CONTEXTS = 64
 # policy: the fields that it needs, and the fields that it may have
 POLICIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "edf": ((), ("batch", "contexts")),

@@ -13,6 +13,7 @@ from bus.messages.events import RegistrationEvent
 from bus.messages.fleet import ExecutorExited, WorkerHeartbeat
 from bus.messages.flow import SelectionChanged
 from bus.messages.public import (
+    MOST_TASK,
     AdminDone,
     AdminRequest,
     Error,
@@ -58,7 +59,7 @@ from services.core.requests import SyncGate, answer, not_now, refuse
 from services.core.settings import RegistrarSettings, Settings
 from services.core.takeover import Commands, Retry, TakeOvers
 from services.registrar.changes import change_for
-from services.registrar.checks import MOST_TEXT, registration_error
+from services.registrar.checks import registration_error
 from services.registrar.commands import (
     AlreadyTaken,
     Change,
@@ -385,7 +386,7 @@ class Registrar:
 
 def _printable(name: str) -> str:
     """A text that may be no valid name, as the database can keep it."""
-    return name[:MOST_TEXT].replace("\0", "\ufffd")
+    return name[:MOST_TASK].replace("\0", "\ufffd")
 
 
 def _unknown(registration: str) -> Error:

@@ -6,15 +6,13 @@ from typing import Any
 
 import msgspec
 
-from bus.fields import TARGET, Number
+from bus.fields import TARGET, Number, faults
 from bus.messages.public import AdminRequest, Error, Register
-from bus.subjects import WITHOUT_APP, valid_name
+from bus.subjects import valid_name
 from services.core.accuracy import DEFAULTS
-from services.core.batching import MOST_CONTEXTS
 from services.core.placement import REMOTE
 from services.core.settings import RegistrarSettings
 
-FORMATS = ("onnx", "pt2", "torchscript", REMOTE)
 CONTAINER = "container"  # a user's own process, which has measured itself
 INPUT_TYPES = ("integers", "floats", "doubles", "bytes", "strings")
 POLICIES = ("exp3", "exp4", "majority", "weighted")
@@ -26,11 +24,7 @@ SELECTION_BOUNDS = {
     "cache_mb": Number(),
 }
 LEARNING = ("exp3", "exp4")  # policies that learn at the rate `eta`; a class of one's own gets none
-METRICS = ("top1", "top5", "mae", "rmse")
-OBJECT_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,254}\Z")
-ARRAY_KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z")
 MOST_BATCH = 1024
-MOST_TEXT = 200  # characters of a task
 MOST_DEFAULT = 64 * 1024  # bytes of a default output: every service keeps the whole catalogue in memory
 NAME_RULE = "1 to 64 of A-Z a-z 0-9 _ and -, the first a letter or digit"
 
@@ -43,22 +37,11 @@ def registration_error(request: Register, settings: RegistrarSettings) -> Error 
             message="format: TorchScript runs code from the file and is switched off here; upload ONNX or a .pt2 of"
             " torch.export, or have the operator set registrar.allow_torchscript",
         )
-    wrong = [
-        *names(**({} if request.app == WITHOUT_APP else {"app": request.app}), model=request.model),
-        *names(**{k: v for k in ("version", "registration") if (v := getattr(request, k)) is not None}),
-        *_one_of("metric", request.metric, METRICS),
-        *_matches("object", request.object, OBJECT_KEY),
-        *(_file_fields if request.container is None else _container_fields)(request),
-        *_matches("inputs_key", request.inputs_key, ARRAY_KEY),
-        *_matches("labels_key", request.labels_key, ARRAY_KEY),
-        *app_fields(request.latency_ms, request.default_output, request.slo_target, accuracy=request.accuracy),
-    ]
-    if request.task is not None and not 0 < len(request.task) <= MOST_TEXT:
-        wrong.append(f"task: must be 1 to {MOST_TEXT} characters long")
+    wrong = [f"{fault.key}: {fault.reason}" for fault in faults(request)]
+    wrong += (_file_fields if request.container is None else _container_fields)(request)
+    wrong += app_fields(None, request.default_output, None)
     if sum(map(len, request.labels)) + 3 * len(request.labels) > MOST_DEFAULT:
         wrong.append(f"labels: must fit into {MOST_DEFAULT // 1024} kB")
-    if not 1 <= request.contexts <= MOST_CONTEXTS:
-        wrong.append(f"contexts: must be from 1 to {MOST_CONTEXTS} batches at once")
     if request.contexts > 1 and request.format in (CONTAINER, REMOTE):
         wrong.append(f"contexts: format {request.format} computes one batch at a time; leave it out")
     if request.contexts > 1 and request.contended:
@@ -71,8 +54,12 @@ def registration_error(request: Register, settings: RegistrarSettings) -> Error 
 
 
 def _file_fields(request: Register) -> list[str]:
-    wrong = [*_one_of("format", request.format, FORMATS), *_matches("validation", request.validation, OBJECT_KEY)]
-    if request.object == request.validation:
+    wrong = []
+    if request.format == CONTAINER:
+        wrong.append(f"format: {CONTAINER} is of what `infaas container` registers, which has measured itself")
+    if not request.validation:
+        wrong.append("validation: is missing")
+    elif request.object == request.validation:
         wrong.append("validation: must be another object than the model file")
     return wrong
 
@@ -153,9 +140,3 @@ def selection_fields(request: AdminRequest) -> list[str]:
 
 def _one_of(field: str, value: str, known: tuple[str, ...]) -> list[str]:
     return [] if value in known else [f"{field}: must be one of {', '.join(known)}"]
-
-
-def _matches(field: str, value: str, pattern: re.Pattern[str]) -> list[str]:
-    if pattern.match(value) and ".." not in value:
-        return []
-    return [f"{field}: must be letters, digits and . _ - only, begin with a letter or digit, and hold no '..'"]

@@ -109,8 +109,8 @@ def test_a_remote_engine_is_measured_alone(format: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"contexts": 0}, "contexts: must be from 1 to 64 batches at once"),
-        ({"contexts": 1_000_000}, "contexts: must be from 1 to 64 batches at once"),
+        ({"contexts": 0}, "contexts: must be at least 1 and at most 64, not 0"),
+        ({"contexts": 1_000_000}, "contexts: must be at least 1 and at most 64, not 1000000"),
         ({"contexts": 2, "contended": True}, "contexts: contended measures one batch at a time; give one of both"),
         ({"contexts": 2, "format": "remote"}, "contexts: format remote computes one batch at a time; leave it out"),
     ],
