@@ -3,31 +3,31 @@
 Needs no system.
 """
 
-import re
 import time
-import tomllib
-from difflib import get_close_matches
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal
 
-import msgspec
 from cyclopts import Parameter
 from cyclopts.validators import Number
 from msgspec import Struct
+from msgspec.structs import replace
 
+from bus.fields import SHARE
+from bus.fields import Number as Bounds
 from infaas.cli.options import Json, Wide
 from infaas.cli.output import Column, fail, for_the_result, number, print_table, show, usage
 from services.core.planning.plan import Plan
 from services.core.planning.problem import (
+    LARGEST,
+    MOST,
     CandidateVariant,
-    InvalidPlanningProblem,
     Objective,
     PlanningProblem,
     RequirementClass,
-    check,
 )
 from services.core.planning.solvers import cheapest, greedy
+from services.simulation.scenario.toml import Location, ScenarioError, read_toml, struct_at
 
 _LIMIT_S = 0.4
 _COLUMNS = (
@@ -126,124 +126,93 @@ def _render(problem: PlanningProblem, found: Plan, solve_ms: float, wide: bool) 
 
 # The planning file. Every error names file, key and reason.
 
+_POSITIVE = Bounds(above=0, most=LARGEST)
+_AMOUNT = Bounds(most=LARGEST)
 
-class _Block(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table of the file. An unknown key is an error."""
 
-
-class VariantBlock(_Block, frozen=True, kw_only=True):
+class VariantBlock(Struct, frozen=True, kw_only=True):
     """`[[variant]]`. app: one name, or several if the variant answers several apps."""
 
     app: str | list[str]
     name: str
-    latency_ms: float
-    saturation_qps: float
-    cost_per_s: float
+    latency_ms: Annotated[float, _POSITIVE]
+    saturation_qps: Annotated[float, _POSITIVE]
+    cost_per_s: Annotated[float, _AMOUNT]
     model: str = ""
     hardware: str = ""
-    load_s: float = 0.0
-    accuracy: float | None = None
-    running: int = 0
-    uses: dict[str, float] = {}
+    load_s: Annotated[float, _AMOUNT] = 0.0
+    accuracy: Annotated[float | None, SHARE] = None
+    running: Annotated[int, Bounds(most=MOST)] = 0
+    uses: dict[str, Annotated[float, _AMOUNT]] = {}
+
+    @property
+    def apps(self) -> tuple[str, ...]:
+        return (self.app,) if isinstance(self.app, str) else tuple(self.app)
 
 
-class AppBlock(_Block, frozen=True, kw_only=True):
+class AppBlock(Struct, frozen=True, kw_only=True):
     """`[[app]]`: one requirement class. Several blocks may have the same name. cost: limit in US$ per 1,000 queries."""
 
     name: str
-    qps: float
-    latency_ms: float | None = None
-    accuracy: float = 0.0
-    cost: float | None = None
+    qps: Annotated[float, _AMOUNT]
+    latency_ms: Annotated[float | None, _POSITIVE] = None
+    accuracy: Annotated[float, SHARE] = 0.0
+    cost: Annotated[float | None, _AMOUNT] = None
     model: str | None = None
 
 
-class PlanFile(_Block, frozen=True, kw_only=True, rename={"weight": "lambda"}):
+class PlanFile(Struct, frozen=True, kw_only=True, rename={"weight": "lambda"}):
     """The whole file. weight: `lambda` in the file. budget_per_hour: limit for all instances together, in US$."""
 
     variant: list[VariantBlock]
     app: list[AppBlock]
-    resources: dict[str, float] = {}
-    slack: float = 1.05
-    weight: float = 0.1
+    resources: dict[str, Annotated[float, _AMOUNT]] = {}
+    slack: Annotated[float, _POSITIVE] = 1.05
+    weight: Annotated[float, _AMOUNT] = 0.1
     objective: Objective = "multiplicative"
-    budget_per_hour: float | None = None
-
-
-# names of the planning problem: names in the file
-_PARTS = {"candidates": "variant", "demands": "app"}
-_KEYS = {"loading_weight": "lambda", "load": "qps", "budget_per_s": "budget_per_hour"}
-_LARGEST = 16 * 2**20  # bytes
-_WORDS = {
-    "`float`": "a number",
-    "`int`": "a whole number",
-    "`str`": "text",
-    "`bool`": "true or false",
-    "`array`": "a list",
-    "`object`": "a table",
-    "`date`": "a date",
-    "`time`": "a time",
-    "`datetime`": "a date and time",
-    " | null": "",
-}
+    budget_per_hour: Annotated[float | None, _AMOUNT] = None
 
 
 def read_plan_file(path: Path) -> PlanningProblem:
     """The planning problem that the file describes. Ends the command (bad usage) if the file is wrong."""
-    raw = _read(path)
+    location = Location(str(path))
     try:
-        file = msgspec.convert(raw, PlanFile)
-    except msgspec.ValidationError as error:
-        _refuse(path, raw, str(error))
-    for part, blocks in (("variant", file.variant), ("app", file.app)):
-        if not blocks:
-            usage(f"{path}: {part}: there must be at least one [[{part}]]")
-    _names(path, file, raw)
-    problem = _problem(file)
-    try:
-        check(problem)
-    except InvalidPlanningProblem as error:
-        flaw = error.flaw
-        part, key = _PARTS.get(flaw.part, flaw.part), _KEYS.get(flaw.key, flaw.key)
-        usage(f"{path}: {_place(part, flaw.number, key, raw)}: {flaw.reason}")
+        file = struct_at(read_toml(path), location, PlanFile)
+        _check(file, location)
+        problem = _problem(file)
+        _sizes(problem, location.at("app"))
+    except ScenarioError as error:
+        usage(str(error))
     return problem
 
 
-def _names(path: Path, file: PlanFile, raw: dict[str, Any]) -> None:
-    """Check that names are printable and unambiguous."""
+def _check(file: PlanFile, location: Location) -> None:
+    """What no block by itself can say. Raises ScenarioError."""
+    for part, blocks in (("variant", file.variant), ("app", file.app)):
+        if not blocks:
+            location.at(part).refuse(f"there must be at least one [[{part}]]")
+    named: set[str] = set()
     for i, one in enumerate(file.variant):
-        apps = [one.app] if isinstance(one.app, str) else one.app
-        if not apps:
-            usage(f"{path}: {_place('variant', i, 'app', raw)}: must name at least one app")
-        if len(set(apps)) < len(apps):
-            usage(f"{path}: {_place('variant', i, 'app', raw)}: names an app twice")
-        for key, name in (("name", one.name), *(("app", app) for app in apps)):
-            if not _is_printable(name):
-                usage(f"{path}: {_place('variant', i, key, raw)}: must be some printable text, not {name!r}")
-    for i, asked in enumerate(file.app):
-        if not _is_printable(asked.name):
-            usage(f"{path}: {_place('app', i, 'name', raw)}: must be some printable text, not {asked.name!r}")
+        at = location.at("variant").at(i)
+        if not one.apps:
+            at.at("app").refuse("must name at least one app")
+        if len(set(one.apps)) < len(one.apps):
+            at.at("app").refuse("names an app twice")
+        if one.name in named:
+            at.at("name").refuse(f"{one.name!r} is there twice")
+        named.add(one.name)
+    asked: set[AppBlock] = set()
+    for i, block in enumerate(file.app):
+        if replace(block, qps=0.0) in asked:
+            location.at("app").at(i).at("name").refuse(f"{block.name!r} is there twice with the same requirements")
+        asked.add(replace(block, qps=0.0))
 
 
-def _is_printable(name: str) -> bool:
-    return bool(name.strip()) and name.isprintable()
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as opened:
-            content = opened.read(_LARGEST + 1)  # the path may be an endless device
-        if len(content) > _LARGEST:
-            usage(f"cannot read {path}: it is larger than {_LARGEST >> 20} MiB, which no plan needs")
-        return tomllib.loads(content.decode("utf-8-sig"))
-    except OSError as error:
-        usage(f"cannot read {path}: {error.strerror}")
-    except UnicodeDecodeError as error:
-        usage(f"{path} is not valid TOML: byte {error.start} is not UTF-8 text")
-    except tomllib.TOMLDecodeError as error:
-        usage(f"{path} is not valid TOML: {error}")
-    except RecursionError:
-        usage(f"{path} is not valid TOML: it is nested too deeply")
+def _sizes(problem: PlanningProblem, location: Location) -> None:
+    for i, (demand, accepted) in enumerate(zip(problem.demands, problem.accepted(), strict=True)):
+        rates = [one.saturation_qps for one in accepted]
+        if rates and problem.slack * demand.load / max(rates) > MOST:
+            location.at(i).at("qps").refuse(f"needs more than {MOST} instances of any variant")
 
 
 def _problem(file: PlanFile) -> PlanningProblem:
@@ -251,7 +220,7 @@ def _problem(file: PlanFile) -> PlanningProblem:
         candidates=tuple(
             CandidateVariant(
                 name=one.name,
-                apps=(one.app,) if isinstance(one.app, str) else tuple(one.app),
+                apps=one.apps,
                 model=one.model,
                 hardware=one.hardware,
                 latency_ms=one.latency_ms,
@@ -281,41 +250,3 @@ def _problem(file: PlanFile) -> PlanningProblem:
         objective=file.objective,
         budget_per_s=inf if file.budget_per_hour is None else file.budget_per_hour / 3600.0,
     )
-
-
-def _refuse(path: Path, raw: Any, message: str) -> NoReturn:
-    """End the command. Translates msgspec's text, as "Expected `float`, got `str` - at `$.variant[0].latency_ms`"."""
-    reason, _, at = message.partition(" - at ")
-    found = re.fullmatch(r"`\$\.?(?:(variant|app)\[(\d+)\])?\.?(.*)`", at)
-    part, at_number, key = found.groups() if found else ("", None, at.strip("`$."))
-    number = None if at_number is None else int(at_number)
-    if key.endswith("[...]"):  # an entry of resources or uses: find the first that is no number
-        key = key.removesuffix("[...]")
-        table = (raw[part][number] if part and number is not None else raw)[key]
-        wrong = (
-            name for name, amount in table.items() if isinstance(amount, bool) or not isinstance(amount, int | float)
-        )
-        key = f"{key}.{next(wrong, '*')}"
-    missing = re.search(r"(?:missing required|contains unknown) field `(.*)`", reason)
-    if missing:
-        key = missing.group(1)
-        reason = "is missing" if "missing" in reason else f"there is no such key{_meant(part or '', key)}"
-    for theirs, ours in _WORDS.items():
-        reason = reason.replace(theirs, ours)
-    usage(f"{path}: {_place(part or '', number, key, raw)}: {reason[:1].lower()}{reason[1:]}")
-
-
-def _meant(part: str, key: str) -> str:
-    block = {"variant": VariantBlock, "app": AppBlock}.get(part, PlanFile)
-    near = get_close_matches(key, block.__struct_encode_fields__, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
-
-
-def _place(part: str, number: int | None, key: str, raw: dict[str, Any]) -> str:
-    """The place in the file: the block with its number from 1 and its name, then the key."""
-    if not part or number is None:
-        return f"{part}.{key}" if part else key
-    block = raw[part][number]
-    name = block.get("name") if isinstance(block, dict) else None
-    name = name if isinstance(name, str) and _is_printable(name) else None
-    return f"[[{part}]] {number + 1}{f' ({name})' * bool(name)}{f': {key}' * bool(key)}"

@@ -6,10 +6,9 @@ have several; a candidate may serve several apps and classes at once, and its th
 """
 
 from math import inf, isfinite
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from services.core.cost import Goal
 
@@ -121,109 +120,5 @@ class PlanningProblem(Struct, frozen=True, kw_only=True):
         return [[one for one in by_app.get(demand.app, ()) if demand.accepts(one)] for demand in self.demands]
 
 
-class ProblemFlaw(NamedTuple):
-    """What is wrong with a problem. part: "candidates", "demands", "resources", or empty. number: index in that list, from 0."""
-
-    part: str
-    number: int | None
-    key: str
-    reason: str
-
-
-class InvalidPlanningProblem(ValueError):
-    """A problem with a number that makes no sense. `flaw` says where."""
-
-    def __init__(self, flaw: ProblemFlaw) -> None:
-        place = flaw.part if flaw.number is None else f"{flaw.part}[{flaw.number}]"
-        super().__init__(f"{place}{'.' * bool(place)}{flaw.key}: {flaw.reason}")
-        self.flaw = flaw
-
-
 MOST = 1_000_000  # instances of one candidate; more than any cluster has, few enough for exact integers in a solver
 LARGEST = 1e15  # of any other number: what adds up to more is no longer exact
-_POSITIVE, _AMOUNT, _SHARE, _COUNT = "above 0", "0 or more", "from 0 to 1", f"from 0 to {MOST}"
-
-
-def check(problem: PlanningProblem) -> None:
-    """Refuse a problem whose numbers mean nothing: raises InvalidPlanningProblem for the first flaw.
-
-    For problems from outside; solvers do not repeat it.
-    """
-    for key, value, rule in (
-        ("slack", problem.slack, _POSITIVE),
-        ("loading_weight", problem.loading_weight, _AMOUNT),
-    ):
-        _number("", None, key, value, rule)
-    if not problem.budget_per_s >= 0:
-        _refuse("", None, "budget_per_s", f"must be {_AMOUNT}")
-    for name, total in problem.resources.items():
-        _number("resources", None, name, total, _AMOUNT)
-    seen: set[str] = set()
-    for i, one in enumerate(problem.candidates):
-        _candidate(i, one)
-        if one.name in seen:
-            _refuse("candidates", i, "name", f"{one.name!r} is there twice")
-        seen.add(one.name)
-    asked: set[RequirementClass] = set()
-    for i, demand in enumerate(problem.demands):
-        _demand(i, demand)
-        requirements = replace(demand, load=0.0)
-        if requirements in asked:
-            _refuse("demands", i, "app", f"{demand.app!r} is there twice with the same requirements")
-        asked.add(requirements)
-    _sizes(problem)
-
-
-def _candidate(i: int, one: CandidateVariant) -> None:
-    for key, value, rule in (
-        ("latency_ms", one.latency_ms, _POSITIVE),
-        ("saturation_qps", one.saturation_qps, _POSITIVE),
-        ("cost_per_s", one.cost_per_s, _AMOUNT),
-        ("load_s", one.load_s, _AMOUNT),
-        ("accuracy", one.accuracy, _SHARE),
-        ("running", one.running, _COUNT),
-        ("most", one.most, _COUNT),
-        ("cost_per_1000", one.cost_per_1000, _AMOUNT),
-    ):
-        if value is not None:
-            _number("candidates", i, key, value, rule)
-    for name, amount in one.uses.items():
-        _number("candidates", i, f"uses.{name}", amount, _AMOUNT)
-
-
-def _demand(i: int, demand: RequirementClass) -> None:
-    for key, value, rule in (
-        ("load", demand.load, _AMOUNT),
-        ("accuracy", demand.accuracy, _SHARE),
-    ):
-        _number("demands", i, key, value, rule)
-    if not demand.latency_ms > 0:
-        _refuse("demands", i, "latency_ms", f"must be {_POSITIVE}, not {demand.latency_ms:g}")
-    if not demand.cost >= 0:
-        _refuse("demands", i, "cost", f"must be {_AMOUNT}, not {demand.cost:g}")
-
-
-def _sizes(problem: PlanningProblem) -> None:
-    for i, demand in enumerate(problem.demands):
-        rates = [one.saturation_qps for one in problem.candidates if demand.accepts(one)]
-        if rates and problem.slack * demand.load / max(rates) > MOST:
-            _refuse("demands", i, "load", f"needs more than {MOST} instances of any variant")
-
-
-def _number(part: str, index: int | None, key: str, value: float, rule: str) -> None:
-    fits = {
-        _POSITIVE: value > 0,
-        _AMOUNT: value >= 0,
-        _SHARE: 0 <= value <= 1,
-        _COUNT: 0 <= value <= MOST,
-    }[rule]
-    if not isfinite(value):
-        _refuse(part, index, key, f"must be a number, not {value:g}")
-    if not fits:
-        _refuse(part, index, key, f"must be {rule}, not {value:g}")
-    if value > LARGEST:
-        _refuse(part, index, key, f"must be at most {LARGEST:g}, not {value:g}")
-
-
-def _refuse(part: str, index: int | None, key: str, reason: str) -> None:
-    raise InvalidPlanningProblem(ProblemFlaw(part, index, key, reason))

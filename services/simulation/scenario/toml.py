@@ -6,11 +6,12 @@ from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from types import UnionType
+from typing import Any, Literal, NamedTuple, NoReturn, TypeVar, Union, get_args, get_origin
 
-from msgspec import Struct
+from msgspec import NODEFAULT, Struct
 
-from bus.fields import Field, Text, fields_of
+from bus.fields import Rule, Text, fields_of, parts_of, stated
 from bus.subjects import valid_name
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+\Z")
@@ -72,7 +73,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         location.refuse(f"cannot be read: {getattr(error, 'strerror', None) or error}")
     if len(content) > _LARGEST:
         location.refuse(
-            f"is larger than {_LARGEST >> 20} MiB, which no scenario needs: long lists of counts or times are their own files"
+            f"is larger than {_LARGEST >> 20} MiB, which no such file needs: long lists of counts or times are their own files"
         )
     try:
         return tomllib.loads(content.decode("utf-8-sig"))
@@ -137,6 +138,12 @@ def _whole(value: Any, location: Location) -> int:
     return int(value)
 
 
+def _flag(value: Any, location: Location) -> bool:
+    if not isinstance(value, bool):
+        location.refuse(f"must be true or false, not {shown(value)}")
+    return value
+
+
 def text_at(value: Any, location: Location) -> str:
     """Some printable text."""
     if not isinstance(value, str) or not value.strip() or not value.isprintable():
@@ -160,13 +167,29 @@ def one_of(value: Any, location: Location, known: Collection[str], what: str) ->
     return value
 
 
-def field_at(value: Any, location: Location, field: Field) -> Any:
-    """The value of a message's field: of its type, and within its bounds."""
-    rule = field.rule
-    if field.type is int:
+def value_at(value: Any, location: Location, kind: Any, rule: Rule | None = None) -> Any:
+    """A value of this type, as fields of structs have: also lists, maps and structs of such. rule: its bounds, or those of each item."""
+    kind, own, _ = parts_of(kind)
+    kind, rule = stated(kind), rule or own
+    origin, inside = get_origin(kind), get_args(kind)
+    if isinstance(kind, type) and issubclass(kind, Struct):
+        return struct_at(value, location, kind)
+    if origin is list:
+        return [value_at(one, location.at(i), inside[0], rule) for i, one in enumerate(list_at(value, location))]
+    if origin is dict:
+        return {
+            name: value_at(one, location.at(name), inside[1], rule) for name, one in table_at(value, location).items()
+        }
+    if origin in (Union, UnionType):  # one, or a list of several
+        return value_at(value, location, inside[isinstance(value, list)], rule)
+    if origin is Literal:
+        return one_of(value, location, inside, "choice")
+    if kind is int:
         value = _whole(value, location)
-    elif field.type is float:
+    elif kind is float:
         value = _number(value, location)
+    elif kind is bool:
+        value = _flag(value, location)
     elif not isinstance(rule, Text):
         value = text_at(value, location)
     elif not isinstance(value, str):
@@ -174,7 +197,26 @@ def field_at(value: Any, location: Location, field: Field) -> Any:
     refused = None if rule is None else rule.refuse(value)
     if refused is not None:
         location.refuse(refused)
-    return float(value) if field.type is float else value
+    return float(value) if kind is float else value
+
+
+S = TypeVar("S", bound=Struct)
+
+
+def struct_at(value: Any, location: Location, kind: type[S]) -> S:
+    """A table with the fields of a struct as its keys. Those without a default must be there."""
+    names = dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
+    table = TomlTable(value, location, names)
+    fields = fields_of(kind)
+    for key, name in names.items():
+        if fields[name].default is NODEFAULT:
+            table.get(key)
+    return kind(
+        **{
+            names[key]: value_at(one, location.at(key), fields[names[key]].type, fields[names[key]].rule)
+            for key, one in table.content.items()
+        }
+    )
 
 
 class TomlTable:
@@ -205,7 +247,11 @@ class TomlTable:
     def fields(self, message: type[Struct], *names: str) -> dict[str, Any]:
         """Those of these fields of a message that the table states, with checked values."""
         known = fields_of(message)
-        return {name: field_at(self.content[name], self.at(name), known[name]) for name in names if name in self}
+        return {
+            name: value_at(self.content[name], self.at(name), known[name].type, known[name].rule)
+            for name in names
+            if name in self
+        }
 
     def number(
         self,
@@ -232,10 +278,7 @@ class TomlTable:
 
     def flag(self, key: str) -> bool:
         """False where nothing is said."""
-        value = self.content.get(key, False)
-        if not isinstance(value, bool):
-            self.at(key).refuse(f"must be true or false, not {shown(value)}")
-        return value
+        return _flag(self.content.get(key, False), self.at(key))
 
     def text(self, key: str, default: str | None = None) -> str:
         if default is not None and key not in self.content:

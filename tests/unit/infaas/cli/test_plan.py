@@ -134,46 +134,73 @@ def test_more_than_the_contract_asks(changed: Any, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("saturation_qps = 100", "saturation_qps = 0"), "[[variant]] 2 (B): saturation_qps: must be above 0, not 0"),
-        (("cost_per_s = 3.0", "cost_per_s = -3"), "[[variant]] 2 (B): cost_per_s: must be 0 or more, not -3"),
-        (("cost_per_s = 3.0", 'cost_per_s = "3"'), "[[variant]] 2 (B): cost_per_s: expected a number, got text"),
-        (("cost_per_s = 3.0", ""), "[[variant]] 2 (B): cost_per_s: is missing"),
-        (("load_s = 4.0", "running = 1.5"), "[[variant]] 2 (B): running: expected a whole number, got a number"),
-        (("load_s = 4.0", "load_s = nan"), "[[variant]] 2 (B): load_s: must be a number, not nan"),
-        (("load_s = 4.0", "accuracy = 75"), "[[variant]] 2 (B): accuracy: must be from 0 to 1, not 75"),
-        (("{ gpus = 1 }", "{ gpus = -1 }"), "[[variant]] 3 (C): uses.gpus: must be 0 or more, not -1"),
-        (('name = "B"', 'name = "A"'), "[[variant]] 2 (A): name: 'A' is there twice"),
-        (("qps = 1000", "qps = inf"), "[[app]] 1 (classify): qps: must be a number, not inf"),
-        (("qps = 1000", "qsp = 1000"), "[[app]] 1 (classify): qsp: there is no such key; did you mean qps?"),
-        (("latency_ms = 300", "latency_ms = -1"), "[[app]] 1 (classify): latency_ms: must be above 0, not -1"),
-        (("[[app]]", "[app]"), "app: expected a list, got a table"),
-        (("[[app]]", "[[application]]"), "application: there is no such key"),
-        (("slack = 1.0 ", "slack = -1 "), "slack: must be above 0, not -1"),
-        (("slack = 1.0 ", "slak = 1.0 "), "slak: there is no such key; did you mean slack?"),
-        (("slack = 1.0 ", "weight = 1.0 "), "weight: there is no such key"),
         (
-            ("load_s = 4.0", "latency = 4.0"),
-            "[[variant]] 2 (B): latency: there is no such key; did you mean latency_ms?",
+            ("saturation_qps = 100", "saturation_qps = 0"),
+            "variant[1].saturation_qps: must be above 0 and at most 1e+15, not 0",
         ),
+        (
+            ("cost_per_s = 3.0", "cost_per_s = -3"),
+            "variant[1].cost_per_s: must be at least 0 and at most 1e+15, not -3",
+        ),
+        (("cost_per_s = 3.0", 'cost_per_s = "3"'), "variant[1].cost_per_s: must be a number, not '3'"),
+        (("cost_per_s = 3.0", ""), "variant[1].cost_per_s: is missing"),
+        (("load_s = 4.0", "running = 1.5"), "variant[1].running: must be a whole number, not 1.5"),
+        (("load_s = 4.0", "load_s = nan"), "variant[1].load_s: must be at least 0 and at most 1e+15, not nan"),
+        (("load_s = 4.0", "accuracy = 75"), "variant[1].accuracy: must be at least 0 and at most 1, not 75"),
+        (("{ gpus = 1 }", "{ gpus = -1 }"), "variant[2].uses.gpus: must be at least 0 and at most 1e+15, not -1"),
+        (('name = "B"', 'name = "A"'), "variant[1].name: 'A' is there twice"),
+        (("qps = 1000", "qps = inf"), "app[0].qps: must be at least 0 and at most 1e+15, not inf"),
+        (("qps = 1000", "qsp = 1000"), "app[0].qsp: there is no such key; did you mean qps?"),
+        (("latency_ms = 300", "latency_ms = -1"), "app[0].latency_ms: must be above 0 and at most 1e+15, not -1"),
+        (("[[app]]", "[app]"), "app: must be a list, not {'name': 'classify', 'qps': 1000, 'latency_ms': 300}"),
+        (
+            ("[[app]]", "[[application]]"),
+            "application: there is no such key; there are app, budget_per_hour, lambda, objective, resources, slack, variant",
+        ),
+        (("slack = 1.0 ", "slack = -1 "), "slack: must be above 0 and at most 1e+15, not -1"),
+        (("slack = 1.0 ", "slak = 1.0 "), "slak: there is no such key; did you mean slack?"),
+        (
+            ("slack = 1.0 ", "weight = 1.0 "),
+            "weight: there is no such key; there are app, budget_per_hour, lambda, objective, resources, slack, variant",
+        ),
+        (("load_s = 4.0", "latency = 4.0"), "variant[1].latency: there is no such key; did you mean latency_ms?"),
         (
             ("cost_per_s = 3.0", "cost_per_s = 1e308"),
-            "[[variant]] 2 (B): cost_per_s: must be at most 1e+15, not 1e+308",
+            "variant[1].cost_per_s: must be at least 0 and at most 1e+15, not 1e+308",
         ),
-        (("cost_per_s = 3.0", "cost_per_s = 1e999"), "[[variant]] 2 (B): cost_per_s: must be a number, not inf"),
-        (("load_s = 4.0", "running = 2000000"), "[[variant]] 2 (B): running: must be from 0 to 1000000, not 2e+06"),
-        (("qps = 1000", "qps = 1" + "0" * 400), "[[app]] 1 (classify): qps: number out of range"),
-        (("qps = 1000", "qps = true"), "[[app]] 1 (classify): qps: expected a number, got true or false"),
-        (("qps = 1000", "qps = 1979-05-27"), "[[app]] 1 (classify): qps: expected a number, got a date"),
-        (("{ gpus = 1 }", "{ gpus = 'one' }"), "[[variant]] 3 (C): uses.gpus: expected a number, got text"),
-        (("{ gpus = 1 }", "[1]"), "[[variant]] 3 (C): uses: expected a table, got a list"),
-        (("slack = 1.0 ", "resources = { cpus = 1, gpus = 'x' } "), "resources.gpus: expected a number, got text"),
-        (('name = "B"', 'name = ""'), "[[variant]] 2: name: must be some printable text, not ''"),
-        (('name = "B"', 'name = "B\\u001b[31m"'), "[[variant]] 2: name: must be some printable text, not 'B\\x1b[31m'"),
-        (('name = "B"', "name = 7"), "[[variant]] 2: name: expected text, got a whole number"),
-        (("lambda = 0.0 ", "lambda = -0.5 "), "lambda: must be 0 or more, not -0.5"),
-        (("slack = 1.0 ", "budget_per_hour = -7 "), "budget_per_hour: must be 0 or more"),
-        (("slack = 1.0 ", "resources = { gpus = -2 } "), "resources.gpus: must be 0 or more, not -2"),
-        (("slack = 1.0 ", "objective = 'least' "), "objective: invalid enum value 'least'"),
+        (
+            ("cost_per_s = 3.0", "cost_per_s = 1e999"),
+            "variant[1].cost_per_s: must be at least 0 and at most 1e+15, not inf",
+        ),
+        (
+            ("load_s = 4.0", "running = 2000000"),
+            "variant[1].running: must be at least 0 and at most 1000000, not 2000000",
+        ),
+        (
+            (
+                "qps = 1000",
+                "qps = 10000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000",
+            ),
+            "app[0].qps: must be at least 0 and at most 1e+15, not 1e+300",
+        ),
+        (("qps = 1000", "qps = true"), "app[0].qps: must be a number, not True"),
+        (("qps = 1000", "qps = 1979-05-27"), "app[0].qps: must be a number, not datetime.date(1979, 5, 27)"),
+        (("{ gpus = 1 }", "{ gpus = 'one' }"), "variant[2].uses.gpus: must be a number, not 'one'"),
+        (("{ gpus = 1 }", "[1]"), "variant[2].uses: must be a table, not [1]"),
+        (("slack = 1.0 ", "resources = { cpus = 1, gpus = 'x' } "), "resources.gpus: must be a number, not 'x'"),
+        (('name = "B"', 'name = ""'), "variant[1].name: must be some printable text, not ''"),
+        (('name = "B"', 'name = "B\\u001b[31m"'), "variant[1].name: must be some printable text, not 'B\\x1b[31m'"),
+        (('name = "B"', "name = 7"), "variant[1].name: must be some printable text, not 7"),
+        (("lambda = 0.0 ", "lambda = -0.5 "), "lambda: must be at least 0 and at most 1e+15, not -0.5"),
+        (("slack = 1.0 ", "budget_per_hour = -7 "), "budget_per_hour: must be at least 0 and at most 1e+15, not -7"),
+        (
+            ("slack = 1.0 ", "resources = { gpus = -2 } "),
+            "resources.gpus: must be at least 0 and at most 1e+15, not -2",
+        ),
+        (
+            ("slack = 1.0 ", "objective = 'least' "),
+            "objective: there is no choice 'least'; there are additive, multiplicative",
+        ),
     ],
 )
 def test_bad_files_are_refused_with_file_key_and_reason(
@@ -191,14 +218,14 @@ def test_bad_files_are_refused_with_file_key_and_reason(
     [
         ("[]", "must name at least one app"),
         ('["classify", "classify"]', "names an app twice"),
-        ("[1]", "expected text"),
+        ("[1]", "must be some printable text, not 1"),
     ],
 )
 def test_apps_of_a_variant(app: str, said: str, changed: Any, capsys: pytest.CaptureFixture[str]) -> None:
     block = ('app = "classify"\nmodel = "resnet50"\nname = "C"', f'app = {app}\nmodel = "resnet50"\nname = "C"')
     assert main(["plan", changed(block)]) == 2
     err = capsys.readouterr().err
-    assert "[[variant]] 3 (C): app" in err
+    assert "variant[2].app" in err
     assert said in err
 
 
@@ -215,7 +242,7 @@ def test_files_that_are_none(tmp_path_factory: pytest.TempPathFactory, capsys: p
         ("broken.toml", b"slack = \n", "not valid TOML"),
         ("binary.toml", b"\xff\xfe\x00", "not valid TOML: byte 0 is not UTF-8 text"),
         ("zeros.toml", b"\x00" * 100, "not valid TOML"),
-        ("large.toml", b"#" * (16 * 2**20 + 1), "larger than 16 MiB"),
+        ("large.toml", b"#" * (8 * 2**20 + 1), "larger than 8 MiB"),
         ("deep.toml", b"a = " + b"[" * 5000, "nested too deeply"),
         ("json.toml", b'{"variant": []}', "not valid TOML"),
         ("empty.toml", b"", "variant: is missing"),
