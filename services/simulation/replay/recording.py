@@ -6,11 +6,11 @@ Times are Unix seconds (of bins: seconds from the recording's beginning), money 
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from math import isfinite
-from typing import Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Struct
 
-from bus.fields import TARGET
+from bus.fields import SHARE, TARGET, Number, check_of
 from bus.messages.catalog import AppRecord, VariantRecord
 from bus.subjects import valid_name
 from services.core.pipelines.checks import pipeline_errors
@@ -25,20 +25,26 @@ class ReplayError(ValueError):
     """A recording that cannot be replayed. The text says where, what is wrong there, and the remedy."""
 
 
+_AMOUNT = Number(below=LARGEST)
+
+
 class RecordedQuery(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """One query: when it arrived, what it asked for, and its outcome (as in `query_outcomes`)."""
 
     time: float
     app: str
-    items: int
-    slo_ms: float | None
-    accuracy_required: float | None
-    cost_limit: float | None
+    items: Annotated[int, Number(1, 10**6)]
+    slo_ms: Annotated[float | None, _AMOUNT]
+    accuracy_required: Annotated[float | None, SHARE]
+    cost_limit: Annotated[float | None, _AMOUNT]
     outcome: str
-    latency_ms: float | None
-    accuracy: float | None
+    latency_ms: Annotated[float | None, _AMOUNT]
+    accuracy: Annotated[float | None, SHARE]
     variant: str | None
     code: str | None
+
+
+_wrong = check_of(RecordedQuery)
 
 
 class RecordedWorker(Struct, frozen=True, kw_only=True):
@@ -200,14 +206,5 @@ def query_fault(one: RecordedQuery, head: RecordingHead, last: float) -> str:
         return f"time {one.time!r} lies outside the recording ({head.begins!r} to {head.ends!r})"
     if one.time < last:
         return f"time {one.time!r} comes after {last!r}: rows must be in the order of arrival"
-    if not 1 <= one.items <= 10**6:
-        return f"items must be from 1 to 1000000, not {one.items}"
-    for name in ("slo_ms", "cost_limit", "latency_ms"):
-        value: Any = getattr(one, name)
-        if value is not None and not 0 <= value < LARGEST:
-            return f"{name} must be at least 0, not {value!r}"
-    for name in ("accuracy_required", "accuracy"):
-        value = getattr(one, name)
-        if value is not None and not 0 <= value <= 1:
-            return f"{name} must be from 0 to 1, not {value!r}"
-    return ""
+    wrong = _wrong(one)
+    return "" if wrong is None else str(wrong)

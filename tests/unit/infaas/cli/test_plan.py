@@ -201,6 +201,11 @@ def test_more_than_the_contract_asks(changed: Any, capsys: pytest.CaptureFixture
             ("slack = 1.0 ", "objective = 'least' "),
             "objective: there is no choice 'least'; there are additive, multiplicative",
         ),
+        (
+            ("[[app]]", '[[app]]\nname = "classify"\nqps = 3\nlatency_ms = 300\n[[app]]'),
+            "app[1].name: 'classify' is there twice with the same requirements",
+        ),
+        (("qps = 1000", "qps = 1e14"), "app[0].qps: needs more than 1000000 instances of any variant"),
     ],
 )
 def test_bad_files_are_refused_with_file_key_and_reason(
