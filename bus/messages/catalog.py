@@ -3,9 +3,11 @@
 Keys: `app.<app>`, `model.<model>.<version>`, `variant.<variant>`. A variant's name is unique in the cluster.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Struct, field
+
+from bus.fields import PART, SHARE, TOKEN, Number
 
 
 class TensorSpec(Struct, frozen=True, kw_only=True):
@@ -150,35 +152,56 @@ class ModelRecord(Struct, frozen=True, kw_only=True):
 class ModelSelection(Struct, frozen=True, kw_only=True):
     """How several models of an app answer one query together (Clipper, paper 002, section 5). docs/ensembles.md.
 
-    policy: "exp3", "exp4", "majority", "weighted" or "module:Class"; None: one variant answers, as where an app has no such record.
-    members: model names; None: all that are linked. eta: the learning rate. contextual: weights of their own for each context.
-    confidence: below it the app's default output is given, 0..1. wait_share: of the latency objective, the time after which the answer is
-    made of what is there. cache_mb: MB of answers that each dispatcher keeps for equal queries; 0: none, and equal queries are not joined.
+    policy None: one variant answers, as where an app has no such record. confidence: 0..1. cache_mb 0: equal queries are not joined.
     """
 
-    policy: str | None = None
-    members: list[str] | None = None
-    eta: float = 0.1
-    contextual: bool = False
-    confidence: float = 0.0
-    wait_share: float = 0.97
-    cache_mb: float = 0.0
+    policy: Annotated[
+        str | None,
+        "How several models answer a query together: exp3, exp4, majority, weighted, or a class of your own as module:Class."
+        " Left out: one variant answers.",
+    ] = None
+    members: Annotated[list[str] | None, TOKEN, "The models that are asked. Default: all that the app links."] = None
+    eta: Annotated[float, SHARE, "Learning rate of exp3 and exp4, 0 to 1. Default: 0.1."] = 0.1
+    contextual: Annotated[bool, "Weights of their own for each `context` of the app's queries."] = False
+    confidence: Annotated[
+        float,
+        SHARE,
+        "Share of the members that must agree, 0 to 1. Below it the app's default output is given. Default: 0.",
+    ] = 0.0
+    wait_share: Annotated[
+        float,
+        PART,
+        "Share of the latency objective after which the answer is made of what is there, above 0 and at most 1. Default: 0.97.",
+    ] = 0.97
+    cache_mb: Annotated[
+        float, Number(), "MB of answers that each dispatcher keeps for equal queries. Default: 0, none."
+    ] = 0.0
 
 
-class BatchingRule(Struct, frozen=True, kw_only=True):
+class BatchingFields(Struct, frozen=True, kw_only=True):
+    """What a rule of batching says beside its policy. services/core/batching.py has the bounds, and which policy reads which."""
+
+    batch: Annotated[
+        int | None, "Items of a batch: of fixed the size, of the others the most. By default the variant's own largest."
+    ] = None
+    slo_ms: Annotated[
+        float | None,
+        "Milliseconds that a batch may take (aimd, quantile). By default half of what its most urgent query allows.",
+    ] = None
+    wait_ms: Annotated[float | None, "Milliseconds that a batch waits for more queries (delayed)."] = None
+    quantum_ms: Annotated[
+        float | None, "Milliseconds over which arrivals are counted (threshold), 0.5 to 10,000. Default: 5."
+    ] = None
+    contexts: Annotated[int | None, "Batches of one instance at a time, 1 to 64. Default: 1."] = None
+
+
+class BatchingRule(BatchingFields, frozen=True, kw_only=True):
     """How an instance forms batches. Key in the control bucket: `batching.<app|model|variant>.<name>`; the narrowest one counts.
 
-    policy: "edf", "fixed", "aimd", "quantile", "delayed" or "threshold". batch: items, of fixed the size, of others the most; None:
-    the variant's own. slo_ms: the latency that a batch must keep; None: the queries' deadlines say it. wait_ms: of delayed, how long
-    a batch waits for more. quantum_ms: of threshold. contexts: batches of an instance at once.
+    policy: "edf", "fixed", "aimd", "quantile", "delayed" or "threshold".
     """
 
     policy: str = "edf"
-    batch: int | None = None
-    slo_ms: float | None = None
-    wait_ms: float | None = None
-    quantum_ms: float | None = None
-    contexts: int | None = None
 
 
 class EdgeCondition(Struct, frozen=True, kw_only=True):
@@ -227,9 +250,11 @@ class PipelineRecord(Struct, frozen=True, kw_only=True):
     of each of its edges whether it is followed. output: by name, where it comes from, as inputs of vertices.
     """
 
-    vertices: list[PipelineVertex] = field(name="vertex")
-    edges: list[PipelineEdge] = field(name="edge", default_factory=list)
-    output: dict[str, str] = {}
+    vertices: Annotated[list[PipelineVertex], "The stages: [[vertex]] in the file."] = field(name="vertex")
+    edges: Annotated[list[PipelineEdge], "What follows what: [[edge]] in the file."] = field(
+        name="edge", default_factory=list
+    )
+    output: Annotated[dict[str, str], "Where each output comes from: [output] in the file."] = {}
 
 
 class PlannedStage(Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from bus.fields import SHARE, TARGET, TOKEN, TOKEN_OR_NONE, Length, Number, Text, choice
-from bus.messages.catalog import METRICS, MOST_CONTEXTS, PipelineEdge, PipelineVertex, Profile, Signature
+from bus.messages.catalog import METRICS, MOST_CONTEXTS, Profile, Signature
 
 Code = Literal[
     "bad_request",
@@ -415,58 +415,8 @@ class Accepted(Struct, frozen=True, kw_only=True):
     accepted: bool = True
 
 
-class PipelineHead(Struct, frozen=True, kw_only=True):
-    """What a pipeline is as an app. latency_ms: its objective, from its query to its answer. slo_target: as of any app; None: as it is."""
-
-    name: str
-    latency_ms: float
-    slo_target: float | None = None
-
-
-class AdminRequest(Struct, frozen=True, kw_only=True):
-    """`infaas.admin.<verb>`: an operator's request. It has the fields that the verbs of this version read.
-
-    count: for `set-replicas`, the least number of instances of an app, or of a model. slo_target: the share of an app's queries to be answered in time,
-    above 0 and below 1. members .. cache_mb: of `set-selection` (`ModelSelection`). context: of `reset-selection`. batch .. contexts: of
-    `set-batching` (`BatchingRule`). policy: of both. pipeline .. output: of `set-pipeline`, as its file has them (`PipelineRecord`). plan: of
-    `deploy-pipeline`, a `PipelinePlan`; None: the one that is deployed ends. accuracy: as in `Register`. None in a setting of `set-app` or
-    `set-target` takes it back.
-    """
-
-    app: str | None = None
-    model: str | None = None
-    version: str | None = None
-    variant: str | None = None
-    worker: str | None = None
-    count: int | None = None
-    latency_ms: float | UnsetType | None = UNSET
-    default_output: Any = UNSET
-    min_instances: int | UnsetType | None = UNSET
-    input_type: str | UnsetType | None = UNSET
-    slo_target: float | UnsetType | None = UNSET
-    policy: str | None = None
-    members: list[str] | None = None
-    eta: float | None = None
-    contextual: bool | None = None
-    confidence: float | None = None
-    wait_share: float | None = None
-    cache_mb: float | None = None
-    context: str | None = None
-    batch: int | None = None
-    slo_ms: float | None = None
-    wait_ms: float | None = None
-    quantum_ms: float | None = None
-    contexts: int | None = None
-    pipeline: PipelineHead | None = None
-    vertex: list[PipelineVertex] | None = None
-    edge: list[PipelineEdge] | None = None
-    output: dict[str, str] | None = None
-    plan: dict[str, Any] | None = None
-    accuracy: str | UnsetType | None = UNSET
-
-
 class AdminDone(Struct, frozen=True, kw_only=True):
-    """The reply to `AdminRequest`: the verb was carried out. note: what else became of it, such as a plan that it ended."""
+    """The reply to `infaas.admin.<verb>`: the verb was carried out. note: what else became of it, such as a plan that it ended."""
 
     done: bool = True
     note: str | UnsetType = UNSET

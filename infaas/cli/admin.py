@@ -1,39 +1,98 @@
-"""`infaas admin VERB`: an operator's changes to a running system, sent as `infaas.admin.<verb>` on the bus."""
+"""`infaas admin VERB`: an operator's changes to a running system, sent as `infaas.admin.<verb>` on the bus.
+
+Verbs, options and their help are those of the messages in bus/messages/verbs.py.
+"""
 
 import asyncio
-from typing import Annotated, Any
+from collections.abc import Iterator
+from dataclasses import field as option_field
+from dataclasses import fields as options_of
+from dataclasses import make_dataclass
+from typing import Annotated, Any, get_origin
 
 from cyclopts import Parameter
+from msgspec import NODEFAULT, Struct
 
+from bus.fields import Field, fields_of
+from bus.messages.verbs import ADMIN_VERBS, AdminVerb
 from infaas.cli.options import DataDir, Json, Names, Whole, json_or_text, names
 from infaas.cli.output import meant, render_done, show, usage
 from infaas.connecting import connect
 
-_TAKEN_BACK = ("latency_ms", "default_output", "slo_target")  # by `--no-latency-ms` and so on
-_APP = ("latency_ms", "default_output", "min_instances", "input_type", "slo_target", "accuracy")
-_SELECTION = ("policy", "members", "eta", "contextual", "confidence", "wait_share", "cache_mb")
-# verb: the fields that it needs, and the fields that it may have
-VERBS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "add-app": (("app",), _APP),
-    "set-app": (("app",), _APP),
-    "delete-app": (("app",), ()),
-    "link-model": (("app", "model"), ("version", "latency_ms", "default_output")),
-    "unlink-model": (("app", "model"), ()),
-    "set-version": (("app", "model", "version"), ()),
-    "set-replicas": (("count",), ("app", "model")),
-    "set-target": (("app", "slo_target"), ()),
-    "set-selection": (("app",), _SELECTION),
-    "reset-selection": (("app",), ("context",)),
-    "delete-version": (("model", "version"), ()),
-    "release-variant": (("variant",), ("worker",)),
-    "set-batching": ((), ("app", "model", "variant", "policy", "batch", "slo_ms", "wait_ms", "quantum_ms", "contexts")),
-}
-
 Flag = Annotated[bool, Parameter(negative="")]
-Version = Annotated[str | None, Parameter(name=["--version", "--model-version"])]
-InputType = Annotated[
-    str | None, Parameter(help="Type of an item of the app's inputs: integers, floats, doubles, bytes or strings.")
-]
+NAMES_OF = {"version": ["--version", "--model-version"]}
+
+
+def _in_options(verb: type[AdminVerb]) -> bool:
+    """Whether options can say all that it takes; other verbs take files (infaas/cli/pipeline.py)."""
+    kinds = (one.type for one in fields_of(verb).values())
+    return not any(get_origin(kind) is dict or (isinstance(kind, type) and issubclass(kind, Struct)) for kind in kinds)
+
+
+VERBS = {verb: kind for verb, kind in ADMIN_VERBS.items() if _in_options(kind)}
+
+
+def _split(verb: type[AdminVerb]) -> tuple[list[str], list[str]]:
+    """The fields that a verb needs, and those that it may have. `app` is first."""
+    fields = sorted(fields_of(verb).values(), key=lambda one: one.name != "app")
+    needed = [one.name for one in fields if one.default is NODEFAULT]
+    return needed, [one.name for one in fields if one.name not in needed]
+
+
+def _option(field: str) -> str:
+    return f"--{field.replace('_', '-')}"
+
+
+def _taken_back(verb: type[AdminVerb]) -> list[str]:
+    return [f"no_{field}" for field in verb.taken_back]
+
+
+def _type_of(field: Field) -> Any:
+    if field.type is int:
+        return Whole | None
+    if field.type is bool:
+        return Flag
+    if get_origin(field.type) is list:
+        return Names
+    return str | None if field.type is Any else field.type | None
+
+
+def _help_of(name: str) -> str:
+    """What the verbs that have a field say of it. Where they differ, with the verb."""
+    said: dict[str, list[str]] = {}
+    for verb, kind in VERBS.items():
+        if name in fields_of(kind):
+            said.setdefault(fields_of(kind)[name].meaning, []).append(verb)
+    if len(said) == 1:
+        return next(iter(said))
+    return " ".join(f"{meaning.removesuffix('.')} ({', '.join(verbs)})." for meaning, verbs in said.items())
+
+
+def _options() -> Iterator[tuple[str, Any, Any]]:
+    """An option for each field of any verb, beside `app`, which may also stand right after the verb."""
+    made: set[str] = {"app"}
+    for kind in VERBS.values():
+        for field in fields_of(kind).values():
+            name = field.name
+            if name not in made:
+                made.add(name)
+                parameter = Parameter(name=NAMES_OF.get(name), help=_help_of(name))
+                yield name, Annotated[_type_of(field), parameter], False if field.type is bool else None
+            if name in kind.taken_back and f"no_{name}" not in made:
+                made.add(f"no_{name}")
+                yield f"no_{name}", Annotated[Flag, Parameter(help=kind.taken_back[name])], False
+
+
+VerbOptions: Any = Parameter(name="*")(
+    make_dataclass(
+        "VerbOptions",
+        [(name, kind, option_field(default=default)) for name, kind, default in _options()],
+        namespace={"__module__": __name__},
+        frozen=True,
+        kw_only=True,
+    )
+)
+NO_OPTIONS = VerbOptions()
 
 
 def admin(
@@ -41,33 +100,7 @@ def admin(
     /,
     app: str | None = None,
     *,
-    model: str | None = None,
-    version: Version = None,
-    variant: str | None = None,
-    worker: str | None = None,
-    latency_ms: float | None = None,
-    no_latency_ms: Flag = False,
-    default_output: str | None = None,
-    no_default_output: Flag = False,
-    min_instances: Whole | None = None,
-    count: Whole | None = None,
-    input_type: InputType = None,
-    slo_target: float | None = None,
-    no_slo_target: Flag = False,
-    accuracy: str | None = None,
-    policy: str | None = None,
-    members: Names = None,
-    eta: float | None = None,
-    contextual: Flag = False,
-    confidence: float | None = None,
-    wait_share: float | None = None,
-    cache_mb: float | None = None,
-    context: str | None = None,
-    batch: Whole | None = None,
-    slo_ms: float | None = None,
-    wait_ms: float | None = None,
-    quantum_ms: float | None = None,
-    contexts: Whole | None = None,
+    options: VerbOptions = NO_OPTIONS,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> int:
@@ -75,22 +108,7 @@ def admin(
 
     Nothing restarts. The verbs, with the options that each needs and may have:
 
-    * add-app, set-app: `--app`; may have `--latency-ms`, `--default-output`, `--min-instances`, `--input-type`,
-      `--slo-target`, `--accuracy`
-    * set-app may also have `--no-latency-ms`, `--no-default-output`, `--no-slo-target`, which take a setting back; set-target `--no-slo-target`
-    * delete-app: `--app`
-    * link-model: `--app`, `--model`; may have `--version`, `--latency-ms`, `--default-output`
-    * unlink-model: `--app`, `--model`
-    * set-version: `--app`, `--model`, `--version` (a newer or an older one)
-    * set-replicas: `--count` and `--app`, `--model` or both
-    * set-target: `--app`, `--slo-target`
-    * set-selection: `--app`; may have `--policy`, `--members`, `--eta`, `--contextual`, `--confidence`, `--wait-share`,
-      `--cache-mb`. What is left out has its default, not the value before; without a policy and a cache it ends
-    * reset-selection: `--app`; may have `--context`. What feedback has taught is forgotten
-    * delete-version: `--model`, `--version`
-    * release-variant: `--variant`; may have `--worker`
-    * set-batching: one of `--app`, `--model`, `--variant`; may have `--policy` (without it, the rule is removed), `--batch`, `--slo-ms`,
-      `--wait-ms`, `--quantum-ms`, `--contexts`
+    VERBS
 
     The app may also stand right after the verb.
 
@@ -104,109 +122,28 @@ def admin(
         What to change.
     app
         Name of the app.
-    model
-        Name of the model.
-    version
-        Version of the model. link-model takes the newest by default.
-    variant
-        The quarantined variant that may be loaded again (release-variant), or the one whose batches the rule is for (set-batching).
-    worker
-        Release the variant on this worker only (release-variant).
-    latency_ms
-        The app's latency objective, in milliseconds.
-    no_latency_ms
-        The app has no latency objective any more (set-app).
-    default_output
-        What the app answers if no model can answer in time, as JSON. A text that is no JSON stands for itself.
-    no_default_output
-        The app has no default output any more (set-app).
-    min_instances
-        Instances that the app always keeps.
-    count
-        Instances that the app always keeps, or of the model's best variant in this app or in all apps that link it (set-replicas).
-    slo_target
-        The share of the app's queries to be answered in time, above 0 and below 1.
-    no_slo_target
-        The app has no target of its own any more, but autoscaler.slo_target of the settings (set-app, set-target).
-    accuracy
-        What a query gets that states no accuracy: own, a variant at most 0.5 points below its model (the default), or any.
-    policy
-        How several models answer a query together (set-selection): exp3, exp4, majority, weighted, or a class of your own as
-        module:Class. Left out: one variant answers. How batches are formed (set-batching): edf, fixed, aimd, quantile, delayed or threshold.
-    members
-        The models that are asked. Default: all that the app links.
-    eta
-        Learning rate of exp3 and exp4, 0 to 1. Default: 0.1.
-    contextual
-        Weights of their own for each `context` of the app's queries.
-    confidence
-        Share of the members that must agree, 0 to 1. Below it the app's default output is given. Default: 0.
-    wait_share
-        Share of the latency objective after which the answer is made of what is there, above 0 and at most 1. Default: 0.97.
-    cache_mb
-        MB of answers that each dispatcher keeps for equal queries. Default: 0, none.
-    context
-        Forget only what was learnt in this context (reset-selection).
-    batch
-        Items of a batch: of fixed the size, of the others the most. By default the variant's own largest.
-    slo_ms
-        Milliseconds that a batch may take (aimd, quantile). By default half of what its most urgent query allows.
-    wait_ms
-        Milliseconds that a batch waits for more queries (delayed).
-    quantum_ms
-        Milliseconds over which arrivals are counted (threshold), 0.5 to 10,000. Default: 5.
-    contexts
-        Batches of one instance at a time, 1 to 64. Default: 1.
 
     """
     if verb not in VERBS:
         usage(f"there is no verb {verb!r}: use {', '.join(VERBS)}{meant(verb, VERBS)}")
-    fields: dict[str, Any] = {
-        "app": app,
-        "model": model,
-        "version": version,
-        "variant": variant,
-        "worker": worker,
-        "latency_ms": latency_ms,
-        "default_output": None if default_output is None else json_or_text(default_output),
-        "min_instances": min_instances,
-        "count": count,
-        "input_type": input_type,
-        "slo_target": slo_target,
-        "accuracy": accuracy,
-        "policy": policy,
-        "members": None if members is None else [*names("--members", members, "names of models")],
-        "eta": eta,
-        "contextual": contextual or None,
-        "confidence": confidence,
-        "wait_share": wait_share,
-        "cache_mb": cache_mb,
-        "context": context,
-        "batch": batch,
-        "slo_ms": slo_ms,
-        "wait_ms": wait_ms,
-        "quantum_ms": quantum_ms,
-        "contexts": contexts,
-    }
-    given = {field: value for field, value in fields.items() if value is not None}
-    for field, back in zip(_TAKEN_BACK, (no_latency_ms, no_default_output, no_slo_target), strict=True):
-        if not back:
-            continue
-        option = _option(f"no_{field}")
-        if verb != "set-app" and (verb, field) != ("set-target", "slo_target"):
-            usage(f"{verb} takes no {option}")
-        if field in given:
-            usage(f"{_option(field)} and {option}: give one of both")
-        given[field] = None
-    needed, possible = VERBS[verb]
-    missing = [_option(field) for field in needed if field not in given]
-    if missing:
-        usage(f"{verb} needs {' and '.join(missing)}")
-    unused = [_option(field) for field in given if field not in (*needed, *possible)]
+    kind = VERBS[verb]
+    values = {"app": app} | {one.name: getattr(options, one.name) for one in options_of(options)}
+    given = {name: value for name, value in values.items() if value is not None and value is not False}
+    needed, possible = _split(kind)
+    known = (*needed, *possible, *_taken_back(kind))
+    unused = [_option(name) for name in given if name not in known]
     if unused:
         usage(f"{verb} takes no {', '.join(unused)}")
-    if verb == "set-batching" and sum(scope in given for scope in ("app", "model", "variant")) != 1:
-        usage("set-batching needs exactly one of --app, --model, --variant")
+    back = {name.removeprefix("no_"): None for name in _taken_back(kind) if given.pop(name, False)}
+    for field in back:
+        if field in given:
+            usage(f"{_option(field)} and {_option(f'no_{field}')}: give one of both")
+    given = {name: _value(fields_of(kind)[name], value) for name, value in given.items()} | back
+    missing = [_option(name) for name in needed if name not in given]
+    if missing:
+        usage(f"{verb} needs {' and '.join(missing)}")
+    if kind.one_of and sum(name in given for name in kind.one_of) != 1:
+        usage(f"{verb} needs exactly one of {', '.join(map(_option, kind.one_of))}")
 
     async def send() -> dict[str, Any]:
         async with connect(data_dir=data_dir) as client:
@@ -216,5 +153,22 @@ def admin(
     return 0
 
 
-def _option(field: str) -> str:
-    return f"--{field.replace('_', '-')}"
+def _value(field: Field, value: Any) -> Any:
+    """What an option means."""
+    if field.type is Any:
+        return json_or_text(value)
+    return [*names(_option(field.name), value, "names")] if get_origin(field.type) is list else value
+
+
+def _line(verb: str, kind: type[AdminVerb]) -> str:
+    """A verb in the help: what it does, and its options."""
+    needed, possible = _split(kind)
+    possible = [name for name in possible if name not in kind.one_of] + _taken_back(kind)
+    said = [f"`{_option(name)}`" for name in needed]
+    said += [f"one of {', '.join(f'`{_option(name)}`' for name in kind.one_of)}"] if kind.one_of else []
+    takes = ", ".join(said) + (f"; may have {', '.join(f'`{_option(name)}`' for name in possible)}" if possible else "")
+    words = " ".join((kind.__doc__ or "").split())
+    return f"* {verb}: {takes}. {words}"
+
+
+admin.__doc__ = (admin.__doc__ or "").replace("VERBS", "\n    ".join(_line(*one) for one in VERBS.items()))

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from bus.messages.catalog import AppRecord, ModelRecord, ModelSelection, Signature, TensorSpec, VariantRecord
-from bus.messages.public import AdminRequest
+from bus.messages.catalog import AppRecord, ModelRecord, Signature, TensorSpec, VariantRecord
 from bus.subjects import WITHOUT_APP
 
 _Record = TypeVar("_Record", AppRecord, ModelRecord, VariantRecord)
@@ -56,13 +55,6 @@ def key_of(record: AppRecord | ModelRecord | VariantRecord) -> str:
 def target_of(app: AppRecord | None, default: float) -> float:
     """The share of an app's queries to be answered in time, above 0 and below 1. default: that of the settings."""
     return default if app is None or app.slo_target is None else app.slo_target
-
-
-def selection_asked(request: AdminRequest) -> ModelSelection | None:
-    """The selection that `set-selection` asks for; what is left out has its default. None: without a policy and a cache it ends."""
-    fields = {name: getattr(request, name) for name in ModelSelection.__struct_fields__}
-    wanted = ModelSelection(**{name: value for name, value in fields.items() if value is not None})
-    return None if wanted.policy is None and not wanted.cache_mb else wanted
 
 
 class Catalog:

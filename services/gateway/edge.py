@@ -10,8 +10,11 @@ from functools import cached_property
 from importlib import metadata as packages
 from typing import Any, NamedTuple, Protocol
 
+from msgspec import to_builtins
+
 from bus.messages.catalog import AppRecord
 from bus.messages.events import CLIENT_ERRORS, ClientError
+from bus.messages.verbs import AdminVerb
 from bus.subjects import WITHOUT_APP, Subjects
 from infaas.answers import Answer
 from infaas.client import Client
@@ -168,10 +171,10 @@ class GatewayService:
             self.statistics.refused(app, ns, now())
         return failure
 
-    async def command(self, verb: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    async def command(self, change: AdminVerb) -> dict[str, Any]:
         """Carry out an operator's verb, as `infaas.admin.<verb>` does. Raises Refused, RequestFailed."""
         try:
-            return await self.client.admin(verb, **fields)
+            return await self.client.admin(**to_builtins(change))
         except Refused as refused:
             raise without_subjects(refused) from None
         except InfaasError as error:

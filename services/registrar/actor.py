@@ -7,7 +7,7 @@ the registration on. Every registration ends in exactly one `done` or `failed`. 
 from collections.abc import Callable, Iterable
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, Raw
 
 from bus.messages.events import RegistrationEvent
 from bus.messages.fleet import ExecutorExited, WorkerHeartbeat
@@ -15,7 +15,6 @@ from bus.messages.flow import SelectionChanged
 from bus.messages.public import (
     MOST_TASK,
     AdminDone,
-    AdminRequest,
     Error,
     Register,
     RegistrationAccepted,
@@ -58,12 +57,10 @@ from services.core.placement import REMOTE
 from services.core.requests import SyncGate, answer, not_now, refuse
 from services.core.settings import RegistrarSettings, Settings
 from services.core.takeover import Commands, Retry, TakeOvers
-from services.registrar.changes import change_for
-from services.registrar.checks import registration_error
+from services.registrar.changes import refusal
+from services.registrar.checks import registration_error, verb_asked
 from services.registrar.commands import (
     AlreadyTaken,
-    Change,
-    ChangeApp,
     ChangeRefused,
     ClaimRegistration,
     ContextsDeleted,
@@ -126,7 +123,7 @@ class Registrar:
         self._cancelling: dict[str, list[str]] = {}  # reply subjects of those who wait, by registration
         self._on: dict[type, Handler] = {
             Register: self._gate.after(self._register),
-            AdminRequest: self._gate.after(self._admin_request),
+            Raw: self._gate.after(self._operate),
             bytes: self._gate.after(self._status_request),
             Malformed: self._malformed,
             RegistrarHeartbeat: self._registrar_heartbeat,
@@ -158,7 +155,7 @@ class Registrar:
             Inlet(subject=self._undelivered("*"), message=bytes),
             Inlet(subject=s.registration(), message=bytes, queue=REGISTRARS),
             Inlet(subject=s.registration_cancel(), message=bytes, queue=REGISTRARS),
-            Inlet(subject=s.admin(), message=AdminRequest, queue=REGISTRARS),
+            Inlet(subject=s.admin(), message=Raw, queue=REGISTRARS),
             Inlet(subject=s.register(), message=Register, queue=REGISTRARS, malformed=True),
         )
 
@@ -264,17 +261,18 @@ class Registrar:
         self._records[record.registration] = record
         return self._registrations.add(record, now)
 
-    def _admin_request(self, envelope: Envelope) -> Iterable[Effect]:
-        verb = envelope.subject.rpartition(".")[2]
-        change = change_for(verb, envelope.message, self._catalog, envelope.now)
+    def _operate(self, envelope: Envelope) -> Iterable[Effect]:
+        """An operator's verb, which the subject names."""
+        request = verb_asked(envelope.subject.rpartition(".")[2], envelope.message)
+        if isinstance(request, Error):
+            return refuse(envelope.reply, request)
         alive = self._registrations.workers.alive(envelope.now, WORKER_TIMEOUT_S)
-        change = self._room.refuse(change, self._catalog, alive) or change
-        if isinstance(change, Error):
-            return refuse(envelope.reply, change)
+        refused = refusal(request, self._catalog) or self._room.refuse(request, self._catalog, alive)
+        if refused is not None:
+            return refuse(envelope.reply, refused)
         self._change_count += 1
         self._changes[self._change_count] = envelope.reply
-        command = ChangeApp(change) if isinstance(change, Change) else change
-        return (Do(("admin", self._change_count), command, COMMAND_S),)
+        return (Do(("admin", self._change_count), request, COMMAND_S),)
 
     def _status_request(self, envelope: Envelope) -> Iterable[Effect]:
         """Registrars publish statuses on the same subject; only a message with a reply subject is a request."""

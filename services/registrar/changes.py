@@ -1,41 +1,39 @@
-"""Changes of the catalogue that operators and registrations ask for.
+"""What operators and registrations change: how each change alters an app's record, and why one is refused before it begins.
 
 How a change alters an app's record is a pure function: the edge repeats it when somebody else has written the record in between.
 """
 
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
-from msgspec import UNSET
-from msgspec.structs import replace
+from msgspec import Struct
+from msgspec.structs import fields, replace
 
-from bus.fields import TARGET
-from bus.messages.catalog import AppRecord, BatchingRule, ModelSelection, PipelineRecord, VariantRecord
-from bus.messages.public import AdminRequest, Error
-from bus.subjects import WITHOUT_APP
-from services.core.batching import FIELDS, LARGEST_BATCH, SCOPES, rule_errors
-from services.core.catalog import Catalog, selection_asked
-from services.core.placement import REMOTE
-from services.registrar.checks import CONTAINER, app_fields, names, selection_fields
-from services.registrar.commands import (
+from bus.messages.catalog import AppRecord, BatchingRule, VariantRecord
+from bus.messages.public import Error
+from bus.messages.verbs import (
     AddApp,
-    AppChange,
-    Change,
-    ChangeApps,
-    ChangeRefused,
+    AdminVerb,
     DeleteApp,
     DeleteVersion,
     DeployPipeline,
     LinkModel,
-    RefitPlan,
-    ReleaseVariant,
     ResetSelection,
     SetApp,
     SetBatching,
     SetPipeline,
     SetReplicas,
     SetSelection,
+    SetTarget,
+    SetVersion,
     UnlinkModel,
 )
+from bus.subjects import WITHOUT_APP
+from services.core.batching import FIELDS, LARGEST_BATCH, rule_errors
+from services.core.catalog import Catalog
+from services.core.placement import REMOTE
+from services.registrar.checks import CONTAINER, default_fault, selection_errors
+from services.registrar.commands import ChangeRefused, LinkVersion, RefitPlan
 from services.registrar.pipelines import (
     change_of_pipeline,
     deploy,
@@ -50,70 +48,63 @@ from services.registrar.pipelines import (
 )
 
 T = TypeVar("T")
+DEFAULTS = {field.name: field.default for field in fields(AppRecord)}  # what a setting has that is taken back
+ALL, MODELS = "", "model"  # beginnings of keys in the catalogue
 
 
-def amend(record: AppRecord | None, change: Change, catalog: Catalog) -> AppRecord | ChangeRefused | None:
+class Amendment(NamedTuple):
+    """How a change alters an app's record.
+
+    alter: the record after it; None: the app is to be deleted. reads: the keys of the catalogue that this depends on, by their beginning;
+    None: of the app's own only. makes: the app, where there is none. refits: other variants may serve afterwards than those that plans name.
+    """
+
+    alter: Callable[[Any, Any, Catalog], AppRecord | ChangeRefused | None]
+    reads: str | None = None
+    makes: bool = False
+    refits: bool = False
+
+
+def amend(record: AppRecord | None, change: Any, catalog: Catalog) -> AppRecord | ChangeRefused | None:
     """The app's record after this change; None when the app is to be deleted; ChangeRefused when the change is not allowed.
 
-    catalog: where the change is a DependentChange, what there is beside the app. Others do not read it.
+    change: of AMENDMENTS. catalog: what the amendment reads of it.
     """
-    if isinstance(change, AddApp):
-        return _add(record, change)
-    if isinstance(change, SetPipeline):
-        return set_pipeline(record, change, catalog)
-    if record is not None and record.pipeline is not None and isinstance(change, AppChange):
-        refused = change_of_pipeline(change)
-        if refused is not None:
-            return refused
-    if isinstance(change, LinkModel):
-        return _link(record, change, catalog)
-    if record is None:
+    way = AMENDMENTS[type(change)]
+    if record is None and not way.makes:
         return _unknown_app(change.app)
-    if isinstance(change, DeployPipeline):
-        return deploy(record, change, catalog)
-    if isinstance(change, RefitPlan):
-        return refit(record, catalog)
-    if isinstance(change, DeleteApp):
-        return in_use(record, change, catalog)
-    if isinstance(change, SetApp):
-        given = {name: value for name in SETTINGS if (value := getattr(change, name)) is not UNSET}
-        after = replace(
-            record, **{name: DEFAULTS.get(name) if value is None else value for name, value in given.items()}
-        )
-        return after if record.pipeline is None else with_settings(after)
-    if isinstance(change, SetSelection):
-        return _select(record, change)
-    if isinstance(change, SetReplicas):
-        return _replicate(record, change)
-    return _unlink(record, change, catalog)
+    refused = None if record is None or record.pipeline is None else change_of_pipeline(change)
+    return refused or way.alter(record, change, catalog)
 
 
-def note_of(before: AppRecord | None, after: AppRecord | None, change: Change, catalog: Catalog) -> str:
+def note_of(before: AppRecord | None, after: AppRecord | None, change: Any, catalog: Catalog) -> str:
     """What the sender of a change that was carried out is to know of it; empty: nothing. catalog: as for `amend`."""
     if isinstance(change, DeployPipeline):
         return "; ".join(other_speeds(after, catalog)) if after is not None else ""
     return ended(before, after) or retargeted(before, after)
 
 
-def _add(record: AppRecord | None, change: AddApp) -> AppRecord | ChangeRefused:
+def _add(record: AppRecord | None, change: AddApp, _: Catalog) -> AppRecord | ChangeRefused:
     if record is not None:
         return ChangeRefused("bad_request", f"app: {change.app} exists already")
-    return AppRecord(
-        app=change.app,
-        links={},
-        latency_ms=change.latency_ms,
-        default_output=change.default_output,
-        min_instances=change.min_instances,
-        created=change.at,
-        input_type=change.input_type,
-        slo_target=change.slo_target,
-        accuracy=change.accuracy or "own",
-    )
+    return _with(AppRecord(app=change.app, links={}), change.given)
 
 
-def _select(record: AppRecord, change: SetSelection) -> AppRecord | ChangeRefused:
-    members = (change.selection and change.selection.members) or ()
-    unknown = [model for model in members if model not in record.links]
+def _set(record: AppRecord, change: SetApp, _: Catalog) -> AppRecord | ChangeRefused:
+    after = _with(record, change.given)
+    return after if record.pipeline is None else with_settings(after)
+
+
+def _target(record: AppRecord, change: SetTarget, _: Catalog) -> AppRecord:
+    return replace(record, slo_target=change.slo_target)
+
+
+def _with(record: AppRecord, given: dict[str, Any]) -> AppRecord:
+    return replace(record, **{name: DEFAULTS[name] if value is None else value for name, value in given.items()})
+
+
+def _select(record: AppRecord, change: SetSelection, _: Catalog) -> AppRecord | ChangeRefused:
+    unknown = [model for model in change.members or () if model not in record.links]
     if unknown:
         linked = f"it links {', '.join(sorted(record.links))}" if record.links else "it links none"
         return ChangeRefused(
@@ -123,7 +114,7 @@ def _select(record: AppRecord, change: SetSelection) -> AppRecord | ChangeRefuse
     return replace(record, selection=change.selection)
 
 
-def _replicate(record: AppRecord, change: SetReplicas) -> AppRecord | ChangeRefused:
+def _replicate(record: AppRecord, change: SetReplicas, _: Catalog) -> AppRecord | ChangeRefused:
     if change.model is None:
         return replace(record, min_instances=change.count)
     if change.model not in record.links:
@@ -157,14 +148,34 @@ def _unlink(record: AppRecord, change: UnlinkModel, catalog: Catalog) -> AppReco
     return replace(record, links=_without(record.links, change.model), replicas=_without(record.replicas, change.model))
 
 
-def _link(record: AppRecord | None, change: LinkModel, catalog: Catalog) -> AppRecord | ChangeRefused:
+def _link_model(record: AppRecord, change: LinkModel, catalog: Catalog) -> AppRecord | ChangeRefused:
+    """The version that is asked for; else the newest that fits the app, or of all, which `_link` refuses."""
+    found = catalog.model(change.model, change.version)
+    if change.version is None:
+        fitting = catalog.versions_for(record, change.model).values()
+        found = max(fitting, key=lambda one: (one.created, one.version), default=found)
+    if found is None:
+        return _unknown_version(change.model, change.version, catalog)
+    link = LinkVersion(app=change.app, record=found, latency_ms=change.latency_ms, default_output=change.default_output)
+    return _link(record, link, catalog)
+
+
+def _set_version(record: AppRecord, change: SetVersion, catalog: Catalog) -> AppRecord | ChangeRefused:
+    found = catalog.model(change.model, change.version)
+    if found is None:
+        return _unknown_version(change.model, change.version, catalog)
+    if change.model not in record.links:
+        text = f"model: app {change.app} does not link {change.model}; use link-model first"
+        return ChangeRefused("unknown_model", text)
+    return _link(record, LinkVersion(app=change.app, record=found), catalog)
+
+
+def _link(record: AppRecord | None, change: LinkVersion, catalog: Catalog) -> AppRecord | ChangeRefused:
     model, version, made_for = change.record.model, change.record.version, change.record.app
     if record is None:
         if not change.create:
             return _unknown_app(change.app)
-        record = AppRecord(app=change.app, links={}, created=change.at)
-    if change.linked and model not in record.links:
-        return ChangeRefused("unknown_model", f"model: app {change.app} does not link {model}; use link-model first")
+        record = AppRecord(app=change.app, links={})
     difference = catalog.misfit(record, change.record)
     if difference is not None and made_for == change.app:
         return ChangeRefused(
@@ -194,188 +205,85 @@ def _unknown_app(app: str) -> ChangeRefused:
     return ChangeRefused("unknown_app", f"app: there is no app {app}: see infaas.list.apps")
 
 
-# -- operators' verbs
+def _unknown_version(model: str, version: str | None, catalog: Catalog) -> ChangeRefused:
+    known = sorted(catalog.versions(model))
+    if not known:
+        return ChangeRefused("unknown_model", f"model: there is no model {model}")
+    return ChangeRefused("unknown_model", f"version: model {model} has no version {version}, only {', '.join(known)}")
 
-NEEDS = {
-    "add-app": ("app",),
-    "set-app": ("app",),
-    "delete-app": ("app",),
-    "link-model": ("app", "model"),
-    "unlink-model": ("app", "model"),
-    "set-version": ("app", "model", "version"),
-    "set-replicas": (),
-    "set-target": ("app",),
-    "set-selection": ("app",),
-    "reset-selection": ("app",),
-    "delete-version": ("model", "version"),
-    "release-variant": ("variant",),
-    "set-batching": (),
-    "set-pipeline": (),
-    "deploy-pipeline": ("app",),
-}
-SETTINGS = ("latency_ms", "default_output", "min_instances", "input_type", "slo_target", "accuracy")
-DEFAULTS = {"min_instances": 1, "accuracy": "own"}  # of settings that are not None by default
-READS = {  # fields that a verb may have beside those that it needs
-    "add-app": SETTINGS,
-    "set-app": SETTINGS,
-    "link-model": ("version", "latency_ms", "default_output"),
-    "set-replicas": ("app", "model", "count"),
-    "set-target": ("slo_target",),
-    "set-selection": tuple(ModelSelection.__struct_fields__),
-    "reset-selection": ("context",),
-    "release-variant": ("worker",),
-    "set-batching": (*SCOPES, "policy", *FIELDS),
-    "set-pipeline": ("pipeline", "vertex", "edge", "output", "plan"),  # its file, which may say how to plan it
-    "deploy-pipeline": ("plan",),
+
+AMENDMENTS: dict[type[Struct], Amendment] = {
+    AddApp: Amendment(_add, makes=True),
+    SetApp: Amendment(_set),
+    SetTarget: Amendment(_target),
+    DeleteApp: Amendment(in_use, reads=ALL),
+    LinkModel: Amendment(_link_model, reads=MODELS, refits=True),
+    SetVersion: Amendment(_set_version, reads=MODELS, refits=True),
+    LinkVersion: Amendment(_link, reads=MODELS, makes=True, refits=True),
+    UnlinkModel: Amendment(_unlink, reads=ALL, refits=True),
+    SetSelection: Amendment(_select, refits=True),
+    SetReplicas: Amendment(_replicate),
+    SetPipeline: Amendment(set_pipeline, reads=ALL, makes=True),
+    DeployPipeline: Amendment(deploy, reads=ALL),
+    RefitPlan: Amendment(refit, reads=ALL),
 }
 
 
-def change_for(
-    verb: str, request: AdminRequest, catalog: Catalog, now: float
-) -> Change | ChangeApps | ReleaseVariant | ResetSelection | SetBatching | DeleteVersion | Error:
-    """The change that an operator asks for, or what is wrong with the request."""
-    needs = NEEDS.get(verb)
-    if needs is None:
-        return Error(code="bad_request", message=f"verb: {verb!r} is not known here; known are {', '.join(NEEDS)}")
-    reads = (*needs, *READS.get(verb, ()))
-    unread = [
-        field
-        for field in AdminRequest.__struct_fields__
-        if field not in reads and getattr(request, field) not in (None, UNSET)
-    ]
-    called = {field: getattr(request, field) for field in ("app", "model", "version", "variant", "worker")}
-    wrong = names(**{field: value for field, value in called.items() if field in needs or value is not None})
-    wrong += [f"{field}: {verb} does not read it; it reads {', '.join(reads)}" for field in unread]
-    given = {field: value for field in SETTINGS if (value := getattr(request, field)) is not UNSET}
-    least = given.get("min_instances")
-    wrong += app_fields(
-        given.get("latency_ms"),
-        given.get("default_output"),
-        given.get("slo_target"),
-        given.get("input_type"),
-        given.get("accuracy"),
-    )
-    wrong += [
-        f"{field}: must be 0 or more"
-        for field, value in (("min_instances", least), ("count", request.count))
-        if value is not None and value < 0
-    ]
-    if verb == "set-replicas" and request.count is None:
-        wrong.append("count: must be the least number of instances that the app, or the model, keeps")
-    if verb == "set-replicas" and request.app is None and request.model is None:
-        wrong.append("app: name the app, or the model, that keeps so many instances")
-    if verb == "set-target" and "slo_target" not in given:
-        wrong.append(
-            f"slo_target: must be the share of the app's queries to be answered in time, {TARGET.words}; null: that of the settings"
-        )
-    if verb == "set-app" and not given:
-        wrong.append(f"set-app: give at least one of {', '.join(SETTINGS)}")
-    if verb == "set-selection":
-        wrong += selection_fields(request)
-    if wrong:
-        return Error(code="bad_request", message="; ".join(wrong))
-    if verb == "set-batching":
-        return _batching(request, catalog)
-    if verb == "set-pipeline":
-        return _pipeline(request, now)
-    if verb == "release-variant":
-        return ReleaseVariant(variant=request.variant or "", worker=request.worker)
-    app, model = request.app or "", request.model or ""
-    if verb == "add-app":
-        return AddApp(
-            app=app,
-            at=now,
-            **{field: value for field, value in given.items() if value is not None},
-        )
-    if verb == "set-app":
-        return SetApp(app=app, **given)
-    if verb == "set-replicas":
-        return _replicas(app, model, request.count or 0, catalog)
-    if verb == "set-target":
-        return SetApp(app=app, slo_target=request.slo_target)
-    if verb == "set-selection":
-        return SetSelection(app=app, selection=selection_asked(request))
-    if verb == "reset-selection":
-        if catalog.app(app) is None:
-            return Error(code="unknown_app", message=_unknown_app(app).message)
-        return ResetSelection(app=app, context=request.context)
-    if verb == "deploy-pipeline":
-        plan = plan_of(request)
-        return plan if isinstance(plan, Error) else DeployPipeline(app=app, plan=plan)
-    if verb == "delete-app":
-        return DeleteApp(app=app)
-    if verb == "unlink-model":
-        return UnlinkModel(app=app, model=model)
-    record = catalog.model(model, request.version)
-    known = catalog.app(app)
-    if request.version is None and known is not None:
-        fitting = catalog.versions_for(known, model).values()
-        record = max(fitting, key=lambda one: (one.created, one.version), default=record)
-    if record is None:
-        return Error(code="unknown_model", message=_unknown_model(model, request.version, catalog))
-    if verb == "delete-version":
-        return DeleteVersion(model=model, version=record.version)
-    return LinkModel(
-        app=app,
-        record=record,
-        at=now,
-        linked=verb == "set-version",
-        latency_ms=given.get("latency_ms"),
-        default_output=given.get("default_output"),
-    )
+# -- what shows before a change begins
 
 
-def _pipeline(request: AdminRequest, now: float) -> SetPipeline | Error:
-    """The pipeline that is asked for. Whether its stages' apps fit is for their records to say."""
-    head = request.pipeline
-    if head is None:
-        text = "pipeline: must say name and latency_ms: [pipeline] in the file"
-        return Error(code="bad_request", message=text)
-    wrong = [f"pipeline.{one}" for one in names(name=head.name)]
-    wrong += [f"pipeline.{one}" for one in app_fields(head.latency_ms, None, head.slo_target)]
-    if wrong:
-        return Error(code="bad_request", message="; ".join(wrong))
-    graph = PipelineRecord(vertices=request.vertex or [], edges=request.edge or [], output=request.output or {})
-    return SetPipeline(app=head.name, pipeline=graph, latency_ms=head.latency_ms, at=now, slo_target=head.slo_target)
+def refusal(request: AdminVerb, catalog: Catalog) -> Error | None:
+    """Why a request of the right form is not carried out, as far as it shows now."""
+    check = CHECKS.get(type(request))
+    found = None if check is None else check(request, catalog)
+    if isinstance(found, ChangeRefused):
+        return Error(code=found.code, message=found.message)
+    return Error(code="bad_request", message=found) if found else None
 
 
-def _replicas(app: str, model: str, count: int, catalog: Catalog) -> Change | ChangeApps | Error:
-    """The instances that an app keeps, or of one of its models; without an app, those of a model in all apps that link it."""
-    if app:
-        return SetReplicas(app=app, model=model or None, count=count)
-    apps = sorted(catalog.apps_linking(model))
-    if not apps:
-        text = f"model: no app links {model}; use link-model first"
-        return Error(code="unknown_model", message=text)
-    return ChangeApps(tuple(SetReplicas(app=name, model=model, count=count) for name in apps))
+def _settings(request: AddApp | SetApp | LinkModel, _: Catalog) -> str:
+    return default_fault(request.default_output)
 
 
-def _batching(request: AdminRequest, catalog: Catalog) -> SetBatching | Error:
-    """The rule that is asked for; without a policy, it is to be removed."""
-    named = {scope: name for scope in SCOPES if (name := getattr(request, scope)) is not None}
-    if len(named) != 1:
-        return Error(code="bad_request", message="set-batching: name exactly one of app, model, variant")
-    [(scope, name)] = named.items()
-    rule = None
-    if request.policy is not None:
-        rule = BatchingRule(policy=request.policy, **{field: getattr(request, field) for field in FIELDS})
-        wrong = rule_errors(rule)
-    else:
+def _selection(request: SetSelection, _: Catalog) -> str:
+    return "; ".join(selection_errors(request))
+
+
+def _forgotten(request: ResetSelection, catalog: Catalog) -> ChangeRefused | None:
+    return _unknown_app(request.app) if catalog.app(request.app) is None else None
+
+
+def _deleted(request: DeleteVersion, catalog: Catalog) -> ChangeRefused | None:
+    known = catalog.model(request.model, request.version)
+    return _unknown_version(request.model, request.version, catalog) if known is None else None
+
+
+def _kept(request: SetReplicas, catalog: Catalog) -> ChangeRefused | None:
+    if request.app is not None or request.model is None or catalog.apps_linking(request.model):
+        return None
+    return ChangeRefused("unknown_model", f"model: no app links {request.model}; use link-model first")
+
+
+def _planned(request: DeployPipeline, _: Catalog) -> ChangeRefused | None:
+    plan = plan_of(request.plan)
+    return plan if isinstance(plan, ChangeRefused) else None
+
+
+def _batching(request: SetBatching, catalog: Catalog) -> str | ChangeRefused | None:
+    (scope, name), rule = request.scope, request.rule
+    if rule is None:
         wrong = [f"{field}: needs a policy" for field in FIELDS if getattr(request, field) is not None]
-    variant = catalog.variant(name) if scope == "variant" else None
-    wrong += [] if rule is None else _without_effect(rule, name, _in_scope(scope, name, catalog))
+    else:
+        wrong = [*rule_errors(rule), *_without_effect(rule, name, _in_scope(scope, name, catalog))]
     if wrong:
-        return Error(code="bad_request", message="; ".join(wrong))
-    if scope == "app" and catalog.app(name) is None:
-        return Error(code="unknown_app", message=f"app: there is no app {name}: see infaas.list.apps")
-    if scope == "app" and (known := catalog.app(name)) is not None and known.pipeline is not None:
-        text = f"app: {name} is a pipeline and forms no batches of its own; use set-batching on the app of a stage"
-        return Error(code="bad_request", message=text)
+        return "; ".join(wrong)
+    if scope == "app" and (known := catalog.app(name)) is None:
+        return _unknown_app(name)
+    if scope == "app" and known is not None and known.pipeline is not None:
+        return f"app: {name} is a pipeline and forms no batches of its own; use set-batching on the app of a stage"
     if scope == "model" and catalog.model(name) is None:
-        return Error(code="unknown_model", message=_unknown_model(name, None, catalog))
-    if scope == "variant" and variant is None:
-        return Error(code="bad_request", message=f"variant: there is no variant {name}")
-    return SetBatching(scope=scope, name=name, rule=rule)
+        return _unknown_version(name, None, catalog)
+    return f"variant: there is no variant {name}" if scope == "variant" and catalog.variant(name) is None else None
 
 
 def _in_scope(scope: str, name: str, catalog: Catalog) -> list[VariantRecord]:
@@ -399,8 +307,14 @@ def _without_effect(rule: BatchingRule, name: str, variants: list[VariantRecord]
     return wrong
 
 
-def _unknown_model(model: str, version: str | None, catalog: Catalog) -> str:
-    known = sorted(catalog.versions(model))
-    if not known:
-        return f"model: there is no model {model}"
-    return f"version: model {model} has no version {version}, only {', '.join(known)}"
+CHECKS: dict[type[AdminVerb], Callable[[Any, Catalog], str | ChangeRefused | None]] = {
+    AddApp: _settings,
+    SetApp: _settings,
+    LinkModel: _settings,
+    SetSelection: _selection,
+    ResetSelection: _forgotten,
+    DeleteVersion: _deleted,
+    SetReplicas: _kept,
+    DeployPipeline: _planned,
+    SetBatching: _batching,
+}

@@ -1,32 +1,26 @@
 """Checks of registrations and operators' requests: an error names each wrong field and says what it must be."""
 
 import re
-from math import isfinite
 from typing import Any
 
-import msgspec
+from msgspec import NODEFAULT, UNSET, Raw, ValidationError, convert
 
-from bus.fields import TARGET, Number, faults
-from bus.messages.public import AdminRequest, Error, Register
-from bus.subjects import valid_name
-from services.core.accuracy import DEFAULTS
+from bus.codec import BadMessage, decode, encode, explain
+from bus.fields import faults
+from bus.messages.catalog import ModelSelection
+from bus.messages.public import Error, Register
+from bus.messages.verbs import ADMIN_VERBS, AdminVerb, body_of
 from services.core.placement import REMOTE
 from services.core.settings import RegistrarSettings
 
 CONTAINER = "container"  # a user's own process, which has measured itself
-INPUT_TYPES = ("integers", "floats", "doubles", "bytes", "strings")
 POLICIES = ("exp3", "exp4", "majority", "weighted")
 IMPORT_PATH = re.compile(r"(?=.{3,200}\Z)[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*\Z", re.ASCII)
-SELECTION_BOUNDS = {
-    "eta": Number(most=1),
-    "confidence": Number(most=1),
-    "wait_share": Number(above=0, most=1),
-    "cache_mb": Number(),
-}
+NO_SELECTION = ModelSelection()
 LEARNING = ("exp3", "exp4")  # policies that learn at the rate `eta`; a class of one's own gets none
 MOST_BATCH = 1024
 MOST_DEFAULT = 64 * 1024  # bytes of a default output: every service keeps the whole catalogue in memory
-NAME_RULE = "1 to 64 of A-Z a-z 0-9 _ and -, the first a letter or digit"
+READ_BY_VERBS = frozenset(name for kind in ADMIN_VERBS.values() for name in body_of(kind))
 
 
 def registration_error(request: Register, settings: RegistrarSettings) -> Error | None:
@@ -39,7 +33,7 @@ def registration_error(request: Register, settings: RegistrarSettings) -> Error 
         )
     wrong = [f"{fault.key}: {fault.reason}" for fault in faults(request)]
     wrong += (_file_fields if request.container is None else _container_fields)(request)
-    wrong += app_fields(None, request.default_output, None)
+    wrong += filter(None, [default_fault(request.default_output)])
     if sum(map(len, request.labels)) + 3 * len(request.labels) > MOST_DEFAULT:
         wrong.append(f"labels: must fit into {MOST_DEFAULT // 1024} kB")
     if request.contexts > 1 and request.format in (CONTAINER, REMOTE):
@@ -77,37 +71,17 @@ def _container_fields(request: Register) -> list[str]:
     return wrong
 
 
-def names(**fields: Any) -> list[str]:
-    """Errors of fields that must be names."""
-    return [f"{field}: must be {NAME_RULE}" for field, value in fields.items() if not valid_name(value)]
+def default_fault(default_output: Any) -> str:
+    """What is wrong with an app's default output; empty: nothing is."""
+    if default_output is UNSET or len(encode(default_output)) <= MOST_DEFAULT:
+        return ""
+    return f"default_output: must fit into {MOST_DEFAULT // 1024} kB"
 
 
-def app_fields(
-    latency_ms: float | None,
-    default_output: Any,
-    slo_target: float | None,
-    input_type: str | None = None,
-    accuracy: str | None = None,
-) -> list[str]:
-    """Errors of an app's settings."""
-    wrong = []
-    if latency_ms is not None and not (isfinite(latency_ms) and latency_ms > 0):
-        wrong.append("latency_ms: must be a number above 0")
-    if default_output is not None and len(msgspec.msgpack.encode(default_output)) > MOST_DEFAULT:
-        wrong.append(f"default_output: must fit into {MOST_DEFAULT // 1024} kB")
-    if slo_target is not None and (refused := TARGET.refuse(slo_target)) is not None:
-        wrong.append(f"slo_target: {refused}; 0.99 means that 99 of 100 queries are to be answered in time")
-    if input_type is not None:
-        wrong += _one_of("input_type", input_type, INPUT_TYPES)
-    if accuracy is not None:
-        wrong += _one_of("accuracy", accuracy, DEFAULTS)
-    return wrong
-
-
-def selection_fields(request: AdminRequest) -> list[str]:
-    """Errors of how several models of an app answer together. Whether the app links the members is for its record to say."""
-    wrong = []
-    policy, members = request.policy, request.members
+def selection_errors(asked: ModelSelection) -> list[str]:
+    """What is wrong with how several models of an app answer together. Whether the app links the members is for its record to say."""
+    wrong = [f"{fault.key}: {fault.reason}" for fault in faults(asked)]
+    policy, members = asked.policy, asked.members
     if policy is not None and policy not in POLICIES and IMPORT_PATH.match(policy) is None:
         wrong.append(
             f"policy: must be one of {', '.join(POLICIES)}, or the import path of a class as module:Class, or left out"
@@ -119,23 +93,57 @@ def selection_fields(request: AdminRequest) -> list[str]:
             wrong.append("members: must name at least one model; left out, all models that the app links are asked")
         if len(set(members)) < len(members):
             wrong.append("members: must name each model once")
-        if not all(map(valid_name, members)):
-            wrong.append(f"members: each must be {NAME_RULE}")
     wrong += [
         f"{field}: is read by a policy only; give policy, or leave {field} out"
         for field in ("eta", "contextual", "confidence", "wait_share")
-        if policy is None and getattr(request, field)
+        if policy is None and getattr(asked, field) != getattr(NO_SELECTION, field)
     ]
-    if policy is not None and policy not in LEARNING and request.eta is not None:
+    if policy is not None and policy not in LEARNING and asked.eta != NO_SELECTION.eta:
         wrong.append(f"eta: {policy} does not learn at a rate; leave it out, or use {' or '.join(LEARNING)}")
-    if policy in ("majority", "weighted") and request.contextual:
+    if policy in ("majority", "weighted") and asked.contextual:
         wrong.append(
             f"contextual: {policy} gives no context weights of its own; leave it out, or use {' or '.join(LEARNING)}"
         )
-    for field, bounds in SELECTION_BOUNDS.items():
-        if (value := getattr(request, field)) is not None and (refused := bounds.refuse(value)) is not None:
-            wrong.append(f"{field}: {refused}")
     return wrong
+
+
+# -- operators' verbs
+
+
+def verb_asked(verb: str, body: bytes | Raw) -> AdminVerb | Error:
+    """An operator's request, or all that is wrong with it by itself. Null in a field that null does not take back is as if left out."""
+    kind = ADMIN_VERBS.get(verb)
+    if kind is None:
+        return _bad_request(f"verb: {verb!r} is not known here; known are {', '.join(ADMIN_VERBS)}")
+    fields = body_of(kind)
+    try:
+        sent = decode(dict[str, Any], body)
+    except BadMessage as error:
+        return _bad_request(str(error))
+    nullable = {name for name, one in fields.items() if one.default is UNSET} | kind.taken_back.keys()
+    given = {name: value for name, value in sent.items() if value is not None or name in nullable}
+    wrong = [
+        f"{name}: {verb} does not read it; it reads {', '.join(fields)}"
+        for name in given
+        if name in READ_BY_VERBS and name not in fields
+    ]
+    wrong += [
+        f"{name}: {verb} needs it: {one.meaning}"
+        for name, one in fields.items()
+        if one.default is NODEFAULT and name not in given
+    ]
+    if wrong:
+        return _bad_request("; ".join(wrong))
+    try:
+        request = convert(given, kind)
+    except ValidationError as error:
+        return _bad_request(explain(error))
+    wrong = [f"{fault.key}: {fault.reason}" for fault in faults(request)]
+    return _bad_request("; ".join(wrong)) if wrong else request
+
+
+def _bad_request(message: str) -> Error:
+    return Error(code="bad_request", message=message)
 
 
 def _one_of(field: str, value: str, known: tuple[str, ...]) -> list[str]:

@@ -1,17 +1,13 @@
-"""The commands of the registrar's actor to its edge, and their results. A command may be repeated: the second time changes nothing."""
+"""The commands of the registrar's actor to its edge, and their results. A command may be repeated: the second time changes nothing.
+
+Operators' verbs (bus/messages/verbs.py) are commands as they are. They come back as None, Noted, ContextsDeleted or ChangeRefused.
+"""
 
 from typing import Any
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 
-from bus.messages.catalog import (
-    BatchingRule,
-    ModelRecord,
-    ModelSelection,
-    PipelinePlan,
-    PipelineRecord,
-    VariantRecord,
-)
+from bus.messages.catalog import ModelRecord, VariantRecord
 from bus.messages.public import Code, Register, RegistrationStatus
 from services.core.placement import REMOTE
 
@@ -84,83 +80,19 @@ class PutStatus(Struct, frozen=True):
     status: RegistrationStatus
 
 
-class LinkModel(Struct, frozen=True, kw_only=True):
+class LinkVersion(Struct, frozen=True, kw_only=True):
     """Let an app serve this version of a model. record: of the version.
 
-    create: add the app when it is not there. linked: refuse unless the app links the model already. latency_ms, default_output,
-    slo_target, accuracy: new values of the app's settings, unless None.
+    create: add the app when it is not there. latency_ms, default_output, slo_target, accuracy: new values of the app's settings, unless None.
     """
 
     app: str
     record: ModelRecord
-    at: float
     create: bool = False
-    linked: bool = False
     latency_ms: float | None = None
     default_output: Any = None
     slo_target: float | None = None
     accuracy: str | None = None
-
-
-class AddApp(Struct, frozen=True, kw_only=True):
-    """A new app without models; its first model fixes the signature."""
-
-    app: str
-    at: float
-    latency_ms: float | None = None
-    default_output: Any = None
-    min_instances: int = 1
-    input_type: str | None = None
-    slo_target: float | None = None
-    accuracy: str | None = None
-
-
-class SetApp(Struct, frozen=True, kw_only=True):
-    """Change settings of an app; what is UNSET stays as it is, what is None is taken back."""
-
-    app: str
-    latency_ms: float | UnsetType | None = UNSET
-    default_output: Any = UNSET
-    min_instances: int | UnsetType | None = UNSET
-    input_type: str | UnsetType | None = UNSET
-    slo_target: float | UnsetType | None = UNSET
-    accuracy: str | UnsetType | None = UNSET
-
-
-class SetSelection(Struct, frozen=True, kw_only=True):
-    """Let several models of an app answer together, as `selection` says; None: one variant answers each query, as before."""
-
-    app: str
-    selection: ModelSelection | None
-
-
-class SetReplicas(Struct, frozen=True, kw_only=True):
-    """The least number of instances of the best variant of a model that an app links; 0: none are kept for their own sake.
-
-    model None: of the app, whichever model they are of (`min_instances`).
-    """
-
-    app: str
-    model: str | None
-    count: int
-
-
-class SetPipeline(Struct, frozen=True, kw_only=True):
-    """Let a graph of other apps answer the queries of an app, which is made if it is not there. slo_target None: as it is."""
-
-    app: str
-    pipeline: PipelineRecord
-    latency_ms: float
-    at: float
-    slo_target: float | None = None
-
-
-class DeployPipeline(Struct, frozen=True, kw_only=True):
-    """Serve a pipeline by this plan; None: by none, as any other app. refit: it is deployed already, for profiles of other versions."""
-
-    app: str
-    plan: PipelinePlan | None
-    refit: bool = False
 
 
 class RefitPlan(Struct, frozen=True, kw_only=True):
@@ -169,74 +101,11 @@ class RefitPlan(Struct, frozen=True, kw_only=True):
     app: str
 
 
-class DeleteApp(Struct, frozen=True, kw_only=True):
-    """Delete an app; its models stay, for other apps and for queries by model."""
-
-    app: str
-
-
-class UnlinkModel(Struct, frozen=True, kw_only=True):
-    """Stop serving a model for an app."""
-
-    app: str
-    model: str
-
-
-AppChange = LinkModel | AddApp | SetApp | SetSelection | SetReplicas
-PipelineChange = SetPipeline | DeleteApp | UnlinkModel | DeployPipeline | RefitPlan
-Change = AppChange | PipelineChange
-DependentChange = LinkModel | PipelineChange  # the app's record after these depends on other records of the catalogue
-
-
-class ChangeApp(Struct, frozen=True):
-    """Carry out one change of an app's record; comes back as None, Noted or ChangeRefused."""
-
-    change: Change
-
-
-class ChangeApps(Struct, frozen=True):
-    """Carry out one change each of several apps' records; comes back as None or the first ChangeRefused."""
-
-    changes: tuple[Change, ...]
-
-
-class ReleaseVariant(Struct, frozen=True, kw_only=True):
-    """End a variant's quarantine on all workers, or on one; comes back as None or ChangeRefused."""
-
-    variant: str
-    worker: str | None = None
-
-
-class ResetSelection(Struct, frozen=True, kw_only=True):
-    """Forget what an app's selection policy has learnt, in one context or at all; comes back as ContextsDeleted."""
-
-    app: str
-    context: str | None = None
-
-
 class ContextsDeleted(Struct, frozen=True):
     """What dispatchers must hear: the app's contexts are gone from the selection bucket, or the one with this key."""
 
     app: str
     key: str = ""
-
-
-class SetBatching(Struct, frozen=True, kw_only=True):
-    """Keep a rule of batching in the control bucket (rule None: remove it); comes back as None. scope: services/core/batching.py."""
-
-    scope: str
-    name: str
-    rule: BatchingRule | None
-
-
-class DeleteVersion(Struct, frozen=True, kw_only=True):
-    """Delete a version of a model that no app serves, and its variants. Its number is never used again.
-
-    Comes back as None or ChangeRefused.
-    """
-
-    model: str
-    version: str
 
 
 class PutRecords(Struct, frozen=True, kw_only=True):
@@ -247,7 +116,7 @@ class PutRecords(Struct, frozen=True, kw_only=True):
 
     variants: tuple[VariantRecord, ...]
     model: ModelRecord
-    link: LinkModel | None
+    link: LinkVersion | None
 
 
 class AddVariants(Struct, frozen=True, kw_only=True):
@@ -288,16 +157,4 @@ class Finish(Struct, frozen=True, kw_only=True):
     forget: bool = False
 
 
-Command = (
-    ClaimRegistration
-    | TakeOverRegistration
-    | MarkCancelled
-    | PutStatus
-    | ChangeApp
-    | ChangeApps
-    | ReleaseVariant
-    | DeleteVersion
-    | PutRecords
-    | AddVariants
-    | Finish
-)
+Command = ClaimRegistration | TakeOverRegistration | MarkCancelled | PutStatus | PutRecords | AddVariants | Finish

@@ -3,33 +3,36 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from time import time
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
 from bus.codec import decode, encode
 from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
+from bus.messages.verbs import (
+    DeleteApp,
+    DeleteVersion,
+    ReleaseVariant,
+    ResetSelection,
+    SetBatching,
+    SetReplicas,
+    SetSelection,
+)
 from bus.port import Bus, KeyValue, KeyValueEntry, NotFound, ObjectStore, WrongRevision
 from bus.subjects import Subjects
 from services.core.batching import batching_key
 from services.core.catalog import Catalog, app_key, counted_key, key_of, model_key, selection_key, variant_key
 from services.core.placement import quarantined_at
-from services.registrar.changes import amend, note_of
+from services.registrar.changes import AMENDMENTS, amend, note_of
 from services.registrar.commands import (
     AddVariants,
     AlreadyTaken,
-    Change,
-    ChangeApp,
-    ChangeApps,
     ChangeRefused,
     ChangeSimulated,
     ClaimRegistration,
     ContextsDeleted,
-    DeleteApp,
-    DeleteVersion,
-    DependentChange,
     Finish,
-    LinkModel,
     MarkCancelled,
     Noted,
     PutRecords,
@@ -37,12 +40,7 @@ from services.registrar.commands import (
     RefitPlan,
     RegistrationClaimed,
     RegistrationRecord,
-    ReleaseVariant,
-    ResetSelection,
-    SetBatching,
-    SetSelection,
     TakeOverRegistration,
-    UnlinkModel,
 )
 from services.shell.policies import try_policy
 
@@ -72,8 +70,10 @@ class RegistrarEdge:
             TakeOverRegistration: self._take_over,
             MarkCancelled: self._mark_cancelled,
             PutStatus: self._put_status,
-            ChangeApp: self._change_app,
-            ChangeApps: self._change_apps,
+            **dict.fromkeys(AMENDMENTS, self._change_app),
+            SetSelection: self._set_selection,
+            SetReplicas: self._set_replicas,
+            DeleteApp: self._delete_app,
             ReleaseVariant: self._release_variant,
             ResetSelection: self._reset_selection,
             SetBatching: self._set_batching,
@@ -217,7 +217,7 @@ class RegistrarEdge:
 
     async def _set_batching(self, command: SetBatching) -> None:
         """Executors watch these keys."""
-        key = batching_key(command.scope, command.name)
+        key = batching_key(*command.scope)
         if command.rule is not None:
             await self._control.put(key, encode(command.rule))
         else:
@@ -226,23 +226,41 @@ class RegistrarEdge:
 
     # -- catalogue
 
-    async def _change_app(self, command: ChangeApp) -> ChangeRefused | ContextsDeleted | Noted | None:
-        selection = command.change.selection if isinstance(command.change, SetSelection) else None
-        own = selection.policy if selection is not None else None
+    async def _change_app(self, command: Any) -> ChangeRefused | Noted | None:
+        done = await self._amend(command)
+        if isinstance(done, ChangeRefused):
+            return done
+        notes = [done]
+        if AMENDMENTS[type(command)].refits:
+            notes += await self._refit_plans(command.app)
+        note = "; ".join(filter(None, notes))
+        return Noted(note) if note else None
+
+    async def _set_selection(self, command: SetSelection) -> ChangeRefused | Noted | None:
+        own = command.policy
         why = await try_policy(own) if own is not None and ":" in own else ""
         if why:
             where = "the folder of its module must be on PYTHONPATH, here and where dispatchers run"
             return ChangeRefused("bad_request", f"policy: {own} cannot be loaded: {why}; {where}")
-        done = await self._amend(command.change)
+        return await self._change_app(command)
+
+    async def _set_replicas(self, command: SetReplicas) -> ChangeRefused | None:
+        """Without an app, in all that link the model."""
+        apps = [command.app] if command.app is not None else []
+        if command.app is None and command.model is not None:
+            apps = sorted((await self._read("app")).apps_linking(command.model))
+        for app in apps:
+            done = await self._amend(replace(command, app=app))
+            if isinstance(done, ChangeRefused):
+                return done
+        return None
+
+    async def _delete_app(self, command: DeleteApp) -> ChangeRefused | ContextsDeleted:
+        done = await self._amend(command)
         if isinstance(done, ChangeRefused):
             return done
-        if isinstance(command.change, DeleteApp):
-            return await self._reset_selection(ResetSelection(app=command.change.app))
-        notes = [done]
-        if isinstance(command.change, LinkModel | UnlinkModel | SetSelection):
-            notes += await self._refit_plans(command.change.app)
-        note = "; ".join(filter(None, notes))
-        return Noted(note) if note else None
+        await self._set_batching(SetBatching(app=command.app))
+        return await self._reset_selection(ResetSelection(app=command.app))
 
     async def _refit_plans(self, app: str) -> list[str]:
         """What serves has changed, so plans of pipelines that have this app as a stage may name variants that do not serve.
@@ -285,21 +303,11 @@ class RegistrarEdge:
             await asyncio.gather(*map(self._contexts.delete, keys[at : at + TOGETHER]))
         return ContextsDeleted(app)
 
-    async def _change_apps(self, command: ChangeApps) -> ChangeRefused | None:
-        for change in command.changes:
-            done = await self._amend(change)
-            if isinstance(done, ChangeRefused):
-                return done
-        return None
-
-    async def _amend(self, change: Change) -> ChangeRefused | str:
+    async def _amend(self, change: Any) -> ChangeRefused | str:
         """Read, change and write an app's record, again and again until nobody else has written in between. Returns `note_of` it."""
-        key = app_key(change.app)
+        key, reads = app_key(change.app), AMENDMENTS[type(change)].reads
         while True:
-            catalog = Catalog()
-            if isinstance(change, DependentChange):
-                under = "model" if isinstance(change, LinkModel) else ""  # a link depends on models only
-                catalog = await self._read(under)
+            catalog = Catalog() if reads is None else await self._read(reads)
             entry: KeyValueEntry | None = None
             before: AppRecord | None = None
             try:
@@ -313,9 +321,8 @@ class RegistrarEdge:
             try:
                 if after is None:
                     await self._catalog.delete(key)
-                    await self._set_batching(SetBatching(scope="app", name=change.app, rule=None))
                 elif entry is None:
-                    await self._catalog.create(key, encode(after))
+                    await self._catalog.create(key, encode(replace(after, created=time())))
                 elif after != before:
                     await self._catalog.update(key, encode(after), entry.revision)
             except WrongRevision:

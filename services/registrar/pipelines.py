@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from math import isfinite
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
@@ -16,17 +17,8 @@ from bus.messages.catalog import (
     PlannedStage,
     VariantRecord,
 )
-from bus.messages.public import AdminRequest, Error
-from services.core.accuracy import meeting
-from services.core.catalog import Catalog
-from services.core.cost import HANDLING_MS, PER_CORE, latency_ms
-from services.core.pipelines.checks import pipeline_errors, signature_of
-from services.core.pipelines.planners import POLICIES
-from services.core.pipelines.problem import LARGEST_BATCH, MOST_REPLICAS
-from services.registrar.checks import MOST_DEFAULT
-from services.registrar.commands import (
-    AppChange,
-    ChangeRefused,
+from bus.messages.public import Error
+from bus.messages.verbs import (
     DeleteApp,
     DeployPipeline,
     LinkModel,
@@ -34,8 +26,17 @@ from services.registrar.commands import (
     SetPipeline,
     SetReplicas,
     SetSelection,
+    SetVersion,
     UnlinkModel,
 )
+from services.core.accuracy import meeting
+from services.core.catalog import Catalog
+from services.core.cost import HANDLING_MS, PER_CORE, latency_ms
+from services.core.pipelines.checks import pipeline_errors, signature_of
+from services.core.pipelines.planners import POLICIES
+from services.core.pipelines.problem import LARGEST_BATCH, MOST_REPLICAS
+from services.registrar.checks import MOST_DEFAULT
+from services.registrar.commands import ChangeRefused, LinkVersion, RefitPlan
 
 HOP_MS = 0.1  # a message between two processes of one machine takes no less
 SLOWER = 1.25  # times the planned service time, which a variant may take by its profile
@@ -57,18 +58,19 @@ def set_pipeline(record: AppRecord | None, change: SetPipeline, catalog: Catalog
             f"pipeline.name: app {change.app} exists already and has models of its own; give the pipeline another name",
         )
     apps = {app.app: app for app in catalog.apps}
-    wrong = pipeline_errors(change.app, change.latency_ms, change.pipeline, apps, HOP_MS)
-    wrong = wrong or [*_sizes(change.pipeline), *_floors(change.pipeline, catalog)]
+    graph, head = change.graph, change.pipeline
+    wrong = pipeline_errors(change.app, head.latency_ms, graph, apps, HOP_MS)
+    wrong = wrong or [*_sizes(graph), *_floors(graph, catalog)]
     if wrong:
         more = f"; and {len(wrong) - MOST_SHOWN} more" if len(wrong) > MOST_SHOWN else ""
         return ChangeRefused("bad_request", "; ".join(wrong[:MOST_SHOWN]) + more)
-    before = record or AppRecord(app=change.app, links={}, created=change.at)
+    before = record or AppRecord(app=change.app, links={})
     after = replace(
         before,
-        pipeline=change.pipeline,
-        signature=signature_of(change.pipeline, apps),
-        latency_ms=change.latency_ms,
-        slo_target=before.slo_target if change.slo_target is None else change.slo_target,
+        pipeline=graph,
+        signature=signature_of(graph, apps),
+        latency_ms=head.latency_ms,
+        slo_target=before.slo_target if head.slo_target is None else head.slo_target,
         min_instances=0,
     )
     for outer in _containing(change.app, catalog):
@@ -117,11 +119,11 @@ def _best_accuracy(app: str, catalog: Catalog, unlinked: tuple[str, str]) -> flo
     return max((1.0 if one is None else one for one in known), default=1.0)
 
 
-def change_of_pipeline(change: AppChange) -> ChangeRefused | None:
+def change_of_pipeline(change: Any) -> ChangeRefused | None:
     """Why an app that is a pipeline does not get a change that other apps may get; None: it does."""
     remedy = "deploy a plan (infaas pipeline deploy), or use set-replicas on the app of a stage"
     match change:
-        case LinkModel():
+        case LinkModel() | SetVersion() | LinkVersion():
             text = f"app: {change.app} {NO_MODELS}"
         case SetSelection():
             text = f"app: {change.app} is a pipeline, whose stages answer; use set-selection on the app of a stage"
@@ -180,14 +182,21 @@ def _containing(app: str, catalog: Catalog) -> list[AppRecord]:
 
 
 def deploy(record: AppRecord, change: DeployPipeline, catalog: Catalog) -> AppRecord | ChangeRefused:
-    """The app with this plan, in which each stage names a variant."""
+    """The app with the plan that is asked for, in which each stage names a variant."""
+    plan = plan_of(change.plan)
+    return plan if isinstance(plan, ChangeRefused) else planned(record, plan, catalog)
+
+
+def planned(
+    record: AppRecord, plan: PipelinePlan | None, catalog: Catalog, *, again: bool = False
+) -> AppRecord | ChangeRefused:
+    """The app with this plan. again: it is deployed already, for profiles of other versions."""
     if record.pipeline is None:
         return ChangeRefused(
-            "bad_request", f"app: {change.app} is no pipeline; infaas pipeline list shows those that there are"
+            "bad_request", f"app: {record.app} is no pipeline; infaas pipeline list shows those that there are"
         )
-    if change.plan is None:
+    if plan is None:
         return replace(record, plan=None, plan_ended="")
-    plan = change.plan
     wrong = [*_plan_errors(plan, record, record.pipeline, catalog)]
     if wrong:
         return ChangeRefused("bad_request", "; ".join(wrong))
@@ -197,7 +206,7 @@ def deploy(record: AppRecord, change: DeployPipeline, catalog: Catalog) -> AppRe
             continue
         stage = plan.vertices[vertex.name]
         variant = _fitted(vertex, stage, catalog)
-        if isinstance(variant, VariantRecord) and not change.refit:
+        if isinstance(variant, VariantRecord) and not again:
             variant = _slow(variant, stage) or variant
         if isinstance(variant, str):
             wrong.append(f"plan.vertices.{vertex.name}.{variant}")
@@ -241,7 +250,7 @@ def retargeted(before: AppRecord | None, after: AppRecord | None) -> str:
     return f"{text}; plan and deploy again for {100 * after.slo_target:g} %"
 
 
-def refit(record: AppRecord, catalog: Catalog) -> AppRecord:
+def refit(record: AppRecord, _: RefitPlan, catalog: Catalog) -> AppRecord:
     """The app with variants in its plan that the apps of its stages serve now; without its plan if they have none that fits."""
     if record.plan is None or record.pipeline is None:
         return record
@@ -258,7 +267,7 @@ def _with_plan(record: AppRecord, plan: PipelinePlan | None, catalog: Catalog) -
     """The app with this plan, or with none if it does not fit."""
     if plan is None:
         return record
-    after = deploy(record, DeployPipeline(app=record.app, plan=plan, refit=True), catalog)
+    after = planned(record, plan, catalog, again=True)
     return _without_plan(record, after.message) if isinstance(after, ChangeRefused) else after
 
 
@@ -266,23 +275,22 @@ def _without_plan(record: AppRecord, reason: str) -> AppRecord:
     return replace(record, plan=None, plan_ended=reason)
 
 
-def plan_of(request: AdminRequest) -> PipelinePlan | Error | None:
+def plan_of(sent: dict[str, Any] | None) -> PipelinePlan | ChangeRefused | None:
     """The plan in a request of `deploy-pipeline`; None: the one that is deployed ends."""
-    if request.plan is None:
+    if sent is None:
         return None
     remedy = "give what `infaas pipeline plan FILE.toml --json` prints"
     try:
-        plan = msgspec.convert(request.plan, PipelinePlan)
+        plan = msgspec.convert(sent, PipelinePlan)
     except msgspec.ValidationError as error:
         reason, _, at = str(error).partition(" - at `$")
-        return Error(code="bad_request", message=f"plan{at.rstrip('`')}: {reason}; {remedy}")
-    unknown = [f"plan.{key[:80]}" for key in sorted({*request.plan} - {*PipelinePlan.__struct_fields__})]
-    for name, stage in request.plan["vertices"].items():
+        return ChangeRefused("bad_request", f"plan{at.rstrip('`')}: {reason}; {remedy}")
+    unknown = [f"plan.{key[:80]}" for key in sorted({*sent} - {*PipelinePlan.__struct_fields__})]
+    for name, stage in sent["vertices"].items():
         more = sorted({*stage} - {*PlannedStage.__struct_fields__})
         unknown += [f"plan.vertices.{name[:80]}.{key[:80]}" for key in more]
     if unknown:
-        text = f"{', '.join(unknown[:MOST_SHOWN])}: plans have no such field; {remedy}"
-        return Error(code="bad_request", message=text)
+        return ChangeRefused("bad_request", f"{', '.join(unknown[:MOST_SHOWN])}: plans have no such field; {remedy}")
     return plan
 
 

@@ -21,7 +21,7 @@ from services.core.catalog import mark_dominated
 from services.core.placement import REMOTE, container_kind
 from services.core.settings import RegistrarSettings
 from services.registrar.checks import CONTAINER
-from services.registrar.commands import AddVariants, LinkModel, PutRecords, RegistrationRecord
+from services.registrar.commands import AddVariants, LinkVersion, PutRecords, RegistrationRecord
 from services.registrar.policy import NATIVE, adds_integers, defect, simulated_variants, variant_name
 
 INSPECTED_AT = 0.1  # share of the whole that inspection counts for
@@ -323,14 +323,14 @@ class Registration:
             for built in (self.built[name],)
         )
 
-    def records(self, now: float, newest: bool) -> PutRecords:
+    def records(self, newest: bool) -> PutRecords:
         """The records for the catalogue. newest: the app serves no later version of the model."""
         assert self.inspected is not None, "records follow an inspection"
         variants = (*self._measured(), *self.simulated)
         return PutRecords(
             variants=variants,
             model=self._model(self.inspected),
-            link=self.link(self.inspected, now) if newest else None,
+            link=self.link(self.inspected) if newest else None,
         )
 
     def _model(self, inspected: ModelInspected) -> ModelRecord:
@@ -359,15 +359,14 @@ class Registration:
         """The records for the catalogue, of a model that is there already."""
         return AddVariants(model=self.record.request.model, version=self.version, variants=self._measured())
 
-    def link(self, inspected: ModelInspected, now: float) -> LinkModel | None:
+    def link(self, inspected: ModelInspected) -> LinkVersion | None:
         """The change of the app's record that was asked for; None for a model without an app."""
         request = self.record.request
         if request.app == WITHOUT_APP:
             return None
-        return LinkModel(
+        return LinkVersion(
             app=request.app,
             record=self._model(inspected),
-            at=now,
             create=True,
             latency_ms=request.latency_ms,
             default_output=request.default_output,

@@ -175,7 +175,7 @@ class Registrations:
             return self.cancel(registration.id, now)
         if record.request.container is not None:
             registration.set_container(record.request.container, self._settings)
-            obstacle = self._misfit(registration, now)
+            obstacle = self._misfit(registration)
             return self._complete(registration, now) if obstacle is None else self._end(registration, now, obstacle)
         self._queue.append(registration.id)
         return [*self._publish(registration, now), *self._assign(now)]
@@ -285,7 +285,7 @@ class Registrations:
         if registration is None:
             return []
         request = registration.record.request
-        obstacle = None if registration.extends else self._misfit(registration, now, report)
+        obstacle = None if registration.extends else self._misfit(registration, report)
         if obstacle is not None:
             return self._end(registration, now, obstacle)
         cores = self.workers.cores(worker, report.hardware)
@@ -301,11 +301,11 @@ class Registrations:
         registration.set_inspection(report, found)
         return self._order(registration, worker, now)
 
-    def _misfit(self, registration: Registration, now: float, report: ModelInspected | None = None) -> str | None:
+    def _misfit(self, registration: Registration, report: ModelInspected | None = None) -> str | None:
         """Why the app cannot serve the inspected model; None if it can."""
         inspected = report or registration.inspected
         assert inspected is not None
-        link = registration.link(inspected, now)
+        link = registration.link(inspected)
         refused = None if link is None else amend(self._catalog.app(link.app), link, self._catalog)
         return refused.message if isinstance(refused, ChangeRefused) else None
 
@@ -348,7 +348,7 @@ class Registrations:
             command = registration.additions()
         else:
             registration.add_simulated(self.workers.simulated_kinds(now, WORKER_TIMEOUT_S))
-            command = registration.records(now, newest=self._newest(registration))
+            command = registration.records(newest=self._newest(registration))
         return [self._start("records", registration, command), *self._assign(now)]
 
     def _newest(self, registration: Registration) -> bool:

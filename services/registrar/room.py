@@ -4,13 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from bus.messages.catalog import VariantRecord
+from bus.messages.catalog import PipelinePlan, VariantRecord
 from bus.messages.fleet import DeviceStatus, WorkerHeartbeat
 from bus.messages.public import Error
+from bus.messages.verbs import AddApp, AdminVerb, DeployPipeline, SetApp, SetReplicas, SetSelection
 from services.core.catalog import Catalog
 from services.core.settings import DispatcherSettings, MachineKind, MonitorSettings
-from services.registrar.commands import AddApp, ChangeApps, DeployPipeline, SetApp, SetReplicas, SetSelection
-from services.registrar.pipelines import absent_hardware
+from services.registrar.pipelines import absent_hardware, plan_of
 
 
 class Room(Struct, frozen=True, kw_only=True):
@@ -20,29 +20,26 @@ class Room(Struct, frozen=True, kw_only=True):
     monitor: MonitorSettings = MonitorSettings()
     cache_mb: float = DispatcherSettings().cache_mb
 
-    def refuse(self, change: object, catalog: Catalog, workers: Sequence[WorkerHeartbeat]) -> Error | None:
-        """Why a change asks for more than there can be; None: it does not, or nobody knows it. workers: those that are alive."""
-        if isinstance(change, DeployPipeline) and change.plan is not None and workers:
-            brought = {device for kind in self.kinds.values() for device in ("cpu", *kind.simulate, *kind.accelerators)}
-            present = {device.kind for worker in workers for device in worker.devices}
-            return absent_hardware(change.plan, present | brought)
-        if isinstance(change, SetSelection) and change.selection is not None:
-            return self._cache(change.app, change.selection.cache_mb, catalog)
-        if isinstance(change, AddApp | SetApp) and isinstance(change.min_instances, int):
-            return self._instances("min_instances", change.min_instances, catalog.variants_of(change.app), workers)
-        for one in change.changes if isinstance(change, ChangeApps) else (change,):
-            refused = self._replicas(one, catalog, workers) if isinstance(one, SetReplicas) else None
-            if refused is not None:
-                return refused
+    def refuse(self, request: AdminVerb, catalog: Catalog, workers: Sequence[WorkerHeartbeat]) -> Error | None:
+        """Why a request asks for more than there can be; None: it does not, or nobody knows it. workers: those that are alive."""
+        match request:
+            case DeployPipeline() if workers and isinstance(plan := plan_of(request.plan), PipelinePlan):
+                brought = {one for kind in self.kinds.values() for one in ("cpu", *kind.simulate, *kind.accelerators)}
+                present = {device.kind for worker in workers for device in worker.devices}
+                return absent_hardware(plan, present | brought)
+            case SetSelection():
+                return self._cache(request.app, request.cache_mb, catalog)
+            case AddApp(min_instances=int(least)) | SetApp(min_instances=int(least)):
+                return self._instances("min_instances", least, catalog.variants_of(request.app), workers)
+            case SetReplicas(app=str(app), model=None):
+                return self._instances("count", request.count, catalog.variants_of(app), workers)
+            case SetReplicas(model=str(model)):
+                linking = catalog.apps_linking(model)
+                apps = linking if request.app is None else linking & {request.app}
+                versions = {record.links[model] for app in apps if (record := catalog.app(app)) is not None}
+                variants = [one for version in versions for one in catalog.variants_at(model, version)]
+                return self._instances("count", request.count, variants, workers)
         return None
-
-    def _replicas(self, change: SetReplicas, catalog: Catalog, workers: Sequence[WorkerHeartbeat]) -> Error | None:
-        app, model = catalog.app(change.app), change.model
-        if model is None:
-            return self._instances("count", change.count, catalog.variants_of(change.app), workers)
-        if app is None or model not in app.links:
-            return None
-        return self._instances("count", change.count, catalog.variants_at(model, app.links[model]), workers)
 
     def _cache(self, app: str, cache_mb: float, catalog: Catalog) -> Error | None:
         others = sum(one.selection.cache_mb for one in catalog.apps if one.selection is not None and one.app != app)

@@ -389,7 +389,9 @@ def test_a_damaged_file_is_refused_by_file_and_row(
         assert "infaas replay --export" in text
         return text
 
-    assert "row 2: items must be at least 1 and at most 1000000, not 0" in after(head, rows[0], [*rows[1][:2], 0, *rows[1][3:]], 2)
+    assert "row 2: items must be at least 1 and at most 1000000, not 0" in after(
+        head, rows[0], [*rows[1][:2], 0, *rows[1][3:]], 2
+    )
     assert "row 1: Expected `float | null`, got `str` for slo_ms" in after(head, [*rows[0][:3], "50", *rows[0][4:]], 1)
     assert "row 1: Expected `array` of at least length 11" in after(head, rows[0][:4], 1)
     assert "row 2: time" in after(head, rows[5], rows[1], 2)

@@ -13,7 +13,8 @@ import pytest
 
 from bus.codec import decode, encode
 from bus.messages.catalog import AppRecord
-from bus.messages.public import AdminDone, AdminRequest, Refusal, RegistrationStatus
+from bus.messages.public import AdminDone, Refusal, RegistrationStatus
+from bus.messages.verbs import AddApp
 from bus.natsbus import NatsBus
 from bus.port import StreamSpec
 from bus.subjects import Subjects
@@ -292,10 +293,10 @@ def test_operators_and_outsiders_over_the_bus(nats_url: str, prefix: str, tmp_pa
                 await system.start(wire_registrar)
             bus, subjects = system.bus, system.subjects
             for n in range(10):  # spread over both registrars
-                reply = await bus.request(subjects.admin("add-app"), encode(AdminRequest(app=f"a{n}")), 60.0)
+                reply = await bus.request(subjects.admin("add-app"), encode(AddApp(app=f"a{n}")), 60.0)
                 assert decode(AdminDone, reply.data).done
             assert {app.app for app in (await system.catalog()).apps} == {f"a{n}" for n in range(10)}
-            again = await bus.request(subjects.admin("add-app"), encode(AdminRequest(app="a0")), 60.0)
+            again = await bus.request(subjects.admin("add-app"), encode(AddApp(app="a0")), 60.0)
             assert "exists already" in decode(Refusal, again.data).error.message
             for body in (b"", b"\xc1", encode({"app": 7})):
                 for subject in (subjects.register(), subjects.admin("add-app")):

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from bus.messages.fleet import EnsureLoaded, Release
-from bus.messages.public import AdminRequest
 from bus.messages.scaling import Drain
+from bus.messages.verbs import ReleaseVariant
 from services.core.settings import MonitorSettings
 from services.monitor.__main__ import wire as wire_monitor
 from services.registrar.__main__ import wire as wire_registrar
@@ -70,15 +70,15 @@ def test_a_damaged_artifact_is_quarantined_shown_kept_and_released(nats_url: str
             # Repaired: the record names the good artifact, and an operator releases the variant.
             await here.catalogue(replace(record, artifact=hashlib.sha256(GOOD).hexdigest()), GOOD)
             verb = here.subjects.admin("release-variant")
-            assert (await here.order(verb, AdminRequest()))["error"]["message"].startswith("variant: ")
-            assert await here.order(verb, AdminRequest(variant=record.variant)) == {"done": True}
+            assert (await here.order(verb, {}))["error"]["message"].startswith("variant: ")
+            assert await here.order(verb, ReleaseVariant(variant=record.variant)) == {"done": True}
             await until(lambda: not here.beats[-1].quarantined)
 
             async def answered() -> bool:
                 return "outputs" in await here.ask(x, latency_ms=5000.0)
 
             await until(answered)
-            again = await here.order(verb, AdminRequest(variant=record.variant))
+            again = await here.order(verb, ReleaseVariant(variant=record.variant))
             assert again["error"]["code"] == "bad_request"
             await here.stop("registrar")
 

@@ -16,6 +16,7 @@ import bus.messages.flow
 import bus.messages.jobs
 import bus.messages.public
 import bus.messages.scaling
+import bus.messages.verbs
 import bus.messages.work
 from tests.support.data.documents import references
 from tools.asyncapi.document import document
@@ -31,9 +32,11 @@ MODULES = (
     bus.messages.jobs,
     bus.messages.public,
     bus.messages.scaling,
+    bus.messages.verbs,
     bus.messages.work,
 )
-NOT_CHANNELS = {"TensorView", "TensorHead", "QueryInputs", "Event"}  # ways of reading a message in part, a base class
+# ways of reading a message in part, base classes
+NOT_CHANNELS = {"TensorView", "TensorHead", "QueryInputs", "Event", "AdminVerb", "AppSettings", "BatchingFields"}
 IN_BUCKETS = {"Part", "BatchingRule", "PipelineReplicas"}  # what objects and keys hold
 
 

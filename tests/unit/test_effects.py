@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bus.messages.public import AdminRequest, Requirements
+from bus.messages.public import Requirements
+from bus.messages.verbs import ADMIN_VERBS, body_of
 from infaas.cli import COMMANDS, build
 from services.core.settings import Settings, described
 
@@ -28,7 +29,7 @@ def options() -> list[str]:
 NAMES = {
     "settings": [setting.key for setting in described(Settings)],
     "needs": list(Requirements.__struct_fields__),
-    "verbs": list(AdminRequest.__struct_fields__),
+    "verbs": list(dict.fromkeys(name for verb in ADMIN_VERBS.values() for name in body_of(verb))),
     "options": options(),
 }
 

@@ -1,8 +1,9 @@
 """The subjects and their messages: the table from which the document is made. Parameters are written `{name}`."""
 
+import inspect
 from typing import NamedTuple
 
-from bus.messages import catalog, events, fleet, flow, jobs, public, scaling, work
+from bus.messages import catalog, events, fleet, flow, jobs, public, scaling, verbs, work
 from bus.subjects import Subjects
 
 NAMES = Subjects()
@@ -102,13 +103,16 @@ def public_channels() -> list[Channel]:
             "Cancel a job: its remaining items are not computed.",
             (jobs.JobCancelled, refusal),
         ),
-        Channel(
-            "admin",
-            NAMES.admin("{verb}"),
-            (public.AdminRequest,),
-            "receive",
-            "For operators.",
-            (public.AdminDone, refusal),
+        *(
+            Channel(
+                f"admin-{verb}",
+                NAMES.admin(verb),
+                (kind,),
+                "receive",
+                f"For operators. {inspect.getdoc(kind)}".partition("\n")[0],
+                (public.AdminDone, refusal),
+            )
+            for verb, kind in verbs.ADMIN_VERBS.items()
         ),
     ]
 

@@ -22,7 +22,6 @@ PARAMETERS = {
     "uid": "id of a query, in hexadecimal digits",
     "registration": "id of a registration",
     "what": "apps, models, variants, workers or jobs",
-    "verb": "an operator's verb",
 }
 
 

@@ -1,8 +1,16 @@
 """The operations of Clipper's dialect. Pure."""
 
+import inspect
 from collections.abc import Iterator
+from typing import Any, get_origin
 
-from tools.openapi.operation import FLAG, NUMBER, TEXT, WHOLE, Operation, Schema, array, record, ref
+from msgspec import NODEFAULT
+
+from bus.fields import Field
+from bus.messages.verbs import INPUT_TYPES, verb_of
+from services.gateway.clipper.admin import OWN, fields_called
+from tools.openapi.operation import FLAG, NUMBER, OBJECT, TEXT, WHOLE, Operation, Schema, array, record, ref
+from tools.openapi.operation import fields as plain_fields
 
 TAG = "Clipper"
 _LABEL: Schema = {"type": ["number", "string", "array"]}
@@ -11,7 +19,7 @@ _INPUT: Schema = {
     "type": ["array", "string", "number"],
     "description": "One item: a list of numbers (integers, floats, doubles), base64 (bytes), or a text (strings), as the app was registered.",
 }
-_INPUT_TYPE: Schema = {"enum": ["integers", "floats", "doubles", "bytes", "strings"]}
+_INPUT_TYPE: Schema = {"enum": [*INPUT_TYPES]}
 _FILE = ref("File")
 _DONE: Schema = {"type": "string", "description": "Success!"}
 
@@ -91,36 +99,16 @@ def operations() -> Iterator[Operation]:
     )  # fmt: skip
     one = record("model_name", "model_version", **model)
     yield _change("delete_versioned_model", "Delete a version that no application serves.", one)
-    yield _change(
-        "set_target", "The share of an application's queries to be answered in time, above 0 and below 1.",
-        record("name", "slo_target", name=TEXT, slo_target=NUMBER),
-    )  # fmt: skip
-    yield _change(
-        "set_selection", "How several models of an application answer a query together; without a policy and a cache, one variant answers.",
-        record(
-            "name", name=TEXT, policy={**TEXT, "description": "exp3, exp4, majority, weighted, or a class as module:Class."},
-            members=array(TEXT), eta=NUMBER, contextual=FLAG, confidence=NUMBER, wait_share=NUMBER, cache_mb=NUMBER,
-        ),
-    )  # fmt: skip
-    yield _change(
-        "set_batching", "How batches of an application, a model or a variant are formed; without a policy, as by default.",
-        record(
-            app=TEXT, model=TEXT, variant=TEXT, policy=TEXT, batch=WHOLE, slo_ms=NUMBER, wait_ms=NUMBER, quantum_ms=NUMBER, contexts=WHOLE,
-        ),
-    )  # fmt: skip
-    anything = {"type": "object"}
-    yield _change(
-        "set_pipeline", "A graph of applications that answers the queries of one, as its file has it (docs/pipelines.md).",
-        record(
-            "pipeline", "vertex", "output",
-            pipeline=record("name", "latency_ms", name=TEXT, latency_ms=NUMBER, slo_target=NUMBER), vertex=array(anything),
-            edge=array(anything), output=anything,
-        ),
-    )  # fmt: skip
-    yield _change(
-        "deploy_pipeline", "Serve a pipeline by a plan of `infaas pipeline plan --json`; without one, as any other application.",
-        record("name", name=TEXT, plan=anything),
-    )  # fmt: skip
+    for kind in OWN:
+        verb, summary = verb_of(kind).replace("-", "_"), str(inspect.getdoc(kind)).partition("\n")[0]
+        fields = {called: one for called, (_, one) in fields_called(kind).items()}
+        plain = plain_fields(kind)
+        needed = [called for called, one in fields.items() if one.default is NODEFAULT]
+        yield _change(
+            verb,
+            summary,
+            record(*needed, **{called: plain.get(one.name) or _schema(one) for called, one in fields.items()}),
+        )
     yield _change("set_model_version", "Let every application that links the model serve this version.", one)
     verbose = record(verbose=FLAG)
     yield _look(
@@ -158,6 +146,12 @@ def operations() -> Iterator[Operation]:
         "get_state", "What feedback has taught about the models of an application, for all users or for one; empty without a policy.",
         array(learnt), record("app_name", app_name=TEXT, uid={"type": ["string", "integer"]}), needed=True,
     )  # fmt: skip
+
+
+def _schema(field: Field) -> Schema:
+    """A field of a verb of ours that is not plain."""
+    kind: Schema = {} if field.type is Any else array(OBJECT) if get_origin(field.type) is list else OBJECT
+    return {**kind, "description": field.meaning}
 
 
 def _change(verb: str, summary: str, body: Schema, statuses: dict[int, str] | None = None) -> Operation:

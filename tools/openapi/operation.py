@@ -52,7 +52,7 @@ _TYPES = {float: NUMBER, int: WHOLE, bool: FLAG, str: TEXT, list[str]: array(TEX
 def fields(message: type[Struct], *names: str) -> dict[str, Schema]:
     """The schemas of these fields of a message, with their bounds and meanings; without names, of all whose values are plain."""
     known = fields_of(message)
-    found = {}
+    found: dict[str, Schema] = {}
     for field in (known[name] for name in names or known if names or known[name].type in _TYPES):
         bounds = {} if field.rule is None else field.rule.schema
         schema = {**_TYPES[field.type]}

@@ -1,19 +1,35 @@
 """/admin/*: Clipper's management of applications, links, models and versions, by the verbs of `infaas.admin`."""
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, get_origin
 
 import msgspec
+from msgspec import NODEFAULT
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
-from bus.messages.catalog import PipelineRecord
-from bus.messages.public import AdminRequest
+from bus.codec import explain
+from bus.fields import Field
+from bus.messages.verbs import (
+    AddApp,
+    AdminVerb,
+    DeleteApp,
+    DeleteVersion,
+    DeployPipeline,
+    LinkModel,
+    SetBatching,
+    SetPipeline,
+    SetSelection,
+    SetTarget,
+    SetVersion,
+    UnlinkModel,
+    body_of,
+)
 from bus.subjects import WITHOUT_APP
 from infaas.errors import InfaasError, Refused
 from services.core.batching import LARGEST_BATCH
-from services.core.catalog import Catalog, selection_asked
+from services.core.catalog import Catalog
 from services.gateway.clipper import bodies
 from services.gateway.clipper.bodies import (
     PROCESSING_ERROR,
@@ -36,11 +52,8 @@ from services.gateway.registration import (
 )
 
 SUCCESS = "Success!"
-BATCHING: dict[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("app", "model", "variant", "policy"), str),
-    **dict.fromkeys(("batch", "contexts"), int),
-    **dict.fromkeys(("slo_ms", "wait_ms", "quantum_ms"), (int, float)),
-}
+# Verbs that Clipper has none like. Each has a path of its name.
+OWN: tuple[type[AdminVerb], ...] = (SetTarget, SetSelection, SetBatching, SetPipeline, DeployPipeline)
 Body = dict[str, Any]
 
 
@@ -62,10 +75,10 @@ class ClipperAdminApi:
             "default_output": _parsed(body.get("default_output")),
             "latency_ms": _milliseconds(micros),
         }
-        return await self._change("add-app", fields)
+        return await self._change(AddApp(**{name: value for name, value in fields.items() if value is not None}))
 
     async def delete_app(self, request: Request) -> PlainTextResponse:
-        return await self._change("delete-app", {"app": field(await _body(request, "name"), "name", str)})
+        return await self._change(DeleteApp(app=field(await _body(request, "name"), "name", str)))
 
     async def add_model_links(self, request: Request) -> PlainTextResponse:
         """Link all models or none, as far as errors can be found before the first link."""
@@ -74,7 +87,7 @@ class ClipperAdminApi:
             if self._service.catalog.model(model) is None:
                 raise ClipperError(REQUEST_ERROR, f"there is no model {model[:80]!r}: add_model registers one")
         for model in models:
-            await self._change("link-model", {"app": app, "model": model})
+            await self._change(LinkModel(app=app, model=model))
         return PlainTextResponse(SUCCESS)
 
     async def delete_model_links(self, request: Request) -> PlainTextResponse:
@@ -84,7 +97,7 @@ class ClipperAdminApi:
             if found is not None and model not in found.links:
                 raise ClipperError(REQUEST_ERROR, f"application {app} does not link {model[:80]!r}")
         for model in models:
-            await self._change("unlink-model", {"app": app, "model": model})
+            await self._change(UnlinkModel(app=app, model=model))
         return PlainTextResponse(SUCCESS)
 
     def _links(self, body: Body) -> tuple[str, list[str]]:
@@ -147,13 +160,13 @@ class ClipperAdminApi:
             raise clipper_refusal(error, REQUEST_ERROR) from error
         await wait_until(lambda: self._service.catalog.model(done.model, done.version) is not None)
         if batch not in (None, -1):
-            await self._change("set-batching", {"model": done.model, "policy": "fixed", "batch": batch})
+            await self._change(SetBatching(model=done.model, policy="fixed", batch=batch))
         return PlainTextResponse(SUCCESS)
 
     async def delete_versioned_model(self, request: Request) -> PlainTextResponse:
         body = await _body(request, "model_name", "model_version")
-        fields = {"model": field(body, "model_name", str), "version": read_version(body, "model_version")}
-        return await self._change("delete-version", fields)
+        model, version = field(body, "model_name", str), read_version(body, "model_version")
+        return await self._change(DeleteVersion(model=model, version=str(version)))
 
     async def set_model_version(self, request: Request) -> PlainTextResponse:
         """Set the version in every application that links the model."""
@@ -174,63 +187,27 @@ class ClipperAdminApi:
             if difference is not None:
                 raise ClipperError(REQUEST_ERROR, f"version {wanted} does not fit application {app}: {difference}")
         for app in apps:
-            await self._change("set-version", {"app": app, "model": model, "version": wanted})
+            await self._change(SetVersion(app=app, model=model, version=record.version))
         return PlainTextResponse(SUCCESS)
 
-    async def set_target(self, request: Request) -> PlainTextResponse:
-        """Set the share of an application's queries to be answered in time."""
-        body = await _body(request, "name", "slo_target")
-        return await self._change(
-            "set-target", {"app": field(body, "name", str), "slo_target": field(body, "slo_target", (int, float))}
-        )
+    def own(self, kind: type[AdminVerb]) -> Callable[[Request], Awaitable[PlainTextResponse]]:
+        """The endpoint of a verb of ours, which takes the verb's own fields."""
 
-    async def set_selection(self, request: Request) -> PlainTextResponse:
-        """Set how several models of an application answer together."""
-        body = await _body(
-            request, "name", "policy", "members", "eta", "contextual", "confidence", "wait_share", "cache_mb"
-        )
-        members = field(body, "members", list, needed=False)
-        if members is not None and not all(isinstance(member, str) for member in members):
-            raise ClipperError(REQUEST_ERROR, "members: must be a list of names of models")
-        fields = {
-            "app": field(body, "name", str),
-            "policy": field(body, "policy", str, needed=False),
-            "members": members,
-            "contextual": field(body, "contextual", bool, needed=False),
-            **{
-                name: field(body, name, (int, float), needed=False)
-                for name in ("eta", "confidence", "wait_share", "cache_mb")
-            },
-        }
-        return await self._change("set-selection", {name: value for name, value in fields.items() if value is not None})
+        async def change(request: Request) -> PlainTextResponse:
+            fields = fields_called(kind)
+            body = await _body(request, *fields)
+            given = {
+                name: value
+                for called, (name, one) in fields.items()
+                if (value := field(body, called, _kinds(one), needed=one.default is NODEFAULT)) is not None
+            }
+            try:
+                wanted = msgspec.convert(given, kind)
+            except msgspec.ValidationError as error:
+                raise ClipperError(REQUEST_ERROR, explain(error)) from error
+            return await self._change(wanted)
 
-    async def set_batching(self, request: Request) -> PlainTextResponse:
-        """Say how batches of an application, a model or a variant are formed; without a policy, as by default."""
-        body = await _body(request, *BATCHING)
-        fields = {
-            name: value
-            for name, kind in BATCHING.items()
-            if (value := field(body, name, kind, needed=False)) is not None
-        }
-        return await self._change("set-batching", fields)
-
-    async def set_pipeline(self, request: Request) -> PlainTextResponse:
-        """Let a graph of other applications answer the queries of one, which is made if it is not there."""
-        body = await _body(request, "pipeline", "vertex", "edge", "output")
-        fields = {
-            "pipeline": field(body, "pipeline", dict),
-            "vertex": field(body, "vertex", list),
-            "edge": field(body, "edge", list, needed=False) or [],
-            "output": field(body, "output", dict),
-        }
-        field(fields["pipeline"], "name", str)
-        return await self._change("set-pipeline", fields)
-
-    async def deploy_pipeline(self, request: Request) -> PlainTextResponse:
-        """Serve a pipeline by a plan; without one, as any other application."""
-        body = await _body(request, "name", "plan")
-        plan = field(body, "plan", dict, needed=False)
-        return await self._change("deploy-pipeline", {"app": field(body, "name", str), "plan": plan})
+        return change
 
     # -- descriptions
 
@@ -309,39 +286,55 @@ class ClipperAdminApi:
         except InfaasError as error:
             raise failure_of(error) from error
 
-    async def _change(self, verb: str, fields: Mapping[str, Any]) -> PlainTextResponse:
+    async def _change(self, change: AdminVerb) -> PlainTextResponse:
         try:
-            done = await self._service.command(verb, fields)
+            done = await self._service.command(change)
         except Refused as error:
             raise clipper_refusal(error, PROCESSING_ERROR if error.code == "internal" else REQUEST_ERROR) from error
-        await wait_until(lambda: _visible(verb, fields, self._service.catalog))
+        await wait_until(lambda: _visible(change, self._service.catalog))
         return PlainTextResponse("\n".join(filter(None, [SUCCESS, done.get("note")])))
 
 
-def _visible(verb: str, fields: Mapping[str, Any], catalog: Catalog) -> bool:
+def fields_called(kind: type[AdminVerb]) -> dict[str, tuple[str, Field]]:
+    """The fields of a verb by what a body calls them: an app that the verb needs is its `name`, as in Clipper."""
+    fields = body_of(kind).items()
+    return {"name" if name == "app" and one.default is NODEFAULT else name: (name, one) for name, one in fields}
+
+
+def _kinds(of: Field) -> tuple[type, ...]:
+    """The types of JSON that a field may have."""
+    kind = get_origin(of.type) or of.type
+    if kind is Any:
+        return (str, int, float, list, bool, dict)
+    return {float: (int, float), list: (list,)}.get(kind, (kind if kind in (str, int, bool) else dict,))
+
+
+def _visible(change: AdminVerb, catalog: Catalog) -> bool:
     """Whether the catalogue shows a change."""
-    if verb == "set-batching":
-        return True  # the catalogue does not show it
-    if verb == "set-pipeline":
-        made = catalog.app(fields["pipeline"]["name"])
-        graph = {part: fields[part] for part in ("vertex", "edge", "output")}
-        return made is not None and made.pipeline == msgspec.convert(graph, PipelineRecord)
-    app, model = catalog.app(fields.get("app", "")), fields.get("model", "")
-    if verb == "delete-version":
-        return catalog.model(model, fields["version"]) is None
-    if verb == "delete-app":
-        return app is None
+    app = catalog.app(getattr(change, "app", None) or "")
+    match change:
+        case SetBatching():
+            return True  # the catalogue does not show it
+        case DeleteVersion():
+            return catalog.model(change.model, change.version) is None
+        case DeleteApp():
+            return app is None
     if app is None:
         return False
-    if verb == "deploy-pipeline":
-        return (app.plan is None) == (fields["plan"] is None)
-    if verb == "set-version":
-        return bool(app.links.get(model) == fields["version"])
-    if verb == "set-target":
-        return bool(app.slo_target == fields["slo_target"])
-    if verb == "set-selection":
-        return app.selection == selection_asked(AdminRequest(**fields))
-    return verb == "add-app" or (model in app.links) == (verb == "link-model")
+    match change:
+        case SetPipeline():
+            return app.pipeline == change.graph
+        case DeployPipeline():
+            return (app.plan is None) == (change.plan is None)
+        case SetVersion():
+            return app.links.get(change.model) == change.version
+        case SetTarget():
+            return app.slo_target == change.slo_target
+        case SetSelection():
+            return app.selection == change.selection
+        case LinkModel() | UnlinkModel():
+            return (change.model in app.links) == isinstance(change, LinkModel)
+    return True
 
 
 async def _body(request: Request, *reads: str) -> Body:

@@ -14,9 +14,10 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from bus.messages.catalog import AppRecord
+from bus.messages.verbs import verb_of
 from infaas.answers import Answer
 from infaas.errors import InfaasError, Refused
-from services.gateway.clipper.admin import ClipperAdminApi
+from services.gateway.clipper.admin import OWN, ClipperAdminApi
 from services.gateway.clipper.bodies import (
     JSON_ERROR,
     PROCESSING_ERROR,
@@ -209,7 +210,7 @@ def _outputs(answer: Answer, app: AppRecord, items: int) -> list[Any]:
 COUNTS = "/clipper/metrics"  # also at /metrics, for who accepts JSON
 VERBS = (
     "add_app", "delete_app", "add_model_links", "delete_model_links", "add_model", "delete_versioned_model",
-    "set_model_version", "set_target", "set_selection", "set_batching", "set_pipeline", "deploy_pipeline",
+    "set_model_version",
     "get_all_applications", "get_application", "get_linked_models", "get_all_models", "get_model", "get_all_containers", "get_container", "get_state",
 )  # fmt: skip
 
@@ -219,6 +220,7 @@ def routes(service: GatewayService, registration: ModelRegistration) -> list[Rou
     predicting, managing = ClipperQueryApi(service), ClipperAdminApi(service, registration)
     return [
         *(Route(f"/admin/{verb}", getattr(managing, verb), methods=["POST"]) for verb in VERBS),
+        *(Route(f"/admin/{verb_of(kind).replace('-', '_')}", managing.own(kind), methods=["POST"]) for kind in OWN),
         Route("/admin/ping", managing.ping, methods=["GET"]),
         Route("/admin/metrics", predicting.metrics, methods=["POST"]),
         Route(COUNTS, predicting.metrics, methods=["GET"]),

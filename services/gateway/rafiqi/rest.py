@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from bus.messages.catalog import BatchingRule, ModelRecord, TensorSpec
+from bus.messages.verbs import SetBatching
 from infaas.answers import Answer
 from infaas.errors import Refused
 from services.core.batching import rule_errors
@@ -125,7 +126,7 @@ class RafiqiApi:
         failed: dict[str, RequestFailed] = {}
         for model in sorted(known) if name is None else [name]:
             try:
-                await self._service.command("set-batching", {"model": model, **fields})
+                await self._service.command(SetBatching(model=model, **fields))
             except Refused as refusal:
                 failed[model] = RequestFailed(None, refusal.message, code=refusal.code)
         return self._all_models(failed)

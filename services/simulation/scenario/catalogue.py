@@ -16,12 +16,12 @@ from bus.messages.catalog import (
     TensorSpec,
     VariantRecord,
 )
-from bus.messages.public import AdminRequest, Requirements
+from bus.messages.public import Requirements
 from services.core.batching import batching_key, rule_errors
 from services.core.cost import PER_CORE, price_per_hour
 from services.core.emulation import with_tiers
 from services.core.ensemble.policies import make_policy
-from services.registrar.checks import POLICIES, selection_fields
+from services.registrar.checks import POLICIES, selection_errors
 from services.simulation.ensembles import SIGNATURE as SEVERAL
 from services.simulation.scenario import profiles
 from services.simulation.scenario.machines import MB, UNLIMITED_MB, MachineBlock, largest_of
@@ -140,7 +140,7 @@ def selection_of(block: TomlTable, app: str, links: Collection[str]) -> ModelSel
         stated = convert(given, _StatedSelection)
     except ValidationError as error:
         location.refuse(str(error))
-    for wrong in selection_fields(AdminRequest(app=app, **{field: getattr(stated, field) for field in given})):
+    for wrong in selection_errors(stated):
         location.refuse(wrong)
     if stated.policy is not None and make_policy(stated) is None:
         location.refuse(

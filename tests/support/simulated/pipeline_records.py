@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from bus.codec import encode
@@ -16,14 +17,10 @@ from bus.messages.catalog import (
     PlannedStage,
     VariantRecord,
 )
+from bus.messages.verbs import DeployPipeline, PipelineHead, SetPipeline
 from services.core.catalog import Catalog, key_of
 from services.registrar.changes import amend
-from services.registrar.commands import (
-    Change,
-    ChangeRefused,
-    DeployPipeline,
-    SetPipeline,
-)
+from services.registrar.commands import ChangeRefused
 from tests.support.simulated.registrations import (
     app_record,
     model_record,
@@ -38,7 +35,18 @@ TWICE = PipelineRecord(
     edges=[],
     output={"scores": "first.scores", "check": "second.scores"},
 )
-SET = SetPipeline(app="both", pipeline=TWICE, latency_ms=100.0, at=7.0)
+
+
+def setting(graph: PipelineRecord = TWICE, name: str = "both", latency_ms: float = 100.0, **more: Any) -> SetPipeline:
+    head = PipelineHead(name=name, latency_ms=latency_ms, **more)
+    return SetPipeline(pipeline=head, vertices=graph.vertices, edges=graph.edges, output=graph.output)
+
+
+def deploying(plan: PipelinePlan | None, app: str = "both") -> DeployPipeline:
+    return DeployPipeline(app=app, plan=msgspec.to_builtins(plan))
+
+
+SET = setting()
 CHECKS = app_record("checks", links={"check": "1", "exact": "1"})
 RECORDS: list[AppRecord | ModelRecord | VariantRecord] = [
     app_record(),
@@ -65,13 +73,13 @@ KNOWN = catalog_of()
 EXP4 = ModelSelection(policy="exp4")
 
 
-def changed(record: AppRecord | None, change: Change, catalog: Catalog = KNOWN) -> AppRecord:
+def changed(record: AppRecord | None, change: Any, catalog: Catalog = KNOWN) -> AppRecord:
     after = amend(record, change, catalog)
     assert isinstance(after, AppRecord), after
     return after
 
 
-def refused(record: AppRecord | None, change: Change, catalog: Catalog = KNOWN) -> str:
+def refused(record: AppRecord | None, change: Any, catalog: Catalog = KNOWN) -> str:
     after = amend(record, change, catalog)
     assert isinstance(after, ChangeRefused), after
     return f"{after.code} {after.message}"
@@ -99,4 +107,4 @@ PLAN = PipelinePlan(
     rate=10.0,
     latency_ms=100.0,
 )
-DEPLOYED = changed(BOTH, DeployPipeline(app="both", plan=PLAN))
+DEPLOYED = changed(BOTH, deploying(PLAN))

@@ -9,6 +9,7 @@ from bus.codec import decode, encode
 from bus.messages.catalog import AppRecord, ModelRecord, Profile, ProfileRow, Signature, TensorSpec, VariantRecord
 from bus.messages.fleet import DeviceStatus, WorkerHeartbeat
 from bus.messages.public import Register, RegistrationStatus
+from bus.messages.verbs import ResetSelection
 from bus.messages.work import BuildVariants, ModelInspected, VariantBuilt, VariantFailed, VariantPlan, WorkFinished
 from bus.subjects import Subjects
 from services.core.actor import (
@@ -31,7 +32,6 @@ from services.registrar.actor import Registrar
 from services.registrar.changes import amend
 from services.registrar.commands import (
     AddVariants,
-    ChangeApp,
     ChangeRefused,
     ChangeSimulated,
     ClaimRegistration,
@@ -42,7 +42,6 @@ from services.registrar.commands import (
     PutStatus,
     RegistrationClaimed,
     RegistrationRecord,
-    ResetSelection,
     TakeOverRegistration,
 )
 from services.registrar.status import OVER
@@ -248,8 +247,6 @@ class Stage:
                     self.put(SUBJECTS.catalog_bucket, key_of(record), encode(record))
                 for name in command.drop:
                     self.put(SUBJECTS.catalog_bucket, f"variant.{name}", None)
-            case ChangeApp(change=change):
-                return self.change(change)
             case ResetSelection():
                 return ContextsDeleted(
                     command.app, selection_key(command.app, command.context) if command.context is not None else ""
@@ -258,10 +255,11 @@ class Stage:
                 self.forgotten.append(command)
                 self.put(SUBJECTS.status_bucket, f"work.{command.registration}", None)
             case _:
-                raise AssertionError(f"unexpected command {command}")
+                return self.change(command)
         return None
 
     def change(self, change: Any) -> ChangeRefused | None:
+        """By AMENDMENTS, as the edge does."""
         after = amend(self.registrar._catalog.app(change.app), change, self.registrar._catalog)
         if isinstance(after, ChangeRefused):
             return after

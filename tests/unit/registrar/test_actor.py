@@ -3,12 +3,13 @@
 from typing import Any
 
 import pytest
+from msgspec import Raw
 from msgspec.structs import replace
 
 from bus.codec import decode, encode
 from bus.messages.catalog import AppRecord, ModelRecord, Signature, VariantRecord
 from bus.messages.flow import SelectionChanged
-from bus.messages.public import AdminDone, AdminRequest, Refusal, RegistrationAccepted
+from bus.messages.public import AdminDone, Refusal, RegistrationAccepted
 from bus.messages.work import InspectModel, WorkProgress
 from services.core.actor import Done, Failed, Malformed, Synced, TimedOut
 from services.core.catalog import selection_key
@@ -195,7 +196,7 @@ def test_operators_change_the_catalogue() -> None:
     stage = Stage()
 
     def ask(verb: str, **fields: Any) -> Any:
-        stage.tell(AdminRequest(**fields), SUBJECTS.admin(verb), "_INBOX.9")
+        stage.tell(Raw(encode(fields)), SUBJECTS.admin(verb), "_INBOX.9")
         stage.perform()
         return stage.sent[-1][1]
 
@@ -213,7 +214,7 @@ def test_operators_change_the_catalogue() -> None:
     assert ask("delete-app", app="a") == AdminDone()
     assert "app.a" not in stage.catalog
     assert "delete-app" in ask("explode").error.message
-    stage.tell(AdminRequest(app="b"), SUBJECTS.admin("add-app"), "_INBOX.9")
+    stage.tell(Raw(encode({"app": "b"})), SUBJECTS.admin("add-app"), "_INBOX.9")
     stage.tell(Failed(stage.commands.pop().id, "disconnected"))
     assert stage.sent[-1][1].error.code == "overloaded"
 

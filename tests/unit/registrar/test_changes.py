@@ -4,18 +4,17 @@ from math import inf, nan
 from typing import Any
 
 import pytest
+from msgspec import NODEFAULT
 from msgspec.structs import replace
 
 from bus.codec import encode
+from bus.fields import TOKEN
 from bus.messages.catalog import AppRecord, BatchingRule, ModelSelection, PipelineRecord, Signature
-from bus.messages.public import AdminRequest, Error
-from services.core.catalog import Catalog, key_of
-from services.registrar.changes import NEEDS, amend, change_for
-from services.registrar.commands import (
+from bus.messages.public import Error
+from bus.messages.verbs import (
+    ADMIN_VERBS,
     AddApp,
-    Change,
-    ChangeApps,
-    ChangeRefused,
+    AdminVerb,
     DeleteApp,
     DeleteVersion,
     LinkModel,
@@ -25,32 +24,38 @@ from services.registrar.commands import (
     SetBatching,
     SetReplicas,
     SetSelection,
+    SetTarget,
+    SetVersion,
     UnlinkModel,
+    body_of,
 )
+from services.core.catalog import Catalog, key_of
+from services.registrar.changes import AMENDMENTS, amend, refusal
+from services.registrar.checks import verb_asked
+from services.registrar.commands import ChangeRefused, LinkVersion
+from services.registrar.edge import RegistrarEdge
 from tests.support.simulated.registrations import SIGNATURE, app_record, model_record, variant_record
 
-LINK = LinkModel(app="digits", record=model_record("cnn"), at=7.0)
+LINK = LinkVersion(app="digits", record=model_record("cnn"))
 VARIANT = variant_record(model="mlp", version="2")
 OTHER = Signature(inputs=SIGNATURE.outputs, outputs=SIGNATURE.inputs)
 
 
-def changed(record: AppRecord | None, change: Change) -> AppRecord:
-    after = amend(record, change, Catalog())
+def changed(record: AppRecord | None, change: Any, known: Catalog | None = None) -> AppRecord:
+    after = amend(record, change, known or Catalog())
     assert isinstance(after, AppRecord)
     return after
 
 
-def refused(record: AppRecord | None, change: Change) -> ChangeRefused:
-    after = amend(record, change, Catalog())
+def refused(record: AppRecord | None, change: Any, known: Catalog | None = None) -> ChangeRefused:
+    after = amend(record, change, known or Catalog())
     assert isinstance(after, ChangeRefused)
     return after
 
 
 def test_the_first_link_makes_the_app_and_fixes_its_signature() -> None:
     after = changed(None, replace(LINK, create=True, latency_ms=5.0, default_output=[0]))
-    expected = AppRecord(
-        app="digits", links={"cnn": "1"}, signature=SIGNATURE, created=7.0, latency_ms=5.0, default_output=[0]
-    )
+    expected = AppRecord(app="digits", links={"cnn": "1"}, signature=SIGNATURE, latency_ms=5.0, default_output=[0])
     assert after == expected
 
 
@@ -78,18 +83,29 @@ def test_only_a_registration_makes_apps() -> None:
 
 
 def test_a_version_is_set_only_where_the_model_is_linked() -> None:
-    assert refused(app_record(), replace(LINK, linked=True)).code == "unknown_model"
-    assert changed(app_record(), replace(LINK, record=model_record("mlp", "2"), linked=True)).links == {"mlp": "2"}
+    known = catalog()
+    assert refused(app_record(), SetVersion(app="digits", model="far", version="1"), known).code == "unknown_model"
+    missing = refused(app_record(), SetVersion(app="digits", model="mlp", version="7"), known)
+    assert (missing.code, "1, 2" in missing.message) == ("unknown_model", True)
+    assert changed(app_record(), SetVersion(app="digits", model="mlp", version="2"), known).links == {"mlp": "2"}
+
+
+def test_a_link_without_a_version_is_of_the_newest() -> None:
+    app, known = app_record("a", links={}), catalog()
+    assert changed(app, LinkModel(app="a", model="mlp"), known).links == {"mlp": "2"}
+    first = changed(app, LinkModel(app="a", model="mlp", version="1", latency_ms=3.0, default_output=[0]), known)
+    assert (first.links, first.latency_ms, first.default_output) == ({"mlp": "1"}, 3.0, [0])
+    assert refused(app, LinkModel(app="a", model="none"), known).code == "unknown_model"
 
 
 def test_unlink_add_and_delete() -> None:
     assert changed(app_record(), UnlinkModel(app="digits", model="mlp")).links == {}
     assert refused(app_record(), UnlinkModel(app="digits", model="cnn")).code == "unknown_model"
     assert amend(app_record(), DeleteApp(app="digits"), Catalog()) is None
-    assert changed(None, AddApp(app="a", at=3.0, min_instances=0, slo_target=0.9)) == AppRecord(
-        app="a", links={}, created=3.0, min_instances=0, slo_target=0.9
+    assert changed(None, AddApp(app="a", min_instances=0, slo_target=0.9)) == AppRecord(
+        app="a", links={}, min_instances=0, slo_target=0.9
     )
-    assert refused(app_record(), AddApp(app="digits", at=3.0)).code == "bad_request"
+    assert refused(app_record(), AddApp(app="digits")).code == "bad_request"
 
 
 def test_an_app_gets_other_settings_and_keeps_what_is_not_named() -> None:
@@ -109,17 +125,17 @@ EXP4 = ModelSelection(policy="exp4", members=["mlp"])
 
 
 def test_a_selection_is_set_and_ends() -> None:
-    everybody = SetSelection(app="digits", selection=ModelSelection(policy="exp3"))
+    everybody = SetSelection(app="digits", policy="exp3")
     assert changed(BOTH, everybody) == replace(BOTH, selection=ModelSelection(policy="exp3"))
-    after = changed(BOTH, SetSelection(app="digits", selection=EXP4))
+    after = changed(BOTH, SetSelection(app="digits", policy="exp4", members=["mlp"]))
     assert after == replace(BOTH, selection=EXP4)
-    assert changed(after, SetSelection(app="digits", selection=None)) == BOTH
+    assert changed(after, SetSelection(app="digits")) == BOTH
     assert changed(after, SetApp(app="digits", latency_ms=3.0)).selection == EXP4
     assert refused(None, everybody).code == "unknown_app"
 
 
 def test_members_must_be_linked() -> None:
-    error = refused(BOTH, SetSelection(app="digits", selection=ModelSelection(policy="exp4", members=["cnn", "svm"])))
+    error = refused(BOTH, SetSelection(app="digits", policy="exp4", members=["cnn", "svm"]))
     assert error.code == "unknown_model"
     assert error.message == (
         "members: app digits does not link svm; it links cnn, mlp: use link-model first, or name those"
@@ -127,7 +143,7 @@ def test_members_must_be_linked() -> None:
 
 
 def test_an_app_is_no_member_of_itself() -> None:
-    error = refused(BOTH, SetSelection(app="digits", selection=ModelSelection(policy="exp4", members=["digits"])))
+    error = refused(BOTH, SetSelection(app="digits", policy="exp4", members=["digits"]))
     assert error.code == "unknown_model"
     assert error.message.startswith("members: app digits does not link digits; it links cnn, mlp")
 
@@ -140,7 +156,7 @@ def test_a_named_member_cannot_be_unlinked() -> None:
     assert changed(named, UnlinkModel(app="digits", model="cnn")).links == {"mlp": "1"}
     everybody = replace(BOTH, selection=ModelSelection(policy="exp4"))
     assert changed(everybody, UnlinkModel(app="digits", model="mlp")).links == {"cnn": "1"}
-    assert changed(named, replace(LINK, record=model_record("mlp", "2"), linked=True)).selection == EXP4
+    assert changed(named, replace(LINK, record=model_record("mlp", "2"))).selection == EXP4
 
 
 def test_repeating_a_change_changes_nothing() -> None:
@@ -150,7 +166,7 @@ def test_repeating_a_change_changes_nothing() -> None:
 
 def catalog() -> Catalog:
     found = Catalog()
-    records = (
+    records: tuple[Any, ...] = (
         model_record(version="1", created=1.0),
         model_record(version="2", created=2.0),
         app_record("digits", links={}),
@@ -165,30 +181,31 @@ def catalog() -> Catalog:
     return found
 
 
-def asked(verb: str, **fields: Any) -> Change | ChangeApps | ReleaseVariant | SetBatching | DeleteVersion | Error:
-    return change_for(verb, AdminRequest(**fields), catalog(), 7.0)
+def asked(verb: str, **fields: Any) -> AdminVerb | Error:
+    request = verb_asked(verb, encode(fields))
+    return request if isinstance(request, Error) else refusal(request, catalog()) or request
 
 
-def test_verbs_become_changes() -> None:
-    assert asked("add-app", app="a", latency_ms=3.0) == AddApp(app="a", at=7.0, latency_ms=3.0)
+def test_each_verb_is_carried_out() -> None:
+    place = RegistrarEdge(*(None for _ in range(5)))  # type: ignore[arg-type]
+    assert set(ADMIN_VERBS.values()) <= set(place._commands)
+    assert all(kind in place._commands for kind in AMENDMENTS)
+
+
+def test_verbs_are_read_by_their_fields() -> None:
+    assert asked("add-app", app="a", latency_ms=3.0) == AddApp(app="a", latency_ms=3.0)
+    body = {"verb": "add-app", "app": "a", "more": 1}
+    assert verb_asked("add-app", encode(body)) == AddApp(app="a"), "what no verb knows is not read"
     assert asked("delete-app", app="a") == DeleteApp(app="a")
     assert asked("unlink-model", app="a", model="mlp") == UnlinkModel(app="a", model="mlp")
-    link = LinkModel(app="a", record=model_record("mlp", "2", created=2.0), at=7.0)
-    first = replace(link, record=model_record("mlp", "1"))
-    assert asked("link-model", app="a", model="mlp") == link
-    assert asked("link-model", app="a", model="mlp", version="1") == first
-    assert asked("set-version", app="a", model="mlp", version="1") == replace(first, linked=True)
-    assert asked("set-app", app="a", latency_ms=3.0) == SetApp(app="a", latency_ms=3.0)
-    assert asked("set-replicas", app="a", count=2) == SetReplicas(app="a", model=None, count=2)
-    assert asked("set-replicas", app="a", model="mlp", count=4) == SetReplicas(app="a", model="mlp", count=4)
-    assert asked("set-target", app="a", slo_target=0.95) == SetApp(app="a", slo_target=0.95)
-    assert asked("set-app", app="a", slo_target=0.95) == SetApp(app="a", slo_target=0.95)
-    assert asked("set-app", app="a", accuracy="any") == SetApp(app="a", accuracy="any")
-    assert asked("add-app", app="a", slo_target=0.95) == AddApp(app="a", at=7.0, slo_target=0.95)
-    assert asked("set-selection", app="a") == SetSelection(app="a", selection=None)
-    assert asked("set-selection", app="a", cache_mb=0.0, contextual=False) == SetSelection(app="a", selection=None)
-    assert asked("set-selection", app="a", cache_mb=64) == SetSelection(app="a", selection=ModelSelection(cache_mb=64))
-    given = {
+    assert asked("link-model", app="a", model="mlp") == LinkModel(app="a", model="mlp")
+    assert asked("set-version", app="a", model="mlp", version="1") == SetVersion(app="a", model="mlp", version="1")
+    assert asked("set-app", app="a", accuracy="any", slo_target=0.95) == SetApp(
+        app="a", accuracy="any", slo_target=0.95
+    )
+    assert asked("set-replicas", app="a", count=2, model=None) == SetReplicas(app="a", count=2)
+    assert asked("set-target", app="a", slo_target=0.95) == SetTarget(app="a", slo_target=0.95)
+    given: dict[str, Any] = {
         "policy": "exp3",
         "members": ["b", "c"],
         "eta": 1.0,
@@ -196,34 +213,32 @@ def test_verbs_become_changes() -> None:
         "confidence": 1.0,
         "wait_share": 1.0,
     }
-    assert asked("set-selection", app="a", **given) == SetSelection(app="a", selection=ModelSelection(**given))
-    own = ModelSelection(policy="my.votes:Own_2")
-    assert asked("set-selection", app="a", policy=own.policy) == SetSelection(app="a", selection=own)
-    assert asked("reset-selection", app="a").code == "unknown_app"
-    known = catalog()
-    known.apply("app.a", encode(app_record(app="a")))
+    assert asked("set-selection", app="a", **given) == SetSelection(app="a", **given)
+    assert asked("set-selection", app="a", policy="my.votes:Own_2") == SetSelection(app="a", policy="my.votes:Own_2")
+    assert asked("reset-selection", app="a").code == "unknown_app"  # type: ignore[union-attr]
     for context in (None, "me"):
-        wish = AdminRequest(app="a", context=context)
-        assert change_for("reset-selection", wish, known, 7.0) == ResetSelection(app="a", context=context)
+        assert asked("reset-selection", app="digits", context=context) == ResetSelection(app="digits", context=context)
     assert asked("delete-version", model="mlp", version="1") == DeleteVersion(model="mlp", version="1")
-    assert asked("release-variant", variant="v") == ReleaseVariant(variant="v")
     assert asked("release-variant", variant="v", worker="w1") == ReleaseVariant(variant="v", worker="w1")
 
 
+def test_a_selection_without_a_policy_and_a_cache_ends() -> None:
+    for fields in ({}, {"cache_mb": 0.0, "contextual": False, "policy": None}):
+        ends = asked("set-selection", app="a", **fields)
+        assert isinstance(ends, SetSelection)
+        assert ends.selection is None
+    assert SetSelection(app="a", cache_mb=64).selection == ModelSelection(cache_mb=64)
+
+
 def test_a_rule_of_batching_is_for_one_app_model_or_variant() -> None:
-    aimd = BatchingRule(policy="aimd", slo_ms=20.0)
-    assert asked("set-batching", app="digits", policy="aimd", slo_ms=20.0) == SetBatching(
-        scope="app", name="digits", rule=aimd
-    )
-    assert asked("set-batching", model="mlp", policy="edf") == SetBatching(
-        scope="model", name="mlp", rule=BatchingRule()
-    )
-    fixed = BatchingRule(policy="fixed", batch=VARIANT.max_batch)
-    name = VARIANT.variant
-    assert asked("set-batching", variant=name, policy="fixed", batch=VARIANT.max_batch) == SetBatching(
-        scope="variant", name=name, rule=fixed
-    )
-    assert asked("set-batching", variant=name) == SetBatching(scope="variant", name=name, rule=None)
+    for scope, name in (("app", "digits"), ("model", "mlp"), ("variant", VARIANT.variant)):
+        rule = asked("set-batching", **{scope: name}, policy="fixed", batch=VARIANT.max_batch)
+        assert isinstance(rule, SetBatching)
+        assert rule.scope == (scope, name)
+        assert rule.rule == BatchingRule(policy="fixed", batch=VARIANT.max_batch)
+    removed = asked("set-batching", variant=VARIANT.variant)
+    assert isinstance(removed, SetBatching)
+    assert removed.rule is None
 
 
 @pytest.mark.parametrize(
@@ -255,12 +270,14 @@ def test_a_wrong_rule_of_batching_is_refused(fields: dict[str, Any], code: str, 
     assert error.message.startswith(text)
 
 
-@pytest.mark.parametrize("verb", sorted(NEEDS))
+@pytest.mark.parametrize("verb", sorted(ADMIN_VERBS))
 def test_missing_and_wrong_names_are_named(verb: str) -> None:
-    for field in NEEDS[verb]:
-        good = dict.fromkeys(NEEDS[verb], "ok")
+    fields = body_of(ADMIN_VERBS[verb])
+    good = {name: "ok" for name, one in fields.items() if one.rule == TOKEN and one.default is NODEFAULT}
+    values = {name: value for name, value in {"count": 1, "slo_target": 0.5}.items() if name in fields}
+    for field in good:
         for bad in (None, "a b", "*"):
-            error = asked(verb, **{**good, field: bad})
+            error = asked(verb, **{**values, **good, field: bad})
             assert isinstance(error, Error)
             assert error.code == "bad_request"
             assert error.message.startswith(f"{field}: ")
@@ -270,8 +287,6 @@ def test_missing_and_wrong_names_are_named(verb: str) -> None:
     ("verb", "fields", "code", "word"),
     [
         ("frobnicate", {}, "bad_request", "link-model"),
-        ("link-model", {"app": "a", "model": "none"}, "unknown_model", "model"),
-        ("set-version", {"app": "a", "model": "mlp", "version": "7"}, "unknown_model", "1, 2"),
         ("add-app", {"app": "a", "latency_ms": -1.0}, "bad_request", "latency_ms"),
         ("add-app", {"app": "a", "min_instances": -1}, "bad_request", "min_instances"),
         ("add-app", {"app": "a", "input_type": "words"}, "bad_request", "strings"),
@@ -280,18 +295,18 @@ def test_missing_and_wrong_names_are_named(verb: str) -> None:
         ("set-replicas", {"count": 2}, "bad_request", "app"),
         ("set-replicas", {"model": "mlp", "count": 2}, "unknown_model", "link-model"),
         ("set-replicas", {"app": "a", "count": -1}, "bad_request", "count"),
-        ("set-target", {"app": "a"}, "bad_request", "slo_target: must be the share"),
+        ("set-target", {"app": "a"}, "bad_request", "slo_target: set-target needs it: The share"),
         (
             "set-target",
             {"app": "a", "slo_target": 0.0},
             "bad_request",
-            "slo_target: must be above 0 and below 1, not 0; 0.99",
+            "slo_target: must be above 0 and below 1, not 0",
         ),
         (
             "set-target",
             {"app": "a", "slo_target": 1.0},
             "bad_request",
-            "slo_target: must be above 0 and below 1, not 1; 0.99",
+            "slo_target: must be above 0 and below 1, not 1",
         ),
         (
             "set-target",
@@ -318,7 +333,12 @@ def test_missing_and_wrong_names_are_named(verb: str) -> None:
             "bad_request",
             "members: must name each",
         ),
-        ("set-selection", {"app": "a", "policy": "exp4", "members": ["a b"]}, "bad_request", "members: each must be"),
+        (
+            "set-selection",
+            {"app": "a", "policy": "exp4", "members": ["a b"]},
+            "bad_request",
+            "members: must be 1 to 64",
+        ),
         ("set-selection", {"app": "a", "members": ["m"]}, "bad_request", "members: are asked by a policy only"),
         (
             "set-selection",
@@ -424,20 +444,11 @@ def test_settings_are_taken_back() -> None:
         assert isinstance(change, SetApp)
         assert changed(before, change) == replace(before, **{field: after})
     target = asked("set-target", app="a", slo_target=None)
-    assert isinstance(target, SetApp)
+    assert isinstance(target, SetTarget)
     assert changed(before, target).slo_target is None
     pipe = app_record("pipe", links={}, pipeline=PipelineRecord(vertices=[]), latency_ms=5.0, min_instances=0)
     for field in ("latency_ms", "min_instances"):
         assert refused(pipe, SetApp(app="pipe", **{field: None})).message.startswith(f"{field}: pipe is a pipeline")
-
-
-def test_replicas_of_a_model_in_all_apps_that_link_it() -> None:
-    found = catalog()
-    for app in ("a", "b"):
-        found.apply(f"app.{app}", encode(app_record(app)))
-    found.apply("app.c", encode(app_record("c", links={})))
-    change = change_for("set-replicas", AdminRequest(model="mlp", count=4), found, 7.0)
-    assert change == ChangeApps(tuple(SetReplicas(app=app, model="mlp", count=4) for app in ("a", "b")))
 
 
 def test_replicas_last_until_they_are_none_or_the_model_is_unlinked() -> None:
@@ -446,5 +457,5 @@ def test_replicas_last_until_they_are_none_or_the_model_is_unlinked() -> None:
     assert changed(four, SetReplicas(app="a", model="mlp", count=0)).replicas == {}
     assert changed(four, UnlinkModel(app="a", model="mlp")).replicas == {}
     assert refused(app_record("a"), SetReplicas(app="a", model="cnn", count=4)).code == "unknown_model"
-    of_app = changed(four, SetReplicas(app="a", model=None, count=2))
+    of_app = changed(four, SetReplicas(app="a", count=2))
     assert (of_app.min_instances, of_app.replicas) == (2, {"mlp": 4})

@@ -13,7 +13,6 @@ from bus.memory import Broker
 from bus.messages.catalog import (
     AppRecord,
     BatchingRule,
-    ModelSelection,
     PipelinePlan,
     PipelineRecord,
     PipelineVertex,
@@ -21,44 +20,45 @@ from bus.messages.catalog import (
     Signature,
 )
 from bus.messages.public import RegistrationStatus
-from bus.port import KeyValue, NotFound, ObjectStore
-from bus.subjects import Subjects
-from services.core.batching import batching_key
-from services.core.catalog import counted_key, selection_key
-from services.core.placement import quarantine_key, quarantined_at
-from services.registrar.commands import (
+from bus.messages.verbs import (
     AddApp,
-    AlreadyTaken,
-    ChangeApp,
-    ChangeApps,
-    ChangeRefused,
-    ClaimRegistration,
-    ContextsDeleted,
     DeleteApp,
     DeleteVersion,
-    DeployPipeline,
-    Finish,
-    LinkModel,
-    MarkCancelled,
-    PutRecords,
-    PutStatus,
-    RegistrationClaimed,
-    RegistrationRecord,
+    PipelineHead,
     ReleaseVariant,
     ResetSelection,
     SetBatching,
     SetPipeline,
     SetReplicas,
     SetSelection,
-    TakeOverRegistration,
     UnlinkModel,
+)
+from bus.port import KeyValue, NotFound, ObjectStore
+from bus.subjects import Subjects
+from services.core.batching import batching_key
+from services.core.catalog import counted_key, selection_key
+from services.core.placement import quarantine_key, quarantined_at
+from services.registrar.commands import (
+    AlreadyTaken,
+    ChangeRefused,
+    ClaimRegistration,
+    ContextsDeleted,
+    Finish,
+    LinkVersion,
+    MarkCancelled,
+    PutRecords,
+    PutStatus,
+    RegistrationClaimed,
+    RegistrationRecord,
+    TakeOverRegistration,
 )
 from services.registrar.edge import RegistrarEdge
 from tests.support.servers.nats import run
+from tests.support.simulated.pipeline_records import deploying
 from tests.support.simulated.registrations import REQUEST, SIGNATURE, model_record, variant_record
 
 SUBJECTS = Subjects("t")
-LINK = LinkModel(app="digits", record=model_record(app="digits"), at=1.0, create=True)
+LINK = LinkVersion(app="digits", record=model_record(app="digits"), create=True)
 
 
 ONE_STAGE = PipelineRecord(
@@ -209,7 +209,7 @@ def test_records_are_written_variants_first_and_app_last() -> None:
 def test_records_that_are_not_allowed_leave_nothing_behind() -> None:
     async def test(place: Place) -> None:
         other = Signature(inputs=SIGNATURE.outputs, outputs=SIGNATURE.inputs)
-        await place.do(ChangeApp(replace(LINK, record=model_record("first", signature=other))))
+        await place.do(replace(LINK, record=model_record("first", signature=other)))
         refused = await place.do(PutRecords(variants=(variant_record("v1"),), model=model_record(), link=LINK))
         assert isinstance(refused, ChangeRefused)
         assert "signature" in refused.message
@@ -235,9 +235,8 @@ def test_records_that_are_not_allowed_leave_nothing_behind() -> None:
 )
 def test_a_class_that_cannot_be_loaded_is_refused(policy: str, words: str) -> None:
     async def test(place: Place) -> None:
-        await place.do(ChangeApp(LINK))
-        change = SetSelection(app="digits", selection=ModelSelection(policy=policy))
-        done = await place.do(ChangeApp(change))
+        await place.do(LINK)
+        done = await place.do(SetSelection(app="digits", policy=policy))
         app = decode(AppRecord, (await place.catalog.get("app.digits")).value or b"")
         assert (app.selection is not None) == (not words)
         assert done is None if not words else isinstance(done, ChangeRefused) and words in done.message
@@ -249,7 +248,7 @@ def test_a_version_with_other_classes_than_the_models_that_an_app_serves_is_not_
     async def test(place: Place) -> None:
         await place.do(PutRecords(variants=(), model=model_record(app="digits", labels=["no", "yes"]), link=LINK))
         change = replace(LINK, record=model_record("other", app="shapes", labels=["round", "square"]))
-        refused = await place.do(ChangeApp(change))
+        refused = await place.do(change)
         assert isinstance(refused, ChangeRefused)
         assert "was registered for app shapes and does not fit app digits" in refused.message
 
@@ -258,7 +257,7 @@ def test_a_version_with_other_classes_than_the_models_that_an_app_serves_is_not_
 
 def test_no_link_is_lost_when_many_write_at_once() -> None:
     async def test(place: Place) -> None:
-        changes = [ChangeApp(replace(LINK, record=model_record(f"m{n}"))) for n in range(20)]
+        changes = [replace(LINK, record=model_record(f"m{n}")) for n in range(20)]
         assert await asyncio.gather(*map(place.do, changes)) == [None] * 20
         app = decode(AppRecord, (await place.catalog.get("app.digits")).value or b"")
         assert set(app.links) == {f"m{n}" for n in range(20)}
@@ -268,11 +267,11 @@ def test_no_link_is_lost_when_many_write_at_once() -> None:
 
 def test_operators_changes() -> None:
     async def test(place: Place) -> None:
-        assert await place.do(ChangeApp(AddApp(app="a", at=1.0))) is None
-        assert isinstance(await place.do(ChangeApp(AddApp(app="a", at=1.0))), ChangeRefused)
-        assert await place.do(ChangeApp(DeleteApp(app="a"))) == ContextsDeleted("a")
-        assert isinstance(await place.do(ChangeApp(DeleteApp(app="a"))), ChangeRefused)
-        assert await place.do(ChangeApp(AddApp(app="a", at=2.0))) is None, "a deleted app can be made again"
+        assert await place.do(AddApp(app="a")) is None
+        assert isinstance(await place.do(AddApp(app="a")), ChangeRefused)
+        assert await place.do(DeleteApp(app="a")) == ContextsDeleted("a")
+        assert isinstance(await place.do(DeleteApp(app="a")), ChangeRefused)
+        assert await place.do(AddApp(app="a")) is None, "a deleted app can be made again"
 
     on_a_bus(test)
 
@@ -280,13 +279,12 @@ def test_operators_changes() -> None:
 def test_the_replicas_of_a_model_are_kept_by_each_app_that_links_it() -> None:
     async def test(place: Place) -> None:
         for app in ("a", "b"):
-            await place.do(ChangeApp(replace(LINK, app=app)))
-        changes = tuple(SetReplicas(app=app, model="mlp", count=4) for app in ("a", "b"))
-        assert await place.do(ChangeApps(changes)) is None
+            await place.do(replace(LINK, app=app))
+        assert await place.do(SetReplicas(model="mlp", count=4)) is None
         for app in ("a", "b"):
             kept = decode(AppRecord, (await place.catalog.get(f"app.{app}")).value or b"")
             assert kept.replicas == {"mlp": 4}
-        refused = await place.do(ChangeApps((SetReplicas(app="none", model="mlp", count=1),)))
+        refused = await place.do(SetReplicas(app="none", model="mlp", count=1))
         assert isinstance(refused, ChangeRefused)
 
     on_a_bus(test)
@@ -346,14 +344,15 @@ def test_a_release_ends_a_variants_quarantine_everywhere_or_on_one_worker() -> N
 def test_a_rule_of_batching_is_kept_until_it_is_removed_or_its_app_deleted() -> None:
     async def test(place: Place) -> None:
         rule = BatchingRule(policy="fixed", batch=3)
-        await place.do(ChangeApp(AddApp(app="a", at=1.0)))
+        await place.do(AddApp(app="a"))
         for scope in ("app", "model", "variant"):
-            assert await place.do(SetBatching(scope=scope, name="a", rule=rule)) is None
+            named: dict[str, Any] = {scope: "a"}
+            assert await place.do(SetBatching(**named, policy="fixed", batch=3)) is None
         kept = await place.control.get(batching_key("model", "a"))
         assert decode(BatchingRule, kept.value or b"") == rule
         for _ in range(2):
-            assert await place.do(SetBatching(scope="model", name="a", rule=None)) is None
-        await place.do(ChangeApp(DeleteApp(app="a")))
+            assert await place.do(SetBatching(model="a")) is None
+        await place.do(DeleteApp(app="a"))
         assert await place.control.keys() == [batching_key("variant", "a")]
 
     on_a_bus(test)
@@ -425,8 +424,8 @@ def test_a_reset_forgets_all_of_an_app_and_of_no_other() -> None:
 def test_what_a_deleted_app_has_learnt_goes_with_it() -> None:
     async def test(place: Place) -> None:
         await _learnt(place)
-        await place.do(ChangeApp(AddApp(app="digits", at=1.0)))
-        assert await place.do(ChangeApp(DeleteApp(app="digits"))) == ContextsDeleted("digits")
+        await place.do(AddApp(app="digits"))
+        assert await place.do(DeleteApp(app="digits")) == ContextsDeleted("digits")
         assert len(await place.contexts.keys("digits")) == 0
         assert len(await place.contexts.keys("digits-2")) == 3
 
@@ -440,27 +439,29 @@ def test_pipelines_see_what_the_bucket_holds_and_plans_follow_the_version_that_s
             variant = variant_record(f"mlp-{version}", version=version)
             link = replace(LINK, record=model) if version == "1" else None
             assert await place.do(PutRecords(variants=(variant,), model=model, link=link)) is None
-        made = await place.do(ChangeApp(SetPipeline(app="twice", pipeline=ONE_STAGE, latency_ms=100.0, at=1.0)))
+        head = PipelineHead(name="twice", latency_ms=100.0)
+        pipeline = SetPipeline(pipeline=head, vertices=ONE_STAGE.vertices, output=ONE_STAGE.output)
+        made = await place.do(pipeline)
         assert made is None, "the app was linked just before"
-        assert await place.do(ChangeApp(DeployPipeline(app="twice", plan=PLAN))) is None
+        assert await place.do(deploying(PLAN, "twice")) is None
         assert (await planned(place, "twice")).vertices["only"].variant == "mlp-1"
-        refused = await place.do(ChangeApp(DeleteApp(app="digits")))
+        refused = await place.do(DeleteApp(app="digits"))
         assert isinstance(refused, ChangeRefused)
         assert "app: digits is a stage of pipeline twice" in refused.message
-        assert await place.do(ChangeApp(replace(LINK, record=model_record(version="2")))) is None
+        assert await place.do(replace(LINK, record=model_record(version="2"))) is None
         assert (await planned(place, "twice")).vertices["only"].variant == "mlp-2"
         elsewhere = variant_record("other-gpu", model="other", hardware="gpu")
         other = replace(LINK, record=model_record("other"))
         put = PutRecords(variants=(elsewhere,), model=model_record("other", registration="3"), link=other)
         assert await place.do(put) is None
-        told = await place.do(ChangeApp(UnlinkModel(app="digits", model="mlp")))
+        told = await place.do(UnlinkModel(app="digits", model="mlp"))
         assert told.note.startswith(
             "the plan of pipeline twice has ended: plan.vertices.only.hardware: app digits has no"
         )
         record = decode(AppRecord, (await place.catalog.get("app.twice")).value or b"")
         assert (record.plan, record.plan_ended.partition(":")[0]) == (None, "plan.vertices.only.hardware")
-        assert await place.do(ChangeApp(DeleteApp(app="twice"))) == ContextsDeleted("twice")
-        assert await place.do(ChangeApp(DeleteApp(app="digits"))) == ContextsDeleted("digits")
+        assert await place.do(DeleteApp(app="twice")) == ContextsDeleted("twice")
+        assert await place.do(DeleteApp(app="digits")) == ContextsDeleted("digits")
 
     on_a_bus(check)
 

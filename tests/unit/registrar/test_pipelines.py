@@ -6,29 +6,30 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from bus.codec import decode, encode
+from bus.codec import encode
 from bus.messages.catalog import (
     AppRecord,
     EdgeCondition,
-    ModelSelection,
     PipelineEdge,
     PipelineRecord,
     PipelineVertex,
     Signature,
     TensorSpec,
 )
-from bus.messages.public import AdminRequest, Error
-from services.registrar.changes import amend, change_for
-from services.registrar.commands import (
-    Change,
+from bus.messages.public import Error
+from bus.messages.verbs import (
     DeleteApp,
     LinkModel,
     SetApp,
     SetPipeline,
     SetReplicas,
     SetSelection,
+    SetVersion,
     UnlinkModel,
 )
+from services.registrar.changes import amend
+from services.registrar.checks import verb_asked
+from services.registrar.commands import LinkVersion
 from tests.support.simulated.pipeline_records import (
     BOTH,
     CHECKS,
@@ -40,6 +41,7 @@ from tests.support.simulated.pipeline_records import (
     catalog_of,
     changed,
     refused,
+    setting,
 )
 from tests.support.simulated.registrations import (
     REQUEST,
@@ -64,7 +66,6 @@ def test_a_pipeline_is_an_app_with_the_signature_of_its_references() -> None:
                 outputs=[TensorSpec(name=name, datatype="FP32", shape=[10]) for name in ("scores", "check")],
             ),
             latency_ms=100.0,
-            created=7.0,
             pipeline=TWICE,
             min_instances=0,
         )
@@ -75,7 +76,7 @@ def test_a_pipeline_is_an_app_with_the_signature_of_its_references() -> None:
 def test_a_pipeline_that_is_set_again_keeps_what_it_does_not_name() -> None:
     before = replace(BOTH, slo_target=0.9, created=3.0)
     assert changed(before, SET) == before
-    assert changed(before, replace(SET, slo_target=0.95, latency_ms=50.0)) == replace(
+    assert changed(before, setting(slo_target=0.95, latency_ms=50.0)) == replace(
         before, slo_target=0.95, latency_ms=50.0
     )
 
@@ -88,21 +89,21 @@ def test_the_body_is_the_file() -> None:
         "load": [{"rate": 5}],
         "option": [{}],
     }
-    request = decode(AdminRequest, encode(body))
-    assert change_for("set-pipeline", request, KNOWN, 7.0) == replace(SET, slo_target=0.9)
+    asked = verb_asked("set-pipeline", encode(body))
+    assert asked == replace(setting(slo_target=0.9), plan={"percentile": 0.99})
 
 
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({}, "pipeline: must say name and latency_ms: [pipeline] in the file"),
+        ({}, "pipeline: set-pipeline needs it: Its name and latency_ms: [pipeline]"),
         ({"pipeline": {"name": "a b", "latency_ms": 1}}, "pipeline.name: must be 1 to 64"),
-        ({"pipeline": {"name": "a", "latency_ms": -1}}, "pipeline.latency_ms: must be a number above 0"),
+        ({"pipeline": {"name": "a", "latency_ms": -1}}, "pipeline.latency_ms: must be above 0, not -1"),
         ({"pipeline": {"name": "a", "latency_ms": 1, "slo_target": 2}}, "pipeline.slo_target: must be"),
     ],
 )
 def test_a_head_that_is_wrong_is_refused(body: dict[str, Any], message: str) -> None:
-    error = change_for("set-pipeline", decode(AdminRequest, encode(body)), KNOWN, 7.0)
+    error = verb_asked("set-pipeline", encode({"vertex": []} | body))
     assert isinstance(error, Error)
     assert error.message.startswith(message)
 
@@ -115,11 +116,11 @@ def vertices(**changes: Any) -> PipelineRecord:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (replace(SET, pipeline=PipelineRecord(vertices=[])), "vertex: must name at least one stage"),
-        (replace(SET, pipeline=vertices(app="none")), "vertex[first].app: there is no app 'none'; register a model"),
-        (replace(SET, pipeline=vertices(app="both")), "vertex[first].app: the pipeline contains itself"),
-        (replace(SET, pipeline=vertices(inputs={"y": "$.image"})), "vertex[first].inputs: lacks x"),
-        (replace(SET, latency_ms=0.15), "latency_ms: must be above 0.2 ms"),
+        (setting(PipelineRecord(vertices=[])), "vertex: must name at least one stage"),
+        (setting(vertices(app="none")), "vertex[first].app: there is no app 'none'; register a model"),
+        (setting(vertices(app="both")), "vertex[first].app: the pipeline contains itself"),
+        (setting(vertices(inputs={"y": "$.image"})), "vertex[first].inputs: lacks x"),
+        (setting(latency_ms=0.15), "latency_ms: must be above 0.2 ms"),
     ],
 )
 def test_what_is_wrong_with_a_pipeline_is_refused(change: SetPipeline, message: str) -> None:
@@ -129,32 +130,31 @@ def test_what_is_wrong_with_a_pipeline_is_refused(change: SetPipeline, message: 
 
 
 def test_an_app_with_models_is_no_pipeline() -> None:
-    text = refused(app_record(), replace(SET, app="digits", pipeline=vertices(app="checks")))
+    text = refused(app_record(), setting(vertices(app="checks"), "digits"))
     assert "pipeline.name: app digits exists already and has models of its own; give the pipeline another name" in text
 
 
 def test_a_pipeline_within_another_is_changed_only_so_that_the_other_fits() -> None:
     outer = changed(
         None,
-        SetPipeline(
-            app="outer",
-            pipeline=PipelineRecord(
+        setting(
+            PipelineRecord(
                 vertices=[PipelineVertex(name="inner", app="both", inputs={"image": "$.x"})],
                 output={"scores": "inner.check"},
             ),
+            "outer",
             latency_ms=200.0,
-            at=8.0,
         ),
         WITH,
     )
     known = catalog_of([*RECORDS, BOTH, outer])
     narrow = replace(TWICE, vertices=TWICE.vertices[:1], output={"scores": "first.scores"})
-    text = refused(BOTH, replace(SET, pipeline=narrow), known)
+    text = refused(BOTH, setting(narrow), known)
     assert text.startswith("bad_request pipeline outer, which contains both, would not fit any more: output.scores")
     assert text.endswith("change outer first")
     around = replace(TWICE.vertices[0], app="outer")
     assert "the pipeline contains itself by way of outer" in refused(
-        BOTH, replace(SET, pipeline=replace(TWICE, vertices=[around, TWICE.vertices[1]])), known
+        BOTH, setting(replace(TWICE, vertices=[around, TWICE.vertices[1]])), known
     )
 
 
@@ -183,19 +183,21 @@ def test_an_app_that_a_pipeline_names_is_not_deleted_nor_emptied() -> None:
     ("change", "message"),
     [
         (
-            LinkModel(app="both", record=model_record(), at=1.0),
+            LinkVersion(app="both", record=model_record()),
             "app: both is a pipeline and has no models of its own; register the model under the app of one",
         ),
         (
-            SetSelection(app="both", selection=ModelSelection(policy="exp4")),
+            SetSelection(app="both", policy="exp4"),
             "app: both is a pipeline, whose stages answer; use set-selection on the app of a stage",
         ),
         (SetReplicas(app="both", model="mlp", count=1), "app: both is a pipeline and has no instances of its own"),
-        (SetReplicas(app="both", model=None, count=1), "app: both is a pipeline and has no instances of its own"),
+        (LinkModel(app="both", model="mlp"), "app: both is a pipeline and has no models of its own"),
+        (SetVersion(app="both", model="mlp", version="1"), "app: both is a pipeline and has no models of its own"),
+        (SetReplicas(app="both", count=1), "app: both is a pipeline and has no instances of its own"),
         (SetApp(app="both", min_instances=1), "min_instances: both is a pipeline and has no instances of its own"),
     ],
 )
-def test_what_makes_no_sense_for_a_pipeline_is_refused(change: Change, message: str) -> None:
+def test_what_makes_no_sense_for_a_pipeline_is_refused(change: Any, message: str) -> None:
     assert refused(BOTH, change, WITH).startswith(f"bad_request {message}")
 
 
@@ -211,26 +213,25 @@ def test_registering_into_a_pipeline_is_refused_at_once() -> None:
 @pytest.mark.parametrize("latency_ms", [0.15, 0.2])
 def test_what_set_pipeline_refuses_of_an_objective_set_app_refuses_too(latency_ms: float) -> None:
     texts = {
-        refused(BOTH, change)
-        for change in (SetApp(app="both", latency_ms=latency_ms), replace(SET, latency_ms=latency_ms))
+        refused(BOTH, change) for change in (SetApp(app="both", latency_ms=latency_ms), setting(latency_ms=latency_ms))
     }
     assert len(texts) == 1
     assert "latency_ms: must be above 0.2 ms" in texts.pop()
 
 
 def test_a_floor_that_nothing_reaches_is_refused() -> None:
-    text = refused(None, replace(SET, pipeline=vertices(accuracy=0.91)))
+    text = refused(None, setting(vertices(accuracy=0.91)))
     assert text == (
         "bad_request vertex[first].accuracy: no variant of app digits has 0.91; the best has 0.9;"
         " ask for less, or register a more accurate model for digits first"
     )
     unmeasured = catalog_of([*RECORDS, variant_record("new", accuracy=None)])
-    assert changed(None, replace(SET, pipeline=vertices(accuracy=0.91)), unmeasured).pipeline is not None
+    assert changed(None, setting(vertices(accuracy=0.91)), unmeasured).pipeline is not None
     whole = PipelineRecord(
         vertices=[PipelineVertex(name="inner", app="both", inputs={"image": "$.x"}, accuracy=0.94)],
         output={"scores": "inner.check"},
     )
-    text = refused(None, replace(SET, app="outer", pipeline=whole), WITH)
+    text = refused(None, setting(whole, "outer"), WITH)
     assert "vertex[inner].accuracy: no variant of app both has 0.94; the best has 0.9" in text, (
         "its stage `first` has 0.9"
     )
@@ -251,6 +252,6 @@ def test_a_pipeline_that_is_too_large_to_be_kept_is_refused_with_its_size() -> N
         edges=[PipelineEdge(source="first", target="second", when=many)],
         output={"scores": "first.scores", "check": "second.scores | first.scores"},
     )
-    text = refused(None, replace(SET, pipeline=large))
+    text = refused(None, setting(large))
     assert "pipeline: takes 100," in text
     assert "bytes, and at most 65,536 are allowed" in text

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import Raw
 from msgspec.structs import replace
 
 from bus.codec import decode, encode
@@ -13,15 +14,11 @@ from bus.messages.catalog import (
     ModelSelection,
     PipelinePlan,
 )
-from bus.messages.public import AdminDone, AdminRequest, Error
+from bus.messages.public import AdminDone, Error
+from bus.messages.verbs import DeployPipeline, SetApp, SetTarget
 from services.core.catalog import key_of
-from services.registrar.changes import change_for, note_of
-from services.registrar.commands import (
-    Change,
-    DeployPipeline,
-    RefitPlan,
-    SetApp,
-)
+from services.registrar.changes import note_of, refusal
+from services.registrar.commands import RefitPlan
 from tests.support.simulated.pipeline_records import (
     BOTH,
     CHECKS,
@@ -35,7 +32,9 @@ from tests.support.simulated.pipeline_records import (
     WITH,
     catalog_of,
     changed,
+    deploying,
     refused,
+    setting,
     stage,
 )
 from tests.support.simulated.registrations import (
@@ -55,12 +54,12 @@ def test_a_plan_gets_the_cheapest_variant_that_is_accurate_enough() -> None:
     chosen = {name: (one.variant, one.accuracy) for name, one in DEPLOYED.plan.vertices.items()}
     assert chosen == {"first": ("mlp-v1-ort-fp32-t1-b8", 0.9), "second": ("exact-t2", 0.95)}
     assert replace(DEPLOYED, plan=None) == BOTH
-    assert changed(DEPLOYED, DeployPipeline(app="both", plan=None)) == BOTH
+    assert changed(DEPLOYED, deploying(None)) == BOTH
 
 
 def test_a_named_variant_is_kept() -> None:
     named = replace(PLAN, vertices=PLAN.vertices | {"second": stage(variant="exact-t4")})
-    after = changed(BOTH, DeployPipeline(app="both", plan=named))
+    after = changed(BOTH, deploying(named))
     assert after.plan is not None
     assert after.plan.vertices["second"].variant == "exact-t4"
 
@@ -69,7 +68,7 @@ def test_of_several_the_one_that_is_as_fast_as_planned_is_taken() -> None:
     profile = variant_record().profile
     slow = replace(profile, rows=[replace(row, p50_ms=10 * row.p50_ms) for row in profile.rows])
     known = catalog_of([*RECORDS, variant_record("exact-t1", model="exact", accuracy=0.95, profile=slow)])
-    after = changed(BOTH, DeployPipeline(app="both", plan=PLAN), known)
+    after = changed(BOTH, deploying(PLAN), known)
     assert after.plan is not None
     assert after.plan.vertices["second"].variant == "exact-t2", "exact-t1 is cheaper, but ten times slower than planned"
 
@@ -96,7 +95,7 @@ def test_of_several_the_one_that_is_as_fast_as_planned_is_taken() -> None:
     ],
 )
 def test_a_plan_that_does_not_fit_is_refused(plan: PipelinePlan, message: str) -> None:
-    assert refused(BOTH, DeployPipeline(app="both", plan=plan)).startswith(f"bad_request {message}")
+    assert refused(BOTH, deploying(plan)).startswith(f"bad_request {message}")
 
 
 @pytest.mark.parametrize(
@@ -123,28 +122,26 @@ def test_a_plan_that_does_not_fit_is_refused(plan: PipelinePlan, message: str) -
 )
 def test_a_stage_that_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
     plan = replace(PLAN, vertices=PLAN.vertices | {"second": stage(**changes)})
-    assert refused(BOTH, DeployPipeline(app="both", plan=plan)).startswith(
-        f"bad_request plan.vertices.second.{message}"
-    )
+    assert refused(BOTH, deploying(plan)).startswith(f"bad_request plan.vertices.second.{message}")
 
 
 def test_only_pipelines_have_plans() -> None:
-    assert refused(None, DeployPipeline(app="both", plan=PLAN)).startswith("unknown_app")
-    assert refused(CHECKS, DeployPipeline(app="checks", plan=None)).startswith("bad_request app: checks is no pipeline")
+    assert refused(None, deploying(PLAN)).startswith("unknown_app")
+    assert refused(CHECKS, deploying(None, "checks")).startswith("bad_request app: checks is no pipeline")
 
 
 def test_stages_that_see_to_themselves_are_not_planned() -> None:
     voting = replace(CHECKS, selection=ModelSelection(policy="majority"))
     known = catalog_of([*RECORDS, voting])
     for planned in (PLAN, replace(PLAN, vertices={"first": stage()})):
-        after = changed(BOTH, DeployPipeline(app="both", plan=planned), known)
+        after = changed(BOTH, deploying(planned), known)
         assert after.plan is not None
         assert after.plan.vertices.keys() == {"first"}
 
 
 def test_a_plan_without_stages_of_its_own_is_refused() -> None:
     voting = (replace(app_record(), selection=EXP4), replace(CHECKS, selection=EXP4))
-    text = refused(BOTH, DeployPipeline(app="both", plan=PLAN), catalog_of([*RECORDS, *voting]))
+    text = refused(BOTH, deploying(PLAN), catalog_of([*RECORDS, *voting]))
     assert text.startswith("bad_request plan.vertices: each stage is a pipeline or an ensemble")
 
 
@@ -154,8 +151,7 @@ def test_hardware_that_no_worker_has_is_refused() -> None:
         one.put(SUBJECTS.catalog_bucket, key_of(record), encode(record))
 
     def ask(plan: PipelinePlan) -> Any:
-        body = decode(AdminRequest, encode({"app": "both", "plan": msgspec.to_builtins(plan)}))
-        one.tell(body, SUBJECTS.admin("deploy-pipeline"), "_INBOX.9")
+        one.tell(Raw(encode(deploying(plan))), SUBJECTS.admin("deploy-pipeline"), "_INBOX.9")
         one.perform()
         return one.sent[-1][1]
 
@@ -185,7 +181,7 @@ def test_hardware_that_no_worker_has_is_refused() -> None:
     ],
 )
 def test_what_is_no_plan_is_refused(plan: dict[str, Any], message: str) -> None:
-    error = change_for("deploy-pipeline", AdminRequest(app="both", plan=plan), WITH, 7.0)
+    error = refusal(DeployPipeline(app="both", plan=plan), WITH)
     assert isinstance(error, Error)
     assert error.message.startswith(message)
 
@@ -195,17 +191,17 @@ def test_what_is_no_plan_is_refused(plan: dict[str, Any], message: str) -> None:
 
 def test_a_change_of_the_pipeline_drops_a_plan_that_does_not_fit_any_more() -> None:
     assert changed(DEPLOYED, SET).plan == DEPLOYED.plan
-    assert changed(DEPLOYED, replace(SET, latency_ms=85.0)).plan == DEPLOYED.plan
-    assert changed(DEPLOYED, replace(SET, latency_ms=70.0)).plan is None
+    assert changed(DEPLOYED, setting(latency_ms=85.0)).plan == DEPLOYED.plan
+    assert changed(DEPLOYED, setting(latency_ms=70.0)).plan is None
     renamed = replace(TWICE.vertices[1], name="third")
     other = replace(TWICE, vertices=[TWICE.vertices[0], renamed], output={"s": "first.scores", "t": "third.scores"})
-    assert changed(DEPLOYED, replace(SET, pipeline=other)).plan is None
-    after = changed(DEPLOYED, replace(SET, pipeline=other))
+    assert changed(DEPLOYED, setting(other)).plan is None
+    after = changed(DEPLOYED, setting(other))
     assert after.plan_ended.startswith("plan.vertices.second: there is no such vertex; there are: first, third")
-    assert changed(after, DeployPipeline(app="both", plan=None)).plan_ended == ""
+    assert changed(after, deploying(None)).plan_ended == ""
     strict = replace(TWICE, vertices=[TWICE.vertices[0], replace(TWICE.vertices[1], accuracy=0.99)])
     best = variant_record("best-gpu", model="exact", accuracy=0.99, hardware="gpu")
-    assert changed(DEPLOYED, replace(SET, pipeline=strict), catalog_of([*RECORDS, best])).plan is None
+    assert changed(DEPLOYED, setting(strict), catalog_of([*RECORDS, best])).plan is None
 
 
 def test_a_shorter_objective_drops_a_plan_that_does_not_keep_it() -> None:
@@ -221,11 +217,11 @@ def test_a_shorter_objective_drops_a_plan_that_does_not_keep_it() -> None:
     "change",
     [
         SetApp(app="both", latency_ms=70.0),
-        replace(SET, latency_ms=70.0),
-        replace(SET, pipeline=replace(TWICE, vertices=TWICE.vertices[:1], output={"scores": "first.scores"})),
+        setting(latency_ms=70.0),
+        setting(replace(TWICE, vertices=TWICE.vertices[:1], output={"scores": "first.scores"})),
     ],
 )
-def test_who_ends_a_plan_by_another_change_is_told(change: Change) -> None:
+def test_who_ends_a_plan_by_another_change_is_told(change: Any) -> None:
     after = changed(DEPLOYED, change)
     note = note_of(DEPLOYED, after, change, KNOWN)
     assert note == f"the plan of pipeline both has ended: {after.plan_ended}; plan and deploy again"
@@ -234,16 +230,14 @@ def test_who_ends_a_plan_by_another_change_is_told(change: Change) -> None:
 
 def test_who_deploys_a_plan_for_much_slower_variants_is_told() -> None:
     # The profile says 4 ms for 4 items, and the plan says 12 ms.
-    change = DeployPipeline(
-        app="both", plan=replace(PLAN, vertices={name: stage(service_ms=12.0) for name in PLAN.vertices})
-    )
+    change = deploying(replace(PLAN, vertices={name: stage(service_ms=12.0) for name in PLAN.vertices}))
     note = note_of(BOTH, changed(BOTH, change), change, KNOWN)
     assert note.startswith(
         "plan.vertices.first.service_ms: mlp-v1-ort-fp32-t1-b8 takes 4.05 ms for 4 items by its profile"
     )
     assert "plan.vertices.second.service_ms: exact-t2 takes 4.05 ms" in note
     near = replace(PLAN, vertices={name: stage(service_ms=4.4) for name in PLAN.vertices})
-    change = DeployPipeline(app="both", plan=near)
+    change = deploying(near)
     assert note_of(BOTH, changed(BOTH, change), change, KNOWN) == ""
 
 
@@ -273,8 +267,7 @@ def test_a_plan_follows_the_version_that_serves() -> None:
     ],
 )
 def test_another_target_leaves_the_plan_and_says_that_it_is_for_another_one(target: float, note: str) -> None:
-    change = change_for("set-target", AdminRequest(app="both", slo_target=target), KNOWN, 1.0)
-    assert isinstance(change, SetApp)
+    change = SetTarget(app="both", slo_target=target)
     after = changed(DEPLOYED, change)
     assert (after.plan, after.slo_target) == (DEPLOYED.plan, target)
     assert note_of(DEPLOYED, after, change, KNOWN) == note

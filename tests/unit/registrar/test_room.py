@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from bus.codec import encode
 from bus.messages.catalog import ModelSelection
 from bus.messages.public import Error
+from bus.messages.verbs import AddApp, SetApp, SetReplicas, SetSelection
 from services.core.catalog import Catalog, key_of
 from services.core.settings import MachineKind, MonitorSettings
-from services.registrar.commands import AddApp, ChangeApps, SetApp, SetReplicas, SetSelection
 from services.registrar.room import Room
 from tests.support.simulated.registrations import PROFILE, app_record, heartbeat, model_record, variant_record
 
@@ -34,8 +34,8 @@ def worker(memory_mb: float = 1000.0, **fields: Any) -> Any:
 
 def count_of(count: int) -> list[Any]:
     each = SetReplicas(app="digits", model="mlp", count=count)
-    of_app = SetReplicas(app="digits", model=None, count=count)
-    return [each, ChangeApps((each,)), of_app, SetApp(app="digits", min_instances=count)]
+    everywhere, of_app = SetReplicas(model="mlp", count=count), SetReplicas(app="digits", count=count)
+    return [each, everywhere, of_app, SetApp(app="digits", min_instances=count)]
 
 
 @pytest.mark.parametrize("at", range(4))
@@ -67,7 +67,7 @@ def test_no_more_instances_than_fit(room: Room, workers: int, most: int, at: int
 def test_what_nobody_knows_is_not_refused() -> None:
     many = SetApp(app="digits", min_instances=100_000)
     assert ROOM.refuse(many, catalog(), []) is None, "no worker is alive"
-    assert ROOM.refuse(AddApp(app="new", at=0.0, min_instances=100_000), catalog(), [worker()]) is None, "no model yet"
+    assert ROOM.refuse(AddApp(app="new", min_instances=100_000), catalog(), [worker()]) is None, "no model yet"
     gone = catalog(replace(SMALL, hardware="container-x"))
     assert ROOM.refuse(many, gone, [worker()]) is None, "its container may come back"
     assert ROOM.refuse(SetApp(app="digits", latency_ms=3.0), catalog(), [worker()]) is None
@@ -77,7 +77,7 @@ def test_caches_of_all_apps_fit_into_the_setting() -> None:
     other = app_record("other", selection=ModelSelection(cache_mb=40.0))
 
     def asked(cache_mb: float) -> Error | None:
-        change = SetSelection(app="digits", selection=ModelSelection(cache_mb=cache_mb))
+        change = SetSelection(app="digits", cache_mb=cache_mb)
         return ROOM.refuse(change, catalog(other), [])
 
     assert asked(60.0) is None

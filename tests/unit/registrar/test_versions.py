@@ -6,10 +6,10 @@ import pytest
 
 from bus.codec import encode
 from bus.messages.catalog import AppRecord, Signature
-from bus.messages.public import AdminRequest
+from bus.messages.verbs import LinkModel, SetVersion
 from services.core.catalog import Catalog, key_of
-from services.registrar.changes import amend, change_for
-from services.registrar.commands import ChangeRefused, LinkModel
+from services.registrar.changes import amend
+from services.registrar.commands import ChangeRefused, LinkVersion
 from tests.support.simulated.registrations import SIGNATURE, model_record
 
 OTHER = Signature(inputs=SIGNATURE.outputs, outputs=SIGNATURE.inputs)
@@ -42,7 +42,7 @@ def test_a_version_that_was_made_for_another_app_serves_only_where_it_means_the_
     app = AppRecord(app="fraud", links={} if unlinked else {"lr": "5"}, signature=SIGNATURE)
     foreign = model_record("lr", "6", app=made_for, **changes)
     catalog = catalog_of(own, app, foreign)
-    after = amend(app, LinkModel(app="fraud", record=foreign, at=1.0, linked=not unlinked), catalog)
+    after = amend(app, LinkVersion(app="fraud", record=foreign), catalog)
     if said is None:
         assert isinstance(after, AppRecord)
         assert after.links == {"lr": "6"}
@@ -61,18 +61,18 @@ def test_the_newest_version_that_fits_is_linked() -> None:
         model_record("lr", "1", app="fraud"),
         model_record("lr", "2", app="health", created=9.0, labels=["sick"]),
     )
-    request = AdminRequest(app="fraud", model="lr")
-    assert change_for("link-model", request, catalog_of(app, own, foreign), 7.0) == LinkModel(
-        app="fraud", record=own, at=7.0
-    )
-    none = change_for("link-model", AdminRequest(app="new", model="lr"), catalog_of(own, foreign), 7.0)
-    assert none == LinkModel(app="new", record=foreign, at=7.0)
+    after = amend(app, LinkModel(app="fraud", model="lr"), catalog_of(app, own, foreign))
+    assert isinstance(after, AppRecord)
+    assert after.links == {"lr": "1"}
+    new = amend(AppRecord(app="new", links={}), LinkModel(app="new", model="lr"), catalog_of(own, foreign))
+    assert isinstance(new, AppRecord)
+    assert new.links == {"lr": "2"}
 
 
 def test_an_apps_own_versions_may_have_other_classes() -> None:
     """Its owner says so: a later registration renames or adds classes, and the way back stays open."""
     old, new = model_record("lr", "1", app="a", labels=["x"]), model_record("lr", "2", app="a", labels=["y"])
     app = AppRecord(app="a", links={"lr": "2"}, signature=SIGNATURE)
-    back = amend(app, LinkModel(app="a", record=old, at=1.0, linked=True), catalog_of(old, new, app))
+    back = amend(app, SetVersion(app="a", model="lr", version="1"), catalog_of(old, new, app))
     assert isinstance(back, AppRecord)
     assert back.links == {"lr": "1"}

@@ -1,0 +1,278 @@
+"""Operators' verbs: what `infaas.admin.<verb>` takes. A verb is stated here, by the name of its message; all doors read it from here.
+
+The registrar checks a request by its annotations (bus/fields.py) and carries the same message out; `infaas admin` makes its options of
+the fields, the gateway reads its bodies by them, and the documents describe them. A body need not name the verb: its subject does.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar
+
+from msgspec import NODEFAULT, UNSET, Struct, UnsetType
+
+from bus.fields import TARGET, TOKEN, Checked, Fault, Field, Number, choice, fields_of
+from bus.messages.catalog import BatchingFields, BatchingRule, ModelSelection, PipelineRecord
+
+POSITIVE = Number(above=0)
+INPUT_TYPES = ("integers", "floats", "doubles", "bytes", "strings")
+OBJECTIVE = "The app's latency objective, in milliseconds."
+DEFAULT_OUTPUT = (
+    "What the app answers if no model can answer in time, as JSON. A text that is no JSON stands for itself."
+)
+IN_TIME = "The share of the app's queries to be answered in time, above 0 and below 1."
+NO_OBJECTIVE = "The app has no latency objective any more (set-app)."
+NO_DEFAULT = "The app has no default output any more (set-app)."
+NO_TARGET = (
+    "The app has no target of its own any more, but autoscaler.slo_target of the settings (set-app, set-target)."
+)
+
+
+def spelled(name: str) -> str:
+    """The verb of a message: `SetReplicas` is `set-replicas`."""
+    return re.sub(r"\B(?=[A-Z])", "-", name).lower()
+
+
+class AdminVerb(Checked, frozen=True, kw_only=True, omit_defaults=True, tag=spelled, tag_field="verb"):
+    """An operator's request. one_of: fields of which exactly one is given. taken_back: fields that null takes back, and what that means."""
+
+    one_of: ClassVar[tuple[str, ...]] = ()
+    taken_back: ClassVar[dict[str, str]] = {}
+
+    def conflicts(self) -> Iterator[Fault]:
+        """See `Checked`."""
+        if self.one_of and sum(getattr(self, name) is not None for name in self.one_of) != 1:
+            yield Fault(verb_of(type(self)), f"name exactly one of {', '.join(self.one_of)}")
+
+
+class AppSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Settings of an app. What is UNSET stays as it is, what is None has its default again."""
+
+    latency_ms: Annotated[float | UnsetType | None, POSITIVE, OBJECTIVE] = UNSET
+    default_output: Annotated[Any, DEFAULT_OUTPUT] = UNSET
+    min_instances: Annotated[int | UnsetType | None, Number(), "Instances that the app always keeps."] = UNSET
+    slo_target: Annotated[float | UnsetType | None, TARGET, IN_TIME] = UNSET
+    accuracy: Annotated[
+        str | UnsetType | None,
+        choice("own", "any"),
+        "What a query gets that states no accuracy: own, a variant at most 0.5 points below its model (the default), or any.",
+    ] = UNSET
+    input_type: Annotated[
+        str | UnsetType | None,
+        choice(*INPUT_TYPES),
+        f"Type of an item of the app's inputs: {', '.join(INPUT_TYPES[:-1])} or {INPUT_TYPES[-1]}.",
+    ] = UNSET
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The settings that are to change."""
+        values = {name: getattr(self, name) for name in AppSettings.__struct_fields__}
+        return {name: value for name, value in values.items() if value is not UNSET}
+
+
+App = Annotated[str, TOKEN, "Name of the app."]
+AppOrNone = Annotated[str | None, TOKEN, "Name of the app."]
+Model = Annotated[str, TOKEN, "Name of the model."]
+ModelOrNone = Annotated[str | None, TOKEN, "Name of the model."]
+VERSION = "Version of the model. link-model takes the newest by default."
+Version = Annotated[str, TOKEN, VERSION]
+
+
+class AddApp(AppSettings, AdminVerb, frozen=True, kw_only=True):
+    """Make an app without models. Its first model fixes its inputs and outputs."""
+
+    app: App
+
+
+class SetApp(AppSettings, AdminVerb, frozen=True, kw_only=True):
+    """Change settings of an app."""
+
+    taken_back = {"latency_ms": NO_OBJECTIVE, "default_output": NO_DEFAULT, "slo_target": NO_TARGET}
+
+    app: App
+
+    def conflicts(self) -> Iterator[Fault]:
+        """See `Checked`."""
+        if not self.given:
+            yield Fault("set-app", f"give at least one of {', '.join(AppSettings.__struct_fields__)}")
+
+
+class DeleteApp(AdminVerb, frozen=True, kw_only=True):
+    """Delete an app. Its models stay, for other apps and for queries by model."""
+
+    app: App
+
+
+class LinkModel(AdminVerb, frozen=True, kw_only=True):
+    """Let an app serve a model."""
+
+    app: App
+    model: Model
+    version: Annotated[str | None, TOKEN, VERSION] = None
+    latency_ms: Annotated[float | None, POSITIVE, OBJECTIVE] = None
+    default_output: Annotated[Any, DEFAULT_OUTPUT] = None
+
+
+class UnlinkModel(AdminVerb, frozen=True, kw_only=True):
+    """Stop an app from serving a model."""
+
+    app: App
+    model: Model
+
+
+class SetVersion(AdminVerb, frozen=True, kw_only=True):
+    """Let an app serve another version of a model that it links, a newer or an older one."""
+
+    app: App
+    model: Model
+    version: Version
+
+
+class SetReplicas(AdminVerb, frozen=True, kw_only=True):
+    """Keep at least so many instances of an app, of a model in an app, or of a model in all apps that link it."""
+
+    count: Annotated[
+        int,
+        Number(),
+        "Instances that the app always keeps, or of the model's best variant in this app or in all apps that link it (set-replicas).",
+    ]
+    app: AppOrNone = None
+    model: ModelOrNone = None
+
+    def conflicts(self) -> Iterator[Fault]:
+        """See `Checked`."""
+        if self.app is None and self.model is None:
+            yield Fault("app", "name the app, or the model, that keeps so many instances")
+
+
+class SetTarget(AdminVerb, frozen=True, kw_only=True):
+    """The share of an app's queries to be answered in time, above 0 and below 1."""
+
+    taken_back = {"slo_target": NO_TARGET}
+
+    app: App
+    slo_target: Annotated[float | None, TARGET, IN_TIME]
+
+
+class SetSelection(ModelSelection, AdminVerb, frozen=True, kw_only=True):
+    """How several models of an app answer a query together.
+
+    What is left out has its default, not the value before; without a policy and a cache it ends, and one variant answers.
+    """
+
+    app: App
+
+    @property
+    def selection(self) -> ModelSelection | None:
+        """The selection that is asked for. None: it ends."""
+        fields = {name: getattr(self, name) for name in ModelSelection.__struct_fields__}
+        return ModelSelection(**fields) if self.policy is not None or self.cache_mb else None
+
+
+class ResetSelection(AdminVerb, frozen=True, kw_only=True):
+    """Forget what feedback has taught."""
+
+    app: App
+    context: Annotated[str | None, "Forget only what was learnt in this context (reset-selection)."] = None
+
+
+class DeleteVersion(AdminVerb, frozen=True, kw_only=True):
+    """Delete a version of a model that no app serves, and its variants. Its number is never used again."""
+
+    model: Model
+    version: Version
+
+
+class ReleaseVariant(AdminVerb, frozen=True, kw_only=True):
+    """End a variant's quarantine."""
+
+    variant: Annotated[str, TOKEN, "The quarantined variant that may be loaded again."]
+    worker: Annotated[str | None, TOKEN, "Release the variant on this worker only (release-variant)."] = None
+
+
+class SetBatching(BatchingFields, AdminVerb, frozen=True, kw_only=True):
+    """How batches of an app, a model or a variant are formed. Without a policy, the rule is removed."""
+
+    one_of = ("app", "model", "variant")  # from the widest to the narrowest, which counts
+
+    app: AppOrNone = None
+    model: ModelOrNone = None
+    variant: Annotated[str | None, TOKEN, "The one whose batches the rule is for."] = None
+    policy: Annotated[str | None, "How batches are formed: edf, fixed, aimd, quantile, delayed or threshold."] = None
+
+    @property
+    def scope(self) -> tuple[str, str]:
+        """What the rule is for: app, model or variant, and its name."""
+        return next((name, getattr(self, name)) for name in self.one_of if getattr(self, name) is not None)
+
+    @property
+    def rule(self) -> BatchingRule | None:
+        """The rule that is asked for. None: it is removed."""
+        fields = {name: getattr(self, name) for name in BatchingFields.__struct_fields__}
+        return None if self.policy is None else BatchingRule(policy=self.policy, **fields)
+
+
+class PipelineHead(Struct, frozen=True, kw_only=True):
+    """What a pipeline is as an app. latency_ms: its objective, from its query to its answer. slo_target: as of any app; None: as it is."""
+
+    name: Annotated[str, TOKEN]
+    latency_ms: Annotated[float, POSITIVE]
+    slo_target: Annotated[float | None, TARGET] = None
+
+
+class SetPipeline(PipelineRecord, AdminVerb, frozen=True, kw_only=True):
+    """A graph of apps that answers the queries of one, which is made if it is not there: the content of a pipeline's file."""
+
+    pipeline: Annotated[PipelineHead, "Its name and latency_ms: [pipeline] in the file."]
+    plan: Annotated[Any, "How to plan it, which only its file needs."] = None
+
+    @property
+    def app(self) -> str:
+        """The app that it is."""
+        return self.pipeline.name
+
+    @property
+    def graph(self) -> PipelineRecord:
+        """The graph alone, as an app's record has it."""
+        return PipelineRecord(vertices=self.vertices, edges=self.edges, output=self.output)
+
+
+class DeployPipeline(AdminVerb, frozen=True, kw_only=True):
+    """Serve a pipeline by a plan; without one, as any other app."""
+
+    app: App
+    plan: Annotated[
+        dict[str, Any] | None, "What `infaas pipeline plan --json` prints. Null: the deployed one ends."
+    ] = None
+
+
+ADMIN_VERBS: dict[str, type[AdminVerb]] = {
+    spelled(one.__name__): one
+    for one in (
+        AddApp,
+        SetApp,
+        DeleteApp,
+        LinkModel,
+        UnlinkModel,
+        SetVersion,
+        SetReplicas,
+        SetTarget,
+        SetSelection,
+        ResetSelection,
+        DeleteVersion,
+        ReleaseVariant,
+        SetBatching,
+        SetPipeline,
+        DeployPipeline,
+    )
+}
+
+
+def verb_of(request: type[AdminVerb]) -> str:
+    """The name of a verb."""
+    return spelled(request.__name__)
+
+
+def body_of(request: type[AdminVerb]) -> dict[str, Field]:
+    """The fields of a verb by the names that they have in a body: what it needs first, then those of which one must be given."""
+    found = dict(zip(request.__struct_encode_fields__, fields_of(request).values(), strict=True))
+    return dict(sorted(found.items(), key=lambda one: (one[1].default is not NODEFAULT, one[0] not in request.one_of)))
