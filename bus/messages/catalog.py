@@ -243,6 +243,9 @@ class PipelineEdge(Struct, frozen=True, kw_only=True):
     probability: float | None = None
 
 
+Outputs = Annotated[dict[str, str], "Where each output comes from: [output] in the file."]
+
+
 class PipelineRecord(Struct, frozen=True, kw_only=True):
     """A directed acyclic graph of apps that answers the queries of an app (InferLine, paper 004, section 2). docs/contract.md.
 
@@ -254,7 +257,7 @@ class PipelineRecord(Struct, frozen=True, kw_only=True):
     edges: Annotated[list[PipelineEdge], "What follows what: [[edge]] in the file."] = field(
         name="edge", default_factory=list
     )
-    output: Annotated[dict[str, str], "Where each output comes from: [output] in the file."] = {}
+    output: Outputs = {}
 
 
 class PlannedStage(Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 from msgspec import NODEFAULT, UNSET, Struct, UnsetType
 
 from bus.fields import TARGET, TOKEN, Checked, Fault, Field, Number, choice, fields_of
-from bus.messages.catalog import BatchingFields, BatchingRule, ModelSelection, PipelineRecord
+from bus.messages.catalog import BatchingFields, BatchingRule, ModelSelection, Outputs, PipelineRecord
 
 POSITIVE = Number(above=0)
 INPUT_TYPES = ("integers", "floats", "doubles", "bytes", "strings")
@@ -223,6 +223,7 @@ class SetPipeline(PipelineRecord, AdminVerb, frozen=True, kw_only=True):
     """A graph of apps that answers the queries of one, which is made if it is not there: the content of a pipeline's file."""
 
     pipeline: Annotated[PipelineHead, "Its name and latency_ms: [pipeline] in the file."]
+    output: Outputs
     plan: Annotated[Any, "How to plan it, which only its file needs."] = None
 
     @property

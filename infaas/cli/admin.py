@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from msgspec import NODEFAULT, Struct
 
 from bus.fields import Field, fields_of
-from bus.messages.verbs import ADMIN_VERBS, AdminVerb
+from bus.messages.verbs import ADMIN_VERBS, AdminVerb, body_of
 from infaas.cli.options import DataDir, Json, Names, Whole, json_or_text, names
 from infaas.cli.output import meant, render_done, show, usage
 from infaas.connecting import connect
@@ -33,10 +33,10 @@ VERBS = {verb: kind for verb, kind in ADMIN_VERBS.items() if _in_options(kind)}
 
 
 def _split(verb: type[AdminVerb]) -> tuple[list[str], list[str]]:
-    """The fields that a verb needs, and those that it may have. `app` is first."""
-    fields = sorted(fields_of(verb).values(), key=lambda one: one.name != "app")
-    needed = [one.name for one in fields if one.default is NODEFAULT]
-    return needed, [one.name for one in fields if one.name not in needed]
+    """The fields that a verb needs, and those that it may have."""
+    fields = body_of(verb)
+    needed = [name for name, one in fields.items() if one.default is NODEFAULT]
+    return needed, [name for name in fields if name not in needed]
 
 
 def _option(field: str) -> str:

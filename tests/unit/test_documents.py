@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bus.messages.verbs import ADMIN_VERBS, body_of
 from infaas.cli import COMMANDS
 from infaas.cli.plan import read_plan_file
 from services.shell.settings import load
@@ -84,6 +85,15 @@ def test_what_is_shown_can_be_read(block: Block, tmp_path: Path) -> None:
             check_pipeline(read_pipeline(path))
         case other:
             assert other == ("part",)
+
+
+def test_the_contract_has_each_verb_of_operators_with_its_fields() -> None:
+    lines = (ROOT / "docs" / "contract.md").read_text().splitlines()
+    rows = [line.split("|") for line in lines if line.startswith("| `")]
+    for verb, kind in ADMIN_VERBS.items():
+        fields = next(row for row in rows if f"`{verb}`" in row[1])[2:]
+        unsaid = [name for name in body_of(kind) if f"`{name}`" not in "|".join(fields)]
+        assert unsaid == (["plan"] if verb == "set-pipeline" else []), verb
 
 
 def test_commands_in_the_readme_exist() -> None:

@@ -196,11 +196,8 @@ class ClipperAdminApi:
         async def change(request: Request) -> PlainTextResponse:
             fields = fields_called(kind)
             body = await _body(request, *fields)
-            given = {
-                name: value
-                for called, (name, one) in fields.items()
-                if (value := field(body, called, _kinds(one), needed=one.default is NODEFAULT)) is not None
-            }
+            sent = {name: _value(body, called, one) for called, (name, one) in fields.items()}
+            given = {name: value for name, value in sent.items() if value is not None}
             try:
                 wanted = msgspec.convert(given, kind)
             except msgspec.ValidationError as error:
@@ -301,12 +298,21 @@ def fields_called(kind: type[AdminVerb]) -> dict[str, tuple[str, Field]]:
     return {"name" if name == "app" and one.default is NODEFAULT else name: (name, one) for name, one in fields}
 
 
-def _kinds(of: Field) -> tuple[type, ...]:
-    """The types of JSON that a field may have."""
+def _value(body: Body, name: str, of: Field) -> Any:
+    """What a body says of a field of a verb; None: nothing. Raises ClipperError."""
     kind = get_origin(of.type) or of.type
-    if kind is Any:
-        return (str, int, float, list, bool, dict)
-    return {float: (int, float), list: (list,)}.get(kind, (kind if kind in (str, int, bool) else dict,))
+    kinds: dict[Any, Any] = {
+        str: str,
+        int: int,
+        float: (int, float),
+        bool: bool,
+        list: list,
+        Any: (str, int, float, bool, list, dict),
+    }
+    value = field(body, name, kinds.get(kind, dict), needed=of.default is NODEFAULT)
+    if of.type == list[str] and not all(isinstance(item, str) for item in value or ()):
+        raise ClipperError(REQUEST_ERROR, f"{name}: must be a list of names")
+    return value
 
 
 def _visible(change: AdminVerb, catalog: Catalog) -> bool:

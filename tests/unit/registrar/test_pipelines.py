@@ -103,7 +103,7 @@ def test_the_body_is_the_file() -> None:
     ],
 )
 def test_a_head_that_is_wrong_is_refused(body: dict[str, Any], message: str) -> None:
-    error = verb_asked("set-pipeline", encode({"vertex": []} | body))
+    error = verb_asked("set-pipeline", encode({"vertex": [], "output": {}} | body))
     assert isinstance(error, Error)
     assert error.message.startswith(message)
 
