@@ -301,15 +301,9 @@ def fields_called(kind: type[AdminVerb]) -> dict[str, tuple[str, Field]]:
 def _value(body: Body, name: str, of: Field) -> Any:
     """What a body says of a field of a verb; None: nothing. Raises ClipperError."""
     kind = get_origin(of.type) or of.type
-    kinds: dict[Any, Any] = {
-        str: str,
-        int: int,
-        float: (int, float),
-        bool: bool,
-        list: list,
-        Any: (str, int, float, bool, list, dict),
-    }
-    value = field(body, name, kinds.get(kind, dict), needed=of.default is NODEFAULT)
+    plain = (str, int, bool, list)
+    wanted: Any = {float: (int, float), Any: (*plain, float, dict)}.get(kind, kind if kind in plain else dict)
+    value = field(body, name, wanted, needed=of.default is NODEFAULT)
     if of.type == list[str] and not all(isinstance(item, str) for item in value or ()):
         raise ClipperError(REQUEST_ERROR, f"{name}: must be a list of names")
     return value
