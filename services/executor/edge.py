@@ -257,7 +257,7 @@ _FINAL = ("illegal memory access", "unspecified launch failure", "device-side as
 
 
 class AcceleratedEdge(ExecutorEdge):
-    """The edge of a GPU or a Neuron chip."""
+    """The edge of a GPU."""
 
     def _result(self, model: ModelInMemory, command: RunBatch) -> BatchResult:
         """A process that has lost its device ends, and is started again."""

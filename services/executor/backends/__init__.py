@@ -12,7 +12,6 @@ _MODULES = {
     "ort-cuda": ("services.executor.backends.ort_cuda", "OrtCudaBackend"),
     "tensorrt": ("services.executor.backends.tensorrt", "TensorrtBackend"),
     "trt": ("services.executor.backends.ort_tensorrt", "OrtTensorrtBackend"),
-    "neuron": ("services.executor.backends.neuron", "NeuronBackend"),
     "remote": ("services.executor.backends.remote", "RemoteBackend"),
 }
 NAMES = tuple(_MODULES)

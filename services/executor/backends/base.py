@@ -49,7 +49,7 @@ class Cancelled(RunFailed):
 
 
 class LoadSpec(Struct, frozen=True, kw_only=True):
-    """How to load an artifact. device: "cpu", "cuda:0", "neuron:0", or hosts of engines; format: "onnx", "pt2", "torchscript", "remote".
+    """How to load an artifact. device: "cpu", "cuda:0", or hosts of engines; format: "onnx", "pt2", "torchscript", "remote".
 
     signature: fixes names and order of inputs and outputs; without it they are the file's own. options: of the framework.
     """

@@ -123,13 +123,13 @@ def test_each_framework_gets_the_file_it_runs(program, tmp_path):
         return (tmp_path / "made").read_bytes()
 
     assert made("trt", "fp32", "onnx") == made("ort-cuda", "fp32", "onnx") == base.read_bytes()
-    assert made("torch-cuda", "fp32", "pt2") == made("neuron", "fp32", "pt2") == program.read_bytes()
+    assert made("torch-cuda", "fp32", "pt2") == program.read_bytes()
     assert made("trt", "fp16", "onnx") == made("ort-cuda", "fp16", "onnx") != base.read_bytes()
     assert made("trt", "int8", "onnx") == made("tensorrt", "int8", "onnx") != made("ort", "int8", "onnx")
     for wrong in (
         ("torch-cuda", "int8", "pt2"),
         ("torch-cuda", "fp16", "onnx"),
-        ("neuron", "fp16", "pt2"),
+        ("torch", "fp16", "pt2"),
         ("x", "fp32", "onnx"),
     ):
         with pytest.raises(UploadRejected):
