@@ -82,11 +82,9 @@ def _accelerated(format: str, inspected: ModelInspected) -> Iterable[tuple[str, 
         if format == "pt2":
             yield from (("torch-cuda", precision, "pt2") for precision in ("fp32", "fp16"))
         yield from (("ort-cuda", precision, "onnx") for precision in ("fp32", "fp16"))
-        # Engines of both ways are equal, and building one takes minutes: onnxruntime's way serves where TensorRT's own package is missing.
-        engine = "tensorrt" if usable("tensorrt", inspected.frameworks) else "trt"
-        yield from ((engine, precision, "onnx") for precision in ("fp32", "fp16"))
+        yield from (("tensorrt", precision, "onnx") for precision in ("fp32", "fp16"))
         if _quantisable(inspected):
-            yield engine, "int8", "onnx"
+            yield "tensorrt", "int8", "onnx"
 
 
 def adds_integers(plan: VariantPlan, inspected: ModelInspected) -> bool:

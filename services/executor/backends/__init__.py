@@ -11,7 +11,6 @@ _MODULES = {
     "torch-cuda": ("services.executor.backends.torch_cuda", "TorchCudaBackend"),
     "ort-cuda": ("services.executor.backends.ort_cuda", "OrtCudaBackend"),
     "tensorrt": ("services.executor.backends.tensorrt", "TensorrtBackend"),
-    "trt": ("services.executor.backends.ort_tensorrt", "OrtTensorrtBackend"),
     "remote": ("services.executor.backends.remote", "RemoteBackend"),
 }
 NAMES = tuple(_MODULES)

@@ -1,4 +1,4 @@
-"""onnxruntime on the CPU; CUDA and TensorRT are files of their own (ort_cuda.py, ort_tensorrt.py).
+"""onnxruntime on the CPU; CUDA is a file of its own (ort_cuda.py).
 
 Session options after measurements on shared cores: one thread unless asked, no spinning (it costs three times the CPU
 between requests and collapses when a neighbour takes a core), arena on, providers named and checked.

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bus.messages.catalog import Signature, TensorSpec
 from services.executor.backends import tensorrt
@@ -20,7 +22,7 @@ SIGNATURE = Signature(
     inputs=[TensorSpec(name="x", datatype="FP32", shape=[tiny_models.FEATURES])],
     outputs=[TensorSpec(name="scores", datatype="FP32", shape=[tiny_models.CLASSES])],
 )
-SPEC = LoadSpec(device="cuda:0", max_batch=8, signature=SIGNATURE)
+LARGEST = 8
 
 
 class Engine:
@@ -132,12 +134,12 @@ def artifact(tmp_path):
     return tmp_path / "model.onnx"
 
 
-def handle(trt, artifact, spec=SPEC):
+def handle(trt, artifact):
     torch = pytest.importorskip("torch")
     stream = CpuStream(torch)
     stream.pointer = 7
-    engine, _ = tensorrt.engine_of(trt, artifact, spec, artifact.parent / "key" / "model.engine")
-    return tensorrt.EngineHandle(torch, engine, spec, stream)
+    engine, _ = tensorrt.engine_of(trt, artifact, SIGNATURE, LARGEST, artifact.parent / "key" / "model.engine")
+    return tensorrt.EngineHandle(torch, engine, SIGNATURE, LARGEST, stream)
 
 
 def test_every_batch_up_to_the_largest_gets_its_own_answers(trt, artifact):
@@ -150,19 +152,19 @@ def test_every_batch_up_to_the_largest_gets_its_own_answers(trt, artifact):
 
 def test_an_engine_is_compiled_once_for_all_its_batches(trt, artifact):
     place = artifact.parent / "key" / "model.engine"
-    said = [tensorrt.engine_of(trt, artifact, SPEC, place)[1] for _ in range(3)]
+    said = [tensorrt.engine_of(trt, artifact, SIGNATURE, LARGEST, place)[1] for _ in range(3)]
     assert said == ["engine built", "engine from the cache", "engine from the cache"]
     assert trt.built == [{"x": ((1, tiny_models.FEATURES), (8, tiny_models.FEATURES), (8, tiny_models.FEATURES))}]
     assert trt.cleared == ["tf32"]
     place.write_bytes(b"damaged")
-    assert tensorrt.engine_of(trt, artifact, SPEC, place)[1] == "engine built"
+    assert tensorrt.engine_of(trt, artifact, SIGNATURE, LARGEST, place)[1] == "engine built"
     assert [one.name for one in place.parent.iterdir()] == ["model.engine"]
 
 
 def test_a_file_that_tensorrt_does_not_take_says_why(trt, tmp_path):
     (tmp_path / "other.onnx").write_bytes(b"other")
     with pytest.raises(LoadFailed, match="no importer registered"):
-        tensorrt.build(trt, tmp_path / "other.onnx", SPEC)
+        tensorrt.build(trt, tmp_path / "other.onnx", SIGNATURE, LARGEST)
 
 
 def test_what_the_model_does_not_take_is_the_callers_fault(trt, artifact):
@@ -180,10 +182,39 @@ def test_a_closed_model_answers_no_more(trt, artifact):
         loaded.run_single(tiny_models.digits(1)[0])
 
 
-def test_open_lengths_are_refused_by_name(trt, artifact):
-    open_output = Signature(inputs=SIGNATURE.inputs, outputs=[TensorSpec(name="scores", datatype="FP32", shape=[-1])])
-    with pytest.raises(LoadFailed, match="scores"):
-        handle(trt, artifact, LoadSpec(device="cuda:0", max_batch=8, signature=open_output))
+def test_open_lengths_are_refused_by_name():
+    tokens = [TensorSpec(name="tokens", datatype="INT64", shape=[-1])]
+    for wrong in (Signature(inputs=tokens, outputs=[]), Signature(inputs=SIGNATURE.inputs, outputs=tokens)):
+        with pytest.raises(LoadFailed, match="'tokens'"):
+            tensorrt.bounded(wrong)
+    with pytest.raises(LoadFailed, match="signature"):
+        tensorrt.bounded(None)
+
+
+def test_a_precision_without_a_recipe_is_refused_before_anything_else(tmp_path):
+    with pytest.raises(LoadFailed, match="bf16"):
+        tensorrt.TensorrtBackend().load(tmp_path / "x", LoadSpec(device="cuda:0", precision="bf16"))
+
+
+_KEYS = st.tuples(
+    st.sampled_from(["a" * 64, "a" * 63 + "b", "c" * 64]),
+    st.sampled_from(["NVIDIA H100 80GB HBM3", "NVIDIA H100-80GB-HBM3", "Tesla T4"]),
+    st.sampled_from(["10.9.0", "10.9.1"]),
+    st.sampled_from(["fp32", "fp16", "int8"]),
+    st.sampled_from([1, 8, 64]),
+)
+
+
+@given(_KEYS, _KEYS)
+def test_engines_are_shared_only_where_the_same_would_be_built(one, other):
+    assert (tensorrt.engine_key(*one) == tensorrt.engine_key(*other)) == (one == other)
+
+
+def test_an_engine_directory_is_readable_and_a_plain_name():
+    key = tensorrt.engine_key("abcdef0123456789" * 4, "NVIDIA H100 80GB HBM3 / ../x", "10.9.0", "fp16", 64)
+    assert key.startswith("abcdef012345-nvidia-h100-80gb-hbm3-x-fp16-b64-")
+    assert "/" not in key
+    assert "." not in key
 
 
 def test_without_the_package_the_reason_says_how_to_get_it():

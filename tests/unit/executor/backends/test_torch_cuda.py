@@ -74,7 +74,7 @@ def test_what_is_no_cuda_device_is_refused_by_name(device):
 
 def test_every_backend_says_where_it_runs_and_whether_it_ever_did():
     assert names_for("cpu") == ("ort", "torch")
-    assert names_for("gpu") == ("torch-cuda", "ort-cuda", "tensorrt", "trt")
+    assert names_for("gpu") == ("torch-cuda", "ort-cuda", "tensorrt")
     for name in names_for("gpu"):
         module = __import__(backend(name).__module__, fromlist=["x"])
         assert backend(name).executed is False

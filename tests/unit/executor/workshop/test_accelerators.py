@@ -29,7 +29,7 @@ def test_frameworks_are_looked_at_on_the_device_and_variants_never_measured_else
     (found,) = claiming.of(ModelInspected)
     assert found.hardware == "gpu"
     assert found.frameworks["ort"] == ""
-    for name in ("ort-cuda", "trt", "torch-cuda"):
+    for name in ("ort-cuda", "tensorrt", "torch-cuda"):
         assert "driver" in found.frameworks[name]
     gpu = replace(plan("fp16", framework="ort-cuda"), hardware="gpu")
     chip = replace(plan("fp32", framework="ort-cuda"), hardware="inferentia")

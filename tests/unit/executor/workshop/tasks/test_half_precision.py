@@ -122,10 +122,10 @@ def test_each_framework_gets_the_file_it_runs(program, tmp_path):
         _make(artifact, candidate, base, DATA, False, lambda frame: None)
         return (tmp_path / "made").read_bytes()
 
-    assert made("trt", "fp32", "onnx") == made("ort-cuda", "fp32", "onnx") == base.read_bytes()
+    assert made("tensorrt", "fp32", "onnx") == made("ort-cuda", "fp32", "onnx") == base.read_bytes()
     assert made("torch-cuda", "fp32", "pt2") == program.read_bytes()
-    assert made("trt", "fp16", "onnx") == made("ort-cuda", "fp16", "onnx") != base.read_bytes()
-    assert made("trt", "int8", "onnx") == made("tensorrt", "int8", "onnx") != made("ort", "int8", "onnx")
+    assert made("tensorrt", "fp16", "onnx") == made("ort-cuda", "fp16", "onnx") != base.read_bytes()
+    assert made("tensorrt", "int8", "onnx") != made("ort", "int8", "onnx")
     for wrong in (
         ("torch-cuda", "int8", "pt2"),
         ("torch-cuda", "fp16", "onnx"),
