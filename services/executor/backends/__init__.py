@@ -9,7 +9,7 @@ _MODULES = {
     "ort": ("services.executor.backends.ort", "OrtBackend"),
     "torch": ("services.executor.backends.torch_cpu", "TorchBackend"),
     "torch-cuda": ("services.executor.backends.torch_cuda", "TorchCudaBackend"),
-    "ort-cuda": ("services.executor.backends.ort_cuda", "OrtCudaBackend"),
+    "ort-cuda": ("services.executor.backends.ort", "OrtCudaBackend"),
     "tensorrt": ("services.executor.backends.tensorrt", "TensorrtBackend"),
     "remote": ("services.executor.backends.remote", "RemoteBackend"),
 }

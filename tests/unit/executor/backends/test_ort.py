@@ -1,4 +1,4 @@
-"""onnxruntime's accelerator providers as far as a CPU can show: options, proof of placement, IO binding."""
+"""onnxruntime on a GPU as far as a CPU can show: options, proof of placement, IO binding."""
 
 import warnings
 
@@ -7,21 +7,22 @@ import onnxruntime as ort
 import pytest
 
 from services.executor.backends.base import BackendUnavailable, InputRejected, LoadFailed, LoadSpec, RunFailed
-from services.executor.backends.ort_cuda import (
+from services.executor.backends.ort import (
+    CPU,
+    CUDA,
     NO_FALLBACK,
     BoundHandle,
     Placement,
     accept,
     build,
-    cuda_options,
     opened,
     place,
     placement,
-    strict_options,
+    profiled,
+    provider_of,
+    session_options,
 )
 from tests.support.models import tiny_models
-
-CUDA = "CUDAExecutionProvider"
 
 
 def node(provider, kind="float", size=4000, operator="MatMul"):
@@ -44,11 +45,11 @@ def test_a_run_on_the_device_alone_is_accepted_and_counted():
 
 
 def test_shape_arithmetic_may_stay_on_the_cpu():
-    cpu = [node("CPUExecutionProvider", "int64", 8, "Gather"), node("CPUExecutionProvider", "bool", 1, "Equal")]
+    cpu = [node(CPU, "int64", 8, "Gather"), node(CPU, "bool", 1, "Equal")]
     assert placement([node(CUDA), *cpu]).on_cpu == []
 
 
-@pytest.mark.parametrize("event", [node("CPUExecutionProvider", "float", 4), node("", "int64", 4096, "NonZero")])
+@pytest.mark.parametrize("event", [node(CPU, "float", 4), node("", "int64", 4096, "NonZero")])
 def test_computing_may_not(event):
     with pytest.raises(LoadFailed, match=event["args"]["op_name"]):
         accept(placement([node(CUDA), event]), CUDA)
@@ -64,7 +65,7 @@ def test_a_real_profile_is_understood(tmp_path):
     path = tmp_path / "model.onnx"
     path.write_bytes(tiny_models.mlp())
     with pytest.raises(LoadFailed, match="MatMul"):
-        opened(ort, path, LoadSpec(), [("CPUExecutionProvider", {})], must_profile=True)
+        profiled(ort, path, LoadSpec())
 
 
 def test_a_provider_that_does_not_start_is_no_silent_matter(tmp_path):
@@ -75,7 +76,7 @@ def test_a_provider_that_does_not_start_is_no_silent_matter(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(LoadFailed, match=CUDA):
-            opened(ort, path, LoadSpec(), [(CUDA, cuda_options("cuda:0"))])
+            opened(ort, path, LoadSpec(device="cuda:0"))
     with pytest.raises(BackendUnavailable, match="onnxruntime-gpu"):
         build(CUDA)
 
@@ -84,18 +85,19 @@ def test_a_provider_that_does_not_start_is_no_silent_matter(tmp_path):
 
 
 def test_the_cpu_is_forbidden_unless_a_profile_is_to_show_it(tmp_path):
-    assert strict_options(ort, 2).get_session_config_entry(NO_FALLBACK) == "1"
-    relaxed = strict_options(ort, 2, strict=False, profile=str(tmp_path / "p"))
+    assert session_options(ort, 2, strict=True).get_session_config_entry(NO_FALLBACK) == "1"
+    relaxed = session_options(ort, 2, profile=str(tmp_path / "p"))
     with pytest.raises(Exception, match=NO_FALLBACK):
         relaxed.get_session_config_entry(NO_FALLBACK)
     assert relaxed.enable_profiling
     assert relaxed.intra_op_num_threads == 2
 
 
-def test_the_device_number_reaches_the_provider():
-    assert place("cuda:3") == ("cuda", 3)
-    assert cuda_options("cuda:3")["device_id"] == "3"
-    assert cuda_options("cuda:0")["use_tf32"] == "0"
+def test_the_device_picks_the_provider_and_its_number_reaches_it():
+    assert (place("cpu"), place("cuda:3")) == (("cpu", 0), ("cuda", 3))
+    assert provider_of("cpu") == (CPU, {})
+    name, options = provider_of("cuda:3")
+    assert (name, options["device_id"], options["use_tf32"]) == (CUDA, "3", "0")
 
 
 # -- IO binding, on the CPU's own memory: the same calls
@@ -105,8 +107,8 @@ def test_the_device_number_reaches_the_provider():
 def bound(tmp_path):
     path = tmp_path / "model.onnx"
     path.write_bytes(tiny_models.mlp())
-    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    handle = BoundHandle(ort, session, LoadSpec(max_batch=64), ("cpu", 0), "proof", 12.0)
+    session = ort.InferenceSession(str(path), providers=[CPU])
+    handle = BoundHandle(ort, session, LoadSpec(max_batch=64), "proof", 12.0)
     yield handle
     handle.close()
 
