@@ -7,7 +7,7 @@ from services.executor.backends.base import Backend, BackendUnavailable
 
 _MODULES = {
     "ort": ("services.executor.backends.ort", "OrtBackend"),
-    "torch": ("services.executor.backends.torch_cpu", "TorchBackend"),
+    "torch": ("services.executor.backends.torch", "TorchBackend"),
     "torch-cuda": ("services.executor.backends.torch_cuda", "TorchCudaBackend"),
     "ort-cuda": ("services.executor.backends.ort", "OrtCudaBackend"),
     "tensorrt": ("services.executor.backends.tensorrt", "TensorrtBackend"),

@@ -23,11 +23,10 @@ from services.executor.backends.base import (
     LoadFailed,
     LoadSpec,
     RunFailed,
-    in_order,
     plain,
 )
 from services.executor.backends.cuda import gpu, growth
-from services.executor.backends.torch_cpu import explain, framework
+from services.executor.backends.torch import TorchHandle, with_cuda
 from services.executor.backends.torch_device import CudaStream, Slot, Staging
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ class TensorrtBackend:
         """Makes a builder, which needs the library, the driver and the device."""
         gpu(device, "TensorRT")
         trt = library()
-        _torch_on(device)
+        with_cuda()  # it holds the memory
         if trt.Builder(_log(trt)) is None:
             raise BackendUnavailable(f"TensorRT {trt.__version__} cannot make a builder on {device}; {INSTALL}")
         return str(trt.__version__)
@@ -66,7 +65,7 @@ class TensorrtBackend:
             raise LoadFailed(f"TensorRT runs {', '.join(PRECISIONS)}, not {spec.precision}")
         signature = bounded(spec.signature)
         found = gpu(spec.device, "TensorRT")
-        trt, torch = library(), _torch_on(spec.device)
+        trt, torch = library(), with_cuda()
         digest = hashlib.sha256(artifact.read_bytes()).hexdigest()
         key = engine_key(digest, found.name, str(trt.__version__), spec.precision, spec.max_batch)
         place = Path(spec.options.get("engines") or artifact.parent / ENGINES) / key / "model.engine"
@@ -82,17 +81,6 @@ class TensorrtBackend:
         handle.memory_mb = grown.mb
         handle.proof = f"TensorRT {trt.__version__}, {spec.device} ({found.name}), {how}"
         return handle
-
-
-def _torch_on(device: str) -> ModuleType:
-    """torch, which must have CUDA. Raises BackendUnavailable."""
-    torch = framework()
-    if not torch.cuda.is_available():
-        raise BackendUnavailable(
-            f"TensorRT takes its memory on {device} from torch, and torch {torch.__version__} has no CUDA here "
-            "(see docs/hardware.md)"
-        )
-    return torch
 
 
 @cache
@@ -176,18 +164,13 @@ def build(trt: ModuleType, artifact: Path, signature: Signature, largest: int) -
     return bytes(plan)
 
 
-class EngineHandle:
-    """One engine on one stream. See `base.Handle`. TensorRT cannot cancel a run: `cancel` does nothing."""
+class EngineHandle(TorchHandle):
+    """One engine on one stream. Its memory has the size of the largest batch from the start."""
 
-    memory_mb = 0.0
     one_at_a_time = "its buffers on the device hold one batch"
-    proof = ""
 
     def __init__(self, torch: ModuleType, engine: Any, signature: Signature, largest: int, stream: Any) -> None:
-        self.inputs = tuple(one.name for one in signature.inputs)
-        self.outputs = tuple(one.name for one in signature.outputs)
-        self._largest = largest
-        self._torch = torch
+        super().__init__(torch, signature, (), (), largest)
         self._stream = stream
         self._engine = engine
         self._context = engine.create_execution_context()
@@ -204,27 +187,11 @@ class EngineHandle:
 
     def _staging(self, one: TensorSpec) -> Staging:
         slot = Slot(one.name, tuple(one.shape), DATATYPES[one.datatype].array)
-        return Staging(self._torch, slot, self._largest, self._stream.device, pinned=self._stream.pinned)
+        return Staging(self._torch, slot, self._most, self._stream.device, pinned=self._stream.pinned)
 
-    def run(self, inputs: "dict[str, Array]") -> "dict[str, Array]":
-        return dict(zip(self.outputs, self._call(in_order(inputs, self.inputs)), strict=True))
-
-    def run_single(self, array: "Array") -> "list[Array]":
-        return self._call([array])
-
-    def _call(self, arrays: "list[Array]") -> "list[Array]":
-        items = len(arrays[0])
-        if items > self._largest:
-            raise InputRejected(f"a batch of {items} is larger than the {self._largest} that this was loaded for")
-        if self._context is None:
-            raise RunFailed("this model is no longer loaded")
-        try:
-            with self._stream.on():
-                return self._queued(arrays, items)
-        except BackendError:
-            raise
-        except Exception as error:
-            raise explain(error) from error
+    def _answers(self, arrays: "list[Array]") -> "list[Array]":
+        with self._stream.on():
+            return self._queued(arrays, len(arrays[0]))
 
     def _queued(self, arrays: "list[Array]", items: int) -> "list[Array]":
         for staged, array in zip(self._in, arrays, strict=True):
@@ -238,13 +205,8 @@ class EngineHandle:
         self._stream.wait()
         return [staged.taken(items) for staged in self._out]
 
-    def cancel(self) -> None:
-        return
-
-    def shrink(self) -> None:
-        """Nothing: its memory has the size of the largest batch from the start."""
-
     def close(self) -> None:
+        super().close()
         self._context = self._engine = None
         self._in, self._out = [], []
         self._stream.trim()

@@ -52,12 +52,6 @@ def test_buckets_by_example():
         bucket_for(13, buckets(12))
 
 
-def test_staging_memory_is_that_of_the_largest_batch():
-    image = Slot("x", (3, 224, 224), "<f4")
-    assert image.bytes(64) == 64 * 3 * 224 * 224 * 4
-    assert Slot("tokens", (), "<i8").bytes(5) == 40
-
-
 def test_no_device_no_framework_is_imported_and_the_reason_is_told():
     if any(one.kind == "gpu" for one in accelerators()):
         pytest.skip("this machine has a GPU")
@@ -178,6 +172,15 @@ def test_a_closed_model_answers_no_more(torch, artifact):
     handle.close()
     with pytest.raises(RunFailed, match="no longer loaded"):
         handle.run_single(tiny_models.digits(1)[0])
+
+
+def test_a_closed_model_holds_no_weights(torch, artifact):
+    handle, stream = loaded(torch, artifact)
+    weights = list(handle._module.parameters())
+    there = [sum(one.nbytes for one in weights)]
+    stream.trim = lambda: there.append(sum(one.nbytes for one in weights))
+    handle.close()
+    assert there[0] > 0 == there[1], "memory is given back to the device after the weights are gone"
 
 
 def test_parameters_left_behind_are_no_silent_matter(torch, artifact):
