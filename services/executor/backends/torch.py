@@ -184,15 +184,12 @@ def tensors_of(torch: ModuleType, answer: Any) -> list[Any]:
     raise RunFailed(f"the model returned a {type(answer).__name__}, not tensors")
 
 
+# The exported program's own checks of its inputs, besides the AssertionError of guards: the shapes it was specialised for.
+_CALLERS_FAULT = ("Guard failed", "Expected input", "size mismatch", "Unexpected number of dimensions in input")
+
+
 def explain(error: Exception) -> BackendError:
-    text = str(error)
-    # The exported program's own checks of its inputs: AssertionError of guards, or the shapes it was specialised for.
-    if (
-        isinstance(error, AssertionError)
-        or "Guard failed" in text
-        or "Expected input" in text
-        or "size mismatch" in text
-    ):
+    if isinstance(error, AssertionError) or any(words in str(error) for words in _CALLERS_FAULT):
         return InputRejected(plain(error))
     return RunFailed(plain(error))
 

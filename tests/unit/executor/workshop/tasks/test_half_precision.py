@@ -90,7 +90,7 @@ def test_a_halved_program_holds_its_precision_and_takes_the_same_queries(program
 
     from services.executor.backends.torch_cuda import GraphHandle, moved
     from services.executor.workshop.tasks.torch_files import to_half
-    from tests.support.models.torch_stream import CpuStream
+    from tests.support.models.gpu_stand_ins import CpuStream
 
     target = tmp_path / "half.pt2"
     to_half(program, target, precision, DATA)
