@@ -36,7 +36,6 @@ from services.executor.commands import (
     MoveModel,
     ProcessUse,
     RunBatch,
-    Shrink,
     StoreOutputs,
     TransferModel,
     UnloadModel,
@@ -131,9 +130,6 @@ class ExecutorEdge:
             case MeasureProcess():
                 cpu = self._process.cpu_times()
                 return ProcessUse(self._process.memory_info().rss / 2**20, cpu.user + cpu.system)
-            case Shrink():
-                self._loaded[command.instance].handle.shrink()
-                return None
         raise TypeError(f"unknown command {command!r}")
 
     async def _gather(self, command: FetchInputs) -> bytes:

@@ -126,14 +126,6 @@ def test_any_one_thread_may_call_it(handle):
     assert answers == [True] * 20
 
 
-def test_shrinking_changes_no_answer(handle):
-    x = tiny_models.digits(LARGEST)[0]
-    before = handle.run_single(x)[0]
-    handle.shrink()
-    assert np.array_equal(handle.run_single(x)[0], before)
-    assert np.array_equal(handle.run_single(x)[0], before)
-
-
 def test_a_closed_model_answers_no_more(handle):
     handle.close()
     with pytest.raises(RunFailed, match="no longer loaded"):

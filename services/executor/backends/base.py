@@ -101,9 +101,6 @@ class Handle(Protocol):
     def cancel(self) -> None:
         """Called by another thread: end the current run soon, if the framework can. The handle stays usable."""
 
-    def shrink(self) -> None:
-        """With the next run, give back memory that large batches left, if the framework can."""
-
     def close(self) -> None:
         """Unload the model and give its memory back to the system."""
 

@@ -121,7 +121,6 @@ class OrtHandle:
         self._ort = ort
         self._options = ort.RunOptions()
         self._options.log_severity_level = 4
-        self._shrinking: Any = None
         self._running = 0
         self._cancelled = False
         self._lock = threading.Lock()
@@ -133,12 +132,9 @@ class OrtHandle:
         return self._call({self._first: array})
 
     def _call(self, feed: "dict[str, Array]") -> "list[Array]":
-        options = self._options
-        if self._shrinking is not None:
-            options, self._shrinking = self._shrinking, None
         self._begin()
         try:
-            outputs: list[Array] = self._run(self._wanted, feed, options)
+            outputs: list[Array] = self._run(self._wanted, feed, self._options)
         except BackendError:
             raise
         except Exception as error:
@@ -163,12 +159,6 @@ class OrtHandle:
             if self._running:
                 self._cancelled = True
                 self._options.terminate = True
-
-    def shrink(self) -> None:
-        options = self._ort.RunOptions()
-        options.log_severity_level = 4
-        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
-        self._shrinking = options
 
     def close(self) -> None:
         self._session = None
@@ -227,10 +217,6 @@ class BoundHandle(OrtHandle):
             value = self._placed[key] = make(list(array.shape), array.dtype, *self._place)
         value.update_inplace(np.ascontiguousarray(array))
         return value
-
-    def shrink(self) -> None:
-        """Forget the buffers of inputs. The device's arena holds only what was asked for."""
-        self._placed.clear()
 
     def close(self) -> None:
         self._binding = None

@@ -132,9 +132,6 @@ class TorchHandle:
     def cancel(self) -> None:
         return
 
-    def shrink(self) -> None:
-        return
-
     def close(self) -> None:
         self._closed = True
 

@@ -298,11 +298,6 @@ class GraphHandle(TorchHandle):
             with self._making:
                 return self._context(self._stream())
 
-    def shrink(self) -> None:
-        """Give back what the allocator keeps. Graphs keep their memory for as long as they exist."""
-        for context in self._free[:1]:
-            context.stream.trim()
-
     def close(self) -> None:
         super().close()
         contexts, self._free = self._free, []
