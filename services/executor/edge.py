@@ -327,7 +327,7 @@ class ContainerEdge(ExecutorEdge):
     async def perform(self, command: Any) -> Any:
         match command:
             case LoadModel():
-                self._loaded[command.instance] = ModelInMemory(command.variant, self._user, self._threads, own=False)
+                self._loaded[command.instance] = ModelInMemory(command.variant, self._user, self._threads)
                 self._tell()
                 return LoadedModel(0.0, self._user.measure_memory(), self._user.proof, self._user.one_at_a_time)
             case UnloadModel():

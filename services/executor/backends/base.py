@@ -185,12 +185,11 @@ def plain(error: BaseException | str) -> str:
     return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"
 
 
-class Grown:
+class Grown(Struct, eq=False):
     """MB that a memory grew by while a block ran; 0.0 if other blocks overlapped, since nobody knows then whose the growth is."""
 
-    def __init__(self) -> None:
-        self.mb = 0.0
-        self.alone = True
+    mb: float = 0.0
+    alone: bool = True
 
 
 class Growth:

@@ -12,6 +12,7 @@ the bus. Graphs name addresses of weights, so they are captured anew; nothing is
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -103,6 +104,7 @@ def _wire(value: Any) -> str:
     return _WIRES[str(value.dtype).removeprefix("torch.")]
 
 
+@dataclass(eq=False)
 class GraphContext:
     """What one batch at a time needs beside the weights: a stream, staging memory, a graph for each bucket. how: how it runs, in words.
 
@@ -110,48 +112,43 @@ class GraphContext:
     datatypes.
     """
 
-    def __init__(
-        self,
-        torch: ModuleType,
-        stream: DeviceStream,
-        compute: Callable[["list[Any]"], "list[Any]"],
-        given: list[Slot] | None,
-        outputs: tuple[str, ...],
-        casts: list[Any],
-        sizes: tuple[int, ...],
-    ) -> None:
-        self.stream = stream
-        self._torch = torch
-        self._model = compute
-        self._casts = casts
-        self._sizes = sizes
-        self._graphs: dict[int, tuple[Callable[[], None], list[Any]]] = {}
-        self._in: list[Staging] = []
-        self._out: list[Staging] = []
-        self.how = "operator by operator: a length is open" if given is None else self._prepare(given, outputs)
+    torch: ModuleType
+    stream: DeviceStream
+    compute: Callable[["list[Any]"], "list[Any]"]
+    given: list[Slot] | None
+    outputs: tuple[str, ...]
+    casts: list[Any]
+    sizes: tuple[int, ...]
+    how: str = field(init=False)
+    _graphs: dict[int, tuple[Callable[[], None], list[Any]]] = field(default_factory=dict)
+    _in: list[Staging] = field(default_factory=list)
+    _out: list[Staging] = field(default_factory=list)
 
-    def _prepare(self, given: list[Slot], outputs: tuple[str, ...]) -> str:
+    def __post_init__(self) -> None:
+        self.how = "operator by operator: a length is open" if self.given is None else self._prepare(self.given)
+
+    def _prepare(self, given: list[Slot]) -> str:
         """Make staging memory, and a graph for each bucket, the largest first so that their pool is sized once. Returns how it runs."""
-        stream, largest = self.stream, self._sizes[-1]
+        stream, largest = self.stream, self.sizes[-1]
         with stream.on():
-            self._in = [Staging(self._torch, slot, largest, stream.device, pinned=stream.pinned) for slot in given]
+            self._in = [Staging(self.torch, slot, largest, stream.device, pinned=stream.pinned) for slot in given]
             made = self._warmed(largest)
             self._out = [
-                Staging(self._torch, Slot(name, tuple(one.shape[1:]), _wire(one)), largest, None, pinned=stream.pinned)
-                for name, one in zip(outputs, made, strict=False)
+                Staging(self.torch, Slot(name, tuple(one.shape[1:]), _wire(one)), largest, None, pinned=stream.pinned)
+                for name, one in zip(self.outputs, made, strict=False)
             ]
             return self._record(self._warmed)
 
     def _record(self, before: Callable[[int], object]) -> str:
         """Capture a graph for each bucket. before: is called with each one before. Returns how the model runs."""
         try:
-            for size in reversed(self._sizes):
+            for size in reversed(self.sizes):
                 before(size)
                 self._graphs[size] = self.stream.capture(lambda size=size: self._compute(size))  # type: ignore[misc]
         except RuntimeError as error:
             self._graphs.clear()
             return f"operator by operator: {plain(error)[:80]}"
-        return f"CUDA graphs for batches of {', '.join(map(str, self._sizes))}"
+        return f"CUDA graphs for batches of {', '.join(map(str, self.sizes))}"
 
     def _warmed(self, size: int) -> list[Any]:
         for _ in range(WARM_UPS):
@@ -161,7 +158,7 @@ class GraphContext:
 
     def _compute(self, size: int) -> list[Any]:
         """Run the model on the first rows of staging memory. Outputs are in the datatypes of the wire."""
-        return self._model([one.device[:size].to(dtype) for one, dtype in zip(self._in, self._casts, strict=True)])
+        return self.compute([one.device[:size].to(dtype) for one, dtype in zip(self._in, self.casts, strict=True)])
 
     def leave(self) -> None:
         """The weights leave the device. Graphs name their addresses."""
@@ -185,7 +182,7 @@ class GraphContext:
             return self._run_staged(arrays, len(arrays[0])) if self._in else self._run_open(arrays)
 
     def _run_staged(self, arrays: "list[Array]", items: int) -> "list[Array]":
-        bucket = bucket_for(items, self._sizes)
+        bucket = bucket_for(items, self.sizes)
         for staged, array in zip(self._in, arrays, strict=True):
             staged.put(array, bucket)
         if bucket in self._graphs:
@@ -200,9 +197,9 @@ class GraphContext:
 
     def _run_open(self, arrays: "list[Array]") -> "list[Array]":
         """Inputs of any length: no memory can be prepared."""
-        tensors = as_tensors(self._torch, arrays)
-        there = [one.to(self.stream.device).to(dtype) for one, dtype in zip(tensors, self._casts, strict=True)]
-        return [one.cpu().numpy() for one in self._model(there)]
+        tensors = as_tensors(self.torch, arrays)
+        there = [one.to(self.stream.device).to(dtype) for one, dtype in zip(tensors, self.casts, strict=True)]
+        return [one.cpu().numpy() for one in self.compute(there)]
 
 
 class GraphHandle(TorchHandle):
