@@ -44,14 +44,10 @@ class BatchTally(Struct, eq=False):
 # -- one instance
 
 FOLLOWS = (0.02, 0.2, 5.0)  # weight of one batch in the live factor, and the bounds of the factor
-FOLLOWS_FAST = (
-    0.2,
-    0.01,
-    100.0,
-)  # where the batch size is learnt: then the deadlines must not be held by the profile either
-CAUTION = (
-    1.2  # a batch that waits for more begins so early that its first query is in time even if it takes that much longer
-)
+# The same where the batch size is learnt: then the deadlines must not be held by the profile either.
+FOLLOWS_FAST = (0.2, 0.01, 100.0)
+# A batch that waits for more begins so early that its first query is in time even if it takes that much longer.
+CAUTION = 1.2
 TIMER = 0.002  # s by which a timer may be late
 NEW = 20  # batches after a change of `contexts` whose mean the live factor takes
 SLO_RISES = 1.05  # a batch; so the shortest objective of late counts where queries ask for different ones
