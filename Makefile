@@ -43,7 +43,7 @@ test-timescale: $(VENV)/.ready-dev
 
 # What does not work on this machine skips and says why. The environment is used as it is: which torch and onnxruntime fit is yours to say.
 test-gpu: $(VENV)/.ready-dev
-	INFAAS_GPU_REPORT=$(CURDIR)/gpu.json $(BIN)/python -m pytest -m gpu -s -rs tests/gpu $(ARGS)
+	INFAAS_GPU_REPORT=$(CURDIR)/gpu.json $(BIN)/python -m pytest -m gpu -s -rs tests/gpu tests/contract/test_backends.py $(ARGS)
 
 # The image is built from ops/Dockerfile without a registry. What that takes is kept in ~/.cache/infaas/swarm: the next time is quicker.
 test-swarm: $(VENV)/.ready-swarm

@@ -181,7 +181,7 @@ def _backend(name: str) -> Finding:
     mark = "" if made.executed else f" ({NEVER_EXECUTED})"
     places = ["cpu"] if made.hardware == "cpu" else [one.address for one in accelerators() if one.kind == made.hardware]
     # Without a device, the probe of the first possible one gives the reason.
-    place = places[0] if places else {"gpu": "cuda:0", "inferentia": "neuron:0"}.get(made.hardware, "")
+    place = places[0] if places else {"gpu": "cuda:0"}.get(made.hardware, "")
     check = f"backend {name}"
     try:
         return Finding(check, "ok", f"works on {place}, version {made.probe(place)}{mark}")

@@ -8,6 +8,7 @@ batch is never so large, and never waits so long, that its first query is late.
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from math import ceil
 from typing import Protocol
 
@@ -48,19 +49,18 @@ class BatchingPolicy(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class FixedSize:
     """`edf` and `fixed`: at most `most` items, and no waiting."""
 
     learns = False
     counts = False
-
-    def __init__(self, most: int) -> None:
-        self.slo_s = 0.0
-        self._most = most
+    most: int
+    slo_s: float = field(default=0.0, init=False)
 
     def limit(self, now: float) -> int:
         del now
-        return self._most
+        return self.most
 
     def arrived(self, items: int, now: float) -> None:
         pass
@@ -73,25 +73,25 @@ class FixedSize:
         pass
 
 
+@dataclass(eq=False)
 class Delayed(FixedSize):
     """`delayed`: a batch that could begin waits up to `wait_s` for more queries (section 4.3.2, after Nagle's algorithm)."""
 
-    def __init__(self, most: int, wait_s: float) -> None:
-        super().__init__(most)
-        self._wait = wait_s
-        self._since: float | None = None
+    wait_s: float
+    _since: float | None = field(default=None, init=False)
 
     def hold_until(self, now: float, queued: int) -> float:
         del queued
         if self._since is None:
             self._since = now
-        return self._since + self._wait
+        return self._since + self.wait_s
 
     def measured(self, items: int, seconds: float) -> None:
         del items, seconds
         self._since = None
 
 
+@dataclass(eq=False)
 class Threshold(FixedSize):
     """`threshold`: a batch begins when more items wait than the threshold t, which follows the items c that came in the last quantum.
 
@@ -103,12 +103,10 @@ class Threshold(FixedSize):
     ALPHA = 0.5
     HIGHEST = 128
 
-    def __init__(self, most: int, quantum_s: float) -> None:
-        super().__init__(most)
-        self._quantum = quantum_s
-        self._ends = 0.0  # of this quantum
-        self._came = 0  # items, in this quantum
-        self._threshold = 0.0
+    quantum_s: float
+    _ends: float = field(default=0.0, init=False)  # of this quantum
+    _came: int = field(default=0, init=False)  # items, in this quantum
+    _threshold: float = field(default=0.0, init=False)
 
     def threshold(self, now: float) -> float:
         """Items; a batch begins when more wait."""
@@ -128,17 +126,18 @@ class Threshold(FixedSize):
             return
         more, before = self._came, self._threshold
         if more > before:
-            self._threshold = min(self.HIGHEST, self._most, self.ALPHA * before + (1.0 - self.ALPHA) * more)
+            self._threshold = min(self.HIGHEST, self.most, self.ALPHA * before + (1.0 - self.ALPHA) * more)
         elif more < before:
             self._threshold = before / 2.0
-        idle = int((now - self._ends) / self._quantum)
+        idle = int((now - self._ends) / self.quantum_s)
         self._threshold *= 0.5**idle
         self._came = 0
-        self._ends += (idle + 1) * self._quantum
+        self._ends += (idle + 1) * self.quantum_s
         if self._ends <= now:  # rounded
-            self._ends = now + self._quantum
+            self._ends = now + self.quantum_s
 
 
+@dataclass(eq=False)
 class Aimd(FixedSize):
     """`aimd`: two items more while batches end within the objective, a tenth fewer when one does not (section 4.3.1).
 
@@ -150,9 +149,7 @@ class Aimd(FixedSize):
     STEP = 2
     BACKOFF = 0.9
 
-    def __init__(self, most: int) -> None:
-        super().__init__(most)
-        self._limit = 1
+    _limit: int = field(default=1, init=False)
 
     def limit(self, now: float) -> int:
         del now
@@ -162,9 +159,10 @@ class Aimd(FixedSize):
         if seconds > self.slo_s:
             self._limit = max(1, int(self._limit * self.BACKOFF))
         elif 2 * items > self._limit and seconds * self._limit < self.slo_s * items:
-            self._limit = min(self._most, self._limit + self.STEP)
+            self._limit = min(self.most, self._limit + self.STEP)
 
 
+@dataclass(eq=False)
 class Quantile(FixedSize):
     """`quantile`: P99 seconds = slope x items + base, by quantile regression on the last batches; limit = (objective - base) / slope
     (section 4.3.1).
@@ -179,14 +177,12 @@ class Quantile(FixedSize):
     PERIOD = 0.1
     SPREAD = 0.1  # smallest difference of sizes, as a share of the largest, that shows a slope
 
-    def __init__(self, most: int) -> None:
-        super().__init__(most)
-        self._batches: deque[tuple[int, float]] = deque(maxlen=self.KEPT)
-        self._new = 0
-        self._fitted = 0.0
-        self._grown = 1
-        self._line: tuple[float, float] | None = None  # seconds an item, seconds a batch
-        self._largest = 1
+    _batches: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=Quantile.KEPT), init=False)
+    _new: int = field(default=0, init=False)
+    _fitted: float = field(default=0.0, init=False)
+    _grown: int = field(default=1, init=False)
+    _line: tuple[float, float] | None = field(default=None, init=False)  # seconds an item, seconds a batch
+    _largest: int = field(default=1, init=False)
 
     def limit(self, now: float) -> int:
         if self._new >= self.REFIT and now - self._fitted >= self.PERIOD:
@@ -196,14 +192,14 @@ class Quantile(FixedSize):
             return self._grown
         slope, base = self._line
         spare = self.slo_s - base
-        highest = min(self._most, 2 * self._largest)
+        highest = min(self.most, 2 * self._largest)
         return max(1, int(spare / slope)) if spare < slope * highest else highest
 
     def measured(self, items: int, seconds: float) -> None:
         self._batches.append((items, seconds))
         self._new += 1
         if self._line is None and seconds <= self.slo_s and 2 * items > self._grown:
-            self._grown = min(self._most, self._grown + 2)
+            self._grown = min(self.most, self._grown + 2)
 
     def _fit(self) -> None:
         self._new = 0

@@ -116,12 +116,6 @@ class StoreOutputs(Struct, frozen=True):
     outputs: dict[str, Tensor]
 
 
-class Shrink(Struct, frozen=True):
-    """Give back memory that large batches left behind."""
-
-    instance: str
-
-
 class MeasureProcess(Struct, frozen=True):
     """What this process uses. The answer is a `ProcessUse`."""
 

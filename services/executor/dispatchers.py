@@ -8,7 +8,7 @@ from hashlib import blake2b
 from itertools import islice
 from typing import Any
 
-from msgspec import Raw
+from msgspec import Raw, Struct, field
 from msgspec.structs import replace
 
 from bus.messages.fleet import DispatcherHeartbeat
@@ -28,7 +28,7 @@ FORGET = 120.0  # s after which a dead dispatcher is forgotten
 OVER = 8192  # queries with parts that have ended, of which is known here, at least; at most twice as many
 
 
-class KnownDispatcher:
+class KnownDispatcher(Struct, eq=False):
     """One dispatcher. seen: from when its silence counts. heard, since: when it was last heard, and first after a silence. at: of its last heartbeat, by its own
     clock. seq: of the last done batch. pending: done batches whose outcomes it has not reported as stored. recorded: seq of the last one whose outcomes were
     recorded here, as it was silent: it may only have been cut off, and then hears of them again.
@@ -37,49 +37,35 @@ class KnownDispatcher:
     handed back to it while it was not there.
     """
 
-    __slots__ = (
-        "adopts",
-        "alive",
-        "at",
-        "heard",
-        "parents",
-        "pending",
-        "recorded",
-        "seen",
-        "seq",
-        "since",
-        "subject",
-        "unheard",
-    )
-
-    def __init__(self, now: float, subject: str) -> None:
-        self.alive = True
-        self.seen = self.heard = self.since = now
-        self.at = float("-inf")
-        self.seq = self.recorded = 0
-        self.subject = subject
-        self.adopts = False
-        self.parents: dict[bytes, tuple[Route, Raw]] = {}
-        self.unheard: list[tuple[HandBack, Any]] = []
-        self.pending: deque[tuple[DoneBatch, list[Route], Loaded]] = deque(maxlen=BATCHES)
+    subject: str
+    seen: float
+    heard: float
+    since: float
+    alive: bool = True
+    at: float = float("-inf")
+    seq: int = 0
+    recorded: int = 0
+    adopts: bool = False
+    parents: dict[bytes, tuple[Route, Raw]] = {}
+    unheard: list[tuple[HandBack, Any]] = []
+    pending: deque[tuple[DoneBatch, list[Route], Loaded]] = field(default_factory=lambda: deque(maxlen=BATCHES))
 
 
-class KnownDispatchers:
-    """All dispatchers that sent something. queue: this executor's name in done batches. silence_s: after it a dispatcher is dead."""
+class KnownDispatchers(Struct, eq=False):
+    """All dispatchers that sent something. queue: this executor's name in done batches. silence: s after which a dispatcher is dead."""
 
-    def __init__(self, subjects: Subjects, queue: str, worker: str, silence_s: float) -> None:
-        self._subjects = subjects
-        self._queue = queue
-        self._worker = worker
-        self.silence = silence_s
-        self._known: dict[str, KnownDispatcher] = {}
-        self._over: set[bytes] = set()
-        self._over_before: set[bytes] = set()
+    subjects: Subjects
+    queue: str
+    worker: str
+    silence: float
+    _known: dict[str, KnownDispatcher] = {}
+    _over: set[bytes] = set()
+    _over_before: set[bytes] = set()
 
     def _of(self, name: str, now: float) -> KnownDispatcher:
         dispatcher = self._known.get(name)
         if dispatcher is None:
-            dispatcher = self._known[name] = KnownDispatcher(now, self._subjects.done(name))
+            dispatcher = self._known[name] = KnownDispatcher(self.subjects.done(name), now, now, now)
         return dispatcher
 
     def alive(self, name: str) -> bool:
@@ -102,8 +88,8 @@ class KnownDispatchers:
         dispatcher = self._of(name, now)
         dispatcher.seq += 1
         done = DoneBatch(
-            self._queue,
-            self._worker,
+            self.queue,
+            self.worker,
             dispatcher.seq,
             loaded.id,
             loaded.record.variant,
@@ -179,7 +165,7 @@ class KnownDispatchers:
         if now - dispatcher.heard > HEARD:
             dispatcher.since = now
         dispatcher.seen, dispatcher.heard, dispatcher.at = now, now, heartbeat.at
-        seq = heartbeat.flushed.get(self._queue)
+        seq = heartbeat.flushed.get(self.queue)
         if seq is not None:
             while dispatcher.pending and dispatcher.pending[0][0].seq <= seq:
                 dispatcher.pending.popleft()
@@ -188,7 +174,7 @@ class KnownDispatchers:
             return self._take_over(heartbeat.dispatcher, dispatcher, now)
         dispatcher.alive = True
         missed, dispatcher.unheard = dispatcher.unheard, []
-        subject = self._subjects.resubmit(heartbeat.dispatcher)
+        subject = self.subjects.resubmit(heartbeat.dispatcher)
         return [Publish(subject, back, "", headers) for back, headers in missed]
 
     def check(self, now: float) -> list[Effect]:
@@ -245,7 +231,7 @@ class KnownDispatchers:
         """This dispatcher did not get this: its heartbeats, or their absence, will say who does."""
         dispatcher = self._known.get(back.route.dispatcher)
         if dispatcher is None or not dispatcher.alive:
-            return to_any(self._subjects, back, headers)
+            return to_any(self.subjects, back, headers)
         dispatcher.unheard.append((back, headers))
         return []
 
@@ -259,7 +245,7 @@ class KnownDispatchers:
         dispatcher.alive = False
         effects = self._hand_on(name, dispatcher, now)
         for back, headers in dispatcher.unheard:
-            effects.extend(to_any(self._subjects, back, headers))
+            effects.extend(to_any(self.subjects, back, headers))
         dispatcher.unheard.clear()
         for done, routes, loaded in dispatcher.pending:
             if done.seq > dispatcher.recorded:
@@ -276,8 +262,8 @@ class KnownDispatchers:
             return effects
         for uid, (route, body) in dispatcher.parents.items():
             if route.deadline + GRACE > dispatcher.at and not self.is_over(uid):
-                subject = self._subjects.resubmit(heir(uid, adopting))
-                effects += [Publish(subject, HandBack(route, "orphaned", body)), taken(self._subjects, name, route)]
+                subject = self.subjects.resubmit(heir(uid, adopting))
+                effects += [Publish(subject, HandBack(route, "orphaned", body)), taken(self.subjects, name, route)]
         dispatcher.parents.clear()
         return effects
 
@@ -287,7 +273,7 @@ class KnownDispatchers:
                 answered(
                     route,
                     loaded.record,
-                    worker=self._worker,
+                    worker=self.worker,
                     finished=done.finished,
                     batch=done.batch,
                     cost_per_item=done.cost,

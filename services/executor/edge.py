@@ -36,7 +36,6 @@ from services.executor.commands import (
     MoveModel,
     ProcessUse,
     RunBatch,
-    Shrink,
     StoreOutputs,
     TransferModel,
     UnloadModel,
@@ -131,9 +130,6 @@ class ExecutorEdge:
             case MeasureProcess():
                 cpu = self._process.cpu_times()
                 return ProcessUse(self._process.memory_info().rss / 2**20, cpu.user + cpu.system)
-            case Shrink():
-                self._loaded[command.instance].handle.shrink()
-                return None
         raise TypeError(f"unknown command {command!r}")
 
     async def _gather(self, command: FetchInputs) -> bytes:
@@ -257,7 +253,7 @@ _FINAL = ("illegal memory access", "unspecified launch failure", "device-side as
 
 
 class AcceleratedEdge(ExecutorEdge):
-    """The edge of a GPU or a Neuron chip."""
+    """The edge of a GPU."""
 
     def _result(self, model: ModelInMemory, command: RunBatch) -> BatchResult:
         """A process that has lost its device ends, and is started again."""
@@ -331,7 +327,7 @@ class ContainerEdge(ExecutorEdge):
     async def perform(self, command: Any) -> Any:
         match command:
             case LoadModel():
-                self._loaded[command.instance] = ModelInMemory(command.variant, self._user, self._threads, own=False)
+                self._loaded[command.instance] = ModelInMemory(command.variant, self._user, self._threads)
                 self._tell()
                 return LoadedModel(0.0, self._user.measure_memory(), self._user.proof, self._user.one_at_a_time)
             case UnloadModel():

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -17,7 +18,7 @@ from typing import TypeVar
 import psutil
 from msgspec.structs import replace
 
-from bus.messages.catalog import VariantRecord
+from bus.messages.catalog import TensorSpec, VariantRecord
 from bus.port import Bus, ObjectStore
 from bus.subjects import Subjects
 from bus.tensors import zeros
@@ -50,18 +51,20 @@ POLL = 0.01  # s between checks whether a run has ended
 ENGINE_S = 2.0  # s that the first run on a remote engine may take
 
 
+@dataclass(slots=True, eq=False)
 class ModelInMemory:
     """A loaded model. threads: where its batches are computed. own: whether no other model uses them. running: batches computed now."""
 
-    __slots__ = ("handle", "one", "own", "record", "running", "threads")
+    record: VariantRecord
+    handle: Handle
+    threads: ThreadPoolExecutor
+    own: bool = False
+    running: int = 0
+    one: TensorSpec | None = field(init=False)  # its input, if it has only one
 
-    def __init__(self, record: VariantRecord, handle: Handle, threads: ThreadPoolExecutor, *, own: bool) -> None:
-        self.record = record
-        self.handle = handle
-        self.one = record.signature.inputs[0] if len(record.signature.inputs) == 1 else None
-        self.threads = threads
-        self.own = own
-        self.running = 0
+    def __post_init__(self) -> None:
+        inputs = self.record.signature.inputs
+        self.one = inputs[0] if len(inputs) == 1 else None
 
     @property
     def one_at_a_time(self) -> str:
@@ -166,7 +169,7 @@ class DeviceModels:
         make = partial(_load_and_warm, path, record, self._device, self._memory)
         if not cores:
             handle, load_ms, grown = await loop.run_in_executor(self._loaders, make)
-            model = ModelInMemory(record, handle, self._threads, own=False)
+            model = ModelInMemory(record, handle, self._threads)
             return model, LoadedModel(load_ms, grown, handle.proof, model.one_at_a_time)
         own = pinned_thread()
         try:

@@ -1,6 +1,7 @@
 """The instances of one device: run within the device's cores, measured and reported. `loading` brings and takes them. Pure."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from msgspec import Struct
 
@@ -28,14 +29,11 @@ from services.executor.commands import (
 from services.executor.queue import EdfQueue, QueuedQuery
 
 
-class BatchTally:
+class BatchTally(Struct, eq=False):
     """What a device has computed of one variant since it started. sizes: number of batches by their items. seconds: computing them."""
 
-    __slots__ = ("seconds", "sizes")
-
-    def __init__(self) -> None:
-        self.sizes: dict[int, int] = {}
-        self.seconds = 0.0
+    sizes: dict[int, int] = {}
+    seconds: float = 0.0
 
     def add(self, items: int, seconds: float) -> None:
         """One batch."""
@@ -46,19 +44,16 @@ class BatchTally:
 # -- one instance
 
 FOLLOWS = (0.02, 0.2, 5.0)  # weight of one batch in the live factor, and the bounds of the factor
-FOLLOWS_FAST = (
-    0.2,
-    0.01,
-    100.0,
-)  # where the batch size is learnt: then the deadlines must not be held by the profile either
-CAUTION = (
-    1.2  # a batch that waits for more begins so early that its first query is in time even if it takes that much longer
-)
+# The same where the batch size is learnt: then the deadlines must not be held by the profile either.
+FOLLOWS_FAST = (0.2, 0.01, 100.0)
+# A batch that waits for more begins so early that its first query is in time even if it takes that much longer.
+CAUTION = 1.2
 TIMER = 0.002  # s by which a timer may be late
 NEW = 20  # batches after a change of `contexts` whose mean the live factor takes
 SLO_RISES = 1.05  # a batch; so the shortest objective of late counts where queries ask for different ones
 
 
+@dataclass(slots=True, eq=False)
 class Loaded:
     """An instance. ready: its model can compute. running: batches that it computes now, at most `contexts`. leaving: it takes no new queries,
     as it is not to serve.
@@ -69,44 +64,45 @@ class Loaded:
     copy of the weights (Rafiqi, paper 001, section 4.0.3). one_at_a_time: why its model cannot compute more than one; empty: it can.
     """
 
-    __slots__ = (
-        "_apps", "_batches", "_busy", "_items", "_new", "_offline", "_payers", "_policies", "_predicted", "begun", "begun_at", "computed", "contexts", "cores", "goal", "id", "leaving",
-        "model", "moving", "one_at_a_time", "policy", "price_per_s", "queue", "ready", "record", "rule", "running", "running_items",
-        "running_offline", "since", "table", "tally", "tier",
-    )  # fmt: skip
+    id: str
+    record: VariantRecord
+    price_per_s: float
+    tally: BatchTally = field(default_factory=BatchTally)
+    table: LatencyTable = field(init=False)
+    queue: EdfQueue = field(init=False)
+    cores: list[int] = field(default_factory=list)  # as it was ordered
+    ready: bool = False
+    running: int = 0
+    running_items: int = 0
+    running_offline: int = 0  # items
+    begun: int = 0  # the number of its last batch, of all on the device
+    begun_at: float = 0.0
+    since: float = 0.0  # when it began to compute
+    computed: float = 0.0  # seconds that it computed before, since the last sample
+    contexts: int = 1
+    one_at_a_time: str = ""
+    leaving: bool = False
+    goal: Tier | None = "device"
+    tier: Tier | None = None
+    moving: bool = False
+    model: LoadedModel | None = None
+    rule: BatchingRule | None = None
+    policy: BatchingPolicy | None = None
+    # With what each has learnt: apps with rules may take turns.
+    _policies: dict[BatchingRule, BatchingPolicy] = field(default_factory=dict)
+    _new: int = 0
+    # Since the last sample.
+    _items: int = field(init=False)
+    _offline: int = field(init=False)
+    _batches: int = field(init=False)
+    _busy: float = field(init=False)
+    _predicted: float = field(init=False)
+    _apps: dict[str, list[float]] = field(init=False)
+    _payers: dict[str, dict[str, int]] = field(init=False)
 
-    def __init__(
-        self, instance: str, record: VariantRecord, price_per_s: float, tally: BatchTally | None = None
-    ) -> None:
-        self.id = instance
-        self.record = record
-        self.price_per_s = price_per_s
-        self.cores: list[int] = []  # as it was ordered
-        self.table = LatencyTable(record)
-        self.queue = EdfQueue(self.table, max(1, record.max_batch))
-        self.ready = False
-        self.running = 0
-        self.begun = 0  # the number of its last batch, of all on the device
-        self.begun_at = 0.0
-        self.since = self.computed = (
-            0.0  # when it began to compute, and seconds that it computed before; since the last sample
-        )
-        self.running_items = 0
-        self.running_offline = 0  # items
-        self.contexts = 1
-        self.one_at_a_time = ""
-        self.leaving = False
-        self._new = 0
-        self.goal: Tier | None = "device"
-        self.tier: Tier | None = None
-        self.moving = False
-        self.model: LoadedModel | None = None
-        self.tally = tally or BatchTally()
-        self.rule: BatchingRule | None = None
-        self.policy: BatchingPolicy | None = None
-        self._policies: dict[
-            BatchingRule, BatchingPolicy
-        ] = {}  # with what each has learnt: apps with rules may take turns
+    def __post_init__(self) -> None:
+        self.table = LatencyTable(self.record)
+        self.queue = EdfQueue(self.table, max(1, self.record.max_batch))
         self._reset()
 
     def _reset(self) -> None:
@@ -115,8 +111,8 @@ class Loaded:
         self._batches = 0
         self._busy = 0.0
         self._predicted = 0.0
-        self._apps: dict[str, list[float]] = {}
-        self._payers: dict[str, dict[str, int]] = {}
+        self._apps = {}
+        self._payers = {}
 
     @property
     def queued(self) -> int:

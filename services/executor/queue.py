@@ -3,12 +3,13 @@
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import exp, hypot, sqrt
 from typing import Any
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from bus.messages.flow import Route
 from bus.messages.jobs import OFFLINE
@@ -19,40 +20,26 @@ from services.core.selection.instances import CAUTION
 Inputs = TensorView | dict[str, TensorView | list[Any]] | list[Any]
 
 
-class QueuedQuery:
+class QueuedQuery(Struct, eq=False):
     """One query in an instance's queue. shape: what it may share a batch with (equal means compatible)."""
 
-    __slots__ = (
-        "abandoned",
-        "alone",
-        "also",
-        "body",
-        "fetched",
-        "headers",
-        "inputs",
-        "items",
-        "reported",
-        "route",
-        "shape",
-        "storing",
-        "taken",
-    )
+    route: Route
+    body: Raw
+    inputs: Inputs | None
+    items: int
+    shape: Any
+    alone: bool = False
+    abandoned: bool = False  # it has ended without its result, which is not used
+    fetched: bool = False  # its inputs came from the object store
+    storing: bool = False  # it is computed, and its outputs are on their way to the object store
+    reported: int = 0  # of its routes that are storing: whose senders have been told that it has ended
+    # The same query, sent again while this one waits: one answer, and `done` goes to all senders.
+    also: tuple[Route, ...] = ()
+    headers: Mapping[str, str] | None = None  # that came with it, if it is traced
+    taken: float = 0.0  # when, if it is traced; Unix seconds
 
-    def __init__(self, route: Route, body: Raw, inputs: Inputs | None, items: int, shape: Any) -> None:
-        self.route = route
-        self.body = body
-        self.inputs = inputs
-        self.items = items
-        self.shape = shape
-        self.alone = route.alone
-        self.abandoned = False  # it has ended without its result, which is not used
-        self.fetched = False  # its inputs came from the object store
-        self.storing = False  # it is computed, and its outputs are on their way to the object store
-        self.reported = 0  # of its routes that are storing: whose senders have been told that it has ended
-        # The same query, sent again while this one waits: one answer, and `done` goes to all senders.
-        self.also: tuple[Route, ...] = ()
-        self.headers: Mapping[str, str] | None = None  # that came with it, if it is traced
-        self.taken = 0.0  # when, if it is traced; Unix seconds
+    def __post_init__(self) -> None:
+        self.alone = self.route.alone
 
     @property
     def routes(self) -> tuple[Route, ...]:
@@ -114,15 +101,12 @@ BURST = 2.0  # standard deviations of a Poisson count by which more may come whi
 RISES = 1.05  # a query; so the shortest time of late counts where queries of one level have different ones
 
 
-class Level:
+class Level(Struct, eq=False):
     """Queries of one priority, as they came of late. last: when. rate: items/s. time_s: the shortest that one had, from its arrival."""
 
-    __slots__ = ("last", "rate", "time_s")
-
-    def __init__(self, at: float) -> None:
-        self.last = at
-        self.rate = 0.0
-        self.time_s = float("inf")
+    last: float
+    rate: float = 0.0
+    time_s: float = float("inf")
 
     def came(self, items: int, time_s: float, at: float) -> None:
         self.rate = self.rate_at(at) + items / MEMORY
@@ -133,6 +117,7 @@ class Level:
         return self.rate * exp(min(0.0, self.last - now) / MEMORY)
 
 
+@dataclass(slots=True, eq=False)
 class EdfQueue:
     """One instance's queue, a heap by deadline. table: profiled latency by batch size. factor: live correction of it.
     max_batch: the most items of a batch; where a rule says how to batch (batching.py), it changes. contexts: batches at a time.
@@ -143,34 +128,18 @@ class EdfQueue:
     items: waiting. offline: how many of them are offline work, which lets all other queries go first.
     """
 
-    __slots__ = (
-        "_bounded",
-        "_heap",
-        "_levels",
-        "_only",
-        "_order",
-        "contexts",
-        "factor",
-        "items",
-        "max_batch",
-        "mixed",
-        "offline",
-        "table",
-    )
-
-    def __init__(self, table: LatencyTable, max_batch: int) -> None:
-        self.table = table
-        self.max_batch = max_batch
-        self.mixed = 0
-        self.factor = 1.0
-        self.contexts = 1
-        self.items = 0
-        self.offline = 0
-        self._heap: Heap = []
-        self._order = 0
-        self._only = 0  # the priority of all queries so far
-        self._levels: dict[int, Level] = {}  # by priority, once there are several
-        self._bounded: dict[int, int] = {}  # `_bounds` of the batch that is being formed
+    table: LatencyTable
+    max_batch: int
+    mixed: int = 0
+    factor: float = 1.0
+    contexts: int = 1
+    items: int = 0
+    offline: int = 0
+    _heap: Heap = field(default_factory=list)
+    _order: int = 0
+    _only: int = 0  # the priority of all queries so far
+    _levels: dict[int, Level] = field(default_factory=dict)  # by priority, once there are several
+    _bounded: dict[int, int] = field(default_factory=dict)  # `_bounds` of the batch that is being formed
 
     def __len__(self) -> int:
         return len(self._heap)

@@ -71,7 +71,7 @@ def _builds(format: str, inspected: ModelInspected) -> Iterable[tuple[str, str, 
 
 
 def _accelerated(format: str, inspected: ModelInspected) -> Iterable[tuple[str, str, str]]:
-    """The same for a GPU, a Neuron chip, or a remote engine. The framework's name tells these variants from those for the CPU.
+    """The same for a GPU or a remote engine. The framework's name tells these variants from those for the CPU.
 
     A GPU is fastest in half precision; int8 pays only where TensorRT fuses it. Every model has an ONNX file, its own or one made of a
     torch program.
@@ -82,13 +82,9 @@ def _accelerated(format: str, inspected: ModelInspected) -> Iterable[tuple[str, 
         if format == "pt2":
             yield from (("torch-cuda", precision, "pt2") for precision in ("fp32", "fp16"))
         yield from (("ort-cuda", precision, "onnx") for precision in ("fp32", "fp16"))
-        # Engines of both ways are equal, and building one takes minutes: onnxruntime's way serves where TensorRT's own package is missing.
-        engine = "tensorrt" if usable("tensorrt", inspected.frameworks) else "trt"
-        yield from ((engine, precision, "onnx") for precision in ("fp32", "fp16"))
+        yield from (("tensorrt", precision, "onnx") for precision in ("fp32", "fp16"))
         if _quantisable(inspected):
-            yield engine, "int8", "onnx"
-    elif inspected.hardware == "inferentia" and format == "pt2":
-        yield "neuron", "fp32", "pt2"
+            yield "tensorrt", "int8", "onnx"
 
 
 def adds_integers(plan: VariantPlan, inspected: ModelInspected) -> bool:

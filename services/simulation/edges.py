@@ -40,7 +40,6 @@ from services.executor.commands import (
     MoveModel,
     ProcessUse,
     RunBatch,
-    Shrink,
     TransferModel,
     UnloadModel,
 )
@@ -128,8 +127,6 @@ class SimulatedExecutorEdge:
                 return self._load_seconds(command.variant), MovedModel(NOTES)
             case MeasureProcess():
                 return STORE, ProcessUse(self._device.memory_mb)
-            case Shrink():
-                return 0.0, None
         return 0.0, ValueError(f"simulated devices cannot {type(command).__name__}")
 
     def computing(self) -> list[bytes]:

@@ -1,13 +1,13 @@
-"""What every execution backend keeps, run on each one that works here; the others skip with their own reason."""
+"""What every execution backend keeps: each that works here, on the CPU and on a GPU if there is one, and the stand-ins for GPUs."""
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bus.messages.catalog import Signature, TensorSpec
-from services.executor.backends import NAMES, backend, names_for, pt2, survey
+from services.executor.backends import NAMES, backend, names_for, survey
 from services.executor.backends.base import (
     BackendUnavailable,
     Cancelled,
@@ -17,57 +17,77 @@ from services.executor.backends.base import (
     LoadSpec,
     RunFailed,
 )
-from tests.support.models import tiny_models
+from services.shell.host.accelerators import why_no_gpu
+from tests.support.models import gpu_stand_ins, tiny_models
+from tests.support.models.gpu_stand_ins import LARGEST, SIGNATURE
 
-FORMAT = {"ort": "onnx", "torch": "pt2"}
-SIGNATURE = Signature(
-    inputs=[TensorSpec(name="x", datatype="FP32", shape=[tiny_models.FEATURES])],
-    outputs=[TensorSpec(name="scores", datatype="FP32", shape=[tiny_models.CLASSES])],
-)
-
-
-@pytest.fixture(scope="module", params=names_for("cpu"))
-def name(request) -> str:
-    try:
-        backend(request.param).probe("cpu")
-    except BackendUnavailable as reason:
-        pytest.skip(str(reason))
-    return request.param
+PLACES = dict.fromkeys(names_for("cpu"), "cpu") | {name: "cuda:0" for name in names_for("gpu") if not why_no_gpu()}
+REAL = [pytest.param(one, marks=[pytest.mark.gpu] if PLACES[one] != "cpu" else []) for one in PLACES]
+STAND_INS = ["bound", "graphs", "refused graphs", "engine"]
+BOUNDED = {"graphs", "refused graphs", "engine", "torch-cuda", "tensorrt"}  # their memory is that of the largest batch
 
 
 @pytest.fixture(scope="module")
-def artifact(name, tmp_path_factory) -> Path:
-    """The same two layers in the backend's own format."""
-    directory = tmp_path_factory.mktemp(name)
-    path = directory / f"model.{FORMAT[name]}"
-    if name == "ort":
-        path.write_bytes(tiny_models.mlp())
-    else:
-        torch = pytest.importorskip("torch")
-        tiny_models.exported(directory / "upload.pt2", torch)
-        pt2.reduce(directory / "upload.pt2", path, 2**30)
-    return path
+def files(tmp_path_factory) -> dict[str, Path]:
+    """The same two layers in every format; without torch only as ONNX."""
+    directory = tmp_path_factory.mktemp("backends")
+    (directory / "model.onnx").write_bytes(tiny_models.mlp())
+    found = {"onnx": directory / "model.onnx"}
+    if survey("cpu", ("torch",))["torch"] == "":
+        found["pt2"] = gpu_stand_ins.program(directory, pytest.importorskip("torch"))
+    return found
+
+
+def load(files, name: str, **options) -> Handle:
+    kind = backend(name).formats[0]
+    spec = LoadSpec(format=kind, max_batch=LARGEST, signature=SIGNATURE, **{"device": PLACES[name], **options})
+    return backend(name).load(files[kind], spec)
+
+
+@pytest.fixture(scope="module", params=REAL)
+def name(request) -> str:
+    try:
+        backend(request.param).probe(PLACES[request.param])
+    except BackendUnavailable as reason:
+        pytest.skip(f"{request.param}: {reason}")
+    return request.param
+
+
+@pytest.fixture(params=[*REAL, *STAND_INS])
+def kind(request) -> str:
+    return request.param
 
 
 @pytest.fixture
-def handle(name, artifact) -> Handle:
-    loaded = backend(name).load(artifact, LoadSpec(format=FORMAT[name], signature=SIGNATURE))
+def handle(kind, files, request) -> Iterator[Handle]:
+    if kind == "bound":
+        loaded = gpu_stand_ins.bound(files["onnx"])
+    elif kind == "engine":
+        loaded = gpu_stand_ins.engine(pytest.importorskip("torch"), files["onnx"])
+    elif kind in STAND_INS:
+        torch = pytest.importorskip("torch")
+        stream = gpu_stand_ins.CpuStream(torch, refuse=kind != "graphs")
+        loaded = gpu_stand_ins.graphs(torch, files["pt2"], lambda: stream)
+    else:
+        try:
+            backend(kind).probe(PLACES[kind])
+        except BackendUnavailable as reason:
+            pytest.skip(f"{kind}: {reason}")
+        loaded = load(files, kind)
     yield loaded
     loaded.close()
 
 
-def test_n_items_in_n_out_in_order(handle):
-    x, classes = tiny_models.digits(64)
-    for n in (1, 2, 3, 7, 64):
-        scores = handle.run({"x": x[:n]})["scores"]
+def test_n_items_in_n_out_in_order_and_answers_are_the_callers_own(handle):
+    x, classes = tiny_models.digits(40)
+    kept = []
+    for n in [*range(1, LARGEST + 1), 3, 1]:
+        scores = handle.run({"x": x[n : 2 * n]})["scores"]
         assert scores.shape == (n, tiny_models.CLASSES)
-        assert scores.argmax(axis=1).tolist() == classes[:n].tolist()
-        assert np.array_equal(handle.run_single(x[:n])[0], scores)
-
-
-def test_it_says_where_it_runs(name, handle):
-    assert handle.proof.lower().replace("cpuexecutionprovider", "cpu").count("cpu") >= 1
-    assert "1 thread" in handle.proof
+        assert scores.dtype == np.float32
+        assert np.array_equal(handle.run_single(x[n : 2 * n])[0], scores)
+        kept.append((scores, classes[n : 2 * n]))
+    assert all(scores.argmax(axis=1).tolist() == right.tolist() for scores, right in kept)
     assert (handle.inputs, handle.outputs) == (("x",), ("scores",))
 
 
@@ -78,20 +98,23 @@ def test_arrays_that_may_not_be_written_are_taken_and_not_changed(handle):
     assert np.array_equal(frozen, x)
 
 
-def test_wrong_shapes_names_and_datatypes_are_the_callers_fault(handle):
-    x = tiny_models.digits(2)[0]
-    for wrong in ({"x": x[:, :3]}, {"z": x}, {}):
+def test_what_the_model_does_not_take_is_the_callers_fault_and_harms_nobody(kind, handle):
+    x = tiny_models.digits(LARGEST + 1)[0]
+    for wrong in ({"x": x[:2, :3]}, {"z": x[:2]}, {}, {"x": x[:2], "y": x[:2]}, {"x": x[0]}):
         with pytest.raises(InputRejected) as refused:
             handle.run(wrong)
         assert "/" not in str(refused.value).replace("inputs/outputs", "")
-    with pytest.raises((RunFailed, InputRejected)):
-        handle.run({"x": x.astype(np.float64)})
-    assert handle.run({"x": x})["scores"].shape == (2, tiny_models.CLASSES)
+    with pytest.raises(RunFailed if kind == "torch" else InputRejected):
+        handle.run({"x": x[:2].astype(np.float64)})
+    if kind in BOUNDED:
+        with pytest.raises(InputRejected, match=str(LARGEST)):
+            handle.run({"x": x})
+    assert handle.run({"x": x[:2]})["scores"].shape == (2, tiny_models.CLASSES)
 
 
-def test_any_one_thread_may_call_it(name, handle):
+def test_any_one_thread_may_call_it(handle):
     """A thread of its own gets the same answers: nothing is tied to the one that loaded."""
-    x, classes = tiny_models.digits(64)
+    x, classes = tiny_models.digits(LARGEST)
     answers: list[bool] = []
 
     def work():
@@ -103,27 +126,49 @@ def test_any_one_thread_may_call_it(name, handle):
     assert answers == [True] * 20
 
 
-def test_threads_are_the_callers_choice(name, artifact):
+def test_a_closed_model_answers_no_more(handle):
+    handle.close()
+    with pytest.raises(RunFailed, match="no longer loaded"):
+        handle.run_single(tiny_models.digits(1)[0])
+
+
+# -- of what really loads a file
+
+
+def test_it_says_where_it_runs(name, files):
+    loaded = load(files, name)
+    wanted = "cpu, 1 thread" if PLACES[name] == "cpu" else PLACES[name]
+    assert wanted in loaded.proof.lower().replace("cpuexecutionprovider", "cpu")
+    loaded.close()
+
+
+def test_threads_are_the_callers_choice(name, files):
+    if PLACES[name] != "cpu":
+        pytest.skip("a GPU has no threads of ours")
     x, classes = tiny_models.digits(64)
-    loaded = backend(name).load(artifact, LoadSpec(format=FORMAT[name], threads=2, signature=SIGNATURE))
+    loaded = load(files, name, threads=2)
     assert "2 threads" in loaded.proof
     assert loaded.run_single(x)[0].argmax(axis=1).tolist() == classes.tolist()
     loaded.close()
 
 
-def test_a_closed_model_answers_no_more(name, artifact):
-    loaded = backend(name).load(artifact, LoadSpec(format=FORMAT[name]))
-    loaded.close()
-    with pytest.raises(RunFailed, match="no longer loaded"):
-        loaded.run_single(tiny_models.digits(1)[0])
+def test_what_is_no_model_is_refused(name, tmp_path):
+    path = tmp_path / "model"
+    spec = {"device": PLACES[name], "signature": SIGNATURE}
+    for content in (b"", b"not a model at all", b"\x80\x04\x95 pickled"):
+        path.write_bytes(content)
+        with pytest.raises(LoadFailed) as refused:
+            backend(name).load(path, LoadSpec(format=backend(name).formats[0], **spec))
+        assert str(tmp_path) not in str(refused.value)
+    with pytest.raises(LoadFailed, match="exe"):
+        backend(name).load(path, LoadSpec(format="exe", **spec))
 
 
-def test_shrinking_changes_no_answer(handle):
-    x = tiny_models.digits(64)[0]
-    before = handle.run_single(x)[0]
-    handle.shrink()
-    assert np.array_equal(handle.run_single(x)[0], before)
-    assert np.array_equal(handle.run_single(x)[0], before)
+def test_no_backend_runs_silently_elsewhere(name, files):
+    with pytest.raises(BackendUnavailable, match="tpu"):
+        backend(name).probe("tpu:0")
+    with pytest.raises(BackendUnavailable, match="tpu"):
+        load(files, name, device="tpu:0")
 
 
 def test_a_run_that_takes_too_long_can_be_ended(tmp_path):
@@ -149,24 +194,6 @@ def test_a_run_that_takes_too_long_can_be_ended(tmp_path):
     with pytest.raises(InputRejected):  # it is as usable as before
         loaded.run_single(x[:, :2])
     loaded.close()
-
-
-def test_what_is_no_model_is_refused(name, tmp_path):
-    for content in (b"", b"not a model at all", b"\x80\x04\x95 pickled"):
-        path = tmp_path / "model"
-        path.write_bytes(content)
-        with pytest.raises(LoadFailed) as refused:
-            backend(name).load(path, LoadSpec(format=FORMAT[name]))
-        assert str(tmp_path) not in str(refused.value)
-    with pytest.raises(LoadFailed, match="exe"):
-        backend(name).load(path, LoadSpec(format="exe"))
-
-
-def test_no_backend_runs_silently_elsewhere(name, artifact):
-    with pytest.raises(BackendUnavailable, match="tpu"):
-        backend(name).probe("tpu:0")
-    with pytest.raises(BackendUnavailable, match="tpu"):
-        backend(name).load(artifact, LoadSpec(device="tpu:0", format=FORMAT[name]))
 
 
 def test_every_name_is_surveyed_and_others_are_unknown():

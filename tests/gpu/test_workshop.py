@@ -46,7 +46,7 @@ def test_variants_are_built_measured_and_served_there(tmp_path: Path, format: st
     assert shop.reason is None
     (found,) = shop.of(ModelInspected)
     assert found.hardware == "gpu"
-    working = [name for name in ("torch-cuda", "ort-cuda", "tensorrt", "trt") if found.frameworks[name] == ""]
+    working = [name for name in ("torch-cuda", "ort-cuda", "tensorrt") if found.frameworks[name] == ""]
     usable = [name for name in working if (name == "torch-cuda") == (format == "pt2")]
     if not usable:
         pytest.skip(f"no framework runs {format} files here: {found.frameworks}")

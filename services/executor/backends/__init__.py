@@ -7,12 +7,10 @@ from services.executor.backends.base import Backend, BackendUnavailable
 
 _MODULES = {
     "ort": ("services.executor.backends.ort", "OrtBackend"),
-    "torch": ("services.executor.backends.torch_cpu", "TorchBackend"),
+    "torch": ("services.executor.backends.torch", "TorchBackend"),
     "torch-cuda": ("services.executor.backends.torch_cuda", "TorchCudaBackend"),
-    "ort-cuda": ("services.executor.backends.ort_cuda", "OrtCudaBackend"),
+    "ort-cuda": ("services.executor.backends.ort", "OrtCudaBackend"),
     "tensorrt": ("services.executor.backends.tensorrt", "TensorrtBackend"),
-    "trt": ("services.executor.backends.ort_tensorrt", "OrtTensorrtBackend"),
-    "neuron": ("services.executor.backends.neuron", "NeuronBackend"),
     "remote": ("services.executor.backends.remote", "RemoteBackend"),
 }
 NAMES = tuple(_MODULES)

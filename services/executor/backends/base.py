@@ -49,7 +49,7 @@ class Cancelled(RunFailed):
 
 
 class LoadSpec(Struct, frozen=True, kw_only=True):
-    """How to load an artifact. device: "cpu", "cuda:0", "neuron:0", or hosts of engines; format: "onnx", "pt2", "torchscript", "remote".
+    """How to load an artifact. device: "cpu", "cuda:0", or hosts of engines; format: "onnx", "pt2", "torchscript", "remote".
 
     signature: fixes names and order of inputs and outputs; without it they are the file's own. options: of the framework.
     """
@@ -100,9 +100,6 @@ class Handle(Protocol):
 
     def cancel(self) -> None:
         """Called by another thread: end the current run soon, if the framework can. The handle stays usable."""
-
-    def shrink(self) -> None:
-        """With the next run, give back memory that large batches left, if the framework can."""
 
     def close(self) -> None:
         """Unload the model and give its memory back to the system."""
@@ -188,12 +185,11 @@ def plain(error: BaseException | str) -> str:
     return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"
 
 
-class Grown:
+class Grown(Struct, eq=False):
     """MB that a memory grew by while a block ran; 0.0 if other blocks overlapped, since nobody knows then whose the growth is."""
 
-    def __init__(self) -> None:
-        self.mb = 0.0
-        self.alone = True
+    mb: float = 0.0
+    alone: bool = True
 
 
 class Growth:

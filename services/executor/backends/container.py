@@ -133,9 +133,6 @@ class UserProcess:
         else:
             self._given_up.set()
 
-    def shrink(self) -> None:
-        return
-
     def close(self) -> None:
         """End the process for good, also one that is just being started again."""
         self._up.clear()

@@ -1,4 +1,4 @@
-"""Shared by the CUDA backends: the device of an address, its memory, batch buckets."""
+"""Shared by the backends that run on GPUs: the device of an address, its memory, batch buckets."""
 
 import os
 import threading
@@ -21,6 +21,15 @@ def gpu(device: str, framework: str) -> Accelerator:
     # The driver counts by bus address, CUDA by speed unless told otherwise: both must mean the same device.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     return found
+
+
+def placed(hardware: str, device: str, framework: str) -> Accelerator | None:
+    """The GPU that a backend of this kind of hardware gets as `device`; None: it is the CPU. Raises BackendUnavailable for another kind."""
+    if hardware == "gpu":
+        return gpu(device, framework)
+    if device.partition(":")[0] != "cpu":
+        raise BackendUnavailable(f"{framework} runs here on the CPU, not on {device!r}")
+    return None
 
 
 @cache

@@ -100,9 +100,6 @@ class RemoteHandle:
     def cancel(self) -> None:
         self._engine.cancel()
 
-    def shrink(self) -> None:
-        return
-
     def close(self) -> None:
         self._closed = True
         self._engine.close()

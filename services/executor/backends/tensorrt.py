@@ -7,6 +7,7 @@ the GPU model, TensorRT's version, the precision and the largest batch. torch ho
 
 import hashlib
 import os
+import re
 from functools import cache
 from pathlib import Path
 from threading import Lock
@@ -14,7 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from bus.datatypes import DATATYPES
-from bus.messages.catalog import TensorSpec
+from bus.messages.catalog import Signature, TensorSpec
 from services.executor.backends.base import (
     BackendError,
     BackendUnavailable,
@@ -22,26 +23,21 @@ from services.executor.backends.base import (
     LoadFailed,
     LoadSpec,
     RunFailed,
-    in_order,
     plain,
 )
 from services.executor.backends.cuda import gpu, growth
-from services.executor.backends.ort_tensorrt import (
-    ENGINES,
-    INSTALL,
-    PRECISIONS,
-    WORKSPACE,
-    building,
-    engine_key,
-    profile_shapes,
-)
-from services.executor.backends.torch_cpu import explain, framework
+from services.executor.backends.torch import TorchHandle, with_cuda
 from services.executor.backends.torch_device import CudaStream, Slot, Staging
 
 if TYPE_CHECKING:
     from services.executor.backends.base import Array
 
 LEAST = (10, 0)  # before it, networks had no types of their own
+PRECISIONS = ("fp32", "fp16", "int8")
+WORKSPACE = 2 * 2**30  # bytes that the builder may try kernels in
+ENGINES = "engines"
+INSTALL = "install TensorRT 10 or 11 from NVIDIA's own package index (pip install tensorrt-cu12 or -cu13; see docs/hardware.md)"
+_building: dict[str, Lock] = {}  # by the engine's key
 
 
 class TensorrtBackend:
@@ -56,7 +52,7 @@ class TensorrtBackend:
         """Makes a builder, which needs the library, the driver and the device."""
         gpu(device, "TensorRT")
         trt = library()
-        _torch_on(device)
+        with_cuda()  # it holds the memory
         if trt.Builder(_log(trt)) is None:
             raise BackendUnavailable(f"TensorRT {trt.__version__} cannot make a builder on {device}; {INSTALL}")
         return str(trt.__version__)
@@ -67,17 +63,17 @@ class TensorrtBackend:
             raise LoadFailed(f"TensorRT runs {', '.join(self.formats)} files, not {spec.format}")
         if spec.precision not in PRECISIONS:
             raise LoadFailed(f"TensorRT runs {', '.join(PRECISIONS)}, not {spec.precision}")
-        profile_shapes(spec.signature, spec.max_batch)  # raises where a length is open
+        signature = bounded(spec.signature)
         found = gpu(spec.device, "TensorRT")
-        trt, torch = library(), _torch_on(spec.device)
+        trt, torch = library(), with_cuda()
         digest = hashlib.sha256(artifact.read_bytes()).hexdigest()
-        key = engine_key(digest, found.name, f"{trt.__version__}-native", spec.precision, spec.max_batch)
+        key = engine_key(digest, found.name, str(trt.__version__), spec.precision, spec.max_batch)
         place = Path(spec.options.get("engines") or artifact.parent / ENGINES) / key / "model.engine"
         try:
             # Of two loads at once, the second finds the engine that the first has built.
-            with building.setdefault(key, Lock()), torch.cuda.device(spec.device), growth(spec.device) as grown:
-                engine, how = engine_of(trt, artifact, spec, place)
-                handle = EngineHandle(torch, engine, spec, CudaStream(torch, spec.device))
+            with _building.setdefault(key, Lock()), torch.cuda.device(spec.device), growth(spec.device) as grown:
+                engine, how = engine_of(trt, artifact, signature, spec.max_batch, place)
+                handle = EngineHandle(torch, engine, signature, spec.max_batch, CudaStream(torch, spec.device))
         except BackendError:
             raise
         except Exception as error:
@@ -85,17 +81,6 @@ class TensorrtBackend:
         handle.memory_mb = grown.mb
         handle.proof = f"TensorRT {trt.__version__}, {spec.device} ({found.name}), {how}"
         return handle
-
-
-def _torch_on(device: str) -> ModuleType:
-    """torch, which must have CUDA. Raises BackendUnavailable."""
-    torch = framework()
-    if not torch.cuda.is_available():
-        raise BackendUnavailable(
-            f"TensorRT takes its memory on {device} from torch, and torch {torch.__version__} has no CUDA here "
-            "(see docs/hardware.md)"
-        )
-    return torch
 
 
 @cache
@@ -119,7 +104,24 @@ def _log(trt: ModuleType) -> Any:
 # -- the engine
 
 
-def engine_of(trt: ModuleType, artifact: Path, spec: LoadSpec, place: Path) -> tuple[Any, str]:
+def bounded(signature: Signature | None) -> Signature:
+    """The signature, of which every shape is part of the engine. Raises LoadFailed if there is none, or a length is open."""
+    if signature is None:
+        raise LoadFailed("TensorRT needs the model's signature: shapes are part of the engine")
+    for spec in (*signature.inputs, *signature.outputs):
+        if -1 in spec.shape:
+            raise LoadFailed(f"TensorRT needs bounded shapes, and an axis of {spec.name!r} has no fixed length")
+    return signature
+
+
+def engine_key(digest: str, gpu_name: str, version: str, precision: str, max_batch: int) -> str:
+    """The name of an engine's directory. Equal names mean equal engines. digest: of the artifact, hex."""
+    exact = "\0".join((digest, gpu_name, version, precision, str(max_batch)))
+    readable = re.sub(r"[^A-Za-z0-9]+", "-", gpu_name).strip("-").lower()[:32]
+    return f"{digest[:12]}-{readable}-{precision}-b{max_batch}-{hashlib.sha256(exact.encode()).hexdigest()[:12]}"
+
+
+def engine_of(trt: ModuleType, artifact: Path, signature: Signature, largest: int, place: Path) -> tuple[Any, str]:
     """The engine kept at `place`, or a new one that is kept there; and which of both. A file that TensorRT refuses is built anew."""
     runtime = trt.Runtime(_log(trt))
     if place.exists():
@@ -127,7 +129,7 @@ def engine_of(trt: ModuleType, artifact: Path, spec: LoadSpec, place: Path) -> t
         if engine is not None:
             return engine, "engine from the cache"
         place.unlink(missing_ok=True)
-    plan = build(trt, artifact, spec)
+    plan = build(trt, artifact, signature, largest)
     place.parent.mkdir(parents=True, exist_ok=True)
     new = place.with_name(f"{place.name}.{os.getpid()}.new")  # another process may build the same
     new.write_bytes(plan)
@@ -138,7 +140,7 @@ def engine_of(trt: ModuleType, artifact: Path, spec: LoadSpec, place: Path) -> t
     return engine, "engine built"
 
 
-def build(trt: ModuleType, artifact: Path, spec: LoadSpec) -> bytes:
+def build(trt: ModuleType, artifact: Path, signature: Signature, largest: int) -> bytes:
     """Compile the file for this GPU: one profile from batch 1 to the largest, tuned for the largest. Raises LoadFailed."""
     log = _log(trt)
     builder = trt.Builder(log)
@@ -152,9 +154,8 @@ def build(trt: ModuleType, artifact: Path, spec: LoadSpec) -> bytes:
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, WORKSPACE)
     config.clear_flag(trt.BuilderFlag.TF32)  # fp32 is really fp32
     profile = builder.create_optimization_profile()
-    assert spec.signature is not None
-    for one in spec.signature.inputs:
-        low, high = (1, *one.shape), (spec.max_batch, *one.shape)
+    for one in signature.inputs:
+        low, high = (1, *one.shape), (largest, *one.shape)
         profile.set_shape(one.name, low, high, high)
     config.add_optimization_profile(profile)
     plan = builder.build_serialized_network(network, config)
@@ -163,19 +164,13 @@ def build(trt: ModuleType, artifact: Path, spec: LoadSpec) -> bytes:
     return bytes(plan)
 
 
-class EngineHandle:
-    """One engine on one stream. See `base.Handle`. TensorRT cannot cancel a run: `cancel` does nothing."""
+class EngineHandle(TorchHandle):
+    """One engine on one stream. Its memory has the size of the largest batch from the start."""
 
-    memory_mb = 0.0
     one_at_a_time = "its buffers on the device hold one batch"
-    proof = ""
 
-    def __init__(self, torch: ModuleType, engine: Any, spec: LoadSpec, stream: Any) -> None:
-        assert spec.signature is not None
-        self.inputs = tuple(one.name for one in spec.signature.inputs)
-        self.outputs = tuple(one.name for one in spec.signature.outputs)
-        self._largest = spec.max_batch
-        self._torch = torch
+    def __init__(self, torch: ModuleType, engine: Any, signature: Signature, largest: int, stream: Any) -> None:
+        super().__init__(torch, signature, (), (), largest)
         self._stream = stream
         self._engine = engine
         self._context = engine.create_execution_context()
@@ -185,36 +180,18 @@ class EngineHandle:
         if missing := {*self.inputs, *self.outputs} - there:
             raise LoadFailed(f"the engine has no tensor {', '.join(sorted(missing))}")
         with stream.on():
-            self._in = [self._staging(one) for one in spec.signature.inputs]
-            self._out = [self._staging(one) for one in spec.signature.outputs]
+            self._in = [self._staging(one) for one in signature.inputs]
+            self._out = [self._staging(one) for one in signature.outputs]
         for staged in (*self._in, *self._out):
             self._context.set_tensor_address(staged.slot.name, staged.device.data_ptr())
 
     def _staging(self, one: TensorSpec) -> Staging:
-        if -1 in one.shape:
-            raise LoadFailed(f"TensorRT needs bounded shapes, and an axis of output {one.name!r} has no fixed length")
         slot = Slot(one.name, tuple(one.shape), DATATYPES[one.datatype].array)
-        return Staging(self._torch, slot, self._largest, self._stream.device, pinned=self._stream.pinned)
+        return Staging(self._torch, slot, self._most, self._stream.device, pinned=self._stream.pinned)
 
-    def run(self, inputs: "dict[str, Array]") -> "dict[str, Array]":
-        return dict(zip(self.outputs, self._call(in_order(inputs, self.inputs)), strict=True))
-
-    def run_single(self, array: "Array") -> "list[Array]":
-        return self._call([array])
-
-    def _call(self, arrays: "list[Array]") -> "list[Array]":
-        items = len(arrays[0])
-        if items > self._largest:
-            raise InputRejected(f"a batch of {items} is larger than the {self._largest} that this was loaded for")
-        if self._context is None:
-            raise RunFailed("this model is no longer loaded")
-        try:
-            with self._stream.on():
-                return self._queued(arrays, items)
-        except BackendError:
-            raise
-        except Exception as error:
-            raise explain(error) from error
+    def _answers(self, arrays: "list[Array]") -> "list[Array]":
+        with self._stream.on():
+            return self._queued(arrays, len(arrays[0]))
 
     def _queued(self, arrays: "list[Array]", items: int) -> "list[Array]":
         for staged, array in zip(self._in, arrays, strict=True):
@@ -228,13 +205,8 @@ class EngineHandle:
         self._stream.wait()
         return [staged.taken(items) for staged in self._out]
 
-    def cancel(self) -> None:
-        return
-
-    def shrink(self) -> None:
-        """Nothing: its memory has the size of the largest batch from the start."""
-
     def close(self) -> None:
+        super().close()
         self._context = self._engine = None
         self._in, self._out = [], []
         self._stream.trim()

@@ -11,27 +11,25 @@ the bus. Graphs name addresses of weights, so they are captured anew; nothing is
 """
 
 import threading
-import warnings
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from bus.datatypes import DATATYPES
-from services.executor.backends import pt2
-from services.executor.backends.base import (
-    BackendError,
-    BackendUnavailable,
-    InputRejected,
-    LoadFailed,
-    LoadSpec,
-    RunFailed,
-    in_order,
-    plain,
-)
+from services.executor.backends.base import LoadFailed, LoadSpec, plain
 from services.executor.backends.cuda import bucket_for, buckets, bus, gpu, growth
-from services.executor.backends.torch_cpu import EXPORT_LOCK, explain, framework, tensors_of
+from services.executor.backends.torch import (
+    EXPORT_LOCK,
+    TorchBackend,
+    TorchHandle,
+    as_tensors,
+    module_of,
+    program_of,
+    tensors_of,
+)
 from services.executor.backends.torch_device import TORCH_NAMES, CudaStream, DeviceStream, Slot, Staging, Weights
 
 if TYPE_CHECKING:
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
 WARM_UPS = 3  # before a capture: libraries choose their kernels and take their memory
 
 
-class TorchCudaBackend:
+class TorchCudaBackend(TorchBackend):
     """Runs .pt2 files on a GPU."""
 
     name = "torch-cuda"
@@ -48,42 +46,14 @@ class TorchCudaBackend:
     formats = ("pt2",)
     executed = False
 
-    def probe(self, device: str) -> str:
-        """Adds two numbers there."""
-        gpu(device, "torch")
-        torch = framework()
-        if not torch.cuda.is_available():
-            built = torch.version.cuda
-            why = f"built for CUDA {built}, which this driver does not run" if built else "built without CUDA"
-            raise BackendUnavailable(
-                f"torch {torch.__version__} was {why}: install another torch wheel (see docs/hardware.md)"
-            )
-        try:
-            if int((torch.ones(1, device=device) + 1).item()) != 2:
-                raise BackendUnavailable("torch cannot add on this device")
-        except RuntimeError as error:
-            raise BackendUnavailable(f"torch does not run on {device}: {plain(error)}") from error
-        return str(torch.__version__)
-
-    def load(self, artifact: Path, spec: LoadSpec) -> "GraphHandle":
+    def _open(self, torch: ModuleType, artifact: Path, spec: LoadSpec) -> "GraphHandle":
         """Move the program to the device, capture its graphs, and prove where its parameters are."""
-        if spec.format not in self.formats:
-            raise LoadFailed(f"torch runs {', '.join(self.formats)} files on a GPU, not {spec.format}")
-        self.probe(spec.device)
+        self.probe(spec.device)  # and takes what torch keeps for all models, which is not this one's
         found = gpu(spec.device, "torch")
-        torch = framework()
         torch.backends.cudnn.allow_tf32 = False  # fp32 is really fp32: TF32 has 10 bits of mantissa
-        try:
-            with warnings.catch_warnings(), growth(spec.device) as grown:
-                warnings.simplefilter("ignore")
-                program = moved(torch, artifact, spec.device)
-                handle = GraphHandle(torch, program, spec, partial(CudaStream, torch, spec.device), found.name)
-        except pt2.BadArchive as error:
-            raise LoadFailed(str(error)) from error
-        except (LoadFailed, BackendUnavailable):
-            raise
-        except Exception as error:
-            raise LoadFailed(f"torch cannot load this model on {spec.device}: {plain(error)}") from error
+        with growth(spec.device) as grown:
+            program = moved(torch, artifact, spec.device)
+            handle = GraphHandle(torch, program, spec, partial(CudaStream, torch, spec.device), found.name)
         handle.memory_mb = grown.mb
         return handle
 
@@ -92,25 +62,14 @@ def moved(torch: ModuleType, artifact: Path, device: str) -> Any:
     """The exported program on a device, with its weights, its constants, and the devices that its operators name."""
     from torch.export.passes import move_to_device_pass  # noqa: PLC0415
 
-    pt2.check(artifact)
-    with EXPORT_LOCK, artifact.open("rb") as file:
-        program = torch.export.load(file)
-        with bus(device):
-            return move_to_device_pass(program, device)
+    program = program_of(torch, artifact)
+    with EXPORT_LOCK, bus(device):
+        return move_to_device_pass(program, device)
 
 
 def devices_of(module: Any) -> set[str]:
     """Where a module's parameters and buffers are."""
     return {str(tensor.device) for tensors in (module.parameters(), module.buffers()) for tensor in tensors}
-
-
-def module_of(program: Any) -> Any:
-    """The module that runs, without guards: staging has checked the shapes."""
-    with EXPORT_LOCK:
-        try:
-            return program.module(check_guards=False)
-        except TypeError:  # before torch 2.9
-            return program.module()
 
 
 def dtypes(program: Any) -> list[Any]:
@@ -145,6 +104,7 @@ def _wire(value: Any) -> str:
     return _WIRES[str(value.dtype).removeprefix("torch.")]
 
 
+@dataclass(eq=False)
 class GraphContext:
     """What one batch at a time needs beside the weights: a stream, staging memory, a graph for each bucket. how: how it runs, in words.
 
@@ -152,48 +112,43 @@ class GraphContext:
     datatypes.
     """
 
-    def __init__(
-        self,
-        torch: ModuleType,
-        stream: DeviceStream,
-        compute: Callable[["list[Any]"], "list[Any]"],
-        given: list[Slot] | None,
-        outputs: tuple[str, ...],
-        casts: list[Any],
-        sizes: tuple[int, ...],
-    ) -> None:
-        self.stream = stream
-        self._torch = torch
-        self._model = compute
-        self._casts = casts
-        self._sizes = sizes
-        self._graphs: dict[int, tuple[Callable[[], None], list[Any]]] = {}
-        self._in: list[Staging] = []
-        self._out: list[Staging] = []
-        self.how = "operator by operator: a length is open" if given is None else self._prepare(given, outputs)
+    torch: ModuleType
+    stream: DeviceStream
+    compute: Callable[["list[Any]"], "list[Any]"]
+    given: list[Slot] | None
+    outputs: tuple[str, ...]
+    casts: list[Any]
+    sizes: tuple[int, ...]
+    how: str = field(init=False)
+    _graphs: dict[int, tuple[Callable[[], None], list[Any]]] = field(default_factory=dict)
+    _in: list[Staging] = field(default_factory=list)
+    _out: list[Staging] = field(default_factory=list)
 
-    def _prepare(self, given: list[Slot], outputs: tuple[str, ...]) -> str:
+    def __post_init__(self) -> None:
+        self.how = "operator by operator: a length is open" if self.given is None else self._prepare(self.given)
+
+    def _prepare(self, given: list[Slot]) -> str:
         """Make staging memory, and a graph for each bucket, the largest first so that their pool is sized once. Returns how it runs."""
-        stream, largest = self.stream, self._sizes[-1]
+        stream, largest = self.stream, self.sizes[-1]
         with stream.on():
-            self._in = [Staging(self._torch, slot, largest, stream.device, pinned=stream.pinned) for slot in given]
+            self._in = [Staging(self.torch, slot, largest, stream.device, pinned=stream.pinned) for slot in given]
             made = self._warmed(largest)
             self._out = [
-                Staging(self._torch, Slot(name, tuple(one.shape[1:]), _wire(one)), largest, None, pinned=stream.pinned)
-                for name, one in zip(outputs, made, strict=False)
+                Staging(self.torch, Slot(name, tuple(one.shape[1:]), _wire(one)), largest, None, pinned=stream.pinned)
+                for name, one in zip(self.outputs, made, strict=False)
             ]
             return self._record(self._warmed)
 
     def _record(self, before: Callable[[int], object]) -> str:
         """Capture a graph for each bucket. before: is called with each one before. Returns how the model runs."""
         try:
-            for size in reversed(self._sizes):
+            for size in reversed(self.sizes):
                 before(size)
                 self._graphs[size] = self.stream.capture(lambda size=size: self._compute(size))  # type: ignore[misc]
         except RuntimeError as error:
             self._graphs.clear()
             return f"operator by operator: {plain(error)[:80]}"
-        return f"CUDA graphs for batches of {', '.join(map(str, self._sizes))}"
+        return f"CUDA graphs for batches of {', '.join(map(str, self.sizes))}"
 
     def _warmed(self, size: int) -> list[Any]:
         for _ in range(WARM_UPS):
@@ -203,7 +158,7 @@ class GraphContext:
 
     def _compute(self, size: int) -> list[Any]:
         """Run the model on the first rows of staging memory. Outputs are in the datatypes of the wire."""
-        return self._model([one.device[:size].to(dtype) for one, dtype in zip(self._in, self._casts, strict=True)])
+        return self.compute([one.device[:size].to(dtype) for one, dtype in zip(self._in, self.casts, strict=True)])
 
     def leave(self) -> None:
         """The weights leave the device. Graphs name their addresses."""
@@ -227,7 +182,7 @@ class GraphContext:
             return self._run_staged(arrays, len(arrays[0])) if self._in else self._run_open(arrays)
 
     def _run_staged(self, arrays: "list[Array]", items: int) -> "list[Array]":
-        bucket = bucket_for(items, self._sizes)
+        bucket = bucket_for(items, self.sizes)
         for staged, array in zip(self._in, arrays, strict=True):
             staged.put(array, bucket)
         if bucket in self._graphs:
@@ -242,23 +197,17 @@ class GraphContext:
 
     def _run_open(self, arrays: "list[Array]") -> "list[Array]":
         """Inputs of any length: no memory can be prepared."""
-        try:
-            tensors = [self._torch.from_numpy(one if one.flags.writeable else one.copy()) for one in arrays]
-        except TypeError as error:
-            raise InputRejected(plain(error)) from error
-        there = [one.to(self.stream.device).to(dtype) for one, dtype in zip(tensors, self._casts, strict=True)]
-        return [one.cpu().numpy() for one in self._model(there)]
+        tensors = as_tensors(self.torch, arrays)
+        there = [one.to(self.stream.device).to(dtype) for one, dtype in zip(tensors, self.casts, strict=True)]
+        return [one.cpu().numpy() for one in self.compute(there)]
 
 
-class GraphHandle:
-    """One program, and a context for each batch that runs at the same time. See `base.Handle` and `base.Demotable`.
+class GraphHandle(TorchHandle):
+    """One program, and a context for each batch that runs at the same time. See `base.Demotable`.
 
-    The first context is made by the load, another one by the first batch that finds none free: that batch waits for its graphs. torch
-    cannot cancel a run: `cancel` does nothing. stream: makes one.
+    The first context is made by the load, another one by the first batch that finds none free: that batch waits for its graphs.
+    stream: makes one.
     """
-
-    memory_mb = 0.0
-    one_at_a_time = ""
 
     def __init__(
         self,
@@ -268,15 +217,11 @@ class GraphHandle:
         stream: Callable[[], DeviceStream],
         device_name: str,
     ) -> None:
-        named = program.graph_signature
-        if spec.signature is not None:
-            self.inputs = tuple(one.name for one in spec.signature.inputs)
-            self.outputs = tuple(one.name for one in spec.signature.outputs)
-        else:
-            self.inputs, self.outputs = tuple(map(str, named.user_inputs)), tuple(map(str, named.user_outputs))
-        self._torch = torch
+        named, self._given = program.graph_signature, slots(program, spec)
+        most = spec.max_batch if self._given is not None else 0
+        super().__init__(torch, spec.signature, named.user_inputs, named.user_outputs, most)
         self._stream = stream
-        self._module: Callable[..., Any] = module_of(program)
+        self._module = module_of(program)  # staging has checked the shapes
         self._weights = Weights(torch, self._module)
         self.host_mb = self._weights.mb
         self._there_mb = 0.0
@@ -287,7 +232,6 @@ class GraphHandle:
         self._casts = dtypes(program)
         self._wires = [DATATYPES[one.datatype].array for one in spec.signature.outputs] if spec.signature else []
         self._sizes = buckets(spec.max_batch)
-        self._given = slots(program, spec)
         self._making = threading.Lock()
         context = self._context(first)
         self._free = [context]
@@ -336,26 +280,12 @@ class GraphHandle:
 
     # -- running
 
-    def run(self, inputs: "dict[str, Array]") -> "dict[str, Array]":
-        return dict(zip(self.outputs, self._call(in_order(inputs, self.inputs)), strict=False))
-
-    def run_single(self, array: "Array") -> "list[Array]":
-        return self._call([array])
-
-    def _call(self, arrays: "list[Array]") -> "list[Array]":
-        items = len(arrays[0])
-        if self._given is not None and items > self._sizes[-1]:
-            raise InputRejected(f"a batch of {items} is larger than the {self._sizes[-1]} that this was loaded for")
+    def _answers(self, arrays: "list[Array]") -> "list[Array]":
+        context = self._taken()
         try:
-            context = self._taken()
-            try:
-                return context.run(arrays)
-            finally:
-                self._free.append(context)
-        except BackendError:
-            raise
-        except Exception as error:
-            raise explain(error) from error
+            return context.run(arrays)
+        finally:
+            self._free.append(context)
 
     def _taken(self) -> GraphContext:
         """A free context. It is the caller's until it is put back."""
@@ -365,23 +295,12 @@ class GraphHandle:
             with self._making:
                 return self._context(self._stream())
 
-    def cancel(self) -> None:
-        return
-
-    def shrink(self) -> None:
-        """Give back what the allocator keeps. Graphs keep their memory for as long as they exist."""
-        for context in self._free[:1]:
-            context.stream.trim()
-
     def close(self) -> None:
-        self._module = _closed
+        super().close()
         contexts, self._free = self._free, []
-        self._given = None
+        self._module = None
+        self._weights.drop()
         streams = [context.stream for context in contexts]
         del contexts
         for stream in streams[:1]:
             stream.trim()
-
-
-def _closed(*_: object) -> Any:
-    raise RunFailed("this model is no longer loaded")

@@ -1,4 +1,4 @@
-"""Shared by the torch backends for accelerators: staging memory, and one CUDA stream for each model.
+"""Memory and streams of a GPU, by torch: staging memory, weights, and one CUDA stream for each model.
 
 This file has never been executed on a GPU by its authors; `pytest -m gpu tests/gpu` does it.
 
@@ -9,7 +9,6 @@ results: registration has proved that items do not influence each other.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from math import prod
 from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
@@ -31,10 +30,6 @@ class Slot(Struct, frozen=True):
     name: str
     shape: tuple[int, ...]
     dtype: str
-
-    def bytes(self, items: int) -> int:
-        """The bytes of so many items in staging memory, on each side."""
-        return items * prod(self.shape) * int(self.dtype[-1])
 
 
 class Staging:
@@ -128,6 +123,11 @@ class Weights:
         assert self.copy is not None
         self._set(self.copy)
         self.copy = None
+
+    def drop(self) -> None:
+        """Give their memory back. A program refers to itself, so that Python would keep them for a while."""
+        self._set([self._torch.empty(0, dtype=one.dtype, device=one.device) for one in self._tensors])
+        self._tensors, self.copy = [], None
 
     def _set(self, found: list[Any]) -> None:
         for tensor, view in zip(self._tensors, found, strict=True):

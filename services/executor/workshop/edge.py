@@ -8,10 +8,10 @@ import signal
 import sys
 from pathlib import Path
 
-import services
 from bus.codec import encode
 from services.core.settings import Settings
 from services.executor.workshop.orders import HelperInput, StopOrder, WorkshopOrder
+from services.shell.host.process import with_our_source
 from services.shell.settings import login_of
 
 LAST_WORDS = 400  # characters of the helper's last output that go into an error
@@ -95,7 +95,4 @@ def _emptied(directory: Path) -> None:
 
 def _environment() -> dict[str, str]:
     """This process's environment without settings and credentials, and with these packages on the path."""
-    root = str(Path(next(iter(services.__path__))).parent)
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("INFAAS_")}
-    there = ours.get("PYTHONPATH")
-    return ours | {"PYTHONPATH": f"{root}{os.pathsep}{there}" if there else root}
+    return with_our_source({name: value for name, value in os.environ.items() if not name.startswith("INFAAS_")})

@@ -1,17 +1,13 @@
 """The accelerators that this machine has, as their drivers say. No framework is imported, and no context is made.
 
-NVIDIA: the driver's own library (NVML), which comes with it and takes a few MB. Neuron: the `neuron-ls` tool of its driver.
+NVIDIA: the driver's own library (NVML), which comes with it and takes a few MB.
 """
 
 import ctypes
-import json
 import os
 import re
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -19,17 +15,15 @@ from msgspec.structs import replace
 
 _NVML = ("libnvidia-ml.so.1", "libnvidia-ml.so")
 _TEXT = 96
-_NEURON_TOOLS = ("neuron-ls", "/opt/aws/neuron/bin/neuron-ls")
 
 
 class Accelerator(Struct, frozen=True, kw_only=True):
-    """One device. address: what frameworks call it ("cuda:0", "neuron:0"); kind: as prices know it; memory_mb: all it has."""
+    """One device. address: what frameworks call it ("cuda:0"); kind: as prices know it; memory_mb: all it has."""
 
     address: str
     kind: str
     name: str
     memory_mb: float
-    cores: int = 1
     uuid: str = ""
 
 
@@ -164,54 +158,13 @@ def _handle(address: str) -> ctypes.c_void_p:
     raise DriverError(f"the GPU {address} is gone")
 
 
-def neuron_devices() -> list[Accelerator]:
-    """The Neuron chips of this machine (AWS Inferentia, Trainium); raises DriverError when there is none.
-
-    What `neuron-ls` prints was taken from its documentation: this has never run on a machine with such a chip.
-    """
-    tool = next((found for name in _NEURON_TOOLS if (found := shutil.which(name))), None)
-    if tool is None:
-        there = any(Path("/dev").glob("neuron[0-9]*"))
-        raise DriverError(
-            "there are Neuron devices, but not the tool neuron-ls: install aws-neuronx-tools"
-            if there
-            else "no Neuron driver is installed (aws-neuronx-dkms): an instance with Inferentia chips is needed"
-        )
-    asked = [tool, "--json-output"]
-    try:
-        said = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError) as error:
-        raise DriverError(f"neuron-ls does not answer: {type(error).__name__}; run it by hand, it says more") from error
-    return neuron_listing(said)
-
-
-def neuron_listing(said: str) -> list[Accelerator]:
-    """The chips that `neuron-ls --json-output` names; raises DriverError for another text."""
-    try:
-        return [
-            Accelerator(
-                address=f"neuron:{int(chip['neuron_device'])}",
-                kind="inferentia",
-                name=f"Neuron device {int(chip['neuron_device'])}",
-                memory_mb=int(chip["memory_size"]) / 2**20,
-                cores=int(chip["nc_count"]),
-            )
-            for chip in json.loads(said)
-        ]
-    except (ValueError, TypeError, KeyError) as error:
-        raise DriverError("neuron-ls prints what this release does not understand: report its output") from error
-
-
 @cache
 def accelerators() -> tuple[Accelerator, ...]:
-    """All accelerators of this machine. The drivers are asked once a process; one that is missing or does not answer has none."""
-    found: list[Accelerator] = []
-    for ask in (cuda_devices, neuron_devices):
-        try:
-            found += ask()
-        except DriverError:
-            continue
-    return tuple(found)
+    """All accelerators of this machine. The driver is asked once a process; one that is missing or does not answer has none."""
+    try:
+        return tuple(cuda_devices())
+    except DriverError:
+        return ()
 
 
 def why_no_gpu() -> str:

@@ -75,33 +75,20 @@ def devices_of(
 
 
 def _real_devices(settings: WorkerSettings, found: Iterable[Accelerator] | None) -> list[Device]:
-    """worker.gpus limits GPUs. Other accelerators are used unless it is 0. Raises SettingsError when GPUs are missing."""
+    """The GPUs, at most worker.gpus of them. Raises SettingsError when some are missing."""
     if settings.gpus == 0:
         return []
-    most = settings.gpus if isinstance(settings.gpus, int) else None
-    numbers: dict[str, int] = {}
-    devices = []
-    for one in accelerators() if found is None else found:
-        number = numbers.get(one.kind, 0)
-        if one.kind == "gpu" and most is not None and number >= most:
-            continue
-        numbers[one.kind] = number + 1
-        devices.append(
-            Device(
-                name=f"{one.kind}-{number}",
-                kind=one.kind,
-                cores=one.cores,
-                memory_mb=one.memory_mb,
-                address=one.address,
-            )
-        )
-    gpus = numbers.get("gpu", 0)
-    if most is not None and gpus < most:
+    gpus = list(accelerators() if found is None else found)
+    most = settings.gpus if isinstance(settings.gpus, int) else len(gpus)
+    if len(gpus) < most:
         raise SettingsError(
-            f"worker.gpus is {most}, but {gpus} GPUs are seen: {why_no_gpu() or 'the machine has no more'}; "
+            f"worker.gpus is {most}, but {len(gpus)} GPUs are seen: {why_no_gpu() or 'the machine has no more'}; "
             'set it to "auto" to take what is there'
         )
-    return devices
+    return [
+        Device(name=f"{one.kind}-{number}", kind=one.kind, cores=1, memory_mb=one.memory_mb, address=one.address)
+        for number, one in enumerate(gpus[:most])
+    ]
 
 
 # ---- kinds of machine: who starts a worker and who decides about it must agree on what it has

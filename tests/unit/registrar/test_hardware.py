@@ -42,7 +42,7 @@ from tests.support.simulated.registrations import (
 )
 from tests.unit.registrar.test_edge import Place, on_a_bus
 
-WORKING = {"ort": "", "torch": "not installed", "ort-cuda": "", "trt": "", "torch-cuda": "torch is not installed"}
+WORKING = {"ort": "", "torch": "not installed", "ort-cuda": "", "tensorrt": "", "torch-cuda": "torch is not installed"}
 CPU_ONLY = heartbeat("w1")
 
 
@@ -111,7 +111,7 @@ def test_a_registered_model_gets_its_variants_when_the_first_gpu_joins() -> None
     assert order.inputs_key == "images"
     build = finish(stage)
     assert {plan.hardware for plan in build.plans} == {"gpu"}
-    names = [f"mlp-v1-{framework}-t1-b{most}" for framework in ("ort-cuda-fp16", "ort-cuda-fp32", "trt-fp16", "trt-fp32", "trt-int8") for most in (64, 8)]  # fmt: skip
+    names = [f"mlp-v1-{framework}-t1-b{most}" for framework in ("ort-cuda-fp16", "ort-cuda-fp32", "tensorrt-fp16", "tensorrt-fp32", "tensorrt-int8") for most in (64, 8)]  # fmt: skip
     assert on(stage, "gpu") == sorted(names)
     assert on(stage, "cpu") == ["mlp-v1-ort-fp32-t1-b8"]
     assert stage.ends(order.registration) == ["done"]
@@ -226,7 +226,7 @@ def test_variants_that_fail_do_not_stop_the_others() -> None:
     order = inspect(stage)
     build = build_order(stage, "g1")
     for plan in build.plans:
-        if plan.framework == "trt":
+        if plan.framework == "tensorrt":
             stage.tell(failed(plan, order.registration, "g1", "no engine"))
         else:
             stage.tell(built(plan, order.registration, "g1", hardware="gpu"))
@@ -288,11 +288,8 @@ def test_plans_name_only_what_the_worker_has() -> None:
     torch = {"torch-cuda": ""}
     assert found("pt2", "gpu", **torch) == [("torch-cuda", "fp16", "pt2"), ("torch-cuda", "fp32", "pt2")]
     assert found("onnx", "gpu", **torch) == []
-    assert found("onnx", "gpu", trt="") == [("trt", p, "onnx") for p in ("fp16", "fp32", "int8")]
-    assert found("onnx", "gpu", trt="", tensorrt="") == [("tensorrt", p, "onnx") for p in ("fp16", "fp32", "int8")]
-    assert found("pt2", "inferentia", neuron="") == [("neuron", "fp32", "pt2")]
-    assert found("pt2", "inferentia", neuron="no chip") == []
-    assert found("pt2", "tpu", neuron="") == []
+    assert found("onnx", "gpu", tensorrt="") == [("tensorrt", p, "onnx") for p in ("fp16", "fp32", "int8")]
+    assert found("pt2", "tpu", **torch) == []
 
 
 @pytest.mark.parametrize("measured", [{"contended": True}, {"contexts": 2}])
@@ -457,7 +454,7 @@ def test_a_registered_version_is_worked_on_by_one_registrar() -> None:
 
 def test_variants_are_added_to_what_is_registered_and_to_nothing_else() -> None:
     async def main(place: Place) -> None:
-        record = variant_record("mlp-v1-trt-fp16-t1-b64", hardware="gpu", framework="trt", precision="fp16")
+        record = variant_record("mlp-v1-tensorrt-fp16-t1-b64", hardware="gpu", framework="tensorrt", precision="fp16")
         command = AddVariants(model="mlp", version="1", variants=(record,))
         refused = await place.do(command)
         assert isinstance(refused, ChangeRefused)

@@ -24,7 +24,7 @@ _CLONE_NEWUSER, _CLONE_NEWNET, _CLONE_NEWIPC = 0x10000000, 0x40000000, 0x0800000
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_SET_DUMPABLE = 1, 38, 4
 # Landlock: three system calls with the same numbers on every architecture, and its access bits of the first version.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 1 << 1, 1 << 2, 1 << 3
+_WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 1, 1 << 2, 1 << 3
 _ALL = (1 << 13) - 1
 _VERSION = 1  # flag: which version this kernel has
 _NO_TCP = 1 | 1 << 1  # binding and connecting, from version 4 on
@@ -43,9 +43,8 @@ _SYSTEM = (
     "/etc/passwd",
 )
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random", "/proc/self")
-# What a task on an accelerator opens as well: its device files, and for Neuron the compiler, which is a program of its own.
-_NODES = {"gpu": ("nvidia*", "nvidia-caps/*"), "inferentia": ("neuron*",)}
-_PROGRAMS = {"inferentia": ("/usr", "/lib", "/lib64", "/opt/aws", sys.prefix, sys.base_prefix)}
+# The device files that a task on an accelerator opens as well.
+_NODES = {"gpu": ("nvidia*", "nvidia-caps/*")}
 
 
 def lock_down(limits: SandboxLimits, scratch: Path, readable: Iterable[str]) -> list[str]:
@@ -115,7 +114,6 @@ def _landlock(libc: ctypes.CDLL, scratch: Path, readable: Iterable[str], hardwar
     try:
         _allow(libc, ruleset, _READ, (*_SYSTEM, *_python(), *readable))
         _allow(libc, ruleset, _READ | _WRITE_FILE, (*_DEVICES, *device_files(hardware)))
-        _allow(libc, ruleset, _READ | _EXECUTE, _PROGRAMS.get(hardware, ()))
         _allow(libc, ruleset, _WRITE, (str(scratch),))
         return int(libc.syscall(_RESTRICT_SELF, ruleset, 0)) == 0
     finally:
@@ -142,7 +140,7 @@ def _allow(libc: ctypes.CDLL, ruleset: int, access: int, paths: Iterable[str]) -
             continue
         try:
             # Rules for plain files know no directory rights.
-            rights = access if os.path.isdir(path) else access & (_READ_FILE | _WRITE_FILE | _EXECUTE)
+            rights = access if os.path.isdir(path) else access & (_READ_FILE | _WRITE_FILE)
             rule = _Beneath(rights, fd)
             libc.syscall(_ADD_RULE, ruleset, 1, ctypes.byref(rule), 0)
         finally:

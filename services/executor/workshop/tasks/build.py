@@ -14,7 +14,7 @@ from services.executor.workshop.tasks.inspection import RunnableUpload
 from services.executor.workshop.tasks.validation import Scorer, ValidationSet
 from services.shell.host.processor import processor
 
-TENSORRT = ("tensorrt", "trt")  # they need symmetric int8
+TENSORRT = "tensorrt"  # it needs symmetric int8
 
 
 def build(task: BuildTask, tell: Callable[[Frame], None]) -> None:
@@ -119,7 +119,7 @@ def _make(
             data,
             1 if fixed else 8,
             lambda share: tell(Step(step=step, progress=share)),
-            symmetric=artifact.framework in TENSORRT,
+            symmetric=artifact.framework == TENSORRT,
             exact=processor().arithmetic == "exact",
         )
     else:

@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from threading import Thread
@@ -36,25 +36,27 @@ LENGTHS = 4
 MOST_NEIGHBOURS = 7  # each is a copy of the model
 
 
+@dataclass(slots=True, eq=False)
 class Neighbours:
-    """Further instances of a variant that compute all the time, each in a thread of its own, as the instances on one device do."""
+    """Further instances of a variant that compute all the time, each in a thread of its own, as the instances on one device do.
 
-    def __init__(self, handles: Sequence[Handle], *, own: bool = True) -> None:
-        """They compute nothing before the first `feed`. own: they are closed at the end; else they are further contexts of one instance."""
-        self._handles = handles
-        self._own = own
-        self._threads: list[Thread] = []
-        self._inputs: dict[str, Array] | None = None
-        self._failure: Exception | None = None
+    They compute nothing before the first `feed`. own: they are closed at the end; else they are further contexts of one instance.
+    """
+
+    handles: Sequence[Handle]
+    own: bool = True
+    _threads: list[Thread] = field(default_factory=list)
+    _inputs: dict[str, Array] | None = None
+    _failure: Exception | None = None
 
     def __len__(self) -> int:
-        return len(self._handles)
+        return len(self.handles)
 
     def feed(self, inputs: dict[str, Array]) -> None:
         """Compute this batch again and again from now on."""
         self._inputs = inputs
         if not self._threads:
-            self._threads = [Thread(target=self._compute, args=(handle,), daemon=True) for handle in self._handles]
+            self._threads = [Thread(target=self._compute, args=(handle,), daemon=True) for handle in self.handles]
             for thread in self._threads:
                 thread.start()
 
@@ -67,7 +69,7 @@ class Neighbours:
         self._inputs = None
         for thread in self._threads:
             thread.join()
-        for handle in self._handles if self._own else ():
+        for handle in self.handles if self.own else ():
             handle.close()
 
     def _compute(self, handle: Handle) -> None:

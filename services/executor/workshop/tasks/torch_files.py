@@ -14,7 +14,7 @@ from bus.messages.catalog import Signature, TensorSpec
 from bus.tensors import datatype_of
 from services.executor.backends import pt2
 from services.executor.backends.base import plain
-from services.executor.backends.torch_cuda import module_of
+from services.executor.backends.torch import module_of
 from services.executor.workshop.sandbox.protocol import UploadRejected
 from services.executor.workshop.tasks.validation import ValidationSet
 

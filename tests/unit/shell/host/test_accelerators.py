@@ -1,4 +1,4 @@
-"""Which GPUs and Neuron chips a worker gets, and what it is told when there are none."""
+"""Which GPUs a worker gets, and what it is told when there are none."""
 
 import pytest
 
@@ -8,7 +8,6 @@ from services.shell.host.accelerators import (
     DriverError,
     accelerators,
     cuda_device,
-    neuron_listing,
     visible,
     why_no_gpu,
 )
@@ -19,7 +18,6 @@ GPUS = [
     Accelerator(address=f"cuda:{n}", kind="gpu", name="NVIDIA T4", memory_mb=15360.0, uuid=f"GPU-{letter}{letter}1")
     for n, letter in enumerate("abc")
 ]
-CHIP = Accelerator(address="neuron:0", kind="inferentia", name="Neuron device 0", memory_mb=8192.0, cores=4)
 
 
 @pytest.mark.parametrize(
@@ -42,12 +40,11 @@ def test_the_visible_ones_are_renumbered_as_cuda_does(chosen, uuids):
 
 
 def test_real_devices_come_with_their_address_and_memory():
-    cpu, *devices = devices_of(WorkerSettings(cores=2), [*GPUS[:2], CHIP])
+    cpu, *devices = devices_of(WorkerSettings(cores=2), GPUS[:2])
     assert (cpu.name, cpu.address) == ("cpu", "cpu")
     assert [(d.name, d.kind, d.address, d.cores, d.memory_mb, d.simulated) for d in devices] == [
         ("gpu-0", "gpu", "cuda:0", 1, 15360.0, False),
         ("gpu-1", "gpu", "cuda:1", 1, 15360.0, False),
-        ("inferentia-0", "inferentia", "neuron:0", 4, 8192.0, False),
     ]
 
 
@@ -62,12 +59,8 @@ def test_simulated_devices_go_on_counting_after_the_real_ones():
 
 
 def test_settings_say_how_many():
-    assert [d.name for d in devices_of(WorkerSettings(cores=2, gpus=1), [*GPUS, CHIP])] == [
-        "cpu",
-        "gpu-0",
-        "inferentia-0",
-    ]
-    assert [d.name for d in devices_of(WorkerSettings(cores=2, gpus=0), [*GPUS, CHIP])] == ["cpu"]
+    assert [d.name for d in devices_of(WorkerSettings(cores=2, gpus=1), GPUS)] == ["cpu", "gpu-0"]
+    assert [d.name for d in devices_of(WorkerSettings(cores=2, gpus=0), GPUS)] == ["cpu"]
     with pytest.raises(SettingsError, match=r"worker\.gpus is 4, but 3 GPUs"):
         devices_of(WorkerSettings(cores=2, gpus=4), GPUS)
 
@@ -89,11 +82,3 @@ def test_a_machine_without_a_driver_says_so():
     assert why_no_gpu()
     with pytest.raises(DriverError, match=r"driver|GPU"):
         cuda_device("cuda:0")
-
-
-def test_the_neuron_tool_is_read_or_doubted():
-    said = '[{"neuron_device": 0, "bdf": "00:1f.0", "nc_count": 4, "memory_size": 8589934592, "neuron_processes": []}]'
-    assert neuron_listing(said) == [CHIP]
-    for wrong in ("", "{}x", '[{"neuron_device": 0}]', "[1]"):
-        with pytest.raises(DriverError, match="neuron-ls"):
-            neuron_listing(wrong)

@@ -90,7 +90,7 @@ def test_a_halved_program_holds_its_precision_and_takes_the_same_queries(program
 
     from services.executor.backends.torch_cuda import GraphHandle, moved
     from services.executor.workshop.tasks.torch_files import to_half
-    from tests.support.models.torch_stream import CpuStream
+    from tests.support.models.gpu_stand_ins import CpuStream
 
     target = tmp_path / "half.pt2"
     to_half(program, target, precision, DATA)
@@ -122,14 +122,14 @@ def test_each_framework_gets_the_file_it_runs(program, tmp_path):
         _make(artifact, candidate, base, DATA, False, lambda frame: None)
         return (tmp_path / "made").read_bytes()
 
-    assert made("trt", "fp32", "onnx") == made("ort-cuda", "fp32", "onnx") == base.read_bytes()
-    assert made("torch-cuda", "fp32", "pt2") == made("neuron", "fp32", "pt2") == program.read_bytes()
-    assert made("trt", "fp16", "onnx") == made("ort-cuda", "fp16", "onnx") != base.read_bytes()
-    assert made("trt", "int8", "onnx") == made("tensorrt", "int8", "onnx") != made("ort", "int8", "onnx")
+    assert made("tensorrt", "fp32", "onnx") == made("ort-cuda", "fp32", "onnx") == base.read_bytes()
+    assert made("torch-cuda", "fp32", "pt2") == program.read_bytes()
+    assert made("tensorrt", "fp16", "onnx") == made("ort-cuda", "fp16", "onnx") != base.read_bytes()
+    assert made("tensorrt", "int8", "onnx") != made("ort", "int8", "onnx")
     for wrong in (
         ("torch-cuda", "int8", "pt2"),
         ("torch-cuda", "fp16", "onnx"),
-        ("neuron", "fp16", "pt2"),
+        ("torch", "fp16", "pt2"),
         ("x", "fp32", "onnx"),
     ):
         with pytest.raises(UploadRejected):
