@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import secrets
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -57,19 +58,19 @@ class NatsStored:
 
 
 class Puller:
-    """Pull requests to one consumer. Messages go into `arrived`, even if they come late."""
+    """Pull requests to one consumer. `on_message` gets each message, even one that comes late."""
 
-    def __init__(self, jet: JetStream, stream: str, name: str) -> None:
-        self._bus = jet.bus
+    def __init__(self, jet: JetStream, stream: str, name: str, on_message: Callable[[Delivery], None]) -> None:
+        self._jet = jet
         self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}"
+        self._on_message = on_message
         self._inbox = jet.bus.new_inbox()
         self._count = 0
         self._reply = ""
         self._wanted = 0
         self._ended: asyncio.Future[str] | None = None
-        self.arrived: deque[Delivery] = deque()
         self._ignore = jet.bus.listen(f"{self._inbox}.*", self._take)
-        self._unfollow = jet.follow(lambda: self._end("lost"))
+        self._unfollow = jet.follow(lambda: self.end("lost"))
 
     def stop(self) -> None:
         self._ignore()
@@ -78,38 +79,50 @@ class Puller:
     def _take(self, delivery: Delivery) -> None:
         if delivery.status:  # these come on the request's own inbox, messages on their subject in the stream
             if delivery.status != "100" and delivery.subject == self._reply:
-                self._end(delivery.status)
+                self.end(delivery.status)
         elif delivery.reply:
-            self.arrived.append(delivery)
             self._wanted -= 1
-            if self._wanted <= 0:
-                self._end("")
+            try:
+                self._on_message(delivery)
+            finally:
+                if self._wanted <= 0:
+                    self.end("")
 
-    def _end(self, status: str) -> None:
+    def end(self, status: str) -> None:
+        """End the request that is under way."""
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(status)
 
     async def pull(self, most: int, wait: float) -> str:
         """Ask for `most` messages. Returns "" when so many came, else the status that ended it.
 
-        "404": there is none, "408": time is up, "503": no such consumer now, "lost": the connection was made anew.
+        "404": there is none, "408": time is up, "503": no such consumer now, "lost": the connection was made anew, or closed.
         wait 0: only what is there already.
         """
+        if self._jet.closed:
+            raise BusClosed("the connection to NATS is closed")
         self._wanted = most
         self._count += 1
         self._reply = f"{self._inbox}.{self._count}"
         self._ended = asyncio.get_running_loop().create_future()
         body = {"batch": most, "expires": int(wait * NANO)} if wait > 0 else {"batch": most, "no_wait": True}
-        self._bus.publish(self._next, msgspec.json.encode(body), reply=self._reply)
         try:
+            self._jet.bus.publish(self._next, msgspec.json.encode(body), reply=self._reply)
             async with asyncio.timeout(wait + 1.0):
                 return await self._ended
         except TimeoutError:
             return "408"  # the request or its end got lost, with the connection
+        except BusClosed:
+            raise
+        except BusError:  # too much waits to be sent
+            return "503"
 
 
 class PullConsumer:
-    """A durable consumer with explicit acknowledgement. All that open the same name share its messages."""
+    """A durable consumer with explicit acknowledgement. All that open the same name share its messages.
+
+    Not nats-py's: a fetch under way when the server restarts gets nothing until its time is up (30 s of 30), and raises.
+    """
 
     def __init__(self, jet: JetStream, stream: str, name: str, subject: str, ack_wait_s: float) -> None:
         self._jet = jet
@@ -126,6 +139,7 @@ class PullConsumer:
         if subject != ">":
             self._config["filter_subject"] = subject
         self._puller: Puller | None = None
+        self._arrived: deque[Delivery] = deque()
         self._lock = asyncio.Lock()
 
     async def open(self) -> None:
@@ -134,8 +148,8 @@ class PullConsumer:
     async def fetch(self, most: int, timeout: float) -> list[Stored]:
         async with self._lock:
             if self._puller is None:
-                self._puller = Puller(self._jet, self._stream, self._config["name"])
-            arrived = self._puller.arrived
+                self._puller = Puller(self._jet, self._stream, self._config["name"], self._arrived.append)
+            arrived = self._arrived
             if len(arrived) < most:
                 timeout = max(timeout, LEAST_WAIT_S)
                 try:
@@ -149,23 +163,15 @@ class PullConsumer:
     async def _wait(self, puller: Puller, most: int, end: float) -> None:
         """Wait until something has arrived: first ask for what is there, then for the next message and what came with it."""
         loop = asyncio.get_running_loop()
-        status = await self._pull(puller, most - len(puller.arrived), 0.0)
-        while not puller.arrived:
+        status = await puller.pull(most - len(self._arrived), 0.0)
+        while not self._arrived:
             if status not in ("", "404", "408", "lost"):  # the consumer is away: the server restarts, or lost it
                 await asyncio.sleep(0.2)
                 await self._reopen()
             # No longer than this fetch lasts: what comes later belongs to the next fetch.
-            status = await self._pull(puller, 1, max(end - loop.time(), 0.001))
-            if puller.arrived and most > 1:
-                await self._pull(puller, most - 1, 0.0)
-
-    async def _pull(self, puller: Puller, most: int, wait: float) -> str:
-        try:
-            return await puller.pull(most, wait)
-        except BusClosed:
-            raise
-        except BusError:
-            return "503"
+            status = await puller.pull(1, max(end - loop.time(), 0.001))
+            if self._arrived and most > 1:
+                await puller.pull(most - 1, 0.0)
 
     async def _reopen(self) -> None:
         try:
@@ -176,16 +182,40 @@ class PullConsumer:
             _log.debug("consumer %s of %s: %s", self._config["name"], self._stream, error)
 
 
-HEARTBEAT_S = 5.0  # of the server; after three missed heartbeats the reader makes a new consumer
+ROUND = 256  # messages of one pull request
+WAIT_S = 5.0  # of one pull request: so long it goes unnoticed that a consumer went away with its server
 RETRY_S = 0.25
 READ_ALL_S = 20.0
+_INACTIVE_S = 30.0
+
+
+async def passing_consumer(jet: JetStream, stream: str, subject: str, config: dict[str, Any]) -> tuple[str, int]:
+    """Make a consumer in the server's memory, without acknowledgements. Returns its name, and how many messages wait for it."""
+    name = secrets.token_hex(11)
+    whole = {
+        "name": name,
+        "ack_policy": "none",
+        "max_deliver": 1,
+        "mem_storage": True,
+        "num_replicas": 1,
+        "inactive_threshold": int(_INACTIVE_S * NANO),
+        "filter_subject": subject,
+    }
+    info = await jet.create_consumer(stream, whole | config)
+    return name, int(info["num_pending"])
+
+
+async def drop_consumer(jet: JetStream, stream: str, name: str) -> None:
+    """Delete a consumer, if the server hears it: it would go by itself."""
+    with contextlib.suppress(BusError):
+        await jet.call(f"CONSUMER.DELETE.{stream}.{name}", timeout=1.0)
 
 
 class OrderedReader:
     """Delivers the last message of each subject, then each new one, in order and without gaps. Calls `on_synced` once after the first part.
 
-    The consumer lives in the server's memory, without acknowledgements. When it ends (a reconnect, a gap in its sequence, silence), a new
-    one continues behind the last message that arrived.
+    When its consumer ends (a reconnect, a gap in its sequence, a restart), a new one continues behind the last message that
+    arrived. Not nats-py's: after a restart its watch is silent for 20 s, and for ever where the stream was made anew.
     """
 
     def __init__(
@@ -207,90 +237,61 @@ class OrderedReader:
         self._last = 0  # stream sequence
         self._seen = 0  # consumer sequence
         self._synced = False
-        self._stopped = False
         self._name = ""
-        self._ignore: Callable[[], None] = _nothing
-        self._unfollow: Callable[[], None] = _nothing
-        self._alive = 0.0
-        self._making: asyncio.Task[None] | None = None
-        self._renewed = 0.0
-        self._watchdog: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
         """Raises NotFound when there is no such stream."""
         await self._make()
-        self._unfollow = self._jet.follow(self._renew)
-        self._check()
+        self._reading = asyncio.get_running_loop().create_task(self._read())
 
     async def drain(self) -> None:
         """End it."""
-        self._stopped = True
-        self._ignore()
-        self._unfollow()
-        if self._watchdog is not None:
-            self._watchdog.cancel()
-        if self._making is not None:
-            self._making.cancel()
-            await asyncio.wait({self._making})
-        with contextlib.suppress(BusError):
-            await self._jet.call(f"CONSUMER.DELETE.{self._stream}.{self._name}", timeout=1.0)
+        self._reading.cancel()
+        await asyncio.wait({self._reading})
+        await drop_consumer(self._jet, self._stream, self._name)
 
     async def _make(self) -> None:
-        self._ignore()
-        bus = self._jet.bus
-        inbox = bus.new_inbox()
-        self._name = inbox.rsplit(".", 1)[1]
-        config: dict[str, Any] = {
-            "name": self._name,
-            "deliver_subject": inbox,
-            "ack_policy": "none",
-            "max_deliver": 1,
-            "mem_storage": True,
-            "num_replicas": 1,
-            "filter_subject": self._subject,
-            "flow_control": True,
-            "idle_heartbeat": int(HEARTBEAT_S * NANO),
-            "inactive_threshold": int(30 * NANO),
-            "headers_only": self._headers_only,
-        }
+        config: dict[str, Any] = {"headers_only": self._headers_only, "deliver_policy": "last_per_subject"}
         if self._last:
             state = (await self._jet.stream_info(self._stream))["state"]
             if state["last_seq"] < self._last:  # another stream under the same name: begin again
                 self._last = 0
         if self._last:
             config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": self._last + 1}
-        else:
-            config["deliver_policy"] = "last_per_subject"
         self._seen = 0
-        self._alive = asyncio.get_running_loop().time()
-        self._ignore = bus.listen(inbox, self._take)
-        info = await self._jet.create_consumer(self._stream, config)
-        if self._stopped:
-            self._ignore()
-        # Messages may have come before this answer, which may or may not count them. `_seen` does.
-        if info["num_pending"] == 0 and self._seen == 0 and info["delivered"]["consumer_seq"] == 0:
+        self._name, waiting = await passing_consumer(self._jet, self._stream, self._subject, config)
+        if waiting == 0:
             self._sync()
+        self._puller = Puller(self._jet, self._stream, self._name, self._take)
+
+    async def _read(self) -> None:
+        with contextlib.suppress(BusClosed):
+            try:
+                while True:
+                    status = await self._puller.pull(ROUND, WAIT_S)
+                    if status not in ("", "408"):
+                        await self._begin_again(status)
+            finally:
+                self._puller.stop()
+
+    async def _begin_again(self, status: str) -> None:
+        self._puller.stop()
+        while True:
+            if status != "lost":
+                await asyncio.sleep(RETRY_S)
+            try:
+                await self._make()
+            except BusClosed:
+                raise
+            except BusError:
+                status = ""
+            else:
+                return
 
     def _take(self, delivery: Delivery) -> None:
-        if self._stopped:
-            return
-        self._alive = asyncio.get_running_loop().time()
-        bus = self._jet.bus
-        if delivery.status:
-            headers = delivery.headers or {}
-            if delivery.status != "100":
-                self._renew()
-            elif delivery.reply:
-                bus.publish(delivery.reply, b"")  # flow control: everything so far is handled
-            else:
-                if "Nats-Consumer-Stalled" in headers:
-                    bus.publish(headers["Nats-Consumer-Stalled"], b"")
-                if int(headers.get("Nats-Last-Consumer", self._seen)) != self._seen:
-                    self._renew()
-            return
         position = StreamPosition(delivery.reply)
         if position.consumer != self._seen + 1:
-            self._renew()
+            self._puller.end("gap")
             return
         self._seen = position.consumer
         self._last = position.stream
@@ -307,37 +308,6 @@ class OrderedReader:
                 self._on_synced()
             except Exception as error:
                 self._jet.bus.report(error)
-
-    def _renew(self) -> None:
-        """Make a new consumer, as soon as the server allows it. What was under way belongs to a connection that is gone."""
-        if self._stopped or self._jet.closed:
-            return
-        self._ignore()
-        if self._making is not None:
-            self._making.cancel()
-        self._making = asyncio.get_running_loop().create_task(self._make_until_done())
-
-    async def _make_until_done(self) -> None:
-        loop = asyncio.get_running_loop()
-        if loop.time() - self._renewed < 1.0:
-            await asyncio.sleep(RETRY_S)
-        while not self._stopped and not self._jet.closed:
-            self._renewed = loop.time()
-            try:
-                await self._make()
-            except BusError:
-                await asyncio.sleep(RETRY_S)
-            else:
-                return
-
-    def _check(self) -> None:
-        """Make a new consumer after silence: then it is gone, whatever the state of the connection."""
-        loop = asyncio.get_running_loop()
-        if self._stopped or self._jet.closed:
-            return
-        if loop.time() - self._alive > 3 * HEARTBEAT_S:
-            self._renew()
-        self._watchdog = loop.call_later(HEARTBEAT_S, self._check)
 
 
 async def read_all(
@@ -359,7 +329,3 @@ async def read_all(
         raise BusError(f"reading {subject} of {stream} took more than {READ_ALL_S} s") from None
     finally:
         await reader.drain()
-
-
-def _nothing() -> None:
-    pass

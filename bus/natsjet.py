@@ -1,6 +1,9 @@
 """JetStream over core requests: its JSON API, durable publishing, and the streams and buckets that must exist.
 
 API: https://docs.nats.io/reference/reference-protocols/nats_api_reference. Error codes: the server's errors.json.
+
+Not nats-py's: it takes 140 µs of CPU for a durable message (80 µs here). Its readers would not do (`natsconsumers`,
+`natsbuckets`). Without them, what lends it this connection and translates its errors is as long as the requests below.
 """
 
 import asyncio
@@ -18,6 +21,13 @@ NOT_YET = (10008, 10009)  # the cluster elects a leader
 STREAM_EXISTS = 10058  # with another configuration
 PATIENCE_S = 20.0  # for a leader, or for the service that may make the stream
 PAUSE_S = 0.25
+NANO = 1_000_000_000
+API_S = 5.0
+DUPLICATE_WINDOW_S = 600.0  # how long the server remembers a message id; beyond it, the reader has to know ids itself
+NO_CONSUMER = 10014
+NO_MESSAGE = 10037
+NO_STREAM = 10059
+WRONG_SEQUENCE = (10071, 10164)
 _log = logging.getLogger("infaas.bus")
 
 
@@ -37,13 +47,6 @@ class Hidden(Forbidden):
     """The credentials do not allow to see whether it exists, so waiting changes nothing."""
 
 
-class Api(Protocol):
-    """What `Streams` needs of JetStream's API."""
-
-    async def call(self, verb: str, body: Any = None) -> dict[str, Any]: ...
-    async def stream_info(self, stream: str) -> dict[str, Any]: ...
-
-
 class Streams:
     """The streams and buckets of one connection: found or made, brought in line, and copied to as many servers as there are.
 
@@ -52,12 +55,12 @@ class Streams:
     raise. seen(name, created) is called when a stream was found or made, with the time of its creation as the server writes it.
     """
 
-    def __init__(self, api: Api, clustered: Callable[[], bool]) -> None:
+    def __init__(self, jet: "JetStream", clustered: Callable[[], bool]) -> None:
         self.replicas = 0
         self.patience_s = PATIENCE_S
         self.before: Callable[[str], Awaitable[None]] | None = None
         self.seen: Callable[[str, str], Awaitable[None]] | None = None
-        self._api = api
+        self._jet = jet
         self._clustered = clustered
         self._kept: set[str] = set()  # names that this connection makes if they are missing
         self._others: set[str] = set()  # names that it may not make
@@ -92,13 +95,13 @@ class Streams:
 
     async def created(self, name: str) -> str:
         """When a stream was made, as the server writes it. Raises NotFound."""
-        return str((await self._api.stream_info(name))["created"])
+        return str((await self._jet.stream_info(name))["created"])
 
     async def _made(self, config: dict[str, Any], update: tuple[str, ...]) -> None:
         name = config["name"]
         made = False
         try:
-            info = await self._api.stream_info(name)
+            info = await self._jet.stream_info(name)
         except Forbidden as error:
             raise Hidden(f"{name} is not for us: {error}") from error
         except NotFound:
@@ -111,7 +114,7 @@ class Streams:
             except JetError as error:
                 if error.code != STREAM_EXISTS:
                     raise
-                info = await self._api.stream_info(name)  # another process was faster
+                info = await self._jet.stream_info(name)  # another process was faster
         if self.seen is not None:
             await self.seen(name, str(info["created"]))
         if made:
@@ -119,14 +122,14 @@ class Streams:
         present = info["config"]
         if any(present.get(key) != config.get(key) for key in update):
             present |= {key: config[key] for key in update}
-            await self._api.call(f"STREAM.UPDATE.{name}", present)
+            await self._jet.call(f"STREAM.UPDATE.{name}", present)
         await self._copy(name, present)
 
     async def _create(self, config: dict[str, Any]) -> dict[str, Any]:
         numbers = self._wanted()
         for replicas in numbers:
             try:
-                return await self._api.call(f"STREAM.CREATE.{config['name']}", config | {"num_replicas": replicas})
+                return await self._jet.call(f"STREAM.CREATE.{config['name']}", config | {"num_replicas": replicas})
             except JetError as error:
                 if error.code not in NO_PEERS or replicas == numbers[-1]:
                     raise
@@ -145,7 +148,7 @@ class Streams:
             return
         for name in sorted(self._kept):
             try:
-                await self._copy(name, (await self._api.stream_info(name))["config"])
+                await self._copy(name, (await self._jet.stream_info(name))["config"])
             except BusError as error:
                 _log.debug("replicas of %s: %s", name, error)
 
@@ -154,7 +157,7 @@ class Streams:
             if replicas <= present["num_replicas"]:
                 return
             try:
-                await self._api.call(f"STREAM.UPDATE.{name}", present | {"num_replicas": replicas})
+                await self._jet.call(f"STREAM.UPDATE.{name}", present | {"num_replicas": replicas})
             except Forbidden:
                 return  # it belongs to another service
             except JetError as error:
@@ -167,17 +170,6 @@ class Streams:
 
 
 # -- The API
-
-__all__ = ["NANO", "WRONG_SEQUENCE", "JetError", "JetStream", "Requests"]
-
-NANO = 1_000_000_000
-API_S = 5.0
-DUPLICATE_WINDOW_S = 600.0  # how long the server remembers a message id; beyond it, the reader has to know ids itself
-
-NO_CONSUMER = 10014
-NO_MESSAGE = 10037
-NO_STREAM = 10059
-WRONG_SEQUENCE = (10071, 10164)
 
 
 class Requests(Protocol):
@@ -202,10 +194,11 @@ class JetStream:
         self.closed = False
         self._on_reconnect: set[Callable[[], None]] = set()
 
-    # ---- life: push consumers have to be made again after a reconnect
+    # ---- life: what waits for a consumer's messages hears of a reconnect, and of the end
 
     def close(self) -> None:
         self.closed = True
+        self.reconnected()
         self._on_reconnect.clear()
 
     def reconnected(self) -> None:
@@ -213,7 +206,7 @@ class JetStream:
             callback()
 
     def follow(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back after every reconnect. Returns a function that ends this."""
+        """Call back after every reconnect, and when the connection is closed. Returns a function that ends this."""
         self._on_reconnect.add(callback)
         return lambda: self._on_reconnect.discard(callback)
 

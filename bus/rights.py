@@ -396,8 +396,8 @@ def _reads_keys(bucket: str) -> Iterable[str]:
     stream = f"KV_{bucket}"
     yield f"$JS.API.STREAM.MSG.GET.{stream}"
     yield f"$JS.API.CONSUMER.CREATE.{stream}.*.$KV.{bucket}.>"
+    yield f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*"
     yield f"$JS.API.CONSUMER.DELETE.{stream}.*"
-    yield f"$JS.FC.{stream}.>"
 
 
 def _reads_objects(bucket: str) -> Iterable[str]:
@@ -407,7 +407,6 @@ def _reads_objects(bucket: str) -> Iterable[str]:
     yield f"$JS.API.CONSUMER.CREATE.{stream}.*.$O.{bucket}.>"
     yield f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*"
     yield f"$JS.API.CONSUMER.DELETE.{stream}.*"
-    yield f"$JS.FC.{stream}.>"
 
 
 def _writes_objects(bucket: str) -> Iterable[str]:

@@ -19,7 +19,7 @@ from bus.messages.jobs import Checkpoint, Part, Position
 from bus.messages.public import Tensor
 from services.jobs.commands import Assembled, Broken, ChunkRange, Feed, JobRoute, WasRead
 from services.jobs.formats import BadJobInput, Reader, open_reader, rendered
-from services.jobs.items import HEADER, BadItem, write_header
+from services.jobs.items import BadItem, write_header
 from services.jobs.urls import below
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -113,9 +113,7 @@ class Files:
         with self._parent(path) as (directory, name):
             number = os.open(_growing(name, job), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
             with os.fdopen(number, "r+b") as file:
-                header = write_header(datatype, items, shape)
-                assert len(header) == HEADER
-                file.write(header)
+                file.write(write_header(datatype, items, shape))
 
     def discard(self, path: str, job: str) -> None:
         """Remove the growing output, if there is one."""

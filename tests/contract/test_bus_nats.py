@@ -275,13 +275,17 @@ def test_closing_while_the_server_is_away_is_quick(server: NatsServer) -> None:
         await bus.subscribe("n", lambda d: None)
         asked = asyncio.ensure_future(bus.request("n", b"", 60.0))
         await (await bus.key_value("b")).watch(lambda entry: None)
+        await bus.ensure_stream(StreamSpec("S", ("event.>",), "work", 2**20))
+        fetching = asyncio.ensure_future((await bus.consumer("S", "c")).fetch(1, 60.0))
+        await bus.flush()
         server.stop()
         await until(lambda: bool(told))
         bus.publish("n", b"never sent")
         async with asyncio.timeout(30):
             await bus.drain()
-        with pytest.raises(BusError):
-            await asked
+        for waiting in (asked, fetching):
+            with pytest.raises(BusError):
+                await waiting
         assert told == ["disconnected", "closed"]
         await asyncio.sleep(0.05)
         assert asyncio.all_tasks() == {asyncio.current_task()}

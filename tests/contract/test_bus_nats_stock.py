@@ -6,7 +6,8 @@ import nats
 import pytest
 
 from bus.natsbus import NatsBus
-from bus.port import BusError
+from bus.port import BusError, KeyValueEntry
+from tests.support.servers.buses import until
 from tests.support.servers.nats import run
 
 
@@ -62,6 +63,26 @@ def test_buckets_are_shared_with_stock_nats_py(nats_url: str, prefix: str) -> No
         assert sorted(info.name for info in await same.list()) == sorted(await store.keys()) == ["ours", "theirs"]
         await same.delete("ours")
         assert await store.keys() == ["theirs"]
+        await stock.close()
+        await bus.close()
+
+    run(body())
+
+
+def test_a_watch_whose_consumer_is_deleted_goes_on(nats_url: str, prefix: str) -> None:
+    async def body() -> None:
+        bus, stock = await connected(nats_url), await nats.connect(nats_url)
+        jet = stock.jetstream()
+        bucket = await bus.key_value(f"{prefix}-b")
+        seen: list[KeyValueEntry | None] = []
+        await bucket.watch(seen.append)
+        await bucket.put("k", b"1")
+        await until(lambda: len(seen) == 2)
+        for consumer in await jet.consumers_info(f"KV_{prefix}-b"):
+            await jet.delete_consumer(f"KV_{prefix}-b", consumer.name)
+        await bucket.put("k", b"2")
+        await until(lambda: len(seen) == 3)
+        assert [entry and entry.value for entry in seen] == [None, b"1", b"2"]
         await stock.close()
         await bus.close()
 

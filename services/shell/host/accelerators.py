@@ -7,6 +7,16 @@ import ctypes
 import os
 import re
 from collections.abc import Mapping, Sequence
+NVIDIA: the driver's own library (NVML), which comes with it, by nvidia-ml-py. Neuron: the `neuron-ls` tool of its driver.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -15,6 +25,7 @@ from msgspec.structs import replace
 
 _NVML = ("libnvidia-ml.so.1", "libnvidia-ml.so")
 _TEXT = 96
+_NEURON_TOOLS = ("neuron-ls", "/opt/aws/neuron/bin/neuron-ls")
 
 
 class Accelerator(Struct, frozen=True, kw_only=True):
@@ -31,82 +42,43 @@ class DriverError(Exception):
     """The driver is missing or does not work. The text says which, and what to do."""
 
 
-class _Memory(ctypes.Structure):
-    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+@contextmanager
+def _driver() -> Iterator[Any]:
+    """NVIDIA's bindings of its driver's library. Raises DriverError when there is no driver, or it does not answer."""
+    import pynvml  # noqa: PLC0415  (30 ms and 4 MB, for the few processes that ask)
 
-
-class _Utilisation(ctypes.Structure):
-    _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
-
-
-class _Nvml:
-    """The few calls needed of NVML. Raises DriverError when there is no driver, or it does not answer."""
-
-    def __init__(self) -> None:
-        self._library = _first_library()
-        self._check("nvmlInit_v2")
-
-    def handles(self) -> list[ctypes.c_void_p]:
-        count = ctypes.c_uint()
-        self._check("nvmlDeviceGetCount_v2", ctypes.byref(count))
-        found = []
-        for index in range(count.value):
-            handle = ctypes.c_void_p()
-            self._check("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
-            found.append(handle)
-        return found
-
-    def text(self, call: str, handle: ctypes.c_void_p) -> str:
-        buffer = ctypes.create_string_buffer(_TEXT)
-        self._check(call, handle, buffer, ctypes.c_uint(_TEXT))
-        return buffer.value.decode(errors="replace")
-
-    def memory(self, handle: ctypes.c_void_p) -> _Memory:
-        memory = _Memory()
-        self._check("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
-        return memory
-
-    def utilisation(self, handle: ctypes.c_void_p) -> float:
-        """0..1: the part of the driver's last period (up to 1 s) in which a kernel of any process ran."""
-        rates = _Utilisation()
-        self._check("nvmlDeviceGetUtilizationRates", handle, ctypes.byref(rates))
-        return min(1.0, float(rates.gpu) / 100.0)
-
-    def _check(self, call: str, *arguments: Any) -> None:
-        code = getattr(self._library, call)(*arguments)
-        if code != 0:
-            raise DriverError(f"the NVIDIA driver does not answer ({call}: error {code}): run nvidia-smi, it says more")
-
-
-def _first_library() -> ctypes.CDLL:
-    for name in _NVML:
-        try:
-            return ctypes.CDLL(name)
-        except OSError:
-            continue
-    raise DriverError(
-        "no NVIDIA driver is installed (libnvidia-ml.so.1): install it, or pass the GPU into the container"
-    )
+    try:
+        _begin()
+        yield pynvml
+    except pynvml.NVMLError_LibraryNotFound:
+        raise DriverError(
+            "no NVIDIA driver is installed (libnvidia-ml.so.1): install it, or pass the GPU into the container"
+        ) from None
+    except pynvml.NVMLError as error:
+        raise DriverError(f"the NVIDIA driver does not answer ({error}): run nvidia-smi, it says more") from error
 
 
 @cache
-def _nvml() -> _Nvml:
-    return _Nvml()
+def _begin() -> None:
+    import pynvml  # noqa: PLC0415
+
+    pynvml.nvmlInit()
 
 
 def cuda_devices(environ: Mapping[str, str] | None = None) -> list[Accelerator]:
     """The GPUs that this process may use, in CUDA's order (by bus address); raises DriverError."""
-    nvml = _nvml()
-    seen = [
-        Accelerator(
-            address=f"cuda:{index}",
-            kind="gpu",
-            name=nvml.text("nvmlDeviceGetName", handle),
-            memory_mb=nvml.memory(handle).total / 2**20,
-            uuid=nvml.text("nvmlDeviceGetUUID", handle),
-        )
-        for index, handle in enumerate(nvml.handles())
-    ]
+    with _driver() as nvml:
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        seen = [
+            Accelerator(
+                address=f"cuda:{index}",
+                kind="gpu",
+                name=nvml.nvmlDeviceGetName(handle),
+                memory_mb=nvml.nvmlDeviceGetMemoryInfo(handle).total / 2**20,
+                uuid=nvml.nvmlDeviceGetUUID(handle),
+            )
+            for index, handle in enumerate(handles)
+        ]
     return visible(seen, (os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES"))
 
 
@@ -140,22 +112,23 @@ def cuda_device(address: str) -> Accelerator:
 
 def cuda_memory_used_mb(address: str) -> float:
     """Memory of one GPU that all processes together use now, in MB; raises DriverError."""
-    return float(_nvml().memory(_handle(address)).used) / 2**20
+    handle = _handle(address)
+    with _driver() as nvml:
+        return float(nvml.nvmlDeviceGetMemoryInfo(handle).used) / 2**20
 
 
 def cuda_utilisation(address: str) -> float:
-    """The part of the time, 0..1, in which some process's kernel ran on this GPU lately; raises DriverError."""
-    return _nvml().utilisation(_handle(address))
+    """0..1: the part of the driver's last period (up to 1 s) in which some process's kernel ran on this GPU; raises DriverError."""
+    handle = _handle(address)
+    with _driver() as nvml:
+        return min(1.0, float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100.0)
 
 
 @cache
-def _handle(address: str) -> ctypes.c_void_p:
+def _handle(address: str) -> Any:
     uuid = cuda_device(address).uuid
-    nvml = _nvml()
-    for handle in nvml.handles():
-        if nvml.text("nvmlDeviceGetUUID", handle) == uuid:
-            return handle
-    raise DriverError(f"the GPU {address} is gone")
+    with _driver() as nvml:
+        return nvml.nvmlDeviceGetHandleByUUID(uuid)
 
 
 @cache
