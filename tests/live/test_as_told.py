@@ -24,8 +24,6 @@ TIGHT = 300.0  # ms
 STOPS = (0.3, 1.2)  # s: the length of a fault, and not what anybody waits for
 LONG = 240.0  # s; only ends a failing test
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:

@@ -140,7 +140,11 @@ def test_large_inputs_and_outputs_go_through_the_object_store(nats_url, prefix):
         async with infaas.connect(nats_url, prefix=prefix) as client:
             got = await client.query("a", image)
         assert got.output.tolist() == [float(part.sum(dtype=np.int64)) for part in image]
-        assert await store.keys() == await outputs.keys() == []
+
+        async def empty() -> bool:
+            return await store.keys() == await outputs.keys() == []
+
+        await until(empty)
         await bus.close()
 
     run(main())

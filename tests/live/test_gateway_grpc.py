@@ -211,7 +211,6 @@ def bodies(draw: random.Random) -> Iterator[bytes]:
     yield b"\x2a" + size + b"\x1a" + size + many  # as a shape
 
 
-@pytest.mark.slow
 def test_anything_may_be_sent(system: Whole, tmp_path: Path) -> None:
     """Random bytes, broken and hostile messages, metadata and frames: the gateway answers with a status, keeps its memory, and lives."""
     draw = random.Random(20)

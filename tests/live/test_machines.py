@@ -32,8 +32,6 @@ from tests.support.servers.nats import run
 from tests.support.servers.processes import alive, environ, eventually, living_of, read_line
 from tests.support.servers.processes import infaas as command
 
-pytestmark = pytest.mark.slow
-
 CLIENTS = 60  # with 64 items each they are seconds of work
 
 SHORT = """

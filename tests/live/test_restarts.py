@@ -19,8 +19,6 @@ from tests.support.servers.system import APP, MODELS, Whole, running
 EVERY = 0.05  # s between two queries
 PATIENCE_MS = 60_000  # generous: a slow machine is late, and refuses nothing
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:

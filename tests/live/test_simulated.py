@@ -16,8 +16,6 @@ from tests.live.test_up import up
 from tests.support.models import tiny_models
 from tests.support.servers.processes import eventually, infaas, read_line
 
-pytestmark = pytest.mark.slow
-
 CONFIG = "[registrar]\nthreads = [1]\nmax_batches = [64]\n"
 SOON_MS = 60  # for 64 items: several times what the GPU is said to take, a fraction of what any CPU variant takes
 

@@ -152,7 +152,8 @@ def test_lists(system):
         assert [item["app"] for item in (await ask(nc, "infaas.list.apps", {}))["items"]].count(APP) == 1
         assert {item["model"] for item in (await ask(nc, "infaas.list.models", {"app": APP}))["items"]} == set(MODELS)
         assert (await ask(nc, "infaas.list.variants", {"app": "nobody"}))["items"] == []
-        assert len((await ask(nc, "infaas.list.workers", {}))["items"]) == 1
+        workers = [item["worker"] for item in (await ask(nc, "infaas.list.workers", {}))["items"]]
+        assert workers.count("w0") == 1  # a container of another test's is one, too, for a while
         empty = await nc.request("infaas.list.apps", b"", timeout=60)
         assert "items" in msgpack.unpackb(empty.data)
         assert (await ask(nc, "infaas.list.secrets", {}))["error"]["code"] == "bad_request"
