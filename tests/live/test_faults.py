@@ -4,12 +4,10 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,19 +16,16 @@ import psycopg
 import pytest
 
 import infaas
-from services.shell.host.nats import find_nats_server
-from services.shell.host.process import ServerError
 from tests.support.clients.constant_load import APP, NOTICED, LibraryLoad, StockLoad, is_right, outcomes, samples, wrong
 from tests.support.clients.responders import until
 from tests.support.models import poison_models, tiny_models
 from tests.support.servers.nats import run
-from tests.support.servers.processes import environ, eventually, living_of, pids_of, read_line
+from tests.support.servers.processes import eventually, living_of, pids_of
 from tests.support.servers.processes import infaas as command
-from tests.support.servers.system import Whole
+from tests.support.servers.system import QUICK, Whole, running
 
 OBJECTIVE = 20_000.0  # ms of those who are asked beside a poisonous query; a run that hangs is cancelled after 5 s, then once more alone. The targets belong to benches
 TIGHT = 500.0  # ms, what every third stock query allows; the others allow the default 30 s
-QUICK = "[registrar]\nthreads = [1]\nmax_batches = [8]\n"
 
 
 @dataclass
@@ -79,45 +74,20 @@ class System:
 
 @contextmanager
 def up(directory: Path, *options: str) -> Iterator[System]:
-    """Run `infaas up`; nothing of it is left at the end."""
-    try:
-        find_nats_server()
-    except ServerError as error:
-        pytest.skip(str(error))
+    """Run `infaas up` with two dispatchers; nothing of it is left at the end."""
     config = directory.parent / "infaas.toml"
     config.write_text(QUICK)
-    with ExitStack() as closing:
-        errors = closing.enter_context((directory.parent / "up.err").open("a"))
-        process = closing.enter_context(
-            subprocess.Popen(
-                [
-                    *(sys.executable, "-P", "-m", "infaas.cli", "up", "--json", "--no-dashboard", "--no-gateway"),
-                    *("--data-dir", str(directory), "--config", str(config), "--dispatchers", "2", *options),
-                ],
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env=environ(),
-            )
-        )
-        try:
-            urls = json.loads(read_line(process))
-            assert read_line(process).startswith("ready"), (directory.parent / "up.err").read_text()
-            yield System(directory, urls["nats"], urls["sql"])
-        finally:
-            process.terminate()
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    found = ("--no-dashboard", "--no-gateway", "--dispatchers", "2", "--config", str(config), *options)
+    with running(directory, *found) as whole:
+        yield System(directory, whole.nats, whole.sql)
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+def pair(doubled: Whole) -> System:
     """Two dispatchers, two workers, the honest model."""
-    with up(tmp_path_factory.mktemp("pair") / "data", "--workers", "2") as system:
-        system.register(APP, tiny_models.exact(tiny_models.mlp()))
-        yield system
+    system = System(doubled.directory, doubled.nats, doubled.sql)
+    system.register(APP, tiny_models.exact(tiny_models.mlp()))
+    return system
 
 
 @pytest.fixture(scope="module")

@@ -154,7 +154,7 @@ def test_the_asyncio_client_and_many_at_once(system: Whole) -> None:
 
 
 def test_a_gateway_that_stops_finishes_what_it_has(system: Whole, tmp_path: Path) -> None:
-    with gateway(system, tmp_path, drain_s="5") as gate:
+    with gateway(system, tmp_path, drain_s="15") as gate:
         seen: list[str] = []
         with triton.InferenceServerClient(f"127.0.0.1:{gate.grpc_port}") as client:
 

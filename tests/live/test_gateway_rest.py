@@ -140,7 +140,7 @@ def test_the_start_page_links_the_system(system: Whole) -> None:
 
 
 def test_a_gateway_that_stops_says_so_first_and_finishes_what_it_has(system: Whole, tmp_path: Path) -> None:
-    with gateway(system, tmp_path, drain_s="5") as gate:
+    with gateway(system, tmp_path, drain_s="15") as gate:
         seen: list[int] = []
         refused: list[bytes] = []
         body = json.dumps({"inputs": [{"name": "x", "shape": [1, 784], "datatype": "FP32", "data": [0.0] * 784}]})
@@ -173,7 +173,7 @@ def test_a_gateway_that_stops_says_so_first_and_finishes_what_it_has(system: Who
 
 def served_by(port: int, pids: set[int]) -> int:
     """Which of these processes takes a connection."""
-    with socket.create_connection(("127.0.0.1", port), 10) as connection:
+    with socket.create_connection(("127.0.0.1", port), 60) as connection:
         connection.sendall(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.1 200")
         ours = connection.getsockname()[1]

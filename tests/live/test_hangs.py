@@ -12,7 +12,6 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from services.shell.host.process import ServerError
 from tests.support.servers.processes import environ, eventually, pids_of
 from tests.support.servers.processes import infaas as command
 from tests.support.servers.system import Whole, running
@@ -22,11 +21,8 @@ LONG = 240.0  # s; only ends a failing test
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
-    try:
-        with running(tmp_path_factory.mktemp("hangs") / "data", "--no-dashboard") as whole:
-            yield whole
-    except ServerError as error:
-        pytest.skip(str(error))
+    with running(tmp_path_factory.mktemp("hangs") / "data", "--no-dashboard") as whole:
+        yield whole
 
 
 def metrics_of(system: Whole) -> str:

@@ -11,7 +11,6 @@ import nats
 import pytest
 
 from infaas.demo import digits
-from services.shell.host.process import ServerError
 from tests.support.clients.stock import tensor
 from tests.support.servers.processes import alive, infaas, pids_of
 from tests.support.servers.system import APP, MODELS, Whole, running
@@ -23,17 +22,14 @@ PATIENCE_MS = 60_000  # generous: a slow machine is late, and refuses nothing
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
     directory = tmp_path_factory.mktemp("restarts") / "data"
-    try:
-        with running(directory, "--no-dashboard") as whole:
-            validation = digits.save_validation(directory.parent / "validation.npz")
-            done = infaas(
-                *("register", str(digits.models()[MODELS[0]]), "--app", APP, "--model", MODELS[0]),
-                *("--validation", str(validation), "--data-dir", str(directory)),
-            )
-            assert done.returncode == 0, done.stderr
-            yield whole
-    except ServerError as error:
-        pytest.skip(str(error))
+    with running(directory, "--no-dashboard") as whole:
+        validation = digits.save_validation(directory.parent / "validation.npz")
+        done = infaas(
+            *("register", str(digits.models()[MODELS[0]]), "--app", APP, "--model", MODELS[0]),
+            *("--validation", str(validation), "--data-dir", str(directory)),
+        )
+        assert done.returncode == 0, done.stderr
+        yield whole
 
 
 Ask = Callable[[], Awaitable[str]]  # sends a query, and tells how it ended
