@@ -3,7 +3,7 @@
 import json
 import os
 import signal
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if file and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Skipped(Path(file)))
     if config.getoption("--keep-durations") and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Durations())
+        config.pluginmanager.register(Durations(target(config)))
 
 
 class Skipped:
@@ -101,46 +101,50 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = wanted
 
 
+def target(config: pytest.Config) -> str:
+    return "make test" if "not slow" in config.option.markexpr else "make test-all"
+
+
 class Durations:
     """Seconds of each file, what its fixtures took included, in DURATIONS at the end."""
 
-    def __init__(self) -> None:
-        self._seconds: Counter[str] = Counter()
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._seconds: dict[str, float] = defaultdict(float)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._seconds[report.nodeid.partition("::")[0]] += report.duration  # type: ignore[assignment]
+        self._seconds[report.nodeid.partition("::")[0]] += report.duration
 
     def pytest_sessionfinish(self) -> None:
-        kept = {file: round(seconds, 1) for file, seconds in sorted(self._seconds.items())}
-        DURATIONS.write_text(json.dumps(kept, indent=0) + "\n")
+        found = {file: round(seconds, 1) for file, seconds in sorted(self._seconds.items())}
+        DURATIONS.write_text(json.dumps({**json.loads(DURATIONS.read_text()), self._target: found}, indent=0) + "\n")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Of `--dist loadfile`: the tests of a file stay together, and what took longest comes first.
 
-    Without the slow tests, the live ones stay together, too: one whole system serves the run.
+    In `make test` the live ones stay together, too: one whole system serves the run.
     """
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
 
-    kept = json.loads(DURATIONS.read_text())
-    together = "tests/live/" if "not slow" in config.option.markexpr else "no such file"
+    together = "tests/live/" if target(config) == "make test" else "no such file"
 
     class LongestFirst(LoadFileScheduling):
+        def __init__(self) -> None:
+            super().__init__(config, log)
+            self._kept: dict[str, float] = defaultdict(float)
+            for file, seconds in json.loads(DURATIONS.read_text())[target(config)].items():
+                self._kept[self._split_scope(file)] += seconds
+
         def _split_scope(self, nodeid: str) -> str:
             return together if nodeid.startswith(together) else super()._split_scope(nodeid)
 
         def _assign_work_unit(self, node: Any) -> None:
-            seconds = {
-                scope: sum(kept.get(file, 1.0) for file in files_of(unit)) for scope, unit in self.workqueue.items()
-            }
-            self.workqueue.move_to_end(max(seconds, key=seconds.__getitem__), last=False)
+            first = max(self.workqueue, key=lambda scope: self._kept.get(scope, len(self.workqueue[scope])))
+            self.workqueue.move_to_end(first, last=False)
             super()._assign_work_unit(node)
 
-    return LongestFirst(config, log)
-
-
-def files_of(tests: dict[str, bool]) -> set[str]:
-    return {name.partition("::")[0] for name in tests}
+    return LongestFirst()

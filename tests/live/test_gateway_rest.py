@@ -15,7 +15,6 @@ import psutil
 import psycopg
 import pytest
 import tritonclient.http as triton
-from tritonclient.utils import InferenceServerException
 
 from tests.support.clients.retrying import insist
 from tests.support.gateways.gateway_process import gateway
@@ -46,13 +45,6 @@ def told(result: triton.InferResult) -> dict[str, Any]:
     return parameters
 
 
-def test_the_signature_is_the_first_registrations(client: triton.InferenceServerClient) -> None:
-    described = client.get_model_metadata(APP)
-    assert described["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 784]}]
-    assert described["outputs"] == [{"name": "scores", "datatype": "FP32", "shape": [-1, 10]}]
-    assert client.get_model_config(f"{APP}.{MODELS[0]}")["input"][0]["dims"] == [784]
-
-
 def test_real_answers_by_app_model_and_variant(client: triton.InferenceServerClient, system: Whole) -> None:
     x, y = system.x[:32], system.y[:32]
     result = infer(client, x)
@@ -63,35 +55,6 @@ def test_real_answers_by_app_model_and_variant(client: triton.InferenceServerCli
     again = infer(client, x, f"{APP}.{MODELS[1]}.{variant}", model_version="1")
     assert told(again)["variant"] == variant
     assert again.as_numpy("scores").shape == (32, 10)
-
-
-def test_needs_choose(client: triton.InferenceServerClient, system: Whole) -> None:
-    result = infer(client, system.x[:1], parameters={"accuracy": 0.92, "latency_ms": 10_000}, priority=1)
-    assert told(result)["accuracy"] >= 0.92
-    assert told(result)["missed"] == ""
-    with pytest.raises(InferenceServerException) as caught:
-        infer(client, system.x[:1], parameters={"accuracy": 0.9999})
-    assert caught.value.status() == "422"
-
-
-@pytest.mark.parametrize("wrong", ["shape", "datatype", "name"])
-def test_what_does_not_fit_the_model_is_refused(
-    client: triton.InferenceServerClient, system: Whole, wrong: str
-) -> None:
-    x = system.x[:1].astype(np.float32)
-    name, datatype = "x", "FP32"
-    if wrong == "shape":
-        x = x[:, :700]
-    elif wrong == "datatype":
-        x, datatype = np.array([["a"] * 784], np.object_), "BYTES"
-    else:
-        name = "image"
-    given = triton.InferInput(name, list(x.shape), datatype)
-    given.set_data_from_numpy(x)
-    with pytest.raises(InferenceServerException) as caught:
-        client.infer(APP, [given])
-    assert caught.value.status() == "400"
-    assert ("lacks 'x'" if wrong == "name" else wrong) in caught.value.message()
 
 
 def get(url: str) -> tuple[int, Any]:
