@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from infaas.blocking import connect_blocking
-from services.shell.host.process import free_port
 from tests.support.clients.browser import DESKTOP, PHONE, TABLET, browser, shoot
 from tests.support.clients.retrying import answered
+from tests.support.servers.nats import free_port
 from tests.support.servers.processes import environ, infaas, read_line
 from tests.support.servers.system import APP, MODELS, Whole
 

@@ -17,7 +17,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
 
-from services.shell.host.process import free_port
+from tests.support.servers.nats import free_port
 from tests.support.servers.processes import environ, eventually, infaas, living_of, read_line
 from tests.support.servers.system import Whole
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.shell.host.process import free_port
+from tests.support.servers.nats import free_port
 from tests.support.servers.processes import ROOT
 from tests.support.servers.system import APP, Whole
 

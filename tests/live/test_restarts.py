@@ -12,7 +12,7 @@ import pytest
 
 from infaas.demo import digits
 from tests.support.clients.stock import tensor
-from tests.support.servers.processes import alive, infaas, pids_of
+from tests.support.servers.processes import alive, eventually, infaas, pids_of
 from tests.support.servers.system import APP, MODELS, Whole, running
 
 EVERY = 0.05  # s between two queries
@@ -84,8 +84,9 @@ async def over_http(system: Whole, part: str) -> set[str]:
 
 @pytest.mark.parametrize("service", ["dispatcher", "monitor", "executor", "registrar", "gateway"])
 def test_a_service_is_restarted_without_a_query_noticing(system: Whole, service: str) -> None:
+    assert eventually(lambda: len(pids_of(system.directory, service)) == 1)
     (old,) = pids_of(system.directory, service)
     ask = over_http if service == "gateway" else over_nats
     assert asyncio.run(ask(system, service)) == {"answered"}
     assert not alive(old)
-    assert len(pids_of(system.directory, service)) == 1
+    assert eventually(lambda: len(pids_of(system.directory, service)) == 1)

@@ -20,8 +20,7 @@ from bus.messages.fleet import ExecutorExited
 from bus.messages.public import Listing, ListRequest
 from bus.natsbus import NatsBus
 from bus.subjects import Subjects
-from services.shell.host.process import free_port
-from tests.support.servers.nats import run
+from tests.support.servers.nats import free_port, run
 from tests.support.servers.processes import alive, environ, eventually, infaas, living_of, read_line, stands_by
 
 SUBJECTS = Subjects()
