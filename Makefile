@@ -33,6 +33,7 @@ demo: $(VENV)/.ready
 test: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
+test-all: export HYPOTHESIS_PROFILE ?= thorough
 test-all: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest $(PARALLEL) -m slow $(ARGS)
 

@@ -21,9 +21,9 @@ from infaas.demo import digits
 from infaas.errors import InfaasError, Refused
 from tests.support.servers.processes import alive, environ, eventually, read_line
 from tests.support.servers.processes import infaas as command
-from tests.support.servers.system import APP, Whole, system
+from tests.support.servers.system import MODELS, Whole
 
-__all__ = ["system"]
+APP = "contained"  # an app of these tests, with the system's own models beside what they register
 
 CLASSES = """
 import ctypes
@@ -116,8 +116,19 @@ def place(system: Whole, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a module of users' classes and a validation set."""
     made = tmp_path_factory.mktemp("containers")
     digits.save_validation(made / "validation.npz")
-    done = command("apps", "--json", "--data-dir", str(system.directory))
-    (app,) = (item for item in json.loads(done.stdout)["items"] if item["app"] == APP)
+    where = ("--data-dir", str(system.directory))
+    for verb in (("add-app", APP), *(("link-model", APP, "--model", model) for model in MODELS)):
+        done = command("admin", *verb, *where)
+        assert done.returncode == 0, done.stderr
+    apps: list[dict[str, Any]] = []
+
+    def there() -> bool:
+        items = json.loads(command("apps", "--app", APP, "--json", *where).stdout)["items"]
+        apps[:] = [item for item in items if item["models"] == sorted(MODELS)]
+        return bool(apps)
+
+    assert eventually(there)
+    (app,) = apps
     text = CLASSES.format(
         input=app["inputs"][0]["name"],
         output=app["outputs"][0]["name"],

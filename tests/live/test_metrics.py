@@ -78,6 +78,7 @@ def page(system: Whole) -> str:
         return (
             all(total(now, name) >= total(before, name) + growth for name, growth in more.items())
             and all(up for _, up in now["infaas_part_up"])
+            and total(now, "infaas_scaling_actions_total", action="load") >= 1
             and len(ours) == 1
         )
 
