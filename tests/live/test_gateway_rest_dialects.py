@@ -5,9 +5,7 @@ import itertools
 import json
 import os
 import signal
-import urllib.request
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,6 @@ import psycopg
 import pytest
 
 from tests.support.gateways.curl import LABELS, Place, Said, blob, curl, fine
-from tests.support.gateways.gateway_process import gateway
 from tests.support.models import poison_models, tiny_models
 from tests.support.servers.processes import eventually, infaas, pids_of
 
@@ -325,20 +322,3 @@ def test_the_command_line_does_the_same(place: Place) -> None:
 
     assert eventually(lambda: shown() == [[["logreg"], 50.0, [0], 0]]), shown()
     assert infaas("admin", "delete-app", "--app", "typed", *where).returncode == 0
-
-
-def test_a_stock_http_client_gets_the_same(place: Place) -> None:
-    body = json.dumps({"name": "nobody"}).encode()
-    with urllib.request.urlopen(urllib.request.Request(place.gate.url + "/admin/get_application", body)) as reply:
-        assert (reply.status, reply.headers["content-type"], reply.read()) == (200, "application/json", b"{}")
-
-
-def test_management_through_a_gateway_that_others_reach_needs_an_operators_token(place: Place, tmp_path: Path) -> None:
-    with gateway(place.system, tmp_path, address="0.0.0.0") as gate:
-        there = place._replace(gate=gate)
-        said = curl(there, "/admin/get_all_applications", {})
-        assert said.status == 403
-        assert "operator_tokens" in said.body["cause"]
-        assert curl(there, "/register", {"models": {}}).status == 403
-        assert curl(there, "/change_params?quanta=5").status == 403
-        assert curl(there, "/list").status == 200
