@@ -1,7 +1,7 @@
 # Everything a clone needs, with nothing but Python 3.11 or newer:
 #   make demo    set up .venv and run the demonstration
 #   make test    set up .venv and run the tests (ARGS="-k name" for some of them)
-#   make test-all         the rest of them: whole systems under load, killed, cut off or fuzzed (ten minutes)
+#   make test-all         the rest of them: whole systems under load, killed, cut off or fuzzed (half an hour)
 #   make test-timescale   the tests that need TimescaleDB: fetches one for node, once; TEST_TIMESCALE_DSN=... for a server of yours
 #   make test-gpu     the tests that need a GPU, and a table of its figures in gpu.json (docs/hardware.md)
 #   make test-swarm   the tests on a Docker Swarm of several engines on this machine (Linux, root, docker.io, debootstrap; ten minutes)
@@ -15,7 +15,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3 || command -v pyth
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# Two processes; the tests of a file stay together, since what it has prepared another one's tests may change.
+# Two processes; the tests of a file stay together, since what it has prepared another one's tests may change. What takes longest
+# comes first, by tests/durations.json, which ARGS=--keep-durations writes anew.
 PARALLEL ?= -n 2 --dist loadfile
 
 # Of make test-faults.
@@ -32,6 +33,7 @@ demo: $(VENV)/.ready
 test: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
+test-all: export HYPOTHESIS_PROFILE ?= thorough
 test-all: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest $(PARALLEL) -m slow $(ARGS)
 

@@ -1,8 +1,11 @@
-"""Fixtures that every test may ask for, and two options with which `.ci/run` runs nothing twice."""
+"""Fixtures that every test may ask for, how tests are spread over processes, and two options with which `.ci/run` runs nothing twice."""
 
+import json
 import os
 import signal
+from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 # Once a test has used gRPC, it would start threads in every process that is forked; one with several threads cannot enter
 # the user namespace in which root's PostgreSQL runs. Read when gRPC is imported.
@@ -44,22 +47,29 @@ for _name in ("no_proxy", "NO_PROXY"):
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples every time, so that a red test means a changed system; HYPOTHESIS_PROFILE=explore looks for new ones.
-# Their number never changes, so how long it takes to make them says something about the machine only.
-settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Their number never changes, so how long it takes to make them says something about the machine only. `.ci/run` takes `thorough`.
+ALWAYS = settings(derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("repeatable", ALWAYS, max_examples=25)
+settings.register_profile("thorough", ALWAYS)
 settings.register_profile("explore", deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+DURATIONS = Path(__file__).with_name("durations.json")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("what an environment lacks")
     group.addoption("--skipped-to", metavar="FILE", help="write the ids of the tests and modules that skipped")
     group.addoption("--only-skipped", metavar="FILE", help="run the tests of such a file, and no others")
+    parser.addoption("--keep-durations", action="store_true", help=f"write what each file took into {DURATIONS.name}")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     file = config.getoption("--skipped-to")
     if file and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Skipped(Path(file)))
+    if config.getoption("--keep-durations") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Durations(target(config)))
 
 
 class Skipped:
@@ -89,3 +99,52 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     wanted = [item for item in items if {item.nodeid, item.nodeid.partition("::")[0]} & skipped]
     config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
     items[:] = wanted
+
+
+def target(config: pytest.Config) -> str:
+    return "make test" if "not slow" in config.option.markexpr else "make test-all"
+
+
+class Durations:
+    """Seconds of each file, what its fixtures took included, in DURATIONS at the end."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._seconds: dict[str, float] = defaultdict(float)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._seconds[report.nodeid.partition("::")[0]] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        found = {file: round(seconds, 1) for file, seconds in sorted(self._seconds.items())}
+        DURATIONS.write_text(json.dumps({**json.loads(DURATIONS.read_text()), self._target: found}, indent=0) + "\n")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Of `--dist loadfile`: the tests of a file stay together, and what took longest comes first.
+
+    In `make test` the live ones stay together, too: one whole system serves the run.
+    """
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    together = "tests/live/" if target(config) == "make test" else "no such file"
+
+    class LongestFirst(LoadFileScheduling):
+        def __init__(self) -> None:
+            super().__init__(config, log)
+            self._kept: dict[str, float] = defaultdict(float)
+            for file, seconds in json.loads(DURATIONS.read_text())[target(config)].items():
+                self._kept[self._split_scope(file)] += seconds
+
+        def _split_scope(self, nodeid: str) -> str:
+            return together if nodeid.startswith(together) else super()._split_scope(nodeid)
+
+        def _assign_work_unit(self, node: Any) -> None:
+            first = max(self.workqueue, key=lambda scope: self._kept.get(scope, len(self.workqueue[scope])))
+            self.workqueue.move_to_end(first, last=False)
+            super()._assign_work_unit(node)
+
+    return LongestFirst()

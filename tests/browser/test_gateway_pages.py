@@ -12,6 +12,8 @@ from tests.support.gateways.echo_gateway import Echoing, echoing
 __all__ = ["browser"]  # a fixture
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[browser]'")
 
+pytestmark = pytest.mark.slow
+
 PATIENCE = 60_000  # ms
 
 
@@ -26,6 +28,7 @@ def test_the_documentation_sends_a_query_and_shows_all_operations(
     stage: Echoing, browser: Any, size: Any, scheme: str
 ) -> None:
     page = browser.new_page(viewport=size, color_scheme=scheme)
+    page.set_default_timeout(PATIENCE)
     asked: list[str] = []
     errors: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
@@ -33,12 +36,12 @@ def test_the_documentation_sends_a_query_and_shows_all_operations(
     page.on("pageerror", lambda error: errors.append(str(error)))
     SHOTS.mkdir(parents=True, exist_ok=True)
     try:
-        page.goto(f"http://{stage.url}/", timeout=PATIENCE)
+        page.goto(f"http://{stage.url}/")
         page.screenshot(path=SHOTS / f"gateway-start-{size['width']}.png", full_page=True)
-        page.get_by_role("link", name="several").click(timeout=PATIENCE)
-        page.wait_for_selector("button.copy", timeout=PATIENCE)
+        page.get_by_role("link", name="several").click()
+        page.wait_for_selector("button.copy")
         page.screenshot(path=SHOTS / f"gateway-app-{size['width']}.png", full_page=True)
-        page.get_by_role("link", name="Ask it here").click(timeout=PATIENCE)
+        page.get_by_role("link", name="Ask it here").click()
         inputs, reply = playwright.expect(page.locator("#inputs")), playwright.expect(page.locator("#reply"))
         inputs.to_have_value(re.compile("BYTES"), timeout=PATIENCE)
         assert page.input_value("#app") == "several"
@@ -51,11 +54,11 @@ def test_the_documentation_sends_a_query_and_shows_all_operations(
         inputs.to_have_value(re.compile("FP32"), timeout=PATIENCE)
         page.fill("#inputs", "[{")
         page.get_by_role("button", name="Ask").click()
-        page.wait_for_selector("#reply.bad", timeout=PATIENCE)
+        page.wait_for_selector("#reply.bad")
         assert "no list in JSON" in page.text_content("#reply")
         operation = page.locator("details", has_text="POST /v2/models/{model}/infer").first
         operation.locator("summary").click()
-        operation.locator("pre", has_text="latency_ms").first.wait_for(timeout=PATIENCE)
+        operation.locator("pre", has_text="latency_ms").first.wait_for()
         page.screenshot(path=SHOTS / f"gateway-docs-{size['width']}.png", full_page=True)
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
         assert not errors

@@ -15,8 +15,8 @@ from dashboard import store
 from dashboard.serve import set_system_address
 from dashboard.window import between
 from infaas.connecting import SystemAddress
-from services.shell.host.process import free_port
 from tests.support.servers.dashboard_pages import APP, NOWHERE, looking, page, text
+from tests.support.servers.nats import free_port
 
 __all__ = ["looking"]  # a fixture that every test uses
 

@@ -29,6 +29,7 @@ from services.recorder.events import EventMessage, EventWriter
 from services.recorder.tables import TABLES
 from services.shell.store import Store
 from tests.support.data.events import FOLDED, event, message, outcome
+from tests.support.data.examples import examples
 
 
 @pytest.fixture
@@ -276,7 +277,7 @@ def test_a_clients_strange_id_does_not_cost_the_record_of_its_query(ledger: Even
     assert ask("SELECT count(*) FROM infaas_internal.rejected") == [(0,)]
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(body=st.one_of(st.binary(max_size=40), st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(), st.text(max_size=5)),
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(

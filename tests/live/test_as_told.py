@@ -9,7 +9,6 @@ from contextlib import suppress
 import pytest
 
 import infaas
-from services.shell.host.process import ServerError
 from tests.support.clients.as_told import Told, astray, compared, rows_of
 from tests.support.clients.constant_load import APP, LibraryLoad, StockLoad, wrong
 from tests.support.clients.responders import until
@@ -17,32 +16,27 @@ from tests.support.models import tiny_models
 from tests.support.servers.nats import run
 from tests.support.servers.processes import eventually, pids_of
 from tests.support.servers.processes import infaas as command
-from tests.support.servers.system import Whole, running
+from tests.support.servers.system import QUICK, Whole, running
 
 RATE = 20.0  # queries/s of each of two clients
 TIGHT = 300.0  # ms
 STOPS = (0.3, 1.2)  # s: the length of a fault, and not what anybody waits for
 LONG = 240.0  # s; only ends a failing test
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
     place = tmp_path_factory.mktemp("told")
-    (place / "infaas.toml").write_text("[registrar]\nthreads = [1]\nmax_batches = [8]\n")
+    (place / "infaas.toml").write_text(QUICK)
     options = ("--config", str(place / "infaas.toml"), "--no-dashboard", "--workers", "2", "--dispatchers", "2")
-    try:
-        with running(place / "data", *options) as whole:
-            (place / "model.onnx").write_bytes(tiny_models.exact(tiny_models.mlp()))
-            x, y = tiny_models.digits()
-            (place / "validation.npz").write_bytes(tiny_models.npz(x=x, y=y))
-            files = (str(place / "model.onnx"), "--validation", str(place / "validation.npz"))
-            done = command("register", *files, "--app", APP, "--model", APP, "--data-dir", str(whole.directory))
-            assert done.returncode == 0, done.stderr
-            yield whole
-    except ServerError as error:
-        pytest.skip(str(error))
+    with running(place / "data", *options) as whole:
+        (place / "model.onnx").write_bytes(tiny_models.exact(tiny_models.mlp()))
+        x, y = tiny_models.digits()
+        (place / "validation.npz").write_bytes(tiny_models.npz(x=x, y=y))
+        files = (str(place / "model.onnx"), "--validation", str(place / "validation.npz"))
+        done = command("register", *files, "--app", APP, "--model", APP, "--data-dir", str(whole.directory))
+        assert done.returncode == 0, done.stderr
+        yield whole
 
 
 def victims(system: Whole, service: str, load: LibraryLoad) -> list[int]:

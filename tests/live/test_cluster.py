@@ -26,7 +26,6 @@ from tests.support.servers.nats_cluster import Cluster, api, cluster, leader, wh
 from tests.support.servers.worker import APP, Worker, measured, worker
 
 __all__ = ["cluster"]
-pytestmark = pytest.mark.slow
 
 PAUSE_S = 0.02
 X = tiny_models.digits(2)[0]

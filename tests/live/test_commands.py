@@ -15,7 +15,7 @@ from services.recorder.events import EventWriter
 from services.shell.store import Store
 from tests.support.clients.responders import Responder, answer, refusal
 from tests.support.data.events import event, message, outcome
-from tests.support.servers.nats import free_port, run
+from tests.support.servers.nats import run
 
 CLOSEST = {"model": "m", "variant": "m-v1", "accuracy": 0.9, "latency_ms": 12.0, "cost": 0.25}
 APP = {
@@ -165,32 +165,6 @@ def test_a_refused_query_exits_1_with_the_offer(tmp_path, nats_url, prefix):
     with_commands(tmp_path, nats_url, prefix, work)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "says"),
-    [
-        (["query", "--app", "a"], 2, "--json-input"),
-        (["query", "--app", "a", "--json-input", "[1]", "--input", "x.npy"], 2, "either"),
-        (["query", "--json-input", "[1]"], 2, "--app"),
-        (["query", "--app", "a", "--json-input", "[1"], 1, "not valid JSON"),
-        (["query", "--app", "a", "--input", "no-such-file.npy"], 1, "No such file"),
-        (["query", "--app", "../etc", "--json-input", "[1]"], 1, "bad_request"),
-        (["query", "--app", "a", "--json-input", "[1]", "--latency-ms", "soon"], 2, "latency-ms"),
-        (["bench", "--app", "digits", "--closed", "2", "--rate", "5"], 2, "different kinds of load"),
-        (["bench", "--app", "digits", "--trace", "no-such-file"], 2, "No such file"),
-        (["explain", "--app", "a b"], 1, "bad_request"),
-        (["frobnicate"], 2, "frobnicate"),
-    ],
-)
-def test_wrong_use_is_one_line_on_stderr(tmp_path, nats_url, prefix, arguments, code, says):
-    async def work(infaas):
-        got, out, err = await infaas(*arguments)
-        assert (got, out) == (code, "")
-        assert says in err
-        assert err.count("\n") == 1
-
-    with_commands(tmp_path, nats_url, prefix, work)
-
-
 def test_lists(tmp_path, nats_url, prefix):
     async def work(infaas):
         for command, shown, items in (
@@ -333,20 +307,3 @@ def test_bench_says_why_nothing_can_be_measured(tmp_path, nats_url, prefix):
         assert "unsatisfiable" in err
 
     with_commands(tmp_path, nats_url, prefix, work)
-
-
-def test_no_system_is_one_line(tmp_path):
-    (tmp_path / "endpoints.json").write_text(
-        json.dumps({"nats": f"nats://127.0.0.1:{free_port()}", "sql": "", "running": True})
-    )
-
-    async def main():
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "infaas.cli", "apps", "--data-dir", str(tmp_path), stderr=asyncio.subprocess.PIPE
-        )
-        _, err = await asyncio.wait_for(process.communicate(), 60)
-        assert process.returncode == 1
-        assert err.decode().count("\n") == 1
-        assert "infaas up" in err.decode()
-
-    run(main())

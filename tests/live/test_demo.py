@@ -17,7 +17,6 @@ from tests.support.servers.processes import infaas
 MARGIN = 0.12  # of the ensemble's error over the best member's in a third: what it answers until feedback has told, in a short run
 
 
-@pytest.mark.slow
 def test_a_kept_system_runs_on_in_a_session_of_its_own() -> None:
     """What --keep asks for."""
 
@@ -34,7 +33,6 @@ def test_a_kept_system_runs_on_in_a_session_of_its_own() -> None:
         shutil.rmtree(kept.data_dir.parent)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_several_models_answer_and_feedback_finds_the_one_that_is_wrong(tmp_path: Path) -> None:
     drawn = tmp_path / "ensemble.svg" if find_spec("matplotlib") is not None else None
@@ -70,7 +68,6 @@ def test_several_models_answer_and_feedback_finds_the_one_that_is_wrong(tmp_path
     assert drawn is None or drawn.read_text().lstrip().startswith("<?xml")
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_pipeline_is_planned_deployed_and_tuned_while_its_load_triples(tmp_path: Path) -> None:
     drawn = tmp_path / "pipeline.svg" if find_spec("matplotlib") is not None else None

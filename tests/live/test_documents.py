@@ -26,7 +26,6 @@ def reader(system: Whole, tmp_path: Path) -> Iterator[Reader]:
     found.close()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page(page: Path, reader: Reader) -> None:
@@ -34,7 +33,6 @@ def test_a_page(page: Path, reader: Reader) -> None:
         reader.run(block)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_the_readme_in_a_fresh_clone(tmp_path: Path) -> None:
     """As a new user: the installation, and the model of one's own. `.ci/run` itself begins with the two commands of `make`."""

@@ -4,7 +4,7 @@ import asyncio
 import subprocess
 import sys
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,14 @@ def test_a_hundred_equal_queries_are_one_evaluation_of_each_dispatcher(ensembles
         answers.extend([await client.query("kept", x, timeout=60.0) for _ in range(50)])
 
     talk(ensembles, prepared)
-    before = figures()
+    seen = [figures()]
+
+    def still() -> bool:  # what preparing has asked is counted
+        seen.append(figures())
+        return seen[-1] == seen[-2]
+
+    assert eventually(still), seen
+    before = seen[-1]
     talk(ensembles, main)
 
     def grown() -> tuple[float, ...]:
@@ -121,7 +128,6 @@ def test_an_app_whose_models_are_unlinked_gives_its_default_output(ensembles: En
     talk(ensembles, main)
 
 
-@pytest.mark.slow
 def test_exp3_leaves_a_model_that_fails_and_comes_back_to_it(ensembles: Ensembles) -> None:
     """Paper 002, Fig. 8. `sound` is the best; it answers wrongly for a while; then it is the best again."""
 
@@ -157,17 +163,23 @@ def test_exp4_errs_no_more_than_the_best_model_and_heeds_a_failed_one_less(ensem
         models = (*MEMBERS[1:], "sound")
         await ensembles.app(client, "votes", MEMBERS, {"policy": "exp4"})
         await taught(client, "votes", *inputs(160, 4))
-        assert await error() <= min([await error(model=model) for model in MEMBERS])
+        least_of = [await error(model=model) for model in MEMBERS]
+        await until(lambda: no_more_than(error, min(least_of)))
         # One that fails: `sound` is switched to the version that is always wrong.
         await client.admin("link-model", app="votes", model="sound", version="2")
         await client.admin("set-selection", app="votes", policy="exp4", members=list(models))
         await until(lambda: asks_sound(client))
         await taught(client, "votes", *inputs(240, 5))
-        assert await error() <= min([await error(model=model) for model in MEMBERS[1:]])
-        found = await client.selection("votes")
-        least = min(found, key=lambda row: row["weight"])
-        assert least["member"] == "sound"
-        assert 10 * least["weight"] < min(row["weight"] for row in found if row["member"] != "sound")
+        await until(lambda: no_more_than(error, min(least_of[1:])))
+
+        async def heeded_less() -> bool:
+            weights = {row["member"]: row["weight"] for row in await client.selection("votes")}
+            return bool(10 * weights.pop("sound") < min(weights.values()))
+
+        await until(heeded_less)
+
+    async def no_more_than(error: Callable[[], Awaitable[float]], share: float) -> bool:
+        return await error() <= share
 
     async def asks_sound(client: Any) -> bool:
         answers = [await client.query("votes", x[:1], timeout=60.0) for _ in range(20)]
@@ -252,12 +264,12 @@ def test_a_slow_member_costs_confidence_and_no_time(ensembles: Ensembles, tmp_pa
             return isinstance(answer, infaas.Answer) and answer.missing == 0 and len(answer.members or ()) == 5
 
         await until(complete, 120.0)
-        one = await client.query("late", poison, latency_ms=1500.0)
+        one = await client.query("late", poison, latency_ms=4000.0)
         asked(one)
         assert one.missed == []
         await client.feedback("late", 0, query=one.query)
         # While it sleeps, it has nothing to say about any query.
-        for answer in await asyncio.gather(*(client.query("late", poison, latency_ms=1500.0) for _ in range(20))):
+        for answer in await asyncio.gather(*(client.query("late", poison, latency_ms=4000.0) for _ in range(20))):
             asked(answer)
             assert answer.missed == []
         await until(complete)

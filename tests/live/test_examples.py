@@ -52,7 +52,6 @@ def _run(system: Whole, directory: Path, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
 def test_a_program(system: Whole, tmp_path: Path, program: Path) -> None:
@@ -63,7 +62,6 @@ def test_a_program(system: Whole, tmp_path: Path, program: Path) -> None:
     assert re.search(PRINTED[program.stem], printed), printed
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook(system: Whole, tmp_path: Path, notebook: Path) -> None:

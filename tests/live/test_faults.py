@@ -4,12 +4,11 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,35 +16,31 @@ import psycopg
 import pytest
 
 import infaas
-from services.shell.host.nats import find_nats_server
-from services.shell.host.process import ServerError
 from tests.support.clients.constant_load import APP, NOTICED, LibraryLoad, StockLoad, is_right, outcomes, samples, wrong
 from tests.support.clients.responders import until
 from tests.support.models import poison_models, tiny_models
 from tests.support.servers.nats import run
-from tests.support.servers.processes import alive, environ, eventually, living_of, pids_of, read_line
+from tests.support.servers.processes import eventually, living_of, pids_of
 from tests.support.servers.processes import infaas as command
+from tests.support.servers.system import QUICK, Whole, running
 
 OBJECTIVE = 20_000.0  # ms of those who are asked beside a poisonous query; a run that hangs is cancelled after 5 s, then once more alone. The targets belong to benches
 TIGHT = 500.0  # ms, what every third stock query allows; the others allow the default 30 s
-QUICK = "[registrar]\nthreads = [1]\nmax_batches = [8]\n"
 
 
+@dataclass
 class System:
-    """A running `infaas up`."""
+    """A running `infaas up`. nats, sql: URLs."""
 
-    def __init__(self, directory: Path, process: subprocess.Popen[str]) -> None:
-        self.directory = directory
-        self.process = process
-        urls = json.loads(read_line(process))
-        self.nats, self.sql = urls["nats"], urls["sql"]
-        assert read_line(process).startswith("ready"), (directory.parent / "up.err").read_text()
+    directory: Path
+    nats: str
+    sql: str
 
     def register(self, model: str, file: bytes) -> None:
         """As app and model of this name, with the validation set of `tests.support.models.tiny_models.mlp`."""
         path = self.directory.parent / f"{model}.onnx"
         path.write_bytes(file)
-        validation = self.directory.parent / "validation.npz"
+        validation = self.directory.parent / f"{model}.npz"
         x, y = tiny_models.digits()
         validation.write_bytes(tiny_models.npz(x=x, y=y))
         done = command(
@@ -58,6 +53,18 @@ class System:
         """Processes that run this service; the one of a worker."""
         return pids_of(self.directory, service, worker)
 
+    def all_killed(self) -> bool:
+        """SIGKILL to all of its processes, until none is left."""
+
+        def killed() -> bool:
+            pids = living_of(self.directory)
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return not pids
+
+        return eventually(killed)
+
     def kill(self, service: str, worker: str = "") -> int:
         """SIGKILL the first of them; returns its pid."""
         pid = self.pids(service, worker)[0]
@@ -67,43 +74,20 @@ class System:
 
 @contextmanager
 def up(directory: Path, *options: str) -> Iterator[System]:
-    """Run `infaas up`; nothing of it is left at the end."""
-    try:
-        find_nats_server()
-    except ServerError as error:
-        pytest.skip(str(error))
+    """Run `infaas up` with two dispatchers; nothing of it is left at the end."""
     config = directory.parent / "infaas.toml"
     config.write_text(QUICK)
-    with ExitStack() as closing:
-        errors = closing.enter_context((directory.parent / "up.err").open("a"))
-        process = closing.enter_context(
-            subprocess.Popen(
-                [
-                    *(sys.executable, "-P", "-m", "infaas.cli", "up", "--json", "--no-dashboard", "--no-gateway"),
-                    *("--data-dir", str(directory), "--config", str(config), "--dispatchers", "2", *options),
-                ],
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env=environ(),
-            )
-        )
-        try:
-            yield System(directory, process)
-        finally:
-            process.terminate()
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    found = ("--no-dashboard", "--no-gateway", "--dispatchers", "2", "--config", str(config), *options)
+    with running(directory, *found) as whole:
+        yield System(directory, whole.nats, whole.sql)
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+def pair(doubled: Whole) -> System:
     """Two dispatchers, two workers, the honest model."""
-    with up(tmp_path_factory.mktemp("pair") / "data", "--workers", "2") as system:
-        system.register(APP, tiny_models.exact(tiny_models.mlp()))
-        yield system
+    system = System(doubled.directory, doubled.nats, doubled.sql)
+    system.register(APP, tiny_models.exact(tiny_models.mlp()))
+    return system
 
 
 @pytest.fixture(scope="module")
@@ -122,10 +106,12 @@ class Suffered(LibraryLoad):
     victim: str  # the worker that served then
 
 
-async def suffer(system: System, tag: str, fault: Callable[[str], None], after: float = 2.5) -> Suffered:
-    """Load before, during and `after` seconds after the fault, which is told the worker that serves."""
-    load = Suffered(system.nats, f"library-{tag}", 150)
-    load.stock = StockLoad(system.nats, f"stock-{tag}", 100, latency_ms=TIGHT, every=3)
+async def suffer(
+    system: System, tag: str, fault: Callable[[str], None], after: float = 2.5, rate: float = 50.0
+) -> Suffered:
+    """Load before, during and `after` seconds after the fault, which is told the worker that serves. rate: a fifth of the queries/s."""
+    load = Suffered(system.nats, f"library-{tag}", 3 * rate)
+    load.stock = StockLoad(system.nats, f"stock-{tag}", 2 * rate, latency_ms=TIGHT, every=3)
     async with load, load.stock:
         await until(lambda: load.answers and load.stock.answers)
         await asyncio.sleep(1)
@@ -205,7 +191,17 @@ def active_again(system: System, load: Suffered, *, anywhere: bool = False) -> b
     return eventually(look)
 
 
-@pytest.mark.slow
+def test_the_only_executor_is_killed(system: Whole) -> None:
+    """Of the system that all tests share: what waits there is answered once it is back."""
+    shared = System(system.directory, system.nats, system.sql)
+    shared.register(APP, tiny_models.exact(tiny_models.mlp()))
+    load = run(suffer(shared, "only", lambda worker: shared.kill("executor") and None, rate=20.0))
+    all_answered_once(load)
+    assert unheard(load) == set()
+    all_recorded_once(shared, load)
+    assert active_again(shared, load)
+
+
 def test_a_dispatcher_is_killed(pair: System) -> None:
     load = run(suffer(pair, "dispatcher", lambda worker: pair.kill("dispatcher") and None))
     all_answered_once(load)
@@ -222,7 +218,6 @@ def test_an_executor_is_killed(pair: System) -> None:
     assert active_again(pair, load)
 
 
-@pytest.mark.slow
 def test_both_executors_are_killed(pair: System) -> None:
     def fault(worker: str) -> None:
         for pid in pair.pids("executor"):
@@ -235,7 +230,6 @@ def test_both_executors_are_killed(pair: System) -> None:
     assert active_again(pair, load, anywhere=True)
 
 
-@pytest.mark.slow
 def test_a_monitor_is_killed(pair: System) -> None:
     executors = pair.pids("executor")
     load = run(suffer(pair, "monitor", lambda worker: pair.kill("monitor", worker) and None))
@@ -249,7 +243,6 @@ def test_a_monitor_is_killed(pair: System) -> None:
     all_recorded_once(pair, load)
 
 
-@pytest.mark.slow
 def test_the_recorder_is_killed(pair: System) -> None:
     load = run(suffer(pair, "recorder", lambda worker: pair.kill("registrar") and None))
     all_answered_once(load)
@@ -257,7 +250,6 @@ def test_the_recorder_is_killed(pair: System) -> None:
     all_recorded_once(pair, load)
 
 
-@pytest.mark.slow
 def test_dispatcher_executor_and_monitor_are_killed_at_once(pair: System) -> None:
     def fault(worker: str) -> None:
         pair.kill("dispatcher")
@@ -279,7 +271,6 @@ def test_dispatcher_executor_and_monitor_are_killed_at_once(pair: System) -> Non
     assert eventually(lambda: len(pair.pids("dispatcher")) == len(pair.pids("monitor")) == 2)
 
 
-@pytest.mark.slow
 def test_a_registration_beside_the_load(pair: System) -> None:
     async def main() -> Suffered:
         beside = asyncio.create_task(suffer(pair, "registering", lambda worker: None, after=4.0))
@@ -321,7 +312,6 @@ async def spoil(system: System, app: str, tag: str) -> tuple[str, dict[str, Coun
     return end.code, outcomes(system.sql, f"poison-{tag}")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["not_a_number", "hanging", "crashing"])
 def test_a_model_that_fails_on_one_input_costs_only_that_query(single: System, kind: str) -> None:
     single.register(kind, getattr(poison_models, kind)())
@@ -330,7 +320,6 @@ def test_a_model_that_fails_on_one_input_costs_only_that_query(single: System, k
     assert rows == {f"poison-{kind}-0": Counter({"error/model_error": 1})}
 
 
-@pytest.mark.slow
 def test_a_killed_system_starts_again_with_all_it_knew(single: System) -> None:
     async def answers(url: str) -> tuple[dict[str, list[str]], list[dict[str, object]]]:
         sample = samples()[1]
@@ -341,10 +330,7 @@ def test_a_killed_system_starts_again_with_all_it_knew(single: System) -> None:
             return apps, sorted(await client.variants(), key=lambda item: str(item["variant"]))
 
     before = run(answers(single.nats))
-    pids = [*living_of(single.directory), single.process.pid]
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-    assert eventually(lambda: not any(alive(pid) for pid in pids))
+    assert single.all_killed()
     with up(single.directory) as again:
         after = run(answers(again.nats))
     assert after[0] == before[0]
@@ -383,24 +369,22 @@ def test_what_feedback_has_taught_survives_the_death_of_everything(tmp_path: Pat
                 "--model",
                 "other",
                 "--validation",
-                str(tmp_path / "validation.npz"),
+                str(tmp_path / f"{APP}.npz"),
             ),
             ("admin", "set-selection", APP, "--policy", "exp4", "--contextual"),
         ):
             done = command(*arguments, "--data-dir", str(directory))
             assert done.returncode == 0, done.stderr
         run(teach(system))
+        assert eventually(lambda: [{row["n"] for row in rows} for rows in run(learnt(system))] == [{3}, {5}])
         before = run(learnt(system))
-        for pid in living_of(directory):
-            os.kill(pid, signal.SIGKILL)
-        system.process.wait(30)
-    assert [{row["n"] for row in rows} for rows in before] == [{3}, {5}]
+        assert system.all_killed()
     weights = {row["member"]: row["weight"] for row in before[1]}
     assert weights[APP] > weights["other"], "the other one answers at random"
     with up(directory) as system:
-        assert run(learnt(system)) == before
+        assert eventually(lambda: run(learnt(system)) == before), run(learnt(system))
         done = command("admin", "reset-selection", APP, "--context", "me", "--data-dir", str(directory))
         assert done.returncode == 0, done.stderr
         shown = command("selection", "--app", APP, "--json", "--data-dir", str(directory))
-        assert [row["n"] for row in json.loads(shown.stdout)["items"]] == [3, 3]
-        eventually(lambda: {row["n"] for row in run(learnt(system))[1]} == {0})
+        assert [row["n"] for row in json.loads(shown.stdout)["items"]] == [3, 3]  # of everybody: it stays
+        assert eventually(lambda: {row["n"] for row in run(learnt(system))[1]} == {0})

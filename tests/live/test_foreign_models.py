@@ -14,7 +14,7 @@ import infaas
 from infaas.errors import BadInput, Refused
 from tests.support.servers.system import Whole
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]
 
 RNG = np.random.default_rng(5)
 LIMIT_S = 540.0  # for one registration, on a busy machine

@@ -44,7 +44,6 @@ async def good(gate: Gate) -> Reply:
     return reply
 
 
-@pytest.mark.slow
 def test_whatever_is_sent_is_refused_rightly_and_costs_little(patient: Gate) -> None:
     gate = patient
 
@@ -74,7 +73,6 @@ def test_whatever_is_sent_is_refused_rightly_and_costs_little(patient: Gate) -> 
     assert gate.alive
 
 
-@pytest.mark.slow
 def test_mutants_of_good_requests(gate: Gate) -> None:
     chance = random.Random(6)
 

@@ -17,8 +17,6 @@ from tests.support.servers.processes import infaas  # noqa: E402
 from tests.support.servers.system import Whole  # noqa: E402
 from tools.openapi.document import document  # noqa: E402
 
-pytestmark = pytest.mark.slow
-
 EXAMPLES = 6  # of each operation, in each mode; benches/gateway_fuzz.py takes more
 GROWTH_MB = 64
 SETTINGS = settings(

@@ -1,6 +1,5 @@
 """Whole systems, asked with Triton's stock gRPC clients: real models answer, needs are met; and a gateway that is sent anything lives."""
 
-import asyncio
 import random
 import signal
 import threading
@@ -12,7 +11,6 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-import tritonclient.grpc.aio as triton_aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
@@ -48,15 +46,6 @@ def told(result: triton.InferResult) -> dict[str, Any]:
     return {name: getattr(value, value.WhichOneof("parameter_choice")) for name, value in parameters.items()}
 
 
-def test_the_signature_is_the_first_registrations(client: triton.InferenceServerClient) -> None:
-    described = client.get_model_metadata(APP)
-    (x,), (scores,) = described.inputs, described.outputs
-    assert (x.name, x.datatype, list(x.shape)) == ("x", "FP32", [-1, 784])
-    assert (scores.name, scores.datatype, list(scores.shape)) == ("scores", "FP32", [-1, 10])
-    assert list(client.get_model_config(f"{APP}.{MODELS[0]}").config.input[0].dims) == [784]
-    assert {f"{APP}.{model}" for model in MODELS} <= {one.name for one in client.get_model_repository_index().models}
-
-
 def test_real_answers_by_app_model_and_variant(client: triton.InferenceServerClient, system: Whole) -> None:
     x, y = system.x[:32], system.y[:32]
     result = infer(client, x)
@@ -73,15 +62,6 @@ def test_inputs_larger_than_a_message_of_the_bus(client: triton.InferenceServerC
     x = np.concatenate([system.x[:512]] * 8)  # 12 MB
     y = np.concatenate([system.y[:512]] * 8)
     assert (infer(client, x).as_numpy("scores").argmax(1) == y).mean() > 0.8
-
-
-def test_needs_choose(client: triton.InferenceServerClient, system: Whole) -> None:
-    result = infer(client, system.x[:1], parameters={"accuracy": "0.92", "latency_ms": 10_000}, priority=1)
-    assert told(result)["accuracy"] >= 0.92
-    assert told(result)["missed"] == ""
-    with pytest.raises(InferenceServerException) as caught:
-        infer(client, system.x[:1], parameters={"accuracy": "0.9999"})
-    assert caught.value.status() == "StatusCode.FAILED_PRECONDITION"
 
 
 def test_a_pipeline_is_asked_like_any_app(client: triton.InferenceServerClient, system: Whole, tmp_path: Path) -> None:
@@ -116,45 +96,8 @@ def test_a_pipeline_is_asked_like_any_app(client: triton.InferenceServerClient, 
         assert infaas("pipeline", "remove", "straight", *where).returncode == 0
 
 
-@pytest.mark.parametrize("wrong", ["shape", "datatype", "name", "text", "no such app"])
-def test_what_does_not_fit_the_model_is_refused(client: triton.InferenceServerClient, wrong: str) -> None:
-    tensor: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": [1, 784]}
-    data = bytes(4 * 784)
-    if wrong == "shape":
-        tensor["shape"], data = [1, 700], bytes(4 * 700)
-    elif wrong == "datatype":
-        tensor["datatype"], data = "FP64", np.full(784, 1e300).tobytes()
-    elif wrong == "text":  # the second string is cut off
-        tensor |= {"datatype": "BYTES", "shape": [1, 2]}
-        data = b"\1\0\0\0a\x09\0\0\0b"
-    elif wrong == "name":
-        tensor["name"] = "image"
-    request = service_pb2.ModelInferRequest(
-        model_name="nobodys" if wrong == "no such app" else APP, inputs=[tensor], raw_input_contents=[data]
-    )
-    with pytest.raises(grpc.RpcError) as caught:
-        client._client_stub.ModelInfer(request)
-    assert caught.value.code().name == ("NOT_FOUND" if wrong == "no such app" else "INVALID_ARGUMENT")
-    assert {"name": "lacks 'x'", "text": "x", "datatype": "FP32", "no such app": "nobodys"}.get(
-        wrong, wrong
-    ) in caught.value.details()
-
-
-def test_the_asyncio_client_and_many_at_once(system: Whole) -> None:
-    async def main() -> None:
-        async with triton_aio.InferenceServerClient(system.gateway_grpc) as client:
-            results = await asyncio.gather(
-                *(client.infer(APP, [given(system.x[n : n + 1])], request_id=str(n)) for n in range(64))
-            )
-        assert [result.get_response().id for result in results] == [str(n) for n in range(64)]
-        labels = [int(result.as_numpy("scores").argmax()) for result in results]
-        assert np.mean(np.array(labels) == system.y[:64]) > 0.8
-
-    asyncio.run(main())
-
-
 def test_a_gateway_that_stops_finishes_what_it_has(system: Whole, tmp_path: Path) -> None:
-    with gateway(system, tmp_path, drain_s="5") as gate:
+    with gateway(system, tmp_path, drain_s="15") as gate:
         seen: list[str] = []
         with triton.InferenceServerClient(f"127.0.0.1:{gate.grpc_port}") as client:
 
@@ -211,7 +154,6 @@ def bodies(draw: random.Random) -> Iterator[bytes]:
     yield b"\x2a" + size + b"\x1a" + size + many  # as a shape
 
 
-@pytest.mark.slow
 def test_anything_may_be_sent(system: Whole, tmp_path: Path) -> None:
     """Random bytes, broken and hostile messages, metadata and frames: the gateway answers with a status, keeps its memory, and lives."""
     draw = random.Random(20)

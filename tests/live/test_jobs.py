@@ -6,10 +6,8 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import psycopg
@@ -18,13 +16,12 @@ import pytest
 import infaas
 from bus.messages.jobs import JobStatus
 from bus.natsbus import NatsBus
-from services.shell.host.nats import find_nats_server
-from services.shell.host.process import ServerError
 from tests.support.data import offline_inputs
 from tests.support.models import tiny_models
 from tests.support.servers.nats import run
-from tests.support.servers.processes import environ, eventually, pids_of, read_line
+from tests.support.servers.processes import eventually, pids_of
 from tests.support.servers.processes import infaas as command
+from tests.support.servers.system import Whole, running
 
 APP = "honest"
 # Small chunks, so that a job lasts; and a busy machine under the tests is no reason to wait.
@@ -44,11 +41,9 @@ latency_ratio = 1000.0
 class System:
     """A running `infaas up` with an honest model. x: FP32 [n, 16]; y: its scores, FP32 [n, 4]."""
 
-    def __init__(self, directory: Path, process: subprocess.Popen[str]) -> None:
-        self.directory = directory
-        self.files = directory / "jobs"
-        self.urls = json.loads(read_line(process))
-        assert read_line(process).startswith("ready"), (directory.parent / "up.err").read_text()
+    def __init__(self, whole: Whole) -> None:
+        self.directory, self.nats, self.sql = whole.directory, whole.nats, whole.sql
+        self.files = whole.directory / "jobs"
         self.x = tiny_models.digits(500)[0]
         first, second = tiny_models.weights()
         self.y = np.maximum(self.x @ first, 0) @ second
@@ -65,8 +60,8 @@ class System:
         return command(*arguments, "--data-dir", str(self.directory))
 
     def kill(self, service: str) -> None:
-        [pid] = pids_of(self.directory, service)
-        os.kill(pid, signal.SIGKILL)
+        assert eventually(lambda: len(pids_of(self.directory, service)) == 1)
+        os.kill(pids_of(self.directory, service)[0], signal.SIGKILL)
 
     def is_right(self, name: str) -> bool:
         """Every output, in order, and none twice."""
@@ -75,7 +70,7 @@ class System:
 
     def outcomes(self, job: str) -> tuple[int, int, float]:
         """Queries, items and cost that SQL has of a job."""
-        with psycopg.connect(self.urls["sql"]) as connection:
+        with psycopg.connect(self.sql) as connection:
             row = connection.execute(
                 "SELECT count(*), coalesce(sum(items), 0), coalesce(sum(cost), 0) FROM infaas.query_outcomes"
                 " WHERE policy = 'offline' AND outcome = 'ok' AND id LIKE %s",
@@ -87,36 +82,15 @@ class System:
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    try:
-        find_nats_server()
-    except ServerError as error:
-        pytest.skip(str(error))
     directory = tmp_path_factory.mktemp("jobs") / "data"
     config = directory.parent / "infaas.toml"
     config.write_text(CONFIG)
-    up = (sys.executable, "-P", "-m", "infaas.cli", "up", "--json", "--no-dashboard", "--no-gateway")
-    with (directory.parent / "up.err").open("w") as errors:
-        process = subprocess.Popen(
-            [*up, "--data-dir", str(directory), "--config", str(config)],
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env=environ(),
-        )
-    with process:
-        try:
-            found = System(directory, process)
-            found.register()
-            yield found
-        finally:
-            process.terminate()
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    with running(directory, "--no-dashboard", "--no-gateway", "--config", str(config)) as whole:
+        found = System(whole)
+        found.register()
+        yield found
 
 
-@pytest.mark.slow
 def test_500_come_out_in_order_and_once_although_every_process_is_killed(system: System) -> None:
     source = offline_inputs.write(system.files / "in.npy", system.x)
     kills = {60: "executor", 160: "registrar", 300: "monitor"}
@@ -141,12 +115,12 @@ def test_500_come_out_in_order_and_once_although_every_process_is_killed(system:
     status = run(main())
     assert kills == {}, "the job was through before everything was killed"
     assert system.is_right("out.npy")
-    assert sorted(os.listdir(system.files)) == ["in.npy", "out.npy"]
+    assert eventually(lambda: sorted(os.listdir(system.files)) == ["in.npy", "out.npy"]), os.listdir(system.files)
     assert eventually(lambda: system.outcomes(status.job)[:2] == (250, 500)), system.outcomes(status.job)
     time.sleep(0.5)  # a second outcome of a chunk would be on its way now
     assert system.outcomes(status.job)[:2] == (250, 500)
     assert system.outcomes(status.job)[2] > 0
-    with psycopg.connect(system.urls["sql"]) as connection:
+    with psycopg.connect(system.sql) as connection:
         row = "SELECT state, total, done, failed, input, finished > started FROM infaas.jobs WHERE job = %s"
         assert eventually(
             lambda: connection.execute(row, (status.job,)).fetchall() == [("done", 500, 500, 0, source.as_uri(), True)]
@@ -160,12 +134,12 @@ def test_commands_move_a_job_through_the_object_store(system: System) -> None:
     target = system.directory.parent / "out.msgpack"
 
     async def put() -> None:
-        bus = await NatsBus.connect(system.urls["nats"], name="test")
+        bus = await NatsBus.connect(system.nats, name="test")
         await (await bus.object_store("things")).put("in.jsonl", source)
         await bus.close()
 
     async def get() -> None:
-        bus = await NatsBus.connect(system.urls["nats"], name="test")
+        bus = await NatsBus.connect(system.nats, name="test")
         await (await bus.object_store("things", create=False)).get_to("out.msgpack", target)
         await bus.close()
 
@@ -184,7 +158,7 @@ def test_commands_move_a_job_through_the_object_store(system: System) -> None:
     run(get())
     found = offline_inputs.read(target)
     assert np.abs(found - system.y).max() < 1e-4 * np.abs(system.y).max()
-    assert os.listdir(system.directory / "spool" / "jobs") == []
+    assert eventually(lambda: os.listdir(system.directory / "spool" / "jobs") == [])
 
 
 def test_a_cancelled_job_leaves_nothing_behind(system: System) -> None:
@@ -216,7 +190,6 @@ def test_a_cancelled_job_leaves_nothing_behind(system: System) -> None:
     assert "cancelled" in again.stderr
 
 
-@pytest.mark.slow
 def test_a_bad_item_fails_the_job_by_number_and_what_came_before_is_kept(system: System) -> None:
     x = system.x.copy()
     x[217, 3] = np.nan

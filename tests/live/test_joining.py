@@ -6,8 +6,6 @@ The GPU worker is a script: its heartbeats and its workshop's answers; everythin
 import asyncio
 from pathlib import Path
 
-import pytest
-
 from bus.codec import decode, encode
 from bus.messages.catalog import Profile, ProfileRow
 from bus.messages.fleet import DeviceStatus, WorkerHeartbeat
@@ -24,6 +22,7 @@ from tests.support.servers.nats import run
 pytestmark = pytest.mark.slow
 
 FRAMEWORKS = {"ort": "", "ort-cuda": "", "tensorrt": "TensorRT is not installed", "torch-cuda": ""}
+FRAMEWORKS = {"ort": "", "ort-cuda": "", "trt": "TensorRT is not installed", "torch-cuda": ""}
 
 
 class GpuWorker:

@@ -1,7 +1,6 @@
 """Machines with real processes: `infaas up` gives workers back and gets new ones; a killed controller's successor goes on."""
 
 import asyncio
-import json
 import signal
 import subprocess
 import sys
@@ -24,15 +23,12 @@ from bus.natsbus import NatsBus
 from bus.port import Delivery, NotFound
 from bus.subjects import Subjects
 from services.shell.clock import now
-from services.shell.host.nats import find_nats_server
-from services.shell.host.process import ServerError
 from tests.support.clients.responders import until
 from tests.support.models import tiny_models
 from tests.support.servers.nats import run
-from tests.support.servers.processes import alive, environ, eventually, living_of, read_line
+from tests.support.servers.processes import alive, environ, eventually, living_of
 from tests.support.servers.processes import infaas as command
-
-pytestmark = pytest.mark.slow
+from tests.support.servers.system import running
 
 CLIENTS = 60  # with 64 items each they are seconds of work
 
@@ -55,35 +51,11 @@ maximum = 2
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str, str]]:
     """`infaas up` with workers of a kind of which there may be one or two; its directory, NATS and SQL."""
-    try:
-        find_nats_server()
-    except ServerError as error:
-        pytest.skip(str(error))
     tmp_path = tmp_path_factory.mktemp("machines")
     (tmp_path / "infaas.toml").write_text(SHORT)
-    directory = tmp_path / "data"
-    arguments = (
-        "up",
-        "--json",
-        "--data-dir",
-        str(directory),
-        "--config",
-        str(tmp_path / "infaas.toml"),
-    )
-    with (tmp_path / "up.err").open("w") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "infaas.cli", *arguments], stdout=subprocess.PIPE, stderr=errors, text=True,
-            env=environ(),
-        )  # fmt: skip
-    with process:
-        try:
-            urls = json.loads(read_line(process))
-            assert read_line(process).startswith("ready"), (tmp_path / "up.err").read_text()
-            yield directory, urls["nats"], urls["sql"]
-        finally:
-            process.terminate()
-            process.wait(60)
-    assert living_of(directory) == []
+    with running(tmp_path / "data", "--config", str(tmp_path / "infaas.toml")) as whole:
+        yield whole.directory, whole.nats, whole.sql
+    assert living_of(tmp_path / "data") == []
 
 
 def register(directory: Path, app: str, file: bytes, x: np.ndarray, y: np.ndarray) -> None:

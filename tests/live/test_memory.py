@@ -37,7 +37,7 @@ WITHIN = 0.1
 GRAIN_MB = 1.0  # what allocators and the interpreter take or give back meanwhile
 FORMATS = {"ort": "onnx", "torch": "pt2"}
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 def side_of(mb: float) -> int:

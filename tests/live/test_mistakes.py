@@ -23,7 +23,6 @@ from infaas.demo import digits
 from tests.support.servers.processes import environ, infaas
 from tests.support.servers.system import Whole
 
-pytestmark = pytest.mark.slow
 FAILED, USAGE = 1, 2
 
 

@@ -25,8 +25,6 @@ from tests.support.models import tiny_models
 from tests.support.servers.nats import run
 from tests.support.servers.worker import Worker, measured, worker
 
-pytestmark = pytest.mark.slow
-
 HOGS = 4  # on one core with our thread: it gets a fifth of the time
 OTHERS = 0.25  # cores that other processes may use before this machine counts as busy
 WATCHFUL = MonitorSettings(

@@ -15,7 +15,7 @@ from tests.support.servers.system import Whole, system
 
 __all__ = ["system"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 MODELS = Path(__file__).parents[2] / "benches" / "models"
 ITEMS = 80

@@ -16,7 +16,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import pytest
 
 from bus.codec import decode, encode
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
@@ -103,7 +102,6 @@ class Worker:
         self.bus.publish(self.subjects.done(route.dispatcher), encode(done))
 
 
-@pytest.mark.slow
 def test_while_the_worker_is_busy_a_job_waits_and_says_why(tmp_path: Path, nats_url: str, prefix: str) -> None:
     subjects = Subjects(prefix)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.shell.host.process import free_port
+from tests.support.servers.nats import free_port
 from tests.support.servers.processes import ROOT
 from tests.support.servers.system import APP, Whole
 
@@ -82,7 +82,6 @@ console.log("all as documented");
 """
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_node_asks_over_nats(javascript: Path, system: Whole) -> None:
     assert "@" in system.nats, "the URL has a user and a password"
@@ -95,7 +94,6 @@ def test_node_asks_over_nats(javascript: Path, system: Whole) -> None:
     assert done.stdout.strip() == "all as documented", done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_go_asks_over_http(system: Whole, tmp_path: Path) -> None:
     if shutil.which("go") is None:

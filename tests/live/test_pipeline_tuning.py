@@ -22,8 +22,6 @@ from tests.support.data.pipelines import plan_of
 from tests.support.models import tiny_models
 from tests.support.servers.nats import run
 
-pytestmark = pytest.mark.slow
-
 NAME = "twice"
 PLANNED = {"a": 1, "b": 2}
 RATE = 20.0  # of the plan's sample

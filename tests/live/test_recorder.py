@@ -173,7 +173,6 @@ def test_the_catalogue_is_mirrored_and_kept_up_to_date(
     run(body())
 
 
-@pytest.mark.slow
 def test_a_recorder_that_is_killed_and_started_again_loses_and_doubles_nothing(
     nats_url: str, prefix: str, database_dsn: str, reader_dsn: str
 ) -> None:
@@ -217,7 +216,6 @@ def own_postgres(tmp_path: Path, postgres: EmbeddedPostgres) -> Iterator[Embedde
     server.stop()
 
 
-@pytest.mark.slow
 def test_a_database_that_goes_away_costs_no_event(
     nats_url: str, prefix: str, own_postgres: EmbeddedPostgres, tmp_path: Path
 ) -> None:
@@ -255,7 +253,6 @@ def test_a_database_that_goes_away_costs_no_event(
     assert "password" not in log.replace("password authentication", "")
 
 
-@pytest.mark.slow
 def test_a_nats_that_restarts_costs_no_event(prefix: str, database_dsn: str, reader_dsn: str, tmp_path: Path) -> None:
     async def body() -> None:
         server = NatsServer(tmp_path / "own")
@@ -281,7 +278,6 @@ def test_a_nats_that_restarts_costs_no_event(prefix: str, database_dsn: str, rea
     run(body())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("away", ["database", "recorder", "nats"])
 def test_a_minute_without_it_loses_and_doubles_nothing(
     away: str, prefix: str, own_postgres: EmbeddedPostgres, tmp_path: Path
@@ -339,7 +335,6 @@ def test_a_minute_without_it_loses_and_doubles_nothing(
         server.stop()
 
 
-@pytest.mark.slow
 def test_a_nats_that_lost_its_disk_gets_its_streams_back(
     prefix: str, database_dsn: str, reader_dsn: str, tmp_path: Path
 ) -> None:

@@ -175,7 +175,6 @@ def test_bad_uploads_fail_with_their_reason_and_leave_nothing(nats_url: str, pre
     run(main())
 
 
-@pytest.mark.slow
 def test_another_registrar_finishes_what_a_dead_one_began(nats_url: str, prefix: str, tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster(nats_url, prefix, tmp_path) as system:
@@ -245,7 +244,6 @@ async def command(system: System, *arguments: str) -> tuple[int, str, str]:
     return process.returncode, out.decode(), errors.decode()
 
 
-@pytest.mark.slow
 def test_the_command_prints_what_was_measured(nats_url: str, prefix: str, tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster(nats_url, prefix, tmp_path) as system:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import infaas
 from infaas.demo import digits
 from infaas.errors import Refused
+from tests.support.clients.retrying import answered
 from tests.support.models import tiny_models
 from tests.support.servers.engine import StockEngine
 from tests.support.servers.nats import free_port
@@ -162,7 +164,7 @@ def test_an_engine_that_hangs_or_answers_garbage_costs_its_own_queries(
     stock.start()
     try:
         assert register(stock.url("digits"), "bad", "bad").returncode == 0
-        assert _answers(here, "bad")
+        assert eventually(lambda: _answers(here, "bad"))
         for mode, words in (
             ("garbage", "cannot be read"), ("error", "on fire"), ("redirect", "redirects"), ("wide", "FP32"), ("cut", "cut off"),
             ("nan", "returned NaN"), ("many", "rows"),
@@ -191,7 +193,7 @@ def test_an_engine_that_hangs_or_answers_garbage_costs_its_own_queries(
         assert [getattr(end, "code", end) for end in ends] == ["model_error"] * 3
         assert "took too long" in str(ends[0])
         stock.mode = ""
-        assert _answers(here, "bad")
+        assert eventually(lambda: _answers(here, "bad"))
     finally:
         stock.stop()
 
@@ -260,7 +262,7 @@ def test_a_stage_of_a_pipeline_may_be_remote(here: Whole, place: Path) -> None:
     assert command("pipeline", "add", str(file), *where).returncode == 0
 
     def both() -> bool:
-        answer = ask(here, "twice", here.x[:8], latency_ms=60_000)
+        answer = answered(partial(ask, here, "twice", here.x[:8], latency_ms=60_000))
         assert np.allclose(answer.outputs["first"], answer.outputs["second"], rtol=1e-4, atol=1e-6)
         return True
 

@@ -26,8 +26,6 @@ from tests.support.models import tiny_models
 from tests.support.servers.processes import ROOT, eventually, read_line
 from tests.support.servers.processes import infaas as command
 
-pytestmark = pytest.mark.slow
-
 CONFIG = """
 [registrar]
 threads = [1]

@@ -23,8 +23,6 @@ from tests.support.servers.processes import environ, eventually, read_line
 from tests.support.servers.processes import infaas as command
 from tests.support.servers.secured_nats import CLIENTS, Secured, secured
 
-pytestmark = pytest.mark.slow
-
 # service: the user that it logs in as
 SERVICES = {
     "registrar": "registrar",

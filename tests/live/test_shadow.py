@@ -40,7 +40,7 @@ def loaded(system: Whole) -> Iterator[Whole]:
         [sys.executable, "-P", "-m", "infaas.cli", *load],
         env=environ(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    recent = "SELECT count(*) FROM infaas.query_outcomes WHERE app = %s AND outcome = 'ok' AND time > now() - interval '10 s'"
+    recent = "SELECT count(*) FROM infaas.query_outcomes WHERE app = %s AND outcome IN ('ok', 'late') AND time > now() - interval '10 s'"
     try:
         assert eventually(lambda: rows(system, recent, APP)[0][0] > 100)
         yield system
@@ -96,7 +96,6 @@ def wire(url: str) -> Iterator[Wire]:
         loop.close()
 
 
-@pytest.mark.slow
 def test_a_shadow_acts_on_simulated_machines_only(loaded: Whole, tmp_path: Path) -> None:
     """The system scales as it sees fit meanwhile, so what the shadow publishes is looked at on its own connection."""
     [(began,)] = rows(loaded, "SELECT now()")
@@ -129,7 +128,6 @@ def test_a_shadow_acts_on_simulated_machines_only(loaded: Whole, tmp_path: Path)
         pytest.skip("other tests' load has made the system hold what this policy wants: it had no order to give")
 
 
-@pytest.mark.slow
 def test_ctrl_c_ends_it_with_a_summary(loaded: Whole) -> None:
     command = [sys.executable, "-P", "-m", "infaas.cli", "shadow", "static", "--data-dir", str(loaded.directory)]
     with subprocess.Popen(command, env=environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -143,7 +141,6 @@ def test_ctrl_c_ends_it_with_a_summary(loaded: Whole) -> None:
     assert "the system" in out
 
 
-@pytest.mark.slow
 def test_without_demand_it_says_what_to_do(system: Whole) -> None:
     lately = "SELECT count(*) FROM infaas.query_outcomes WHERE time > now() - interval '3 s'"
     assert eventually(lambda: rows(system, lately) == [(0,)])

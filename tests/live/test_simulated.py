@@ -16,8 +16,6 @@ from tests.live.test_up import up
 from tests.support.models import tiny_models
 from tests.support.servers.processes import eventually, infaas, read_line
 
-pytestmark = pytest.mark.slow
-
 CONFIG = "[registrar]\nthreads = [1]\nmax_batches = [64]\n"
 SOON_MS = 60  # for 64 items: several times what the GPU is said to take, a fraction of what any CPU variant takes
 
@@ -80,13 +78,13 @@ def query(world: World, file: str, *needs: str) -> dict[str, Any] | None:
 
 
 def test_workers_and_variants_say_what_is_simulated(world: World, registered: list[dict[str, Any]]) -> None:
-    (worker,) = world.say("workers")["items"]
-    devices = {device["device"]: (device["kind"], device["simulated"], device["alive"]) for device in worker["devices"]}
-    assert devices == {
-        "cpu": ("cpu", False, True),
-        "gpu-0": ("gpu", True, True),
-        "inferentia-0": ("inferentia", True, True),
-    }
+    kinds = {"cpu": ("cpu", False, True), "gpu-0": ("gpu", True, True), "inferentia-0": ("inferentia", True, True)}
+
+    def devices() -> dict[str, tuple[Any, ...]]:
+        (worker,) = world.say("workers")["items"]
+        return {one["device"]: (one["kind"], one["simulated"], one["alive"]) for one in worker["devices"]}
+
+    assert eventually(lambda: devices() == kinds), devices()
     for variants in (registered, world.say("variants", "--app", "pictures")["items"]):
         marks = {variant["variant"]: (variant["hardware"], variant["simulated"]) for variant in variants}
         assert marks["convnet-v1-ort-fp32-t1-b64"] == ("cpu", False)

@@ -142,6 +142,8 @@ def test_lists(system):
         variants = (await ask(nc, "infaas.list.variants", {}))["items"]
         assert {item["model"] for item in variants if item["app"] == APP} == set(MODELS)  # other tests have models, too
         for item in variants:
+            if item["app"] != APP:
+                continue
             assert [name for name in texts if not isinstance(item[name], str)] == []
             assert [name for name in numbers if not (isinstance(item[name], float) and item[name] >= 0)] == []
             assert isinstance(item["threads"], int)
@@ -152,7 +154,8 @@ def test_lists(system):
         assert [item["app"] for item in (await ask(nc, "infaas.list.apps", {}))["items"]].count(APP) == 1
         assert {item["model"] for item in (await ask(nc, "infaas.list.models", {"app": APP}))["items"]} == set(MODELS)
         assert (await ask(nc, "infaas.list.variants", {"app": "nobody"}))["items"] == []
-        assert len((await ask(nc, "infaas.list.workers", {}))["items"]) == 1
+        workers = [item["worker"] for item in (await ask(nc, "infaas.list.workers", {}))["items"]]
+        assert workers.count("w0") == 1  # a container of another test's is one, too, for a while
         empty = await nc.request("infaas.list.apps", b"", timeout=60)
         assert "items" in msgpack.unpackb(empty.data)
         assert (await ask(nc, "infaas.list.secrets", {}))["error"]["code"] == "bad_request"

@@ -39,7 +39,6 @@ def test_right_answers_to_many_at_once(system):
     run(main())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("repeat", [1, 40])  # 2.2 MB in; 94 MB in and more than 1 MB out
 def test_large_inputs_and_outputs(system, repeat):
     x, y = np.tile(system.x[:700], (repeat, 1)), np.tile(system.y[:700], repeat)
@@ -74,7 +73,6 @@ def test_the_blocking_client(system):
             whole.query(APP, np.zeros((1, 3), np.float32))
 
 
-@pytest.mark.slow
 def test_commands(system, tmp_path):
     np.save(tmp_path / "x.npy", system.x[:20])
     here = ("--data-dir", str(system.directory))

@@ -66,8 +66,9 @@ def test_a_device_with_room_for_one_of_two_brings_back_what_is_warm(nats_url: st
             assert (gpu.device, gpu.memory_used_mb, gpu.host_used_mb) == ("gpu-0", 1300.0, 1300.0)
 
             await empty_stores(here, tmp_path)
+            since = len(here.beats)
             asked = asyncio.create_task(seconds("a"))
-            await until(lambda: here.states()["a.w1-1"] == "Loading")
+            await until(lambda: "Loading" in [one.state for beat in here.beats[since:] for one in beat.instances])
             while_it_loads = await here.ask(X, latency_ms=30_000.0, variant="a")
             assert while_it_loads.get("variant") == "a", while_it_loads
             await asked
@@ -76,9 +77,13 @@ def test_a_device_with_room_for_one_of_two_brings_back_what_is_warm(nats_url: st
             assert again.load_ms / 1000 >= 0.9 * TRANSFER_S
 
             await until(lambda: here.states() == {"a.w1-1": "Active", "b.w1-1": "Warm"})
-            [items] = [(await here.order(here.subjects.list("variants"), {}))["items"]]
-            states = {one["variant"]: (one["state"], one["transfer_ms"]) for one in items}
-            assert states == {"a": ("Active", 1000 * TRANSFER_S), "b": ("Warm", 1000 * TRANSFER_S)}
+
+            async def listed() -> bool:
+                items = (await here.order(here.subjects.list("variants"), {}))["items"]
+                states = {one["variant"]: (one["state"], one["transfer_ms"]) for one in items}
+                return states == {"a": ("Active", 1000 * TRANSFER_S), "b": ("Warm", 1000 * TRANSFER_S)}
+
+            await until(listed)  # a dispatcher hears of it by itself
 
             async def told() -> bool:
                 actions = [row["action"] for row in await here.rows("scaling") if row["variant"] == "a"]

@@ -155,7 +155,6 @@ def test_a_pipeline_has_one_span_a_stage_below_its_own(nats_url: str, prefix: st
         run(main(found))
 
 
-@pytest.mark.slow
 def test_a_service_sends_spans_where_its_settings_say(nats_url: str, prefix: str, tmp_path: Path) -> None:
     """Of a refused query, too: nobody is there to compute it."""
 

@@ -27,7 +27,6 @@ async def ready(here: Worker) -> None:
     await until(lambda: here.beats and here.beats[-1].devices[0].alive)
 
 
-@pytest.mark.slow
 def test_a_damaged_artifact_is_quarantined_shown_kept_and_released(nats_url: str, prefix: str, tmp_path: Path) -> None:
     x, _ = tiny_models.digits(4)
     record = replace(measured(GOOD, x, [tiny_models.CLASSES]), artifact=hashlib.sha256(DAMAGED).hexdigest())
@@ -47,10 +46,12 @@ def test_a_damaged_artifact_is_quarantined_shown_kept_and_released(nats_url: str
             refusal = await here.order(load, EnsureLoaded(variant=record, app=APP))
             assert "is quarantined here until infaas.admin.release-variant names it" in refusal["reason"]
             assert "its last 3 loads failed: onnxruntime cannot load this model" in refusal["reason"]
-            listed = await here.order(here.subjects.list("variants"), {})
-            [item] = listed["items"]
-            assert item["state"] == "Quarantined"
-            assert "onnxruntime cannot load" in item["quarantined"]["w1"]
+
+            async def told() -> bool:
+                [item] = (await here.order(here.subjects.list("variants"), {}))["items"]
+                return item["state"] == "Quarantined" and "onnxruntime cannot load" in item["quarantined"]["w1"]
+
+            await until(told)  # a dispatcher hears of it by itself
             reply = await here.ask(x, latency_ms=2000.0)
             assert reply["error"]["code"] == "unsatisfiable", reply
             assert "last 3 loads failed" in reply["error"]["message"]

@@ -20,7 +20,6 @@ from tests.support.servers.processes import alive, environ, eventually, stands_b
 from tests.support.servers.secured_nats import Secured
 from tests.support.servers.secured_nats import secured as a_secured_server
 
-pytestmark = pytest.mark.slow
 SUBJECTS = Subjects()
 
 

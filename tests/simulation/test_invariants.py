@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from bus.messages.events import Event, OutcomeEvent
 from services.simulation.run import BEGINS
 from services.simulation.scenario.model import Scenario
+from tests.support.data.examples import examples
 from tests.support.data.random_scenarios import scenarios
 from tests.support.data.small_scenarios import Told
 
@@ -31,7 +32,7 @@ class Guarded(Told):
         assert event.time <= self.kernel.now
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=examples(15), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(scenarios(duration_s=5.0))
 def test_every_query_ends_once_and_everything_adds_up(scenario: Scenario) -> None:
     run = Guarded(scenario)

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from tests.live.conftest import CROSSINGS
+
 ROOT = Path(__file__).parents[2]
 OURS = {"bus", "services", "infaas", "dashboard", "tests", "benches", "examples", "tools"}
 # benches/ are programs that stand beside each other; their tests put them on the path.
@@ -131,6 +133,14 @@ def missing(text: str) -> dict[str, str]:
 @pytest.mark.parametrize("path", COLLECTED, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_module_asks_for_what_only_an_extra_brings(path: Path) -> None:
     assert missing(path.read_text()) == {}, "pytest.importorskip first, or import it where it is used"
+
+
+def test_make_test_has_a_few_live_tests_that_exist() -> None:
+    """The others of tests/live are slow, so that a name that is misspelt would be of no test."""
+    named = [(file, name) for file, names in CROSSINGS.items() for name in names]
+    assert 20 <= len(named) <= 30
+    for file, name in named:
+        assert f"\ndef {name}(" in (ROOT / "tests" / "live" / file).read_text(), (file, name)
 
 
 def test_what_others_bring_along_is_not_named() -> None:

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.servers.processes import ROOT, environ
 
 TESTS = """
@@ -22,6 +24,7 @@ def test_passes():
 """
 
 
+@pytest.mark.slow
 def test_what_skipped_runs_alone(tmp_path: Path) -> None:
     def run(*options: str, **more: str) -> str:
         command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-n", "2", *options]

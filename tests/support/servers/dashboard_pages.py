@@ -10,7 +10,7 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard.serve import set_system_address
 from infaas.connecting import SystemAddress
-from services.shell.host.process import free_port
+from tests.support.servers.nats import free_port
 
 APP = Path(__file__).parents[3] / "dashboard" / "app.py"
 NOWHERE = f"nats://127.0.0.1:{free_port()}"

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,11 @@ from tests.support.models import tiny_models
 from tests.support.models.tiny_models import CLASSES, FEATURES, tensor, weights
 from tests.support.servers.nats import run
 from tests.support.servers.processes import infaas as command
-from tests.support.servers.system import Whole, running
+from tests.support.servers.system import Whole
 
 MEMBERS = ("n0", "n1", "n2", "n3", "n4")
 NOISE = 0.4  # of the members' weights: each is wrong on about a fifth of the inputs, and on others than the rest
 NOISE_OF_FLOATS = 1e-4  # of the largest score; members have variants of their own precision only
-QUICK = "[registrar]\nthreads = [1]\nmax_batches = [64]\n"
 STEP = 16  # feedbacks at once
 
 
@@ -119,15 +118,10 @@ class Ensembles:
 
 
 @pytest.fixture(scope="session")
-def ensembles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensembles]:
-    directory = tmp_path_factory.mktemp("ensembles") / "data"
-    config = directory.parent / "infaas.toml"
-    config.write_text(QUICK)
-    options = ("--no-dashboard", "--dispatchers", "2", "--workers", "2", "--config", str(config))
-    with running(directory, *options) as whole:
-        found = Ensembles(whole)
-        run(found.prepare())
-        yield found
+def ensembles(doubled: Whole) -> Ensembles:
+    found = Ensembles(doubled)
+    run(found.prepare())
+    return found
 
 
 def talk(ensembles: Ensembles, work: Callable[[Any], Any]) -> Any:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgpack
@@ -21,9 +21,8 @@ from tests.support.models import poison_models, tiny_models
 from tests.support.models.tiny_models import CLASSES, FEATURES, made, weights
 from tests.support.models.tiny_models import tensor as spec
 from tests.support.servers.nats import run
-from tests.support.servers.system import Whole, running
+from tests.support.servers.system import Whole
 
-QUICK = "[registrar]\nthreads = [1]\nmax_batches = [8]\n"
 WIDE = 400_000  # numbers an item: 1.6 MB, more than a message holds
 HEAVY = 600  # rows and columns of the products that make `dear` slow
 X, Y = "x", "y"
@@ -217,15 +216,10 @@ def ones(first: float) -> np.ndarray:
 
 
 @pytest.fixture(scope="session")
-def pipelines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StagedSystem]:
-    directory = tmp_path_factory.mktemp("pipelines") / "data"
-    config = directory.parent / "infaas.toml"
-    config.write_text(QUICK)
-    options = ("--no-dashboard", "--dispatchers", "2", "--workers", "2", "--config", str(config))
-    with running(directory, *options) as whole:
-        found = StagedSystem(whole)
-        run(found.prepare())
-        yield found
+def pipelines(doubled: Whole) -> StagedSystem:
+    found = StagedSystem(doubled)
+    run(found.prepare())
+    return found
 
 
 def talk(pipelines: StagedSystem, work: Callable[[Any], Any]) -> Any:

@@ -18,6 +18,7 @@ from tests.support.servers.processes import environ, infaas, read_line
 
 APP = "digits"
 MODELS = ("logreg", "mlp-s")
+QUICK = "[registrar]\nthreads = [1]\nmax_batches = [8]\n"
 
 
 class Whole(NamedTuple):
@@ -79,4 +80,15 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
                 *("--validation", str(validation), "--data-dir", str(directory)),
             )
             assert done.returncode == 0, done.stderr
+        yield whole
+
+
+@pytest.fixture(scope="session")
+def doubled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
+    """A running system of two dispatchers and two workers whose registrations are quick, without a dashboard; tests bring their models."""
+    directory = tmp_path_factory.mktemp("doubled") / "data"
+    config = directory.parent / "infaas.toml"
+    config.write_text(QUICK)
+    options = ("--no-dashboard", "--dispatchers", "2", "--workers", "2", "--config", str(config))
+    with running(directory, *options) as whole:
         yield whole

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benches"))
 from cache import memory
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("size", [40, 4_000])
 def test_the_process_grows_by_about_the_bound(size: int) -> None:

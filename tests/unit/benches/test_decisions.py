@@ -137,6 +137,7 @@ def test_the_most_accuracy_of_a_device(tmp_path):
 # -- runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "seconds"), [("cold-flash", 60.0), ("accuracy-40-gamma", 4.0)])
 def test_a_short_run_and_its_table(name, seconds, tmp_path):
     case = next(case for case in cases() if case.name == name)

@@ -30,6 +30,7 @@ def test_models_are_as_accurate_as_figure_8_says() -> None:
     np.testing.assert_allclose(stream.scores.sum(axis=2), 1.0, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_after_a_failure_and_after_it_ends_both_policies_are_near_the_best_model() -> None:
     found = regret(partial(of_failure, queries=12_000), 1, eta=0.1)
     for phase in found.phases:
@@ -55,6 +56,7 @@ def test_what_is_printed(capsys) -> None:
     assert "all, in hindsight" in text
 
 
+@pytest.mark.slow
 def test_a_slow_member_costs_confidence_and_not_latency() -> None:
     found = stragglers(seconds=10.0)
     full, late, patient = (found[way] for way in ("all in time", "answered at the objective", "wait for all"))

@@ -51,6 +51,7 @@ def test_one_replica_always_stays() -> None:
     assert np.isfinite(served(np.array([1.0, 5.0, 6.0]), stage(0.0, 20.0, 1, 2), [(2.0, -5)])).all()
 
 
+@pytest.mark.slow
 def test_cost_is_paid_from_the_order_to_the_end() -> None:
     """Row 103: what a replay costs is the sum over replicas of price and time."""
     trace = ramp(300.0, 10.0, 1, 120.0)
@@ -69,6 +70,7 @@ def test_cost_is_paid_from_the_order_to_the_end() -> None:
     assert found.cost == pytest.approx(total / 120.0)
 
 
+@pytest.mark.slow
 def test_replicas_that_come_later_leave_more_queries_late() -> None:
     trace = ramp(300.0, 10.0, 2, 120.0)
     problem = problem_of("Image Processing", trace.sample, 0.35)

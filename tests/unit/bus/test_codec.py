@@ -20,6 +20,7 @@ from bus.messages.catalog import VariantRecord
 from bus.messages.flow import DoneBatch, Execute, Route
 from bus.messages.public import Answer, ObjectRef, QueryHead, QueryInputs, Refusal, Tensor, TensorHead, TensorView
 from tests.support.data.events import variant_record
+from tests.support.data.examples import examples
 
 words = st.text(max_size=8)
 numbers = st.integers(-(2**63), 2**63 - 1)
@@ -80,7 +81,7 @@ def test_all_message_modules_are_covered() -> None:
 
 @pytest.mark.parametrize("message", message_types(), ids=lambda message: message.__name__)
 def test_a_message_comes_back_as_it_was(message: type[Struct]) -> None:
-    @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(values(message))
     def check(value: Struct) -> None:
         wire = encode(value)
@@ -105,7 +106,7 @@ def test_a_message_is_frozen_and_named_by_its_fields(message: type[Struct]) -> N
 
 @pytest.mark.parametrize("message", message_types(), ids=lambda message: message.__name__)
 def test_no_bytes_crash_the_decoder(message: type[Struct]) -> None:
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=examples(40), deadline=None)
     @given(st.one_of(st.binary(max_size=40), anything.map(encode)))
     def check(wire: bytes) -> None:
         try:

@@ -209,6 +209,7 @@ def test_a_policy_that_is_changed_keeps_what_has_counted() -> None:
     assert held.value == before, "an app without a policy keeps what an earlier one had learnt"
 
 
+@pytest.mark.slow
 def test_a_hundred_times_as_many_contexts_as_are_held_take_no_more_memory() -> None:
     """By the same bound, 10^6 take no more. Half of them have learnt, and the bucket is away for some."""
     found = Contexts(Subjects(), 200, lambda app: MEMBERS, make_policy)

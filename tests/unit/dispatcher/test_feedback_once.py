@@ -126,6 +126,7 @@ def test_two_words_about_one_query_are_both_kept_and_each_once() -> None:
     assert [event.label for event in system.events(FeedbackEvent)] == ["0", "1"]
 
 
+@pytest.mark.slow
 def test_after_ten_thousand_other_feedbacks_it_is_known_again() -> None:
     """By a dispatcher that has just started, from the bucket alone."""
     system = Dispatchers()

@@ -12,6 +12,7 @@ from bus.codec import decode
 from bus.messages.fleet import EnsureLoaded, ExecutorExited, Release
 from services.core.settings import Settings
 from services.dispatcher.actor import LOAD_AGAIN
+from tests.support.data.examples import examples
 from tests.support.simulated.fleet import Fleet, variant
 
 
@@ -127,7 +128,7 @@ def test_one_of_two_dispatchers_dies_and_what_it_had_forwarded_is_answered_and_r
     assert set(labels) <= recorded
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40), deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(
     steps=st.lists(
         st.one_of(
@@ -161,7 +162,7 @@ def test_every_query_ends_exactly_once(steps: list[tuple[str, Any, Any]]) -> Non
     assert sorted(o.id for o in mine) == sorted(labels)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(25), deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(
     steps=st.lists(
         st.one_of(

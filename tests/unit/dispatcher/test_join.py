@@ -10,12 +10,15 @@ import pytest
 from bus.messages.catalog import ModelSelection, VariantRecord
 from bus.messages.fleet import EnsureLoaded
 from bus.messages.public import Requirements
+from bus.subjects import Subjects
+from bus.tensors import from_array
 from services.core.ensemble.base import Combined, Learnt
 from services.core.outcomes import GRACE
 from services.core.settings import SelectionSettings, Settings
 from services.dispatcher.commands import RunPolicy
-from services.dispatcher.join import chance, part_uid
+from services.dispatcher.join import REMEMBER, Joins, chance, part_uid
 from services.dispatcher.metrics import DispatcherMetrics
+from services.dispatcher.query import PartReply
 from tests.support.simulated.fleet import Fleet, variant
 
 MODELS = ("a", "b", "c", "d", "e")
@@ -104,6 +107,20 @@ def test_a_straggler_is_left_out_at_its_time_and_the_answer_is_that_of_the_other
     queries, parts = fleet.ended()
     assert [(query.outcome, query.confidence, query.missing) for query in queries] == [("ok", pytest.approx(0.8), 1)]
     assert len(parts) == 5
+
+
+def test_a_part_that_is_answered_twice_counts_with_its_first_answer() -> None:
+    fleet = Several()
+    fleet.devices["w0"].says = dict.fromkeys(MODELS, 1.0)
+    fleet.devices["w0"].late = {"e": 400.0}
+    label = fleet.ask()
+    fleet.stage.run(0.05)
+    [uid] = [part.uid for part in fleet.ended()[1] if part.stage == "a"]
+    again = PartReply(outputs={"y": from_array(np.full((1, 1), 6.0, "f4"))}, model="a", version="1", cost=1.0)
+    fleet.stage.publish(fleet.subjects.part("d0", uid.hex()), again)
+    _, reply = fleet.one(label)
+    assert (value(reply), reply["missing"]) == (pytest.approx(1.0), 1)
+    assert reply["cost"] < 1.0
 
 
 def test_metrics_tell_which_member_is_missing_and_count_no_part_as_a_query() -> None:
@@ -247,6 +264,13 @@ def test_another_dispatcher_takes_over_when_one_dies(how: str) -> None:
     assert {query.uid for query in queries} == {bytes.fromhex(reply["query"])}
     assert fleet.computed == 5, "what was answered or under way is not computed again"
     assert {part.uid for part in parts} == {part_uid(queries[0].uid, i) for i in range(5)}
+
+
+def test_a_query_of_a_dead_dispatcher_is_started_again_once_however_many_executors_hand_it_on() -> None:
+    joins, uid = Joins("d0", Subjects(), 2**20), bytes(16)
+    assert [joins.adopt(uid, at) for at in (0.0, 1.0, REMEMBER - 1.0)] == [True, False, False]
+    joins.forget(REMEMBER + 1.0)
+    assert joins.adopt(uid, REMEMBER + 1.0)
 
 
 def test_a_query_that_has_ended_is_not_started_again_when_its_dispatcher_dies() -> None:

@@ -15,6 +15,7 @@ from services.core.actor import Changed
 from services.core.pipelines.branching import draw
 from services.core.settings import DispatcherSettings, Settings
 from services.dispatcher.pipelines import SMALL_BODY
+from tests.support.data.examples import examples
 from tests.support.simulated.fleet import SIGNATURE, catalogue, variant
 from tests.unit.dispatcher.test_pipelines import CASCADE, DIAMOND, UNSURE, Staged, numbers, planned, vertex
 
@@ -381,7 +382,7 @@ def visits(record: PipelineRecord, says: dict[str, float], uid: bytes) -> list[s
     return found
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(graphs(), st.sampled_from(["", "", "w0/cpu", "d0"]), st.floats(0.0, 0.03), st.integers(0, 5), st.integers(1, 4))
 def test_any_graph_gives_one_reply_and_visits_what_its_conditions_say(
     graph: tuple[PipelineRecord, dict[str, float]], victim: str, at: float, provided: int, batch: int

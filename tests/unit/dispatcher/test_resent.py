@@ -57,6 +57,18 @@ def test_while_another_dispatcher_has_it_nothing_is_said() -> None:
     assert fleet.stage.members["d1"].actor.resent.ends == {"had": 1}
 
 
+def test_what_a_dispatcher_has_itself_it_seeks_nowhere() -> None:
+    fleet = ready()
+    fleet.stage.listen(fleet.subjects.resent())
+    fleet.devices["w0"].slow = 200.0
+    send(fleet, "d0")
+    fleet.stage.run(0.05)
+    send(fleet, "d0", age_ms=50)
+    fleet.stage.run(3.0)
+    assert len(fleet.replies("q")) == runs(fleet) == 1
+    assert [subject for _, subject, _ in fleet.stage.heard if subject == fleet.subjects.resent()] == []
+
+
 @pytest.mark.parametrize("to", ["d0", "d1"])
 def test_what_an_executor_has_answered_it_says_again(to: str) -> None:
     fleet = ready()

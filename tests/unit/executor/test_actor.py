@@ -46,6 +46,7 @@ class Alone:
         dispatcher: str = "d1",
         *,
         uid: bytes = b"u" * 16,
+        attempt: int = 0,
         deadline: float = NOW + 5,
         at: float = NOW,
         **needs: Any,
@@ -53,7 +54,7 @@ class Alone:
         route = Route(
             uid,
             0,
-            0,
+            attempt,
             f"_INBOX.{dispatcher}",
             deadline,
             NOW,
@@ -113,6 +114,20 @@ def test_inputs_by_reference_are_fetched_and_answered() -> None:
     effects = alone.run()
     [(subject, answer)] = published(effects, Answer)
     assert (subject, answer.id) == ("_INBOX.d1", "label")
+    [(_, done)] = published(effects, DoneBatch)
+    assert done.uids == [b"u" * 16]
+
+
+@pytest.mark.parametrize(("attempt", "replies"), [(0, 1), (1, 0)])
+def test_what_was_answered_is_said_again_to_its_client_and_not_for_its_dispatchers_retry(
+    attempt: int, replies: int
+) -> None:
+    alone = Alone()
+    [fetch, _] = alone.execute()
+    alone.tell(Done(fetch.id, INPUTS))
+    alone.run()
+    effects = alone.execute(attempt=attempt)
+    assert len(published(effects, Answer)) == replies
     [(_, done)] = published(effects, DoneBatch)
     assert done.uids == [b"u" * 16]
 

@@ -13,6 +13,7 @@ from bus.messages.catalog import BatchingRule
 from bus.messages.public import Answer
 from services.core.batching import POLICIES, batching_at, batching_key, rule_errors
 from services.executor.batching import BatchingRules, quantile_line
+from tests.support.data.examples import examples
 from tests.support.simulated.batch_clients import BatchClients, linear
 
 LEARNING = ("aimd", "quantile")
@@ -48,6 +49,7 @@ def test_the_batch_size_that_keeps_the_objective_is_found_and_follows_the_device
     assert mean_batch(clients, 2.0) == pytest.approx(190, rel=0.15)
 
 
+@pytest.mark.slow
 def test_both_learn_the_same_size() -> None:
     """Row 63."""
     sizes = [mean_batch(saturated(policy), 2.0) for policy in LEARNING]
@@ -213,7 +215,7 @@ def test_what_runs_alone_does_not_wait() -> None:
     assert answered_after(clients) == pytest.approx([0.5], abs=0.1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0.0, 0.03), st.floats(0.01, 0.3)), min_size=1, max_size=12),
     st.floats(0.0, 200.0),
@@ -272,6 +274,7 @@ def test_a_deadline_makes_a_batch_smaller(rule: dict[str, Any]) -> None:
 # -- instances and rules
 
 
+@pytest.mark.slow
 def test_each_instance_learns_for_itself() -> None:
     """Row 66: of two equal replicas one device is four times as slow."""
     clients = BatchClients(linear(1.0, 0.1), devices=2)

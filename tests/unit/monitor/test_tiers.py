@@ -12,6 +12,7 @@ from services.core.actor import Changed
 from services.core.cost import load_seconds
 from services.core.placement import Device
 from services.core.settings import MonitorSettings
+from tests.support.data.examples import examples
 from tests.support.simulated.monitored_worker import S, World, variant
 
 GPU = Device(name="gpu", kind="gpu", cores=1, memory_mb=1000.0)
@@ -310,7 +311,7 @@ class Limits:
         assert told.memory_used_mb + told.memory_reclaimable_mb <= self.DEVICE_MB
 
 
-@settings(max_examples=25, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=examples(25), deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(data=st.data(), cache=st.sampled_from(["lru", "lru", "reserve"]))
 def test_under_a_hundred_orders_at_once_neither_bytes_nor_count_are_ever_exceeded(
     data: st.DataObject, cache: str

@@ -29,6 +29,7 @@ from services.core.lifecycle import COUNTED
 from services.core.placement import NOTHING, Amount, Device, cores_needed, short_of, total
 from services.core.settings import MonitorSettings
 from services.monitor.loading import needs_of
+from tests.support.data.examples import examples
 from tests.support.simulated.monitored_worker import World, variant
 
 SETTINGS = MonitorSettings(memory_share=0.8, cores_overcommit=2.0, quarantine_after=0)
@@ -235,7 +236,7 @@ class Totals(RuleBasedStateMachine):
         assert all(len(self.there[f"inferentia-{n}"]) <= 4 for n in (0, 1))
 
 
-Totals.TestCase.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+Totals.TestCase.settings = settings(max_examples=examples(80), stateful_step_count=50, deadline=None)
 TestTotals = Totals.TestCase
 
 

@@ -12,6 +12,7 @@ from bus.messages.scaling import Drain
 from services.core.actor import Changed
 from services.core.lifecycle import legal
 from services.core.placement import quarantine_key
+from tests.support.data.examples import examples
 from tests.support.simulated.monitored_worker import CPU, S, World, variant
 
 VARIANTS = {name: variant(name, memory_mb=memory) for name, memory in (("a", 100.0), ("b", 250.0), ("c", 400.0))}
@@ -141,5 +142,5 @@ class Walk(RuleBasedStateMachine):
         assert abs(sum(row.cost for row in self.world.of(CostEvent)) - bill) <= 1e-9 * max(1.0, bill)
 
 
-Walk.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Walk.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 TestWalk = Walk.TestCase

@@ -45,6 +45,7 @@ from services.recorder.actor import (
     pause_after_fetch,
 )
 from services.recorder.events import latest
+from tests.support.data.examples import examples
 
 BUCKET = Subjects().catalog_bucket
 
@@ -213,7 +214,7 @@ class Mirroring(RuleBasedStateMachine):
 
 
 TestMirroring = Mirroring.TestCase
-TestMirroring.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestMirroring.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 
 
 def test_messages_gather_only_while_some_but_not_all_came() -> None:

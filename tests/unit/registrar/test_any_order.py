@@ -14,6 +14,7 @@ from bus.messages.fleet import ExecutorExited
 from bus.messages.work import BuildVariants, WorkProgress
 from services.core.actor import Done, Failed, TimedOut, Undelivered
 from services.core.settings import RegistrarSettings
+from tests.support.data.examples import examples
 from tests.support.simulated.registrations import (
     REQUEST,
     SUBJECTS,
@@ -117,7 +118,7 @@ def jump(stage: Stage, seconds: int) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(moves(), min_size=20, max_size=150))
 def test_every_registration_ends_exactly_once(happenings: list[Callable[[Stage], Any]]) -> None:
     stage = Stage(settings=RegistrarSettings(threads=(1,), max_batches=(8,)))
@@ -169,7 +170,7 @@ def check_one(stage: Stage, registration: str) -> None:
     ] == last.state
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.permutations(range(4)), st.lists(st.booleans(), min_size=4, max_size=4), st.integers(0, 4))
 def test_the_result_does_not_depend_on_the_order_of_variants(order: list[int], good: list[bool], repeat: int) -> None:
     stage = Stage(settings=RegistrarSettings(threads=(1,)))

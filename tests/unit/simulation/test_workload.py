@@ -19,6 +19,7 @@ from services.simulation.workload import (
     read_times,
     zipf,
 )
+from tests.support.data.examples import examples
 
 
 def spec(**fields):
@@ -77,7 +78,7 @@ def test_times_rise_within_the_duration_and_ask_apps_that_there_are(fields, dura
         assert mean_rate(load, duration) <= peak_rate(load, duration) * (1 + 1e-9)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(fields=_loads, chunks=st.tuples(st.integers(1, 40), st.integers(41, 5000)), seed=st.integers(0, 2**32))
 def test_the_chunks_size_changes_nothing(fields, chunks, seed):
     load = spec(**fields, shares=(0.5, 0.2, 0.3))

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.autoscaler.vms.commands import Node
+from tests.support.data.examples import examples
 from tests.support.simulated.controllers import PoolFleet, kind
 
 NAMES = ("n0", "n1", "n2", "n3")
@@ -25,7 +26,7 @@ events = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(events, st.integers(0, 2), st.integers(2, 3), st.sampled_from([0.2, 0.3, float("inf")]), st.booleans())
 def test_limits_hold_with_machines_that_come_and_go(
     script: list[tuple[str, str, float]], minimum: int, maximum: int, budget: float, buys: bool

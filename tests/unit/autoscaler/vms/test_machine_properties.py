@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.data.examples import examples
 from tests.support.simulated.controllers import CloudFleet, kind
 from tests.support.simulated.fleet import variant
 
@@ -20,7 +21,7 @@ events = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(events, st.integers(2, 4), st.sampled_from([0.2, 0.3, 0.4, float("inf")]))
 def test_limits_and_order_hold_on_any_course(script: list[tuple[str, float]], maximum: int, budget: float) -> None:
     record = variant(base_ms=10.0, per_item_ms=10.0)

@@ -13,6 +13,7 @@ from bus.messages.public import Requirements
 from services.core.ensemble.base import Member
 from services.core.ensemble.outputs import BadLabel
 from services.core.ensemble.policies import SPREADS, MemberWeights, make_policy
+from tests.support.data.examples import examples
 
 ASK = Requirements()
 NAMES = ["exp3", "exp4", "majority", "weighted"]
@@ -63,7 +64,7 @@ def test_exp3_changes_only_the_member_that_was_asked() -> None:
     assert shares(policy, right) == pytest.approx(dict.fromkeys("abc", 1 / 3))
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.lists(st.floats(-6.0, 0.0), min_size=3, max_size=3))
 def test_exp3_draws_each_member_as_often_as_its_probability_says(logs: list[float]) -> None:
     """Trap 8: as a draw, not as the member with the largest weight. u runs evenly through [0, 1)."""

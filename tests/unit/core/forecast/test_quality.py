@@ -30,7 +30,9 @@ def loss(came: float, asked: float, share: float) -> float:
     return max(share * (came - asked), (share - 1.0) * (came - asked))
 
 
-@pytest.mark.parametrize("mean", [0.5, 5.0, 200.0])
+@pytest.mark.parametrize(
+    "mean", [pytest.param(0.5, marks=pytest.mark.slow), pytest.param(5.0, marks=pytest.mark.slow), 200.0]
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_quantiles_of_a_steady_load_hold_their_probability(name: str, mean: float) -> None:
     forecaster = make_forecaster(name)

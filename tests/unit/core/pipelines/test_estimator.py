@@ -12,6 +12,7 @@ from services.core.pipelines.branching import visits
 from services.core.pipelines.estimator import LatencyEstimator, at_percentile, resampled
 from services.core.pipelines.graph import PipelineGraph
 from services.core.pipelines.queueing import StageConfiguration, served
+from tests.support.data.examples import examples
 from tests.support.data.pipelines import Floats, chain, gamma_arrivals
 
 
@@ -84,7 +85,7 @@ STAGES = st.builds(
     stages=st.tuples(STAGES, STAGES, STAGES, STAGES),
     record=st.sampled_from([chain(4), DIAMOND]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_it_agrees_with_single_queries(
     gaps: list[int], stages: tuple[StageConfiguration, ...], record: PipelineRecord
 ) -> None:

@@ -133,7 +133,7 @@ def test_counts_that_vary_little_are_skewed_too() -> None:
 # -- no change
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 10))])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, *range(2, 10)))])
 def test_a_stationary_hour_is_no_change(seed: int) -> None:
     """Trap 27: the envelope of one trace, an hour of another of the same law. cv 2 is the paper's CV of 4."""
     cv = (0.5, 1.0, 2.0)[seed % 3]

@@ -19,6 +19,7 @@ from services.core.planning.fleet import (
     Unsolved,
     solve_fleet,
 )
+from tests.support.data.examples import examples
 
 ROOM = {"cpu/memory": 8.0, "cpu/time": 4.0}
 
@@ -303,7 +304,7 @@ def problems(draw: st.DrawFn) -> FleetProblem:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(problems())
 def test_no_plan_takes_more_than_there_is(problem: FleetProblem) -> None:
     plan = solve_fleet(problem, time_limit_s=None, node_limit=200)

@@ -12,6 +12,7 @@ from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import Ask, usual
 from services.core.selection.instances import CAUTION, MANY, Instance, InstanceSampler
 from services.core.selection.policy import InfaasPolicy
+from tests.support.data.examples import examples
 from tests.support.simulated.fleet import PRICES, SIGNATURE, variant
 
 RECORD = variant("m-v1-ort-fp32-t1-b1", max_batch=1, base_ms=100.0, per_item_ms=0.0)  # 100 ms, one at a time
@@ -55,7 +56,7 @@ def test_queries_are_spread_evenly_over_many() -> None:
 
 
 @given(st.integers(MANY + 1, 150), st.integers(0, 1000))
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_the_only_one_in_time_is_found_wherever_it_is(count: int, place: int) -> None:
     queued = [50] * count
     queued[place % count] = 2
@@ -86,7 +87,7 @@ steps = st.lists(
 
 
 @given(steps)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_of_many_none_is_in_time_when_none_is_found(given_steps: list[tuple[str, int, int, float]]) -> None:
     fleet, now = view([3] * (MANY + 6)), NOW
     group = fleet.apps["app"].groups[0]
@@ -320,7 +321,7 @@ def test_an_instance_that_is_gone_leaves_its_cores_to_the_others() -> None:
     st.lists(st.tuples(st.sampled_from(["take", "done", "heard"]), st.integers(1, 12)), max_size=30),
     st.integers(1, 12),
 )
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_more_that_waits_never_makes_a_query_sooner_and_nothing_is_sooner_than_its_own_batch(
     steps: list[tuple[str, int]], items: int
 ) -> None:

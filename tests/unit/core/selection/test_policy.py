@@ -15,6 +15,7 @@ from services.core.selection.eligibility import Ask
 from services.core.selection.policy import EASE, OVERHEAD, BruteForce, InfaasPolicy, RoundRobin
 from services.core.settings import DispatcherSettings, MachineKind, MachineSettings, Settings
 from services.shell.policies import load_policy
+from tests.support.data.examples import examples
 from tests.support.simulated.fleet import PRICES, SIGNATURE, Fleet, variant
 
 NOW = 1000.0
@@ -66,7 +67,7 @@ asks = st.builds(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(fleets, st.lists(st.integers(0, 12), min_size=24, max_size=24), st.lists(asks, min_size=1, max_size=4))
 def test_the_cheapest_active_variant_in_time_answers(
     states: list[tuple[Any, dict[str, Any]]], queued: list[int], wishes: list[Ask]
@@ -109,7 +110,7 @@ def test_the_cheapest_active_variant_in_time_answers(
 
 @pytest.mark.parametrize("goal", ["cost", "accuracy"])
 @pytest.mark.parametrize("dispatch", ["spread", "pack"])
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     fleets,
     st.lists(st.integers(0, 12), min_size=24, max_size=24),
@@ -150,7 +151,7 @@ def test_nothing_is_refused_that_something_loaded_answers_in_time(
                 assert until_ready + predicted > slack
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(fleets, st.lists(st.integers(0, 12), min_size=24, max_size=24), st.lists(asks, min_size=1, max_size=4))
 def test_where_accuracy_is_the_goal_the_most_accurate_variant_well_in_time_answers_the_cheapest_of_equals(
     states: list[tuple[Any, dict[str, Any]]], queued: list[int], wishes: list[Ask]

@@ -10,6 +10,7 @@ from bus.messages.public import Closest
 from services.core.selection.eligibility import Ask
 from services.core.selection.instances import OVERHEAD
 from services.core.selection.policy import BruteForce, InfaasPolicy, RoundRobin
+from tests.support.data.examples import examples
 from tests.unit.core.selection.test_policy import NOW, ask, view_of
 
 facts = st.fixed_dictionaries(
@@ -35,7 +36,7 @@ wishes = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(facts, min_size=1, max_size=8), wishes)
 def test_exactly_what_is_offered_is_dispatched_on_an_idle_fleet(
     variants: list[dict[str, Any]], wish: dict[str, Any]
@@ -51,7 +52,7 @@ def test_exactly_what_is_offered_is_dispatched_on_an_idle_fleet(
         assert policy.select(needs_of(again), NOW, view).assignments, (wish, closest)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(facts, min_size=1, max_size=8), wishes)
 def test_the_offer_misses_as_few_needs_as_any_variant(variants: list[dict[str, Any]], wish: dict[str, Any]) -> None:
     view = view_of([("Active", one) for one in variants], cores=64)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from bus.codec import encode
@@ -99,6 +100,7 @@ def test_a_decision_does_as_much_work_beside_ten_thousand_variants_of_other_apps
     assert decisions(among) == decisions(alone)
 
 
+@pytest.mark.slow
 def test_an_apps_own_ten_thousand_variants_are_passed_over_without_looking_at_each() -> None:
     """Needs never seen cost numpy's comparisons of columns, and no step of the program for each variant."""
     few, many = decisions(catalogued(1, 100)), decisions(catalogued(1, 10_000))
@@ -106,6 +108,7 @@ def test_an_apps_own_ten_thousand_variants_are_passed_over_without_looking_at_ea
     assert all(many[kind] <= 1.5 * few[kind] for kind in few), (few, many)
 
 
+@pytest.mark.slow
 def test_one_more_variant_is_as_much_work_beside_ten_thousand_of_other_apps() -> None:
     alone, among = catalogued(1, 10), catalogued(1000, 10)
     more = variant("a0-v10", model="m0-0")

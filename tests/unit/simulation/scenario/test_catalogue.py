@@ -9,6 +9,7 @@ from bus.messages.catalog import BatchingRule
 from services.core.catalog import Catalog, key_of
 from services.core.cost import LatencyTable, instance_price_per_s, price_per_hour
 from services.simulation.scenario.catalogue import ServingVariant, link
+from tests.support.data.examples import examples
 from tests.support.data.scenario_files import SOUND, changed, read
 from tests.support.simulated.fleet import variant
 
@@ -93,7 +94,7 @@ MIXED = {"cpu": {"cpu": 8}, "gpu": {"gpu": 1, "cpu": 4}, "both": {"gpu": 2, "inf
     st.lists(st.sampled_from(sorted(MIXED)), min_size=1, unique=True),
     st.floats(0.5, 2.0),
 )
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 def test_devices_add_up_to_their_machine(tmp_path_factory, kinds, factor):
     price = {"cpu": 0.4, "gpu": 3.26, "both": 7.0}
     workers = [
@@ -112,7 +113,7 @@ def test_machines_without_a_price_cost_what_the_list_says(tmp_path):
 
 
 @given(st.lists(st.tuples(st.sampled_from("mn"), st.sets(st.sampled_from("abcd"), min_size=1)), min_size=1, max_size=8))
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 def test_every_app_is_served_by_its_variants_and_no_others(given_to):
     entries = [
         ServingVariant(variant(f"v{i}", model=model), frozenset(apps)) for i, (model, apps) in enumerate(given_to)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from services.simulation.scenario.model import Scenario
 from services.simulation.scenario.read import derive, read_scenario
 from services.simulation.scenario.toml import ScenarioError
+from tests.support.data.examples import examples
 from tests.support.data.scenario_files import SOUND, changed, read
 
 V0, V1, W0, L0, P0 = "variant.0", "variant.1", "worker.0", "load.0", "policy.0"
@@ -293,7 +294,7 @@ def test_the_full_one_is_sound(tmp_path):
 
 
 @given(path=st.sampled_from(sorted(places(FULL))), value=GARBAGE)
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(400), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_garbage_anywhere_is_refused_or_understood(tmp_path, path, value):
     tree = deepcopy(FULL)
     at = tree

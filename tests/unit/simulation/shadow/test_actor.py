@@ -26,6 +26,7 @@ from services.simulation.shadow.actor import LISTEN, Shadow, make_shadow
 from services.simulation.shadow.live import LiveOutcome, LiveOutcomes, LiveScaling
 from services.simulation.shadow.system import ShadowSpec
 from tests.support.data.events import event
+from tests.support.data.examples import examples
 from tests.support.data.pipelines import plan_of
 from tests.support.data.small_scenarios import CPU, PRICES, Told, load, machine, scenario, settings
 
@@ -81,6 +82,7 @@ def rising() -> Beside:
     return run
 
 
+@pytest.mark.slow
 def test_a_system_does_the_same_with_shadows_beside_it(rising: Beside) -> None:
     alone = Told(RISING)
     found = alone.result()
@@ -250,7 +252,7 @@ def test_what_cannot_be_read_is_passed_over_without_a_reply() -> None:
     assert all(inlet.malformed for inlet in shadow.inlets)
 
 
-@hypothesis_settings(max_examples=25)
+@hypothesis_settings(max_examples=examples(25))
 @given(
     st.lists(
         st.tuples(
