@@ -245,6 +245,7 @@ SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
         _r("executor"),
         _r("registrar", "vm-autoscaler"),
     ),
+    SubjectRights("registrar", lambda s, _: (s.registrar("container"),), _r("container"), _r("registrar")),
     SubjectRights(
         "registrar",
         lambda s, _: (s.registrar("alive"), s.registrar("undelivered.*.*")),

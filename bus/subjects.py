@@ -149,7 +149,7 @@ class Subjects:
         return f"{self.prefix}.workshop.{worker}.{order}"
 
     def registrar(self, fact: str) -> str:
-        """fact: inspected | built | variant-failed | progress | finished"""
+        """fact: inspected | built | variant-failed | progress | finished; container: a question"""
         return f"{self.prefix}.registrar.{fact}"
 
     # offline jobs

@@ -16,6 +16,7 @@ import msgspec
 from bus.codec import BadMessage, decode, encode
 from bus.messages.catalog import Signature, TensorSpec
 from bus.messages.public import Refusal, Register, RegistrationAccepted, RegistrationStatus
+from bus.messages.work import ContainerPlace, PlaceContainer
 from bus.port import Bus, BusError, Delivery, Forbidden, NoResponders, ObjectStore, RequestTimeout
 from bus.subjects import WITHOUT_APP, Subjects
 from infaas.answers import refusal
@@ -203,24 +204,39 @@ async def register_container(
         await follower.close()
 
 
+async def place_of_container(bus: Bus, subjects: Subjects, question: PlaceContainer) -> ContainerPlace:
+    """Whether a user's own process is a new version, or a replica of which variant. Raises Refused, NotConnected, Timeout, BusError."""
+    reply = await _asked(bus, subjects.registrar("container"), encode(question))
+    try:
+        return decode(ContainerPlace, reply.data)
+    except BadMessage:
+        raise _refused(reply) from None
+
+
 async def _request(bus: Bus, subjects: Subjects, request: Register) -> None:
     """Request the registration. Returns when the registrar has accepted it."""
-    body = encode(request)
+    try:
+        reply = await _asked(bus, subjects.register(), encode(request))
+    except Timeout:
+        if await last_status(bus, subjects, request.registration or "") is not None:
+            return  # it was accepted, but the reply was lost
+        raise
+    _accepted(reply)
+
+
+async def _asked(bus: Bus, subject: str, body: bytes) -> Delivery:
+    """The reply of a registrar, also of one that is still starting. Raises NotConnected, Timeout."""
     loop = asyncio.get_running_loop()
     until = loop.time() + START_S
     while True:
         try:
-            reply = await bus.request(subjects.register(), body, REPLY_S)
-            break
+            return await bus.request(subject, body, REPLY_S)
         except NoResponders:
             if loop.time() > until:
                 raise NotConnected("no registrar answers: is the system up? `infaas doctor` says more") from None
             await asyncio.sleep(0.2)
         except RequestTimeout:
-            if await last_status(bus, subjects, request.registration or "") is not None:
-                return  # it was accepted, but the reply was lost
             raise Timeout(f"no registrar answered within {REPLY_S:g} s") from None
-    _accepted(reply)
 
 
 def _accepted(reply: Delivery) -> None:

@@ -2,7 +2,8 @@
 
 from msgspec import Struct
 
-from bus.messages.catalog import Profile, Signature
+from bus.messages.catalog import Profile, Signature, VariantRecord
+from bus.messages.public import Register
 
 
 class VariantPlan(Struct, frozen=True, kw_only=True):
@@ -145,3 +146,27 @@ class RegistrarHeartbeat(Struct, frozen=True, kw_only=True, gc=False):
 
     registrar: str
     leaving: bool = False
+
+
+class PlaceContainer(Struct, frozen=True, kw_only=True):
+    """`infaas.registrar.container`: is this process, which nobody has measured yet, a new version or a replica? The reply: `ContainerPlace`.
+
+    request: what it would be registered with. metric: as its user has given it; None: not given.
+    """
+
+    request: Register
+    metric: str | None = None
+
+
+class ContainerPlace(Struct, frozen=True, kw_only=True):
+    """The place of a process. variant: it is one more replica of this one; None: it is a new version.
+
+    signature: of its app; None: its app is new. reference: key in the artifacts bucket of the answers of the version's first process, with
+    which a replica must agree to a share of `agreement` at least.
+    """
+
+    version: str
+    signature: Signature | None
+    agreement: float
+    variant: VariantRecord | None = None
+    reference: str = ""

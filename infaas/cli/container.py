@@ -8,25 +8,24 @@ import asyncio
 import os
 import re
 import secrets
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 from cyclopts import Parameter
 
-from bus.codec import decode
-from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
+from bus.messages.catalog import VariantRecord
 from bus.messages.public import ContainerReport, Register
-from bus.port import Bus, KeyValue, NotFound
+from bus.messages.work import ContainerPlace, PlaceContainer
+from bus.port import Bus
 from bus.subjects import Subjects, valid_name
 from infaas.cli.options import DataDir, Json, Whole, json_or_text
 from infaas.cli.output import fail, print_json, progress, show, usage
 from infaas.cli.register import lines_of, render_dry_run
-from infaas.errors import BadInput, NotConnected, Refused, RegistrationFailed
-from infaas.registering import START_S, register_container, signature_document
-from services.core.catalog import app_key, signature_difference, variant_key
+from infaas.errors import BadInput, Refused, RegistrationFailed
+from infaas.registering import place_of_container, register_container, signature_document
+from services.core.catalog import signature_difference
 from services.core.placement import Device, container_kind
 
 if TYPE_CHECKING:
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
     from services.executor.workshop.sandbox.protocol import ValidationFile
     from services.executor.workshop.tasks.container import InspectedContainer
     from services.shell.runtime.runtime import Runtime
-
-T = TypeVar("T")
 
 TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z")
 CONTAINER = "container"
@@ -164,8 +161,7 @@ def container(
         from infaas.cli.run import settings_to_join  # noqa: PLC0415
 
         settings = settings_to_join(config, data_dir, os.environ)
-        given = {name for name, value in (("metric", metric), ("max_batch", max_batch)) if value is not None}
-        joined = asyncio.run(_join(settings, process, file, request, most, given))
+        joined = asyncio.run(_join(settings, process, file, request, metric, max_batch))
         return _serve(settings, process, joined, json)
     except RegistrationFailed as failed:
         fail(str(failed))
@@ -215,12 +211,12 @@ async def _join(
     process: "UserProcess",
     file: "ValidationFile",
     request: Register,
-    max_batch: int,
-    given: Collection[str],
+    metric: str | None,
+    max_batch: int | None,
 ) -> Joined:
     """Register the process, or find that it is one more of a registered version. Raises InfaasError, UploadRejected.
 
-    given: of the options with a default, those that were not left out.
+    metric, max_batch: None: not given.
     """
     from bus.natsbus import NatsBus  # noqa: PLC0415
     from services.executor.workshop.tasks.container import InspectedContainer  # noqa: PLC0415
@@ -229,175 +225,98 @@ async def _join(
     bus = await NatsBus.connect(settings.bus.url, name=CONTAINER, **login_of(settings.bus).options())
     try:
         subjects = Subjects(settings.prefix)
-        catalogue = ContainerCatalogue(await _bucket(bus, subjects.catalog_bucket))
-        app = await catalogue.app(request.app)
-        signature = None if app is None else app.signature
+        question = PlaceContainer(request=request, metric=metric)
+        place = await place_of_container(bus, subjects, question)
         # In threads: the connection's pings are answered meanwhile.
-        inspected = await asyncio.to_thread(InspectedContainer, process, file, signature, max_batch)
-        entry = Entry(bus, subjects, catalogue, settings, request, inspected, given)
-        return await entry.find()
+        inspected = await asyncio.to_thread(
+            InspectedContainer, process, file, place.signature, max_batch or USUAL_BATCH
+        )
+        if place.variant is None:
+            report = await asyncio.to_thread(inspected.report, progress)
+            try:
+                return await _register(bus, subjects, question, inspected, report, place.version)
+            except Refused:
+                # Perhaps another one of these registers just now. Or the version was deleted: then there is a next one.
+                place = await _registered(bus, subjects, question) or place
+                if place.variant is None and request.version is not None:
+                    raise
+            if place.variant is None:
+                return await _register(bus, subjects, question, inspected, report, None)
+        return await _replica(bus, subjects, request.app, inspected, place, max_batch)
     finally:
         await bus.close()
 
 
-async def _bucket(bus: Bus, name: str) -> KeyValue:
-    """The bucket; of a system that is still starting, as soon as its registrar has made it. Raises NotConnected."""
-    end = asyncio.get_running_loop().time() + START_S
-    while True:
-        try:
-            return await bus.key_value(name, create=False)
-        except NotFound:
-            if asyncio.get_running_loop().time() > end:
-                raise NotConnected("no registrar has run yet: is the system up? `infaas doctor` says more") from None
-            await asyncio.sleep(0.2)
+async def _register(
+    bus: Bus,
+    subjects: Subjects,
+    question: PlaceContainer,
+    inspected: "InspectedContainer",
+    report: ContainerReport,
+    version: str | None,
+) -> Joined:
+    reference = await asyncio.to_thread(inspected.reference)
+    request = msgspec.structs.replace(question.request, version=version, container=report)
+    status = await register_container(bus, subjects, request, reference, lambda _: None)
+    if status.state != "done":
+        raise RegistrationFailed(status)
+    done = Register(
+        app=request.app, model=request.model, format=CONTAINER, object="", validation="", version=status.version
+    )
+    place = await _registered(bus, subjects, PlaceContainer(request=done))
+    if place is None or place.variant is None:
+        raise BadInput(f"version {status.version} of model {request.model} was deleted just now")
+    return Joined(request.app, place.variant, replica=False, agreement=1.0)
 
 
-class ContainerCatalogue:
-    """Reads single records of the catalogue bucket."""
+async def _registered(bus: Bus, subjects: Subjects, question: PlaceContainer) -> ContainerPlace | None:
+    """The place once it is that of a registered variant; None: it does not become so. Raises Refused.
 
-    def __init__(self, bucket: KeyValue) -> None:
-        self._bucket = bucket
-
-    async def app(self, name: str) -> AppRecord | None:
-        return await self._get(app_key(name), AppRecord)
-
-    async def versions(self, model: str) -> list[ModelRecord]:
-        """All versions of a model, the oldest first."""
-        found = [await self._get(key, ModelRecord) for key in await self._keys(f"model.{model}.")]
-        return sorted((record for record in found if record is not None), key=lambda record: record.created)
-
-    async def variant(self, model: str, version: str) -> VariantRecord | None:
-        """The variant of a container's version."""
-        for key in await self._keys(variant_key("")):
-            record = await self._get(key, VariantRecord)
-            if record is not None and (record.model, record.version, record.framework) == (model, version, CONTAINER):
-                return record
-        return None
-
-    async def _keys(self, prefix: str) -> list[str]:
-        return [key for key in await self._bucket.keys() if key.startswith(prefix)]
-
-    async def _get(self, key: str, kind: type[T]) -> T | None:
-        try:
-            return decode(kind, (await self._bucket.get(key)).value or b"")
-        except NotFound:
-            return None
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """Finds the place of an inspected process in the catalogue."""
-
-    bus: Bus
-    subjects: Subjects
-    catalogue: ContainerCatalogue
-    settings: "Settings"
-    request: Register
-    inspected: "InspectedContainer"
-    given: Collection[str]
-
-    async def find(self) -> Joined:
-        """Join a version that is there; else register one. Raises InfaasError."""
-        from services.registrar.policy import next_version  # noqa: PLC0415
-
-        known = await self.catalogue.versions(self.request.model)
-        version = self.request.version or next(
-            (record.version for record in reversed(known) if record.format == CONTAINER),
-            str(next_version(record.version for record in known)),
-        )
-        record = next((record for record in known if record.version == version), None)
-        if record is not None:
-            return await self._replica(record)
-        report = await asyncio.to_thread(self.inspected.report, progress)
-        try:
-            return await self._register(report, version)
-        except Refused as refused:
-            if not refused.message.startswith("version:"):
-                raise
-            # Another one of these registers just now, or the version was deleted.
-            record = await self._appearing(version)
-            if record is not None:
-                return await self._replica(record)
-            if self.request.version is not None:
-                raise
-        return await self._register(report, None)
-
-    async def _register(self, report: ContainerReport, version: str | None) -> Joined:
-        reference = await asyncio.to_thread(self.inspected.reference)
-        request = msgspec.structs.replace(self.request, version=version, container=report)
-        status = await register_container(self.bus, self.subjects, request, reference, lambda _: None)
-        if status.state != "done":
-            raise RegistrationFailed(status)
-        variant = await self.catalogue.variant(request.model, status.version or "")
-        if variant is None:
-            raise BadInput(f"version {status.version} of model {request.model} was deleted just now")
-        return Joined(request.app, variant, replica=False, agreement=1.0)
-
-    async def _appearing(self, version: str) -> ModelRecord | None:
-        end = asyncio.get_running_loop().time() + APPEARS_S
-        while asyncio.get_running_loop().time() < end:
-            for record in await self.catalogue.versions(self.request.model):
-                if record.version == version:
-                    return record
-            await asyncio.sleep(0.2)
-        return None
-
-    async def _replica(self, record: ModelRecord) -> Joined:
-        """One more process of a version that is there: it must be alike."""
-        named = f"version {record.version} of model {record.model}"
-        variant = await self.catalogue.variant(record.model, record.version) if record.format == CONTAINER else None
-        if variant is None:
-            raise BadInput(f"version: {named} is a registered file, and no container; give another --version")
-        app = await self.catalogue.app(self.request.app)
-        if app is None or record.model not in app.links:
-            link = f"infaas admin link-model {self.request.app} --model {record.model} --version {record.version}"
-            raise BadInput(f"app: {named} is registered, but not for app {self.request.app}; link it with `{link}`")
-        wrong = without_effect(self.request, self.given, self.inspected.max_batch, record, app, variant)
-        if wrong:
-            raise BadInput(f"{wrong[0]}; a replica changes nothing: leave it out, or give another --version")
-        difference = signature_difference(record.signature, self.inspected.signature)
-        if difference is not None:
-            difference = difference.replace("the app's", "its").replace("the model's", "those of this class")
-            raise BadInput(f"version: {named} is another class: {difference}; give another --version")
-        artifacts = await self.bus.object_store(self.subjects.artifacts_bucket, create=False)
-        reference = await artifacts.get(record.source)
-        agreement = await asyncio.to_thread(self.inspected.agreement, reference)
-        least = self.settings.registrar.agreement
-        if agreement < least:
-            raise BadInput(
-                f"version: {named} is another class: this one gives the same answers to {agreement:.0%} of its inputs, "
-                f"and a replica to at least {least:.0%}; give another --version"
-            )
-        return Joined(self.request.app, variant, replica=True, agreement=agreement)
-
-
-def without_effect(
-    asked: Register,
-    given: Collection[str],
-    max_batch: int,
-    record: ModelRecord,
-    app: AppRecord,
-    variant: VariantRecord,
-) -> list[str]:
-    """Options of a replica that say something else than what is registered, which one more process does not change.
-
-    given: of the options with a default, those that were not left out. max_batch: of the inspected class.
+    The records of a version come one after the other, and the registrar that answers may see them a little later.
     """
-    named, of_app = f"version {record.version} of model {record.model}", f"app {app.app}"
-    return [
-        f"--{option}: {whose} has {kept!r} and not {wanted!r}"
-        for option, wanted, kept, whose in (
-            ("task", asked.task, record.task, named),
-            ("metric", asked.metric if "metric" in given else None, record.metric, named),
-            ("labels", asked.labels or None, record.labels, named),
-            ("max-batch", max_batch if "max_batch" in given else None, variant.max_batch, named),
-            ("latency-ms", asked.latency_ms, app.latency_ms, of_app),
-            ("slo-target", asked.slo_target, app.slo_target, of_app),
-            ("default-output", asked.default_output, app.default_output, of_app),
-            ("accuracy", asked.accuracy, app.accuracy, of_app),
+    end = asyncio.get_running_loop().time() + APPEARS_S
+    while True:
+        refused = None
+        try:
+            place = await place_of_container(bus, subjects, question)
+            if place.variant is not None:
+                return place
+        except Refused as error:
+            refused = error
+        if asyncio.get_running_loop().time() > end:
+            if refused is not None:
+                raise refused
+            return None
+        await asyncio.sleep(0.2)
+
+
+async def _replica(
+    bus: Bus,
+    subjects: Subjects,
+    app: str,
+    inspected: "InspectedContainer",
+    place: ContainerPlace,
+    max_batch: int | None,
+) -> Joined:
+    """One more process of a version that is there: it must be alike. Raises BadInput."""
+    variant = place.variant
+    assert variant is not None, "a replica is of a variant"
+    named = f"version {variant.version} of model {variant.model}"
+    if max_batch is not None and inspected.max_batch != variant.max_batch:
+        has = f"--max-batch: {named} has {variant.max_batch} and not {inspected.max_batch}"
+        raise BadInput(f"{has}; a replica changes nothing: leave it out, or give another --version")
+    difference = signature_difference(variant.signature, inspected.signature)
+    if difference is not None:
+        difference = difference.replace("the app's", "its").replace("the model's", "those of this class")
+        raise BadInput(f"version: {named} is another class: {difference}; give another --version")
+    artifacts = await bus.object_store(subjects.artifacts_bucket, create=False)
+    agreement = await asyncio.to_thread(inspected.agreement, await artifacts.get(place.reference))
+    if agreement < place.agreement:
+        raise BadInput(
+            f"version: {named} is another class: this one gives the same answers to {agreement:.0%} of its inputs, "
+            f"and a replica to at least {place.agreement:.0%}; give another --version"
         )
-        if wanted is not None and wanted != kept
-    ]
+    return Joined(app, variant, replica=True, agreement=agreement)
 
 
 # -- serving

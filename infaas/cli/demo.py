@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
@@ -16,9 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from infaas.cli.demo_pipeline import print_pipeline
 from infaas.cli.options import Json
-from infaas.cli.output import FAILED, per_million, print_json, usage
+from infaas.cli.output import FAILED, print_json, usage
 from infaas.cli.simulate import check_outputs
 
 if TYPE_CHECKING:
@@ -26,12 +25,13 @@ if TYPE_CHECKING:
 
     from infaas.demo.family import ModelFamily
     from infaas.demo.family import Progress as OnProgress
+    from infaas.demo.program import Demo, DemoTable
     from infaas.demo.system import DemoSystem
 
     MakeFamily = Callable[[OnProgress], Awaitable[ModelFamily]]
 
 FAMILIES = {"digits": "infaas.demo.digits:family", "photos": "examples.photos:family"}
-MAX_VARIANTS = 3  # named in a cell of a table; the others are counted
+SECONDS = {"": 15.0, "--ensemble": 60.0, "--pipeline": 50.0}  # of queries, if not said
 
 
 def demo(
@@ -89,11 +89,7 @@ def demo(
         check_outputs(plot, None)
     make = _maker(family)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # an ordered end, as with Ctrl-C
-    if ensemble:
-        return asyncio.run(_ensemble(keep, 60.0 if seconds is None else seconds, plot, json))
-    if pipeline:
-        return asyncio.run(_pipeline(keep, 50.0 if seconds is None else seconds, plot, json))
-    return asyncio.run(_demo(make, keep, 15.0 if seconds is None else seconds, json))
+    return asyncio.run(_run(which, make, keep, SECONDS[which] if seconds is None else seconds, plot, json))
 
 
 def _maker(family: str) -> "MakeFamily":
@@ -133,202 +129,66 @@ def _progress() -> Iterator["OnProgress"]:
         yield progress
 
 
-async def _demo(make: "MakeFamily", keep: bool, seconds: float, as_json: bool) -> int:
-    from infaas.demo.scenario import run  # noqa: PLC0415  (after the arguments have been understood)
+async def _run(which: str, make: "MakeFamily", keep: bool, seconds: float, plot: Path | None, as_json: bool) -> int:
+    from infaas.demo.program import run  # noqa: PLC0415  (after the arguments have been understood)
 
-    with _progress() as progress:
-        result, system = await run(await make(progress), keep=keep, seconds=seconds, progress=progress)
-    return _shown(result, system, keep, as_json, print_result)
-
-
-async def _ensemble(keep: bool, seconds: float, plot: Path | None, as_json: bool) -> int:
-    from infaas.demo.ensemble import run  # noqa: PLC0415  (after the arguments have been understood)
-
-    if plot is None and find_spec("matplotlib") is not None:
+    if which == "--ensemble" and plot is None and find_spec("matplotlib") is not None:
         plot = Path(mkdtemp(prefix="infaas-ensemble-")) / "ensemble.svg"
     with _progress() as progress:
-        result, system = await run(keep=keep, seconds=seconds, picture=plot, progress=progress)
-    return _shown(result, system, keep, as_json, print_ensemble)
-
-
-async def _pipeline(keep: bool, seconds: float, plot: Path | None, as_json: bool) -> int:
-    from infaas.demo.pipeline import run  # noqa: PLC0415  (after the arguments have been understood)
-
-    with _progress() as progress:
-        result, system = await run(keep=keep, seconds=seconds, picture=plot, progress=progress)
-    return _shown(result, system, keep, as_json, print_pipeline)
-
-
-def _shown(
-    result: dict[str, Any],
-    system: "DemoSystem",
-    keep: bool,
-    as_json: bool,
-    print_found: "Callable[[Mapping[str, Any], Console], None]",
-) -> int:
-    """Print a demo's result. Returns the exit code."""
+        demo = await _demo(which, make, keep, progress)
+        result, system = await run(demo, keep=keep, seconds=seconds, picture=plot, progress=progress)
     if as_json:
         running = {"system": {"data_dir": str(system.data_dir), "pid": system.pid, **system.urls}} if keep else {}
         print_json(result | running)
     else:
-        console = Console(width=None if Console().is_terminal else 160)
-        print_found(result, console)
-        if keep:
-            console.print(
-                f"The system is still running: infaas status --data-dir {system.data_dir}; stop it with: kill {system.pid}",
-                highlight=False,
-                soft_wrap=True,
-            )
+        print_result(demo, result, Console(width=None if Console().is_terminal else 160), system if keep else None)
     return FAILED if result["problems"] else 0
 
 
-COST = "computed\nUS$/million"
+async def _demo(which: str, make: "MakeFamily", keep: bool, progress: "OnProgress") -> "Demo":
+    if which == "--ensemble":
+        from infaas.demo.ensemble import EnsembleDemo  # noqa: PLC0415
+
+        return EnsembleDemo()
+    if which == "--pipeline":
+        from infaas.demo.pipeline import PipelineDemo  # noqa: PLC0415
+
+        return PipelineDemo(keep=keep)
+    from infaas.demo.choices import ChoicesDemo  # noqa: PLC0415
+
+    return ChoicesDemo(await make(progress))
 
 
-def variants_table(registered: Sequence[Mapping[str, Any]]) -> Table:
-    """The registered models and the range of each figure of their variants."""
-    table = Table("model", "variants", "accuracy", "fastest", COST, "MB", title="What was registered")
-    for name in ("variants", "accuracy", "fastest", COST, "MB"):
-        table.columns[[str(column.header) for column in table.columns].index(name)].justify = "right"
-    for row in registered:
-        table.add_row(
-            row["model"],
-            str(row["variants"]) + (f" ({len(row['failures'])} failed)" if row["failures"] else ""),
-            _span(row["accuracy"], ".3f"),
-            f"{row['latency_ms'][0]:.3g} ms",
-            _span([1000 * one for one in row["cost_per_1000"]], ".2g"),
-            _span(row["memory_mb"], ".0f"),
-        )
-    return table
+def print_result(demo: "Demo", result: Mapping[str, Any], console: Console, kept: "DemoSystem | None" = None) -> None:
+    """Print the result of a demo. kept: the system, if it still runs."""
 
+    def say(text: str, *, markup: bool = False) -> None:
+        console.print(text, highlight=False, soft_wrap=True, markup=markup)
 
-def kinds_table(rows: Sequence[Mapping[str, Any]], things: str) -> Table:
-    """For each kind of query: which variants answered, and how well."""
-    table = Table(
-        title=f"What was asked, and what became of it ({things} that the system has not seen)", show_lines=True
-    )
-    table.add_column("asked for", overflow="fold")
-    table.add_column("sent", justify="right")
-    table.add_column("answered by", overflow="fold", min_width=28)
-    table.add_column("refused", overflow="fold")
-    for name in ("accuracy", "p50", "p99", "in time", "charged\nUS$/million"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(
-            row["asked"],
-            str(row["sent"]),
-            _answered(row["variants"]),
-            "\n".join(f"{count} × {code}" for code, count in row["refused"].items()),
-            _accuracy(row),
-            _number(row["p50_ms"], "{:.1f} ms"),
-            _number(row["p99_ms"], "{:.1f} ms"),
-            _number(row["slo_attainment"], "{:.1%}") + "".join(f"\n{n} × {what}" for what, n in row["missed"].items()),
-            _number(per_million(row["cost_per_1000"]), "{:.2g}"),
-        )
-    return table
-
-
-def reasons(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Why queries were refused: one example for each code."""
-    return [f"{row['asked']}: {code}: {text}" for row in rows for code, text in row["reasons"].items()]
-
-
-def sql_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    """The rows of an SQL query, unchanged."""
-    table = Table(title=title)
-    for name in rows[0] if rows else ():
-        table.add_column(name, justify="right" if isinstance(rows[0][name], int | float) else "left")
-    for row in rows:
-        table.add_row(*(f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values()))
-    return table
-
-
-def print_result(result: Mapping[str, Any], console: Console) -> None:
-    """Print the result of the demo as tables."""
-    console.print(variants_table(result["registered"]))
-    console.print(kinds_table(result["asks"], result["things"]))
-    console.print("Why queries were refused (one example of each kind):")
-    for reason in reasons(result["asks"]):
-        console.print(f"  {reason}", highlight=False, soft_wrap=True, markup=False)
-    for title, rows in result["sql"].items():
-        console.print(sql_table(title, rows))
+    for block in demo.shown(result):
+        if isinstance(block, str):
+            say(block)
+        else:
+            console.print(_table(block))
+    if result["picture"] is not None:
+        say(f"picture: {result['picture']}")
     for problem in result["problems"]:
-        console.print(f"[red]wrong:[/] {problem}", highlight=False)
+        console.print("[red]wrong:[/]", end=" ")
+        say(problem)
     if not result["problems"]:
-        console.print(
-            f"[green]All {result['queries']} queries were answered rightly or refused with a reason[/]"
-            f" ({result['seconds']:.0f} s in all).",
-            highlight=False,
-        )
+        done = f"[green]All {result['queries']} queries were answered rightly or refused with a reason, once[/]"
+        say(f"{done} ({result['seconds']:.0f} s in all). Nothing is simulated.", markup=True)
+    if kept is not None:
+        where = f"infaas status --data-dir {kept.data_dir}; stop it with: kill {kept.pid}"
+        say(f"The system is still running: {where}")
 
 
-def ensemble_table(result: Mapping[str, Any]) -> Table:
-    """Weights and errors of the members in each phase, and of all of them together."""
-    phases = result["phases"]
-    table = Table(
-        title=f"{result['app']} under {result['policy']}, eta {result['eta']:g}: share of wrong answers, and weight at the end of each third"
-    )
-    table.add_column("model")
-    for phase in phases:
-        table.add_column(f"{phase['name']}\n({phase['answers']} answers, {phase['seconds']:.0f} s)", justify="right")
-    for model in sorted({model for phase in phases for model in phase["members"]}):
-        there = [phase["members"].get(model) for phase in phases]
-        cells = ["" if one is None else f"{one['error']:.1%}, weight {one['weight']:.3f}" for one in there]
-        table.add_row(f"[bold]{model}[/]" if model == result["switched"] else model, *cells)
-    table.add_section()
-    best = [phase["best"] and f"{phase['best']['model']} {phase['best']['error']:.1%}" for phase in phases]
-    table.add_row("the best model, in hindsight", *(one or "" for one in best))
-    table.add_row("the models together", *(_number(phase["error"], "{:.1%}") for phase in phases), style="bold")
-    table.add_row("confidence", *(_number(phase["confidence"], "{:.3f}") for phase in phases))
-    table.add_row("members missing in an answer", *(_number(phase["missing"], "{:.3f}") for phase in phases))
+def _table(block: "DemoTable") -> Table:
+    tall = any("\n" in cell for row in block.rows for cell in row.values())
+    table = Table(title=block.title, show_lines=tall)
+    for name in block.rows[0] if block.rows else ():
+        words = not table.columns or name in block.left
+        table.add_column(name, justify="left" if words else "right", overflow="fold" if words else "ellipsis")
+    for row in block.rows:
+        table.add_row(*row.values())
     return table
-
-
-def print_ensemble(result: Mapping[str, Any], console: Console) -> None:
-    """Print the result of the demo of several models."""
-    console.print(ensemble_table(result))
-    if result["best"] is not None:
-        best = result["best"]
-        console.print(
-            f"In all: the models together {result['error']:.1%} wrong; the best single one in hindsight, {best['model']}, {best['error']:.1%}."
-            f" Pictures: the {result['pictures']} unseen ones of which the models disagree.",
-            highlight=False,
-            soft_wrap=True,
-        )
-    refused = ", ".join(f"{count} × {code}" for code, count in result["refused"].items()) or "none"
-    console.print(
-        f"{result['queries']} queries, {result['feedbacks']} feedbacks, refused: {refused} ({result['seconds']:.0f} s in all).",
-        highlight=False,
-        soft_wrap=True,
-    )
-    drawn = "no picture: it needs the extra `plot` (pip install 'infaas\\[plot]')"
-    console.print(
-        drawn if result["picture"] is None else f"picture: {result['picture']}", highlight=False, soft_wrap=True
-    )
-    for problem in result["problems"]:
-        console.print(f"[red]wrong:[/] {problem}", highlight=False)
-    if not result["problems"]:
-        console.print(
-            "[green]Each query was answered or refused once, and each feedback taught once.[/]", highlight=False
-        )
-
-
-def _answered(variants: Mapping[str, int]) -> str:
-    shown = [f"{count} × {name}" for name, count in list(variants.items())[:MAX_VARIANTS]]
-    rest = list(variants.values())[MAX_VARIANTS:]
-    return "\n".join([*shown, f"{sum(rest)} × {len(rest)} others"] if rest else shown)
-
-
-def _accuracy(row: Mapping[str, Any]) -> str:
-    if row["accuracy"] is None:
-        return ""
-    return f"{row['accuracy']:.3f}\npromised {row['promised_accuracy']:.3f}"
-
-
-def _span(ends: Sequence[float], form: str) -> str:
-    low, high = (format(end, form) for end in ends)
-    return low if low == high else f"{low} .. {high}"
-
-
-def _number(value: float | None, form: str) -> str:
-    return "" if value is None else form.format(value)

@@ -15,6 +15,7 @@ MODELS = HERE / "models"
 # The part that each digit belongs to, as stored in digits.npz. Registration gets "validation". The system never gets the labels of
 # "unseen".
 TRAIN, VALIDATION, UNSEEN = 0, 1, 2
+CLASSES = 10
 SIZES = {TRAIN: 3500, VALIDATION: 750, UNSEEN: 750}
 
 
@@ -49,6 +50,15 @@ def models() -> dict[str, Path]:
     return {path.stem: path for path in found}
 
 
+def scores_of(model: Path, x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """[n, 10], of one of the models, computed here."""
+    import onnxruntime  # noqa: PLC0415  (few of those who take the digits need it)
+
+    session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
+    found: NDArray[np.float32] = session.run(None, {session.get_inputs()[0].name: x})[0]
+    return found
+
+
 def query_kinds(variants: Variants) -> list[QueryKind]:
     """The kinds of query. The cost limit follows from what the variants cost on this machine."""
     cheapest = min(row["cost_per_1000"] for row in variants if (row["accuracy"] or 0.0) >= 0.95)
@@ -80,7 +90,7 @@ async def family(_progress: Progress) -> ModelFamily:
     return ModelFamily(
         app="digits",
         things="digits",
-        classes=10,
+        classes=CLASSES,
         models=models(),
         save_validation=save_validation,
         unseen=load(UNSEEN),

@@ -7,42 +7,40 @@ others are answered alike by all, and teach nothing.
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from numpy.typing import NDArray
 
-import infaas
 from infaas.answers import Answer
 from infaas.client import Client
-from infaas.demo.digits import UNSEEN, Digits, family, load
-from infaas.demo.family import ModelFamily, Progress
-from infaas.demo.results import TEMPORARY
-from infaas.demo.scenario import RECORDED_S, PictureSource, recorded, register
-from infaas.demo.system import DemoSystem, temporary
+from infaas.demo.digits import CLASSES, UNSEEN, Digits, load, models, save_validation, scores_of
+from infaas.demo.family import Progress, QueryKind
+from infaas.demo.load import DemoLoad, DemoReply, arrivals
+from infaas.demo.program import Demo, DemoTable, counted, in_sql, register, save_picture, text
+from infaas.demo.results import malformed, refusals, wrong_refusal
+from infaas.demo.system import DemoSystem
 from infaas.errors import InfaasError, Refused
 
 POLICY, ETA = "exp4", 0.5
-LATENCY_MS = 500.0
+KIND = QueryKind(name="a digit", needs={"latency_ms": 500.0})
 RATE = 60.0  # queries/s; a busy machine sends fewer
 UNDER_WAY = 32  # queries, at most
 LEARNING = 128  # feedbacks under way, at most
 LOADED_S = 60.0  # until every member must have answered once
 BINS = 60  # points of the series
 PHASES = ("before", "while it is wrong", "after")
-MAX_PROBLEMS = 5
 
 MEMBERS = """
 SELECT width_bucket(extract(epoch FROM time)::float8, ARRAY[{bounds}]::float8[]) AS part, member, count(*) AS n,
        avg(loss) AS error, (array_agg(weight ORDER BY time DESC))[1] AS weight
 FROM infaas.selection_events WHERE app = '{app}' GROUP BY 1, 2 ORDER BY 1, 2
 """
-LEARNT = "SELECT count(DISTINCT query) AS n FROM infaas.selection_events WHERE app = '{app}'"
+LEARNT = "SELECT count(DISTINCT query) AS feedbacks FROM infaas.selection_events WHERE app = '{app}'"
 
 
 def permuted(model: Path, path: Path) -> Path:
@@ -64,207 +62,147 @@ def permuted(model: Path, path: Path) -> Path:
 
 def disagreed(models: Mapping[str, Path], pictures: Digits) -> Digits:
     """The pictures of which not all models say the same."""
-    said = []
-    for path in models.values():
-        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-        said.append(session.run(None, {session.get_inputs()[0].name: pictures.x})[0].argmax(axis=1))
-    differ = (np.array(said) != said[0]).any(axis=0)
+    said = np.array([scores_of(path, pictures.x).argmax(axis=1) for path in models.values()])
+    differ = (said != said[0]).any(axis=0)
     return Digits(pictures.x[differ], pictures.y[differ])
 
 
-class EnsembleLoad:
-    """Sends pictures one by one at a steady rate, with feedback for each answer. pictures: of which it draws."""
+class EnsembleDemo(Demo):
+    """All models of the digits, under a policy that learns."""
 
-    def __init__(self, client: Client, app: str, pictures: Digits, seed: int = 0) -> None:
-        self._client = client
-        self._app = app
-        self._pictures = pictures
-        self._source = PictureSource(pictures, np.random.default_rng(seed))
-        self._under_way = asyncio.Semaphore(UNDER_WAY)
-        self._learning = asyncio.Semaphore(LEARNING)
-        self.sent = 0
-        self.refused: dict[str, int] = {}
-        self.taught = 0
-        self.problems: list[str] = []
-        # Of each answer: Unix time, whether it is wrong, members without an output, confidence.
-        self.answers: list[tuple[float, bool, int, float]] = []
+    app = "digits"
 
-    async def first(self, models: int) -> None:
-        """Ask until all members are loaded and have answered together. Raises InfaasError after LOADED_S."""
-        began = time.monotonic()
-        while True:
-            self.sent += 1
-            reply = await self._client.query(self._app, self._pictures.x[:1], raise_refused=False)
-            if not isinstance(reply, Refused) and len(reply.members or ()) == models:
-                return
-            if time.monotonic() - began > LOADED_S:
-                raise InfaasError(f"not all of {models} models answered within {LOADED_S:.0f} s: {reply}")
-            await asyncio.sleep(0.2)
+    async def play(self, client: Client, directory: Path, seconds: float, progress: Progress) -> DemoLoad:
+        """Send pictures at a steady rate with feedback for each answer, and switch the best model after each third."""
+        self._models = models()
+        self._pictures = disagreed(self._models, load(UNSEEN))
+        self._taught = 0
+        best = await self._register(client, directory, progress)
+        progress("loading the models", 0.0)
+        sender = DemoLoad(client, self.app, self._pictures, judge)
+        await sender.first(KIND, LOADED_S, lambda answer: len(answer.members or ()) == len(self._models))
+        learning = asyncio.Semaphore(LEARNING)
+        bounds = [time.time()]
 
-    async def run(self, until: float, on_time: Any) -> None:
-        """Send until this time (monotonic clock), then wait for the replies. on_time gets the time of each query."""
-        due = time.monotonic()
-        async with asyncio.TaskGroup() as group:
-            while due < until:
-                await asyncio.sleep(max(0.0, due - time.monotonic()))
-                await self._under_way.acquire()
-                group.create_task(self._one(group))
-                due = max(due + 1.0 / RATE, time.monotonic() - 1.0)  # what a busy machine missed is not caught up
-                on_time(due)
+        async def teach(reply: DemoReply) -> None:
+            if reply.answer is not None:
+                async with learning:
+                    try:
+                        await client.feedback(self.app, int(reply.labels[0]), query=reply.answer.query)
+                        self._taught += 1
+                    except InfaasError as error:
+                        sender.wrong[KIND.name].append(f"feedback was not accepted: {error}")
 
-    async def _one(self, group: asyncio.TaskGroup) -> None:
-        (picture,) = self._source.draw(1).tolist()
-        label, name = int(self._pictures.y[picture]), f"demo-{self.sent}"
-        self.sent += 1
-        try:
-            reply = await self._client.query(
-                self._app, self._pictures.x[picture : picture + 1], raise_refused=False, id=name, latency_ms=LATENCY_MS
+        async def switches() -> None:
+            for version in ("2", "1"):
+                await asyncio.sleep(max(0.0, bounds[0] + len(bounds) * seconds / 3 - time.time()))
+                await client.admin("set-version", app=self.app, model=best, version=version)
+                bounds.append(time.time())
+
+        def on_time(due: float) -> None:
+            progress(
+                f"sending queries: {best} {('is right', 'is wrong', 'is right again')[len(bounds) - 1]}", due / seconds
             )
-        except InfaasError as error:
-            self._failed(f"neither answered nor refused: {error}")
-            return
-        finally:
-            self._under_way.release()
-        if isinstance(reply, Refused):
-            self.refused[reply.code] = self.refused.get(reply.code, 0) + 1
-            if reply.code not in TEMPORARY:
-                self._failed(f"refused as {reply.code}: {reply.message}")
-            return
-        problem = self._problem(reply, name)
-        if problem:
-            self._failed(problem)
-            return
-        wrong = int(reply.outputs["scores"].argmax()) != label
-        self.answers.append((time.time(), wrong, reply.missing or 0, reply.confidence or 0.0))
-        group.create_task(self._teach(reply, label))
 
-    async def _teach(self, answer: Answer, label: int) -> None:
-        async with self._learning:
-            try:
-                await self._client.feedback(self._app, label, query=answer.query)
-                self.taught += 1
-            except InfaasError as error:
-                self._failed(f"feedback was not accepted: {error}")
+        due = arrivals([(seconds, RATE)], [KIND])
+        async with asyncio.TaskGroup() as group:
+            group.create_task(switches())
+            group.create_task(sender.run(due, seconds, on_time, under_way=UNDER_WAY, each=teach))
+        self._bounds, self._best = [*bounds, time.time()], best
+        return sender
 
-    def _problem(self, answer: Answer, name: str) -> str:
-        scores = answer.outputs.get("scores")
-        if answer.id != name:
-            return f"an answer carries the id {answer.id!r} instead of {name!r}"
-        if scores is None or scores.shape != (1, 10) or not np.isfinite(scores).all():
-            return "an answer does not hold 10 finite scores"
-        return "" if answer.members and answer.query else "an answer names no members"
+    async def _register(self, client: Client, directory: Path, progress: Progress) -> str:
+        """Register the models, and a second version of the most accurate one that serves nobody yet. Returns that one's name."""
+        validation = save_validation(directory / "validation.npz")
+        await register(client, [(self.app, model, path, validation) for model, path in self._models.items()], progress)
+        rows = await client.variants(app=self.app)
+        best: str = max(rows, key=lambda row: row["accuracy"] or 0.0)["model"]
+        wrong = permuted(self._models[best], directory / "permuted.onnx")
+        await register(client, [(self.app, best, wrong, validation)], progress)
+        await client.admin("set-version", app=self.app, model=best, version="1")
+        await client.admin("set-selection", app=self.app, policy=POLICY, eta=ETA)
+        return best
 
-    def _failed(self, problem: str) -> None:
-        if len(self.problems) < MAX_PROBLEMS:
-            self.problems.append(problem)
-
-
-async def run(
-    *, keep: bool, seconds: float, picture: Path | None, progress: Progress
-) -> tuple[dict[str, Any], DemoSystem]:
-    """Run the demo for so many seconds of queries. Returns its result and the system, as `infaas.demo.scenario.run`.
-
-    picture: file to draw into; None: none is drawn.
-    """
-    began = time.monotonic()
-    digits = await family(progress)
-    models = digits.models
-    pictures = disagreed(models, load(UNSEEN))
-    async with temporary("", keep=keep, progress=progress) as (system, ready_s):
-        async with infaas.connect(data_dir=system.data_dir) as client:
-            best = await _register(client, digits, system.data_dir.parent, progress)
-            progress("loading the models", 0.0)
-            sender = EnsembleLoad(client, digits.app, pictures)
-            await sender.first(len(models))
-            bounds = await _phases(client, sender, digits.app, best, seconds, progress)
-        progress("reading the records", 0.0)
-        problems = [*sender.problems, *await recorded(system, digits.app, sender.sent)]
-        problems += await _learnt(system, digits.app, sender.taught)
-        times = np.linspace(bounds[0], bounds[-1], BINS + 1)
-        parts = await _members(system, digits.app, bounds)
-        bins = await _members(system, digits.app, times.tolist())
-        found = {
-            "app": digits.app,
+    async def figures(self, system: DemoSystem, load: DemoLoad) -> dict[str, Any]:
+        replies = load.replies[KIND.name]
+        answers = [judged(one, one.answer) for one in replies if one.answer is not None]
+        times = np.linspace(self._bounds[0], self._bounds[-1], BINS + 1)
+        problems = await in_sql(system, LEARNT.format(app=self.app), self._taught, "feedbacks were accepted")
+        parts = await _members(system, self.app, self._bounds)
+        bins = await _members(system, self.app, times.tolist())
+        return {
             "policy": POLICY,
             "eta": ETA,
-            "switched": best,
-            "pictures": len(pictures),
-            "queries": sender.sent,
-            "answered": len(sender.answers),
-            "refused": sender.refused,
-            "feedbacks": sender.taught,
-            **_results(sender.answers, bounds, parts, list(models)),
-            "series": _series(sender.answers, times, bins, list(models)),
-            "picture": None,
+            "switched": self._best,
+            "pictures": len(self._pictures),
+            "answered": len(answers),
+            "refused": refusals(replies),
+            "feedbacks": self._taught,
+            **results(answers, self._bounds, parts, list(self._models)),
+            "series": series(answers, times, bins, list(self._models)),
             "problems": problems,
-            "ready_s": ready_s,
-            "seconds": time.monotonic() - began,
         }
-    if picture is not None:
-        draw(found, picture)
-        found["picture"] = str(picture)
-    return found, system
 
-
-async def _register(client: Client, digits: ModelFamily, directory: Path, progress: Progress) -> str:
-    """Register the models, and a second version of the most accurate one that serves nobody yet. Returns that one's name."""
-    validation = digits.save_validation(directory / "validation.npz")
-    rows = await register(client, digits, validation, progress)
-    best: str = max(rows, key=lambda row: row["accuracy"][1])["model"]
-    wrong = permuted(digits.models[best], directory / "permuted.onnx")
-    title = f"registering a version of {best} that is wrong"
-    progress(title, 0.0)
-    await client.register(
-        wrong,
-        app=digits.app,
-        model=best,
-        validation=validation,
-        on_progress=lambda status: progress(title, status.progress),
-    )
-    await _switch(client, digits.app, best, "1")
-    await client.admin("set-selection", app=digits.app, policy=POLICY, eta=ETA)
-    return best
-
-
-async def _switch(client: Client, app: str, model: str, version: str) -> None:
-    await client.admin("set-version", app=app, model=model, version=version)
-
-
-async def _phases(
-    client: Client, sender: EnsembleLoad, app: str, best: str, seconds: float, progress: Progress
-) -> list[float]:
-    """Send queries all the time, and switch the best model after each third. Returns when the phases begin, and the end; Unix seconds."""
-    begins, now = time.monotonic(), time.time()
-    bounds = [now]
-
-    async def switches() -> None:
-        for number, version in ((1, "2"), (2, "1")):
-            await asyncio.sleep(max(0.0, begins + number * seconds / 3 - time.monotonic()))
-            await _switch(client, app, best, version)
-            bounds.append(time.time())
-
-    def on_time(due: float) -> None:
-        progress(
-            f"sending queries: {best} {('is right', 'is wrong', 'is right again')[len(bounds) - 1]}",
-            (due - begins) / seconds,
+    def shown(self, result: Mapping[str, Any]) -> Iterator[str | DemoTable]:
+        yield DemoTable(
+            f"{result['app']} under {result['policy']}, eta {result['eta']:g}: share of wrong answers, and weight at the end of each third",
+            _rows(result),
         )
+        if (best := result["best"]) is not None:
+            yield (
+                f"In all: the models together {result['error']:.1%} wrong; the best single one in hindsight, {best['model']}, {best['error']:.1%}."
+                f" Pictures: the {result['pictures']} unseen ones of which the models disagree."
+            )
+        yield f"{result['queries']} queries, {result['feedbacks']} feedbacks, refused: {counted(result['refused']) or 'none'}."
+        if result["picture"] is None:
+            yield "no picture: it needs the extra `plot` (pip install 'infaas[plot]')"
 
-    async with asyncio.TaskGroup() as group:
-        group.create_task(switches())
-        group.create_task(sender.run(begins + seconds, on_time))
-    return [*bounds, time.time()]
+    def draw(self, result: Mapping[str, Any], path: Path) -> None:
+        draw(result, path)
 
 
-async def _learnt(system: DemoSystem, app: str, taught: int) -> list[str]:
-    """Wait until each feedback is in SQL. Returns what is wrong if it is not."""
-    give_up = time.monotonic() + RECORDED_S
-    while True:
-        (row,) = await system.sql(LEARNT.format(app=app))
-        if row["n"] == taught:
-            return []
-        if time.monotonic() > give_up:
-            return [f"{taught} feedbacks were accepted, but SQL holds what {row['n']} have taught"]
-        await asyncio.sleep(0.5)
+def judge(kind: QueryKind, items: int, id: str, said: Answer | Refused) -> str:
+    """What is wrong with a reply; empty if nothing is."""
+    if isinstance(said, Refused):
+        return wrong_refusal(kind, said)
+    wrong = malformed(said, id, items, {"scores": CLASSES})
+    return wrong or ("" if said.members and said.query else "names no members")
+
+
+def judged(reply: DemoReply, answer: Answer) -> tuple[float, bool, int, float]:
+    """Of an answer: Unix time, whether it is wrong, members without an output, confidence."""
+    wrong = int(answer.outputs["scores"].argmax()) != int(reply.labels[0])
+    return reply.at, wrong, answer.missing or 0, answer.confidence or 0.0
+
+
+def _rows(result: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Weights and errors of the members in each phase, and of all of them together."""
+    phases = result["phases"]
+    names = [f"{phase['name']}\n({phase['answers']} answers, {phase['seconds']:.0f} s)" for phase in phases]
+
+    def row(name: str, cells: Iterable[str]) -> dict[str, str]:
+        return {"model": name, **dict(zip(names, cells, strict=True))}
+
+    def member(one: Mapping[str, Any] | None) -> str:
+        return "" if one is None else f"{one['error']:.1%}, weight {one['weight']:.3f}"
+
+    def marked(model: str) -> str:
+        return f"[bold]{model}[/]" if model == result["switched"] else model
+
+    best = [phase["best"] for phase in phases]
+    return [
+        *(
+            row(marked(model), [member(phase["members"].get(model)) for phase in phases])
+            for model in sorted({model for phase in phases for model in phase["members"]})
+        ),
+        row(
+            "the best model, in hindsight",
+            ["" if one is None else f"{one['model']} {one['error']:.1%}" for one in best],
+        ),
+        row("[bold]the models together[/]", [text(phase["error"], "[bold]{:.1%}[/]") for phase in phases]),
+        row("confidence", [text(phase["confidence"], "{:.3f}") for phase in phases]),
+        row("members missing in an answer", [text(phase["missing"], "{:.3f}") for phase in phases]),
+    ]
 
 
 Rows = dict[tuple[int, str], dict[str, Any]]
@@ -279,7 +217,7 @@ async def _members(system: DemoSystem, app: str, bounds: Sequence[float]) -> Row
 Answers = Sequence[tuple[float, bool, int, float]]
 
 
-def _results(answers: Answers, bounds: Sequence[float], parts: Rows, models: Sequence[str]) -> dict[str, Any]:
+def results(answers: Answers, bounds: Sequence[float], parts: Rows, models: Sequence[str]) -> dict[str, Any]:
     """The phases, and the whole: errors of the ensemble, of each member, and of the best one in hindsight."""
     phases: list[dict[str, Any]] = []
     for number, (start, end) in enumerate(pairwise(bounds)):
@@ -320,7 +258,7 @@ def _best(errors: Mapping[str, float]) -> dict[str, Any] | None:
     return {"model": model, "error": errors[model]}
 
 
-def _series(answers: Answers, times: NDArray[np.float64], bins: Rows, models: Sequence[str]) -> dict[str, Any]:
+def series(answers: Answers, times: NDArray[np.float64], bins: Rows, models: Sequence[str]) -> dict[str, Any]:
     """time: seconds from the first query to the end of each interval. error: of its answers; None without any."""
     place = np.searchsorted(times, [one[0] for one in answers], side="right") - 1
     wrong = np.array([one[1] for one in answers], bool)
@@ -335,46 +273,32 @@ def _series(answers: Answers, times: NDArray[np.float64], bins: Rows, models: Se
 
 
 def draw(found: Mapping[str, Any], path: Path) -> None:
-    """A picture of the weights and the ensemble's error over time. The path's suffix decides its format. Needs matplotlib."""
+    """A picture of the weights and the ensemble's error over time."""
     from matplotlib.figure import Figure  # noqa: PLC0415  (an extra)
 
-    series, phases = found["series"], found["phases"]
-    at = np.array(series["time"], float)
+    shown, phases = found["series"], found["phases"]
+    at = np.array(shown["time"], float)
     figure = Figure(figsize=(9.0, 5.6), dpi=110, layout="constrained")
     weights, errors = figure.subplots(2, 1, sharex=True, height_ratios=(1.3, 1.0))
-    rows = {model: np.array(row, float) for model, row in series["weights"].items()}
+    rows = {model: np.array(row, float) for model, row in shown["weights"].items()}
     for model, row in sorted(rows.items(), key=lambda one: -np.nanmax(one[1])):
         weights.plot(at, row, lw=2.4 if model == found["switched"] else 1.3, label=model)
-    errors.plot(at, np.array(series["error"], float), color="black", lw=1.3, label="together")
+    errors.plot(at, np.array(shown["error"], float), color="black", lw=1.3, label="together")
     start = 0.0
     for number, phase in enumerate(phases):
-        end = start + phase["seconds"]
-        if phase["best"] is not None:
-            label = "the best one, in hindsight" if not number else None
-            errors.hlines(phase["best"]["error"], start, end, color="#009E73", lw=2.0, label=label)
-            errors.annotate(
-                phase["best"]["model"],
-                (start, phase["best"]["error"]),
-                xytext=(3, 3),
-                textcoords="offset points",
-                fontsize=8,
-            )
+        end, best = start + phase["seconds"], phase["best"]
+        if best is not None:
+            label = None if number else "the best one, in hindsight"
+            errors.hlines(best["error"], start, end, color="#009E73", lw=2.0, label=label)
+            place = {"xytext": (3, 3), "textcoords": "offset points", "fontsize": 8}
+            errors.annotate(best["model"], (start, best["error"]), **place)
         if number == 1:
             for panel in (weights, errors):
                 panel.axvspan(start, end, color="#D55E00", alpha=0.12, lw=0)
             weights.text((start + end) / 2, 0.5, f"{found['switched']} is wrong", ha="center", va="center", fontsize=9)
         start = end
     weights.set_ylabel("weight")
-    weights.set_ylim(0.0, 1.0)
+    weights.set_ylim(top=1.0)
     errors.set_ylabel("share of wrong answers")
-    errors.set_ylim(bottom=0.0)
-    errors.set_xlabel("time, s")
-    errors.set_xlim(0.0, start)
-    for panel in (weights, errors):
-        panel.grid(alpha=0.25)
-        panel.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), fontsize=8, frameon=False)
-    figure.suptitle(
-        f"Seven models under {found['policy']}, eta {found['eta']:g}, {found['answered']} answers with feedback",
-        fontsize=11,
-    )
-    figure.savefig(path)
+    title = f"Seven models under {found['policy']}, eta {found['eta']:g}, {found['answered']} answers with feedback"
+    save_picture(figure, (weights, errors), title, start, path)

@@ -6,51 +6,36 @@ the machine can carry is measured first, and the load is a part of that.
 
 import asyncio
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-import infaas
 from bus.messages.catalog import PipelinePlan
-from bus.messages.public import RegistrationStatus
 from infaas.answers import Answer
 from infaas.cli.pipeline import change_of, hop_of, options_of
 from infaas.client import Client
+from infaas.demo.choices import FIRST_ANSWER_S
 from infaas.demo.digits import UNSEEN, load
-from infaas.demo.family import Progress
-from infaas.demo.pipeline_results import (
-    PHASES,
-    TIMES,
-    DemoReply,
-    arrivals,
-    asked_exact,
-    draw,
-    phase_at,
-    results,
-    series,
-    summary,
-    vertices,
-)
-from infaas.demo.results import TEMPORARY
-from infaas.demo.scenario import FIRST_ANSWER_S, RETRY_S, PictureSource, recorded
+from infaas.demo.family import Progress, QueryKind
+from infaas.demo.load import RETRY_S, DemoLoad, arrivals
+from infaas.demo.pipeline_results import PHASES, TIMES, asked_exact, bounds, draw, phase_at, results, series, vertices
+from infaas.demo.program import Demo, DemoTable, counted, register, text
+from infaas.demo.results import malformed, wrong_refusal
 from infaas.demo.stages import LATENCY_MS, PIPELINE, DemoStages, make_stages, pipeline_file
-from infaas.demo.system import DemoSystem, temporary
+from infaas.demo.system import DemoSystem
 from infaas.errors import InfaasError, Refused
 from services.core.pipelines.planners import plan_pipeline
 from services.simulation.scenario.pipelines import problem_of, read_pipeline
 
 POLICY = "inferline"
-SETTINGS = (
-    "[registrar]\nthreads = [1]\nmax_batches = [16]\n"  # fewer variants: two of a model, so that it takes less time
-)
+KIND = QueryKind(name="a digit", needs={})
 PROBE_S, UNDER_WAY = 3.0, 12  # seconds and queries under way, to measure what the machine can carry
 PEAK_SHARE, MOST_QPS = 0.4, 240.0  # the highest rate: of what was measured, and queries/s at most
 SERVED_S = 30.0  # until the planned replicas must serve
 WATCH_S = 0.5  # between looks at the instances
-MAX_PROBLEMS = 5
+BLOCKS = " ▁▂▃▄▅▆▇█"
 
 STAGES = """
 SELECT stage, variant, count(*) AS visits, avg(batch)::float8 AS batch, avg(cost)::float8 AS cost,
@@ -66,191 +51,116 @@ FROM infaas.pipeline_events WHERE pipeline = '{app}' ORDER BY 1, 2
 """
 
 
-@dataclass
-class PipelineLoad:
-    """Sends unseen digits one by one, and judges the replies."""
+class PipelineDemo(Demo):
+    """Unseen digits, one by one, to a pipeline of three stages."""
 
-    client: Client
-    threshold: float
-    sent: int = 0
-    problems: list[str] = field(default_factory=list)
-    replies: list[DemoReply] = field(default_factory=list)
-    instances: list[tuple[float, dict[str, int]]] = field(default_factory=list)  # Unix time, by vertex
+    app = PIPELINE
+    settings = (
+        "[registrar]\nthreads = [1]\nmax_batches = [16]\n"  # fewer variants: two of a model, so that it takes less time
+    )
 
-    def __post_init__(self) -> None:
-        self.pictures = load(UNSEEN)
-        self._source = PictureSource(self.pictures, np.random.default_rng(0))
+    def __init__(self, *, keep: bool) -> None:
+        self._keep = keep
+        self._pictures = load(UNSEEN)
+        self._instances: list[tuple[float, dict[str, int]]] = []  # Unix time, by vertex
 
-    async def first(self) -> None:
-        """Ask until it is answered. Raises InfaasError after FIRST_ANSWER_S."""
-        began = time.monotonic()
-        while (reply := await self._ask(0.0, began)) is not None and reply.code:
-            if time.monotonic() - began > FIRST_ANSWER_S:
-                raise InfaasError(
-                    f"the pipeline was not answered within {FIRST_ANSWER_S:.0f} s, but refused as {reply.code}"
-                )
-            await asyncio.sleep(RETRY_S)
-
-    async def probe(self, seconds: float, progress: Progress) -> float:
-        """Answers per second with UNDER_WAY queries under way all the time."""
-        began, answered = time.monotonic(), 0
-
-        async def asks() -> None:
-            nonlocal answered
-            while (now := time.monotonic()) < began + seconds:
-                progress("measuring what the machine can carry", (now - began) / seconds)
-                reply = await self._ask(now - began, now)
-                answered += reply is not None and not reply.code
-
-        async with asyncio.TaskGroup() as group:
-            for _ in range(UNDER_WAY):
-                group.create_task(asks())
-        return answered / (time.monotonic() - began)
-
-    async def run(self, times: Sequence[float], seconds: float, progress: Progress) -> None:
-        """Send at these times, in seconds from now, and wait for the replies. Notes the instances meanwhile."""
-        start = time.monotonic()
-        watch = asyncio.create_task(self._watch())
+    async def play(self, client: Client, directory: Path, seconds: float, progress: Progress) -> DemoLoad:
+        progress("making the check", 0.0)
+        self._stages = stages = await asyncio.to_thread(make_stages, directory)
+        files = [(app, model, path, stages.validation[app]) for app, (model, path) in stages.files.items()]
+        await register(client, files, progress)
+        self._file = directory / f"{PIPELINE}.toml"
+        sender = DemoLoad(client, PIPELINE, self._pictures, partial(judge, stages.threshold))
+        await _add(client, self._file, stages, rate=1.0)
+        progress("first answer", 0.0)
+        await sender.first(KIND, FIRST_ANSWER_S)
+        progress("measuring what the machine can carry", 0.0)
+        self._capacity = await sender.carried(KIND, UNDER_WAY, PROBE_S)
+        self._lowest = min(MOST_QPS, PEAK_SHARE * self._capacity) / TIMES
+        await _add(client, self._file, stages, rate=self._lowest)
+        self._plan = await _deploy(client, self._file, progress)
+        self._start, self._seconds = time.time(), seconds
+        rates = [(share * seconds, grown * self._lowest) for _, share, grown in PHASES]
+        watching = asyncio.create_task(self._watch(client))
         try:
-            async with asyncio.TaskGroup() as group:
-                for due in times:
-                    await asyncio.sleep(max(0.0, start + due - time.monotonic()))
-                    group.create_task(self._keep(due, start + due))
-                    progress(f"sending digits: {phase_at(due / seconds)}", due / seconds)
-            await asyncio.sleep(max(0.0, start + seconds - time.monotonic()))
+            await sender.run(
+                arrivals(rates, [KIND]),
+                seconds,
+                lambda due: progress(f"sending digits: {phase_at(due / seconds)}", due / seconds),
+            )
         finally:
-            watch.cancel()
+            watching.cancel()
+        return sender
 
-    async def _keep(self, due: float, intended: float) -> None:
-        reply = await self._ask(due, intended)
-        if reply is not None:
-            self.replies.append(reply)
-
-    async def _watch(self) -> None:
+    async def _watch(self, client: Client) -> None:
         while True:
-            self.instances.append((time.time(), await serving(self.client)))
+            self._instances.append((time.time(), await serving(client)))
             await asyncio.sleep(WATCH_S)
 
-    async def _ask(self, due: float, intended: float) -> DemoReply | None:
-        """None: it ended wrongly."""
-        (picture,) = self._source.draw(1).tolist()
-        name = f"demo-{self.sent}"
-        self.sent += 1
-        try:
-            reply = await self.client.query(
-                PIPELINE, self.pictures.x[picture : picture + 1], raise_refused=False, id=name
-            )
-        except InfaasError as error:
-            self._failed(f"neither answered nor refused: {error}")
-            return None
-        took_ms = 1000.0 * (time.monotonic() - intended)
-        if isinstance(reply, Refused):
-            if reply.code not in TEMPORARY or not reply.message:
-                self._failed(f"refused as {reply.code}: {reply.message or 'without a reason'}")
-                return None
-            return DemoReply(due, took_ms, picture, code=reply.code)
-        problem = wrong_answer(reply, name, self.threshold)
-        if problem:
-            self._failed(problem)
-            return None
-        said, agreed = int(reply.outputs["scores"].argmax()), float(reply.outputs["verdict"][0, 1])
-        return DemoReply(due, took_ms, picture, said=said, exact=asked_exact(reply), agreed=agreed, cost=reply.cost)
+    async def figures(self, system: DemoSystem, load: DemoLoad) -> dict[str, Any]:
+        plan, replies, start, seconds = self._plan, load.replies[KIND.name], self._start, self._seconds
+        served = await system.sql(STAGES.format(app=PIPELINE, start=start))
+        events = await system.sql(EVENTS.format(app=PIPELINE))
+        return {
+            "objective_ms": LATENCY_MS,
+            "threshold": self._stages.threshold,
+            "capacity_qps": self._capacity,
+            "rates": [self._lowest * grown for _, _, grown in PHASES],
+            "plan": {
+                name: getattr(plan, name) for name in ("policy", "status", "cost_per_s", "p99_ms", "rate", "percentile")
+            },
+            "load": load.sent.total(),
+            **results(replies, self._pictures, self._stages.threshold, served, seconds),
+            "vertices": vertices(plan, served, self._instances),
+            "events": [{**row, "at_s": row["time"] - start} for row in events],
+            "series": series(replies, self._instances, events, start, seconds),
+            "pipeline_file": str(self._file) if self._keep else None,
+        }
 
-    def _failed(self, problem: str) -> None:
-        if len(self.problems) < MAX_PROBLEMS:
-            self.problems.append(problem)
+    def shown(self, result: Mapping[str, Any]) -> Iterator[str | DemoTable]:
+        plan = result["plan"]
+        yield DemoTable(
+            f"{result['app']} as planned by {plan['policy']} for {plan['rate']:.3g} queries/s ({plan['status']},"
+            f" US$ {3600 * plan['cost_per_s']:.3g} an hour, estimated p99 {plan['p99_ms']:.3g} ms), and as it was served",
+            [_stage_cells(row, result) for row in result["vertices"]],
+            left=("variant",),
+        )
+        seconds = sum(phase["seconds"] for phase in result["phases"])
+        queries, refused = result["load"], sum(result["refused"].values())
+        whole = {**result, "name": "in all", "queries": queries, "qps": queries / seconds, "refused": refused}
+        yield DemoTable(
+            f"its queries, objective {result['objective_ms']:g} ms (as the client saw them)",
+            [_phase_cells(row) for row in (*result["phases"], whole)],
+        )
+        yield from figures(result)
+        yield from chart(result["series"], result["phases"])
+        if result["pipeline_file"] is not None:
+            yield f"the pipeline: {result['pipeline_file']}"
+
+    def draw(self, result: Mapping[str, Any], path: Path) -> None:
+        draw(result, path)
 
 
-def wrong_answer(answer: Answer, name: str, threshold: float) -> str:
-    """What is wrong with an answer; empty if nothing is."""
-    if answer.id != name:
-        return f"an answer carries the id {answer.id!r} instead of {name!r}"
-    for output, shape in (("scores", (1, 10)), ("verdict", (1, 2))):
-        found = answer.outputs.get(output)
-        if found is None or found.shape != shape or not np.isfinite(found).all():
-            return f"an answer does not hold {shape[1]} finite numbers as {output}"
-    expected = 2 + asked_exact(answer)
-    if len(answer.members or ()) != expected:
-        return f"an answer names {answer.members} as its models, not {expected}"
-    sure = float(answer.outputs["scores"].max())
+def judge(threshold: float, kind: QueryKind, items: int, id: str, said: Answer | Refused) -> str:
+    """What is wrong with a reply; empty if nothing is."""
+    if isinstance(said, Refused):
+        return wrong_refusal(kind, said)
+    wrong = malformed(said, id, items, {"scores": 10, "verdict": 2})
+    if wrong:
+        return wrong
+    expected = 2 + asked_exact(said)
+    if len(said.members or ()) != expected:
+        return f"names {said.members} as its models, not {expected}"
+    sure = float(said.outputs["scores"].max())
     if expected == 2 and sure < threshold:
         return f"the accurate model was not asked, although the cheap one was only {sure:.3f} sure"
-    return "" if not answer.simulated else "an answer is said to be simulated"
+    return ""
 
 
 async def serving(client: Client) -> dict[str, int]:
     """By vertex, the instances that serve it."""
     (listed,) = await client.pipelines(app=PIPELINE)
     return {row["vertex"]: row["instances"] for row in listed["vertices"]}
-
-
-# -- from end to end
-
-
-async def run(
-    *, keep: bool, seconds: float, picture: Path | None, progress: Progress
-) -> tuple[dict[str, Any], DemoSystem]:
-    """Run the demo for so many seconds of queries. Returns its result and the system, as `infaas.demo.scenario.run`.
-
-    picture: file to draw into; None: none is drawn.
-    """
-    began = time.monotonic()
-    async with temporary(SETTINGS, keep=keep, progress=progress) as (system, ready_s):
-        directory = system.data_dir.parent
-        progress("making the check", 0.0)
-        stages = await asyncio.to_thread(make_stages, directory)
-        async with infaas.connect(data_dir=system.data_dir) as client:
-            await _register(client, stages, progress)
-            file = directory / f"{PIPELINE}.toml"
-            sender = PipelineLoad(client, stages.threshold)
-            await _add(client, file, stages, rate=1.0)
-            progress("first answer", 0.0)
-            await sender.first()
-            capacity = await sender.probe(PROBE_S, progress)
-            lowest = min(MOST_QPS, PEAK_SHARE * capacity) / TIMES
-            await _add(client, file, stages, rate=lowest)
-            plan = await _deploy(client, file, progress)
-            times = arrivals(lowest, seconds)
-            start, probed = time.time(), sender.sent
-            await sender.run(times, seconds, progress)
-        progress("reading the records", 0.0)
-        problems = [*sender.problems, *await recorded(system, PIPELINE, sender.sent)]
-        served = await system.sql(STAGES.format(app=PIPELINE, start=start))
-        events = await system.sql(EVENTS.format(app=PIPELINE))
-        found = {
-            "app": PIPELINE,
-            "objective_ms": LATENCY_MS,
-            "threshold": stages.threshold,
-            "capacity_qps": capacity,
-            "rates": [lowest * grown for _, _, grown in PHASES],
-            "plan": summary(plan),
-            "queries": sender.sent,
-            "load": sender.sent - probed,
-            **results(sender.replies, sender.pictures, stages.threshold, served, seconds),
-            "vertices": vertices(plan, served, sender.instances),
-            "events": [{**row, "at_s": row["time"] - start} for row in events],
-            "series": series(sender.replies, sender.instances, events, start, seconds),
-            "picture": None,
-            "pipeline_file": str(file) if keep else None,
-            "problems": problems,
-            "ready_s": ready_s,
-            "seconds": time.monotonic() - began,
-        }
-    if picture is not None:
-        draw(found, picture)
-        found["picture"] = str(picture)
-    return found, system
-
-
-async def _register(client: Client, stages: DemoStages, progress: Progress) -> None:
-    for number, (app, (model, path)) in enumerate(stages.files.items()):
-        title = f"registering {model} for {app} ({number + 1} of {len(stages.files)})"
-        progress(title, 0.0)
-
-        def on_progress(status: RegistrationStatus, title: str = title) -> None:
-            progress(title, status.progress)
-
-        await client.register(path, app=app, model=model, validation=stages.validation[app], on_progress=on_progress)
 
 
 async def _add(client: Client, path: Path, stages: DemoStages, rate: float) -> None:
@@ -276,3 +186,95 @@ async def _deploy(client: Client, path: Path, progress: Progress) -> PipelinePla
             raise InfaasError(f"planned replicas of {', '.join(sorted(lacking))} do not serve within {SERVED_S:.0f} s")
         await asyncio.sleep(RETRY_S)
     return plan
+
+
+# -- what is printed
+
+
+def _stage_cells(row: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, str]:
+    """How a vertex was planned, visited and served."""
+    planned, wanted = row["planned"], result["series"]["wanted"][row["vertex"]]
+    return {
+        "stage": row["vertex"],
+        "variant": row["variant"],
+        "accuracy": text(planned["accuracy"], "{:.3f}"),
+        "visits": str(row["visits"]),
+        "a query": f"{row['visits'] / max(1, result['answered']):.2f}, planned {planned['scale']:.2f}",
+        "replicas": f"planned {planned['replicas']}",
+        "over time": " → ".join(str(count) for count, _ in groupby(wanted)),
+        "instances": "{} .. {}".format(*row["instances"]),
+        "batch": text(row["batch"], "{:.1f}") + f" of {planned['batch']}",
+        "p50": text(row["p50_ms"], "{:.1f} ms"),
+        "p99": text(row["p99_ms"], "{:.1f} ms"),
+    }
+
+
+def _phase_cells(row: Mapping[str, Any]) -> dict[str, str]:
+    """Latency and attainment of the pipeline in a phase of the load."""
+    return {
+        "load": row["name"],
+        "queries": str(row["queries"]),
+        "queries/s": f"{row['qps']:.1f}",
+        "refused": str(row["refused"]),
+        "p50": text(row["p50_ms"], "{:.1f} ms"),
+        "p99": text(row["p99_ms"], "{:.1f} ms"),
+        "in time": text(row["attainment"], "{:.1%}"),
+    }
+
+
+def figures(result: Mapping[str, Any]) -> Iterator[str]:
+    """Accuracy, cost, what the check found, and what the tuner decided, in words."""
+    rates = ", then ".join(f"{rate:.3g}" for rate in result["rates"])
+    yield f"Load: the machine carried {result['capacity_qps']:.0f} queries/s of this pipeline; sent were {rates}."
+    accuracy, cost, check = result["accuracy"], result["cost"], result["check"]
+    if accuracy is not None:
+        yield (
+            f"Accuracy: {accuracy['answers']:.2%} measured. For the same pictures, computed here: {accuracy['quick']} alone"
+            f" {accuracy['computed_quick']:.2%}, {accuracy['exact']} alone {accuracy['computed_exact']:.2%}."
+        )
+    if cost["per_1000"] is not None:
+        by_stage = ", ".join(
+            f"{row['vertex']} {1e6 * row['cost'] * row['visits'] / result['answered']:.3g}"
+            for row in result["vertices"]
+            if row["cost"] is not None
+        )
+        yield f"Cost: US$ {1000 * cost['per_1000']:.3g} per million answers, charged ({by_stage})."
+        if cost["computed_exact_and_check_per_1000"] is not None:
+            yield (
+                f"The accurate model for each query, computed from what its visits here were charged:"
+                f" {1000 * cost['computed_exact_per_1000']:.3g}; with the check: {1000 * cost['computed_exact_and_check_per_1000']:.3g}."
+            )
+    if check["right"] + check["wrong"]:
+        yield (
+            f"Check: it doubts {check['wrong_doubted']} of {check['wrong']} wrong answers, and {check['right_doubted']} of {check['right']}"
+            " right ones."
+        )
+    for (at, action), rows in groupby(result["events"], key=lambda row: (row["at_s"], row["action"])):
+        changed = list(rows)
+        what = ", ".join(f"{row['vertex']} {row['from_replicas']} → {row['to_replicas']}" for row in changed)
+        reason = max((row["reason"] for row in changed), key=len)  # the longest also says what found no room
+        yield f"Tuner at {at:.1f} s: {action}: {what}: {reason}"
+    if result["refused"]:
+        yield f"Refused: {counted(result['refused'])}."
+
+
+def chart(shown: Mapping[str, Any], phases: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Rate, replicas and attainment over time, a block for each interval; the last line says how the load's rate changes."""
+    rows: list[tuple[str, Sequence[float | None], float, str]] = [
+        ("queries/s", shown["qps"], max(shown["qps"], default=0.0), "{:.0f}"),
+        *((f"{vertex} replicas", row, float(max(*row, 1)), "{:.0f}") for vertex, row in shown["wanted"].items()),
+        ("in time", shown["attainment"], 1.0, "{:.0%}"),
+    ]
+    wide = max(len(name) for name, *_ in rows)
+    for name, values, top, form in rows:
+        yield f"{name:>{wide}} {blocks(values, top)} to {form.format(top)}"
+    ends = [round(len(shown["time"]) * at) for at in bounds()]
+    lengths = [end - start for start, end in pairwise(ends)]
+    axis = "".join(f"|×{phase['times']:g}"[:n].ljust(n) for phase, n in zip(phases, lengths, strict=True))
+    yield f"{'':>{wide}} {axis} {sum(phase['seconds'] for phase in phases):.0f} s"
+
+
+def blocks(values: Sequence[float | None], top: float) -> str:
+    """One character for each value, 0 .. top: a space for None and 0, at least the lowest block for what is above 0."""
+    shares = [0.0 if value is None or top <= 0 else min(1.0, max(0.0, value / top)) for value in values]
+    return "".join(BLOCKS[max(1, round(share * 8))] if share > 0 else " " for share in shares)

@@ -1,8 +1,7 @@
 """The figures of `infaas demo --pipeline`, and its picture. Pure, but for what is drawn."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +10,11 @@ from numpy.typing import NDArray
 
 from bus.messages.catalog import PipelinePlan
 from infaas.answers import Answer
-from infaas.demo.digits import Digits, models
-from infaas.demo.stages import (
-    ACCURATE,
-    APPS,
-    CHEAP,
-    CHECK,
-    EXACT,
-    LATENCY_MS,
-    PIPELINE,
-    QUICK,
-    accuracy,
-    merged,
-    scores_of,
-)
-from services.simulation.scenario.model import WorkloadSpec
-from services.simulation.workload import at_once
+from infaas.demo.digits import Digits, models, scores_of
+from infaas.demo.load import DemoReply
+from infaas.demo.program import save_picture
+from infaas.demo.results import percentiles, refusals
+from infaas.demo.stages import ACCURATE, APPS, CHEAP, CHECK, EXACT, LATENCY_MS, QUICK, accuracy, merged
 
 TIMES = 3.0  # by which the load grows
 # Name, share of the time, and multiple of the lowest rate. The last is long enough for replicas to go: the tuner remembers half a minute.
@@ -34,37 +22,14 @@ PHASES = (("before", 0.08, 1.0), ("tripled", 0.12, TIMES), ("after", 0.8, 1.0))
 BINS = 60  # points of the series
 COLOURS = ("#0072B2", "#D55E00", "#E69F00")  # of the vertices
 VERTICES = (QUICK, EXACT, CHECK)
+Answers = Sequence[tuple[int, Answer]]  # each with its picture
 Served = Sequence[Mapping[str, Any]]
 Serving = Sequence[tuple[float, Mapping[str, int]]]  # Unix time, instances by vertex
-
-
-@dataclass
-class DemoReply:
-    """One query of the load. due: seconds since its start. took_ms: from then to the reply. code: of a refusal; empty: it was answered.
-
-    picture: its index. said: class, or -1. exact: whether the accurate model was asked. agreed: what the check says of the answer, 0..1.
-    """
-
-    due: float
-    took_ms: float
-    picture: int
-    code: str = ""
-    said: int = -1
-    exact: bool = False
-    agreed: float = 0.0
-    cost: float = 0.0
-
-    @property
-    def in_time(self) -> bool:
-        return not self.code and self.took_ms <= LATENCY_MS
 
 
 def asked_exact(answer: Answer) -> bool:
     """Whether the accurate model was asked."""
     return any(member.partition("@")[0] == ACCURATE for member in answer.members or ())
-
-
-# -- the load
 
 
 def bounds() -> list[float]:
@@ -78,24 +43,6 @@ def phase_at(share: float) -> str:
     return PHASES[number][0]
 
 
-def arrivals(lowest: float, seconds: float, seed: int = 0) -> list[float]:
-    """Times of a Poisson process in seconds, at the rates of the phases. lowest: queries/s."""
-    edges = [seconds * at for at in bounds()]
-    steps = tuple(
-        (at, lowest * grown) for (_, _, grown), *ends in zip(PHASES, edges[:-1], edges[1:], strict=True) for at in ends
-    )
-    spec = WorkloadSpec(apps=(PIPELINE,), shares=(1.0,), rate=steps)
-    found: list[float] = at_once(spec, seconds, np.random.default_rng(seed))[0].tolist()
-    return found
-
-
-# -- the figures
-
-
-def summary(plan: PipelinePlan) -> dict[str, Any]:
-    return {name: getattr(plan, name) for name in ("policy", "status", "cost_per_s", "p99_ms", "rate", "percentile")}
-
-
 def results(
     replies: Sequence[DemoReply], pictures: Digits, threshold: float, served: Served, seconds: float
 ) -> dict[str, Any]:
@@ -103,13 +50,13 @@ def results(
 
     served: of each vertex and variant, visits and means of its parts. What begins with `computed` was not measured on the system.
     """
-    answers = [one for one in replies if not one.code]
-    paid = sum(one.cost for one in answers)
+    answers = [(int(one.pictures[0]), one.answer) for one in replies if one.answer is not None]
+    paid = sum(answer.cost for _, answer in answers)
     visits = {name: mean(served, name, "cost") for name in VERTICES}
     exact, check = visits[EXACT], visits[CHECK]
     return {
         "answered": len(answers),
-        "refused": dict(Counter(one.code for one in replies if one.code)),
+        "refused": refusals(replies),
         "phases": _phases(replies, seconds),
         **_latencies(replies),
         "accuracy": _accuracies(answers, pictures, threshold) if answers else None,
@@ -154,8 +101,7 @@ def mean(served: Served, vertex: str, key: str) -> float | None:
 
 def _phases(replies: Sequence[DemoReply], seconds: float) -> list[dict[str, Any]]:
     found = []
-    edges = [seconds * at for at in bounds()]
-    for (name, _, grown), start, end in zip(PHASES, edges[:-1], edges[1:], strict=True):
+    for (name, _, grown), (start, end) in zip(PHASES, pairwise(seconds * at for at in bounds()), strict=True):
         there = [one for one in replies if start <= one.due < end]
         found.append({
             "name": name,
@@ -163,29 +109,29 @@ def _phases(replies: Sequence[DemoReply], seconds: float) -> list[dict[str, Any]
             "seconds": end - start,
             "qps": len(there) / (end - start),
             "queries": len(there),
-            "refused": sum(bool(one.code) for one in there),
+            "refused": sum(one.answer is None for one in there),
             **_latencies(there),
         })  # fmt: skip
     return found
 
 
+def _in_time(reply: DemoReply) -> bool:
+    return reply.answer is not None and reply.took_ms <= LATENCY_MS
+
+
 def _latencies(replies: Sequence[DemoReply]) -> dict[str, Any]:
     """As the client saw them. attainment: the share answered within the objective."""
-    took = [one.took_ms for one in replies if not one.code]
-    if not replies:
-        return {"attainment": None, "p50_ms": None, "p99_ms": None}
-    p50, p99 = np.percentile(took, [50, 99]).tolist() if took else (None, None)
-    return {"attainment": sum(one.in_time for one in replies) / len(replies), "p50_ms": p50, "p99_ms": p99}
+    return {"attainment": sum(map(_in_time, replies)) / len(replies) if replies else None, **percentiles(replies)}
 
 
-def _accuracies(answers: Sequence[DemoReply], pictures: Digits, threshold: float) -> dict[str, Any]:
+def _accuracies(answers: Answers, pictures: Digits, threshold: float) -> dict[str, Any]:
     """Of the answers; and of single models for the same pictures, computed here."""
-    shown = [one.picture for one in answers]
+    shown = [picture for picture, _ in answers]
     labels = pictures.y[shown]
     quick, exact = (scores_of(models()[one], pictures.x) for one in (CHEAP, ACCURATE))
     both = merged(quick, exact, quick.max(axis=1) < threshold)
     return {
-        "answers": float((np.array([one.said for one in answers]) == labels).mean()),
+        "answers": float((np.array([_said(answer) for _, answer in answers]) == labels).mean()),
         "quick": CHEAP,
         "exact": ACCURATE,
         "computed_quick": accuracy(quick[shown], labels),
@@ -194,9 +140,13 @@ def _accuracies(answers: Sequence[DemoReply], pictures: Digits, threshold: float
     }
 
 
-def _check(answers: Sequence[DemoReply], pictures: Digits) -> dict[str, int]:
+def _said(answer: Answer) -> int:
+    return int(answer.outputs["scores"].argmax())
+
+
+def _check(answers: Answers, pictures: Digits) -> dict[str, int]:
     """Of right and of wrong answers, how many the check doubts."""
-    pairs = [(one.said == pictures.y[one.picture], one.agreed < 0.5) for one in answers]
+    pairs = [(_said(one) == pictures.y[picture], float(one.outputs["verdict"][0, 1]) < 0.5) for picture, one in answers]
     return {
         "right": sum(right for right, _ in pairs),
         "right_doubted": sum(right and doubted for right, doubted in pairs),
@@ -215,7 +165,7 @@ def series(
     edges = np.linspace(0.0, seconds, BINS + 1)
     place = np.searchsorted(edges, [one.due for one in replies], side="right") - 1
     sent = np.bincount(place, minlength=BINS)[:BINS]
-    in_time = np.bincount(place, [one.in_time for one in replies], minlength=BINS)[:BINS]
+    in_time = np.bincount(place, [_in_time(one) for one in replies], minlength=BINS)[:BINS]
     ends = start + edges[1:]
     return {
         "time": edges[1:].tolist(),
@@ -240,7 +190,7 @@ def last_of(steps: Sequence[tuple[float, int]], times: NDArray[np.float64]) -> l
 
 
 def draw(found: Mapping[str, Any], path: Path) -> None:
-    """Rate, replicas and attainment over time, as the paper's figures 6 and 7. The path's suffix decides the format. Needs matplotlib."""
+    """Rate, replicas and attainment over time, as the paper's figures 6 and 7."""
     from matplotlib.figure import Figure  # noqa: PLC0415  (an extra)
 
     shown = found["series"]
@@ -261,18 +211,10 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     in_time = np.array(shown["attainment"], float)
     share.step(at, [*in_time, in_time[-1]], where="post", color="#009E73", lw=1.5, label="in time")
     share.set_ylabel(f"within {found['objective_ms']:g} ms")
-    share.set_ylim(0.0, 1.05)
-    share.set_xlabel("time, s")
-    share.set_xlim(0.0, at[-1])
-    for panel in (rate, replicas):
-        panel.set_ylim(bottom=0.0)
+    share.set_ylim(top=1.05)
     for panel in (rate, replicas, share):
-        panel.grid(alpha=0.25)
-        panel.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), fontsize=8, frameon=False)
         for end in at[-1] * np.array(bounds()[1:-1]):
             panel.axvline(end, color="grey", lw=0.8, ls="--")
-    figure.suptitle(
-        f"{found['app']}, {found['load']} digits: {found['attainment'] or 0:.1%} in time, planned for {found['plan']['rate']:.3g} queries/s",
-        fontsize=11,
-    )
-    figure.savefig(path)
+    planned = f"planned for {found['plan']['rate']:.3g} queries/s"
+    title = f"{found['app']}, {found['load']} digits: {found['attainment'] or 0:.1%} in time, {planned}"
+    save_picture(figure, (rate, replicas, share), title, at[-1], path)

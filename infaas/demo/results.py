@@ -1,22 +1,33 @@
-"""Whether each query of the demo was answered correctly or refused with a reason, and the counts for each kind of query. Pure."""
+"""Whether each query of a demo was answered correctly or refused with a reason, and the figures of each kind of query. Pure."""
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from infaas.answers import Answer
 from infaas.demo.family import QueryKind
+from infaas.demo.load import DemoReply
 from infaas.errors import Refused
 
 TOLERANCE = 1e-9  # relative rounding error of a cost
 SIGMAS = 4.0  # standard errors by which a measured accuracy may differ from the promised one
 TEMPORARY = frozenset({"deadline", "overloaded"})  # refusals that are right for a query that is possible at other times
-MAX_PROBLEMS = 5  # shown for one kind of query
 CLOSEST_FIELDS = ("model", "variant", "latency_ms", "cost")  # what `closest` of a refusal must name
+
+
+def malformed(answer: Answer, id: str, items: int, classes: Mapping[str, int]) -> str:
+    """What is wrong with the form of an answer; empty if nothing is. classes: by output, the finite numbers that each item has."""
+    if answer.id != id:
+        return f"carries the id {answer.id!r} instead of {id!r}"
+    outputs = answer.outputs
+    for name, count in classes.items():
+        found = outputs.get(name)
+        if found is None or found.shape != (items, count) or not np.isfinite(found).all():
+            return f"does not hold {count} finite {name} for each of {items} items"
+    return "is said to be simulated" if answer.simulated else ""
 
 
 def wrong_answer(
@@ -25,15 +36,10 @@ def wrong_answer(
     """What is wrong with this answer; empty if nothing is. variants: the rows of the list of variants, by name."""
     if not kind.possible:
         return f"answered by {answer.variant}, although no variant can meet it"
-    if answer.id != id:
-        return f"carries the id {answer.id!r} instead of {id!r}"
     known = variants.get(answer.variant)
     if known is None:
         return f"names the variant {answer.variant!r}, which is not in the catalogue"
-    scores = answer.outputs.get("scores")
-    if scores is None or scores.shape != (items, classes) or not np.isfinite(scores).all():
-        return f"does not hold {classes} finite scores for each of {items} items"
-    return _unmet_needs(kind, answer, known)
+    return malformed(answer, id, items, {"scores": classes}) or _unmet_needs(kind, answer, known)
 
 
 def _unmet_needs(kind: QueryKind, answer: Answer, known: Mapping[str, Any]) -> str:
@@ -83,97 +89,59 @@ def wrong_accuracy(promised: float, measured: float, items: int, pictures: int, 
     return f"accuracy {measured:.4f} on {items} answers, but {promised:.4f} was promised (±{allowed:.4f})"
 
 
-class KindCounts:
-    """What became of the queries of one kind. Times in ms. validated, views: as in ModelFamily."""
+def refusals(replies: Sequence[DemoReply]) -> dict[str, int]:
+    """By code, the most frequent first."""
+    return dict(Counter(one.said.code for one in replies if isinstance(one.said, Refused)).most_common())
 
-    def __init__(self, kind: QueryKind, *, validated: int, views: int = 1) -> None:
-        self.kind = kind
-        self._validated = validated
-        self._views = views
-        self.variants: Counter[str] = Counter()
-        self.refusals: Counter[str] = Counter()
-        self.reasons: dict[str, str] = {}
-        self.problems: list[str] = []
-        self.wrong = 0
-        self.sent = 0
-        self.items = 0
-        self.met = 0
-        self.missed: Counter[str] = Counter()
-        self._right = 0
-        self._promised = 0.0
-        self._cost = 0.0
-        self._pictures: set[int] = set()
-        self._latencies: list[float] = []
 
-    def answered(self, answer: Answer, labels: NDArray[np.int64], pictures: NDArray[np.int64], took_ms: float) -> None:
-        """Count a correct answer. took_ms: at the client, from the time at which the query was due."""
-        items = len(labels)
-        self.variants[answer.variant] += 1
-        self.items += items
-        self._right += int((answer.outputs["scores"].argmax(axis=1) == labels).sum())
-        self._promised += items * (answer.accuracy or 0.0)
-        self._cost += answer.cost
-        self._pictures.update((pictures // self._views).tolist())
-        self._latencies.append(took_ms)
-        self.met += took_ms <= (self.kind.needs.get("latency_ms") or float("inf")) and not answer.missed
-        self.missed.update(answer.missed)
+def percentiles(replies: Iterable[DemoReply]) -> dict[str, float | None]:
+    """Of the answers' latencies, as the client saw them."""
+    took = [one.took_ms for one in replies if one.answer is not None]
+    p50, p99 = np.percentile(took, [50, 99]).tolist() if took else (None, None)
+    return {"p50_ms": p50, "p99_ms": p99}
 
-    def refused(self, refusal: Refused) -> None:
-        """Count a refusal with its reason."""
-        self.refusals[refusal.code] += 1
-        self.reasons.setdefault(refusal.code, _reason(refusal))
 
-    def failed(self, problem: str) -> None:
-        """Count a query that went wrong; the first few problems are kept as text."""
-        self.wrong += 1
-        if len(self.problems) < MAX_PROBLEMS:
-            self.problems.append(problem)
+def row_of(kind: QueryKind, sent: int, wrong: int, replies: Sequence[DemoReply]) -> dict[str, Any]:
+    """What became of the queries of one kind: a row of the demo's table and of its JSON. wrong: of them, how many have no reply here."""
+    answered = [(one, one.answer) for one in replies if one.answer is not None]
+    items = sum(len(one.labels) for one, _ in answered)
+    right = sum(int((answer.outputs["scores"].argmax(axis=1) == one.labels).sum()) for one, answer in answered)
+    promised = sum(len(one.labels) * (answer.accuracy or 0.0) for one, answer in answered)
+    limit = kind.needs.get("latency_ms") or math.inf
+    met = sum(one.took_ms <= limit and not answer.missed for one, answer in answered)
+    reasons: dict[str, str] = {}
+    for one in replies:
+        if isinstance(one.said, Refused):
+            reasons.setdefault(one.said.code, _reason(one.said))
+    return {
+        "asked": kind.name,
+        "needs": dict(kind.needs),
+        "possible": kind.possible,
+        "sent": sent,
+        "answered": len(answered),
+        "variants": dict(Counter(answer.variant for _, answer in answered).most_common()),
+        "refused": refusals(replies),
+        "reasons": reasons,
+        "missed": dict(Counter(what for _, answer in answered for what in answer.missed).most_common()),
+        "wrong": wrong,
+        "accuracy": right / items if answered else None,
+        "promised_accuracy": promised / items if answered else None,
+        **percentiles(replies),
+        "slo_attainment": met / sent if kind.possible and sent else None,
+        "cost_per_1000": 1000 * sum(answer.cost for _, answer in answered) / items if answered else None,
+    }
 
-    def problems_found(self) -> list[str]:
-        """Everything that went wrong with these queries; empty if nothing did."""
-        found = [f"{self.kind.name}: {problem}" for problem in self.problems]
-        if self.wrong > len(self.problems):
-            found.append(f"{self.kind.name}: {self.wrong - len(self.problems)} more queries went wrong")
-        answers = self.variants.total()
-        if self.kind.possible and answers == 0:
-            found.append(f"{self.kind.name}: none of {self.sent} queries was answered: {dict(self.refusals)}")
-        if answers + self.refusals.total() + self.wrong != self.sent:
-            found.append(
-                f"{self.kind.name}: {self.sent} sent, {answers + self.refusals.total() + self.wrong} came back"
-            )
-        if answers:
-            contradiction = wrong_accuracy(
-                self._promised / self.items,
-                self._right / self.items,
-                self.items,
-                len(self._pictures),
-                self._validated,
-            )
-            found += [f"{self.kind.name}: {contradiction}"] if contradiction else []
-        return found
 
-    def summary(self) -> dict[str, Any]:
-        """One row of the demo's table and of its JSON."""
-        answers = self.variants.total()
-        p50, p99 = (map(float, np.percentile(self._latencies, [50, 99]))) if answers else (None, None)
-        return {
-            "asked": self.kind.name,
-            "needs": dict(self.kind.needs),
-            "possible": self.kind.possible,
-            "sent": self.sent,
-            "answered": answers,
-            "variants": dict(self.variants.most_common()),
-            "refused": dict(self.refusals.most_common()),
-            "reasons": self.reasons,
-            "missed": dict(self.missed.most_common()),
-            "wrong": self.wrong,
-            "accuracy": self._right / self.items if answers else None,
-            "promised_accuracy": self._promised / self.items if answers else None,
-            "p50_ms": p50,
-            "p99_ms": p99,
-            "slo_attainment": self.met / self.sent if self.kind.possible and self.sent else None,
-            "cost_per_1000": 1000 * self._cost / self.items if answers else None,
-        }
+def problems_of(row: Mapping[str, Any], replies: Sequence[DemoReply], validated: int, views: int = 1) -> list[str]:
+    """What is wrong with the queries of one kind in all; empty if nothing is. row: of `row_of`. validated, views: as in ModelFamily."""
+    if row["possible"] and row["answered"] == 0:
+        return [f"{row['asked']}: none of {row['sent']} queries was answered: {row['refused']}"]
+    if row["answered"] == 0:
+        return []
+    shown = np.concatenate([one.pictures for one in replies if one.answer is not None])
+    different = len(np.unique(shown // views))
+    wrong = wrong_accuracy(row["promised_accuracy"], row["accuracy"], len(shown), different, validated)
+    return [f"{row['asked']}: {wrong}"] if wrong else []
 
 
 def _reason(refusal: Refused) -> str:

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from infaas.demo.digits import TRAIN, VALIDATION, Digits, load, models
+from infaas.demo.digits import CLASSES, TRAIN, VALIDATION, Digits, load, models, scores_of
 
 PIPELINE = "digits"
 QUICK, EXACT, CHECK = "quick", "exact", "check"  # vertices
@@ -28,7 +27,6 @@ ALIKE = (
 )
 COMPONENTS = 40  # of the pictures, by which the check compares them
 SCALE = 0.1  # of squared distances, in the exponent
-CLASSES = 10
 FAR = 1e6  # beyond any squared distance
 
 Scores = NDArray[np.float32]
@@ -66,13 +64,6 @@ def make_stages(directory: Path) -> DemoStages:
         threshold=threshold,
         share=share,
     )
-
-
-def scores_of(model: Path, x: NDArray[np.float32]) -> Scores:
-    """[n, 10], of one of the family's models, computed here."""
-    session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
-    found: Scores = session.run(None, {session.get_inputs()[0].name: x})[0]
-    return found
 
 
 def unsure_below(quick: Scores, exact: Scores, labels: NDArray[np.int64]) -> tuple[float, float]:

@@ -10,14 +10,13 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import infaas
 from infaas.demo.family import Progress
 from infaas.errors import InfaasError
-from services.shell.host.process import dies_with_parent, tail
+from services.shell.host.process import dies_with_parent, end, tail, with_our_source
 
 START_S = 120.0  # until `ready` must be printed
 STOP_S = 30.0  # until the system must have stopped all its processes
@@ -28,10 +27,7 @@ OTHER_SYSTEMS = ("INFAAS_DATA_DIR", "INFAAS_NATS_URL", "INFAAS_SQL_DSN", "INFAAS
 
 def environment(given: Mapping[str, str]) -> dict[str, str]:
     """The environment of our commands: with the settings of `given`, without addresses of other systems, with this source tree first."""
-    mine = {name: value for name, value in given.items() if not name.startswith(OTHER_SYSTEMS)}
-    source = str(Path(infaas.__file__).parents[1])
-    mine["PYTHONPATH"] = os.pathsep.join(filter(None, [source, given.get("PYTHONPATH", "")]))
-    return mine
+    return with_our_source({name: value for name, value in given.items() if not name.startswith(OTHER_SYSTEMS)})
 
 
 def command(*arguments: str) -> list[str]:
@@ -86,14 +82,8 @@ class DemoSystem:
 
     def stop(self) -> None:
         """Stop the system. Does nothing if it is kept or has ended."""
-        if self._keep or self._process is None:
-            return
-        self._process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(STOP_S)
-            return
-        self._process.kill()
-        self._process.wait()
+        if not self._keep and self._process is not None:
+            end(self._process, ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S)))
 
     def abandon(self) -> None:
         """Stop the system even with `keep`: the demo failed before it could print where the system is."""

@@ -7,21 +7,20 @@ a process keeps the rights of the dispatcher's user. It gets none of the dispatc
 import asyncio
 import contextlib
 import math
-import os
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from bus.codec import BadMessage, decode, encode
+from bus.codec import BadMessage, decode
 from bus.messages.catalog import TensorSpec
 from bus.messages.public import Requirements, Tensor
 from bus.tensors import BadTensor, datatype_of, fit, from_array, to_array
 from services.core.ensemble.base import Array, Combined, Learnt, Member, Outputs
 from services.dispatcher.commands import RunPolicy
 from services.dispatcher.edge_policy_process import Arrays, PolicyCall, PolicyReply
+from services.shell.child import framed, how_ended, kill_group, read_frame
 from services.shell.policies import policy_command, policy_environment
 
 CALL_S = 1.0  # that one call may take
@@ -105,7 +104,7 @@ class _PolicyProcess:
         try:
             async with self._turn:
                 process = await self._started()
-                reply = await self._ask(process, encode(call), self._call_s, call.method)
+                reply = await self._ask(process, framed(call), self._call_s, call.method)
         finally:
             self._waiting -= 1
         if reply.error:
@@ -116,8 +115,7 @@ class _PolicyProcess:
         """Kill the process and all that it has started."""
         process, self._process = self._process, None
         if process is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
+            kill_group(process.pid)
 
     async def _started(self) -> asyncio.subprocess.Process:
         if self._process is not None and self._process.returncode is None:
@@ -151,22 +149,19 @@ class _PolicyProcess:
         try:
             async with asyncio.timeout(seconds):
                 if body is not None:
-                    process.stdin.write(len(body).to_bytes(4, "big") + body)
+                    process.stdin.write(body)
                     await process.stdin.drain()
-                length = int.from_bytes(await process.stdout.readexactly(4), "big")
-                if length <= LARGEST_REPLY:
-                    return decode(PolicyReply, await process.stdout.readexactly(length))
+                return decode(PolicyReply, await read_frame(process.stdout, LARGEST_REPLY))
         except TimeoutError:
             raise self._failed(f"policy {self._name!r}: {what} took longer than {seconds:g} s") from None
-        except BadMessage as error:
+        except (BadMessage, OverflowError) as error:
             raise self._failed(f"policy {self._name!r}: {what} gave no result: {error}") from error
         except (asyncio.IncompleteReadError, OSError):
             how = await _how_ended(process)
-            raise self._failed(f"policy {self._name!r}: {what} ended its process{how}") from None
+            raise self._failed(f"policy {self._name!r}: its process {how} in {what}") from None
         except asyncio.CancelledError:
             self.end()  # its reply would be taken for that of the next call
             raise
-        raise self._failed(f"policy {self._name!r}: {what} gave {length} bytes: at most {LARGEST_REPLY}")
 
     def _failed(self, why: str) -> PolicyFailed:
         """End the process, and start none for a while. Returns the error."""
@@ -182,9 +177,8 @@ class _PolicyProcess:
 async def _how_ended(process: asyncio.subprocess.Process) -> str:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(1.0):
-            code = await process.wait()
-            return f" ({signal.Signals(-code).name})" if code < 0 else f" (exit code {code})"
-    return ""
+            return how_ended(await process.wait())
+    return "said no more"
 
 
 # -- arguments

@@ -1,25 +1,22 @@
-"""The process of one user's selection policy: calls from standard input, results to standard output, one at a time.
-
-It ends when its standard input does. What the policy prints goes to standard error.
-"""
+"""The process of one user's selection policy: calls and results, one at a time (services/shell/child.py). It ends when the dispatcher does."""
 
 import importlib
-import os
 import resource
 import sys
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 import numpy as np
 from msgspec import Struct
 
-from bus.codec import decode, encode
+from bus.codec import encode
 from bus.messages.public import Requirements, Tensor
 from bus.tensors import from_array, to_array
 from services.core.ensemble.base import Learnt, Member
+from services.shell.child import Channel
 
 MEMORY = 2**30  # bytes of data that a policy may have
 FILES = 256
@@ -129,27 +126,26 @@ def _row(row: Any) -> Learnt:
 
 def main(name: str) -> int:
     """Load the class, then answer calls until there are no more."""
-    calls = sys.stdin.buffer
-    replies = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)
+    channel = Channel.of_child()
     _limit()
-    policy: UserPolicy | None = None
     try:
         policy = UserPolicy(name)
-        _write(replies, PolicyReply())
     except (Exception, SystemExit) as error:
-        _write(replies, PolicyReply(error=_said(error)))
+        channel.send(PolicyReply(error=_said(error)))
         return 1
-    while head := calls.read(4):
-        call = decode(PolicyCall, calls.read(int.from_bytes(head, "big")))
+    channel.send(PolicyReply())
+    while True:
+        try:
+            call = channel.received(PolicyCall)
+        except EOFError:
+            return 0
         try:
             reply = policy.answer(call)
         except (Exception, SystemExit) as error:
             reply = PolicyReply(
                 error=error.args[0] if isinstance(error, WrongResult) else f"{call.method} raised {_said(error)}"
             )
-        _write(replies, reply)
-    return 0
+        channel.send(reply)
 
 
 def _limit() -> None:
@@ -166,11 +162,6 @@ def _said(error: BaseException) -> str:
     ours = isinstance(error, WrongResult | ImportError) or not theirs
     place = "" if ours else f" ({Path(theirs[-1].filename).name}, line {theirs[-1].lineno})"
     return " ".join(text.split())[:300] + place
-
-
-def _write(replies: BinaryIO, reply: PolicyReply) -> None:
-    body = encode(reply)
-    replies.write(len(body).to_bytes(4, "big") + body)
 
 
 if __name__ == "__main__":

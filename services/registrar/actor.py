@@ -22,6 +22,7 @@ from bus.messages.public import (
 )
 from bus.messages.work import (
     ModelInspected,
+    PlaceContainer,
     RegistrarHeartbeat,
     VariantBuilt,
     VariantFailed,
@@ -70,6 +71,7 @@ from services.registrar.commands import (
     RegistrationRecord,
     TakeOverRegistration,
 )
+from services.registrar.containers import place_of
 from services.registrar.hardware import SIMULATED, Extensions, SimulatedVariants
 from services.registrar.pipelines import NO_MODELS
 from services.registrar.policy import REGISTRAR_TIMEOUT_S, WORKER_TIMEOUT_S, next_version
@@ -124,6 +126,7 @@ class Registrar:
         self._on: dict[type, Handler] = {
             Register: self._gate.after(self._register),
             Raw: self._gate.after(self._operate),
+            PlaceContainer: self._gate.after(self._place_container),
             bytes: self._gate.after(self._status_request),
             Malformed: self._malformed,
             RegistrarHeartbeat: self._registrar_heartbeat,
@@ -156,6 +159,7 @@ class Registrar:
             Inlet(subject=s.registration(), message=bytes, queue=REGISTRARS),
             Inlet(subject=s.registration_cancel(), message=bytes, queue=REGISTRARS),
             Inlet(subject=s.admin(), message=Raw, queue=REGISTRARS),
+            Inlet(subject=s.registrar("container"), message=PlaceContainer, queue=REGISTRARS),
             Inlet(subject=s.register(), message=Register, queue=REGISTRARS, malformed=True),
         )
 
@@ -273,6 +277,10 @@ class Registrar:
         self._change_count += 1
         self._changes[self._change_count] = envelope.reply
         return (Do(("admin", self._change_count), request, COMMAND_S),)
+
+    def _place_container(self, envelope: Envelope) -> Iterable[Effect]:
+        place = place_of(envelope.message, self._catalog, self._settings.agreement)
+        return refuse(envelope.reply, place) if isinstance(place, Error) else answer(envelope.reply, place)
 
     def _status_request(self, envelope: Envelope) -> Iterable[Effect]:
         """Registrars publish statuses on the same subject; only a message with a reply subject is a request."""

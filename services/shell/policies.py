@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 from collections.abc import Collection
-from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -15,6 +14,7 @@ import msgspec
 from services.core.cost import Goal
 from services.core.policy import METHODS, GuardedPolicy, SelectionPolicy
 from services.core.settings import POLICIES, SCALERS, Settings
+from services.shell.child import how_ended, kept_environment, kill_group, read_frame
 from services.shell.host.process import dies_with_parent
 from services.shell.settings import SettingsError
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 POLICY_PROCESS = "services.dispatcher.edge_policy_process"
 TRIED_S = 20.0  # that the import of a class may take
-_KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "HOME", "TMPDIR")
+LARGEST = 2**20  # bytes of what its process says of it
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -35,9 +35,8 @@ def policy_command(name: str) -> list[str]:
 
 def policy_environment() -> dict[str, str]:
     """What Python needs to find the same modules as we do, and no more."""
-    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     path = os.pathsep.join(one for one in sys.path if one)
-    return kept | dict.fromkeys(_ONE_THREAD, "1") | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    return kept_environment(("HOME", "TMPDIR")) | dict.fromkeys(_ONE_THREAD, "1") | {"PYTHONPATH": path}
 
 
 async def try_policy(name: str) -> str:
@@ -50,17 +49,18 @@ async def try_policy(name: str) -> str:
         env=policy_environment(),
         start_new_session=True,
     )
+    assert process.stdout is not None, "it is a pipe"
     try:
         async with asyncio.timeout(TRIED_S):
-            told, _ = await process.communicate()
+            told = msgspec.msgpack.decode(await read_frame(process.stdout, LARGEST))
+            return str(told.get("error", ""))
     except TimeoutError:
         return f"its import took longer than {TRIED_S:g} s"
+    except asyncio.IncompleteReadError:
+        return f"its process {how_ended(await process.wait())} in its import"
     finally:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-    if len(told) <= 4:
-        return f"its import ended its process (exit code {process.returncode})"
-    return str(msgspec.msgpack.decode(told[4:]).get("error", ""))
+        kill_group(process.pid)
+        await process.communicate()  # to the end of its output: only then is the pipe closed
 
 
 # -- policies of the settings

@@ -22,7 +22,6 @@ from tests.support.servers.nats import run
 pytestmark = pytest.mark.slow
 
 FRAMEWORKS = {"ort": "", "ort-cuda": "", "tensorrt": "TensorRT is not installed", "torch-cuda": ""}
-FRAMEWORKS = {"ort": "", "ort-cuda": "", "trt": "TensorRT is not installed", "torch-cuda": ""}
 
 
 class GpuWorker:

@@ -254,6 +254,15 @@ def inner_channels() -> list[Channel]:
                 ("alive", work.RegistrarHeartbeat, "registrar -> registrars"),
             )
         ),
+        Channel(
+            "registrar-container",
+            NAMES.registrar("container"),
+            (work.PlaceContainer,),
+            "receive",
+            "infaas container -> one registrar",
+            (work.ContainerPlace, public.Refusal),
+            "inner",
+        ),
         *(
             Channel(
                 f"catalog-{what}",

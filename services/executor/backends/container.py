@@ -1,16 +1,14 @@
 """A user's own Python class in a process of its own: the handle that runs batches there, and that process's main.
 
-    python -m services.executor.backends.container FD MODULE:CLASS
+    python -m services.executor.backends.container MODULE:CLASS
 
-The two talk over a socket, in MessagePack. A class that crashes, hangs or ends its process costs the batch that it computes; the process
+The two talk as services/shell/child.py says. A class that crashes, hangs or ends its process costs the batch that it computes; the process
 is started again. Source of the interface: Clipper's model containers (paper 002, section 4.4).
 """
 
-import ctypes
 import importlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,19 +16,19 @@ import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 from msgspec import Struct
 
-from bus.codec import BadMessage, decode, encode
+from bus.codec import BadMessage
 from bus.messages.catalog import Signature
 from bus.messages.public import Tensor
 from bus.tensors import BadTensor, from_array, to_array
 from services.executor.backends.base import Cancelled, LoadFailed, RunFailed, checked_outputs, in_order, plain
-from services.shell.host.process import with_our_source
+from services.shell.child import Channel, how_ended, kill_group
+from services.shell.host.process import dies_with_parent, with_our_source
 
 if TYPE_CHECKING:
     from numpy import ndarray
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
 
 METHOD = "predict_batch"
 AGAIN_S = 0.02  # s between looks whether the process has been started again
-_PR_SET_PDEATHSIG = 1
 
 
 class _Call(Struct, frozen=True):
@@ -68,7 +65,7 @@ class UserProcess:
         self.memory_mb = 0.0
         self.one_at_a_time = "predict_batch is called for one batch at a time"
         self._signature: Signature | None = None
-        self._command = [sys.executable, "-P", "-m", __spec__.name]
+        self._command = dies_with_parent([sys.executable, "-P", "-m", __spec__.name, target], signal.SIGKILL)
         self._target = target
         self._directory = directory
         # One thread for all starts: the kernel ends a child when the thread that started it ends.
@@ -107,8 +104,8 @@ class UserProcess:
         self._given_up.clear()
         self._await_process()
         try:
-            self._connection.send_bytes(encode(_Call({name: from_array(array) for name, array in inputs.items()})))
-            reply = decode(_Reply, self._connection.recv_bytes())
+            self._channel.send(_Call({name: from_array(array) for name, array in inputs.items()}))
+            reply = self._channel.received(_Reply)
         except (EOFError, OSError):
             raise self._ended() from None
         except BadMessage as error:
@@ -138,33 +135,30 @@ class UserProcess:
         self._up.clear()
         with self._changing, suppress(AttributeError):  # it has never been started
             self._closed = True
-            with suppress(ProcessLookupError):  # and whatever it has started, which may hold the connection open
-                os.killpg(self._process.pid, signal.SIGKILL)
+            kill_group(self._process.pid)  # and whatever it has started, which may hold the channel open
             self._process.wait()
         self._starter.shutdown()
         with suppress(AttributeError):
-            self._connection.close()
+            self._channel.close()
 
     # -- inside
 
     def _start(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs, self._changing:
+        with self._changing:
             if self._closed:
-                ours.close()
                 raise LoadFailed("the container has been closed")
-            self._process = subprocess.Popen(
-                [*self._command, str(theirs.fileno()), self._target],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # what the class prints is no result of ours
+            self._process = process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
                 cwd=self._directory,
                 env=with_our_source(os.environ),
-                pass_fds=(theirs.fileno(),),
                 process_group=0,  # Ctrl-C reaches only us
             )
-            self._connection = Connection(ours.detach())
+            assert process.stdin is not None and process.stdout is not None, "they are pipes"
+            self._channel = Channel(process.stdout, process.stdin)
         try:
-            error = decode(_Reply, self._connection.recv_bytes()).error
+            error = self._channel.received(_Reply).error
         except (EOFError, OSError):
             error = f"the process {self._how_it_ended()} before {self._target} was made"
         if error:
@@ -194,7 +188,7 @@ class UserProcess:
         how, cancelled = self._how_it_ended(), self._cancelled
         self._cancelled = False
         self._up.clear()
-        self._connection.close()
+        self._channel.close()
         self._start_again()
         if cancelled:
             return Cancelled(f"{METHOD} took too long, and its process was ended")
@@ -202,10 +196,9 @@ class UserProcess:
 
     def _how_it_ended(self) -> str:
         with suppress(subprocess.TimeoutExpired):
-            code = self._process.wait(1.0)
-            return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+            return how_ended(self._process.wait(1.0))
         self._process.kill()
-        return "closed its connection"
+        return "closed its channel"
 
 
 # -- the user's process
@@ -226,11 +219,11 @@ def _predict_of(target: str) -> Predict:
     return predict  # type: ignore[no-any-return]
 
 
-def _answer(predict: Predict, data: bytes) -> _Reply:
+def _answer(predict: Predict, call: _Call) -> _Reply:
     import numpy as np  # noqa: PLC0415
 
     # Copies: the class may write into its inputs.
-    inputs = {name: np.array(to_array(tensor, name)) for name, tensor in decode(_Call, data).inputs.items()}
+    inputs = {name: np.array(to_array(tensor, name)) for name, tensor in call.inputs.items()}
     try:
         outputs = predict(inputs)
     except Exception as error:
@@ -244,25 +237,23 @@ def _answer(predict: Predict, data: bytes) -> _Reply:
         return _Reply(error=f"{METHOD} returned something that is no array: {error}")
 
 
-def _main(fd: int, target: str) -> int:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    connection = Connection(fd)
+def _main(target: str) -> int:
+    channel = Channel.of_child()
     sys.path.insert(0, os.getcwd())
     try:
         predict = _predict_of(target)
     except Exception as error:
         traceback.print_exc()
-        connection.send_bytes(encode(_Reply(error=f"{type(error).__name__}: {error}")))
+        channel.send(_Reply(error=f"{type(error).__name__}: {error}"))
         return 1
-    connection.send_bytes(encode(_Reply()))
+    channel.send(_Reply())
     while True:
         try:
-            data = connection.recv_bytes()
-        except (EOFError, OSError):
+            call = channel.received(_Call)
+        except EOFError:
             return 0  # the container has ended
-        connection.send_bytes(encode(_answer(predict, data)))
+        channel.send(_answer(predict, call))
 
 
 if __name__ == "__main__":
-    sys.exit(_main(int(sys.argv[1]), sys.argv[2]))
+    sys.exit(_main(sys.argv[1]))

@@ -1,16 +1,15 @@
 """Starts the trusted helper process for one order and waits for it. Order, bus and limits go to its standard input."""
 
 import asyncio
-import contextlib
 import os
 import shutil
-import signal
 import sys
 from pathlib import Path
 
 from bus.codec import encode
 from services.core.settings import Settings
 from services.executor.workshop.orders import HelperInput, StopOrder, WorkshopOrder
+from services.shell.child import how_ended, kill_group
 from services.shell.host.process import with_our_source
 from services.shell.settings import login_of
 
@@ -80,12 +79,11 @@ class WorkshopEdge:
             )
             _, words = await process.communicate(encode(task))
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-        if process.returncode != 0:
+            kill_group(process.pid)
+            code = await process.wait()
+        if code != 0:
             last = " ".join(words.decode(errors="replace").split())[-LAST_WORDS:]
-            raise WorkshopFailed(f"its process ended with code {process.returncode}: {last or 'it wrote nothing'}")
+            raise WorkshopFailed(f"its process {how_ended(code)}: {last or 'it wrote nothing'}")
 
 
 def _emptied(directory: Path) -> None:

@@ -1,20 +1,10 @@
 """The accelerators that this machine has, as their drivers say. No framework is imported, and no context is made.
 
-NVIDIA: the driver's own library (NVML), which comes with it and takes a few MB.
+NVIDIA: the driver's own library (NVML), which comes with it, by nvidia-ml-py.
 """
 
-import ctypes
 import os
 import re
-from collections.abc import Mapping, Sequence
-NVIDIA: the driver's own library (NVML), which comes with it, by nvidia-ml-py. Neuron: the `neuron-ls` tool of its driver.
-"""
-
-import json
-import os
-import re
-import shutil
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -22,10 +12,6 @@ from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
-
-_NVML = ("libnvidia-ml.so.1", "libnvidia-ml.so")
-_TEXT = 96
-_NEURON_TOOLS = ("neuron-ls", "/opt/aws/neuron/bin/neuron-ls")
 
 
 class Accelerator(Struct, frozen=True, kw_only=True):

@@ -228,7 +228,7 @@ def test_records_that_are_not_allowed_leave_nothing_behind() -> None:
         ("nosuch:Thing", "policy: nosuch:Thing cannot be loaded: ModuleNotFoundError: No module named 'nosuch'"),
         ("collections:Nothing", "AttributeError"),
         ("collections:Counter", "it has no method `init`"),
-        ("tests.unit.registrar.own_policy:Ends", "its import ended its process (exit code 3)"),
+        ("tests.unit.registrar.own_policy:Ends", "its process ended with code 3 in its import"),
         ("tests.unit.registrar.own_policy:Whole", ""),
         ("exp4", ""),
     ],

@@ -1,13 +1,11 @@
-"""The untrusted child: one task from standard input, frames to standard output, nothing else. The supervisor starts it."""
+"""The untrusted child: one task, then frames until it is done (services/shell/child.py). The supervisor starts it."""
 
 import os
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
-from bus.codec import decode, encode
 from services.executor.backends.base import plain
 from services.executor.workshop.sandbox.lockdown import lock_down
 from services.executor.workshop.sandbox.protocol import (
@@ -23,12 +21,13 @@ from services.executor.workshop.sandbox.protocol import (
     TaskRefused,
     UploadRejected,
 )
+from services.shell.child import Channel
 
 
 def main() -> int:
     """Do the task. The exit code is 0 once the last frame is written, also if that is a refusal."""
-    order = decode(SandboxInput, sys.stdin.buffer.read())
-    channel = _take_stdout()
+    channel = Channel.of_child()
+    order = channel.received(SandboxInput)
     scratch = Path(order.task.scratch)
     os.chdir(scratch)
     tempfile.tempdir = str(scratch)
@@ -36,7 +35,7 @@ def main() -> int:
     missing = lock_down(order.limits, scratch, _uploads(task))
     if missing:
         print(f"sandbox without {', '.join(missing)}", file=sys.stderr)
-    tell = _teller(channel)
+    tell = channel.send
     try:
         _work(order, tell)
     except UploadRejected as refusal:
@@ -82,21 +81,6 @@ def _uploads(task: SandboxTask) -> tuple[str, ...]:
     if isinstance(task, ProbeTask):
         return ()
     return (task.data.path,) if isinstance(task, MeasureTask) else (task.data.path, task.model)
-
-
-def _take_stdout() -> BinaryIO:
-    """Keep the real standard output for frames. Whatever libraries print goes to standard error."""
-    channel = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)
-    return channel
-
-
-def _teller(channel: BinaryIO) -> Callable[[Frame], None]:
-    def tell(frame: Frame) -> None:
-        body = encode(frame)
-        channel.write(len(body).to_bytes(4, "big") + body)
-
-    return tell
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import services
-from bus.codec import BadMessage, decode, encode
+from bus.codec import BadMessage, decode
 from services.executor.backends.remote import RELAY
 from services.executor.workshop.sandbox.protocol import (
     Frame,
@@ -20,6 +20,7 @@ from services.executor.workshop.sandbox.protocol import (
     Step,
     TaskRefused,
 )
+from services.shell.child import framed, kept_environment, kill_group, read_frame
 
 LARGEST_FRAME = 2**20
 MOST_OUTPUT = 16 * 2**20
@@ -30,7 +31,7 @@ _START = (
     "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
     "runpy.run_module('services.executor.workshop.sandbox.child', run_name='__main__', alter_sys=True)"
 )
-_KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+_KEPT = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 
 
 class SandboxCrashed(Exception):
@@ -63,7 +64,7 @@ async def run(
     try:
         await _converse(process, SandboxInput(task=task, limits=limits), on_frame)
     finally:
-        _kill(process)
+        kill_group(process.pid)
         await process.wait()
         listening.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -75,7 +76,7 @@ async def _converse(
 ) -> None:
     if process.stdin is None or process.stdout is None:
         raise SandboxCrashed("the sandbox could not be started")
-    process.stdin.write(encode(order))
+    process.stdin.write(framed(order))
     process.stdin.close()
     budget = _Budget(order.limits)
     watching = asyncio.ensure_future(budget.memory(process.pid))
@@ -137,13 +138,12 @@ async def _read(stream: asyncio.StreamReader, budget: _Budget, on_frame: Callabl
     total = 0
     while True:
         try:
-            length = int.from_bytes(await stream.readexactly(4), "big")
-            total += length
-            if length > LARGEST_FRAME or total > MOST_OUTPUT:
-                raise SandboxCrashed("the sandbox sent more than it may")
-            body = await stream.readexactly(length)
+            body = await read_frame(stream, min(LARGEST_FRAME, MOST_OUTPUT - total))
         except asyncio.IncompleteReadError:
             return
+        except OverflowError:
+            raise SandboxCrashed("the sandbox sent more than it may") from None
+        total += len(body)
         try:
             frame: Frame = decode(Frame, body)  # type: ignore[arg-type]
         except BadMessage as error:
@@ -170,16 +170,4 @@ def _how(code: int, limits: SandboxLimits) -> str:
 
 def _environment(scratch: str) -> dict[str, str]:
     """No credentials and no settings: only what Python and the frameworks need to start."""
-    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    return kept | {
-        "HOME": scratch,
-        "TMPDIR": scratch,
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "TORCHINDUCTOR_CACHE_DIR": scratch,
-    }
-
-
-def _kill(process: asyncio.subprocess.Process) -> None:
-    """Kill the whole process group."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+    return kept_environment(_KEPT) | dict.fromkeys(("HOME", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR"), scratch)

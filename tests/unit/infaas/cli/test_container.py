@@ -2,16 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
 
-from bus.messages.public import Register
 from infaas.cli import main
-from infaas.cli.container import without_effect
-from tests.support.simulated.registrations import app_record, model_record, variant_record
 
 CLASSES = """
 import numpy as np
@@ -65,47 +60,6 @@ def test_bad_usage_exits_2_with_one_line(
 ) -> None:
     assert main(["container", *arguments]) == 2
     assert word in capsys.readouterr().err
-
-
-REGISTERED = Register(
-    app="digits", model="mlp", format="container", object="", validation="", task="reading", metric="top5",
-    labels=["no", "yes"], latency_ms=20.0, slo_target=0.9, default_output=[0],
-)  # fmt: skip
-RECORD = model_record(task="reading", metric="top5", labels=["no", "yes"])
-APP = app_record(latency_ms=20.0, slo_target=0.9, default_output=[0])
-
-
-@pytest.mark.parametrize(
-    ("changes", "option"),
-    [
-        ({}, None),
-        ({"task": None, "labels": [], "latency_ms": None, "slo_target": None, "default_output": None}, None),
-        ({"task": "writing"}, "task"),
-        ({"metric": "mae"}, "metric"),
-        ({"labels": ["yes", "no"]}, "labels"),
-        ({"latency_ms": 30.0}, "latency-ms"),
-        ({"slo_target": 0.99}, "slo-target"),
-        ({"default_output": [1]}, "default-output"),
-        ({"accuracy": "any"}, "accuracy"),
-    ],
-)
-def test_the_same_command_adds_a_replica_and_another_one_says_what_has_no_effect(
-    changes: dict[str, Any], option: str | None
-) -> None:
-    asked = replace(REGISTERED, **changes)
-    wrong = without_effect(asked, {"metric", "max_batch"}, 8, RECORD, APP, variant_record())
-    assert [one.partition(":")[0] for one in wrong] == ([] if option is None else [f"--{option}"])
-
-
-def test_only_what_was_given_of_the_options_with_a_default_counts_for_a_replica() -> None:
-    other = replace(REGISTERED, metric="mae")
-    for given, options in (
-        ((), []),
-        (("metric",), ["--metric"]),
-        (("metric", "max_batch"), ["--metric", "--max-batch"]),
-    ):
-        wrong = without_effect(other, given, 16, RECORD, APP, variant_record())
-        assert [one.partition(":")[0] for one in wrong] == options
 
 
 def tried(capsys: pytest.CaptureFixture[str], name: str, *more: str) -> dict[str, object]:

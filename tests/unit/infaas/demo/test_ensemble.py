@@ -7,7 +7,8 @@ import onnxruntime
 import pytest
 
 from infaas.demo import digits
-from infaas.demo.ensemble import PHASES, _results, _series, disagreed, draw, permuted
+from infaas.demo.ensemble import PHASES, EnsembleDemo, disagreed, draw, permuted, results, series
+from infaas.demo.program import DemoTable
 
 SMALL = digits.models()["logreg"]
 MODELS = ["a", "b"]
@@ -45,7 +46,7 @@ def test_pictures_are_those_of_which_not_all_models_say_the_same() -> None:
 
 
 def test_figures_of_the_thirds_and_of_the_whole() -> None:
-    found = _results(ANSWERS, [0.0, 3.0, 6.0, 9.0], PARTS, MODELS)
+    found = results(ANSWERS, [0.0, 3.0, 6.0, 9.0], PARTS, MODELS)
     assert [phase["name"] for phase in found["phases"]] == list(PHASES)
     assert [phase["error"] for phase in found["phases"]] == [0.0, pytest.approx(2 / 3), 0.0]
     assert [phase["best"]["model"] for phase in found["phases"]] == ["a", "b", "a"]
@@ -55,17 +56,37 @@ def test_figures_of_the_thirds_and_of_the_whole() -> None:
 
 
 def test_a_series_keeps_the_last_weight_and_has_no_error_without_answers() -> None:
-    series = _series(
+    shown = series(
         ANSWERS[:4], np.linspace(0.0, 9.0, 4), {(0, "a"): {"weight": 0.9}, (2, "a"): {"weight": 0.8}}, MODELS
     )
-    assert series["error"] == [0.0, 1.0, None]
-    assert series["weights"] == {"a": [0.9, 0.9, 0.8], "b": [None, None, None]}
+    assert shown["error"] == [0.0, 1.0, None]
+    assert shown["weights"] == {"a": [0.9, 0.9, 0.8], "b": [None, None, None]}
 
 
 def test_the_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra plot (matplotlib)")
-    found = _results(ANSWERS, [0.0, 3.0, 6.0, 9.0], PARTS, MODELS)
-    series = _series(ANSWERS, np.linspace(0.0, 9.0, 4), PARTS, MODELS)
-    names = {"switched": "a", "policy": "exp4", "eta": 0.5, "answered": 9, "series": series}
+    found = results(ANSWERS, [0.0, 3.0, 6.0, 9.0], PARTS, MODELS)
+    shown = series(ANSWERS, np.linspace(0.0, 9.0, 4), PARTS, MODELS)
+    names = {"switched": "a", "policy": "exp4", "eta": 0.5, "answered": 9, "series": shown}
     draw({**found, **names}, tmp_path / "e.svg")
     assert (tmp_path / "e.svg").stat().st_size > 5000
+
+
+def test_what_is_printed_marks_the_one_that_is_switched() -> None:
+    found = results(ANSWERS, [0.0, 3.0, 6.0, 9.0], PARTS, MODELS)
+    names = {
+        "app": "digits",
+        "switched": "a",
+        "policy": "exp4",
+        "eta": 0.5,
+        "queries": 9,
+        "feedbacks": 9,
+        "refused": {},
+        "pictures": 5,
+    }
+    table, whole, *rest = EnsembleDemo().shown({**found, **names, "picture": None})
+    assert isinstance(table, DemoTable)
+    assert [row["model"] for row in table.rows][:2] == ["[bold]a[/]", "b"]
+    assert list(table.rows[0].values())[2] == "100.0%, weight 0.010"
+    assert "the best single one in hindsight, b, 20.0%" in str(whole)
+    assert "refused: none" in str(rest[0]) and "plot" in str(rest[1])

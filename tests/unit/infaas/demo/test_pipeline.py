@@ -8,25 +8,13 @@ import pytest
 
 from bus.messages.catalog import PipelinePlan, PlannedStage
 from infaas.answers import Answer
-from infaas.cli.demo_pipeline import blocks, changes, chart, decisions, figures, phases_table, stages_table
 from infaas.demo.digits import UNSEEN, load
-from infaas.demo.pipeline import wrong_answer
-from infaas.demo.pipeline_results import (
-    BINS,
-    PHASES,
-    TIMES,
-    VERTICES,
-    DemoReply,
-    arrivals,
-    draw,
-    last_of,
-    phase_at,
-    results,
-    series,
-    summary,
-    vertices,
-)
+from infaas.demo.load import DemoReply
+from infaas.demo.pipeline import KIND, PipelineDemo, blocks, chart, figures, judge
+from infaas.demo.pipeline_results import BINS, PHASES, VERTICES, draw, last_of, phase_at, results, series, vertices
+from infaas.demo.program import DemoTable
 from infaas.demo.stages import ACCURATE, CHEAP, LATENCY_MS, NEAREST
+from infaas.errors import Refused
 
 PICTURES = load(UNSEEN)
 SECONDS = 100.0
@@ -49,31 +37,8 @@ EVENTS = [
 SERVING = [(1000.0, dict.fromkeys(VERTICES, 1)), (1060.0, dict.fromkeys(VERTICES, 3))]
 
 
-def replies() -> list[DemoReply]:
-    """One a second. The fifth is late, the sixth refused, the seventh says a wrong digit."""
-    found = [
-        DemoReply(n + 0.5, 10.0, 7 * n, said=int(PICTURES.y[7 * n]), exact=n % 4 == 0, agreed=0.9, cost=2e-9)
-        for n in range(100)
-    ]
-    found[4].took_ms = LATENCY_MS + 1
-    found[5] = DemoReply(5.5, 30.0, 5, code="deadline")
-    found[6].said = (found[6].said + 1) % 10
-    found[6].agreed = 0.1
-    return found
-
-
-def result() -> dict[str, Any]:
-    events = [{**row, "at_s": row["time"] - 1000.0} for row in EVENTS]
-    return {
-        "app": "digits", "objective_ms": LATENCY_MS, "capacity_qps": 300.0, "rates": [40.0, 120.0, 40.0], "load": 100, "queries": 110,
-        "plan": summary(PLAN), "vertices": vertices(PLAN, SERVED, SERVING), "events": events,
-        **results(replies(), PICTURES, 0.9, SERVED, SECONDS),
-        "series": series(replies(), SERVING, EVENTS, 1000.0, SECONDS),
-    }  # fmt: skip
-
-
-def answer(scores: np.ndarray, *members: str, **other: Any) -> Answer:
-    verdict = np.array([[0.1, 0.9]], np.float32)
+def answer(scores: np.ndarray, *members: str, agreed: float = 0.9, **other: Any) -> Answer:
+    verdict = np.array([[1.0 - agreed, agreed]], np.float32)
     fields: dict[str, Any] = {
         "id": "q", "model": "", "version": "", "variant": "", "hardware": "", "worker": "", "accuracy": None, "latency_ms": 1.0, "queue_ms": 0.0,
         "compute_ms": 1.0, "batch": 0, "cached": False, "simulated": False, "cost": 0.0, "missed": [], "members": list(members),
@@ -82,15 +47,33 @@ def answer(scores: np.ndarray, *members: str, **other: Any) -> Answer:
     return Answer(**{**fields, **other})
 
 
-def test_the_load_triples_and_falls_again() -> None:
-    times = np.array(arrivals(50.0, SECONDS))
-    assert (np.diff(times) >= 0).all()
-    edges = np.cumsum([0.0, *(SECONDS * share for _, share, _ in PHASES)])
-    counts, _ = np.histogram(times, edges)
-    rates = counts / np.diff(edges)
-    assert rates == pytest.approx([50.0, 50.0 * TIMES, 50.0], rel=0.2)
+def replies() -> list[DemoReply]:
+    """One a second. The fifth is late, the sixth refused, the seventh says a wrong digit."""
+    found = []
+    for n in range(100):
+        picture = np.array([7 * n])
+        labels = PICTURES.y[picture]
+        agreed = 0.1 if n == 6 else 0.9
+        scores = np.eye(10, dtype=np.float32)[(labels + (n == 6)) % 10]
+        said: Answer | Refused = answer(scores, *([f"{ACCURATE}@1"] if n % 4 == 0 else []), agreed=agreed, cost=2e-9)
+        if n == 5:
+            said = Refused("deadline", "later")
+        found.append(DemoReply(picture, labels, said, n + 0.5, LATENCY_MS + 1 if n == 4 else 10.0))
+    return found
+
+
+def result() -> dict[str, Any]:
+    events = [{**row, "at_s": row["time"] - 1000.0} for row in EVENTS]
+    return {
+        "app": "digits", "objective_ms": LATENCY_MS, "capacity_qps": 300.0, "rates": [40.0, 120.0, 40.0], "load": 100, "queries": 110,
+        "plan": {"policy": "inferline", "status": "optimal", "rate": 10.0, "cost_per_s": 1e-5, "p99_ms": 5.0}, "pipeline_file": None, "vertices": vertices(PLAN, SERVED, SERVING), "events": events,
+        **results(replies(), PICTURES, 0.9, SERVED, SECONDS),
+        "series": series(replies(), SERVING, EVENTS, 1000.0, SECONDS),
+    }  # fmt: skip
+
+
+def test_the_phases_of_the_load() -> None:
     assert [phase_at(share) for share in (0.0, 0.1, 0.9, 1.0)] == ["before", "tripled", "after", "after"]
-    assert arrivals(50.0, SECONDS) == times.tolist()
 
 
 def test_an_answer_is_wrong_if_the_accurate_model_was_due_and_not_asked() -> None:
@@ -98,14 +81,14 @@ def test_an_answer_is_wrong_if_the_accurate_model_was_due_and_not_asked() -> Non
     sure[0, 3], unsure[0, 3] = 0.955, 0.55
     cheap = (f"{CHEAP}@1", f"{NEAREST}@1")
     every = (f"{CHEAP}@1", f"{ACCURATE}@1", f"{NEAREST}@1")
-    assert not wrong_answer(answer(sure, *cheap), "q", 0.9)
-    assert not wrong_answer(answer(unsure, *every), "q", 0.9)
-    assert "not asked" in wrong_answer(answer(unsure, *cheap), "q", 0.9)
-    assert "id 'q'" in wrong_answer(answer(sure, *cheap), "other", 0.9)
-    assert "not 2" in wrong_answer(answer(sure, cheap[0]), "q", 0.9)
-    assert "scores" in wrong_answer(answer(sure[:, :9], *cheap), "q", 0.9)
-    assert "scores" in wrong_answer(answer(np.full((1, 10), np.nan), *cheap), "q", 0.9)
-    assert "simulated" in wrong_answer(answer(sure, *cheap, simulated=True), "q", 0.9)
+    assert not judge(0.9, KIND, 1, "q", answer(sure, *cheap))
+    assert not judge(0.9, KIND, 1, "q", answer(unsure, *every))
+    assert "not asked" in judge(0.9, KIND, 1, "q", answer(unsure, *cheap))
+    assert "id 'q'" in judge(0.9, KIND, 1, "other", answer(sure, *cheap))
+    assert "not 2" in judge(0.9, KIND, 1, "q", answer(sure, cheap[0]))
+    assert "scores" in judge(0.9, KIND, 1, "q", answer(sure[:, :9], *cheap))
+    assert "scores" in judge(0.9, KIND, 1, "q", answer(np.full((1, 10), np.nan), *cheap))
+    assert "simulated" in judge(0.9, KIND, 1, "q", answer(sure, *cheap, simulated=True))
 
 
 def test_figures_of_the_phases_and_of_the_whole() -> None:
@@ -128,7 +111,7 @@ def test_figures_of_the_phases_and_of_the_whole() -> None:
 
 
 def test_figures_of_a_run_without_answers() -> None:
-    lost = [DemoReply(1.0, 5.0, 0, code="overloaded")]
+    lost = [DemoReply(np.array([0]), np.array([0]), Refused("overloaded", "full"), 1.0, 5.0)]
     found = results(lost, PICTURES, 0.9, [], SECONDS)
     assert (found["answered"], found["accuracy"], found["cost"]["per_1000"]) == (0, None, None)
     assert found["attainment"] == 0.0
@@ -156,12 +139,11 @@ def test_the_series_has_the_replicas_wanted_and_serving() -> None:
 def test_blocks() -> None:
     assert blocks([0.0, 0.01, 4.0, 8.0, 9.0, None], 8.0) == " ▁▄██ "
     assert blocks([1.0, 2.0], 0.0) == "  "
-    assert changes([1, 1, 4, 4, 1]) == [1, 4, 1]
 
 
 def test_what_is_printed_names_what_was_paid_and_what_was_computed() -> None:
     found = result()
-    lines = figures(found)
+    lines = list(figures(found))
     (cost,) = [n for n, line in enumerate(lines) if line.startswith("Cost")]
     # By stage: what a visit is paid times visits a query.
     assert (
@@ -169,15 +151,16 @@ def test_what_is_printed_names_what_was_paid_and_what_was_computed() -> None:
     )
     assert lines[cost + 1].endswith("computed from what its visits here were charged: 0.004; with the check: 0.009.")
     assert "Refused: 1 × deadline." in lines
-    deploy, up = decisions(found["events"])
+    deploy, up = [line for line in lines if line.startswith("Tuner")]
     assert deploy == "Tuner at -100.0 s: deploy: quick 0 → 1, exact 0 → 1, check 0 → 1: planned"
     assert up.startswith("Tuner at 50.0 s: up: quick 1 → 4, ")
-    shown = chart(found["series"], found["phases"])
+    shown = list(chart(found["series"], found["phases"]))
     assert [line.split()[0] for line in shown] == ["queries/s", "quick", "exact", "check", "in", "|×1"]
     assert len({line.index("|") for line in shown if "|" in line}) == 1
     assert "|×3" in shown[-1]
-    assert stages_table(found).row_count == 3
-    assert phases_table(found).row_count == len(PHASES) + 1
+    stages, phases = [block for block in PipelineDemo(keep=False).shown(found) if isinstance(block, DemoTable)]
+    assert [row["over time"] for row in stages.rows] == ["1 → 4"] * 3
+    assert [row["load"] for row in phases.rows] == [*(name for name, *_ in PHASES), "in all"]
 
 
 def test_the_picture(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from bus.tensors import from_array
 from infaas.answers import Answer
 from infaas.demo.digits import query_kinds
 from infaas.demo.family import QueryKind
-from infaas.demo.results import KindCounts, wrong_accuracy, wrong_answer, wrong_refusal
+from infaas.demo.load import DemoReply
+from infaas.demo.results import problems_of, row_of, wrong_accuracy, wrong_answer, wrong_refusal
 from infaas.errors import Refused
 
 CATALOGUE = {"cnn-1": {"variant": "cnn-1", "accuracy": 0.98, "cost_per_1000": 0.004}}
@@ -62,6 +63,7 @@ def test_right_answers_pass() -> None:
         ({"accuracy": 0.99}, "promises"),
         ({"latency_ms": 7.0}, "without `latency`"),
         ({"cost": 0.001}, "without `cost`"),
+        ({"simulated": True}, "simulated"),
     ],
 )
 def test_wrong_answers_are_noticed(changes: dict[str, Any], word: str) -> None:
@@ -143,53 +145,37 @@ def test_query_kinds_follow_the_catalogue() -> None:
     assert len({kind.name for kind in found}) == len(found)
 
 
-def test_counts_counts_and_concludes() -> None:
-    counts = KindCounts(ANYTHING, validated=750)
-    labels = np.array([0, 5])
-    for took in (1.0, 3.0):
-        counts.sent += 1
-        counts.answered(answer(), labels, np.array([0, 1]), took)
-    counts.sent += 1
-    counts.refused(Refused("overloaded", "full"))
-    row = counts.summary()
+def reply(took_ms: float, said: Answer | Refused, first: int = 0) -> DemoReply:
+    return DemoReply(np.array([first, first + 1]), np.array([0, 5]), said, 0.0, took_ms)
+
+
+def test_a_row_of_the_table() -> None:
+    refused = Refused("overloaded", "full")
+    replies = [reply(1.0, answer()), reply(3.0, answer(), 2), reply(0.5, refused)]
+    row = row_of(ANYTHING, 3, 0, replies)
     assert row["answered"] == 2
     assert row["accuracy"] == 0.5
     assert row["promised_accuracy"] == pytest.approx(0.98)
     assert row["cost_per_1000"] == pytest.approx(0.004)
     assert row["p50_ms"] == pytest.approx(2.0)
     assert row["refused"] == {"overloaded": 1}
-    assert counts.problems_found() == []
+    assert row["reasons"] == {"overloaded": "full"}
+    assert problems_of(row, replies, 750) == []
+    # Many pictures of which half are read wrongly contradict the promise; views of one thing count as one.
+    many = [reply(1.0, answer(), 2 * n) for n in range(40)]
+    (wrong,) = problems_of(row_of(ANYTHING, 40, 0, many), many, 750)
+    assert "0.5000 on 80 answers" in wrong
+    assert problems_of(row_of(ANYTHING, 40, 0, many), many, 750, views=80) == []
 
 
-def test_counts_notices_what_never_came_back() -> None:
-    counts = KindCounts(ANYTHING, validated=750)
-    counts.sent = 2
-    counts.answered(answer(), np.array([0, 1]), np.array([0, 1]), 1.0)
-    assert any("2 sent, 1 came back" in problem for problem in counts.problems_found())
-
-
-def test_counts_wants_an_answer_to_what_is_possible() -> None:
-    counts = KindCounts(STRICT, validated=750)
-    counts.sent = 1
-    counts.refused(Refused("deadline", "later"))
-    assert any("none of" in problem for problem in counts.problems_found())
-
-
-def test_counts_shows_a_few_problems_and_counts_the_rest() -> None:
-    counts = KindCounts(IMPOSSIBLE, validated=750)
-    counts.sent = 9
-    for number in range(9):
-        counts.failed(f"problem {number}")
-    problems = counts.problems_found()
-    assert len(problems) == 6
-    assert "4 more" in problems[-1]
+def test_what_is_possible_must_be_answered() -> None:
+    replies = [reply(1.0, Refused("deadline", "later"))]
+    assert "none of 1 queries" in problems_of(row_of(STRICT, 1, 0, replies), replies, 750)[0]
+    assert problems_of(row_of(IMPOSSIBLE, 1, 0, replies), replies, 750) == []
 
 
 def test_needs_are_met_only_when_nothing_is_missed() -> None:
-    counts = KindCounts(STRICT, validated=750)
-    for took, missed in ((1.0, []), (9.0, []), (1.0, ["cost"]), (1.0, ["latency"])):
-        counts.sent += 1
-        counts.answered(answer(missed=missed), np.array([0, 1]), np.array([0, 1]), took)
-    row = counts.summary()
+    cases: list[tuple[float, list[str]]] = [(1.0, []), (9.0, []), (1.0, ["cost"]), (1.0, ["latency"])]
+    row = row_of(STRICT, 4, 0, [reply(took, answer(missed=missed)) for took, missed in cases])
     assert row["slo_attainment"] == 0.25
     assert row["missed"] == {"cost": 1, "latency": 1}

@@ -6,7 +6,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from infaas.demo.digits import TRAIN, UNSEEN, VALIDATION, Digits, load, models
+from infaas.demo.digits import TRAIN, UNSEEN, VALIDATION, Digits, load, models, scores_of
 from infaas.demo.stages import (
     ACCURATE,
     ALIKE,
@@ -19,7 +19,6 @@ from infaas.demo.stages import (
     merged,
     pipeline_file,
     save_nearest,
-    scores_of,
     unsure_below,
 )
 from services.core.pipelines.checks import pipeline_errors

@@ -1,0 +1,198 @@
+"""What every demo sends: pictures that the system has not seen, at given times. Each reply is judged and kept."""
+
+import asyncio
+import time
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from infaas.answers import Answer
+from infaas.client import Client
+from infaas.demo.family import Labelled, QueryKind
+from infaas.errors import InfaasError, Refused
+from infaas.queries import Needs
+from services.simulation.scenario.model import WorkloadSpec
+from services.simulation.workload import at_once
+
+ALONE = 0.8  # share of queries with a single picture, where there may be several
+RETRY_S = 0.2  # between tries
+MAX_PROBLEMS = 5  # shown for one kind of query
+
+Indices = NDArray[np.int64]
+# What is wrong with a reply; empty if nothing is. Gets the kind of query, its number of items, its id and the reply.
+Judge = Callable[[QueryKind, int, str, Answer | Refused], str]
+OnTime = Callable[[float], None]  # gets the seconds since the load began
+
+
+@dataclass(frozen=True, slots=True)
+class DemoReply:
+    """What became of a query. pictures, labels: which it held, and what they show. due: seconds since the load began.
+
+    at: Unix time of the reply. took_ms: at the client, from the time at which the query was due.
+    """
+
+    pictures: Indices
+    labels: Indices
+    said: Answer | Refused
+    due: float
+    took_ms: float
+    at: float = 0.0
+
+    @property
+    def answer(self) -> Answer | None:
+        """None: it was refused."""
+        return None if isinstance(self.said, Refused) else self.said
+
+
+class PictureSource:
+    """Gives pictures in random order; no picture comes twice before every picture came once."""
+
+    def __init__(self, pictures: Labelled, rng: np.random.Generator) -> None:
+        self.pictures = pictures
+        self._rng = rng
+        self._unused: Indices = np.empty(0, np.int64)
+
+    def draw(self, items: int) -> Indices:
+        """Indices of `items` pictures."""
+        if len(self._unused) < items:
+            self._unused = np.concatenate([self._unused, self._rng.permutation(len(self.pictures))])
+        drawn, self._unused = self._unused[:items], self._unused[items:]
+        return drawn
+
+
+def arrivals(
+    rates: Sequence[tuple[float, float]], kinds: Sequence[QueryKind], seed: int = 0
+) -> list[tuple[float, QueryKind]]:
+    """Times of a Poisson process in seconds, each with the kind of query that is due. rates: how long each lasts, s, and queries/s."""
+    edges = np.cumsum([0.0, *(seconds for seconds, _ in rates)]).round(9).tolist()
+    steps = tuple((at, rate) for (_, rate), *ends in zip(rates, edges[:-1], edges[1:], strict=True) for at in ends)
+    total = sum(kind.weight for kind in kinds)
+    # The generator of arrivals takes each kind of query as an app of a scenario.
+    names, shares = tuple(kind.name for kind in kinds), tuple(kind.weight / total for kind in kinds)
+    spec = WorkloadSpec(apps=names, shares=shares, rate=steps)
+    times, picks = at_once(spec, edges[-1], np.random.default_rng(seed))
+    return [(due, kinds[pick]) for due, pick in zip(times.tolist(), picks.tolist(), strict=True)]
+
+
+class DemoLoad:
+    """Sends queries. replies, wrong: by kind of query. queries: all that were sent, also before the load. largest: items in one query."""
+
+    def __init__(
+        self, client: Client, app: str, pictures: Labelled, judge: Judge, *, largest: int = 1, seed: int = 0
+    ) -> None:
+        self.queries = 0
+        self.sent: Counter[str] = Counter()  # of the load
+        self.replies: defaultdict[str, list[DemoReply]] = defaultdict(list)
+        self.wrong: defaultdict[str, list[str]] = defaultdict(list)
+        self._client = client
+        self._app = app
+        self._pictures = pictures
+        self._judge = judge
+        self._largest = largest
+        self._rng = np.random.default_rng(seed)
+        self._sources: defaultdict[str, PictureSource] = defaultdict(lambda: PictureSource(pictures, self._rng))
+
+    async def first(self, kind: QueryKind, within_s: float, right: Callable[[Answer], bool] | None = None) -> float:
+        """Ask until there is such an answer, so that what it needs is loaded. Returns milliseconds. Raises InfaasError after `within_s`."""
+        began = time.monotonic()
+        while True:
+            reply = await self._ask(kind, 1, 0.0, began)
+            waited = time.monotonic() - began
+            answer = None if reply is None else reply.answer
+            if answer is not None and (right is None or right(answer)):
+                return 1000 * waited
+            if reply is None or waited > within_s:
+                said = self.wrong[kind.name][-1] if reply is None else reply.said
+                raise InfaasError(f"“{kind.name}” was not answered as it should be within {waited:.1f} s: {said}")
+            await asyncio.sleep(RETRY_S)
+
+    async def carried(self, kind: QueryKind, under_way: int, seconds: float) -> float:
+        """Answers per second with so many queries under way all the time, judged as in the load."""
+        began, answered = time.monotonic(), 0
+
+        async def asks() -> None:
+            nonlocal answered
+            while (now := time.monotonic()) < began + seconds:
+                reply = await self._ask(kind, 1, 0.0, now)
+                answered += reply is not None and reply.answer is not None
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(under_way):
+                group.create_task(asks())
+        return answered / (time.monotonic() - began)
+
+    async def run(
+        self,
+        arrivals: Iterable[tuple[float, QueryKind]],
+        seconds: float,
+        on_time: OnTime,
+        *,
+        under_way: int = 2**15,
+        each: Callable[[DemoReply], Awaitable[None]] | None = None,
+    ) -> None:
+        """Send at these times, in seconds from now, then wait for the replies. It takes `seconds` at least.
+
+        under_way: queries at most; where others hold up a query beyond `seconds`, it is not sent. each: what follows a reply.
+        """
+        start = time.monotonic()
+        free = asyncio.Semaphore(under_way)
+        async with asyncio.TaskGroup() as group:
+            for due, kind in arrivals:
+                await asyncio.sleep(max(0.0, start + due - time.monotonic()))
+                await free.acquire()
+                if time.monotonic() > start + seconds:
+                    break
+                group.create_task(self._keep(kind, due, start, free, each))
+                on_time(due)
+            await asyncio.sleep(max(0.0, start + seconds - time.monotonic()))
+        on_time(seconds)
+
+    def problems(self) -> list[str]:
+        """A few of each kind of query as text, and how many more there are."""
+        found = []
+        for kind, wrong in self.wrong.items():
+            found += [f"{kind}: {problem}" for problem in wrong[:MAX_PROBLEMS]]
+            if len(wrong) > MAX_PROBLEMS:
+                found.append(f"{kind}: {len(wrong) - MAX_PROBLEMS} more queries went wrong")
+        return found
+
+    async def _keep(
+        self,
+        kind: QueryKind,
+        due: float,
+        start: float,
+        free: asyncio.Semaphore,
+        each: Callable[[DemoReply], Awaitable[None]] | None,
+    ) -> None:
+        items = 1
+        if self._largest > 1 and self._rng.random() >= ALONE:
+            items = int(self._rng.integers(2, self._largest + 1))
+        self.sent[kind.name] += 1
+        try:
+            reply = await self._ask(kind, items, due, start + due)
+        finally:
+            free.release()
+        if reply is not None:
+            self.replies[kind.name].append(reply)
+            if each is not None:
+                await each(reply)
+
+    async def _ask(self, kind: QueryKind, items: int, due: float, intended: float) -> DemoReply | None:
+        """None: it ended wrongly. intended: when it was due, by the monotonic clock."""
+        pictures = self._sources[kind.name].draw(items)
+        name = f"demo-{self.queries}"
+        self.queries += 1
+        needs: Needs = {**kind.needs, "id": name}
+        try:
+            said = await self._client.query(self._app, self._pictures.x[pictures], raise_refused=False, **needs)
+            took_ms = 1000 * (time.monotonic() - intended)
+            problem = self._judge(kind, items, name, said)
+        except InfaasError as error:
+            problem = f"neither answered nor refused: {error}"
+        if problem:
+            self.wrong[kind.name].append(problem)
+            return None
+        return DemoReply(pictures, self._pictures.y[pictures], said, due, took_ms, time.time())

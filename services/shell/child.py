@@ -1,0 +1,93 @@
+"""The one protocol with a child process that runs code which is not ours: a user's class, a user's policy, an uploaded model.
+
+Messages are MessagePack, each behind its length in 4 bytes. The child gets them on its standard input, and answers on what was its standard
+output: what its code prints goes to standard error. It leads a process group of its own, which is killed as a whole. Of our environment
+it gets what is named, and so no credentials; a container, which its user starts, gets all.
+"""
+
+import os
+import signal
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+from bus.codec import decode, encode
+
+if TYPE_CHECKING:
+    import asyncio  # a child that measures memory goes without
+
+M = TypeVar("M")
+
+_KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ")
+_HEAD = 4
+
+
+def framed(message: Any) -> bytes:
+    """The message as it is sent."""
+    body = encode(message)
+    return len(body).to_bytes(_HEAD, "big") + body
+
+
+def kept_environment(also: Iterable[str] = ()) -> dict[str, str]:
+    """What Python needs to start, of ours; and these variables."""
+    return {name: os.environ[name] for name in (*_KEPT, *also) if name in os.environ} | {"PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def kill_group(pid: int) -> None:
+    """Kill a child and all that it has started."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def how_ended(code: int) -> str:
+    """The end of a child, after "it". code: as subprocess has it, negative for a signal."""
+    if code >= 0:
+        return f"ended with code {code}"
+    with suppress(ValueError):  # most real-time signals have no name
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"was ended by signal {-code}"
+
+
+async def read_frame(stream: "asyncio.StreamReader", most: int) -> bytes:
+    """The next message, undecoded. Raises IncompleteReadError when there is none, and OverflowError for one of more than `most` bytes."""
+    length = int.from_bytes(await stream.readexactly(_HEAD), "big")
+    if length > most:
+        raise OverflowError(f"{length} bytes: at most {most}")
+    return await stream.readexactly(length)
+
+
+class Channel:
+    """Messages in both directions, without asyncio. `received` raises EOFError when the other side has ended, `send` an OSError."""
+
+    def __init__(self, incoming: IO[bytes], outgoing: IO[bytes]) -> None:
+        self._incoming = incoming
+        self._outgoing = outgoing
+
+    @classmethod
+    def of_child(cls) -> "Channel":
+        """In the child: takes standard input and output away from whatever else reads and prints."""
+        channel = cls(os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb"))
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        os.dup2(2, 1)
+        return channel
+
+    def send(self, message: Any) -> None:
+        self._outgoing.write(framed(message))
+        self._outgoing.flush()
+
+    def received(self, kind: type[M]) -> M:
+        """Waits for the next message. Raises BadMessage if it is none of this kind."""
+        return decode(kind, self._exactly(int.from_bytes(self._exactly(_HEAD), "big")))
+
+    def close(self) -> None:
+        for stream in (self._outgoing, self._incoming):
+            with suppress(OSError):
+                stream.close()
+
+    def _exactly(self, count: int) -> bytes:
+        data = self._incoming.read(count)
+        if len(data) < count:
+            raise EOFError
+        return data
