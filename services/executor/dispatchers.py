@@ -52,11 +52,11 @@ class KnownDispatcher:
         "unheard",
     )
 
-    def __init__(self, now: float, subject: str) -> None:
+    def __init__(self, now: float, subject: str, seq: int) -> None:
         self.alive = True
         self.seen = self.heard = self.since = now
         self.at = float("-inf")
-        self.seq = self.recorded = 0
+        self.seq = self.recorded = seq
         self.subject = subject
         self.adopts = False
         self.parents: dict[bytes, tuple[Route, Raw]] = {}
@@ -73,13 +73,14 @@ class KnownDispatchers:
         self._worker = worker
         self.silence = silence_s
         self._known: dict[str, KnownDispatcher] = {}
+        self._seq = 0  # the highest of those that are forgotten: one that comes back takes no seq for an earlier one
         self._over: set[bytes] = set()
         self._over_before: set[bytes] = set()
 
     def _of(self, name: str, now: float) -> KnownDispatcher:
         dispatcher = self._known.get(name)
         if dispatcher is None:
-            dispatcher = self._known[name] = KnownDispatcher(now, self._subjects.done(name))
+            dispatcher = self._known[name] = KnownDispatcher(now, self._subjects.done(name), self._seq)
         return dispatcher
 
     def alive(self, name: str) -> bool:
@@ -126,14 +127,13 @@ class KnownDispatchers:
         return (Publish(dispatcher.subject, done),)
 
     def say_again(self, name: str) -> Iterable[Effect]:
-        """The last batches whose outcomes this dispatcher has not stored: its connection may have broken."""
+        """The last batches whose outcomes this dispatcher has not stored: its connection may have broken. All of them, so that none is missing."""
         dispatcher = self._known.get(name)
         if dispatcher is None:
             return NOTHING
-        last = islice(reversed(dispatcher.pending), AGAIN)
-        return [Publish(dispatcher.subject, replace(done, started=done.finished)) for done, _, _ in last if done.uids][
-            ::-1
-        ]
+        last = [done for done, _, _ in islice(reversed(dispatcher.pending), AGAIN)]
+        again = (replace(done, started=done.finished, storing=None) for done in reversed(last))
+        return [Publish(dispatcher.subject, done) for done in again]
 
     def report_batch(
         self, loaded: Loaded, queries: list[QueuedQuery], batch: int, span: tuple[float, float], cost: float,
@@ -199,6 +199,7 @@ class KnownDispatchers:
                 effects.extend(self._take_over(name, dispatcher, now))
             elif not dispatcher.alive and now - dispatcher.seen > FORGET:
                 del self._known[name]
+                self._seq = max(self._seq, dispatcher.seq)
             elif not dispatcher.alive:
                 effects.extend(self._hand_on(name, dispatcher, now))
             elif dispatcher.parents:
