@@ -98,7 +98,7 @@ class DispatcherHeartbeat(Struct, frozen=True, kw_only=True, gc=False):
     """`infaas.heartbeat.dispatcher.<dispatcher>`.
 
     at: Unix seconds; while it does not hear itself, when it last did: what was over then has ended. flushed: for each executor queue, the highest
-    `seq` of a DoneBatch whose outcomes are on disk. adopts: it starts queries with parts again whose dispatcher is gone. missing: what it lacks to have
+    `seq` up to which all its DoneBatches have come, and their outcomes are on disk. adopts: it starts queries with parts again whose dispatcher is gone. missing: what it lacks to have
     queries answered, in words.
     """
 

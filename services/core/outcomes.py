@@ -163,14 +163,22 @@ def is_client_error(event: OutcomeEvent) -> bool:
     )
 
 
+MISSING = (
+    10.0  # s until a batch counts as lost that did not come with those after it: its executor's own connection broke
+)
+
+
 class OutcomeLog:
     """Counts the events that a dispatcher records. From it, executors learn for which of their batches the outcomes are on disk.
 
-    flushed: by executor queue, the highest `seq` of a DoneBatch whose outcomes are all on disk.
+    flushed: by executor queue, the highest `seq` up to which all its DoneBatches have come, and whose outcomes are all on disk. What is above it executors
+    say again, and record if this dispatcher dies.
     """
 
     def __init__(self) -> None:
         self.flushed: dict[str, int] = {}
+        self._came: dict[str, int] = {}  # by queue: the seq up to which all have come
+        self._beyond: dict[str, tuple[float, set[int]]] = {}  # by queue: since when one is missing, and those after it
         self._recorded = 0
         self._stored = 0
         self._open: deque[tuple[int, str, int]] = deque()
@@ -187,12 +195,33 @@ class OutcomeLog:
     def on_disk(self, number: int) -> bool:
         return number <= self._stored
 
-    def covers(self, batch: DoneBatch) -> None:
+    def covers(self, batch: DoneBatch, now: float) -> None:
         """Note that all outcomes of this batch have been recorded."""
+        queue, came = batch.queue, self._came.get(batch.queue, 0)
+        if batch.seq <= came:
+            return  # it is said again
+        if batch.seq == came + 1 and queue not in self._beyond:
+            self._all_came(queue, batch.seq)
+            return
+        since, beyond = self._beyond.setdefault(queue, (now, set()))
+        beyond.add(batch.seq)
+        through = came if now < since + MISSING else min(beyond) - 1
+        while through + 1 in beyond:
+            through += 1
+            beyond.remove(through)
+        if not beyond:
+            del self._beyond[queue]
+        elif through > came:
+            self._beyond[queue] = now, beyond
+        if through > came:
+            self._all_came(queue, through)
+
+    def _all_came(self, queue: str, through: int) -> None:
+        self._came[queue] = through
         if self._recorded <= self._stored:
-            self.flushed[batch.queue] = batch.seq
+            self.flushed[queue] = through
         else:
-            self._open.append((self._recorded, batch.queue, batch.seq))
+            self._open.append((self._recorded, queue, through))
 
     def stored(self, through: int) -> None:
         self._stored = through

@@ -281,7 +281,7 @@ class Dispatcher:
         batch: DoneBatch = self.clocks.done(envelope.message)
         self.resent.ended(batch)
         record = self.view.records.get(batch.variant)
-        effects = self._outcomes.done(batch, record, self.in_flight.forget, self.silence.crossed)
+        effects = self._outcomes.done(batch, record, self.in_flight.forget, self.silence.crossed, envelope.now)
         for uid in batch.storing or ():
             self.in_flight.computed(uid)
         instance = self.view.instances.get(batch.instance)

@@ -463,6 +463,7 @@ class OutcomeRecorder:
         record: VariantRecord | None,
         remove: Callable[[bytes], Query | None],
         unknown: Callable[[bytes], None],
+        now: float,
     ) -> list[Effect]:
         """An executor ended these queries and replied to their clients: record how. remove: removes a query, also one that waits since its
         executor was taken for dead. unknown: is told of those that are not in flight.
@@ -491,5 +492,5 @@ class OutcomeRecorder:
                 self._count(event.app, event.items, missed=event.outcome != "ok")
             if query.trace is not None:
                 effects.extend(spans_of(query, batch.finished, codes[i] if codes is not None else ""))
-        self.log.covers(batch)
+        self.log.covers(batch, now)
         return effects

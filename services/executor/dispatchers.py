@@ -59,13 +59,15 @@ class KnownDispatchers(Struct, eq=False):
     worker: str
     silence: float
     _known: dict[str, KnownDispatcher] = {}
+    _seq: int = 0  # the highest of those that are forgotten: one that comes back takes no seq for an earlier one
     _over: set[bytes] = set()
     _over_before: set[bytes] = set()
 
     def _of(self, name: str, now: float) -> KnownDispatcher:
         dispatcher = self._known.get(name)
         if dispatcher is None:
-            dispatcher = self._known[name] = KnownDispatcher(self.subjects.done(name), now, now, now)
+            subject, seq = self.subjects.done(name), self._seq
+            dispatcher = self._known[name] = KnownDispatcher(subject, now, now, now, seq=seq, recorded=seq)
         return dispatcher
 
     def alive(self, name: str) -> bool:
@@ -112,14 +114,13 @@ class KnownDispatchers(Struct, eq=False):
         return (Publish(dispatcher.subject, done),)
 
     def say_again(self, name: str) -> Iterable[Effect]:
-        """The last batches whose outcomes this dispatcher has not stored: its connection may have broken."""
+        """The last batches whose outcomes this dispatcher has not stored: its connection may have broken. All of them, so that none is missing."""
         dispatcher = self._known.get(name)
         if dispatcher is None:
             return NOTHING
-        last = islice(reversed(dispatcher.pending), AGAIN)
-        return [Publish(dispatcher.subject, replace(done, started=done.finished)) for done, _, _ in last if done.uids][
-            ::-1
-        ]
+        last = [done for done, _, _ in islice(reversed(dispatcher.pending), AGAIN)]
+        again = (replace(done, started=done.finished, storing=None) for done in reversed(last))
+        return [Publish(dispatcher.subject, done) for done in again]
 
     def report_batch(
         self, loaded: Loaded, queries: list[QueuedQuery], batch: int, span: tuple[float, float], cost: float,
@@ -185,6 +186,7 @@ class KnownDispatchers(Struct, eq=False):
                 effects.extend(self._take_over(name, dispatcher, now))
             elif not dispatcher.alive and now - dispatcher.seen > FORGET:
                 del self._known[name]
+                self._seq = max(self._seq, dispatcher.seq)
             elif not dispatcher.alive:
                 effects.extend(self._hand_on(name, dispatcher, now))
             elif dispatcher.parents:

@@ -24,9 +24,11 @@ NOBODY = "no_responders"  # in place of a refusal's code, where no dispatcher li
 
 
 class QueryTemplate:
-    """What all queries of one load to one app have in common. varied: their contents, where several models answer together."""
+    """What all queries of one load to one app have in common. varied: their contents, where several models answer together. within: seconds after which
+    the time is that they state as their deadline; None: they state none.
+    """
 
-    __slots__ = ("app", "body", "fields", "head", "inputs", "limit", "needs", "subject", "varied")
+    __slots__ = ("app", "body", "fields", "head", "inputs", "limit", "needs", "subject", "varied", "within")
 
     def __init__(
         self,
@@ -36,9 +38,13 @@ class QueryTemplate:
         subjects: Subjects,
         patience: float,
         signature: Signature | None = None,
+        *,
+        deadline: bool = False,
     ) -> None:
         """patience: seconds beyond the objective that an answer may take, because it travels to the client. signature: None: a BOOL an item."""
-        fields = {name: value for name in NEEDS if (value := getattr(needs, name)) is not None}
+        self.within = needs.latency_ms / 1000.0 if deadline and needs.latency_ms is not None else None
+        stated = [name for name in NEEDS if not (deadline and name == "latency_ms")]
+        fields: dict[str, Any] = {name: value for name in stated if (value := getattr(needs, name)) is not None}
         self.app = app
         self.varied: QueryItems | None = None
         self.subject = subjects.query(app)
@@ -51,7 +57,7 @@ class QueryTemplate:
         self.limit = float("inf") if needs.latency_ms is None else needs.latency_ms / 1000.0 + patience
 
     def next(self, inbox: str, names: Mapping[str, Any]) -> tuple[QueryHead, bytes]:
-        """The next query, whose answer comes to this inbox. names: its own id and retry key; empty: it has none."""
+        """The next query, whose answer comes to this inbox. names: fields of its own; empty: it has none."""
         if self.varied is not None:
             return self.varied.next(inbox, names)
         if not names:
@@ -123,7 +129,13 @@ class Clients:
         for load, source in zip(loads, np.random.SeedSequence(seed).spawn(len(loads)), strict=True):
             kinds = [
                 QueryTemplate(
-                    app, load.needs or needs[app], load.items, subjects, 2 * delay + 1e-6, signatures.get(app)
+                    app,
+                    load.needs or needs[app],
+                    load.items,
+                    subjects,
+                    2 * delay + 1e-6,
+                    signatures.get(app),
+                    deadline=load.deadline,
                 )
                 for app in load.apps
             ]
@@ -169,6 +181,8 @@ class Clients:
         names: dict[str, Any] = {"id": str(number)} if self.named else {}
         if self.named or again is not None:
             names["retry_key"] = number.to_bytes(16, "little")
+        if kind.within is not None:
+            names["deadline"] = now + kind.within
         head, body = kind.next(inbox, names)
         self.asked(inbox, kind)
         if again is not None:

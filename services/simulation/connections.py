@@ -458,6 +458,8 @@ class Connections(Kernel):
     def _store(self, what: tuple[Occupant, Batch]) -> None:
         """At the server."""
         member, batch = what
+        if member.process.unstored:
+            return
         for _ in range(1 + (member.process.twice > 0)):
             self.stored(member.name, batch.identity, batch.events)
         if not member.process.deaf:

@@ -1,12 +1,13 @@
 """A scenario's faults, each at its time."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from math import inf, prod
+from typing import Any
 
 from msgspec.structs import replace
 
 from bus.codec import decode, encode
-from bus.messages.catalog import AppRecord, BatchingRule, VariantRecord
+from bus.messages.catalog import AppRecord, BatchingRule, ModelRecord, VariantRecord
 from services.core.batching import batching_key
 from services.core.catalog import app_key, key_of
 from services.shell.host.watch import HUNG, LOOK
@@ -28,12 +29,16 @@ OF_CONNECTIONS: frozenset[FaultKind] = frozenset(
         "watch-late",
         "events-twice",
         "ack-lost",
+        "stream-down",
         "clock-off",
         "lease-late",
     )
 )  # fmt: skip  (kinds that only services.simulation.connections can have)
 AT_ONCE: frozenset[FaultKind] = frozenset(("worker-dies", "worker-joins", "process-dies"))  # they do not end
 STANDBY = 0.05  # s until a stand-by executor has taken over
+NEWER = "-next"  # after a version's name, and those of its variants
+
+Entries = dict[tuple[str, str], bytes]  # by bucket and key
 
 
 class Faults:
@@ -53,9 +58,8 @@ class Faults:
         self._delay = kernel.delay
         self._present: list[FaultSpec] = []
         self._rebooted: set[str] = set()
-        self._before: dict[
-            int, list[tuple[str, str, bytes | None]]
-        ] = {}  # what each change replaced: bucket, key, value
+        self._written: Entries = {}  # what the registrar has written
+        self._there: Entries = {}  # the same as the present changes leave it
         self._stopped: dict[
             int, list[tuple[str, int]]
         ] = {}  # by the fault's number: each process, and its generation then
@@ -113,12 +117,13 @@ class Faults:
                             block(process, into=into, lost=fault.kind == "link-lost")
             case "process-stopped":
                 self._stop(number, fault, change)
-            case "watch-late" | "events-twice" | "ack-lost" | "lease-late":
+            case "watch-late" | "events-twice" | "ack-lost" | "stream-down" | "lease-late":
                 for name in self._processes(fault.process):
                     one = self._net.process(name)
                     one.late = sum(late.delay_s for late in self._of("watch-late", name))
                     one.twice = len(self._of("events-twice", name))
                     one.deaf = len(self._of("ack-lost", name))
+                    one.unstored = len(self._of("stream-down", name))
                     ends = (late.until_s for late in self._of("lease-late", name))
                     one.served = max((self._begins + end for end in ends), default=0.0)
             case "clock-off":
@@ -126,7 +131,7 @@ class Faults:
                     self._net.process(name).skew = self._skew(fault.worker)
                     self._die(name, 0.0)
             case "change":
-                self._change(number, fault, change)
+                self._change()
             case _:
                 pass  # it is asked for where it counts
 
@@ -227,33 +232,39 @@ class Faults:
 
     # -- the catalogue
 
-    def _change(self, number: int, fault: FaultSpec, change: int) -> None:
-        if change < 0:
-            for bucket, key, value in reversed(self._before.pop(number)):
-                self._kernel.put(bucket, key, value)
-            return
-        before = self._before[number] = []
-        for bucket, key, value in self._changed(fault):
-            before.append((bucket, key, self._kernel.get(bucket, key)))
-            self._kernel.put(bucket, key, value)
-
-    def _changed(self, fault: FaultSpec) -> Iterable[tuple[str, str, bytes | None]]:
-        """What the registrar would write."""
+    def _change(self) -> None:
+        """Make the catalogue what the registrar has written, and what the present changes make of that."""
         kernel, subjects = self._kernel, self._system.subjects
+        buckets = (subjects.catalog_bucket, subjects.control_bucket)
+        if not self._there:
+            self._written = {(one, key): value for one in buckets for key, value in kernel.entries(one).items()}
+            self._there = self._written
+        before, self._there = self._there, dict(self._written)
+        for fault in self._all("change"):
+            self._apply_change(fault, self._there)
+        changed = [at for at, value in self._there.items() if before.get(at) != value]
+        gone = [at for at in before if at not in self._there]
+        for bucket, key in [*sorted(changed, key=_is_app), *gone]:  # as the registrar: no app links what is not there
+            kernel.put(bucket, key, self._there.get((bucket, key)))
+
+    def _apply_change(self, fault: FaultSpec, entries: Entries) -> None:
+        """What the registrar would write."""
+        subjects = self._system.subjects
         catalog = subjects.catalog_bucket
+        at = catalog, app_key(fault.app)
         if fault.what == "setting":
             rule = BatchingRule(policy="fixed", batch=max(1, round(fault.factor)))
-            return [(subjects.control_bucket, batching_key("app", fault.app), encode(rule))]
-        if fault.what == "model-deleted":
-            return _without(fault.model, kernel.entries(catalog), catalog)
-        present = kernel.get(catalog, app_key(fault.app))
-        if present is None:
-            return []
-        if fault.what == "app-deleted":
-            return [(catalog, app_key(fault.app), None)]
-        app = decode(AppRecord, present)
-        app = replace(app, slo_target=fault.factor) if fault.what == "target" else replace(app, plan=None)
-        return [(catalog, app_key(fault.app), encode(app))]
+            entries[subjects.control_bucket, batching_key("app", fault.app)] = encode(rule)
+        elif fault.what == "model-deleted":
+            _delete(fault.model, entries, catalog)
+        elif fault.what == "version":
+            _renew(fault.model, entries, catalog)
+        elif fault.what == "app-deleted":
+            entries.pop(at, None)
+        elif at in entries:
+            app = decode(AppRecord, entries[at])
+            app = replace(app, slo_target=fault.factor) if fault.what == "target" else replace(app, plan=None)
+            entries[at] = encode(app)
 
     # -- clients
 
@@ -264,20 +275,38 @@ class Faults:
         return [fault for fault in self._present if fault.kind == kind]
 
 
-def _without(model: str, entries: Mapping[str, bytes], bucket: str) -> list[tuple[str, str, bytes | None]]:
-    """Unlink a model, then delete its versions and variants, in the registrar's order."""
-    apps = [decode(AppRecord, value) for key, value in entries.items() if key.startswith("app.")]
-    records = [decode(VariantRecord, value) for key, value in entries.items() if key.startswith("variant.")]
-    linked = [
-        replace(app, links={name: version for name, version in app.links.items() if name != model})
-        for app in apps
-        if model in app.links
-    ]
-    return [
-        *((bucket, key_of(app), encode(app)) for app in linked),
-        *((bucket, key, None) for key in entries if key.startswith(f"model.{model}.")),
-        *((bucket, key_of(record), None) for record in records if record.model == model),
-    ]
+def _is_app(at: tuple[str, str]) -> bool:
+    return at[1].startswith("app.")
+
+
+def _records(entries: Entries, bucket: str, of: type[Any]) -> list[Any]:
+    kind = of.__name__.removesuffix("Record").lower()
+    return [decode(of, value) for (one, key), value in entries.items() if one == bucket and key.startswith(f"{kind}.")]
+
+
+def _delete(model: str, entries: Entries, bucket: str) -> None:
+    """Unlink a model, and delete its versions and variants."""
+    for app in _records(entries, bucket, AppRecord):
+        if model in app.links:
+            links = {name: version for name, version in app.links.items() if name != model}
+            entries[bucket, key_of(app)] = encode(replace(app, links=links))
+    for record in (*_records(entries, bucket, ModelRecord), *_records(entries, bucket, VariantRecord)):
+        if record.model == model:
+            del entries[bucket, key_of(record)]
+
+
+def _renew(model: str, entries: Entries, bucket: str) -> None:
+    """Register another version of a model beside each that there is, and link it in its place. Its variants are as fast."""
+    for record in (*_records(entries, bucket, ModelRecord), *_records(entries, bucket, VariantRecord)):
+        if record.model == model:
+            newer = replace(record, version=f"{record.version}{NEWER}")
+            if isinstance(newer, VariantRecord):
+                newer = replace(newer, variant=f"{newer.variant}{NEWER}")
+            entries[bucket, key_of(newer)] = encode(newer)
+    for app in _records(entries, bucket, AppRecord):
+        if model in app.links:
+            links = app.links | {model: f"{app.links[model]}{NEWER}"}
+            entries[bucket, key_of(app)] = encode(replace(app, links=links))
 
 
 def _concerns(fault: FaultSpec, record: VariantRecord) -> bool:

@@ -29,7 +29,8 @@ class Process:
 
     waiting: what has come meanwhile (whether it is a timer, what to do with it). work: what its devices were computing.
     skew: seconds by which its clock is ahead. late: seconds that its watches are behind; watched: when the last change comes.
-    served: when the server next answers its requests to buckets. twice, deaf: faults by which its events are stored twice, or it does not hear that they are. generation: number of its deaths.
+    served: when the server next answers its requests to buckets. twice, deaf, unstored: faults by which its events are stored twice, it does not hear that they are, or they are not.
+    generation: number of its deaths.
     left: outcomes that it had not stored when it died, in memory that its supervisor has. wills: what its successor says then, by actor and key; last: does say.
     """
 
@@ -50,14 +51,14 @@ class Process:
             "stopped_at",
             "stops",
         ),
-        *("twice", "waiting", "watched", "wills", "work"),
+        *("twice", "unstored", "waiting", "watched", "wills", "work"),
     )
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.out, self.into = Link(), Link()
         self.members: dict[str, Occupant] = {}
-        self.stops = self.twice = self.deaf = self.generation = 0
+        self.stops = self.twice = self.deaf = self.unstored = self.generation = 0
         self.stopped_at = self.paused = self.skew = self.late = self.watched = self.served = 0.0
         self.waiting: list[tuple[bool, Callable[[Any], None], Any]] = []
         self.work: list[tuple[Occupant, Any, float, float]] = []

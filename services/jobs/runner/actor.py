@@ -281,7 +281,7 @@ class Runner:
 
     def _done_batch(self, envelope: Envelope) -> Iterable[Effect]:
         """The answers came before this message; it says which outcomes the executor wants confirmed."""
-        self._reports.history.covers(envelope.message)
+        self._reports.history.covers(envelope.message, envelope.now)
         return NOTHING
 
     def _recorded(self, envelope: Envelope) -> Iterable[Effect]:

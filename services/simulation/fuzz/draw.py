@@ -9,7 +9,7 @@ from math import ceil
 from random import Random
 from typing import Any
 
-from services.simulation.fuzz.kinds import fault_of
+from services.simulation.fuzz.kinds import fault_of, faults_beside
 
 RECOVERS_S = 20.0  # after the last fault until all is well
 SERVED_S = 8.0  # then, in which queries must be answered in time
@@ -31,11 +31,18 @@ _BATCHING: tuple[Document, ...] = (
 def document_of(seed: int) -> Document:
     """The scenario of a seed, the same for the same seed and version."""
     draw = Random(seed)  # noqa: S311  (nothing is secret)
+    beside = Random(f"{seed} beside")  # noqa: S311  (what is drawn here leaves the rest of each seed as it is)
     faulty_s = round(draw.uniform(8.0, 40.0), 1)
     workers = _workers(draw)
     apps, variants, pipelines = _catalogue(draw, sorted({kind for one in workers for kind in one["devices"]}))
     _give_memory(draw, workers, variants)
     loads = _loads(draw, apps, variants, pipelines, _cores(workers))
+    for app in apps:
+        if beside.random() < 0.25:
+            app["default_output"] = 0
+    for load in loads:
+        if "latency_ms" not in load and beside.random() < 0.25:
+            load["deadline"] = True
     document: Document = {
         "scenario": {
             "name": f"faults-{seed}", "duration_s": faulty_s, "seed": seed, "metrics_every_s": faulty_s, "checked": True,
@@ -49,10 +56,8 @@ def document_of(seed: int) -> Document:
         "load": loads,
         "job": _jobs(draw, apps, faulty_s),
     }  # fmt: skip
-    document["fault"] = sorted(
-        (fault_of(draw, document, faulty_s) for _ in range(draw.choice([1, 2, 3, 4, 6, 9]))),
-        key=lambda one: one["at_s"],
-    )
+    faults = [fault_of(draw, document, faulty_s) for _ in range(draw.choice([1, 2, 3, 4, 6, 9]))]
+    document["fault"] = sorted(faults + faults_beside(beside, document, faulty_s), key=lambda one: one["at_s"])
     last = max(one.get("until_s", one["at_s"]) + max(0.0, one.get("delay_s", 0.0)) for one in document["fault"])
     document["scenario"]["duration_s"] = round(max(faulty_s, last) + RECOVERS_S + SERVED_S, 1)
     return {key: value for key, value in document.items() if value}

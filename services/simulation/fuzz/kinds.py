@@ -13,12 +13,22 @@ def fault_of(draw: Random, system: Document, faulty_s: float) -> Document:
     """A fault of this system that ends before `faulty_s`."""
     kinds = [kind for kind, one in KINDS.items() if one.possible(system)]
     kind = draw.choices(kinds, [KINDS[kind].weight for kind in kinds])[0]
+    return _fault(draw, kind, KINDS[kind], system, faulty_s)
+
+
+def faults_beside(draw: Random, system: Document, faulty_s: float) -> list[Document]:
+    """Those that a system may have beside the others."""
+    drawn = [(kind, one) for kind, one in BESIDE.items() if draw.random() < one.weight]
+    return [_fault(draw, kind, one, system, faulty_s) for kind, one in drawn]
+
+
+def _fault(draw: Random, kind: str, drawn: "KindDrawn", system: Document, faulty_s: float) -> Document:
     lasts = min(round(draw.choice([0.3, 0.7, 1.5, 3.0, 6.0]) * draw.uniform(0.8, 1.2), 2), faulty_s - 1.0)
     at = round(draw.uniform(0.5, faulty_s - lasts), 2)
     found: Document = {"kind": kind, "at_s": at}
-    if KINDS[kind].ends:
+    if drawn.ends:
         found["until_s"] = round(at + lasts, 2)
-    return found | KINDS[kind].fields(draw, system)
+    return found | drawn.fields(draw, system)
 
 
 # -- what there is in a system
@@ -138,4 +148,11 @@ KINDS: dict[str, KindDrawn] = {
     "lease-late": KindDrawn(0.5, lambda _draw, _system: {"process": "vm-0"}),
     "query-resent": KindDrawn(1.0, lambda draw, _: {"delay_s": draw.choice([0.005, 0.05, 0.3, 2.0])}),
     "change": KindDrawn(1.0, _change),
+}
+# weight: the share of systems that have one
+BESIDE: dict[str, KindDrawn] = {
+    "stream-down": KindDrawn(0.25, _process),
+    "change": KindDrawn(
+        0.3, lambda draw, system: {"what": "version", "model": draw.choice(system["variant"])["model"]}
+    ),
 }

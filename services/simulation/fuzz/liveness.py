@@ -137,14 +137,12 @@ class Liveness:
 
 
 def _in_time(query: AskedQuery) -> bool:
-    if not query.replies or not isinstance(query.first, Answer):
+    if not query.replies or not isinstance(query.first, Answer) or query.first.default is True:
         return False
     return query.replies[0][0] - query.sent <= query.kind.limit + 1e-6
 
 
 def _word(reply: Any) -> str:
-    return (
-        f"late, after {reply.latency_ms:.0f} ms"
-        if isinstance(reply, Answer)
-        else f"{reply.error.code}, {reply.error.message}"
-    )
+    if isinstance(reply, Answer):
+        return f"the default, {reply.reason}" if reply.default is True else f"late, after {reply.latency_ms:.0f} ms"
+    return f"{reply.error.code}, {reply.error.message}"

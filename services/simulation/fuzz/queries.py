@@ -54,7 +54,7 @@ class AskedQuery:
     @property
     def at_once(self) -> bool:
         """Whether two executors answered it at the same time: one had taken over from the other, which was silent, and they could not know."""
-        answers = [at for at, one in self.said if one[0] == "answer"]
+        answers = [at for at, one in self.said if one[0] == "answer" and not one[2]]
         return any(later - at <= KNOWS_S for at, later in pairwise(answers))
 
     @property
@@ -121,9 +121,9 @@ class QueryChecks:
         if len(query.replies) > 1:
             self._again(query, reply, now)
             return
-        if isinstance(reply, Refusal):
-            self._refused(query, reply, now)
-        else:
+        if isinstance(reply, Refusal) or reply.default is True:
+            self._not_answered(query, reply, now)
+        if isinstance(reply, Answer):
             self._answered(query, reply, now)
         if query.row is not None:
             self._compare(query, query.row, now)
@@ -171,15 +171,16 @@ class QueryChecks:
             words = f"{len(query.replies)} replies, {_told(reply)}, to a query that was sent {query.times} times"
             self._violations.add("one-reply", now, words, query.number)
 
-    def _refused(self, query: AskedQuery, reply: Refusal, now: float) -> None:
+    def _not_answered(self, query: AskedQuery, reply: Answer | Refusal, now: float) -> None:
         late = now - self._due(query) - WAY_S
         if late > 0.0 and late > self._held.seconds(query.sent, now) + _SAME:
-            words = f"{query.kind.app}: {_told(reply)} {1000 * (late + WAY_S):.0f} ms after the deadline: {reply.error.message}"
+            why = reply.error.message if isinstance(reply, Refusal) else reply.reason
+            words = f"{query.kind.app}: {_told(reply)} {1000 * (late + WAY_S):.0f} ms after the deadline: {why}"
             self._violations.add("in-time", now, words, query.number)
 
     def _due(self, query: AskedQuery) -> float:
         """Its deadline, as whoever got it last must see it."""
-        return query.last + (
+        return (query.last if query.kind.within is None else query.sent) + (
             self._usual if query.kind.needs.latency_ms is None else query.kind.needs.latency_ms / 1000.0
         )
 
@@ -216,7 +217,9 @@ class QueryChecks:
             self._violations.add("row-as-told", now, words, query.number)
         if not same:
             return
-        cost = reply.cost if isinstance(reply, Answer) else row.cost if query.kind.app in self._several else 0.0
+        # What parts of a query have cost is paid for also if it is not answered.
+        unanswered = isinstance(reply, Refusal) or reply.default is True
+        cost = reply.cost if not unanswered else row.cost if query.kind.app in self._several else 0.0
         if abs(cost - row.cost) > _SAME:
             words = f"{query.kind.app}: {_told(reply)} costs {cost:.3g} US$, the row says {row.cost:.3g}"
             self._violations.add("charged-once", now, words, query.number)

@@ -79,10 +79,11 @@ def _smaller(document: Document, violation: Violation) -> Iterator[Document]:
             calmer["load"][i]["rate"] = round(load["rate"] / 2, 2)
             yield calmer
     for i, app in enumerate(document["app"]):
-        if "batching" in app:
-            plain = deepcopy(document)
-            del plain["app"][i]["batching"]
-            yield plain
+        for key in ("batching", "default_output"):
+            if key in app:
+                plain = deepcopy(document)
+                del plain["app"][i][key]
+                yield plain
 
 
 def _fewer(document: Document, key: str) -> Iterator[Document]:

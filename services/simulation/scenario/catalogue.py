@@ -28,7 +28,7 @@ from services.simulation.scenario.machines import MB, UNLIMITED_MB, MachineBlock
 from services.simulation.scenario.model import NEEDS, CostSpec
 from services.simulation.scenario.toml import TomlTable, meant, name_at, number_at, shown, whole_at
 
-APP_KEYS = ("name", "latency_ms", "accuracy", "cost", "slo_target", "batching", "selection")
+APP_KEYS = ("name", "latency_ms", "accuracy", "cost", "slo_target", "batching", "selection", "default_output")
 VARIANT_KEYS = (
     *("app", "model", "name", "hardware", "cost_per_s", "accuracy", "running", "uses", "memory_gb", "batching"),
     *profiles.KEYS,
@@ -65,6 +65,7 @@ def catalogue(
     targets: dict[str, float | None] = {}
     batching: dict[str, BatchingRule] = {}
     choosing: dict[str, TomlTable] = {}
+    defaults: dict[str, float | None] = {}
     for block in scenario.blocks("app", APP_KEYS, _ELSEWHERE):
         name = block.name("name")
         if name in asked:
@@ -73,6 +74,7 @@ def catalogue(
         targets[name] = target_in(block)
         batching |= _batching(block, "app", name)
         choosing[name] = block
+        defaults[name] = block.maybe("default_output")
     blocks = scenario.blocks("variant", VARIANT_KEYS)
     if not blocks:
         scenario.at("variant").refuse("there must be at least one [[variant]]: nothing could answer")
@@ -103,6 +105,7 @@ def catalogue(
                 signature=SIGNATURE if selections.get(app) is None else SEVERAL,
                 selection=selections.get(app),
                 latency_ms=needs.latency_ms,
+                default_output=defaults.get(app),
                 slo_target=targets.get(app),
             )
             for app, needs in asked.items()

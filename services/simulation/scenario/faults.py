@@ -26,6 +26,7 @@ FAULTS: Mapping[str, tuple[str, ...]] = {
     "watch-late": ("process", "delay_s"),
     "events-twice": ("process",),
     "ack-lost": ("process",),
+    "stream-down": ("process",),
     "clock-off": ("worker", "delay_s"),
     "boot-late": ("hardware", "delay_s"),
     "boot-never": ("hardware",),
@@ -63,6 +64,7 @@ _SCALED = ("device-slow", "load-slow", "profile-wrong")  # factor is required
 _CHANGES: Mapping[str, tuple[str, ...]] = {  # what each change needs
     "app-deleted": ("app",),
     "model-deleted": ("model",),
+    "version": ("model",),
     "target": ("app", "factor"),
     "plan": ("app",),
     "setting": ("app", "factor"),

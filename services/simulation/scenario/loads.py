@@ -15,7 +15,7 @@ from services.simulation.workload import WorkloadError, read_counts, read_times,
 _MOST_QPS = 1e7
 _LATEST = 1e9  # seconds
 _OF_SELECTION = ("repeats", "feedback", "context", "confidence")  # of apps of which several models answer together
-_EVERYWHERE = ("app", "apps", "shares", "arrivals", "items", *NEEDS, "repeats", "feedback", "context")
+_EVERYWHERE = ("app", "apps", "shares", "arrivals", "items", "deadline", *NEEDS, "repeats", "feedback", "context")
 _OF: Mapping[str, tuple[Arrivals, tuple[str, ...]]] = {
     "poisson": ("poisson", ("rate",)),
     "uniform": ("uniform", ("rate",)),
@@ -67,6 +67,7 @@ def _load(block: TomlTable, things: Catalogue, folder: Path) -> WorkloadSpec:
         arrivals=arrivals,
         needs=_own_needs(block, [needs[app] for app in apps]),
         items=block.whole("items", 1, 1, 65536),
+        deadline=block.flag("deadline"),
         repeats=block.number("repeats", 0.0, most=1.0),
         feedback=block.number("feedback", 0.0, most=1.0),
         context=block.text("context") if "context" in block else None,

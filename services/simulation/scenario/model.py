@@ -18,10 +18,10 @@ Arrivals = Literal["poisson", "gamma", "uniform", "mmpp", "trace", "times"]
 FaultKind = Literal[
     "worker-dies", "worker-joins", "device-slow", "load-fails", "load-hangs", "load-slow", "profile-wrong", "model-errs",
     "messages-delayed", "link-clogged", "link-lost", "process-stopped", "process-dies", "watch-late", "events-twice", "ack-lost",
-    "clock-off", "boot-late", "boot-never", "boot-twice", "lease-late", "query-resent", "change",
+    "stream-down", "clock-off", "boot-late", "boot-never", "boot-twice", "lease-late", "query-resent", "change",
 ]  # fmt: skip
 Direction = Literal["in", "out", "both"]
-Change = Literal["app-deleted", "model-deleted", "target", "plan", "setting"]
+Change = Literal["app-deleted", "model-deleted", "version", "target", "plan", "setting"]
 Objective = Literal["cost", "accuracy"]
 Times = NDArray[np.float64]
 
@@ -43,8 +43,8 @@ class WorkloadSpec(Struct, frozen=True, kw_only=True):
     rate: (second, queries/s) points, linear between them, constant beyond. cv: standard deviation / mean of the gaps (gamma).
     rates, dwell_s: queries/s and mean stay of an MMPP's states. counts: queries in each line of a trace; a line is seconds_per_line long.
     range_qps: (lowest, highest) rate to which the counts are mapped. times: the arrivals, rising. needs: of these queries; None: as
-    their app. items: in each query. Of apps with several models that answer together: repeats: share of the queries with the inputs of an
-    earlier one; feedback: share of the answers whose labels are sent back; context: that the queries name.
+    their app. items: in each query. deadline: whether they say by when they need an answer, a time, in place of latency_ms. Of apps with several
+    models that answer together: repeats: share of the queries with the inputs of an earlier one; feedback: share of the answers whose labels are sent back; context: that the queries name.
     """
 
     apps: tuple[str, ...]
@@ -60,6 +60,7 @@ class WorkloadSpec(Struct, frozen=True, kw_only=True):
     times: Times | None = None
     needs: Requirements | None = None
     items: int = 1
+    deadline: bool = False
     repeats: float = 0.0
     feedback: float = 0.0
     context: str | None = None
@@ -109,10 +110,11 @@ class FaultSpec(Struct, frozen=True, kw_only=True):
     come in is lost, and nobody listens there. process-stopped: it handles nothing, and its clock goes on; after 2 s its supervisor starts
     another, but not of a whole worker. process-dies: as by kill -9; it starts again delay_s later. watch-late: changes of buckets reach
     it delay_s later, each twice. events-twice: its batches of events are stored twice. ack-lost: it does not hear that they are.
+    stream-down: they are not stored before until_s.
     lease-late: its claims of the lease are answered at until_s.
     query-resent: clients send each query (of `app`, if named) again after delay_s, with the same key.
-    change: `what` happens to `app` or `model` in the catalogue, until until_s: it is deleted, its slo_target ("target") or its largest batch
-    ("setting") becomes `factor`, its plan is withdrawn ("plan").
+    change: `what` happens to `app` or `model` in the catalogue, until until_s: it is deleted, another version of it is linked ("version"), its
+    slo_target ("target") or its largest batch ("setting") becomes `factor`, its plan is withdrawn ("plan").
     """
 
     kind: FaultKind

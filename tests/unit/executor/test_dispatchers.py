@@ -6,13 +6,14 @@ import msgspec
 import pytest
 
 from bus.codec import encode
-from bus.messages.events import OutcomeEvent
+from bus.messages.events import OutcomeEvent, SelectionEvent
 from bus.messages.fleet import DispatcherHeartbeat, UnloadInstance
 from bus.messages.flow import DoneBatch, HandBack, Origin, PartsEnded, Route, Withdraw
 from bus.subjects import Subjects
 from services.core.actor import Effect, Envelope, Publish, Record, Stopping, Undelivered
+from services.core.outcomes import MISSING, OutcomeLog
 from services.core.settings import Settings
-from services.executor.dispatchers import HEARD, KnownDispatchers
+from services.executor.dispatchers import FORGET, HEARD, KnownDispatchers
 from services.executor.instances import REPORT
 from tests.unit.executor.test_actor import Alone, published
 
@@ -173,6 +174,72 @@ def test_a_dispatcher_that_was_cut_off_hears_again_what_its_executor_has_recorde
     stored = DispatcherHeartbeat(dispatcher="d1", incarnation=0, at=silent, flushed={done.queue: done.seq})
     alone.tell(stored, silent + SILENCE + 1.0)
     assert published(alone.tell(Withdraw("d1", "i", [], 0, again=True), silent), DoneBatch) == []
+
+
+# -- which batches' outcomes a dispatcher has stored
+
+
+def batch(seq: int) -> DoneBatch:
+    return DoneBatch("w/cpu/1", "w", seq, "i", "v", 1, NOW, NOW + 0.1, 0.0, 0, [seq.to_bytes(16, "little")])
+
+
+def stored(log: OutcomeLog, *seqs: int, now: float = NOW) -> int:
+    """Up to which batch executors need say nothing again, once these have come."""
+    for seq in seqs:
+        log.covers(batch(seq), now)
+    return log.flushed.get("w/cpu/1", 0)
+
+
+def test_a_batch_that_was_lost_is_not_taken_for_stored_since_later_ones_are() -> None:
+    log = OutcomeLog()
+    assert stored(log, 1, 2) == 2
+    assert stored(log, 4, 5) == 2
+    assert stored(log, 3) == 5, "it was said again"
+    assert stored(log, 2) == 5, "so was this one, which was known"
+    assert stored(log, 7, 9) == 5
+    assert stored(log, 10, now=NOW + MISSING) == 7, "its executor's connection broke: nobody will say it"
+    assert stored(log, 11, now=NOW + MISSING) == 7
+    assert stored(log, 8, 12) == 12
+    assert OutcomeLog().flushed == {} and stored(OutcomeLog(), 2) == 0, "the first one was lost"
+
+
+def test_what_is_not_on_disk_is_not_stored_however_many_batches_come_again() -> None:
+    log = OutcomeLog()
+    event = SelectionEvent(
+        time=NOW, app="app", context=None, query=b"q" * 16, member="m", probability=1.0, loss=0.0, weight=1.0
+    )
+    log.record(event)
+    assert stored(log, 2, 1) == 0
+    log.stored(1)
+    assert stored(log) == 2
+
+
+def test_an_executor_says_again_all_that_its_dispatcher_has_not_stored_in_its_order() -> None:
+    """Also what told it only that the executor turns: without that one would be missing for ever."""
+    alone = Alone()
+    for label in ("u", "v"):
+        alone.take(label, NOW + 30)
+        alone.run()
+        alone.tell(Withdraw("d1", "i", []))
+    again = [one for _, one in published(alone.tell(Withdraw("d1", "i", [], 0, again=True)), DoneBatch)]
+    assert [(one.seq, len(one.uids)) for one in again] == [(1, 1), (2, 0), (3, 1), (4, 0)]
+    known = DispatcherHeartbeat(dispatcher="d1", incarnation=0, at=NOW, flushed={again[0].queue: 2})
+    alone.tell(known)
+    again = [one for _, one in published(alone.tell(Withdraw("d1", "i", [], 0, again=True)), DoneBatch)]
+    assert [one.seq for one in again] == [3, 4]
+
+
+def test_a_dispatcher_that_comes_back_after_it_was_forgotten_takes_no_batch_for_an_earlier_one() -> None:
+    alone = Alone()
+    alone.tell(DispatcherHeartbeat(dispatcher="d1", incarnation=0, at=NOW))
+    alone.take("u", NOW + 30)
+    [(_, first)] = published(alone.run(), DoneBatch)
+    gone = NOW + SILENCE + 0.1
+    alone.actor.dispatchers.check(gone)
+    alone.actor.dispatchers.check(gone + FORGET)
+    alone.take("v", NOW + 30)
+    [(_, later)] = published(alone.run(), DoneBatch)
+    assert (first.seq, later.seq) == (1, 2)
 
 
 def rows(effects: Iterable[Effect]) -> list[Record]:

@@ -101,3 +101,15 @@ def test_a_batch_whose_acknowledgement_is_lost_is_sent_again_under_its_id(play: 
     assert len(stream.batches) == 2
     assert len({identity for _, identity, _ in stream.batches}) == 1
     assert [message for _, message in puppet.got(Recorded)] == [Recorded(2)]
+
+
+def test_a_batch_waits_in_its_process_while_the_stream_is_down(play: Play) -> None:
+    stream, puppet = Stream(play), recording(play)
+    net(play).process("p").unstored = 1
+    play.say("s", "x")
+    play.run(2.0)
+    assert (stream.batches, puppet.got(Recorded)) == ([], [])
+    net(play).process("p").unstored = 0
+    play.run(ANSWERED)
+    assert [numbers for _, _, numbers in stream.batches] == [[1.0, 2.0]]
+    assert [message for _, message in puppet.got(Recorded)] == [Recorded(2)]

@@ -14,6 +14,7 @@ from bus.messages.scaling import LeaderRecord, StartMachine
 from services.core.actor import Inlet
 from services.core.batching import batching_key
 from services.simulation.connections import Connections
+from services.simulation.faults import NEWER
 from services.simulation.kernel import Kernel
 from services.simulation.run import BEGINS
 from services.simulation.scenario.model import FaultSpec, Scenario
@@ -338,6 +339,10 @@ def test_queries_are_sent_again_and_answered_alike() -> None:
             FaultSpec(kind="change", at_s=2.0, until_s=4.0, what="model-deleted", model="small"),
             ("links", {"large": "1"}),
         ),
+        (
+            FaultSpec(kind="change", at_s=2.0, until_s=4.0, what="version", model="small"),
+            ("links", {"large": "1", "small": f"1{NEWER}"}),
+        ),
     ],
 )
 def test_the_catalogue_changes_and_changes_back(fault: FaultSpec, during: tuple[str, Any] | None) -> None:
@@ -359,6 +364,28 @@ def test_the_catalogue_changes_and_changes_back(fault: FaultSpec, during: tuple[
         assert getattr(decode(AppRecord, between["app.a"]), during[0]) == during[1]
     if fault.what == "model-deleted":
         assert {key for key in before if key not in between} == {"model.small.1", "variant.small-cpu"}
+    if fault.what == "version":
+        assert set(between) - set(before) == {f"model.small.1{NEWER}", f"variant.small-cpu{NEWER}"}
+
+
+def test_a_change_that_ends_leaves_what_others_have_changed_meanwhile() -> None:
+    """Also where the one that began first ends first."""
+    run = Told(
+        given(
+            FaultSpec(kind="change", at_s=2.0, until_s=4.0, what="version", model="small"),
+            FaultSpec(kind="change", at_s=3.0, until_s=5.0, what="target", app="a", factor=0.8),
+        )
+    )
+    seen: list[AppRecord] = []
+
+    def look(_: Any) -> None:
+        seen.append(decode(AppRecord, run.kernel.entries(run.system.subjects.catalog_bucket)["app.a"]))
+
+    for time in (1.9, 3.5, 4.5, 5.1):
+        run.kernel.at(BEGINS + time - run.kernel.now, look)
+    run.result()
+    assert [one.slo_target for one in seen] == [None, 0.8, 0.8, None]
+    assert [one.links["small"] for one in seen] == ["1", f"1{NEWER}", "1", "1"]
 
 
 def test_a_rule_of_batches_changes_and_ends() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from services.simulation.fuzz.draw import RECOVERS_S, document_of
-from services.simulation.fuzz.kinds import KINDS
+from services.simulation.fuzz.kinds import BESIDE, KINDS
 from services.simulation.fuzz.violations import last_end
 from services.simulation.scenario.read import derive, read_scenario
 from services.simulation.scenario.write import toml_of
@@ -30,7 +30,7 @@ def test_each_is_a_valid_scenario_that_its_text_says(tmp_path: Path) -> None:
 
 def test_everything_is_drawn() -> None:
     drawn = [document_of(seed) for seed in range(1, 400)]
-    assert {fault["kind"] for one in drawn for fault in one["fault"]} == set(KINDS)
+    assert {fault["kind"] for one in drawn for fault in one["fault"]} == {*KINDS, *BESIDE}
     for key in ("pipeline", "job"):
         assert any(key in one for one in drawn) and not all(key in one for one in drawn)
     needs = {key for one in drawn for load in one["load"] for key in load}
@@ -45,7 +45,10 @@ def test_everything_is_drawn() -> None:
         "context",
         "feedback",
         "repeats",
+        "deadline",
     }
+    assert {fault.get("what") for one in drawn for fault in one["fault"]} >= {"version", "target"}
+    assert any("default_output" in app for one in drawn for app in one["app"])
     assert {one["settings"]["dispatcher"]["count"] for one in drawn} == {1, 2, 3}
     assert any("cache_mb" in app.get("selection", ()) for one in drawn for app in one["app"])
     assert {one["scenario"]["policies"][0] for one in drawn if "pipeline" in one} == {"infaas", "inferline"}
