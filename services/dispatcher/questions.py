@@ -19,11 +19,11 @@ from bus.messages.public import (
 from services.core.actor import NOTHING, Effect, Envelope, Publish
 from services.core.ensemble.base import Learnt, Member
 from services.core.placement import arithmetic_words, quarantined_words
-from services.core.policy import SelectionPolicy
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import INFINITE, AppView, Ask
 from services.core.selection.instances import OVERHEAD
-from services.core.selection.policy import Decision
+from services.core.selection.policy import Decision, SelectionPolicy
+from services.core.selection.refusals import not_loaded
 from services.core.validation import BadRequest, check_requirements
 from services.dispatcher.apps import Apps, members_of
 from services.dispatcher.budgets import dearest, fitting, share
@@ -97,7 +97,7 @@ class Questions:
         view, rules = self._view, self._view.apps[ask.app].app.selection
         if rules is not None and rules.policy is not None and ask.model is ask.version is ask.variant is None:
             return self._explain_members(ask, rules, now)
-        decision = _decide(ask, now, view, self._policy)
+        decision = self._decide(ask, now)
         winner = _winner(decision, view)
         candidates = self._candidates(ask, decision, winner, now)
         candidates.sort(key=lambda c: (c.variant != winner, c.cost_per_1000))
@@ -105,6 +105,11 @@ class Questions:
         if decision.refusal is not None:
             return Explanation(chosen=None, candidates=candidates, refusal=decision.refusal)
         return Explanation(chosen=chosen, candidates=candidates)
+
+    def _decide(self, ask: Ask, now: float) -> Decision:
+        """The decision that this query would get. Where it would wait and no worker is to load anything for it, that is its refusal."""
+        decision = self._policy.select(ask, now, self._view)
+        return Decision(refusal=not_loaded(ask, self._view)) if decision == Decision() else decision
 
     def _candidates(self, ask: Ask, decision: Decision, winner: str | None, now: float) -> list[Candidate]:
         view, app = self._view, self._view.apps[ask.app]
@@ -133,7 +138,7 @@ class Questions:
                 rows.append(MemberShare(member=member.name, probability=0.0, weight=None, variant=None, why=left_out))
                 continue
             part = needs_of_member(ask, member, costs.get(member.model, ask.cost))
-            decision = _decide(part, now, view, self._policy)
+            decision = self._decide(part, now)
             parts[member.model] = part, decision
             known = learnt.get(member.model)
             variant = _winner(decision, view)
@@ -289,21 +294,10 @@ def _why_asked(known: Learnt, rules: ModelSelection) -> str:
     return f"{asked}; its weight follows from {known.n} feedback{'' if known.n == 1 else 's'}"
 
 
-def _decide(ask: Ask, now: float, view: ClusterView, policy: SelectionPolicy) -> Decision:
-    """The decision that this query would get. It leaves no trace."""
-    app = view.apps[ask.app]
-    before = app.asked, app.full_since
-    decision = policy.select(ask, now, view)
-    app.asked, app.full_since = before
-    return decision if decision.why is None else replace(decision, refusal=decision.why)
-
-
 def _winner(decision: Decision, view: ClusterView) -> str | None:
-    if decision.assignments:
-        return view.instances[decision.assignments[0]].record.variant
-    if decision.load is not None and decision.wait:
-        return decision.load.record.variant
-    return None
+    if decision.instance is not None:
+        return view.instances[decision.instance].record.variant
+    return None if decision.load is None or decision.refusal is not None else decision.load.record.variant
 
 
 def _candidate(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, why_not: str) -> Candidate:
@@ -377,7 +371,7 @@ def _why_not(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, deci
     others = view.adding_otherwise(record)
     if others and not any(view.able(record)):
         return arithmetic_words(record, *next(iter(others.items())))
-    if decision.assignments:
+    if decision.instance is not None:
         return "not loaded, and an Active variant meets the requirements" if not group.loading else "still loading"
     ready = group.seconds_to_load + alone
     where = "only in host memory" if group.warm else "not loaded"

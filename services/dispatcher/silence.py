@@ -49,7 +49,7 @@ class Silence:
         retries: Retries,
         patience: float,
         refuse: Callable[[Query, Error, float], list[Effect]],
-        select: Callable[[Ask, float, ClusterView], Decision],
+        select: Callable[[Ask, float], Decision],
         dispatch: Callable[[Query, Instance, float], Effect],
         handle: Callable[[Envelope], Iterable[Effect]],
     ) -> None:
@@ -184,8 +184,8 @@ class Silence:
             for query in sorted(had[old.id], key=urgency)[max(1, old.running) :]:
                 if query.attempt or query.crashes or query.planned is not None:
                     continue
-                found = self._select(query.ask, now, self._view).assignments
-                other = self._view.instances.get(found[0]) if found else None
+                found = self._select(query.ask, now).instance
+                other = None if found is None else self._view.instances.get(found)
                 if other is None:
                     break  # nor for those that have more time, or give way
                 self._in_flight.remove(query.uid)
