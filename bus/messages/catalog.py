@@ -100,9 +100,8 @@ class VariantRecord(Struct, frozen=True, kw_only=True):
     arithmetic: str = ""
 
 
-ERRORS = frozenset(
-    {"mae", "rmse"}
-)  # metrics that are errors in the unit of the labels; an error e has the accuracy 1 / (1 + e)
+METRICS = ("top1", "top5", "mae", "rmse")
+ERRORS = frozenset(METRICS[2:])  # errors in the unit of the labels; an error e has the accuracy 1 / (1 + e)
 
 
 def error_of(accuracy: float | None, metric: str) -> float | None:

@@ -18,7 +18,7 @@ from bus.values import Ragged, flatten
 
 MOST_ITEMS = 65_536
 MOST_KEY = 1000  # characters of an object's name
-MOST_CONTEXT = 1000  # characters: what is learnt about contexts stays in memory
+MOST_TEXT = 1000  # characters of a context, an id, a label as JSON: such texts stay in memory, and in the database
 _BUCKET = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")  # a bucket's name becomes part of subjects
 _NUMBERS = {int, float, bool}
 # Bytes before the content, by a MessagePack object's first byte: of bin 8, 16 and 32. 0: it is no bin.
@@ -49,8 +49,8 @@ def check_requirements(wish: Requirements) -> None:
         raise BadRequest(f"deadline must be a Unix time in seconds, not {value}")
     if wish.priority is not None and not 1 <= wish.priority <= 9:
         raise BadRequest(f"priority must be 1 (highest) to 9, not {wish.priority}")
-    if wish.context is not None and len(wish.context) > MOST_CONTEXT:
-        raise BadRequest(f"context must be at most {MOST_CONTEXT} characters long, not {len(wish.context)}")
+    if wish.context is not None and len(wish.context) > MOST_TEXT:
+        raise BadRequest(f"context must be at most {MOST_TEXT} characters long, not {len(wish.context)}")
     if wish.model is not None or wish.version is not None or wish.variant is not None:
         check_name(wish.model, "model")
         check_name(wish.version, "version")

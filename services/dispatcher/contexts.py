@@ -19,7 +19,7 @@ from bus.subjects import Subjects
 from services.core.actor import NOTHING, Do, Done, Effect, Failed, Publish, TimedOut
 from services.core.catalog import Catalog, selection_key
 from services.core.ensemble.base import EnsemblePolicy, Learnt, Member
-from services.core.validation import MOST_CONTEXT
+from services.core.validation import MOST_TEXT
 from services.dispatcher.apps import members_of
 from services.dispatcher.commands import ReadContext, RunPolicy, StoredContext
 from services.dispatcher.counted import MARK, MOVED, Counted, OlderMarks
@@ -268,8 +268,8 @@ class SelectionList:
         if asked.app is None:
             text = "field `app` is missing: the weights of which app's members are asked for"
             return [Publish(reply, Refusal(error=Error(code="bad_request", message=text)))]
-        if asked.context is not None and len(asked.context) > MOST_CONTEXT:
-            text = f"context must be at most {MOST_CONTEXT} characters long, as those of queries"
+        if asked.context is not None and len(asked.context) > MOST_TEXT:
+            text = f"context must be at most {MOST_TEXT} characters long, as those of queries"
             return [Publish(reply, Refusal(error=Error(code="bad_request", message=text)))]
         if app is None:
             text = f"no app {asked.app!r}: see infaas.list.apps"

@@ -33,6 +33,7 @@ from services.core.actor import (
 )
 from services.core.ensemble.outputs import label_error
 from services.core.outcomes import OutcomeLog
+from services.core.validation import MOST_TEXT
 from services.dispatcher.apps import Apps
 from services.dispatcher.contexts import COUNTS, Contexts
 from services.dispatcher.feedback_names import OpenFeedback, mark_of, mark_of_bytes, mark_of_item, named_uid, row_uid
@@ -41,7 +42,6 @@ from services.dispatcher.predictions import Prediction, Predictions, digest_of
 from services.dispatcher.query import Join
 from services.dispatcher.stages import learns
 
-MOST_TEXT = 1000  # characters of a label as JSON, an id, a context
 UNKNOWN = "_unknown"  # in metrics: apps that do not exist, whose names clients choose
 MOST_OPEN = 10_000  # feedbacks that are not applied yet: at most 1 MB each, usually 1 kB
 PATIENCE = 0.25  # s in which another dispatcher says that it has a prediction; a message takes less than a thousandth

@@ -6,15 +6,15 @@ from typing import Any
 
 import msgspec
 
+from bus.messages.catalog import METRICS
 from bus.messages.public import AdminRequest, Error, Register
 from bus.subjects import WITHOUT_APP, valid_name
 from services.core.accuracy import DEFAULTS
 from services.core.batching import MOST_CONTEXTS
-from services.core.placement import REMOTE
+from services.core.placement import FORMATS, REMOTE
 from services.core.settings import RegistrarSettings
 from services.core.settings.fields import TARGET, Number
 
-FORMATS = ("onnx", "pt2", "torchscript", REMOTE)
 CONTAINER = "container"  # a user's own process, which has measured itself
 INPUT_TYPES = ("integers", "floats", "doubles", "bytes", "strings")
 POLICIES = ("exp3", "exp4", "majority", "weighted")
@@ -26,7 +26,6 @@ SELECTION_BOUNDS = {
     "cache_mb": Number(),
 }
 LEARNING = ("exp3", "exp4")  # policies that learn at the rate `eta`; a class of one's own gets none
-METRICS = ("top1", "top5", "mae", "rmse")
 OBJECT_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,254}\Z")
 ARRAY_KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z")
 MOST_BATCH = 1024

@@ -18,10 +18,11 @@ from bus.tensors import from_array, pack_texts
 from bus.values import TensorFields, from_bytes, from_list, to_list
 from infaas.answers import Answer
 from infaas.errors import Refused
+from services.core.validation import MOST_TEXT
 from services.gateway.errors import RequestFailed
 from services.gateway.json_checks import UNKNOWN, find_duplicate, may_have_more_names, quotes
 from services.gateway.oip.models import ModelTarget
-from services.gateway.oip.parameters import MAX_TEXT, BadParameter, misplaced_need, parameters_of, requirements_of
+from services.gateway.oip.parameters import BadParameter, misplaced_need, parameters_of, requirements_of
 
 MAX_TENSORS = 1024
 SHARED = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset")
@@ -289,8 +290,8 @@ def requirements(
             raise BadParameter(f"parameters.{name} is {found[name][:80]!r}, but the model's name says {value!r}")
         found[name] = value
     if asked.id is not None:
-        if len(asked.id) > MAX_TEXT:
-            raise BadInference(f"id may have {MAX_TEXT} characters, not {len(asked.id)}")
+        if len(asked.id) > MOST_TEXT:
+            raise BadInference(f"id may have {MOST_TEXT} characters, not {len(asked.id)}")
         found["id"] = asked.id
     if deadline is not None:
         found["deadline"] = min(deadline, found.get("deadline", deadline))

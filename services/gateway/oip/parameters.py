@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from infaas.answers import Answer
+from services.core.validation import MOST_TEXT
 
 NUMBERS = ("latency_ms", "accuracy", "cost", "confidence")
 TEXTS = ("context", "model", "version", "variant")
 NEEDS = (*NUMBERS, *TEXTS, "priority", "timeout")
-MAX_TEXT = 1024  # characters: such texts are stored with every outcome
 LOWEST = 9  # priority
 MAX_TIMEOUT_US = 2**53  # longer timeouts mean none
 # Parameters to which Triton gives a meaning that is not offered here. Clients may send any other parameter.
@@ -40,8 +40,8 @@ def requirements_of(parameters: Mapping[str, Any], now: float) -> dict[str, Any]
         elif name in TEXTS:
             if not isinstance(value, str):
                 raise BadParameter(f"parameters.{name} must be a text, not {_shown(value)}")
-            if len(value) > MAX_TEXT:
-                raise BadParameter(f"parameters.{name} may have {MAX_TEXT} characters, not {len(value)}")
+            if len(value) > MOST_TEXT:
+                raise BadParameter(f"parameters.{name} may have {MOST_TEXT} characters, not {len(value)}")
             if value:
                 requirements[name] = value
         elif name == "priority":

@@ -12,7 +12,7 @@ from msgspec import structs
 from numpy import ndarray
 
 from bus.datatypes import DATATYPES
-from bus.messages.catalog import Signature, TensorSpec, scored_shape
+from bus.messages.catalog import METRICS, Signature, TensorSpec, scored_shape
 from bus.tensors import BadTensor, check_finite, fit
 from services.executor.workshop.sandbox.protocol import UploadRejected, ValidationFile
 
@@ -150,8 +150,6 @@ def _listed(found: dict[str, Array]) -> str:
 
 
 # -- scores, 0..1, by metric: top1, top5, and 1/(1+error) of mae and rmse
-
-METRICS = ("top1", "top5", "mae", "rmse")
 
 
 class MeasuredAccuracy(NamedTuple):
