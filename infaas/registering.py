@@ -235,7 +235,7 @@ def _refused(reply: Delivery) -> InfaasError:
         error = decode(Refusal, reply.data).error
     except BadMessage as bad:
         return InfaasError(f"the registrar's reply cannot be understood: {bad}")
-    return Refused(error.code, error.message, retry_after_ms=error.retry_after_ms or None)
+    return Refused(error.code, error.message, retry_after_ms=error.retry_after_ms or None, field=error.field or None)
 
 
 async def last_status(bus: Bus, subjects: Subjects, registration: str) -> RegistrationStatus | None:

@@ -312,7 +312,7 @@ class Entry:
         try:
             return await self._register(report, version)
         except Refused as refused:
-            if not refused.message.startswith("version:"):
+            if refused.field != "version":
                 raise
             # Another one of these registers just now, or the version was deleted.
             record = await self._appearing(version)

@@ -52,6 +52,7 @@ def answer_of(join: Join, combined: Combined | None, max_inline: int, now: float
         cost=cost,
         missed=missed,
         reason=one.reason or UNSET if one is not None else UNSET,
+        zeros=one.zeros or UNSET if one is not None else UNSET,
         query=query.uid.hex(),
         confidence=1.0 if combined is None and ask.confidence is not None else UNSET,
     )

@@ -17,7 +17,6 @@ from bus.messages.public import Answer, Error, ObjectRef, QueryHead, Tensor, Ten
 from bus.tensors import BadTensor, from_array, to_array
 from services.core.actor import NOTHING, Do, Done, Effect, Failed, TimedOut
 from services.core.cost import bucket_of
-from services.core.emulation import ZEROS
 from services.core.outcomes import GRACE
 from services.core.pipelines.branching import follows, small_outputs
 from services.core.pipelines.graph import QUERY, Reference
@@ -275,7 +274,7 @@ class Pipelines:
             assert part.reply is not None
             if part.reply.outputs_ref is not None and (full := self._joins.results.refusal()) is not None:
                 return self._refuse(join, replace(full, message=f"vertex {name}: {full.message}"), now)
-            if _made_up(part.reply):
+            if part.reply.zeros:  # they say nothing: probabilities decide, not conditions
                 for drawn in run.served.drawn[name]:
                     run.followed[name, drawn.target] = drawn.follows(uid)
                 return self._advance(join, now)
@@ -362,7 +361,8 @@ class Pipelines:
             cost=cost,
             missed=[*missed_by(ask, query.arrived, now, cost), *owed],
             outputs_ref=UNSET if ref is None else ref,
-            reason=next((reply.reason for reply in replies.values() if _made_up(reply)), UNSET),
+            reason=next((reply.reason for reply in replies.values() if reply.zeros), UNSET),
+            zeros=any(reply.zeros for reply in replies.values()) or UNSET,
             members=[name for reply in replies.values() for name in _members(reply)],
             missing=sum(absent) if absent else UNSET,
             confidence=min(sure) if sure else UNSET,
@@ -398,11 +398,6 @@ def _confidences(replies: Iterable[PartReply]) -> list[float] | UnsetType:
     if not found or len({len(each) for each in found}) > 1:
         return UNSET
     return [min(shares) for shares in zip(*found, strict=True)]
-
-
-def _made_up(reply: PartReply) -> bool:
-    """Whether the outputs say nothing, since a simulated device has not computed them: then probabilities decide, not conditions."""
-    return reply.simulated and reply.reason.startswith(ZEROS)
 
 
 def _unfit(query: Query, served: ServedPipeline, least: Least | None, view: ClusterView, full: bool) -> Error | None:

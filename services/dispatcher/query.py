@@ -137,6 +137,7 @@ class PartReply(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     reason: str = ""
     error: Error | None = None
     members: list[str] = []
+    zeros: bool = False
     missing: int | None = None
     confidence: float | None = None
     confidences: list[float] = []

@@ -234,7 +234,7 @@ class Questions:
             serves = self._central.instances(planned.variant)
             note = f"the plan's {planned.variant} {'does not meet its needs' if serves else 'serves nowhere yet'}; "
         if found.refusal:
-            return replace(row, why=f"{note}it would be refused: {found.refusal.message}"), found
+            return replace(row, why=f"{note}it would be refused: {found.refusal.message}", refused=True), found
         if isinstance(found.stages, list):
             return replace(row, why="a pipeline, whose own stages answer"), found
         if isinstance(found.members, list):
@@ -330,10 +330,12 @@ def _candidate(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, wh
         cost=float(app.charge(ask.items, ask.length)[i]),
         simulated=record.simulated,
         why_not=why_not,
+        fits=bool(group.active) and not _unmet(i, app, ask, now),
     )
 
 
-def _why_not(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, decision: Decision) -> str:
+def _unmet(i: int, app: AppView, ask: Ask, now: float) -> str:
+    """Which need this variant does not meet, also while its instances are as full as they are. Empty: none."""
     group = app.groups[i]
     record = group.record
     if not app.pinned(ask)[i]:
@@ -359,6 +361,15 @@ def _why_not(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, deci
     ]
     if waits and min(waits) > slack:
         return f"its queue would take {min(waits) * 1e3:.3g} ms, more than the {slack * 1e3:.3g} ms left"
+    return ""
+
+
+def _why_not(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, decision: Decision) -> str:
+    group = app.groups[i]
+    record = group.record
+    unmet = _unmet(i, app, ask, now)
+    if unmet:
+        return unmet
     if group.active:
         if app.goal == "accuracy":
             return "meets everything, but a variant that comes first for accuracy does too"
@@ -373,7 +384,8 @@ def _why_not(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, deci
         return arithmetic_words(record, *next(iter(others.items())))
     if decision.instance is not None:
         return "not loaded, and an Active variant meets the requirements" if not group.loading else "still loading"
-    ready = group.seconds_to_load + alone
+    slack = ask.deadline - now
+    ready = group.seconds_to_load + float(app.latency(ask.items, ask.length)[i]) + OVERHEAD
     where = "only in host memory" if group.warm else "not loaded"
     if ready > slack:
         return f"{where}: ready in {ready * 1e3:.3g} ms, more than the {slack * 1e3:.3g} ms left"

@@ -398,7 +398,7 @@ def _taken(field: str, request: Register) -> Error:
         text = f"version: {named} is registered already, or being registered, or was deleted; give another one, or none to get the next"
     else:
         text = "registration: this id is in use already; give another one, or none"
-    return Error(code="bad_request", message=text)
+    return Error(code="bad_request", message=text, field=field)
 
 
 def make_registrar(settings: Settings, subjects: Subjects, name: str, new_id: Callable[[], str]) -> Registrar:

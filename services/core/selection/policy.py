@@ -149,7 +149,7 @@ class InfaasPolicy(SelectionPolicy):
                 best = group.samplers["troubled" if troubled else "active"].soonest(items, length, slack, now, turn)
                 instances = NONE
             # This is Instance.predict, without the call. An idle instance's batch is the query alone: the time for that is looked up once for
-            # all instances of one record. Hot.
+            # all instances of one record. By calls, ten idle instances take twice as long.
             for instance in instances:
                 if instance.idle:
                     if instance.record is not record:

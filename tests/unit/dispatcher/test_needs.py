@@ -71,6 +71,7 @@ def test_a_planned_variant_below_the_querys_accuracy_does_not_answer(better: boo
         assert other["error"]["code"] == "unsatisfiable"
         assert "accuracy 0.95" in other["error"]["message"]
         assert stage["why"].startswith("the plan's a-v1-ort-fp32-t1-b8 does not meet its needs; it would be refused: ")
+        assert stage["refused"]
 
 
 # -- stages

@@ -122,6 +122,7 @@ def test_an_id_and_a_version_are_taken_once() -> None:
     taken = stage.register(replace(REQUEST, registration="r2", version="7"))
     assert isinstance(taken, Refusal)
     assert taken.error.message.startswith("version: version 7 of model mlp")
+    assert taken.error.field == "version"
     free = stage.register(replace(REQUEST, registration=None))
     assert isinstance(free, RegistrationAccepted)
     assert stage.last(free.registration).version == "8"
