@@ -169,7 +169,7 @@ def _graph(item: dict[str, Any], wanted: dict[str, int]) -> str:
             lines.append(f"{formats.count(goal, 'replica', 'replicas')}, {there} loaded")
             lines.append(f"batches up to {stage['batch']}")
         state = "short" if goal is not None and there < goal else "ok"
-        nodes.append(charts.Node(name, lines, "gone" if stage["refused"] else state))
+        nodes.append(charts.DrawnVertex(name, lines, "gone" if stage["refused"] else state))
     names = {node.name for node in nodes}
     edges = [(edge["from"], edge["to"], _when(edge)) for edge in item["edges"]]
     last = [part.strip().partition(".")[0] for text in item["output"].values() for part in text.split("|")]

@@ -7,13 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from msgspec import Struct
-
 from bus.messages.flow import Echo, HandBack, Withdraw
 from bus.messages.public import Error
 from bus.subjects import Subjects
 from services.core.actor import After, Effect, Envelope, Handler, Inlet, Publish
-from services.core.line import ECHO_S, Hold, Line
+from services.core.line import ECHO_S, EchoDue, Hold, Line
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import Ask
 from services.core.selection.instances import Instance, SharedCores
@@ -27,10 +25,6 @@ QUIET = (
     3  # echoes in a row before which an executor has said nothing although it has queries; then others may take them
 )
 STALE = 0.4  # s since the last echo that came back was sent, from which on a query counts as one that waited
-
-
-class EchoDue(Struct, frozen=True):
-    """Timer: send an echo."""
 
 
 class Silence:

@@ -76,7 +76,7 @@ from services.registrar.hardware import SIMULATED, Extensions, SimulatedVariants
 from services.registrar.pipelines import NO_MODELS
 from services.registrar.policy import REGISTRAR_TIMEOUT_S, WORKER_TIMEOUT_S, next_version
 from services.registrar.registrations import COMMAND_S, Registrations
-from services.registrar.room import Room
+from services.registrar.room import Ceiling
 from services.registrar.status import OVER, RegistrationStatuses
 from services.registrar.status import PREFIX as STATUS
 
@@ -99,13 +99,13 @@ class Registrar:
         subjects: Subjects,
         settings: RegistrarSettings,
         new_id: Callable[[], str],
-        room: Room | None = None,
+        room: Ceiling | None = None,
     ) -> None:
         self._name = name
         self._subjects = subjects
         self._settings = settings
         self._new_id = new_id
-        self._room = room or Room()
+        self._room = room or Ceiling()
         self._catalog = Catalog()
         self._commands = Commands(RETRY_S)
         self._statuses = RegistrationStatuses(subjects, self._commands)
@@ -403,7 +403,7 @@ def _taken(field: str, request: Register) -> Error:
 
 def make_registrar(settings: Settings, subjects: Subjects, name: str, new_id: Callable[[], str]) -> Registrar:
     """A registrar. Parameters as for `Registrar`."""
-    room = Room(kinds=settings.machines.kinds, monitor=settings.monitor, cache_mb=settings.dispatcher.cache_mb)
+    room = Ceiling(kinds=settings.machines.kinds, monitor=settings.monitor, cache_mb=settings.dispatcher.cache_mb)
     return Registrar(name, subjects, settings.registrar, new_id, room)
 
 

@@ -11,13 +11,13 @@ from bus.messages.public import Error
 from services.core.catalog import Catalog, key_of
 from services.core.settings import MachineKind, MonitorSettings
 from services.registrar.commands import AddApp, ChangeApps, SetApp, SetReplicas, SetSelection
-from services.registrar.room import Room
+from services.registrar.room import Ceiling
 from tests.support.simulated.registrations import PROFILE, app_record, heartbeat, model_record, variant_record
 
 SMALL = variant_record(
     profile=replace(PROFILE, memory_mb=100.0)
 )  # ten on a device of 1000 MB, of which all may be taken
-ROOM = Room(monitor=MonitorSettings(memory_share=1.0), cache_mb=100.0)
+ROOM = Ceiling(monitor=MonitorSettings(memory_share=1.0), cache_mb=100.0)
 
 
 def catalog(*records: Any) -> Catalog:
@@ -52,7 +52,7 @@ def count_of(count: int) -> list[Any]:
         (replace(ROOM, kinds={"cpu": MachineKind(maximum=3)}), 1, 30),
     ],
 )
-def test_no_more_instances_than_fit(room: Room, workers: int, most: int, at: int) -> None:
+def test_no_more_instances_than_fit(room: Ceiling, workers: int, most: int, at: int) -> None:
     alive = [worker(worker=f"w{n}") for n in range(workers)]
     assert room.refuse(count_of(most)[at], catalog(), alive) is None
     error = room.refuse(count_of(most + 1)[at], catalog(), alive)
