@@ -383,7 +383,7 @@ class AdminRequest(Struct, frozen=True, kw_only=True):
     """`infaas.admin.<verb>`: an operator's request. It has the fields that the verbs of this version read.
 
     count: for `set-replicas`, the least number of instances of an app, or of a model. slo_target: the share of an app's queries to be answered in time,
-    above 0 and below 1. members .. cache_mb: of `set-selection` (`ModelSelection`). context: of `reset-selection`. batch .. contexts: of
+    above 0 and below 1. members .. cache_mb: of `set-selection` (`Ensemble`). context: of `reset-selection`. batch .. contexts: of
     `set-batching` (`BatchingRule`). policy: of both. pipeline .. output: of `set-pipeline`, as its file has them (`PipelineRecord`). plan: of
     `deploy-pipeline`, a `PipelinePlan`; None: the one that is deployed ends. accuracy: as in `Register`. None in a setting of `set-app` or
     `set-target` takes it back.

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from bus.messages.catalog import AppRecord, ModelRecord, ModelSelection, Signature, TensorSpec, VariantRecord
+from bus.messages.catalog import AppRecord, Ensemble, ModelRecord, Signature, TensorSpec, VariantRecord
 from bus.messages.public import AdminRequest
 from bus.subjects import WITHOUT_APP
 
@@ -58,10 +58,10 @@ def target_of(app: AppRecord | None, default: float) -> float:
     return default if app is None or app.slo_target is None else app.slo_target
 
 
-def selection_asked(request: AdminRequest) -> ModelSelection | None:
+def selection_asked(request: AdminRequest) -> Ensemble | None:
     """The selection that `set-selection` asks for; what is left out has its default. None: without a policy and a cache it ends."""
-    fields = {name: getattr(request, name) for name in ModelSelection.__struct_fields__}
-    wanted = ModelSelection(**{name: value for name, value in fields.items() if value is not None})
+    fields = {name: getattr(request, name) for name in Ensemble.__struct_fields__}
+    wanted = Ensemble(**{name: value for name, value in fields.items() if value is not None})
     return None if wanted.policy is None and not wanted.cache_mb else wanted
 
 

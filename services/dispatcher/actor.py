@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET
 
 from bus.messages.fleet import ExecutorExited, LoadReply, WorkerHeartbeat
-from bus.messages.flow import DoneBatch, Execute, HandBack, SelectionChanged, Trying
+from bus.messages.flow import ContextChanged, DoneBatch, Execute, HandBack, Trying
 from bus.messages.public import Error, ListRequest, QueryHead, Requirements
 from bus.subjects import DISPATCHERS, Subjects
 from services.core.actor import (
@@ -38,7 +38,7 @@ from services.core.selection.eligibility import Ask
 from services.core.selection.instances import Instance
 from services.core.selection.policy import Decision, SelectionPolicy, note
 from services.core.selection.refusals import LOAD_AGAIN, not_loaded
-from services.core.settings import DispatcherSettings, SelectionSettings, Settings
+from services.core.settings import DispatcherSettings, EnsembleSettings, Settings
 from services.dispatcher.apps import Apps
 from services.dispatcher.central import FULL, LATE, CentralQueues, PullDue
 from services.dispatcher.clocks import Clocks
@@ -81,7 +81,7 @@ class Dispatcher:
         new_uid: Callable[[], bytes],
         settings: DispatcherSettings,
         slo_target: float,
-        selection: SelectionSettings,
+        ensemble: EnsembleSettings,
     ) -> None:
         self.name = name
         self.view = ClusterView(prices, policy.goal)
@@ -101,7 +101,7 @@ class Dispatcher:
         self.silence = Silence(name, subjects, self.in_flight, self.view, *ways)
         self._line, self.clocks = self.silence.line, Clocks(self.silence.line)
         self.composites = Composites(
-            name, subjects, self.apps, self._outcomes, self._take, new_uid, settings, selection, policy.name
+            name, subjects, self.apps, self._outcomes, self._take, new_uid, settings, ensemble, policy.name
         )
         known = (self._admission, self._outcomes.said, self.in_flight, self.composites)
         self.resent = Resent(name, subjects, self.silence, *known, self._begin)
@@ -155,7 +155,7 @@ class Dispatcher:
             Inlet(subject=s.resubmit(), message=HandBack, queue=DISPATCHERS),
             Inlet(subject=s.explain(), message=Requirements, queue=DISPATCHERS),
             Inlet(subject=s.list(), message=ListRequest, queue=DISPATCHERS),
-            Inlet(subject=s.selection("changed"), message=SelectionChanged),
+            Inlet(subject=s.selection("changed"), message=ContextChanged),
             *self.composites.inlets,
             Inlet(subject=s.query(), message=QueryHead, queue=DISPATCHERS, malformed=True),
         )
@@ -185,7 +185,7 @@ class Dispatcher:
         query.arrived -= age
         if (age or envelope.now < now) and now >= query.ask.deadline:
             return self._refuse(query, WAITED, now)
-        if query.selection is not None or query.pipeline is not None:
+        if query.ensemble is not None or query.pipeline is not None:
             return self.composites.begin(query, now)
         effects = self._decide(query, now)
         self._demand.count(query)

@@ -232,7 +232,7 @@ class CachedParts:
         join = part.part.join if part.part is not None else None
         if join is None or join.digest is None:
             return None
-        ask, rules = part.ask, join.query.selection
+        ask, rules = part.ask, join.query.ensemble
         assert rules is not None
         most = int(rules.cache_mb * MB)
         cache = self.caches.get(ask.app)

@@ -68,7 +68,7 @@ def _judged(answer: Answer, join: Join, combined: Combined) -> Answer:
     """The same answer with what its members say of it."""
     query, shares = join.query, shares_of(join, combined)
     confidence = min(shares, default=0.0)
-    rules, wanted = query.selection, query.ask.confidence or 0.0
+    rules, wanted = query.ensemble, query.ask.confidence or 0.0
     assert rules is not None
     if confidence < max(rules.confidence, wanted):
         answer.missed.append("confidence")

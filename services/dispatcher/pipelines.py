@@ -35,7 +35,7 @@ from services.dispatcher.join import Joins, answer_part, refuse_part
 from services.dispatcher.needs import head_of, missed_by, needs_of_stage
 from services.dispatcher.offers import offer, too_dear, too_fast
 from services.dispatcher.predictions import Predictions
-from services.dispatcher.query import Join, PartReply, Query, QueryPart, outermost, selection_of
+from services.dispatcher.query import Join, PartReply, Query, QueryPart, ensemble_of, outermost
 from services.dispatcher.stages import ServedPipeline, Stage
 
 GATHER = 10.0  # s to put an answer's outputs together in the object store
@@ -217,7 +217,7 @@ class Pipelines:
         if stage.app.app.pipeline is not None:
             part.pipeline = stage.app.app.pipeline
         else:
-            part.selection = selection_of(part, stage.app.app)
+            part.ensemble = ensemble_of(part, stage.app.app)
         run.parts[vertex.name] = part.part
         self.visits[query.ask.app, vertex.name] += 1
         origin = part.part.origin

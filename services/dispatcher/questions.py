@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from bus.messages.catalog import ModelSelection, PipelineEdge, error_of
+from bus.messages.catalog import Ensemble, PipelineEdge, error_of
 from bus.messages.public import (
     Candidate,
     Error,
@@ -121,7 +121,7 @@ class Questions:
 
     # -- several models that answer together
 
-    def _explain_members(self, ask: Ask, rules: ModelSelection, now: float) -> Explanation:
+    def _explain_members(self, ask: Ask, rules: Ensemble, now: float) -> Explanation:
         """Which members are asked, and which variant answers for each."""
         view, app = self._view, self._view.apps[ask.app]
         members = members_of(self._apps.catalog, ask.app)
@@ -268,7 +268,7 @@ def _why_first(chosen: Candidate, app: AppView) -> str:
 
 
 def _learnt(
-    app: str, context: str | None, rules: ModelSelection, members: Sequence[Member], contexts: Contexts
+    app: str, context: str | None, rules: Ensemble, members: Sequence[Member], contexts: Contexts
 ) -> tuple[dict[str, Learnt], str]:
     """What is known of each member, by model, and a note on those of which nothing is."""
     policy = contexts.policy(app, rules)
@@ -280,11 +280,11 @@ def _learnt(
     return {row.member: row for row in policy.learnt(held.state, members)}, "not a member when this was learnt"
 
 
-def _one_is_asked(rules: ModelSelection) -> bool:
+def _one_is_asked(rules: Ensemble) -> bool:
     return rules.policy == "exp3"
 
 
-def _why_asked(known: Learnt, rules: ModelSelection) -> str:
+def _why_asked(known: Learnt, rules: Ensemble) -> str:
     asked = "one member is asked, by chance" if _one_is_asked(rules) else "every member is asked"
     match rules.policy:
         case "majority":

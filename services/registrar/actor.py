@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from bus.messages.events import RegistrationEvent
 from bus.messages.fleet import ExecutorExited, WorkerHeartbeat
-from bus.messages.flow import SelectionChanged
+from bus.messages.flow import ContextChanged
 from bus.messages.public import (
     AdminDone,
     AdminRequest,
@@ -315,7 +315,7 @@ class Registrar:
             if isinstance(result, ChangeRefused):
                 return refuse(reply, Error(code=result.code, message=result.message))
             if isinstance(result, ContextsDeleted):
-                gone = SelectionChanged(result.app, result.key, 0, None)
+                gone = ContextChanged(result.app, result.key, 0, None)
                 return (Publish(self._subjects.selection("changed"), gone), *answer(reply, AdminDone()))
             return answer(reply, AdminDone(note=result.note if isinstance(result, Noted) else UNSET))
         if kind == "cancel":

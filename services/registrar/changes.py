@@ -8,7 +8,7 @@ from typing import TypeVar
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from bus.messages.catalog import AppRecord, BatchingRule, ModelSelection, PipelineRecord, VariantRecord
+from bus.messages.catalog import AppRecord, BatchingRule, Ensemble, PipelineRecord, VariantRecord
 from bus.messages.public import AdminRequest, Error
 from bus.subjects import WITHOUT_APP
 from services.core.batching import FIELDS, LARGEST_BATCH, SCOPES, rule_errors
@@ -221,7 +221,7 @@ READS = {  # fields that a verb may have beside those that it needs
     "link-model": ("version", "latency_ms", "default_output"),
     "set-replicas": ("app", "model", "count"),
     "set-target": ("slo_target",),
-    "set-selection": tuple(ModelSelection.__struct_fields__),
+    "set-selection": tuple(Ensemble.__struct_fields__),
     "reset-selection": ("context",),
     "release-variant": ("worker",),
     "set-batching": (*SCOPES, "policy", *FIELDS),

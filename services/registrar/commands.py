@@ -6,8 +6,8 @@ from msgspec import UNSET, Struct, UnsetType
 
 from bus.messages.catalog import (
     BatchingRule,
+    Ensemble,
     ModelRecord,
-    ModelSelection,
     PipelinePlan,
     PipelineRecord,
     VariantRecord,
@@ -131,7 +131,7 @@ class SetSelection(Struct, frozen=True, kw_only=True):
     """Let several models of an app answer together, as `selection` says; None: one variant answers each query, as before."""
 
     app: str
-    selection: ModelSelection | None
+    selection: Ensemble | None
 
 
 class SetReplicas(Struct, frozen=True, kw_only=True):

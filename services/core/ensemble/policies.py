@@ -18,7 +18,7 @@ from typing import Any
 from msgspec import Struct
 
 from bus.codec import decode, encode
-from bus.messages.catalog import ERRORS, ModelSelection
+from bus.messages.catalog import ERRORS, Ensemble
 from bus.messages.public import Requirements
 from services.core.ensemble.base import Combined, EnsemblePolicy, Learnt, Member, Outputs
 from services.core.ensemble.outputs import combined, losses
@@ -219,7 +219,7 @@ def _bounded(logs: Mapping[str, float], spread: float) -> dict[str, float]:
     return {model: max(log - top, -spread) for model, log in logs.items()}
 
 
-def make_policy(selection: ModelSelection) -> EnsemblePolicy[Any] | None:
+def make_policy(selection: Ensemble) -> EnsemblePolicy[Any] | None:
     """The built-in policy of this name. None: there is none, or it is a user's "module:Class"."""
     if selection.policy == "exp3":
         return Exp3(selection.eta)

@@ -9,8 +9,8 @@ from msgspec.structs import asdict, replace
 from bus.messages.catalog import (
     AppRecord,
     BatchingRule,
+    Ensemble,
     ModelRecord,
-    ModelSelection,
     Signature,
     TensorSpec,
     VariantRecord,
@@ -139,7 +139,7 @@ def target_in(block: TomlTable) -> float | None:
     return target
 
 
-def selection_of(block: TomlTable, app: str, links: Collection[str]) -> ModelSelection | None:
+def selection_of(block: TomlTable, app: str, links: Collection[str]) -> Ensemble | None:
     """How several models of an app answer together: `selection = "exp4"`, or a table with the fields of `infaas admin set-selection`."""
     if "selection" not in block:
         return None
@@ -158,10 +158,10 @@ def selection_of(block: TomlTable, app: str, links: Collection[str]) -> ModelSel
     for model in stated.members or ():
         if model not in links:
             location.refuse(f"members: no [[variant]] of model {model} serves {app}{meant(model, links)}")
-    return ModelSelection(**asdict(stated)) if stated.policy is not None or stated.cache_mb else None
+    return Ensemble(**asdict(stated)) if stated.policy is not None or stated.cache_mb else None
 
 
-class _StatedSelection(ModelSelection, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _StatedSelection(Ensemble, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A selection as a file states it."""
 
 

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from bus.codec import encode
 from bus.messages.catalog import (
     AppRecord,
+    Ensemble,
     ModelRecord,
-    ModelSelection,
     PipelinePlan,
     PipelineRecord,
     PipelineVertex,
@@ -62,7 +62,7 @@ def catalog_of(records: Iterable[Any] = RECORDS) -> Catalog:
 
 
 KNOWN = catalog_of()
-EXP4 = ModelSelection(policy="exp4")
+EXP4 = Ensemble(policy="exp4")
 
 
 def changed(record: AppRecord | None, change: Change, catalog: Catalog = KNOWN) -> AppRecord:

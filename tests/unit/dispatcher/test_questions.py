@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from bus.codec import encode
-from bus.messages.catalog import AppRecord, ModelSelection, PipelineEdge, PipelineRecord, PipelineVertex
+from bus.messages.catalog import AppRecord, Ensemble, PipelineEdge, PipelineRecord, PipelineVertex
 from bus.messages.fleet import EnsureLoaded, Release
 from bus.messages.public import ListRequest, Requirements
 from services.core.actor import Changed
@@ -164,7 +164,7 @@ THREE = tuple(variant(f"{model}-v1-ort-fp32-t1-b8", model=model) for model in "a
 def answering_together(**fields: Any) -> Fleet:
     fleet = Fleet(*THREE)
     [app] = [record for record in fleet.records if isinstance(record, AppRecord)]
-    after = replace(app, selection=ModelSelection(**fields))
+    after = replace(app, selection=Ensemble(**fields))
     fleet.stage.send("d0", Changed("infaas-catalog", key_of(after), encode(after)))
     for record in THREE:
         fleet.stage.publish(fleet.subjects.worker("w0", "load"), EnsureLoaded(variant=record, app="app"))
@@ -280,7 +280,7 @@ def test_a_plan_says_what_serves_a_vertex_and_what_waits_for_it() -> None:
 
 def test_stages_that_are_answered_by_several_models_or_by_a_pipeline_are_explained_too() -> None:
     fleet = Staged(CASCADE)
-    fleet.change("cheap", selection=ModelSelection(policy="majority"))
+    fleet.change("cheap", selection=Ensemble(policy="majority"))
     inner = PipelineRecord(vertices=[vertex("dear")], output={"y": "dear.y"})
     fleet.add(AppRecord(app="inner", links={}, signature=SIGNATURE, pipeline=inner))
     fleet.change("p", pipeline=PipelineRecord(

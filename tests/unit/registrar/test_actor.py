@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from bus.codec import decode, encode
 from bus.messages.catalog import AppRecord, ModelRecord, Signature, VariantRecord
-from bus.messages.flow import SelectionChanged
+from bus.messages.flow import ContextChanged
 from bus.messages.public import AdminDone, AdminRequest, Refusal, RegistrationAccepted
 from bus.messages.work import InspectModel, WorkProgress
 from services.core.actor import Done, Failed, Malformed, Synced, TimedOut
@@ -210,7 +210,7 @@ def test_operators_change_the_catalogue() -> None:
     for fields in ({}, {"context": "me"}):
         assert ask("reset-selection", app="a", **fields) == AdminDone()
         said = [message for subject, message in stage.sent if subject == SUBJECTS.selection("changed")]
-        assert said[-1] == SelectionChanged("a", selection_key("a", "me") if fields else "", 0, None)
+        assert said[-1] == ContextChanged("a", selection_key("a", "me") if fields else "", 0, None)
     assert ask("delete-app", app="a") == AdminDone()
     assert "app.a" not in stage.catalog
     assert "delete-app" in ask("explode").error.message

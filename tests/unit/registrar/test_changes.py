@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from bus.codec import encode
-from bus.messages.catalog import AppRecord, BatchingRule, ModelSelection, PipelineRecord, Signature
+from bus.messages.catalog import AppRecord, BatchingRule, Ensemble, PipelineRecord, Signature
 from bus.messages.public import AdminRequest, Error
 from services.core.catalog import Catalog, key_of
 from services.registrar.changes import NEEDS, amend, change_for
@@ -105,12 +105,12 @@ def test_an_app_gets_other_settings_and_keeps_what_is_not_named() -> None:
 
 
 BOTH = app_record(links={"mlp": "1", "cnn": "1"})
-EXP4 = ModelSelection(policy="exp4", members=["mlp"])
+EXP4 = Ensemble(policy="exp4", members=["mlp"])
 
 
 def test_a_selection_is_set_and_ends() -> None:
-    everybody = SetSelection(app="digits", selection=ModelSelection(policy="exp3"))
-    assert changed(BOTH, everybody) == replace(BOTH, selection=ModelSelection(policy="exp3"))
+    everybody = SetSelection(app="digits", selection=Ensemble(policy="exp3"))
+    assert changed(BOTH, everybody) == replace(BOTH, selection=Ensemble(policy="exp3"))
     after = changed(BOTH, SetSelection(app="digits", selection=EXP4))
     assert after == replace(BOTH, selection=EXP4)
     assert changed(after, SetSelection(app="digits", selection=None)) == BOTH
@@ -119,7 +119,7 @@ def test_a_selection_is_set_and_ends() -> None:
 
 
 def test_members_must_be_linked() -> None:
-    error = refused(BOTH, SetSelection(app="digits", selection=ModelSelection(policy="exp4", members=["cnn", "svm"])))
+    error = refused(BOTH, SetSelection(app="digits", selection=Ensemble(policy="exp4", members=["cnn", "svm"])))
     assert error.code == "unknown_model"
     assert error.message == (
         "members: app digits does not link svm; it links cnn, mlp: use link-model first, or name those"
@@ -127,7 +127,7 @@ def test_members_must_be_linked() -> None:
 
 
 def test_an_app_is_no_member_of_itself() -> None:
-    error = refused(BOTH, SetSelection(app="digits", selection=ModelSelection(policy="exp4", members=["digits"])))
+    error = refused(BOTH, SetSelection(app="digits", selection=Ensemble(policy="exp4", members=["digits"])))
     assert error.code == "unknown_model"
     assert error.message.startswith("members: app digits does not link digits; it links cnn, mlp")
 
@@ -138,7 +138,7 @@ def test_a_named_member_cannot_be_unlinked() -> None:
     assert error.code == "bad_request"
     assert error.message.startswith("model: mlp is a member of the selection of app digits; use set-selection without")
     assert changed(named, UnlinkModel(app="digits", model="cnn")).links == {"mlp": "1"}
-    everybody = replace(BOTH, selection=ModelSelection(policy="exp4"))
+    everybody = replace(BOTH, selection=Ensemble(policy="exp4"))
     assert changed(everybody, UnlinkModel(app="digits", model="mlp")).links == {"cnn": "1"}
     assert changed(named, replace(LINK, record=model_record("mlp", "2"), linked=True)).selection == EXP4
 
@@ -187,7 +187,7 @@ def test_verbs_become_changes() -> None:
     assert asked("add-app", app="a", slo_target=0.95) == AddApp(app="a", at=7.0, slo_target=0.95)
     assert asked("set-selection", app="a") == SetSelection(app="a", selection=None)
     assert asked("set-selection", app="a", cache_mb=0.0, contextual=False) == SetSelection(app="a", selection=None)
-    assert asked("set-selection", app="a", cache_mb=64) == SetSelection(app="a", selection=ModelSelection(cache_mb=64))
+    assert asked("set-selection", app="a", cache_mb=64) == SetSelection(app="a", selection=Ensemble(cache_mb=64))
     given = {
         "policy": "exp3",
         "members": ["b", "c"],
@@ -196,8 +196,8 @@ def test_verbs_become_changes() -> None:
         "confidence": 1.0,
         "wait_share": 1.0,
     }
-    assert asked("set-selection", app="a", **given) == SetSelection(app="a", selection=ModelSelection(**given))
-    own = ModelSelection(policy="my.votes:Own_2")
+    assert asked("set-selection", app="a", **given) == SetSelection(app="a", selection=Ensemble(**given))
+    own = Ensemble(policy="my.votes:Own_2")
     assert asked("set-selection", app="a", policy=own.policy) == SetSelection(app="a", selection=own)
     assert asked("reset-selection", app="a").code == "unknown_app"
     known = catalog()

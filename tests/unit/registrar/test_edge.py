@@ -13,7 +13,7 @@ from bus.memory import Broker
 from bus.messages.catalog import (
     AppRecord,
     BatchingRule,
-    ModelSelection,
+    Ensemble,
     PipelinePlan,
     PipelineRecord,
     PipelineVertex,
@@ -236,7 +236,7 @@ def test_records_that_are_not_allowed_leave_nothing_behind() -> None:
 def test_a_class_that_cannot_be_loaded_is_refused(policy: str, words: str) -> None:
     async def test(place: Place) -> None:
         await place.do(ChangeApp(LINK))
-        change = SetSelection(app="digits", selection=ModelSelection(policy=policy))
+        change = SetSelection(app="digits", selection=Ensemble(policy=policy))
         done = await place.do(ChangeApp(change))
         app = decode(AppRecord, (await place.catalog.get("app.digits")).value or b"")
         assert (app.selection is not None) == (not words)

@@ -10,7 +10,7 @@ from bus.codec import decode, encode
 from bus.messages.catalog import (
     AppRecord,
     EdgeCondition,
-    ModelSelection,
+    Ensemble,
     PipelineEdge,
     PipelineRecord,
     PipelineVertex,
@@ -187,7 +187,7 @@ def test_an_app_that_a_pipeline_names_is_not_deleted_nor_emptied() -> None:
             "app: both is a pipeline and has no models of its own; register the model under the app of one",
         ),
         (
-            SetSelection(app="both", selection=ModelSelection(policy="exp4")),
+            SetSelection(app="both", selection=Ensemble(policy="exp4")),
             "app: both is a pipeline, whose stages answer; use set-selection on the app of a stage",
         ),
         (SetReplicas(app="both", model="mlp", count=1), "app: both is a pipeline and has no instances of its own"),

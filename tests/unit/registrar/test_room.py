@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from bus.codec import encode
-from bus.messages.catalog import ModelSelection
+from bus.messages.catalog import Ensemble
 from bus.messages.public import Error
 from services.core.catalog import Catalog, key_of
 from services.core.settings import MachineKind, MonitorSettings
@@ -74,10 +74,10 @@ def test_what_nobody_knows_is_not_refused() -> None:
 
 
 def test_caches_of_all_apps_fit_into_the_setting() -> None:
-    other = app_record("other", selection=ModelSelection(cache_mb=40.0))
+    other = app_record("other", selection=Ensemble(cache_mb=40.0))
 
     def asked(cache_mb: float) -> Error | None:
-        change = SetSelection(app="digits", selection=ModelSelection(cache_mb=cache_mb))
+        change = SetSelection(app="digits", selection=Ensemble(cache_mb=cache_mb))
         return ROOM.refuse(change, catalog(other), [])
 
     assert asked(60.0) is None
