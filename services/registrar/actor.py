@@ -75,7 +75,7 @@ from services.registrar.commands import (
 from services.registrar.hardware import SIMULATED, Extensions, SimulatedVariants
 from services.registrar.pipelines import NO_MODELS
 from services.registrar.policy import REGISTRAR_TIMEOUT_S, WORKER_TIMEOUT_S, next_version
-from services.registrar.registrations import COMMAND_S, Registrations
+from services.registrar.work import COMMAND_S, Registrations
 from services.registrar.room import Ceiling
 from services.registrar.status import OVER, RegistrationStatuses
 from services.registrar.status import PREFIX as STATUS
