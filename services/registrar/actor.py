@@ -58,7 +58,7 @@ from services.core.requests import SyncGate, answer, not_now, refuse
 from services.core.settings import RegistrarSettings, Settings
 from services.core.takeover import Commands, Retry, TakeOvers
 from services.registrar.changes import change_for
-from services.registrar.checks import MOST_TEXT, registration_error
+from services.registrar.checks import MOST_TASK, registration_error
 from services.registrar.commands import (
     AlreadyTaken,
     Change,
@@ -75,10 +75,10 @@ from services.registrar.commands import (
 from services.registrar.hardware import SIMULATED, Extensions, SimulatedVariants
 from services.registrar.pipelines import NO_MODELS
 from services.registrar.policy import REGISTRAR_TIMEOUT_S, WORKER_TIMEOUT_S, next_version
-from services.registrar.work import COMMAND_S, Registrations
 from services.registrar.room import Ceiling
 from services.registrar.status import OVER, RegistrationStatuses
 from services.registrar.status import PREFIX as STATUS
+from services.registrar.work import COMMAND_S, Registrations
 
 TICK_S = 1.0
 RETRY_S = 2.0
@@ -385,7 +385,7 @@ class Registrar:
 
 def _printable(name: str) -> str:
     """A text that may be no valid name, as the database can keep it."""
-    return name[:MOST_TEXT].replace("\0", "\ufffd")
+    return name[:MOST_TASK].replace("\0", "\ufffd")
 
 
 def _unknown(registration: str) -> Error:

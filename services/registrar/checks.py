@@ -29,7 +29,7 @@ LEARNING = ("exp3", "exp4")  # policies that learn at the rate `eta`; a class of
 OBJECT_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,254}\Z")
 ARRAY_KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z")
 MOST_BATCH = 1024
-MOST_TEXT = 200  # characters of a task
+MOST_TASK = 200  # characters of a task
 MOST_DEFAULT = 64 * 1024  # bytes of a default output: every service keeps the whole catalogue in memory
 NAME_RULE = "1 to 64 of A-Z a-z 0-9 _ and -, the first a letter or digit"
 
@@ -52,8 +52,8 @@ def registration_error(request: Register, settings: RegistrarSettings) -> Error 
         *_matches("labels_key", request.labels_key, ARRAY_KEY),
         *app_fields(request.latency_ms, request.default_output, request.slo_target, accuracy=request.accuracy),
     ]
-    if request.task is not None and not 0 < len(request.task) <= MOST_TEXT:
-        wrong.append(f"task: must be 1 to {MOST_TEXT} characters long")
+    if request.task is not None and not 0 < len(request.task) <= MOST_TASK:
+        wrong.append(f"task: must be 1 to {MOST_TASK} characters long")
     if sum(map(len, request.labels)) + 3 * len(request.labels) > MOST_DEFAULT:
         wrong.append(f"labels: must fit into {MOST_DEFAULT // 1024} kB")
     if not 1 <= request.contexts <= MOST_CONTEXTS:
