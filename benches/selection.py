@@ -16,10 +16,9 @@ import rig  # noqa: F401  (makes the packages importable)
 
 from bus.messages.catalog import AppRecord, Profile, ProfileRow, Signature, VariantRecord
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
-from services.core.policy import SelectionPolicy
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import Ask
-from services.core.selection.policy import BruteForce, InfaasPolicy
+from services.core.selection.policy import BruteForce, InfaasPolicy, SelectionPolicy, note
 
 SIGNATURE = Signature(inputs=[], outputs=[])
 EVERY = 5  # one variant in so many has an instance
@@ -121,9 +120,10 @@ def fill(view: ClusterView, seconds: float) -> tuple[list[float], int, int]:
         ask = Ask(app="bench", items=1, deadline=at + 1000.0, latency_s=1000.0)
         began = clock()
         decision = policy.select(ask, at, view)
+        note(ask, decision, at, view)
         taken.append((clock() - began) / 1000)
-        if decision.assignments:
-            view.instances[decision.assignments[0]].take(1, at, ask.deadline)
+        if decision.instance is not None:
+            view.instances[decision.instance].take(1, at, ask.deadline)
     queues = [instance.own for instance in view.instances.values()]
     return taken, min(queues), max(queues)
 
@@ -137,8 +137,9 @@ def measure(policy: SelectionPolicy, view: ClusterView, asks: Iterator[Ask], sec
         ask = next(asks)
         began = clock()
         decision = policy.select(ask, NOW, view)
+        note(ask, decision, NOW, view)
         taken.append((clock() - began) / 1000)
-        found += bool(decision.assignments)
+        found += decision.instance is not None
     return taken, found
 
 

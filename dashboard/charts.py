@@ -318,7 +318,7 @@ FLOW = "#7d838c"  # of lines and words beside nodes, on white and on black
 _OK, _SHORT, _GONE = ("#dcebf5", "#0072b2"), ("#fdf0d5", "#e69f00"), ("#fbdedc", "#d0342c")  # fill and border
 
 
-class Node(NamedTuple):
+class DrawnVertex(NamedTuple):
     """A vertex of a drawn pipeline. lines: what stands below its name. state: "ok", "short" of replicas, or "gone"."""
 
     name: str
@@ -326,7 +326,7 @@ class Node(NamedTuple):
     state: str = "ok"
 
 
-def flow(nodes: Sequence[Node], edges: Sequence[tuple[str, str, Sequence[str]]], last: Sequence[str]) -> str:
+def flow(nodes: Sequence[DrawnVertex], edges: Sequence[tuple[str, str, Sequence[str]]], last: Sequence[str]) -> str:
     """A pipeline as a graph in DOT, from the query on top to the answer.
 
     edges: source, target, lines that say when it is followed; none: always. last: whose outputs are answered.

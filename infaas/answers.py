@@ -140,9 +140,6 @@ def _nested(array: "Array") -> Any:
     return array.tolist()
 
 
-_MEETS_ALL = "meets everything"  # begin of `why_not` for loaded variants that would also do
-
-
 def why_chosen(explanation: Mapping[str, Any]) -> str:
     """Why the chosen candidate of an explanation comes before all others; "" if none was chosen."""
     chosen = explanation.get("chosen")
@@ -157,7 +154,7 @@ def why_chosen(explanation: Mapping[str, Any]) -> str:
     others = [each for each in candidates if each is not chosen]
     match chosen.get("state"):
         case "Active":
-            rivals = [each for each in others if str(each.get("why_not", "")).startswith(_MEETS_ALL)]
+            rivals = [each for each in others if each.get("fits")]
             if not rivals:
                 return "the only loaded one that meets all needs" if others else "meets all needs"
             if all(chosen.get("cost_per_1000", 0.0) <= each.get("cost_per_1000", 0.0) for each in rivals):

@@ -34,7 +34,7 @@ class Refused(InfaasError):
 
     code: bad_request, unknown_app, unknown_model, unsatisfiable, deadline, overloaded, model_error, too_large or forbidden; the list
     may grow. closest: the variant that comes closest to the requirements (model, variant, accuracy, latency_ms, cost).
-    retry_after_ms: time after which another try may succeed. id: the caller's id of the query.
+    retry_after_ms: time after which another try may succeed. id: the caller's id of the query. field: of the request, where programs go by it.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class Refused(InfaasError):
         closest: Mapping[str, Any] | None = None,
         retry_after_ms: float | None = None,
         id: str | None = None,
+        field: str | None = None,
     ) -> None:
         super().__init__(f"{code}: {message}")
         self.code = code
@@ -52,6 +53,7 @@ class Refused(InfaasError):
         self.closest = None if closest is None else dict(closest)
         self.retry_after_ms = retry_after_ms
         self.id = id
+        self.field = field
 
     @classmethod
     def from_map(cls, reply: Mapping[str, Any]) -> "Refused":
@@ -65,6 +67,7 @@ class Refused(InfaasError):
             closest=error.get("closest"),
             retry_after_ms=error.get("retry_after_ms"),
             id=reply.get("id"),
+            field=error.get("field"),
         )
 
     def to_map(self) -> dict[str, Any]:
@@ -74,6 +77,8 @@ class Refused(InfaasError):
             error["closest"] = self.closest
         if self.retry_after_ms is not None:
             error["retry_after_ms"] = self.retry_after_ms
+        if self.field is not None:
+            error["field"] = self.field
         return {"id": self.id, "error": error}
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FORMATS = {".onnx": "onnx", ".pt2": "pt2", ".pt": "torchscript", ".torchscript": "torchscript"}
+ENDINGS = {".onnx": "onnx", ".pt2": "pt2", ".pt": "torchscript", ".torchscript": "torchscript"}
 PICKLES = (".pkl", ".pickle", ".joblib")
 INPUTS_KEY = "x"  # default
 REPLY_S = 10.0  # for one reply
@@ -251,7 +251,7 @@ def _refused(reply: Delivery) -> InfaasError:
         error = decode(Refusal, reply.data).error
     except BadMessage as bad:
         return InfaasError(f"the registrar's reply cannot be understood: {bad}")
-    return Refused(error.code, error.message, retry_after_ms=error.retry_after_ms or None)
+    return Refused(error.code, error.message, retry_after_ms=error.retry_after_ms or None, field=error.field or None)
 
 
 async def last_status(bus: Bus, subjects: Subjects, registration: str) -> RegistrationStatus | None:
@@ -343,9 +343,9 @@ def _format(path: Path) -> str:
             f"import infaas, joblib; model = joblib.load({path.name!r}); infaas.register(model, x, y, app='...')"
         )
     try:
-        return FORMATS[path.suffix.lower()]
+        return ENDINGS[path.suffix.lower()]
     except KeyError:
-        known = ", ".join(FORMATS)
+        known = ", ".join(ENDINGS)
         raise BadInput(
             f"format: the name {path.name} does not end in {known}; convert the model to ONNX, or give the format"
         ) from None

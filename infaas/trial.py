@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from bus.datatypes import DATATYPES
-from bus.messages.catalog import TensorSpec, scored_shape
+from bus.messages.catalog import ERRORS, TensorSpec, scored_shape
 from bus.tensors import BadTensor, datatype_of, fit, shown
 from infaas.errors import BadInput
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     Array = ndarray[Any, Any]
 
-ERRORS = ("mae", "rmse")  # metrics that are errors, in the unit of the labels
 SHOWN = 5  # classes, or numbers of an answer
 _MEANT = {"top1": "the share of right answers", "top5": "the share of labels among the five best scores"}
 _DATATYPES = {f"tensor({row.onnx})": name for name, row in DATATYPES.items()}

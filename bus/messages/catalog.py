@@ -149,7 +149,7 @@ class ModelRecord(Struct, frozen=True, kw_only=True):
     app: str = "_"
 
 
-class ModelSelection(Struct, frozen=True, kw_only=True):
+class Ensemble(Struct, frozen=True, kw_only=True):
     """How several models of an app answer one query together (Clipper, paper 002, section 5). docs/ensembles.md.
 
     policy None: one variant answers, as where an app has no such record. confidence: 0..1. cache_mb 0: equal queries are not joined.
@@ -322,7 +322,7 @@ class AppRecord(Struct, frozen=True, kw_only=True):
     created: float = 0.0
     input_type: str | None = None
     slo_target: float | None = None
-    selection: ModelSelection | None = None
+    selection: Ensemble | None = None
     replicas: dict[str, int] = {}
     pipeline: PipelineRecord | None = None
     plan: PipelinePlan | None = None

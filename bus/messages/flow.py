@@ -192,7 +192,7 @@ class DoneBatch(Struct, frozen=True, array_like=True, gc=False):
     levels: dict[int, int] = {}
 
 
-class SelectionChanged(Struct, frozen=True, array_like=True):
+class ContextChanged(Struct, frozen=True, array_like=True):
     """`infaas.selection.changed`: what a selection policy has learnt about an app, or one of its contexts, has changed.
 
     key: in the selection bucket, at this revision with this value. value None: it begins anew; then an empty key stands for all of the app.

@@ -117,7 +117,8 @@ class Answer(Struct, frozen=True, gc=False):
 
     Of an app with several models: members: `model@version` of those whose output is in the answer. missing: how many of the asked ones
     are not. confidence: the share of the asked members that agree with the answer, the least of all items; confidences: of each item,
-    where there are several. labels: the name of each item's class, if the model has names of its classes.
+    where there are several. labels: the name of each item's class, if the model has names of its classes. zeros: whether a simulated device
+    has made up the outputs, which are zeros; `reason` says why.
     """
 
     id: str | None
@@ -145,6 +146,7 @@ class Answer(Struct, frozen=True, gc=False):
     query: str | UnsetType = UNSET
     confidences: list[float] | UnsetType = UNSET
     labels: list[str] | UnsetType = UNSET
+    zeros: bool | UnsetType = UNSET
 
 
 class Closest(Struct, frozen=True, kw_only=True, gc=False):
@@ -159,12 +161,13 @@ class Closest(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Error(Struct, frozen=True, kw_only=True, gc=False):
-    """Why a request was refused. message: names the field and the remedy."""
+    """Why a request was refused. message: names the field and the remedy. field: it, where programs go by it."""
 
     code: Code
     message: str
     closest: Closest | UnsetType = UNSET
     retry_after_ms: float | UnsetType = UNSET
+    field: str | UnsetType = UNSET
 
 
 class Refusal(Struct, frozen=True, kw_only=True, gc=False):
@@ -319,7 +322,8 @@ class Listing(Struct, frozen=True, kw_only=True):
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
-    """One variant that `explain` considered. why_not: the reason why it was not chosen; empty for the chosen one.
+    """One variant that `explain` considered. why_not: the reason why it was not chosen; empty for the chosen one. fits: it is Active and in
+    time, and meets all needs, chosen or not.
 
     stage: of a pipeline, the vertex for which it was considered. metric: of the accuracy; error: that it stands for, in the unit of the
     labels, if the metric is mae or rmse. cost_per_1000: US$ for 1,000 items in its usual batches, by which variants are ordered. cost: US$ per
@@ -342,6 +346,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     metric: str = "top1"
     error: float | None = None
     cost: float = 0.0
+    fits: bool = False
 
 
 class MemberShare(Struct, frozen=True, kw_only=True):
@@ -363,7 +368,7 @@ class StageShare(Struct, frozen=True, kw_only=True):
 
     accuracy: the least that it needs; None: any. share_ms: of the latency objective; None: there is none. when: what must hold for a query
     to visit it, one of several; empty: each query visits it. planned: whether a plan provides for it, with instances that serve. waiting: items in
-    this dispatcher's queue for them. variant: that would answer; None: several models do, or it would be refused. why: says which.
+    this dispatcher's queue for them. variant: that would answer; None: several models do, or it would be refused, which `refused` says. why: says why.
     """
 
     vertex: str
@@ -375,6 +380,7 @@ class StageShare(Struct, frozen=True, kw_only=True):
     waiting: int
     variant: str | None
     why: str
+    refused: bool = False
 
 
 class Explanation(Struct, frozen=True, kw_only=True):

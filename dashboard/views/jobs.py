@@ -3,6 +3,7 @@
 import pandas as pd
 import streamlit as st
 
+from bus.messages.jobs import OVER
 from dashboard import charts, formats, series, widgets
 from dashboard.store import history
 from dashboard.widgets import show_empty, show_live
@@ -16,7 +17,6 @@ STATES = {
     "failed": "#d0342c",
     "cancelled": "#8b929b",
 }
-OVER = ("done", "failed", "cancelled")
 
 widgets.page_title("Jobs", "Offline jobs, computed on capacity that online queries leave.")
 chosen = widgets.choose_window()

@@ -65,6 +65,7 @@ def _now() -> tuple[dict[str, Any] | None, NoData | None]:
         about = told.get(stage["vertex"], {})
         stage["answers"] = stage["variant"] or about.get("variant")
         stage["why"], stage["waiting"] = about.get("why", ""), about.get("waiting", 0)
+        stage["refused"] = about.get("refused", False)
     return item, None
 
 
@@ -168,7 +169,7 @@ def _graph(item: dict[str, Any], wanted: dict[str, int]) -> str:
             lines.append(f"{formats.count(goal, 'replica', 'replicas')}, {there} loaded")
             lines.append(f"batches up to {stage['batch']}")
         state = "short" if goal is not None and there < goal else "ok"
-        nodes.append(charts.Node(name, lines, "gone" if stage["why"].startswith("it would be refused") else state))
+        nodes.append(charts.DrawnVertex(name, lines, "gone" if stage["refused"] else state))
     names = {node.name for node in nodes}
     edges = [(edge["from"], edge["to"], _when(edge)) for edge in item["edges"]]
     last = [part.strip().partition(".")[0] for text in item["output"].values() for part in text.split("|")]

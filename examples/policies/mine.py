@@ -20,7 +20,7 @@ class Mine:
         if not idle:
             return None
         best = min(idle, key=lambda one: (self.late.get(one.worker.name, 0), one.table.seconds(ask.items), one.id))
-        return Decision((best.id,))
+        return Decision(best.id)
 
     def scale(self, problem: Any, _now: float) -> dict[str, int]:
         """Of each variant that runs, twice what its load needs, and never fewer than run."""

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from bus.messages.jobs import OVER
 from infaas.cli.options import DataDir, Json, Wide
 from infaas.cli.output import Column, fail, number, print_json, print_table, progress, show, usage
 from infaas.connecting import DEFAULT_DATA_DIR, connect
 from infaas.inputs import STDIN
 from infaas.queries import check_name
-
-OVER = ("done", "failed", "cancelled")
 
 if TYPE_CHECKING:
     from bus.messages.jobs import JobStatus

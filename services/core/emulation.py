@@ -28,7 +28,6 @@ from services.core.placement import Device
 
 MOST = 16  # devices of one kind on a worker
 PROVENANCE = "synthetic"
-ZEROS = "outputs are zeros"  # so begins an answer's `reason` where a simulated device has made up the outputs
 SINGLE_MS = "cpu_single_ms"  # attribute: ms that one item took on the CPU, which can compute the real outputs
 
 

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from bus.messages.flow import Echo
@@ -17,6 +18,10 @@ from services.core.outcomes import ECHO_LOST
 ECHO_S = 0.1  # s between two echoes
 WINDOW_S = 1.0  # of echoes, whose least lateness counts as usual; one that has become slow is known to be after two
 UNDER_WAY = 1024  # echoes that have not come back, at most
+
+
+class EchoDue(Struct, frozen=True):
+    """Timer: send an echo."""
 
 
 class Line:

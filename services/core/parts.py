@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 
-class Part(Struct, frozen=True, kw_only=True):
+class SystemPart(Struct, frozen=True, kw_only=True):
     """What is known of one process of a system.
 
     starting: it has not been up since it was first started. watched: it counts the turns of its loop, so that silence is known without its page.
@@ -29,7 +29,7 @@ class Missing(Struct, frozen=True):
     serves: bool
 
 
-def missing(parts: Iterable[Part], *, started: bool) -> list[Missing]:
+def missing(parts: Iterable[SystemPart], *, started: bool) -> list[Missing]:
     """What the system lacks. It is ready when this is empty, and queries can be answered when nothing of it serves.
 
     A part that starts for the first time, as a new worker does, is no loss to queries. A page that comes late is none either where the part

@@ -76,6 +76,7 @@ def is_container(kind: str) -> bool:
 # cores, which is one request under way at a time. Its address are the hosts that the operator names, with a space between them.
 REMOTE = "remote"
 REMOTE_CORES = 64
+FORMATS = ("onnx", "pt2", "torchscript", REMOTE)  # of models, beside those in containers
 
 
 def remote_devices(hosts: tuple[str, ...]) -> list[Device]:

@@ -1,6 +1,7 @@
-"""The port of policies: which instance answers a query, how many instances there are, what is learnt. And the guard around a user's own. Pure.
+"""A user's own policy, and the guard around it: which instance answers a query, how many instances there are, what is learnt. Pure.
 
-A user writes one class with a `name` and any of the three methods. `dispatcher.policy` names a class with `select`, `autoscaler.policy` one with
+A user writes one class with a `name` and any of the three methods: `select` and `observe` as `SelectionPolicy` has them, `scale` as
+`ScalingPolicy`; it need be no subclass of these. `dispatcher.policy` names a class with `select`, `autoscaler.policy` one with
 `scale` (docs/scaling.md). Each process has an object of its own, made without arguments: a dispatcher calls `select` and `observe`, the
 VM-autoscaler that leads calls `scale`. What a method gets is the caller's own and must not be changed. A method must return at
 once: no I/O, no clock, no randomness of its own. So the simulator runs the same class.
@@ -9,29 +10,16 @@ once: no I/O, no clock, no randomness of its own. So the simulator runs the same
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from msgspec.structs import replace
+
 from bus.messages.events import OutcomeEvent
-from services.core.cost import Goal
 from services.core.metric import MetricFamily
 from services.core.planning.problem import MOST, PlanningProblem
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import Ask
-from services.core.selection.policy import Decision
+from services.core.selection.policy import Decision, SelectionPolicy
 
 METHODS = ("select", "scale", "observe")
-
-
-class SelectionPolicy(Protocol):
-    """Which instance answers a query: the paper's policy, the baselines, and a user's own class. name: recorded with each query."""
-
-    name: str
-
-    def select(self, ask: Ask, now: float, view: ClusterView) -> Decision:
-        """Decide for one query. now: Unix seconds.
-
-        `view.apps[ask.app]` exists; its `eligibility(ask)` are the variants that meet the needs, with their instances. Returns an instance
-        by its id, a load, a wait or a refusal. A user's own class may return None, which leaves the query to the built-in policy.
-        """
-        ...
 
 
 class ScalingPolicy(Protocol):
@@ -51,18 +39,9 @@ class ScalingPolicy(Protocol):
         ...
 
 
-class OutcomeObserver(Protocol):
-    """What a policy learns from."""
-
-    def observe(self, outcome: OutcomeEvent) -> None:
-        """A query that this dispatcher took has ended, or a part of one (`parent`). Called once for each, answered or not."""
-        ...
-
-
-def goal_of(policy: SelectionPolicy) -> Goal:
-    """What the policy's view orders variants by. A user's class may have a `goal`; without one it is the cost."""
-    goal: Goal = getattr(policy, "goal", "cost")
-    return goal
+def goal_of(own: Any) -> Any:
+    """What the view orders variants by for a user's own policy. Its class may have a `goal`; without one it is the cost."""
+    return own.goal if hasattr(own, "goal") else SelectionPolicy.goal
 
 
 def policy_failures(failures: Mapping[str, int]) -> MetricFamily:
@@ -81,7 +60,7 @@ class InvalidDecision(ValueError):
     """A user's own policy returned what cannot be carried out. The text says what is wrong."""
 
 
-class GuardedPolicy:
+class GuardedPolicy(SelectionPolicy):
     """A user's own policy. Where one of its methods raises or returns what cannot be carried out, the built-in one decides instead.
 
     own: the user's object. path: as it was named. tell: called with a text at a method's first failure, the second, the fourth and so on.
@@ -94,7 +73,7 @@ class GuardedPolicy:
         self.goal = goal_of(own)
         self.failures: dict[str, int] = {method: 0 for method in METHODS if hasattr(own, method)}
         self.builtin: SelectionPolicy | None = None
-        self.observe = self._observe if hasattr(own, "observe") else None
+        self.observe = self._observe if "observe" in self.failures else None
         self._own = own
         self._path = path
         self._tell = tell
@@ -105,8 +84,7 @@ class GuardedPolicy:
         try:
             decision: Decision | None = self._own.select(ask, now, view)
             if decision is not None:
-                check_decision(decision, ask, view)
-                return decision
+                return checked(decision, ask, view)
         except Exception as error:
             self._failed("select", error)
         assert self.builtin is not None, "a dispatcher's policy has one"
@@ -140,25 +118,25 @@ class GuardedPolicy:
             self._tell(f"{method}() of the policy {self._path} failed (number {count}){instead}: {what}"[:500])
 
 
-def check_decision(decision: Any, ask: Ask, view: ClusterView) -> None:
-    """Check what a `select` returned. Raises InvalidDecision."""
-    if not isinstance(decision, Decision):
-        raise InvalidDecision(f"select must return a Decision or None, not {type(decision).__name__}")
-    if decision.assignments:
-        if len(decision.assignments) != 1:
-            raise InvalidDecision(f"assignments must be one instance, not {len(decision.assignments)}")
-        instance = view.instances.get(decision.assignments[0])
+def checked(given: Any, ask: Ask, view: ClusterView) -> Decision:
+    """What a `select` returned, if it can be carried out. Raises InvalidDecision."""
+    if not isinstance(given, Decision):
+        raise InvalidDecision(f"select must return a Decision or None, not {type(given).__name__}")
+    decision: Decision = given
+    if isinstance(given.instance, tuple | list) and len(given.instance) == 1:  # as the port had it first
+        decision = replace(given, instance=given.instance[0])
+    if decision.instance is not None:
+        instance = view.instances.get(decision.instance)
         if instance is None:
-            raise InvalidDecision(
-                f"assignments: there is no instance {decision.assignments[0]!r}: take one of the view's"
-            )
+            raise InvalidDecision(f"instance: there is none {decision.instance!r}: take one of the view's")
         if all(one.variant != instance.record.variant for one in view.apps[ask.app].records):
-            raise InvalidDecision(f"assignments: {instance.id!r} does not serve the app {ask.app!r}")
+            raise InvalidDecision(f"instance: {instance.id!r} does not serve the app {ask.app!r}")
     if decision.load is not None:
         if decision.load.worker not in view.workers:
             raise InvalidDecision(f"load.worker: there is no worker {decision.load.worker!r}: take one of the view's")
         if all(one is not decision.load.record for one in view.apps[ask.app].records):
             raise InvalidDecision(f"load.record: it is no variant of the app {ask.app!r}: take one of the view's")
+    return decision
 
 
 def check_wanted(wanted: Any, problem: PlanningProblem) -> None:

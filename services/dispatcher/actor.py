@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET
 
 from bus.messages.fleet import ExecutorExited, LoadReply, WorkerHeartbeat
-from bus.messages.flow import DoneBatch, Execute, HandBack, SelectionChanged, Trying
+from bus.messages.flow import ContextChanged, DoneBatch, Execute, HandBack, Trying
 from bus.messages.public import Error, ListRequest, QueryHead, Requirements
 from bus.subjects import DISPATCHERS, Subjects
 from services.core.actor import (
@@ -33,11 +33,12 @@ from services.core.actor import (
 )
 from services.core.deadlines import DeadlineReached
 from services.core.line import ECHO_S
-from services.core.policy import SelectionPolicy, goal_of
 from services.core.selection.cluster import ClusterView, RefusedLoad
+from services.core.selection.eligibility import Ask
 from services.core.selection.instances import Instance
-from services.core.selection.refusals import LOAD_AGAIN
-from services.core.settings import DispatcherSettings, SelectionSettings, Settings
+from services.core.selection.policy import Decision, SelectionPolicy, note
+from services.core.selection.refusals import LOAD_AGAIN, not_loaded
+from services.core.settings import DispatcherSettings, EnsembleSettings, Settings
 from services.dispatcher.apps import Apps
 from services.dispatcher.central import FULL, LATE, CentralQueues, PullDue
 from services.dispatcher.clocks import Clocks
@@ -80,38 +81,30 @@ class Dispatcher:
         new_uid: Callable[[], bytes],
         settings: DispatcherSettings,
         slo_target: float,
-        selection: SelectionSettings,
+        ensemble: EnsembleSettings,
     ) -> None:
         self.name = name
-        self.view = ClusterView(prices, goal_of(policy))
+        self.view = ClusterView(prices, policy.goal)
         self.apps = Apps(self.view)
         self.in_flight = InFlight()
-        self.policy_failures: Mapping[str, int] = getattr(policy, "failures", {})  # by method, of a user's own policy
+        self.policy_failures = policy.failures  # by method, of a user's own policy
         self._subjects = subjects
         self._policy = policy
         self._admission = Admission(self.apps, new_uid, settings.default_deadline_s, settings.max_inline)
         self._settings = settings
         self._loads = LoadsOnDemand(name, subjects)
-        self._outcomes = OutcomeRecorder(name, policy.name, new_uid, getattr(policy, "observe", None))
+        self._outcomes = OutcomeRecorder(name, policy.name, new_uid, policy.observe)
         self._demand = DemandCounter(name, subjects)
         self._wait = self.in_flight.wait
         self._retries = Retries(self.in_flight, settings.max_attempts, self._decide, self._refuse)
-        ways = (self._retries, settings.failure_timeout_s, self._refuse, policy.select, self._dispatch, self.handle)
+        ways = (self._retries, settings.failure_timeout_s, self._refuse, self._select, self._dispatch, self.handle)
         self.silence = Silence(name, subjects, self.in_flight, self.view, *ways)
         self._line, self.clocks = self.silence.line, Clocks(self.silence.line)
         self.composites = Composites(
-            name, subjects, self.apps, self._outcomes, self._take, new_uid, settings, selection, policy.name
+            name, subjects, self.apps, self._outcomes, self._take, new_uid, settings, ensemble, policy.name
         )
-        self.resent = Resent(
-            name,
-            subjects,
-            self.silence,
-            self._admission,
-            self._outcomes.said,
-            self.in_flight,
-            self.composites,
-            self._begin,
-        )
+        known = (self._admission, self._outcomes.said, self.in_flight, self.composites)
+        self.resent = Resent(name, subjects, self.silence, *known, self._begin)
         self.central = CentralQueues(self.view, self.in_flight, self._dispatch, self._decide, self._refuse)
         self._questions = Questions(
             self.apps, self.view, policy, self.composites, self.central, slo_target, settings.default_deadline_s
@@ -162,7 +155,7 @@ class Dispatcher:
             Inlet(subject=s.resubmit(), message=HandBack, queue=DISPATCHERS),
             Inlet(subject=s.explain(), message=Requirements, queue=DISPATCHERS),
             Inlet(subject=s.list(), message=ListRequest, queue=DISPATCHERS),
-            Inlet(subject=s.selection("changed"), message=SelectionChanged),
+            Inlet(subject=s.selection("changed"), message=ContextChanged),
             *self.composites.inlets,
             Inlet(subject=s.query(), message=QueryHead, queue=DISPATCHERS, malformed=True),
         )
@@ -192,7 +185,7 @@ class Dispatcher:
         query.arrived -= age
         if (age or envelope.now < now) and now >= query.ask.deadline:
             return self._refuse(query, WAITED, now)
-        if query.selection is not None or query.pipeline is not None:
+        if query.ensemble is not None or query.pipeline is not None:
             return self.composites.begin(query, now)
         effects = self._decide(query, now)
         self._demand.count(query)
@@ -221,35 +214,36 @@ class Dispatcher:
         if query.planned is not None and not query.crashes and self.central.serves(query.planned, query.ask):
             if query.attempt >= MOST_DISPATCHES:
                 return self._refuse(query, LATE, now)
-            room = self._make_room(query, now)
-            return self._refuse(query, FULL, now) if room is None else [*room, *self.central.push(query)]
-        decision = self._policy.select(query.ask, now, self.view)
-        if decision.assignments:
-            effect = self._dispatch(query, self.view.instances[decision.assignments[0]], now)
+            return self._make_wait(query, now, self.central.push)
+        decision = self._select(query.ask, now)
+        if decision.instance is not None:
+            effect = self._dispatch(query, self.view.instances[decision.instance], now)
             return (effect,) if decision.load is None else (effect, *self._loads.order(query, decision.load, now))
-        effects: list[Effect] = []
-        if decision.load is not None:
-            effects.extend(self._loads.order(query, decision.load, now))
+        orders = () if decision.load is None else self._loads.order(query, decision.load, now)
         if decision.refusal is not None:
             self.view.had_no_time(query.ask, now)
-            effects.extend(self._end(query, decision.refusal, now))
-        elif decision.why is not None and decision.why.retry_after_ms is UNSET and now >= query.arrived + STRANDED_S:
-            effects.extend(self._end(query, decision.why, now))
-        else:
-            query.why = decision.why
-            room = self._make_room(query, now)
-            effects.extend(self._refuse(query, FULL, now) if room is None else [*room, *self._wait(query)])
-        return effects
+            return (*orders, *self._end(query, decision.refusal, now))
+        query.why = why = not_loaded(query.ask, self.view) if decision.load is None else None
+        if why is not None and why.retry_after_ms is UNSET and now >= query.arrived + STRANDED_S:
+            return self._end(query, why, now)
+        return (*orders, *self._make_wait(query, now, self._wait))
 
-    def _make_room(self, query: Query, now: float) -> list[Effect] | None:
-        """Room among the waiting queries: where there is none, one of lower priority is refused. None if there is no such one."""
-        if len(self.in_flight.waiting) < self._settings.max_queue:
-            return []
-        last = self.in_flight.gives_way(query.ask.priority, now)
-        if last is None:
-            return None
-        del self.in_flight.waiting[last.uid]
-        return self._refuse(last, FULL, now)
+    def _select(self, ask: Ask, now: float) -> Decision:
+        """The policy's decision, noted in the view."""
+        decision = self._policy.select(ask, now, self.view)
+        note(ask, decision, now, self.view)
+        return decision
+
+    def _make_wait(self, query: Query, now: float, wait: Callable[[Query], Iterable[Effect]]) -> Iterable[Effect]:
+        """It waits. Where there is no room among the waiting queries, one of lower priority is refused, or it is."""
+        room: list[Effect] = []
+        if len(self.in_flight.waiting) >= self._settings.max_queue:
+            last = self.in_flight.gives_way(query.ask.priority, now)
+            if last is None:
+                return self._refuse(query, FULL, now)
+            del self.in_flight.waiting[last.uid]
+            room = self._refuse(last, FULL, now)
+        return (*room, *wait(query))
 
     def _end(self, query: Query, error: Error, now: float) -> Iterable[Effect]:
         """Refuse it, unless its app has a default output and a better answer may come before the deadline."""
@@ -375,13 +369,13 @@ class Dispatcher:
         instance = self.view.instances.get(full)
         if instance is not None:
             instance.shut()
-        decision = self._policy.select(query.ask, now, self.view)
+        found = self._select(query.ask, now).instance
         if instance is not None:
             instance.reopen()
-        if decision.assignments and decision.assignments[0] != full:
+        if found is not None and found != full:
             if query.attempt >= MOST_DISPATCHES:
                 return self._wait(query)  # the view is out of date: the next heartbeat decides
-            return (self._dispatch(query, self.view.instances[decision.assignments[0]], now),)
+            return (self._dispatch(query, self.view.instances[found], now),)
         text = "the queue ahead grew and this query could not be answered in time: allow more time or ask again"
         return self._end(query, Error(code="deadline", message=text), now)
 

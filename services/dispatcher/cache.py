@@ -36,6 +36,7 @@ class PartSource(NamedTuple):
     accuracy: float | None
     simulated: bool
     reason: str = ""
+    zeros: bool = False
 
     def reaches(self, accuracy: float) -> bool:
         """Whether it has at least this accuracy. One that was never measured has 0."""
@@ -231,7 +232,7 @@ class CachedParts:
         join = part.part.join if part.part is not None else None
         if join is None or join.digest is None:
             return None
-        ask, rules = part.ask, join.query.selection
+        ask, rules = part.ask, join.query.ensemble
         assert rules is not None
         most = int(rules.cache_mb * MB)
         cache = self.caches.get(ask.app)
@@ -266,7 +267,7 @@ class CachedParts:
         if reply is None or reply.error is not None or reply.outputs_ref is not None:
             return [(part, None) for part in waiting]
         source = PartSource(
-            reply.model, reply.version, reply.variant, reply.hardware, reply.worker, reply.accuracy, reply.simulated, reply.reason
+            reply.model, reply.version, reply.variant, reply.hardware, reply.worker, reply.accuracy, reply.simulated, reply.reason, reply.zeros
         )  # fmt: skip
         cache = self.caches.get(app)
         if cache is not None:
@@ -304,5 +305,6 @@ def _reply(source: PartSource, outputs: dict[str, Tensor]) -> PartReply:
         accuracy=source.accuracy,
         simulated=source.simulated,
         reason=source.reason,
+        zeros=source.zeros,
         cached=True,
     )

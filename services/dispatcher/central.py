@@ -18,6 +18,7 @@ from bus.messages.catalog import PlannedStage
 from bus.messages.flow import DoneBatch
 from bus.messages.public import Error
 from services.core.actor import NOTHING, After, Effect
+from services.core.lifecycle import SERVING
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import Ask
 from services.core.selection.instances import Instance
@@ -25,7 +26,6 @@ from services.core.selection.refusals import too_little_time
 from services.dispatcher.inflight import InFlight
 from services.dispatcher.query import Query
 
-SERVING = frozenset({"Active", "Overloaded", "Interfered"})
 PASSED_OVER = 64  # queries that a slow instance looks at beyond those that it can answer in time
 FULL = Error(code="overloaded", message="too many queries wait for a worker: ask again later", retry_after_ms=1000.0)
 LATE = Error(code="deadline", message="the queue ahead was too long: allow more time or ask again")

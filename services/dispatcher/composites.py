@@ -4,13 +4,13 @@ pipeline (InferLine, paper 004). Pure.
 
 from collections.abc import Callable, Iterable
 
-from bus.messages.flow import SelectionChanged
+from bus.messages.flow import ContextChanged
 from bus.messages.public import Error, ListRequest
 from bus.subjects import Subjects
 from services.core.actor import Done, Effect, Envelope, Failed, Handler, Inlet, TimedOut
 from services.core.ensemble.policies import make_policy
 from services.core.outcomes import PART_GRACE
-from services.core.settings import DispatcherSettings, SelectionSettings
+from services.core.settings import DispatcherSettings, EnsembleSettings
 from services.dispatcher.apps import Apps, members_of
 from services.dispatcher.budgets import Budgets
 from services.dispatcher.cache import CachedParts
@@ -42,7 +42,7 @@ class Composites:
         decide: Callable[[Query, float], Iterable[Effect]],
         new_uid: Callable[[], bytes],
         dispatcher: DispatcherSettings,
-        settings: SelectionSettings,
+        settings: EnsembleSettings,
         policy: str,
     ) -> None:
         self.joins = Joins(name, subjects, dispatcher.max_stored)
@@ -90,7 +90,7 @@ class Composites:
             PartReply: self._replied,
             EndsDue: lambda _: self.joins.tell(),
             ArrivalsDue: lambda _: self._arrivals.report(),
-            SelectionChanged: lambda envelope: self.contexts.changed(envelope.message),
+            ContextChanged: lambda envelope: self.contexts.changed(envelope.message),
             Done: self._edge_ended,
             Failed: self._edge_ended,
             TimedOut: self._edge_ended,
@@ -105,7 +105,7 @@ class Composites:
         """A query begins: it is decided on, or asks its parts."""
         if query.pipeline is not None:
             return self.pipelines.start(query, now)
-        return self._decide(query, now) if query.selection is None else self.ensembles.start(query, now)
+        return self._decide(query, now) if query.ensemble is None else self.ensembles.start(query, now)
 
     def refused(self, part: QueryPart, error: Error, now: float) -> Iterable[Effect]:
         """A part was refused by its own dispatcher."""

@@ -27,7 +27,7 @@ READ_S = 2.0  # s for one read; queries wait for it, and are then served by what
 RETRIES = 100  # reads that failed and are tried again, at each check
 UNREAD = -1  # instead of a revision: the bucket could not be read
 OLD_MARKS = 128  # that a value had at most before older ones moved
-COUNTS = ModelSelection(policy="")  # of an app without a policy: nothing learns, and feedback is counted all the same
+COUNTS = Ensemble(policy="")  # of an app without a policy: nothing learns, and feedback is counted all the same
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -74,14 +74,14 @@ class ContextValue(Struct, frozen=True, array_like=True):
 class Held:
     """One context in memory. state: the policy's; of a user's own policy: its dump, b"" before the first feedback. context: None: of the app."""
 
-    __slots__ = ("context", "key", "revision", "selection", "state", "value")
+    __slots__ = ("context", "ensemble", "key", "revision", "state", "value")
 
     def __init__(self, key: str, value: ContextValue | None, revision: int) -> None:
         self.key = key
         self.context: str | None = None
         self.value = value
         self.revision = revision
-        self.selection: ModelSelection | None = None  # by which `state` was made from `value`
+        self.ensemble: Ensemble | None = None  # by which `state` was made from `value`
         self.state: Any = None
 
     @property
@@ -89,9 +89,9 @@ class Held:
         return 0 if self.value is None else self.value.n
 
 
-def context_key(app: str, selection: ModelSelection, context: str | None) -> str:
+def context_key(app: str, ensemble: Ensemble, context: str | None) -> str:
     """In the selection bucket: of the app as a whole, or of a context where the policy keeps them apart."""
-    return selection_key(app, context if selection.contextual else None)
+    return selection_key(app, context if ensemble.contextual else None)
 
 
 _values = msgspec.msgpack.Decoder(ContextValue)
@@ -116,14 +116,14 @@ class Contexts:
         subjects: Subjects,
         most: int,
         members: Callable[[str], Sequence[Member]],
-        make: Callable[[ModelSelection], EnsemblePolicy[Any] | None],
+        make: Callable[[Ensemble], EnsemblePolicy[Any] | None],
     ) -> None:
         self._subject = subjects.selection("changed")
         self._most = most
         self._members = members
         self._make = make
         self.counted = Counted()
-        self._policies: dict[str, tuple[ModelSelection, EnsemblePolicy[Any] | None]] = {}
+        self._policies: dict[str, tuple[Ensemble, EnsemblePolicy[Any] | None]] = {}
         self._held: OrderedDict[str, Held] = OrderedDict()
         self._reading: set[str] = set()
         self._unread: dict[str, None] = {}
@@ -131,36 +131,36 @@ class Contexts:
     def __len__(self) -> int:
         return len(self._held)
 
-    def policy(self, app: str, selection: ModelSelection) -> EnsemblePolicy[Any] | None:
+    def policy(self, app: str, ensemble: Ensemble) -> EnsemblePolicy[Any] | None:
         """The policy of an app; None for a user's own class."""
         known = self._policies.get(app)
-        if known is None or (known[0] is not selection and known[0] != selection):
-            known = self._policies[app] = (selection, self._make(selection))
+        if known is None or (known[0] is not ensemble and known[0] != ensemble):
+            known = self._policies[app] = (ensemble, self._make(ensemble))
         return known[1]
 
     # -- look-ups
 
-    def held(self, app: str, selection: ModelSelection, context: str | None) -> Held | None:
+    def held(self, app: str, ensemble: Ensemble, context: str | None) -> Held | None:
         """What is known of a context. None: it is not in memory, `read` it. Another policy's state counts as none."""
-        key = context_key(app, selection, context)
+        key = context_key(app, ensemble, context)
         held = self._held.get(key)
         if held is None:
             return None
         self._held.move_to_end(key)
-        if held.selection is not selection:
-            self.load(held, app, selection, context)
+        if held.ensemble is not ensemble:
+            self.load(held, app, ensemble, context)
         return held
 
-    def load(self, held: Held, app: str, selection: ModelSelection, context: str | None) -> None:
+    def load(self, held: Held, app: str, ensemble: Ensemble, context: str | None) -> None:
         """Make the policy's state from the stored value: what no feedback has taught where there is none, or another policy's."""
-        policy = self.policy(app, selection)
-        held.selection = selection
-        held.context = context if selection.contextual else None
+        policy = self.policy(app, ensemble)
+        held.ensemble = ensemble
+        held.context = context if ensemble.contextual else None
         value = held.value
-        if not selection.policy:
+        if not ensemble.policy:
             held.value = value or ContextValue("", b"", moved=0)
             return
-        if value is not None and value.policy == selection.policy:
+        if value is not None and value.policy == ensemble.policy:
             if policy is None:
                 held.state = value.state
                 return
@@ -173,11 +173,11 @@ class Contexts:
         held.state = b"" if policy is None else policy.init(self._members(app))
         dumped = b"" if policy is None else policy.dump(held.state)
         before = value or ContextValue("", b"", moved=0)
-        held.value = ContextValue(selection.policy, dumped, 0, before.marks, before.moved, before.full)
+        held.value = ContextValue(ensemble.policy, dumped, 0, before.marks, before.moved, before.full)
 
-    def read(self, app: str, selection: ModelSelection, context: str | None) -> Iterable[Effect]:
+    def read(self, app: str, ensemble: Ensemble, context: str | None) -> Iterable[Effect]:
         """Read a context that is not in memory. Its result comes to `took`; a second call meanwhile changes nothing."""
-        return self._read(context_key(app, selection, context))
+        return self._read(context_key(app, ensemble, context))
 
     def _read(self, key: str) -> Iterable[Effect]:
         if key in self._reading:
@@ -210,13 +210,13 @@ class Contexts:
         """This dispatcher has stored a value; the others hear of it."""
         data = value.encoded()
         self._put(key, data, revision)
-        return Publish(self._subject, SelectionChanged(app, key, revision, data))
+        return Publish(self._subject, ContextChanged(app, key, revision, data))
 
     def stored(self, key: str, stored: StoredContext) -> Held:
         """Another dispatcher's value came back instead of a write."""
         return self._put(key, stored.value, stored.revision)
 
-    def changed(self, change: SelectionChanged) -> Iterable[Effect]:
+    def changed(self, change: ContextChanged) -> Iterable[Effect]:
         """A dispatcher has stored a value, or the registrar has deleted some. Contexts that are not in memory are not kept."""
         if change.value is None:
             for key in self._of(change.app) if not change.key else (change.key,):
@@ -267,27 +267,27 @@ class SelectionList:
         if asked.app is None:
             text = "field `app` is missing: the weights of which app's members are asked for"
             return [Publish(reply, Refusal(error=Error(code="bad_request", message=text)))]
-        if asked.context is not None and len(asked.context) > MOST_CONTEXT:
-            text = f"context must be at most {MOST_CONTEXT} characters long, as those of queries"
+        if asked.context is not None and len(asked.context) > MOST_TEXT:
+            text = f"context must be at most {MOST_TEXT} characters long, as those of queries"
             return [Publish(reply, Refusal(error=Error(code="bad_request", message=text)))]
         if app is None:
             text = f"no app {asked.app!r}: see infaas.list.apps"
             return [Publish(reply, Refusal(error=Error(code="unknown_app", message=text)))]
-        selection = app.selection
-        if selection is None or selection.policy is None:
+        ensemble = app.selection
+        if ensemble is None or ensemble.policy is None:
             return [Publish(reply, Listing(items=[]))]
-        held = self._contexts.held(app.app, selection, asked.context)
+        held = self._contexts.held(app.app, ensemble, asked.context)
         if held is None:
-            waiting = self._waiting.setdefault(context_key(app.app, selection, asked.context), [])
+            waiting = self._waiting.setdefault(context_key(app.app, ensemble, asked.context), [])
             waiting.append((reply, asked))
-            return list(self._contexts.read(app.app, selection, asked.context))
+            return list(self._contexts.read(app.app, ensemble, asked.context))
         members = members_of(self._catalog, app.app)
-        policy = self._contexts.policy(app.app, selection)
+        policy = self._contexts.policy(app.app, ensemble)
         if policy is not None:
             return [Publish(reply, _listing(policy.learnt(held.state, members)))]
         self._asked += 1
         self._run[self._asked] = reply
-        return [Do(("listed", self._asked), RunPolicy(selection.policy, "learnt", (held.state, members)))]
+        return [Do(("listed", self._asked), RunPolicy(ensemble.policy, "learnt", (held.state, members)))]
 
     def read(self, key: str) -> list[Effect]:
         """A context has been read."""

@@ -9,14 +9,14 @@ from msgspec import Raw, convert
 from msgspec.structs import replace
 
 from bus.codec import encode
-from bus.messages.catalog import ModelSelection
+from bus.messages.catalog import Ensemble
 from bus.messages.public import Error, QueryHead, Requirements
 from bus.tensors import BadTensor, to_array
 from services.core.actor import NOTHING, Do, Done, Effect, Failed, TimedOut
 from services.core.ensemble.base import Combined, EnsemblePolicy, Learnt, Member, Outputs
 from services.core.outcomes import GRACE
 from services.core.selection.eligibility import INFINITE, AppView
-from services.core.settings import DispatcherSettings, SelectionSettings
+from services.core.settings import DispatcherSettings, EnsembleSettings
 from services.core.validation import BadRequest, count_items
 from services.dispatcher.apps import Apps, members_of
 from services.dispatcher.budgets import Budgets, Least, fitting
@@ -88,7 +88,7 @@ class Ensembles:
         contexts: Contexts,
         predictions: Predictions,
         apps: Apps,
-        settings: SelectionSettings,
+        settings: EnsembleSettings,
         dispatcher: DispatcherSettings,
         outcomes: OutcomeRecorder,
         cached: CachedParts,
@@ -117,7 +117,7 @@ class Ensembles:
 
     def start(self, query: Query, now: float) -> list[Effect]:
         """Ask the members. The query ends with their answers, or at its time."""
-        rules = query.selection
+        rules = query.ensemble
         assert rules is not None, "its app has several models that answer together"
         group = self._group(query.ask.app, rules)
         if group is None or not group.members:
@@ -151,7 +151,7 @@ class Ensembles:
             return self.evaluated(uid, Error(code="bad_request", message=str(error)))
         ask = needs_of(head, app, items, None, None, now, self._dispatcher.default_deadline_s)
         query = Query(uid, app, head, ask, "", encode({"inputs": Raw(inputs)}), now)
-        query.selection = rules
+        query.ensemble = rules
         group = self._group(app, rules)
         assert group is not None, "the app was found above"
         if not group.members:
@@ -163,7 +163,7 @@ class Ensembles:
         join.plan.evaluates = True
         return (*self._joins.begin(join, now), *self._select(join, now))
 
-    def _due(self, query: Query, rules: ModelSelection) -> tuple[float, bool]:
+    def _due(self, query: Query, rules: Ensemble) -> tuple[float, bool]:
         """When the answer is made of what is there, and whether the first part is waited for if nothing is."""
         ask, arrived = query.ask, query.arrived
         if (
@@ -175,7 +175,7 @@ class Ensembles:
             return share, False
         return min(arrived + self._settings.wait_s, share), True
 
-    def _group(self, key: str, rules: ModelSelection) -> Group | None:
+    def _group(self, key: str, rules: Ensemble) -> Group | None:
         app = self._apps.view.apps.get(key)
         known = self._groups.get(key)
         if app is None or (known is not None and known.app is app):
@@ -187,7 +187,7 @@ class Ensembles:
     def _select(self, join: Join, now: float) -> Iterable[Effect]:
         """Choose who is asked, by what is known of the query's context. If that is not in memory, the query waits for it."""
         plan, query = join.plan, join.query
-        app, rules, context = query.ask.app, query.selection, query.ask.context
+        app, rules, context = query.ask.app, query.ensemble, query.ask.context
         assert rules is not None
         held = self._contexts.held(app, rules, context)
         if held is None:
@@ -215,7 +215,7 @@ class Ensembles:
 
     def _run(self, join: Join, method: PolicyMethod, *args: Any) -> Iterable[Effect]:
         """Call a user's policy, in its own process. `ran` goes on."""
-        rules = join.query.selection
+        rules = join.query.ensemble
         assert rules is not None
         assert rules.policy is not None
         return (Do(("policy", join, method), RunPolicy(rules.policy, method, args)),)
@@ -343,7 +343,7 @@ class Ensembles:
         answered, plan = join.answered, join.plan
         if not answered:
             return self._refuse(join, refusal_of(join), now)
-        rules = join.query.selection
+        rules = join.query.ensemble
         if rules is None or rules.policy is None:
             return self._finish(join, None, now)
         try:
@@ -376,7 +376,7 @@ class Ensembles:
         if isinstance(answer, Error):
             return self._refuse(join, answer, now)
         query = join.query
-        rules, ended = query.selection, self._joins.end(join, now)
+        rules, ended = query.ensemble, self._joins.end(join, now)
         if combined is not None and rules is not None and query.fallback is not None:
             sure = min(shares_of(join, combined), default=0.0)
             if sure < rules.confidence:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from bus.messages.catalog import ModelSelection
+from bus.messages.catalog import Ensemble
 from bus.messages.events import FeedbackEvent
 from bus.messages.flow import FeedbackSought, FeedbackTaken
 from bus.messages.public import Code, Error, Feedback, Refusal
@@ -33,6 +33,7 @@ from services.core.actor import (
 )
 from services.core.ensemble.outputs import label_error
 from services.core.outcomes import OutcomeLog
+from services.core.validation import MOST_TEXT
 from services.dispatcher.apps import Apps
 from services.dispatcher.contexts import COUNTS, Contexts
 from services.dispatcher.feedback_names import OpenFeedback, mark_of, mark_of_bytes, mark_of_item, named_uid, row_uid
@@ -41,7 +42,6 @@ from services.dispatcher.predictions import Prediction, Predictions, digest_of
 from services.dispatcher.query import Join
 from services.dispatcher.stages import learns
 
-MOST_TEXT = 1000  # characters of a label as JSON, an id, a context
 UNKNOWN = "_unknown"  # in metrics: apps that do not exist, whose names clients choose
 MOST_OPEN = 10_000  # feedbacks that are not applied yet: at most 1 MB each, usually 1 kB
 PATIENCE = 0.25  # s in which another dispatcher says that it has a prediction; a message takes less than a thousandth
@@ -148,7 +148,7 @@ class Feedbacks:
         inputs = bytes(feedback.inputs)
         digest = None if inputs in _NO_INPUTS else digest_of(inputs)
         one = OpenFeedback(mark, feedback, event, event.query, digest, sender)
-        if record.pipeline is None and self._selection(app) is None:
+        if record.pipeline is None and self._ensemble(app) is None:
             return self._count(one)
         found = self._find(app, one)
         if not one.by_id:
@@ -202,7 +202,7 @@ class Feedbacks:
         served = [] if record is None else [catalog.model(*link) for link in sorted(record.links.items())]
         return label_error(label, [model for model in served if model is not None])
 
-    def _selection(self, app: str) -> ModelSelection | None:
+    def _ensemble(self, app: str) -> Ensemble | None:
         """None: no policy learns here."""
         record = self._apps.catalog.app(app)
         found = None if record is None else record.selection
@@ -223,8 +223,8 @@ class Feedbacks:
         return self._predictions.by_inputs(app, one.digest, feedback.context if contextual else False, feedback.item)
 
     def _contextual(self, app: str) -> bool:
-        selection = self._selection(app)
-        return selection is not None and selection.contextual
+        ensemble = self._ensemble(app)
+        return ensemble is not None and ensemble.contextual
 
     def _count(self, one: OpenFeedback) -> list[Effect]:
         """It teaches nothing, and counts all the same."""
@@ -241,11 +241,11 @@ class Feedbacks:
             unfit = self._unfit(prediction.app, one.feedback.label)
             if unfit is not None:
                 return self._refuse(one.sender, _error("bad_request", unfit))
-        selection = self._selection(prediction.app)
-        if selection is None:  # it has been switched off meanwhile
+        ensemble = self._ensemble(prediction.app)
+        if ensemble is None:  # it has been switched off meanwhile
             return self._count(one)
         context = one.feedback.context
-        if selection.contextual and context not in (None, asked_in):
+        if ensemble.contextual and context not in (None, asked_in):
             text = f"context is not that of the query: it was asked in {asked_in!r}, and not in {context!r}"
             return self._refuse(one.sender, _error("bad_request", text))
         item = one.feedback.item
@@ -263,7 +263,7 @@ class Feedbacks:
         lesson = Lesson(
             prediction, item, one.feedback.label, marks, one.event, one.sender, more=more, reevaluated=reevaluated
         )
-        return self._after(self._learning.teach(lesson, selection))
+        return self._after(self._learning.teach(lesson, ensemble))
 
     def stored(self) -> list[Effect]:
         """More of the log's events are on disk."""
@@ -368,14 +368,14 @@ class Feedbacks:
             known = self._learning.known((one.mark,), one.sender)
             found = self._find(app, one)
             return known if known is not None else self._seek(one) if found is None else self._teach(one, found)
-        selection = self._selection(app)
-        if selection is None:
+        ensemble = self._ensemble(app)
+        if ensemble is None:
             return self._evaluate(one, envelope.now, complete=True)
         # It may have counted all the same: before a restart, or so long ago that its prediction is forgotten.
         item = one.feedback.item
         marks = (one.mark, mark_of_item(app, one.meant(), item)) if one.named else (one.mark,)
         lesson = Lesson(None, item, one.feedback.label, marks, one.event, one.sender, seeks=one)
-        return self._after(self._learning.teach(lesson, selection))
+        return self._after(self._learning.teach(lesson, ensemble))
 
     def _evaluate(self, one: OpenFeedback, now: float, *, complete: bool) -> Iterable[Effect]:
         """No dispatcher knows the prediction: ask the members again, if it is certain that the feedback has not counted. complete: whether all

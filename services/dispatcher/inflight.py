@@ -386,7 +386,7 @@ class OutcomeRecorder:
                     now,
                     default=default is not None,
                     cost=cost,
-                    missing=None if query.selection is None else missing,
+                    missing=None if query.ensemble is None else missing,
                 )
             ),
             *spans_of(query, now, error.code if default is None else ""),
@@ -434,7 +434,7 @@ class OutcomeRecorder:
         return Publish(query.reply, reply, "", query.headers)
 
     def _route(self, query: Query) -> Route:
-        rules = query.selection
+        rules = query.ensemble
         return query.route(self._dispatcher, "", self._policy if rules is None else rules.policy or self._policy)
 
     def refused_unadmitted(

@@ -82,6 +82,7 @@ def _reply_of(answer: Answer) -> PartReply:
         cost=answer.cost,
         missed=answer.missed,
         reason="" if answer.reason is UNSET else answer.reason,
+        zeros=answer.zeros is True,
         members=answer.members or [],
         missing=None if answer.missing is UNSET else answer.missing,
         confidence=None if answer.confidence is UNSET else answer.confidence,

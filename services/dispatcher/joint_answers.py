@@ -52,6 +52,7 @@ def answer_of(join: Join, combined: Combined | None, max_inline: int, now: float
         cost=cost,
         missed=missed,
         reason=one.reason or UNSET if one is not None else UNSET,
+        zeros=one.zeros or UNSET if one is not None else UNSET,
         query=query.uid.hex(),
         confidence=1.0 if combined is None and ask.confidence is not None else UNSET,
     )
@@ -67,7 +68,7 @@ def _judged(answer: Answer, join: Join, combined: Combined) -> Answer:
     """The same answer with what its members say of it."""
     query, shares = join.query, shares_of(join, combined)
     confidence = min(shares, default=0.0)
-    rules, wanted = query.selection, query.ask.confidence or 0.0
+    rules, wanted = query.ensemble, query.ask.confidence or 0.0
     assert rules is not None
     if confidence < max(rules.confidence, wanted):
         answer.missed.append("confidence")

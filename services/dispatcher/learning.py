@@ -10,7 +10,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from bus.messages.catalog import ModelSelection
+from bus.messages.catalog import Ensemble
 from bus.messages.events import FeedbackEvent, SelectionEvent
 from bus.messages.public import Accepted, Code, Error, Refusal
 from services.core.actor import Do, Done, Effect, Failed, Publish, TimedOut
@@ -80,18 +80,18 @@ class Course:
     """The lessons about one context. batch: those of the write under way; todo: of them, those that are still to be computed.
 
     value, revision, state: what they are computed on. known, older: the marks of what has counted. moving: the older marks that are being
-    written. selection: of the batch; wanted: of the next one.
+    written. ensemble: of the batch; wanted: of the next one.
     """
 
     __slots__ = (
-        "app", "batch", "busy", "context", "key", "known", "moving", "older", "revision", "selection", "state", "taught", "todo", "value",
-        "waiting", "wanted",
+        "app", "batch", "busy", "context", "ensemble", "key", "known", "moving", "older", "revision", "state", "taught", "todo",
+        "value", "waiting", "wanted",
     )  # fmt: skip
 
-    def __init__(self, key: str, app: str, selection: ModelSelection, context: str | None) -> None:
+    def __init__(self, key: str, app: str, ensemble: Ensemble, context: str | None) -> None:
         self.key = key
         self.app = app
-        self.selection = self.wanted = selection
+        self.ensemble = self.wanted = ensemble
         self.context = context
         self.waiting: deque[Lesson] = deque()
         self.batch: list[Lesson] = []
@@ -128,15 +128,15 @@ class Learning:
 
     # -- a lesson comes
 
-    def teach(self, lesson: Lesson, selection: ModelSelection) -> list[Effect]:
+    def teach(self, lesson: Lesson, ensemble: Ensemble) -> list[Effect]:
         """Apply a feedback once. Its sender hears of it when it is durable, or why it is refused."""
         of: Prediction | FeedbackEvent = lesson.prediction or lesson.event
-        key = context_key(of.app, selection, of.context)
+        key = context_key(of.app, ensemble, of.context)
         course = self._courses.get(key)
         if course is None:
-            context = of.context if selection.contextual else None
-            course = self._courses[key] = Course(key, of.app, selection, context)
-        course.wanted = selection
+            context = of.context if ensemble.contextual else None
+            course = self._courses[key] = Course(key, of.app, ensemble, context)
+        course.wanted = ensemble
         course.waiting.append(lesson)
         self.open += 1
         return self._next(course)
@@ -170,13 +170,13 @@ class Learning:
         """Begin with the lessons that wait. read: the context has just been read, if it can be."""
         if course.busy:
             return []
-        course.selection = course.wanted
+        course.ensemble = course.wanted
         if not course.waiting:
             self._courses.pop(course.key, None)
             return []
-        held = self._contexts.held(course.app, course.selection, course.context)
+        held = self._contexts.held(course.app, course.ensemble, course.context)
         if held is None or (held.revision == UNREAD and not read):
-            return list(self._contexts.read(course.app, course.selection, course.context))
+            return list(self._contexts.read(course.app, course.ensemble, course.context))
         if held.revision == UNREAD:
             del self._courses[course.key]
             return self._turn_away(course, course.waiting)
@@ -230,14 +230,14 @@ class Learning:
     def _step(self, course: Course) -> list[Effect]:
         """Compute what is left of the batch, then write it."""
         effects: list[Effect] = []
-        policy = self._contexts.policy(course.app, course.selection) if course.selection.policy else None
+        policy = self._contexts.policy(course.app, course.ensemble) if course.ensemble.policy else None
         assert course.value is not None
         while course.todo:
             lesson = course.todo.popleft()
             if not course.known.isdisjoint(lesson.marks):
                 continue  # twice in this batch: accepted with the other
             prediction = lesson.prediction
-            if prediction is None or not course.selection.policy:
+            if prediction is None or not course.ensemble.policy:
                 course.value = course.value.counted((*lesson.marks, *lesson.more))
                 self._counts(course, lesson)
                 continue
@@ -282,14 +282,14 @@ class Learning:
 
     def _last(self, course: Course) -> Lesson | None:
         """The last lesson of the batch that a policy has observed."""
-        if not course.selection.policy:
+        if not course.ensemble.policy:
             return None
         return next((lesson for lesson in reversed(course.taught) if lesson.prediction is not None), None)
 
     def _run(self, course: Course, method: Literal["observe", "learnt"], args: tuple[Any, ...]) -> Do:
         """A user's own policy runs in the edge. Its state stays bytes here."""
-        assert course.selection.policy is not None
-        return Do((method, course.key), RunPolicy(course.selection.policy, method, args))
+        assert course.ensemble.policy is not None
+        return Do((method, course.key), RunPolicy(course.ensemble.policy, method, args))
 
     # -- results of the edge
 
@@ -316,7 +316,7 @@ class Learning:
         if isinstance(done, Done):
             self._taught(course, lesson, done.result, None)
             return self._step(course)
-        text = done.error if isinstance(done, Failed) else f"the policy {course.selection.policy} took too long"
+        text = done.error if isinstance(done, Failed) else f"the policy {course.ensemble.policy} took too long"
         return [*self._refuse(course, lesson, "model_error", text), *self._step(course)]
 
     def moved(self, done: Done | Failed | TimedOut) -> list[Effect]:
@@ -328,7 +328,7 @@ class Learning:
             course.busy = False
             return [*self._turn_away(course, course.batch), *self._next(course)]
         result: ContextWritten | StoredContext = done.result
-        held = self._contexts.held(course.app, course.selection, course.context)
+        held = self._contexts.held(course.app, course.ensemble, course.context)
         value = None if held is None else held.value
         moved = 0 if value is None else value.moved
         if isinstance(result, ContextWritten):
@@ -353,7 +353,7 @@ class Learning:
         result: ContextWritten | StoredContext = done.result
         if isinstance(result, StoredContext):
             self._contexts.stored(course.key, result)
-            held = self._contexts.held(course.app, course.selection, course.context)
+            held = self._contexts.held(course.app, course.ensemble, course.context)
             assert held is not None, "it has just been put there"
             return self._compute(course, held)
         assert course.value is not None

@@ -4,16 +4,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from services.core.metric import Histogram, MetricFamily
-from services.core.policy import SelectionPolicy, goal_of, policy_failures
+from services.core.policy import policy_failures
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import Ask
-from services.core.selection.policy import Decision
+from services.core.selection.policy import Decision, SelectionPolicy
 from services.dispatcher.actor import Dispatcher
 
 EVERY = 0.05  # s
 
 
-class SampledPolicy:
+class SampledPolicy(SelectionPolicy):
     """A selection policy with some decisions timed, at most one in 50 ms. The decisions are the policy's own.
 
     clock: seconds. observe: called with the seconds that a timed decision took.
@@ -21,9 +21,9 @@ class SampledPolicy:
 
     def __init__(self, policy: SelectionPolicy, clock: Callable[[], float], observe: Callable[[float], None]) -> None:
         self.name = policy.name
-        self.goal = goal_of(policy)
-        self.observe = getattr(policy, "observe", None)
-        self.failures: Mapping[str, int] = getattr(policy, "failures", {})
+        self.goal = policy.goal
+        self.observe = policy.observe
+        self.failures = policy.failures
         self._select = policy.select
         self._clock = clock
         self._observe = observe

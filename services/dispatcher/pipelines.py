@@ -17,7 +17,6 @@ from bus.messages.public import Answer, Error, ObjectRef, QueryHead, Tensor, Ten
 from bus.tensors import BadTensor, from_array, to_array
 from services.core.actor import NOTHING, Do, Done, Effect, Failed, TimedOut
 from services.core.cost import bucket_of
-from services.core.emulation import ZEROS
 from services.core.outcomes import GRACE
 from services.core.pipelines.branching import follows, small_outputs
 from services.core.pipelines.graph import QUERY, Reference
@@ -36,7 +35,7 @@ from services.dispatcher.join import Joins, answer_part, refuse_part
 from services.dispatcher.needs import head_of, missed_by, needs_of_stage, unrouted
 from services.dispatcher.offers import offer, too_dear, too_fast
 from services.dispatcher.predictions import Predictions
-from services.dispatcher.query import Join, PartReply, Query, QueryPart, outermost, selection_of
+from services.dispatcher.query import Join, PartReply, Query, QueryPart, ensemble_of, outermost
 from services.dispatcher.stages import ServedPipeline, Stage
 
 GATHER = 10.0  # s to put an answer's outputs together in the object store
@@ -217,7 +216,7 @@ class Pipelines:
         if stage.app.app.pipeline is not None:
             part.pipeline = stage.app.app.pipeline
         else:
-            part.selection = selection_of(part, stage.app.app)
+            part.ensemble = ensemble_of(part, stage.app.app)
         run.parts[vertex.name] = part.part
         self.visits[query.ask.app, vertex.name] += 1
         origin = part.part.origin
@@ -274,7 +273,7 @@ class Pipelines:
             assert part.reply is not None
             if part.reply.outputs_ref is not None and (full := self._joins.results.refusal()) is not None:
                 return self._refuse(join, replace(full, message=f"vertex {name}: {full.message}"), now)
-            if _made_up(part.reply):
+            if part.reply.zeros:  # they say nothing: probabilities decide, not conditions
                 for drawn in run.served.drawn[name]:
                     run.followed[name, drawn.target] = drawn.follows(uid)
                 return self._advance(join, now)
@@ -361,7 +360,8 @@ class Pipelines:
             cost=cost,
             missed=[*missed_by(ask, query.arrived, now, cost), *owed],
             outputs_ref=UNSET if ref is None else ref,
-            reason=next((reply.reason for reply in replies.values() if _made_up(reply)), UNSET),
+            reason=next((reply.reason for reply in replies.values() if reply.zeros), UNSET),
+            zeros=any(reply.zeros for reply in replies.values()) or UNSET,
             members=[name for reply in replies.values() for name in _members(reply)],
             missing=sum(absent) if absent else UNSET,
             confidence=min(sure) if sure else UNSET,
@@ -397,11 +397,6 @@ def _confidences(replies: Iterable[PartReply]) -> list[float] | UnsetType:
     if not found or len({len(each) for each in found}) > 1:
         return UNSET
     return [min(shares) for shares in zip(*found, strict=True)]
-
-
-def _made_up(reply: PartReply) -> bool:
-    """Whether the outputs say nothing, since a simulated device has not computed them: then probabilities decide, not conditions."""
-    return reply.simulated and reply.reason.startswith(ZEROS)
 
 
 def _unfit(query: Query, served: ServedPipeline, least: Least | None, view: ClusterView, full: bool) -> Error | None:

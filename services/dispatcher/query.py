@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Raw
 
-from bus.messages.catalog import AppRecord, ModelSelection, PipelineRecord, PlannedStage
+from bus.messages.catalog import AppRecord, Ensemble, PipelineRecord, PlannedStage
 from bus.messages.flow import Origin, Route, TensorRef
 from bus.messages.public import Error, ObjectRef, QueryHead, Tensor
 from bus.rights import OWN
@@ -26,7 +26,8 @@ class Query:
     """One query from its arrival to its end: the body as it came, what it asks, where it is. Times: Unix seconds."""
 
     __slots__ = (
-        "app", "arrived", "ask", "asked", "attempt", "body", "crashes", "fallback", "head", "headers", "instance", "items", "lent", "part", "payer", "pipeline", "planned", "refs", "reply", "selection", "sent", "trace", "uid", "why",
+        "app", "arrived", "ask", "asked", "attempt", "body", "crashes", "ensemble", "fallback", "head", "headers", "instance",
+        "items", "lent", "part", "payer", "pipeline", "planned", "refs", "reply", "sent", "trace", "uid", "why",
     )  # fmt: skip
 
     def __init__(
@@ -51,7 +52,7 @@ class Query:
         self.trace: Trace | None = None  # of its sender
         self.headers: Mapping[str, str] | None = None  # of its messages, if it is traced
         self.fallback: AppRecord | None = None  # its app, if that has a default output
-        self.selection: ModelSelection | None = None  # how several models answer it together, if they do
+        self.ensemble: Ensemble | None = None  # how several models answer it together, if they do
         self.pipeline: PipelineRecord | None = None  # which other apps it visits, if its app is a pipeline
         self.part: QueryPart | None = None  # which part of another query it is
         self.planned: PlannedStage | None = None  # what serves it, if it is a part that a plan provides for
@@ -137,6 +138,7 @@ class PartReply(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     reason: str = ""
     error: Error | None = None
     members: list[str] = []
+    zeros: bool = False
     missing: int | None = None
     confidence: float | None = None
     confidences: list[float] = []
@@ -341,7 +343,7 @@ class Admission:
         if view.app.default_output is not None:
             query.fallback = view.app
         if view.app.selection is not None:
-            query.selection = selection_of(query, view.app)
+            query.ensemble = ensemble_of(query, view.app)
         elif view.app.pipeline is not None:
             query.pipeline = view.app.pipeline
         if head.model is not None and app_name == WITHOUT_APP:
@@ -393,7 +395,7 @@ class Admission:
             route.uid, route.app, head, needs_again(route, found[0], head), route.reply_to, body, route.arrived
         )
         query.fallback = found[1].app if route.fallback and found[1].app.default_output is not None else None
-        query.selection = selection_of(query, found[1].app)
+        query.ensemble = ensemble_of(query, found[1].app)
         query.pipeline = found[1].app.pipeline
         query.payer = route.payer
         query.attempt = route.attempt
@@ -402,7 +404,7 @@ class Admission:
         return query
 
 
-def selection_of(query: Query, app: AppRecord) -> ModelSelection | None:
+def ensemble_of(query: Query, app: AppRecord) -> Ensemble | None:
     """How several models answer the query together. None: one variant answers, also where the query itself names a model."""
     ask = query.ask
     return app.selection if ask.model is None and ask.version is None and ask.variant is None else None

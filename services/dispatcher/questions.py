@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from bus.messages.catalog import ModelSelection, PipelineEdge, error_of
+from bus.messages.catalog import Ensemble, PipelineEdge, error_of
 from bus.messages.public import (
     Candidate,
     Error,
@@ -19,7 +19,6 @@ from bus.messages.public import (
 from services.core.actor import NOTHING, Effect, Envelope, Publish
 from services.core.ensemble.base import Learnt, Member
 from services.core.placement import arithmetic_words, quarantined_words
-from services.core.policy import SelectionPolicy
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import INFINITE, AppView, Ask
 from services.core.selection.instances import OVERHEAD
@@ -96,7 +95,7 @@ class Questions:
         view, rules = self._view, self._view.apps[ask.app].app.selection
         if rules is not None and rules.policy is not None and ask.model is ask.version is ask.variant is None:
             return self._explain_members(ask, rules, now)
-        decision = _decide(ask, now, view, self._policy)
+        decision = self._decide(ask, now)
         winner = _winner(decision, view)
         candidates = self._candidates(ask, decision, winner, now)
         candidates.sort(key=lambda c: (c.variant != winner, c.cost_per_1000))
@@ -104,6 +103,11 @@ class Questions:
         if decision.refusal is not None:
             return Explanation(chosen=None, candidates=candidates, refusal=decision.refusal)
         return Explanation(chosen=chosen, candidates=candidates)
+
+    def _decide(self, ask: Ask, now: float) -> Decision:
+        """The decision that this query would get. Where it would wait and no worker is to load anything for it, that is its refusal."""
+        decision = self._policy.select(ask, now, self._view)
+        return Decision(refusal=not_loaded(ask, self._view)) if decision == Decision() else decision
 
     def _candidates(self, ask: Ask, decision: Decision, winner: str | None, now: float) -> list[Candidate]:
         view, app = self._view, self._view.apps[ask.app]
@@ -115,7 +119,7 @@ class Questions:
 
     # -- several models that answer together
 
-    def _explain_members(self, ask: Ask, rules: ModelSelection, now: float) -> Explanation:
+    def _explain_members(self, ask: Ask, rules: Ensemble, now: float) -> Explanation:
         """Which members are asked, and which variant answers for each."""
         view, app = self._view, self._view.apps[ask.app]
         members = members_of(self._apps.catalog, ask.app)
@@ -132,7 +136,7 @@ class Questions:
                 rows.append(MemberShare(member=member.name, probability=0.0, weight=None, variant=None, why=left_out))
                 continue
             part = needs_of_member(ask, member, costs.get(member.model, ask.cost))
-            decision = _decide(part, now, view, self._policy)
+            decision = self._decide(part, now)
             parts[member.model] = part, decision
             known = learnt.get(member.model)
             variant = _winner(decision, view)
@@ -228,7 +232,7 @@ class Questions:
             serves = self._central.instances(planned.variant)
             note = f"the plan's {planned.variant} {'does not meet its needs' if serves else 'serves nowhere yet'}; "
         if found.refusal:
-            return replace(row, why=f"{note}it would be refused: {found.refusal.message}"), found
+            return replace(row, why=f"{note}it would be refused: {found.refusal.message}", refused=True), found
         if isinstance(found.stages, list):
             return replace(row, why="a pipeline, whose own stages answer"), found
         if isinstance(found.members, list):
@@ -262,7 +266,7 @@ def _why_first(chosen: Candidate, app: AppView) -> str:
 
 
 def _learnt(
-    app: str, context: str | None, rules: ModelSelection, members: Sequence[Member], contexts: Contexts
+    app: str, context: str | None, rules: Ensemble, members: Sequence[Member], contexts: Contexts
 ) -> tuple[dict[str, Learnt], str]:
     """What is known of each member, by model, and a note on those of which nothing is."""
     policy = contexts.policy(app, rules)
@@ -274,11 +278,11 @@ def _learnt(
     return {row.member: row for row in policy.learnt(held.state, members)}, "not a member when this was learnt"
 
 
-def _one_is_asked(rules: ModelSelection) -> bool:
+def _one_is_asked(rules: Ensemble) -> bool:
     return rules.policy == "exp3"
 
 
-def _why_asked(known: Learnt, rules: ModelSelection) -> str:
+def _why_asked(known: Learnt, rules: Ensemble) -> str:
     asked = "one member is asked, by chance" if _one_is_asked(rules) else "every member is asked"
     match rules.policy:
         case "majority":
@@ -288,21 +292,10 @@ def _why_asked(known: Learnt, rules: ModelSelection) -> str:
     return f"{asked}; its weight follows from {known.n} feedback{'' if known.n == 1 else 's'}"
 
 
-def _decide(ask: Ask, now: float, view: ClusterView, policy: SelectionPolicy) -> Decision:
-    """The decision that this query would get. It leaves no trace."""
-    app = view.apps[ask.app]
-    before = app.asked, app.full_since
-    decision = policy.select(ask, now, view)
-    app.asked, app.full_since = before
-    return decision if decision.why is None else replace(decision, refusal=decision.why)
-
-
 def _winner(decision: Decision, view: ClusterView) -> str | None:
-    if decision.assignments:
-        return view.instances[decision.assignments[0]].record.variant
-    if decision.load is not None and decision.wait:
-        return decision.load.record.variant
-    return None
+    if decision.instance is not None:
+        return view.instances[decision.instance].record.variant
+    return None if decision.load is None or decision.refusal is not None else decision.load.record.variant
 
 
 def _candidate(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, why_not: str) -> Candidate:
@@ -335,10 +328,12 @@ def _candidate(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, wh
         cost=float(app.charge(ask.items, ask.length)[i]),
         simulated=record.simulated,
         why_not=why_not,
+        fits=bool(group.active) and not _unmet(i, app, ask, now),
     )
 
 
-def _why_not(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, decision: Decision) -> str:
+def _unmet(i: int, app: AppView, ask: Ask, now: float) -> str:
+    """Which need this variant does not meet, also while its instances are as full as they are. Empty: none."""
     group = app.groups[i]
     record = group.record
     if not app.pinned(ask)[i]:
@@ -364,6 +359,15 @@ def _why_not(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, deci
     ]
     if waits and min(waits) > slack:
         return f"its queue would take {min(waits) * 1e3:.3g} ms, more than the {slack * 1e3:.3g} ms left"
+    return ""
+
+
+def _why_not(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, decision: Decision) -> str:
+    group = app.groups[i]
+    record = group.record
+    unmet = _unmet(i, app, ask, now)
+    if unmet:
+        return unmet
     if group.active:
         if app.goal == "accuracy":
             return "meets everything, but a variant that comes first for accuracy does too"
@@ -376,9 +380,10 @@ def _why_not(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, deci
     others = view.adding_otherwise(record)
     if others and not any(view.able(record)):
         return arithmetic_words(record, *next(iter(others.items())))
-    if decision.assignments:
+    if decision.instance is not None:
         return "not loaded, and an Active variant meets the requirements" if not group.loading else "still loading"
-    ready = group.seconds_to_load + alone
+    slack = ask.deadline - now
+    ready = group.seconds_to_load + float(app.latency(ask.items, ask.length)[i]) + OVERHEAD
     where = "only in host memory" if group.warm else "not loaded"
     if ready > slack:
         return f"{where}: ready in {ready * 1e3:.3g} ms, more than the {slack * 1e3:.3g} ms left"

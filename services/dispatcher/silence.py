@@ -7,13 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from msgspec import Struct
-
 from bus.messages.flow import Echo, HandBack, Withdraw
 from bus.messages.public import Error
 from bus.subjects import Subjects
 from services.core.actor import After, Effect, Envelope, Handler, Inlet, Publish
-from services.core.line import ECHO_S, Hold, Line
+from services.core.line import ECHO_S, EchoDue, Hold, Line
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import Ask
 from services.core.selection.instances import Instance, SharedCores
@@ -27,10 +25,6 @@ QUIET = (
     3  # echoes in a row before which an executor has said nothing although it has queries; then others may take them
 )
 STALE = 0.4  # s since the last echo that came back was sent, from which on a query counts as one that waited
-
-
-class EchoDue(Struct, frozen=True):
-    """Timer: send an echo."""
 
 
 class Silence:
@@ -49,7 +43,7 @@ class Silence:
         retries: Retries,
         patience: float,
         refuse: Callable[[Query, Error, float], list[Effect]],
-        select: Callable[[Ask, float, ClusterView], Decision],
+        select: Callable[[Ask, float], Decision],
         dispatch: Callable[[Query, Instance, float], Effect],
         handle: Callable[[Envelope], Iterable[Effect]],
     ) -> None:
@@ -184,8 +178,8 @@ class Silence:
             for query in sorted(had[old.id], key=urgency)[max(1, old.running) :]:
                 if query.attempt or query.crashes or query.planned is not None:
                     continue
-                found = self._select(query.ask, now, self._view).assignments
-                other = self._view.instances.get(found[0]) if found else None
+                found = self._select(query.ask, now).instance
+                other = None if found is None else self._view.instances.get(found)
                 if other is None:
                     break  # nor for those that have more time, or give way
                 self._in_flight.remove(query.uid)

@@ -5,8 +5,8 @@ import json
 import logging
 from typing import Any
 
+from services.engine.allow import AllowedRequest, Denied, NotStrict, allowed_request, label_change, strict_json
 from services.engine.client import EngineAway, EngineClient, EngineReply
-from services.engine.policy import AllowedRequest, Denied, NotStrict, allowed_request, label_change, strict_json
 from services.engine.views import Unexpected, view
 from services.shell.http import HttpProblem, Reply, Request
 

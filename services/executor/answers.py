@@ -55,6 +55,7 @@ def answer_of(
         route.uid.hex(),
         UNSET,  # confidences
         UNSET if result.labels is None else result.labels[i],
+        True if result.note else UNSET,  # zeros
     )
 
 

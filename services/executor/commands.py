@@ -87,7 +87,7 @@ class RunBatch(Struct, frozen=True, gc=False):
 class BatchResult(Struct, frozen=True, gc=False):
     """started, finished: Unix seconds. outputs: per query, in order. errors: None, or per query "" or what went wrong.
 
-    bytes: of all outputs together, at most. note: what clients must know of the outputs; it becomes the answers' `reason`. unfit: the
+    bytes: of all outputs together, at most. note: why the outputs are zeros that a simulated device made up; it becomes the answers' `reason`. unfit: the
     inputs are to blame for the errors, and not the model. labels: names of the classes, by query; None: the model has none.
     """
 

@@ -19,7 +19,7 @@ from bus.datatypes import SIZES
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import Tier
 from services.core.cost import LatencyTable
-from services.core.emulation import ZEROS, SharedSpeed, computable, one_at_a_time, zeros
+from services.core.emulation import SharedSpeed, computable, one_at_a_time, zeros
 from services.executor.backends.base import BackendUnavailable
 from services.executor.commands import (
     LOADERS,
@@ -35,7 +35,7 @@ from services.executor.commands import (
 from services.executor.edge import MOST_RUNS, ExecutorEdge
 from services.shell.clock import now
 
-NOTE = f"{ZEROS}: this simulated device is faster than the CPU that would have to compute them"
+NOTE = "outputs are zeros: this simulated device is faster than the CPU that would have to compute them"
 
 
 class SimulatedEdge:

@@ -2,19 +2,13 @@
 
 from collections.abc import Callable, Iterable
 
-from msgspec import Struct
-
 from bus.messages.flow import Echo
 from bus.subjects import Subjects
 from services.core.actor import NOTHING, After, Effect, Envelope, Handler, Inlet
-from services.core.line import ECHO_S, Hold, Line
+from services.core.line import ECHO_S, EchoDue, Hold, Line
 
 STALE = 0.2  # s since the last echo that came back was sent, from which on it waits; its dispatchers are more patient
 RESTS = 10  # echoes after which an executor without queries sends none
-
-
-class EchoDue(Struct, frozen=True):
-    """Timer: send an echo."""
 
 
 class Stillness:

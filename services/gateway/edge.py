@@ -40,7 +40,7 @@ MOST_NAMES = 1000  # different client errors that are held
 NAME_LENGTH = 64  # characters of an app's name
 
 
-class Readiness(NamedTuple):
+class SystemReadiness(NamedTuple):
     """ready: queries can be answered. missing: what the system lacks, in words, also what queries do not need."""
 
     ready: bool
@@ -98,7 +98,7 @@ class GatewayService:
             return "it is being stopped"
         return self.actor.not_ready(now) if self.listening else "servers that listen"
 
-    async def readiness(self) -> Readiness:
+    async def readiness(self) -> SystemReadiness:
         """What every door says of the system: what its supervisor's page says (`services/core/parts.py`), where it has one, and what this process lacks.
 
         What it lacks may only follow from what the page names: without a monitor no executor is known to live.
@@ -106,7 +106,7 @@ class GatewayService:
         found = (await self.page.missing() if self.page is not None else None) or []
         ours = self.not_ready(now())
         words = ([ours] if ours else []) + [one.what for one in found]
-        return Readiness(not ours and not any(one.serves for one in found), "; ".join(words))
+        return SystemReadiness(not ours and not any(one.serves for one in found), "; ".join(words))
 
     async def query(
         self,

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from bus.messages.public import RegistrationStatus
 from infaas.errors import InfaasError, Refused, RegistrationFailed
-from infaas.registering import FORMATS
+from infaas.registering import ENDINGS
 from services.core.hosts import allowed_hosts
 from services.core.settings import GatewaySettings, listed
 from services.gateway.download import DownloadFailed, DownloadRules, NotAllowed, download
@@ -76,8 +76,8 @@ class ModelRegistration:
     async def register(self, request: RegistrationRequest) -> RegistrationStatus:
         """Fetch the files, upload them, and wait until the model's variants are measured. Raises RequestFailed, Refused."""
         kind = request.format or _format(request.source)
-        if kind not in FORMATS.values():
-            raise RequestFailed(None, f"format: must be one of {', '.join(dict.fromkeys(FORMATS.values()))}")
+        if kind not in ENDINGS.values():
+            raise RequestFailed(None, f"format: must be one of {', '.join(dict.fromkeys(ENDINGS.values()))}")
         async with self._slots:
             with TemporaryDirectory(prefix="infaas-gateway-") as directory:
                 model, validation = Path(directory) / "model", Path(directory) / "validation.npz"
@@ -152,4 +152,4 @@ def _format(source: FileSource) -> str:
         suffix = Path(urlsplit(source.url or "").path).suffix.lower()
     except ValueError:
         suffix = ""
-    return FORMATS.get(suffix, "onnx")
+    return ENDINGS.get(suffix, "onnx")

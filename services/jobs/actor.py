@@ -47,7 +47,7 @@ from services.core.metric import MetricFamily
 from services.core.requests import SyncGate, answer, not_now, refuse
 from services.core.settings import JobsSettings, Settings
 from services.core.takeover import Commands, Retry, TakeOvers
-from services.jobs.commands import Abandon, Accept, CancelResult, ForgetJob, Keep, MarkCancelled, TakeOverJob
+from services.jobs.commands import Abandon, Accept, CancelResult, ForgetJob, Keep, MarkJobCancelled, TakeOverJob
 from services.jobs.job import ActiveJob
 from services.jobs.policy import JobPolicy, is_same, listed
 from services.jobs.status import JobStatuses
@@ -186,7 +186,7 @@ class Coordinator:
         foreign = record is not None and app_of(reply) not in ("", record.status.app)
         if envelope.subject == self._subjects.job_cancel(job) and not foreign:
             self._cancelling.setdefault(job, []).append(reply)
-            return (self._start(Do(("cancel", job), MarkCancelled(job, envelope.now), COMMAND_S)),)
+            return (self._start(Do(("cancel", job), MarkJobCancelled(job, envelope.now), COMMAND_S)),)
         if record is None or foreign:
             return _refuse(reply, f"job: there is none with the id {job}: see infaas.list.jobs")
         return answer(reply, self._statuses.with_notes(record.status, envelope.now))

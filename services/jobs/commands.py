@@ -132,7 +132,7 @@ class Abandon(Struct, frozen=True):
     keep: bool
 
 
-class MarkCancelled(Struct, frozen=True):
+class MarkJobCancelled(Struct, frozen=True):
     """Mark the job as cancelled, whichever coordinator carries it on. Result: CancelResult."""
 
     job: str

@@ -30,7 +30,7 @@ from services.jobs.commands import (
     ForgetJob,
     JobRoute,
     Keep,
-    MarkCancelled,
+    MarkJobCancelled,
     Read,
     Resume,
     Resumed,
@@ -78,7 +78,7 @@ class JobsEdge:
             Keep: self._keep,
             Conclude: self._conclude,
             Abandon: self._abandon,
-            MarkCancelled: self._cancel,
+            MarkJobCancelled: self._cancel,
             TakeOverJob: self._take_over,
             ForgetJob: self._forget,
         }
@@ -263,7 +263,7 @@ class JobsEdge:
             await self._drop(job, command.drop)
         return True
 
-    async def _cancel(self, command: MarkCancelled) -> CancelResult:
+    async def _cancel(self, command: MarkJobCancelled) -> CancelResult:
         while True:
             entry = await self._entry(command.job)
             if entry is None:

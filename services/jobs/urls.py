@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 from msgspec import Struct
 
-FORMATS = {".npy": "npy", ".jsonl": "jsonl", ".ndjson": "jsonl", ".msgpack": "msgpack", ".mpk": "msgpack"}
+ENDINGS = {".npy": "npy", ".jsonl": "jsonl", ".ndjson": "jsonl", ".msgpack": "msgpack", ".mpk": "msgpack"}
 SCHEMES = ("file", "nats", "s3")
 LONGEST = 2000  # characters of a URL
 
@@ -42,9 +42,9 @@ def parse(url: str, field: str, prefix: str = "infaas") -> ParsedUrl:
     path = unquote(parts.path, errors="strict") if _is_text(parts.path) else ""
     if not path or "\0" in path:
         raise BadUrl(f"{field}: {url[:80]!r} names nothing that could be opened")
-    form = FORMATS.get(posixpath.splitext(path)[1].lower())
+    form = ENDINGS.get(posixpath.splitext(path)[1].lower())
     if form is None:
-        raise BadUrl(f"{field}: the name must end in one of {', '.join(FORMATS)}: the ending says the format")
+        raise BadUrl(f"{field}: the name must end in one of {', '.join(ENDINGS)}: the ending says the format")
     if parts.scheme == "file":
         return ParsedUrl("file", form, path=_absolute(parts.netloc, path, field))
     bucket, key = unquote(parts.netloc), path.lstrip("/")

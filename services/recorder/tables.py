@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from bus.messages.events import EVENTS, Event
+from services.core.validation import MOST_TEXT
 
 E = TypeVar("E", bound=Event)
 
@@ -41,7 +42,6 @@ _TYPES = {
 _EPOCH = 946684800.0  # 2000-01-01 UTC in Unix seconds
 # Texts that users or programs make up. PostgreSQL takes no NUL, and no row may get lost because it contains one.
 _FREE = ("app", "id", "context", "input_digest", "label", "reason", "input", "output", "pipeline", "vertex")
-MOST_TEXT = 1000  # characters of these that are kept
 
 
 class Batch(Struct, Generic[E], frozen=True):

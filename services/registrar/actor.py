@@ -11,7 +11,7 @@ from msgspec import UNSET, Raw
 
 from bus.messages.events import RegistrationEvent
 from bus.messages.fleet import ExecutorExited, WorkerHeartbeat
-from bus.messages.flow import SelectionChanged
+from bus.messages.flow import ContextChanged
 from bus.messages.public import (
     MOST_TASK,
     AdminDone,
@@ -75,10 +75,10 @@ from services.registrar.containers import place_of
 from services.registrar.hardware import SIMULATED, Extensions, SimulatedVariants
 from services.registrar.pipelines import NO_MODELS
 from services.registrar.policy import REGISTRAR_TIMEOUT_S, WORKER_TIMEOUT_S, next_version
-from services.registrar.registrations import COMMAND_S, Registrations
-from services.registrar.room import Room
+from services.registrar.room import Ceiling
 from services.registrar.status import OVER, RegistrationStatuses
 from services.registrar.status import PREFIX as STATUS
+from services.registrar.work import COMMAND_S, Registrations
 
 TICK_S = 1.0
 RETRY_S = 2.0
@@ -99,13 +99,13 @@ class Registrar:
         subjects: Subjects,
         settings: RegistrarSettings,
         new_id: Callable[[], str],
-        room: Room | None = None,
+        room: Ceiling | None = None,
     ) -> None:
         self._name = name
         self._subjects = subjects
         self._settings = settings
         self._new_id = new_id
-        self._room = room or Room()
+        self._room = room or Ceiling()
         self._catalog = Catalog()
         self._commands = Commands(RETRY_S)
         self._statuses = RegistrationStatuses(subjects, self._commands)
@@ -322,7 +322,7 @@ class Registrar:
             if isinstance(result, ChangeRefused):
                 return refuse(reply, Error(code=result.code, message=result.message))
             if isinstance(result, ContextsDeleted):
-                gone = SelectionChanged(result.app, result.key, 0, None)
+                gone = ContextChanged(result.app, result.key, 0, None)
                 return (Publish(self._subjects.selection("changed"), gone), *answer(reply, AdminDone()))
             return answer(reply, AdminDone(note=result.note if isinstance(result, Noted) else UNSET))
         if kind == "cancel":
@@ -405,12 +405,12 @@ def _taken(field: str, request: Register) -> Error:
         text = f"version: {named} is registered already, or being registered, or was deleted; give another one, or none to get the next"
     else:
         text = "registration: this id is in use already; give another one, or none"
-    return Error(code="bad_request", message=text)
+    return Error(code="bad_request", message=text, field=field)
 
 
 def make_registrar(settings: Settings, subjects: Subjects, name: str, new_id: Callable[[], str]) -> Registrar:
     """A registrar. Parameters as for `Registrar`."""
-    room = Room(kinds=settings.machines.kinds, monitor=settings.monitor, cache_mb=settings.dispatcher.cache_mb)
+    room = Ceiling(kinds=settings.machines.kinds, monitor=settings.monitor, cache_mb=settings.dispatcher.cache_mb)
     return Registrar(name, subjects, settings.registrar, new_id, room)
 
 

@@ -13,7 +13,7 @@ from services.core.settings import DispatcherSettings, MachineKind, MonitorSetti
 from services.registrar.pipelines import absent_hardware, plan_of
 
 
-class Room(Struct, frozen=True, kw_only=True):
+class Ceiling(Struct, frozen=True, kw_only=True):
     """kinds: of machines that may be started. monitor: how much of a device instances may take. cache_mb: of a dispatcher's answers."""
 
     kinds: Mapping[str, MachineKind] = {}

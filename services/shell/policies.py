@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from services.core.cost import Goal
-from services.core.policy import METHODS, GuardedPolicy, SelectionPolicy
+from services.core.policy import METHODS, GuardedPolicy, goal_of
+from services.core.selection.policy import SelectionPolicy
 from services.core.settings import POLICIES, SCALERS, Settings
 from services.shell.child import how_ended, kept_environment, kill_group, read_frame
 from services.shell.host.process import dies_with_parent
@@ -93,7 +94,7 @@ def own_policy(setting: str, path: str, methods: Collection[str], *, strict: boo
     made = own_object(setting, path, methods)
     if not isinstance(getattr(made, "name", None), str) or not made.name:
         raise SettingsError(f"{setting} {path!r} lacks a `name`, a text: it is recorded with what the policy decides")
-    if getattr(made, "goal", "cost") not in ("cost", "accuracy"):
+    if goal_of(made) not in ("cost", "accuracy"):
         raise SettingsError(f"{setting} {path!r}: its `goal` must be cost or accuracy, not {made.goal!r}")
     return GuardedPolicy(made, path, log.warning, strict=strict)
 

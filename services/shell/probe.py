@@ -100,12 +100,12 @@ def end_if_still(port: int) -> str:
     import signal  # noqa: PLC0415  (most probes need none of it)
     import time  # noqa: PLC0415
 
-    from services.shell.host.watch import HUNG, LOOK, Seen, Stillness, threads_of  # noqa: PLC0415
+    from services.shell.host.watch import HUNG, LOOK, ProcessStillness, Seen, threads_of  # noqa: PLC0415
 
     pid = _holder({f"socket:[{number}]" for number in _listening(port)})
     if not pid:
         return "nobody is seen to listen there"
-    still, before = Stillness(), time.monotonic()
+    still, before = ProcessStillness(), time.monotonic()
     for _ in range(round(HUNG / LOOK) + 2):
         now = time.monotonic()
         hangs = still.looked(Seen(1, False, threads_of(pid)), now - before)  # it has not turned since it was asked

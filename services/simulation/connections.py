@@ -33,7 +33,7 @@ from services.core.actor import (
     Will,
 )
 from services.shell.runtime.outbox import LATEST, ROWS
-from services.simulation.hosts import Batch, Link, Occupant, Process
+from services.simulation.hosts import EventBatch, Link, Occupant, Process
 from services.simulation.kernel import (
     INBOX,
     NETWORK,
@@ -42,8 +42,8 @@ from services.simulation.kernel import (
     Kernel,
     Listen,
     Mail,
-    Member,
     Promised,
+    RunningActor,
     SimulatedEdge,
     as_read,
 )
@@ -163,18 +163,18 @@ class Connections(Kernel):
 
     # -- the environment
 
-    def _member(self, name: str, actor: Actor, edge: SimulatedEdge | None) -> Member:
+    def _member(self, name: str, actor: Actor, edge: SimulatedEdge | None) -> RunningActor:
         process = self.process(self._process_of(name))
         member = process.members[name] = Occupant(name, self._entered, actor, edge, process)
         if process.left:
-            member.open = Batch()
+            member.open = EventBatch()
             member.open.events, process.left = process.left, []
             self._seal((member, member.open))
         last, process.last = process.last, []
         self._soon.extend((self._speak, (member, will)) for will in last)
         return member
 
-    def _subscribe(self, member: Member) -> None:
+    def _subscribe(self, member: RunningActor) -> None:
         assert type(member) is Occupant
         if not member.process.into.lost:
             super()._subscribe(member)
@@ -192,7 +192,7 @@ class Connections(Kernel):
                 process = member.process
                 process.wills = {key: will for key, will in process.wills.items() if key[0] != name}
 
-    def _farewell(self, member: Member) -> None:
+    def _farewell(self, member: RunningActor) -> None:
         """It handles what is on its way, as a subscription that is drained."""
         assert type(member) is Occupant
         self._send(member.process.into, self._leaves, member)
@@ -244,7 +244,7 @@ class Connections(Kernel):
         number = self._number = self._number + 1
         heappush(self._heap, (due, number, action, argument))
 
-    def _publish(self, member: Member, effect: Publish) -> None:
+    def _publish(self, member: RunningActor, effect: Publish) -> None:
         assert type(member) is Occupant
         self._send(member.process.out, self._route, (effect.subject, effect.message, effect.reply, member, b"", None))
 
@@ -259,11 +259,11 @@ class Connections(Kernel):
     def _replied(self, reply: Publish) -> None:
         self.received(reply)
 
-    def _send_to(self, member: Member, envelope: Envelope) -> None:
+    def _send_to(self, member: RunningActor, envelope: Envelope) -> None:
         assert type(member) is Occupant
         self._send(member.process.into, self._take, (member, envelope))
 
-    def _unheard(self, reply: str, sender: Member | None) -> None:
+    def _unheard(self, reply: str, sender: RunningActor | None) -> None:
         if not reply:
             return
         if sender is None:
@@ -272,10 +272,10 @@ class Connections(Kernel):
         elif sender.alive and any(matches(inlet.subject, reply) for inlet in sender.inlets):
             self._send_to(sender, Envelope(self.now, Undelivered(reply), reply))
 
-    def _take(self, mail: tuple[Member, Envelope]) -> None:
+    def _take(self, mail: tuple[RunningActor, Envelope]) -> None:
         self._deliver(*mail)
 
-    def _tell(self, member: Member, change: Changed | Synced) -> None:
+    def _tell(self, member: RunningActor, change: Changed | Synced) -> None:
         """A bucket's change, or that all have come, is on its way to a process that watches it."""
         assert type(member) is Occupant
         process = member.process
@@ -294,7 +294,7 @@ class Connections(Kernel):
     def _watch(self, what: tuple[Occupant, Changed | Synced]) -> None:
         self._deliver(what[0], Envelope(self.now, what[1]))
 
-    def _deliver(self, member: Member, envelope: Envelope) -> None:
+    def _deliver(self, member: RunningActor, envelope: Envelope) -> None:
         if not member.alive:
             self.unread(envelope)
             return
@@ -315,7 +315,7 @@ class Connections(Kernel):
 
     # -- effects
 
-    def _will(self, member: Member, effect: Will) -> None:
+    def _will(self, member: RunningActor, effect: Will) -> None:
         assert type(member) is Occupant
         key = member.name, effect.key
         if effect.publish is None:
@@ -326,7 +326,7 @@ class Connections(Kernel):
     def _speak(self, what: tuple[Occupant, Publish]) -> None:
         self._publish(*what)
 
-    def _ring(self, timer: tuple[Member, After, int]) -> None:
+    def _ring(self, timer: tuple[RunningActor, After, int]) -> None:
         member, effect, number = timer
         if member.timers.get(effect.key) != number or not member.alive:
             return
@@ -337,7 +337,7 @@ class Connections(Kernel):
         del member.timers[effect.key]
         self._deliver(member, Envelope(self.now, effect.message))
 
-    def _do(self, member: Member, effect: Do) -> None:
+    def _do(self, member: RunningActor, effect: Do) -> None:
         assert type(member) is Occupant
         if member.edge is None:
             raise ActorHalted(f"{member.name} has no edge for {type(effect.command).__name__}")
@@ -363,7 +363,7 @@ class Connections(Kernel):
         member.promised -= 1
         self._did((member, Done(number, result), self.now, paused))
 
-    def _did(self, done: tuple[Member, Any, float, float]) -> None:  # type: ignore[override]
+    def _did(self, done: tuple[RunningActor, Any, float, float]) -> None:  # type: ignore[override]
         """A command's time is over; not yet, if its process was stopped meanwhile and its device with it."""
         member, message, due, paused = done
         assert type(member) is Occupant
@@ -412,19 +412,19 @@ class Connections(Kernel):
 
     # events
 
-    def _record(self, member: Member, effect: Record) -> None:
+    def _record(self, member: RunningActor, effect: Record) -> None:
         assert type(member) is Occupant
         member.recorded += 1
         self._recorded(member.name, effect.event)
         batch = member.open
         if batch is None:
-            batch = member.open = Batch()
+            batch = member.open = EventBatch()
             self._push(self.now + LATEST, self._seal, (member, batch))
         batch.events.append(effect.event)
         if len(batch.events) == ROWS:
             self._soon.append((self._seal, (member, batch)))
 
-    def _seal(self, what: tuple[Occupant, Batch | None]) -> None:
+    def _seal(self, what: tuple[Occupant, EventBatch | None]) -> None:
         member, batch = what
         if batch is None or member.open is not batch:
             return
@@ -445,7 +445,7 @@ class Connections(Kernel):
         self._send(member.process.out, self._store, (member, batch))
         self._push(self.now + ANSWERED, self._again, (member, batch, batch.tries))
 
-    def _again(self, what: tuple[Occupant, Batch, int]) -> None:
+    def _again(self, what: tuple[Occupant, EventBatch, int]) -> None:
         """A batch that nobody has acknowledged is sent again."""
         member, batch, tries = what
         if not member.alive or not member.outbox or member.outbox[0] is not batch or batch.tries != tries:
@@ -455,7 +455,7 @@ class Connections(Kernel):
         else:
             self._write(member)
 
-    def _store(self, what: tuple[Occupant, Batch]) -> None:
+    def _store(self, what: tuple[Occupant, EventBatch]) -> None:
         """At the server."""
         member, batch = what
         if member.process.unstored:
@@ -465,7 +465,7 @@ class Connections(Kernel):
         if not member.process.deaf:
             self._send(member.process.into, self._acknowledged, what)
 
-    def _acknowledged(self, what: tuple[Occupant, Batch]) -> None:
+    def _acknowledged(self, what: tuple[Occupant, EventBatch]) -> None:
         member, batch = what
         if not member.outbox or member.outbox[0] is not batch:
             return

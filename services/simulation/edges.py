@@ -25,7 +25,7 @@ from services.autoscaler.vms.commands import (
     decode_leader,
     machine_key,
 )
-from services.core.emulation import ZEROS, one_at_a_time, zeros
+from services.core.emulation import one_at_a_time, zeros
 from services.core.pipelines.kept import replicas_key
 from services.core.placement import quarantine_key
 from services.core.planning.fleet import Unsolved, solve_fleet
@@ -56,7 +56,7 @@ NODES = 200  # limit of a branch-and-bound search in place of time, so that ever
 NOT_STORED = StoredContext(None, 0)
 NO_OUTPUTS: dict[str, Tensor] = {}
 NOTES = "simulated"
-NO_CONTENTS = f"{ZEROS}: nothing is computed on virtual time"
+NO_CONTENTS = "outputs are zeros: nothing is computed on virtual time"
 
 
 class LoadFault(RuntimeError):

@@ -6,7 +6,7 @@ from typing import Any
 
 from bus.messages.events import Event
 from services.core.actor import Actor, Publish
-from services.simulation.kernel import Member, SimulatedEdge
+from services.simulation.kernel import RunningActor, SimulatedEdge
 
 
 class Link:
@@ -67,7 +67,7 @@ class Process:
         self.last: list[Publish] = []
 
 
-class Batch:
+class EventBatch:
     """Events that travel together. number: of the last of them; 0: the process before this one recorded them. tries: how often they were sent."""
 
     __slots__ = ("events", "identity", "number", "tries")
@@ -79,7 +79,7 @@ class Batch:
         self.tries = 0
 
 
-class Occupant(Member):
+class Occupant(RunningActor):
     """An actor in a process. computes: whether its commands are work of a device, which a stopped process does not do. remote: the types of
     those that travel to the server. open: the batch that is being filled. outbox: those that are not acknowledged yet, the first on its way.
     """
@@ -91,6 +91,6 @@ class Occupant(Member):
         self.process = process
         self.computes: bool = getattr(edge, "computes", False)
         self.remote: frozenset[type] = getattr(edge, "remote", frozenset())
-        self.open: Batch | None = None
-        self.outbox: deque[Batch] = deque()
+        self.open: EventBatch | None = None
+        self.outbox: deque[EventBatch] = deque()
         self.sealed = 0

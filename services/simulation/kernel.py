@@ -97,7 +97,7 @@ class ActorHalted(RuntimeError):
     """An actor halted (effect Halt) or failed on a message. In production its process would end."""
 
 
-class Member:
+class RunningActor:
     """One running actor. order: how many entered before it. timers: by key, the number of the event that is due.
 
     recorded: number of events so far. sealing: number of the first event of the batch on its way to disk; 0: none. full: number of its last.
@@ -133,16 +133,16 @@ class Subscribers:
     __slots__ = ("all", "groups", "one", "turns")
 
     def __init__(self) -> None:
-        self.one: tuple[Member, type] | None = None
-        self.all: list[tuple[Member, type]] = []
-        self.groups: list[list[tuple[Member, type]]] = []
+        self.one: tuple[RunningActor, type] | None = None
+        self.all: list[tuple[RunningActor, type]] = []
+        self.groups: list[list[tuple[RunningActor, type]]] = []
         self.turns: list[list[int]] = []
 
 
 Mail = tuple[
-    str, Any, str, Member | None, bytes, Headers
+    str, Any, str, RunningActor | None, bytes, Headers
 ]  # subject, message, reply, sender (None: from outside), body, headers
-Subscriptions = dict[tuple[str, int], tuple[Member, Inlet]]  # by the member's name and the number of its inlet
+Subscriptions = dict[tuple[str, int], tuple[RunningActor, Inlet]]  # by the member's name and the number of its inlet
 
 
 class Kernel:
@@ -154,7 +154,7 @@ class Kernel:
         self.now = start
         self.events = 0  # calls of `handle`
         self.delay = delay
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, RunningActor] = {}
         self._recorded = recorded
         self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._mail: deque[tuple[float, int, Callable[[Any], None], Any]] = deque()
@@ -167,8 +167,8 @@ class Kernel:
         self._turns: dict[tuple[str, str], list[int]] = {}
         self._entered = 0
         self._buckets: dict[str, dict[str, bytes | None]] = {}
-        self._watchers: dict[str, dict[str, Member]] = {}
-        self._perform: dict[type, Callable[[Member, Any], None]] = {
+        self._watchers: dict[str, dict[str, RunningActor]] = {}
+        self._perform: dict[type, Callable[[RunningActor, Any], None]] = {
             Publish: self._publish,
             After: self._after,
             Cancel: self._cancel,
@@ -192,14 +192,14 @@ class Kernel:
                 self._tell(member, Changed(bucket, key, value))
             self._tell(member, Synced(bucket))
 
-    def _member(self, name: str, actor: Actor, edge: SimulatedEdge | None) -> Member:
-        return Member(name, self._entered, actor, edge)
+    def _member(self, name: str, actor: Actor, edge: SimulatedEdge | None) -> RunningActor:
+        return RunningActor(name, self._entered, actor, edge)
 
-    def _subscribe(self, member: Member) -> None:
+    def _subscribe(self, member: RunningActor) -> None:
         for number, inlet in enumerate(member.inlets):
             self._hearers(inlet.subject)[member.name, number] = (member, inlet)
 
-    def _tell(self, member: Member, change: Changed | Synced) -> None:
+    def _tell(self, member: RunningActor, change: Changed | Synced) -> None:
         self._deliver(member, Envelope(self.now, change))
 
     def leave(self, name: str, *, goodbye: bool) -> None:
@@ -214,7 +214,7 @@ class Kernel:
         else:
             member.alive = False
 
-    def _farewell(self, member: Member) -> None:
+    def _farewell(self, member: RunningActor) -> None:
         """It gets Stopping; work under way may end."""
         self._deliver(member, Envelope(self.now, Stopping(GRACE)))
         work = [due for due, _, action, what in self._heap if action == self._did and what[0] is member]
@@ -226,12 +226,12 @@ class Kernel:
             return
         member.alive = False
 
-    def _unsubscribe(self, member: Member) -> None:
+    def _unsubscribe(self, member: RunningActor) -> None:
         for number, inlet in enumerate(member.inlets):
             self._hearers(inlet.subject).pop((member.name, number), None)
 
     @staticmethod
-    def _gone(member: Member) -> None:
+    def _gone(member: RunningActor) -> None:
         member.alive = False
 
     def at(self, delay: float, action: Callable[[Any], None], argument: Any = None) -> None:
@@ -296,7 +296,7 @@ class Kernel:
         due = self._last_mail = max(self.now + self.delay, self._last_mail)
         self._mail.append((due, self._number, action, argument))
 
-    def _publish(self, member: Member, effect: Publish) -> None:
+    def _publish(self, member: RunningActor, effect: Publish) -> None:
         subject = effect.subject
         number = self._number = self._number + 1
         due = self.now + self.delay
@@ -340,17 +340,17 @@ class Kernel:
             turns[0] += 1
             self._hand(member, wanted, mail)
 
-    def _hand(self, member: Member, wanted: type, mail: Mail) -> None:
+    def _hand(self, member: RunningActor, wanted: type, mail: Mail) -> None:
         subject, message, reply, _, body, headers = mail
         if type(message) is not wanted:
             body = body or (message if type(message) is bytes else encode(message))
             message = body if wanted is bytes else decode(wanted, body or b"\x80")
         self._send_to(member, Envelope(self.now, message, subject, reply, body, headers))
 
-    def _send_to(self, member: Member, envelope: Envelope) -> None:
+    def _send_to(self, member: RunningActor, envelope: Envelope) -> None:
         self._deliver(member, envelope)
 
-    def _unheard(self, reply: str, sender: Member | None) -> None:
+    def _unheard(self, reply: str, sender: RunningActor | None) -> None:
         """Nobody listens. The bus informs the sender where it subscribes to the reply's subject."""
         if reply and sender is not None and any(matches(inlet.subject, reply) for inlet in sender.inlets):
             self._send_to(sender, Envelope(self.now, Undelivered(reply), reply))
@@ -383,7 +383,7 @@ class Kernel:
                     found.extend(heard.items())
         found.sort(key=lambda each: (each[1][0].order, each[0][1]))
         route = Subscribers()
-        groups: dict[tuple[str, str], list[tuple[Member, type]]] = {}
+        groups: dict[tuple[str, str], list[tuple[RunningActor, type]]] = {}
         for _, (member, inlet) in found:
             group = groups.setdefault((inlet.subject, inlet.queue), []) if inlet.queue else route.all
             group.append((member, inlet.message))
@@ -393,11 +393,11 @@ class Kernel:
             route.one = (found[0][1][0], found[0][1][1].message)
         return route
 
-    def _change(self, change: tuple[tuple[Member, ...], Changed]) -> None:
+    def _change(self, change: tuple[tuple[RunningActor, ...], Changed]) -> None:
         for member in change[0]:
             self._deliver(member, Envelope(self.now, change[1]))
 
-    def _deliver(self, member: Member, envelope: Envelope) -> None:
+    def _deliver(self, member: RunningActor, envelope: Envelope) -> None:
         if not member.alive:
             return
         self.events += 1
@@ -409,7 +409,7 @@ class Kernel:
 
     # -- effects
 
-    def _after(self, member: Member, effect: After) -> None:
+    def _after(self, member: RunningActor, effect: After) -> None:
         number = self._number = self._number + 1
         member.timers[effect.key] = number
         if effect.delay <= 0:
@@ -417,7 +417,7 @@ class Kernel:
         else:
             heappush(self._heap, (self.now + effect.delay, number, self._ring, (member, effect, number)))
 
-    def _ring(self, timer: tuple[Member, After, int]) -> None:
+    def _ring(self, timer: tuple[RunningActor, After, int]) -> None:
         member, effect, number = timer
         timers = member.timers
         if timers.get(effect.key) == number and member.alive:
@@ -429,10 +429,10 @@ class Kernel:
                 for each in effects:
                     perform[type(each)](member, each)
 
-    def _cancel(self, member: Member, effect: Cancel) -> None:
+    def _cancel(self, member: RunningActor, effect: Cancel) -> None:
         member.timers.pop(effect.key, None)
 
-    def _do(self, member: Member, effect: Do) -> None:
+    def _do(self, member: RunningActor, effect: Do) -> None:
         if member.edge is None:
             raise ActorHalted(f"{member.name} has no edge for {type(effect.command).__name__}")
         outcome = member.edge(effect.command)
@@ -451,14 +451,14 @@ class Kernel:
         self._number += 1
         heappush(self._heap, (self.now + seconds, self._number, self._did, (member, message)))
 
-    def _kept(self, member: Member, number: Any, result: Any) -> None:
+    def _kept(self, member: RunningActor, number: Any, result: Any) -> None:
         member.promised -= 1
         self._deliver(member, Envelope(self.now, Done(number, result)))
 
-    def _did(self, done: tuple[Member, Any]) -> None:
+    def _did(self, done: tuple[RunningActor, Any]) -> None:
         self._deliver(done[0], Envelope(self.now, done[1]))
 
-    def _record(self, member: Member, effect: Record) -> None:
+    def _record(self, member: RunningActor, effect: Record) -> None:
         number = member.recorded = member.recorded + 1
         self._recorded(member.name, effect.event)
         if not member.sealing:
@@ -469,14 +469,14 @@ class Kernel:
             member.sealing = 0
             self._soon.append((self._did, (member, Recorded(number))))
 
-    def _stored(self, batch: tuple[Member, int]) -> None:
+    def _stored(self, batch: tuple[RunningActor, int]) -> None:
         """The outbox writes events after LATEST seconds, or as soon as there are ROWS of them."""
         member, first = batch
         if member.sealing == first:
             member.sealing = 0
             self._deliver(member, Envelope(self.now, Recorded(member.recorded)))
 
-    def _halt(self, member: Member, effect: Halt) -> None:
+    def _halt(self, member: RunningActor, effect: Halt) -> None:
         raise ActorHalted(f"{member.name}: {effect.reason}")
 
 
@@ -493,7 +493,7 @@ def _whose(error: Exception) -> str:
     name, trace = "the simulator", error.__traceback__
     while trace is not None:
         member = trace.tb_frame.f_locals.get("member")
-        if isinstance(member, Member):
+        if isinstance(member, RunningActor):
             name = member.name
         trace = trace.tb_next
     return name

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from bus.codec import decode, encode
-from bus.messages.catalog import AppRecord, ModelSelection
+from bus.messages.catalog import AppRecord, Ensemble
 from bus.messages.public import Listing, ListRequest
 from bus.port import Bus
 from bus.subjects import Subjects
@@ -26,7 +26,7 @@ from tests.support.simulated.fleet import catalogue, variant
 MODELS = ("bad", "good")
 MEMBERS = [Member(model=model, version="1", accuracy=0.9) for model in MODELS]
 SAID = {"good": {"y": np.array([[0.9, 0.1]], np.float32)}, "bad": {"y": np.array([[0.1, 0.9]], np.float32)}}
-SELECTION = ModelSelection(policy="exp4", contextual=True)
+SELECTION = Ensemble(policy="exp4", contextual=True)
 
 
 class Learners:

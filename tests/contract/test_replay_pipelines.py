@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from bus.codec import encode
 from bus.messages.catalog import (
     EdgeCondition,
-    ModelSelection,
+    Ensemble,
     PipelineEdge,
     PipelinePlan,
     PipelineRecord,
@@ -147,7 +147,7 @@ def test_policies_that_choose_for_apps_alone_are_refused(database_dsn: str, repl
 
 def test_several_models_answer_together(database_dsn: str, replay: Run) -> None:
     catalogue(database_dsn)
-    votes = ModelSelection(policy="majority")
+    votes = Ensemble(policy="majority")
     write_app(database_dsn, app="votes", links={"mlp": "1", "big": "1"}, latency_ms=100.0, selection=votes)
     parts = [replace(one, stage=None, app="votes") for one in visits()]
     record(database_dsn, asked("votes"), parts, bills(), samples())

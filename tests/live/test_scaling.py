@@ -200,7 +200,7 @@ class Slowest:
         if len(groups) < 2:
             return None
         largest = groups[max(groups)]
-        return Decision(((*largest.active, *largest.troubled)[0].id,))
+        return Decision((*largest.active, *largest.troubled)[0].id)
     def scale(self, problem, now):
         return {one.name: 2 for one in problem.candidates if one.running}
     def observe(self, outcome):

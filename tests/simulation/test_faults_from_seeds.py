@@ -12,7 +12,7 @@ import pytest
 
 from infaas.cli import main
 from services.simulation.fuzz.seeds import scenario_of
-from services.simulation.fuzz.trial import Trial
+from services.simulation.fuzz.trial import FaultTrial
 
 ROOT = Path(__file__).parents[2]
 SEEDS = (3, 16)
@@ -22,7 +22,7 @@ def digests() -> list[str]:
     """Of every reply and row of each seed's run, and of its verdict."""
     found = []
     for seed in SEEDS:
-        trial = Trial(scenario_of(seed))
+        trial = FaultTrial(scenario_of(seed))
         verdict = trial.verdict()
         rows = [(one.number, one.sent, one.replies, one.row) for one in trial.queries.asked.values()]
         assert rows

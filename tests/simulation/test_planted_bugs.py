@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from services.simulation.fuzz.seeds import scenario_of
-from services.simulation.fuzz.trial import Trial
+from services.simulation.fuzz.trial import FaultTrial
 from tests.support.simulated.planted_bugs import PLANTED, PlantedBug
 
 SEEDS = range(1, 61)
@@ -16,9 +16,11 @@ PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 def broken_by(bug: PlantedBug, seed: int) -> set[str]:
     """Which of its invariants the bug breaks with this seed, that hold without it."""
     scenario = scenario_of(seed)
-    found = Trial(scenario, bug.wrap).verdict(until=lambda found: any(one.invariant in bug.breaks for one in found))
+    found = FaultTrial(scenario, bug.wrap).verdict(
+        until=lambda found: any(one.invariant in bug.breaks for one in found)
+    )
     broken = {one.invariant for one in found.violations} & bug.breaks
-    return broken and broken - {one.invariant for one in Trial(scenario).verdict().violations}
+    return broken and broken - {one.invariant for one in FaultTrial(scenario).verdict().violations}
 
 
 @pytest.mark.slow

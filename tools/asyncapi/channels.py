@@ -229,7 +229,7 @@ def inner_channels() -> list[Channel]:
         _inner(
             "selection-changed",
             NAMES.selection("changed"),
-            flow.SelectionChanged,
+            flow.ContextChanged,
             "dispatcher, registrar -> dispatchers that hold the context",
         ),
         _inner("selection-sought", NAMES.selection("sought"), flow.FeedbackSought, "dispatcher -> dispatchers"),

@@ -189,7 +189,7 @@ class ControllerEffects:
         self._mark = "simulated: " if simulated else ""
         self._replies = 0
 
-    def order(self, worker: str, order: str, message: Any, reply: str = "") -> Effect:
+    def send(self, worker: str, order: str, message: Any, reply: str = "") -> Effect:
         """An order to a worker's monitor."""
         return Publish(self._subjects.worker(worker, order), message, reply)
 

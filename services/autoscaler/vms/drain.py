@@ -168,7 +168,7 @@ class MachineDrain:
             reason=f"{self.worker} is being removed, and only it serves {app}",
             epoch=turn.epoch,
         )
-        return [self._effects.order(where.name, "load", order)]
+        return [self._effects.send(where.name, "load", order)]
 
     # -- draining
 
@@ -187,7 +187,7 @@ class MachineDrain:
 
     def _order_drain(self, turn: Turn) -> Effect:
         order = Drain(epoch=turn.epoch, reason=self._reason, orderer=self._effects.name)
-        return self._effects.order(self.worker, "drain", order)
+        return self._effects.send(self.worker, "drain", order)
 
     def _drain(self, worker: FleetWorker, turn: Turn) -> list[Effect]:
         now = turn.now
@@ -217,7 +217,7 @@ class MachineDrain:
         found: list[Effect] = []
         if self.phase == "draining":
             resume = Drain(epoch=turn.epoch, reason=why, resume=True, orderer=self._effects.name)
-            found.append(self._effects.order(worker.name, "drain", resume))
+            found.append(self._effects.send(worker.name, "drain", resume))
             found += self._change_record(worker, "Ready", why, turn)
         self.forget()
         return found

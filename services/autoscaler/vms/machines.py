@@ -166,7 +166,7 @@ class Machines:
                 reason=f"{worker.name} was added: {record.reason}",
                 epoch=turn.epoch,
             )
-            found.append(self._effects.order(worker.name, "load", order))
+            found.append(self._effects.send(worker.name, "load", order))
         return found
 
     def started(self, worker: str, error: str | None, turn: Turn) -> list[Effect]:

@@ -133,7 +133,7 @@ class Moves:
             reason=f"{move.ask.worker} asked to move it{': ' + move.ask.reason if move.ask.reason else ''}",
             epoch=turn.epoch,
         )
-        return [self._effects.order(worker.name, "load", order, subject)]
+        return [self._effects.send(worker.name, "load", order, subject)]
 
     def _wait(self, move: _Move, turn: Turn) -> list[Effect]:
         """Until the new one serves; then the old one is released."""
@@ -152,4 +152,4 @@ class Moves:
         why = f"moved to {move.there}: {move.ask.reason or 'it was slowed down here'}"
         keep = len(old.of(variant)) - 1
         release = Release(variant=variant, keep=keep, orderer=self._effects.name, reason=why, epoch=turn.epoch)
-        return [self._effects.order(move.ask.worker, "release", release)]
+        return [self._effects.send(move.ask.worker, "release", release)]

@@ -450,7 +450,7 @@ class FleetPlanner:
             planned=by,
             reclaim=not self._problems.instances_billed,
         )
-        return self._effects.order(worker.name, "release", order)
+        return self._effects.send(worker.name, "release", order)
 
     def _planned_load(
         self, worker: FleetWorker, record: VariantRecord, count: int, seen: FleetSnapshot, by: PlannedBy, turn: Turn
@@ -491,7 +491,7 @@ class FleetPlanner:
         self._replies[subject] = key
         name, epoch = self._effects.name, turn.epoch
         order = EnsureLoaded(variant=record, at_least=count, app=app, orderer=name, reason=why, epoch=epoch, planned=by)
-        return [self._effects.order(worker.name, "load", order, subject)]
+        return [self._effects.send(worker.name, "load", order, subject)]
 
 
 def _apps(classes: Iterable[ClassNeeds]) -> str:

@@ -13,11 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bus.datatypes import DATATYPES
-from bus.messages.catalog import ModelRecord
+from bus.messages.catalog import ERRORS, ModelRecord
 from bus.values import leaves
 from services.core.ensemble.base import Array, Combined, Member, Outputs
 
-ERRORS = frozenset({"mae", "rmse"})
 WORST = 4.0  # typical errors at which the loss is 1: of a normal error, 1 in 1,000 is further off than four mean errors
 RELATIVE = 0.05  # of the value: the typical error of models whose error nobody has measured
 NAMED = 20  # classes that an error names

@@ -18,10 +18,10 @@ from typing import Any
 from msgspec import Struct
 
 from bus.codec import decode, encode
-from bus.messages.catalog import ModelSelection
+from bus.messages.catalog import ERRORS, Ensemble
 from bus.messages.public import Requirements
 from services.core.ensemble.base import Combined, EnsemblePolicy, Learnt, Member, Outputs
-from services.core.ensemble.outputs import ERRORS, combined, losses
+from services.core.ensemble.outputs import combined, losses
 
 SPREADS = {"exp3": math.log(1000.0), "exp4": math.log(100.0)}  # between the logarithms of the best and the least weight
 SURE = 0.999  # the largest accuracy that counts: none is certain, and log-odds have no end
@@ -219,7 +219,7 @@ def _bounded(logs: Mapping[str, float], spread: float) -> dict[str, float]:
     return {model: max(log - top, -spread) for model, log in logs.items()}
 
 
-def make_policy(selection: ModelSelection) -> EnsemblePolicy[Any] | None:
+def make_policy(selection: Ensemble) -> EnsemblePolicy[Any] | None:
     """The built-in policy of this name. None: there is none, or it is a user's "module:Class"."""
     if selection.policy == "exp3":
         return Exp3(selection.eta)

@@ -13,11 +13,12 @@ from services.core.selection.policy import (
     InfaasPolicy,
     LoadOrder,
     RoundRobin,
+    SelectionPolicy,
     order_for,
     refuse,
 )
 
 __all__ = [
     "INFINITE", "Ask", "BruteForce", "ClusterView", "Decision", "InfaasPolicy", "Instance", "LoadOrder", "RoundRobin",
-    "Worker", "order_for", "refuse",
+    "SelectionPolicy", "Worker", "order_for", "refuse",
 ]  # fmt: skip

@@ -18,7 +18,6 @@ from services.core.selection.eligibility import AppView, Ask
 from services.core.selection.instances import MANY, Instance, SharedCores, Worker
 
 FEW = 8  # least used workers remembered, of many
-SERVING = frozenset({"Active", "Overloaded", "Interfered", "Loading"})
 
 
 class RefusedLoad(Struct, frozen=True):

@@ -258,18 +258,21 @@ class AppView:
         self._has_warm = [False] * count
         self._eligibilities: dict[tuple[object, ...], Eligibility] = {}
         self._ranked: dict[Readiness, RankedVariants] = {}
-        self.full_since = self._full_at = float("-inf")
-        self.asked = 0
+        self._full_since = self._full_at = float("-inf")
+        self.asked = 0  # queries on which was decided: what goes in turn goes by it
         self._price: NDArray[np.float64] = np.zeros(count)
         self._charged: dict[tuple[int, int | None], NDArray[np.float64]] = {}
         self.reprice(price)
 
     def full_for(self, now: float) -> float:
-        """Seconds for which queries have found its Active instances full. Call it for each such query."""
-        if now - self._full_at > CALM:
-            self.full_since = now
+        """Seconds for which queries have found its Active instances full."""
+        return now - self._full_since if now - self._full_at <= CALM else 0.0
+
+    def found_full(self, now: float, *, anew: bool) -> None:
+        """A query has found its Active instances full. anew: the time counts from now."""
+        if anew or now - self._full_at > CALM:
+            self._full_since = now
         self._full_at = now
-        return now - self.full_since
 
     def reprice(self, price: Callable[[VariantRecord], float]) -> None:
         """Price all variants again: devices have become known."""

@@ -1,6 +1,7 @@
 """Instances and workers as a dispatcher sees them, and a sampler for variants with many instances."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import ceil, inf
 
@@ -21,15 +22,13 @@ LOWEST = 9  # 1 is the highest priority
 STALE = 1.0  # s; the largest age of a queue's length in a heartbeat, which comes by way of the monitor
 
 
+@dataclass(slots=True, eq=False)
 class SharedCores:
     """The cores of one device, for which its instances' batches wait, as at the executor."""
 
-    __slots__ = ("cores", "instances", "quiet")
-
-    def __init__(self) -> None:
-        self.quiet = 0  # echoes of the dispatcher since the executor has said something, while it has queries
-        self.cores: float = 1
-        self.instances: list[Instance] = []
+    cores: float = 1
+    instances: "list[Instance]" = field(default_factory=list)
+    quiet: int = 0  # echoes of the dispatcher since the executor has said something, while it has queries
 
     def add(self, instance: "Instance", device: DeviceStatus) -> None:
         """An instance was loaded on this device. One on which batches overlap makes none wait."""
@@ -334,6 +333,7 @@ class Instance:
         return self.status.app_states.get(app, self.status.state)
 
 
+@dataclass(slots=True, eq=False)
 class Worker:
     """One worker, as its last heartbeat describes it.
 
@@ -342,26 +342,20 @@ class Worker:
     it has been alive.
     """
 
-    __slots__ = (
-        "cores", "devices", "draining", "fullness", "hardware", "incarnation", "instances", "kind", "name", "quarantined", "seen",
-        "skew", "spare_use", "was_alive",
-    )  # fmt: skip
-
-    def __init__(self, name: str, hardware: str) -> None:
-        self.name = name
-        self.hardware = hardware
-        self.incarnation = 0
-        self.seen = 0.0
-        self.skew = 0.0
-        self.draining = False
-        self.quarantined: dict[str, str] = {}  # variants that it will not load, and why
-        self.kind = ""
-        self.was_alive = False
-        self.fullness: dict[tuple[str, bool], float] = {}
-        self.spare_use: dict[str, float] = {}
-        self.devices: dict[str, DeviceStatus] = {}
-        self.cores: dict[str, SharedCores] = {}  # by device
-        self.instances: dict[str, Instance] = {}
+    name: str
+    hardware: str
+    incarnation: int = 0
+    seen: float = 0.0
+    skew: float = 0.0
+    draining: bool = False
+    quarantined: Mapping[str, str] = field(default_factory=dict)  # variants that it will not load, and why
+    kind: str = ""
+    was_alive: bool = False
+    fullness: dict[tuple[str, bool], float] = field(default_factory=dict)
+    spare_use: dict[str, float] = field(default_factory=dict)
+    devices: dict[str, DeviceStatus] = field(default_factory=dict)
+    cores: dict[str, SharedCores] = field(default_factory=dict)  # by device
+    instances: dict[str, Instance] = field(default_factory=dict)
 
     def measure_fullness(self) -> None:
         """Compute `fullness` and `spare_use` from the latest figures of its instances."""
@@ -392,7 +386,7 @@ class Worker:
 
 # -- Many instances of one variant
 #
-# Up to MANY instances, each query looks at all of them. Of more, it looks at a few, beginning where the last query stopped. That finds an
+# Up to MANY instances, each query looks at all of them. Of more, it looks at a few, beginning one further than the last query. That finds an
 # idle instance, or one nearly as good as the best: two choices are exponentially better than one (Mitzenmacher 2001, "The power of two
 # choices"). Only if none of these is in time does the query look at all. If none of all is in time, the next queries look only where something
 # has ended since, or a batch under way has come so far that it may be.
@@ -404,31 +398,30 @@ PACK_BELOW = 0.8  # fullness of a worker up to which `pack` fills it
 SLOW = 1.2  # live correction factor above which an idle instance is compared with others first
 
 
+@dataclass(slots=True, eq=False)
 class InstanceSampler:
-    """Looks at some of a variant's instances, and remembers what the last queries found. instances: the caller's list, which changes."""
+    """Looks at some of a variant's instances, and remembers that none was in time. instances: the caller's list, which changes. turn: a number
+    that grows from query to query, by which each looks at others.
+    """
 
-    __slots__ = (
-        "_due", "_freed", "_full", "_items", "_length", "_packed", "_packed_at", "_slack", "_turn", "instances",
-    )  # fmt: skip
-
-    def __init__(self, instances: "list[Instance]") -> None:
-        self.instances = instances
-        self._turn = 0
-        self._packed: list[Instance] = []
-        self._packed_at = float("-inf")
-        self._full = False  # none was in time for `_items` items in `_slack`: only one of `_freed` and `_due` can be
-        self._slack = 0.0
-        self._items = 0
-        self._length: int | None = None
-        self._freed: dict[Instance, None] = {}
-        self._due: list[tuple[float, str, Instance]] = []  # a heap by the time from which it may be in time
+    instances: list[Instance]
+    _packed: list[Instance] = field(default_factory=list)
+    _packed_at: float = -inf
+    _full: bool = False  # none was in time for `_items` items in `_slack`: only one of `_freed` and `_due` can be
+    _slack: float = 0.0
+    _items: int = 0
+    _length: int | None = None
+    _freed: dict[Instance, None] = field(default_factory=dict)
+    _due: list[tuple[float, str, Instance]] = field(
+        default_factory=list
+    )  # a heap by the time from which it may be in time
 
     def freed(self, instance: "Instance") -> None:
         """Its predictions may be shorter than before, or it is new."""
         if self._full:
             self._freed[instance] = None
 
-    def soonest(self, items: int, length: int | None, slack: float, now: float) -> "Instance | None":
+    def soonest(self, items: int, length: int | None, slack: float, now: float, turn: int) -> "Instance | None":
         """An instance that answers soon, within `slack` seconds. None when none is in time. now: Unix seconds."""
         if self._full and slack <= self._slack and items == self._items and length == self._length:
             return self._soonest_freed(slack, now)
@@ -437,7 +430,7 @@ class InstanceSampler:
         best: Instance | None = None
         least = slack
         late: list[tuple[float, str, Instance]] = []
-        at = self._turn % count
+        at = turn % count
         for looked in range(count):
             instance = instances[at]
             at = at + 1 if at + 1 < count else 0
@@ -451,7 +444,6 @@ class InstanceSampler:
                     late.append((now + instance.in_time_after(seconds - slack), instance.id, instance))
             if best is not None and looked >= SAMPLED:
                 break
-        self._turn = at
         self._full = best is None
         if self._full:
             heapify(late)
@@ -480,10 +472,9 @@ class InstanceSampler:
             self._full = False  # it would be remembered no more cheaply than it is found
         return best
 
-    def some(self, count: int = MANY) -> "list[Instance]":
-        """So many of them, different ones each time."""
-        at = self._turn % len(self.instances)
-        self._turn = at + count
+    def some(self, count: int, turn: int) -> "list[Instance]":
+        """So many of them, different ones each turn."""
+        at = turn * count % len(self.instances)
         return self.instances[at : at + count]
 
     def fullest(self, now: float) -> "list[Instance]":

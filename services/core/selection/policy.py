@@ -1,10 +1,15 @@
-"""getVariant (INFaaS, section 4.1): which instance answers a query. The paper's policy, and two baselines. The port is in `services.core.policy`."""
+"""getVariant (INFaaS, section 4.1): which instance answers a query. The port, the paper's policy, and two baselines. A user's own class is
+guarded in `services.core.policy`.
+"""
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from msgspec import Struct
 
 from bus.messages.catalog import VariantRecord
+from bus.messages.events import OutcomeEvent
 from bus.messages.public import Error
 from services.core.cost import Goal, cost_per_1000, merit
 from services.core.selection.cluster import ClusterView
@@ -22,21 +27,53 @@ class LoadOrder(Struct, frozen=True, gc=False):
 
 
 class Decision(Struct, frozen=True, gc=False):
-    """What to do with one query. reason: why, for the record.
+    """What to do with one query.
 
-    assignments: ids of instances, one for each part of the query (today always one). load: start this load in any case. wait: the query
-    waits for that load. refusal: the query ends with this error. stranded: no instance can serve it now; decide again when one can.
-    why: of a stranded one, why nothing is loaded for it. Where asking again does not help, it is not to wait for long.
+    instance: the id of the one that answers it. load: start this load in any case. refusal: the query ends with this error. With neither an
+    instance nor a refusal, the query waits: for that load, or until something changes; then it is decided again.
     """
 
-    assignments: Sequence[str] = ()
+    instance: str | None = None
     load: LoadOrder | None = None
-    wait: bool = False
     refusal: Error | None = None
-    stranded: bool = False
-    why: Error | None = None
-    join: str | None = None
-    reason: str = ""
+
+
+class SelectionPolicy(ABC):
+    """Which instance answers a query: the paper's policy, the baselines, and a user's own class.
+
+    name: recorded with each query. goal: what the view orders variants by. observe: called once for each query that this dispatcher took, or part
+    of one (`parent`), that has ended, answered or not; None: nothing is learnt. failures: how often a user's own method failed, by method.
+    """
+
+    name: str
+    goal: Goal = "cost"
+    observe: Callable[[OutcomeEvent], None] | None = None
+    failures: Mapping[str, int] = MappingProxyType({})
+
+    @abstractmethod
+    def select(self, ask: Ask, now: float, view: ClusterView) -> Decision:
+        """Decide for one query. now: Unix seconds.
+
+        `view.apps[ask.app]` exists unless it was deleted while the query waited; its `eligibility(ask)` are the variants that meet the needs,
+        with their instances. Nothing but what is remembered of searches is written to the view: who asks what a query would get leaves no trace.
+        What a decision means for the next ones, `note` writes.
+        """
+
+
+def note(ask: Ask, decision: Decision, now: float, view: ClusterView) -> None:
+    """Write to the view what this decision on a query means for the next ones. now: Unix seconds, as it was decided."""
+    app = view.apps.get(ask.app)
+    if app is None:
+        return
+    app.asked += 1
+    if ask.priority > view.lowest_priority:
+        view.lowest_priority = ask.priority
+    if decision.load is not None:
+        app.found_full(now, anew=True)
+    elif decision.refusal is not None:
+        eligible = app.eligibility(ask)
+        if (eligible.active or eligible.troubled) and not eligible.loading:
+            app.found_full(now, anew=False)
 
 
 # Of a query that is decided again after its app was deleted.
@@ -53,7 +90,7 @@ PACK_AHEAD = 0.2  # s of waiting work up to which `pack` fills a worker
 NONE: list[Instance] = []
 
 
-class InfaasPolicy:
+class InfaasPolicy(SelectionPolicy):
     """The paper's getVariant. It tries, in this order:
 
     1. Active instances whose predicted latency meets the deadline, cheapest variant first. Where accuracy is the goal, the most accurate
@@ -83,24 +120,22 @@ class InfaasPolicy:
             return GONE
         eligible = app.eligibility(ask)
         slack = ask.deadline - now - OVERHEAD
-        app.asked += 1
-        if ask.priority > view.lowest_priority:
-            view.lowest_priority = ask.priority
-        if eligible.troubled and self._probe_every and app.asked % self._probe_every == 0:
-            instance = self._within(eligible.troubled, ask, slack, troubled=True)
+        turn = app.asked
+        if eligible.troubled and self._probe_every and (turn + 1) % self._probe_every == 0:
+            instance = self._within(eligible.troubled, ask, slack, turn, troubled=True)
             if instance is not None:
-                return Decision((instance.id,), reason="probe")
-        instance = self._at_ease(eligible, ask, slack) if self.goal == "accuracy" else None
+                return Decision(instance.id)
+        instance = self._at_ease(eligible, ask, slack, turn) if self.goal == "accuracy" else None
         if instance is None:
-            instance = self._within(eligible.first, ask, slack)
+            instance = self._within(eligible.first, ask, slack, turn)
         if instance is None and len(eligible.active) > len(eligible.first):
-            instance = self._within(eligible.active, ask, slack)
+            instance = self._within(eligible.active, ask, slack, turn)
         if instance is not None:
-            return Decision((instance.id,), reason="active")
+            return Decision(instance.id)
         return self._beyond_active(ask, now, slack, view, app, eligible)
 
     def _within(
-        self, groups: list[VariantInstances], ask: Ask, slack: float, *, troubled: bool = False
+        self, groups: list[VariantInstances], ask: Ask, slack: float, turn: int, *, troubled: bool = False
     ) -> Instance | None:
         """The soonest instance of the first variant that has one that answers within `slack` seconds."""
         items, length, now = ask.items, ask.length, ask.deadline - slack - OVERHEAD
@@ -111,10 +146,10 @@ class InfaasPolicy:
             least = slack
             instances = group.troubled if troubled else group.active
             if len(instances) > MANY:
-                best = group.samplers["troubled" if troubled else "active"].soonest(items, length, slack, now)
+                best = group.samplers["troubled" if troubled else "active"].soonest(items, length, slack, now, turn)
                 instances = NONE
             # This is Instance.predict, without the call. An idle instance's batch is the query alone: the time for that is looked up once for
-            # all instances of one record. Hot.
+            # all instances of one record. By calls, ten idle instances take twice as long.
             for instance in instances:
                 if instance.idle:
                     if instance.record is not record:
@@ -141,14 +176,14 @@ class InfaasPolicy:
                 return self._packed(group, ask, slack) or best if self._pack and not troubled else best
         return None
 
-    def _at_ease(self, eligible: Eligibility, ask: Ask, slack: float) -> Instance | None:
+    def _at_ease(self, eligible: Eligibility, ask: Ask, slack: float, turn: int) -> Instance | None:
         """The soonest instance of the first variant that has one in time with little waiting, so that accurate variants serve all they can."""
         items, length, now = ask.items, ask.length, ask.deadline - slack - OVERHEAD
         calm = EASE * slack
         for group in eligible.active:
             best: Instance | None = None
             least = slack
-            for instance in group.active if len(group.active) <= MANY else group.samplers["active"].some():
+            for instance in group.active if len(group.active) <= MANY else group.samplers["active"].some(MANY, turn):
                 seconds = instance.predict(items, length, ask.deadline, now)
                 if seconds <= least and (instance.idle or seconds <= calm):
                     best, least = instance, seconds
@@ -184,24 +219,23 @@ class InfaasPolicy:
                     ask.items, ask.length, ask.deadline, max(now, instance.ready_at)
                 )
                 if seconds <= slack:
-                    return Decision((instance.id,), reason="loading")
+                    return Decision(instance.id)
                 soonest = min(soonest, seconds)
-        late = self._within(eligible.troubled, ask, slack, troubled=True)
+        late = self._within(eligible.troubled, ask, slack, app.asked, troubled=True)
         if late is not None:
-            return Decision((late.id,), reason="troubled but in time")
+            return Decision(late.id)
         load = None
         idle = not (eligible.active or eligible.troubled)
         if self._on_demand and not eligible.loading and (idle or app.full_for(now) >= REORDER):
             load = order_for(eligible, ask, now, view, spare_only=not idle)
             if load is not None:
-                app.full_since = now
                 if load.seconds <= slack:
-                    return Decision(load=load, wait=True, reason="load on demand")
+                    return Decision(load=load)
                 soonest = min(soonest, load.seconds)
         if ask.priority < view.lowest_priority:
             ahead = _outranking(eligible, ask, slack, now)
             if ahead is not None:
-                return Decision((ahead.id,), load=load, reason="in time, as queries of lower priority give way")
+                return Decision(ahead.id, load)
         return refuse(ask, slack, view, app, eligible, soonest, load)
 
 
@@ -253,40 +287,36 @@ def refuse(
     soonest: float,
     load: LoadOrder | None,
 ) -> Decision:
-    """The decision when no instance can serve this in time. soonest: seconds until a load under way is ready."""
+    """The decision when no instance can serve this in time: a refusal, or to wait where there is no instance. soonest: seconds until a load under way is ready."""
     now = ask.deadline - slack - OVERHEAD
     if not eligible.any:
-        return Decision(refusal=unsatisfiable(ask, app, view), load=load, reason="unsatisfiable")
-    blocked = None if eligible.loading else not_loaded(ask, app, eligible, view)
-    if soonest < INFINITE and blocked is None:
-        return Decision(refusal=loading(soonest), load=load, reason="loading, too late for this one")
+        return Decision(None, load, unsatisfiable(ask, app, view))
+    if soonest < INFINITE and not_loaded(ask, view) is None:
+        return Decision(None, load, loading(soonest))
     soonest, alone, found = INFINITE, INFINITE, False
     for group in (*eligible.active, *eligible.troubled):
         for kind, instances in group.serving:
-            for instance in instances if len(instances) <= MANY else group.samplers[kind].some(SAMPLED):
+            for instance in instances if len(instances) <= MANY else group.samplers[kind].some(SAMPLED, app.asked):
                 found = True
                 alone = min(alone, instance.table.at(ask.length).seconds(ask.items) * instance.factor)
                 if CAUTION * instance.waiting_s < soonest:
                     soonest = min(soonest, instance.predict(ask.items, ask.length, ask.deadline, now))
     if not found:
-        return Decision(stranded=True, load=load, why=blocked, reason="no worker is there to serve it")
+        return Decision(load=load)
     if slack <= 0:
-        return Decision(refusal=EXPIRED, reason="expired")
-    if alone > slack:
-        return Decision(refusal=too_little_time(slack, alone), load=load, reason="too little time")
-    return Decision(refusal=full(max(0.0, soonest - slack)), load=load, reason="full")
+        return Decision(refusal=EXPIRED)
+    return Decision(None, load, too_little_time(slack, alone) if alone > slack else full(max(0.0, soonest - slack)))
 
 
 # -- Baselines. on_demand: load what no instance can serve; otherwise only loaded variants are used, as by `InfaasPolicy`.
 
 
-class RoundRobin:
+class RoundRobin(SelectionPolicy):
     """Instances that meet the needs, in turn. It ignores load, cost and trouble."""
 
     name = "round-robin"
 
     def __init__(self, *, on_demand: bool = True, **_: object) -> None:
-        self._turn = 0
         self._on_demand = on_demand
 
     def select(self, ask: Ask, now: float, view: ClusterView) -> Decision:
@@ -297,17 +327,16 @@ class RoundRobin:
         serving = [*eligible.active, *eligible.troubled]
         instances = [i for group in serving for i in (*group.active, *group.troubled)]
         if instances:
-            self._turn += 1
-            return Decision((instances[self._turn % len(instances)].id,), reason="its turn")
+            return Decision(instances[app.asked % len(instances)].id)
         for group in eligible.loading:
-            return Decision((group.loading[0].id,), reason="loading")
+            return Decision(group.loading[0].id)
         load = order_for(eligible, ask, now, view) if self._on_demand else None
         if load is not None:
-            return Decision(load=load, wait=True, reason="load on demand")
+            return Decision(load=load)
         return refuse(ask, ask.deadline - now - OVERHEAD, view, app, eligible, INFINITE, None)
 
 
-class BruteForce:
+class BruteForce(SelectionPolicy):
     """For Active variants the same choice as the paper's policy, but it looks at every variant for each query (the paper's Table 7)."""
 
     name = "brute-force"
@@ -346,16 +375,14 @@ class BruteForce:
                 if soonest is None or ready < soonest[0]:
                     soonest = (ready, group)
         if best is not None:
-            return Decision(
-                (best[1].id,), reason=f"{'most accurate' if self.goal == 'accuracy' else 'cheapest'} of all"
-            )
+            return Decision(best[1].id)
         eligible = app.eligibility(ask)
         for group in eligible.loading:
-            return Decision((group.loading[0].id,), reason="loading")
+            return Decision(group.loading[0].id)
         wanted = self._on_demand and possible and soonest is not None
         load = order_for(eligible, ask, now, view) if wanted else None
         if load is not None and load.seconds <= slack:
-            return Decision(load=load, wait=True, reason="load on demand")
+            return Decision(load=load)
         return refuse(ask, slack, view, app, eligible, INFINITE if load is None else load.seconds, load)
 
     @staticmethod

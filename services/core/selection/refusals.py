@@ -16,7 +16,7 @@ from bus.messages.public import Closest, Error
 from services.core.cost import HANDLING_MS
 from services.core.placement import is_container, quarantined_words
 from services.core.selection.cluster import ClusterView
-from services.core.selection.eligibility import INFINITE, AppView, Ask, Eligibility, VariantInstances
+from services.core.selection.eligibility import INFINITE, AppView, Ask, VariantInstances
 from services.core.selection.instances import CAUTION, OVERHEAD
 
 WAY = 0.0025  # s to the model and back, beyond OVERHEAD, as a busy machine may need them
@@ -44,9 +44,13 @@ def too_little_time(left: float, takes: float) -> Error:
     return Error(code="deadline", message=text)
 
 
-def not_loaded(ask: Ask, app: AppView, eligible: Eligibility, view: ClusterView) -> Error | None:
-    """Why no variant with these needs is loaded, and none will be soon. None: one is, or a worker may load one."""
-    if eligible.active or eligible.troubled:
+def not_loaded(ask: Ask, view: ClusterView) -> Error | None:
+    """Why no variant with these needs is loaded, and none will be soon. None: one is, is being loaded, or a worker may load one."""
+    app = view.apps.get(ask.app)
+    if app is None:
+        return None
+    eligible = app.eligibility(ask)
+    if eligible.active or eligible.troubled or eligible.loading:
         return None
     reasons: list[str] = []
     lasting = True

@@ -34,11 +34,11 @@ from services.core.settings.scaling import (
 from services.core.settings.serving import (
     POLICIES,
     DispatcherSettings,
+    EnsembleSettings,
     ExecutorSettings,
     JobsSettings,
     MonitorSettings,
     RegistrarSettings,
-    SelectionSettings,
     WorkerSettings,
 )
 
@@ -52,6 +52,7 @@ __all__ = [
     "DashboardSettings",
     "DispatcherSettings",
     "EngineSettings",
+    "EnsembleSettings",
     "ExecutorSettings",
     "GatewaySettings",
     "JobsSettings",
@@ -63,7 +64,6 @@ __all__ = [
     "PriceSettings",
     "RegistrarSettings",
     "Section",
-    "SelectionSettings",
     "Setting",
     "Settings",
     "StaticVariant",
@@ -97,7 +97,7 @@ class Settings(Section, frozen=True, kw_only=True):
     bus: BusSettings = field(default_factory=BusSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
     dispatcher: DispatcherSettings = field(default_factory=DispatcherSettings)
-    selection: SelectionSettings = field(default_factory=SelectionSettings)
+    selection: EnsembleSettings = field(default_factory=EnsembleSettings)
     executor: ExecutorSettings = field(default_factory=ExecutorSettings)
     monitor: MonitorSettings = field(default_factory=MonitorSettings)
     registrar: RegistrarSettings = field(default_factory=RegistrarSettings)

@@ -73,7 +73,7 @@ class DispatcherSettings(Section, frozen=True, kw_only=True):
     ] = 4096.0
 
 
-class SelectionSettings(Section, frozen=True, kw_only=True):
+class EnsembleSettings(Section, frozen=True, kw_only=True):
     """Apps of which several models answer a query together."""
 
     max_contexts: Annotated[

@@ -18,6 +18,7 @@ from bus.tensors import from_array, pack_texts
 from bus.values import TensorFields, from_bytes, from_list, to_list
 from infaas.answers import Answer
 from infaas.errors import Refused
+from services.core.validation import MOST_TEXT
 from services.gateway.errors import RequestFailed
 from services.gateway.json_checks import UNKNOWN, find_duplicate, may_have_more_names, quotes
 from services.gateway.oip.models import ModelTarget

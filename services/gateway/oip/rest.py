@@ -5,7 +5,7 @@ from starlette.routing import Route
 
 from bus.tensors import BadTensor
 from services.core import trace
-from services.gateway.edge import GatewayService, Readiness
+from services.gateway.edge import GatewayService, SystemReadiness
 from services.gateway.errors import RequestFailed
 from services.gateway.http.bodies import BinaryReply, JsonReply, json_body, one_coding
 from services.gateway.oip import infer, models
@@ -140,7 +140,7 @@ def _headers(request: Request) -> tuple[int | None, str, str | None]:
     return length, coding, traceparent
 
 
-def _readiness(found: Readiness, **first: str) -> JsonReply:
+def _readiness(found: SystemReadiness, **first: str) -> JsonReply:
     says = {**first, "ready": found.ready, **({"missing": found.missing} if found.missing else {})}
     return JsonReply(says, 200 if found.ready else 503)
 

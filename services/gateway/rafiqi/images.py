@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 NPY = b"\x93NUMPY"
 MAX_PIXELS = 16 * 2**20
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+PICTURES = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _CHANNELS = (1, 3)
 
 
@@ -123,13 +123,13 @@ def _decoded(body: bytes, mode: str, size: tuple[int, int]) -> Any:
     except ImportError as error:
         raise WrongImage("images need the extra `images` (pip install 'infaas[images]'): send a .npy file") from error
     try:
-        with Image.open(io.BytesIO(body), formats=FORMATS) as image:
+        with Image.open(io.BytesIO(body), formats=PICTURES) as image:
             _check_size(image.width, image.height)
             found = image.convert(mode)
     except WrongImage:
         raise
     except UnidentifiedImageError as error:
-        known = ", ".join(FORMATS)
+        known = ", ".join(PICTURES)
         raise WrongImage(
             f"the body is no image ({known}), no .npy file, and not as long as the model's input"
         ) from error

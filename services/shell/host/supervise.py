@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bus.port import BusError
-from services.core.parts import Part
+from services.core.parts import SystemPart
 from services.shell.host.process import POLITE, ServerError, Steps
 from services.shell.host.running import BESIDE, GO, LEAVES, READY, SUCCEEDED, Running
-from services.shell.host.watch import HUNG, LONGEST, LOOK, TOLD, Seen, Stillness, threads_of
+from services.shell.host.watch import HUNG, LONGEST, LOOK, TOLD, ProcessStillness, Seen, threads_of
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class Supervisor:
         self._leaving: dict[Child, asyncio.Task[None]] = {}
         self._successors: set[Child] = set()  # that do not do their work alone yet
         self._watching: asyncio.Task[None] | None = None
-        self._still: dict[Child, Stillness] = {}
+        self._still: dict[Child, ProcessStillness] = {}
         self._unanswered: dict[Child, float] = {}  # s that its question has waited
         self._asking: dict[Child, asyncio.Task[None]] = {}
         self._up: set[Child] = set()  # those that have done their work since they were first started
@@ -129,14 +129,14 @@ class Supervisor:
         return {child.name: process.pid for child, process in self._running.items() if child not in self._successors}
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[SystemPart]:
         """What is known of each child that is to run."""
         known = [child for child in self._keeping if child not in self._successors]
         return [self._part(child) for child in known if self._stopped or child not in self._stopping]
 
-    def _part(self, child: Child) -> Part:
+    def _part(self, child: Child) -> SystemPart:
         silent = max(self._still[child].still if child in self._still else 0.0, self._unanswered.get(child, 0.0))
-        return Part(
+        return SystemPart(
             name=child.name,
             running=child in self._running,
             starting=child not in self._up,
@@ -244,7 +244,7 @@ class Supervisor:
             self._up.add(child)
         still = self._still.get(child)
         if still is None:
-            still = self._still[child] = Stillness(child.hung)
+            still = self._still[child] = ProcessStillness(child.hung)
         # Where the loop turns, one look costs nothing but this comparison.
         threads = () if turns and turns != still.turns else threads_of(process.pid, main=not turns)
         hangs = still.looked(Seen(turns, running is not None and running.busy, threads), passed)

@@ -40,7 +40,7 @@ class Seen(NamedTuple):
     threads: tuple[Thread, ...]
 
 
-class Stillness:
+class ProcessStillness:
     """of one process, look by look.
 
     still: s that it has been still since its loop last turned; of one that counts no turns, s that it has been stopped by a signal. computed: s of CPU

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from msgspec.structs import replace
 
 from services.core.metric import MetricFamily
-from services.core.parts import Missing, Part, missing
+from services.core.parts import Missing, SystemPart, missing
 from services.core.settings import MetricsSettings
 from services.shell.host.process import ServerError
 from services.shell.host.supervise import Supervisor
@@ -137,7 +137,7 @@ class SystemMetrics:
     async def missing(self) -> list[Missing]:
         """What the system lacks now: by what its processes say, and by what the supervisor sees of them afterwards."""
         pages = await self._ask("/readyz")
-        parts = {name: Part(name=name) for name in pages} | {part.name: part for part in self._supervisor.parts}
+        parts = {name: SystemPart(name=name) for name in pages} | {part.name: part for part in self._supervisor.parts}
         said = [replace(part, says=_words(pages[name]) if name in pages else ()) for name, part in parts.items()]
         return missing(said, started=self.started)
 

@@ -10,7 +10,7 @@ from time import perf_counter
 from msgspec import Struct
 
 from services.simulation.fuzz.draw import document_of
-from services.simulation.fuzz.trial import Trial, Verdict, first_of
+from services.simulation.fuzz.trial import FaultTrial, Verdict, first_of
 from services.simulation.fuzz.violations import Violation
 from services.simulation.run import seldom_collected
 from services.simulation.scenario.model import Scenario
@@ -36,7 +36,7 @@ def scenario_of(seed: int) -> Scenario:
 def tried(scenario: Scenario) -> Verdict:
     """A whole checked run."""
     with seldom_collected():
-        return Trial(scenario).verdict()
+        return FaultTrial(scenario).verdict()
 
 
 def result_of(seed: int) -> SeedResult:

@@ -9,7 +9,7 @@ from bus.codec import encode
 from bus.messages.public import Answer, Refusal
 from services.core.actor import Actor, Effect, Envelope, Publish, Record
 from services.simulation.clients import INBOX
-from services.simulation.fuzz.trial import Trial, Wrap, Wrapped
+from services.simulation.fuzz.trial import FaultTrial, Wrap, Wrapped
 from services.simulation.kernel import as_read
 from services.simulation.run import BEGINS
 from services.simulation.scenario.model import Scenario
@@ -18,7 +18,7 @@ CLIENT = "client"
 _MOST = 80  # steps
 
 
-class Step(Struct, frozen=True):
+class TraceStep(Struct, frozen=True):
     """At this time (the scenario's, s) `to` got what `source` had said. to: "" if nobody did; the same as source: it recorded this."""
 
     time: float
@@ -27,11 +27,11 @@ class Step(Struct, frozen=True):
     words: str
 
 
-class Trace:
+class QueryTrace:
     """The steps of one query of a run. query: its number."""
 
     def __init__(self, query: str) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[TraceStep] = []
         self._inbox = f"{INBOX}{query}"
         self._id = query
         self._uids: set[bytes] = set()
@@ -71,7 +71,7 @@ class Trace:
 
     def _step(self, now: float, source: str, to: str, words: str) -> None:
         if len(self.steps) < _MOST:
-            self.steps.append(Step(round(now - BEGINS, 4), source, to, words))
+            self.steps.append(TraceStep(round(now - BEGINS, 4), source, to, words))
 
     def _about(self, message: Any, subject: str, reply: str) -> bool:
         """Whether this is about the query, or one of its parts, whose ids are learnt here."""
@@ -96,10 +96,10 @@ class Trace:
             self._uids.add(bytes.fromhex(query))
 
 
-def trace_of(scenario: Scenario, query: str, invariant: str, wrap: Wrap | None = None) -> list[Step]:
+def trace_of(scenario: Scenario, query: str, invariant: str, wrap: Wrap | None = None) -> list[TraceStep]:
     """What was said about this query, until the invariant broke. wrap: as of Trial."""
-    trace = Trace(query)
-    Trial(scenario, lambda name, actor: trace.wrap(name, actor if wrap is None else wrap(name, actor))).verdict(
+    trace = QueryTrace(query)
+    FaultTrial(scenario, lambda name, actor: trace.wrap(name, actor if wrap is None else wrap(name, actor))).verdict(
         until=lambda found: any(one.invariant == invariant for one in found)
     )
     return trace.steps
@@ -127,7 +127,7 @@ def _words(message: Any) -> str:
 # -- diagrams
 
 
-def as_text(steps: list[Step]) -> str:
+def as_text(steps: list[TraceStep]) -> str:
     """A column for each participant, an arrow for each message."""
     names = _names(steps)
     width = max([14, *(len(name) + 3 for name in names)])
@@ -144,7 +144,7 @@ def as_text(steps: list[Step]) -> str:
     return "\n".join(lines)
 
 
-def as_mermaid(steps: list[Step]) -> str:
+def as_mermaid(steps: list[TraceStep]) -> str:
     """The same for Mermaid."""
     names = _names(steps)
     lines = ["sequenceDiagram", *(f"    participant p{i} as {name}" for i, name in enumerate(names))]
@@ -157,6 +157,6 @@ def as_mermaid(steps: list[Step]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _names(steps: list[Step]) -> list[str]:
+def _names(steps: list[TraceStep]) -> list[str]:
     found = dict.fromkeys(name for step in steps for name in (step.source, step.to))
     return sorted(found, key=lambda name: (name != CLIENT, not name.startswith("d-"), name))

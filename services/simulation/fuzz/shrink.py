@@ -6,7 +6,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from services.simulation.fuzz.trial import Trial, Wrap
+from services.simulation.fuzz.trial import FaultTrial, Wrap
 from services.simulation.fuzz.violations import Violation
 from services.simulation.scenario.read import derive
 from services.simulation.scenario.toml import ScenarioError
@@ -22,7 +22,7 @@ def broken(document: Document, invariant: str, wrap: Wrap | None = None) -> Viol
         scenario = derive(document, Path("shrunk.toml"))
     except ScenarioError:
         return None
-    verdict = Trial(scenario, wrap).verdict(until=lambda found: any(one.invariant == invariant for one in found))
+    verdict = FaultTrial(scenario, wrap).verdict(until=lambda found: any(one.invariant == invariant for one in found))
     return next((one for one in verdict.violations if one.invariant == invariant), None)
 
 

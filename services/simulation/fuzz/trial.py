@@ -22,7 +22,7 @@ from services.simulation.fuzz.liveness import Liveness
 from services.simulation.fuzz.machines import FeedbackChecks, MachineChecks
 from services.simulation.fuzz.queries import QueryChecks
 from services.simulation.fuzz.violations import Violation, Violations, last_end
-from services.simulation.kernel import ActorHalted, Headers, Member, SimulatedEdge, as_read
+from services.simulation.kernel import ActorHalted, Headers, RunningActor, SimulatedEdge, as_read
 from services.simulation.report import RunReport
 from services.simulation.run import BEGINS, STEP, Run
 from services.simulation.scenario.model import Scenario
@@ -88,7 +88,7 @@ class WatchedKernel(Connections):
 
         return Wrapped(monitor, overseen)
 
-    def _publish(self, member: Member, effect: Publish) -> None:
+    def _publish(self, member: RunningActor, effect: Publish) -> None:
         if effect.subject.startswith(INBOX):
             self.said(as_read(effect))
         elif type(effect.message) is Execute:
@@ -107,7 +107,7 @@ class WatchedKernel(Connections):
         super().put(bucket, key, value)
 
 
-class Trial(Run):
+class FaultTrial(Run):
     """A checked run of a scenario's first policy. wrap: may put something around each actor, for tests and traces."""
 
     kernel: WatchedKernel

@@ -11,7 +11,7 @@ import psycopg
 
 from bus.messages.catalog import (
     AppRecord,
-    ModelSelection,
+    Ensemble,
     PipelinePlan,
     PipelineRecord,
     Profile,
@@ -327,7 +327,7 @@ def apps_of(connection: Connection) -> list[AppRecord]:
             accuracy=accuracy,
             pipeline=msgspec.convert(graph, PipelineRecord | None),
             plan=msgspec.convert(plan, PipelinePlan | None),
-            selection=msgspec.convert(selection, ModelSelection | None),
+            selection=msgspec.convert(selection, Ensemble | None),
         )
         for app, versions, latency, least, target, accuracy, graph, plan, selection in rows
     ]

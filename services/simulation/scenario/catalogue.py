@@ -10,8 +10,8 @@ from bus.fields import TARGET
 from bus.messages.catalog import (
     AppRecord,
     BatchingRule,
+    Ensemble,
     ModelRecord,
-    ModelSelection,
     Signature,
     TensorSpec,
     VariantRecord,
@@ -133,7 +133,7 @@ def target_in(block: TomlTable) -> float | None:
     return target
 
 
-def selection_of(block: TomlTable, app: str, links: Collection[str]) -> ModelSelection | None:
+def selection_of(block: TomlTable, app: str, links: Collection[str]) -> Ensemble | None:
     """How several models of an app answer together: `selection = "exp4"`, or a table with the fields of `infaas admin set-selection`."""
     if "selection" not in block:
         return None
@@ -152,10 +152,10 @@ def selection_of(block: TomlTable, app: str, links: Collection[str]) -> ModelSel
     for model in stated.members or ():
         if model not in links:
             location.refuse(f"members: no [[variant]] of model {model} serves {app}{meant(model, links)}")
-    return ModelSelection(**asdict(stated)) if stated.policy is not None or stated.cache_mb else None
+    return Ensemble(**asdict(stated)) if stated.policy is not None or stated.cache_mb else None
 
 
-class _StatedSelection(ModelSelection, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _StatedSelection(Ensemble, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A selection as a file states it."""
 
 

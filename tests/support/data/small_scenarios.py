@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from bus.messages.catalog import (
     AppRecord,
+    Ensemble,
     ModelRecord,
-    ModelSelection,
     Profile,
     ProfileRow,
     Signature,
@@ -156,7 +156,7 @@ def several() -> Scenario:
         duration_s=8.0,
         faults=(FaultSpec(kind="model-errs", at_s=2.0, until_s=5.0, model="large"),),
     )
-    selection = ModelSelection(policy="exp4", contextual=True, cache_mb=1.0)
+    selection = Ensemble(policy="exp4", contextual=True, cache_mb=1.0)
     a, *others = given.apps
     return replace(given, apps=(replace(a, selection=selection, signature=NUMBERS), *others))
 

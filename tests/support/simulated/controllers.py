@@ -33,8 +33,7 @@ from services.core.cost import price_per_hour
 from services.core.pipelines.kept import replicas_key
 from services.core.placement import Device
 from services.core.planning.fleet import Unsolved
-from services.core.policy import SelectionPolicy
-from services.core.selection.policy import InfaasPolicy
+from services.core.selection.policy import InfaasPolicy, SelectionPolicy
 from services.core.settings import AutoscalerSettings, MachineSettings
 from services.monitor.actor import MonitorActor
 from services.monitor.effects import MachineSample

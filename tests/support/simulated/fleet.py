@@ -19,8 +19,7 @@ from services.core.actor import Changed, Synced
 from services.core.catalog import key_of
 from services.core.cost import LatencyTable
 from services.core.placement import Device as MonitoredDevice
-from services.core.policy import SelectionPolicy
-from services.core.selection.policy import InfaasPolicy
+from services.core.selection.policy import InfaasPolicy, SelectionPolicy
 from services.core.settings import Settings
 from services.dispatcher.actor import make_dispatcher
 from services.dispatcher.commands import (

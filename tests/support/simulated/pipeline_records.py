@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from bus.codec import encode
 from bus.messages.catalog import (
     AppRecord,
+    Ensemble,
     ModelRecord,
-    ModelSelection,
     PipelinePlan,
     PipelineRecord,
     PipelineVertex,
@@ -70,7 +70,7 @@ def catalog_of(records: Iterable[Any] = RECORDS) -> Catalog:
 
 
 KNOWN = catalog_of()
-EXP4 = ModelSelection(policy="exp4")
+EXP4 = Ensemble(policy="exp4")
 
 
 def changed(record: AppRecord | None, change: Any, catalog: Catalog = KNOWN) -> AppRecord:

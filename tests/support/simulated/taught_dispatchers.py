@@ -8,7 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from bus.codec import decode, encode
-from bus.messages.catalog import AppRecord, ModelSelection
+from bus.messages.catalog import AppRecord, Ensemble
 from bus.messages.public import ListRequest
 from bus.subjects import Subjects
 from services.core.actor import Changed, Synced
@@ -25,7 +25,7 @@ from tests.support.simulated.virtual_time import Stage
 RIGHT, WRONG = np.array([[0.9, 0.1]], np.float32), np.array([[0.1, 0.9]], np.float32)
 MODELS = ("bad", "good")
 MEMBERS = [Member(model=model, version="1", accuracy=0.9) for model in MODELS]
-SELECTION = ModelSelection(policy="exp4", contextual=True)
+SELECTION = Ensemble(policy="exp4", contextual=True)
 PLAIN = AppRecord(app="plain", links={})
 INPUTS = [[1.0, 2.0]]
 DURABLE = 0.5  # s after which all that was recorded is on disk
@@ -66,7 +66,7 @@ class Slow(ContextStore):
 class Dispatchers:
     """Dispatchers with one store, apps "a" and "b" whose two models answer together, and "plain", which has no selection."""
 
-    def __init__(self, count: int = 1, selection: ModelSelection | None = SELECTION) -> None:
+    def __init__(self, count: int = 1, selection: Ensemble | None = SELECTION) -> None:
         self.stage = Stage()
         self.stage.listen("_INBOX.>")
         self.store = Slow()

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from bus.codec import encode
 from services.core.actor import Actor, Effect, Envelope, Inlet, Publish, Watch
-from services.simulation.kernel import Kernel, Member, SimulatedEdge
+from services.simulation.kernel import Kernel, RunningActor, SimulatedEdge
 
 
 class _Listener:
@@ -46,7 +46,7 @@ class Stage:
         return self.kernel.now
 
     @property
-    def members(self) -> dict[str, Member]:
+    def members(self) -> dict[str, RunningActor]:
         return self.kernel.members
 
     @property
@@ -57,7 +57,7 @@ class Stage:
     def delay(self, delay: float) -> None:
         self.kernel.delay = delay
 
-    def enter(self, name: str, actor: Actor, edge: SimulatedEdge | None = None) -> Member:
+    def enter(self, name: str, actor: Actor, edge: SimulatedEdge | None = None) -> RunningActor:
         self.kernel.enter(name, actor, edge)
         return self.kernel.members[name]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bus.messages.catalog import ModelSelection
+from bus.messages.catalog import Ensemble
 from tests.support.simulated.fleet import variant
 from tests.unit.dispatcher.test_equal_queries import fleet_of, inputs
 
@@ -28,7 +28,7 @@ def test_half_of_the_queries_repeated_gives_at_least_1_6_times_the_throughput() 
     seconds = {}
     for cache_mb in (0, 1):
         slow = variant(base_ms=5.0, per_item_ms=0.0, max_batch=1)
-        fleet = fleet_of(slow, selection=ModelSelection(policy="majority", cache_mb=cache_mb))
+        fleet = fleet_of(slow, selection=Ensemble(policy="majority", cache_mb=cache_mb))
         fleet.change(latency_ms=None)
         began = fleet.stage.now
         labels = [fleet.ask(inputs=inputs(number // 2)) for number in range(400)]

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from bus.messages.events import OutcomeEvent
 from services.core.planning.problem import CandidateVariant, PlanningProblem
-from services.core.policy import GuardedPolicy, InvalidDecision, SelectionPolicy, check_wanted
-from services.core.selection import Ask, ClusterView, Decision, InfaasPolicy, LoadOrder
+from services.core.policy import GuardedPolicy, InvalidDecision, check_wanted
+from services.core.selection import Ask, ClusterView, Decision, InfaasPolicy, LoadOrder, SelectionPolicy
 from tests.support.simulated.fleet import Fleet, variant
 
 CHEAP = variant("m-v1-ort-fp32-t1-b8")
@@ -26,7 +26,7 @@ class LastByName:
 
     def select(self, ask: Ask, now: float, view: ClusterView) -> Decision | None:
         ready = [i.id for group in view.apps[ask.app].eligibility(ask).active for i in group.active]
-        return Decision((max(ready),), reason="the last one") if ready else None
+        return Decision(max(ready)) if ready else None
 
     def observe(self, outcome: OutcomeEvent) -> None:
         self.seen.append(outcome)
@@ -87,6 +87,20 @@ def test_queries_get_the_instances_that_it_chooses_and_it_sees_how_they_end() ->
     assert not any(policy.failures.values())
 
 
+class InATuple(LastByName):
+    """As `LastByName`, in the port's first form."""
+
+    def select(self, ask: Ask, now: float, view: ClusterView) -> Decision | None:
+        decision = super().select(ask, now, view)
+        return Decision((decision.instance,)) if decision is not None else None  # type: ignore[arg-type]
+
+
+def test_an_instance_in_a_tuple_is_that_instance() -> None:
+    policy, told = guarded(InATuple())
+    assert {end["variant"] for end in asked(policy, 3, accuracy=0.5)} == {DEAR.variant}
+    assert not told
+
+
 NOWHERE = LoadOrder(CHEAP, "w9", 1.0)
 
 
@@ -96,9 +110,9 @@ NOWHERE = LoadOrder(CHEAP, "w9", 1.0)
         (RuntimeError("no idea"), "RuntimeError: no idea"),
         (KeyError("x"), "KeyError: 'x'"),
         (3, "select must return a Decision or None, not int"),
-        (Decision(("w0/cpu/nobody",)), "there is no instance 'w0/cpu/nobody'"),
-        (Decision(("a", "b")), "assignments must be one instance, not 2"),
-        (Decision(load=NOWHERE, wait=True), "there is no worker 'w9'"),
+        (Decision("w0/cpu/nobody"), "instance: there is none 'w0/cpu/nobody'"),
+        (Decision(("a", "b")), "instance: there is none ('a', 'b')"),
+        (Decision(load=NOWHERE), "there is no worker 'w9'"),
         (lambda _, view: Decision(load=LoadOrder(variant("other"), "w0", 1.0)), "it is no variant of the app 'app'"),
     ],
 )  # fmt: skip

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from bus.codec import encode
-from bus.messages.catalog import AppRecord, ModelSelection
-from bus.messages.flow import SelectionChanged
+from bus.messages.catalog import AppRecord, Ensemble
+from bus.messages.flow import ContextChanged
 from bus.messages.public import ListRequest
 from bus.subjects import Subjects
 from services.core.actor import Do, Done, Failed, Publish
@@ -20,7 +20,7 @@ from services.dispatcher.commands import ReadContext, StoredContext
 from services.dispatcher.contexts import COUNTS, Contexts, ContextValue, Held, SelectionList, context_key, read_value
 from services.dispatcher.counted import MARK, MOVED, NONE, OlderMarks
 
-SELECTION = ModelSelection(policy="counts", contextual=True)
+SELECTION = Ensemble(policy="counts", contextual=True)
 MEMBERS = (Member(model="m", version="1"),)
 
 
@@ -39,7 +39,7 @@ class Counts:
         return str(state).encode()
 
 
-def make(selection: ModelSelection) -> EnsemblePolicy[Any] | None:
+def make(selection: Ensemble) -> EnsemblePolicy[Any] | None:
     return None if ":" in (selection.policy or "") else Counts()  # type: ignore[return-value]
 
 
@@ -77,7 +77,7 @@ def test_while_it_is_read_it_is_not_read_again() -> None:
 
 
 def test_contexts_have_keys_of_their_own_only_where_the_policy_keeps_them_apart() -> None:
-    together = ModelSelection(policy="counts")
+    together = Ensemble(policy="counts")
     assert context_key("a", together, "me") == context_key("a", together, "you") == "a._"
     assert len({context_key("a", SELECTION, c) for c in (None, "me", "you", "_")}) == 4
 
@@ -108,7 +108,7 @@ def test_another_policy_begins_anew_at_the_same_revision() -> None:
 def test_a_policy_that_is_changed_while_the_context_is_held_begins_anew() -> None:
     found = contexts()
     arrive(found, "me", value(7), 5)
-    other = ModelSelection(policy="module:Class", contextual=True)
+    other = Ensemble(policy="module:Class", contextual=True)
     held = found.held("a", other, "me")
     assert held is not None
     assert (held.state, held.n, held.revision) == (b"", 0, 5)
@@ -124,7 +124,7 @@ def test_a_value_that_cannot_be_read_begins_anew(data: bytes) -> None:
 def test_what_another_dispatcher_has_stored_replaces_what_is_older(revision: int, state: int) -> None:
     found = contexts()
     held = arrive(found, "me", value(7), 5)
-    found.changed(SelectionChanged("a", held.key, revision, value(8)))
+    found.changed(ContextChanged("a", held.key, revision, value(8)))
     now = found.held("a", SELECTION, "me")
     assert now is not None
     assert now.state == state
@@ -132,7 +132,7 @@ def test_what_another_dispatcher_has_stored_replaces_what_is_older(revision: int
 
 def test_news_of_contexts_that_are_not_held_is_not_kept() -> None:
     found = contexts()
-    found.changed(SelectionChanged("a", "a.x", 1, value(8)))
+    found.changed(ContextChanged("a", "a.x", 1, value(8)))
     assert len(found) == 0
 
 
@@ -140,12 +140,12 @@ def test_a_reset_drops_one_context_or_all_of_the_app() -> None:
     found = contexts(most=10)
     key = arrive(found, "me", value(7), 5).key
     arrive(found, "you", value(7), 6)
-    found.changed(SelectionChanged("a", key, 0, None))
+    found.changed(ContextChanged("a", key, 0, None))
     assert found.held("a", SELECTION, "me") is None
     assert found.held("a", SELECTION, "you") is not None
-    found.changed(SelectionChanged("ab", "", 0, None))
+    found.changed(ContextChanged("ab", "", 0, None))
     assert found.held("a", SELECTION, "you") is not None
-    found.changed(SelectionChanged("a", "", 0, None))
+    found.changed(ContextChanged("a", "", 0, None))
     assert found.held("a", SELECTION, "you") is None
 
 
@@ -214,7 +214,7 @@ def test_a_hundred_times_as_many_contexts_as_are_held_take_no_more_memory() -> N
     """By the same bound, 10^6 take no more. Half of them have learnt, and the bucket is away for some."""
     found = Contexts(Subjects(), 200, lambda app: MEMBERS, make_policy)
     taught = ContextValue("exp4", Exp4().dump(Exp4().init(MEMBERS)), 3, b"m" * MARK * MOVED).encoded()
-    rules = ModelSelection(policy="exp4", contextual=True)
+    rules = Ensemble(policy="exp4", contextual=True)
 
     def serve(numbers: range) -> int:
         for number in numbers:

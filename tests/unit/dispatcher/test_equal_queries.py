@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from bus.messages.catalog import ModelSelection, VariantRecord
+from bus.messages.catalog import Ensemble, VariantRecord
 from bus.messages.public import Tensor
 from services.dispatcher.metrics import DispatcherMetrics
 from tests.support.simulated.fleet import variant
 from tests.unit.dispatcher.test_join import MODELS, SLO_MS, Several, members, value
 
-CACHE = ModelSelection(cache_mb=1)
-MAJORITY = ModelSelection(policy="majority", cache_mb=1)
+CACHE = Ensemble(cache_mb=1)
+MAJORITY = Ensemble(policy="majority", cache_mb=1)
 
 
 def inputs(number: int) -> Tensor:
@@ -23,9 +23,9 @@ def v(version: str, *, accuracy: float = 0.9, name: str = "") -> VariantRecord:
     return variant(name or f"m-v{version}-ort-fp32-t1-b8", version=version, accuracy=accuracy)
 
 
-def fleet_of(*variants: VariantRecord, selection: ModelSelection | None = CACHE, **options: Any) -> Several:
+def fleet_of(*variants: VariantRecord, selection: Ensemble | None = CACHE, **options: Any) -> Several:
     """An app that keeps answers and links version 1 of the model m, or what the variants say."""
-    fleet = Several(*(variants or (v("1"),)), selection=selection or ModelSelection(), **options)
+    fleet = Several(*(variants or (v("1"),)), selection=selection or Ensemble(), **options)
     if any(one.version == "2" for one in variants):
         fleet.change(links={"m": "1"})
     return fleet
@@ -57,7 +57,7 @@ def test_an_equal_query_is_answered_at_once_without_the_model_and_costs_nothing(
 
 
 def test_without_a_cache_equal_queries_are_evaluated_each() -> None:
-    fleet = fleet_of(*members(*MODELS), selection=ModelSelection(policy="majority"))
+    fleet = fleet_of(*members(*MODELS), selection=Ensemble(policy="majority"))
     labels = [fleet.ask(inputs=inputs(1)) for _ in range(2)]
     fleet.stage.run(5.0)
     assert evaluated(fleet) == 10
@@ -99,7 +99,7 @@ def test_equal_inputs_with_different_retry_keys_are_one_evaluation() -> None:
 
 
 @pytest.mark.parametrize("selection", [CACHE, MAJORITY], ids=["one variant", "majority"])
-def test_an_answer_of_another_version_is_not_given(selection: ModelSelection) -> None:
+def test_an_answer_of_another_version_is_not_given(selection: Ensemble) -> None:
     fleet = fleet_of(v("1"), v("2"), selection=selection)
     says(fleet, 1.0)
     fleet.one(fleet.ask(inputs=inputs(1)))
@@ -153,7 +153,7 @@ def test_a_default_output_or_a_refusal_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize("selection", [CACHE, MAJORITY], ids=["one variant", "majority"])
-def test_a_hundred_equal_queries_are_one_evaluation(selection: ModelSelection) -> None:
+def test_a_hundred_equal_queries_are_one_evaluation(selection: Ensemble) -> None:
     fleet = fleet_of(selection=selection)
     labels = [fleet.ask(inputs=inputs(1)) for _ in range(100)]
     fleet.stage.run(5.0)
@@ -238,9 +238,9 @@ def test_members_are_kept_each_and_one_that_was_late_counts_the_next_time() -> N
 
 
 def test_some_members_kept_and_one_new_is_not_cached_and_costs_the_new_one() -> None:
-    fleet = fleet_of(*members(*MODELS), selection=ModelSelection(policy="majority", members=["a", "b"], cache_mb=1))
+    fleet = fleet_of(*members(*MODELS), selection=Ensemble(policy="majority", members=["a", "b"], cache_mb=1))
     _, two = fleet.one(fleet.ask(inputs=inputs(1)))
-    fleet.change(selection=ModelSelection(policy="majority", members=["a", "b", "c"], cache_mb=1))
+    fleet.change(selection=Ensemble(policy="majority", members=["a", "b", "c"], cache_mb=1))
     _, three = fleet.one(fleet.ask(inputs=inputs(1)))
     assert (three["cached"], three["members"], evaluated(fleet)) == (False, ["a@1", "b@1", "c@1"], 3)
     assert 0 < three["cost"] < two["cost"]
@@ -267,5 +267,5 @@ def test_the_cache_goes_with_the_setting_and_its_figures_are_shown() -> None:
     assert figures["infaas_cache_lookups_total", "app", "coalesced"] == 2
     assert figures["infaas_cache_evictions_total", "app"] == 0
     assert figures["infaas_cache_bytes", "app"] == actor.composites.cached.caches["app"].size > 0
-    fleet.change(selection=ModelSelection(policy="majority"))
+    fleet.change(selection=Ensemble(policy="majority"))
     assert actor.composites.cached.caches == {}

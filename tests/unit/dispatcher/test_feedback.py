@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bus.messages.catalog import ModelSelection
+from bus.messages.catalog import Ensemble
 from bus.messages.events import FeedbackEvent, SelectionEvent
 from bus.messages.public import Feedback
 from bus.subjects import Subjects
@@ -192,14 +192,14 @@ def test_contexts_converge_apart() -> None:
 
 
 def test_without_contexts_all_share_the_weights() -> None:
-    system = Dispatchers(selection=ModelSelection(policy="exp4"))
+    system = Dispatchers(selection=Ensemble(policy="exp4"))
     system.tell(query=system.predicted(context="me"))
     assert system.taught("you") == system.taught(None) == 1
     assert {event.context for event in system.events(SelectionEvent)} == {None}
 
 
 def test_without_contexts_inputs_are_the_same_whoever_asked() -> None:
-    system = Dispatchers(selection=ModelSelection(policy="exp4"))
+    system = Dispatchers(selection=Ensemble(policy="exp4"))
     query = system.predicted(context="me")
     assert system.answer(system.tell(inputs=INPUTS, context="you")) == "accepted"
     assert {event.query.hex() for event in system.events(SelectionEvent)} == {query}
@@ -210,7 +210,7 @@ def test_without_contexts_inputs_are_the_same_whoever_asked() -> None:
 
 def shapes(**fields: Any) -> Several:
     """Models a, b and c. The one score that each gives is a probability: a says the class is 1, b and c that it is 0."""
-    fleet = Several(*members("a", "b", "c"), selection=ModelSelection(policy="exp4", **fields))
+    fleet = Several(*members("a", "b", "c"), selection=Ensemble(policy="exp4", **fields))
     fleet.devices["w0"].says = {"a": 1.0}
     return fleet
 
@@ -260,7 +260,7 @@ def test_feedback_by_inputs_joins_the_query_that_had_them() -> None:
 @pytest.mark.parametrize("dispatchers", [1, 2])
 def test_inputs_that_nobody_remembers_are_evaluated_again_once(dispatchers: int) -> None:
     """Row 77: feedback before and after the prediction is forgotten teaches once each."""
-    fleet = Several(*members("a", "b", "c"), selection=ModelSelection(policy="exp4"), dispatchers=dispatchers)
+    fleet = Several(*members("a", "b", "c"), selection=Ensemble(policy="exp4"), dispatchers=dispatchers)
     fleet.devices["w0"].says = {"a": 1.0}
     key = b"k" * 16
     for _ in range(3):
@@ -295,7 +295,7 @@ def test_feedback_that_is_sent_again_after_all_dispatchers_have_gone_counts_once
 
 @pytest.mark.parametrize("policy", ["exp3", "exp4"])
 def test_inputs_that_no_model_can_answer_are_refused_at_once(policy: str) -> None:
-    fleet = Several(*members("a", "b"), selection=ModelSelection(policy=policy))
+    fleet = Several(*members("a", "b"), selection=Ensemble(policy=policy))
     fleet.change(links={})
     reply = report(fleet, inputs=INPUTS_OF_THE_FLEET, label=1)
     assert reply["error"]["code"] == "unknown_model"
@@ -320,7 +320,7 @@ def test_a_late_member_is_judged_too() -> None:
 def test_exp3_judges_by_the_probability_of_the_prediction() -> None:
     """Trap 8: the probability has changed by the time that the feedback comes."""
     fleet = shapes(eta=1.0)
-    fleet.change(selection=ModelSelection(policy="exp3", eta=1.0))
+    fleet.change(selection=Ensemble(policy="exp3", eta=1.0))
     replies = [fleet.one(fleet.ask())[1] for _ in range(4)]
     for reply in replies:
         assert report(fleet, query=reply["query"], label=1) == {"accepted": True}

@@ -6,7 +6,7 @@ import pytest
 
 from bus.codec import encode
 from bus.messages.events import FeedbackEvent, SelectionEvent
-from bus.messages.flow import SelectionChanged
+from bus.messages.flow import ContextChanged
 from services.core.ensemble.policies import Exp4
 from services.dispatcher.commands import StoredContext
 from services.dispatcher.contexts import read_value
@@ -275,6 +275,6 @@ def test_after_a_reset_nothing_has_counted(key: str, held: bool) -> None:
     if not held:
         contexts.drop("a._")
     system.store.stored.clear()
-    system.stage.send("d0", SelectionChanged("a", key, 0, None))
+    system.stage.send("d0", ContextChanged("a", key, 0, None))
     assert system.taught() == 0
     assert not list(contexts.counted)

@@ -7,14 +7,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from bus.messages.catalog import ModelSelection, VariantRecord
+from bus.messages.catalog import Ensemble, VariantRecord
 from bus.messages.fleet import EnsureLoaded
 from bus.messages.public import Requirements
 from bus.subjects import Subjects
 from bus.tensors import from_array
 from services.core.ensemble.base import Combined, Learnt
 from services.core.outcomes import GRACE
-from services.core.settings import SelectionSettings, Settings
+from services.core.settings import EnsembleSettings, Settings
 from services.dispatcher.commands import RunPolicy
 from services.dispatcher.join import REMEMBER, Joins, chance, part_uid
 from services.dispatcher.metrics import DispatcherMetrics
@@ -32,10 +32,10 @@ def members(*models: str, **changes: Any) -> list[VariantRecord]:
 class Several(Fleet):
     """A fleet whose app asks all its models, each loaded once. They answer 0 unless `says` has something else."""
 
-    def __init__(self, *variants: VariantRecord, selection: ModelSelection | None = None, **options: Any) -> None:
+    def __init__(self, *variants: VariantRecord, selection: Ensemble | None = None, **options: Any) -> None:
         variants = variants or tuple(members(*MODELS))
         super().__init__(*variants, **options)
-        self.change(selection=selection or ModelSelection(policy="majority"), latency_ms=SLO_MS)
+        self.change(selection=selection or Ensemble(policy="majority"), latency_ms=SLO_MS)
         for record in variants:
             self.stage.publish(self.subjects.worker("w0", "load"), EnsureLoaded(variant=record, app="app"))
         self.stage.run(2.0)
@@ -150,7 +150,7 @@ def test_metrics_tell_which_member_is_missing_and_count_no_part_as_a_query() -> 
 
 @pytest.mark.parametrize("wait_s", [0.5, 1.0])
 def test_without_an_objective_a_straggler_holds_the_answer_for_the_settings_time_only(wait_s: float) -> None:
-    fleet = Several(settings=Settings(selection=SelectionSettings(wait_s=wait_s)))
+    fleet = Several(settings=Settings(selection=EnsembleSettings(wait_s=wait_s)))
     fleet.change(latency_ms=None)
     fleet.devices["w0"].late = {"e": 4000.0}
     seconds, reply = fleet.one(fleet.ask())
@@ -184,7 +184,7 @@ def test_nobody_there_is_a_refusal_or_the_default_output() -> None:
 
 
 def test_below_its_threshold_the_app_gives_its_default_and_says_how_sure_it_was() -> None:
-    fleet = Several(selection=ModelSelection(policy="majority", confidence=0.9))
+    fleet = Several(selection=Ensemble(policy="majority", confidence=0.9))
     fleet.devices["w0"].late = {"e": 400.0}
     _, reply = fleet.one(fleet.ask())
     assert (reply["missed"], reply["confidence"]) == (["confidence"], pytest.approx(0.8))  # no default output: as it is
@@ -206,7 +206,7 @@ def test_a_query_may_ask_for_confidence_and_accuracy() -> None:
 
 @pytest.mark.parametrize("policy", ["exp4", "majority", "weighted"])
 def test_members_whose_outputs_differ_in_shape_cost_that_query_only(policy: str) -> None:
-    fleet = Several(selection=ModelSelection(policy=policy))
+    fleet = Several(selection=Ensemble(policy=policy))
     fleet.devices["w0"].wide = {"c": 3}
     _, reply = fleet.one(fleet.ask())
     assert reply["error"]["code"] == "model_error"
@@ -351,7 +351,7 @@ class Scripted:
 
 
 def test_a_users_policy_chooses_and_combines_in_its_own_process() -> None:
-    fleet = Several(selection=ModelSelection(policy="mine:Policy"))
+    fleet = Several(selection=Ensemble(policy="mine:Policy"))
     fleet.contexts.policy = policy = Scripted()
     _, reply = fleet.one(fleet.ask())
     assert policy.called == ["learnt", "select", "combine"]
@@ -362,7 +362,7 @@ def test_a_users_policy_chooses_and_combines_in_its_own_process() -> None:
 
 def test_what_comes_while_a_users_policy_combines_is_late() -> None:
     """The answer says whom it was made of."""
-    fleet = Several(selection=ModelSelection(policy="mine:Policy", wait_share=0.5))
+    fleet = Several(selection=Ensemble(policy="mine:Policy", wait_share=0.5))
     fleet.change(latency_ms=1000.0)
     fleet.devices["w0"].late = {"d": 204.0}  # 0.51 s, and the members' time is up at 0.5 s
     fleet.contexts.policy = Scripted(combine=(0.1, Combined({"y": np.array([[7.0]], "f4")}, np.array([1]))))
@@ -373,7 +373,7 @@ def test_what_comes_while_a_users_policy_combines_is_late() -> None:
 
 @pytest.mark.parametrize("method", ["learnt", "select", "combine"])
 def test_a_users_policy_that_fails_costs_its_own_query_only(method: str) -> None:
-    fleet = Several(selection=ModelSelection(policy="mine:Policy"))
+    fleet = Several(selection=Ensemble(policy="mine:Policy"))
     fleet.contexts.policy = Scripted(**{method: (0.01, RuntimeError(f"policy 'mine:Policy': {method} raises"))})
     _, reply = fleet.one(fleet.ask())
     assert reply["error"]["code"] == "model_error"
@@ -383,7 +383,7 @@ def test_a_users_policy_that_fails_costs_its_own_query_only(method: str) -> None
 
 
 def test_a_users_policy_that_does_not_choose_in_time_is_not_waited_for() -> None:
-    fleet = Several(selection=ModelSelection(policy="mine:Policy"))
+    fleet = Several(selection=Ensemble(policy="mine:Policy"))
     fleet.contexts.policy = Scripted(select=(3.0, ["a"]))
     seconds, reply = fleet.one(fleet.ask())
     assert seconds <= SLO_MS / 1000.0
@@ -393,7 +393,7 @@ def test_a_users_policy_that_does_not_choose_in_time_is_not_waited_for() -> None
 
 @pytest.mark.parametrize("default", [None, 7])
 def test_a_users_policy_that_does_not_combine_in_time_is_not_waited_for(default: int | None) -> None:
-    fleet = Several(selection=ModelSelection(policy="mine:Policy"))
+    fleet = Several(selection=Ensemble(policy="mine:Policy"))
     fleet.change(default_output=default)
     fleet.contexts.policy = Scripted(combine=(3.0, Combined({"y": np.ones((1, 1), "<f4")}, np.array([5]))))
     seconds, reply = fleet.one(fleet.ask())
@@ -407,7 +407,7 @@ def test_a_users_policy_that_does_not_combine_in_time_is_not_waited_for(default:
 
 
 def test_an_app_that_only_keeps_answers_is_answered_late_as_any_other() -> None:
-    fleet = Several(*members("a"), selection=ModelSelection(cache_mb=1.0))
+    fleet = Several(*members("a"), selection=Ensemble(cache_mb=1.0))
     fleet.devices["w0"].late = {"a": 48.0}  # 120 ms
     seconds, reply = fleet.one(fleet.ask())
     assert (reply["model"], reply["missed"]) == ("a", ["latency"])

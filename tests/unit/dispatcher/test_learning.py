@@ -2,9 +2,9 @@
 
 import pytest
 
-from bus.messages.catalog import ModelSelection
+from bus.messages.catalog import Ensemble
 from bus.messages.events import FeedbackEvent, SelectionEvent
-from bus.messages.flow import SelectionChanged
+from bus.messages.flow import ContextChanged
 from services.dispatcher.contexts import context_key
 from services.dispatcher.feedback import MOST_OPEN
 from tests.support.simulated.taught_dispatchers import DURABLE, SELECTION, Dispatchers
@@ -174,7 +174,7 @@ def test_a_reset_that_comes_between_read_and_write_is_not_undone() -> None:
     key = context_key("a", SELECTION, None)
     system.store.stored.clear()
     for name in ("d0",):
-        system.stage.send(name, SelectionChanged("a", key, 0, None))
+        system.stage.send(name, ContextChanged("a", key, 0, None))
     assert system.taught() == 0
     system.tell(query=system.predicted())
     system.store.stored.clear()  # this time, the dispatcher does not hear of it
@@ -194,7 +194,7 @@ def test_more_than_fits_is_refused() -> None:
 # -- a user's own policy
 
 
-OWN = ModelSelection(policy="my.votes:Own")
+OWN = Ensemble(policy="my.votes:Own")
 
 
 def test_a_users_policy_learns_in_its_process_and_its_state_survives() -> None:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from bus.codec import decode, encode
 from bus.messages.catalog import (
     AppRecord,
-    ModelSelection,
+    Ensemble,
     PipelineEdge,
     PipelinePlan,
     PipelineRecord,
@@ -67,7 +67,7 @@ def test_apps_are_listed_with_their_selection() -> None:
     catalog = Catalog()
     for record in (
         AppRecord(app="one", links={}),
-        AppRecord(app="two", links={}, selection=ModelSelection(cache_mb=8)),
+        AppRecord(app="two", links={}, selection=Ensemble(cache_mb=8)),
     ):
         catalog.apply(key_of(record), encode(record))
     found = listing("apps", ListRequest(), 0.0, catalog, ClusterView(PRICES), 0.95)

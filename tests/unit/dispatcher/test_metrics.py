@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from services.core.selection.policy import Decision
+from services.core.selection.policy import Decision, SelectionPolicy
 from services.dispatcher.metrics import EVERY, DispatcherMetrics, SampledPolicy
 from tests.unit.dispatcher.test_pipelines import ONE, Staged, nested, planned
 
 
-class Counting:
+class Counting(SelectionPolicy):
     name = "counting"
     goal = "accuracy"
 
@@ -19,7 +19,7 @@ class Counting:
 
     def select(self, ask: object, now: float, view: object) -> Decision:
         self.asked.append((ask, now, view))
-        return Decision((str(len(self.asked)),))
+        return Decision(str(len(self.asked)))
 
 
 def test_every_decision_is_the_policys_and_some_are_timed() -> None:
@@ -27,7 +27,7 @@ def test_every_decision_is_the_policys_and_some_are_timed() -> None:
     policy = SampledPolicy(inner, lambda: next(ticks) * 0.001, seconds.append)
     assert (policy.name, policy.goal) == ("counting", "accuracy")
     decisions = [policy.select("ask", number / 1e6, "view") for number in range(1000)]
-    assert [decision.assignments for decision in decisions] == [(str(number + 1),) for number in range(1000)]
+    assert [decision.instance for decision in decisions] == [str(number + 1) for number in range(1000)]
     assert inner.asked[7] == ("ask", 7e-6, "view")
     assert len(seconds) == 1  # the others came within 50 ms
     policy.select("ask", EVERY, "view")

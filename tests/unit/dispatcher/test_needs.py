@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import fields, replace
 
 from bus.codec import decode
-from bus.messages.catalog import AppRecord, ModelSelection, PipelineEdge, PipelineRecord, PipelineVertex
+from bus.messages.catalog import AppRecord, Ensemble, PipelineEdge, PipelineRecord, PipelineVertex
 from bus.messages.fleet import EnsureLoaded
 from bus.messages.flow import Execute
 from bus.messages.public import QueryHead, Requirements
@@ -71,6 +71,7 @@ def test_a_planned_variant_below_the_querys_accuracy_does_not_answer(better: boo
         assert other["error"]["code"] == "unsatisfiable"
         assert "accuracy 0.95" in other["error"]["message"]
         assert stage["why"].startswith("the plan's a-v1-ort-fp32-t1-b8 does not meet its needs; it would be refused: ")
+        assert stage["refused"]
 
 
 # -- stages
@@ -92,7 +93,7 @@ def test_of_a_vertex_floor_and_the_querys_the_stricter_one_counts(floor: float |
 
 def test_a_stage_gets_the_querys_context_priority_and_confidence_and_a_deadline_of_its_own() -> None:
     fleet = Staged(CHAIN, changes={"b": {"base_ms": 40.0}})
-    fleet.change("b", selection=ModelSelection(policy="exp4", contextual=True))
+    fleet.change("b", selection=Ensemble(policy="exp4", contextual=True))
     fleet.stage.listen(fleet.subjects.execute("w0", "cpu"))
     fleet.one(fleet.ask("p", context="ann", priority=2, confidence=1.0, deadline=fleet.stage.now + 0.15))
     a, b = (decode(Execute, body).route for _, subject, body in fleet.stage.heard if "execute" in subject)
@@ -111,7 +112,7 @@ def test_a_pipeline_tells_what_a_stage_of_several_models_says(agree: bool) -> No
     fleet.add(variant("c-v1-ort-fp32-t1-b8", model="c"))
     other = fleet.records[-1]
     fleet.add(*(one for one in catalogue(other, app="c")))
-    fleet.change("a", links={"a": "1", "c": "1"}, selection=ModelSelection(policy="majority"))
+    fleet.change("a", links={"a": "1", "c": "1"}, selection=Ensemble(policy="majority"))
     fleet.devices["w0"].wide = dict.fromkeys("abc", 2)
     fleet.one(fleet.ask("p", latency_ms=3000.0))
     fleet.devices["w0"].late = {} if agree else {"c": 100.0}
@@ -265,7 +266,7 @@ def three_members(policy: str = "weighted") -> Staged:
         more = variant(f"{model}-v1-ort-fp32-t1-b8", model=model, accuracy=accuracy)
         fleet.add(*(one for one in catalogue(more, app=model)))
         fleet.stage.publish(fleet.subjects.worker("w0", "load"), EnsureLoaded(variant=more, app="a"))
-    fleet.change("a", links=dict.fromkeys("ace", "1"), selection=ModelSelection(policy=policy))
+    fleet.change("a", links=dict.fromkeys("ace", "1"), selection=Ensemble(policy=policy))
     fleet.devices["w0"].wide = dict.fromkeys("ace", 2)
     fleet.stage.run(2.0)
     fleet.one(fleet.ask("a", latency_ms=3000.0))
@@ -305,7 +306,7 @@ def test_one_member_by_chance_is_one_that_the_limit_allows() -> None:
 
 def test_of_a_member_whose_answer_is_kept_nothing_is_charged() -> None:
     fleet = three_members()
-    fleet.change("a", selection=ModelSelection(policy="weighted", cache_mb=1.0))
+    fleet.change("a", selection=Ensemble(policy="weighted", cache_mb=1.0))
     fleet.one(fleet.ask("a"))
     reply = fleet.one(fleet.ask("a", cost=0.01 * cost_of(fleet)))
     assert (reply["cached"], reply["cost"], len(reply["members"])) == (True, 0.0, 3)

@@ -11,7 +11,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from bus.codec import decode, encode
-from bus.messages.catalog import AppRecord, ModelSelection, PipelineEdge, PipelineRecord, PipelineVertex
+from bus.messages.catalog import AppRecord, Ensemble, PipelineEdge, PipelineRecord, PipelineVertex
 from bus.messages.fleet import EnsureLoaded, ExecutorExited
 from bus.messages.flow import HandBack
 from bus.messages.jobs import SubmitJob
@@ -135,7 +135,7 @@ def voting(world: World) -> World:
     """A further model of app a, and both vote."""
     other = variant("c-v1-ort-fp64-t1-b8", model="c", accuracy=0.97)
     world.fleet.add(*(one for one in catalogue(other, app="c")))
-    policy = ModelSelection(policy="majority")
+    policy = Ensemble(policy="majority")
     world.fleet.change("a", links={"a": "1", "c": "1"}, selection=policy)
     for device in world.fleet.devices.values():
         device.wide = dict.fromkeys("abc", 2)
@@ -164,7 +164,7 @@ def disagree(world: World) -> float:
 
 def cached(before: Callable[[World, Tensor], None] = lambda world, inputs: None) -> World:
     world = loaded(app="a")
-    world.fleet.change("a", selection=ModelSelection(cache_mb=1.0))
+    world.fleet.change("a", selection=Ensemble(cache_mb=1.0))
     world.before = before
     return world
 

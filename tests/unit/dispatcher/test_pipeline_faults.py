@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from bus.codec import decode, encode
-from bus.messages.catalog import AppRecord, EdgeCondition, ModelSelection, PipelineEdge, PipelineRecord, PipelineVertex
+from bus.messages.catalog import AppRecord, EdgeCondition, Ensemble, PipelineEdge, PipelineRecord, PipelineVertex
 from bus.messages.flow import Execute
 from bus.messages.public import Tensor
 from services.core.actor import Changed
@@ -302,7 +302,7 @@ def test_kept_answers_of_all_stages_make_one_answer() -> None:
     fleet = small_messages(record)
     fleet.devices["w0"].wide = {"a": 60, "b": 60}
     for name in ("a", "b"):
-        fleet.change(name, selection=ModelSelection(cache_mb=1.0))
+        fleet.change(name, selection=Ensemble(cache_mb=1.0))
     first = fleet.one(fleet.ask("p"))
     second = fleet.one(fleet.ask("p"))
     assert (first["cached"], second["cached"]) == (False, True)

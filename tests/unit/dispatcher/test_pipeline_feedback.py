@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bus.codec import decode, encode
-from bus.messages.catalog import AppRecord, EdgeCondition, ModelSelection, PipelineEdge, PipelineRecord, PipelineVertex
+from bus.messages.catalog import AppRecord, EdgeCondition, Ensemble, PipelineEdge, PipelineRecord, PipelineVertex
 from bus.messages.events import FeedbackEvent, SelectionEvent
 from bus.messages.public import Tensor
 from tests.support.simulated.fleet import SIGNATURE, catalogue, variant
@@ -36,7 +36,7 @@ class Taught(Several):
     """The ensemble `app`, the plain app `plain`, and pipelines of them."""
 
     def __init__(self, *pipelines: AppRecord, **options: Any) -> None:
-        super().__init__(selection=ModelSelection(policy="exp4"), **options)
+        super().__init__(selection=Ensemble(policy="exp4"), **options)
         self.add(*catalogue(variant("plain-v1-ort-fp32-t1-b8", model="plain"), app="plain"))
         self.change("plain", latency_ms=LONG_MS)
         self.add(*pipelines)

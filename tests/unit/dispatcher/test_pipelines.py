@@ -10,7 +10,7 @@ from bus.codec import decode
 from bus.messages.catalog import (
     AppRecord,
     EdgeCondition,
-    ModelSelection,
+    Ensemble,
     PipelineEdge,
     PipelinePlan,
     PipelineRecord,
@@ -180,7 +180,7 @@ def test_a_pipeline_whose_app_is_gone_says_so() -> None:
 def test_a_vertex_may_be_an_app_of_which_several_models_answer() -> None:
     fleet = Staged(CASCADE)
     fleet.devices["w0"].says = {"cheap": 1.0}
-    fleet.change("dear", selection=ModelSelection(policy="majority"))
+    fleet.change("dear", selection=Ensemble(policy="majority"))
     reply = fleet.one(fleet.ask("p"))
     assert numbers(reply) == (0.0, 0.0)
     outcomes = {(one.app, one.stage): one for one in fleet.outcomes()}
@@ -301,7 +301,7 @@ def test_a_dispatcher_that_takes_over_asks_for_the_same_parts() -> None:
 def test_a_nested_app_that_cannot_begin_ends_the_query_at_once() -> None:
     fleet = Staged(CASCADE)
     fleet.devices["w0"].says = {"cheap": 1.0}
-    fleet.change("dear", selection=ModelSelection(policy="majority", members=["gone"]))
+    fleet.change("dear", selection=Ensemble(policy="majority", members=["gone"]))
     reply = fleet.one(fleet.ask("p"), 0.1)
     assert reply["error"]["code"] == "unknown_model"
     assert "vertex dear" in reply["error"]["message"]

@@ -1,5 +1,7 @@
 """Questions: lists and explanations show what is reclaimable and quarantined, and which members would be asked."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -7,13 +9,16 @@ import pytest
 from msgspec.structs import replace
 
 from bus.codec import encode
-from bus.messages.catalog import AppRecord, ModelSelection, PipelineEdge, PipelineRecord, PipelineVertex
+from bus.messages.catalog import AppRecord, Ensemble, PipelineEdge, PipelineRecord, PipelineVertex
 from bus.messages.fleet import EnsureLoaded, Release
 from bus.messages.public import ListRequest, Requirements
 from services.core.actor import Changed
 from services.core.catalog import key_of
 from services.core.placement import quarantine_key
+from services.core.selection.eligibility import Ask
+from services.core.selection.policy import BruteForce, InfaasPolicy, RoundRobin, SelectionPolicy
 from tests.support.simulated.fleet import SIGNATURE, Fleet, variant
+from tests.unit.core.selection.test_work import work
 from tests.unit.dispatcher.test_pipelines import CASCADE, ONE, SLO_MS, Staged, planned, vertex
 
 
@@ -114,6 +119,43 @@ def test_what_is_too_slow_only_with_the_way_to_it_is_said_to_be() -> None:
     assert candidate["why_not"].startswith("inference and the way to it take")
 
 
+def full(policy: SelectionPolicy) -> Fleet:
+    """Two variants. One has two instances, which are full of queries; the other one is loaded nowhere."""
+    fleet = Fleet(variant(), variant("n-v1-ort-fp32-t1-b8", model="n", load_ms=900.0), workers=1, policy=policy)
+    fleet.stage.publish(fleet.subjects.worker("w0", "load"), EnsureLoaded(variant=variant(), app="app", at_least=2))
+    fleet.stage.run(1.0)
+    for _ in range(500):
+        fleet.ask(priority=5, latency_ms=5000.0)
+    fleet.stage.run(0.01)
+    return fleet
+
+
+@pytest.mark.parametrize("made", [InfaasPolicy, RoundRobin, BruteForce])
+def test_an_explanation_leaves_no_trace_in_what_queries_get_or_what_their_decisions_cost(
+    made: Callable[[], SelectionPolicy],
+) -> None:
+    """For one, that of the lowest priority told queries of others to look for those that give way to them."""
+    ends, works = [], []
+    for questions in (0, 3):
+        policy = made()
+        fleet = full(policy)
+        view = fleet.stage.members["d0"].actor.view
+        for priority in (9, 5, 1)[:questions]:
+            for needs in ({}, {"latency_ms": 20.0}, {"accuracy": 0.99}, {"latency_ms": 0.001}):
+                fleet.stage.publish(
+                    fleet.subjects.explain("app"), Requirements(priority=priority, **needs), "_INBOX.test.why"
+                )
+        fleet.stage.run(0.001)
+        ask = Ask(app="app", items=1, deadline=fleet.stage.now + 0.02, latency_s=0.02)
+        policy.select(ask, fleet.stage.now, view)  # which variants meet its needs is kept
+        works.append(work(partial(policy.select, ask, fleet.stage.now, view)))
+        labels = [fleet.ask(priority=priority, latency_ms=ms) for priority in (5, 3) for ms in (20.0, 900.0, 4000.0)]
+        fleet.stage.run(10.0)
+        ends.append([fleet.replies(label) for label in labels])
+    assert works[0] == works[1]
+    assert ends[0] == ends[1]
+
+
 # -- several models answer together
 
 THREE = tuple(variant(f"{model}-v1-ort-fp32-t1-b8", model=model) for model in "abc")
@@ -122,7 +164,7 @@ THREE = tuple(variant(f"{model}-v1-ort-fp32-t1-b8", model=model) for model in "a
 def answering_together(**fields: Any) -> Fleet:
     fleet = Fleet(*THREE)
     [app] = [record for record in fleet.records if isinstance(record, AppRecord)]
-    after = replace(app, selection=ModelSelection(**fields))
+    after = replace(app, selection=Ensemble(**fields))
     fleet.stage.send("d0", Changed("infaas-catalog", key_of(after), encode(after)))
     for record in THREE:
         fleet.stage.publish(fleet.subjects.worker("w0", "load"), EnsureLoaded(variant=record, app="app"))
@@ -238,7 +280,7 @@ def test_a_plan_says_what_serves_a_vertex_and_what_waits_for_it() -> None:
 
 def test_stages_that_are_answered_by_several_models_or_by_a_pipeline_are_explained_too() -> None:
     fleet = Staged(CASCADE)
-    fleet.change("cheap", selection=ModelSelection(policy="majority"))
+    fleet.change("cheap", selection=Ensemble(policy="majority"))
     inner = PipelineRecord(vertices=[vertex("dear")], output={"y": "dear.y"})
     fleet.add(AppRecord(app="inner", links={}, signature=SIGNATURE, pipeline=inner))
     fleet.change("p", pipeline=PipelineRecord(

@@ -12,8 +12,7 @@ from bus.messages.fleet import EnsureLoaded, ExecutorExited
 from services.core.actor import Changed
 from services.core.outcomes import GRACE
 from services.core.placement import container_kind
-from services.core.policy import SelectionPolicy
-from services.core.selection.policy import BruteForce, InfaasPolicy, RoundRobin
+from services.core.selection.policy import BruteForce, InfaasPolicy, RoundRobin, SelectionPolicy
 from services.core.settings import Settings
 from tests.support.simulated.fleet import Fleet, catalogue, variant
 from tests.unit.dispatcher.test_pipelines import FORK, ONE, Staged, planned, vertex

@@ -2,9 +2,9 @@
 
 import pytest
 
-from bus.messages.catalog import ModelSelection
+from bus.messages.catalog import Ensemble
 from bus.messages.fleet import ExecutorExited
-from services.core.settings import DispatcherSettings, SelectionSettings, Settings
+from services.core.settings import DispatcherSettings, EnsembleSettings, Settings
 from services.dispatcher.actor import Dispatcher
 from tests.support.simulated.fleet import Fleet, variant
 
@@ -69,8 +69,8 @@ def test_a_query_may_lose_its_process_as_often_as_the_settings_say(attempts: int
 @pytest.mark.parametrize("most", [2, 10])
 def test_as_many_contexts_are_held_as_the_settings_say(most: int) -> None:
     members = [variant(f"{model}-v1-ort-fp32-t1-b8", model=model) for model in ("m", "n")]
-    fleet = Fleet(*members, settings=Settings(selection=SelectionSettings(max_contexts=most)))
-    fleet.change(selection=ModelSelection(policy="exp4", contextual=True))
+    fleet = Fleet(*members, settings=Settings(selection=EnsembleSettings(max_contexts=most)))
+    fleet.change(selection=Ensemble(policy="exp4", contextual=True))
     for number in range(5):
         fleet.ask(context=f"user-{number}")
         fleet.stage.run(1.0)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from bus.messages.catalog import ModelSelection
+from bus.messages.catalog import Ensemble
 from services.core.actor import Effect, Envelope, Publish, Will
 from services.core.settings import DispatcherSettings, Settings
 from tests.support.simulated.fleet import Fleet
@@ -87,7 +87,7 @@ def test_there_is_a_will_of_what_waits_and_of_nothing_else() -> None:
 def test_of_a_query_whose_parts_all_wait_there_is_one_will_and_its_successor_starts_it_again() -> None:
     system = Willing(Fleet(*members("a", "b"), workers=0))
     fleet, stage = system.fleet, system.fleet.stage
-    fleet.change(selection=ModelSelection(policy="majority"), latency_ms=1000.0)
+    fleet.change(selection=Ensemble(policy="majority"), latency_ms=1000.0)
     label, late = fleet.ask(latency_ms=20_000.0), fleet.ask(latency_ms=100.0)
     stage.run(0.05)
     assert [one.message.reason for one in system.wills.values()] == ["orphaned"] * 2

@@ -90,7 +90,13 @@ def test_other_replies():
 
 
 def candidate(variant: str, state: str, cost: float, why_not: str = "") -> dict[str, Any]:
-    return {"variant": variant, "state": state, "cost_per_1000": cost, "why_not": why_not}
+    return {
+        "variant": variant,
+        "state": state,
+        "cost_per_1000": cost,
+        "why_not": why_not,
+        "fits": why_not in ("", RIVAL),
+    }
 
 
 RIVAL = "meets everything, but a cheaper variant does too"

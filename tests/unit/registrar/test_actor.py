@@ -123,6 +123,7 @@ def test_an_id_and_a_version_are_taken_once() -> None:
     taken = stage.register(replace(REQUEST, registration="r2", version="7"))
     assert isinstance(taken, Refusal)
     assert taken.error.message.startswith("version: version 7 of model mlp")
+    assert taken.error.field == "version"
     free = stage.register(replace(REQUEST, registration=None))
     assert isinstance(free, RegistrationAccepted)
     assert stage.last(free.registration).version == "8"
@@ -210,7 +211,7 @@ def test_operators_change_the_catalogue() -> None:
     for fields in ({}, {"context": "me"}):
         assert ask("reset-selection", app="a", **fields) == AdminDone()
         said = [message for subject, message in stage.sent if subject == SUBJECTS.selection("changed")]
-        assert said[-1] == SelectionChanged("a", selection_key("a", "me") if fields else "", 0, None)
+        assert said[-1] == ContextChanged("a", selection_key("a", "me") if fields else "", 0, None)
     assert ask("delete-app", app="a") == AdminDone()
     assert "app.a" not in stage.catalog
     assert "delete-app" in ask("explode").error.message

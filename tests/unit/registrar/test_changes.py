@@ -121,7 +121,7 @@ def test_an_app_gets_other_settings_and_keeps_what_is_not_named() -> None:
 
 
 BOTH = app_record(links={"mlp": "1", "cnn": "1"})
-EXP4 = ModelSelection(policy="exp4", members=["mlp"])
+EXP4 = Ensemble(policy="exp4", members=["mlp"])
 
 
 def test_a_selection_is_set_and_ends() -> None:
@@ -154,7 +154,7 @@ def test_a_named_member_cannot_be_unlinked() -> None:
     assert error.code == "bad_request"
     assert error.message.startswith("model: mlp is a member of the selection of app digits; use set-selection without")
     assert changed(named, UnlinkModel(app="digits", model="cnn")).links == {"mlp": "1"}
-    everybody = replace(BOTH, selection=ModelSelection(policy="exp4"))
+    everybody = replace(BOTH, selection=Ensemble(policy="exp4"))
     assert changed(everybody, UnlinkModel(app="digits", model="mlp")).links == {"cnn": "1"}
     assert changed(named, replace(LINK, record=model_record("mlp", "2"))).selection == EXP4
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from bus.codec import decode, encode
 from bus.messages.catalog import (
     AppRecord,
-    ModelSelection,
+    Ensemble,
     PipelinePlan,
 )
 from bus.messages.public import AdminDone, Error
@@ -131,7 +131,7 @@ def test_only_pipelines_have_plans() -> None:
 
 
 def test_stages_that_see_to_themselves_are_not_planned() -> None:
-    voting = replace(CHECKS, selection=ModelSelection(policy="majority"))
+    voting = replace(CHECKS, selection=Ensemble(policy="majority"))
     known = catalog_of([*RECORDS, voting])
     for planned in (PLAN, replace(PLAN, vertices={"first": stage()})):
         after = changed(BOTH, deploying(planned), known)

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from bus.codec import encode
-from bus.messages.catalog import ModelSelection
+from bus.messages.catalog import Ensemble
 from bus.messages.public import Error
 from bus.messages.verbs import AddApp, SetApp, SetReplicas, SetSelection
 from services.core.catalog import Catalog, key_of
@@ -17,7 +17,7 @@ from tests.support.simulated.registrations import PROFILE, app_record, heartbeat
 SMALL = variant_record(
     profile=replace(PROFILE, memory_mb=100.0)
 )  # ten on a device of 1000 MB, of which all may be taken
-ROOM = Room(monitor=MonitorSettings(memory_share=1.0), cache_mb=100.0)
+ROOM = Ceiling(monitor=MonitorSettings(memory_share=1.0), cache_mb=100.0)
 
 
 def catalog(*records: Any) -> Catalog:
@@ -52,7 +52,7 @@ def count_of(count: int) -> list[Any]:
         (replace(ROOM, kinds={"cpu": MachineKind(maximum=3)}), 1, 30),
     ],
 )
-def test_no_more_instances_than_fit(room: Room, workers: int, most: int, at: int) -> None:
+def test_no_more_instances_than_fit(room: Ceiling, workers: int, most: int, at: int) -> None:
     alive = [worker(worker=f"w{n}") for n in range(workers)]
     assert room.refuse(count_of(most)[at], catalog(), alive) is None
     error = room.refuse(count_of(most + 1)[at], catalog(), alive)
@@ -74,7 +74,7 @@ def test_what_nobody_knows_is_not_refused() -> None:
 
 
 def test_caches_of_all_apps_fit_into_the_setting() -> None:
-    other = app_record("other", selection=ModelSelection(cache_mb=40.0))
+    other = app_record("other", selection=Ensemble(cache_mb=40.0))
 
     def asked(cache_mb: float) -> Error | None:
         change = SetSelection(app="digits", cache_mb=cache_mb)

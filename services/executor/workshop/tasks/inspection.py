@@ -12,7 +12,7 @@ from numpy import ndarray
 
 from bus.messages.catalog import Signature, TensorSpec
 from bus.tensors import BadTensor, datatype_of
-from services.core.placement import REMOTE
+from services.core.placement import FORMATS, REMOTE
 from services.executor.backends import backend, survey
 from services.executor.backends.base import BackendError, Handle, LoadSpec
 from services.executor.workshop.sandbox.protocol import (
@@ -27,7 +27,6 @@ from services.executor.workshop.tasks import validation
 from services.executor.workshop.tasks.independence import CHANGES, same
 from services.executor.workshop.tasks.validation import Scorer, ValidationSet
 
-FORMATS = ("onnx", "pt2", "torchscript", REMOTE)
 CPU_FRAMEWORKS = ("ort", "torch")  # that read and run an upload; accelerators are probed without it
 
 

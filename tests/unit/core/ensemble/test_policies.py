@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bus.codec import BadMessage, encode
-from bus.messages.catalog import ModelSelection
+from bus.messages.catalog import Ensemble
 from bus.messages.public import Requirements
 from services.core.ensemble.base import Member
 from services.core.ensemble.outputs import BadLabel
@@ -33,13 +33,13 @@ def shares(policy, state, members=ABC) -> dict[str, float]:
 
 
 def of(name: str, eta: float = 0.1):
-    policy = make_policy(ModelSelection(policy=name, eta=eta))
+    policy = make_policy(Ensemble(policy=name, eta=eta))
     assert policy is not None
     return policy
 
 
 def test_a_users_class_is_not_made_here() -> None:
-    assert [make_policy(ModelSelection(policy=name)) for name in (None, "mine:Own", "exp5")] == [None] * 3
+    assert [make_policy(Ensemble(policy=name)) for name in (None, "mine:Own", "exp5")] == [None] * 3
     assert [of(name).name for name in NAMES] == NAMES
 
 

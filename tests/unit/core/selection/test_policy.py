@@ -12,7 +12,16 @@ from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from services.core.cost import HANDLING_MS, Goal, cost_per_1000, instance_price_per_s, merit, query_cost
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import Ask
-from services.core.selection.policy import EASE, OVERHEAD, BruteForce, InfaasPolicy, RoundRobin
+from services.core.selection.policy import (
+    EASE,
+    OVERHEAD,
+    BruteForce,
+    Decision,
+    InfaasPolicy,
+    RoundRobin,
+    SelectionPolicy,
+    note,
+)
 from services.core.settings import DispatcherSettings, MachineKind, MachineSettings, Settings
 from services.shell.policies import load_policy
 from tests.support.data.examples import examples
@@ -48,6 +57,13 @@ def view_of(
 
 def ask(latency: float = 1.0, **needs: Any) -> Ask:
     return Ask(app="app", items=1, deadline=NOW + latency, latency_s=latency, **needs)
+
+
+def decided(policy: SelectionPolicy, wish: Ask, now: float, view: ClusterView) -> Decision:
+    """A decision, noted as the dispatcher notes it."""
+    decision = policy.select(wish, now, view)
+    note(wish, decision, now, view)
+    return decision
 
 
 facts = st.fixed_dictionaries(
@@ -92,15 +108,13 @@ def test_the_cheapest_active_variant_in_time_answers(
         }
         decision = policy.select(wish, NOW, view)
         if active:
-            assert len(decision.assignments) == 1
-            assert active[decision.assignments[0]] == min(active.values())
-            assert BruteForce().select(wish, NOW, view).reason == "cheapest of all"
+            assert active[decision.instance or ""] == min(active.values())
+            assert active[BruteForce().select(wish, NOW, view).instance or ""] == min(active.values())
             continue
-        for name in decision.assignments:
-            instance = view.instances[name]
+        if decision.instance is not None:
+            instance = view.instances[decision.instance]
             assert instance.record.variant in fitting
             assert instance.state in ("Loading", "Overloaded", "Interfered")
-        assert decision.assignments or decision.wait or decision.stranded or decision.refusal is not None
         if decision.load is not None:
             assert decision.load.record.variant in fitting
         if not fitting:
@@ -132,9 +146,11 @@ def test_nothing_is_refused_that_something_loaded_answers_in_time(
         now += later
         wish = replace(plain, priority=priority, deadline=now + plain.latency_s)
         decision = policy.select(wish, now, view)
-        for name in decision.assignments:
-            view.instances[name].take(1, now, wish.deadline, priority)
-        if decision.refusal is None and not decision.stranded:
+        note(wish, decision, now, view)
+        if decision.instance is not None:
+            view.instances[decision.instance].take(1, now, wish.deadline, priority)
+            continue
+        if decision.refusal is None and decision.load is not None and decision.load.seconds <= wish.deadline - now:
             continue
         slack = wish.deadline - now - OVERHEAD
         for i in view.instances.values():
@@ -173,32 +189,32 @@ def test_where_accuracy_is_the_goal_the_most_accurate_variant_well_in_time_answe
                 active[i.id] = (-merit(record.accuracy), cost)
         decision = policy.select(wish, NOW, view)
         if active:
-            assert active[decision.assignments[0]] == min(active.values())
-            other = BruteForce(goal="accuracy").select(wish, NOW, view).assignments[0]
-            assert active.get(other, min(active.values())) == min(active.values())
+            assert active[decision.instance or ""] == min(active.values())
+            other = BruteForce(goal="accuracy").select(wish, NOW, view).instance
+            assert active.get(other or "", min(active.values())) == min(active.values())
 
 
 def test_a_variant_whose_accuracy_nobody_measured_comes_last_where_accuracy_is_the_goal() -> None:
     view = view_of([("Active", {"accuracy": None}), ("Active", {"accuracy": 0.1, "threads": 4})], None, "accuracy")
-    assert InfaasPolicy(probe_share=0.0).select(ask(), NOW, view).assignments == ("i1",)
+    assert InfaasPolicy(probe_share=0.0).select(ask(), NOW, view).instance == "i1"
 
 
 def test_where_accuracy_is_the_goal_a_full_instance_in_time_is_not_avoided() -> None:
     states = [("Overloaded", {"accuracy": 0.9}), ("Interfered", {"accuracy": 0.95}), ("Active", {"accuracy": 0.7})]
     for goal, answers in (("accuracy", "i0"), ("cost", "i2")):
         policy = InfaasPolicy(probe_share=0.0, goal=goal)  # type: ignore[arg-type]
-        assert policy.select(ask(), NOW, view_of(states, None, goal)).assignments == (answers,)  # type: ignore[arg-type]
+        assert policy.select(ask(), NOW, view_of(states, None, goal)).instance == answers  # type: ignore[arg-type]
 
 
 def test_more_active_variants_than_are_looked_at_first() -> None:
     busy = [("Active", {"base_ms": 2.0})] * 20
     view = view_of([*busy, ("Active", {"base_ms": 3.0})], [50] * 20 + [0], cores=32)
-    assert InfaasPolicy().select(ask(0.01), NOW, view).assignments == ("i20",)
+    assert InfaasPolicy().select(ask(0.01), NOW, view).instance == "i20"
 
 
 def test_what_is_loading_is_waited_for_when_it_is_in_time() -> None:
     view = view_of([("Loading", {})])
-    assert InfaasPolicy().select(ask(1.0), NOW, view).assignments == ("i0",)
+    assert InfaasPolicy().select(ask(1.0), NOW, view).instance == "i0"
     late = InfaasPolicy().select(ask(0.05), NOW, view)
     assert late.refusal is not None
     assert late.refusal.code == "deadline"
@@ -209,7 +225,7 @@ def test_a_cold_variant_is_loaded_even_if_this_query_cannot_wait() -> None:
     view = view_of([(None, {"load_ms": 500.0})])
     patient = InfaasPolicy().select(ask(2.0), NOW, view)
     assert patient.load is not None
-    assert patient.wait
+    assert patient.refusal is None
     view = view_of([(None, {"load_ms": 500.0})])
     hasty = InfaasPolicy().select(ask(0.05), NOW, view)
     assert hasty.load is not None
@@ -219,10 +235,10 @@ def test_a_cold_variant_is_loaded_even_if_this_query_cannot_wait() -> None:
 
 def test_trouble_is_avoided_until_nothing_else_is_there() -> None:
     view = view_of([("Overloaded", {"threads": 1}), ("Active", {"threads": 4})])
-    assert InfaasPolicy(probe_share=0.0).select(ask(), NOW, view).assignments == ("i1",)
-    assert InfaasPolicy(probe_share=1.0).select(ask(), NOW, view).assignments == ("i0",)
+    assert InfaasPolicy(probe_share=0.0).select(ask(), NOW, view).instance == "i1"
+    assert InfaasPolicy(probe_share=1.0).select(ask(), NOW, view).instance == "i0"
     alone = view_of([("Interfered", {})])
-    assert InfaasPolicy(probe_share=0.0).select(ask(), NOW, alone).assignments == ("i0",)
+    assert InfaasPolicy(probe_share=0.0).select(ask(), NOW, alone).instance == "i0"
 
 
 def test_the_closest_offer_is_named() -> None:
@@ -274,7 +290,7 @@ def test_a_refusal_speaks_of_the_error_where_the_metric_is_one() -> None:
 def test_round_robin_takes_turns() -> None:
     view = view_of([("Active", {}), ("Active", {"base_ms": 9.0})])
     policy = RoundRobin()
-    assert {policy.select(ask(), NOW, view).assignments for _ in range(4)} == {("i0",), ("i1",)}
+    assert {decided(policy, ask(), NOW, view).instance for _ in range(4)} == {"i0", "i1"}
 
 
 @pytest.mark.parametrize("baseline", [RoundRobin, BruteForce])
@@ -283,7 +299,7 @@ def test_baselines_load_nothing_where_others_choose_what_runs(baseline: type[Rou
     assert baseline().select(ask(5.0), NOW, view).load is not None
     decision = baseline(on_demand=False).select(ask(5.0), NOW, view)
     assert decision.load is None
-    assert not decision.assignments
+    assert decision.instance is None
 
 
 def test_short_inputs_meet_what_long_ones_cannot() -> None:
@@ -295,7 +311,7 @@ def test_short_inputs_meet_what_long_ones_cannot() -> None:
     profile = Profile(rows=rows, load_ms=1.0, memory_mb=1.0, saturation_qps=100.0)
     view = view_of([("Active", {"profile": profile})])
     policy = InfaasPolicy()
-    assert policy.select(ask(0.005, length=16), NOW, view).assignments == ("i0",)
+    assert policy.select(ask(0.005, length=16), NOW, view).instance == "i0"
     for length in (64, None):
         refusal = policy.select(ask(0.005, length=length), NOW, view).refusal
         assert refusal is not None
@@ -309,7 +325,7 @@ def test_another_variant_beside_full_ones_is_loaded_only_where_something_is_left
     view.workers["w0"].devices["cpu"] = replace(view.workers["w0"].devices["cpu"], utilisation=used)
     policy = InfaasPolicy(probe_share=0)
     times = [NOW + 0.1 * i for i in range(50)]
-    loads = [policy.select(Ask("app", 1, now + 0.2, 0.2), now, view).load for now in times]
+    loads = [decided(policy, Ask("app", 1, now + 0.2, 0.2), now, view).load for now in times]
     assert any(load is not None and load.record.variant == "v1" for load in loads) == ordered
     assert not any(loads[:20])  # the autoscalers first
 
@@ -342,7 +358,7 @@ def view_of_pack(*loads: float, utilisation: float = 0.5) -> ClusterView:
 
 def chosen(view: ClusterView, dispatch: str = "pack", latency: float = 1.0) -> str:
     decision = InfaasPolicy(dispatch=dispatch, probe_share=0.0).select(Ask("app", 1, latency, latency), 0.0, view)
-    return view.instances[decision.assignments[0]].worker.name
+    return view.instances[decision.instance or ""].worker.name
 
 
 def test_the_fullest_worker_goes_on_being_filled() -> None:
@@ -412,7 +428,7 @@ def test_a_ceiling_passes_over_an_active_variant_that_is_dearer() -> None:
     view = view_of([("Active", {"base_ms": 40.0, "accuracy": 0.9}), ("Active", {"base_ms": 1.0, "accuracy": 0.9})])
     dear, cheap = (float(cost) for cost in view.apps["app"].cost)
     policy = InfaasPolicy(probe_share=0.0)
-    assert policy.select(ask(cost=(dear + cheap) / 2), NOW, view).assignments == ("i1",)
+    assert policy.select(ask(cost=(dear + cheap) / 2), NOW, view).instance == "i1"
     refusal = policy.select(ask(cost=cheap * 0.99), NOW, view).refusal
     assert refusal is not None
     assert refusal.code == "unsatisfiable"

@@ -49,7 +49,7 @@ def test_exactly_what_is_offered_is_dispatched_on_an_idle_fleet(
         closest = refusal.closest
         assert isinstance(closest, Closest)
         again = {"latency": closest.latency_ms / 1000.0, "accuracy": closest.accuracy, "cost": closest.cost}
-        assert policy.select(needs_of(again), NOW, view).assignments, (wish, closest)
+        assert policy.select(needs_of(again), NOW, view).instance, (wish, closest)
 
 
 @settings(max_examples=examples(200))

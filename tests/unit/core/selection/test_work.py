@@ -85,7 +85,7 @@ def decisions(apps: Apps) -> dict[str, int]:
     def decide(wish: Ask) -> int:
         before = work(lambda: None)
         taken = work(lambda: policy.select(wish, NOW, apps.view)) - before
-        assert policy.select(wish, NOW, apps.view).assignments
+        assert policy.select(wish, NOW, apps.view).instance
         return taken
 
     decide(replace(wish, accuracy=0.65))  # the latencies of one item have been looked up for all variants

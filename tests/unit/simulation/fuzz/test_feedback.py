@@ -9,13 +9,13 @@ from msgspec.structs import replace
 from bus.messages.public import Feedback, QueryHead
 from services.dispatcher.contexts import read_value
 from services.simulation.fuzz.seeds import scenario_of
-from services.simulation.fuzz.trial import Trial
+from services.simulation.fuzz.trial import FaultTrial
 
 AGAIN_S = (0.05, 0.4, 3.0, 12.0)
 
 
 def test_a_feedback_that_comes_again_counts_once_whatever_fails() -> None:
-    trial = Trial(scenario_of(2125))  # two dispatchers die, one after the other
+    trial = FaultTrial(scenario_of(2125))  # two dispatchers die, one after the other
     kernel, publish = trial.kernel, trial.kernel.publish
     inputs: list[Any] = []
     sent: dict[str, set[tuple[str, int]]] = defaultdict(set)

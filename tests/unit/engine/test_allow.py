@@ -1,4 +1,4 @@
-"""services/engine/policy.py: which requests there are, and that nothing else is one."""
+"""services/engine/allow.py: which requests there are, and that nothing else is one."""
 
 import json
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from services.engine.policy import OPERATORS, Denied, NotStrict, allowed_request, label_change, strict_json
+from services.engine.allow import OPERATORS, Denied, NotStrict, allowed_request, label_change, strict_json
 
 NODE = "qbi4c8284dgwj4dr3r7e2mbr0"
 FILTERS = '{"label": ["infaas.pool=cpu"]}'
