@@ -26,7 +26,7 @@ Code = Literal[
 RESENT = (
     "Infaas-Resent"  # header of a request that its client sends again for want of a reply: ms since it sent it first
 )
-MOST_CONTEXT = 1000  # characters: what is learnt about contexts stays in memory
+MOST_TEXT = 1000  # characters of a context, an id, a label as JSON: such texts stay in memory, and in the database
 
 
 class Tensor(Struct, frozen=True, gc=False):
@@ -79,7 +79,7 @@ class Requirements(Struct, frozen=True, kw_only=True, gc=False):
     model: Annotated[str | None, TOKEN, "Use only this model."] = None
     version: Annotated[str | None, TOKEN, "Use only this version of the model."] = None
     variant: Annotated[str | None, TOKEN, "Use only this variant."] = None
-    context: Annotated[str | None, Length(MOST_CONTEXT), "Key for personalised selection."] = None
+    context: Annotated[str | None, Length(MOST_TEXT), "Key for personalised selection."] = None
     priority: Annotated[
         int | None,
         Number(1, 9),

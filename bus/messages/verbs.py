@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 from msgspec import NODEFAULT, UNSET, Struct, UnsetType
 
 from bus.fields import TARGET, TOKEN, Checked, Fault, Field, Number, choice, fields_of
-from bus.messages.catalog import BatchingFields, BatchingRule, ModelSelection, Outputs, PipelineRecord
+from bus.messages.catalog import BatchingFields, BatchingRule, Ensemble, Outputs, PipelineRecord
 
 POSITIVE = Number(above=0)
 INPUT_TYPES = ("integers", "floats", "doubles", "bytes", "strings")
@@ -153,7 +153,7 @@ class SetTarget(AdminVerb, frozen=True, kw_only=True):
     slo_target: Annotated[float | None, TARGET, IN_TIME]
 
 
-class SetSelection(ModelSelection, AdminVerb, frozen=True, kw_only=True):
+class SetSelection(Ensemble, AdminVerb, frozen=True, kw_only=True):
     """How several models of an app answer a query together.
 
     What is left out has its default, not the value before; without a policy and a cache it ends, and one variant answers.
@@ -162,10 +162,10 @@ class SetSelection(ModelSelection, AdminVerb, frozen=True, kw_only=True):
     app: App
 
     @property
-    def selection(self) -> ModelSelection | None:
+    def selection(self) -> Ensemble | None:
         """The selection that is asked for. None: it ends."""
-        fields = {name: getattr(self, name) for name in ModelSelection.__struct_fields__}
-        return ModelSelection(**fields) if self.policy is not None or self.cache_mb else None
+        fields = {name: getattr(self, name) for name in Ensemble.__struct_fields__}
+        return Ensemble(**fields) if self.policy is not None or self.cache_mb else None
 
 
 class ResetSelection(AdminVerb, frozen=True, kw_only=True):

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from bus.messages.catalog import ModelSelection
-from bus.messages.flow import SelectionChanged
-from bus.messages.public import MOST_CONTEXT, Error, Listing, ListRequest, Refusal
+from bus.messages.catalog import Ensemble
+from bus.messages.flow import ContextChanged
+from bus.messages.public import MOST_TEXT, Error, Listing, ListRequest, Refusal
 from bus.subjects import Subjects
 from services.core.actor import NOTHING, Do, Done, Effect, Failed, Publish, TimedOut
 from services.core.catalog import Catalog, selection_key

@@ -16,7 +16,7 @@ from msgspec import Struct
 from bus.messages.catalog import Ensemble
 from bus.messages.events import FeedbackEvent
 from bus.messages.flow import FeedbackSought, FeedbackTaken
-from bus.messages.public import Code, Error, Feedback, Refusal
+from bus.messages.public import MOST_TEXT, Code, Error, Feedback, Refusal
 from bus.subjects import DISPATCHERS, Subjects
 from services.core.actor import (
     NOTHING,
@@ -33,7 +33,6 @@ from services.core.actor import (
 )
 from services.core.ensemble.outputs import label_error
 from services.core.outcomes import OutcomeLog
-from services.core.validation import MOST_TEXT
 from services.dispatcher.apps import Apps
 from services.dispatcher.contexts import COUNTS, Contexts
 from services.dispatcher.feedback_names import OpenFeedback, mark_of, mark_of_bytes, mark_of_item, named_uid, row_uid

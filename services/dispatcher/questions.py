@@ -22,7 +22,8 @@ from services.core.placement import arithmetic_words, quarantined_words
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import INFINITE, AppView, Ask
 from services.core.selection.instances import OVERHEAD
-from services.core.selection.policy import Decision
+from services.core.selection.policy import Decision, SelectionPolicy
+from services.core.selection.refusals import not_loaded
 from services.core.validation import wrong_requirement
 from services.dispatcher.apps import Apps, members_of
 from services.dispatcher.budgets import dearest, fitting, share

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from bus.messages.events import EVENTS, Event
-from services.core.validation import MOST_TEXT
+from bus.messages.public import MOST_TEXT
 
 E = TypeVar("E", bound=Event)
 

@@ -7,7 +7,7 @@ from msgspec import NODEFAULT, UNSET, Raw, ValidationError, convert
 
 from bus.codec import BadMessage, decode, encode, explain
 from bus.fields import faults
-from bus.messages.catalog import ModelSelection
+from bus.messages.catalog import Ensemble
 from bus.messages.public import Error, Register
 from bus.messages.verbs import ADMIN_VERBS, AdminVerb, body_of
 from services.core.placement import REMOTE
@@ -16,7 +16,7 @@ from services.core.settings import RegistrarSettings
 CONTAINER = "container"  # a user's own process, which has measured itself
 POLICIES = ("exp3", "exp4", "majority", "weighted")
 IMPORT_PATH = re.compile(r"(?=.{3,200}\Z)[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*\Z", re.ASCII)
-NO_SELECTION = ModelSelection()
+NO_SELECTION = Ensemble()
 LEARNING = ("exp3", "exp4")  # policies that learn at the rate `eta`; a class of one's own gets none
 MOST_BATCH = 1024
 MOST_DEFAULT = 64 * 1024  # bytes of a default output: every service keeps the whole catalogue in memory
@@ -78,7 +78,7 @@ def default_fault(default_output: Any) -> str:
     return f"default_output: must fit into {MOST_DEFAULT // 1024} kB"
 
 
-def selection_errors(asked: ModelSelection) -> list[str]:
+def selection_errors(asked: Ensemble) -> list[str]:
     """What is wrong with how several models of an app answer together. Whether the app links the members is for its record to say."""
     wrong = [f"{fault.key}: {fault.reason}" for fault in faults(asked)]
     policy, members = asked.policy, asked.members

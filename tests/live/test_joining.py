@@ -6,6 +6,8 @@ The GPU worker is a script: its heartbeats and its workshop's answers; everythin
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from bus.codec import decode, encode
 from bus.messages.catalog import Profile, ProfileRow
 from bus.messages.fleet import DeviceStatus, WorkerHeartbeat

@@ -12,20 +12,18 @@ from msgspec import Raw, Struct
 
 from bus.datatypes import SIZES
 from bus.messages.catalog import AppRecord, Signature
-from bus.messages.public import TensorView
+from bus.messages.public import MOST_TEXT, TensorView
 from bus.port import Buffer
 from bus.tensors import from_array, pack_texts
 from bus.values import TensorFields, from_bytes, from_list, to_list
 from infaas.answers import Answer
 from infaas.errors import Refused
-from services.core.validation import MOST_TEXT
 from services.gateway.errors import RequestFailed
 from services.gateway.json_checks import UNKNOWN, find_duplicate, may_have_more_names, quotes
 from services.gateway.oip.models import ModelTarget
 from services.gateway.oip.parameters import BadParameter, misplaced_need, parameters_of, requirements_of
 
 MAX_TENSORS = 1024
-MAX_ID = 1024  # characters: it is stored with every outcome
 SHARED = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset")
 _NONE: Mapping[str, Any] = {}
 
@@ -291,8 +289,8 @@ def requirements(
             raise BadParameter(f"parameters.{name} is {found[name][:80]!r}, but the model's name says {value!r}")
         found[name] = value
     if asked.id is not None:
-        if len(asked.id) > MAX_ID:
-            raise BadInference(f"id may have {MAX_ID} characters, not {len(asked.id)}")
+        if len(asked.id) > MOST_TEXT:
+            raise BadInference(f"id may have {MOST_TEXT} characters, not {len(asked.id)}")
         found["id"] = asked.id
     if deadline is not None:
         found["deadline"] = min(deadline, found.get("deadline", deadline))

@@ -11,7 +11,6 @@ from typing import Any
 from bus.fields import fields_of
 from bus.messages.public import Requirements
 from infaas.answers import Answer
-from services.core.validation import MOST_TEXT
 
 NEEDS = {name: field for name, field in fields_of(Requirements).items() if name != "deadline"}
 NAMES = (*NEEDS, "timeout")

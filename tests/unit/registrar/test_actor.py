@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from bus.codec import decode, encode
 from bus.messages.catalog import AppRecord, ModelRecord, Signature, VariantRecord
-from bus.messages.flow import SelectionChanged
+from bus.messages.flow import ContextChanged
 from bus.messages.public import AdminDone, Refusal, RegistrationAccepted
 from bus.messages.work import InspectModel, WorkProgress
 from services.core.actor import Done, Failed, Malformed, Synced, TimedOut

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from bus.codec import encode
 from bus.fields import TOKEN
-from bus.messages.catalog import AppRecord, BatchingRule, ModelSelection, PipelineRecord, Signature
+from bus.messages.catalog import AppRecord, BatchingRule, Ensemble, PipelineRecord, Signature
 from bus.messages.public import Error
 from bus.messages.verbs import (
     ADMIN_VERBS,
@@ -126,7 +126,7 @@ EXP4 = Ensemble(policy="exp4", members=["mlp"])
 
 def test_a_selection_is_set_and_ends() -> None:
     everybody = SetSelection(app="digits", policy="exp3")
-    assert changed(BOTH, everybody) == replace(BOTH, selection=ModelSelection(policy="exp3"))
+    assert changed(BOTH, everybody) == replace(BOTH, selection=Ensemble(policy="exp3"))
     after = changed(BOTH, SetSelection(app="digits", policy="exp4", members=["mlp"]))
     assert after == replace(BOTH, selection=EXP4)
     assert changed(after, SetSelection(app="digits")) == BOTH
@@ -227,7 +227,7 @@ def test_a_selection_without_a_policy_and_a_cache_ends() -> None:
         ends = asked("set-selection", app="a", **fields)
         assert isinstance(ends, SetSelection)
         assert ends.selection is None
-    assert SetSelection(app="a", cache_mb=64).selection == ModelSelection(cache_mb=64)
+    assert SetSelection(app="a", cache_mb=64).selection == Ensemble(cache_mb=64)
 
 
 def test_a_rule_of_batching_is_for_one_app_model_or_variant() -> None:

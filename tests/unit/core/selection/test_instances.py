@@ -11,7 +11,7 @@ from services.core.cost import LatencyTable
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import Ask, usual
 from services.core.selection.instances import CAUTION, MANY, Instance, InstanceSampler
-from services.core.selection.policy import InfaasPolicy
+from services.core.selection.policy import InfaasPolicy, note
 from tests.support.data.examples import examples
 from tests.support.simulated.fleet import PRICES, SIGNATURE, variant
 
