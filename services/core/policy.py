@@ -71,7 +71,7 @@ class GuardedPolicy(SelectionPolicy):
     def __init__(self, own: Any, path: str, tell: Callable[[str], None], *, strict: bool = False) -> None:
         self.name: str = own.name
         self.goal = goal_of(own)
-        self.failures: dict[str, int] = {method: 0 for method in METHODS if hasattr(own, method)}
+        self.failures: dict[str, int] = {method: 0 for method in METHODS if callable(getattr(own, method, None))}
         self.builtin: SelectionPolicy | None = None
         self.observe = self._observe if "observe" in self.failures else None
         self._own = own

@@ -22,6 +22,7 @@ from bus.messages.public import (
     RegistrationCancelled,
     RegistrationStatus,
 )
+from bus.messages.work import ContainerPlace
 from bus.natsbus import NatsBus
 from bus.port import Delivery
 from infaas.cli import main
@@ -224,7 +225,7 @@ def test_registrations_of_one_app(place: tuple[str, str], capsys: pytest.Capture
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_options_of_container_are_fields(heard: Any, nats_url: str, prefix: str) -> None:
+def test_the_options_of_container_are_fields(place: tuple[str, str], nats_url: str, prefix: str) -> None:
     """In one command: its process is started, inspected and measured first."""
 
     async def made() -> None:
@@ -242,9 +243,10 @@ def test_the_options_of_container_are_fields(heard: Any, nats_url: str, prefix: 
     Path("own.toml").write_text(f'prefix = "{prefix}"\n[bus]\nurl = "{nats_url}"\n')
     options = {**OF_A_MODEL, "--labels names.txt": {"labels": [*"abcdef"]}}
     given, fields = " ".join(options), {name: value for one in options.values() for name, value in one.items()}
-    body = said(
-        heard, f"container own_class:Own --validation v.npz --max-batch 2 --config own.toml {given}", "register"
-    )
+    new = ContainerPlace(version="7", signature=None, agreement=0.9)
+    with refusing(*place, {"registrar.container": encode(new)}) as heard:
+        words = f"container own_class:Own --validation v.npz --max-batch 2 --config own.toml {given}"
+        body = said(heard, words, "register")
     assert {name: body[name] for name in fields} == fields
     assert body["container"]["max_batch"] == 2
 
