@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from msgspec import Raw
+from msgspec import Raw, convert
 from msgspec.structs import replace
 
 from bus.messages.flow import Route
 from bus.messages.public import QueryHead, Requirements
 from services.core.ensemble.base import Member
-from services.core.selection.eligibility import INFINITE, Ask
+from services.core.selection.eligibility import INFINITE, NO_WISH, Ask
 from services.core.selection.instances import DEFAULT_PRIORITY
 from services.dispatcher.stages import Stage
 
@@ -45,7 +45,7 @@ def needs_of(
         wish.priority or DEFAULT_PRIORITY,
         wish.context,
         wish.confidence,
-        wish,
+        _kept(wish) if _UNROUTED else NO_WISH,
     )
 
 
@@ -65,8 +65,15 @@ def needs_again(route: Route, app: str, wish: Requirements) -> Ask:
         route.priority,
         route.context,
         route.confidence,
-        wish,
+        _kept(wish) if _UNROUTED else NO_WISH,
     )
+
+
+def _kept(wish: Requirements) -> Requirements:
+    """The needs of a message, which selection keeps for longer than its inputs; none if no need is read there."""
+    if all(getattr(wish, name) is None for name in _UNROUTED):
+        return NO_WISH
+    return convert(wish, Requirements, from_attributes=True)
 
 
 def needs_of_member(ask: Ask, member: Member | None, cost: float) -> Ask:

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 
 import numpy as np
-from msgspec import Struct, convert
-from msgspec.structs import replace
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from bus.messages.catalog import AppRecord, VariantRecord
@@ -29,8 +28,8 @@ class Ask(Struct, frozen=True, gc=False):
 
     items: how many. deadline: Unix seconds, the earlier of the latency objective and the absolute deadline. cost: US$ per 1,000 such queries.
     length: for models with an axis of varying length, the query's length rounded up to one that was measured. priority: 1 (highest) to 9.
-    context, confidence: what apps of several models read. wish: the message in which the query stated its needs. A need that is read as it
-    was stated, and by no part differently, is read there.
+    context, confidence: what apps of several models read. wish: needs that have no field here, since they are read as the query states them,
+    for all its parts.
     """
 
     app: str
@@ -381,8 +380,7 @@ class AppView:
         key = (ask.latency_s, ask.accuracy, ask.cost, ask.items, ask.model, ask.version, ask.variant, ask.length)
         found = self._eligibilities.get(key)
         if found is None:
-            # A query's message has its inputs, too, which are not kept for as long.
-            found = Eligibility(self, replace(ask, wish=convert(ask.wish, Requirements, from_attributes=True)))
+            found = Eligibility(self, ask)
             if len(self._eligibilities) >= MOST_KEPT:
                 self._eligibilities.clear()
             self._eligibilities[key] = found
