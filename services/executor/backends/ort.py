@@ -288,6 +288,7 @@ def session_on(device: str, ort: ModuleType, model: str | bytes, options: Any) -
         session = ort.InferenceSession(model, options, providers=[wanted], enable_fallback=0)
     except Exception as error:
         raise LoadFailed(f"onnxruntime cannot load this model: {plain(error)}") from error
+    session.disable_fallback()  # of its runs
     there = session.get_providers()
     if there[0] != wanted[0]:
         raise LoadFailed(
