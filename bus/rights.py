@@ -461,6 +461,7 @@ class ReplyCheck:
             subjects.list("jobs"),
             subjects.admin(),
             subjects.register(),
+            subjects.registrar("container"),
             subjects.registration(),
             subjects.registration_cancel(),
             subjects.job_status(),
