@@ -124,7 +124,7 @@ def demand_of(scenario: Scenario, window_s: float = WINDOW_S) -> Demand:
 
 def seconds_of(record: VariantRecord, need: Requirements) -> float | None:
     """Core-seconds of an item in the best batch that is in time, or device-seconds; None: never in time, or not accurate enough."""
-    if record.accuracy is not None and record.accuracy < need.accuracy:
+    if None not in (record.accuracy, need.accuracy) and record.accuracy < need.accuracy:
         return None
     table = LatencyTable(record)
     limit = np.inf if need.latency_ms is None else need.latency_ms / 1000 + _SLACK_S
