@@ -2,7 +2,8 @@
 
 nats-py connects, authenticates, sets up TLS, discovers servers, reconnects, and replays subscriptions. Here, bytes go from the
 transport straight into `natsparser`, and from there into plain handlers. Publishing appends to nats-py's buffer of pending commands, which
-is written once in each turn of the event loop.
+is written once in each turn of the event loop. An echoed message costs 4.4 µs of CPU so, and 11.7 µs with nats-py's own reading and
+writing (benches/bus_core.py, beside other work); a whole query costs 45 µs.
 
 Overridden or used beyond nats-py's public interface (pinned to nats-py 2.16; tests/contract/test_bus_nats.py fails when one of these
 changes): `_connect_to_server`, `_read_loop`, `_send_ping`, `_process_err`, `_pending`, `_pending_data_size`, `_pongs`, `_subs`, `_status`,
