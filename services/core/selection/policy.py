@@ -139,22 +139,19 @@ class InfaasPolicy(SelectionPolicy):
     ) -> Instance | None:
         """The soonest instance of the first variant that has one that answers within `slack` seconds."""
         items, length, now = ask.items, ask.length, ask.deadline - slack - OVERHEAD
-        record: VariantRecord | None = None
-        alone = 0.0
         for group in groups:
             best: Instance | None = None
             least = slack
+            table = group.table if length is None else group.table.at(length)
+            alone = table.by_size[items] if items <= table.max_batch else table.seconds(items)
             instances = group.troubled if troubled else group.active
             if len(instances) > MANY:
                 best = group.samplers["troubled" if troubled else "active"].soonest(items, length, slack, now, turn)
                 instances = NONE
-            # This is Instance.predict, without the call. An idle instance's batch is the query alone: the time for that is looked up once for
-            # all instances of one record. By calls, ten idle instances take twice as long.
+            # This is Instance.predict, without the call: by calls, ten idle instances take twice as long. An idle instance's batch is the query
+            # alone.
             for instance in instances:
                 if instance.idle:
-                    if instance.record is not record:
-                        record = instance.record
-                        alone = instance.table.at(length).seconds(items)
                     seconds = alone * instance.factor
                 elif instance.scarce or length is not None or instance.rest + items > instance.most:
                     seconds = instance.predict(items, length, ask.deadline, now)
