@@ -104,7 +104,9 @@ class VariantRecord(Struct, frozen=True, kw_only=True):
 
 METRICS = ("top1", "top5", "mae", "rmse")
 MOST_CONTEXTS = 64  # batches that an instance computes at a time
-ERRORS = frozenset(METRICS[2:])  # metrics that are errors in the unit of the labels; an error e has the accuracy 1 / (1 + e)
+ERRORS = frozenset(
+    METRICS[2:]
+)  # metrics that are errors in the unit of the labels; an error e has the accuracy 1 / (1 + e)
 
 
 def error_of(accuracy: float | None, metric: str) -> float | None:

@@ -94,7 +94,11 @@ def test_a_message_comes_back_as_it_was(message: type[Struct]) -> None:
     check()
 
 
-NAMED_AS_IN_FILES = {"PipelineRecord", "PipelineEdge", "SetPipeline"}  # [[vertex]], [[edge]] with `from`, which is a word of Python
+NAMED_AS_IN_FILES = {
+    "PipelineRecord",
+    "PipelineEdge",
+    "SetPipeline",
+}  # [[vertex]], [[edge]] with `from`, which is a word of Python
 
 
 @pytest.mark.parametrize("message", message_types(), ids=lambda message: message.__name__)
