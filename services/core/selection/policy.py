@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.events import OutcomeEvent
@@ -68,12 +68,13 @@ def note(ask: Ask, decision: Decision, now: float, view: ClusterView) -> None:
     app.asked += 1
     if ask.priority > view.lowest_priority:
         view.lowest_priority = ask.priority
+    refusal = decision.refusal
     if decision.load is not None:
         app.found_full(now, anew=True)
-    elif decision.refusal is not None:
-        eligible = app.eligibility(ask)
-        if (eligible.active or eligible.troubled) and not eligible.loading:
-            app.found_full(now, anew=False)
+    elif refusal is not None and (
+        refusal.code == "overloaded" or (refusal.code == "deadline" and refusal.retry_after_ms is UNSET)
+    ):  # with what is loaded; where something is being loaded, a refusal for the deadline says when to ask again
+        app.found_full(now, anew=False)
 
 
 # Of a query that is decided again after its app was deleted.
@@ -121,24 +122,24 @@ class InfaasPolicy(SelectionPolicy):
         eligible = app.eligibility(ask)
         slack = ask.deadline - now - OVERHEAD
         turn = app.asked
-        if eligible.troubled and self._probe_every and (turn + 1) % self._probe_every == 0:
-            instance = self._within(eligible.troubled, ask, slack, turn, troubled=True)
+        if self._probe_every and (turn + 1) % self._probe_every == 0 and eligible.troubled:
+            instance = self._within(eligible.troubled, ask, now, slack, turn, troubled=True)
             if instance is not None:
                 return Decision(instance.id)
         instance = self._at_ease(eligible, ask, slack, turn) if self.goal == "accuracy" else None
         if instance is None:
-            instance = self._within(eligible.first, ask, slack, turn)
+            instance = self._within(eligible.first, ask, now, slack, turn)
         if instance is None and len(eligible.active) > len(eligible.first):
-            instance = self._within(eligible.active, ask, slack, turn)
+            instance = self._within(eligible.active, ask, now, slack, turn)
         if instance is not None:
             return Decision(instance.id)
         return self._beyond_active(ask, now, slack, view, app, eligible)
 
     def _within(
-        self, groups: list[VariantInstances], ask: Ask, slack: float, turn: int, *, troubled: bool = False
+        self, groups: list[VariantInstances], ask: Ask, now: float, slack: float, turn: int, *, troubled: bool = False
     ) -> Instance | None:
         """The soonest instance of the first variant that has one that answers within `slack` seconds."""
-        items, length, now = ask.items, ask.length, ask.deadline - slack - OVERHEAD
+        items, length = ask.items, ask.length
         for group in groups:
             best: Instance | None = None
             least = slack
@@ -218,7 +219,7 @@ class InfaasPolicy(SelectionPolicy):
                 if seconds <= slack:
                     return Decision(instance.id)
                 soonest = min(soonest, seconds)
-        late = self._within(eligible.troubled, ask, slack, app.asked, troubled=True)
+        late = self._within(eligible.troubled, ask, now, slack, app.asked, troubled=True)
         if late is not None:
             return Decision(late.id)
         load = None
