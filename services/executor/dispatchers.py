@@ -16,7 +16,7 @@ from bus.messages.flow import DoneBatch, HandBack, PartsEnded, Route
 from bus.messages.public import Answer, Refusal
 from bus.subjects import Subjects
 from services.core.actor import NOTHING, Effect, Publish, Record
-from services.core.outcomes import GRACE, answered
+from services.core.outcomes import GRACE, SILENT, answered
 from services.executor.instances import Loaded
 from services.executor.queue import QueuedQuery
 
@@ -49,6 +49,10 @@ class KnownDispatcher(Struct, eq=False):
     parents: dict[bytes, tuple[Route, Raw]] = {}
     unheard: list[tuple[HandBack, Any]] = []
     pending: deque[tuple[DoneBatch, list[Route], Loaded]] = field(default_factory=lambda: deque(maxlen=BATCHES))
+
+    def has_ended(self, route: Route) -> bool:
+        """Whether it has refused a query that executors did not end: it still heard itself when the time to do so was over."""
+        return self.at > route.deadline + GRACE + SILENT
 
 
 class KnownDispatchers(Struct, eq=False):
@@ -232,9 +236,10 @@ class KnownDispatchers(Struct, eq=False):
     def unheard(self, back: HandBack, headers: Any) -> list[Effect]:
         """This dispatcher did not get this: its heartbeats, or their absence, will say who does."""
         dispatcher = self._known.get(back.route.dispatcher)
-        if dispatcher is None or not dispatcher.alive:
+        if dispatcher is None or (not dispatcher.alive and not dispatcher.has_ended(back.route)):
             return to_any(self.subjects, back, headers)
-        dispatcher.unheard.append((back, headers))
+        if dispatcher.alive:
+            dispatcher.unheard.append((back, headers))
         return []
 
     def reset_silence(self, now: float) -> None:
@@ -247,7 +252,8 @@ class KnownDispatchers(Struct, eq=False):
         dispatcher.alive = False
         effects = self._hand_on(name, dispatcher, now)
         for back, headers in dispatcher.unheard:
-            effects.extend(to_any(self.subjects, back, headers))
+            if not dispatcher.has_ended(back.route):
+                effects.extend(to_any(self.subjects, back, headers))
         dispatcher.unheard.clear()
         for done, routes, loaded in dispatcher.pending:
             if done.seq > dispatcher.recorded:

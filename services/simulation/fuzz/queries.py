@@ -8,6 +8,7 @@ from bus.codec import encode
 from bus.messages.events import CLIENT_ERRORS, OutcomeEvent
 from bus.messages.flow import Route
 from bus.messages.public import Answer, Refusal
+from services.dispatcher.actor import HEARTBEAT
 from services.dispatcher.silence import STALE
 from services.simulation.clients import QueryTemplate
 from services.simulation.fuzz.violations import LINKS, RETURNS_S, HeldUp, Violations
@@ -108,6 +109,12 @@ class QueryChecks:
                 return True
         return False
 
+    def _died(self, query: AskedQuery) -> bool:
+        """Whether a dispatcher died that had just ended it, before its next heartbeat could tell that."""
+        since = query.said[0][0]
+        died = (at for one in query.held for at in self._killed.get(_place(one), ()))
+        return any(since <= at <= since + HEARTBEAT for at in died)
+
     def said(self, number: str, reply: Any, now: float) -> None:
         """A process sends a reply to a client."""
         query = self.asked.get(number)
@@ -167,7 +174,7 @@ class QueryChecks:
                 return
             words = f"first {_told(first)}, then {_told(reply)} {1000 * (now - query.replies[0][0]):.1f} ms later"
             self._violations.add("one-meaning", now, words, query.number)
-        elif len(query.replies) > query.times + max(query.crossed, query.overtaken) + query.at_once:
+        elif len(query.replies) > query.times + max(query.crossed, query.overtaken, self._died(query)) + query.at_once:
             words = f"{len(query.replies)} replies, {_told(reply)}, to a query that was sent {query.times} times"
             self._violations.add("one-reply", now, words, query.number)
 

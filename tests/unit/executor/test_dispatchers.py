@@ -148,6 +148,18 @@ def test_what_is_handed_back_to_a_dispatcher_that_is_not_there_is_kept_until_it_
     assert alone.actor.handle(Envelope(NOW, Undelivered(back.reply), back.reply)) == [], "once"
 
 
+@pytest.mark.parametrize(("at", "handed"), [(NOW + 0.05, 1), (NOW + 0.2, 0)], ids=["not before it died", "before"])
+def test_what_came_late_another_dispatcher_ends_only_if_its_own_had_not(at: float, handed: int) -> None:
+    alone = Alone()
+    alone.tell(DispatcherHeartbeat(dispatcher="d1", incarnation=0, at=at))
+    [(_, back)] = published(alone.execute(deadline=NOW, at=NOW + 1.0), HandBack)
+    assert alone.actor.dispatchers.unheard(back, None) == []
+    handed_over = published(alone.actor.dispatchers.check(NOW + SILENCE + 0.1), HandBack)
+    assert [one.reason for subject, one in handed_over if subject == "infaas.resubmit"] == ["late"] * handed
+    later = published(alone.actor.dispatchers.unheard(back, None), HandBack)
+    assert [one.reason for subject, one in later if subject == "infaas.resubmit"] == ["late"] * handed, "it is dead"
+
+
 def test_what_an_executor_reads_after_its_deadline_only_its_dispatcher_ends_or_who_has_it_since() -> None:
     """An executor without queries does not hear itself, and cannot know what held it up."""
     alone = Alone()
