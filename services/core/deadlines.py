@@ -25,28 +25,24 @@ LOOK_S = 2e-6  # s between two looks, for each item that is looked at: so looks 
 class EarliestDeadline:
     """When to look at all items of an owner, of which thousands come and go in a second. An item costs a comparison.
 
-    at: no item is due before. Who adds an item lowers it: `if due < earliest.at: earliest.at = due`. of: names the timer.
+    at: no item is due before. Who adds an item lowers it: `if due < earliest.at: earliest.at = due`. set_for: when the timer rings. At the end of each
+    turn, its owner sets it anew where `at` is before that. of: names the timer.
     """
 
-    __slots__ = ("_of", "_set", "at")
+    __slots__ = ("_of", "at", "set_for")
 
     def __init__(self, of: str = "deadline") -> None:
         self._of = of
-        self._set = self.at = float("inf")
-
-    @property
-    def sooner(self) -> bool:
-        """Whether the timer must be set anew."""
-        return self.at < self._set
+        self.set_for = self.at = float("inf")
 
     def timer(self, now: float) -> After:
         """The timer, set to `at`."""
-        self._set = self.at
+        self.set_for = self.at
         return After(self._of, max(0.0, self.at - now), DeadlineReached(self._of))
 
     def looked(self, earliest: float, items: int, now: float) -> None:
         """All items have been looked at. earliest: when the next of those that stay is due, infinity: none stays."""
-        self._set = float("inf")
+        self.set_for = float("inf")
         self.at = max(earliest, now + LOOK_S * items)
 
 

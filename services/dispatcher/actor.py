@@ -169,7 +169,7 @@ class Dispatcher:
         earliest, waiting = self.in_flight.earliest, self.in_flight.waiting
         if waiting.changed:
             effects = (*effects, *self.silence.waiting_changed(self._policy.name))
-        return (*effects, earliest.timer(envelope.now)) if earliest.sooner else effects
+        return (*effects, earliest.timer(envelope.now)) if earliest.at < earliest.set_for else effects
 
     # -- a query arrives
 

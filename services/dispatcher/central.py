@@ -116,14 +116,15 @@ class CentralQueues:
 
     def done(self, batch: DoneBatch, now: float) -> list[Effect]:
         """A batch has ended: its instance may get the next one."""
-        given, instance = self._given.get(batch.instance), self._view.instances.get(batch.instance)
+        given = self._given.get(batch.instance)
+        instance = self._view.instances.get(batch.instance) if given is not None else None
         if given is not None and instance is not None and given.idle and given.is_all_of(batch):
             hop = max(0.0, now - given.at - instance.table.seconds(batch.batch))
             mean, variance, count = self._hops.get(batch.variant, (0.0, 0.0, 0))
             count = min(HOPS, count + 1)
             off, mean = hop - mean, mean + (hop - mean) / count
             self._hops[batch.variant] = mean, variance + (off * (hop - mean) - variance) / count, count
-        return self.pull(batch.variant, now)
+        return self.pull(batch.variant, now) if self._queues else []
 
     def push(self, query: Query) -> Iterable[Effect]:
         """A query begins to wait here: until the end of this turn of the loop, so that those that come together go in one batch."""

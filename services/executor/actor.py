@@ -146,7 +146,7 @@ class Executor:
     def handle(self, envelope: Envelope) -> Iterable[Effect]:
         effects = self._on[type(envelope.message)](envelope)
         earliest = self.pending.earliest
-        return (*effects, earliest.timer(envelope.now)) if earliest.sooner else effects
+        return (*effects, earliest.timer(envelope.now)) if earliest.at < earliest.set_for else effects
 
     # -- a query comes in
 

@@ -131,6 +131,15 @@ class KnownDispatchers(Struct, eq=False):
         code: str, now: float,
     ) -> Iterable[Effect]:  # fmt: skip
         """Report a batch to all who sent its queries. A part has ended before its outputs are stored. code: of all; empty: they were computed."""
+        if not queries:
+            return
+        name, codes = queries[0].route.dispatcher, [code] * len(queries) if code else None
+        for query in queries:
+            if query.route.dispatcher != name or query.storing or query.fetched or query.also:
+                break
+        else:  # as nearly always
+            yield from self.report_done(name, loaded, [query.route for query in queries], batch, span, cost, codes, now)
+            return
         ended: dict[str, list[Route]] = {}
         storing: dict[str, list[Route]] = {}
         counted = False

@@ -138,6 +138,7 @@ class EdfQueue:
     _heap: Heap = field(default_factory=list)
     _order: int = 0
     _only: int = 0  # the priority of all queries so far
+    _last: Route | None = None  # of the last query
     _levels: dict[int, Level] = field(default_factory=dict)  # by priority, once there are several
     _bounded: dict[int, int] = field(default_factory=dict)  # `_bounds` of the batch that is being formed
 
@@ -167,17 +168,18 @@ class EdfQueue:
             self.offline += query.items
         if route.priority != self._only or self._levels or route.higher is not None:
             self._came(route)
+        self._last = route
         heapq.heappush(self._heap, (query.route.deadline, self._order, query))
 
     def _came(self, route: Route) -> None:
         """A query came that is not of the only priority so far."""
-        if not self._only:
+        if self._last is None:
             self._only = route.priority
+            if route.higher is None:
+                return
         elif not self._levels:  # there are several from now on
-            for query in self:
-                self._note(
-                    query.route.priority, query.items, query.route.deadline - query.route.arrived, query.route.arrived
-                )
+            for one in [query.route for query in self] or [self._last]:
+                self._note(one.priority, one.items, one.deadline - one.arrived, one.arrived)
         self._note(route.priority, route.items, route.deadline - route.arrived, route.arrived)
         if route.higher is not None:
             self._note(route.higher[0], 1, route.higher[1], route.arrived)

@@ -274,7 +274,8 @@ class ClusterView:
     def told(self, instance: Instance, levels: Mapping[int, int]) -> None:
         """Its executor has ended queries there. levels: items that wait, by priority."""
         instance.cores.quiet = 0
-        self._observe_levels(instance, levels)
+        if levels:
+            self._observe_levels(instance, levels)
 
     def _observe_levels(self, instance: Instance, levels: Mapping[int, int]) -> None:
         if levels:
