@@ -133,7 +133,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     (f"{REGISTER} other-classes.npz", FAILED, "outside the model's 10 classes .*: number the classes from 0"),
     (f"{REGISTER} validation.npz --metric acc", USAGE, '"acc" for --metric. Choose from: "top1"'),
     (f"{REGISTER} validation.npz --labels missing.txt", USAGE, "--labels missing.txt: cannot be read"),
-    (f"{REGISTER} validation.npz --slo-target 99", FAILED, "slo_target: must be above 0 and below 1, not 99"),
+    (f"{REGISTER} validation.npz --slo-target 99", USAGE, "--slo-target. must be above 0 and below 1, not 99"),
     ("cancel r-none", FAILED, "no job and no registration r-none: `infaas jobs` and `infaas registrations` list them"),
     # jobs, administration, history
     ("jobs j-none", FAILED, "there is none with the id j-none: see `infaas jobs`"),
@@ -154,7 +154,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("up --data-dir new --simulate tpu=1", USAGE, r"can be simulated \(gpu, inferentia\), not 'tpu'"),
     ("apps --data-dir nowhere", FAILED, "no system runs in nowhere: start one with `infaas up --data-dir nowhere`"),
     ("logs --data-dir nowhere", FAILED, "there are no logs in .*: start a system with `infaas up`"),
-    ("plan bad.toml", USAGE, "bad.toml is not valid TOML"),
+    ("plan bad.toml", USAGE, "bad.toml: is not valid TOML"),
     ("simulate missing.toml", USAGE, "missing.toml: cannot be read: No such file"),
 ]  # fmt: skip
 

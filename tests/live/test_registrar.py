@@ -252,8 +252,8 @@ def test_the_command_prints_what_was_measured(nats_url: str, prefix: str, tmp_pa
             model, validation = str(digits.models()["cnn-s"]), str(system.validation)
             about = ("--app", "digits", "--model", "cnn", "--validation", validation)
             code, out, errors = await command(system, model, *about, "--slo-target", "1")
-            assert (code, out) == (1, "")
-            assert "slo_target: must be above 0 and below 1, not 1" in errors.splitlines()[-1]
+            assert (code, out) == (2, "")
+            assert "--slo-target. must be above 0 and below 1, not 1" in errors.splitlines()[-1]
             code, out, errors = await command(system, model, *about, "--slo-target", "0.999", "--json")
             assert code == 0, errors
             document = json.loads(out)
