@@ -268,9 +268,10 @@ class Fleet:
                 found[hardware] += 1
         return dict(found)
 
-    def available(self, kind: str, now: float) -> int:
-        """How many machines of a kind serve or will serve soon."""
-        return sum(one.kind == kind and self.state(one, now) in ("Ready", "Booting") for one in self.workers.values())
+    def available(self, kind: str, now: float, *, booting: bool = True) -> int:
+        """How many machines of a kind serve, or, with those that boot, will serve soon."""
+        states = ("Ready", "Booting") if booting else ("Ready",)
+        return sum(one.kind == kind and self.state(one, now) in states for one in self.workers.values())
 
     def ready(self, now: float) -> list[FleetWorker]:
         """Workers that take new work."""

@@ -164,7 +164,9 @@ class MachineGrowth:
                 continue
             self._doubted.discard(name)
             waited = turn.now - self._surplus.setdefault(name, turn.now)
-            if waited >= max(kind.boot_s, self._limits.settings.idle_s):
+            # One that boots may never come: none that is there leaves for it.
+            there = self._fleet.available(name, turn.now, booting=False)
+            if count < there and waited >= max(kind.boot_s, self._limits.settings.idle_s):
                 found += self._fewer(kind, f"{why}, for {waited:.0f} s", weight, turn)
         return found
 

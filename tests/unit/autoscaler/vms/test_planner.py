@@ -170,6 +170,16 @@ def test_a_surplus_that_is_needed_again_meanwhile_stays() -> None:
     assert fleet.scalings("remove_worker") == []
 
 
+def test_none_that_serves_leaves_for_one_that_boots_and_may_never_come() -> None:
+    fleet = fleet_of(workers=2, kinds=(kind(boot_s=5.0, minimum=2),), limits={"idle_s": 5.0})
+    fleet.dead_on_arrival = True
+    load(fleet, 600, 2.5)
+    assert [event.worker for event in fleet.scalings("add_worker")] == [one.worker for one in fleet.started] != []
+    load(fleet, 5, 30)
+    assert fleet.scalings("remove_worker") == []
+    assert len(fleet.workers) == 2
+
+
 def test_what_a_machine_hands_over_serves_elsewhere_before_it_goes() -> None:
     other = slow(OTHER, model="other", load_ms=4000.0)
     fleet = fleet_of(slow(load_ms=4000.0), other, workers=2, kinds=(kind(boot_s=5.0),), limits={"idle_s": 5.0})
