@@ -95,7 +95,7 @@ class SimulatedSystem:
         bill: Literal["machines", "instances"] = "machines" if scenario.cost.meter == "worker" else "instances"
         autoscaler = replace(policy.settings.autoscaler, choice=choice, bill=bill)
         self._settings = replace(policy.settings, autoscaler=autoscaler)
-        self._booting: dict[str, MachineSpec] = {}
+        self.booting: dict[str, MachineSpec] = {}
         self._contexts: dict[str, StoredContext] = {}
         self._executors: dict[str, SimulatedExecutorEdge] = {}
         self._incarnations = count(1)
@@ -189,12 +189,12 @@ class SimulatedSystem:
 
     def _ordered(self, order: StartMachine) -> None:
         """The controller ordered a machine."""
-        if order.worker not in self.machines and order.worker not in self._booting:
+        if order.worker not in self.machines and order.worker not in self.booting:
             self._boot(order.worker, self._specs[order.kind])
 
     def _boot(self, worker: str, spec: MachineSpec) -> None:
         """A machine costs from now on, and works once it has booted."""
-        self._booting[worker] = spec
+        self.booting[worker] = spec
         self.bill.machine(spec, 1, self._environment.now)
         seconds = self.boots(spec)
         if seconds < inf:
@@ -208,7 +208,7 @@ class SimulatedSystem:
         now = self._environment.now
         if not booted:
             self.bill.machine(spec, 1, now)
-        elif self._booting.pop(worker, None) is None:
+        elif self.booting.pop(worker, None) is None:
             return  # stopped while it booted
         machine = self.machines[worker] = SimulatedMachine(
             worker, spec, self._scenario.interference, now, self._settings.executor
@@ -297,7 +297,7 @@ class SimulatedSystem:
         self._end(worker, goodbye=False)
 
     def _end(self, worker: str, *, goodbye: bool) -> None:
-        booting = self._booting.pop(worker, None)
+        booting = self.booting.pop(worker, None)
         if booting is not None:
             self.bill.machine(booting, -1, self._environment.now)
         machine = self.machines.pop(worker, None)

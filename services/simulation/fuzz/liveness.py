@@ -8,7 +8,7 @@ from typing import Any
 
 from bus.messages.public import Answer
 from services.autoscaler.vms.actor import Controller
-from services.autoscaler.vms.machines import LOST_S
+from services.autoscaler.vms.machines import BOOT_S, LOST_S
 from services.dispatcher.actor import Dispatcher
 from services.executor.actor import Executor
 from services.simulation.clients import QueryTemplate
@@ -46,6 +46,7 @@ class Liveness:
         self._there: dict[
             str, tuple[str, float]
         ] = {}  # the kind of each machine that ever was, and when it was last seen
+        self._ordered: dict[str, float] = {}  # machines that boot, and since when
 
     # -- at intervals
 
@@ -53,6 +54,7 @@ class Liveness:
         """What dispatchers and executors hold belongs to queries that were sent of late."""
         sent = len(self._asked)
         self._there.update({name: (machine.spec.kind, now) for name, machine in self._system.machines.items()})
+        self._ordered = {name: self._ordered.get(name, now) for name in self._system.booting}
         self._recent.append((now, sent))
         while self._recent[0][0] < now - self._longest - FORGETS_S:
             self._recent.pop(0)
@@ -120,11 +122,19 @@ class Liveness:
                 self._violations.add(
                     "nobody-paused", now, f"{name} knows the workers {known or 'none'}; there are {running}"
                 )
+        died = {fault.worker for fault in self._scenario.faults if fault.kind == "worker-dies"} - there
         for one in self._policy.machines:
             count = sum(machine.spec.kind == one.kind for machine in self._system.machines.values())
             # A machine that is silent may be there, and paid for: for so long it counts against the most that there may be.
             silent = sum(kind == one.kind and last > now - LOST_S for kind, last in self._there.values()) - count
-            if count < one.minimum and count + silent < one.maximum:
+            # One that was ordered for one that died is waited for: nobody can know that it never comes.
+            waits = now - BOOT_S - one.boot_s
+            coming = sum(
+                spec.kind == one.kind and self._ordered.get(name, now) > waits
+                for name, spec in self._system.booting.items()
+            )
+            lost = sum(self._there[name][0] == one.kind for name in died if name in self._there)
+            if count + min(coming, lost) < one.minimum and count + silent < one.maximum:
                 self._violations.add(
                     "replicas", now, f"{count} machines of kind {one.kind}, which must have {one.minimum}"
                 )
