@@ -1,6 +1,7 @@
 """A scenario's TOML file: reading it, checked values, and refusals that name file and key."""
 
 import re
+import sys
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
@@ -197,6 +198,8 @@ def value_at(value: Any, location: Location, kind: Any, rule: Rule | None = None
     refused = None if rule is None else rule.refuse(value)
     if refused is not None:
         location.refuse(refused)
+    if kind is float and abs(value) > sys.float_info.max:  # of a whole number
+        location.refuse(f"must be at most {LARGEST:g}, not {shown(value)}")
     return float(value) if kind is float else value
 
 

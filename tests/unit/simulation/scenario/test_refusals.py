@@ -293,6 +293,13 @@ def test_the_full_one_is_sound(tmp_path):
     assert isinstance(derive(SOUND, tmp_path / "s.toml"), Scenario)
 
 
+def test_a_whole_number_that_is_no_float_is_refused(tmp_path):
+    tree = deepcopy(FULL)
+    tree["load"][0]["latency_ms"] = 10**5000
+    with pytest.raises(ScenarioError, match=r"load\[0\].latency_ms: must be at most 1e\+12, not that"):
+        derive(tree, tmp_path / "s.toml")
+
+
 @given(path=st.sampled_from(sorted(places(FULL))), value=GARBAGE)
 @settings(max_examples=examples(400), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_garbage_anywhere_is_refused_or_understood(tmp_path, path, value):
