@@ -9,10 +9,17 @@ import pytest
 from infaas.demo.__main__ import write
 from tests.support.documents.code_blocks import Reader, blocks
 from tests.support.servers.processes import ROOT
-from tests.support.servers.system import Whole
+from tests.support.servers.system import Whole, with_digits
 
 RUN = {"sh", "console", "python"}
 PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if any(block.language in RUN for block in blocks(page))]
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
+    """One of their own: readers register models in the app `digits`."""
+    with with_digits(tmp_path_factory.mktemp("read") / "data") as whole:
+        yield whole
 
 
 @pytest.fixture

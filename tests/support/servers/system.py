@@ -68,10 +68,9 @@ def running(directory: Path, *options: str) -> Iterator[Whole]:
                 process.kill()
 
 
-@pytest.fixture(scope="session")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
-    """A running system with the app `digits` served by the models of MODELS."""
-    directory = tmp_path_factory.mktemp("whole") / "data"
+@contextmanager
+def with_digits(directory: Path) -> Iterator[Whole]:
+    """As `running`, with the app `digits` served by the models of MODELS."""
     with running(directory) as whole:
         validation = digits.save_validation(directory.parent / "validation.npz")
         for model in MODELS:
@@ -80,6 +79,13 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
                 *("--validation", str(validation), "--data-dir", str(directory)),
             )
             assert done.returncode == 0, done.stderr
+        yield whole
+
+
+@pytest.fixture(scope="session")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
+    """The one of most tests, which leave the app `digits` as they found it."""
+    with with_digits(tmp_path_factory.mktemp("whole") / "data") as whole:
         yield whole
 
 
