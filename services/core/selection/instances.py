@@ -194,6 +194,10 @@ class Instance:
             together = min(self.most, together + int(wait * served))
         return caution * (wait + table.seconds(together) * self.factor)
 
+    def alone_s(self, items: int, length: int | None) -> float:
+        """Seconds that such a query takes there if nothing else is there."""
+        return self.table.at(length).seconds(items) * self.factor
+
     def in_time_after(self, excess: float) -> float:
         """Seconds for which a prediction that is `excess` seconds too long stays too long, if nothing ends there.
 
