@@ -133,6 +133,7 @@ class InFlight:
         if found is None and self.retries:
             found = next((query for query in self.retries if query.uid == uid), None)
             self.retries = deque(query for query in self.retries if query.uid != uid)
+            self.waiting.went(found)
         return found
 
     def computed(self, uid: bytes) -> None:
@@ -228,6 +229,7 @@ class InFlight:
         for query in expired:
             if self.waiting.pop(query.uid, None) is None and self.remove(query.uid) is None:
                 self.retries.remove(query)
+                self.waiting.went(query)
         if self.begun_alone:
             self.begun_alone = {uid: attempt for uid, attempt in self.begun_alone.items() if uid in self.dispatched}
         self.earliest.looked(earliest, items, now)
@@ -308,6 +310,7 @@ class Retries:
                 return effects
         while queue and self._in_flight.retrying is None:
             query = queue.popleft()
+            flight.waiting.went(query)
             effects.extend(self._decide(query, now))
             if query.uid in self._in_flight.dispatched:
                 self._in_flight.retrying = query.uid

@@ -105,10 +105,13 @@ class Silence:
         return [*self.let_go(gone), *waiting.wills(self._name, policy, self._subjects.resubmit())]
 
     def let_go(self, queries: Iterable[Query]) -> list[Effect]:
-        """Of these queries, withdraw from executors that were taken for dead what others have now, or get in turn, or what has ended here."""
+        """Of these queries, withdraw from executors that were taken for dead what others have now, or what has ended here. What waits, also as a retry
+        for its turn, nobody else has yet: it stays with them.
+        """
         effects: list[Effect] = []
+        waiting, retries = self._in_flight.waiting, {query.uid for query in self._in_flight.retries}
         for query in queries:
-            if query.lent is None or query.uid in self._in_flight.waiting:
+            if query.lent is None or query.uid in waiting or query.uid in retries:
                 continue
             (old, attempt), query.lent = query.lent, None
             effects.append(self._withdraw(old.worker.name, old.device, old.id, [query.uid], attempt))

@@ -28,9 +28,14 @@ class WaitingQueries(dict[bytes, Query]):
     def pop(self, uid: bytes, default: Any = None) -> Any:
         query = super().pop(uid, default)
         self.changed.add(uid)
+        self.went(query)
+        return query
+
+    def went(self, query: Query | None) -> None:
+        """It waits no longer, here or for its turn as a retry: an executor that was taken for dead need not have it any more."""
         if query is not None and query.lent is not None:
             self.gone.append(query)
-        return query
+            self.changed.add(query.uid)
 
     def sent(self, part: QueryPart) -> None:
         """An executor gets a part of a query: if this dispatcher dies, it hands the query on."""

@@ -241,7 +241,7 @@ class Executor:
                 effects.append(After(("held", loaded.id), until - now, BatchesDue()))
                 continue
             else:
-                batch, late = loaded.queue.form(now)
+                batch, late = loaded.queue.form(now, self.dispatchers.may_move)
             for query in late:
                 effects.extend(self._too_late(loaded, query, now))
             if batch:

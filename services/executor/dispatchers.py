@@ -78,6 +78,10 @@ class KnownDispatchers(Struct, eq=False):
         dispatcher = self._known.get(name)
         return dispatcher is None or dispatcher.alive
 
+    def may_move(self, route: Route) -> bool:
+        """Whether its dispatcher has not yet been asked for another instance that can do this query in time."""
+        return not route.attempt and self.alive(route.dispatcher)
+
     @property
     def any_alive(self) -> bool:
         """Whether there is a dispatcher that could end a query instead of this executor."""

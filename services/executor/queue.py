@@ -237,15 +237,17 @@ class EdfQueue:
         """Arrival of the query that waits longest, Unix seconds. None if there is none."""
         return min((query.route.arrived for _, _, query in self._heap), default=None)
 
-    def form(self, now: float) -> tuple[list[QueuedQuery], list[QueuedQuery]]:
-        """The next batch, and the queries that would be late. Both leave the queue.
+    def form(
+        self, now: float, moves: Callable[[Route], bool] = lambda _: False
+    ) -> tuple[list[QueuedQuery], list[QueuedQuery]]:
+        """The next batch, and the queries that would be late. Both leave the queue. moves: whether a query may still go to another instance.
 
         The first deadline is the limit: the batch is the largest that is predicted to end before it. Only queries with equal
         shapes join. A query that may share no batch runs alone; so does one larger than max_batch, in pieces. Where not all that wait can be
         in time any more, some leave at once (`_give_way`).
         """
         heap = self._heap
-        late = self._give_way(now)
+        late = self._give_way(now, moves)
         while heap:
             deadline, _, first = heap[0]
             table = self.table.at(first.route.length)
@@ -293,12 +295,13 @@ class EdfQueue:
         fits = table.largest_batch_within(slack / CAUTION if bounds else slack)
         return min(self.max_batch, fits, bounds.get(lowest, self.max_batch))
 
-    def _give_way(self, now: float) -> list[QueuedQuery]:
+    def _give_way(self, now: float, moves: Callable[[Route], bool]) -> list[QueuedQuery]:
         """Remove the queries that cannot be in time, and those that would make others late. None while all can be in time.
 
         Those with the larger `priority` give way first. Among equals, as many as possible are kept: usually all but those that come too late
         in the order of deadlines; but a first one that allows only a small batch leaves if that keeps more of the others (Nexus' early drop).
-        Those that come too late make nobody else late. They stay as long as they could be in time alone: it may go faster than predicted.
+        Those that come too late make nobody else late. They leave while another instance may do them in time. Those that do not move stay as
+        long as they could be in time alone: it may go faster than predicted.
         """
         heap = self._heap
         if not heap:
@@ -318,7 +321,7 @@ class EdfQueue:
         stays: set[int] = set()
         for level in sorted(levels):
             kept, last = self._kept(kept, levels[level], now)
-            stays.update(entry[1] for entry in last if not self._lost([entry], now))
+            stays.update(entry[1] for entry in last if not (moves(entry[2].route) or self._lost([entry], now)))
         stays.update(entry[1] for entry in kept)
         left = [entry for entry in entries if entry[1] not in stays]
         if left:

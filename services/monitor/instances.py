@@ -150,7 +150,9 @@ class MonitoredInstance:
         self._reports.append((now, seconds, sample))
         while now - self._reports[0][0] >= KEPT:
             self._reports.popleft()
-        waited = min(self.queued, sample.queued)
+        # One query may be more items than a batch: only if others waited as well, both times, it has worked on.
+        backlog = self.busy_until == inf and sample.oldest_wait > 0
+        waited = min(self.queued, sample.queued) if backlog else 0
         self.queued, self.levels = sample.queued, sample.levels
         self.batching, self.batch_limit, self.contexts = sample.batching, sample.batch_limit, sample.contexts
         changes: list[StateChange] = []

@@ -291,8 +291,7 @@ class ClusterView:
         eligible = app.eligibility(ask)
         for group in (*eligible.active, *eligible.troubled):
             for instance in (*group.active, *group.troubled):
-                alone = instance.table.at(ask.length).seconds(ask.items) * instance.factor
-                if alone <= left and instance.outranked(ask.priority):
+                if instance.alone_s(ask.items, ask.length) <= left and instance.outranked(ask.priority):
                     instance.no_time = ask.priority, left
                     instance.highest = min(instance.highest, ask.priority)
 

@@ -7,7 +7,7 @@ from math import ceil, inf
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import DeviceStatus, InstanceStatus
-from services.core.cost import LatencyTable
+from services.core.cost import LatencyTable, cores_free
 from services.core.lifecycle import SERVING
 
 # A query that must wait is predicted to take so much longer than the profile says. The rate at which a queue drains is known only roughly
@@ -75,7 +75,7 @@ class SharedCores:
         first. Deadlines there count as evenly spread over as much time as their work takes, up to the last one sent.
         """
         busy = needed = self.needed(waiting)
-        work = own = seconds * needed
+        own, waits, held = seconds * needed, 0.0, [(seconds, needed)]
         for other in self.instances:
             if other is waiting or not (other.own or other.others) or other.waiting_s == SHUT:
                 continue
@@ -83,10 +83,13 @@ class SharedCores:
             busy += takes
             before = other.waiting_s + other.table.seconds(other.rest) * other.factor
             before = max(0.0, min(before, deadline - other.latest + before))
-            before = (before + max(0.0, other.free_at - now)) * takes
-            work += before
-            own += before if other.record.model == waiting.record.model else 0.0
-        return seconds if busy <= self.cores else max(seconds, work / self.cores), own / work if work else 0.0
+            under_way = max(0.0, other.free_at - now)
+            held.append((under_way, takes))
+            waits += before * takes
+            own += (before + under_way) * takes if other.record.model == waiting.record.model else 0.0
+        work = waits + sum(until * cores for until, cores in held)
+        free = seconds if busy <= self.cores else max(seconds, cores_free(self.cores, needed, waits, held))
+        return free, own / work if work else 0.0
 
 
 class Instance:
@@ -193,6 +196,10 @@ class Instance:
         if together < self.most:
             together = min(self.most, together + int(wait * served))
         return caution * (wait + table.seconds(together) * self.factor)
+
+    def alone_s(self, items: int, length: int | None) -> float:
+        """Seconds that such a query takes there if nothing else is there."""
+        return self.table.at(length).seconds(items) * self.factor
 
     def in_time_after(self, excess: float) -> float:
         """Seconds for which a prediction that is `excess` seconds too long stays too long, if nothing ends there.

@@ -296,7 +296,7 @@ def refuse(
         for kind, instances in group.serving:
             for instance in instances if len(instances) <= MANY else group.samplers[kind].some(SAMPLED, app.asked):
                 found = True
-                alone = min(alone, instance.table.at(ask.length).seconds(ask.items) * instance.factor)
+                alone = min(alone, instance.alone_s(ask.items, ask.length))
                 if CAUTION * instance.waiting_s < soonest:
                     soonest = min(soonest, instance.predict(ask.items, ask.length, ask.deadline, now))
     if not found:

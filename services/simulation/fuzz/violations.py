@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
+from services.shell.host.watch import HUNG, LOOK
 from services.simulation.scenario.model import FaultSpec
 
 KEPT = 200  # violations of a run
@@ -85,6 +86,9 @@ def _times(fault: FaultSpec) -> Iterator[tuple[float, float]]:
             yield fault.at_s, fault.until_s + HOPS * fault.delay_s
         case "boot-twice":
             yield fault.at_s, fault.until_s + fault.delay_s + RETURNS_S
+        case "process-stopped" if fault.process.startswith("d-") and fault.until_s - fault.at_s > HUNG + LOOK:
+            # Its supervisor has ended it: the next one gets its queries.
+            yield fault.at_s, max(fault.until_s, fault.at_s + HUNG + LOOK + RETURNS_S)
         case _:
             yield fault.at_s, fault.until_s + fault.delay_s
 

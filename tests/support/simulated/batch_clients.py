@@ -137,7 +137,8 @@ class BatchClients:
         self._number += 1
         inbox, now, instance = f"_INBOX.{self._number}", self.kernel.now, instance or f"i{device}"
         uid = self._number.to_bytes(16, "big")
-        head = Route(uid, 0, 0, inbox, now + within, now, DISPATCHER, instance, app, items, None, **route)
+        # Sent again: its dispatcher knows no other instance, so what may be late stays.
+        head = Route(uid, 0, 1, inbox, now + within, now, DISPATCHER, instance, app, items, None, **route)
         body = Raw(encode({"inputs": Tensor("BOOL", [items], bytes(items))}))
         self._sent[inbox] = (now, instance, then)
         self.kernel.publish(self.subjects.execute(WORKER, f"gpu{device}"), Execute(head, body))

@@ -211,12 +211,15 @@ class World:
         served: dict[str, Items] | None = None,
         *,
         queued: Items | None = None,
+        waits: bool = True,
         slower: float = 1.0,
         slo_s: float = 30.0,
         device: str = "",
         cpu_s: float | None = None,
     ) -> None:
-        """Report half a second in which these instances served so many items by app, one by one. cpu_s: of the executor's process."""
+        """Report half a second in which these instances served so many items by app, one by one. waits: part of what is queued does. cpu_s: of the
+        executor's process.
+        """
         assert self.executor is not None
         samples = []
         for instance, name in (*self.loaded.items(), *self.warm.items()):
@@ -227,7 +230,7 @@ class World:
                     instance=instance,
                     variant=name,
                     queued=(queued or {}).get(instance, 0),
-                    oldest_wait=0.01 if (queued or {}).get(instance, 0) else 0.0,
+                    oldest_wait=0.01 if waits and (queued or {}).get(instance, 0) else 0.0,
                     items=items,
                     batches=items,
                     busy=items * 0.01 * slower,

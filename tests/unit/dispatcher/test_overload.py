@@ -10,6 +10,7 @@ from bus.messages.catalog import AppRecord, VariantRecord
 from bus.messages.fleet import EnsureLoaded, WorkerHeartbeat
 from services.core.actor import Changed
 from services.core.catalog import key_of
+from services.core.selection.policy import InfaasPolicy
 from services.core.settings import DispatcherSettings, Settings
 from tests.support.simulated.fleet import SIGNATURE, Fleet, variant
 
@@ -17,9 +18,9 @@ SLOW = variant(base_ms=20.0, per_item_ms=5.0)  # 133 items/s in batches of 8
 SATURATION = SLOW.profile.saturation_qps
 
 
-def serving(workers: int, record: VariantRecord = SLOW, dispatchers: int = 1) -> Fleet:
+def serving(workers: int, record: VariantRecord = SLOW, dispatchers: int = 1, dispatch: str = "spread") -> Fleet:
     """A fleet with one Active instance on each worker."""
-    fleet = Fleet(record, workers=workers, dispatchers=dispatchers)
+    fleet = Fleet(record, workers=workers, dispatchers=dispatchers, policy=InfaasPolicy(dispatch=dispatch))
     fleet.stage.listen(fleet.subjects.worker_heartbeat())
     for n in range(workers):
         fleet.stage.publish(fleet.subjects.worker(f"w{n}", "load"), EnsureLoaded(variant=record, app="app"))
@@ -166,6 +167,14 @@ def test_what_an_instance_hands_back_is_served_by_another_that_is_in_time() -> N
     [answer] = fleet.replies(label)
     assert answer["worker"] == instances[second].worker.name
     assert not answer["missed"]
+
+
+def test_what_two_dispatchers_send_to_one_instance_is_served_by_an_idle_one() -> None:
+    """Each knows of its own queries alone: the instance can do them in time, and those of both it cannot. All take 285 ms there."""
+    fleet = serving(2, dispatchers=2, dispatch="pack")
+    asked = [fleet.ask(latency_ms=200.0) for _ in range(34)]
+    fleet.stage.run(1.0)
+    assert in_time(fleet, asked) == 34
 
 
 @pytest.mark.parametrize(("priority", "served"), [(1, True), (5, True), (9, False)])

@@ -110,7 +110,10 @@ def test_to_the_executor_and_back_again_and_to_the_next() -> None:
     assert trace is not None
     assert (trace.trace, trace.parent) == (TRACE, OURS)
     route = execute.message.route
-    again = tell(actor, HandBack(route, "deadline", Raw(b"")), headers=dict(execute.headers or {}))
+    again = sent(tell(actor, HandBack(route, "deadline", Raw(b"")), headers=dict(execute.headers or {})), Execute)
+    assert read(again.headers) == trace
+    assert (again.message.route.instance, again.message.route.attempt) == (route.instance, 1)  # there is no other
+    again = tell(actor, HandBack(again.message.route, "deadline", Raw(b"")), headers=dict(again.headers or {}))
     refusal = sent(again, Refusal)
     assert read(refusal.headers) == trace
     (span,) = spans(again)

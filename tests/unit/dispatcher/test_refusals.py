@@ -31,8 +31,8 @@ def warm(**options: Any) -> Fleet:
     return fleet
 
 
-def hang(fleet: Fleet) -> None:
-    fleet.devices["w0"].slow = HUNG
+def hang(fleet: Fleet, worker: str = "w0") -> None:
+    fleet.devices[worker].slow = HUNG
 
 
 def fall_silent(fleet: Fleet) -> None:

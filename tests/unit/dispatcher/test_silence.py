@@ -278,3 +278,24 @@ def test_what_such_a_worker_has_is_refused_here_only_if_its_executor_has_not_spo
     assert refusal["error"]["message"].startswith("the model had not answered"), "its executor's words"
     assert at - asked <= 4.0 + LATEST
     assert row(fleet, label).outcome == "refused"
+
+
+def test_what_waits_for_its_turn_as_a_retry_stays_with_such_a_worker() -> None:
+    fleet = warm()
+    fleet.devices["w0"].slow = 1600.0  # 4 s a batch
+    first = fleet.ask(latency_ms=30_000.0)
+    fleet.stage.run(0.01)
+    second = fleet.ask(latency_ms=30_000.0)
+    fleet.stage.run(0.01)
+    fleet.stage.kill("w0")
+    fleet.stage.run(3.0)
+    fleet.start_worker("w1")
+    hang(fleet, "w1")
+    fleet.stage.run(1.0)
+    flight = fleet.stage.members["d0"].actor.in_flight
+    assert flight.retrying is not None
+    assert [query.head.id for query in flight.retries] == [second], "the first one runs alone"
+    fleet.stage.run(10.0)
+    assert not fleet.replies(first)
+    assert "outputs" in reply(fleet, second)[1]
+    assert row(fleet, second).worker == "w0"

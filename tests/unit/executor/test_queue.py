@@ -193,6 +193,14 @@ def test_what_comes_too_late_only_itself_stays_while_it_could_be_in_time_alone()
     assert len(queue.form(NOW + 0.006)[1]) == 1
 
 
+def test_what_comes_too_late_only_itself_leaves_while_another_instance_may_do_it() -> None:
+    queue = EdfQueue(LatencyTable(variant()), 8)
+    for number in range(9):
+        queue.push(work(number, 0.0065))
+    batch, late = queue.form(NOW, lambda _: True)
+    assert (len(batch), len(late), len(queue)) == (8, 1, 0)
+
+
 def test_of_many_that_wait_the_larger_number_gives_way_to_what_comes_last() -> None:
     """All of the larger number could be in time, and have earlier deadlines; the others are behind more of them than are compared else."""
     queue = EdfQueue(LatencyTable(variant()), 8)  # eight take 6 ms, so 640 take 480 ms

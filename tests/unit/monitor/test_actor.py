@@ -313,14 +313,14 @@ def test_the_live_correction_moves_slowly_and_within_bounds() -> None:
     assert 4.9 < factors[-1] <= 5.0
 
 
-@pytest.mark.parametrize(("queued", "slow"), [(1, False), (2, True)])
-def test_what_only_computes_had_no_work_waiting(queued: int, slow: bool) -> None:
-    """Batches of one, one being computed at each glance: between them it may well have been idle."""
+@pytest.mark.parametrize(("queued", "waits", "slow"), [(1, True, False), (2, True, True), (2, False, False)])
+def test_what_only_computes_had_no_work_waiting(queued: int, waits: bool, slow: bool) -> None:
+    """Batches of one, one being computed at each glance: between them it may well have been idle. It may be a query of two items."""
     world = World()
     instance = world.load(replace(variant(), max_batch=1))
     for _ in range(10):
         world.advance(0.5)
-        world.report({instance: {"faces": 20}}, queued={instance: queued})
+        world.report({instance: {"faces": 20}}, queued={instance: queued}, waits=waits)
     assert (world.told()[instance].factor > 1.5) is slow
 
 

@@ -286,6 +286,17 @@ def test_instances_that_share_cores_wait_for_each_other(cores: int) -> None:
         assert last == pytest.approx(CAUTION * (0.025 + 0.060 + 0.025))
 
 
+def test_a_long_batch_under_way_keeps_only_its_own_core() -> None:
+    """The other core is free once the short one has ended: for what is more urgent first, then for this query."""
+    instance, long, short = on_one_device(2, names=("b", "c", "c2"))
+    long.take(8, NOW, NOW + 1.0)  # 60 ms
+    short.take(1, NOW, NOW + 1.0)  # 25 ms
+    assert instance.predict(1, None, NOW + 0.5, NOW) == pytest.approx(CAUTION * (0.025 + 0.025))
+    short.take(1, NOW, NOW + 1.0)
+    assert instance.predict(1, None, NOW + 0.5, NOW) == pytest.approx(CAUTION * (0.025 + 0.025))
+    assert instance.predict(1, None, NOW + 2.0, NOW) == pytest.approx(CAUTION * (0.025 + 0.025 + 0.025))
+
+
 @pytest.mark.parametrize("seconds", [1.0, 30.0])
 def test_a_flooded_model_that_fills_its_queues_leaves_room_for_a_quiet_one_with_the_same_deadlines(
     seconds: float,
