@@ -37,7 +37,7 @@ import infaas
 from bus.messages.catalog import PipelineEdge, PipelinePlan, PipelineVertex
 from infaas.cli.pipeline import change_of, hop_of, options_of
 from services.core.pipelines.envelope import BIN_S
-from services.core.pipelines.estimator import LatencyEstimator, at_percentile
+from services.core.pipelines.estimator import LatencyEstimator, MeasuredHop, at_percentile
 from services.core.pipelines.graph import PipelineGraph
 from services.core.pipelines.planners import plan_pipeline
 from services.core.pipelines.problem import PipelineProblem, StageOption, batch_seconds
@@ -203,7 +203,7 @@ async def live_row(client: infaas.Client, file: PipelineFile, rate: float, secon
     )
     problem = PipelineProblem(
         name=file.name, pipeline=file.pipeline, latency_ms=file.latency_ms, options=options,
-        arrivals=gamma_arrivals(rate, 1.0, 600.0, 1), hop_ms=hop_of(rows),
+        arrivals=gamma_arrivals(rate, 1.0, 600.0, 1), hop=hop_of(rows),
     )  # fmt: skip
     plan = plan_pipeline(problem, effort=0, rounds=1)
     await client.admin("deploy-pipeline", app=file.name, plan=plan)
@@ -226,7 +226,7 @@ async def live_row(client: infaas.Client, file: PipelineFile, rate: float, secon
         for i, at in enumerate(due):
             await asyncio.sleep(max(0.0, start + at - time.monotonic()))
             group.create_task(ask(i))
-    hop_ms = hop_of([row for app in LIVE_APPS for row in await client.variants(app=app)])
+    hop = hop_of([row for app in LIVE_APPS for row in await client.variants(app=app)])
     tables = {one.vertex: batch_seconds(one) for one in options}
     stages = {
         name: StageConfiguration(tables[name][: one.batch + 1], one.batch, one.replicas)
@@ -235,13 +235,13 @@ async def live_row(client: infaas.Client, file: PipelineFile, rate: float, secon
     seen = (due > SKIPPED_S) & ~np.isnan(took)
     graph = PipelineGraph(file.pipeline)
     measured, assumed = (
-        LatencyEstimator(graph, np.sort(sent), hop_s=hop / 1000.0).latencies(stages)[due > SKIPPED_S]
-        for hop in (hop_ms, 0.5)
+        LatencyEstimator(graph, np.sort(sent), hop=one).latencies(stages)[due > SKIPPED_S]
+        for one in (hop, MeasuredHop(0.5))
     )
     p99 = at_percentile(took[seen], 0.99)
     estimated = at_percentile(measured, 0.99)
     return (
-        f"| {rate:g} | {', '.join(f'{one.batch} x{one.replicas}' for one in plan.vertices.values())} | {hop_ms:.2f} |"
+        f"| {rate:g} | {', '.join(f'{one.batch} x{one.replicas}' for one in plan.vertices.values())} | {hop.ms:.2f} |"
         f" {1000 * estimated:.0f} | {1000 * p99:.0f} | {p99 / estimated:.2f} | {p99 / at_percentile(assumed, 0.99):.2f} |"
         f" {np.median(took[seen]) / np.median(measured):.2f} | {int(np.isnan(took).sum())} |"
     )

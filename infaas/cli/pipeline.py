@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from bus.messages.catalog import PipelinePlan
     from infaas.pipelines import Driver
     from infaas.tracing import PipelineTrace
+    from services.core.pipelines.estimator import MeasuredHop
     from services.core.pipelines.problem import StageOption
     from services.simulation.scenario.pipelines import PipelineFile
 
@@ -246,19 +248,19 @@ def _refusing(work: Callable[[], T]) -> T:
 
 def _plan(path: Path, policy: str, data_dir: Path | None, wide: bool, json: bool) -> int:
     from services.core.pipelines.planners import plan_pipeline  # noqa: PLC0415  (numpy takes long to import)
-    from services.core.pipelines.problem import HOP_MS  # noqa: PLC0415
+    from services.core.pipelines.problem import HOP  # noqa: PLC0415
     from services.simulation.scenario.pipelines import TARGET, check_pipeline, problem_of  # noqa: PLC0415
 
     file = _read(path, planning=True)
     _refusing(lambda: check_pipeline(file))
     offered = {option.vertex for option in file.options}
     missing = {vertex.app for vertex in file.pipeline.vertices if vertex.name not in offered}
-    options, hop_ms, target = file.options, HOP_MS, TARGET
+    options, hop, target = file.options, HOP, TARGET
     if missing:
         rows, target = asyncio.run(_asked(file, offered, data_dir))
         options = (*options, *(option for vertex, mine in rows.items() for option in options_of(vertex, mine)))
-        hop_ms = hop_of(row for mine in rows.values() for row in mine)
-    problem = _refusing(lambda: problem_of(file, options, hop_ms, target))
+        hop = hop_of(row for mine in rows.values() for row in mine)
+    problem = _refusing(lambda: problem_of(file, options, hop, target))
     count, seconds = len(problem.arrivals), float(problem.arrivals[-1])
     with _progress(f"planning by {policy}: {count:,} queries in {seconds:,.0f} s, {len(options)} ways to serve"):
         found = plan_pipeline(problem, policy)
@@ -295,12 +297,15 @@ async def _asked(file: "PipelineFile", offered: set[str], data_dir: Path | None)
     return found, registered[0]["slo_target"] if registered else TARGET
 
 
-def hop_of(rows: Iterable[Item]) -> float:
-    """The mean of what these variants' batches were measured to take beyond their profiles, ms; the default if none was."""
-    from services.core.pipelines.problem import HOP_MS  # noqa: PLC0415  (numpy takes long to import)
+def hop_of(rows: Iterable[Item]) -> "MeasuredHop":
+    """The mean of what these variants' batches were measured to take beyond their profiles; the default if none was."""
+    from services.core.pipelines.problem import HOP  # noqa: PLC0415  (numpy takes long to import)
 
-    known = [row["hop_ms"] for row in rows if row["hop_ms"] is not None]
-    return sum(known) / len(known) if known else HOP_MS
+    known = [row for row in rows if row["hop_ms"] is not None]
+    if not known:
+        return HOP
+    quantiles = zip(*(row["hop_quantiles_ms"] for row in known), strict=True)
+    return HOP._replace(ms=fmean(row["hop_ms"] for row in known), quantiles_ms=tuple(map(fmean, quantiles)))
 
 
 def options_of(vertex: str, rows: Iterable[Item]) -> "list[StageOption]":

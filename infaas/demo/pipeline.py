@@ -174,8 +174,8 @@ async def _deploy(client: Client, path: Path, progress: Progress) -> PipelinePla
     file = read_pipeline(path)
     rows = {vertex.name: await client.variants(app=vertex.app) for vertex in file.pipeline.vertices}
     options = tuple(option for name, mine in rows.items() for option in options_of(name, mine))
-    hop_ms = hop_of(row for mine in rows.values() for row in mine)
-    plan = await asyncio.to_thread(plan_pipeline, problem_of(file, options, hop_ms), POLICY)
+    hop = hop_of(row for mine in rows.values() for row in mine)
+    plan = await asyncio.to_thread(plan_pipeline, problem_of(file, options, hop), POLICY)
     if plan.status == "infeasible":
         raise InfaasError(f"no plan meets {LATENCY_MS:g} ms: {plan.reason}")
     await client.admin("deploy-pipeline", app=PIPELINE, plan=plan)

@@ -7,9 +7,9 @@ From the moment at which an idle instance gets a batch until `done` comes, it ta
 what they wait in processes. Plans reckon with that time, the hop, so it is measured here.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
-from math import sqrt
 from typing import NamedTuple, Protocol
 
 from msgspec import Struct
@@ -19,6 +19,7 @@ from bus.messages.flow import DoneBatch
 from bus.messages.public import Error
 from services.core.actor import NOTHING, After, Effect
 from services.core.lifecycle import SERVING
+from services.core.pipelines.estimator import MeasuredHop
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import Ask
 from services.core.selection.instances import Instance
@@ -30,10 +31,7 @@ PASSED_OVER = 64  # queries that a slow instance looks at beyond those that it c
 FULL = Error(code="overloaded", message="too many queries wait for a worker: ask again later", retry_after_ms=1000.0)
 LATE = Error(code="deadline", message="the queue ahead was too long: allow more time or ask again")
 
-HOPS = 200  # batches over which a hop is smoothed
-# Standard deviations by which a hop counts as longer than its mean. Plans reckon with one number, as if each batch took so long. P99 of one to four
-# replicas a stage, three stages in a row, is then as estimated (within 15 %, ways of three distributions); with the mean it is 1.07 to 1.33 times as long.
-VARIES = 0.7
+HOPS = 1000  # batches of which the hops are kept: the last ones
 
 Entry = tuple[float, int, Query]  # deadline, order of arrival
 
@@ -86,7 +84,7 @@ class CentralQueues:
         self._due: set[str] = set()  # variants whose PullDue comes
         self._levels: dict[str, set[int]] = {}  # by variant: priorities of what waits, or has waited in this queue
         self._given: dict[str, GivenBatch] = {}  # by instance
-        self._hops: dict[str, tuple[float, float, int]] = {}  # by variant: mean, s; variance; of how many batches
+        self._hops: dict[str, deque[float]] = {}  # by variant, ms
         self._order = 0
 
     def __contains__(self, query: Query) -> bool:
@@ -110,9 +108,9 @@ class CentralQueues:
         return bool(self.instances(stage.variant)) and self._view.apps[ask.app].eligibility(ask).allows(stage.variant)
 
     @property
-    def hops_ms(self) -> dict[str, float]:
-        """By variant, what a batch takes beyond its profile, smoothed: as long as a way would be that never varies."""
-        return {name: 1000.0 * (mean + VARIES * sqrt(variance)) for name, (mean, variance, _) in self._hops.items()}
+    def hops(self) -> dict[str, MeasuredHop]:
+        """By variant, what its last batches took beyond their profiles."""
+        return {name: MeasuredHop.of(last) for name, last in self._hops.items()}
 
     def done(self, batch: DoneBatch, now: float) -> list[Effect]:
         """A batch has ended: its instance may get the next one."""
@@ -120,10 +118,7 @@ class CentralQueues:
         instance = self._view.instances.get(batch.instance) if given is not None else None
         if given is not None and instance is not None and given.idle and given.is_all_of(batch):
             hop = max(0.0, now - given.at - instance.table.seconds(batch.batch))
-            mean, variance, count = self._hops.get(batch.variant, (0.0, 0.0, 0))
-            count = min(HOPS, count + 1)
-            off, mean = hop - mean, mean + (hop - mean) / count
-            self._hops[batch.variant] = mean, variance + (off * (hop - mean) - variance) / count, count
+            self._hops.setdefault(batch.variant, deque(maxlen=HOPS)).append(1000.0 * hop)
         return self.pull(batch.variant, now) if self._queues else []
 
     def push(self, query: Query) -> Iterable[Effect]:

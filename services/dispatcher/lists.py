@@ -12,6 +12,7 @@ from bus.messages.scaling import PipelineReplicas
 from bus.subjects import WITHOUT_APP
 from services.core.catalog import Catalog, target_of
 from services.core.cost import HANDLING_MS
+from services.core.pipelines.estimator import MeasuredHop
 from services.core.pipelines.graph import PipelineGraph
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import AppView, VariantInstances
@@ -28,11 +29,11 @@ def listing(
     view: ClusterView,
     slo_target: float,
     kept: Mapping[str, PipelineReplicas] = {},
-    hops_ms: Mapping[str, float] = {},
+    hops: Mapping[str, MeasuredHop] = {},
 ) -> Listing | Refusal:
     """The items of one kind. An unknown kind is a bad_request that names the known ones.
 
-    kept: replicas of deployed pipelines. hops_ms: by planned variant, what a batch was measured to take beyond its profile.
+    kept: replicas of deployed pipelines. hops: by planned variant, what a batch was measured to take beyond its profile.
     """
     try:
         check_name(ask.app, "app")
@@ -44,7 +45,7 @@ def listing(
     if what == "models":
         return Listing(items=_models(ask, catalog))
     if what == "variants":
-        return Listing(items=_variants(ask, view, hops_ms))
+        return Listing(items=_variants(ask, view, hops))
     if what == "workers":
         return Listing(items=_workers(now, view))
     if what == "pipelines":
@@ -120,13 +121,14 @@ def _concerns(model: ModelRecord, app: str, catalog: Catalog) -> bool:
     )
 
 
-def _variants(ask: ListRequest, view: ClusterView, hops_ms: Mapping[str, float]) -> list[dict[str, Any]]:
+def _variants(ask: ListRequest, view: ClusterView, hops: Mapping[str, MeasuredHop]) -> list[dict[str, Any]]:
     items = []
     for name, app in sorted(view.apps.items()):
         if name.startswith("_") or ask.app not in (None, name):
             continue
         for i, group in enumerate(app.groups):
             record = group.record
+            hop = hops.get(record.variant)
             if ask.model not in (None, record.model) or not app.current[i]:
                 continue
             instances = (*group.active, *group.loading, *group.troubled)
@@ -160,7 +162,8 @@ def _variants(ask: ListRequest, view: ClusterView, hops_ms: Mapping[str, float])
                     "host_mb": record.profile.host_mb,
                     "latency_ms": group.table.seconds(1) * 1000.0,
                     "batch_latency_ms": _by_batch(group),
-                    "hop_ms": hops_ms.get(record.variant),
+                    "hop_ms": None if hop is None else hop.ms,
+                    "hop_quantiles_ms": None if hop is None else hop.quantiles_ms,
                     "provenance": record.profile.provenance,
                     "memory_mb": record.profile.memory_mb,
                     "saturation_qps": record.profile.saturation_qps,

@@ -72,7 +72,7 @@ class Questions:
         if about == "jobs":
             return NOTHING  # their coordinator answers
         apps = self._apps
-        found = listing(about, asked, now, apps.catalog, self._view, self._slo_target, apps.kept, self._central.hops_ms)
+        found = listing(about, asked, now, apps.catalog, self._view, self._slo_target, apps.kept, self._central.hops)
         return (Publish(envelope.reply, found),)
 
     # -- why this variant: the decision that a query would get now, with a reason for every candidate

@@ -13,7 +13,7 @@ from services.core.pipelines.problem import PipelineProblem, StageOption, batch_
 from services.core.pipelines.queueing import StageConfiguration
 from services.simulation.run import simulate_all
 from services.simulation.scenario.model import Scenario
-from services.simulation.scenario.planning import HOP_MS
+from services.simulation.scenario.planning import HOP
 from services.simulation.scenario.read import read_scenario
 from services.simulation.workload import at_once
 from tests.support.data.pipeline_scenarios import write_scenario
@@ -94,7 +94,7 @@ def test_for_the_same_arrivals_estimator_and_dispatchers_agree(tmp_path: Path) -
         name: StageConfiguration(tables[name, one.hardware][: one.batch + 1], one.batch, one.replicas)
         for name, one in plan.vertices.items()
     }
-    latencies = LatencyEstimator(PipelineGraph(asked.pipeline), arrivals, hop_s=HOP_MS / 1000.0).latencies(stages)
+    latencies = LatencyEstimator(PipelineGraph(asked.pipeline), arrivals, hop=HOP).latencies(stages)
     assert len(latencies) == found["queries"]
     for share, key in ((0.5, "p50_ms"), (0.99, "p99_ms")):
         assert found[key] == pytest.approx(1000.0 * at_percentile(latencies, share), rel=0.03), key

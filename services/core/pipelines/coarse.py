@@ -46,7 +46,7 @@ def _sizes(space: PlanningWorkspace, options: list[int]) -> set[int]:
 
 def _path_seconds(space: PlanningWorkspace, options: list[int], batch: int) -> float:
     """Of one query through an idle unit in full batches, on its longest path."""
-    hop = space.problem.hop_ms / 1000.0
+    hop = space.problem.hop.ms / 1000.0
     tables = [space.seconds[v][o] for v, o in enumerate(options)]
     weights = {name: table[min(batch, len(table) - 1)] + hop for name, table in zip(space.order, tables, strict=True)}
     return space.graph.longest_path(weights)[0] + hop

@@ -5,9 +5,10 @@ order of the graph. All queries of a pipeline have the same objective, so the ea
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import reduce
 from math import ceil, inf
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -15,12 +16,32 @@ from services.core.pipelines.branching import Bools, draws, visits
 from services.core.pipelines.graph import PipelineGraph
 from services.core.pipelines.queueing import Floats, StageConfiguration, served
 
+# Shares of batches: hops are known by their quantiles there, and are linear between them. The two longest of 1,000 are left out: a stop of
+# the whole machine would count for each stage by itself.
+HOP_LEVELS = (0.0, 0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.97, 0.98, 0.985, 0.99, 0.995, 0.998)
 KEPT = 10_000_000  # numbers that an estimator keeps for later estimates
+
+
+class MeasuredHop(NamedTuple):
+    """What batches take beyond their profiles. ms: the mean. quantiles_ms: at HOP_LEVELS; empty: it never varies."""
+
+    ms: float
+    quantiles_ms: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, measured: Collection[float]) -> Self:
+        """measured: of some batches, at least one, ms."""
+        hops = np.array(measured)
+        return cls(float(hops.mean()), tuple(np.quantile(hops, HOP_LEVELS).tolist()))
+
+
+NO_HOP = MeasuredHop(0.0)
 
 
 class LatencyEstimator:
     """arrivals: seconds, of each query of the sample, in order. visited: of each vertex, which queries visit it; None: drawn by
-    probability for uids `first`, `first` + 1, ... hop_s: seconds between two stages, or client and stage: to a dispatcher and on.
+    probability for uids `first`, `first` + 1, ... hop: between two stages, or client and stage: to a dispatcher and on. Where it varies, each
+    batch draws its own.
     """
 
     def __init__(
@@ -30,15 +51,25 @@ class LatencyEstimator:
         *,
         visited: Mapping[str, Bools] | None = None,
         first: int = 0,
-        hop_s: float = 0.0,
+        hop: MeasuredHop = NO_HOP,
     ) -> None:
         self.graph = graph
         self.arrivals = arrivals
-        self.hop_s = hop_s
+        self.hop_s = hop.ms / 1000.0
+        uids = np.arange(first, first + len(arrivals), dtype=np.uint64)
         if visited is None:
-            visited = visits(graph, np.arange(first, first + len(arrivals), dtype=np.uint64))
+            visited = visits(graph, uids)
         self._visited = visited
         self._rows = {name: None if rows.all() else np.flatnonzero(rows) for name, rows in visited.items()}
+        self._hops: dict[str, Floats] = {}  # of each vertex, by the place of a batch's first query there
+        answer: float | Floats = self.hop_s
+        if hop.quantiles_ms:
+            hops_s = np.array(hop.quantiles_ms) / 1000.0
+            for name, rows in visited.items():
+                drawn = draws(uids[: np.count_nonzero(rows)], f"hop {name}")
+                self._hops[name] = np.interp(drawn, HOP_LEVELS, hops_s)
+            answer = np.interp(draws(uids, "hop"), HOP_LEVELS, hops_s)
+        self._answer = answer - arrivals  # what is added to when the last stage is known
         self._upstream = {name: [one for one in graph.order if one in graph.ancestors(name)] for name in graph.order}
         self._kept: OrderedDict[tuple[object, ...], Floats] = OrderedDict()
 
@@ -70,24 +101,25 @@ class LatencyEstimator:
             else:
                 self._kept.move_to_end(key)
             known[name] = there
-            if limit_s < inf and np.count_nonzero(there - self.arrivals > limit_s - self.hop_s) > late:
+            if limit_s < inf and np.count_nonzero(there + self._answer > limit_s) > late:
                 return None
-        return self._latest([known[name] for name in self.graph.sinks]) + (self.hop_s - self.arrivals)
+        return self._latest([known[name] for name in self.graph.sinks]) + self._answer
 
     def _stage(self, name: str, before: Floats, stage: StageConfiguration) -> Floats:
         """The hop is a part of the service: a replica gets its next batch when its dispatcher has heard that the last one is done."""
-        if self.hop_s:
+        hops = self._hops.get(name)
+        if self.hop_s and hops is None:
             seconds = (0.0, *(one + self.hop_s for one in stage.seconds[1:]))
             stage = StageConfiguration(seconds, stage.batch, stage.replicas)
         rows = self._rows[name]
         if rows is None:
-            return served(before, stage)
+            return served(before, stage, hops)
         found = before.copy()
-        found[rows] = served(before[rows], stage)
+        found[rows] = served(before[rows], stage, hops)
         return found
 
     def unqueued(self, seconds: Mapping[str, float]) -> Floats:
-        """The same where no query waits. seconds: of one item, by vertex."""
+        """The same where no query waits, and each hop takes `hop_s`. seconds: of one item, by vertex."""
         known: dict[str, Floats] = {}
         for name in self.graph.order:
             known[name] = self._before(name, known) + np.where(self._visited[name], seconds[name] + self.hop_s, 0.0)

@@ -88,7 +88,7 @@ def infeasible(space: PlanningWorkspace, policy: str) -> PipelinePlan:
     """Even alone, and on the fastest hardware, queries take too long: names the path and the amount."""
     options = fastest(space)
     alone = {name: space.seconds[v][o][1] for v, (name, o) in enumerate(zip(space.order, options, strict=True))}
-    hop = space.problem.hop_ms
+    hop = space.problem.hop.ms
     _, path = space.graph.longest_path({name: seconds + hop / 1000.0 for name, seconds in alone.items()})
     total = 1000.0 * sum(alone[name] for name in path) + hop * (len(path) + 1)
     parts = " + ".join(f"{1000 * alone[name]:.4g}" for name in path) + (

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from bus.messages.catalog import PipelinePlan, PipelineRecord, PipelineVertex, PlannedStage
 from services.core.pipelines.envelope import REPORT_S, traffic_envelope
-from services.core.pipelines.estimator import LatencyEstimator, at_percentile, place_of, resampled
+from services.core.pipelines.estimator import NO_HOP, LatencyEstimator, MeasuredHop, at_percentile, place_of, resampled
 from services.core.pipelines.graph import PipelineGraph
 from services.core.pipelines.queueing import Floats, StageConfiguration
 
@@ -17,7 +17,7 @@ MOST_REPLICAS = 10_000
 LONGEST_MS = 3.6e6
 ALIKE = 0.005  # accuracies that a validation set does not tell apart
 ROOM = 0.03  # of the rate: what samples of ten minutes at a CV of 4 may differ by
-HOP_MS = 3.0  # a batch takes so much beyond its profile on one machine (benches/pipelines.py --only live), where it was not measured
+HOP = MeasuredHop(3.0)  # where it was not measured: about its mean on one machine (benches/pipelines.py --only live)
 OTHERS = 4  # samples that a plan is tried on, beside the one that it was made from
 
 
@@ -38,7 +38,7 @@ class StageOption(Struct, frozen=True, kw_only=True):
 class PipelineProblem(Struct, frozen=True, kw_only=True):
     """arrivals: of the sample trace, in seconds and in order. percentile: of the latencies, which must be within `latency_ms`.
 
-    hop_ms: the time that a query takes at each stage, and once more for its client, beyond queues and the batches' own times: the messages,
+    hop: the time that a query takes at each stage, and once more for its client, beyond queues and the batches' own times: the messages,
     and what they wait in processes.
     """
 
@@ -48,7 +48,7 @@ class PipelineProblem(Struct, frozen=True, kw_only=True):
     options: tuple[StageOption, ...]
     arrivals: Floats
     percentile: float = 0.99
-    hop_ms: float = 0.0
+    hop: MeasuredHop = NO_HOP
 
 
 def problem_errors(problem: PipelineProblem) -> list[str]:
@@ -140,7 +140,7 @@ class PlanningWorkspace:
     def __init__(self, problem: PipelineProblem, options: Mapping[str, list[StageOption]]) -> None:
         self.problem = problem
         self.graph = PipelineGraph(problem.pipeline)
-        self.estimator = LatencyEstimator(self.graph, problem.arrivals, hop_s=problem.hop_ms / 1000.0)
+        self.estimator = LatencyEstimator(self.graph, problem.arrivals, hop=problem.hop)
         self.order = self.graph.order
         self.options = [sorted(options[name], key=lambda one: -one.price_per_hour) for name in self.order]
         self.seconds = [[batch_seconds(option) for option in mine] for mine in self.options]
@@ -204,9 +204,7 @@ class PlanningWorkspace:
         if not self._others:
             arrivals, count = self.problem.arrivals, len(self.problem.arrivals)
             self._others = [
-                LatencyEstimator(
-                    self.graph, resampled(arrivals, i), first=(i + 1) * count, hop_s=self.problem.hop_ms / 1000.0
-                )
+                LatencyEstimator(self.graph, resampled(arrivals, i), first=(i + 1) * count, hop=self.problem.hop)
                 for i in range(OTHERS)
             ]
         configurations = self.configurations(choices)
@@ -258,7 +256,7 @@ class PlanningWorkspace:
             rate=self.rate,
             latency_ms=problem.latency_ms,
             percentile=problem.percentile,
-            hop_ms=problem.hop_ms,
+            hop_ms=problem.hop.ms,
             reason=reason,
         )
 

@@ -4,8 +4,8 @@ An idle replica takes the head of the queue at once, and with it as many as wait
 queries are in each, does not depend on which queries they are. So both are found first for arrivals in order, with one iteration for each
 batch; then places in batches are given out by deadline, where queries have overtaken each other. Three things save iterations:
 
-- In batches of one, begins follow from begins: the n-th query begins at max(its arrival, end of query n - k) with k replicas, which is a
-  running maximum.
+- In batches of one that all take as long, begins follow from begins: the n-th query begins at max(its arrival, end of query n - k) with k
+  replicas, which is a running maximum.
 - Stretches of queries that all find an idle replica are left out.
 - Of large samples, a thousand parts are followed side by side, as arrays. Where parts do not agree, they are followed again by themselves.
 
@@ -38,8 +38,10 @@ class StageConfiguration(Struct, frozen=True, gc=False):
     replicas: int
 
 
-def served(ready: Floats, stage: StageConfiguration) -> Floats:
-    """When each query's batch ends. ready: when each arrives, in the order of deadlines."""
+def served(ready: Floats, stage: StageConfiguration, hops: Floats | None = None) -> Floats:
+    """When each query's batch ends. ready: when each arrives, in the order of deadlines. hops: seconds that a batch takes besides, by the place of
+    its first query among arrivals; None: nothing.
+    """
     if not len(ready):
         return ready
     order: Ranks | None = None
@@ -47,7 +49,8 @@ def served(ready: Floats, stage: StageConfiguration) -> Floats:
     if np.any(ready[1:] < ready[:-1]):
         order = np.argsort(ready, kind="stable")
         arrivals = ready[order]
-    begins, ends = _singles(arrivals, stage) if stage.batch == 1 else _batches(arrivals, stage)
+    alike = stage.batch == 1 and hops is None
+    begins, ends = _singles(arrivals, stage) if alike else _batches(arrivals, stage, hops)
     if order is None:
         return ends
     found = np.empty_like(ends)
@@ -69,30 +72,41 @@ def _singles(arrivals: Floats, stage: StageConfiguration) -> tuple[Floats, Float
     return begins, begins + each
 
 
-def _batches(arrivals: Floats, stage: StageConfiguration) -> tuple[Floats, Floats]:
+def _batches(arrivals: Floats, stage: StageConfiguration, hops: Floats | None) -> tuple[Floats, Floats]:
     """Begin and end of each query's batch, of arrivals in order."""
     k, n = stage.replicas, len(arrivals)
     begins, ends = arrivals.copy(), arrivals + stage.seconds[1]  # of those that find an idle replica
+    if hops is not None:
+        ends += hops
     tight = np.zeros(
         n, np.bool_
     )  # those that would not, if all before them did, and those that come at once with another
-    tight[k:] = arrivals[k:] < ends[:-k] if k < n else False
+    tight[k:] = arrivals[k:] < np.maximum.accumulate(ends)[:-k] if k < n else False
     tight[:-1] |= arrivals[1:] == arrivals[:-1]
     places: list[int] = np.flatnonzero(tight).tolist()
     if n >= MANY and len(places) > n // 32 and k * stage.batch <= WIDE:
-        return _side_by_side(arrivals, stage)
+        return _side_by_side(arrivals, stage, hops)
     times: list[float] = arrivals.tolist()
+    besides: list[float] = [] if hops is None else hops.tolist()
     lengths = np.array(stage.seconds)
     place = 0
     while place < len(places):
         first = places[place]
         free = [-inf] * max(0, k - first) + ends[max(0, first - k) : first].tolist()
         heapify(free)
-        starts, sizes, last, place = _followed(times, first, n, free, stage, places, place)
+        starts, sizes, last, place = _followed(times, first, n, free, stage, besides, places, place)
         began, counts = np.array(starts), np.array(sizes)
         begins[first:last] = np.repeat(began, counts)
-        ends[first:last] = np.repeat(began + lengths[counts], counts)
+        ends[first:last] = np.repeat(_ends(began, counts, first, lengths, hops), counts)
     return begins, ends
+
+
+def _ends(began: Floats, counts: Ranks, first: int, lengths: Floats, hops: Floats | None) -> Floats:
+    """Of batches in a row, the first of which begins with query `first`."""
+    ends: Floats = began + lengths[counts]
+    if hops is not None:
+        ends += hops[first + np.cumsum(counts) - counts]
+    return ends
 
 
 def _followed(
@@ -101,19 +115,21 @@ def _followed(
     end: int,
     free: list[float],
     stage: StageConfiguration,
+    besides: Sequence[float],
     places: Sequence[int] = (),
     place: int = 0,
 ) -> tuple[list[float], list[int], int, int]:
     """Follow batches from query i on, until one begins at or after query `end`, or until the next of `places` is far and all are idle.
 
-    free: when each replica is; a heap, left as it is then. Gives begins and sizes of batches, the next query, and the next place.
+    free: when each replica is; a heap, left as it is then. besides: `hops`, or nothing. Gives begins and sizes of batches, the next query,
+    and the next place.
     """
     seconds, most, n = stage.seconds, stage.batch, len(times)
     patience = len(free) if places else n
     starts: list[float] = []
     sizes: list[int] = []
     idle = 0  # queries in a row that found an idle replica
-    long = -inf  # end of the last batch of several: it may outlast single ones that began after it
+    long = -inf  # the latest end of a batch of several, or of one that waited: it may outlast later single ones
     while i < end:
         at, head = free[0], times[i]
         last = i + 1
@@ -125,8 +141,12 @@ def _followed(
         if last < n and times[last] <= at:
             last = bisect_right(times, at, last, min(i + most, n))
             idle = 0
-            long = max(long, at + seconds[last - i])
-        heapreplace(free, at + seconds[last - i])
+        done = at + seconds[last - i]
+        if besides:
+            done += besides[i]
+        if not idle and done > long:
+            long = done
+        heapreplace(free, done)
         starts.append(at)
         sizes.append(last - i)
         i = last
@@ -137,7 +157,7 @@ def _followed(
     return starts, sizes, i, bisect_left(places, i, place)
 
 
-def _side_by_side(arrivals: Floats, stage: StageConfiguration) -> tuple[Floats, Floats]:
+def _side_by_side(arrivals: Floats, stage: StageConfiguration, hops: Floats | None) -> tuple[Floats, Floats]:
     """The same, where queries often wait: many parts of the sample are followed at once, a batch of each in a step.
 
     Each part begins a little early, with idle replicas. It agrees with the part before it from where both have the same batches for as long
@@ -150,27 +170,29 @@ def _side_by_side(arrivals: Floats, stage: StageConfiguration) -> tuple[Floats, 
     cuts = np.linspace(0, n, parts + 1).astype(np.int64)
     firsts = np.maximum(cuts[:-1] - early, 0)
     padded = np.append(arrivals, np.full(2 * most, inf))
-    steps = _steps(padded, firsts, cuts[1:], k, lengths)
+    steps = _steps(padded, firsts, cuts[1:], k, lengths, hops)
+    longest = lengths[-1] + (0.0 if hops is None else hops.max())
     begins, ends = np.empty(n), np.empty(n)
     times: list[float] = []
+    besides: list[float] = []
     before = 0  # the first query that is not known yet
     free = np.full(k, -inf)
     for part, (first, cut) in enumerate(zip(firsts.tolist(), cuts[1:].tolist(), strict=True)):
         began, counts, kept = steps(part)
-        done = began + lengths[counts]
-        begin, end = np.repeat(began, counts), np.repeat(done, counts)
+        begin, end = np.repeat(began, counts), np.repeat(_ends(began, counts, first, lengths, hops), counts)
         if part:
             same = before - first
             differs = np.flatnonzero((begin[:same] != begins[first:before]) | (end[:same] != ends[first:before]))
             since = first if not len(differs) else first + int(differs[-1]) + 1
-            agree = since < before and begins[before - 1] - begins[since] >= lengths[-1]
+            agree = since < before and begins[before - 1] - begins[since] >= longest
             if not agree:
                 times = times or arrivals.tolist()
+                besides = besides or ([] if hops is None else hops.tolist())
                 heap = sorted(free.tolist())
-                again, sizes, _, _ = _followed(times, before, cut, heap, stage)
+                again, sizes, _, _ = _followed(times, before, cut, heap, stage, besides)
                 began, counts, kept = np.array(again), np.array(sizes, np.int64), np.array(heap)
                 first = before
-                begin, end = np.repeat(began, counts), np.repeat(began + lengths[counts], counts)
+                begin, end = np.repeat(began, counts), np.repeat(_ends(began, counts, first, lengths, hops), counts)
         last = first + len(begin)
         if last > before:
             begins[before:last], ends[before:last] = begin[before - first :], end[before - first :]
@@ -179,7 +201,7 @@ def _side_by_side(arrivals: Floats, stage: StageConfiguration) -> tuple[Floats, 
 
 
 def _steps(
-    times: Floats, firsts: Ranks, lasts: Ranks, k: int, lengths: Floats
+    times: Floats, firsts: Ranks, lasts: Ranks, k: int, lengths: Floats, hops: Floats | None
 ) -> Callable[[int], tuple[Floats, Ranks, Floats]]:
     """Follow all parts. Gives of each part the begins and sizes of its batches, and when each replica is free after them.
 
@@ -203,6 +225,8 @@ def _steps(
             np.minimum(last, place + most, out=last)
         count = last - place
         done = at + lengths[count]
+        if hops is not None:
+            done += hops[place]
         later = free[1:]
         moved = np.empty_like(free)
         np.minimum(later, done, out=moved[:-1])

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from bus.messages.catalog import AppRecord, EdgeCondition, PipelineEdge, PipelineRecord, PipelineVertex
 from services.core.pipelines.checks import pipeline_errors
+from services.core.pipelines.estimator import MeasuredHop
 from services.core.pipelines.problem import LARGEST_BATCH, LONGEST_MS, PipelineProblem, StageOption, problem_errors
 from services.simulation.scenario.loads import samples_of
 from services.simulation.scenario.model import Times, WorkloadSpec
@@ -104,9 +105,9 @@ def check_pipeline(file: PipelineFile, apps: Mapping[str, AppRecord] | None = No
 
 
 def problem_of(
-    file: PipelineFile, options: tuple[StageOption, ...], hop_ms: float, target: float = TARGET
+    file: PipelineFile, options: tuple[StageOption, ...], hop: MeasuredHop, target: float = TARGET
 ) -> PipelineProblem:
-    """What is to be planned. hop_ms, target (share of queries in time): where the file does not say them. Raises ScenarioError, also for a wrong graph."""
+    """What is to be planned. hop, target (share of queries in time): where the file does not say them. Raises ScenarioError, also for a wrong graph."""
     if not file.loads:
         file.location.at("load").refuse(
             "there must be at least one [[load]], as rate = 150: the plan is made for its queries"
@@ -118,7 +119,7 @@ def problem_of(
         options=options,
         arrivals=sample(file),
         percentile=file.percentile or file.slo_target or target,
-        hop_ms=hop_ms if file.hop_ms is None else file.hop_ms,
+        hop=hop if file.hop_ms is None else MeasuredHop(file.hop_ms),
     )
     wrong = problem_errors(problem)
     if wrong:

@@ -14,6 +14,7 @@ from bus.messages.catalog import AppRecord, PipelinePlan, PipelineRecord, Signat
 from bus.messages.public import Requirements
 from services.core.cost import LatencyTable, instance_price_per_s
 from services.core.pipelines.checks import signature_of
+from services.core.pipelines.estimator import MeasuredHop
 from services.core.pipelines.graph import QUERY, references
 from services.core.pipelines.planners import POLICIES as PLANNERS
 from services.core.pipelines.planners import plan_pipeline
@@ -32,7 +33,7 @@ from services.simulation.scenario.pipelines import (
 )
 from services.simulation.scenario.toml import Location, TomlTable
 
-HOP_MS = 2000.0 * NETWORK  # a stage is asked and answers: two messages
+HOP = MeasuredHop(2000.0 * NETWORK)  # a stage is asked and answers: two messages
 COARSE = ("cg-mean", "cg-peak")  # baselines are deployed even if they miss the objective
 UNPLANNED = ("static", "replicate")
 
@@ -185,7 +186,7 @@ class Planning:
             for option in (self._option(vertex.name, record),)
         ]
         sampled = replace(file, loads=loads, seconds=seconds)
-        plan = plan_pipeline(problem_of(sampled, tuple(options), HOP_MS), policy.base)
+        plan = plan_pipeline(problem_of(sampled, tuple(options), HOP), policy.base)
         if plan.status == "infeasible" and policy.base not in COARSE:
             location.refuse(f"{policy.name} finds no plan for {file.name}: {plan.reason}")
         return plan

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bus.messages.catalog import PipelineEdge, PipelineRecord, PipelineVertex
 from services.core.pipelines.branching import visits
-from services.core.pipelines.estimator import LatencyEstimator, at_percentile, resampled
+from services.core.pipelines.estimator import LatencyEstimator, MeasuredHop, at_percentile, resampled
 from services.core.pipelines.graph import PipelineGraph
 from services.core.pipelines.queueing import StageConfiguration, served
 from tests.support.data.examples import examples
@@ -20,10 +20,10 @@ def stage(fixed: float, item: float, batch: int, replicas: int) -> StageConfigur
     return StageConfiguration((0.0, *(fixed + item * n for n in range(1, batch + 1))), batch, replicas)
 
 
-def one_by_one(ready: list[float], stage: StageConfiguration) -> list[float]:
+def one_by_one(ready: list[float], stage: StageConfiguration, hops: Floats | None = None) -> list[float]:
     """When each query's batch ends: events in order of time, one queue by deadline, which is the order of the list."""
     waiting: list[int] = []
-    idle, ends = stage.replicas, [0.0] * len(ready)
+    idle, begun, ends = stage.replicas, 0, [0.0] * len(ready)
     events = [(at, 1, i) for i, at in enumerate(ready)]
     events.sort()
     while events:
@@ -37,7 +37,8 @@ def one_by_one(ready: list[float], stage: StageConfiguration) -> list[float]:
         while idle and waiting:
             batch = [heappop(waiting) for _ in range(min(stage.batch, len(waiting)))]
             idle -= 1
-            end = at + stage.seconds[len(batch)]
+            end = at + stage.seconds[len(batch)] + (0.0 if hops is None else float(hops[begun]))
+            begun += len(batch)
             for query in batch:
                 ends[query] = end
             heappush(events, (end, 0, 0))
@@ -112,7 +113,7 @@ def test_long_samples_agree_too(record: PipelineRecord, stages: list[StageConfig
     graph = PipelineGraph(record)
     arrivals = gamma_arrivals(250, cv, 40, seed=3)
     configured = dict(zip(graph.order, stages, strict=True))
-    found = LatencyEstimator(graph, arrivals, hop_s=0.0003).latencies(configured)
+    found = LatencyEstimator(graph, arrivals, hop=MeasuredHop(0.3)).latencies(configured)
     assert found == pytest.approx(reference(graph, arrivals, configured, 0.0003), abs=1e-7)
 
 
@@ -138,6 +139,52 @@ def test_short_cuts_change_nothing(configured: StageConfiguration) -> None:
     assert np.allclose(served(ready, configured), one_by_one(ready.tolist(), configured), rtol=0.0, atol=1e-7)
 
 
+@given(
+    queries=st.lists(st.tuples(st.integers(0, 60), st.sampled_from([0, 0, 1, 5, 20, 400])), min_size=1, max_size=300),
+    configured=STAGES,
+    overtaken=st.sampled_from([0.0, 0.05]),
+)
+@settings(max_examples=examples(150), deadline=None)
+def test_each_batch_may_have_a_hop_of_its_own(
+    queries: list[tuple[int, int]], configured: StageConfiguration, overtaken: float
+) -> None:
+    gaps, hops = np.array(queries).T / 1000.0
+    arrivals = np.cumsum(gaps) + np.arange(len(gaps)) * np.pi * 1e-6
+    ready = arrivals + overtaken * (np.arange(len(gaps)) % 7 == 0)
+    expected = one_by_one(ready.tolist(), configured, hops)
+    assert served(ready, configured, hops) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("configured", [stage(0.01, 0.005, 8, 3), stage(0.0, 0.01, 1, 7)], ids=str)
+def test_short_cuts_change_nothing_where_hops_vary(configured: StageConfiguration) -> None:
+    arrivals = gamma_arrivals(300, 2.0, 400, seed=8)[:110_000]
+    ready = arrivals + 0.02 * (np.arange(len(arrivals)) % 7 == 0)
+    hops = 0.002 + 0.05 * (np.arange(len(arrivals)) % 97 == 0)
+    expected = one_by_one(ready.tolist(), configured, hops)
+    assert np.allclose(served(ready, configured, hops), expected, rtol=0.0, atol=1e-7)
+
+
+def test_a_long_hop_outlasts_single_queries_that_began_after_it() -> None:
+    """The third query waits, and one of two replicas needs 100 s for it. The other serves single queries meanwhile, until two come together."""
+    alone = StageConfiguration((0.0, 0.5), 1, 2)
+    ready = np.array([0.0, 0.01, 0.02, *(1.1 + 0.6 * n for n in range(100)), 70.0, 70.1])
+    hops = 100.0 * (np.arange(len(ready)) == 2)
+    assert served(ready, alone, hops)[-2:] == pytest.approx([70.5, 71.0])
+
+
+def test_a_batch_draws_its_hop_from_those_that_were_measured() -> None:
+    """The same again for the same queries. Queries of other stages and samples have other ones."""
+    graph, arrivals = PipelineGraph(chain(2)), np.arange(10_000.0)
+    configured = dict.fromkeys(graph.order, stage(0.0, 0.01, 1, 1))
+    measured = np.random.default_rng(1).exponential(2.0, 1000)
+    hop = MeasuredHop.of(measured)
+    one, again, other = (LatencyEstimator(graph, arrivals, hop=hop, first=n).latencies(configured) for n in (0, 0, 9))
+    assert one.tolist() == again.tolist() != other.tolist()
+    sums = 1000.0 * one - 20.0  # of two stages and the client
+    assert sums.mean() == pytest.approx(3 * measured.mean(), rel=0.05)
+    assert sums.std() == pytest.approx(3**0.5 * measured.std(), rel=0.08)
+
+
 def test_a_long_batch_outlasts_single_queries_that_began_after_it() -> None:
     """One of two replicas serves a batch of four for 100 s. Two queries that come together meanwhile have only the other."""
     lengths = StageConfiguration((0.0, 0.5, 100.0, 100.0, 100.0), 4, 2)
@@ -150,13 +197,15 @@ def test_a_long_batch_outlasts_single_queries_that_began_after_it() -> None:
 def test_a_message_between_stages_takes_time() -> None:
     graph, arrivals = PipelineGraph(chain(3)), np.array([0.0, 10.0])
     configured = dict.fromkeys(graph.order, stage(0.0, 0.01, 1, 1))
-    assert LatencyEstimator(graph, arrivals, hop_s=0.002).latencies(configured) == pytest.approx([0.038, 0.038])
+    assert LatencyEstimator(graph, arrivals, hop=MeasuredHop(2.0)).latencies(configured) == pytest.approx(
+        [0.038, 0.038]
+    )
 
 
 def test_a_replica_gets_its_next_batch_when_it_is_known_that_the_last_one_is_done() -> None:
     graph = PipelineGraph(chain(1))
     configured = {"v0": stage(0.0, 0.01, 1, 1)}
-    found = LatencyEstimator(graph, np.array([0.0, 0.0, 0.0]), hop_s=0.002).latencies(configured)
+    found = LatencyEstimator(graph, np.array([0.0, 0.0, 0.0]), hop=MeasuredHop(2.0)).latencies(configured)
     assert found == pytest.approx([0.014, 0.026, 0.038])
 
 

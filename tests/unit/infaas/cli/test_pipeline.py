@@ -10,7 +10,8 @@ from bus.codec import decode, encode
 from bus.messages.catalog import PipelinePlan
 from infaas.cli import main
 from infaas.cli.pipeline import hop_of
-from services.core.pipelines.problem import HOP_MS
+from services.core.pipelines.estimator import MeasuredHop
+from services.core.pipelines.problem import HOP
 from tests.support.data.pipelines import TOML
 
 POLICIES = ("inferline", "model-less", "cg-mean", "cg-peak")
@@ -53,9 +54,12 @@ def test_a_plan_is_printed_as_the_contract_says(policy: str, changed: Any, capsy
 
 
 def test_the_way_between_stages_is_what_was_measured() -> None:
-    assert hop_of([{"hop_ms": None}, {"hop_ms": 2.0}, {"hop_ms": 4.0}]) == 3.0
-    assert hop_of([{"hop_ms": 0.4}]) == 0.4
-    assert hop_of([{"hop_ms": None}]) == hop_of([]) == HOP_MS
+    """Of several variants the mean, also of what varies."""
+    one, other = ({"hop_ms": ms, "hop_quantiles_ms": [ms - 1.0, ms, ms + 3.0]} for ms in (2.0, 4.0))
+    unknown = {"hop_ms": None, "hop_quantiles_ms": None}
+    assert hop_of([unknown, one, other]) == MeasuredHop(3.0, (2.0, 3.0, 6.0))
+    assert hop_of([one]) == MeasuredHop(2.0, (1.0, 2.0, 5.0))
+    assert hop_of([unknown]) == hop_of([]) == HOP
 
 
 def test_a_plan_says_which_way_between_stages_it_reckons_with(changed: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,7 +67,7 @@ def test_a_plan_says_which_way_between_stages_it_reckons_with(changed: Any, caps
     for change in (("rate = 150", "rate = 20"),), (("[[load]]", "[plan]\nhop_ms = 20.0\n[[load]]"),):
         assert main(["pipeline", "plan", changed(*change), "--json"]) == 0
         found.append(json.loads(capsys.readouterr().out))
-    assert [one["hop_ms"] for one in found] == [HOP_MS, 20.0]
+    assert [one["hop_ms"] for one in found] == [HOP.ms, 20.0]
 
 
 def test_the_planner_is_cheaper_than_copies_of_the_whole(changed: Any, capsys: pytest.CaptureFixture[str]) -> None:

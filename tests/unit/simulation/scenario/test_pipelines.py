@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from bus.messages.catalog import EdgeCondition, PipelineEdge, PipelineVertex
+from services.core.pipelines.estimator import NO_HOP, MeasuredHop
 from services.core.pipelines.problem import StageOption
 from services.simulation.scenario.pipelines import check_pipeline, problem_of, read_pipeline, sample
 from services.simulation.scenario.toml import ScenarioError
@@ -52,8 +53,8 @@ def test_the_file_of_the_contract(changed: Any) -> None:
     )
     check_pipeline(file)
     check_pipeline(file, SOCIAL_APPS)
-    problem = problem_of(file, file.options * 1 + (option("translate"),), 0.5)
-    assert (problem.percentile, problem.hop_ms, problem.latency_ms) == (0.95, 0.5, 350.0)
+    problem = problem_of(file, file.options * 1 + (option("translate"),), MeasuredHop(0.5))
+    assert (problem.percentile, problem.hop.ms, problem.latency_ms) == (0.95, 0.5, 350.0)
 
 
 def option(vertex: str) -> StageOption:
@@ -97,7 +98,7 @@ def test_a_plan_is_for_the_target_of_the_app(
     said = "seed = 1" if percentile is None else f"percentile = {percentile}"
     file = read_pipeline(changed(("latency_ms = 350", f"latency_ms = 350{target}"), ("percentile = 0.95", said)))
     more = {} if registered is None else {"target": registered}
-    assert problem_of(file, (*file.options, option("translate")), 0.5, **more).percentile == planned
+    assert problem_of(file, (*file.options, option("translate")), MeasuredHop(0.5), **more).percentile == planned
 
 
 # -- the sample
@@ -209,7 +210,7 @@ def test_a_file_without_a_pipeline_is_refused(tmp_path: Path) -> None:
 def test_what_cannot_be_planned_is_refused(changes: list[tuple[str, str]], message: str, changed: Any) -> None:
     file = read_pipeline(changed(*changes))
     with pytest.raises(ScenarioError) as caught:
-        problem_of(file, file.options, 0.0)
+        problem_of(file, file.options, NO_HOP)
     assert message in str(caught.value)
 
 
