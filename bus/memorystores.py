@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from msgspec import Struct
+
 from bus.port import Buffer, BusError, KeyValueEntry, NotFound, Stored, StreamSpec, WrongRevision, in_pieces
 from bus.subjects import check_key, matches
 
@@ -32,16 +34,13 @@ class MemoryStored:
         self._consumer.extend(self._sequence)
 
 
-class StreamRecord:
+class StreamRecord(Struct, eq=False):
     """One message in a stream."""
 
-    __slots__ = ("at", "data", "message_id", "subject")
-
-    def __init__(self, subject: str, data: bytes, message_id: str, at: float) -> None:
-        self.subject = subject
-        self.data = data
-        self.message_id = message_id
-        self.at = at
+    subject: str
+    data: bytes
+    message_id: str
+    at: float
 
     @property
     def size(self) -> int:

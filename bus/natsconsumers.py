@@ -6,6 +6,7 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -211,6 +212,7 @@ async def drop_consumer(jet: JetStream, stream: str, name: str) -> None:
         await jet.call(f"CONSUMER.DELETE.{stream}.{name}", timeout=1.0)
 
 
+@dataclass(slots=True, eq=False)
 class OrderedReader:
     """Delivers the last message of each subject, then each new one, in order and without gaps. Calls `on_synced` once after the first part.
 
@@ -218,26 +220,18 @@ class OrderedReader:
     arrived. Not nats-py's: after a restart its watch is silent for 20 s, and for ever where the stream was made anew.
     """
 
-    def __init__(
-        self,
-        jet: JetStream,
-        stream: str,
-        subject: str,
-        on_message: Callable[[Delivery, int], None],
-        on_synced: Callable[[], None],
-        *,
-        headers_only: bool = False,
-    ) -> None:
-        self._jet = jet
-        self._stream = stream
-        self._subject = subject
-        self._on_message = on_message
-        self._on_synced = on_synced
-        self._headers_only = headers_only
-        self._last = 0  # stream sequence
-        self._seen = 0  # consumer sequence
-        self._synced = False
-        self._name = ""
+    jet: JetStream
+    stream: str
+    subject: str
+    on_message: Callable[[Delivery, int], None]
+    on_synced: Callable[[], None]
+    headers_only: bool = False
+    _last: int = 0  # stream sequence
+    _seen: int = 0  # consumer sequence
+    _synced: bool = False
+    _name: str = ""
+    _puller: Puller = field(init=False)
+    _reading: asyncio.Task[None] = field(init=False)
 
     async def start(self) -> None:
         """Raises NotFound when there is no such stream."""
@@ -248,21 +242,21 @@ class OrderedReader:
         """End it."""
         self._reading.cancel()
         await asyncio.wait({self._reading})
-        await drop_consumer(self._jet, self._stream, self._name)
+        await drop_consumer(self.jet, self.stream, self._name)
 
     async def _make(self) -> None:
-        config: dict[str, Any] = {"headers_only": self._headers_only, "deliver_policy": "last_per_subject"}
+        config: dict[str, Any] = {"headers_only": self.headers_only, "deliver_policy": "last_per_subject"}
         if self._last:
-            state = (await self._jet.stream_info(self._stream))["state"]
+            state = (await self.jet.stream_info(self.stream))["state"]
             if state["last_seq"] < self._last:  # another stream under the same name: begin again
                 self._last = 0
         if self._last:
             config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": self._last + 1}
         self._seen = 0
-        self._name, waiting = await passing_consumer(self._jet, self._stream, self._subject, config)
+        self._name, waiting = await passing_consumer(self.jet, self.stream, self.subject, config)
         if waiting == 0:
             self._sync()
-        self._puller = Puller(self._jet, self._stream, self._name, self._take)
+        self._puller = Puller(self.jet, self.stream, self._name, self._take)
 
     async def _read(self) -> None:
         with contextlib.suppress(BusClosed):
@@ -296,7 +290,7 @@ class OrderedReader:
         self._seen = position.consumer
         self._last = position.stream
         try:
-            self._on_message(delivery, position.stream)
+            self.on_message(delivery, position.stream)
         finally:
             if position.pending == 0:
                 self._sync()
@@ -305,9 +299,9 @@ class OrderedReader:
         if not self._synced:
             self._synced = True
             try:
-                self._on_synced()
+                self.on_synced()
             except Exception as error:
-                self._jet.bus.report(error)
+                self.jet.bus.report(error)
 
 
 async def read_all(

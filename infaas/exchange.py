@@ -7,6 +7,7 @@ own. Sending a query again is safe: each query has a `retry_key`, what is sent a
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from bus.messages.public import RESENT
 from bus.port import Buffer, Bus, BusError, Delivery, PayloadTooLarge, Subscription
@@ -21,56 +22,26 @@ SWEEP_SHARE = 5e-6  # s more for each waiting request, so that the checks take a
 Settle = Callable[[bytes | InfaasError], None]
 
 
+@dataclass(slots=True, eq=False)
 class Waiting:
     """One request in flight. silence: seconds between two sendings. due: time of the next sending, or of the timeout. lost: a service may have taken it, and
     nothing came.
     """
 
-    __slots__ = (
-        "began",
-        "body",
-        "due",
-        "expires",
-        "headers",
-        "lost",
-        "pause",
-        "reply",
-        "resend",
-        "sent",
-        "settle",
-        "silence",
-        "subject",
-        "tail",
-        "undelivered",
-    )
-
-    def __init__(
-        self,
-        subject: str,
-        body: bytes,
-        reply: str,
-        settle: Settle,
-        expires: float,
-        silence: float,
-        due: float,
-        began: float,
-        headers: Mapping[str, str] | None = None,
-        tail: Sequence[Buffer] = (),
-    ) -> None:
-        self.headers = headers
-        self.tail = tail
-        self.subject = subject
-        self.body = body
-        self.reply = reply
-        self.settle = settle
-        self.expires = expires
-        self.silence = silence
-        self.due = due
-        self.pause = FIRST_PAUSE
-        self.began = began
-        self.lost = False
-        self.sent = 1
-        self.undelivered = False
+    subject: str
+    body: bytes
+    reply: str
+    settle: Settle
+    expires: float
+    silence: float
+    due: float
+    began: float
+    headers: Mapping[str, str] | None = None
+    tail: Sequence[Buffer] = ()
+    pause: float = FIRST_PAUSE
+    lost: bool = False
+    sent: int = 1
+    undelivered: bool = False
 
 
 class Exchange:

@@ -21,6 +21,8 @@ from collections.abc import Awaitable, Callable, Generator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
+from msgspec import Struct
+
 from infaas.answers import Answer
 from infaas.queries import current_traceparent
 
@@ -50,23 +52,20 @@ async def run(client: "Client", driver: Driver, x: Any, *, latency_ms: float | N
 # -- one run
 
 
-class RpcCall:
+class RpcCall(Struct, eq=False):
     """One query of a run. site: the line of the driver that asked. seen: the driver has got the answer or the refusal.
 
     before: the calls whose answers the driver had when it asked.
     """
 
-    def __init__(
-        self, app: str, stage: str, site: tuple[str, int], inputs: Any, accuracy: float | None, before: "list[RpcCall]"
-    ) -> None:
-        self.app = app
-        self.stage = stage
-        self.site = site
-        self.inputs = inputs
-        self.accuracy = accuracy
-        self.before = before
-        self.seen = False
-        self.answer: Answer | None = None
+    app: str
+    stage: str
+    site: tuple[str, int]
+    inputs: Any
+    accuracy: float | None
+    before: "list[RpcCall]"
+    seen: bool = False
+    answer: Answer | None = None
 
 
 class AskedAnswer(asyncio.Future[Answer]):

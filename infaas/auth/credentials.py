@@ -75,11 +75,10 @@ class _Content(Struct, kw_only=True):
     users: list[User]
 
 
-class CredentialStore:
+class CredentialStore(Struct, eq=False):
     """The users in one directory. A method that changes them writes users.json and nats-auth.conf before it returns."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    directory: Path
 
     # ---- reading
 

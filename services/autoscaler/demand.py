@@ -9,6 +9,7 @@ objective than the target allows, it grows; while fewer do, it shrinks.
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from math import sqrt
 
 from msgspec import Struct
@@ -61,36 +62,27 @@ class ForecastLoad(Struct, frozen=True):
         return max(self.rate, self.forecast.peak(ahead_s, share) / self.window)
 
 
+@dataclass(slots=True, eq=False)
 class _Class:
     """What is known of one class. counts: by dispatcher, seconds and items of its last reports, the newest first."""
 
-    __slots__ = (
-        "counts",
-        "difference",
-        "first",
-        "forecast",
-        "last",
-        "mean",
-        "needs",
-        "needs_at",
-        "newest",
-        "past",
-        "rate",
-        "unseeded",
-    )
+    needs: ClassDemand
+    forecast: Forecaster
+    needs_at: float
+    counts: dict[str, deque[tuple[float, int]]] = field(default_factory=dict)
+    rate: float = 0.0
+    past: deque[float] = field(default_factory=lambda: deque(maxlen=PAST))
+    # By dispatcher: items and seconds of its last report.
+    newest: dict[str, tuple[float, float]] = field(default_factory=dict)
+    mean: float = 0.0  # items of a report, averaged
+    difference: float = 0.0  # half the squared difference of two successive ones, averaged
+    unseeded: bool = False  # earlier days are known, and the forecaster has not seen them
+    first: float = field(init=False)
+    last: float = field(init=False)
 
-    def __init__(self, needs: ClassDemand, forecast: Forecaster, now: float) -> None:
-        self.needs = needs
-        self.needs_at = now
-        self.first = self.last = now
-        self.forecast = forecast
-        self.counts: dict[str, deque[tuple[float, int]]] = {}
-        self.rate = 0.0
-        self.past: deque[float] = deque(maxlen=PAST)
-        self.newest: dict[str, tuple[float, float]] = {}  # by dispatcher: items and seconds of its last report
-        self.mean = 0.0  # items of a report, averaged
-        self.difference = 0.0  # half the squared difference of two successive ones, averaged
-        self.unseeded = False  # earlier days are known, and the forecaster has not seen them
+    def __post_init__(self) -> None:
+        self.first = self.needs_at
+        self.last = self.needs_at
 
     @property
     def latency_s(self) -> float:
@@ -126,13 +118,13 @@ class _Class:
         self.difference += weight * (min((items - before) ** 2 / 2, most) - self.difference)
 
 
+@dataclass(slots=True, eq=False)
 class Reached:
     """How many of an app's queries ended, and how many of them missed their objective, over the last minutes."""
 
-    def __init__(self) -> None:
-        self._ticks: deque[tuple[float, int, int]] = deque()
-        self.ended = 0
-        self.missed = 0
+    _ticks: deque[tuple[float, int, int]] = field(default_factory=deque)
+    ended: int = 0
+    missed: int = 0
 
     def add(self, now: float, ended: int, missed: int) -> None:
         self._ticks.append((now, ended, missed))
@@ -149,17 +141,16 @@ class Reached:
         return 1.0 - self.missed / self.ended if self.ended > 0 else None
 
 
-class DemandForecast:
+class DemandForecast(Struct, eq=False):
     """forecaster: its name, as `make_forecaster` takes it; "": the rates are all that is asked for."""
 
-    def __init__(self, forecaster: str) -> None:
-        self.reached: dict[str, Reached] = {}
-        self._forecaster = forecaster
-        self._classes: dict[Band, _Class] = {}
-        self._heard: dict[str, float] = {}  # dispatchers, and when they reported last
-        self._ticked = 0.0
-        self._histories: dict[str, DemandHistory] = {}  # by app
-        self._asked: dict[str, float] = {}
+    forecaster: str
+    reached: dict[str, Reached] = {}
+    _classes: dict[Band, _Class] = {}
+    _heard: dict[str, float] = {}  # dispatchers, and when they reported last
+    _ticked: float = 0.0
+    _histories: dict[str, DemandHistory] = {}  # by app
+    _asked: dict[str, float] = {}
 
     def take(self, report: DemandReport, now: float) -> None:
         """Add the report of one dispatcher."""
@@ -175,7 +166,7 @@ class DemandForecast:
             items[of] = items.get(of, 0) + row.items + row.refused
             known = self._classes.get(of)
             if known is None:
-                self._classes[of] = known = _Class(row, make_forecaster(self._forecaster or "last", TICK_S), now)
+                self._classes[of] = known = _Class(row, make_forecaster(self.forecaster or "last", TICK_S), now)
                 if row.app in self._histories:
                     known.unseeded = True
             known.needs = row if now - known.needs_at > MERGED_S else merged(known.needs, row)
@@ -232,7 +223,7 @@ class DemandForecast:
             if known.unseeded:
                 self._seed(known, now)
             if (
-                self._forecaster and now - known.first >= WARM_S
+                self.forecaster and now - known.first >= WARM_S
             ):  # before, there is only a part of the window, and it begins with nothing
                 known.forecast.observe(now, known.rate * known.window)
 

@@ -9,7 +9,7 @@ from sys import getsizeof
 from typing import NamedTuple
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from bus.messages.public import Tensor
 from services.core.selection.eligibility import Ask
@@ -178,17 +178,16 @@ def _allocated(size: int) -> int:
 PartKey = tuple[str, bytes, str | None, str | None]  # app, digest of the inputs, model, version
 
 
-class Coalescing:
+class Coalescing(Struct, eq=False):
     """Equal parts under way: one is evaluated, the *leader*, and others wait for its answer.
 
     A part waits only for one that must answer no later, with no lower accuracy, and that others do not push aside sooner. So it loses
     nothing by waiting; if its leader is refused all the same, it is asked itself. waited: by app, parts that waited, since the start.
     """
 
-    def __init__(self) -> None:
-        self.waited: Counter[str] = Counter()
-        self._leaders: dict[PartKey, Query] = {}
-        self._waiting: dict[bytes, tuple[PartKey, list[Query]]] = {}  # by the leader's uid
+    waited: Counter[str] = field(default_factory=Counter)
+    _leaders: dict[PartKey, Query] = {}
+    _waiting: dict[bytes, tuple[PartKey, list[Query]]] = {}  # by the leader's uid
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -219,13 +218,12 @@ class Coalescing:
         return found
 
 
-class CachedParts:
+class CachedParts(Struct, eq=False):
     """Parts that need no evaluation of their own. caches: by app, of those that ask for it. equal: parts under way."""
 
-    def __init__(self, apps: Apps) -> None:
-        self.caches: dict[str, PredictionCache] = {}
-        self.equal = Coalescing()
-        self._apps = apps
+    apps: Apps
+    caches: dict[str, PredictionCache] = {}
+    equal: Coalescing = field(default_factory=Coalescing)
 
     def find(self, part: Query) -> PartReply | None:
         """The answer to a part, if it is kept. None, too, where the app keeps no answers."""
@@ -278,7 +276,7 @@ class CachedParts:
     def drop(self) -> None:
         """The catalogue has changed: free the answers of apps that keep none any more."""
         for app in list(self.caches):
-            record = self._apps.catalog.app(app)
+            record = self.apps.catalog.app(app)
             if record is None or record.selection is None or not record.selection.cache_mb:
                 del self.caches[app]
                 del self.equal.waited[app]
@@ -289,7 +287,7 @@ class CachedParts:
             return False
         if ask.model is not None:
             return True  # the key names the version, which serves since the part asks for it
-        app = self._apps.catalog.app(ask.app)
+        app = self.apps.catalog.app(ask.app)
         return app is not None and app.links.get(source.model) == source.version
 
 

@@ -60,32 +60,24 @@ class Dispatch(Protocol):
     def __call__(self, query: Query, instance: Instance, now: float, *, more: bool) -> Effect: ...
 
 
-class CentralQueues:
+class CentralQueues(Struct, eq=False):
     """Queries that wait here are in `in_flight.waiting`, too, which removes those whose deadline is over.
 
     decide: as for a query without a plan. refuse: ends a query.
     """
 
-    def __init__(
-        self,
-        view: ClusterView,
-        in_flight: InFlight,
-        dispatch: Dispatch,
-        decide: Callable[[Query, float], Iterable[Effect]],
-        refuse: Callable[[Query, Error, float], Iterable[Effect]],
-    ) -> None:
-        self._view = view
-        self._in_flight = in_flight
-        self._dispatch = dispatch
-        self._decide = decide
-        self._refuse = refuse
-        self._queues: dict[str, list[Entry]] = {}  # by variant
-        self._queued: set[bytes] = set()  # uids of all entries, also of those that wait no more
-        self._due: set[str] = set()  # variants whose PullDue comes
-        self._levels: dict[str, set[int]] = {}  # by variant: priorities of what waits, or has waited in this queue
-        self._given: dict[str, GivenBatch] = {}  # by instance
-        self._hops: dict[str, deque[float]] = {}  # by variant, ms
-        self._order = 0
+    view: ClusterView
+    in_flight: InFlight
+    dispatch: Dispatch
+    decide: Callable[[Query, float], Iterable[Effect]]
+    refuse: Callable[[Query, Error, float], Iterable[Effect]]
+    _queues: dict[str, list[Entry]] = {}  # by variant
+    _queued: set[bytes] = set()  # uids of all entries, also of those that wait no more
+    _due: set[str] = set()  # variants whose PullDue comes
+    _levels: dict[str, set[int]] = {}  # by variant: priorities of what waits, or has waited in this queue
+    _given: dict[str, GivenBatch] = {}  # by instance
+    _hops: dict[str, deque[float]] = {}  # by variant, ms
+    _order: int = 0
 
     def __contains__(self, query: Query) -> bool:
         """Whether it waits in one of these queues, and not for any instance at all."""
@@ -93,11 +85,11 @@ class CentralQueues:
 
     def instances(self, variant: str) -> list[Instance]:
         """Those that serve."""
-        return [one for one in self._view.by_variant.get(variant, {}).values() if one.state in SERVING]
+        return [one for one in self.view.by_variant.get(variant, {}).values() if one.state in SERVING]
 
     def waiting(self, variant: str) -> int:
         """Items that wait for an instance of this variant."""
-        return sum(query.items for _, _, query in self._queues.get(variant, ()) if self._waits(query))
+        return sum(query.ask.items for _, _, query in self._queues.get(variant, ()) if self._waits(query))
 
     def depths(self) -> dict[str, int]:
         """`waiting` of each variant that anything has waited for."""
@@ -105,7 +97,7 @@ class CentralQueues:
 
     def serves(self, stage: PlannedStage, ask: Ask) -> bool:
         """Whether a query of this stage can wait here: its variant meets the query's needs, and an instance of it serves."""
-        return bool(self.instances(stage.variant)) and self._view.apps[ask.app].eligibility(ask).allows(stage.variant)
+        return bool(self.instances(stage.variant)) and self.view.apps[ask.app].eligibility(ask).allows(stage.variant)
 
     @property
     def hops(self) -> dict[str, MeasuredHop]:
@@ -115,7 +107,7 @@ class CentralQueues:
     def done(self, batch: DoneBatch, now: float) -> list[Effect]:
         """A batch has ended: its instance may get the next one."""
         given = self._given.get(batch.instance)
-        instance = self._view.instances.get(batch.instance) if given is not None else None
+        instance = self.view.instances.get(batch.instance) if given is not None else None
         if given is not None and instance is not None and given.idle and given.is_all_of(batch):
             hop = max(0.0, now - given.at - instance.table.seconds(batch.batch))
             self._hops.setdefault(batch.variant, deque(maxlen=HOPS)).append(1000.0 * hop)
@@ -127,7 +119,7 @@ class CentralQueues:
         variant = query.planned.variant
         self._order += 1
         self._levels.setdefault(variant, set()).add(query.ask.priority)
-        self._in_flight.wait(query)
+        self.in_flight.wait(query)
         self._queued.add(query.uid)
         heappush(self._queues.setdefault(variant, []), (query.ask.deadline, self._order, query))
         if variant in self._due:
@@ -159,18 +151,18 @@ class CentralQueues:
             if batch:
                 idle = not instance.own + instance.others
                 self._given[instance.id] = GivenBatch([query.uid for query in batch], now, idle)
-            effects.extend(self._dispatch(query, instance, now, more=i < last) for i, query in enumerate(batch))
+            effects.extend(self.dispatch(query, instance, now, more=i < last) for i, query in enumerate(batch))
             if not queue:
                 break
         for query in late:
             left, takes = query.ask.deadline - query.arrived, 0.0 if fastest is None else _takes(query, fastest)
-            effects.extend(self._refuse(query, LATE if takes <= left else too_little_time(left, takes), now))
+            effects.extend(self.refuse(query, LATE if takes <= left else too_little_time(left, takes), now))
         return effects
 
     def serve(self, now: float) -> list[Effect]:
         """Instances have come or gone: give out what waits. Where no instance serves any more, decide as for queries without a plan."""
         effects: list[Effect] = []
-        for gone in self._given.keys() - self._view.instances.keys():
+        for gone in self._given.keys() - self.view.instances.keys():
             del self._given[gone]
         for variant, queue in list(self._queues.items()):
             if queue and not self.instances(variant):
@@ -178,8 +170,8 @@ class CentralQueues:
                 self._queued.difference_update(query.uid for _, _, query in queue)
                 for _, _, query in queue:
                     if self._waits(query):
-                        del self._in_flight.waiting[query.uid]
-                        effects.extend(self._decide(query, now))
+                        del self.in_flight.waiting[query.uid]
+                        effects.extend(self.decide(query, now))
             else:
                 effects.extend(self.pull(variant, now))
         return effects
@@ -203,7 +195,7 @@ class CentralQueues:
                 continue
             assert query.planned is not None, "a plan provides for it"
             room = min(room, query.planned.batch)
-            if batch and items + query.items > room:
+            if batch and items + query.ask.items > room:
                 break
             heappop(queue)
             if not _in_time(query, instance, now):
@@ -213,8 +205,8 @@ class CentralQueues:
                 late.append(query)
             else:
                 batch.append(query)
-                items += query.items
-            del self._in_flight.waiting[query.uid]
+                items += query.ask.items
+            del self.in_flight.waiting[query.uid]
             self._queued.discard(query.uid)
         for entry in aside:
             heappush(queue, entry)
@@ -233,20 +225,20 @@ class CentralQueues:
             return []
         rate = sum(items / seconds for items, seconds in batches)
         begin = now + max(seconds for _, seconds in batches)  # what is under way ends first
-        if begin + sum(entry[2].items for entry in waiting) / rate <= waiting[0][0]:
+        if begin + sum(entry[2].ask.items for entry in waiting) / rate <= waiting[0][0]:
             return []
         gone: list[Query] = []
         kept: list[tuple[int, float, int, Query]] = []
         ahead = begin
         for deadline, order, query in sorted(waiting):
-            ahead += query.items / rate
+            ahead += query.ask.items / rate
             heappush(kept, (-query.ask.priority, -deadline, -order, query))
             while ahead > deadline and -kept[0][0] > query.ask.priority:
                 leaves = heappop(kept)[3]
-                ahead -= leaves.items / rate
+                ahead -= leaves.ask.items / rate
                 gone.append(leaves)
         for query in gone:
-            del self._in_flight.waiting[query.uid]
+            del self.in_flight.waiting[query.uid]
         self._levels[variant] = {query.ask.priority for _, _, _, query in kept}
         return gone
 
@@ -256,14 +248,14 @@ class CentralQueues:
         if given is None:
             return False
         for uid in given.uids:
-            query = self._in_flight.dispatched.get(uid)
+            query = self.in_flight.dispatched.get(uid)
             if query is not None and query.instance is not None and query.instance.id == instance.id:
                 return True
         del self._given[instance.id]
         return False
 
     def _waits(self, query: Query) -> bool:
-        return self._in_flight.waiting.get(query.uid) is query
+        return self.in_flight.waiting.get(query.uid) is query
 
 
 def _seconds(instance: Instance) -> float:
@@ -285,4 +277,4 @@ def _in_time(query: Query, instance: Instance, now: float) -> bool:
 
 def _takes(query: Query, instance: Instance) -> float:
     """Seconds of a query alone."""
-    return instance.table.at(query.ask.length).seconds(query.items) * instance.factor
+    return instance.table.at(query.ask.length).seconds(query.ask.items) * instance.factor

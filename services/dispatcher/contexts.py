@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from bus.messages.catalog import Ensemble
 from bus.messages.flow import ContextChanged
@@ -71,18 +71,15 @@ class ContextValue(Struct, frozen=True, array_like=True):
         return _encode(self)
 
 
-class Held:
+class Held(Struct, eq=False):
     """One context in memory. state: the policy's; of a user's own policy: its dump, b"" before the first feedback. context: None: of the app."""
 
-    __slots__ = ("context", "ensemble", "key", "revision", "state", "value")
-
-    def __init__(self, key: str, value: ContextValue | None, revision: int) -> None:
-        self.key = key
-        self.context: str | None = None
-        self.value = value
-        self.revision = revision
-        self.ensemble: Ensemble | None = None  # by which `state` was made from `value`
-        self.state: Any = None
+    key: str
+    value: ContextValue | None
+    revision: int
+    context: str | None = None
+    ensemble: Ensemble | None = None  # by which `state` was made from `value`
+    state: Any = None
 
     @property
     def n(self) -> int:
@@ -105,28 +102,21 @@ def read_value(data: bytes | None) -> ContextValue | None:
         return None
 
 
-class Contexts:
+class Contexts(Struct, eq=False):
     """At most `most` contexts, of which the least recently used ones go.
 
     members: the members of an app's selection. make: its policy; None for a user's own class.
     """
 
-    def __init__(
-        self,
-        subjects: Subjects,
-        most: int,
-        members: Callable[[str], Sequence[Member]],
-        make: Callable[[Ensemble], EnsemblePolicy[Any] | None],
-    ) -> None:
-        self._subject = subjects.selection("changed")
-        self._most = most
-        self._members = members
-        self._make = make
-        self.counted = Counted()
-        self._policies: dict[str, tuple[Ensemble, EnsemblePolicy[Any] | None]] = {}
-        self._held: OrderedDict[str, Held] = OrderedDict()
-        self._reading: set[str] = set()
-        self._unread: dict[str, None] = {}
+    subjects: Subjects
+    most: int
+    members: Callable[[str], Sequence[Member]]
+    make: Callable[[Ensemble], EnsemblePolicy[Any] | None]
+    counted: Counted = field(default_factory=Counted)
+    _policies: dict[str, tuple[Ensemble, EnsemblePolicy[Any] | None]] = {}
+    _held: OrderedDict[str, Held] = field(default_factory=OrderedDict)
+    _reading: set[str] = set()
+    _unread: dict[str, None] = {}
 
     def __len__(self) -> int:
         return len(self._held)
@@ -135,7 +125,7 @@ class Contexts:
         """The policy of an app; None for a user's own class."""
         known = self._policies.get(app)
         if known is None or (known[0] is not ensemble and known[0] != ensemble):
-            known = self._policies[app] = (ensemble, self._make(ensemble))
+            known = self._policies[app] = (ensemble, self.make(ensemble))
         return known[1]
 
     # -- look-ups
@@ -170,7 +160,7 @@ class Contexts:
                 pass  # a state of another release: learning begins anew
             else:
                 return
-        held.state = b"" if policy is None else policy.init(self._members(app))
+        held.state = b"" if policy is None else policy.init(self.members(app))
         dumped = b"" if policy is None else policy.dump(held.state)
         before = value or ContextValue("", b"", moved=0)
         held.value = ContextValue(ensemble.policy, dumped, 0, before.marks, before.moved, before.full)
@@ -210,7 +200,7 @@ class Contexts:
         """This dispatcher has stored a value; the others hear of it."""
         data = value.encoded()
         self._put(key, data, revision)
-        return Publish(self._subject, ContextChanged(app, key, revision, data))
+        return Publish(self.subjects.selection("changed"), ContextChanged(app, key, revision, data))
 
     def stored(self, key: str, stored: StoredContext) -> Held:
         """Another dispatcher's value came back instead of a write."""
@@ -242,7 +232,7 @@ class Contexts:
         self._held[key] = held
         if used:
             self._held.move_to_end(key)
-        while len(self._held) > self._most:
+        while len(self._held) > self.most:
             old, _ = self._held.popitem(last=False)
             self._unread.pop(old, None)
         return held
@@ -251,19 +241,18 @@ class Contexts:
 # -- what people see
 
 
-class SelectionList:
+class SelectionList(Struct, eq=False):
     """Answers `infaas.list.selection`. A context that is not in memory is read first."""
 
-    def __init__(self, catalog: Catalog, contexts: Contexts) -> None:
-        self._catalog = catalog
-        self._contexts = contexts
-        self._waiting: dict[str, list[tuple[str, ListRequest]]] = {}  # by the key that is being read
-        self._asked = 0
-        self._run: dict[int, str] = {}  # who waits for a user's own policy to say what it has learnt
+    catalog: Catalog
+    contexts: Contexts
+    _waiting: dict[str, list[tuple[str, ListRequest]]] = {}  # by the key that is being read
+    _asked: int = 0
+    _run: dict[int, str] = {}  # who waits for a user's own policy to say what it has learnt
 
     def ask(self, reply: str, asked: ListRequest) -> list[Effect]:
         """The weights of an app's members, or of one of its contexts."""
-        app = None if asked.app is None else self._catalog.app(asked.app)
+        app = None if asked.app is None else self.catalog.app(asked.app)
         if asked.app is None:
             text = "field `app` is missing: the weights of which app's members are asked for"
             return [Publish(reply, Refusal(error=Error(code="bad_request", message=text)))]
@@ -276,13 +265,13 @@ class SelectionList:
         ensemble = app.selection
         if ensemble is None or ensemble.policy is None:
             return [Publish(reply, Listing(items=[]))]
-        held = self._contexts.held(app.app, ensemble, asked.context)
+        held = self.contexts.held(app.app, ensemble, asked.context)
         if held is None:
             waiting = self._waiting.setdefault(context_key(app.app, ensemble, asked.context), [])
             waiting.append((reply, asked))
-            return list(self._contexts.read(app.app, ensemble, asked.context))
-        members = members_of(self._catalog, app.app)
-        policy = self._contexts.policy(app.app, ensemble)
+            return list(self.contexts.read(app.app, ensemble, asked.context))
+        members = members_of(self.catalog, app.app)
+        policy = self.contexts.policy(app.app, ensemble)
         if policy is not None:
             return [Publish(reply, _listing(policy.learnt(held.state, members)))]
         self._asked += 1

@@ -61,7 +61,7 @@ def default_answer(query: Query, reason: str, now: float) -> Answer | None:
     """The app's default for all items of the query, with the reason. None if no message can hold it."""
     app, ask, head = query.fallback, query.ask, query.head
     assert app is not None, "its app has a default output"
-    outputs = default_outputs(app.default_output, app.signature, query.items)
+    outputs = default_outputs(app.default_output, app.signature, query.ask.items)
     if outputs is None:
         return None
     seconds = now - query.arrived

@@ -142,13 +142,12 @@ def _row(needs: ClassDemand, worker: str, items: int, refused: int) -> ClassDema
 AGAIN = 3.0  # s before an order without effect is repeated
 
 
-class LoadsOnDemand:
+class LoadsOnDemand(Struct, eq=False):
     """The loads that this dispatcher has ordered: each once, until the worker has the variant or refuses it."""
 
-    def __init__(self, name: str, subjects: Subjects) -> None:
-        self._name = name
-        self._subjects = subjects
-        self._at: dict[str, float] = {}
+    name: str
+    subjects: Subjects
+    _at: dict[str, float] = {}
 
     def order(self, query: Query, load: LoadOrder, now: float) -> tuple[Effect, ...]:
         """The order, for this query. Nothing if the same was given a moment ago."""
@@ -156,9 +155,9 @@ class LoadsOnDemand:
         if now - self._at.get(record.variant, -AGAIN) < AGAIN:
             return NOTHING
         self._at[record.variant] = now
-        order = EnsureLoaded(variant=record, at_least=1, app=query.app, orderer=self._name, reason=reason_of(query.ask))
+        order = EnsureLoaded(variant=record, at_least=1, app=query.app, orderer=self.name, reason=reason_of(query.ask))
         # The monitor that admits the load records the event.
-        return (Publish(self._subjects.worker(load.worker, "load"), order, self._subjects.loads(self._name)),)
+        return (Publish(self.subjects.worker(load.worker, "load"), order, self.subjects.loads(self.name)),)
 
     def settled(self, variant: str) -> None:
         """The worker has loaded or refused it: it may be ordered again."""

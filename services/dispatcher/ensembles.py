@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import Raw, convert
@@ -76,42 +77,28 @@ class EnsemblePlan:
             self.p[row.member], self.weights[row.member] = row.probability, row.weight
 
 
+@dataclass(slots=True, eq=False)
 class Ensembles:
     """decide: dispatches a part, or refuses it. evaluated: gets what came of `evaluate`."""
 
-    evaluated: Callable[[bytes, Prediction | Error], Iterable[Effect]]
-
-    def __init__(
-        self,
-        name: str,
-        joins: Joins,
-        contexts: Contexts,
-        predictions: Predictions,
-        apps: Apps,
-        settings: EnsembleSettings,
-        dispatcher: DispatcherSettings,
-        outcomes: OutcomeRecorder,
-        cached: CachedParts,
-        budgets: Budgets,
-        decide: Callable[[Query, float], Iterable[Effect]],
-    ) -> None:
-        self._name = name
-        self._joins = joins
-        self._contexts = contexts
-        self._predictions = predictions
-        self._apps = apps
-        self._settings = settings
-        self._outcomes = outcomes
-        self._cached = cached
-        self._budgets = budgets
-        self._decide = decide
-        self._dispatcher = dispatcher
-        self._groups: dict[str, Group] = {}
-        self._waiting: dict[str, list[Join]] = {}  # by the key of the context that is being read
-        # By app and member. missing: answers without its output; late: outputs that came after their answer.
-        self.asked: Counter[tuple[str, str]] = Counter()
-        self.missing: Counter[tuple[str, str]] = Counter()
-        self.late: Counter[tuple[str, str]] = Counter()
+    name: str
+    joins: Joins
+    contexts: Contexts
+    predictions: Predictions
+    apps: Apps
+    settings: EnsembleSettings
+    dispatcher: DispatcherSettings
+    outcomes: OutcomeRecorder
+    cached: CachedParts
+    budgets: Budgets
+    decide: Callable[[Query, float], Iterable[Effect]]
+    evaluated: Callable[[bytes, Prediction | Error], Iterable[Effect]] = field(init=False)
+    _groups: dict[str, Group] = field(default_factory=dict)
+    _waiting: dict[str, list[Join]] = field(default_factory=dict)  # by the key of the context that is being read
+    # By app and member. missing: answers without its output; late: outputs that came after their answer.
+    asked: Counter[tuple[str, str]] = field(default_factory=Counter)
+    missing: Counter[tuple[str, str]] = field(default_factory=Counter)
+    late: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     # -- a query begins
 
@@ -122,16 +109,16 @@ class Ensembles:
         group = self._group(query.ask.app, rules)
         if group is None or not group.members:
             return self._refused(query, Error(code="unknown_model", message=NO_MEMBERS), now)
-        if len(self._joins.open) >= self._dispatcher.max_queue:
+        if len(self.joins.open) >= self.dispatcher.max_queue:
             text = "too many queries wait for a worker: ask again later"
             return self._refused(query, Error(code="overloaded", message=text, retry_after_ms=1000.0), now)
         due, patient = self._due(query, rules)
         last = query.ask.deadline + GRACE if query.fallback is None else max(default_due(query), due + GRACE)
-        join = Join(self, query, due, last, patient=patient, dispatcher=self._name, policy=rules.policy or "")
+        join = Join(self, query, due, last, patient=patient, dispatcher=self.name, policy=rules.policy or "")
         join.plan = EnsemblePlan(group)
         if rules.cache_mb and query.head.inputs_ref is None and query.refs is None:
             join.digest = digest_of(query.head.inputs)
-        effects = list(self._joins.begin(join, now))
+        effects = list(self.joins.begin(join, now))
         if rules.policy is None:
             effects.extend(self._ask(join, [None], now))
         else:
@@ -140,7 +127,7 @@ class Ensembles:
 
     def evaluate(self, uid: bytes, app: str, context: str | None, inputs: bytes, now: float) -> Iterable[Effect]:
         """Ask all members about these inputs again, at the lowest priority, for a feedback whose prediction is not known any more."""
-        view = self._apps.view.apps.get(app)
+        view = self.apps.view.apps.get(app)
         rules = None if view is None else view.app.selection
         if view is None or rules is None or rules.policy is None:
             return self.evaluated(uid, Error(code="unknown_app", message=f"app {app} has no selection any more"))
@@ -149,7 +136,7 @@ class Ensembles:
             items = count_items(head, view.app)
         except BadRequest as error:
             return self.evaluated(uid, Error(code="bad_request", message=str(error)))
-        ask = needs_of(head, app, items, None, None, now, self._dispatcher.default_deadline_s)
+        ask = needs_of(head, app, items, None, None, now, self.dispatcher.default_deadline_s)
         query = Query(uid, app, head, ask, "", encode({"inputs": Raw(inputs)}), now)
         query.ensemble = rules
         group = self._group(app, rules)
@@ -157,11 +144,11 @@ class Ensembles:
         if not group.members:
             return self.evaluated(uid, Error(code="unknown_model", message=NO_MEMBERS))
         join = Join(
-            self, query, ask.deadline, ask.deadline + GRACE, patient=False, dispatcher=self._name, policy=rules.policy
+            self, query, ask.deadline, ask.deadline + GRACE, patient=False, dispatcher=self.name, policy=rules.policy
         )
         join.plan = EnsemblePlan(group)
         join.plan.evaluates = True
-        return (*self._joins.begin(join, now), *self._select(join, now))
+        return (*self.joins.begin(join, now), *self._select(join, now))
 
     def _due(self, query: Query, rules: Ensemble) -> tuple[float, bool]:
         """When the answer is made of what is there, and whether the first part is waited for if nothing is."""
@@ -173,15 +160,15 @@ class Ensembles:
         share = arrived + rules.wait_share * (ask.deadline - arrived)
         if ask.latency_s < INFINITE:
             return share, False
-        return min(arrived + self._settings.wait_s, share), True
+        return min(arrived + self.settings.wait_s, share), True
 
     def _group(self, key: str, rules: Ensemble) -> Group | None:
-        app = self._apps.view.apps.get(key)
+        app = self.apps.view.apps.get(key)
         known = self._groups.get(key)
         if app is None or (known is not None and known.app is app):
             return known if app is not None else None
-        policy = None if rules.policy is None else self._contexts.policy(key, rules)
-        group = self._groups[key] = Group(app, members_of(self._apps.catalog, key), policy)
+        policy = None if rules.policy is None else self.contexts.policy(key, rules)
+        group = self._groups[key] = Group(app, members_of(self.apps.catalog, key), policy)
         return group
 
     def _select(self, join: Join, now: float) -> Iterable[Effect]:
@@ -189,16 +176,16 @@ class Ensembles:
         plan, query = join.plan, join.query
         app, rules, context = query.ask.app, query.ensemble, query.ask.context
         assert rules is not None
-        held = self._contexts.held(app, rules, context)
+        held = self.contexts.held(app, rules, context)
         if held is None:
             self._waiting.setdefault(context_key(app, rules, context), []).append(join)
-            return self._contexts.read(app, rules, context)
+            return self.contexts.read(app, rules, context)
         group: Group = plan.group
         if query.ask.cost < INFINITE:
             plan.least = self._least(join)
             plan.members = [one for one in group.members if (plan.least[one.model] or 0.0) <= query.ask.cost]
             if not plan.members:
-                return self._refuse(join, self._budgets.too_dear(query.ask, group.members, plan.least), now)
+                return self._refuse(join, self.budgets.too_dear(query.ask, group.members, plan.least), now)
         plan.state, members = held.state, plan.members
         if group.policy is None:
             return self._run(join, "learnt", plan.state, members)
@@ -210,8 +197,8 @@ class Ensembles:
     def _least(self, join: Join) -> dict[str, float | None]:
         """What each member costs at least; a kept answer costs nothing."""
         ask, members = join.query.ask, join.plan.group.members
-        free = [one.model for one in members if self._cached.holds(join.digest, needs_of_member(ask, one, INFINITE))]
-        return self._budgets.of_members(ask, members) | dict.fromkeys(free, 0.0)
+        free = [one.model for one in members if self.cached.holds(join.digest, needs_of_member(ask, one, INFINITE))]
+        return self.budgets.of_members(ask, members) | dict.fromkeys(free, 0.0)
 
     def _run(self, join: Join, method: PolicyMethod, *args: Any) -> Iterable[Effect]:
         """Call a user's policy, in its own process. `ran` goes on."""
@@ -224,7 +211,7 @@ class Ensembles:
         """A user's policy has a result, or none."""
         _, join, method = done.id
         plan, query = join.plan, join.query
-        if query.uid not in self._joins.open or (join.ended and method != "combine"):
+        if query.uid not in self.joins.open or (join.ended and method != "combine"):
             return NOTHING  # its time is up
         if not isinstance(done, Done):
             text = done.error if isinstance(done, Failed) else "the selection policy took too long"
@@ -255,7 +242,7 @@ class Ensembles:
             costs = fitting(limit, {model: plan.least[model] for model in models if model}, plan.weights)
             models = [model for model in models if model in costs]
             if not models:
-                return self._refuse(join, self._budgets.too_dear(join.query.ask, plan.group.members, plan.least), now)
+                return self._refuse(join, self.budgets.too_dear(join.query.ask, plan.group.members, plan.least), now)
         by_model = plan.group.by_model
         parts = [
             self._part(join, None, limit)
@@ -274,16 +261,16 @@ class Ensembles:
         head = replace(query.head, id=None)
         ask = needs_of_member(query.ask, member, cost)
         index = 0 if member is None else join.plan.group.members.index(member)  # whoever else is asked
-        part = self._joins.part(join, index, ask.model or "", query.app, head, ask, query.body, query.arrived)
+        part = self.joins.part(join, index, ask.model or "", query.app, head, ask, query.body, query.arrived)
         part.refs = query.refs
         return part
 
     def _take(self, part: Query, now: float) -> Iterable[Effect]:
         """Ask a part. One whose answer is kept has it at once; one that equals a part under way gets that one's."""
-        kept = self._cached.find(part)
+        kept = self.cached.find(part)
         if kept is not None:
             return self.replied(part.uid, kept, now)
-        return NOTHING if self._cached.waits(part, now) else self._decide(part, now)
+        return NOTHING if self.cached.waits(part, now) else self.decide(part, now)
 
     # -- its parts end
 
@@ -292,19 +279,19 @@ class Ensembles:
         if reply.outputs_ref is not None:
             text = "a part's outputs are too large for a message: ask its model by name, or make its outputs smaller"
             reply = PartReply(error=Error(code="too_large", message=text))
-        part = self._joins.replied(uid, reply, now)
+        part = self.joins.replied(uid, reply, now)
         ended = NOTHING if part is None else self._ended(part, now)
         return (*ended, *self._pass_on(uid, reply, now))
 
     def refused(self, part: QueryPart, error: Error, now: float) -> Iterable[Effect]:
         """A part was refused here."""
-        self._joins.refused(part, error)
+        self.joins.refused(part, error)
         return (*self._ended(part, now), *self._pass_on(part.uid, None, now))
 
     def _pass_on(self, uid: bytes, reply: PartReply | None, now: float) -> list[Effect]:
         """Give a part's answer to those that waited for it. Those that it does not suit are asked themselves."""
         effects: list[Effect] = []
-        for part, kept in self._cached.ended(uid, reply):
+        for part, kept in self.cached.ended(uid, reply):
             if kept is not None:
                 effects.extend(self.replied(part.uid, kept, now))
             elif part.part is not None and not part.part.join.ended:
@@ -313,7 +300,7 @@ class Ensembles:
 
     def overdue(self, before: float, now: float) -> list[Effect]:
         """Parts that others wait for, whose deadline was before this time, are not heard of any more."""
-        return [effect for uid in self._cached.equal.overdue(before) for effect in self._pass_on(uid, None, now)]
+        return [effect for uid in self.cached.equal.overdue(before) for effect in self._pass_on(uid, None, now)]
 
     def _ended(self, part: QueryPart, now: float) -> Iterable[Effect]:
         join = part.join
@@ -321,7 +308,7 @@ class Ensembles:
             if part.reply is not None and part.stage:
                 self.late[join.query.ask.app, part.stage] += 1
                 with suppress(BadTensor):
-                    self._predictions.late(join.query.uid, part.stage, outputs_of(part))
+                    self.predictions.late(join.query.uid, part.stage, outputs_of(part))
             part.reply = None  # a user's policy may combine the others at this moment: the answer names those
             return NOTHING
         if not join.under_way or (now >= join.due and join.answered):
@@ -350,8 +337,8 @@ class Ensembles:
             outputs = {part.stage: outputs_of(part) for part in answered}
             prediction = _prediction(join, outputs, now)
             if plan.evaluates:  # one feedback asked for it, and no other is about it
-                return (*self._joins.end(join, now), *self.evaluated(join.query.uid, prediction))
-            self._predictions.add(prediction)
+                return (*self.joins.end(join, now), *self.evaluated(join.query.uid, prediction))
+            self.predictions.add(prediction)
             if plan.group.policy is None:
                 return self._run(join, "combine", plan.state, plan.group.members, outputs)
             combined = plan.group.policy.combine(plan.state, plan.group.members, outputs)
@@ -362,28 +349,28 @@ class Ensembles:
 
     def _refuse(self, join: Join, error: Error, now: float) -> Iterable[Effect]:
         if join.plan.evaluates:
-            return (*self._joins.end(join, now), *self.evaluated(join.query.uid, error))
+            return (*self.joins.end(join, now), *self.evaluated(join.query.uid, error))
         missing = len(join.parts) - len(join.answered)
-        return (*self._joins.end(join, now), *self._refused(join.query, error, now, cost=join.cost, missing=missing))
+        return (*self.joins.end(join, now), *self._refused(join.query, error, now, cost=join.cost, missing=missing))
 
     def _refused(self, query: Query, error: Error, now: float, *, cost: float = 0.0, missing: int = 0) -> list[Effect]:
-        refused = self._outcomes.refused(query, error, now, cost=cost, missing=missing)
+        refused = self.outcomes.refused(query, error, now, cost=cost, missing=missing)
         return [*refused, *refuse_part(query, error, now)]
 
     def _finish(self, join: Join, combined: Combined | None, now: float) -> Iterable[Effect]:
         """Send the answer. combined: None for one part's own answer."""
-        answer = answer_of(join, combined, self._dispatcher.max_inline, now)
+        answer = answer_of(join, combined, self.dispatcher.max_inline, now)
         if isinstance(answer, Error):
             return self._refuse(join, answer, now)
         query = join.query
-        rules, ended = query.ensemble, self._joins.end(join, now)
+        rules, ended = query.ensemble, self.joins.end(join, now)
         if combined is not None and rules is not None and query.fallback is not None:
             sure = min(shares_of(join, combined), default=0.0)
             if sure < rules.confidence:
-                unsure = self._outcomes.unsure(query, answer, f"confidence: {sure:.2g} < {rules.confidence:g}", now)
+                unsure = self.outcomes.unsure(query, answer, f"confidence: {sure:.2g} < {rules.confidence:g}", now)
                 if unsure:
                     return (*ended, *unsure)
-        return (*ended, *self._outcomes.joined(query, answer, now), *answer_part(query, answer, now))
+        return (*ended, *self.outcomes.joined(query, answer, now), *answer_part(query, answer, now))
 
     def _count(self, join: Join) -> None:
         app = join.query.ask.app
@@ -415,6 +402,6 @@ def _prediction(join: Join, outputs: dict[str, Outputs], now: float) -> Predicti
         plan.group.members,
         plan.p,
         outputs,
-        query.items,
+        query.ask.items,
         head.id,
     )

@@ -441,7 +441,9 @@ def prediction_of(join: Join, predictions: Predictions, now: float) -> Predictio
         of = f"{of}: nothing learns from it; send feedback to the app of a stage that has one, with its `inputs`"
     head = query.head
     digest = digest_of(head.inputs) if head.inputs_ref is None and query.refs is None else None
-    return Prediction(query.uid, query.ask.app, query.ask.context, digest, now, (), {}, {}, query.items, head.id, of)
+    return Prediction(
+        query.uid, query.ask.app, query.ask.context, digest, now, (), {}, {}, query.ask.items, head.id, of
+    )
 
 
 def _uid(text: str) -> bytes:

@@ -7,6 +7,7 @@ each item of a query.
 from hashlib import blake2b
 
 import msgspec
+from msgspec import Struct
 
 from bus.messages.events import FeedbackEvent
 from bus.messages.public import Feedback
@@ -14,29 +15,18 @@ from services.dispatcher.counted import MARK
 from services.dispatcher.learning import Sender
 
 
-class OpenFeedback:
+class OpenFeedback(Struct, eq=False):
     """A feedback to an app with a selection policy, until its prediction is found. mark: by which it is known again. query: that it is about."""
 
-    __slots__ = ("applied", "at", "digest", "event", "feedback", "latest", "mark", "query", "sender")
-
-    def __init__(
-        self,
-        mark: bytes,
-        feedback: Feedback,
-        event: FeedbackEvent,
-        query: bytes | None,
-        digest: bytes | None,
-        sender: Sender,
-    ) -> None:
-        self.mark = mark
-        self.feedback = feedback
-        self.event = event
-        self.query = query
-        self.digest = digest
-        self.sender = sender
-        self.applied = False  # it has been, but not by this dispatcher
-        self.latest: bytes | None = None  # query with its id that is known so far
-        self.at = 0.0  # when that was answered
+    mark: bytes
+    feedback: Feedback
+    event: FeedbackEvent
+    query: bytes | None
+    digest: bytes | None
+    sender: Sender
+    applied: bool = False  # it has been, but not by this dispatcher
+    latest: bytes | None = None  # query with its id that is known so far
+    at: float = 0.0  # when that was answered
 
     @property
     def named(self) -> bool:

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
 from heapq import nlargest
 from itertools import chain
 
@@ -91,7 +92,7 @@ class InFlight:
         query.instance = instance
         query.asked = 0.0
         query.attempt += 1
-        instance.take(query.items, now, query.ask.deadline, query.ask.priority)
+        instance.take(query.ask.items, now, query.ask.deadline, query.ask.priority)
         self.dispatched[query.uid] = query
         if query.part is not None:
             self.waiting.sent(query.part)
@@ -121,7 +122,7 @@ class InFlight:
             if uid in self.storing:
                 self.storing.remove(uid)
             else:
-                query.instance.release(query.items, query.ask.priority)
+                query.instance.release(query.ask.items, query.ask.priority)
             query.instance = None
         if uid == self.retrying:
             self.retrying = None
@@ -140,7 +141,7 @@ class InFlight:
         """Its executor has computed it, and stores its outputs: it takes no more of its instance's time, and is no suspect."""
         query = self.dispatched.get(uid)
         if query is not None and query.instance is not None and uid not in self.storing:
-            query.instance.release(query.items, query.ask.priority)
+            query.instance.release(query.ask.items, query.ask.priority)
             self.storing.add(uid)
         if uid == self.retrying:
             self.retrying = None
@@ -251,37 +252,31 @@ class InFlight:
         return [query for query in silent if self.find(query.uid) is query and self.forget(query.uid)]
 
 
+@dataclass(slots=True, eq=False)
 class Retries:
     """Queries whose executor died while they ran. They are dispatched again one by one, so that one that kills executors harms no other.
 
     most: crashes that a query may see. decide, refuse: what to do with a query.
     """
 
-    def __init__(
-        self,
-        in_flight: InFlight,
-        most: int,
-        decide: Callable[[Query, float], Iterable[Effect]],
-        refuse: Callable[[Query, Error, float], Iterable[Effect]],
-    ) -> None:
-        self._in_flight = in_flight
-        self._most = most
-        self._decide = decide
-        self._refuse = refuse
-        self._first: set[bytes] = set()
-        self._first_until = 0.0
+    in_flight: InFlight
+    most: int
+    decide: Callable[[Query, float], Iterable[Effect]]
+    refuse: Callable[[Query, Error, float], Iterable[Effect]]
+    _first: set[bytes] = field(default_factory=set)
+    _first_until: float = 0.0
 
     def lost(self, queries: list[Query], now: float, running: Collection[bytes] | None = None) -> list[Effect]:
         """The instances of these queries died. running: those that ran then, if that is known; the others are dispatched at once."""
         effects: list[Effect] = []
         for query in queries:
-            query.crashes += self._in_flight.counts_against(query, running)
+            query.crashes += self.in_flight.counts_against(query, running)
         spared = sorted((one for one in queries if not one.crashes), key=urgency)
         if spared:
             self._first.update(query.uid for query in spared)
             self._first_until = now + FIRST
         for query in spared:
-            effects.extend(self._decide(query, now))
+            effects.extend(self.decide(query, now))
         for query in [one for one in queries if one.crashes]:
             effects.extend(self._again(query, "the model's process ended each time this query was in its batch", now))
         effects.extend(self.next(now))
@@ -294,26 +289,26 @@ class Retries:
         return refused or self.next(now)
 
     def _again(self, query: Query, text: str, now: float) -> list[Effect]:
-        if query.crashes > self._most:
-            return list(self._refuse(query, Error(code="model_error", message=text), now))
-        self._in_flight.retry(query)
+        if query.crashes > self.most:
+            return list(self.refuse(query, Error(code="model_error", message=text), now))
+        self.in_flight.retry(query)
         return []
 
     def next(self, now: float) -> list[Effect]:
         """Send the next retry once the one before has ended. A query that cannot be served yet waits with the others."""
         effects: list[Effect] = []
-        queue, flight = self._in_flight.retries, self._in_flight
+        queue, flight = self.in_flight.retries, self.in_flight
         if self._first:
             left = (uid for uid in self._first if uid in flight.dispatched or uid in flight.waiting)
             self._first = set(left) if now < self._first_until else set()
             if self._first:
                 return effects
-        while queue and self._in_flight.retrying is None:
+        while queue and self.in_flight.retrying is None:
             query = queue.popleft()
             flight.waiting.went(query)
-            effects.extend(self._decide(query, now))
-            if query.uid in self._in_flight.dispatched:
-                self._in_flight.retrying = query.uid
+            effects.extend(self.decide(query, now))
+            if query.uid in self.in_flight.dispatched:
+                self.in_flight.retrying = query.uid
         return effects
 
 
@@ -323,6 +318,7 @@ class Retries:
 MISSES = frozenset({"deadline", "overloaded", "model_error"})  # errors that count against an app's objective
 
 
+@dataclass(slots=True, eq=False)
 class OutcomeRecorder:
     """Makes the reply, the outcome event and the span of every query that ends. log: counts the events. said: the last replies to
     clients that may ask again.
@@ -330,23 +326,18 @@ class OutcomeRecorder:
     observe: of a user's own policy, called with each outcome.
     """
 
-    def __init__(
-        self,
-        dispatcher: str,
-        policy: str,
-        new_uid: Callable[[], bytes],
-        observe: Callable[[OutcomeEvent], None] | None = None,
-    ) -> None:
-        self.log = OutcomeLog()
-        self.said = RecentAnswers()
-        self._observe = observe
-        self._record = self.log.record if observe is None else self._observed
-        self._served: dict[
-            str, list[int]
-        ] = {}  # by app: items that ended since the last report, and those of them not in time
-        self._dispatcher = dispatcher
-        self._policy = policy
-        self._new_uid = new_uid
+    dispatcher: str
+    policy: str
+    new_uid: Callable[[], bytes]
+    observe: Callable[[OutcomeEvent], None] | None = None
+    log: OutcomeLog = field(default_factory=OutcomeLog)
+    said: RecentAnswers = field(default_factory=RecentAnswers)
+    # By app: items that ended since the last report, and those of them not in time.
+    _served: dict[str, list[int]] = field(default_factory=dict)
+    _record: Callable[[OutcomeEvent], Effect] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._record = self.log.record if self.observe is None else self._observed
 
     def take_served(self) -> dict[str, tuple[int, int]]:
         """By app: items that ended since the last call, and how many of them were not answered in time."""
@@ -354,8 +345,8 @@ class OutcomeRecorder:
         return {app: (ended, missed) for app, (ended, missed) in served.items()}
 
     def _observed(self, event: OutcomeEvent) -> Effect:
-        assert self._observe is not None, "there is one"
-        self._observe(event)
+        assert self.observe is not None, "there is one"
+        self.observe(event)
         return self.log.record(event)
 
     def _count(self, app: str, items: int, *, missed: bool) -> None:
@@ -438,7 +429,7 @@ class OutcomeRecorder:
 
     def _route(self, query: Query) -> Route:
         rules = query.ensemble
-        return query.route(self._dispatcher, "", self._policy if rules is None else rules.policy or self._policy)
+        return query.route(self.dispatcher, "", self.policy if rules is None else rules.policy or self.policy)
 
     def refused_unadmitted(
         self, app: str, envelope: Envelope, label: str | None, error: Error, uid: bytes | None = None
@@ -447,7 +438,7 @@ class OutcomeRecorder:
         retry key, if it has one.
         """
         now = envelope.now
-        route = Route(uid or self._new_uid(), 0, 0, envelope.reply, now, now, self._dispatcher, "", app[:64], 1, label)
+        route = Route(uid or self.new_uid(), 0, 0, envelope.reply, now, now, self.dispatcher, "", app[:64], 1, label)
         refusal = Refusal(id=label, error=error)
         if uid is not None:
             self.said.keep(route, refusal)

@@ -10,6 +10,8 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
+from msgspec import Struct
+
 from bus.messages.catalog import Ensemble
 from bus.messages.events import FeedbackEvent, SelectionEvent
 from bus.messages.public import Accepted, Code, Error, Refusal
@@ -28,52 +30,32 @@ TOGETHER = 32  # feedbacks in one write
 APPLIED = 20_000  # feedbacks that are remembered, each 100 bytes, so that one that comes again is accepted when the first one is
 
 
-class Sender:
+class Sender(Struct, eq=False):
     """One sender of a feedback. reply: "" if nobody waits. app: that the feedback is to."""
 
-    __slots__ = ("app", "id", "reply")
-
-    def __init__(self, app: str, reply: str, id: str | None) -> None:
-        self.app = app
-        self.reply = reply
-        self.id = id
+    app: str
+    reply: str
+    id: str | None
 
 
-class Lesson:
+class Lesson(Struct, eq=False):
     """A feedback with the prediction that it is for; None: it teaches nothing, and counts all the same.
 
     marks: by which it is known again, MARK bytes each. more: marks of other names of its prediction. label: as it came. seeks: whoever wants
     to know whether it has counted; then it does not count now.
     """
 
-    __slots__ = (
-        "event", "item", "label", "losses", "marks", "more", "prediction", "reevaluated", "rows", "seeks", "sender",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        prediction: Prediction | None,
-        item: int,
-        label: Any,
-        marks: Sequence[bytes],
-        event: FeedbackEvent,
-        sender: Sender,
-        *,
-        more: Sequence[bytes] = (),
-        seeks: Any = None,
-        reevaluated: bool = False,
-    ) -> None:
-        self.more = more
-        self.seeks = seeks
-        self.prediction = prediction
-        self.item = item
-        self.label = label
-        self.marks = marks
-        self.event = event
-        self.sender = sender
-        self.reevaluated = reevaluated
-        self.losses: dict[str, float] = {}
-        self.rows: list[Learnt] = []
+    prediction: Prediction | None
+    item: int
+    label: Any
+    marks: Sequence[bytes]
+    event: FeedbackEvent
+    sender: Sender
+    more: Sequence[bytes] = ()
+    seeks: Any = None
+    reevaluated: bool = False
+    losses: dict[str, float] = {}
+    rows: list[Learnt] = []
 
 
 class Course:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType, field
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
@@ -50,7 +50,7 @@ _named = msgspec.msgpack.Decoder(dict[str, Raw]).decode
 _any = msgspec.msgpack.Decoder().decode
 
 
-class PipelineRun:
+class PipelineRun(Struct, eq=False):
     """A query on its way. given: its own inputs by name.
 
     by_ref: its client has put them into the object store, so nobody has counted their items. visited: of each vertex that is decided,
@@ -58,18 +58,15 @@ class PipelineRun:
     query's cost is limited; costs: what those may cost that are asked.
     """
 
-    __slots__ = ("by_ref", "costs", "finished", "followed", "given", "least", "parts", "served", "visited")
-
-    def __init__(self, served: ServedPipeline, given: "dict[str, Raw | TensorRef]", *, by_ref: bool) -> None:
-        self.served = served
-        self.given = given
-        self.by_ref = by_ref
-        self.finished = False
-        self.parts: dict[str, QueryPart] = {}
-        self.visited: dict[str, bool] = {}
-        self.followed: dict[tuple[str, str], bool] = {}
-        self.least: Least | None = None
-        self.costs: dict[str, float] = {}
+    served: ServedPipeline
+    given: "dict[str, Raw | TensorRef]"
+    by_ref: bool
+    finished: bool = False
+    parts: dict[str, QueryPart] = {}
+    visited: dict[str, bool] = {}
+    followed: dict[tuple[str, str], bool] = {}
+    least: Least | None = None
+    costs: dict[str, float] = {}
 
     def cost_of(self, name: str, limit: float, spent: float) -> float:
         """What a vertex may cost: its share of what is left with those that may follow. limit, spent: of the query, in US$ per 1,000."""
@@ -101,34 +98,21 @@ class PipelineRun:
         raise BadTensor(f"no vertex was visited that gives {name!r}")
 
 
-class Pipelines:
+class Pipelines(Struct, eq=False):
     """Queries of pipelines. begin: asks a part, which may itself have parts. visits: by pipeline and vertex, since the start."""
 
-    def __init__(
-        self,
-        name: str,
-        joins: Joins,
-        apps: Apps,
-        settings: DispatcherSettings,
-        outcomes: OutcomeRecorder,
-        arrivals: ArrivalsCounter,
-        policy: str,
-        budgets: Budgets,
-        predictions: Predictions,
-        begin: Callable[[Query, float], Iterable[Effect]],
-    ) -> None:
-        self._name = name
-        self._joins = joins
-        self._apps = apps
-        self._settings = settings
-        self._outcomes = outcomes
-        self._arrivals = arrivals
-        self._policy = policy
-        self._budgets = budgets
-        self._begin = begin
-        self._predictions = predictions
-        self._served: dict[str, ServedPipeline] = {}
-        self.visits: Counter[tuple[str, str]] = Counter()
+    name: str
+    joins: Joins
+    apps: Apps
+    settings: DispatcherSettings
+    outcomes: OutcomeRecorder
+    arrivals: ArrivalsCounter
+    policy: str
+    budgets: Budgets
+    predictions: Predictions
+    begin: Callable[[Query, float], Iterable[Effect]]
+    _served: dict[str, ServedPipeline] = {}
+    visits: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def changed(self) -> None:
         """The catalogue has changed."""
@@ -138,10 +122,10 @@ class Pipelines:
         """A pipeline as it is served now; None: there is no such pipeline."""
         found = self._served.get(app)
         if found is None:
-            view = self._apps.view.apps.get(app)
+            view = self.apps.view.apps.get(app)
             if view is None or view.app.pipeline is None:
                 return None
-            found = self._served[app] = ServedPipeline(view.app, self._apps)
+            found = self._served[app] = ServedPipeline(view.app, self.apps)
         return found
 
     # -- a query begins
@@ -152,22 +136,22 @@ class Pipelines:
         if served is None:
             gone = Error(code="unknown_app", message=f"there is no pipeline {query.ask.app!r} any more")
             return self._refused(query, gone, now, 0.0)
-        least = self._budgets.of_stages(query.ask, served) if query.ask.cost < INFINITE else None
-        error = _unfit(query, served, least, self._apps.view, len(self._joins.open) >= self._settings.max_queue)
+        least = self.budgets.of_stages(query.ask, served) if query.ask.cost < INFINITE else None
+        error = _unfit(query, served, least, self.apps.view, len(self.joins.open) >= self.settings.max_queue)
         if error is not None:
             return self._refused(query, error, now, 0.0)
         plan = served.app.plan
         due = default_due(query)
         if query.fallback is None:  # an inner one may be of use until the time of the outer one is up
             due = GRACE + (query if query.part is None else outermost(query.part.join).query).ask.deadline
-        policy = self._policy if plan is None else plan.policy
-        join = Join(self, query, due, due, patient=False, dispatcher=self._name, policy=policy)
+        policy = self.policy if plan is None else plan.policy
+        join = Join(self, query, due, due, patient=False, dispatcher=self.name, policy=policy)
         if query.part is None and join.origin is not None:
             join.origin = replace(join.origin, body=bytes(query.body))
         join.plan = PipelineRun(served, _given(query, served.app), by_ref=query.head.inputs_ref is not None)
         join.plan.least = least
-        begun = self._joins.begin(join, now)
-        counted = NOTHING if plan is None else self._arrivals.count(query.ask.app, query.arrived)
+        begun = self.joins.begin(join, now)
+        counted = NOTHING if plan is None else self.arrivals.count(query.ask.app, query.arrived)
         return (*begun, *counted, *self._advance(join, now))
 
     def _advance(self, join: Join, now: float) -> list[Effect]:
@@ -199,7 +183,7 @@ class Pipelines:
             # One tensor by itself may share a batch with those of clients.
             inputs = Raw(encode(next(iter(here.values())) if len(here) == 1 and not refs else here))
             head = QueryHead(inputs=inputs)
-            items, length = query.items, None
+            items, length = query.ask.items, None
             if not refs:
                 items = count_items(head, app.app)
                 if app.open_axis is not None and app.lengths and (found := length_of(head, app.open_axis)) is not None:
@@ -209,7 +193,7 @@ class Pipelines:
         cost = run.cost_of(vertex.name, query.ask.cost, 1000.0 * join.cost)
         ask = needs_of_stage(query.ask, stage, items, length, cost, now)
         body = encode({"inputs": inputs, **unrouted(ask)})
-        part = self._joins.part(join, stage.position, vertex.name, vertex.app, head_of(ask, inputs), ask, body, now)
+        part = self.joins.part(join, stage.position, vertex.name, vertex.app, head_of(ask, inputs), ask, body, now)
         assert part.part is not None
         part.refs = refs or None
         part.planned = stage.planned
@@ -223,10 +207,10 @@ class Pipelines:
         carried = 0 if origin is None or origin.body is None else len(origin.body)
         if run.served.graph.into[vertex.name] and carried > SMALL_BODY:
             part.part.origin, carried = None, 0  # who answered the first parts has it
-        if len(part.body) + carried > self._settings.max_inline and part.pipeline is None:
+        if len(part.body) + carried > self.settings.max_inline and part.pipeline is None:
             store = GatherOutputs(f"{part.uid.hex()}-inputs", here, tuple(refs))
             return (Do(("inputs", part), store, GATHER),)
-        return self._begin(part, now)
+        return self.begin(part, now)
 
     def stored(self, done: Done | Failed | TimedOut, now: float) -> Iterable[Effect]:
         """The edge has put inputs of a stage that no message can hold into the object store, or could not."""
@@ -234,31 +218,31 @@ class Pipelines:
         assert part.part is not None, "it is a stage"
         join = part.part.join
         if isinstance(done, Done):
-            self._joins.hold(join, done.result, now)
+            self.joins.hold(join, done.result, now)
         if join.ended:
             return NOTHING
         if not isinstance(done, Done):
             text = done.error if isinstance(done, Failed) else "it took too long"
             error = Error(code="internal", message=f"its inputs could not be stored: {text}")
             return self._refused(part, error, now, 0.0)
-        if (full := self._joins.results.refusal()) is not None:
+        if (full := self.joins.results.refusal()) is not None:
             return self._refused(part, full, now, 0.0)
         ref: ObjectRef = done.result
         names = join.plan.served.stages[part.part.stage].inputs
         part.refs = [TensorRef(name, ref.bucket, ref.key, name) for name in names]
         part.body = encode({"inputs": {}})
-        return self._begin(part, now)
+        return self.begin(part, now)
 
     # -- a stage ends
 
     def replied(self, uid: bytes, reply: PartReply, now: float) -> Iterable[Effect]:
         """A stage was answered, or refused by an executor."""
-        part = self._joins.replied(uid, reply, now)
+        part = self.joins.replied(uid, reply, now)
         return NOTHING if part is None else self._ended(part, now)
 
     def refused(self, part: QueryPart, error: Error, now: float) -> Iterable[Effect]:
         """A stage was refused here."""
-        self._joins.refused(part, error)
+        self.joins.refused(part, error)
         return self._ended(part, now)
 
     def _ended(self, part: QueryPart, now: float) -> Iterable[Effect]:
@@ -266,12 +250,12 @@ class Pipelines:
         if join.ended:
             return NOTHING
         if part.error is not None:
-            return self._refuse(join, _told(part, join, self._apps.view), now)
+            return self._refuse(join, _told(part, join, self.apps.view), now)
         run: PipelineRun = join.plan
         name, uid = part.stage, join.query.uid
         try:
             assert part.reply is not None
-            if part.reply.outputs_ref is not None and (full := self._joins.results.refusal()) is not None:
+            if part.reply.outputs_ref is not None and (full := self.joins.results.refusal()) is not None:
                 return self._refuse(join, replace(full, message=f"vertex {name}: {full.message}"), now)
             if part.reply.zeros:  # they say nothing: probabilities decide, not conditions
                 for drawn in run.served.drawn[name]:
@@ -298,10 +282,10 @@ class Pipelines:
     # -- the query ends
 
     def _refuse(self, join: Join, error: Error, now: float) -> Iterable[Effect]:
-        return (*self._joins.end(join, now), *self._refused(join.query, error, now, join.cost))
+        return (*self.joins.end(join, now), *self._refused(join.query, error, now, join.cost))
 
     def _refused(self, query: Query, error: Error, now: float, cost: float) -> list[Effect]:
-        return [*self._outcomes.refused(query, error, now, cost=cost), *refuse_part(query, error, now)]
+        return [*self.outcomes.refused(query, error, now, cost=cost), *refuse_part(query, error, now)]
 
     def _finish(self, join: Join, now: float) -> Iterable[Effect]:
         """Send the answer. Outputs that are in the object store, or too large for a message, go by reference."""
@@ -312,7 +296,7 @@ class Pipelines:
         except BadTensor as error:
             return self._refuse(join, Error(code="model_error", message=f"output: {error}"), now)
         refs = [one for one in found.values() if isinstance(one, TensorRef)]
-        if refs or sum(len(tensor.data) for tensor in outputs.values()) > self._settings.max_inline:
+        if refs or sum(len(tensor.data) for tensor in outputs.values()) > self.settings.max_inline:
             gather = GatherOutputs(join.query.uid.hex(), outputs, tuple(refs))
             beside = {} if join.query.part is None else small_outputs(outputs)
             return (Do(("gather", join, beside), gather, GATHER),)
@@ -323,7 +307,7 @@ class Pipelines:
         join: Join = done.id[1]
         if join.ended:
             if isinstance(done, Done):
-                self._joins.hold(join, done.result, now)
+                self.joins.hold(join, done.result, now)
             return NOTHING
         if not isinstance(done, Done):
             text = done.error if isinstance(done, Failed) else "it took too long"
@@ -369,9 +353,9 @@ class Pipelines:
             query=query.uid.hex(),
         )
         if run.served.learns:
-            self._predictions.add(prediction_of(join, self._predictions, now))
-        joined = self._outcomes.joined(query, answer, now)
-        return (*self._joins.end(join, now), *joined, *answer_part(query, answer, now))
+            self.predictions.add(prediction_of(join, self.predictions, now))
+        joined = self.outcomes.joined(query, answer, now)
+        return (*self.joins.end(join, now), *joined, *answer_part(query, answer, now))
 
 
 def unserved(ask: Ask, served: ServedPipeline, least: Least | None, view: ClusterView) -> Error | None:
@@ -404,7 +388,7 @@ def _unfit(query: Query, served: ServedPipeline, least: Least | None, view: Clus
     error = unserved(query.ask, served, least, view)
     if error is not None:
         return error
-    if served.conditional and query.items > 1:
+    if served.conditional and query.ask.items > 1:
         return ONE_ITEM
     if full:
         text = "too many queries wait for a worker: ask again later"

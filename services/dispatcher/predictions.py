@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
 
@@ -20,6 +21,7 @@ def digest_of(inputs: Buffer) -> bytes:
     return blake2b(inputs, digest_size=16).digest()
 
 
+@dataclass(slots=True, eq=False)
 class Prediction:
     """What the members of an app said about one query. at: Unix seconds.
 
@@ -29,43 +31,28 @@ class Prediction:
     made it, or why no policy can learn from it.
     """
 
-    __slots__ = (
-        "_labels", "app", "at", "context", "counted", "digest", "fed", "id", "items", "members", "of", "outputs", "p", "uid",
-    )  # fmt: skip
+    uid: bytes
+    app: str
+    context: str | None
+    digest: bytes | None
+    at: float
+    members: Sequence[Member]
+    p: Mapping[str, float]
+    outputs: dict[str, Outputs]
+    items: int = 1
+    id: str | None = None
+    of: "Prediction | str | None" = None
+    fed: set[int] = field(default_factory=set)
+    counted: set[int] = field(default_factory=set)
 
-    def __init__(
-        self,
-        uid: bytes,
-        app: str,
-        context: str | None,
-        digest: bytes | None,
-        at: float,
-        members: Sequence[Member],
-        p: Mapping[str, float],
-        outputs: Mapping[str, Outputs],
-        items: int = 1,
-        id: str | None = None,
-        of: "Prediction | str | None" = None,
-    ) -> None:
-        self.of = of
-        self.uid = uid
-        self.id = id
-        self.app = app
-        self.context = context
-        self.digest = digest
-        self.at = at
-        self.members = members
-        self.p = p
-        self.outputs = dict(outputs)
-        self.items = items
-        self.fed: set[int] = set()
-        self.counted: set[int] = set()
-        self._labels = SIZE + sum(4 * len(text) for text in (id, context) if text is not None)  # UTF-32 at most
+    def __post_init__(self) -> None:
+        self.outputs = dict(self.outputs)
 
     @property
     def size(self) -> int:
         """Bytes."""
-        return self._labels + sum(array.nbytes for outputs in self.outputs.values() for array in outputs.values())
+        labels = SIZE + sum(4 * len(text) for text in (self.id, self.context) if text is not None)  # UTF-32 at most
+        return labels + sum(array.nbytes for outputs in self.outputs.values() for array in outputs.values())
 
     def of_item(self, item: int) -> dict[str, Outputs]:
         """The outputs for one item, by model; the first axis has length 1."""

@@ -1,11 +1,12 @@
 """A query as a dispatcher holds it, from its admission to its one end, and its part in a trace."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import InitVar, dataclass, field
 from hashlib import blake2b
 from typing import Any, Protocol
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from bus.messages.catalog import AppRecord, Ensemble, PipelineRecord, PlannedStage
 from bus.messages.flow import Origin, Route, TensorRef
@@ -22,43 +23,33 @@ from services.dispatcher.apps import Apps
 from services.dispatcher.needs import needs_again, needs_of
 
 
+@dataclass(slots=True, eq=False)
 class Query:
     """One query from its arrival to its end: the body as it came, what it asks, where it is. Times: Unix seconds."""
 
-    __slots__ = (
-        "app", "arrived", "ask", "asked", "attempt", "body", "crashes", "ensemble", "fallback", "head", "headers", "instance",
-        "items", "lent", "part", "payer", "pipeline", "planned", "refs", "reply", "sent", "trace", "uid", "why",
-    )  # fmt: skip
-
-    def __init__(
-        self, uid: bytes, app: str, head: QueryHead, ask: Ask, reply: str, body: bytes, arrived: float
-    ) -> None:
-        self.uid = uid
-        self.app = app
-        self.head = head
-        self.ask = ask
-        self.items = ask.items
-        self.reply = reply
-        self.body = body
-        self.arrived = arrived
-        self.asked = 0.0  # when an echo was asked for, since its executor has said nothing; 0: it was not
-        self.attempt = -1  # number of the last dispatch; the first is 0
-        self.crashes = 0  # executors that died while they had it
-        self.instance: Instance | None = None
-        self.sent: Route | None = None  # with the last dispatch
-        self.lent: tuple[Instance, int] | None = (
-            None  # an executor that was taken for dead may end it: where, which attempt
-        )
-        self.trace: Trace | None = None  # of its sender
-        self.headers: Mapping[str, str] | None = None  # of its messages, if it is traced
-        self.fallback: AppRecord | None = None  # its app, if that has a default output
-        self.ensemble: Ensemble | None = None  # how several models answer it together, if they do
-        self.pipeline: PipelineRecord | None = None  # which other apps it visits, if its app is a pipeline
-        self.part: QueryPart | None = None  # which part of another query it is
-        self.planned: PlannedStage | None = None  # what serves it, if it is a part that a plan provides for
-        self.payer: str | None = None  # the app that pays for it, if that is another one
-        self.refs: list[TensorRef] | None = None  # its inputs that are in the object store
-        self.why: Error | None = None  # while it waits for a better answer: the refusal that it would get now
+    uid: bytes
+    app: str
+    head: QueryHead
+    ask: Ask
+    reply: str
+    body: bytes
+    arrived: float
+    asked: float = 0.0  # when an echo was asked for, since its executor has said nothing; 0: it was not
+    attempt: int = -1  # number of the last dispatch; the first is 0
+    crashes: int = 0  # executors that died while they had it
+    instance: Instance | None = None
+    sent: Route | None = None  # with the last dispatch
+    lent: tuple[Instance, int] | None = None  # an executor that was taken for dead may end it: where, which attempt
+    trace: Trace | None = None  # of its sender
+    headers: Mapping[str, str] | None = None  # of its messages, if it is traced
+    fallback: AppRecord | None = None  # its app, if that has a default output
+    ensemble: Ensemble | None = None  # how several models answer it together, if they do
+    pipeline: PipelineRecord | None = None  # which other apps it visits, if its app is a pipeline
+    part: "QueryPart | None" = None  # which part of another query it is
+    planned: PlannedStage | None = None  # what serves it, if it is a part that a plan provides for
+    payer: str | None = None  # the app that pays for it, if that is another one
+    refs: list[TensorRef] | None = None  # its inputs that are in the object store
+    why: Error | None = None  # while it waits for a better answer: the refusal that it would get now
 
     def route(
         self,
@@ -82,7 +73,7 @@ class Query:
             dispatcher,
             instance,
             self.app,
-            self.items,
+            ask.items,
             head.id,
             latency * 1000.0 if latency < 1e9 else None,
             ask.accuracy or None,
@@ -144,21 +135,18 @@ class PartReply(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     confidences: list[float] = []
 
 
-class QueryPart:
+class QueryPart(Struct, eq=False):
     """One part of a query. stage: which one, for people. reply: its answer; error: why there is none. Neither: it is under way.
 
     origin: goes with it, so that another dispatcher can start the query again.
     """
 
-    __slots__ = ("error", "join", "origin", "reply", "stage", "uid")
-
-    def __init__(self, join: "Join", uid: bytes, stage: str, origin: Origin | None) -> None:
-        self.join = join
-        self.uid = uid
-        self.stage = stage
-        self.origin = origin
-        self.reply: PartReply | None = None
-        self.error: Error | None = None
+    join: "Join"
+    uid: bytes
+    stage: str
+    origin: Origin | None
+    reply: PartReply | None = None
+    error: Error | None = None
 
 
 class Composite(Protocol):
@@ -177,6 +165,7 @@ class Composite(Protocol):
         """The time of a query has come: `join.due`, and `join.last` if it is open then."""
 
 
+@dataclass(slots=True, eq=False)
 class Join:
     """A query with parts. kind: what makes the answer. due: when its answer is made of what is there, in Unix seconds. last: when it is refused
     if it has no answer yet. plan: whatever made the parts keeps here.
@@ -185,35 +174,24 @@ class Join:
     would hand it on.
     """
 
-    __slots__ = (
-        "digest",
-        "due",
-        "ended",
-        "kind",
-        "last",
-        "looked_at",
-        "origin",
-        "parts",
-        "patient",
-        "plan",
-        "query",
-        "sent",
-        "willed",
-    )
+    kind: Composite
+    query: Query
+    due: float
+    last: float
+    patient: bool
+    dispatcher: InitVar[str]
+    policy: InitVar[str]
+    looked_at: bool = False  # its time has come
+    digest: bytes | None = None
+    ended: bool = False
+    sent: bool = False
+    willed: bool = False
+    parts: list[QueryPart] = field(default_factory=list)
+    plan: Any = None
+    origin: Origin | None = field(init=False)
 
-    def __init__(
-        self, kind: Composite, query: Query, due: float, last: float, *, patient: bool, dispatcher: str, policy: str
-    ) -> None:
-        self.kind = kind
-        self.query = query
-        self.due = due
-        self.last = last
-        self.looked_at = False  # its time has come
-        self.patient = patient
-        self.digest: bytes | None = None
-        self.ended = self.sent = self.willed = False
-        self.parts: list[QueryPart] = []
-        self.plan: Any = None
+    def __post_init__(self, dispatcher: str, policy: str) -> None:
+        query = self.query
         self.origin = Origin(query.route(dispatcher, "", policy)) if query.part is None else query.part.origin
 
     @property
@@ -259,7 +237,7 @@ def spans_of(query: Query, end: float, code: str = "") -> list[Span]:
     attributes: dict[str, str | int] = {
         "infaas.app": query.app,
         "infaas.query.uid": query.uid.hex(),
-        "infaas.query.items": query.items,
+        "infaas.query.items": query.ask.items,
         "infaas.dispatches": query.attempt + 1,
     }
     if query.part is not None:
@@ -305,24 +283,23 @@ def label_of(body: bytes) -> str | None:
         return None
 
 
-class Admission:
+class Admission(Struct, eq=False):
     """Makes queries from messages. default_deadline_s: of a query that states none. max_inline: bytes that a body may have."""
 
-    def __init__(self, apps: Apps, new_uid: Callable[[], bytes], default_deadline_s: float, max_inline: int) -> None:
-        self._apps = apps
-        self._new_uid = new_uid
-        self._default_deadline = default_deadline_s
-        self._max_inline = max_inline
-        self._hashers: dict[tuple[str, str], blake2b] = {}
+    apps: Apps
+    new_uid: Callable[[], bytes]
+    default_deadline_s: float
+    max_inline: int
+    _hashers: dict[tuple[str, str], blake2b] = {}
 
     def admit(self, app_name: str, envelope: Envelope, age: float = 0.0) -> Query | Error:
         """The query, or why it is refused. age: seconds since its client sent it first, which has that much less patience if it states no time."""
         head: QueryHead = envelope.message
-        found = self._apps.of(app_name, head.model)
+        found = self.apps.of(app_name, head.model)
         if found is None:
-            return self._apps.unknown(app_name, head.model)
-        if len(envelope.body) > self._max_inline:
-            text = f"{len(envelope.body)} bytes are more than {self._max_inline}: put the inputs into the object store"
+            return self.apps.unknown(app_name, head.model)
+        if len(envelope.body) > self.max_inline:
+            text = f"{len(envelope.body)} bytes are more than {self.max_inline}: put the inputs into the object store"
             return Error(code="too_large", message=f"{text} and send inputs_ref")
         key, view = found
         now = envelope.now
@@ -338,7 +315,7 @@ class Admission:
             uid = self._uid(app_name, head, envelope.reply)
         except BadRequest as error:
             return Error(code="bad_request", message=str(error))
-        ask = needs_of(head, key, items, length, view.app.latency_ms, now, self._default_deadline - age)
+        ask = needs_of(head, key, items, length, view.app.latency_ms, now, self.default_deadline_s - age)
         query = Query(uid, app_name, head, ask, envelope.reply, envelope.body, now)
         if view.app.default_output is not None:
             query.fallback = view.app
@@ -347,7 +324,7 @@ class Admission:
         elif view.app.pipeline is not None:
             query.pipeline = view.app.pipeline
         if head.model is not None and app_name == WITHOUT_APP:
-            query.payer = min(self._apps.catalog.apps_linking(head.model), default=None)
+            query.payer = min(self.apps.catalog.apps_linking(head.model), default=None)
         if envelope.headers is not None:
             start_trace(query, envelope.headers)
         return query
@@ -361,7 +338,7 @@ class Admission:
         """A new id, or one made from the client's retry key, the app and the caller, so that no caller can hit another's query."""
         key = head.retry_key
         if key is None:
-            return self._new_uid()
+            return self.new_uid()
         if len(key) != 16:
             raise BadRequest(f"retry_key must be 16 random bytes, not {len(key)}")
         caller = reply[: reply.find(".")]
@@ -388,7 +365,7 @@ class Admission:
             head = _decode_head(body)
         except msgspec.DecodeError:
             return None
-        found = self._apps.of(route.app, route.model)
+        found = self.apps.of(route.app, route.model)
         if found is None:
             return None
         query = Query(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from bus.messages.catalog import Ensemble, PipelineEdge, error_of
@@ -36,31 +36,19 @@ from services.dispatcher.pipelines import unserved
 from services.dispatcher.stages import NESTED, ServedPipeline, Stage
 
 
-class Questions:
+class Questions(Struct, eq=False):
     """Replies to a ListRequest or to Requirements, and changes nothing.
 
     slo_target: of apps without a target of their own. default_deadline_s: of a query that states none.
     """
 
-    def __init__(
-        self,
-        apps: Apps,
-        view: ClusterView,
-        policy: SelectionPolicy,
-        composites: Composites,
-        central: CentralQueues,
-        slo_target: float,
-        default_deadline_s: float,
-    ) -> None:
-        self._apps = apps
-        self._view = view
-        self._policy = policy
-        self._contexts = composites.contexts
-        self._pipelines = composites.pipelines
-        self._budgets = composites.budgets
-        self._central = central
-        self._slo_target = slo_target
-        self._default_deadline = default_deadline_s
+    apps: Apps
+    view: ClusterView
+    policy: SelectionPolicy
+    composites: Composites
+    central: CentralQueues
+    slo_target: float
+    default_deadline_s: float
 
     def answer(self, envelope: Envelope) -> Iterable[Effect]:
         """Nothing if nobody waits for a reply, or another service replies."""
@@ -71,8 +59,8 @@ class Questions:
             return (Publish(envelope.reply, self.explain(about, asked, now)),)
         if about == "jobs":
             return NOTHING  # their coordinator answers
-        apps = self._apps
-        found = listing(about, asked, now, apps.catalog, self._view, self._slo_target, apps.kept, self._central.hops)
+        apps = self.apps
+        found = listing(about, asked, now, apps.catalog, self.view, self.slo_target, apps.kept, self.central.hops)
         return (Publish(envelope.reply, found),)
 
     # -- why this variant: the decision that a query would get now, with a reason for every candidate
@@ -82,18 +70,18 @@ class Questions:
         wrong = wrong_requirement(wish)
         if wrong is not None:
             return Refusal(error=Error(code="bad_request", message=str(wrong)))
-        found = self._apps.of(app_name, wish.model)
+        found = self.apps.of(app_name, wish.model)
         if found is None:
-            return Refusal(error=self._apps.unknown(app_name, wish.model))
+            return Refusal(error=self.apps.unknown(app_name, wish.model))
         key, app = found
-        return self._explain(needs_of(wish, key, 1, None, app.app.latency_ms, now, self._default_deadline), now)
+        return self._explain(needs_of(wish, key, 1, None, app.app.latency_ms, now, self.default_deadline_s), now)
 
     def _explain(self, ask: Ask, now: float, depth: int = 0) -> Explanation:
         """depth: pipelines that this app is a vertex within."""
-        pipeline = self._pipelines.served(ask.app)
+        pipeline = self.composites.pipelines.served(ask.app)
         if pipeline is not None:
             return self._explain_stages(ask, pipeline, now, depth)
-        view, rules = self._view, self._view.apps[ask.app].app.selection
+        view, rules = self.view, self.view.apps[ask.app].app.selection
         if rules is not None and rules.policy is not None and ask.model is ask.version is ask.variant is None:
             return self._explain_members(ask, rules, now)
         decision = self._decide(ask, now)
@@ -107,11 +95,11 @@ class Questions:
 
     def _decide(self, ask: Ask, now: float) -> Decision:
         """The decision that this query would get. Where it would wait and no worker is to load anything for it, that is its refusal."""
-        decision = self._policy.select(ask, now, self._view)
-        return Decision(refusal=not_loaded(ask, self._view)) if decision == Decision() else decision
+        decision = self.policy.select(ask, now, self.view)
+        return Decision(refusal=not_loaded(ask, self.view)) if decision == Decision() else decision
 
     def _candidates(self, ask: Ask, decision: Decision, winner: str | None, now: float) -> list[Candidate]:
-        view, app = self._view, self._view.apps[ask.app]
+        view, app = self.view, self.view.apps[ask.app]
         found = []
         for i, group in enumerate(app.groups):
             why_not = "" if group.record.variant == winner else _why_not(i, app, ask, now, view, decision)
@@ -122,15 +110,15 @@ class Questions:
 
     def _explain_members(self, ask: Ask, rules: Ensemble, now: float) -> Explanation:
         """Which members are asked, and which variant answers for each."""
-        view, app = self._view, self._view.apps[ask.app]
-        members = members_of(self._apps.catalog, ask.app)
-        learnt, note = _learnt(ask.app, ask.context, rules, members, self._contexts)
+        view, app = self.view, self.view.apps[ask.app]
+        members = members_of(self.apps.catalog, ask.app)
+        learnt, note = _learnt(ask.app, ask.context, rules, members, self.composites.contexts)
         rows: list[MemberShare] = []
         parts: dict[str, tuple[Ask, Decision]] = {}  # by model
         costs: dict[str, float] = {}
         if ask.cost < INFINITE and not _one_is_asked(rules):
             weights = {model: row.weight for model, row in learnt.items()}
-            costs = fitting(ask.cost, self._budgets.of_members(ask, members), weights)
+            costs = fitting(ask.cost, self.composites.budgets.of_members(ask, members), weights)
         left_out = "it would be left out: with the others it costs more than the query's limit"
         for member in members:
             if costs and member.model not in costs:
@@ -170,14 +158,14 @@ class Questions:
 
     def _explain_stages(self, ask: Ask, pipeline: ServedPipeline, now: float, depth: int) -> Explanation:
         """What would answer for each vertex if it were asked now. Stages of an inner pipeline are named `vertex/stage`."""
-        least = self._budgets.of_stages(ask, pipeline) if ask.cost < INFINITE else None
-        error = unserved(ask, pipeline, least, self._view)
+        least = self.composites.budgets.of_stages(ask, pipeline) if ask.cost < INFINITE else None
+        error = unserved(ask, pipeline, least, self.view)
         if error is not None:
             return Explanation(chosen=None, candidates=[], refusal=error, stages=[])
         rows: list[StageShare] = []
         candidates: list[Candidate] = []
         refusal = None
-        kept = self._apps.kept.get(pipeline.app.app)
+        kept = self.apps.kept.get(pipeline.app.app)
         missing = {} if kept is None else kept.missing  # why replicas are not there, by vertex
         for name in pipeline.graph.order:
             cost = INFINITE if least is None else share(ask.cost, least[name], dearest(least, pipeline, [name]))
@@ -207,13 +195,13 @@ class Questions:
             accuracy=asked.accuracy or None,
             share_ms=None if asked.latency_s >= INFINITE else asked.latency_s * 1000.0,
             when=[],
-            planned=planned is not None and self._central.serves(planned, asked),
-            waiting=0 if planned is None else self._central.waiting(planned.variant),
+            planned=planned is not None and self.central.serves(planned, asked),
+            waiting=0 if planned is None else self.central.waiting(planned.variant),
             variant=None,
             why="",
         )
         if planned is not None and row.planned:
-            serving = len(self._central.instances(planned.variant))
+            serving = len(self.central.instances(planned.variant))
             why = (
                 f"planned, and {serving} serve{'s' * (serving == 1)}: an idle one takes up to {planned.batch} that wait"
             )
@@ -230,7 +218,7 @@ class Questions:
             found = Explanation(chosen=None, candidates=[], stages=[])
         note = ""
         if planned is not None:
-            serves = self._central.instances(planned.variant)
+            serves = self.central.instances(planned.variant)
             note = f"the plan's {planned.variant} {'does not meet its needs' if serves else 'serves nowhere yet'}; "
         if found.refusal:
             return replace(row, why=f"{note}it would be refused: {found.refusal.message}", refused=True), found

@@ -5,6 +5,7 @@ It hears itself first (services/core/line.py). Then it has heard all that an exe
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from bus.messages.flow import Echo, HandBack, Withdraw
@@ -27,6 +28,7 @@ QUIET = (
 STALE = 0.4  # s since the last echo that came back was sent, from which on a query counts as one that waited
 
 
+@dataclass(slots=True, eq=False)
 class Silence:
     """patience: seconds without a heartbeat after which a worker is lost. refuse: ends a query that its executor is silent about. select,
     dispatch: find another one for it. handle: of the actor.
@@ -34,39 +36,32 @@ class Silence:
     line: how old a message may be that is read now. hold: what waits while this is not known.
     """
 
-    def __init__(
-        self,
-        name: str,
-        subjects: Subjects,
-        in_flight: InFlight,
-        view: ClusterView,
-        retries: Retries,
-        patience: float,
-        refuse: Callable[[Query, Error, float], list[Effect]],
-        select: Callable[[Ask, float], Decision],
-        dispatch: Callable[[Query, Instance, float], Effect],
-        handle: Callable[[Envelope], Iterable[Effect]],
-    ) -> None:
-        self.line = Line(subjects.echo(name), STALE)
-        self.hold = Hold(self.line, handle, _takes_away)
-        self.inlets = (Inlet(subject=subjects.echo(name), message=Echo),)
-        self.handlers: dict[type, Handler] = {EchoDue: self._due}
-        self.start = After("echo", 0.0, EchoDue())
-        self.crossings: Counter[str] = (
-            Counter()
-        )  # by app: executors that ended a query after this dispatcher had spoken for them
-        self.moved: dict[bytes, Query] = {}  # queries that two executors may have
-        self._counted = 0.0  # the last echo by which executors were found to be quiet
-        self._spoken: dict[bytes, str] = {}  # the last queries of silent executors, and their apps
-        self._in_flight = in_flight
-        self._view = view
-        self._retries = retries
-        self.patience = patience
-        self._refuse = refuse
-        self._select = select
-        self._dispatch = dispatch
-        self._name = name
-        self._subjects = subjects
+    name: str
+    subjects: Subjects
+    in_flight: InFlight
+    view: ClusterView
+    retries: Retries
+    patience: float
+    refuse: Callable[[Query, Error, float], list[Effect]]
+    select: Callable[[Ask, float], Decision]
+    dispatch: Callable[[Query, Instance, float], Effect]
+    handle: Callable[[Envelope], Iterable[Effect]]
+    start: After = field(default_factory=lambda: After("echo", 0.0, EchoDue()))
+    # By app: executors that ended a query after this dispatcher had spoken for them.
+    crossings: Counter[str] = field(default_factory=Counter)
+    moved: dict[bytes, Query] = field(default_factory=dict)  # queries that two executors may have
+    _counted: float = 0.0  # the last echo by which executors were found to be quiet
+    _spoken: dict[bytes, str] = field(default_factory=dict)  # the last queries of silent executors, and their apps
+    line: Line = field(init=False)
+    hold: Hold = field(init=False)
+    inlets: tuple[Inlet, ...] = field(init=False)
+    handlers: dict[type, Handler] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.line = Line(self.subjects.echo(self.name), STALE)
+        self.hold = Hold(self.line, self.handle, _takes_away)
+        self.inlets = (Inlet(subject=self.subjects.echo(self.name), message=Echo),)
+        self.handlers = {EchoDue: self._due}
 
     def _due(self, envelope: Envelope) -> tuple[Effect, ...]:
         now = envelope.now
@@ -74,42 +69,42 @@ class Silence:
 
     def expired(self, now: float) -> Iterable[Effect]:
         """A deadline has come: refuse what waits beyond its own, and ask for an echo for what executors have."""
-        expired, silent = self._in_flight.remove_expired(now)
+        expired, silent = self.in_flight.remove_expired(now)
         effects = self._speak(expired, now)
         return [*effects, self.line.echo(now)] if silent else effects
 
     def lost(self, now: float) -> list[Effect]:
         """What silent workers have is dispatched again."""
-        flight = self._in_flight.dispatched
+        flight = self.in_flight.dispatched
         self.moved = {uid: query for uid, query in self.moved.items() if flight.get(uid) is query}
-        effects = self._retries.lost(self._in_flight.not_told(now), now)
-        for worker in [w for w in self._view.workers.values() if now - w.seen > self.patience]:
-            effects.extend(self.gone(self._view.lose_worker(worker.name), now))
+        effects = self.retries.lost(self.in_flight.not_told(now), now)
+        for worker in [w for w in self.view.workers.values() if now - w.seen > self.patience]:
+            effects.extend(self.gone(self.view.lose_worker(worker.name), now))
         return effects
 
     def gone(self, instances: list[Instance], now: float) -> list[Effect]:
         """These are taken for dead, though only their supervisor may be silent, or have been stopped: what they had is dispatched again, and withdrawn
         once nobody waits for them to end it after all.
         """
-        lost = self._in_flight.remove_dispatched_to(instances)
+        lost = self.in_flight.remove_dispatched_to(instances)
         by_id = {instance.id: instance for instance in instances}
         for query in lost:
             if query.sent is not None:
                 query.lent = by_id[query.sent.instance], query.attempt
-        return [*self._retries.lost(lost, now), *self.let_go(lost)]
+        return [*self.retries.lost(lost, now), *self.let_go(lost)]
 
     def waiting_changed(self, policy: str) -> list[Effect]:
         """Queries wait that did not, or wait no longer. policy: name of the one that selects variants."""
-        waiting = self._in_flight.waiting
+        waiting = self.in_flight.waiting
         gone, waiting.gone = waiting.gone, []
-        return [*self.let_go(gone), *waiting.wills(self._name, policy, self._subjects.resubmit())]
+        return [*self.let_go(gone), *waiting.wills(self.name, policy, self.subjects.resubmit())]
 
     def let_go(self, queries: Iterable[Query]) -> list[Effect]:
         """Of these queries, withdraw from executors that were taken for dead what others have now, or what has ended here. What waits, also as a retry
         for its turn, nobody else has yet: it stays with them.
         """
         effects: list[Effect] = []
-        waiting, retries = self._in_flight.waiting, {query.uid for query in self._in_flight.retries}
+        waiting, retries = self.in_flight.waiting, {query.uid for query in self.in_flight.retries}
         for query in queries:
             if query.lent is None or query.uid in waiting or query.uid in retries:
                 continue
@@ -122,7 +117,7 @@ class Silence:
         """All that executors had said when this echo was sent is here: speak for those that have said nothing."""
         echo: Echo = envelope.message
         again = self._say_again(envelope.now) if self.line.came(echo, envelope.now) else ()
-        silent = self._in_flight.remove_silent(echo.at)
+        silent = self.in_flight.remove_silent(echo.at)
         for query in silent:
             if len(self._spoken) >= KEPT:
                 del self._spoken[next(iter(self._spoken))]
@@ -132,9 +127,9 @@ class Silence:
 
     def _say_again(self, now: float) -> list[Effect]:
         """What executors have said may be lost: ask those that have queries, before this dispatcher speaks for them."""
-        had = self._in_flight.ask_again(now)
+        had = self.in_flight.ask_again(now)
         return [
-            Publish(self._subjects.executor(*of, "withdraw"), Withdraw(self._name, on, [], 0, True))
+            Publish(self.subjects.executor(*of, "withdraw"), Withdraw(self.name, on, [], 0, True))
             for of, on in had.items()
         ]
 
@@ -148,7 +143,7 @@ class Silence:
         most = QUIET + int(2.0 * self.line.usual / ECHO_S)  # the question travels, and the answer
         effects: list[Effect] = []
         quiet: list[SharedCores] = []
-        for worker in self._view.workers.values():
+        for worker in self.view.workers.values():
             for device, cores in worker.cores.items():
                 asked = next((instance for instance in cores.instances if instance.own), None)
                 if asked is None:
@@ -169,7 +164,7 @@ class Silence:
         """
         instances = [instance for cores in quiet for instance in cores.instances]
         had: dict[str, list[Query]] = {instance.id: [] for instance in instances}
-        for query in self._in_flight.dispatched.values():
+        for query in self.in_flight.dispatched.values():
             if query.instance is not None and query.instance.id in had:
                 had[query.instance.id].append(query)
         effects: list[Effect] = []
@@ -181,13 +176,13 @@ class Silence:
             for query in sorted(had[old.id], key=urgency)[max(1, old.running) :]:
                 if query.attempt or query.crashes or query.planned is not None:
                     continue
-                found = self._select(query.ask, now).instance
-                other = None if found is None else self._view.instances.get(found)
+                found = self.select(query.ask, now).instance
+                other = None if found is None else self.view.instances.get(found)
                 if other is None:
                     break  # nor for those that have more time, or give way
-                self._in_flight.remove(query.uid)
+                self.in_flight.remove(query.uid)
                 old.shut()
-                effects.append(self._dispatch(query, other, now))
+                effects.append(self.dispatch(query, other, now))
                 uids.append(query.uid)
                 self.moved[query.uid] = query
             if uids:
@@ -206,15 +201,15 @@ class Silence:
             query = self.moved.pop(uid, None)
             if query is None or query.sent is None or query.sent.instance == instance:
                 continue
-            other = self._view.instances.get(query.sent.instance)
+            other = self.view.instances.get(query.sent.instance)
             if other is not None:
                 order = self._withdraw(other.worker.name, other.device, other.id, [uid], query.sent.attempt)
                 effects.append(order)
         return effects
 
     def _withdraw(self, worker: str, device: str, instance: str, uids: list[bytes], attempt: int = 0) -> Publish:
-        subject = self._subjects.executor(worker, device, "withdraw")
-        return Publish(subject, Withdraw(self._name, instance, uids, attempt))
+        subject = self.subjects.executor(worker, device, "withdraw")
+        return Publish(subject, Withdraw(self.name, instance, uids, attempt))
 
     def crossed(self, uid: bytes) -> None:
         """An executor has ended a query that is not in flight. Its outcome stays what this dispatcher said, if it spoke for that executor."""
@@ -223,7 +218,7 @@ class Silence:
             self.crossings[app] += 1
 
     def _speak(self, queries: Iterable[Query], now: float) -> list[Any]:
-        return [effect for query in queries for effect in self._refuse(query, expiry_error(query), now)]
+        return [effect for query in queries for effect in self.refuse(query, expiry_error(query), now)]
 
 
 def _takes_away(message: Any) -> bool:

@@ -6,6 +6,8 @@ counts.
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from msgspec import Struct
+
 from bus.messages.catalog import AppRecord, Signature, VariantRecord
 from bus.messages.jobs import JobRecord, JobStatus, SubmitJob
 from bus.messages.public import Closest, Error, Requirements
@@ -78,20 +80,17 @@ def signature_of(app: AppRecord, records: Sequence[VariantRecord]) -> Signature 
     return app.signature or (records[0].signature if records else None)
 
 
-class JobPolicy:
+class JobPolicy(Struct, eq=False):
     """Turns requests for jobs into records, as far as their text and the catalogue tell.
 
     prefix: of the cluster's subjects and buckets. prices: US$ an hour by device kind. simulated: see `eligible`.
     """
 
-    def __init__(
-        self, catalog: Catalog, prefix: str, prices: Mapping[str, float], settings: JobsSettings, *, simulated: bool
-    ) -> None:
-        self._catalog = catalog
-        self._prefix = prefix
-        self._prices = prices
-        self._settings = settings
-        self._simulated = simulated
+    catalog: Catalog
+    prefix: str
+    prices: Mapping[str, float]
+    settings: JobsSettings
+    simulated: bool
 
     def error(self, app: str, ask: SubmitJob) -> Error | None:
         """Why a job is refused before any file is opened; None when it is not."""
@@ -101,7 +100,7 @@ class JobPolicy:
             check_name(ask.variant, "variant")
             check_name(ask.job, "job")
             for url, field in ((ask.input, "input"), (ask.output, "output")):
-                parse(url, field, self._prefix)
+                parse(url, field, self.prefix)
         except (BadRequest, BadUrl) as error:
             return Error(code="bad_request", message=str(error))
         stated = [need for need in Requirements.__struct_fields__ if getattr(ask, need) is not None]
@@ -116,7 +115,7 @@ class JobPolicy:
 
     def _no_variant(self, app: str, ask: SubmitJob) -> Error | None:
         """Why no variant can compute this job; None when one can."""
-        record, model, variant = self._catalog.app(app), ask.model, ask.variant
+        record, model, variant = self.catalog.app(app), ask.model, ask.variant
         if record is None:
             text = f"no app {app!r}: see infaas.list.apps, or register a model for it"
             return Error(code="unknown_app", message=text)
@@ -140,20 +139,20 @@ class JobPolicy:
             variant=best.variant,
             accuracy=best.accuracy,
             latency_ms=latency_ms(best, 1),
-            cost=cost_per_item(best, best.max_batch, self._prices) * 1000.0,
+            cost=cost_per_item(best, best.max_batch, self.prices) * 1000.0,
         )
         text = f"accuracy: no variant reaches {ask.accuracy:g}, the most accurate one has {accuracy_of(best):g}"
         return Error(code="unsatisfiable", message=text, closest=nearest)
 
     def route_of(self, status: JobStatus) -> JobRoute | None:
         """Where the job's items come from and go to; None when its app or models are gone."""
-        record = self._catalog.app(status.app)
+        record = self.catalog.app(status.app)
         signature = None if record is None else signature_of(record, self._eligible(status.app, status))
         if signature is None or not signature.inputs:
             return None
         source, target = (
-            parse(status.input, "input", self._prefix),
-            parse(status.output, "output", self._prefix),
+            parse(status.input, "input", self.prefix),
+            parse(status.output, "output", self.prefix),
         )
         return JobRoute(status.job, source, target, signature)
 
@@ -171,20 +170,20 @@ class JobPolicy:
             created=now,
             step="reading the input",
         )
-        settings = self._settings
-        items = chunk_items(self._eligible(app, ask), self._prices, settings.chunk_items, settings.batch_ms / 1000.0)
+        settings = self.settings
+        items = chunk_items(self._eligible(app, ask), self.prices, settings.chunk_items, settings.batch_ms / 1000.0)
         return JobRecord(status=status, owner=owner, chunk_items=items)
 
     def _eligible(
         self, app: str, wanted: SubmitJob | JobStatus, *, ignore_accuracy: bool = False
     ) -> list[VariantRecord]:
         return eligible(
-            self._catalog,
+            self.catalog,
             app,
             accuracy=None if ignore_accuracy else wanted.accuracy,
             model=wanted.model,
             variant=wanted.variant,
-            simulated=self._simulated,
+            simulated=self.simulated,
         )
 
 

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from math import fsum
 
 from msgspec.structs import replace
@@ -159,21 +160,20 @@ class MonitoredDevice:
         return sum(instance.takes_of_host_mb for instance in self.instances.values())
 
 
+@dataclass(slots=True, eq=False)
 class Account:
     """What one instance owes for the present period."""
 
-    __slots__ = ("busy", "claimed", "owner", "record", "seconds", "share", "weighted")
-
-    def __init__(self, record: VariantRecord, share: float, owner: str | None) -> None:
-        self.record = record
-        self.share = share  # of the device, while loaded
-        self.owner = owner
-        self.claimed = True  # False: it is reclaimable
-        self.seconds = 0.0  # loaded, in this period
-        self.weighted = 0.0  # device-seconds owed
-        self.busy: dict[str, float] = {}  # app -> seconds computed
+    record: VariantRecord
+    share: float  # of the device, while loaded
+    owner: str | None
+    claimed: bool = True  # False: it is reclaimable
+    seconds: float = 0.0  # loaded, in this period
+    weighted: float = 0.0  # device-seconds owed
+    busy: dict[str, float] = field(default_factory=dict)  # app -> seconds computed
 
 
+@dataclass(slots=True, eq=False)
 class Meter:
     """The cost meter of one device: what each instance owes for a period, and what is idle.
 
@@ -185,29 +185,22 @@ class Meter:
     then shares do not shrink, and nothing is idle.
     """
 
-    def __init__(
-        self,
-        worker: str,
-        kind: str,
-        price_per_s: float,
-        now: float = 0.0,
-        *,
-        simulated: bool = False,
-        by_instance: bool = False,
-    ) -> None:
-        self._simulated = simulated
-        self._by_instance = by_instance
-        self.price_per_s = price_per_s
-        self._worker = worker
-        self._kind = kind
-        self._opened = now
-        self._at = now
-        self._loaded: dict[str, Account] = {}
-        self._left: list[Account] = []
+    worker: str
+    kind: str
+    price_per_s: float
+    opened: float = 0.0
+    simulated: bool = False
+    by_instance: bool = False
+    _loaded: dict[str, Account] = field(default_factory=dict)
+    _left: list[Account] = field(default_factory=list)
+    _at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._at = self.opened
 
     def open(self, now: float) -> None:
         """The first period begins."""
-        self._opened = self._at = now
+        self.opened = self._at = now
 
     def occupy(self, instance: str, record: VariantRecord, share: float, app: str | None, now: float) -> None:
         """An instance takes this share (0..1) of the device from now on. A second call changes the share."""
@@ -248,12 +241,12 @@ class Meter:
     def close(self, now: float) -> list[CostEvent]:
         """The rows of the period that ends now. The next period begins."""
         self._advance(now)
-        seconds = self._at - self._opened
+        seconds = self._at - self.opened
         rows = [row for account in (*self._left, *self._loaded.values()) for row in self._rows(account)]
         if seconds > 0:
-            idle = 0.0 if self._by_instance else seconds * self.price_per_s - fsum(row.cost for row in rows)
+            idle = 0.0 if self.by_instance else seconds * self.price_per_s - fsum(row.cost for row in rows)
             rows.append(self._row(None, None, seconds, 0.0, max(0.0, idle)))
-        self._opened = self._at
+        self.opened = self._at
         self._left.clear()
         for account in self._loaded.values():
             account.seconds = account.weighted = 0.0
@@ -266,7 +259,7 @@ class Meter:
             return
         self._at = now
         taken = fsum(account.share for account in self._loaded.values() if account.claimed)
-        shares = 1.0 if self._by_instance else max(1.0, taken)
+        shares = 1.0 if self.by_instance else max(1.0, taken)
         for account in self._loaded.values():
             account.seconds += elapsed
             if account.claimed:
@@ -294,12 +287,12 @@ class Meter:
         return CostEvent(
             time=self._at,
             seconds=seconds,
-            worker=self._worker,
-            hardware=self._kind,
+            worker=self.worker,
+            hardware=self.kind,
             app=app,
             model=record.model if record else None,
             variant=record.variant if record else None,
             busy_seconds=busy,
             cost=cost,
-            simulated=self._simulated,
+            simulated=self.simulated,
         )

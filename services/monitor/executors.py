@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from bus.messages.fleet import (
     ExecutorExited,
@@ -30,6 +31,7 @@ LOAD_TIMEOUT_S = 30.0  # s, beside ten times the profiled load time, in which an
 InstanceMessage = InstanceLoaded | InstanceFailed | InstanceUnloaded | InstanceMoved
 
 
+@dataclass(slots=True, eq=False)
 class ExecutorEvents:
     """Handles the messages of a worker's executors, and their silence.
 
@@ -37,27 +39,16 @@ class ExecutorEvents:
     listed: devices whose executor has listed its instances since then.
     """
 
-    def __init__(
-        self,
-        devices: Mapping[str, MonitoredDevice],
-        table: InstanceTable,
-        migrations: Migrations,
-        orders: WorkerOrders,
-        effects: MonitorEffects,
-        settings: MonitorSettings,
-        failure_timeout_s: float,
-    ) -> None:
-        self.synced = False
-        self.listed: set[str] = set()
-        self._devices = devices
-        self._table = table
-        self._migrations = migrations
-        self._orders = orders
-        self._effects = effects
-        self._thresholds = thresholds_of(settings)
-        self._failure_timeout = failure_timeout_s
-        self._every = settings.heartbeat_s  # between two checks
-        self._checked = 0.0
+    devices: Mapping[str, MonitoredDevice]
+    table: InstanceTable
+    migrations: Migrations
+    orders: WorkerOrders
+    effects: MonitorEffects
+    settings: MonitorSettings
+    failure_timeout_s: float
+    synced: bool = False
+    listed: set[str] = field(default_factory=set)
+    _checked: float = 0.0
 
     # -- instances
 
@@ -67,21 +58,21 @@ class ExecutorEvents:
             return found
         if instance.state == "Unloading" and instance.goes is None:
             # Released while it was loading: the order is repeated, now that it can be obeyed.
-            return [*found, self._effects.order_unload(instance.id, instance.device)]
+            return [*found, self.effects.order_unload(instance.id, instance.device)]
         if instance.state == "Loading" and message.tier in (instance.goes, "device"):
-            self._table.failures.succeeded(message.variant)
+            self.table.failures.succeeded(message.variant)
         if message.tier == "host":
             instance.host_mb = max(instance.host_mb or 0.0, message.memory_mb)
             why = f"in host memory after {message.load_ms:.0f} ms; {message.proof}"
             return found + self._in_host(instance, why, now)
         if instance.state in SERVING or instance.copied:
-            return found + self._table.host.copy_is(instance, message.copied, now)
+            return found + self.table.host.copy_is(instance, message.copied, now)
         if instance.state not in ("Loading", "Warm"):
             return found
         instance.memory_mb = max(instance.memory_mb, message.memory_mb)
         why = f"loaded in {message.load_ms:.0f} ms; {message.proof}"
         return (
-            found + self._on_device(instance, why, now, copied=message.copied) + self._migrations.serves(instance, now)
+            found + self._on_device(instance, why, now, copied=message.copied) + self.migrations.serves(instance, now)
         )
 
     def _in_host(self, instance: MonitoredInstance, why: str, now: float) -> list[Effect]:
@@ -90,21 +81,21 @@ class ExecutorEvents:
             return []  # an earlier word
         found: list[Effect] = []
         if instance.state in SERVING:
-            found = self._effects.state_changes(instance, instance.move("Unloading", why, now), now)
-        return found if instance.state == "Warm" else found + self._table.became_warm(instance, why, now)
+            found = self.effects.state_changes(instance, instance.move("Unloading", why, now), now)
+        return found if instance.state == "Warm" else found + self.table.became_warm(instance, why, now)
 
     def _on_device(self, instance: MonitoredInstance, why: str, now: float, *, copied: bool) -> list[Effect]:
         found: list[Effect] = []
         if instance.state == "Warm":  # promoted by an order of an earlier monitor
-            found = self._effects.state_changes(instance, instance.move("Loading", why, now), now)
-            self._table.occupy(instance, now)
-        return found + self._table.became_active(instance, why, now, copied=copied)
+            found = self.effects.state_changes(instance, instance.move("Loading", why, now), now)
+            self.table.occupy(instance, now)
+        return found + self.table.became_active(instance, why, now, copied=copied)
 
     def failed(self, message: InstanceFailed, now: float) -> list[Effect]:
         instance, found = self._instance_of(message, now)
         if instance is not None:
-            found += self._table.failed(instance, message.reason, now)
-            found += self._table.gone(instance, message.reason, now)
+            found += self.table.failed(instance, message.reason, now)
+            found += self.table.gone(instance, message.reason, now)
         return found
 
     def unloaded(self, message: InstanceUnloaded, now: float) -> list[Effect]:
@@ -113,27 +104,27 @@ class ExecutorEvents:
             return found
         why = "unloaded" if instance.goes is None else "unloaded: its backend cannot keep it in host memory"
         wanted = instance.wanted
-        found += self._table.gone(instance, why, now)
+        found += self.table.gone(instance, why, now)
         if wanted:
-            found += self._table.load_again(instance, self._devices[instance.device], wanted, now)[1]
+            found += self.table.load_again(instance, self.devices[instance.device], wanted, now)[1]
         return found
 
     def moved(self, message: InstanceMoved, now: float) -> list[Effect]:
         instance, found = self._instance_of(message, now)
-        return found if instance is None else found + self._migrations.moved(instance, message, now)
+        return found if instance is None else found + self.migrations.moved(instance, message, now)
 
     def _instance_of(self, message: InstanceMessage, now: float) -> tuple[MonitoredInstance | None, list[Effect]]:
         """The instance that a message is about, if there is one; and what hearing its executor brings about."""
-        device = self._devices.get(message.device)
+        device = self.devices.get(message.device)
         if device is None or message.incarnation == device.dead:
             return None, []
         found = self._heard(device, message.incarnation, now)
-        return self._table.instances.get(message.instance), found
+        return self.table.instances.get(message.instance), found
 
     # -- reports
 
     def report(self, report: ExecutorReport, now: float) -> list[Effect]:
-        device = self._devices.get(report.device)
+        device = self.devices.get(report.device)
         if device is None or report.incarnation == device.dead:
             return []
         found = self._heard(device, report.incarnation, now)
@@ -142,19 +133,19 @@ class ExecutorEvents:
         device.computed = min(1.0, report.computed / report.seconds) if report.seconds > 0 else 0.0
         sampled = []
         for sample in report.samples:
-            instance = self._table.instances.get(sample.instance)
+            instance = self.table.instances.get(sample.instance)
             if instance is None:
-                instance, adopted = self._table.adopt(device, sample, now, synced=self.synced)
+                instance, adopted = self.table.adopt(device, sample, now, synced=self.synced)
                 found += adopted
             if instance is not None:
                 sampled.append((instance, sample))
-        siblings = Counter(one.record.variant for one in self._table.instances.values() if one.counts)
+        siblings = Counter(one.record.variant for one in self.table.instances.values() if one.counts)
         for instance, sample in sampled:
             found += self._sampled(device, instance, sample, report.seconds, siblings[instance.record.variant], now)
         if self.synced:
             self.listed.add(report.device)
         found += self._unlisted(device, {sample.instance for sample in report.samples}, now)
-        return found + self._orders.preload(device, now) if self.synced else found
+        return found + self.orders.preload(device, now) if self.synced else found
 
     def _unlisted(self, device: MonitoredDevice, listed: set[str], now: float) -> list[Effect]:
         """Instances that an executor should have and does not list: a message was lost, or its actor was started again."""
@@ -166,9 +157,9 @@ class ExecutorEvents:
             instance.unlisted += 1
             if instance.state == "Loading":
                 if instance.unlisted % REORDER == 0:
-                    found.append(self._table.order(instance))
+                    found.append(self.table.order(instance))
             elif instance.unlisted >= UNLISTED:
-                found += self._table.lost(instance, "the executor no longer has it", now)
+                found += self.table.lost(instance, "the executor no longer has it", now)
         return found
 
     def _sampled(
@@ -181,19 +172,21 @@ class ExecutorEvents:
         now: float,
     ) -> list[Effect]:
         """One instance's part of a report. siblings: instances of its variant on this worker, itself included."""
-        found = self._effects.state_changes(instance, instance.observe(sample, seconds, now), now)
+        found = self.effects.state_changes(instance, instance.observe(sample, seconds, now), now)
         if sample.tier == "host" and instance.state in SERVING:
             found += self._in_host(instance, "the executor has it in host memory", now)
         elif sample.tier == "device" and instance.state == "Warm":
             found += self._on_device(instance, "the executor has it on the device", now, copied=sample.copied)
         elif instance.state in SERVING or instance.copied:
-            found += self._table.host.copy_is(instance, sample.copied, now)
+            found += self.table.host.copy_is(instance, sample.copied, now)
         if sample.apps:
             device.meter.used(instance.id, busy_by_payer(sample))
-            planned = self._table.catalog.planned.get(instance.record.variant, ())
+            planned = self.table.catalog.planned.get(instance.record.variant, ())
             device.meter.used(instance.id, dict.fromkeys(planned, 0.0))  # idle, it is there for the pipelines
-            self._table.used.update([app.app for app in sample.apps if app.items > 0])
-        return found + self._effects.state_changes(instance, instance.judge(self._thresholds, siblings, now), now)
+            self.table.used.update([app.app for app in sample.apps if app.items > 0])
+        return found + self.effects.state_changes(
+            instance, instance.judge(thresholds_of(self.settings), siblings, now), now
+        )
 
     # -- executors that start, fall silent and end
 
@@ -201,21 +194,21 @@ class ExecutorEvents:
         """Executors that say nothing any more, and load orders that were not answered in time."""
         found: list[Effect] = []
         gap, self._checked = now - self._checked, now
-        for device in self._devices.values():
-            if gap > 2.0 * self._every:
-                device.seen = max(device.seen, now - self._every)  # the silence was this process's own
-            if device.alive and now - device.seen > self._failure_timeout:
+        for device in self.devices.values():
+            if gap > 2.0 * self.settings.heartbeat_s:
+                device.seen = max(device.seen, now - self.settings.heartbeat_s)  # the silence was this process's own
+            if device.alive and now - device.seen > self.failure_timeout_s:
                 device.became_silent(now)
-                found += self._effects.worker_state("Failed", f"the executor of {device.spec.name} is silent", now)
-        for instance in list(self._table.instances.values()):
+                found += self.effects.worker_state("Failed", f"the executor of {device.spec.name} is silent", now)
+        for instance in list(self.table.instances.values()):
             if instance.state != "Loading" or instance.ordered is None:
                 continue
             timeout = LOAD_TIMEOUT_S + instance.record.profile.load_ms / 100.0
             if now - instance.ordered > timeout:
                 reason = f"the executor did not answer the load order within {timeout:.0f} s"
-                found.append(self._effects.order_unload(instance.id, instance.device))
-                found += self._table.failed(instance, reason, now)
-                found += self._table.gone(instance, reason, now)
+                found.append(self.effects.order_unload(instance.id, instance.device))
+                found += self.table.failed(instance, reason, now)
+                found += self.table.gone(instance, reason, now)
         return found
 
     def _heard(self, device: MonitoredDevice, incarnation: int, now: float) -> list[Effect]:
@@ -223,25 +216,25 @@ class ExecutorEvents:
         found: list[Effect] = []
         if device.incarnation is not None and incarnation != device.incarnation:
             why = "the executor died: another one has taken its place"
-            found += self._table.executor_ended(device, why, now)
+            found += self.table.executor_ended(device, why, now)
         if device.incarnation is None:
             device.incarnation, device.met = incarnation, now
         if device.heard(now):
-            self._effects.heartbeat_due = True
-            if all(other.alive for other in self._devices.values()):
+            self.effects.heartbeat_due = True
+            if all(other.alive for other in self.devices.values()):
                 why = f"the executor of {device.spec.name} runs"
                 if device.ended:  # it was heard no more before somebody ended it
                     why, device.ended = f"{why}; the last one died: {device.ended}", ""
-                found += self._effects.worker_state(self._orders.usual_state, why, now)
-            found += self._table.order_waiting(device, now)
+                found += self.effects.worker_state(self.orders.usual_state, why, now)
+            found += self.table.order_waiting(device, now)
         return found
 
     def exited(self, message: ExecutorExited, now: float) -> list[Effect]:
-        device = self._devices.get(message.device)
+        device = self.devices.get(message.device)
         if device is None or device.incarnation is None or message.at < device.met:
             return []
         why = f"the executor died: {message.reason}"
         device.ended = message.reason
-        found = self._table.executor_ended(device, why, now)
+        found = self.table.executor_ended(device, why, now)
         event = f"the executor of {message.device} died: {message.reason}"
-        return found + self._effects.worker_state("Failed", event, now)
+        return found + self.effects.worker_state("Failed", event, now)

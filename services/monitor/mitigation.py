@@ -6,7 +6,7 @@ Here the order is: other cores, another device of the same kind on this worker, 
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from bus.messages.fleet import InstanceMoved
 from bus.messages.scaling import AskToMove
@@ -46,11 +46,10 @@ class AskElsewhere(Struct, frozen=True):
 Mitigation = MoveToCores | MoveToDevice | AskElsewhere
 
 
-class CoreUse:
+class CoreUse(Struct, eq=False):
     """How busy each core of the machine is, 0..1, smoothed over the last samples."""
 
-    def __init__(self) -> None:
-        self.busy: dict[int, float] = {}
+    busy: dict[int, float] = {}
 
     def sample(self, cores: Mapping[int, float]) -> None:
         known = self.busy
@@ -94,28 +93,20 @@ def mitigate(cores: Sequence[int], busy: Mapping[int, float], devices: Sequence[
     return AskElsewhere(f"{slow}; this worker has no idler cores and no other device with room")
 
 
-class Migrations:
+class Migrations(Struct, eq=False):
     """Carries out the mitigation of one worker's interfered instances.
 
     An instance is moved once it has been Interfered for `mitigate_after_s`, and not again within `mitigate_again_s`, whatever
     came of it: a move costs, and the interference may end by itself.
     """
 
-    def __init__(
-        self,
-        worker: str,
-        devices: dict[str, MonitoredDevice],
-        table: InstanceTable,
-        effects: MonitorEffects,
-        settings: MonitorSettings,
-    ) -> None:
-        self._worker = worker
-        self._devices = devices
-        self._table = table
-        self._effects = effects
-        self._settings = settings
-        self._use = CoreUse()
-        self._reasons: dict[str, str] = {}  # instance -> why it is being moved to other cores
+    worker: str
+    devices: dict[str, MonitoredDevice]
+    table: InstanceTable
+    effects: MonitorEffects
+    settings: MonitorSettings
+    _use: CoreUse = field(default_factory=CoreUse)
+    _reasons: dict[str, str] = {}  # instance -> why it is being moved to other cores
 
     def sampled(self, machine: MachineSample) -> None:
         self._use.sample(machine.cores)
@@ -123,8 +114,8 @@ class Migrations:
     def advance(self, now: float) -> list[Effect]:
         """Move what has been Interfered for long enough."""
         found: list[Effect] = []
-        settings = self._settings
-        for instance in list(self._table.instances.values()):
+        settings = self.settings
+        for instance in list(self.table.instances.values()):
             waited = instance.state == "Interfered" and now - instance.since >= settings.mitigate_after_s
             if (
                 waited and not instance.reclaimable and now >= instance.move_after and instance.latency_s > 0
@@ -134,20 +125,20 @@ class Migrations:
         return found
 
     def _mitigate(self, instance: MonitoredInstance, now: float, *, cores: bool = True) -> list[Effect]:
-        device = self._devices[instance.device]
+        device = self.devices[instance.device]
         better = self._better_cores(instance) if cores and device.is_machine else []
-        others = [device.spec.name for device in self._table.others_with_room(instance, now)]
+        others = [device.spec.name for device in self.table.others_with_room(instance, now)]
         slow = f"a batch takes {instance.latency_s * 1e3:.3g} ms, its profile says {instance.profiled_s * 1e3:.3g} ms"
         chosen = mitigate(better, self._use.busy, others, slow)
         if isinstance(chosen, MoveToCores):
             self._reasons[instance.id] = chosen.reason
-            return [self._effects.order_move(instance, chosen.cores)]
+            return [self.effects.order_move(instance, chosen.cores)]
         if isinstance(chosen, MoveToDevice):
-            return self._to_device(instance, self._devices[chosen.device], chosen.reason, now)
+            return self._to_device(instance, self.devices[chosen.device], chosen.reason, now)
         return [self._ask(instance, chosen.reason, now)]
 
     def _better_cores(self, instance: MonitoredInstance) -> list[int]:
-        pinned = [other.cores for other in self._table.instances.values() if other is not instance and other.cores]
+        pinned = [other.cores for other in self.table.instances.values() if other is not instance and other.cores]
         return better_cores(instance.record.threads, instance.cores, self._use.busy, pinned)
 
     # -- to other cores
@@ -158,32 +149,32 @@ class Migrations:
         if message.error:
             return self._mitigate(instance, now, cores=False) if instance.state == "Interfered" else []
         reason = f"moved: {why}; {message.proof}"
-        event = self._effects.scaling("monitor", "migrate", instance.record, instance.owner, reason, now)
-        changes = self._effects.state_changes(instance, instance.moved(message.cores, now, reason), now)
-        self._effects.heartbeat_due = True
+        event = self.effects.scaling("monitor", "migrate", instance.record, instance.owner, reason, now)
+        changes = self.effects.state_changes(instance, instance.moved(message.cores, now, reason), now)
+        self.effects.heartbeat_due = True
         return [event, *changes]
 
     # -- to another device
 
     def _to_device(self, instance: MonitoredInstance, device: MonitoredDevice, reason: str, now: float) -> list[Effect]:
         """Make before break: the old instance is unloaded once the new one serves."""
-        new, found = self._table.load_again(instance, device, reason, now)
+        new, found = self.table.load_again(instance, device, reason, now)
         new.replaces = instance.id
         new.move_after = instance.move_after
-        return [*found, self._effects.scaling("monitor", "migrate", instance.record, instance.owner, reason, now)]
+        return [*found, self.effects.scaling("monitor", "migrate", instance.record, instance.owner, reason, now)]
 
     def serves(self, new: MonitoredInstance, now: float) -> list[Effect]:
         """A new instance is Active. The one that it replaces is unloaded."""
-        old = self._table.instances.get(new.replaces or "")
+        old = self.table.instances.get(new.replaces or "")
         new.replaces = None
         if old is None or old.state == "Unloading":
             return []
-        return self._table.unload(old, f"moved to {new.device}", now)
+        return self.table.unload(old, f"moved to {new.device}", now)
 
     # -- to another worker
 
     def _ask(self, instance: MonitoredInstance, reason: str, now: float) -> Effect:
         ask = AskToMove(
-            worker=self._worker, at=now, app=instance.owner or "", variant=instance.record.variant, reason=reason
+            worker=self.worker, at=now, app=instance.owner or "", variant=instance.record.variant, reason=reason
         )
-        return self._effects.ask(ask)
+        return self.effects.ask(ask)

@@ -1,6 +1,7 @@
 """The registrations that this registrar carries on: which worker has which order, what it reports, and the one end of each."""
 
 from collections.abc import Callable, Container
+from dataclasses import dataclass, field
 from math import inf
 
 from bus.messages.events import RegistrationEvent
@@ -129,31 +130,26 @@ class Workers:
         )
 
 
+@dataclass(slots=True, eq=False)
 class Registrations:
     """open: by id, from the claim of a registration until its edge has forgotten it.
 
     undelivered: the reply subject of an order, given the registration's id; what comes there says that no workshop took the order.
     """
 
-    def __init__(
-        self,
-        subjects: Subjects,
-        settings: RegistrarSettings,
-        catalog: Catalog,
-        statuses: RegistrationStatuses,
-        commands: Commands,
-        undelivered: Callable[[str], str],
-    ) -> None:
-        self.open: dict[str, Registration] = {}
-        self.workers = Workers()
-        self._subjects = subjects
-        self._settings = settings
-        self._catalog = catalog
-        self._statuses = statuses
-        self._commands = commands
-        self._undelivered = undelivered
-        self._queue: list[str] = []  # ids that wait for a worker, the first to be served first
-        self.handlers: dict[type, Handler] = {
+    subjects: Subjects
+    settings: RegistrarSettings
+    catalog: Catalog
+    statuses: RegistrationStatuses
+    commands: Commands
+    undelivered: Callable[[str], str]
+    open: dict[str, Registration] = field(default_factory=dict)
+    workers: Workers = field(default_factory=Workers)
+    _queue: list[str] = field(default_factory=list)  # ids that wait for a worker, the first to be served first
+    handlers: dict[type, Handler] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.handlers = {
             WorkerHeartbeat: self._worker_heartbeat,
             ExecutorExited: self._executor_exited,
             Undelivered: self._order_undelivered,
@@ -167,14 +163,14 @@ class Registrations:
     def add(self, record: RegistrationRecord, now: float) -> list[Effect]:
         """Carry on a claimed registration from its start, unless it has ended already."""
         registration = self.open[record.registration] = Registration(record, now)
-        status = self._statuses.last(registration.id)
+        status = self.statuses.last(registration.id)
         if status is not None and status.state in OVER:
             registration.phase = "over"
             return [self._finish(registration)]
         if record.cancelled:
             return self.cancel(registration.id, now)
         if record.request.container is not None:
-            registration.set_container(record.request.container, self._settings)
+            registration.set_container(record.request.container, self.settings)
             obstacle = self._misfit(registration)
             return self._complete(registration, now) if obstacle is None else self._end(registration, now, obstacle)
         self._queue.append(registration.id)
@@ -203,12 +199,12 @@ class Registrations:
         return effects
 
     def _order(self, registration: Registration, worker: str, now: float) -> list[Effect]:
-        order = registration.order(worker, now, self._settings)
+        order = registration.order(worker, now, self.settings)
         kind = "inspect" if registration.phase == "inspect" else "build"
-        subject = self._subjects.workshop(worker, kind)
+        subject = self.subjects.workshop(worker, kind)
         return [
             *self._publish(registration, now),
-            Publish(subject, order, reply=self._undelivered(registration.id)),
+            Publish(subject, order, reply=self.undelivered(registration.id)),
         ]
 
     def _order_undelivered(self, envelope: Envelope) -> list[Effect]:
@@ -289,7 +285,7 @@ class Registrations:
         if obstacle is not None:
             return self._end(registration, now, obstacle)
         cores = self.workers.cores(worker, report.hardware)
-        found = plans(request.model, registration.version, request.format, report, cores, self._settings)
+        found = plans(request.model, registration.version, request.format, report, cores, self.settings)
         if registration.record.arithmetic:
             found = plans_for(registration.record.arithmetic, found, report)
         if not found:
@@ -306,13 +302,13 @@ class Registrations:
         inspected = report or registration.inspected
         assert inspected is not None
         link = registration.link(inspected)
-        refused = None if link is None else amend(self._catalog.app(link.app), link, self._catalog)
+        refused = None if link is None else amend(self.catalog.app(link.app), link, self.catalog)
         return refused.message if isinstance(refused, ChangeRefused) else None
 
     def _result(self, envelope: Envelope) -> tuple[Effect, ...]:
         report: VariantBuilt | VariantFailed = envelope.message
         registration = self._reported(report.registration, report.worker, envelope.now, "build")
-        if registration is None or not registration.add_result(report, self._settings):
+        if registration is None or not registration.add_result(report, self.settings):
             return NOTHING
         return self._publish(registration, envelope.now)
 
@@ -354,14 +350,14 @@ class Registrations:
     def _newest(self, registration: Registration) -> bool:
         """Whether the app serves no version of the model that was asked for later."""
         request = registration.record.request
-        app = self._catalog.app(request.app)
+        app = self.catalog.app(request.app)
         linked = app.links.get(request.model) if app is not None else None
-        serving = self._catalog.model(request.model, linked) if linked is not None else None
+        serving = self.catalog.model(request.model, linked) if linked is not None else None
         return serving is None or serving.created <= registration.record.created
 
     def written(self, registration: str, refused: ChangeRefused | None, now: float) -> list[Effect]:
         """The records are in the catalogue, or were refused."""
-        self._commands.ended(("records", registration))
+        self.commands.ended(("records", registration))
         return self._end(self.open[registration], now, refused.message if refused else None)
 
     def cancel(self, registration: str, now: float) -> list[Effect]:
@@ -373,7 +369,7 @@ class Registrations:
         effects = self._end(found, now, CANCELLED, state="cancelled")
         if worker is None:
             return effects
-        return [Publish(self._subjects.workshop(worker, "cancel"), CancelWork(registration=registration)), *effects]
+        return [Publish(self.subjects.workshop(worker, "cancel"), CancelWork(registration=registration)), *effects]
 
     def _end(
         self, registration: Registration, now: float, reason: str | None = None, state: Ended = "failed"
@@ -385,7 +381,7 @@ class Registrations:
 
     def saved(self, registration: str) -> tuple[Effect, ...]:
         """A status is saved. After the last one the registration is forgotten."""
-        effects = self._statuses.saved(registration)
+        effects = self.statuses.saved(registration)
         ended = self.open[registration]
         return effects or ((self._finish(ended),) if ended.phase == "over" else NOTHING)
 
@@ -405,16 +401,16 @@ class Registrations:
 
     def forgotten(self, registration: str) -> None:
         """The edge has deleted what it kept of this registration."""
-        self._commands.ended(("finish", registration))
+        self.commands.ended(("finish", registration))
         del self.open[registration]
 
     def _start(self, kind: str, registration: Registration, command: Command) -> Do:
-        return self._commands.start(Do((kind, registration.id), command, COMMAND_S))
+        return self.commands.start(Do((kind, registration.id), command, COMMAND_S))
 
     def _publish(self, registration: Registration, now: float) -> tuple[Effect, ...]:
         """Publish its status, and record an event when the state is new."""
         status = registration.status
-        effects = self._statuses.publish(status, now)
+        effects = self.statuses.publish(status, now)
         if registration.recorded_state == status.state or status.dry_run:
             return effects
         registration.recorded_state = status.state

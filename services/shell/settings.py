@@ -137,12 +137,11 @@ def login_of(settings: BusSettings) -> Login:
     )
 
 
-class Origins:
+class Origins(Struct, eq=False):
     """Where each setting was given, and refusals that say so. place: the file, for all that no variable sets."""
 
-    def __init__(self, place: str) -> None:
-        self._place = place
-        self._variables: dict[str, str] = {}
+    place: str
+    _variables: dict[str, str] = {}
 
     def from_variable(self, key: str, variable: str) -> None:
         self._variables[key.removesuffix("_file")] = variable
@@ -183,7 +182,7 @@ class Origins:
         inside = next((name for known, name in self._variables.items() if known.startswith(f"{key}.")), None)
         if inside is not None:
             return f"{inside} ({key})"
-        return f"{self._place}: {key}" if self._place else key
+        return f"{self.place}: {key}" if self.place else key
 
 
 def _upwards(key: str) -> list[str]:

@@ -1,6 +1,7 @@
 """The clients of a simulated system. They send the scenario's loads, and pass the replies on to the report."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -66,17 +67,15 @@ class QueryTemplate:
         return decode(QueryHead, body), body
 
 
+@dataclass(slots=True, eq=False)
 class ArrivalStream:
     """The arrivals of one load, a chunk at a time. kinds: the query to send, by index of app."""
 
-    __slots__ = ("apps", "at", "chunks", "kinds", "times")
-
-    def __init__(self, chunks: Iterator[tuple[Any, Any]], kinds: Sequence[QueryTemplate]) -> None:
-        self.chunks = chunks
-        self.kinds = kinds
-        self.times: list[float] = []
-        self.apps: list[int] = []
-        self.at = 0
+    chunks: Iterator[tuple[Any, Any]]
+    kinds: Sequence[QueryTemplate]
+    times: list[float] = field(default_factory=list)
+    apps: list[int] = field(default_factory=list)
+    at: int = 0
 
     def next(self) -> float | None:
         """Time of the next query, seconds from the scenario's beginning; None after the last."""

@@ -5,6 +5,8 @@ from heapq import heapreplace
 from math import inf
 from typing import Any
 
+from msgspec import Struct, field
+
 from bus.codec import encode
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import Tier
@@ -63,7 +65,7 @@ class LoadFault(RuntimeError):
     """A load that fails, as the scenario says."""
 
 
-class SimulatedExecutorEdge:
+class SimulatedExecutorEdge(Struct, eq=False):
     """An executor's edge. load_seconds: time to load a variant now; raises LoadFault. holds: called with each loaded (+1) or unloaded (-1) instance.
 
     As on a real device, up to LOADERS models are loaded at once.
@@ -74,47 +76,37 @@ class SimulatedExecutorEdge:
 
     computes = True  # what it does stops with its process
 
-    def __init__(
-        self,
-        environment: Environment,
-        device: SimulatedDevice,
-        load_seconds: Callable[[VariantRecord], float],
-        holds: Callable[[VariantRecord, int], None],
-        models: SimulatedModels | None = None,
-        skew: float = 0.0,
-    ) -> None:
-        self._skew = skew
-        self._computing: dict[str, tuple[float, list[QueuedQuery]]] = {}  # by instance: when its last batch ends
-        self._environment = environment
-        self._device = device
-        self._load_seconds = load_seconds
-        self._holds = holds
-        self._models = models
-        self._loaders = [0.0] * LOADERS  # when each has done the loads that it was given: a heap
-        self._warm: dict[str, VariantRecord] = {}
-        self._copied: set[str] = set()  # on the device, and in host memory, too
-        self._transfers = Transfers()
-        self._under_way: dict[
-            int, tuple[Promised, RunBatch, VariantRecord, float]
-        ] = {}  # those that overlap; and begins
-        self._timer = 0
+    environment: Environment
+    device: SimulatedDevice
+    load_seconds: Callable[[VariantRecord], float]
+    holds: Callable[[VariantRecord, int], None]
+    models: SimulatedModels | None = None
+    skew: float = 0.0
+    _computing: dict[str, tuple[float, list[QueuedQuery]]] = {}  # by instance: when its last batch ends
+    # When each has done the loads that it was given: a heap.
+    _loaders: list[float] = field(default_factory=lambda: [0.0] * LOADERS)
+    _warm: dict[str, VariantRecord] = {}
+    _copied: set[str] = set()  # on the device, and in host memory, too
+    _transfers: Transfers = field(default_factory=Transfers)
+    _under_way: dict[int, tuple[Promised, RunBatch, VariantRecord, float]] = {}  # those that overlap; and begins
+    _timer: int = 0
 
     def __call__(self, command: Any) -> tuple[float, Any] | Promised:
         if type(command) is RunBatch:
-            if not self._device.exclusive or (command.contexts > 1 and self._device.spec.kind == "gpu"):
+            if not self.device.exclusive or (command.contexts > 1 and self.device.spec.kind == "gpu"):
                 return self._overlap(command)
             queries = command.queries
             items = (
                 len(queries) if len(queries) == 1 and queries[0].items == 1 else sum(query.items for query in queries)
             )
-            now = self._environment.now
-            seconds = self._device.run(command.instance, items, queries[0].route.length, now)
+            now = self.environment.now
+            seconds = self.device.run(command.instance, items, queries[0].route.length, now)
             self._computing[command.instance] = now + seconds, queries
-            return seconds, self._result(command, self._device.residents[command.instance].record, now, now + seconds)
+            return seconds, self._result(command, self.device.residents[command.instance].record, now, now + seconds)
         match command:
             case LoadModel():
                 try:
-                    seconds = self._load_seconds(command.variant)
+                    seconds = self.load_seconds(command.variant)
                 except LoadFault as fault:
                     return FAILS, fault
                 return self._load(command, seconds)
@@ -124,30 +116,30 @@ class SimulatedExecutorEdge:
                 self._unload(command.instance)
                 return UNLOAD, None
             case MoveModel():
-                return self._load_seconds(command.variant), MovedModel(NOTES)
+                return self.load_seconds(command.variant), MovedModel(NOTES)
             case MeasureProcess():
-                return STORE, ProcessUse(self._device.memory_mb)
+                return STORE, ProcessUse(self.device.memory_mb)
         return 0.0, ValueError(f"simulated devices cannot {type(command).__name__}")
 
     def computing(self) -> list[bytes]:
         """The uids of the queries in the batches under way."""
-        now = self._environment.now
+        now = self.environment.now
         batches = [queries for ends, queries in self._computing.values() if ends > now]
         batches += [command.queries for _, command, _, _ in self._under_way.values()]
         return [query.route.uid for queries in batches for query in queries]
 
     def close(self) -> None:
         """Its process has died: what it computed ends."""
-        self._device.stop(self._environment.now)
-        self._device.overlapping.advance(self._environment.now)
+        self.device.stop(self.environment.now)
+        self.device.overlapping.advance(self.environment.now)
         for number in self._under_way:
-            self._device.overlapping.drop(number)
+            self.device.overlapping.drop(number)
         self._under_way.clear()
         self._timer += 1
 
     def _load(self, command: LoadModel, seconds: float) -> tuple[float, LoadedModel]:
         """seconds: of the load, if no other is in the way."""
-        record, now = command.variant, self._environment.now
+        record, now = command.variant, self.environment.now
         transfer_s = min((record.profile.transfer_ms or 0.0) / 1000.0, seconds)
         made = max(now, self._loaders[0]) + seconds - transfer_s
         heapreplace(self._loaders, made)
@@ -159,7 +151,7 @@ class SimulatedExecutorEdge:
         return takes, self._is_in(command.instance, "device", record, seconds)
 
     def _transfer(self, command: TransferModel) -> tuple[float, LoadedModel | Exception]:
-        instance, resident = command.instance, self._device.residents.get(command.instance)
+        instance, resident = command.instance, self.device.residents.get(command.instance)
         record = resident.record if resident is not None else self._warm.get(instance)
         if record is None or record.profile.host_mb is None:
             return 0.0, ValueError("it is not there, or its device keeps no models in host memory")
@@ -176,24 +168,24 @@ class SimulatedExecutorEdge:
         if has_copy:
             return 0.0, self._is_in(instance, command.tier, record, 0.0)
         transfer_s = (record.profile.transfer_ms or 0.0) / 1000.0
-        takes = self._transfers.take(self._environment.now, 0.0, transfer_s)
+        takes = self._transfers.take(self.environment.now, 0.0, transfer_s)
         return takes, self._is_in(instance, command.tier, record, transfer_s)
 
     def _arrives(self, instance: str, record: VariantRecord) -> None:
-        self._device.load(instance, record)
-        self._holds(record, 1)
+        self.device.load(instance, record)
+        self.holds(record, 1)
 
     def _is_in(self, instance: str, tier: Tier, record: VariantRecord, seconds: float) -> LoadedModel:
         memory_mb = record.profile.memory_mb if tier == "device" else record.profile.host_mb or 0.0
-        one = one_at_a_time(self._device.spec.kind)
+        one = one_at_a_time(self.device.spec.kind)
         return LoadedModel(1000.0 * seconds, memory_mb, NOTES, one, tier, copied=instance in self._copied)
 
     def _result(self, command: RunBatch, record: VariantRecord, started: float, finished: float) -> BatchResult:
         queries = command.queries
-        started, finished = started + self._skew, finished + self._skew
-        if self._models is None:
+        started, finished = started + self.skew, finished + self.skew
+        if self.models is None:
             return BatchResult(started, finished, [NO_OUTPUTS] * len(queries))
-        said = [self._models.outputs(record, query.inputs) for query in queries]
+        said = [self.models.outputs(record, query.inputs) for query in queries]
         outputs = [
             one or zeros(record.signature.outputs, query.items) for one, query in zip(said, queries, strict=True)
         ]
@@ -201,27 +193,27 @@ class SimulatedExecutorEdge:
 
     def _overlap(self, command: RunBatch) -> Promised:
         """Begin a batch among others. When it ends depends on those that come and go meanwhile."""
-        now, queries = self._environment.now, command.queries
+        now, queries = self.environment.now, command.queries
         self._end()
         items = sum(query.items for query in queries)
-        number = self._device.overlap(command.instance, items, queries[0].route.length, now)
+        number = self.device.overlap(command.instance, items, queries[0].route.length, now)
         promised = Promised()
-        self._under_way[number] = promised, command, self._device.residents[command.instance].record, now
+        self._under_way[number] = promised, command, self.device.residents[command.instance].record, now
         self._await_next()
         return promised
 
     def _end(self) -> None:
         """Hand over the results of the batches that have ended."""
-        now = self._environment.now
-        for number in self._device.overlapping.advance(now):
+        now = self.environment.now
+        for number in self.device.overlapping.advance(now):
             promised, command, record, started = self._under_way.pop(number)
-            self._environment.at(0.0, promised.keep, self._result(command, record, started, now))
+            self.environment.at(0.0, promised.keep, self._result(command, record, started, now))
 
     def _await_next(self) -> None:
-        due = self._device.overlapping.next_end()
+        due = self.device.overlapping.next_end()
         self._timer += 1
         if due < inf:
-            self._environment.at(max(0.0, due - self._environment.now), self._due, self._timer)
+            self.environment.at(max(0.0, due - self.environment.now), self._due, self._timer)
 
     def _due(self, timer: int) -> None:
         """A batch ends, unless another one has begun since the timer was set."""
@@ -232,86 +224,81 @@ class SimulatedExecutorEdge:
     def _unload(self, instance: str) -> None:
         self._warm.pop(instance, None)
         self._copied.discard(instance)
-        resident = self._device.residents.get(instance)
+        resident = self.device.residents.get(instance)
         if resident is not None:
-            self._device.unload(instance)
-            self._holds(resident.record, -1)
+            self.device.unload(instance)
+            self.holds(resident.record, -1)
 
 
-class SimulatedDispatcherEdge:
+class SimulatedDispatcherEdge(Struct, eq=False):
     """A dispatcher's edge. stored: the selection bucket of all dispatchers, by key."""
 
     remote = frozenset((ReadContext, WriteContext))  # what travels on its process's connection
 
-    def __init__(self, stored: dict[str, StoredContext]) -> None:
-        self._stored = stored
+    stored: dict[str, StoredContext]
 
     def __call__(self, command: Any) -> tuple[float, Any]:
         match command:
             case ReadContext():
-                return STORE, self._stored.get(command.key, NOT_STORED)
+                return STORE, self.stored.get(command.key, NOT_STORED)
             case WriteContext():
-                present = self._stored.get(command.key, NOT_STORED)
+                present = self.stored.get(command.key, NOT_STORED)
                 if present.revision != command.revision:
                     return STORE, present
-                self._stored[command.key] = StoredContext(command.value, command.revision + 1)
+                self.stored[command.key] = StoredContext(command.value, command.revision + 1)
                 return STORE, ContextWritten(command.revision + 1)
         return 0.0, ValueError(f"simulated dispatchers cannot {type(command).__name__}")
 
 
-class SimulatedMonitorEdge:
+class SimulatedMonitorEdge(Struct, eq=False):
     """A monitor's edge."""
 
     remote = frozenset((KeepQuarantine,))
 
-    def __init__(self, environment: Environment, machine: SimulatedMachine, control_bucket: str) -> None:
-        self._environment = environment
-        self._machine = machine
-        self._bucket = control_bucket
+    environment: Environment
+    machine: SimulatedMachine
+    control_bucket: str
 
     def __call__(self, command: Any) -> tuple[float, Any]:
         match command:
             case SampleMachine():
-                used = self._machine.utilisation_of("cpu", self._environment.now)
-                memory = sum(d.memory_mb for d in self._machine.devices.values() if d.spec.kind == "cpu")
+                used = self.machine.utilisation_of("cpu", self.environment.now)
+                memory = sum(d.memory_mb for d in self.machine.devices.values() if d.spec.kind == "cpu")
                 return 0.0, MachineSample(utilisation=used, memory_used_mb=memory)
             case KeepQuarantine():
-                self._environment.put(
-                    self._bucket, quarantine_key(command.worker, command.variant), command.reason.encode()
+                self.environment.put(
+                    self.control_bucket, quarantine_key(command.worker, command.variant), command.reason.encode()
                 )
                 return STORE, None
         return 0.0, ValueError(f"simulated machines cannot {type(command).__name__}")
 
 
-class SimulatedControllerEdge:
+class SimulatedControllerEdge(Struct, eq=False):
     """The VM-autoscaler's edge: the control bucket, and functions that start and stop machines."""
 
     remote = frozenset((ClaimLease, SaveRecord, DeleteRecord, SaveReplicas, DeleteReplicas))
 
-    def __init__(
-        self, environment: Environment, bucket: str, start: Callable[[StartMachine], None], stop: Callable[[str], None]
-    ) -> None:
-        self._environment = environment
-        self._bucket = bucket
-        self._start = start
-        self._stop = stop
+    environment: Environment
+    bucket: str
+    start: Callable[[StartMachine], None]
+    stop: Callable[[str], None]
 
     def __call__(self, command: Any) -> tuple[float, Any]:
         match command:
             case ClaimLease():
                 return STORE, self._claim(command)
             case SaveRecord():
-                self._environment.put(self._bucket, machine_key(command.record.worker), encode(command.record))
+                self.environment.put(self.bucket, machine_key(command.record.worker), encode(command.record))
             case DeleteRecord():
-                self._environment.put(self._bucket, machine_key(command.worker), None)
+                self.environment.put(self.bucket, machine_key(command.worker), None)
             case SaveReplicas():
-                self._environment.put(self._bucket, replicas_key(command.record.pipeline), encode(command.record))
+                self.environment.put(self.bucket, replicas_key(command.record.pipeline), encode(command.record))
             case DeleteReplicas():
-                self._environment.put(self._bucket, replicas_key(command.pipeline), None)
+                self.environment.put(self.bucket, replicas_key(command.pipeline), None)
             case Start():
-                self._start(command.order)
+                self.start(command.order)
             case Stop():
-                self._stop(command.order.worker)
+                self.stop(command.order.worker)
             case SolveFleet():
                 return plans_for(command)
             case _:
@@ -319,10 +306,10 @@ class SimulatedControllerEdge:
         return STORE, None
 
     def _claim(self, claim: ClaimLease) -> LeaseClaimed:
-        present: LeaderRecord | None = decode_leader(self._environment.get(self._bucket, LEADER))
+        present: LeaderRecord | None = decode_leader(self.environment.get(self.bucket, LEADER))
         if not claim.allows(present):
             return LeaseClaimed(ok=False, present=present)
-        self._environment.put(self._bucket, LEADER, encode(claim.record))
+        self.environment.put(self.bucket, LEADER, encode(claim.record))
         return LeaseClaimed(ok=True)
 
 

@@ -6,6 +6,7 @@ class else. Models err independently. All of this is drawn by hash, so that a ru
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
@@ -66,41 +67,39 @@ class SimulatedModels:
         return {OUTPUT: from_array(np.array(labels, np.int64))}
 
 
+@dataclass(slots=True, eq=False)
 class QueryItems:
     """The items of one load's queries to one app. begin: the first item. fields: of each query, beside its inputs.
 
     repeats: share of the queries that hold the items of an earlier one. feedback: share of those answered whose labels are sent back.
     """
 
-    def __init__(
-        self, begin: int, items: int, fields: Mapping[str, Any], *, repeats: float = 0.0, feedback: float = 0.0
-    ) -> None:
-        self._begin = begin
-        self._items = items
-        self._fields = fields
-        self._repeats = repeats
-        self._feedback = feedback
-        self._sent = 0
-        self._open: dict[str, int] = {}  # by inbox: the query's first item
+    begin: int
+    items: int
+    fields: Mapping[str, Any]
+    repeats: float = 0.0
+    feedback: float = 0.0
+    _sent: int = 0
+    _open: dict[str, int] = field(default_factory=dict)  # by inbox: the query's first item
 
     def next(self, inbox: str, names: Mapping[str, Any] = {}) -> tuple[QueryHead, bytes]:
         """The next query, whose answer comes to this inbox. names: fields of its own."""
         number, self._sent = self._sent, self._sent + 1
-        while number and drawn("repeats", self._begin + number) < self._repeats * _SPACE:
-            number = drawn("which", self._begin + number) % number
-        first = self._open[inbox] = self._begin + number * self._items
-        body = encode({"inputs": from_array(np.arange(first, first + self._items)), **self._fields, **names})
+        while number and drawn("repeats", self.begin + number) < self.repeats * _SPACE:
+            number = drawn("which", self.begin + number) % number
+        first = self._open[inbox] = self.begin + number * self.items
+        body = encode({"inputs": from_array(np.arange(first, first + self.items)), **self.fields, **names})
         return decode(QueryHead, body), body
 
     def ended(self, inbox: str) -> Numbers:
         """The labels of the query whose reply came to this inbox."""
         first = self._open.pop(inbox)
-        return np.array([truth(item) for item in range(first, first + self._items)])
+        return np.array([truth(item) for item in range(first, first + self.items)])
 
     def lessons(self, inbox: str, answer: Answer, labels: Numbers) -> list[Feedback]:
         """What its client sends back."""
         number = int(inbox.rpartition(".")[2])
-        if not isinstance(answer.query, str) or drawn("feedback", number) >= self._feedback * _SPACE:
+        if not isinstance(answer.query, str) or drawn("feedback", number) >= self.feedback * _SPACE:
             return []
         return [
             Feedback(query=answer.query, label=label, item=item, inputs=NOTHING)
@@ -116,17 +115,15 @@ def wrong_items(answer: Answer, labels: Numbers) -> int:
 # -- what came
 
 
+@dataclass(slots=True, eq=False)
 class MemberCounts:
     """answers: that have the member's output. lessons: feedbacks about it. lost: the sum of its losses. weight: now, 0..1."""
 
-    __slots__ = ("answers", "lessons", "lost", "weight", "weights")
-
-    def __init__(self) -> None:
-        self.answers = 0
-        self.lessons = 0
-        self.lost = 0.0
-        self.weight: float | None = None
-        self.weights: list[float | None] = []
+    answers: int = 0
+    lessons: int = 0
+    lost: float = 0.0
+    weight: float | None = None
+    weights: list[float | None] = field(default_factory=list)
 
 
 class EnsembleCounts:

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from bus.messages.events import Event
@@ -9,21 +10,20 @@ from services.core.actor import Actor, Publish
 from services.simulation.kernel import RunningActor, SimulatedEdge
 
 
+@dataclass(slots=True, eq=False)
 class Link:
     """One direction of a connection. last: when what was sent last arrives. blocked: faults that hold it up; lost: those that lose what it carries.
 
     held: what waits for its end, in order.
     """
 
-    __slots__ = ("blocked", "held", "last", "lost")
-
-    def __init__(self) -> None:
-        self.last = 0.0
-        self.blocked = 0
-        self.lost = 0
-        self.held: list[tuple[Callable[[Any], None], Any]] = []
+    last: float = 0.0
+    blocked: int = 0
+    lost: int = 0
+    held: list[tuple[Callable[[Any], None], Any]] = field(default_factory=list)
 
 
+@dataclass(slots=True, eq=False)
 class Process:
     """One process, also after its restart. stops: how often it has got SIGSTOP without SIGCONT. paused: seconds that it has been stopped in all.
 
@@ -34,49 +34,36 @@ class Process:
     left: outcomes that it had not stored when it died, in memory that its supervisor has. wills: what its successor says then, by actor and key; last: does say.
     """
 
-    __slots__ = (
-        *(
-            "deaf",
-            "generation",
-            "into",
-            "last",
-            "late",
-            "left",
-            "members",
-            "name",
-            "out",
-            "paused",
-            "served",
-            "skew",
-            "stopped_at",
-            "stops",
-        ),
-        *("twice", "unstored", "waiting", "watched", "wills", "work"),
-    )
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.out, self.into = Link(), Link()
-        self.members: dict[str, Occupant] = {}
-        self.stops = self.twice = self.deaf = self.unstored = self.generation = 0
-        self.stopped_at = self.paused = self.skew = self.late = self.watched = self.served = 0.0
-        self.waiting: list[tuple[bool, Callable[[Any], None], Any]] = []
-        self.work: list[tuple[Occupant, Any, float, float]] = []
-        self.left: list[Event] = []
-        self.wills: dict[tuple[str, Any], Publish] = {}
-        self.last: list[Publish] = []
+    name: str
+    out: Link = field(default_factory=Link)
+    into: Link = field(default_factory=Link)
+    members: dict[str, "Occupant"] = field(default_factory=dict)
+    stops: int = 0
+    twice: int = 0
+    deaf: int = 0
+    unstored: int = 0
+    generation: int = 0
+    stopped_at: float = 0.0
+    paused: float = 0.0
+    skew: float = 0.0
+    late: float = 0.0
+    watched: float = 0.0
+    served: float = 0.0
+    waiting: list[tuple[bool, Callable[[Any], None], Any]] = field(default_factory=list)
+    work: list[tuple["Occupant", Any, float, float]] = field(default_factory=list)
+    left: list[Event] = field(default_factory=list)
+    wills: dict[tuple[str, Any], Publish] = field(default_factory=dict)
+    last: list[Publish] = field(default_factory=list)
 
 
+@dataclass(slots=True, eq=False)
 class EventBatch:
     """Events that travel together. number: of the last of them; 0: the process before this one recorded them. tries: how often they were sent."""
 
-    __slots__ = ("events", "identity", "number", "tries")
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.identity = ""
-        self.number = 0
-        self.tries = 0
+    events: list[Event] = field(default_factory=list)
+    identity: str = ""
+    number: int = 0
+    tries: int = 0
 
 
 class Occupant(RunningActor):

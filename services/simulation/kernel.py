@@ -7,6 +7,7 @@ It has no clock and no randomness: the same calls in the same order have the sam
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
 from typing import Any, Protocol
@@ -124,19 +125,17 @@ class RunningActor:
         self.promised = 0
 
 
+@dataclass(slots=True, eq=False)
 class Subscribers:
     """The subscribers of a subject: all members in `all`, and one member of each queue group in turn. one: the only subscriber.
 
     turns: number of messages of each group so far, on all subjects that match its pattern.
     """
 
-    __slots__ = ("all", "groups", "one", "turns")
-
-    def __init__(self) -> None:
-        self.one: tuple[RunningActor, type] | None = None
-        self.all: list[tuple[RunningActor, type]] = []
-        self.groups: list[list[tuple[RunningActor, type]]] = []
-        self.turns: list[list[int]] = []
+    one: tuple[RunningActor, type] | None = None
+    all: list[tuple[RunningActor, type]] = field(default_factory=list)
+    groups: list[list[tuple[RunningActor, type]]] = field(default_factory=list)
+    turns: list[list[int]] = field(default_factory=list)
 
 
 Mail = tuple[

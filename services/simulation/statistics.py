@@ -3,6 +3,7 @@
 from array import array
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 
@@ -16,17 +17,15 @@ RELATIVE_ERROR = 0.5 / STEPS  # of a quantile, at most: half a bucket's width ov
 # differs between machines. Mantissas lie in [0.5, 1), so their part of the key is at least STEPS, and 0 is a key of its own.
 
 
+@dataclass(slots=True, eq=False)
 class Quantiles:
     """Quantiles of any number of values >= 0, in bounded memory: counts in buckets that are 1/64 of a power of two wide.
 
     Callers append values to `fresh`, which is the fastest way in Python, and call `settle` often enough.
     """
 
-    __slots__ = ("bins", "fresh")
-
-    def __init__(self) -> None:
-        self.bins: defaultdict[int, int] = defaultdict(int)
-        self.fresh = array("d")
+    bins: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+    fresh: "array[float]" = field(default_factory=lambda: array("d"))
 
     def settle(self, least: int = 1) -> None:
         """Count the values in `fresh` and empty it, if there are at least `least`."""
@@ -87,40 +86,17 @@ class AccuracyUnits(dict[float, int]):
         return found
 
 
-class AppCounts:
-    """Counts of one app's queries. rated: number of answers in time with an accuracy. accuracy: the sum of these, in units."""
-
-    __slots__ = ("accuracy", "answered", "drop", "late", "latency", "offered", "rated", "refusals")
-
-    def __init__(self) -> None:
-        self.offered = 0
-        self.answered = 0
-        self.late = 0
-        self.rated = 0
-        self.accuracy = 0
-        self.refusals: dict[str, int] = {}
-        self.latency = Quantiles()
-        self.drop = AccuracyDrop()
-
-    @property
-    def refused(self) -> int:
-        """Number of refusals with any code."""
-        return sum(self.refusals.values())
-
-
+@dataclass(slots=True, eq=False)
 class AccuracyDrop:
     """The largest fall of accuracy: the mean of a window (10 s, answers in time) below the best mean of an earlier window.
 
     Windows without such answers do not count.
     """
 
-    __slots__ = ("_accuracy", "_best", "_rated", "most")
-
-    def __init__(self) -> None:
-        self.most: float | None = None
-        self._best = 0.0
-        self._rated = 0
-        self._accuracy = 0
+    most: float | None = None
+    _best: float = 0.0
+    _rated: int = 0
+    _accuracy: int = 0
 
     def close(self, rated: int, accuracy: int) -> None:
         """End a window. rated, accuracy (in units): sums since the start."""
@@ -136,6 +112,25 @@ class AccuracyDrop:
 
 
 # -- the time series
+
+
+@dataclass(slots=True, eq=False)
+class AppCounts:
+    """Counts of one app's queries. rated: number of answers in time with an accuracy. accuracy: the sum of these, in units."""
+
+    offered: int = 0
+    answered: int = 0
+    late: int = 0
+    rated: int = 0
+    accuracy: int = 0
+    refusals: dict[str, int] = field(default_factory=dict)
+    latency: Quantiles = field(default_factory=Quantiles)
+    drop: AccuracyDrop = field(default_factory=AccuracyDrop)
+
+    @property
+    def refused(self) -> int:
+        """Number of refusals with any code."""
+        return sum(self.refusals.values())
 
 
 class Sample(Struct, frozen=True, kw_only=True, gc=False):

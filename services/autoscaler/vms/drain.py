@@ -6,6 +6,8 @@ what is queued. If it is needed after all, the drain is taken back. One machine 
 
 from collections.abc import Collection, Mapping
 
+from msgspec import Struct
+
 from bus.messages.fleet import EnsureLoaded
 from bus.messages.scaling import Drain
 from services.autoscaler.vms.commands import ControllerEffects, Turn
@@ -27,40 +29,29 @@ MOVE_S = 60.0  # s for its last instances to be loaded elsewhere
 SPARE_S = 30.0  # s for which a worker that was not removed after all is not tried again
 
 
-class MachineDrain:
+class MachineDrain(Struct, eq=False):
     """At most one machine. monitor: as the workers' monitors admit loads. phase: moving, draining, stopping, or empty.
 
     planner: knows whether all that the plan wants on other workers serves, and what is reserved for pipelines.
     """
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        catalog: Catalog,
-        effects: ControllerEffects,
-        machines: Machines,
-        inventory: InventoryView,
-        monitor: MonitorSettings,
-        planner: FleetPlanner,
-    ) -> None:
-        self.worker = ""
-        self.phase = ""
-        self._fleet = fleet
-        self._catalog = catalog
-        self._effects = effects
-        self._machines = machines
-        self._inventory = inventory
-        self._planner = planner
-        self._planned = False  # the plan wants it away, though it may still serve
-        self._share = monitor.memory_share
-        self._overcommit = monitor.cores_overcommit
-        self._reason = ""
-        self._since = 0.0
-        self._quiet_since = 0.0
-        self._next_try = 0.0
-        self._tries = 0
-        self._forced = False  # the operator wants the machine empty
-        self._spared: dict[str, float] = {}
+    fleet: Fleet
+    catalog: Catalog
+    effects: ControllerEffects
+    machines: Machines
+    inventory: InventoryView
+    monitor: MonitorSettings
+    planner: FleetPlanner
+    worker: str = ""
+    phase: str = ""
+    _planned: bool = False  # the plan wants it away, though it may still serve
+    _reason: str = ""
+    _since: float = 0.0
+    _quiet_since: float = 0.0
+    _next_try: float = 0.0
+    _tries: int = 0
+    _forced: bool = False  # the operator wants the machine empty
+    _spared: dict[str, float] = {}
 
     def spared(self, worker: str, now: float) -> bool:
         """Whether this worker is not to be removed now."""
@@ -82,7 +73,7 @@ class MachineDrain:
         """Go on with a drain that an earlier leader began."""
         if self.worker:
             return
-        for worker in self._fleet.workers.values():
+        for worker in self.fleet.workers.values():
             if worker.record is not None and worker.record.state == "Draining":
                 self.worker, self.phase, self._reason = worker.name, "draining", worker.record.reason
                 self._since = self._quiet_since = turn.now
@@ -97,9 +88,9 @@ class MachineDrain:
         """
         if not self.worker and self.phase == "":
             return False, []
-        worker = self._fleet.workers.get(self.worker)
+        worker = self.fleet.workers.get(self.worker)
         if worker is None:  # it is gone already
-            deletion = self._effects.delete(self.worker)
+            deletion = self.effects.delete(self.worker)
             self.forget()
             return False, [deletion]
         if worker.record is not None and worker.record.state == "Stopping":  # it was given up meanwhile
@@ -107,7 +98,7 @@ class MachineDrain:
             return False, []
         if self.phase == "stopping":
             return False, self._stop(turn) if turn.now >= self._next_try else []
-        if self._forced and self.worker not in closed and self._inventory.node(self.worker) is not None:
+        if self._forced and self.worker not in closed and self.inventory.node(self.worker) is not None:
             return False, self._stay(worker, "the operator has opened its node again", turn)
         self._forced = self.worker in closed
         if not self._forced and any((device.kind, device.simulated) in wanted for device in worker.devices):
@@ -119,10 +110,10 @@ class MachineDrain:
     def _move(self, worker: FleetWorker, turn: Turn) -> list[Effect]:
         if worker.serves and not (self._forced or self._planned):
             return self._stay(worker, "it serves again", turn)
-        rest = [other for other in self._fleet.ready(turn.now) if other is not worker]
-        last = self._served_only_here(worker, rest) | self._planner.kept_only_on(worker.name, turn.now)
+        rest = [other for other in self.fleet.ready(turn.now) if other is not worker]
+        last = self._served_only_here(worker, rest) | self.planner.kept_only_on(worker.name, turn.now)
         late = turn.now - self._since > MOVE_S
-        ready = not last and (not self._planned or self._planner.settled(worker.name, turn.now))
+        ready = not last and (not self._planned or self.planner.settled(worker.name, turn.now))
         if ready or (self._forced and (late or not worker.alive(turn.now))):
             return self._begin_draining(worker, turn)
         if late:
@@ -140,35 +131,37 @@ class MachineDrain:
         """App to one of its variants here, for each app that has too few instances serving on the others."""
         here = {one.variant: one for one in worker.instances if one.state in SERVING and needed(one)}
         found: dict[str, str] = {}
-        for app in self._catalog.apps:
-            variants = [record.variant for record in self._catalog.variants_of(app.app)]
+        for app in self.catalog.apps:
+            variants = [record.variant for record in self.catalog.variants_of(app.app)]
             ours = [variant for variant in variants if variant in here]
             if not ours:
                 continue
-            least = min(max(1, app.min_instances), self._fleet.serving(variants, [worker, *rest]))
-            if self._fleet.serving(variants, rest) < least:
+            least = min(max(1, app.min_instances), self.fleet.serving(variants, [worker, *rest]))
+            if self.fleet.serving(variants, rest) < least:
                 found[app.app] = max(ours, key=lambda variant: (here[variant].load, variant))
         return found
 
     def _load_elsewhere(self, app: str, variant: str, rest: Collection[FleetWorker], turn: Turn) -> list[Effect] | None:
         """Orders by which one more instance of this variant is loaded on another worker. None: there is no room."""
-        record = self._catalog.variant(variant)
+        record = self.catalog.variant(variant)
         if record is None:
             return None
         if any(one.state == "Loading" for other in rest for one in other.of(variant)):
             return []
-        where = place(record, rest, self._share) or place(record, rest, self._share, self._overcommit)
+        where = place(record, rest, self.monitor.memory_share) or place(
+            record, rest, self.monitor.memory_share, self.monitor.cores_overcommit
+        )
         if where is None:
             return None
         order = EnsureLoaded(
             variant=record,
             at_least=len(where.of(variant)) + 1,
             app=app,
-            orderer=self._effects.name,
+            orderer=self.effects.name,
             reason=f"{self.worker} is being removed, and only it serves {app}",
             epoch=turn.epoch,
         )
-        return [self._effects.send(where.name, "load", order)]
+        return [self.effects.send(where.name, "load", order)]
 
     # -- draining
 
@@ -177,17 +170,17 @@ class MachineDrain:
         return self._change_record(worker, "Draining", self._reason, turn)
 
     def _change_record(self, worker: FleetWorker, state: str, reason: str, turn: Turn) -> list[Effect]:
-        record = worker.record_in(state, turn.epoch, turn.now, reason, self._inventory.order_of(worker.name))
-        self._fleet.record_changed(worker.name, record, turn.now)
-        return [self._effects.save(record)]
+        record = worker.record_in(state, turn.epoch, turn.now, reason, self.inventory.order_of(worker.name))
+        self.fleet.record_changed(worker.name, record, turn.now)
+        return [self.effects.save(record)]
 
     def saved(self, worker: str, turn: Turn) -> list[Effect]:
         """The record is written, so the drain can be ordered."""
         return [self._order_drain(turn)] if worker == self.worker and self.phase == "draining" else []
 
     def _order_drain(self, turn: Turn) -> Effect:
-        order = Drain(epoch=turn.epoch, reason=self._reason, orderer=self._effects.name)
-        return self._effects.send(self.worker, "drain", order)
+        order = Drain(epoch=turn.epoch, reason=self._reason, orderer=self.effects.name)
+        return self.effects.send(self.worker, "drain", order)
 
     def _drain(self, worker: FleetWorker, turn: Turn) -> list[Effect]:
         now = turn.now
@@ -206,7 +199,7 @@ class MachineDrain:
 
     def stay(self, why: str, turn: Turn) -> tuple[bool, list[Effect]]:
         """Take the removal back, if it is not too late. True if the machine stays."""
-        worker = self._fleet.workers.get(self.worker)
+        worker = self.fleet.workers.get(self.worker)
         if worker is None or self._forced or self.phase not in ("moving", "draining"):
             return False, []
         return True, self._stay(worker, why, turn)
@@ -216,8 +209,8 @@ class MachineDrain:
         self._spared[worker.name] = turn.now + SPARE_S
         found: list[Effect] = []
         if self.phase == "draining":
-            resume = Drain(epoch=turn.epoch, reason=why, resume=True, orderer=self._effects.name)
-            found.append(self._effects.send(worker.name, "drain", resume))
+            resume = Drain(epoch=turn.epoch, reason=why, resume=True, orderer=self.effects.name)
+            found.append(self.effects.send(worker.name, "drain", resume))
             found += self._change_record(worker, "Ready", why, turn)
         self.forget()
         return found
@@ -226,23 +219,23 @@ class MachineDrain:
 
     def _stop(self, turn: Turn) -> list[Effect]:
         self._next_try = float("inf")
-        return [self._machines.stop(self.worker, turn)]
+        return [self.machines.stop(self.worker, turn)]
 
     def stopped(self, worker: str, error: str | None, turn: Turn) -> list[Effect]:
         """The provider has answered. error: why it was not stopped; None: unknown."""
         if worker != self.worker or self.phase != "stopping":
             return []
         if error == "":
-            self._fleet.forget(worker)
+            self.fleet.forget(worker)
             self._spared.pop(worker, None)
             self.forget()
             return [
-                self._effects.scaling(turn.now, "remove_worker", worker, self._reason),
-                self._effects.delete(worker),
+                self.effects.scaling(turn.now, "remove_worker", worker, self._reason),
+                self.effects.delete(worker),
             ]
         self._next_try = turn.now + PAUSES[min(self._tries, len(PAUSES) - 1)]
         self._tries += 1
         if not error or self._tries != 1:
             return []
         why = f"it was not stopped: {error}"
-        return [self._effects.worker_state(turn.now, worker, "cpu", "Draining", "Failed", why)]
+        return [self.effects.worker_state(turn.now, worker, "cpu", "Draining", "Failed", why)]

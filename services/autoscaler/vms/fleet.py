@@ -3,6 +3,8 @@
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 
+from msgspec import Struct
+
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from bus.messages.scaling import MachineRecord
 from services.autoscaler.vms.rules import Hardware, PricedKind, WorkerSummary
@@ -145,22 +147,19 @@ class FleetWorker:
         return any(one.queued > 0 or one.state == "Loading" for one in self.instances)
 
 
-class Fleet:
+class Fleet(Struct, eq=False):
     """kinds: of machines that may be started. Workers of other kinds are counted and left alone. threads: see FleetWorker."""
 
-    def __init__(self, kinds: Mapping[str, PricedKind], threads: Threads | None = None) -> None:
-        self._threads = threads
-        self.workers: dict[str, FleetWorker] = {}
-        self._kinds = kinds
-        self._ended: dict[
-            str, tuple[int, float]
-        ] = {}  # of workers stopped lately: incarnation, and when it was heard last
+    kinds: Mapping[str, PricedKind]
+    threads: Threads | None = None
+    workers: dict[str, FleetWorker] = {}
+    _ended: dict[str, tuple[int, float]] = {}  # of workers stopped lately: incarnation, and when it was heard last
 
     def heartbeat(self, heartbeat: WorkerHeartbeat, now: float) -> None:
         name = heartbeat.worker
         worker = self.workers.get(name)
         if worker is None:
-            worker = self.workers[name] = FleetWorker(name, now, self._threads)
+            worker = self.workers[name] = FleetWorker(name, now, self.threads)
         if heartbeat.incarnation != worker.ended:
             worker.heard(heartbeat, now)
 
@@ -177,7 +176,7 @@ class Fleet:
         if worker is None:
             if record is None:
                 return
-            worker = self.workers[name] = FleetWorker(name, now, self._threads)
+            worker = self.workers[name] = FleetWorker(name, now, self.threads)
             worker.ended = self._ended.get(name, (None, 0.0))[0]
         if (
             worker.heartbeat is not None
@@ -185,7 +184,7 @@ class Fleet:
             and (worker.leaving or now - worker.seen > SILENT_S)
         ):
             ended = worker.heartbeat.incarnation  # the name is used again, for a new worker
-            worker = self.workers[name] = FleetWorker(name, now, self._threads)
+            worker = self.workers[name] = FleetWorker(name, now, self.threads)
             worker.ended = ended
         worker.record = record
         if record is None and worker.heartbeat is None:
@@ -236,7 +235,7 @@ class Fleet:
 
     def _summary(self, worker: FleetWorker, now: float, settle_s: float) -> WorkerSummary:
         state = self.state(worker, now, settle_s)
-        kind = self._kinds.get(worker.kind)
+        kind = self.kinds.get(worker.kind)
         if worker.heartbeat is None:
             price = kind.price_per_hour if kind is not None else 0.0
             hardware = kind.hardware if kind is not None else frozenset()

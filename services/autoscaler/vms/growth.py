@@ -7,6 +7,8 @@ does not keep it: such a plan is at the edge. One machine leaves at a time.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from msgspec import Struct
+
 from services.autoscaler.vms.commands import ControllerEffects, Turn
 from services.autoscaler.vms.drain import MachineDrain
 from services.autoscaler.vms.fleet import Fleet
@@ -29,35 +31,24 @@ from services.autoscaler.vms.rules import (
 from services.core.actor import Effect
 
 
-class MachineGrowth:
+class MachineGrowth(Struct, eq=False):
     """limits: what may be started. drain: removes one machine at a time. dry_run: logs in place of acting. memory_share: of devices, for
     instances.
     """
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        limits: FleetLimits,
-        effects: ControllerEffects,
-        machines: Machines,
-        inventory: InventoryView,
-        drain: MachineDrain,
-        dry_run: DryRun | None,
-        memory_share: float,
-    ) -> None:
-        self._fleet = fleet
-        self._limits = limits
-        self._effects = effects
-        self._machines = machines
-        self._inventory = inventory
-        self._drain = drain
-        self._dry_run = dry_run
-        self._memory_share = memory_share
-        self._short: set[str] = set()  # kinds below their minimum, as an event has said
-        self._blocked: dict[Hardware, str] = {}
-        self._refused: set[str] = set()  # kinds that the plan wants and cannot have, as an event has said
-        self._surplus: dict[str, float] = {}  # by kind: since when there are too many
-        self._doubted: set[str] = set()  # kinds of these of which the last plan wants as many as there are
+    fleet: Fleet
+    limits: FleetLimits
+    effects: ControllerEffects
+    machines: Machines
+    inventory: InventoryView
+    drain: MachineDrain
+    dry_run: DryRun | None
+    memory_share: float
+    _short: set[str] = set()  # kinds below their minimum, as an event has said
+    _blocked: dict[Hardware, str] = {}
+    _refused: set[str] = set()  # kinds that the plan wants and cannot have, as an event has said
+    _surplus: dict[str, float] = {}  # by kind: since when there are too many
+    _doubted: set[str] = set()  # kinds of these of which the last plan wants as many as there are
 
     def forget(self) -> None:
         """A new epoch begins."""
@@ -78,9 +69,9 @@ class MachineGrowth:
                 return None, []
             self._blocked[hardware] = chosen.reason
             return None, [self.blocked_event(chosen, turn)]
-        if self._dry_run is not None:
-            return None, self._dry_run.add(chosen, turn)
-        return self._machines.add(chosen, turn, place)
+        if self.dry_run is not None:
+            return None, self.dry_run.add(chosen, turn)
+        return self.machines.add(chosen, turn, place)
 
     def still_blocked(self, wanted: Collection[Hardware]) -> None:
         """Forget why other hardware than this could not be added."""
@@ -88,7 +79,7 @@ class MachineGrowth:
 
     def blocked_event(self, blocked: Blocked, turn: Turn) -> Effect:
         """A count of 0 says that no machine was added."""
-        return self._effects.scaling(turn.now, "add_worker", None, f"not added: {blocked.reason}", 0)
+        return self.effects.scaling(turn.now, "add_worker", None, f"not added: {blocked.reason}", 0)
 
     def by_rule(self, need: HardwareNeed, turn: Turn, place: Sequence[tuple[str, str]]) -> list[Effect]:
         """A machine that one of the rules asks for. place: the variants that it takes load from, and an app of each."""
@@ -98,18 +89,18 @@ class MachineGrowth:
         return choose_machine(
             need,
             self._summaries(turn),
-            self._limits,
-            self._memory_share,
-            lambda kind: self._machines.pauses(kind, turn.now),
-            lambda kind: self._inventory.obstacle(kind, turn.now),
+            self.limits,
+            self.memory_share,
+            lambda kind: self.machines.pauses(kind, turn.now),
+            lambda kind: self.inventory.obstacle(kind, turn.now),
         )
 
     def for_need(self, need: HardwareNeed, turn: Turn) -> tuple[str | None, list[Effect]]:
         """For an ask: a machine that is being removed and can stay, one that boots already, or a new one."""
         found: list[Effect] = []
-        leaving = self._drain.worker
+        leaving = self.drain.worker
         if leaving:
-            stays, found = self._drain.advance({need.hardware}, turn)
+            stays, found = self.drain.advance({need.hardware}, turn)
             if stays:
                 return leaving, found
         booting = (
@@ -125,9 +116,9 @@ class MachineGrowth:
         """A machine for a kind that is below its minimum. closed: workers that must go, which do not count."""
         chosen = below_minimum(
             self._summaries(turn),
-            self._limits,
-            lambda kind: self._machines.pauses(kind, turn.now),
-            lambda kind: self._inventory.obstacle(kind, turn.now),
+            self.limits,
+            lambda kind: self.machines.pauses(kind, turn.now),
+            lambda kind: self.inventory.obstacle(kind, turn.now),
             closed,
         )
         if isinstance(chosen, Add):
@@ -138,7 +129,7 @@ class MachineGrowth:
         return found
 
     def _summaries(self, turn: Turn) -> list[WorkerSummary]:
-        return self._fleet.summaries(turn.now, self._limits.settle_s)
+        return self.fleet.summaries(turn.now, self.limits.settle_s)
 
     # -- the plan
 
@@ -151,10 +142,10 @@ class MachineGrowth:
         """
         found: list[Effect] = []
         for name, count in wanted.items():
-            kind = self._limits.kinds.get(name)
+            kind = self.limits.kinds.get(name)
             if kind is None:
                 continue
-            have = self._fleet.available(name, turn.now)
+            have = self.fleet.available(name, turn.now)
             why = f"the plan wants {count} {name}, there are {have}, for {load:.4g} items/s in {kind.boot_s:.0f} s"
             if count >= have:
                 if count > have or name in self._doubted:
@@ -165,17 +156,17 @@ class MachineGrowth:
             self._doubted.discard(name)
             waited = turn.now - self._surplus.setdefault(name, turn.now)
             # One that boots may never come: none that is there leaves for it.
-            there = self._fleet.available(name, turn.now, booting=False)
-            if count < there and waited >= max(kind.boot_s, self._limits.settings.idle_s):
+            there = self.fleet.available(name, turn.now, booting=False)
+            if count < there and waited >= max(kind.boot_s, self.limits.settings.idle_s):
                 found += self._fewer(kind, f"{why}, for {waited:.0f} s", weight, turn)
         return found
 
     def _more(self, kind: PricedKind, count: int, why: str, turn: Turn) -> list[Effect]:
         """Add so many machines: first one that is being removed and can stay."""
         found: list[Effect] = []
-        leaving = self._fleet.workers.get(self._drain.worker)
+        leaving = self.fleet.workers.get(self.drain.worker)
         if count > 0 and leaving is not None and leaving.kind == kind.name:
-            stays, found = self._drain.stay(why, turn)
+            stays, found = self.drain.stay(why, turn)
             count -= stays
         if count <= 0:
             self._refused.discard(kind.name)
@@ -184,9 +175,9 @@ class MachineGrowth:
                 kind,
                 why,
                 self._summaries(turn),
-                self._limits,
-                lambda name: self._machines.pauses(name, turn.now),
-                lambda name: self._inventory.obstacle(name, turn.now),
+                self.limits,
+                lambda name: self.machines.pauses(name, turn.now),
+                lambda name: self.inventory.obstacle(name, turn.now),
             )
             if isinstance(chosen, Blocked):
                 if chosen.reason and kind.name not in self._refused:
@@ -203,10 +194,10 @@ class MachineGrowth:
         able = [
             worker
             for worker in self._summaries(turn)
-            if worker.kind == kind.name and worker.state == "Ready" and not self._drain.spared(worker.name, turn.now)
+            if worker.kind == kind.name and worker.state == "Ready" and not self.drain.spared(worker.name, turn.now)
         ]
-        if not able or self._drain.worker:
+        if not able or self.drain.worker:
             return []
         chosen = min(able, key=lambda each: (*weight(each.name), each.name))
         remove = Remove(worker=chosen.name, reason=why, planned=True)
-        return self._drain.begin(remove, turn) if self._dry_run is None else self._dry_run.remove(remove, turn)
+        return self.drain.begin(remove, turn) if self.dry_run is None else self.dry_run.remove(remove, turn)

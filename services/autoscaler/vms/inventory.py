@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from math import inf
 
+from msgspec import Struct
+
 from services.autoscaler.vms.commands import Inventory, ListMachines, Node, Turn
 from services.autoscaler.vms.fleet import SILENT_S, Fleet
 from services.core.actor import NOTHING, Do, Effect
@@ -14,25 +16,22 @@ from services.core.actor import NOTHING, Do, Effect
 INVENTORY_S = 15.0  # s: several managers may have to be asked, one after the other
 
 
-class InventoryView:
+class InventoryView(Struct, eq=False):
     """What is known of the provider's machines.
 
     exists: whether the provider has machines of its own. If it has none, machines are made under new names.
     """
 
-    def __init__(self, fleet: Fleet, *, exists: bool = False) -> None:
-        self.exists = exists
-        self._fleet = fleet
-        self._nodes: dict[str, Node] = {}
-        self._buys = False
-        self._known = False  # an inventory has succeeded
-        self._answered = False
-        self._error = ""
-        self._began = -inf  # when the inventory began that is shown
-        self._asked: float | None = None  # when the inventory began that is under way
-        self._ordered: dict[
-            str, float
-        ] = {}  # when a machine was last ordered to do something; inf: its stop is under way
+    fleet: Fleet
+    exists: bool = False
+    _nodes: dict[str, Node] = {}
+    _buys: bool = False
+    _known: bool = False  # an inventory has succeeded
+    _answered: bool = False
+    _error: str = ""
+    _began: float = -inf  # when the inventory began that is shown
+    _asked: float | None = None  # when the inventory began that is under way
+    _ordered: dict[str, float] = {}  # when a machine was last ordered to do something; inf: its stop is under way
 
     @property
     def ready(self) -> bool:
@@ -117,10 +116,10 @@ class InventoryView:
     def unrecorded(self, kinds: Iterable[str]) -> list[Node]:
         """Machines that are set to run a worker of these kinds and that the fleet does not know."""
         wanted, nodes = set(kinds), [self.node(name) for name in sorted(self._nodes)]
-        return [n for n in nodes if n is not None and n.worker in wanted and n.name not in self._fleet.workers]
+        return [n for n in nodes if n is not None and n.worker in wanted and n.name not in self.fleet.workers]
 
     def _occupied(self, name: str, now: float) -> bool:
-        worker = self._fleet.workers.get(name)
+        worker = self.fleet.workers.get(name)
         return worker is not None and (worker.record is not None or now - worker.seen <= SILENT_S)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from bus.messages.fleet import EnsureLoaded
@@ -21,38 +22,27 @@ LOST_S = 60.0  # s of silence after which a machine is given up
 DOWN_S = 20.0  # s of silence after which one is given up that the provider says is down
 
 
-class Machines:
+class Machines(Struct, eq=False):
     """limits: what may be started; with an empty set of kinds nothing is. confirm_stops: a machine that is given up is stopped again
     and again until the provider confirms it, since it may cost money or come back; else it is stopped once.
     """
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        catalog: Catalog,
-        effects: ControllerEffects,
-        limits: FleetLimits,
-        inventory: InventoryView,
-        orders: MachineOrders,
-        *,
-        confirm_stops: bool = False,
-    ) -> None:
-        self._fleet = fleet
-        self._catalog = catalog
-        self._effects = effects
-        self._limits = limits
-        self._inventory = inventory
-        self._orders = orders
-        self._confirm_stops = confirm_stops
-        self._since = 0.0  # when we began to lead
-        self._next_try: dict[str, float] = {}  # of starts and stops under way; inf: the provider has not answered yet
-        self._failures: dict[str, tuple[int, float]] = {}  # by kind: in a row, and until when no start is tried
-        self._tries: dict[str, int] = {}
+    fleet: Fleet
+    catalog: Catalog
+    effects: ControllerEffects
+    limits: FleetLimits
+    inventory: InventoryView
+    orders: MachineOrders
+    confirm_stops: bool = False
+    _since: float = 0.0  # when we began to lead
+    _next_try: dict[str, float] = {}  # of starts and stops under way; inf: the provider has not answered yet
+    _failures: dict[str, tuple[int, float]] = {}  # by kind: in a row, and until when no start is tried
+    _tries: dict[str, int] = {}
 
     def forget(self, turn: Turn) -> None:
         """A new epoch begins."""
         self._since = turn.now
-        self._orders.forget()
+        self.orders.forget()
         self._next_try.clear()
         self._tries.clear()
 
@@ -64,15 +54,15 @@ class Machines:
 
     def add(self, chosen: Add, turn: Turn, place: Sequence[tuple[str, str]] = ()) -> tuple[str, list[Effect]]:
         """Begin a new machine. Returns its name, too: a free machine's, or a new one."""
-        order = self._orders.new(chosen.kind, turn)
-        event = self._effects.scaling(turn.now, "add_worker", order.worker, chosen.reason)
+        order = self.orders.new(chosen.kind, turn)
+        event = self.effects.scaling(turn.now, "add_worker", order.worker, chosen.reason)
         return order.worker, [event, *self._begin(order, turn, chosen.reason, f"ordered: {chosen.reason}", place)]
 
     def adopt(self, turn: Turn) -> list[Effect]:
         """Take on machines that are set to run a worker by the operator, or by orders without a record."""
         found: list[Effect] = []
-        for node in self._inventory.unrecorded(self._limits.kinds):
-            order = self._orders.adopted(node, turn)
+        for node in self.inventory.unrecorded(self.limits.kinds):
+            order = self.orders.adopted(node, turn)
             why = f"its node is set to run a worker of kind {node.worker}"
             if node.open:
                 found += self._begin(order, turn, why, why)
@@ -86,17 +76,17 @@ class Machines:
     ) -> list[Effect]:
         name = order.worker
         record = record_of(order, "Booting", turn.now, reason, place)
-        self._fleet.record_changed(name, record, turn.now)
+        self.fleet.record_changed(name, record, turn.now)
         self._next_try[name] = float("inf")
-        self._inventory.ordered(name, turn.now)
+        self.inventory.ordered(name, turn.now)
         return [
-            self._effects.save(record),  # before the order, so that the next leader goes on with it
-            self._effects.worker_state(turn.now, name, self._hardware(order.kind), "None", "Booting", event),
+            self.effects.save(record),  # before the order, so that the next leader goes on with it
+            self.effects.worker_state(turn.now, name, self._hardware(order.kind), "None", "Booting", event),
         ]
 
     def saved(self, worker: str, turn: Turn) -> list[Effect]:
         """The record is written, so the machine can be ordered."""
-        found = self._fleet.workers.get(worker)
+        found = self.fleet.workers.get(worker)
         if found is None or found.record is None or found.record.state != "Booting":
             return []
         return [self._start(found.record, turn)]
@@ -111,7 +101,7 @@ class Machines:
     def advance(self, turn: Turn) -> list[Effect]:
         """Go on with machines that boot, have come up, or are lost."""
         found: list[Effect] = []
-        for worker in list(self._fleet.workers.values()):
+        for worker in list(self.fleet.workers.values()):
             record = worker.record
             if record is None:
                 continue
@@ -128,18 +118,18 @@ class Machines:
         return found
 
     def _boot(self, worker: FleetWorker, record: MachineRecord, turn: Turn) -> list[Effect]:
-        node = self._inventory.node(record.worker)
+        node = self.inventory.node(record.worker)
         if worker.alive(turn.now):
             ready = replace(record, state="Ready", at=turn.now)
             self._failures.pop(record.kind, None)
-            self._orders.succeeded(record)
+            self.orders.succeeded(record)
             self._settled(record.worker)
-            self._fleet.record_changed(record.worker, ready, turn.now)
-            return [self._effects.save(ready), *(self._fill(worker, ready, turn) if ready.place else ())]
+            self.fleet.record_changed(record.worker, ready, turn.now)
+            return [self.effects.save(ready), *(self._fill(worker, ready, turn) if ready.place else ())]
         if node is not None and not node.open:
             why = f"its node is {f'set to {node.availability}' if node.up else 'down'}"
             return self._failed(record, why, turn)
-        if turn.now - record.at > BOOT_S + self._orders.boot_s(record.kind):
+        if turn.now - record.at > BOOT_S + self.orders.boot_s(record.kind):
             return self._failed(record, "its worker sent no heartbeat in time", turn)
         if turn.now >= self._next_try.get(record.worker, 0.0) or (node is not None and not node.worker):
             # An order whose answer was lost, or of an earlier leader; or a machine that was bought is there now.
@@ -148,30 +138,30 @@ class Machines:
 
     def _start(self, record: MachineRecord, turn: Turn) -> Effect:
         self._next_try[record.worker] = float("inf")
-        self._inventory.ordered(record.worker, turn.now)
-        return Do(("start", record.worker), Start(order=self._orders.again(record, turn)), START_S)
+        self.inventory.ordered(record.worker, turn.now)
+        return Do(("start", record.worker), Start(order=self.orders.again(record, turn)), START_S)
 
     def _fill(self, worker: FleetWorker, record: MachineRecord, turn: Turn) -> list[Effect]:
         """Orders to load what the machine was added for, repeated until it is loaded: they are idempotent."""
         found: list[Effect] = []
         for variant, app in record.place:
-            known = self._catalog.variant(variant)
+            known = self.catalog.variant(variant)
             if known is None or worker.of(variant):
                 continue
             order = EnsureLoaded(
                 variant=known,
                 at_least=1,
                 app=app or None,
-                orderer=self._effects.name,
+                orderer=self.effects.name,
                 reason=f"{worker.name} was added: {record.reason}",
                 epoch=turn.epoch,
             )
-            found.append(self._effects.send(worker.name, "load", order))
+            found.append(self.effects.send(worker.name, "load", order))
         return found
 
     def started(self, worker: str, error: str | None, turn: Turn) -> list[Effect]:
         """The provider has answered. error: why it did not start; None: unknown, so it is asked again."""
-        self._inventory.ordered(worker, turn.now)
+        self.inventory.ordered(worker, turn.now)
         record = self._record(worker)
         if record is None or record.state != "Booting":
             return []
@@ -183,10 +173,10 @@ class Machines:
         count = self._failures.get(record.kind, (0, 0.0))[0] + 1
         pause = PAUSES[min(count, len(PAUSES)) - 1]
         self._failures[record.kind] = (count, turn.now + pause)
-        self._orders.failed(record)
+        self.orders.failed(record)
         reason = f"it was not started: {why}; no {record.kind} is tried for {pause:.0f} s"
         hardware = self._hardware(record.kind)
-        event = self._effects.worker_state(turn.now, record.worker, hardware, "Booting", "Failed", reason)
+        event = self.effects.worker_state(turn.now, record.worker, hardware, "Booting", "Failed", reason)
         return [event, *self._lose(None, record, "", turn)]
 
     # -- stops
@@ -196,50 +186,50 @@ class Machines:
         found: list[Effect] = []
         if worker is not None and why:
             hardware = self._hardware(record.kind)
-            found.append(self._effects.worker_state(turn.now, record.worker, hardware, record.state, "Failed", why))
+            found.append(self.effects.worker_state(turn.now, record.worker, hardware, record.state, "Failed", why))
         self._settled(record.worker)
-        if self._confirm_stops:
+        if self.confirm_stops:
             stopping = replace(record, state="Stopping", at=turn.now, epoch=turn.epoch, place=[])
             return found + self._give_up(stopping, turn)
         found.append(self.stop(record.worker, turn))
-        self._fleet.forget(record.worker)
-        found.append(self._effects.delete(record.worker))
+        self.fleet.forget(record.worker)
+        found.append(self.effects.delete(record.worker))
         return found
 
     def _give_up(self, record: MachineRecord, turn: Turn) -> list[Effect]:
-        self._fleet.record_changed(record.worker, record, turn.now)
-        return [self._effects.save(record), self.stop(record.worker, turn)]
+        self.fleet.record_changed(record.worker, record, turn.now)
+        return [self.effects.save(record), self.stop(record.worker, turn)]
 
     def stop(self, worker: str, turn: Turn) -> Effect:
         """Have it stopped. The controller gets the answer as ("stop", worker)."""
         self._next_try[worker] = float("inf")
-        self._inventory.ordered(worker, turn.now, stops=True)
-        return Do(("stop", worker), Stop(order=self._orders.stop(worker, turn)), STOP_S)
+        self.inventory.ordered(worker, turn.now, stops=True)
+        return Do(("stop", worker), Stop(order=self.orders.stop(worker, turn)), STOP_S)
 
     def stopped(self, worker: str, error: str | None, turn: Turn) -> list[Effect]:
         """The provider has answered about a machine that was given up; `MachineDrain` handles the others.
 
         error: why it was not stopped; None: unknown.
         """
-        self._inventory.ordered(worker, turn.now)
+        self.inventory.ordered(worker, turn.now)
         record = self._record(worker)
         if record is None or record.state != "Stopping":
             return []
         if error == "":
             self._settled(worker)
-            self._fleet.forget(worker)
-            return [self._effects.delete(worker)]
+            self.fleet.forget(worker)
+            return [self.effects.delete(worker)]
         first = worker not in self._tries
         self._next_try[worker] = turn.now + self._pause(worker)
         if not error or not first:
             return []
         why, hardware = f"it was not stopped: {error}", self._hardware(record.kind)
-        return [self._effects.worker_state(turn.now, worker, hardware, "Failed", "Failed", why)]
+        return [self.effects.worker_state(turn.now, worker, hardware, "Failed", "Failed", why)]
 
     # -- common
 
     def _record(self, worker: str) -> MachineRecord | None:
-        found = self._fleet.workers.get(worker)
+        found = self.fleet.workers.get(worker)
         return found.record if found is not None else None
 
     def _pause(self, worker: str) -> float:
@@ -252,7 +242,7 @@ class Machines:
 
     def _patience(self, worker: FleetWorker, record: MachineRecord) -> tuple[float, str]:
         """How many seconds a worker may be silent, and the reason if the silence itself is not it."""
-        node = self._inventory.node(record.worker)
+        node = self.inventory.node(record.worker)
         if node is None:
             return LOST_S, ""
         if node.availability == "drain" or (node.availability != "active" and worker.leaving):
@@ -261,10 +251,10 @@ class Machines:
             return DOWN_S, "its node is down"
         if not node.worker:
             return SILENT_S, "its node is not set to run a worker any more"
-        return LOST_S + self._orders.boot_s(record.kind), ""  # it may be fetching the image of its next version
+        return LOST_S + self.orders.boot_s(record.kind), ""  # it may be fetching the image of its next version
 
     def _hardware(self, kind: str) -> str:
         """The kind of device that events name: the first accelerator, else the CPU."""
-        found = self._limits.kinds.get(kind)
+        found = self.limits.kinds.get(kind)
         devices = found.devices if found is not None else ()
         return next((device.kind for device in devices if device.kind != "cpu"), "cpu")

@@ -6,6 +6,8 @@ new machine, if the limits allow one. The old instance goes once the new one ser
 
 from collections.abc import Callable
 
+from msgspec import Struct
+
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import EnsureLoaded, LoadReply, Release
 from bus.messages.scaling import AskToMove
@@ -28,39 +30,34 @@ COOL_S = 5.0  # s for which an ask that cannot be met is not tried again
 AddMachine = Callable[[HardwareNeed], tuple[str | None, list[Effect]]]
 
 
-class _Move:
+class _Move(Struct, eq=False):
     """One ask, from the first order until its instance serves.
 
     there, at_least: where it was accepted, and how many the worker then has.
     """
 
-    def __init__(self, ask: AskToMove, record: VariantRecord, now: float) -> None:
-        self.ask = ask
-        self.record = record
-        self.since = now
-        self.ordered: tuple[str, str, int, float] | None = (
-            None  # reply subject, worker, at least, when: not answered yet
-        )
-        self.there = ""
-        self.at_least = 0
-        self.refused: set[str] = set()
-        self.over = 0.0  # when it is forgotten; 0: it is under way
+    ask: AskToMove
+    record: VariantRecord
+    since: float
+    ordered: tuple[str, str, int, float] | None = None  # reply subject, worker, at least, when: not answered yet
+    there: str = ""
+    at_least: int = 0
+    refused: set[str] = set()
+    over: float = 0.0  # when it is forgotten; 0: it is under way
 
 
-class Moves:
+class Moves(Struct, eq=False):
     """monitor: as the workers' monitors admit loads. Cores are promised more than once only if no better place is left."""
 
-    def __init__(self, fleet: Fleet, catalog: Catalog, effects: ControllerEffects, monitor: MonitorSettings) -> None:
-        self._fleet = fleet
-        self._catalog = catalog
-        self._effects = effects
-        self._share = monitor.memory_share
-        self._overcommit = monitor.cores_overcommit
-        self._pending: dict[tuple[str, str], _Move] = {}
+    fleet: Fleet
+    catalog: Catalog
+    effects: ControllerEffects
+    monitor: MonitorSettings
+    _pending: dict[tuple[str, str], _Move] = {}
 
     def ask(self, ask: AskToMove, now: float) -> None:
         """A worker asks. While the same is pending it is ignored."""
-        record = self._catalog.variant(ask.variant)
+        record = self.catalog.variant(ask.variant)
         if record is not None:
             self._pending.setdefault((ask.worker, ask.variant), _Move(ask, record, now))
 
@@ -110,7 +107,7 @@ class Moves:
         need = HardwareNeed(hardware=(record.hardware, record.simulated), reason=reason, record=record)
         machine, found = add_machine(need)
         if machine is None:
-            orders = self._order(move, self._overcommit, turn)
+            orders = self._order(move, self.monitor.cores_overcommit, turn)
             if not orders:
                 move.over = turn.now + COOL_S
             found += orders
@@ -118,38 +115,38 @@ class Moves:
 
     def _order(self, move: _Move, overcommit: float, turn: Turn) -> list[Effect]:
         others = {move.ask.worker, *move.refused}
-        workers = [one for one in self._fleet.ready(turn.now) if one.name not in others]
-        worker = place(move.record, workers, self._share, overcommit, idlest=True)
+        workers = [one for one in self.fleet.ready(turn.now) if one.name not in others]
+        worker = place(move.record, workers, self.monitor.memory_share, overcommit, idlest=True)
         if worker is None:
             return []
         at_least = len(worker.of(move.record.variant)) + 1
-        subject = self._effects.reply_subject()
+        subject = self.effects.reply_subject()
         move.ordered = subject, worker.name, at_least, turn.now
         order = EnsureLoaded(
             variant=move.record,
             at_least=at_least,
             app=move.ask.app or None,
-            orderer=self._effects.name,
+            orderer=self.effects.name,
             reason=f"{move.ask.worker} asked to move it{': ' + move.ask.reason if move.ask.reason else ''}",
             epoch=turn.epoch,
         )
-        return [self._effects.send(worker.name, "load", order, subject)]
+        return [self.effects.send(worker.name, "load", order, subject)]
 
     def _wait(self, move: _Move, turn: Turn) -> list[Effect]:
         """Until the new one serves; then the old one is released."""
-        there, variant = self._fleet.workers.get(move.there), move.record.variant
+        there, variant = self.fleet.workers.get(move.there), move.record.variant
         serving = there is None or sum(one.state in SERVING for one in there.of(variant)) >= move.at_least
         if not serving:
             if turn.now - move.since > PATIENCE_S + load_seconds(move.record):
                 move.over = turn.now
             return []
         move.over = turn.now + SETTLED_S
-        old = self._fleet.workers.get(move.ask.worker)
+        old = self.fleet.workers.get(move.ask.worker)
         if old is None:
             return []
         if not any(one.state == "Interfered" or "Interfered" in one.app_states.values() for one in old.of(variant)):
             return []
         why = f"moved to {move.there}: {move.ask.reason or 'it was slowed down here'}"
         keep = len(old.of(variant)) - 1
-        release = Release(variant=variant, keep=keep, orderer=self._effects.name, reason=why, epoch=turn.epoch)
-        return [self._effects.send(move.ask.worker, "release", release)]
+        release = Release(variant=variant, keep=keep, orderer=self.effects.name, reason=why, epoch=turn.epoch)
+        return [self.effects.send(move.ask.worker, "release", release)]

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from math import inf
 
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from bus.messages.catalog import VariantRecord
@@ -43,63 +44,54 @@ RECORD_S = 10.0  # s between two records of objectives
 SETTLE_S = 3.0  # s between a load order and its instance in the heartbeats, beside its load time
 
 
-class FleetPlanner:
+class FleetPlanner(Struct, eq=False):
     """It acts only in turns in which its controller leads. wanted_machines: by kind, as the last plan has it. expected: items/s for those.
 
     policy: says how many instances there are; None: the programme does. objectives: of all apps, as of the last plan. lacking: by
     variant, how many reserved instances find no room, and why.
     """
 
-    def __init__(
-        self,
-        subjects: Subjects,
-        fleet: Fleet,
-        catalog: Catalog,
-        effects: ControllerEffects,
-        problems: FleetProblems,
-        settings: AutoscalerSettings,
-        policy: ScalingPolicy | None = None,
-    ) -> None:
-        self.wanted_machines: dict[str, int] = {}
-        self.expected = 0.0
-        self.objectives: list[AppObjective] = []
-        self.lacking: Mapping[str, tuple[int, str]] = {}
-        self._subjects = subjects
-        self._fleet = fleet
-        self._catalog = catalog
-        self._effects = effects
-        self._problems = problems
-        self._settings = settings
-        self._policy = policy
-        self._solving: FleetSnapshot | None = None
-        self._planned: tuple[float, Mapping[Band, float]] = (-inf, {})  # when, and for which needs
-        self._fleet_then: tuple[object, ...] = ()
-        self._reserved_then: Mapping[str, Reservation] = {}
-        self._wanted: dict[str, dict[str, int]] = {}  # by worker: instances by variant
-        # By worker and variant: instances that were ordered, and until when the order is not repeated.
-        self._ordered: dict[tuple[str, str], tuple[int, float]] = {}
-        self._replies: dict[str, tuple[str, str]] = {}  # by subject: worker and variant
-        self._unneeded: dict[tuple[str, str], float] = {}  # worker, variant: since when there are too many instances
-        self._demanded: dict[str, int] = {}  # by variant: instances of the last plan beside reserved ones
-        self._calm: set[str] = set()  # variants of which too many instances go at once
-        self._refusals: dict[str, str] = {}  # by variant: what the last worker said that took none
-        self._recorded = -inf
+    subjects: Subjects
+    fleet: Fleet
+    catalog: Catalog
+    effects: ControllerEffects
+    problems: FleetProblems
+    settings: AutoscalerSettings
+    policy: ScalingPolicy | None = None
+    wanted_machines: dict[str, int] = {}
+    expected: float = 0.0
+    objectives: list[AppObjective] = []
+    lacking: Mapping[str, tuple[int, str]] = {}
+    _solving: FleetSnapshot | None = None
+    # When, and for which needs.
+    _planned: tuple[float, Mapping[Band, float]] = field(default_factory=lambda: (-inf, {}))
+    _fleet_then: tuple[object, ...] = ()
+    _reserved_then: Mapping[str, Reservation] = {}
+    _wanted: dict[str, dict[str, int]] = {}  # by worker: instances by variant
+    # By worker and variant: instances that were ordered, and until when the order is not repeated.
+    _ordered: dict[tuple[str, str], tuple[int, float]] = {}
+    _replies: dict[str, tuple[str, str]] = {}  # by subject: worker and variant
+    _unneeded: dict[tuple[str, str], float] = {}  # worker, variant: since when there are too many instances
+    _demanded: dict[str, int] = {}  # by variant: instances of the last plan beside reserved ones
+    _calm: set[str] = set()  # variants of which too many instances go at once
+    _refusals: dict[str, str] = {}  # by variant: what the last worker said that took none
+    _recorded: float = -inf
 
     # -- what is heard
 
     def take(self, report: DemandReport, turn: Turn) -> bool:
         """Add a report. True if a new plan is due at once: a class needs more than the plan is for, or the plan is old."""
-        self._problems.demand.take(report, turn.now)
+        self.problems.demand.take(report, turn.now)
         at, needs = self._planned
         if turn.now - at >= KEEP_S:
             return True
-        return any(rate > max(needs.get(band(load.needs), 0.0), 1.0) for load, rate in self._problems.demand.surges())
+        return any(rate > max(needs.get(band(load.needs), 0.0), 1.0) for load, rate in self.problems.demand.surges())
 
     def replied(self, subject: str, reply: LoadReply | None, now: float) -> None:
         """A worker has answered an order; None: it has not."""
         order = self._replies.pop(subject, None)
         if order is not None and (reply is None or reply.reason):
-            self._problems.barred[order] = now + BARRED_S
+            self.problems.barred[order] = now + BARRED_S
             self._refusals[order[1]] = f"{order[0]}: {reply.reason if reply is not None else 'no answer'}"
             self._ordered.pop(order, None)
 
@@ -121,19 +113,19 @@ class FleetPlanner:
 
         Orders those that are missing on workers that stay, beside what the last plan has for demand. `lacking` says what finds no room.
         """
-        before = {name: one.replicas for name, one in self._problems.reserved.items()}
+        before = {name: one.replicas for name, one in self.problems.reserved.items()}
         now = {name: one.replicas for name, one in reserved.items()}
         self._calm = {name for name in self._calm if now.get(name, 0) <= before.get(name, 0)}
         self._calm |= {name for name, count in before.items() if now.get(name, 0) < count}
-        self._problems.reserved, self.lacking = reserved, {}
+        self.problems.reserved, self.lacking = reserved, {}
         if not reserved:
             return []
-        workers = [one for one in self._fleet.ready(turn.now) if one.name not in leaving]
-        records = {record.variant: record for record in self._catalog.variants}
+        workers = [one for one in self.fleet.ready(turn.now) if one.name not in leaving]
+        records = {record.variant: record for record in self.catalog.variants}
         wanted = {name: one.replicas + self._demanded.get(name, 0) for name, one in reserved.items() if name in records}
         ordered = {key: count for key, (count, until) in self._ordered.items() if turn.now < until}
         places, short = place_more(
-            workers, wanted, ordered, records, self._problems.share, lambda w, r: self._barred(w, r, turn.now)
+            workers, wanted, ordered, records, self.problems.share, lambda w, r: self._barred(w, r, turn.now)
         )
         self.lacking = {name: (count, self._obstacle(records[name], workers)) for name, count in short.items()}
         found: list[Effect] = []
@@ -155,15 +147,15 @@ class FleetPlanner:
 
     def surplus(self, variant: str, count: int, turn: Turn) -> list[Effect]:
         """Give up so many instances of this variant, the least busy ones. Only where no plan says what all workers should have."""
-        least = self._problems.reserved[variant].replicas if variant in self._problems.reserved else 0
+        least = self.problems.reserved[variant].replicas if variant in self.problems.reserved else 0
         held = sorted(
-            ((one.load, worker.name, worker) for worker in self._fleet.ready(turn.now) for one in worker.of(variant)),
+            ((one.load, worker.name, worker) for worker in self.fleet.ready(turn.now) for one in worker.of(variant)),
             key=lambda each: each[:2],
         )
         going = Counter(name for _, name, _ in held[: max(0, min(count, len(held) - least))])
         return [
             self._release(
-                self._fleet.workers[name], variant, len(self._fleet.workers[name].of(variant)) - number, None, turn
+                self.fleet.workers[name], variant, len(self.fleet.workers[name].of(variant)) - number, None, turn
             )
             for name, number in sorted(going.items())
         ]
@@ -175,17 +167,17 @@ class FleetPlanner:
                 hardware=hardware_of(record), reason=f"{count} of {name} are kept for pipelines; {why}", record=record
             )
             for name, (count, why) in self.lacking.items()
-            if (record := self._catalog.variant(name)) is not None
+            if (record := self.catalog.variant(name)) is not None
         ]
 
     def kept_only_on(self, worker: str, now: float) -> dict[str, str]:
         """Pipeline to a variant of which the other workers serve fewer instances than are reserved, and this one has some."""
-        here = self._fleet.workers.get(worker)
-        rest = [one for one in self._fleet.ready(now) if one is not here]
+        here = self.fleet.workers.get(worker)
+        rest = [one for one in self.fleet.ready(now) if one is not here]
         return {
             one.pipelines[0]: name
-            for name, one in self._problems.reserved.items()
-            if here is not None and here.of(name) and self._fleet.serving([name], rest) < one.replicas
+            for name, one in self.problems.reserved.items()
+            if here is not None and here.of(name) and self.fleet.serving([name], rest) < one.replicas
         }
 
     def keeps(self, worker: str, now: float) -> bool:
@@ -194,33 +186,33 @@ class FleetPlanner:
 
     def _barred(self, worker: FleetWorker, record: VariantRecord, now: float) -> bool:
         quarantined = worker.heartbeat is not None and record.variant in worker.heartbeat.quarantined
-        return quarantined or now < self._problems.barred.get((worker.name, record.variant), 0.0)
+        return quarantined or now < self.problems.barred.get((worker.name, record.variant), 0.0)
 
     # -- problems
 
     def plan(self, turn: Turn, leaving: Collection[str], *, at_once: bool = False) -> list[Effect]:
         """Have a new plan made, if one is due. leaving: workers that are being removed."""
-        self._problems.demand.tick(turn.now)
+        self.problems.demand.tick(turn.now)
         found = self._ask_for_history(turn)
         if self._solving is not None:
             return found
-        seen = self._problems.snapshot(turn.now, leaving)
+        seen = self.problems.snapshot(turn.now, leaving)
         if seen is None or not (at_once or self._due(seen, turn.now)):
             return found
-        wanted = self._policy.scale(self._problems.for_policy(seen), turn.now) if self._policy is not None else None
+        wanted = self.policy.scale(self.problems.for_policy(seen), turn.now) if self.policy is not None else None
         if wanted is not None:
             seen = replace(seen, problem=seen.problem.wanting(wanted), wanted=wanted)
         self._solving = seen
         return [*found, Do(("plan", str(turn.epoch)), seen.problem, SOLVE_S)]
 
     def _ask_for_history(self, turn: Turn) -> list[Effect]:
-        reply = self._subjects.controller(f"history.{self._effects.name}")
-        ask = self._subjects.recorder("demand")
-        return [Publish(ask, AskForHistory(app=app), reply) for app in self._problems.demand.unknown(turn.now)]
+        reply = self.subjects.controller(f"history.{self.effects.name}")
+        ask = self.subjects.recorder("demand")
+        return [Publish(ask, AskForHistory(app=app), reply) for app in self.problems.demand.unknown(turn.now)]
 
     def remember(self, history: DemandHistory) -> None:
         """A recorder has answered: what an app was asked for on earlier days."""
-        self._problems.demand.remember(history)
+        self.problems.demand.remember(history)
 
     def _due(self, seen: FleetSnapshot, now: float) -> bool:
         at, before = self._planned
@@ -236,7 +228,7 @@ class FleetPlanner:
         def instances(worker: FleetWorker) -> tuple[tuple[str, bool], ...]:
             return tuple(sorted((i.variant, i.state == "Loading") for i in worker.instances if i.state != "Warm"))
 
-        ready = sorted(self._fleet.ready(now), key=lambda worker: worker.name)
+        ready = sorted(self.fleet.ready(now), key=lambda worker: worker.name)
         return tuple((worker.name, instances(worker)) for worker in ready)
 
     # -- plans
@@ -250,8 +242,8 @@ class FleetPlanner:
         self._fleet_then = self._state(turn.now)
         by = PlannedBy("ilp", result.milliseconds, result.present.objective)
         self._reserved_then = seen.reserved
-        stale = seen.reserved != self._problems.reserved
-        found = self._orders(seen, result.present, by, turn, kept=self._problems.reserved if stale else ())
+        stale = seen.reserved != self.problems.reserved
+        found = self._orders(seen, result.present, by, turn, kept=self.problems.reserved if stale else ())
         found = found or self._fill(seen, by, turn)
         self.expected = sum(one.later for one in seen.classes)
         self.wanted_machines = {}
@@ -270,7 +262,7 @@ class FleetPlanner:
         report = ObjectiveReport(
             at=turn.now, epoch=turn.epoch, apps=apps, machines=self.wanted_machines, instances=instances
         )
-        found: list[Effect] = [Publish(self._subjects.controller("objectives"), report)]
+        found: list[Effect] = [Publish(self.subjects.controller("objectives"), report)]
         if turn.now - self._recorded >= RECORD_S:
             self._recorded = turn.now
             found += [Record(one) for one in apps]
@@ -292,11 +284,11 @@ class FleetPlanner:
                         whole[v] = whole.get(v, 0.0) + sum(takes)
             forecast = sum(one.soon for one in ours)
             covered = sum(serving[v] / count for v, count in whole.items() if count > 0)
-            reached = self._problems.demand.reached.get(app)
+            reached = self.problems.demand.reached.get(app)
             yield AppObjective(
                 time=now,
                 app=app,
-                slo_target=target_of(self._catalog.app(app), self._settings.slo_target),
+                slo_target=target_of(self.catalog.app(app), self.settings.slo_target),
                 reached=reached.share if reached is not None else None,
                 load=sum(one.load.rate for one in ours),
                 forecast=forecast,
@@ -311,7 +303,7 @@ class FleetPlanner:
     def settled(self, worker: str, now: float) -> bool:
         """Whether all instances that the plan wants on the other workers serve."""
         for name, wanted in self._wanted.items():
-            known = self._fleet.workers.get(name)
+            known = self.fleet.workers.get(name)
             if name == worker or known is None or not known.alive(now):
                 continue
             for variant, count in wanted.items():
@@ -321,7 +313,7 @@ class FleetPlanner:
 
     def weight(self, worker: str) -> tuple[int, float]:
         """What a worker has to do by the plan: instances that are needed there, and items/s that it serves."""
-        known = self._fleet.workers.get(worker)
+        known = self.fleet.workers.get(worker)
         load = sum(one.load for one in known.instances) if known is not None else 0.0
         return sum(self._wanted.get(worker, {}).values()), load
 
@@ -343,14 +335,14 @@ class FleetPlanner:
             }
             # On a machine that is paid anyway it serves on, and is needed again without a load: so it may be marked at once.
             paid = seen.problem.present.pools[p].spares and seen.problem.present.goal == "cost"
-            there = [worker for worker in group if self._fleet.workers.get(worker.name) is worker]  # others went
+            there = [worker for worker in group if self.fleet.workers.get(worker.name) is worker]  # others went
             used = {
                 one.name: min(1.0, busy / count)
                 for one, count, busy in zip(seen.problem.present.variants, plan.instances, plan.busy, strict=True)
                 if one.pool == p and count
             }
             placed = assign(
-                there, counts, records, self._problems.share, lambda w, r: self._barred(w, r, turn.now), used
+                there, counts, records, self.problems.share, lambda w, r: self._barred(w, r, turn.now), used
             )
             for worker, wanted in placed.items():
                 self._wanted[worker.name] = {variant: claimed + spare for variant, (claimed, spare) in wanted.items()}
@@ -421,7 +413,7 @@ class FleetPlanner:
         self, worker: FleetWorker, wanted: Mapping[str, int], records: Mapping[str, VariantRecord]
     ) -> Collection[tuple[str, bool]]:
         """The kinds of device on which what is wanted has no room beside all that is loaded."""
-        room = Room(worker, self._problems.share)
+        room = Room(worker, self.problems.share)
         for one in worker.instances:
             if one.state in COUNTED and one.variant in records:
                 room.take(records[one.variant], one.device)
@@ -436,7 +428,7 @@ class FleetPlanner:
 
     def _hold(self, record: VariantRecord) -> float:
         """Seconds for which an instance must be too much: as long as another one would take to load (ski rental)."""
-        least = self._settings.hold_s if self._problems.instances_billed else RECLAIM_S
+        least = self.settings.hold_s if self.problems.instances_billed else RECLAIM_S
         return max(least, load_seconds(record))
 
     def _release(self, worker: FleetWorker, variant: str, keep: int, by: PlannedBy | None, turn: Turn) -> Effect:
@@ -444,13 +436,13 @@ class FleetPlanner:
         order = Release(
             variant=variant,
             keep=keep,
-            orderer=self._effects.name,
+            orderer=self.effects.name,
             reason=f"the plan needs {keep} here",
             epoch=turn.epoch,
             planned=by,
-            reclaim=not self._problems.instances_billed,
+            reclaim=not self.problems.instances_billed,
         )
-        return self._effects.send(worker.name, "release", order)
+        return self.effects.send(worker.name, "release", order)
 
     def _planned_load(
         self, worker: FleetWorker, record: VariantRecord, count: int, seen: FleetSnapshot, by: PlannedBy, turn: Turn
@@ -460,8 +452,8 @@ class FleetPlanner:
         pipelines = reserved.pipelines if reserved is not None else ()
         why = f"for {sum(one.soon for one in ours):.4g} items/s of {_apps(ours)}" if ours or not pipelines else ""
         kept = f"{reserved.replicas} are kept for {', '.join(pipelines)}" if reserved is not None else ""
-        if self._policy is not None and record.variant in seen.wanted:
-            why = f"{self._policy.name} wants {seen.wanted[record.variant]} in all"
+        if self.policy is not None and record.variant in seen.wanted:
+            why = f"{self.policy.name} wants {seen.wanted[record.variant]} in all"
         apps = (*pipelines, *(one.app for one in ours), None)
         return self._load(
             worker,
@@ -484,14 +476,14 @@ class FleetPlanner:
         by: PlannedBy | None = None,
     ) -> list[Effect]:
         key = (worker.name, record.variant)
-        if self._ordered.get(key, (0, 0.0))[0] >= count or turn.now < self._problems.barred.get(key, 0.0):
+        if self._ordered.get(key, (0, 0.0))[0] >= count or turn.now < self.problems.barred.get(key, 0.0):
             return []
         self._ordered[key] = count, turn.now + load_seconds(record) + SETTLE_S
-        subject = self._effects.reply_subject()
+        subject = self.effects.reply_subject()
         self._replies[subject] = key
-        name, epoch = self._effects.name, turn.epoch
+        name, epoch = self.effects.name, turn.epoch
         order = EnsureLoaded(variant=record, at_least=count, app=app, orderer=name, reason=why, epoch=epoch, planned=by)
-        return [self._effects.send(worker.name, "load", order, subject)]
+        return [self.effects.send(worker.name, "load", order, subject)]
 
 
 def _apps(classes: Iterable[ClassNeeds]) -> str:

@@ -5,6 +5,7 @@ the time at which a new instance would serve: what the machines that work now sh
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import floor, inf
 
 from msgspec import Struct
@@ -82,48 +83,45 @@ class FleetSnapshot(Struct, frozen=True):
 _PoolDevices = tuple[Pool, Sequence[Device], Sequence[FleetWorker]]
 
 
+@dataclass(slots=True, eq=False)
 class FleetProblems:
     """Poses the problems. monitor: as the workers' monitors admit loads. goal: of the system. barred: until when a worker takes no more of
     a variant, by worker and variant. reserved: by variant, what is kept for pipelines.
     """
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        catalog: Catalog,
-        limits: FleetLimits,
-        monitor: MonitorSettings,
-        settings: AutoscalerSettings,
-        goal: Goal,
-    ) -> None:
-        self.demand = DemandForecast(settings.forecaster)
-        self.barred: dict[tuple[str, str], float] = {}
-        self.reserved: Mapping[str, Reservation] = {}
-        self.share = monitor.memory_share
-        self._fleet = fleet
-        self._catalog = catalog
-        self._limits = limits
-        self._settings = settings
-        self._goal: Goal = goal
-        self._table = LatencyTables().table
+    fleet: Fleet
+    catalog: Catalog
+    limits: FleetLimits
+    monitor: MonitorSettings
+    settings: AutoscalerSettings
+    goal: Goal
+    barred: dict[tuple[str, str], float] = field(default_factory=dict)
+    reserved: Mapping[str, Reservation] = field(default_factory=dict)
+    _tables: LatencyTables = field(default_factory=LatencyTables)
+    demand: DemandForecast = field(init=False)
+    share: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.demand = DemandForecast(self.settings.forecaster)
+        self.share = self.monitor.memory_share
 
     @property
     def instances_billed(self) -> bool:
         """Whether instances are paid while they are loaded."""
-        return self._settings.bill == "instances"
+        return self.settings.bill == "instances"
 
     def snapshot(self, now: float, leaving: Collection[str]) -> FleetSnapshot | None:
         """Both problems; None: there is nothing to plan for. leaving: workers that are being removed."""
-        workers = [one for one in self._fleet.ready(now) if one.name not in leaving]
+        workers = [one for one in self.fleet.ready(now) if one.name not in leaving]
         classes = self._classes()
         held = {one.variant for worker in workers for one in worker.instances}
         names = {record.variant: record for one in classes for record in one.scope}
-        for app in self._catalog.apps:
-            for record in self._catalog.variants_of(app.app):
+        for app in self.catalog.apps:
+            for record in self.catalog.variants_of(app.app):
                 if record.variant in held or record.model in app.replicas:
                     names[record.variant] = record
         for variant in self.reserved:
-            kept = self._catalog.variant(variant)
+            kept = self.catalog.variant(variant)
             if kept is not None:
                 names[variant] = kept
         records = tuple(record for _, record in sorted(names.items()))
@@ -150,7 +148,7 @@ class FleetProblems:
         workers = [worker for group in seen.pools for worker in group]
         devices = [device for worker in workers for device in devices_of(worker)]
         resources = _resources(devices, self.share)
-        devices += [device for kind in self._limits.kinds.values() for device in kind.devices]
+        devices += [device for kind in self.limits.kinds.values() for device in kind.devices]
         candidates = []
         for record in seen.records:
             able = next((device for device in devices if _suits(record, device, self.share)), None)
@@ -158,7 +156,7 @@ class FleetProblems:
                 continue
             ours = [(k, one) for k, one in enumerate(seen.classes) if record in one.scope]
             running, factor, _ = self._running(record, workers, seen.classes)
-            table = self._table(record)
+            table = self._tables.table(record)
             alone_ms = table.seconds(1) * 1000.0
             rate = throughput(table, min((one.limit_s for _, one in ours), default=inf)) / factor
             share = _instance_price(record, able.cores, able.memory_mb, self._price(able)) / 3600.0
@@ -184,38 +182,38 @@ class FleetProblems:
             candidates=tuple(candidates),
             demands=tuple(requirement_class(k, one.load.needs, one.soon) for k, one in enumerate(seen.classes)),
             resources=resources,
-            slack=self._settings.slack,
-            loading_weight=self._settings.loading_weight,
-            goal=self._goal,
+            slack=self.settings.slack,
+            loading_weight=self.settings.loading_weight,
+            goal=self.goal,
         )
 
     def _classes(self) -> tuple[ClassNeeds, ...]:
         found = []
-        boot = max((kind.boot_s for kind in self._limits.kinds.values()), default=0.0)
+        boot = max((kind.boot_s for kind in self.limits.kinds.values()), default=0.0)
         for load in self.demand.loads():
             needs = load.needs
             scope = tuple(
                 record
                 for record in variants_for(
-                    needs.app, needs.model, needs.version, needs.variant, self._catalog, needs.accuracy
+                    needs.app, needs.model, needs.version, needs.variant, self.catalog, needs.accuracy
                 )
                 if self._answers(record, load)
             )
             if not scope:
                 continue
-            target = target_of(self._catalog.app(needs.app), self._settings.slo_target)
+            target = target_of(self.catalog.app(needs.app), self.settings.slo_target)
             miss = 1.0 - target
             share = 1.0 - min(0.5, EXCEEDS * miss)
             of_app = self.demand.reached.get(needs.app, Reached())
             factor = margin_factor(target, of_app.ended, of_app.missed)
             loads = [load_seconds(record) for record in scope]
-            ahead = self._limits.settings.period_s
+            ahead = self.limits.settings.period_s
             soon, expected = _need(load, min(loads) + ahead, share)
-            soon = max(soon, self._settings.slack * expected)
+            soon = max(soon, self.settings.slack * expected)
             later = max(soon, _need(load, boot + max(loads) + ahead, share)[0])
             limit = inf if needs.latency_ms is None else max(0.001, needs.latency_ms / 1000.0 - OVERHEAD_S)
             usual: tuple[tuple[float, float], ...] = ()
-            if self._goal == "accuracy" and load.past:
+            if self.goal == "accuracy" and load.past:
                 past = sorted(load.past)
                 each = [past[int(q * len(past))] for q in (*QUANTILES, HIGH)]
                 usual = ((EXPECTED, expected), *(((1.0 - EXPECTED) / len(QUANTILES), rate) for rate in each[:-1]))
@@ -227,14 +225,17 @@ class FleetProblems:
     def _answers(self, record: VariantRecord, load: ForecastLoad) -> bool:
         """Whether this variant may answer the class at all."""
         needs = load.needs
-        if needs.latency_ms is not None and self._table(record).seconds(1) + OVERHEAD_S > needs.latency_ms / 1000.0:
+        if (
+            needs.latency_ms is not None
+            and self._tables.table(record).seconds(1) + OVERHEAD_S > needs.latency_ms / 1000.0
+        ):
             return False
         return needs.cost is None or self.cost(record) <= needs.cost
 
     def cost(self, record: VariantRecord, batch: int = 1) -> float:
         """US$ per 1,000 items in such batches, on the first device of its kind that is known."""
         price = record.price_per_s
-        for worker in self._fleet.workers.values() if price is None else ():
+        for worker in self.fleet.workers.values() if price is None else ():
             for device in worker.devices:
                 if (device.kind, device.simulated) == (record.hardware, record.simulated):
                     price = _instance_price(record, device.cores, device.memory_mb, device.price_per_hour) / 3600.0
@@ -243,8 +244,8 @@ class FleetProblems:
     def _growth(self, pools: Sequence[Sequence[FleetWorker]], now: float) -> list[_PoolDevices]:
         """The pools of the first plan: the kinds of machine that may be started, and the workers that nobody may stop."""
         found: list[_PoolDevices] = []
-        for kind in self._limits.kinds.values():
-            have = self._fleet.available(kind.name, now)
+        for kind in self.limits.kinds.values():
+            have = self.fleet.available(kind.name, now)
             pool = Pool(
                 name=kind.name,
                 machines=have,
@@ -255,12 +256,12 @@ class FleetProblems:
                 elastic=kind.maximum > kind.minimum and not self.instances_billed,
             )
             found.append((pool, kind.devices, ()))
-        others = [group for group in pools if group[0].kind not in self._limits.kinds]
+        others = [group for group in pools if group[0].kind not in self.limits.kinds]
         return [*found, *((self._present(group), devices_of(group[0]), ()) for group in others)]
 
     def _present(self, group: Sequence[FleetWorker]) -> Pool:
         """Workers that are alike, as they are now."""
-        kind = self._limits.kinds.get(group[0].kind)
+        kind = self.limits.kinds.get(group[0].kind)
         paid_anyway = kind is None or len(group) <= kind.minimum
         return Pool(
             name=group[0].kind,
@@ -303,7 +304,7 @@ class FleetProblems:
             if peak <= 0:
                 continue
             found = {
-                v: service_rate(self._table(record), one.limit_s) / factors[v]
+                v: service_rate(self._tables.table(record), one.limit_s) / factors[v]
                 for record in one.scope
                 for v in at.get(record.variant, ())
             }
@@ -326,8 +327,8 @@ class FleetProblems:
             reserved=tuple(
                 (tuple(at[name]), one.replicas) for name, one in sorted(self.reserved.items()) if name in at
             ),
-            goal=self._goal if soon else "cost",
-            budget=None if soon or self._limits.budget_per_hour == inf else self._budget(pools),
+            goal=self.goal if soon else "cost",
+            budget=None if soon or self.limits.budget_per_hour == inf else self._budget(pools),
         )
 
     @staticmethod
@@ -359,7 +360,7 @@ class FleetProblems:
 
     def _budget(self, pools: Iterable[_PoolDevices]) -> float:
         """US$ per hour. Machines that must be there are not given up for it: else there would be no plan at all."""
-        return max(self._limits.budget_per_hour, (1 + 1e-9) * sum(pool.price * pool.least for pool, _, _ in pools))
+        return max(self.limits.budget_per_hour, (1 + 1e-9) * sum(pool.price * pool.least for pool, _, _ in pools))
 
     def _running(
         self, record: VariantRecord, group: Sequence[FleetWorker], classes: Sequence[ClassNeeds]
@@ -370,12 +371,12 @@ class FleetProblems:
         soon. Not so for accuracy, which swaps more than it gains then.
         """
         found = [one for worker in group for one in worker.held(record.variant)]
-        measured = found or [one for worker in self._fleet.workers.values() for one in worker.held(record.variant)]
+        measured = found or [one for worker in self.fleet.workers.values() for one in worker.held(record.variant)]
         factors = [max(1.0, one.busy_factor) for one in measured if one.state in SERVING]
         serves = sum(one.load for one in found)
         loading = sum(one.state == "Loading" for one in found)
-        if loading and self._goal == "cost":
-            table = self._table(record)
+        if loading and self.goal == "cost":
+            table = self._tables.table(record)
             able = (min(one.soon, service_rate(table, one.limit_s)) for one in classes if record in one.scope)
             serves += loading * max(able, default=0.0)
         return len(found), sum(factors) / len(factors) if factors else 1.0, serves / len(found) if found else 0.0
@@ -428,7 +429,7 @@ class FleetProblems:
 
     def _price(self, device: Device) -> float:
         """US$ per hour of a device like this, as heartbeats tell it."""
-        for worker in self._fleet.workers.values():
+        for worker in self.fleet.workers.values():
             for one in worker.devices:
                 if (one.kind, one.simulated) == (device.kind, device.simulated):
                     return one.price_per_hour
@@ -438,10 +439,10 @@ class FleetProblems:
         """The instances that apps keep that have any, or have demand; and those of single models, in any case."""
         with_demand = {one.needs.app for one in self.demand.loads()}
         held = {
-            one.variant for worker in self._fleet.workers.values() for one in worker.instances if one.state in COUNTED
+            one.variant for worker in self.fleet.workers.values() for one in worker.instances if one.state in COUNTED
         }
-        for app in self._catalog.apps:
-            records = self._catalog.variants_of(app.app)
+        for app in self.catalog.apps:
+            records = self.catalog.variants_of(app.app)
             serving = meeting(records, 0.0, app)
             if app.min_instances and (app.app in with_demand or any(record.variant in held for record in records)):
                 variants = tuple(v for record in serving for v in at.get(record.variant, ()))

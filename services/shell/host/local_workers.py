@@ -9,6 +9,8 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
 
+from msgspec import Struct
+
 from bus.codec import BadMessage, decode, encode
 from bus.messages.scaling import LeaderRecord, MachineReply, StartMachine, StopMachine
 from bus.port import Bus, BusError, Delivery, KeyValueEntry, Subscription
@@ -23,40 +25,32 @@ LEADER = "controller"
 MACHINE = "machine."
 
 
-class LocalWorkers:
+class LocalWorkers(Struct, eq=False):
     """The workers of this machine. launch(worker, kind) starts one (may raise ServerError); end(worker) stops one and waits for its end."""
 
-    def __init__(
-        self,
-        bus: Bus,
-        subjects: Subjects,
-        kinds: Collection[str],
-        launch: Callable[[str, str], None],
-        end: Callable[[str], Awaitable[None]],
-    ) -> None:
-        self._bus = bus
-        self._subjects = subjects
-        self._kinds = kinds
-        self._launch = launch
-        self._end = end
-        self._epoch = 0
-        self._present: set[str] = set()  # started, or booting
-        self._ended: set[str] = set()
-        self._booting: dict[str, asyncio.TimerHandle] = {}
-        self._ending: dict[str, asyncio.Task[None]] = {}
-        self._open: list[Subscription] = []
+    bus: Bus
+    subjects: Subjects
+    kinds: Collection[str]
+    launch: Callable[[str, str], None]
+    end: Callable[[str], Awaitable[None]]
+    _epoch: int = 0
+    _present: set[str] = set()  # started, or booting
+    _ended: set[str] = set()
+    _booting: dict[str, asyncio.TimerHandle] = {}
+    _ending: dict[str, asyncio.Task[None]] = {}
+    _open: list[Subscription] = []
 
     async def open(self, initial: Iterable[str]) -> None:
         """Take orders from now on. initial: workers that run already. Records of workers of an earlier run are deleted."""
         self._present.update(initial)
-        control = await self._bus.key_value(self._subjects.control_bucket)
+        control = await self.bus.key_value(self.subjects.control_bucket)
         for key in await control.keys():
             if key.startswith(MACHINE):
                 await control.delete(key)
         self._open = [
             await control.watch(self._changed),
-            await self._bus.subscribe(self._subjects.machines("start"), self._start, HOSTS),
-            await self._bus.subscribe(self._subjects.machines("stop"), self._stop),
+            await self.bus.subscribe(self.subjects.machines("start"), self._start, HOSTS),
+            await self.bus.subscribe(self.subjects.machines("stop"), self._stop),
         ]
 
     async def close(self) -> None:
@@ -93,8 +87,8 @@ class LocalWorkers:
             return outdated
         if not valid_name(order.worker):
             return f"worker {order.worker!r} must be 1 to 64 letters, digits, - or _, a letter or digit first"
-        if order.kind not in self._kinds:
-            return f"there is no kind of machine {order.kind!r} here: {', '.join(sorted(self._kinds))}"
+        if order.kind not in self.kinds:
+            return f"there is no kind of machine {order.kind!r} here: {', '.join(sorted(self.kinds))}"
         if not 0 <= order.boot_s < float("inf"):
             return f"boot_s must be at least 0 s, not {order.boot_s}"
         if order.worker in self._ended:
@@ -117,7 +111,7 @@ class LocalWorkers:
 
     def _launched(self, worker: str, kind: str) -> str:
         try:
-            self._launch(worker, kind)
+            self.launch(worker, kind)
         except ServerError as error:
             log.error("cannot start worker %s: %s", worker, error)
             self._clean_up(worker)
@@ -150,7 +144,7 @@ class LocalWorkers:
         timer = self._booting.pop(worker, None)
         if timer is not None:
             timer.cancel()
-        await self._end(worker)
+        await self.end(worker)
         self._present.discard(worker)
         self._ended.add(worker)
 
@@ -166,7 +160,7 @@ class LocalWorkers:
         if not delivery.reply:
             return
         with suppress(BusError):
-            self._bus.publish(delivery.reply, encode(MachineReply(worker=worker, error=error)))
+            self.bus.publish(delivery.reply, encode(MachineReply(worker=worker, error=error)))
 
 
 def _failure(task: asyncio.Task[None]) -> str:

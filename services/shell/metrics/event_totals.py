@@ -6,6 +6,7 @@ counts further ones under "_other". Queries that were wrong themselves, whose ap
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -39,22 +40,20 @@ _latency = attrgetter("latency_ms")
 _cost = attrgetter("cost")
 
 
+@dataclass(slots=True, eq=False)
 class AppTotals:
     """Totals of one app: the latency of its answers, and what the ratios of the last minute are made of.
 
     confidence: of answers made by several models; None: there were none.
     """
 
-    __slots__ = ("accuracy", "confidence", "marks", "milliseconds", "offered", "ok", "rated")
-
-    def __init__(self) -> None:
-        self.milliseconds = Histogram(MILLISECONDS)
-        self.confidence: Histogram | None = None
-        self.offered = 0
-        self.ok = 0
-        self.rated = 0  # answers in time of variants with a known accuracy
-        self.accuracy = 0.0  # their sum
-        self.marks: deque[tuple[float, int, int, int, float]] = deque()
+    milliseconds: Histogram = field(default_factory=lambda: Histogram(MILLISECONDS))
+    confidence: Histogram | None = None
+    offered: int = 0
+    ok: int = 0
+    rated: int = 0  # answers in time of variants with a known accuracy
+    accuracy: float = 0.0  # their sum
+    marks: deque[tuple[float, int, int, int, float]] = field(default_factory=deque)
 
     def mark(self, now: float) -> None:
         """Keep the totals of every few seconds, for a minute."""

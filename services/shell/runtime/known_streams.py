@@ -15,6 +15,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
 
+from msgspec import Struct
+
 from bus.natsjet import LostStream, Streams
 from bus.port import BusError, Forbidden, NotFound
 from bus.subjects import Subjects
@@ -116,7 +118,7 @@ class StreamTable:
             raise OSError(f"the database refuses: {error}") from error
 
 
-class KnownStreams:
+class KnownStreams(Struct, eq=False):
     """The lists of one service. adopt: what is found replaces what was known.
 
     patience: s to wait for a database or a leader that does not answer. passing: streams whose content is on its way to the
@@ -124,20 +126,12 @@ class KnownStreams:
     go somewhere.
     """
 
-    def __init__(
-        self,
-        places: list[StreamList],
-        *,
-        adopt: bool = False,
-        passing: Collection[str] = (),
-        patience: float = PATIENCE,
-    ) -> None:
-        self.serving = False
-        self._patience = patience
-        self._passing = frozenset(passing)
-        self._places = places
-        self._adopt = adopt
-        self._noted: dict[str, str] = {}  # what every list has
+    places: list[StreamList]
+    adopt: bool = False
+    passing: Collection[str] = ()
+    patience: float = PATIENCE
+    serving: bool = False
+    _noted: dict[str, str] = {}  # what every list has
 
     @classmethod
     def of(cls, settings: Settings, *, patience: float = PATIENCE) -> "KnownStreams":
@@ -154,7 +148,7 @@ class KnownStreams:
 
     async def check(self, streams: Streams) -> None:
         """Look for every known stream. Raises LostStream. A list that cannot be read is skipped."""
-        for place in self._places:
+        for place in self.places:
             try:
                 known = await asyncio.to_thread(place.read)
             except OSError as error:
@@ -164,7 +158,7 @@ class KnownStreams:
                 await self._check(streams, place, name, known[name])
 
     async def _check(self, streams: Streams, place: StreamList, name: str, created: str) -> None:
-        until = asyncio.get_running_loop().time() + self._patience
+        until = asyncio.get_running_loop().time() + self.patience
         while True:
             try:
                 found = await streams.created(name)
@@ -183,24 +177,24 @@ class KnownStreams:
             return
 
     def _compare(self, name: str, created: str, found: str) -> None:
-        if self._adopt or created == found:
+        if self.adopt or created == found:
             return
         what = f"was made anew at {found}" if found else "is not there any more"
         text = f"NATS has lost data: {name}, which this system has had since {created}, {what}"
-        if not self.serving or name not in self._passing:
+        if not self.serving or name not in self.passing:
             raise LostStream(f"{text}. {REMEDY}")
         log.critical("%s: what was in it and not in the database yet is lost; new events are kept", text)
 
     async def before(self, name: str) -> None:
         """Called before a missing stream is made. Raises LostStream if it existed, BusError if no list can be read."""
-        for place in self._places:
+        for place in self.places:
             created = (await self._read(place, name)).get(name)
             if created is not None:
                 self._compare(name, created, "")
 
     async def _read(self, place: StreamList, name: str) -> dict[str, str]:
         """The content of a list. Waits for a database that does not answer."""
-        until = asyncio.get_running_loop().time() + self._patience
+        until = asyncio.get_running_loop().time() + self.patience
         logged = False
         while True:
             try:
@@ -219,7 +213,7 @@ class KnownStreams:
         if self._noted.get(name) == created:
             return
         try:
-            for place in self._places:
+            for place in self.places:
                 noted = (await asyncio.to_thread(place.read)).get(name)
                 if noted is not None:
                     self._compare(name, noted, created)

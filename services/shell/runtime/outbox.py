@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import Raw
@@ -29,6 +30,7 @@ LONGEST_PAUSE = 2.0  # s between two tries to publish
 HELD = 2_000_000  # rows; beyond this the oldest batches are dropped, which is logged as an error
 
 
+@dataclass(slots=True, eq=False)
 class Outbox:
     """Collects one actor's events. source must be unique per incarnation: it makes the batch ids unique.
 
@@ -36,35 +38,28 @@ class Outbox:
     with each batch when it is encoded. kept: outlives this process; None: it has no supervisor here.
     """
 
-    def __init__(
-        self,
-        bus: Bus,
-        subjects: Subjects,
-        source: str,
-        recorded: Callable[[int], None],
-        sealed: Callable[[str, Sequence[Any]], None] | None = None,
-        kept: Kept | None = None,
-    ) -> None:
-        self._kept = kept
-        self._keeps: deque[tuple[int, int]] = deque()  # numbers of rows, and of what is kept of them
-        self._full = False
-        self._sealed = sealed
-        self.lost = 0
-        self._bus = bus
-        self._subjects = subjects
-        self._source = source
-        self._recorded = recorded
-        self._rows: dict[str, list[Event]] = {}
-        self._open = 0
-        self._added = 0
-        self._batches = 0
-        self._ready: deque[tuple[str, str, bytes, int, int]] = deque()
-        self._held = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._wake = asyncio.Event()
-        self._idle = asyncio.Event()
+    bus: Bus
+    subjects: Subjects
+    source: str
+    recorded: Callable[[int], None]
+    sealed: Callable[[str, Sequence[Any]], None] | None = None
+    kept: Kept | None = None
+    _keeps: deque[tuple[int, int]] = field(default_factory=deque)  # numbers of rows, and of what is kept of them
+    _full: bool = False
+    lost: int = 0
+    _rows: dict[str, list[Event]] = field(default_factory=dict)
+    _open: int = 0
+    _added: int = 0
+    _batches: int = 0
+    _ready: deque[tuple[str, str, bytes, int, int]] = field(default_factory=deque)
+    _held: int = 0
+    _timer: asyncio.TimerHandle | None = None
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _idle: asyncio.Event = field(default_factory=asyncio.Event)
+    _task: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
         self._idle.set()
-        self._task: asyncio.Task[None] | None = None
 
     @property
     def held(self) -> int:
@@ -83,8 +78,8 @@ class Outbox:
         rows.append(event)
         self._added += 1
         self._open += 1
-        if self._kept is not None and type(event) is OutcomeEvent:
-            self._keep(self._kept.put(encode(event)))
+        if self.kept is not None and type(event) is OutcomeEvent:
+            self._keep(self.kept.put(encode(event)))
         if self._open >= ROWS:
             self._seal()
         elif self._timer is None:
@@ -99,13 +94,13 @@ class Outbox:
 
     def _send_left(self) -> None:
         """What a process that was killed has left, goes first. These rows have no number of ours."""
-        self._send_again([] if self._kept is None else [*self._kept.left().items()])
+        self._send_again([] if self.kept is None else [*self.kept.left().items()])
 
     def inherit(self, kept: Kept) -> None:
         """Send what the process before this one has left in memory of its own. It has ended."""
         left = kept.left()
         self._seal()
-        self._send_again([(self._kept.put(body) if self._kept is not None else 0, body) for body in left.values()])
+        self._send_again([(self.kept.put(body) if self.kept is not None else 0, body) for body in left.values()])
         for number in left:
             kept.drop(number)
 
@@ -114,7 +109,7 @@ class Outbox:
         for begin in range(0, len(left), ROWS):
             rows = left[begin : begin + ROWS]
             self._batches += 1
-            identity = f"{self._source}-{self._batches}"
+            identity = f"{self.source}-{self._batches}"
             body = encode({"id": identity, "rows": [Raw(body) for _, body in rows]})
             self._ready.append((OutcomeEvent.kind, identity, body, len(rows), 0))
             self._held += len(rows)
@@ -136,14 +131,14 @@ class Outbox:
         last = len(self._rows) - 1
         for i, (kind, rows) in enumerate(self._rows.items()):
             self._batches += 1
-            identity = f"{self._source}-{self._batches}"
+            identity = f"{self.source}-{self._batches}"
             body = encode({"id": identity, "rows": rows})
             # Numbers run over all kinds, so only the last batch of a seal may move the mark.
             through = self._added if i == last else 0
             self._ready.append((kind, identity, body, len(rows), through))
             self._held += len(rows)
-            if self._sealed is not None:
-                self._sealed(kind, rows)
+            if self.sealed is not None:
+                self.sealed(kind, rows)
         self._rows = {}
         self._open = 0
         while self._held > HELD:
@@ -163,7 +158,7 @@ class Outbox:
                 await self._wake.wait()
             kind, identity, body, count, through = self._ready[0]
             try:
-                await self._bus.publish_durable(self._subjects.event(kind), body, identity)
+                await self.bus.publish_durable(self.subjects.event(kind), body, identity)
             except BusError as error:
                 # At first a system without its streams is one that starts.
                 level = logging.INFO if pause < LONGEST_PAUSE else logging.WARNING
@@ -177,13 +172,13 @@ class Outbox:
                 self._held -= count
             if through:
                 self._forget(through)
-                self._recorded(through)
+                self.recorded(through)
 
     def _forget(self, through: int) -> None:
         """These rows are in the stream."""
         keeps = self._keeps
-        while self._kept is not None and keeps and keeps[0][0] <= through:
-            self._kept.drop(keeps.popleft()[1])
+        while self.kept is not None and keeps and keeps[0][0] <= through:
+            self.kept.drop(keeps.popleft()[1])
 
     async def close(self, grace: float) -> None:
         """Send what is left, for at most `grace` seconds."""
@@ -197,5 +192,5 @@ class Outbox:
             log.error("stopped with events unsent", extra={"rows": self._held})
         if self._task is not None:
             self._task.cancel()
-        if self._kept is not None:
-            self._kept.leave(number for _, number in self._keeps)
+        if self.kept is not None:
+            self.kept.leave(number for _, number in self._keeps)

@@ -19,16 +19,15 @@ class Violation(Struct, frozen=True):
     words: str
 
 
-class Violations:
+class Violations(Struct, eq=False):
     """All of one run, in their order. begins: the clock at the scenario's time 0."""
 
-    def __init__(self, begins: float) -> None:
-        self.found: list[Violation] = []
-        self._begins = begins
+    begins: float
+    found: list[Violation] = []
 
     def add(self, invariant: str, now: float, words: str, query: str = "") -> None:
         if len(self.found) < KEPT:
-            self.found.append(Violation(invariant, round(now - self._begins, 6), query, words))
+            self.found.append(Violation(invariant, round(now - self.begins, 6), query, words))
 
 
 # -- time in which connections and processes are held up

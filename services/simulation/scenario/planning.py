@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from bus.messages.catalog import AppRecord, PipelinePlan, PipelineRecord, Signature, VariantRecord
@@ -142,46 +143,37 @@ def _numbered(record: PipelineRecord) -> PipelineRecord:
 # -- plans
 
 
-class Planning:
+class Planning(Struct, eq=False):
     """How a scenario's pipelines are planned. machines: of the scenario. duration_s: of the loads."""
 
-    def __init__(
-        self,
-        files: Sequence[PipelineFile],
-        things: Catalogue,
-        machines: list[MachineBlock],
-        prices: Mapping[str, float],
-        loads: Sequence[WorkloadSpec],
-        duration_s: float,
-    ) -> None:
-        self._files = files
-        self._things = things
-        self._machines = machines
-        self._prices = prices
-        self._loads = loads
-        self._duration = duration_s
+    files: Sequence[PipelineFile]
+    things: Catalogue
+    machines: list[MachineBlock]
+    prices: Mapping[str, float]
+    loads: Sequence[WorkloadSpec]
+    duration_s: float
 
     def planned(self, policy: PolicySpec, location: Location) -> PolicySpec:
         """The policy with the plans of all pipelines, if it is a planner's. Raises ScenarioError, which names the location."""
-        if policy.base in UNPLANNED and self._files:
+        if policy.base in UNPLANNED and self.files:
             location.refuse(
                 f"{policy.name} chooses for [[app]]s by their own load, and a pipeline's vertices have none: use one of {', '.join(PLANNERS)}"
             )
         if policy.base not in PLANNERS:
             return policy
-        if not self._files:
+        if not self.files:
             location.refuse(f"{policy.name} plans pipelines, and there is no [[pipeline]]: add one")
-        return replace(policy, plans={file.name: self._plan(file, policy, location) for file in self._files})
+        return replace(policy, plans={file.name: self._plan(file, policy, location) for file in self.files})
 
     def _plan(self, file: PipelineFile, policy: PolicySpec, location: Location) -> PipelinePlan:
-        loads = tuple(load for load in self._loads if file.name in load.apps)
+        loads = tuple(load for load in self.loads if file.name in load.apps)
         if not loads:
             location.refuse(f"{policy.name} plans {file.name} for its queries, and no [[load]] names it: add one")
-        seconds = file.seconds or (None if all(_steady(load) for load in loads) else self._duration)
+        seconds = file.seconds or (None if all(_steady(load) for load in loads) else self.duration_s)
         options = [
             option
             for vertex in file.pipeline.vertices
-            for record in self._things.serving.get(vertex.app, ())
+            for record in self.things.serving.get(vertex.app, ())
             if policy.hardware is None or record.hardware in policy.hardware
             for option in (self._option(vertex.name, record),)
         ]
@@ -192,14 +184,14 @@ class Planning:
         return plan
 
     def _option(self, vertex: str, record: VariantRecord) -> StageOption:
-        device = largest_of(self._machines, record.hardware)
+        device = largest_of(self.machines, record.hardware)
         assert device is not None  # each variant's hardware is on some machine
         table = LatencyTable(record)
         sizes = {min(row.batch, record.max_batch) for row in record.profile.rows} | {1, record.max_batch}
         return StageOption(
             vertex=vertex,
             hardware=record.hardware,
-            price_per_hour=3600.0 * instance_price_per_s(record, self._prices, device.cores, device.memory_mb),
+            price_per_hour=3600.0 * instance_price_per_s(record, self.prices, device.cores, device.memory_mb),
             batch_latency_ms={size: 1000.0 * table.seconds(size) for size in sorted(sizes)},
             variant=record.variant,
             accuracy=record.accuracy,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from math import floor
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from bus.codec import BadMessage, decode, encode
@@ -50,16 +50,15 @@ class LiveScaling(Struct, frozen=True, gc=False):
     rows: list[ScalingEvent]
 
 
-class LiveSystem:
+class LiveSystem(Struct, eq=False):
     """items: those of online queries that ended. in_time: those of them that were answered in time. actions: by kind."""
 
-    def __init__(self) -> None:
-        self.items = 0
-        self.in_time = 0
-        self.actions: Counter[str] = Counter()
-        self.catalog = Catalog()
-        self._entries: dict[str, bytes] = {}
-        self._heartbeats: dict[str, tuple[float, WorkerHeartbeat]] = {}
+    items: int = 0
+    in_time: int = 0
+    actions: Counter[str] = field(default_factory=Counter)
+    catalog: Catalog = field(default_factory=Catalog)
+    _entries: dict[str, bytes] = {}
+    _heartbeats: dict[str, tuple[float, WorkerHeartbeat]] = {}
 
     # -- fold
 

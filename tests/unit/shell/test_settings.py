@@ -280,7 +280,7 @@ def test_the_goal_comes_from_a_file_or_a_variable_and_reaches_both(tmp_path: Pat
     (tmp_path / "infaas.toml").write_text('goal = "accuracy"\n')
     assert load(environ={}).goal == "cost"
     for settings in (load(tmp_path / "infaas.toml", {}), load(environ={"INFAAS_GOAL": "accuracy"})):
-        assert settings.goal == make_controller(settings, Subjects(), "vm-0", {})._planner._problems._goal == "accuracy"
+        assert settings.goal == make_controller(settings, Subjects(), "vm-0", {})._planner.problems.goal == "accuracy"
         policy = load_policy(settings)
         assert getattr(policy, "goal") == "accuracy"  # noqa: B009  (not every policy has one)
 
