@@ -243,17 +243,3 @@ Goal = Literal["cost", "accuracy"]
 def merit(accuracy: float | None) -> float:
     """The value of an accuracy if accuracy is the goal. An accuracy that was not measured counts as 0."""
     return 0.0 if accuracy is None else accuracy
-
-
-def cores_free(total: float, needed: float, work: float, held: Iterable[tuple[float, float]]) -> float:
-    """Seconds until so many of all cores are free, and free ones have done so much work first (seconds of cores). held: seconds until when batches
-    under way keep how many cores. One keeps no others.
-    """
-    held = sorted(held)
-    free, at = total - sum(cores for _, cores in held), 0.0
-    for until, cores in held:
-        if free >= needed and work <= free * (until - at):
-            break
-        work = max(0.0, work - free * (until - at))
-        at, free = until, free + cores
-    return at + work / free

@@ -18,6 +18,7 @@ from bus.subjects import Subjects
 from services.core.actor import After, Do, Effect, Publish
 from services.core.cost import LatencyTable
 from services.core.placement import Device
+from services.core.selection.cores import urgent_at
 from services.core.settings import ExecutorSettings
 from services.executor.batching import BatchingPolicy, BatchingRules, make_policy
 from services.executor.commands import (
@@ -268,17 +269,12 @@ class Loaded:
 # -- batches that run: each takes as many cores as its variant has threads, and an instance runs one for each context
 
 
-PATIENCE_S = 1.0  # waited by all alike, in the order of deadlines
-STRETCH = 100.0  # times as long as its queue takes, a quiet model waits
-
-
 def _most_urgent(loaded: Loaded) -> float:
-    """Its first deadline. A quiet model is not to wait for all that another one's flood has put before it: it takes a hundredth of that time."""
     queue = loaded.queue
     first = queue.first
     if first is None or first.route.policy == OFFLINE:
         return queue.most_urgent
-    return min(queue.most_urgent, first.route.arrived + PATIENCE_S + STRETCH * queue.seconds)
+    return urgent_at(queue.most_urgent, first.route.arrived, queue.seconds)
 
 
 def _last_begun(loaded: Loaded) -> float:

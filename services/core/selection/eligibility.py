@@ -17,7 +17,8 @@ from bus.messages.catalog import AppRecord, VariantRecord
 from bus.messages.public import Requirements
 from services.core.accuracy import defaults
 from services.core.cost import Goal, LatencyTable, cost_per_1000, load_seconds, merit, open_axis
-from services.core.selection.instances import DEFAULT_PRIORITY, MANY, OVERHEAD, Instance, InstanceSampler
+from services.core.selection.cores import MANY
+from services.core.selection.instances import DEFAULT_PRIORITY, OVERHEAD, Instance, InstanceSampler
 
 INFINITE = float("inf")
 NO_WISH = Requirements()

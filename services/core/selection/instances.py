@@ -7,8 +7,9 @@ from math import ceil, inf
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import DeviceStatus, InstanceStatus
-from services.core.cost import LatencyTable, cores_free
+from services.core.cost import LatencyTable
 from services.core.lifecycle import SERVING
+from services.core.selection.cores import MANY, SHUT, SharedCores, urgent_at
 
 # A query that must wait is predicted to take so much longer than the profile says. The rate at which a queue drains is known only roughly
 # (neighbours, the loop, the bus). Without a margin, an overloaded system admits every query to end exactly at its deadline, and whatever goes
@@ -17,79 +18,8 @@ CAUTION = 1.2
 ROOM = 1.15  # times as much where a model's own queries fill scarce cores: a flood leaves room for the queries of quiet models
 OVERHEAD = 0.0005  # s of a query for bus and dispatch, in addition to the model's own time
 DEFAULT_PRIORITY = 5
-SHUT = 1e9  # s; not infinity, since those that will join are counted in whole items
 LOWEST = 9  # 1 is the highest priority
 STALE = 1.0  # s; the largest age of a queue's length in a heartbeat, which comes by way of the monitor
-
-
-@dataclass(slots=True, eq=False)
-class SharedCores:
-    """The cores of one device, for which its instances' batches wait, as at the executor."""
-
-    cores: float = 1
-    instances: "list[Instance]" = field(default_factory=list)
-    quiet: int = 0  # echoes of the dispatcher since the executor has said something, while it has queries
-
-    def add(self, instance: "Instance", device: DeviceStatus) -> None:
-        """An instance was loaded on this device. One on which batches overlap makes none wait."""
-        self.cores = max(1, device.cores) if device.exclusive else inf
-        self.instances.append(instance)
-        self.count()
-
-    def remove(self, instance: "Instance") -> None:
-        self.instances.remove(instance)
-        instance.cores_scarce(False)
-        self.count()
-
-    def count(self) -> None:
-        """Whether all instances can run at a time, with all their contexts. Those of one instance share a GPU."""
-        wanted = (self.needed(i) * (i.contexts if i.record.hardware == "cpu" else 1) for i in self.instances)
-        scarce = sum(wanted) > self.cores and len(self.instances) <= MANY
-        for instance in self.instances:
-            instance.cores_scarce(scarce)
-
-    def needed(self, instance: "Instance") -> float:
-        """Cores that a batch of this instance takes."""
-        return max(1, min(instance.record.threads, self.cores))
-
-    def begin(self, at: float) -> None:
-        """Cores are free: the instances with the most urgent queries begin a batch."""
-        free = self.cores
-        ready = []
-        for instance in self.instances:
-            if instance.running:
-                free -= self.needed(instance)
-            elif instance.own + instance.others:
-                ready.append(instance)
-        ready.sort(key=lambda i: i.latest - i.waiting_s)
-        for instance in ready:
-            if self.needed(instance) <= free:
-                free -= self.needed(instance)
-                instance.begin(at, instance.own + instance.others)
-
-    def ahead_of(self, waiting: "Instance", deadline: float, now: float, seconds: float) -> tuple[float, float]:
-        """Seconds until the cores are this instance's for a query with this deadline, and which share of that are queries of its own model.
-        seconds: until its own queue would let it begin.
-
-        The executor begins the batch with the earliest deadline. So of what waits at other instances, the part with earlier deadlines goes
-        first. Deadlines there count as evenly spread over as much time as their work takes, up to the last one sent.
-        """
-        busy = needed = self.needed(waiting)
-        own, waits, held = seconds * needed, 0.0, [(seconds, needed)]
-        for other in self.instances:
-            if other is waiting or not (other.own or other.others) or other.waiting_s == SHUT:
-                continue
-            takes = self.needed(other)
-            busy += takes
-            before = other.waiting_s + other.table.seconds(other.rest) * other.factor
-            before = max(0.0, min(before, deadline - other.latest + before))
-            under_way = max(0.0, other.free_at - now)
-            held.append((under_way, takes))
-            waits += before * takes
-            own += (before + under_way) * takes if other.record.model == waiting.record.model else 0.0
-        work = waits + sum(until * cores for until, cores in held)
-        free = seconds if busy <= self.cores else max(seconds, cores_free(self.cores, needed, waits, held))
-        return free, own / work if work else 0.0
 
 
 class Instance:
@@ -189,7 +119,8 @@ class Instance:
             together = rest + items
         caution = CAUTION
         if self.scarce:
-            wait, share = self.cores.ahead_of(self, deadline, now, wait)
+            takes = wait + table.seconds(together) * self.factor
+            wait, share = self.cores.ahead_of(self, urgent_at(deadline, now, takes), now, wait)
             caution *= 1.0 + (ROOM - 1.0) * share
         if not wait:
             return table.seconds(together) * self.factor
@@ -398,7 +329,6 @@ class Worker:
 # choices"). Only if none of these is in time does the query look at all. If none of all is in time, the next queries look only where something
 # has ended since, or a batch under way has come so far that it may be.
 
-MANY = 64
 SAMPLED = 16  # instances looked at while one of them is in time
 PACKED = 0.25  # s for which the order of workers by fullness is kept; heartbeats change it every 0.5 s
 PACK_BELOW = 0.8  # fullness of a worker up to which `pack` fills it

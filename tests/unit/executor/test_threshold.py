@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.messages.jobs import OFFLINE
+from services.core.selection.cores import PATIENCE_S, STRETCH
 from services.core.settings import ExecutorSettings, Settings
 from services.executor.batching import Threshold
-from services.executor.instances import PATIENCE_S, STRETCH
 from tests.support.simulated.batch_clients import BatchClients, linear
 
 QUANTUM = 0.005

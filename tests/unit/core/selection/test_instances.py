@@ -9,8 +9,9 @@ from bus.messages.catalog import AppRecord
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from services.core.cost import LatencyTable
 from services.core.selection.cluster import ClusterView
+from services.core.selection.cores import MANY, PATIENCE_S, STRETCH
 from services.core.selection.eligibility import Ask, usual
-from services.core.selection.instances import CAUTION, MANY, Instance, InstanceSampler
+from services.core.selection.instances import CAUTION, ROOM, Instance, InstanceSampler
 from services.core.selection.policy import InfaasPolicy, note
 from tests.support.data.examples import examples
 from tests.support.simulated.fleet import PRICES, SIGNATURE, variant
@@ -320,6 +321,15 @@ def test_a_flooded_model_that_fills_its_queues_leaves_room_for_a_quiet_one_with_
     assert min(instance.own * instance.per_item for instance in flooded) > 0.6 * seconds, (
         "it has its queues all the same"
     )
+
+
+def test_a_queue_that_takes_all_the_time_left_leaves_room_for_a_quiet_model() -> None:
+    """Its executor lets the quiet one go first. A flood's queue grows so long where its device becomes slower."""
+    quiet, flooded = on_one_device(1)
+    for _ in range(2_600):
+        flooded.take(1, NOW, NOW + 20.0)
+    assert flooded.predict(1, None, NOW + 20.0, NOW) > 20.0
+    assert quiet.predict(1, None, NOW + 20.0, NOW) < CAUTION * ROOM * (PATIENCE_S + STRETCH * 0.025)
 
 
 def test_an_instance_that_is_gone_leaves_its_cores_to_the_others() -> None:
