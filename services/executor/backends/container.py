@@ -198,6 +198,7 @@ class UserProcess:
         with suppress(subprocess.TimeoutExpired):
             return how_ended(self._process.wait(1.0))
         self._process.kill()
+        self._process.wait()
         return "closed its channel"
 
 

@@ -21,6 +21,9 @@ import numpy as np
 
 def crash(_): ctypes.string_at(0)
 def leave(_): os._exit(7)
+def shut(_):
+    os.closerange(3, 256)
+    time.sleep(1000)
 def hang(_): time.sleep(1000)
 def fail(_): raise ValueError("not today")
 def many(x): return {"y": np.concatenate([x, x])}
@@ -41,7 +44,7 @@ class Model:
         self.made = True
 
     def predict_batch(self, inputs):
-        acts = [write, crash, leave, hang, fail, many, few, other, text, nothing, number, thing, double]
+        acts = [write, crash, leave, hang, fail, many, few, other, text, nothing, number, thing, double, shut]
         x = inputs["x"]
         return acts[int(x[0, 0])](x)
 
@@ -67,7 +70,7 @@ def scaled(factor):
 
 closure = scaled(3)
 """
-WRITE, CRASH, LEAVE, HANG, FAIL, MANY, FEW, OTHER, TEXT, NOTHING, NUMBER, THING, DOUBLE = range(13)
+WRITE, CRASH, LEAVE, HANG, FAIL, MANY, FEW, OTHER, TEXT, NOTHING, NUMBER, THING, DOUBLE, SHUT = range(14)
 SPEC = TensorSpec(name="x", datatype="FP32", shape=[2])
 SIGNATURE = Signature(inputs=[SPEC], outputs=[TensorSpec(name="y", datatype="FP32", shape=[2])])
 
@@ -129,7 +132,9 @@ def test_what_it_does_wrong_is_said(model: UserProcess, what: int, words: str) -
     assert answers(model)
 
 
-@pytest.mark.parametrize(("what", "how"), [(CRASH, "was ended by SIGSEGV"), (LEAVE, "ended with code 7")])
+@pytest.mark.parametrize(
+    ("what", "how"), [(CRASH, "was ended by SIGSEGV"), (LEAVE, "ended with code 7"), (SHUT, "closed its channel")]
+)
 def test_a_process_that_ends_costs_one_batch(model: UserProcess, what: int, how: str) -> None:
     with pytest.raises(RunFailed) as error:
         model.run({"x": asking(what)})
