@@ -6,10 +6,8 @@ from bus.messages.scaling import DemandHistory
 from services.core.forecast.base import DAY, Forecaster, Rule
 from services.core.forecast.combined import CombinedForecaster
 from services.core.forecast.conformal import Conformal
-from services.core.forecast.last import LastValue
-from services.core.forecast.mean import MovingMean
 from services.core.forecast.seasonal import SeasonalNaive
-from services.core.forecast.trend import DampedTrend
+from services.core.forecast.simple import DampedTrend, LastValue, MovingMean
 
 FORECASTERS: dict[str, Callable[[float, float], Rule]] = {
     "combined": CombinedForecaster,
