@@ -127,8 +127,8 @@ class Behind:
             self._post(*lost, headers=_LOST)
 
     def denied(self, subject: str) -> bool:
-        """The server refuses to let us publish there. Returns whether it was a question."""
-        if subject != EVERY_SERVER:
+        """The server refuses to let us publish there. Returns whether it was a question of ours."""
+        if subject != EVERY_SERVER or not self._count:
             return False
         self._give_up("our rights do not allow it: `infaas auth` writes them anew")
         return True
