@@ -175,6 +175,9 @@ class MemoryBus:
             raise PayloadTooLarge(f"{len(data)} bytes for {subject}; the bus takes {self.max_payload}")
         self._broker.send(_Published(self, Delivery(subject, data, reply, dict(headers) if headers else None)))
 
+    def publish_behind(self, subject: str, data: bytes) -> None:
+        self.publish(subject, data)
+
     async def request(
         self, subject: str, data: bytes, timeout: float, headers: Mapping[str, str] | None = None
     ) -> Delivery:

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from nats import errors
 
+from bus.natsbehind import Behind
 from bus.natsbuckets import NatsKeyValue, NatsObjectStore
 from bus.natsclient import DirectClient, LostConnection, NatsSubscription
 from bus.natsconsumers import PullConsumer
@@ -81,7 +82,7 @@ class NatsBus:
         self._up = asyncio.Event()
         self._refused = asyncio.Event()
         self._last_error: Exception | None = None
-        self._jet = JetStream(self, lambda: bool(self._client._server_info.get("cluster")))
+        self._jet = JetStream(self, self._clustered)
 
     @classmethod
     async def connect(
@@ -146,7 +147,14 @@ class NatsBus:
                 await self._client.drop()
         self._inbox = f"{self.new_inbox()}."
         self._client.listen(f"{self._inbox}*", self._replied)
+        self._behind = Behind(self._client.post, self._client.listen, self.new_inbox())
+        self._callbacks.append(self._behind.changed)
+        self._on_denied.append(self._behind.denied)
         self._up.set()
+
+    def _clustered(self) -> bool:
+        """Whether the server is one of several, or may become that."""
+        return bool(self._client._server_info.get("cluster"))
 
     @property
     def max_payload(self) -> int:
@@ -163,6 +171,12 @@ class NatsBus:
         tail: Buffer | Sequence[Buffer] = b"",
     ) -> None:
         self._client.post(subject, data, reply, headers, tail)
+
+    def publish_behind(self, subject: str, data: bytes) -> None:
+        if self._clustered():
+            self._behind.publish(subject, data)
+        else:
+            self._client.post(subject, data)
 
     async def request(
         self, subject: str, data: Buffer, timeout: float, headers: Mapping[str, str] | None = None

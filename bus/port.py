@@ -52,6 +52,7 @@ class Delivery(NamedTuple):
 
 
 DeliveryHandler = Callable[[Delivery], None]
+ECHO = "Infaas-Echo"  # header of what `publish_behind` sends before the message itself (early), or instead of it (lost)
 
 
 Buffer = bytes | bytearray | memoryview  # memoryviews of single bytes
@@ -175,6 +176,13 @@ class Bus(Protocol):
 
         Buffered messages survive a reconnect, up to a limit.
         tail: the rest of the body, in one or several pieces. It is sent after `data`, without a copy. The caller must not change it.
+        """
+
+    def publish_behind(self, subject: str, data: bytes) -> None:
+        """Send on a subject that this connection hears, so that it comes behind all that any server had got before.
+
+        Where there are several servers, it also comes through our own one alone, with header ECHO `early`, and if what a server had got may be lost,
+        with `lost` instead of without.
         """
 
     async def request(

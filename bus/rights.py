@@ -10,7 +10,7 @@ answered by services; `_SERVICE_.<name>` belongs to services that nobody answers
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, NamedTuple, get_args
 
-from bus.subjects import Subjects
+from bus.subjects import EVERY_SERVER, Subjects
 
 Role = Literal[
     "client",
@@ -350,6 +350,8 @@ def rights(identity: Identity, subjects: Subjects) -> Rights:
             publish.update(_of_store(role, store, getattr(subjects, store.name)))
         if role in ANSWERERS:
             publish.add(f"{OWN}.>")
+        if role == "dispatcher":
+            publish.add(EVERY_SERVER)  # what goes behind all that servers have (bus/natsbehind.py)
         if role == "supervisor":
             publish.add(f"{SERVICE}.>")  # what became of an order to start or stop a machine
     for bucket in identity.buckets:

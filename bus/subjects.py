@@ -239,6 +239,8 @@ class Subjects:
         return self.prefix.upper().replace("-", "_")
 
 
+EVERY_SERVER = "$SYS.REQ.ACCOUNT.PING.STATZ"  # each NATS server answers, with numbers of the asker's own account
+
 # -- Grammar, the same for every bus
 
 MOST_SUBJECT = 1000  # bytes; a server closes connections whose control lines (subject, reply subject, sizes) pass 4096

@@ -112,7 +112,7 @@ class Trying(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Echo(Struct, frozen=True, array_like=True, gc=False):
-    """`infaas.echo.<dispatcher>`: from a dispatcher to itself. What had reached the server before comes before it. at: when it was sent, Unix seconds."""
+    """`infaas.echo.<dispatcher>`: from a dispatcher to itself. What had reached servers before comes before it. at: when it was sent, Unix seconds."""
 
     at: float
 

@@ -126,6 +126,10 @@ class Publish(Struct, frozen=True, gc=False):
     headers: Mapping[str, str] | None = None
 
 
+class PublishBehind(Publish, frozen=True, gc=False):
+    """Publish to this actor itself, so that it comes behind all that any server of the bus had got before (`bus.port.Bus.publish_behind`)."""
+
+
 class After(Struct, frozen=True, gc=False):
     """The only timer: `message` comes back after `delay` seconds. A later After with the same key replaces it."""
 

@@ -36,6 +36,7 @@ class Line:
         "_from",
         "_heard",
         "_least",
+        "_publish",
         "_sent",
         "_since",
         "_stale",
@@ -45,8 +46,9 @@ class Line:
         "usual",
     )
 
-    def __init__(self, subject: str, stale: float) -> None:
+    def __init__(self, subject: str, stale: float, publish: type[Publish] = Publish) -> None:
         self._subject = subject
+        self._publish = publish
         self._stale = stale
         self._heard = 0.0
         self._from = 0.0  # the same, or when a rest ended: what was said before that was heard
@@ -75,7 +77,7 @@ class Line:
         if not self._heard:
             self._heard, self.fresh_until = now, now + self._stale
         self._sent.append(now)
-        return Publish(self._subject, Echo(now))
+        return self._publish(self._subject, Echo(now))
 
     def came(self, echo: Echo, now: float) -> bool:
         """An echo came back. Returns whether the connection was broken before, perhaps, and what came on it lost: an earlier echo never came

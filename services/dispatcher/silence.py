@@ -1,6 +1,8 @@
 """Executors that say nothing: when their dispatcher speaks for them. Pure.
 
-It hears itself first (services/core/line.py). Then it has heard all that an executor had said, however late that came here.
+It hears itself first (services/core/line.py). Then it has heard all that an executor had said, however late that came here. Where the bus has several
+servers, an echo through our own one shows only how old messages here are: what came to another one may still be on its way. So before it speaks, it
+waits for the same echo behind all that any of them had got.
 """
 
 from collections import Counter
@@ -10,8 +12,9 @@ from typing import Any
 
 from bus.messages.flow import Echo, HandBack, Withdraw
 from bus.messages.public import Error
+from bus.port import ECHO
 from bus.subjects import Subjects
-from services.core.actor import After, Effect, Envelope, Handler, Inlet, Publish
+from services.core.actor import After, Effect, Envelope, Handler, Inlet, Publish, PublishBehind
 from services.core.line import ECHO_S, EchoDue, Hold, Line
 from services.core.selection.cluster import ClusterView
 from services.core.selection.cores import SharedCores
@@ -51,6 +54,7 @@ class Silence:
     # By app: executors that ended a query after this dispatcher had spoken for them.
     crossings: Counter[str] = field(default_factory=Counter)
     moved: dict[bytes, Query] = field(default_factory=dict)  # queries that two executors may have
+    _early: float = 0.0  # the last echo that came through our own server alone
     _counted: float = 0.0  # the last echo by which executors were found to be quiet
     _spoken: dict[bytes, str] = field(default_factory=dict)  # the last queries of silent executors, and their apps
     line: Line = field(init=False)
@@ -59,7 +63,7 @@ class Silence:
     handlers: dict[type, Handler] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.line = Line(self.subjects.echo(self.name), STALE)
+        self.line = Line(self.subjects.echo(self.name), STALE, PublishBehind)
         self.hold = Hold(self.line, self.handle, _takes_away)
         self.inlets = (Inlet(subject=self.subjects.echo(self.name), message=Echo),)
         self.handlers = {EchoDue: self._due}
@@ -115,16 +119,22 @@ class Silence:
         return effects
 
     def echoed(self, envelope: Envelope) -> Iterable[Effect]:
-        """All that executors had said when this echo was sent is here: speak for those that have said nothing."""
+        """All that executors had said when this echo was sent is here, unless it is an early one: speak for those that have said nothing."""
         echo: Echo = envelope.message
-        again = self._say_again(envelope.now) if self.line.came(echo, envelope.now) else ()
-        silent = self.in_flight.remove_silent(echo.at)
+        now, how = envelope.now, (envelope.headers or {}).get(ECHO)
+        lost = how == "lost"
+        if how == "early":
+            self._early = echo.at
+        if echo.at > self._early or how == "early":
+            lost |= self.line.came(echo, now)
+        again = self._say_again(now) if lost else ()
+        silent = self.in_flight.remove_silent(echo.at) if how is None else ()
         for query in silent:
             if len(self._spoken) >= KEPT:
                 del self._spoken[next(iter(self._spoken))]
             self._spoken[query.uid] = query.app
-        released = self.hold.release(envelope.now)
-        return [*again, *released, *self._speak(silent, envelope.now), *self._others(echo.at, envelope.now)]
+        released = self.hold.release(now)
+        return [*again, *released, *self._speak(silent, now), *self._others(echo.at, now)]
 
     def _say_again(self, now: float) -> list[Effect]:
         """What executors have said may be lost: ask those that have queries, before this dispatcher speaks for them."""

@@ -28,6 +28,7 @@ from services.core.actor import (
     Halt,
     Inlet,
     Publish,
+    PublishBehind,
     Record,
     Recorded,
     Started,
@@ -169,6 +170,7 @@ class Kernel:
         self._watchers: dict[str, dict[str, RunningActor]] = {}
         self._perform: dict[type, Callable[[RunningActor, Any], None]] = {
             Publish: self._publish,
+            PublishBehind: self._publish,  # there is one server
             After: self._after,
             Cancel: self._cancel,
             Do: self._do,

@@ -192,6 +192,8 @@ MAY = {
     "$JS.API.STREAM.UPDATE.INFAAS_OUTCOMES": {"recorder"},
     "$JS.API.CONSUMER.MSG.NEXT.INFAAS_OUTCOMES.recorder": {"recorder", "operator"},
     "$SYS.REQ.SERVER.PING": set(),
+    "$SYS.REQ.ACCOUNT.PING.CONNZ": set(),
+    "$SYS.REQ.ACCOUNT.PING.STATZ": {"dispatcher"},
 }
 HEAR = {
     "_INBOX_.faces.phone.>": {"phone"},

@@ -119,6 +119,11 @@ def test_only_what_must_reach_out_is_on_a_network_that_does() -> None:
     }
 
 
+def test_nats_servers_have_one_connection_to_each_other() -> None:
+    """What a dispatcher asks them and what its executors say then keep their order (bus/natsbehind.py)."""
+    assert re.search(r"^  pool_size: -1$", (OPS / "nats" / "cluster.conf").read_text(), re.MULTILINE)
+
+
 def test_the_scripts_are_bash() -> None:
     for script in OPS.glob("*.sh"):
         assert script.stat().st_mode & 0o111

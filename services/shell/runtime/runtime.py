@@ -33,6 +33,7 @@ from services.core.actor import (
     Inlet,
     Malformed,
     Publish,
+    PublishBehind,
     Record,
     Recorded,
     Started,
@@ -118,6 +119,7 @@ class Runtime:
         self._live = False
         self._perform: dict[type, Callable[[Any], None]] = {
             Publish: self._publish,
+            PublishBehind: self._publish_behind,
             After: self._after,
             Cancel: self._cancel,
             Do: self._do,
@@ -345,6 +347,12 @@ class Runtime:
             )
         except BusError as error:
             log.warning("a message was not sent: %s", error, extra={"subject": effect.subject, **about(message)})
+
+    def _publish_behind(self, effect: PublishBehind) -> None:
+        try:
+            self._bus.publish_behind(effect.subject, encode(effect.message))
+        except BusError as error:
+            log.warning("a message was not sent: %s", error, extra={"subject": effect.subject})
 
     def _after(self, effect: After) -> None:
         key = effect.key

@@ -67,7 +67,7 @@ class NatsServer:
             # Streams of all tests stay reserved until the session ends, far beyond what they hold and any disk has.
             f'jetstream {{ store_dir: "{directory / "jetstream"}", max_file_store: 100TB }}\n'
             'authorization { users: [ { user: "tester", password: "secret" }, { user: "limited", password: "secret", '
-            'permissions: { publish: { deny: ["forbidden.>"] } } } ] }\n'
+            'permissions: { publish: { deny: ["forbidden.>", "$SYS.>"] } } } ] }\n'
             f"{extra}"
         )
 

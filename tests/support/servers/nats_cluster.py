@@ -123,7 +123,7 @@ class Cluster:
             extra = (
                 f"server_name: {name}\ncluster {{\n  name: test\n"
                 f'  listen: "127.0.0.1:{routes[name]}"\n  advertise: "127.0.0.1:1"\n  no_advertise: true\n'
-                f"  connect_retries: 1\n  routes: [ {others} ]\n}}\n"
+                f"  connect_retries: 1\n  pool_size: -1\n  routes: [ {others} ]\n}}\n"
             )
             self.servers[name] = NatsServer(directory / name, extra=extra)
         self.url = ",".join(server.url for server in self.servers.values())

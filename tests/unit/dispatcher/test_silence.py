@@ -7,6 +7,8 @@ import pytest
 
 from bus.messages.events import OutcomeEvent
 from bus.messages.flow import DoneBatch
+from bus.port import ECHO
+from services.core.actor import Publish, PublishBehind
 from services.core.line import WINDOW_S
 from services.core.outcomes import ECHO_LOST, SILENT
 from services.dispatcher.metrics import DispatcherMetrics
@@ -94,6 +96,84 @@ def test_what_an_executor_says_after_its_dispatcher_has_spoken_for_it_is_counted
         if each.name == "infaas_crossed_replies_total"
     ]
     assert [sample[:2] for sample in family.samples] == [({"app": "app"}, 1)]
+
+
+# -- a bus of several servers
+
+
+class Route:
+    """Between the executors' server and the dispatchers', and slow: what is on it waits until `go_on`. lossy: then it breaks instead."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.slow = self.lossy = False
+        self._waiting: list[tuple[Any, Publish]] = []
+        self._kernel = fleet.stage.kernel
+        self._done = fleet.subjects.done("d0")
+        self._publish = self._kernel._perform[Publish]
+        self._kernel._perform |= {Publish: self._said, PublishBehind: self._echo}
+
+    def _said(self, member: Any, effect: Publish) -> None:
+        if self.slow and effect.subject == self._done:
+            self._waiting.append((member, effect))
+        else:
+            self._publish(member, effect)
+
+    def _echo(self, member: Any, effect: Publish) -> None:
+        self._come(member, effect, "early")
+        if self.slow:
+            self._waiting.append((member, effect))
+        else:
+            self._publish(member, effect)
+
+    def _come(self, member: Any, effect: Publish, how: str) -> None:
+        self._kernel._post(self._kernel._route, (effect.subject, effect.message, "", member, b"", {ECHO: how}))
+
+    def go_on(self) -> None:
+        self.slow = False
+        for member, effect in self._waiting:
+            if not self.lossy:
+                self._publish(member, effect)
+            elif isinstance(effect, PublishBehind):
+                self._come(member, effect, "lost")
+        self._waiting.clear()
+
+
+@pytest.mark.parametrize("lossy", [False, True])
+def test_a_notice_that_is_long_on_its_way_between_two_servers_is_waited_for(lossy: bool) -> None:
+    fleet = warm()
+    route = Route(fleet)
+    label = fleet.ask(latency_ms=1000.0 * SLO)
+    fleet.stage.run(0.0003)  # it is with its executor
+    route.slow, route.lossy = True, lossy
+    fleet.stage.run(SLO + 1.0)
+    assert "outputs" in reply(fleet, label)[1]
+    assert [one for one in fleet.outcomes() if one.id == label] == []
+    route.go_on()
+    fleet.stage.run(1.0)
+    assert "outputs" in reply(fleet, label)[1]
+    assert row(fleet, label).outcome == "ok"
+
+
+def test_with_several_servers_an_executor_that_is_silent_is_spoken_for_as_early() -> None:
+    fleet = warm()
+    Route(fleet)
+    fall_silent(fleet)
+    asked = fleet.stage.now
+    label = fleet.ask(latency_ms=1000.0 * SLO)
+    fleet.stage.run(1.0)
+    at, refusal = reply(fleet, label)
+    assert refusal["error"]["code"] == "deadline"
+    assert at - asked <= SLO + LATEST
+
+
+def test_while_another_server_says_nothing_a_dispatcher_hears_itself_and_takes_queries() -> None:
+    fleet = warm()
+    route = Route(fleet)
+    route.slow = True
+    fleet.stage.run(2.0 * STALE)
+    label = fleet.ask(latency_ms=1000.0 * SLO)
+    fleet.stage.run(SLO)
+    assert "outputs" in reply(fleet, label)[1]
 
 
 # -- a dispatcher that was stopped

@@ -246,11 +246,13 @@ class Managers:
         try:
             import docker  # noqa: PLC0415  (an extra, and 40 MB)
             import docker.errors  # noqa: PLC0415
+            import docker.transport.unixconn  # noqa: PLC0415
             import requests  # noqa: PLC0415
         except ImportError as error:
             raise ProviderError(
                 f"machines.provider swarm needs docker-py ({error}): pip install 'infaas[swarm]'"
             ) from error
+        docker.transport.unixconn.UnixHTTPConnection.connect = _connect
         self._docker = docker
         self._refused: type[Exception] = docker.errors.APIError
         self._failures = (docker.errors.DockerException, requests.RequestException, OSError, ValueError)
@@ -361,6 +363,18 @@ class Managers:
                 log.warning("no manager of the Swarm answers: %s", reasons)
             else:
                 log.info("a manager of the Swarm answers", extra={"host": self._host})
+
+
+def _connect(connection: Any) -> None:
+    """As docker-py connects to an engine's socket; but where nobody listens it leaves its own one open, until its memory is collected."""
+    ours = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        ours.settimeout(connection.timeout)
+        ours.connect(connection.unix_socket)
+    except BaseException:
+        ours.close()
+        raise
+    connection.sock = ours
 
 
 def _addresses(hosts: Sequence[str]) -> list[str]:

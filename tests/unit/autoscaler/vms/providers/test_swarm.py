@@ -1,13 +1,16 @@
 """docker-py before scripted HTTP servers in the managers' place: which failures another host is asked for, and which are answers."""
 
 import asyncio
+import gc
 import json
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +19,7 @@ from services.autoscaler.vms.providers.base import ProviderError
 from services.autoscaler.vms.providers.swarm import Managers, NoManager, OutOfSequence, Swarm
 from services.core.settings import SwarmSettings
 from tests.support.clients.responders import until
+from tests.support.servers.docker_engine import stand_in
 from tests.support.servers.nats import free_port, run
 
 docker = pytest.importorskip("docker", reason="docker-py is missing: the extra swarm")
@@ -253,6 +257,24 @@ def test_the_connection_of_one_that_was_given_up_is_closed_once_its_answer_is_th
 
     with managers(one):
         run(main())
+
+
+def test_an_engine_that_is_not_there_leaves_no_socket_open(tmp_path: Path) -> None:
+    """A warning of it would come whenever its memory is collected, in the midst of anything else."""
+    with stand_in(tmp_path) as engine:
+        host = f"unix://{engine.path}"
+
+    async def main() -> None:
+        asked = Managers([host], "", 5.0)
+        with pytest.raises(NoManager, match="Connection refused"):
+            await nodes(asked)
+        await asked.close()
+
+    with warnings.catch_warnings(record=True) as left_open:
+        warnings.simplefilter("always", ResourceWarning)
+        run(main())
+        gc.collect()
+    assert [str(warning.message) for warning in left_open] == []
 
 
 def test_one_that_does_not_say_its_version_leaves_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
