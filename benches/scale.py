@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from bus.messages.catalog import AppRecord, ModelRecord, Profile, ProfileRow, Signature, VariantRecord
 from bus.messages.public import Requirements
 from services.core.placement import Device
-from services.core.settings import AutoscalerSettings, Settings
-from services.simulation.scenario.model import MachineSpec, PolicySpec, Scenario, StaticChoice, WorkloadSpec
+from services.core.settings import AutoscalerSettings, Settings, StaticVariant
+from services.simulation.scenario.model import MachineSpec, PolicySpec, Scenario, WorkloadSpec
 
 SIGNATURE = Signature(inputs=[], outputs=[])
 APPS = 10
@@ -74,7 +74,7 @@ def fleet(
         for i, (threads, item_ms, accuracy) in enumerate(kinds)
     )
     each = max(1, round(APPS * workers / apps))  # ten instances a worker, whatever the number of apps
-    choice = {f"a{n}": StaticChoice(variants[n * len(kinds)].variant, each) for n in range(apps)}
+    choice = {f"a{n}": StaticVariant(variant=variants[n * len(kinds)].variant, instances=each) for n in range(apps)}
     machines = MachineSpec(
         kind="cpu",
         devices=(Device(name="cpu", kind="cpu", cores=CORES, memory_mb=MEMORY_MB),),
@@ -84,7 +84,9 @@ def fleet(
         maximum=workers,
     )
     static = policy == "static"
-    settings = Settings(autoscaler=AutoscalerSettings(policy="static" if static else "infaas"))
+    settings = Settings(
+        autoscaler=AutoscalerSettings(policy="static" if static else "infaas", choice=choice if static else {})
+    )
     mean = per_worker * workers
     peak = mean / (1 - RAMP * (1 - LOW) / 2)
     rate = ((0.0, mean),) if static else ((0.0, LOW * peak), (RAMP * seconds, peak))
@@ -114,7 +116,6 @@ def fleet(
                 base=policy,
                 hardware=None,
                 machines=(machines,),
-                choice=choice if static else {},
                 settings=settings,
             ),
         ),
@@ -127,5 +128,6 @@ def loop(rate: float, seconds: float) -> Scenario:
     found = fleet(1, seconds, policy="static", apps=1, kinds=((1, 2.0, 0.75),), per_worker=rate)
     quick = record("m0", 0, 1, 2.0, 0.75, most=16)
     spec = found.policies[0]
-    choice = {"a0": StaticChoice(quick.variant, APPS)}
-    return replace(found, variants=(quick,), policies=(replace(spec, choice=choice),))
+    choice = {"a0": StaticVariant(variant=quick.variant, instances=APPS)}
+    settings = replace(spec.settings, autoscaler=replace(spec.settings.autoscaler, choice=choice))
+    return replace(found, variants=(quick,), policies=(replace(spec, settings=settings),))

@@ -70,7 +70,7 @@ def _shrunk(document: dict[str, Any], first: "Violation", path: Path) -> dict[st
     from services.simulation.fuzz.sequence import as_mermaid, as_text, trace_of  # noqa: PLC0415
     from services.simulation.fuzz.shrink import shrink  # noqa: PLC0415
     from services.simulation.scenario.read import derive  # noqa: PLC0415
-    from services.simulation.scenario.write import toml_of  # noqa: PLC0415
+    from services.simulation.scenario.toml import toml_of  # noqa: PLC0415
 
     began = time.monotonic()
     said = began

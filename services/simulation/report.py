@@ -173,15 +173,9 @@ class RunReport:
     def finished(self, cost: float, events: int, wall_s: float, open_queries: int) -> dict[str, Any]:
         """The result. cost: US$ of the run. events, wall_s: the kernel's. open_queries: number still unanswered at the end."""
         self._close_all()
-        latency, refusals = Quantiles(), defaultdict[str, int](int)
+        whole = AppCounts(drop=self._drop)
         for tally in self._apps.values():
-            latency.merge(tally.latency)
-            for code, count in tally.refusals.items():
-                refusals[code] += count
-        sums = self._sums()
-        refused, late = sum(refusals.values()), sum(tally.late for tally in self._apps.values())
-        failed = sums.offered - sums.answered - refused
-        p50, p99 = latency.quantiles(0.5, 0.99)
+            whole.add(tally)
         used = self._series.variants() | set(self._variants)
         p50_decide, p99_decide = self._deciding.quantiles(0.5, 0.99)
         return {
@@ -189,22 +183,12 @@ class RunReport:
             "base": self._base,
             "simulated": True,
             "duration_s": self._duration,
-            "queries": sums.offered,
-            "answered": sums.answered,
-            "refused": refused,
-            "late": late,
-            "failed": failed,
+            **_counts(whole),
             "open": open_queries,
-            "refusals": dict(sorted(refusals.items())),
-            "slo_violation_ratio": _ratio(late + refused + failed, sums.offered) or 0.0,
-            "effective_accuracy": _ratio(sums.accuracy, UNITS * sums.rated),
-            "max_accuracy_drop": self._drop.most,
-            "throughput_qps": (sums.answered - self._after) / self._duration,
-            "p50_ms": _times(p50, _MS),
-            "p99_ms": _times(p99, _MS),
+            "throughput_qps": (whole.answered - self._after) / self._duration,
             "cost": cost,
-            "cost_per_1000": _ratio(1000.0 * cost, sums.answered),
-            "cost_per_1000_in_time": _ratio(1000.0 * cost, sums.answered - late),
+            "cost_per_1000": _ratio(1000.0 * cost, whole.answered),
+            "cost_per_1000_in_time": _ratio(1000.0 * cost, whole.answered - whole.late),
             "mean_utilisation": self._series.mean_utilisation(),
             "scale_actions": dict(sorted(self._actions.items())),
             "apps": {app: self._app(app, tally) for app, tally in sorted(self._apps.items())},
@@ -224,7 +208,9 @@ class RunReport:
         }
 
     def _app(self, app: str, tally: AppCounts) -> dict[str, Any]:
-        found, ensemble = _app(tally, self._targets.get(app)), self._ensembles.get(app)
+        attained = _ratio(tally.answered - tally.late, tally.offered)
+        found = {**_counts(tally), "slo_target": self._targets.get(app), "attainment": attained}
+        ensemble = self._ensembles.get(app)
         if ensemble is not None:
             found["ensemble"] = ensemble.document()
         pipeline = self.pipelines.document(app, self._duration)
@@ -277,10 +263,10 @@ class RunReport:
         self._end = inf
 
 
-def _app(tally: AppCounts, target: float | None) -> dict[str, Any]:
+def _counts(tally: AppCounts) -> dict[str, Any]:
+    """What became of the queries of one app, or of all."""
     p50, p99 = tally.latency.quantiles(0.5, 0.99)
     failed = tally.offered - tally.answered - tally.refused
-    in_time = tally.answered - tally.late
     return {
         "queries": tally.offered,
         "answered": tally.answered,
@@ -289,8 +275,6 @@ def _app(tally: AppCounts, target: float | None) -> dict[str, Any]:
         "failed": failed,
         "refusals": dict(sorted(tally.refusals.items())),
         "slo_violation_ratio": _ratio(tally.late + tally.refused + failed, tally.offered) or 0.0,
-        "slo_target": target,
-        "attainment": _ratio(in_time, tally.offered),
         "effective_accuracy": _ratio(tally.accuracy, UNITS * tally.rated),
         "max_accuracy_drop": tally.drop.most,
         "p50_ms": _times(p50, _MS),

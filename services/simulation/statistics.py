@@ -132,6 +132,17 @@ class AppCounts:
         """Number of refusals with any code."""
         return sum(self.refusals.values())
 
+    def add(self, other: "AppCounts") -> None:
+        """Count another app's queries as well, but for the drop, which is no sum."""
+        self.offered += other.offered
+        self.answered += other.answered
+        self.late += other.late
+        self.rated += other.rated
+        self.accuracy += other.accuracy
+        self.latency.merge(other.latency)
+        for code, count in other.refusals.items():
+            self.refusals[code] = self.refusals.get(code, 0) + count
+
 
 class Sample(Struct, frozen=True, kw_only=True, gc=False):
     """The system's state at a time (scenario's seconds). instances: loaded, by variant. workers: running, by kind of machine.

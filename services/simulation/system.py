@@ -18,7 +18,7 @@ from services.autoscaler.vms.actor import make_controller
 from services.autoscaler.vms.edge import load_forecaster
 from services.autoscaler.vms.rules import PricedKind
 from services.core.catalog import key_of
-from services.core.settings import MachineKind, StaticVariant
+from services.core.settings import MachineKind
 from services.dispatcher.actor import make_dispatcher
 from services.dispatcher.commands import StoredContext
 from services.dispatcher.metrics import SampledPolicy
@@ -89,11 +89,8 @@ class SimulatedSystem:
         self._begins = begins
         self._decided = decided
         self._specs = {spec.kind: spec for spec in policy.machines}
-        choice = {
-            app: StaticVariant(variant=one.variant, instances=one.instances) for app, one in policy.choice.items()
-        }
         bill: Literal["machines", "instances"] = "machines" if scenario.cost.meter == "worker" else "instances"
-        autoscaler = replace(policy.settings.autoscaler, choice=choice, bill=bill)
+        autoscaler = replace(policy.settings.autoscaler, bill=bill)
         self._settings = replace(policy.settings, autoscaler=autoscaler)
         self.booting: dict[str, MachineSpec] = {}
         self._contexts: dict[str, StoredContext] = {}

@@ -15,8 +15,7 @@ from infaas.cli.options import NeedOptions
 from infaas.queries import Needs
 from services.gateway.oip.parameters import NEEDS, BadParameter, requirements_of
 from services.simulation.scenario import model
-from services.simulation.scenario.catalogue import needs_of
-from services.simulation.scenario.toml import Location, ScenarioError, TomlTable
+from services.simulation.scenario.toml import Location, ScenarioError, struct_at
 from tools.asyncapi.schema import schemas
 from tools.openapi.operation import fields
 
@@ -141,5 +140,5 @@ def test_all_doors_refuse_in_the_same_words(name: str, value: Any) -> None:
         requirements_of({name: value}, 0.0)
     assert str(refused.value) == f"parameters.{wrong}"
     with pytest.raises(ScenarioError) as read:
-        needs_of(TomlTable({name: value}, Location("file"), [name]))
+        struct_at({name: value}, Location("file"), Requirements)
     assert str(read.value) == f"file: {wrong.key}: {wrong.reason}"

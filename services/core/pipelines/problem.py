@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable, Mapping
 from math import isfinite
+from typing import Annotated
 
 import numpy as np
 from msgspec import Struct
 
+from bus.fields import SHARE, Number, faults
 from bus.messages.catalog import PipelinePlan, PipelineRecord, PipelineVertex, PlannedStage
 from services.core.pipelines.envelope import REPORT_S, traffic_envelope
 from services.core.pipelines.estimator import NO_HOP, LatencyEstimator, MeasuredHop, at_percentile, place_of, resampled
@@ -15,6 +17,7 @@ from services.core.pipelines.queueing import Floats, StageConfiguration
 LARGEST_BATCH = 1024
 MOST_REPLICAS = 10_000
 LONGEST_MS = 3.6e6
+DEAREST = 1e6  # US$ per hour
 ALIKE = 0.005  # accuracies that a validation set does not tell apart
 ROOM = 0.03  # of the rate: what samples of ten minutes at a CV of 4 may differ by
 HOP = MeasuredHop(3.0)  # where it was not measured: about its mean on one machine (benches/pipelines.py --only live)
@@ -29,10 +32,10 @@ class StageOption(Struct, frozen=True, kw_only=True):
 
     vertex: str
     hardware: str
-    price_per_hour: float
-    batch_latency_ms: dict[int, float]
+    price_per_hour: Annotated[float, Number(most=DEAREST)]
+    batch_latency_ms: dict[Annotated[int, Number(1, LARGEST_BATCH)], Annotated[float, Number(above=0, most=LONGEST_MS)]]
     variant: str = ""
-    accuracy: float | None = None
+    accuracy: Annotated[float | None, SHARE] = None
 
 
 class PipelineProblem(Struct, frozen=True, kw_only=True):
@@ -86,18 +89,9 @@ def _option(at: str, option: StageOption, names: list[str]) -> list[str]:
         wrong.append(f"{at}.vertex: there is no vertex {option.vertex[:80]!r}; there are: {', '.join(names)}")
     if not option.hardware:
         wrong.append(f"{at}.hardware: must name a device kind, such as cpu or gpu")
-    if not (isfinite(option.price_per_hour) and option.price_per_hour >= 0):
-        wrong.append(f"{at}.price_per_hour: must be at least 0 US$")
-    if option.accuracy is not None and not 0 <= option.accuracy <= 1:
-        wrong.append(f"{at}.accuracy: must be from 0 to 1")
     if not option.batch_latency_ms:
         wrong.append(f"{at}.batch_latency_ms: must have at least one batch size, such as {{ 1 = 20.0 }}")
-    for size, ms in option.batch_latency_ms.items():
-        if not 1 <= size <= LARGEST_BATCH:
-            wrong.append(f"{at}.batch_latency_ms: {size} is no batch size from 1 to {LARGEST_BATCH}")
-        if not (isfinite(ms) and 0 < ms <= LONGEST_MS):
-            wrong.append(f"{at}.batch_latency_ms: of {size}, must be above 0 ms and at most {LONGEST_MS:.0f}")
-    return wrong
+    return wrong + [f"{at}.{fault.key}: {fault.reason}" for fault in faults(option)]
 
 
 def allowed(vertex: PipelineVertex, options: Iterable[StageOption]) -> list[StageOption]:

@@ -2,8 +2,7 @@
 
 from services.simulation.replay.build import Replay, build
 from services.simulation.replay.database import TimeRange, database
-from services.simulation.replay.file import export, exported
-from services.simulation.replay.recording import RecordedQuery, Recording, RecordingHead, ReplayError
+from services.simulation.replay.recording import RecordedQuery, Recording, RecordingHead, ReplayError, export, exported
 
 __all__ = [
     "RecordedQuery",

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
+from bus.messages.catalog import AppRecord, VariantRecord
 from bus.messages.public import Requirements
 from bus.subjects import WITHOUT_APP
 from services.core.pipelines.planners import POLICIES as PLANNERS
@@ -27,14 +27,15 @@ from services.simulation.replay.recording import (
     written,
 )
 from services.simulation.scenario.baseline import Peaks
-from services.simulation.scenario.catalogue import SIGNATURE, Catalogue
-from services.simulation.scenario.faults import faults_of, interference_of
+from services.simulation.scenario.catalogue import Catalogue, model_record
+from services.simulation.scenario.faults import check_interference, faults_of
 from services.simulation.scenario.machines import MachineBlock, cost_of, device_prices, priced
 from services.simulation.scenario.machines import machines_of as stated_machines
 from services.simulation.scenario.model import CostSpec, JobSpec, PolicySpec, Scenario, WorkloadSpec
 from services.simulation.scenario.planning import UNPLANNED, with_pipelines
-from services.simulation.scenario.policies import Policies, objective_of
-from services.simulation.scenario.toml import Location, TomlTable, read_toml
+from services.simulation.scenario.policies import Policies
+from services.simulation.scenario.read import MachinesFile
+from services.simulation.scenario.toml import Location, read_toml, struct_at
 
 ALIKE = 0.99  # of the queries answered then, so many answered here make a cost comparable
 POLICIES = ("infaas", "static", "replicate")
@@ -46,9 +47,6 @@ _FOLDED = {
     "sizes": "queries come in so many sizes that similar ones have their mean size",
     "needs": "queries ask for so many different things that nearly equal needs count as equal, the strictest of them",
 }
-_TABLES = ("scenario", "worker", "policy", "baseline", "settings", "fault", "interference", "cost")
-_RECORDED = "has no place here: apps, variants and loads are the recorded ones"
-_ELSEWHERE = dict.fromkeys(("app", "variant", "load", "job"), _RECORDED)
 
 
 class ReplayOptions(Struct, frozen=True, kw_only=True):
@@ -101,21 +99,19 @@ def build(source: Recording, options: ReplayOptions, progress: Callable[[int], N
         folded = sorted(app for app, found in kinds.items() if found.folded == what)
         if folded:
             notes.append(f"{', '.join(folded)}: {means}")
-    file = TomlTable({} if options.machines is None else read_toml(options.machines), location, _TABLES, _ELSEWHERE)
-    machines, prices, cost, common = _machines(head, file, options)
+    file = struct_at({} if options.machines is None else read_toml(options.machines), location, MachinesFile)
+    machines, prices, cost, settings = _machines(head, file, location, options)
     things = _catalogue(head, answering(apps, notes, lacking), machines, notes)
     things = with_pipelines(things, pipelines_in(apps, head.visits))
     plans = plans_of(apps, {device.kind for one in machines for device in one.spec.devices}, notes)
-    header = TomlTable(file.content.get("scenario", {}), location.at("scenario"), ("objective", "policies"))
-    objective = objective_of(header)
-    table = TomlTable({**file.content, "settings": common}, location, _TABLES)
+    header, file = file.scenario, replace(file, settings=settings)
     peaks = Peaks(loads, things.needs, head.duration_s)
     folder = options.machines.parent if options.machines is not None else Path()
-    chosen = Policies(table, machines, things, prices, peaks, folder, objective)
+    chosen = Policies(file, location, machines, things, prices, peaks, folder, header.objective)
     if options.policies:
         policies = chosen.named(options.policies, Location("--policy"))
-    elif "policies" in header or file.content.get("policy"):
-        policies = chosen.listed(header.content.get("policies"), header.at("policies"))
+    elif header.policies is not None or file.policy:
+        policies = chosen.listed(header.policies, location.at("scenario").at("policies"))
     else:
         policies = chosen.named(AIMING if options.slo_targets or pipelines else POLICIES, Location("--policy"))
         if pipelines and not options.slo_targets:
@@ -128,11 +124,12 @@ def build(source: Recording, options: ReplayOptions, progress: Callable[[int], N
     if options.slo_targets:
         policies = tuple(_aiming(one, target) for one in policies for target in options.slo_targets)
         records = tuple(replace(app, slo_target=None) for app in records)
+    check_interference(file.interference, location.at("interference"), machines)
     scenario = Scenario(
         name=f"{written(head.begins)} to {written(head.ends)}",
         duration_s=head.duration_s,
         seed=0,
-        objective=objective,
+        objective=header.objective,
         metrics_every_s=head.every_s,
         apps=records,
         models=things.models,
@@ -143,17 +140,18 @@ def build(source: Recording, options: ReplayOptions, progress: Callable[[int], N
         loads=loads,
         jobs=_jobs(head, {one.app for one in apps}),
         faults=faults_of(
-            table,
+            file.fault,
+            location.at("fault"),
             machines,
             chosen.started(),
             things,
             head.duration_s,
             max(one.settings.dispatcher.count for one in policies),
         ),
-        interference=interference_of(table, machines),
+        interference=file.interference,
         cost=cost,
     )
-    own_machines = options.machines is not None and "worker" in file
+    own_machines = file.worker is not None
     compared = _compared(head, only, cost, recorded, lacking, own_machines=own_machines)
     return Replay(scenario, recorded, compared, notes)
 
@@ -219,28 +217,26 @@ def _kind_of(kinds: dict[str, QueryClasses], query: RecordedQuery, head: Recordi
 
 
 def _machines(
-    head: RecordingHead, file: TomlTable, options: ReplayOptions
+    head: RecordingHead, file: MachinesFile, location: Location, options: ReplayOptions
 ) -> tuple[list[MachineBlock], dict[str, float], CostSpec, dict[str, Any]]:
     """QueryClasses of machine, prices by kind of device, the meter, and settings for all policies."""
-    settings = file.table("settings")
+    settings, cost_at = file.settings, location.at("cost")
     if head.slo_target is not None:
-        autoscaler = {"slo_target": head.slo_target, **_section(settings, "autoscaler")}
-        settings = {**settings, "autoscaler": autoscaler}
-    if "worker" in file:
+        settings = {**settings, "autoscaler": {"slo_target": head.slo_target, **_section(settings, "autoscaler")}}
+    if file.worker is not None:
         if options.counts:
             raise ReplayError(f"--worker: {options.machines} says which machines there are: write start and max there")
-        machines = stated_machines(file)
-        cost = cost_of(file, machines)
+        machines = stated_machines(file.worker, location.at("worker"))
+        cost = cost_of(file.cost, cost_at, machines)
         listed = load_prices(PriceSettings()) | head.prices
         machines = priced(machines, listed, needed=cost.meter == "worker")
         return machines, listed | device_prices(machines, listed, {}), cost, settings
-    block = TomlTable({}, file.location, ())
     machines = [
-        MachineBlock(one, one.price_per_hour, block) for one in machines_of(head, options.boot_s, options.counts)
+        MachineBlock(one, one.price_per_hour, location) for one in machines_of(head, options.boot_s, options.counts)
     ]
     monitor = {**PRODUCTION["monitor"], **_section(settings, "monitor")}
     prices = {**{device.kind: 0.0 for one in machines for device in one.spec.devices}, **head.prices}
-    return machines, prices, cost_of(file, machines), {**settings, "monitor": monitor}
+    return machines, prices, cost_of(file.cost, cost_at, machines), {**settings, "monitor": monitor}
 
 
 def _section(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -275,18 +271,11 @@ def _catalogue(
     names = sorted({(one.model, one.version) for one in records})
     return Catalogue(
         apps=chosen,
-        models=tuple(_model(model, version) for model, version in names),
+        models=tuple(model_record(model, version, RECORDED) for model, version in names),
         variants=records,
         needs={one.app: Requirements(latency_ms=one.latency_ms) for one in chosen},
         serving={app: tuple(one for one in found if one.hardware in here) for app, found in serving.items()},
     )
-
-
-def _model(model: str, version: str) -> ModelRecord:
-    return ModelRecord(
-        model=model, version=version, task=None, metric="top1", format=RECORDED, source=RECORDED, validation=RECORDED,
-        signature=SIGNATURE, created=0.0, registration=RECORDED,
-    )  # fmt: skip
 
 
 def _jobs(head: RecordingHead, apps: set[str]) -> tuple[JobSpec, ...]:

@@ -8,16 +8,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 import psycopg
+from psycopg.rows import dict_row
 
-from bus.messages.catalog import (
-    AppRecord,
-    Ensemble,
-    PipelinePlan,
-    PipelineRecord,
-    Profile,
-    ProfileRow,
-    VariantRecord,
-)
+from bus.messages.catalog import AppRecord, Profile, ProfileRow, VariantRecord
 from bus.subjects import WITHOUT_APP
 from services.core.emulation import KINDS
 from services.core.placement import Device
@@ -254,15 +247,12 @@ def _actions(connection: Connection, begins: float, ends: float) -> dict[str, in
 
 def _jobs(connection: Connection, begins: float, ends: float, apps: set[str]) -> list[RecordedJob]:
     rows = connection.execute(
-        "SELECT app, extract(epoch FROM created)::float8, total, accuracy, model FROM jobs"
+        "SELECT app, extract(epoch FROM created)::float8, total, coalesce(accuracy, 0), model FROM jobs"
         " WHERE created >= %(begins)s AND created < %(ends)s AND total >= 1 ORDER BY created, job",
         _bounds(begins, ends, None),
     )
-    return [
-        RecordedJob(app=app, created=created, inputs=total, accuracy=accuracy or 0.0, model=model)
-        for app, created, total, accuracy, model in rows
-        if app in apps
-    ]
+    fields = RecordedJob.__struct_fields__
+    return [RecordedJob(**dict(zip(fields, row, strict=True))) for row in rows if row[0] in apps]
 
 
 def _visits(connection: Connection, begins: float, ends: float, apps: list[AppRecord]) -> dict[str, dict[str, int]]:
@@ -293,6 +283,12 @@ def _cursor(connection: Connection, name: str, query: str, values: dict[str, Any
         yield from cursor
 
 
+def _named(connection: Connection, query: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
+    """Rows by the names of their columns."""
+    with connection.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(query.encode(), values or None).fetchall()
+
+
 def _one(connection: Connection, query: str, values: dict[str, Any]) -> tuple[Any, ...]:
     row = connection.execute(query.encode(), values).fetchone()
     assert row is not None  # an aggregate
@@ -312,25 +308,12 @@ RECORDED = "recorded"  # in place of what is not needed
 
 def apps_of(connection: Connection) -> list[AppRecord]:
     """All apps, each with the target of its own, if it has one."""
-    rows = connection.execute(
-        "SELECT app, versions, latency_ms, min_instances, CASE WHEN own_target THEN slo_target END, accuracy, graph, plan, selection"
-        " FROM apps ORDER BY app"
+    rows = _named(
+        connection,
+        "SELECT app, versions AS links, latency_ms, min_instances, CASE WHEN own_target THEN slo_target END AS slo_target, accuracy,"
+        " graph AS pipeline, plan, selection FROM apps ORDER BY app",
     )
-    return [
-        AppRecord(
-            app=app,
-            links=dict(versions),
-            signature=SIGNATURE,
-            latency_ms=latency,
-            min_instances=least,
-            slo_target=target,
-            accuracy=accuracy,
-            pipeline=msgspec.convert(graph, PipelineRecord | None),
-            plan=msgspec.convert(plan, PipelinePlan | None),
-            selection=msgspec.convert(selection, Ensemble | None),
-        )
-        for app, versions, latency, least, target, accuracy, graph, plan, selection in rows
-    ]
+    return [msgspec.convert({**row, "signature": SIGNATURE}, AppRecord) for row in rows]
 
 
 def usual_target_of(connection: Connection) -> float | None:
@@ -343,76 +326,31 @@ def variants_of(connection: Connection, apps: set[str], notes: list[str]) -> lis
     """The variants that serve these apps, with their profiles. Inputs are not recorded, so an item counts as one byte."""
     profiles: dict[str, list[ProfileRow]] = {}
     disturbed: set[str] = set()
-    for variant, batch, length, p50, p99, cpu, ratio, flag in connection.execute(
-        "SELECT variant, batch, length, p50_ms, p99_ms, cpu_ms, wall_over_cpu, disturbed FROM profiles"
-        " ORDER BY variant, length, batch"
+    for row in _named(
+        connection,
+        "SELECT variant, batch, length, p50_ms, p99_ms, cpu_ms, wall_over_cpu, disturbed FROM profiles ORDER BY variant, length, batch",
     ):
-        row = ProfileRow(batch=batch, p50_ms=p50, p99_ms=p99, cpu_ms=cpu, wall_over_cpu=ratio, length=length)
-        profiles.setdefault(variant, []).append(row)
+        variant, flag = row.pop("variant"), row.pop("disturbed")
+        profiles.setdefault(variant, []).append(ProfileRow(**row))
         if flag:
             disturbed.add(variant)
     found, without = [], []
-    for row in connection.execute(
-        "SELECT DISTINCT ON (variant) variant, model, version, hardware, framework, precision, threads, max_batch, accuracy,"
-        " agreement, load_ms, memory_mb, saturation_qps, batching, provenance, dominated, simulated, attributes, init_ms, transfer_ms, host_mb,"
-        " model_accuracy, coalesce(alone, ''), coalesce(metric, 'top1')"
+    for row in _named(
+        connection,
+        "SELECT DISTINCT ON (variant) variant, model, version, hardware, framework, precision, greatest(1, threads) AS threads, max_batch,"
+        " accuracy, agreement, load_ms, memory_mb, saturation_qps, batching, provenance, dominated, simulated, attributes, init_ms,"
+        " transfer_ms, host_mb, model_accuracy, coalesce(alone, '') AS alone, coalesce(metric, 'top1') AS metric"
         " FROM variants LEFT JOIN (SELECT model, version, metric FROM models) m USING (model, version) WHERE app = ANY (%s) ORDER BY variant",
         (sorted(apps),),
     ):
-        name, model, version, hardware, framework, precision, threads, largest, accuracy, agreement, *rest = row
-        (
-            load_ms,
-            memory_mb,
-            saturation,
-            batching,
-            provenance,
-            dominated,
-            simulated,
-            attributes,
-            *tiers,
-            own,
-            alone,
-            metric,
-        ) = rest
+        name = row["variant"]
         if name not in profiles:
             without.append(name)
             continue
-        profile = Profile(
-            rows=profiles[name],
-            load_ms=load_ms,
-            memory_mb=memory_mb,
-            saturation_qps=saturation,
-            provenance=provenance,
-            disturbed=name in disturbed,
-            init_ms=tiers[0],
-            transfer_ms=tiers[1],
-            host_mb=tiers[2],
-        )
-        found.append(
-            VariantRecord(
-                variant=name,
-                model=model,
-                version=version,
-                framework=framework,
-                precision=precision,
-                threads=max(1, threads),
-                max_batch=largest,
-                hardware=hardware,
-                artifact=RECORDED,
-                format=RECORDED,
-                accuracy=accuracy,
-                agreement=agreement,
-                profile=profile,
-                signature=SIGNATURE,
-                dominated=dominated,
-                simulated=simulated,
-                batching=batching,
-                attributes=msgspec.convert(attributes, dict[str, str]),
-                metric=metric,
-                model_accuracy=own,
-                alone=alone,
-            )
-        )
+        measured = {key: row.pop(key) for key in Profile.__struct_fields__ if key in row}
+        profile = Profile(rows=profiles[name], disturbed=name in disturbed, **measured)
+        more = {"profile": profile, "signature": SIGNATURE, "artifact": RECORDED, "format": RECORDED}
+        found.append(msgspec.convert({**row, **more}, VariantRecord))
     if without:
         notes.append(f"nothing was measured of {', '.join(without[:3])}: left out")
     return found

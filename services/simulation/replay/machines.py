@@ -8,10 +8,9 @@ from msgspec.structs import replace
 from services.core.cost import price_per_hour
 from services.core.placement import Device
 from services.simulation.replay.recording import RecordedWorker, RecordingHead, ReplayError
-from services.simulation.scenario.machines import LONGEST_KIND, MOST
+from services.simulation.scenario.machines import ALIKE_MB, MOST, labelled
 from services.simulation.scenario.model import MachineSpec
 
-_MEMORY = 64.0  # MB by which machines of one kind may differ
 _AT_START = 15.0  # s after the beginning within which machines that already ran have sent a sample
 
 Counts = Mapping[str, tuple[int, int]]  # kind: how many at time 0, and at most
@@ -24,17 +23,10 @@ def kinds_of(head: RecordingHead) -> dict[str, list[RecordedWorker]]:
     for worker in head.workers:
         devices = [one for one in worker.devices if not one.simulated or one.kind not in real]
         if devices:
-            shape = tuple(sorted((one.kind, one.cores, round(one.memory_mb / _MEMORY)) for one in devices))
+            shape = tuple(sorted((one.kind, one.cores, round(one.memory_mb / ALIKE_MB)) for one in devices))
             groups[shape].append(replace(worker, devices=devices))
-    found: dict[str, list[RecordedWorker]] = {}
-    for shape, workers in sorted(groups.items(), key=lambda one: (-len(one[1]), one[0])):
-        kinds = sorted({kind for kind, _, _ in shape}, key=lambda kind: (kind == "cpu", kind))
-        base = name = kinds[0][: LONGEST_KIND - 4]
-        number = 2
-        while name in found:
-            name, number = f"{base}-{number}", number + 1
-        found[name] = workers
-    return found
+    ordered = sorted(groups.items(), key=lambda one: (-len(one[1]), one[0]))
+    return labelled((min(shape, key=lambda one: (one[0] == "cpu", one[0]))[0], workers) for shape, workers in ordered)
 
 
 def real_kinds(head: RecordingHead) -> set[str]:

@@ -15,8 +15,8 @@ from services.core.cost import HANDLING_MS, PER_CORE, LatencyTable, instance_pri
 from services.core.placement import Amount, Device, cores_needed, misfit, total
 from services.core.planning.capacity import throughput
 from services.core.planning.problem import CandidateVariant, RequirementClass
-from services.core.settings import MonitorSettings
-from services.simulation.scenario.model import MachineSpec, PolicySpec, StaticChoice, WorkloadSpec
+from services.core.settings import MonitorSettings, StaticVariant
+from services.simulation.scenario.model import MachineSpec, PolicySpec, WorkloadSpec
 from services.simulation.workload import peak_rate
 
 
@@ -94,16 +94,16 @@ class Peaks:
 
 def choose(
     policy: PolicySpec,
-    given: Mapping[str, StaticChoice],
+    given: Mapping[str, StaticVariant],
     serving: Mapping[str, Sequence[VariantRecord]],
     needs: Mapping[str, Requirements],
     prices: Mapping[str, float],
     peaks: Peaks,
-) -> dict[str, StaticChoice]:
+) -> dict[str, StaticVariant]:
     """The choice for each app that a variant on the policy's hardware serves. given: stated choices, which stay."""
     capacity = DeviceCapacity(policy.machines, policy.settings.monitor, fixed=policy.base == "static")
     there = {device.kind for spec in policy.machines if spec.start for device in spec.devices}
-    found: dict[str, StaticChoice] = {}
+    found: dict[str, StaticVariant] = {}
     rest: dict[str, tuple[VariantRecord, int]] = {}
     for app, records in serving.items():
         by_name = {one.variant: one for one in records}
@@ -116,7 +116,7 @@ def choose(
         fitting = [one for one in fitting if one.hardware in there] or fitting
         if fitting or able:
             rest[app] = _first(app, fitting or able, peaks.demands(app, needs[app]), policy, prices, capacity)
-            found[app] = StaticChoice(rest[app][0].variant, 1)
+            found[app] = StaticVariant(variant=rest[app][0].variant)
     # Each app in turn gets one more, up to its need and the capacity, so that no app takes everything.
     growing = {app: (record, min(count, capacity.parallel(record))) for app, (record, count) in rest.items()}
     while growing:
@@ -124,7 +124,7 @@ def choose(
             if found[app].instances >= count or not capacity.take(record, 1):
                 del growing[app]
             else:
-                found[app] = StaticChoice(record.variant, found[app].instances + 1)
+                found[app] = StaticVariant(variant=record.variant, instances=found[app].instances + 1)
     return found
 
 

@@ -1,12 +1,12 @@
 """[[app]] and [[variant]] blocks: the catalogue as a registrar would have written it."""
 
-from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, ClassVar, NamedTuple
 
-from msgspec import Struct, ValidationError, convert
-from msgspec.structs import asdict, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
-from bus.fields import TARGET
+from bus.fields import SHARE, TARGET, Named, Number, fields_of
 from bus.messages.catalog import (
     AppRecord,
     BatchingRule,
@@ -23,22 +23,47 @@ from services.core.emulation import with_tiers
 from services.core.ensemble.policies import make_policy
 from services.registrar.checks import POLICIES, selection_errors
 from services.simulation.ensembles import SIGNATURE as SEVERAL
-from services.simulation.scenario import profiles
 from services.simulation.scenario.machines import MB, UNLIMITED_MB, MachineBlock, largest_of
-from services.simulation.scenario.model import NEEDS, CostSpec
-from services.simulation.scenario.toml import TomlTable, meant, name_at, number_at, shown, whole_at
+from services.simulation.scenario.model import CostSpec
+from services.simulation.scenario.profiles import SpeedBlock, speed_of
+from services.simulation.scenario.toml import AMOUNT, Location, meant, one_of, shown, within
 
-APP_KEYS = ("name", "latency_ms", "accuracy", "cost", "slo_target", "batching", "selection", "default_output")
-VARIANT_KEYS = (
-    *("app", "model", "name", "hardware", "cost_per_s", "accuracy", "running", "uses", "memory_gb", "batching"),
-    *profiles.KEYS,
-)
-_ELSEWHERE = {"qps": "has no place here: state the number of queries in [[load]]"}
+_MEMORY = Number(most=UNLIMITED_MB / MB)
 SIGNATURE = Signature(  # one byte an item, because no contents are simulated
     inputs=[TensorSpec(name="x", datatype="BOOL", shape=[])],
     outputs=[TensorSpec(name="y", datatype="BOOL", shape=[])],
 )
 _FILLED = "synthetic"  # in place of a framework and a file
+
+
+class AppBlock(Struct, frozen=True, kw_only=True):
+    """An [[app]] block. batching, selection: as of `infaas admin set-batching` and `set-selection`; a text is its policy."""
+
+    moved: ClassVar[Mapping[str, str]] = {"qps": "has no place here: state the number of queries in [[load]]"}
+
+    name: Named
+    latency_ms: Annotated[float | None, fields_of(Requirements)["latency_ms"].rule] = None
+    accuracy: Annotated[float | None, SHARE] = None
+    cost: Annotated[float | None, fields_of(Requirements)["cost"].rule] = None
+    slo_target: Annotated[float | None, TARGET] = None
+    batching: Annotated[str | BatchingRule | None, "a policy, or a table of batching"] = None
+    selection: Annotated[str | Ensemble | None, "a policy, or a table of a selection"] = None
+    default_output: Annotated[float | None, AMOUNT] = None
+
+
+class VariantBlock(SpeedBlock, frozen=True, kw_only=True):
+    """A [[variant]] block. running: a key of planning files, without effect here."""
+
+    app: Named | list[Named]
+    name: Named
+    model: Named | None = None
+    hardware: str
+    cost_per_s: Annotated[float | None, Number(most=1e9)] = None
+    accuracy: Annotated[float | None, SHARE] = None
+    running: Annotated[int, Number(most=10**6)] = 0
+    uses: dict[str, Annotated[float, AMOUNT]] = {}
+    memory_gb: Annotated[float | None, _MEMORY] = None
+    batching: Annotated[str | BatchingRule | None, "a policy, or a table of batching"] = None
 
 
 class Catalogue(Struct, frozen=True, kw_only=True):
@@ -52,51 +77,47 @@ class Catalogue(Struct, frozen=True, kw_only=True):
     batching: dict[str, BatchingRule] = {}
 
 
-def needs_of(block: TomlTable) -> Requirements:
-    """What queries ask for, from a block with those needs that it states."""
-    return Requirements(**block.fields(Requirements, *NEEDS))
-
-
 def catalogue(
-    scenario: TomlTable, machines: list[MachineBlock], prices: Mapping[str, float], cost: CostSpec
+    apps: Sequence[AppBlock],
+    variants: Sequence[VariantBlock],
+    location: Location,
+    machines: list[MachineBlock],
+    prices: Mapping[str, float],
+    cost: CostSpec,
 ) -> Catalogue:
-    """Apps with their needs, models and variants. Raises ScenarioError."""
-    asked: dict[str, Requirements] = {}
-    targets: dict[str, float | None] = {}
+    """Apps with their needs, models and variants. location: of the file. Raises ScenarioError."""
     batching: dict[str, BatchingRule] = {}
-    choosing: dict[str, TomlTable] = {}
-    defaults: dict[str, float | None] = {}
-    for block in scenario.blocks("app", APP_KEYS, _ELSEWHERE):
-        name = block.name("name")
-        if name in asked:
-            block.at("name").refuse(f"{name} occurs twice: state other needs of some of its queries in [[load]]")
-        asked[name] = needs_of(block)
-        targets[name] = target_in(block)
-        batching |= _batching(block, "app", name)
-        choosing[name] = block
-        defaults[name] = block.maybe("default_output")
-    blocks = scenario.blocks("variant", VARIANT_KEYS)
-    if not blocks:
-        scenario.at("variant").refuse("there must be at least one [[variant]]: nothing could answer")
-    strict = bool(asked)
+    stated: dict[str, AppBlock] = {}
+    for i, block in enumerate(apps):
+        at = location.at("app").at(i)
+        if block.name in stated:
+            at.at("name").refuse(f"{block.name} occurs twice: state other needs of some of its queries in [[load]]")
+        stated[block.name] = block
+        batching |= _batching(block.batching, at.at("batching"), "app", block.name)
+    if not variants:
+        location.at("variant").refuse("there must be at least one [[variant]]: nothing could answer")
     entries: list[ServingVariant] = []
     named: set[str] = set()
-    for block in blocks:
-        record = _variant(block, machines, prices, cost)
+    for i, one in enumerate(variants):
+        at = location.at("variant").at(i)
+        record = _variant(one, at, machines, prices, cost)
         if record.variant in named:
-            block.at("name").refuse(f"{record.variant} occurs twice: a variant's name is unique")
+            at.at("name").refuse(f"{record.variant} occurs twice: a variant's name is unique")
         named.add(record.variant)
-        batching |= _batching(block, "variant", record.variant)
-        entries.append(ServingVariant(record, _apps_of(block, asked if strict else None)))
+        batching |= _batching(one.batching, at.at("batching"), "variant", record.variant)
+        entries.append(ServingVariant(record, _apps_of(one.app, at.at("app"), stated)))
     for app in sorted({app for entry in entries for app in entry.apps}):
-        asked.setdefault(app, Requirements())
-    serving = {app: tuple(one.record for one in entries if app in one.apps) for app in asked}
-    for i, (app, variants) in enumerate(serving.items()):
-        if not variants:
-            scenario.at("app").at(i).refuse(f"no [[variant]] serves {app}: name it in some variant's `app`")
+        stated.setdefault(app, AppBlock(name=app))
+    serving = {app: tuple(one.record for one in entries if app in one.apps) for app in stated}
+    for i, (app, serves) in enumerate(serving.items()):
+        if not serves:
+            location.at("app").at(i).refuse(f"no [[variant]] serves {app}: name it in some variant's `app`")
     linked = link(entries)
     by_name = {one.variant: one for one in linked.variants}
-    selections = {app: selection_of(block, app, linked.links[app]) for app, block in choosing.items()}
+    selections = {
+        block.name: selection_of(block, location.at("app").at(i), linked.links[block.name])
+        for i, block in enumerate(apps)
+    }
     return Catalogue(
         apps=tuple(
             AppRecord(
@@ -104,130 +125,104 @@ def catalogue(
                 links=linked.links[app],
                 signature=SIGNATURE if selections.get(app) is None else SEVERAL,
                 selection=selections.get(app),
-                latency_ms=needs.latency_ms,
-                default_output=defaults.get(app),
-                slo_target=targets.get(app),
+                latency_ms=block.latency_ms,
+                default_output=block.default_output,
+                slo_target=block.slo_target,
             )
-            for app, needs in asked.items()
+            for app, block in stated.items()
         ),
-        models=tuple(
-            ModelRecord(
-                model=model, version=version, task=None, metric="top1", format=_FILLED, source=_FILLED, validation=_FILLED,
-                signature=SIGNATURE, created=0.0, registration=_FILLED,
-            )
-            for model, version in linked.models
-        ),
+        models=tuple(model_record(model, version, _FILLED) for model, version in linked.models),
         variants=linked.variants,
-        needs=asked,
+        needs={
+            app: Requirements(latency_ms=block.latency_ms, accuracy=block.accuracy, cost=block.cost)
+            for app, block in stated.items()
+        },
         batching=batching,
         serving={app: tuple(by_name[one.variant] for one in records) for app, records in serving.items()},
+    )
+
+
+def model_record(model: str, version: str, filled: str) -> ModelRecord:
+    """A model of which nothing but its variants matters. filled: in place of what is not known."""
+    return ModelRecord(
+        model=model, version=version, task=None, metric="top1", format=filled, source=filled, validation=filled,
+        signature=SIGNATURE, created=0.0, registration=filled,
     )  # fmt: skip
 
 
-def target_in(block: TomlTable) -> float | None:
-    """The target that a block states; None if it states none."""
-    target = block.maybe("slo_target")
-    refused = None if target is None else TARGET.refuse(target)
-    if refused is not None:
-        block.at("slo_target").refuse(refused)
-    return target
-
-
-def selection_of(block: TomlTable, app: str, links: Collection[str]) -> Ensemble | None:
-    """How several models of an app answer together: `selection = "exp4"`, or a table with the fields of `infaas admin set-selection`."""
-    if "selection" not in block:
+def selection_of(block: AppBlock, at: Location, links: Collection[str]) -> Ensemble | None:
+    """How several models of an app answer together, checked. at: of its block."""
+    at, stated = at.at("selection"), block.selection
+    if stated is None:
         return None
-    location, given = block.at("selection"), block.get("selection")
-    given = {"policy": given} if isinstance(given, str) else given
-    try:
-        stated = convert(given, _StatedSelection)
-    except ValidationError as error:
-        location.refuse(str(error))
+    stated = Ensemble(policy=stated) if isinstance(stated, str) else stated
     for wrong in selection_errors(stated):
-        location.refuse(wrong)
+        at.refuse(wrong)
     if stated.policy is not None and make_policy(stated) is None:
-        location.refuse(
+        at.refuse(
             f"policy: {stated.policy} runs in a process of its own, which is not simulated: {', '.join(POLICIES)} are"
         )
     for model in stated.members or ():
         if model not in links:
-            location.refuse(f"members: no [[variant]] of model {model} serves {app}{meant(model, links)}")
-    return Ensemble(**asdict(stated)) if stated.policy is not None or stated.cache_mb else None
+            at.refuse(f"members: no [[variant]] of model {model} serves {block.name}{meant(model, links)}")
+    return stated if stated.policy is not None or stated.cache_mb else None
 
 
-class _StatedSelection(Ensemble, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A selection as a file states it."""
-
-
-def _batching(block: TomlTable, scope: str, name: str) -> dict[str, BatchingRule]:
-    """The rule in a block: `batching = "aimd"`, or a table with the fields of `infaas admin set-batching`. Empty where there is none."""
-    if "batching" not in block:
+def _batching(stated: str | BatchingRule | None, at: Location, scope: str, name: str) -> dict[str, BatchingRule]:
+    """The rule in a block, checked. Empty where there is none."""
+    if stated is None:
         return {}
-    location, given = block.at("batching"), block.get("batching")
-    try:
-        rule = convert({"policy": given} if isinstance(given, str) else given, _StatedRule)
-    except ValidationError as error:
-        location.refuse(str(error))
+    rule = BatchingRule(policy=stated) if isinstance(stated, str) else stated
     for wrong in rule_errors(rule):
-        location.refuse(wrong)
-    return {batching_key(scope, name): BatchingRule(**asdict(rule))}
+        at.refuse(wrong)
+    return {batching_key(scope, name): rule}
 
 
-class _StatedRule(BatchingRule, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A rule as a file states it."""
-
-
-def _apps_of(block: TomlTable, known: Mapping[str, Requirements] | None) -> frozenset[str]:
-    """The apps that a variant serves. known: apps with blocks; None if no app has one."""
-    given: Any = block.get("app")
-    listed = isinstance(given, list)
-    apps: list[str] = []
-    for i, app in enumerate(given if isinstance(given, list) else [given]):
-        location = block.at("app").at(i) if listed else block.at("app")
-        name = name_at(app, location)
-        if known is not None and name not in known:
-            location.refuse(f"there is no [[app]] {shown(name)}{meant(name, known)}")
-        if name in apps:
-            location.refuse(f"{name} occurs twice")
-        apps.append(name)
-    if not apps:
-        block.at("app").refuse("must name at least one app")
-    return frozenset(apps)
+def _apps_of(given: str | list[str], at: Location, known: Collection[str]) -> frozenset[str]:
+    """The apps that a variant serves. known: apps with blocks; where there are none, any name is an app."""
+    listed = [given] if isinstance(given, str) else given
+    for i, app in enumerate(listed):
+        here = at if isinstance(given, str) else at.at(i)
+        if known:
+            one_of(app, here, known, "[[app]]")
+        if app in listed[:i]:
+            here.refuse(f"{app} occurs twice")
+    if not listed:
+        at.refuse("must name at least one app")
+    return frozenset(listed)
 
 
 def _variant(
-    block: TomlTable, machines: list[MachineBlock], prices: Mapping[str, float], cost: CostSpec
+    block: VariantBlock, at: Location, machines: list[MachineBlock], prices: Mapping[str, float], cost: CostSpec
 ) -> VariantRecord:
-    name = block.name("name")
+    hardware = block.hardware
     kinds = {device.kind for one in machines for device in one.spec.devices}
-    hardware = block.text("hardware")
     if hardware not in kinds:
-        block.at("hardware").refuse(f"there is no device {shown(hardware)} on any [[worker]]{meant(hardware, kinds)}")
+        at.at("hardware").refuse(f"there is no device {shown(hardware)} on any [[worker]]{meant(hardware, kinds)}")
     device = largest_of(machines, hardware)
     assert device is not None  # hardware is one of those kinds
-    threads, memory_gb = _uses(block, hardware)
-    stated = block.maybe("memory_gb", most=UNLIMITED_MB / MB)
+    threads, memory_gb = _uses(block.uses, at.at("uses"), hardware)
+    stated = block.memory_gb
     if stated is not None and memory_gb is not None and stated != memory_gb:
-        block.at("memory_gb").refuse(f"is {stated:g}, while uses says {memory_gb:g}: leave one of them out")
+        at.at("memory_gb").refuse(f"is {stated:g}, while uses says {memory_gb:g}: leave one of them out")
     memory_mb = MB * (stated if stated is not None else memory_gb or 0.0)
     if memory_mb > device.memory_mb:
-        block.at("memory_gb" if stated is not None else "uses").refuse(
+        at.at("memory_gb" if stated is not None else "uses").refuse(
             f"{memory_mb / MB:g} GB of memory are more than any {hardware} has ({device.memory_mb / MB:g} GB)"
         )
     cores = max(d.cores for one in machines for d in one.spec.devices if d.kind == hardware)
     if hardware in PER_CORE and threads > cores:
-        block.at("uses").at("cpu_cores").refuse(f"{threads} cores are more than any {hardware} has ({cores})")
-    block.whole("running", 0, 0, 10**6)  # a key of planning files, without effect here
-    profile, max_batch = profiles.speed_of(block, memory_mb)
-    price = block.maybe("cost_per_s", most=1e9)
+        at.at("uses").at("cpu_cores").refuse(f"{threads} cores are more than any {hardware} has ({cores})")
+    profile, max_batch = speed_of(block, at, memory_mb)
+    price = block.cost_per_s
     if price is None and hardware in cost.per_gb_s and memory_mb > 0:
         price = memory_mb / MB * cost.per_gb_s[hardware]
     shared = memory_mb > 0 and device.memory_mb < UNLIMITED_MB
     if price is None and hardware not in PER_CORE and not shared:
         price = price_per_hour(hardware, prices) / 3600.0  # unknown how many fit: the whole device
     return VariantRecord(
-        variant=name,
-        model=name_at(block.content.get("model", name), block.at("model")),
+        variant=block.name,
+        model=block.model or block.name,
         version="1",
         framework=_FILLED,
         precision=_FILLED,
@@ -236,7 +231,7 @@ def _variant(
         hardware=hardware,
         artifact=_FILLED,
         format=_FILLED,
-        accuracy=block.maybe("accuracy", most=1.0),
+        accuracy=block.accuracy,
         agreement=None,
         profile=with_tiers(profile, hardware),
         signature=SIGNATURE,
@@ -245,26 +240,26 @@ def _variant(
     )
 
 
-def _uses(block: TomlTable, hardware: str) -> tuple[int, float | None]:
+def _uses(uses: Mapping[str, float], at: Location, hardware: str) -> tuple[int, float | None]:
     """Threads on the device (1 on other hardware than a CPU), and GB of its memory if stated."""
-    location = block.at("uses")
     memory = "memory_gb", f"{hardware}_memory_gb"
     keys = {"cpu_cores", "cpu_memory_gb", *memory, hardware, f"{hardware}s", f"{hardware}_cores"}
-    table = TomlTable(block.content.get("uses", {}), location, keys)
-    said = [key for key in memory if key in table]
+    for key, amount in uses.items():
+        if key not in keys:
+            at.at(key).refuse(f"there is no such key{meant(key, keys)}")
+        if key not in ("cpu_memory_gb", "cpu_cores", *memory) and amount > 1:
+            at.at(key).refuse(f"must be at most 1: an instance runs on one {hardware}")
+    said = [key for key in memory if key in uses]
     if len(said) > 1:
-        location.at(said[1]).refuse(f"says the same as {said[0]}: leave one of them out")
-    for key in sorted(table.content.keys() - {"cpu_cores", *memory}):
-        amount = number_at(table.content[key], location.at(key))
-        if key != "cpu_memory_gb" and (hardware, key) != ("cpu", "cpu_cores") and amount > 1:
-            location.at(key).refuse(f"must be at most 1: an instance runs on one {hardware}")
-    gb = table.maybe(said[0], most=UNLIMITED_MB / MB) if said else None
-    if "cpu_cores" not in table:
-        return 1, gb
-    if hardware != "cpu":
-        table.number("cpu_cores")
-        return 1, gb
-    return whole_at(table.content["cpu_cores"], location.at("cpu_cores"), 1, 4096), gb
+        at.at(said[1]).refuse(f"says the same as {said[0]}: leave one of them out")
+    if said:
+        within(uses[said[0]], at.at(said[0]), _MEMORY)
+    gb = uses[said[0]] if said else None
+    cores = uses.get("cpu_cores", 1) if hardware == "cpu" else 1
+    if cores != int(cores):
+        at.at("cpu_cores").refuse(f"must be a whole number, not {cores:g}")
+    within(cores, at.at("cpu_cores"), Number(1, 4096))
+    return int(cores), gb
 
 
 # -- which version of which model serves an app

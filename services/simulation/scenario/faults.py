@@ -1,13 +1,16 @@
 """[[fault]] blocks and [interference]: what goes wrong, and how neighbours on a device slow each other down."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from re import fullmatch
-from typing import cast, get_args
+from typing import Any, get_args
 
+from msgspec.structs import replace
+
+from bus.fields import Number
 from services.simulation.scenario.catalogue import Catalogue
 from services.simulation.scenario.machines import MachineBlock, devices_of
-from services.simulation.scenario.model import Change, Direction, FaultKind, FaultSpec
-from services.simulation.scenario.toml import TomlTable, number_at, one_of, shown, text_at
+from services.simulation.scenario.model import Change, FaultKind, FaultSpec
+from services.simulation.scenario.toml import Location, one_of, shown, struct_at, within
 
 FAULTS: Mapping[str, tuple[str, ...]] = {
     "worker-dies": ("worker", "hardware"),
@@ -35,32 +38,22 @@ FAULTS: Mapping[str, tuple[str, ...]] = {
     "query-resent": ("app", "delay_s"),
     "change": ("what", "app", "model", "factor"),
 }
-FAULT_KEYS = (
-    *("kind", "at_s", "until_s", "worker", "hardware", "variant", "model", "factor", "delay_s"),
-    *("process", "direction", "app", "what"),
-)
 assert set(FAULTS) == set(get_args(FaultKind))
 _FOR_GOOD = {  # kinds that do not end
     "worker-dies": "a worker that has died stays dead",
     "worker-joins": "a worker that has joined stays",
     "process-dies": "delay_s says when it is there again",
 }
-_OF_MACHINES = (
-    "worker-dies",
-    "worker-joins",
-    "boot-late",
-    "boot-never",
-    "boot-twice",
-)  # hardware: a kind of [[worker]]
-_REQUIRED: Mapping[str, tuple[str, ...]] = {
-    "worker-joins": ("hardware",),
-    "boot-late": ("hardware",),
-    "boot-never": ("hardware",),
-    "boot-twice": ("hardware",),
-    "clock-off": ("worker",),
+_OF_MACHINES = ("worker-joins", "boot-late", "boot-never", "boot-twice")  # hardware: a kind of [[worker]]
+_NEEDED: Mapping[str, tuple[str, ...]] = {  # keys without a default, with the kinds that need them
+    "what": ("change",),
+    "hardware": _OF_MACHINES,
+    "worker": ("clock-off",),
+    "model": ("model-errs",),
+    "factor": ("device-slow", "load-slow", "profile-wrong"),
+    "delay_s": ("messages-delayed", "watch-late", "clock-off", "boot-late", "query-resent"),
+    "process": tuple(kind for kind, takes in FAULTS.items() if "process" in takes),
 }
-_DELAYED = ("messages-delayed", "watch-late", "clock-off", "boot-late", "query-resent")  # delay_s is required
-_SCALED = ("device-slow", "load-slow", "profile-wrong")  # factor is required
 _CHANGES: Mapping[str, tuple[str, ...]] = {  # what each change needs
     "app-deleted": ("app",),
     "model-deleted": ("model",),
@@ -74,83 +67,64 @@ RESTARTED_AFTER = 0.5  # s until a process that died, or a machine, is there aga
 
 
 def faults_of(
-    scenario: TomlTable,
+    blocks: Sequence[dict[str, Any]],
+    location: Location,
     machines: list[MachineBlock],
     started: Mapping[str, int],
     things: Catalogue,
     duration_s: float,
     dispatchers: int,
 ) -> tuple[FaultSpec, ...]:
-    """All faults. Raises ScenarioError. things: whose apps, variants and models may be named.
+    """All faults. Raises ScenarioError. location: of the blocks. things: whose apps, variants and models may be named.
 
     started: by kind of machine, the most that any policy has at time 0. dispatchers: the most of any policy.
     """
-    apps = [one.app for one in things.apps]
-    kinds = [one.spec.kind for one in machines]
-    variants = [one.variant for one in things.variants]
-    models = {model for app in things.apps if app.selection is not None for model in app.links}
+    names = {
+        "app": ({one.app for one in things.apps}, "app"),
+        "variant": ({one.variant for one in things.variants}, "variant"),
+        "hardware": (devices_of(machines), "kind of device"),
+    }
+    of_machines = {**names, "hardware": ({one.spec.kind for one in machines}, "kind of [[worker]]")}
+    answering = {model for app in things.apps if app.selection is not None for model in app.links}
     found = []
-    for block in scenario.blocks("fault", FAULT_KEYS):
-        kind = one_of(block.get("kind"), block.at("kind"), FAULTS, "kind of fault")
-        for key in sorted(block.content.keys() - {"kind", "at_s", "until_s", *FAULTS[kind]}):
-            block.at(key).refuse(f"means nothing for {kind}, which takes {', '.join(FAULTS[kind])}: leave it out")
-        at = block.number("at_s", most=duration_s)
-        until = block.maybe("until_s", above=True)
-        if until is not None and until <= at:
-            block.at("until_s").refuse(f"must be after at_s ({at:g}), not {until:g}")
-        if until is not None and kind in _FOR_GOOD:
-            block.at("until_s").refuse(f"means nothing for {kind}: {_FOR_GOOD[kind]}")
-        for key in _REQUIRED.get(kind, ()):
-            block.get(key)
-        hardware = ""
-        if "hardware" in block and kind in _OF_MACHINES:
-            hardware = one_of(block.get("hardware"), block.at("hardware"), kinds, "kind of [[worker]]")
-        elif "hardware" in block:
-            hardware = one_of(block.get("hardware"), block.at("hardware"), devices_of(machines), "kind of device")
-        variant = one_of(block.get("variant"), block.at("variant"), variants, "variant") if "variant" in block else ""
-        if kind == "model-errs" and not models:
-            block.at("kind").refuse("needs an [[app]] with `selection`: only there does it matter what models answer")
-        model = ""
+    for i, block in enumerate(blocks):
+        at = location.at(i)
+        fault = struct_at(block, at, FaultSpec)
+        kind = fault.kind
+        _keys(block, at, kind, FAULTS[kind], [key for key, kinds in _NEEDED.items() if kind in kinds])
+        within(fault.at_s, at.at("at_s"), Number(most=duration_s))
+        if fault.until_s <= fault.at_s:
+            at.at("until_s").refuse(f"must be after at_s ({fault.at_s:g}), not {fault.until_s:g}")
+        if "until_s" in block and kind in _FOR_GOOD:
+            at.at("until_s").refuse(f"means nothing for {kind}: {_FOR_GOOD[kind]}")
+        if kind != "clock-off":
+            within(fault.delay_s, at.at("delay_s"), Number(most=1e6))
         if kind == "model-errs":
-            model = one_of(block.get("model"), block.at("model"), models, "model")
+            if not answering:
+                at.at("kind").refuse("needs an [[app]] with `selection`: only there does it matter what models answer")
+            one_of(fault.model, at.at("model"), answering, "model")
         elif kind == "change":
-            model = _changed(block, things)
-        app = one_of(block.get("app"), block.at("app"), apps, "app") if "app" in block else ""
-        direction = one_of(
-            block.content.get("direction", "both"), block.at("direction"), get_args(Direction), "direction"
-        )
-        lasting = RESTARTED_AFTER if kind in ("process-dies", "boot-twice") else 0.0
-        found.append(
-            FaultSpec(
-                kind=cast(FaultKind, kind),
-                at_s=at,
-                until_s=float("inf") if until is None else until,
-                worker=_worker(block, started, joins=kind == "worker-joins") if "worker" in block else "",
-                hardware=hardware,
-                variant=variant,
-                model=model,
-                factor=block.number("factor", None if kind in _SCALED else 1.0, most=1e6, above=True),
-                delay_s=block.number(
-                    "delay_s",
-                    None if kind in _DELAYED else lasting,
-                    least=-1e6 if kind == "clock-off" else 0.0,
-                    most=1e6,
-                ),
-                process=_process(block, started, dispatchers) if "process" in FAULTS[kind] else "",
-                direction=cast(Direction, direction),
-                app=app,
-                what=cast(Change, block.content.get("what", "")),
-            )
-        )
+            _check_change(fault, block, at, things)
+        for key, (known, what) in (of_machines if kind in ("worker-dies", *_OF_MACHINES) else names).items():
+            if key in block:
+                one_of(block[key], at.at(key), known, what)
+        if fault.worker and kind != "worker-joins" and not _is_worker(fault.worker, started):
+            at.at("worker").refuse(f"no worker is ever called {fault.worker}: there are {_first(started)}")
+        if fault.process:
+            _check_process(fault, at.at("process"), started, dispatchers)
+        if kind in ("process-dies", "boot-twice") and "delay_s" not in block:
+            fault = replace(fault, delay_s=RESTARTED_AFTER)
+        found.append(fault)
     return tuple(found)
 
 
-def _worker(block: TomlTable, started: Mapping[str, int], *, joins: bool) -> str:
-    """A worker's name. joins: any name that a worker may have."""
-    name = block.name("worker")
-    if not joins and not _is_worker(name, started):
-        block.at("worker").refuse(f"no worker is ever called {name}: there are {_first(started)}")
-    return name
+def _keys(block: Collection[str], at: Location, what: str, takes: Sequence[str], needed: Sequence[str]) -> None:
+    """Refuse keys that mean nothing for this, and the absence of those that are needed."""
+    for key in sorted(set(block) - {"kind", "at_s", "until_s", *takes}):
+        at.at(key).refuse(f"means nothing for {what}, which takes {', '.join(takes)}: leave it out")
+    for key in needed:
+        if key not in block:
+            at.at(key).refuse("is missing")
 
 
 def _is_worker(name: str, started: Mapping[str, int]) -> bool:
@@ -165,42 +139,33 @@ def _first(started: Mapping[str, int]) -> str:
     return ", ".join(there) or "none at time 0"
 
 
-def _process(block: TomlTable, started: Mapping[str, int], dispatchers: int) -> str:
-    """The name of a process, of a worker for all of its processes, or "clients"."""
-    name = text_at(block.get("process"), block.at("process"))
-    if name == "clients" and block.get("kind") not in ("link-clogged", "link-lost"):
-        block.at("process").refuse("only the links of clients fail: link-clogged or link-lost")
-    if block.get("kind") == "lease-late" and name not in ("vm-0", "vm-1"):
-        block.at("process").refuse(f"must be a VM-autoscaler, vm-0 or vm-1, not {shown(name)}")
+def _check_process(fault: FaultSpec, at: Location, started: Mapping[str, int], dispatchers: int) -> None:
+    """Refuse what is no name of a process, of a worker for all of its processes, or "clients"."""
+    name = fault.process
+    if name == "clients" and fault.kind not in ("link-clogged", "link-lost"):
+        at.refuse("only the links of clients fail: link-clogged or link-lost")
+    if fault.kind == "lease-late" and name not in ("vm-0", "vm-1"):
+        at.refuse(f"must be a VM-autoscaler, vm-0 or vm-1, not {shown(name)}")
     fixed = {"clients", "vm-0", "vm-1", "jobs-0", *(f"d-{number}" for number in range(dispatchers))}
     worker = name.removeprefix("monitor-").removeprefix("model-").removeprefix("offline-").partition("/")[0]
     if name not in fixed and not _is_worker(worker, started):
-        block.at("process").refuse(
+        at.refuse(
             f"no process is ever called {shown(name)}: there are {', '.join(sorted(fixed))}, and of each worker W: W, monitor-W, "
             f"model-W, offline-W, W/DEVICE (workers: {_first(started)})"
         )
-    return name
 
 
-def _changed(block: TomlTable, things: Catalogue) -> str:
-    """The model that changes; "" if an app does."""
-    what = one_of(block.get("what"), block.at("what"), _CHANGES, "change")
-    for key in _CHANGES[what]:
-        block.get(key)
-    for key in sorted(block.content.keys() & {"app", "model", "factor"} - set(_CHANGES[what])):
-        block.at(key).refuse(f"means nothing for {what}, which takes {', '.join(_CHANGES[what])}: leave it out")
-    if what == "target":
-        number_at(block.get("factor"), block.at("factor"), most=0.999, above=True)
-    models = {record.model for record in things.models}
-    return one_of(block.get("model"), block.at("model"), models, "model") if "model" in block else ""
+def _check_change(fault: FaultSpec, block: dict[str, Any], at: Location, things: Catalogue) -> None:
+    """Refuse what is no change of the catalogue."""
+    assert fault.what  # it is needed
+    _keys(block.keys() - {"what"}, at, fault.what, _CHANGES[fault.what], _CHANGES[fault.what])
+    if fault.what == "target":
+        within(fault.factor, at.at("factor"), Number(above=0, most=0.999))
+    if fault.model:
+        one_of(fault.model, at.at("model"), {record.model for record in things.models}, "model")
 
 
-def interference_of(scenario: TomlTable, machines: list[MachineBlock]) -> dict[str, float]:
-    """Strength by kind of device. Raises ScenarioError."""
-    location = scenario.at("interference")
-    return {
-        one_of(kind, location.at(kind), devices_of(machines), "kind of device"): number_at(
-            value, location.at(kind), most=1e3
-        )
-        for kind, value in scenario.table("interference").items()
-    }
+def check_interference(strengths: Mapping[str, float], location: Location, machines: list[MachineBlock]) -> None:
+    """Refuse kinds of device that no machine has."""
+    for kind in strengths:
+        one_of(kind, location.at(kind), devices_of(machines), "kind of device")

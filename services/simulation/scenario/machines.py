@@ -7,106 +7,119 @@ one instance; each device of another kind runs one batch at a time. resources sa
     cpu_cores          cores beside accelerators: a device `cpu`, unless devices names one
 """
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, NamedTuple, TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 
+from bus.fields import Named, Number
 from services.core.cost import PER_CORE, price_per_hour
 from services.core.emulation import KINDS
 from services.core.placement import Device
 from services.simulation.scenario.model import CostSpec, MachineSpec
-from services.simulation.scenario.toml import TomlTable, name_at, number_at, one_of, whole_at
+from services.simulation.scenario.toml import Location, meant, one_of, within
 
-KEYS = ("kind", "devices", "resources", "price_per_hour", "boot_s", "start", "min", "max")
 UNLIMITED_MB = 1e7  # 10 TB: more than any device has, and small enough for sums over many devices
 MB = 1024.0  # of a GB
 LONGEST_KIND = 40  # letters; the names of workers are made from it
 MOST = 10_000  # machines of one kind
 _MOST_CORES = 4096
 _MOST_DEVICES = 64
+ALIKE_MB = 64.0  # by which the memory of machines of one kind may differ
+Count = Annotated[int, Number(0, MOST)]
+T = TypeVar("T")
 _CHIP_CORES = {kind: spec.cores for kind, spec in KINDS.items() if spec.cores > 1}
 
 
+class WorkerBlock(Struct, frozen=True, kw_only=True, rename={"minimum": "min", "maximum": "max"}):
+    """A [[worker]] block."""
+
+    kind: Named
+    devices: dict[Named, Annotated[int, Number(1, _MOST_CORES)]] = {}
+    resources: dict[str, Annotated[float, Number(most=UNLIMITED_MB / MB)]] = {}
+    price_per_hour: Annotated[float | None, Number(most=1e9)] = None
+    boot_s: Annotated[float, Number(most=1e7)] = 0.0
+    start: Count = 0
+    minimum: Count | None = None
+    maximum: Count | None = None
+
+
 class MachineBlock(NamedTuple):
-    """A [[worker]] block. price: US$ per hour; None: the price list's."""
+    """A kind of machine. price: US$ per hour; None: the price list's. location: of its block."""
 
     spec: MachineSpec
     price: float | None
-    block: TomlTable
+    location: Location
 
 
-def machines_of(scenario: TomlTable) -> list[MachineBlock]:
-    """The kinds of machine. Raises ScenarioError."""
-    blocks = scenario.blocks("worker", KEYS)
+def machines_of(blocks: Sequence[WorkerBlock], location: Location) -> list[MachineBlock]:
+    """The kinds of machine. location: of the blocks. Raises ScenarioError."""
     if not blocks:
-        scenario.at("worker").refuse("there must be at least one [[worker]]: queries need a machine")
+        location.refuse("there must be at least one [[worker]]: queries need a machine")
     found: list[MachineBlock] = []
-    for block in blocks:
-        one = _machine(block)
-        if any(one.spec.kind == other.spec.kind for other in found):
-            block.at("kind").refuse(f"{one.spec.kind} occurs twice: write one block, with start and max")
-        found.append(one)
+    for i, block in enumerate(blocks):
+        if any(block.kind == other.spec.kind for other in found):
+            location.at(i).at("kind").refuse(f"{block.kind} occurs twice: write one block, with start and max")
+        found.append(MachineBlock(_machine(block, location.at(i)), block.price_per_hour, location.at(i)))
     return found
 
 
-def _machine(block: TomlTable) -> MachineBlock:
-    kind = block.name("kind")
-    if len(kind) > LONGEST_KIND:
-        block.at("kind").refuse(f"must be at most {LONGEST_KIND} letters long: the names of workers are made from it")
-    price = block.maybe("price_per_hour", most=1e9)
-    start = block.whole("start", 0, 0, MOST)
-    most = block.whole("max", max(start, block.whole("min", 0, 0, MOST)), 0, MOST)
+def _machine(block: WorkerBlock, at: Location) -> MachineSpec:
+    if len(block.kind) > LONGEST_KIND:
+        at.at("kind").refuse(f"must be at most {LONGEST_KIND} letters long: the names of workers are made from it")
+    start, least = block.start, min(1, block.start) if block.minimum is None else block.minimum
+    most = max(start, block.minimum or 0) if block.maximum is None else block.maximum
     if most < start:
-        block.at("max").refuse(f"must be at least start ({start}), not {most}")
-    least = block.whole("min", min(1, start), 0, MOST)
+        at.at("max").refuse(f"must be at least start ({start}), not {most}")
     if least > most:
-        block.at("min").refuse(f"must be at most max ({most}), not {least}")
+        at.at("min").refuse(f"must be at most max ({most}), not {least}")
     if start < least:
-        block.at("start").refuse(f"must be at least min ({least}), not {start}")
-    spec = MachineSpec(
-        kind=kind,
-        devices=_devices(block),
-        price_per_hour=price or 0.0,
-        boot_s=block.number("boot_s", 0.0, most=1e7),
+        at.at("start").refuse(f"must be at least min ({least}), not {start}")
+    return MachineSpec(
+        kind=block.kind,
+        devices=_devices(block, at),
+        price_per_hour=block.price_per_hour or 0.0,
+        boot_s=block.boot_s,
         start=start,
         minimum=least,
         maximum=most,
     )
-    return MachineBlock(spec, price, block)
 
 
-def _devices(block: TomlTable) -> tuple[Device, ...]:
-    counts = {name_at(kind, block.at("devices").at(kind)): count for kind, count in block.table("devices").items()}
-    if not counts:
-        block.at("devices").refuse("must name at least one device, as { cpu = 8 } or { gpu = 1 }")
-    resources = block.table("resources")
-    cores = resources.get("cpu_cores")
-    kinds: dict[str, int] = {}
+def _devices(block: WorkerBlock, at: Location) -> tuple[Device, ...]:
+    if not block.devices:
+        at.at("devices").refuse("must name at least one device, as { cpu = 8 } or { gpu = 1 }")
+    for kind, count in block.devices.items():
+        if kind != "cpu":
+            within(count, at.at("devices").at(kind), Number(1, _MOST_DEVICES))
+    cores, kinds = block.resources.get("cpu_cores"), dict(block.devices)
     if cores is not None:
-        kinds["cpu"] = whole_at(cores, block.at("resources").at("cpu_cores"), 0, _MOST_CORES)
-    for kind, count in counts.items():
-        kinds[kind] = whole_at(count, block.at("devices").at(kind), 1, _MOST_CORES if kind == "cpu" else _MOST_DEVICES)
-    if cores is not None and "cpu" in counts and cores != kinds["cpu"]:
-        block.at("resources").at("cpu_cores").refuse("says another number than devices.cpu: leave it out")
-    kinds = {kind: count for kind, count in kinds.items() if count}
-    memory = _memory(block, resources, kinds)
+        within(cores, at.at("resources").at("cpu_cores"), Number(0, _MOST_CORES))
+        if cores != int(cores):
+            at.at("resources").at("cpu_cores").refuse(f"must be a whole number, not {cores:g}")
+        if cores != kinds.get("cpu", cores):
+            at.at("resources").at("cpu_cores").refuse("says another number than devices.cpu: leave it out")
+        kinds = {"cpu": int(cores), **kinds} if cores else kinds
+    memory = _memory(block.resources, at.at("resources"), kinds)
     return tuple(device for kind, count in kinds.items() for device in _of_kind(kind, count, memory.get(kind)))
 
 
-def _memory(block: TomlTable, resources: dict[str, Any], kinds: dict[str, int]) -> dict[str, float]:
+def _memory(resources: Mapping[str, float], at: Location, kinds: dict[str, int]) -> dict[str, float]:
     """MB of each device, by kind."""
-    location = block.at("resources")
     known = {f"{kind}_memory_gb": kind for kind in kinds}
     if len(kinds) == 1 or "cpu" in kinds:
         known["memory_gb"] = "cpu" if "cpu" in kinds else next(iter(kinds))
-    TomlTable(resources, location, {"cpu_cores", *known})
     found: dict[str, float] = {}
+    for key in resources:
+        if key not in known and key != "cpu_cores":
+            at.at(key).refuse(f"there is no such key{meant(key, {'cpu_cores', *known})}")
     for key, kind in known.items():
         if key in resources:
             if kind in found:
-                location.at(key).refuse(f"says the same as {kind}_memory_gb: leave one of them out")
-            found[kind] = MB * number_at(resources[key], location.at(key), most=UNLIMITED_MB / MB, above=True)
+                at.at(key).refuse(f"says the same as {kind}_memory_gb: leave one of them out")
+            within(resources[key], at.at(key), Number(above=0, most=UNLIMITED_MB / MB))
+            found[kind] = MB * resources[key]
     return found
 
 
@@ -142,6 +155,18 @@ def largest_of(machines: list[MachineBlock], hardware: str) -> Device | None:
 _LEAST = 0.5  # part of a machine's price that its accelerators get if nothing else is left
 
 
+def labelled(groups: Iterable[tuple[str, list[T]]]) -> dict[str, list[T]]:
+    """Machines that are alike under a name of their kind; further ones of the same name are NAME-2, NAME-3 and so on."""
+    found: dict[str, list[T]] = {}
+    for kind, machines in groups:
+        name = base = kind[: LONGEST_KIND - 4]
+        number = 2
+        while name in found:
+            name, number = f"{base}-{number}", number + 1
+        found[name] = machines
+    return found
+
+
 def priced(machines: list[MachineBlock], listed: Mapping[str, float], *, needed: bool) -> list[MachineBlock]:
     """The same machines, each with a price: its own, else that of its devices on the price list.
 
@@ -153,7 +178,7 @@ def priced(machines: list[MachineBlock], listed: Mapping[str, float], *, needed:
         if price is None:
             unknown = sorted({device.kind for device in one.spec.devices} - listed.keys())
             if unknown and needed:
-                one.block.at("price_per_hour").refuse(
+                one.location.at("price_per_hour").refuse(
                     f"is missing, and no price is known for {', '.join(unknown)}: state it, in US$ per hour"
                 )
             known = [device for device in one.spec.devices if device.kind in listed]
@@ -198,25 +223,17 @@ def _units(one: MachineBlock) -> dict[str, int]:
     return found
 
 
-def cost_of(scenario: TomlTable, machines: list[MachineBlock]) -> CostSpec:
-    """[cost]: what counts as cost. Raises ScenarioError."""
-    table = TomlTable(scenario.content.get("cost", {}), scenario.at("cost"), ("meter", "per_gb_s"))
-    meter = one_of(table.content.get("meter", "worker"), table.at("meter"), ("worker", "memory"), "meter")
-    location = table.at("per_gb_s")
-    prices = {
-        one_of(kind, location.at(kind), devices_of(machines), "kind of device"): number_at(
-            value, location.at(kind), most=1e9
-        )
-        for kind, value in table.table("per_gb_s").items()
-    }
-    if meter == "worker":
-        if prices:
-            location.refuse('means nothing with meter "worker": leave it out, or set meter = "memory"')
-        return CostSpec()
-    missing = sorted(devices_of(machines) - prices.keys())
-    if missing:
+def cost_of(stated: CostSpec, location: Location, machines: list[MachineBlock]) -> CostSpec:
+    """[cost], checked: what counts as cost. Raises ScenarioError."""
+    location, kinds = location.at("per_gb_s"), devices_of(machines)
+    for kind in stated.per_gb_s:
+        one_of(kind, location.at(kind), kinds, "kind of device")
+    if stated.meter == "worker" and stated.per_gb_s:
+        location.refuse('means nothing with meter "worker": leave it out, or set meter = "memory"')
+    missing = sorted(kinds - stated.per_gb_s.keys())
+    if stated.meter == "memory" and missing:
         location.refuse(f"has no price for {', '.join(missing)}: state it, in US$ per GB and second")
-    return CostSpec(meter="memory", per_gb_s=prices)
+    return stated
 
 
 def devices_of(machines: list[MachineBlock]) -> set[str]:

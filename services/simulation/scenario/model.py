@@ -3,12 +3,13 @@
 Times are seconds from the scenario's start, rates are in queries/s, money in US$.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from bus.fields import SHARE, Named, Number
 from bus.messages.catalog import AppRecord, BatchingRule, ModelRecord, PipelinePlan, VariantRecord
 from bus.messages.public import Requirements
 from services.core.placement import Device
@@ -28,13 +29,6 @@ Times = NDArray[np.float64]
 
 # What a scenario's queries may ask for. The context is a load's own, and a deadline is a moment that no file knows.
 NEEDS = tuple(name for name in Requirements.__struct_fields__ if name not in ("context", "deadline"))
-
-
-class StaticChoice(Struct, frozen=True):
-    """What the developer of a static system chose for an app: a variant, and the number of its instances in the cluster."""
-
-    variant: str
-    instances: int = 1
 
 
 class WorkloadSpec(Struct, frozen=True, kw_only=True):
@@ -87,9 +81,9 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     """An offline job: `inputs` items for an app, submitted at `at_s`. accuracy, model, variant: what it asks for."""
 
     app: str
-    at_s: float
-    inputs: int
-    accuracy: float = 0.0
+    at_s: Annotated[float, Number()] = 0.0
+    inputs: Annotated[int, Number(1, 10**8)]
+    accuracy: Annotated[float, SHARE] = 0.0
     model: str | None = None
     variant: str | None = None
 
@@ -117,35 +111,34 @@ class FaultSpec(Struct, frozen=True, kw_only=True):
     slo_target ("target") or its largest batch ("setting") becomes `factor`, its plan is withdrawn ("plan").
     """
 
-    kind: FaultKind
-    at_s: float
-    until_s: float = float("inf")
-    worker: str = ""
+    kind: Annotated[FaultKind, "kind of fault"]
+    at_s: Annotated[float, Number()]
+    until_s: Annotated[float, Number(above=0)] = float("inf")
+    worker: Named = ""
     hardware: str = ""
     variant: str = ""
     model: str = ""
-    factor: float = 1.0
-    delay_s: float = 0.0
+    factor: Annotated[float, Number(above=0, most=1e6)] = 1.0
+    delay_s: Annotated[float, Number(-1e6, 1e6)] = 0.0
     process: str = ""
     direction: Direction = "both"
     app: str = ""
-    what: Change | Literal[""] = ""
+    what: Annotated[Change, "change"] | Literal[""] = ""
 
 
 class PolicySpec(Struct, frozen=True, kw_only=True):
     """A policy to run. name: in the results. base: "infaas", "infaas-ilp", "static", "replicate", "round-robin", "brute-force", or
     "module:Class" of a user's own.
 
-    hardware: the only kinds of device whose variants take part; None: all. machines: those that run and may run. choice: a static
-    system's choice for each app (static: all instances run at time 0; replicate: one). settings: the services'. plans: those that are
-    deployed, by pipeline; base is then the planner's name.
+    hardware: the only kinds of device whose variants take part; None: all. machines: those that run and may run. settings:
+    the services', with a static system's choice for each app (static: all instances run at time 0; replicate: one). plans: those that
+    are deployed, by pipeline; base is then the planner's name.
     """
 
     name: str
     base: str
     hardware: frozenset[str] | None
     machines: tuple[MachineSpec, ...]
-    choice: dict[str, StaticChoice]
     settings: Settings
     plans: dict[str, PipelinePlan] = {}
 
@@ -154,7 +147,7 @@ class CostSpec(Struct, frozen=True, kw_only=True):
     """What counts as cost. worker: running machines x their price. memory: GB of loaded instances x US$/GB-s by hardware."""
 
     meter: Literal["worker", "memory"] = "worker"
-    per_gb_s: dict[str, float] = {}
+    per_gb_s: dict[str, Annotated[float, Number(most=1e9)]] = {}
 
 
 class Scenario(Struct, frozen=True, kw_only=True):

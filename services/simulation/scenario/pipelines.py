@@ -3,36 +3,80 @@
 from collections.abc import Mapping
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, field
+from msgspec.structs import asdict, replace
 
+from bus.fields import PART, SHARE, Named, Number
 from bus.messages.catalog import AppRecord, EdgeCondition, PipelineEdge, PipelineRecord, PipelineVertex
 from services.core.pipelines.checks import pipeline_errors
 from services.core.pipelines.estimator import MeasuredHop
-from services.core.pipelines.problem import LARGEST_BATCH, LONGEST_MS, PipelineProblem, StageOption, problem_errors
-from services.simulation.scenario.loads import samples_of
+from services.core.pipelines.problem import LONGEST_MS, PipelineProblem, StageOption, problem_errors
+from services.simulation.scenario.loads import SampleBlock, samples_of
 from services.simulation.scenario.model import Times, WorkloadSpec
-from services.simulation.scenario.toml import (
-    Location,
-    TomlTable,
-    number_at,
-    read_toml,
-    table_at,
-    text_at,
-    whole_at,
-)
+from services.simulation.scenario.toml import Location, read_toml, struct_at, value_at
 from services.simulation.workload import Apps, WorkloadError, at_once, mean_rate
 
-PARTS = ("pipeline", "vertex", "edge", "output", "plan")  # that a scenario may hold itself
-TABLES = (*PARTS, "load", "option")
 SAMPLE_S = 600.0  # of the sample trace, where neither the loads nor [plan] say how long it is
 FEW = 2_000  # queries of a sample, at least: fewer say little about the slowest hundredth
 LONGEST_S = 86_400.0
 TARGET = 0.99  # of an app that states none, as autoscaler.slo_target
 MOST_QUERIES = 10_000_000
-_PRICE = 1e6  # US$ per hour
+_LATENCY = Number(above=0, most=LONGEST_MS)
+
+
+class PipelineHead(Struct, frozen=True, kw_only=True):
+    """[pipeline]."""
+
+    name: Named
+    latency_ms: Annotated[float, _LATENCY]
+    slo_target: Annotated[float | None, PART] = None
+
+
+class VertexBlock(Struct, frozen=True, kw_only=True):
+    """A [[vertex]] block."""
+
+    name: Named
+    app: Named
+    inputs: dict[str, str] = {}
+    accuracy: Annotated[float | None, SHARE] = None
+
+
+class EdgeBlock(Struct, frozen=True, kw_only=True):
+    """An [[edge]] block."""
+
+    source: Named = field(name="from")
+    target: Named = field(name="to")
+    when: EdgeCondition | None = None
+    probability: Annotated[float | None, PART] = None
+
+
+class PlanTable(Struct, frozen=True, kw_only=True):
+    """[plan]. percentile: of the latencies, that a plan is for. seconds: of the sample trace. hop_ms: of a message between two stages."""
+
+    percentile: Annotated[float | None, PART] = None
+    seconds: Annotated[float | None, Number(above=0, most=LONGEST_S)] = None
+    seed: Annotated[int, Number(most=2**63 - 1)] = 1
+    hop_ms: Annotated[float | None, Number(most=LONGEST_MS)] = None
+
+
+class PipelineTables(Struct, frozen=True, kw_only=True):
+    """What a scenario's [[pipeline]] block may hold. plan: read where something is planned."""
+
+    pipeline: Annotated[PipelineHead, "a [pipeline] table states name and latency_ms"]
+    vertex: list[VertexBlock] = []
+    edge: list[EdgeBlock] = []
+    output: dict[str, str] = {}
+    plan: Any = {}
+
+
+class PipelineDocument(PipelineTables, frozen=True, kw_only=True):
+    """A whole file. load, option: read where something is planned."""
+
+    load: Any = []
+    option: Any = []
 
 
 class PipelineFile(Struct, frozen=True, kw_only=True):
@@ -59,40 +103,31 @@ def read_pipeline(path: Path, *, planning: bool = True) -> PipelineFile:
 
     Raises ScenarioError, which names the file, the key, what is wrong there and the remedy. The graph is not checked yet.
     """
-    return pipeline_in(TomlTable(read_toml(path), Location(str(path)), TABLES), path.parent, planning=planning)
-
-
-def pipeline_in(file: TomlTable, folder: Path, *, planning: bool = True) -> PipelineFile:
-    """The same in a table. folder: to which paths are relative."""
-    location = file.location
-    if "pipeline" not in file:
-        location.at("pipeline").refuse("is missing: a [pipeline] table states name and latency_ms")
-    head = TomlTable(file.get("pipeline"), file.at("pipeline"), ("name", "latency_ms", "slo_target"))
-    found = PipelineFile(
-        name=head.name("name"),
-        latency_ms=head.number("latency_ms", most=LONGEST_MS, above=True),
-        slo_target=head.maybe("slo_target", most=1.0, above=True),
-        pipeline=PipelineRecord(
-            vertices=[_vertex(block) for block in file.blocks("vertex", ("name", "app", "inputs", "accuracy"))],
-            edges=[_edge(block) for block in file.blocks("edge", ("from", "to", "when", "probability"))],
-            output=_texts(file.table("output"), file.at("output")),
-        ),
-        location=location,
-    )
+    location = Location(str(path))
+    document = struct_at(read_toml(path), location, PipelineDocument)
+    found = pipeline_in(document, location, planning=planning)
     if not planning:
         return found
-    plan = TomlTable(file.table("plan"), file.at("plan"), ("percentile", "seconds", "seed", "hop_ms"))
+    loads = value_at(document.load, location.at("load"), list[SampleBlock])
+    options = value_at(document.option, location.at("option"), tuple[StageOption, ...])
+    return replace(
+        found,
+        loads=samples_of(loads, location.at("load"), found.name, path.parent),
+        options=options,
+    )
+
+
+def pipeline_in(tables: PipelineTables, location: Location, *, planning: bool = True) -> PipelineFile:
+    """The same of a scenario's block, without loads and options."""
+    plan = struct_at(tables.plan, location.at("plan"), PlanTable) if planning else PlanTable()
     return PipelineFile(
-        name=found.name,
-        latency_ms=found.latency_ms,
-        slo_target=found.slo_target,
-        pipeline=found.pipeline,
-        percentile=plan.maybe("percentile", most=1.0, above=True),
-        seconds=plan.maybe("seconds", most=LONGEST_S, above=True),
-        seed=plan.whole("seed", 1, 0, 2**63 - 1),
-        hop_ms=plan.maybe("hop_ms", most=LONGEST_MS),
-        loads=samples_of(file, found.name, folder),
-        options=tuple(_option(block) for block in file.blocks("option", _OPTION)),
+        **asdict(tables.pipeline),
+        **asdict(plan),
+        pipeline=PipelineRecord(
+            vertices=[PipelineVertex(**asdict(one)) for one in tables.vertex],
+            edges=[PipelineEdge(**asdict(one)) for one in tables.edge],
+            output=tables.output,
+        ),
         location=location,
     )
 
@@ -172,49 +207,3 @@ def _recorded(load: WorkloadSpec) -> float | None:
     if load.times is not None:
         return float(np.nextafter(load.times[-1], np.inf))
     return None
-
-
-def _vertex(block: TomlTable) -> PipelineVertex:
-    return PipelineVertex(
-        name=block.name("name"),
-        app=block.name("app"),
-        inputs=_texts(block.table("inputs"), block.at("inputs")),
-        accuracy=block.maybe("accuracy", most=1.0),
-    )
-
-
-def _edge(block: TomlTable) -> PipelineEdge:
-    when = None
-    if "when" in block:
-        table = TomlTable(block.get("when"), block.at("when"), ("output", "reduce", "op", "value"))
-        value = table.get("value")
-        when = EdgeCondition(
-            output=table.text("output"), reduce=table.text("reduce", "first"), op=table.text("op"), value=value
-        )
-    probability = block.maybe("probability", most=1.0, above=True)
-    return PipelineEdge(source=block.name("from"), target=block.name("to"), when=when, probability=probability)
-
-
-def _texts(table: Any, location: Location) -> dict[str, str]:
-    return {key: text_at(value, location.at(key)) for key, value in table_at(table, location).items()}
-
-
-_OPTION = ("vertex", "hardware", "price_per_hour", "batch_latency_ms", "variant", "accuracy")
-
-
-def _option(block: TomlTable) -> StageOption:
-    location = block.at("batch_latency_ms")
-    table = table_at(block.get("batch_latency_ms"), location)
-    latencies = {}
-    for key, value in table.items():
-        size = int(key) if key.isascii() and key.isdecimal() and len(key) < 10 else key
-        batch = whole_at(size, location.at(key), 1, LARGEST_BATCH)
-        latencies[batch] = number_at(value, location.at(key), 0.0, LONGEST_MS, above=True)
-    return StageOption(
-        vertex=block.name("vertex"),
-        hardware=block.text("hardware"),
-        price_per_hour=block.number("price_per_hour", most=_PRICE),
-        batch_latency_ms=latencies,
-        variant=block.name("variant") if "variant" in block else "",
-        accuracy=block.maybe("accuracy", most=1.0),
-    )

@@ -25,29 +25,43 @@ from services.simulation.scenario.catalogue import SIGNATURE, Catalogue
 from services.simulation.scenario.machines import MachineBlock, largest_of
 from services.simulation.scenario.model import PolicySpec, WorkloadSpec
 from services.simulation.scenario.pipelines import (
-    PARTS,
     PipelineFile,
+    PipelineHead,
+    PipelineTables,
     check_pipeline,
     pipeline_in,
     problem_of,
     read_pipeline,
 )
-from services.simulation.scenario.toml import Location, TomlTable
+from services.simulation.scenario.toml import Location
 
 HOP = MeasuredHop(2000.0 * NETWORK)  # a stage is asked and answers: two messages
 COARSE = ("cg-mean", "cg-peak")  # baselines are deployed even if they miss the objective
 UNPLANNED = ("static", "replicate")
 
 
-def pipelines_of(scenario: TomlTable, things: Catalogue, folder: Path) -> tuple[Catalogue, tuple[PipelineFile, ...]]:
+class PipelineBlock(PipelineTables, frozen=True, kw_only=True):
+    """A [[pipeline]] block: a file, or what one holds."""
+
+    file: str | None = None
+    pipeline: PipelineHead | None = None  # type: ignore[assignment]  # is said there or here
+
+
+def pipelines_of(
+    blocks: Sequence[PipelineBlock], location: Location, things: Catalogue, folder: Path
+) -> tuple[Catalogue, tuple[PipelineFile, ...]]:
     """The catalogue with the pipelines, and their files. folder: the scenario's, to which paths are relative. Raises ScenarioError."""
     files: list[PipelineFile] = []
-    for block in scenario.blocks("pipeline", ("file", *PARTS)):
-        if "file" in block:
-            TomlTable(block.content, block.location, ("file",))  # it is said there or here
-            file, named = read_pipeline(folder / block.text("file")), block.at("file")
+    for i, block in enumerate(blocks):
+        at = location.at(i)
+        if block.file is not None:
+            if block != PipelineBlock(file=block.file):
+                at.at("file").refuse("says all of the pipeline: leave the other keys out, or the file")
+            file, named = read_pipeline(folder / block.file), at.at("file")
+        elif block.pipeline is None:
+            at.at("pipeline").refuse("is missing: a [pipeline] table states name and latency_ms")
         else:
-            file, named = pipeline_in(block, folder), block.at("pipeline")
+            file, named = pipeline_in(block, at), at.at("pipeline")
         if file.name in things.needs or any(file.name == other.name for other in files):
             named.refuse(f"{file.name} is the name of another app, too: set another [pipeline] name there")
         check_pipeline(file)
@@ -203,11 +217,11 @@ def _steady(load: WorkloadSpec) -> bool:
     return load.arrivals == "mmpp" or len(load.rate) == 1
 
 
-def check_loads(scenario: TomlTable, loads: Sequence[WorkloadSpec], pipelines: Collection[str]) -> None:
-    """Refuse loads that pipelines do not take."""
+def check_loads(loads: Sequence[WorkloadSpec], location: Location, pipelines: Collection[str]) -> None:
+    """Refuse loads that pipelines do not take. location: of their blocks."""
     for i, load in enumerate(loads):
         for app in load.apps:
             if load.items > 1 and app in pipelines:
-                scenario.at("load").at(i).at("items").refuse(
+                location.at(i).at("items").refuse(
                     f"must be 1, not {load.items}: {app} is a pipeline, and each of its queries goes its own way"
                 )

@@ -8,39 +8,23 @@ machines: they keep those of time 0.
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from bus.fields import faults
 from services.core.pipelines.planners import POLICIES as PLANNERS
 from services.core.placement import OVERCOMMIT
-from services.core.settings import POLICIES, Settings
-from services.core.settings import StaticVariant as ChoiceSetting
+from services.core.settings import POLICIES, Settings, StaticVariant
 from services.shell.policies import own_methods
 from services.shell.settings import Origins, SettingsError
 from services.simulation.scenario.baseline import Peaks, choose
 from services.simulation.scenario.catalogue import Catalogue
-from services.simulation.scenario.machines import MOST, MachineBlock, devices_of
-from services.simulation.scenario.model import (
-    MachineSpec,
-    Objective,
-    PolicySpec,
-    StaticChoice,
-)
-from services.simulation.scenario.toml import (
-    Location,
-    ScenarioError,
-    TomlTable,
-    list_at,
-    meant,
-    one_of,
-    shown,
-    table_at,
-    text_at,
-    whole_at,
-)
+from services.simulation.scenario.machines import Count, MachineBlock, devices_of
+from services.simulation.scenario.model import MachineSpec, Objective, PolicySpec
+from services.simulation.scenario.toml import Location, ScenarioError, meant, one_of, shown, table_at
 
 BASES = {
     **{name: name for name in POLICIES},
@@ -52,7 +36,28 @@ BASES = {
 }
 PLANNED = {name: name for name in PLANNERS}  # they plan the pipelines of a scenario
 _CHOSEN = ("static", "replicate")
-KEYS = ("name", "base", "hardware", "start", "min", "max", "choice", "settings")
+Counts = dict[str, Count]
+
+
+class PolicyBlock(Struct, frozen=True, kw_only=True, rename={"minimum": "min", "maximum": "max"}):
+    """A [[policy]] block."""
+
+    name: str
+    base: str | None = None
+    hardware: list[str] | None = None
+    start: Counts | None = None
+    minimum: Counts = {}
+    maximum: Counts = {}
+    choice: dict[str, StaticVariant] = {}
+    settings: dict[str, Any] = {}
+
+
+class PolicyFile(Struct, frozen=True, kw_only=True):
+    """The tables of a file that say which policies run."""
+
+    policy: list[PolicyBlock] = []
+    baseline: dict[str, StaticVariant] = {}
+    settings: dict[str, Any] = {}
 
 
 class Policies:
@@ -60,7 +65,8 @@ class Policies:
 
     def __init__(
         self,
-        scenario: TomlTable,
+        file: PolicyFile,
+        location: Location,
         machines: list[MachineBlock],
         catalogue: Catalogue,
         prices: Mapping[str, float],
@@ -70,21 +76,20 @@ class Policies:
     ) -> None:
         self._machines, self._things, self._prices, self._peaks = machines, catalogue, prices, peaks
         self._folder, self._objective = folder, objective
-        self._common = tree_at(scenario.content.get("settings", {}), scenario.at("settings"))
-        self._baseline = self._choices(scenario.table("baseline"), scenario.at("baseline"), None)
-        self._blocks: dict[str, TomlTable] = {}
-        for block in scenario.blocks("policy", KEYS):
-            name = block.text("name")
-            if name in self._blocks:
-                block.at("name").refuse(f"{name} occurs twice: results are named by it")
-            self._blocks[name] = block
-        self._own = {name: self._of_block(name, block) for name, block in self._blocks.items()}
+        self._common = tree_at(file.settings, location.at("settings"))
+        self._baseline = file.baseline
+        self._check_choices(file.baseline, location.at("baseline"), None)
+        self._blocks = {block.name: block for block in file.policy}
+        self._own: dict[str, PolicySpec] = {}
+        for i, block in enumerate(file.policy):
+            at = location.at("policy").at(i)
+            if block.name in self._own:
+                at.at("name").refuse(f"{block.name} occurs twice: results are named by it")
+            self._own[block.name] = self._of_block(block, at)
 
-    def listed(self, names: Any, location: Location) -> tuple[PolicySpec, ...]:
+    def listed(self, names: Sequence[str] | None, location: Location) -> tuple[PolicySpec, ...]:
         """The policies that the file names, then its [[policy]] blocks. names: None if it names none."""
-        wanted = [
-            text_at(one, location.at(i)) for i, one in enumerate(list_at([] if names is None else names, location))
-        ]
+        wanted = list(names or ())
         if not wanted and not self._own:
             if names is not None:
                 location.refuse("must name at least one policy, or be left out")
@@ -108,40 +113,37 @@ class Policies:
 
     def _of_base(self, name: str, base: str, location: Location) -> PolicySpec:
         """A built-in policy or a user's own class, without a block."""
-        return self._spec(name, self._base(base, location), None, None, {}, location)
+        return self._spec(PolicyBlock(name=name), self._base(base, location), None, location)
 
-    def _of_block(self, name: str, block: TomlTable) -> PolicySpec:
-        known = BASES.keys() | PLANNED
-        base = self._base(block.text("base", name if name in known else None), block.at("base"))
-        hardware: frozenset[str] | None = None
-        if "hardware" in block:
-            kinds = devices_of(self._machines)
-            location = block.at("hardware")
-            hardware = frozenset(
-                one_of(one, location.at(i), kinds, "kind of device") for i, one in enumerate(block.items("hardware"))
-            )
-            if not hardware:
-                location.refuse("must name at least one kind of device, or be left out")
-        tree = tree_at(block.content.get("settings", {}), block.at("settings"), of_one=True)
-        return self._spec(name, base, hardware, block, tree, block.at("settings"))
+    def _of_block(self, block: PolicyBlock, at: Location) -> PolicySpec:
+        base = block.base or (block.name if block.name in BASES.keys() | PLANNED else None)
+        if base is None:
+            at.at("base").refuse("is missing")
+        base = self._base(base, at.at("base"))
+        kinds = devices_of(self._machines)
+        for i, one in enumerate(block.hardware or ()):
+            one_of(one, at.at("hardware").at(i), kinds, "kind of device")
+        if block.hardware == []:
+            at.at("hardware").refuse("must name at least one kind of device, or be left out")
+        workers = {one.spec.kind for one in self._machines}
+        for key, counts in (("start", block.start or {}), ("min", block.minimum), ("max", block.maximum)):
+            for kind in counts:
+                one_of(kind, at.at(key).at(kind), workers, "kind of [[worker]]")
+        tree_at(block.settings, at.at("settings"), of_one=True)
+        return self._spec(block, base, at, at.at("settings"))
 
-    def _spec(
-        self,
-        name: str,
-        base: str,
-        hardware: frozenset[str] | None,
-        block: TomlTable | None,
-        tree: Mapping[str, Any],
-        location: Location,
-    ) -> PolicySpec:
+    def _spec(self, block: PolicyBlock, base: str, at: Location | None, location: Location) -> PolicySpec:
+        """at: of the block; None: there is none. location: of its settings."""
+        hardware, tree = None if block.hardware is None else frozenset(block.hardware), block.settings
         settings = settings_of(location, DEFAULTS, {"goal": self._objective}, self._common, base_tree(base), tree)
-        machines = self._started(block, hardware, fixed=settings.autoscaler.policy == "static")
-        spec = PolicySpec(name=name, base=base, hardware=hardware, machines=machines, choice={}, settings=settings)
-        chosen_by = settings.autoscaler.policy
-        own = self._choices(block.table("choice"), block.at("choice"), hardware) if block is not None else {}
+        machines = self._started(block, at, hardware, fixed=settings.autoscaler.policy == "static")
+        spec = PolicySpec(name=block.name, base=base, hardware=hardware, machines=machines, settings=settings)
+        chosen_by, own = settings.autoscaler.policy, block.choice
+        if at is not None:
+            self._check_choices(own, at.at("choice"), hardware)
+            if own and chosen_by not in _CHOSEN:
+                at.at("choice").refuse(f"means nothing with base {base!r}, which chooses by itself: leave it out")
         if chosen_by not in _CHOSEN:
-            if own and block is not None:
-                block.at("choice").refuse(f"means nothing with base {base!r}, which chooses by itself: leave it out")
             return spec
         variants = {one.variant: one for one in self._things.variants}
         given = {
@@ -152,62 +154,43 @@ class Policies:
             replace(spec, base=chosen_by), given, self._things.serving, self._things.needs, self._prices, self._peaks
         )
         if chosen_by == "replicate":
-            choice = {app: own.get(app) or StaticChoice(one.variant, 1) for app, one in choice.items()}
-        kept = {app: ChoiceSetting(variant=one.variant, instances=one.instances) for app, one in choice.items()}
-        settings = replace(settings, autoscaler=replace(settings.autoscaler, choice=kept))
-        return replace(spec, choice=choice, settings=settings)
+            choice = {app: own.get(app) or StaticVariant(variant=one.variant) for app, one in choice.items()}
+        settings = replace(settings, autoscaler=replace(settings.autoscaler, choice=choice))
+        return replace(spec, settings=settings)
 
     def _base(self, base: str, location: Location) -> str:
         return PLANNED.get(base) or base_of(base, (*PLANNED, *self._blocks), self._folder, location)
 
-    def _choices(
-        self, table: Mapping[str, Any], location: Location, hardware: frozenset[str] | None
-    ) -> dict[str, StaticChoice]:
-        found: dict[str, StaticChoice] = {}
-        for app, value in table.items():
+    def _check_choices(
+        self, choices: Mapping[str, StaticVariant], location: Location, hardware: frozenset[str] | None
+    ) -> None:
+        for app, one in choices.items():
             at = location.at(app)
             one_of(app, at, self._things.serving, "app")
-            block = TomlTable(value, at, ("variant", "instances"))
-            serving = {one.variant: one for one in self._things.serving[app]}
-            variant = one_of(block.get("variant"), block.at("variant"), serving, f"variant of {app}")
-            kind = serving[variant].hardware
+            kinds = {record.variant: record.hardware for record in self._things.serving[app]}
+            kind = kinds[one_of(one.variant, at.at("variant"), kinds, f"variant of {app}")]
             if hardware is not None and kind not in hardware:
-                block.at("variant").refuse(f"{variant} runs on {kind}, which this policy's hardware leaves out")
-            found[app] = StaticChoice(variant, block.whole("instances", 1, 1, 10**6))
-        return found
+                at.at("variant").refuse(f"{one.variant} runs on {kind}, which this policy's hardware leaves out")
 
     def _started(
-        self, block: TomlTable | None, hardware: frozenset[str] | None, *, fixed: bool
+        self, block: PolicyBlock, at: Location | None, hardware: frozenset[str] | None, *, fixed: bool
     ) -> tuple[MachineSpec, ...]:
         """The policy's machines."""
-        start, least, most = (self._counts(block, key) for key in ("start", "min", "max"))
         found = []
         for one in (machine.spec for machine in self._machines):
             useless = hardware is not None and not any(device.kind in hardware for device in one.devices)
-            given = start if start is not None else {} if useless else {one.kind: one.start}
+            given = block.start if block.start is not None else {} if useless else {one.kind: one.start}
             first = given.get(one.kind, 0)
-            upper = (most or {}).get(one.kind, 0 if useless and start is None else max(first, one.maximum))
-            if upper < first:
-                assert block is not None  # a block's max alone is below
-                block.at("max").at(one.kind).refuse(f"must be at least what runs at time 0 ({first}), not {upper}")
-            lower = (least or {}).get(one.kind, min(one.minimum, first))
-            if lower > first:
-                assert block is not None  # a block's min alone is above
-                block.at("min").at(one.kind).refuse(f"must be at most what runs at time 0 ({first}), not {lower}")
+            upper = block.maximum.get(one.kind, 0 if useless and block.start is None else max(first, one.maximum))
+            lower = block.minimum.get(one.kind, min(one.minimum, first))
+            if at is not None and upper < first:
+                at.at("max").at(one.kind).refuse(f"must be at least what runs at time 0 ({first}), not {upper}")
+            if at is not None and lower > first:
+                at.at("min").at(one.kind).refuse(f"must be at most what runs at time 0 ({first}), not {lower}")
             if fixed:
                 lower = upper = first
             found.append(replace(one, start=first, minimum=lower, maximum=upper))
         return tuple(found)
-
-    def _counts(self, block: TomlTable | None, key: str) -> dict[str, int] | None:
-        if block is None or key not in block:
-            return None
-        kinds = [one.spec.kind for one in self._machines]
-        location = block.at(key)
-        return {
-            one_of(kind, location.at(kind), kinds, "kind of [[worker]]"): whole_at(count, location.at(kind), 0, MOST)
-            for kind, count in block.table(key).items()
-        }
 
 
 def base_of(name: str, blocks: Collection[str], folder: Path, location: Location) -> str:
@@ -259,11 +242,12 @@ _SAID = {
 }
 
 
-def tree_at(value: Any, location: Location, *, of_one: bool = False) -> dict[str, Any]:
+def tree_at(tree: dict[str, Any], location: Location, *, of_one: bool = False) -> dict[str, Any]:
     """A [settings] table, checked. Raises ScenarioError. of_one: of one policy, not of all."""
-    tree = TomlTable(value, location, SECTIONS, _ELSEWHERE).content
-    for section in (key for key in tree if key != "goal"):
-        for key in table_at(tree[section], location.at(section)):
+    for section, value in tree.items():
+        if section not in SECTIONS:
+            location.at(section).refuse(_ELSEWHERE.get(section) or f"there is no such key{meant(section, SECTIONS)}")
+        for key in () if section == "goal" else table_at(value, location.at(section)):
             if (section, key) in _SAID:
                 location.at(section).at(key).refuse(_SAID[section, key])
     if "goal" in tree and not of_one:
@@ -308,9 +292,3 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
         under = found.get(key)
         found[key] = _over(under, value) if isinstance(under, Mapping) and isinstance(value, Mapping) else value
     return found
-
-
-def objective_of(header: TomlTable) -> Objective:
-    """Of the [scenario] table; raises ScenarioError."""
-    known = get_args(Objective)
-    return cast(Objective, one_of(header.content.get("objective", "cost"), header.at("objective"), known, "objective"))

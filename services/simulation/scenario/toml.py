@@ -1,4 +1,4 @@
-"""A scenario's TOML file: reading it, checked values, and refusals that name file and key."""
+"""A scenario's TOML file: reading it into annotated structs, refusals that name file and key, and writing one."""
 
 import re
 import sys
@@ -8,12 +8,11 @@ from difflib import get_close_matches
 from math import isfinite
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, NamedTuple, NoReturn, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar, Union, get_args, get_origin
 
 from msgspec import NODEFAULT, Struct
 
-from bus.fields import Rule, Text, fields_of, parts_of, stated
-from bus.subjects import valid_name
+from bus.fields import Number, Rule, Text, fields_of, hints_of, parts_of, stated
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+\Z")
 _LONGEST = 60  # characters of a value that a refusal shows
@@ -91,6 +90,9 @@ def read_toml(path: Path) -> dict[str, Any]:
 # -- checked values
 
 LARGEST = 1e12  # of any number
+AMOUNT = Number(most=LARGEST)
+POSITIVE = Number(above=0, most=LARGEST)
+SECONDS = Number(most=1e9)
 
 
 def table_at(value: Any, location: Location) -> dict[str, Any]:
@@ -99,64 +101,11 @@ def table_at(value: Any, location: Location) -> dict[str, Any]:
     return value
 
 
-def list_at(value: Any, location: Location) -> list[Any]:
-    if not isinstance(value, list):
-        location.refuse(f"must be a list, not {shown(value)}")
-    return value
-
-
-def number_at(
-    value: Any, location: Location, least: float = 0.0, most: float = LARGEST, *, above: bool = False
-) -> float:
-    """A number from least to most. above: `least` itself is refused."""
-    value = _number(value, location)
-    if not least <= value <= most or (above and value == least):  # NaN is not between any two numbers
-        low = f"above {least:g}" if above else f"at least {least:g}"
-        high = f" and at most {most:g}" if value > most else ""
-        location.refuse(f"must be {low}{high}, not {shown(value)}")
-    return float(value)
-
-
-def _number(value: Any, location: Location) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        location.refuse(f"must be a number, not {shown(value)}")
-    return value
-
-
-def whole_at(value: Any, location: Location, least: int = 0, most: int = 10**9) -> int:
-    """A whole number from least to most."""
-    found = _whole(value, location)
-    if not least <= found <= most:
-        location.refuse(f"must be from {least} to {most}, not {shown(value)}")
-    return found
-
-
-def _whole(value: Any, location: Location) -> int:
-    if isinstance(value, float) and isfinite(value) and value == int(value):
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int):
-        location.refuse(f"must be a whole number, not {shown(value)}")
-    return int(value)
-
-
-def _flag(value: Any, location: Location) -> bool:
-    if not isinstance(value, bool):
-        location.refuse(f"must be true or false, not {shown(value)}")
-    return value
-
-
 def text_at(value: Any, location: Location) -> str:
     """Some printable text."""
     if not isinstance(value, str) or not value.strip() or not value.isprintable():
         location.refuse(f"must be some printable text, not {shown(value)}")
     return value
-
-
-def name_at(value: Any, location: Location) -> str:
-    """A name that may stand in a subject."""
-    if not valid_name(value):
-        location.refuse(f"must be 1 to 64 letters, digits, - or _, a letter or digit first, not {shown(value)}")
-    return str(value)
 
 
 def one_of(value: Any, location: Location, known: Collection[str], what: str) -> str:
@@ -168,29 +117,50 @@ def one_of(value: Any, location: Location, known: Collection[str], what: str) ->
     return value
 
 
-def value_at(value: Any, location: Location, kind: Any, rule: Rule | None = None) -> Any:
-    """A value of this type, as fields of structs have: also lists, maps and structs of such. rule: its bounds, or those of each item."""
-    kind, own, _ = parts_of(kind)
+def within(value: float, location: Location, rule: Number) -> None:
+    """Refuse a number beyond bounds that other values set."""
+    if (refused := rule.refuse(value)) is not None:
+        location.refuse(refused)
+
+
+def value_at(value: Any, location: Location, hint: Any, rule: Rule | None = None) -> Any:
+    """A value as a field's annotation says: also lists, maps and structs of such. rule: its bounds, or those of each item.
+
+    The meaning says what a value must be that is one of several kinds of value, a list of a certain length, or a word of several.
+    """
+    kind, own, meaning = parts_of(hint)
     kind, rule = stated(kind), rule or own
-    origin, inside = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return value
+    if get_origin(kind) is Annotated:  # of a value that may be left out
+        return value_at(value, location, kind, rule)
     if isinstance(kind, type) and issubclass(kind, Struct):
         return struct_at(value, location, kind)
-    if origin is list:
-        return [value_at(one, location.at(i), inside[0], rule) for i, one in enumerate(list_at(value, location))]
+    origin, inside = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        chosen = next((one for one in inside if _is_meant(value, one)), None)
+        if chosen is None and meaning:
+            location.refuse(f"must be {meaning}, not {shown(value)}")
+        return value_at(value, location, inside[0] if chosen is None else chosen, rule)
+    if origin in (list, tuple, frozenset):
+        return _items_at(value, location, kind, rule, meaning)
     if origin is dict:
-        return {
-            name: value_at(one, location.at(name), inside[1], rule) for name, one in table_at(value, location).items()
-        }
-    if origin in (Union, UnionType):  # one, or a list of several
-        return value_at(value, location, inside[isinstance(value, list)], rule)
+        found = {}
+        for name, one in table_at(value, location).items():
+            key = _name_at(name, location.at(name), inside[0])
+            if key in found:
+                location.at(name).refuse(f"{key} occurs twice")
+            found[key] = value_at(one, location.at(name), inside[1], rule)
+        return found
     if origin is Literal:
-        return one_of(value, location, inside, "choice")
+        return one_of(value, location, inside, meaning or location.key.rpartition(".")[2])
     if kind is int:
         value = _whole(value, location)
     elif kind is float:
         value = _number(value, location)
     elif kind is bool:
-        value = _flag(value, location)
+        if not isinstance(value, bool):
+            location.refuse(f"must be true or false, not {shown(value)}")
     elif not isinstance(rule, Text):
         value = text_at(value, location)
     elif not isinstance(value, str):
@@ -203,107 +173,120 @@ def value_at(value: Any, location: Location, kind: Any, rule: Rule | None = None
     return float(value) if kind is float else value
 
 
+def _is_meant(value: Any, hint: Any) -> bool:
+    """Whether a value is of the kind that this member of a union describes."""
+    kind, _, _ = parts_of(hint)
+    origin = get_origin(kind)
+    if isinstance(value, list):
+        return origin in (list, tuple, frozenset)
+    if isinstance(value, dict):
+        return origin is dict or (isinstance(kind, type) and issubclass(kind, Struct))
+    if isinstance(value, str):
+        return kind is str or (origin is Literal and value in get_args(kind))
+    return kind in (int, float, bool)
+
+
+def _items_at(value: Any, location: Location, kind: Any, rule: Rule | None, meaning: str) -> Any:
+    """A list: of any number of values of one kind, or of one value of each."""
+    origin, inside = get_origin(kind), get_args(kind)
+    block = isinstance(inside[0], type) and issubclass(inside[0], Struct)
+    if (block or get_origin(inside[0]) is dict) and isinstance(value, dict):
+        location.refuse(f"must be written [[{location.key}]], one block for each")
+    each = origin is tuple and inside[-1] is not Ellipsis
+    if not isinstance(value, list) or (each and len(value) != len(inside)):
+        location.refuse(f"must be {meaning or 'a list'}, not {shown(value)}")
+    kinds = inside if each else (inside[0],) * len(value)
+    return origin(value_at(one, location.at(i), kinds[i], rule) for i, one in enumerate(value))
+
+
+def _name_at(name: str, location: Location, hint: Any) -> Any:
+    """The name of an entry of a map: a text, or a whole number."""
+    kind, rule, _ = parts_of(hint)
+    if kind is int:
+        return value_at(int(name) if name.isascii() and name.isdecimal() and len(name) < 10 else name, location, hint)
+    if rule is not None and (refused := rule.refuse(name)) is not None:
+        location.refuse(f"the name {refused}")
+    return name
+
+
+def _number(value: Any, location: Location) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        location.refuse(f"must be a number, not {shown(value)}")
+    return value
+
+
+def _whole(value: Any, location: Location) -> int:
+    if isinstance(value, float) and isfinite(value) and value == int(value):
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        location.refuse(f"must be a whole number, not {shown(value)}")
+    return int(value)
+
+
 S = TypeVar("S", bound=Struct)
 
 
 def struct_at(value: Any, location: Location, kind: type[S]) -> S:
-    """A table with the fields of a struct as its keys. Those without a default must be there."""
+    """A table with the fields of a struct as its keys. Those without a default must be there.
+
+    moved: of the struct, where it has it, keys that belong elsewhere, with the remedy.
+    """
     names = dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
-    table = TomlTable(value, location, names)
-    fields = fields_of(kind)
+    content, hints, fields = table_at(value, location), hints_of(kind), fields_of(kind)
+    for key in content:
+        remedy = getattr(kind, "moved", {}).get(key)
+        if key not in names or remedy:
+            location.at(key).refuse(remedy or f"there is no such key{meant(key, names)}")
     for key, name in names.items():
-        if fields[name].default is NODEFAULT:
-            table.get(key)
-    return kind(
-        **{
-            names[key]: value_at(one, location.at(key), fields[names[key]].type, fields[names[key]].rule)
-            for key, one in table.content.items()
-        }
-    )
+        if key not in content and fields[name].default is NODEFAULT:
+            meaning = fields[name].meaning
+            location.at(key).refuse(f"is missing: {meaning}" if meaning else "is missing")
+    return kind(**{names[key]: value_at(one, location.at(key), hints[names[key]]) for key, one in content.items()})
 
 
-class TomlTable:
-    """A table with checked values. keys: all that it may have. moved: keys that belong elsewhere, with the remedy."""
+# -- writing a file
 
-    def __init__(
-        self, value: Any, location: Location, keys: Collection[str], moved: Mapping[str, str] | None = None
-    ) -> None:
-        self.location = location
-        self.content = table_at(value, location)
-        for key in self.content:
-            if key not in keys:
-                remedy = (moved or {}).get(key)
-                location.at(key).refuse(remedy or f"there is no such key{meant(key, keys)}")
 
-    def __contains__(self, key: object) -> bool:
-        return key in self.content
+def toml_of(document: Mapping[str, Any]) -> str:
+    """The text of a document of tables, lists, texts, numbers and truth values.
 
-    def at(self, key: str) -> Location:
-        return self.location.at(key)
+    There is a [table] for each table of the document, [[blocks]] for each list of tables; all deeper tables are inline.
+    """
+    parts = []
+    for key, value in document.items():
+        if isinstance(value, Mapping):
+            inner = {name: one for name, one in value.items() if isinstance(one, Mapping)}
+            plain = {name: one for name, one in value.items() if name not in inner}
+            if plain or not inner:
+                parts.append(_block(f"[{key}]", plain))
+            parts += [_block(f"[{key}.{name}]", one) for name, one in inner.items()]
+        else:
+            parts += [_block(f"[[{key}]]", one) for one in value]
+    return "\n".join(parts)
 
-    def get(self, key: str) -> Any:
-        """The unchecked value. A missing key is refused."""
-        if key not in self.content:
-            self.at(key).refuse("is missing")
-        return self.content[key]
 
-    def fields(self, message: type[Struct], *names: str) -> dict[str, Any]:
-        """Those of these fields of a message that the table states, with checked values."""
-        known = fields_of(message)
-        return {
-            name: value_at(self.content[name], self.at(name), known[name].type, known[name].rule)
-            for name in names
-            if name in self
-        }
+def _block(head: str, fields: Mapping[str, Any]) -> str:
+    return "\n".join([head, *(f"{key_text(name)} = {value_text(value)}" for name, value in fields.items()), ""])
 
-    def number(
-        self,
-        key: str,
-        default: float | None = None,
-        least: float = 0.0,
-        most: float = LARGEST,
-        *,
-        above: bool = False,
-    ) -> float:
-        """A number. Without a default the key is required."""
-        if default is not None and key not in self.content:
-            return default
-        return number_at(self.get(key), self.at(key), least, most, above=above)
 
-    def maybe(self, key: str, least: float = 0.0, most: float = LARGEST, *, above: bool = False) -> float | None:
-        """A number; None if the key is missing."""
-        return number_at(self.content[key], self.at(key), least, most, above=above) if key in self.content else None
+def value_text(value: Any) -> str:
+    """A value on one line."""
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{key_text(name)} = {value_text(one)}" for name, one in value.items())
+        return f"{{ {inner} }}" if value else "{}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(value_text, value))}]"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value).lower() if isinstance(value, bool) else quoted(str(value))
+    return repr(value)
 
-    def whole(self, key: str, default: int | None = None, least: int = 0, most: int = 10**9) -> int:
-        if default is not None and key not in self.content:
-            return default
-        return whole_at(self.get(key), self.at(key), least, most)
 
-    def flag(self, key: str) -> bool:
-        """False where nothing is said."""
-        return _flag(self.content.get(key, False), self.at(key))
+def quoted(text: str) -> str:
+    """A text."""
+    inner = "".join(c if c.isprintable() and c not in '"\\' else f"\\U{ord(c):08X}" for c in text)
+    return f'"{inner}"'
 
-    def text(self, key: str, default: str | None = None) -> str:
-        if default is not None and key not in self.content:
-            return default
-        return text_at(self.get(key), self.at(key))
 
-    def name(self, key: str) -> str:
-        return name_at(self.get(key), self.at(key))
-
-    def table(self, key: str) -> dict[str, Any]:
-        """Empty where nothing is said."""
-        return table_at(self.content.get(key, {}), self.at(key))
-
-    def items(self, key: str) -> list[Any]:
-        """Empty where nothing is said."""
-        return list_at(self.content.get(key, []), self.at(key))
-
-    def blocks(self, key: str, keys: Collection[str], moved: Mapping[str, str] | None = None) -> "list[TomlTable]":
-        """The [[key]] blocks, each with these keys."""
-        found = self.content.get(key, [])
-        if isinstance(found, dict):
-            self.at(key).refuse(f"must be written [[{key}]], one block for each")
-        if not isinstance(found, list):
-            self.at(key).refuse(f"must be [[{key}]] blocks, not {shown(found)}")
-        return [TomlTable(one, self.at(key).at(i), keys, moved) for i, one in enumerate(found)]
+def key_text(text: str) -> str:
+    """A key."""
+    return text if _BARE.match(text) else quoted(text)

@@ -26,8 +26,8 @@ from services.core.placement import Device
 from services.core.settings import Settings
 from services.simulation.clients import QueryTemplate
 from services.simulation.kernel import NETWORK, Kernel
-from services.simulation.scenario.machines import LONGEST_KIND
-from services.simulation.scenario.model import MachineSpec, PolicySpec, Scenario, StaticChoice
+from services.simulation.scenario.machines import ALIKE_MB, labelled
+from services.simulation.scenario.model import MachineSpec, PolicySpec, Scenario
 from services.simulation.shadow.live import LiveSystem, simulated_entry
 from services.simulation.system import SimulatedSystem
 
@@ -265,16 +265,10 @@ class ShadowSystem:
 
 
 def _policy(spec: ShadowSpec, machines: tuple[MachineSpec, ...]) -> PolicySpec:
-    chosen = spec.settings.autoscaler.choice
-    choice = {app: StaticChoice(one.variant, one.instances) for app, one in chosen.items()}
-    return PolicySpec(
-        name=spec.name, base=spec.base, hardware=None, machines=machines, choice=choice, settings=spec.settings
-    )
+    return PolicySpec(name=spec.name, base=spec.base, hardware=None, machines=machines, settings=spec.settings)
 
 
 # -- kinds of machine
-
-_MEMORY = 64.0  # MB by which machines of one kind may differ
 
 
 def machines_of(
@@ -287,15 +281,11 @@ def machines_of(
     """
     shapes: dict[tuple[str, object], list[str]] = defaultdict(list)
     for name, (heartbeat, devices) in sorted(workers.items()):
-        shape = tuple((one.device, one.kind, one.cores, round(one.memory_mb / _MEMORY)) for one in devices)
+        shape = tuple((one.device, one.kind, one.cores, round(one.memory_mb / ALIKE_MB)) for one in devices)
         if shape:
-            shapes[(heartbeat.kind or heartbeat.hardware)[: LONGEST_KIND - 4], shape].append(name)
-    groups: dict[str, list[str]] = {}
-    for (kind, _), names in sorted(shapes.items(), key=lambda one: -len(one[1])):
-        label, number = kind, 2
-        while label in groups:
-            label, number = f"{kind}-{number}", number + 1
-        groups[label] = names
+            shapes[heartbeat.kind or heartbeat.hardware, shape].append(name)
+    ordered = sorted(shapes.items(), key=lambda one: -len(one[1]))
+    groups = labelled((kind, names) for (kind, _), names in ordered)
     found = []
     for label, names in groups.items():
         devices = workers[names[0]][1]

@@ -108,7 +108,6 @@ def scenario(
         base="infaas",
         hardware=None,
         machines=machines or (machine(),),
-        choice={},
         settings=policy or settings(),
     )
     fields: dict[str, Any] = {

@@ -296,8 +296,11 @@ def test_a_plan_says_why_it_costs_more_than_the_sample_asks_for() -> None:
         ({"options": (option("v0", "", 1.0, {1: 1.0}),)}, "option[0].hardware: must name a device kind"),
         ({"options": (option("v0", "cpu", -1.0, {1: 1.0}),)}, "option[0].price_per_hour: must be at least 0"),
         ({"options": (option("v0", "cpu", 1.0, {}),)}, "option[0].batch_latency_ms: must have at least one"),
-        ({"options": (option("v0", "cpu", 1.0, {0: 1.0}),)}, "option[0].batch_latency_ms: 0 is no batch size"),
-        ({"options": (option("v0", "cpu", 1.0, {1: 0.0}),)}, "option[0].batch_latency_ms: of 1, must be above 0 ms"),
+        (
+            {"options": (option("v0", "cpu", 1.0, {0: 1.0}),)},
+            "option[0].batch_latency_ms.0: the name must be at least 1",
+        ),
+        ({"options": (option("v0", "cpu", 1.0, {1: 0.0}),)}, "option[0].batch_latency_ms.1: must be above 0"),
     ],
 )
 def test_what_cannot_be_planned(change: dict[str, object], text: str) -> None:

@@ -152,7 +152,7 @@ def test_more_than_the_contract_asks(changed: Any, capsys: pytest.CaptureFixture
         (("qps = 1000", "qps = inf"), "app[0].qps: must be at least 0 and at most 1e+15, not inf"),
         (("qps = 1000", "qsp = 1000"), "app[0].qsp: there is no such key; did you mean qps?"),
         (("latency_ms = 300", "latency_ms = -1"), "app[0].latency_ms: must be above 0 and at most 1e+15, not -1"),
-        (("[[app]]", "[app]"), "app: must be a list, not {'name': 'classify', 'qps': 1000, 'latency_ms': 300}"),
+        (("[[app]]", "[app]"), "app: must be written [[app]], one block for each"),
         (
             ("[[app]]", "[[application]]"),
             "application: there is no such key; there are app, budget_per_hour, lambda, objective, resources, slack, variant",
@@ -199,7 +199,7 @@ def test_more_than_the_contract_asks(changed: Any, capsys: pytest.CaptureFixture
         ),
         (
             ("slack = 1.0 ", "objective = 'least' "),
-            "objective: there is no choice 'least'; there are additive, multiplicative",
+            "objective: there is no objective 'least'; there are additive, multiplicative",
         ),
         (
             ("[[app]]", '[[app]]\nname = "classify"\nqps = 3\nlatency_ms = 300\n[[app]]'),

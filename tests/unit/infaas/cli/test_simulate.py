@@ -190,7 +190,7 @@ def test_bad_usage_exits_2_with_one_line_before_anything_runs(
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("rate = 30", "rate = -4", "load[0].rate: must be at least 0, not -4"),
+        ("rate = 30", "rate = -4", "load[0].rate: must be at least 0 and at most 1e+07, not -4"),
         ("seed = 3", "sede = 3", "scenario.sede: there is no such key; did you mean seed?"),
         ('arrivals = "poisson"\nrate = 30', 'arrivals = "trace"\nfile = "gone.txt"', "gone.txt"),
     ],

@@ -9,7 +9,7 @@ from services.simulation.fuzz.draw import RECOVERS_S, document_of
 from services.simulation.fuzz.kinds import BESIDE, KINDS
 from services.simulation.fuzz.violations import last_end
 from services.simulation.scenario.read import derive, read_scenario
-from services.simulation.scenario.write import toml_of
+from services.simulation.scenario.toml import toml_of
 
 SEEDS = range(1, 120)
 

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from services.simulation.scenario import catalogue, faults, loads, machines, policies, read
+from services.simulation.scenario import catalogue, faults, loads, machines, model, policies, read
 from services.simulation.scenario.read import read_scenario
 
 ROOT = Path(__file__).parents[4]
@@ -11,10 +11,12 @@ ROOT = Path(__file__).parents[4]
 
 def test_every_key_is_explained():
     told = (ROOT / "docs/scenarios.md").read_text()
-    keys = {
-        *read.KEYS, *catalogue.APP_KEYS, *catalogue.VARIANT_KEYS, *machines.KEYS, *loads.KEYS, *policies.KEYS, *policies.SECTIONS,
-        *faults.FAULT_KEYS, *loads.JOB_KEYS, *faults.FAULTS, *policies.BASES,
-    }  # fmt: skip
+    blocks = [
+        read.ScenarioFile, read.Header, catalogue.AppBlock, catalogue.VariantBlock, machines.WorkerBlock, loads.LoadBlock, policies.PolicyBlock,
+        model.FaultSpec, model.JobSpec, model.CostSpec,
+    ]  # fmt: skip
+    keys = {key for block in blocks for key in block.__struct_encode_fields__}
+    keys |= {*policies.SECTIONS, *faults.FAULTS, *policies.BASES}
     assert {key for key in keys if not re.search(rf"[`{{\[ ]{re.escape(key)}[`\] =]", told)} == set()
 
 

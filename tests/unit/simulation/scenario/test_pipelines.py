@@ -166,7 +166,7 @@ def test_loads_add_up(changed: Any) -> None:
         (("rate = 150", "rate = 150\nrats = 3"), "load[0].rats: there is no such key"),
         (("rate = 150", 'rate = 150\napp = "other"'), "load[0].app: there is no app 'other'"),
         (("cv = 1.0", 'file = "x"'), "load[0].file: means nothing with arrivals 'gamma'"),
-        (("1 = 20.0", "0 = 20.0"), "option[0].batch_latency_ms.0: must be from 1 to 1024"),
+        (("1 = 20.0", "0 = 20.0"), "option[0].batch_latency_ms.0: must be at least 1 and at most 1024"),
         (("1 = 20.0", "one = 20.0"), "option[0].batch_latency_ms.one: must be a whole number"),
         (("1 = 20.0", "1 = 0.0"), "option[0].batch_latency_ms.1: must be above 0"),
         (("price_per_hour = 0.1", ""), "option[0].price_per_hour: is missing"),

@@ -2,8 +2,7 @@
 
 import pytest
 
-from services.core.settings import Settings
-from services.simulation.scenario.model import StaticChoice
+from services.core.settings import Settings, StaticVariant
 from services.simulation.scenario.toml import ScenarioError
 from tests.support.data.scenario_files import changed, read
 
@@ -79,7 +78,10 @@ def test_the_objective_is_the_goal_of_the_services_unless_a_policy_has_its_own(t
 def test_a_static_system_has_what_its_apps_need_at_their_peak(tmp_path):
     found = policy(tmp_path, base="static")
     # faces: 84 items/s with the slack; A at 0.2 US$/h serves none within 300 ms but 5/s idling: one B does all.
-    assert found.choice == {"faces": StaticChoice("B", 1), "cars": StaticChoice("B", 1)}
+    assert found.settings.autoscaler.choice == {
+        "faces": StaticVariant(variant="B", instances=1),
+        "cars": StaticVariant(variant="B", instances=1),
+    }
     assert found.settings.autoscaler.choice["faces"].variant == "B"
     assert [(m.start, m.minimum, m.maximum) for m in found.machines] == [(2, 2, 2), (1, 1, 1)]
 
@@ -89,28 +91,36 @@ def test_instances_carry_the_peak_and_no_more_than_the_machines_hold(tmp_path, r
     """Eight cores in two machines: four instances of four threads at a time."""
     slow = ("app.0.latency_ms", 1000), ("load.0.rate", [[0, 0], [30, rate]])
     found = policy(tmp_path, *slow, base="static", hardware=["cpu"], start={"cpu": 2})
-    assert found.choice == {"faces": StaticChoice("A", instances)}
+    assert found.settings.autoscaler.choice == {"faces": StaticVariant(variant="A", instances=instances)}
 
 
 def test_the_fastest_serves_where_none_meets_the_needs(tmp_path):
     found = policy(tmp_path, ("app.0.latency_ms", 5), ("load.0.rate", 10), base="clipper+")
-    assert found.choice["faces"] == StaticChoice("B", 1)
+    assert found.settings.autoscaler.choice["faces"] == StaticVariant(variant="B", instances=1)
 
 
 def test_memory_bounds_what_a_static_system_chooses(tmp_path):
     tight = ("variant.1.memory_gb", 9), ("app.0.latency_ms", 200), ("load.0.rate", 2000)
     found = policy(tmp_path, *tight, base="static", start={"gpu": 1})
-    assert sum(one.instances for one in found.choice.values()) == 2  # one each, though the device holds but one
+    assert (
+        sum(one.instances for one in found.settings.autoscaler.choice.values()) == 2
+    )  # one each, though the device holds but one
 
 
 def test_what_is_said_is_chosen(tmp_path):
     said = ("baseline", {"faces": {"variant": "A", "instances": 3}})
-    assert policy(tmp_path, said, base="static").choice["faces"] == StaticChoice("A", 3)
-    assert policy(tmp_path, said, base="sm+").choice["faces"] == StaticChoice("A", 1)
-    assert policy(tmp_path, said, base="static", hardware=["gpu"]).choice["faces"].variant == "B"
+    assert policy(tmp_path, said, base="static").settings.autoscaler.choice["faces"] == StaticVariant(
+        variant="A", instances=3
+    )
+    assert policy(tmp_path, said, base="sm+").settings.autoscaler.choice["faces"] == StaticVariant(
+        variant="A", instances=1
+    )
+    assert policy(tmp_path, said, base="static", hardware=["gpu"]).settings.autoscaler.choice["faces"].variant == "B"
     own = {"faces": {"variant": "B", "instances": 2}}
-    assert policy(tmp_path, said, base="static", choice=own).choice["faces"] == StaticChoice("B", 2)
-    assert policy(tmp_path, said, base="infaas").choice == {}
+    assert policy(tmp_path, said, base="static", choice=own).settings.autoscaler.choice["faces"] == StaticVariant(
+        variant="B", instances=2
+    )
+    assert policy(tmp_path, said, base="infaas").settings.autoscaler.choice == {}
 
 
 def test_machines_of_a_policy(tmp_path):
