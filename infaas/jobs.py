@@ -5,23 +5,18 @@ import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
 
-from bus.codec import BadMessage, decode, encode
+from bus.codec import encode
 from bus.messages.jobs import OVER, JobAccepted, JobCancelled, JobStatus, SubmitJob
-from bus.port import Bus, BusError, Delivery, Forbidden, NoResponders, RequestTimeout
+from bus.port import Bus, BusError, Forbidden
 from bus.subjects import Subjects
-from infaas.answers import refusal
 from infaas.errors import InfaasError, NotConnected, Timeout
+from infaas.following import Follower, asked, read, started
 
-REPLY_S = 10.0  # for one reply
-START_S = 10.0  # for a coordinator that is still starting
 QUIET_S = 2.0  # without a status; then the last one is requested
-GONE_S = 120.0  # without a coordinator; then the client gives up
+COORDINATOR = "coordinator of offline jobs"  # who answers
 
-T = TypeVar("T")
 OnProgress = Callable[[JobStatus], None]
-NOT_RUNNING = "no coordinator of offline jobs answers: is the system up? `infaas doctor` says more"
 
 
 def url_of(location: str) -> str:
@@ -55,31 +50,20 @@ async def submit(
         variant=variant,
         job=job or f"j-{secrets.token_hex(8)}",
     )
-    loop = asyncio.get_running_loop()
-    until = loop.time() + START_S
-    while True:
-        try:
-            reply = await bus.request(subjects.job(app), encode(request), REPLY_S)
-            return _read(JobAccepted, reply).job
-        except NoResponders:
-            if loop.time() > until:
-                raise NotConnected(NOT_RUNNING) from None
-        except RequestTimeout:
-            if loop.time() > until:
-                raise Timeout(f"no reply to the job within {START_S:g} s") from None
-        except BusError as error:
-            raise NotConnected(str(error)) from error
-        await asyncio.sleep(0.2)
+    try:
+        return read(JobAccepted, await started(bus, subjects.job(app), encode(request), COORDINATOR)).job
+    except BusError as error:
+        raise NotConnected(str(error)) from error
 
 
 async def status(bus: Bus, subjects: Subjects, job: str) -> JobStatus:
     """The job's last status. Raises Refused if no job has this id, and NotConnected."""
-    return _read(JobStatus, await _request(bus, subjects.job_status(job)))
+    return await asked(bus, subjects.job_status(job), JobStatus, COORDINATOR)
 
 
 async def cancel(bus: Bus, subjects: Subjects, job: str) -> None:
     """Stop the job. Raises Refused if it has ended or is unknown, and NotConnected."""
-    _read(JobCancelled, await _request(bus, subjects.job_cancel(job)))
+    await asked(bus, subjects.job_cancel(job), JobCancelled, COORDINATOR)
 
 
 async def wait(
@@ -90,22 +74,16 @@ async def wait(
     on_progress gets every status. timeout: seconds to wait; the job itself continues. Raises Refused if there is no such job, Timeout,
     and NotConnected if no coordinator answers for GONE_S seconds.
     """
-    statuses: asyncio.Queue[JobStatus] = asyncio.Queue()
-
-    def received(delivery: Delivery) -> None:
-        if not delivery.status and not delivery.reply:  # requests for the status arrive here too
-            with suppress(BadMessage):
-                statuses.put_nowait(decode(JobStatus, delivery.data))
-
-    subscription = None
+    follower = Follower(
+        bus, subjects.job_status(job), JobStatus, COORDINATOR, on_progress or (lambda _status: None), QUIET_S
+    )
     try:
         with suppress(
             Forbidden
-        ):  # the client of an app may not subscribe, since the job may be another app's; it requests the status
-            subscription = await bus.subscribe(subjects.job_status(job), received)
-        await bus.flush()
+        ):  # an app's client may not subscribe, since the job may be another's; it requests the status
+            await follower.open()
         async with asyncio.timeout(timeout):
-            return await _end(bus, subjects, job, statuses, on_progress or (lambda _status: None))
+            return await follower.end(OVER, accepted=False)
     except InfaasError:  # some of them are TimeoutErrors as well
         raise
     except TimeoutError:
@@ -113,49 +91,4 @@ async def wait(
     except BusError as error:
         raise NotConnected(str(error)) from error
     finally:
-        with suppress(BusError):
-            if subscription is not None:
-                await subscription.drain()
-
-
-async def _end(
-    bus: Bus, subjects: Subjects, job: str, statuses: asyncio.Queue[JobStatus], on_progress: OnProgress
-) -> JobStatus:
-    loop = asyncio.get_running_loop()
-    last_reply = loop.time()
-    quiet = 0.0  # the first status is requested at once
-    while True:
-        try:
-            async with asyncio.timeout(quiet):
-                last = await statuses.get()
-        except TimeoutError:
-            try:
-                last = await status(bus, subjects, job)
-            except NotConnected:
-                if loop.time() - last_reply > GONE_S:
-                    raise
-                await asyncio.sleep(0.2)
-                continue
-        quiet, last_reply = QUIET_S, loop.time()
-        on_progress(last)
-        if last.state in OVER:
-            return last
-
-
-async def _request(bus: Bus, subject: str) -> Delivery:
-    try:
-        return await bus.request(subject, b"", REPLY_S)
-    except (NoResponders, RequestTimeout):
-        raise NotConnected(NOT_RUNNING) from None
-    except BusError as error:
-        raise NotConnected(str(error)) from error
-
-
-def _read(message: type[T], reply: Delivery) -> T:
-    refused = refusal(reply.data)
-    if refused is not None:
-        raise refused
-    try:
-        return decode(message, reply.data)
-    except BadMessage as error:
-        raise InfaasError(f"the reply cannot be understood: {error}") from error
+        await follower.close()

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from bus.codec import BadMessage, decode, encode
+from bus.codec import encode
 from bus.messages.catalog import Signature, TensorSpec
-from bus.messages.public import Refusal, Register, RegistrationAccepted, RegistrationStatus
+from bus.messages.public import Register, RegistrationAccepted, RegistrationCancelled, RegistrationStatus
 from bus.messages.work import ContainerPlace, PlaceContainer
-from bus.port import Bus, BusError, Delivery, Forbidden, NoResponders, ObjectStore, RequestTimeout
+from bus.port import Bus, BusError, Forbidden, ObjectStore
 from bus.subjects import WITHOUT_APP, Subjects
-from infaas.answers import refusal
 from infaas.conversion import convert, whole_onnx
 from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout, denied
+from infaas.following import Follower, asked, read, started
 from infaas.samples import validation_file
 from infaas.trial import understood
 
@@ -36,10 +36,8 @@ log = logging.getLogger(__name__)
 ENDINGS = {".onnx": "onnx", ".pt2": "pt2", ".pt": "torchscript", ".torchscript": "torchscript"}
 PICKLES = (".pkl", ".pickle", ".joblib")
 INPUTS_KEY = "x"  # default
-REPLY_S = 10.0  # for one reply
-START_S = 10.0  # for a registrar that is still starting
 QUIET_S = 5.0  # without a status; then the last one is requested
-GONE_S = 120.0  # without a registrar; then the client gives up
+REGISTRAR = "registrar"  # who answers
 OVER = ("done", "failed", "cancelled")
 LISTED_S = 3.0  # within which a dispatcher lists new variants
 REMOTE = "remote"  # format of a file that names a model on a remote engine
@@ -60,34 +58,20 @@ async def register(
     on_progress: OnProgress | None = None,
     say: Say | None = None,
     format: str | None = None,
-    version: str | None = None,
-    task: str | None = None,
     metric: str | None = None,
-    latency_ms: float | None = None,
-    slo_target: float | None = None,
-    accuracy: str | None = None,
-    default_output: Any = None,
-    inputs_key: str = INPUTS_KEY,
-    labels_key: str = "y",
     labels: Sequence[str] = (),
-    dry_run: bool = False,
-    contended: bool = False,
-    contexts: int = 1,
-    allow_nan: bool = False,
     timeout: float | None = None,
+    **stated: Any,
 ) -> RegistrationStatus:
     """Register a trained model and wait until its variants are built and measured, or the registration fails.
 
     model_file: .onnx (with the files of its weights beside it, if it has any), .pt2 or TorchScript, or the URL of a model on a remote
     engine (docs/remote.md). format: needed only if the file's name does not tell it. validation: an .npz with inputs (first axis: items)
     under inputs_key, or under the model's own input names, and labels under labels_key; or inputs (an array, or arrays by name) and
-    labels. model: its name, unique in the cluster; default: the app's. version: default: the next number. metric: top1, top5, mae or
-    rmse; None: the labels tell it. labels: names of the classes, in the order of the scores. latency_ms: the app's default latency objective. slo_target: the share of the app's queries to be answered in
-    time, above 0 and below 1; None: the app keeps what it has. accuracy: what a query gets that states none, "own" (a variant at most 0.5
-    points below its model) or "any"; None: the app keeps what it has. dry_run: inspect the model and keep nothing; the status then says what
-    would be registered. contended: measure latencies beside further instances of the variant that compute all the time. contexts: batches
-    that an instance computes at a time, on one copy of the weights; latencies are measured with as many. allow_nan: inputs may hold NaN and
-    infinite values. timeout: seconds for the whole registration. on_progress gets every status. say: the model is tried here on the first
+    labels. model: its name, unique in the cluster; default: the app's. metric: top1, top5, mae or rmse; None: the labels tell it. labels:
+    names of the classes, in the order of the scores. stated: further fields of `Register` (bus/messages/public.py): version, task,
+    latency_ms, slo_target, accuracy, default_output, inputs_key, labels_key, contended, contexts, allow_nan; and dry_run, with which the
+    status says what would be registered. timeout: seconds for the whole registration. on_progress gets every status. say: the model is tried here on the first
     item, and `say` gets what was understood, line by line, before anything is sent. Returns the last status. Its `state` is "done" (with
     `variants`, and `failures` of those that could not be built) or "failed" (with a `reason`) or "cancelled". Raises BadInput, Refused,
     NotConnected, Timeout.
@@ -100,20 +84,9 @@ async def register(
         format=REMOTE if url is not None else format or _format(path),
         object="",
         validation="",
-        version=version,
-        task=task,
         metric=metric or "",
-        default_output=default_output,
-        latency_ms=latency_ms,
-        slo_target=slo_target,
-        accuracy=accuracy,
-        inputs_key=inputs_key,
-        labels_key=labels_key,
         labels=list(labels),
-        dry_run=dry_run,
-        contended=contended,
-        contexts=contexts,
-        allow_nan=allow_nan,
+        **stated,
         registration=f"r-{secrets.token_hex(8)}",
     )
     if url is None:
@@ -168,14 +141,15 @@ async def _run(
         await _remove(uploads, list(keys))
         raise
     try:
-        return await follower.end()
+        return await follower.end(OVER, accepted=True)
     finally:
         await follower.close()
 
 
-async def _begun(bus: Bus, subjects: Subjects, request: Register, progress: OnProgress) -> "Follower":
+async def _begun(bus: Bus, subjects: Subjects, request: Register, progress: OnProgress) -> Follower[RegistrationStatus]:
     """Request the registration; returns what follows it."""
-    follower = Follower(bus, subjects.registration(request.registration or ""), progress)
+    subject = subjects.registration(request.registration or "")
+    follower = Follower(bus, subject, RegistrationStatus, REGISTRAR, progress, QUIET_S)
     await follower.open()
     try:
         await _request(bus, subjects, request)
@@ -199,135 +173,36 @@ async def register_container(
     request = msgspec.structs.replace(request, object=digest, registration=f"r-{secrets.token_hex(8)}")
     follower = await _begun(bus, subjects, request, on_progress)
     try:
-        return await follower.end()
+        return await follower.end(OVER, accepted=True)
     finally:
         await follower.close()
 
 
 async def place_of_container(bus: Bus, subjects: Subjects, question: PlaceContainer) -> ContainerPlace:
     """Whether a user's own process is a new version, or a replica of which variant. Raises Refused, NotConnected, Timeout, BusError."""
-    reply = await _asked(bus, subjects.registrar("container"), encode(question))
-    try:
-        return decode(ContainerPlace, reply.data)
-    except BadMessage:
-        raise _refused(reply) from None
+    return read(ContainerPlace, await started(bus, subjects.registrar("container"), encode(question), REGISTRAR))
 
 
 async def _request(bus: Bus, subjects: Subjects, request: Register) -> None:
     """Request the registration. Returns when the registrar has accepted it."""
     try:
-        reply = await _asked(bus, subjects.register(), encode(request))
-    except Timeout:
-        if await last_status(bus, subjects, request.registration or "") is not None:
-            return  # it was accepted, but the reply was lost
-        raise
-    _accepted(reply)
-
-
-async def _asked(bus: Bus, subject: str, body: bytes) -> Delivery:
-    """The reply of a registrar, also of one that is still starting. Raises NotConnected, Timeout."""
-    loop = asyncio.get_running_loop()
-    until = loop.time() + START_S
-    while True:
-        try:
-            return await bus.request(subject, body, REPLY_S)
-        except NoResponders:
-            if loop.time() > until:
-                raise NotConnected("no registrar answers: is the system up? `infaas doctor` says more") from None
-            await asyncio.sleep(0.2)
-        except RequestTimeout:
-            raise Timeout(f"no registrar answered within {REPLY_S:g} s") from None
-
-
-def _accepted(reply: Delivery) -> None:
-    with suppress(BadMessage):
-        decode(RegistrationAccepted, reply.data)
-        return
-    raise _refused(reply)
-
-
-def _refused(reply: Delivery) -> InfaasError:
-    try:
-        error = decode(Refusal, reply.data).error
-    except BadMessage as bad:
-        return InfaasError(f"the registrar's reply cannot be understood: {bad}")
-    return Refused(error.code, error.message, retry_after_ms=error.retry_after_ms or None, field=error.field or None)
+        read(RegistrationAccepted, await started(bus, subjects.register(), encode(request), REGISTRAR))
+    except Timeout:  # it may have been accepted, and the reply lost
+        if await last_status(bus, subjects, request.registration or "") is None:
+            raise
 
 
 async def last_status(bus: Bus, subjects: Subjects, registration: str) -> RegistrationStatus | None:
     """The last status of a registration; None if no registration has this id. Raises NotConnected."""
     try:
-        reply = await bus.request(subjects.registration(registration), b"", REPLY_S)
-    except (NoResponders, RequestTimeout):
-        raise NotConnected("no registrar answers: is the system up? `infaas doctor` says more") from None
-    try:
-        return decode(RegistrationStatus, reply.data)
-    except BadMessage:
+        return await asked(bus, subjects.registration(registration), RegistrationStatus, REGISTRAR)
+    except Refused:
         return None
 
 
 async def cancel(bus: Bus, subjects: Subjects, registration: str) -> None:
     """Cancel a registration. Raises Refused if it has ended or is unknown, and NotConnected."""
-    try:
-        reply = await bus.request(subjects.registration_cancel(registration), b"", REPLY_S)
-    except (NoResponders, RequestTimeout):
-        raise NotConnected("no registrar answers: is the system up? `infaas doctor` says more") from None
-    except Forbidden as error:
-        raise denied(subjects.registration_cancel(registration)) from error
-    except BusError as error:
-        raise NotConnected(str(error)) from error
-    refused = refusal(reply.data)
-    if refused is not None:
-        raise refused
-
-
-class Follower:
-    """Receives all statuses of one registration. Requests the last one if none came for some time."""
-
-    def __init__(self, bus: Bus, subject: str, on_progress: OnProgress, quiet_s: float = QUIET_S) -> None:
-        self._bus = bus
-        self._quiet = quiet_s
-        self._subject = subject
-        self._on_progress = on_progress
-        self._statuses: asyncio.Queue[RegistrationStatus] = asyncio.Queue()
-
-    async def open(self) -> None:
-        self._subscription = await self._bus.subscribe(self._subject, self._received)
-        await self._bus.flush()
-
-    async def close(self) -> None:
-        with suppress(BusError):
-            await self._subscription.drain()
-
-    def _received(self, delivery: Delivery) -> None:
-        if not delivery.status and not delivery.reply:  # requests for the status arrive here too
-            with suppress(BadMessage):
-                self._statuses.put_nowait(decode(RegistrationStatus, delivery.data))
-
-    async def end(self) -> RegistrationStatus:
-        """The last status. Raises NotConnected if no registrar answers for GONE_S seconds."""
-        loop = asyncio.get_running_loop()
-        last_reply = loop.time()
-        while True:
-            try:
-                async with asyncio.timeout(self._quiet):
-                    status = await self._statuses.get()
-            except TimeoutError:
-                requested = await self._request()
-                if requested is None:
-                    if loop.time() - last_reply > GONE_S:
-                        raise NotConnected(f"no registrar has answered for {GONE_S:g} s") from None
-                    continue
-                status = requested
-            last_reply = loop.time()
-            self._on_progress(status)
-            if status.state in OVER:
-                return status
-
-    async def _request(self) -> RegistrationStatus | None:
-        with suppress(BusError, BadMessage):
-            return decode(RegistrationStatus, (await self._bus.request(self._subject, b"", REPLY_S)).data)
-        return None
+    await asked(bus, subjects.registration_cancel(registration), RegistrationCancelled, REGISTRAR)
 
 
 async def _remove(uploads: ObjectStore, keys: list[str]) -> None:

@@ -15,7 +15,8 @@ from bus.messages.public import Error, Refusal, Register, RegistrationAccepted, 
 from bus.port import Bus, Delivery
 from bus.subjects import Subjects
 from infaas.errors import BadInput, NotConnected, Refused, Timeout
-from infaas.registering import Follower, last_status, register
+from infaas.following import Follower
+from infaas.registering import OVER, last_status, register
 from tests.support.servers.nats import run
 
 SUBJECTS = Subjects("t")
@@ -199,9 +200,9 @@ def test_an_end_that_was_missed_is_asked_for(model: Path, validation: Path) -> N
         waiting = asyncio.create_task(register(bus, SUBJECTS, model, app="a", model="m", validation=validation))
         await registrar.heard.wait()
         subject = SUBJECTS.registration(registrar.asked[0].registration or "")
-        follower = Follower(bus, subject, lambda _status: None, quiet_s=0.01)
+        follower = Follower(bus, subject, RegistrationStatus, "registrar", lambda _status: None, quiet_s=0.01)
         await follower.open()
-        assert (await follower.end()).state == "done"
+        assert (await follower.end(OVER, accepted=True)).state == "done"
         await follower.close()
         waiting.cancel()
 

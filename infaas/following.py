@@ -1,0 +1,124 @@
+"""Work that goes on in the system, seen by its client: a registration or an offline job, asked for, followed to its end, cancelled."""
+
+import asyncio
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from bus.codec import BadMessage, decode
+from bus.port import Bus, BusError, Delivery, Forbidden, NoResponders, RequestTimeout, Subscription
+from infaas.answers import refusal
+from infaas.errors import InfaasError, NotConnected, Refused, Timeout, denied
+
+REPLY_S = 10.0  # for one reply
+START_S = 10.0  # for a service that is still starting
+GONE_S = 120.0  # without an answer; then the client gives up
+PAUSE_S = 0.2  # between two tries
+
+
+class Status(Protocol):
+    """The status of some work."""
+
+    @property
+    def state(self) -> str: ...
+
+
+T = TypeVar("T")
+S = TypeVar("S", bound=Status)
+
+
+async def started(bus: Bus, subject: str, body: bytes, who: str) -> Delivery:
+    """The reply to a request, also of a service that is still starting. who: answers such requests. Raises NotConnected, Timeout, BusError."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + START_S
+    while True:
+        try:
+            return await bus.request(subject, body, REPLY_S)
+        except NoResponders:
+            if loop.time() > until:
+                raise nobody(who) from None
+            await asyncio.sleep(PAUSE_S)
+        except RequestTimeout:
+            raise Timeout(f"no {who} answered within {REPLY_S:g} s") from None
+
+
+def nobody(who: str) -> NotConnected:
+    """That no such service answers."""
+    return NotConnected(f"no {who} answers: is the system up? `infaas doctor` says more")
+
+
+async def asked(bus: Bus, subject: str, message: type[T], who: str) -> T:
+    """The reply to an empty request, as for a status or a cancellation. Raises Refused and NotConnected."""
+    try:
+        return read(message, await bus.request(subject, b"", REPLY_S))
+    except (NoResponders, RequestTimeout):
+        raise nobody(who) from None
+    except Forbidden as error:
+        raise denied(subject) from error
+    except BusError as error:
+        raise NotConnected(str(error)) from error
+
+
+def read(message: type[T], reply: Delivery) -> T:
+    """A reply that is such a message, or a refusal, which is raised."""
+    refused = refusal(reply.data)
+    if refused is not None:
+        raise refused
+    try:
+        return decode(message, reply.data)
+    except BadMessage as error:
+        raise InfaasError(f"the reply cannot be understood: {error}") from error
+
+
+@dataclass(eq=False, slots=True)
+class Follower(Generic[S]):
+    """Receives all statuses of some work, published on its subject. Requests the last one if none came for `quiet_s` seconds."""
+
+    bus: Bus
+    subject: str
+    status: type[S]
+    who: str
+    on_progress: Callable[[S], None]
+    quiet_s: float
+    _statuses: asyncio.Queue[S] = field(default_factory=asyncio.Queue)
+    _subscription: Subscription | None = None
+
+    async def open(self) -> None:
+        self._subscription = await self.bus.subscribe(self.subject, self._received)
+        await self.bus.flush()
+
+    async def close(self) -> None:
+        if self._subscription is not None:
+            with suppress(BusError):
+                await self._subscription.drain()
+
+    def _received(self, delivery: Delivery) -> None:
+        if not delivery.status and not delivery.reply:  # requests for the status arrive here too
+            with suppress(BadMessage):
+                self._statuses.put_nowait(decode(self.status, delivery.data))
+
+    async def end(self, over: Collection[str], *, accepted: bool) -> S:
+        """The last status, whose state is one of `over`. Raises NotConnected if nobody answers for GONE_S seconds.
+
+        accepted: the work was accepted just now; a service that has taken over may not know it yet. Else the first status is requested at
+        once, and Refused is raised if there is no such work.
+        """
+        loop = asyncio.get_running_loop()
+        last_reply, quiet = loop.time(), self.quiet_s if accepted else 0.0
+        while True:
+            try:
+                async with asyncio.timeout(quiet):
+                    last = await self._statuses.get()
+            except TimeoutError:
+                try:
+                    last = await asked(self.bus, self.subject, self.status, self.who)
+                except (NotConnected, Refused) as error:
+                    if loop.time() - last_reply > GONE_S or (isinstance(error, Refused) and not accepted):
+                        raise
+                    await asyncio.sleep(PAUSE_S)
+                    continue
+            quiet, last_reply = self.quiet_s, loop.time()
+            self.on_progress(last)
+            if last.state in over:
+                return last
