@@ -4,7 +4,6 @@ Until then it is a plain Python process with a tenth of the memory. The visitor'
 """
 
 import logging
-import os
 import select
 import socket
 import tomllib
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from infaas.connecting import DEFAULT_DATA_DIR, SystemAddress, locate
+from infaas.connecting import SystemAddress, data_place, locate
 from infaas.logfiles import LOGS
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def system_address() -> SystemAddress:
 def log_directory() -> Path:
     """Where the processes of the system write their logs, if they run on this machine."""
     known = _address[0].data_dir if _address else None
-    return Path(known or os.environ.get("INFAAS_DATA_DIR") or DEFAULT_DATA_DIR) / LOGS
+    return data_place(known) / LOGS
 
 
 def serve(options: ServeOptions, address: SystemAddress | None) -> int:

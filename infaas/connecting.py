@@ -1,11 +1,12 @@
 """Find a running system, and connect to it."""
 
+import asyncio
 import json
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bus.login import Login, login_from, merged
 from bus.port import BusError
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from infaas.client import Client
 
 
+T = TypeVar("T")
 ENDPOINTS = "endpoints.json"  # the file that `infaas up` writes into its data directory
 DEFAULT_DATA_DIR = ".infaas"
 DEFAULT_NATS = "nats://127.0.0.1:4222"
@@ -37,6 +39,11 @@ class SystemAddress:
     dashboard: str = ""
     gateway: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def data_place(data_dir: str | Path | None = None) -> Path:
+    """The data directory of the system on this machine: this one, that of INFAAS_DATA_DIR, or ./.infaas."""
+    return Path(data_dir or os.environ.get("INFAAS_DATA_DIR") or DEFAULT_DATA_DIR)
 
 
 def locate(data_dir: str | Path | None = None, environ: Mapping[str, str] | None = None) -> SystemAddress:
@@ -164,3 +171,13 @@ def connect(
         tls_key=tls_key or "",
     )
     return Connecting(url, data_dir, prefix, timeout, login)
+
+
+def with_client(data_dir: str | Path | None, work: Callable[["Client"], Awaitable[T]]) -> T:
+    """What this work with a client of the system there returns, for commands: an event loop and a connection of its own."""
+
+    async def connected() -> T:
+        async with connect(data_dir=data_dir) as client:
+            return await work(client)
+
+    return asyncio.run(connected())

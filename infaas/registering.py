@@ -325,12 +325,7 @@ async def document_of(variants: ListVariants, status: RegistrationStatus) -> dic
 def status_document(status: RegistrationStatus) -> dict[str, Any]:
     """A status as plain maps, variants by their names."""
     return {
-        "registration": status.registration,
-        "state": status.state,
-        "app": status.app,
-        "model": status.model,
-        "version": status.version,
-        "reason": status.reason,
+        **{key: getattr(status, key) for key in ("registration", "state", "app", "model", "version", "reason")},
         "variants": [{"variant": name} for name in status.variants],
         "failures": [{"variant": failure.variant, "reason": failure.reason} for failure in status.failures],
         **(_inspected(status) if status.dry_run else {}),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from infaas.answers import Answer
 from infaas.errors import BadInput
 from infaas.pipelines import Driver, DriverRun, RpcCall, follow
+from services.simulation.scenario.toml import key_text, quoted
 
 if TYPE_CHECKING:
     from bus.tensors import Array
@@ -109,7 +110,7 @@ class PipelineTrace:
         lines = [
             f"# Traced from {self.queries} runs of a driver; the slowest took {slowest:.3g} ms.",
             "[pipeline]",
-            f"name = {_quoted(name)}",
+            f"name = {quoted(name)}",
             f"latency_ms = {max(1, ceil(2.0 * slowest))}  # TODO: twice the slowest run; state your objective",
         ]
         order = self._order()
@@ -128,17 +129,17 @@ class PipelineTrace:
 
     def _vertex(self, name: str, stage: TracedStage, order: list[str]) -> list[str]:
         scale = stage.visits / self.queries
-        lines = ["", "[[vertex]]", f"name = {_quoted(name)}", f"app = {_quoted(stage.app)}"]
+        lines = ["", "[[vertex]]", f"name = {quoted(name)}", f"app = {quoted(stage.app)}"]
         lines[1] += f"  # {scale:.4g} visits for each query"
         if stage.most > 1:
             lines.append(
                 f"# TODO: up to {stage.most} visits in a run; a pipeline visits each stage once: make a stage of each"
             )
         seen = {field: sources for field, sources in stage.inputs.items() if None not in sources}
-        parts = [f"{_key(field)} = {_quoted(self._reference(sources, order))}" for field, sources in seen.items()]
+        parts = [f"{key_text(field)} = {quoted(self._reference(sources, order))}" for field, sources in seen.items()]
         lines.append(f"inputs = {{ {', '.join(parts)} }}" if parts else "inputs = {}")
         lines += [
-            f"# TODO: {_key(field)} is computed by the driver's own code: put an app before this stage that computes it"
+            f"# TODO: {key_text(field)} is computed by the driver's own code: put an app before this stage that computes it"
             for field, sources in stage.inputs.items()
             if None in sources
         ]
@@ -146,7 +147,7 @@ class PipelineTrace:
 
     def _edge(self, source: str, target: str) -> list[str]:
         share = self.probability(source, target)
-        lines = ["", "[[edge]]", f"from = {_quoted(source)}", f"to = {_quoted(target)}"]
+        lines = ["", "[[edge]]", f"from = {quoted(source)}", f"to = {quoted(target)}"]
         if share < 1.0:
             lines += [
                 f"probability = {share:.4g}",
@@ -163,9 +164,9 @@ class PipelineTrace:
         runs: list[tuple[frozenset[str], dict[str, str | None]]],
     ) -> list[str]:
         if None in sources:
-            return [f"# TODO: {_key(field)} is computed by the driver's own code: name a tensor of a stage"]
+            return [f"# TODO: {key_text(field)} is computed by the driver's own code: name a tensor of a stage"]
         text = self._reference(sources, order)
-        lines = [f"{_key(field)} = {_quoted(text)}"]
+        lines = [f"{key_text(field)} = {quoted(text)}"]
         ranked = text.split(" | ")
         for visited, given in runs:
             first = next((one for one in ranked if one.partition(".")[0] in visited | {QUERY}), None)
@@ -271,15 +272,3 @@ def _same(one: Any, other: Any) -> bool:
     first, second = one.__array_interface__, other.__array_interface__
     same = all(first[key] == second[key] for key in ("data", "shape", "typestr"))
     return same and first.get("strides") == second.get("strides") and one.size > 0
-
-
-def _quoted(text: str) -> str:
-    """A TOML text."""
-    inner = "".join(c if c.isprintable() and c not in '"\\' else f"\\U{ord(c):08X}" for c in text)
-    return f'"{inner}"'
-
-
-def _key(text: str) -> str:
-    """A TOML key."""
-    bare = text.isascii() and text.replace("-", "").replace("_", "").isalnum()
-    return text if bare else _quoted(text)

@@ -3,11 +3,8 @@
 Verbs, options and their help are those of the messages in bus/messages/verbs.py.
 """
 
-import asyncio
 from collections.abc import Iterator
-from dataclasses import field as option_field
 from dataclasses import fields as options_of
-from dataclasses import make_dataclass
 from typing import Annotated, Any, get_origin
 
 from cyclopts import Parameter
@@ -15,9 +12,9 @@ from msgspec import NODEFAULT, Struct
 
 from bus.fields import Field, fields_of
 from bus.messages.verbs import ADMIN_VERBS, AdminVerb, body_of
-from infaas.cli.options import DataDir, Json, Names, Whole, json_or_text, names
+from infaas.cli.options import DataDir, Json, Names, Whole, json_or_text, names, options_class
 from infaas.cli.output import meant, render_done, show, usage
-from infaas.connecting import connect
+from infaas.connecting import with_client
 
 Flag = Annotated[bool, Parameter(negative="")]
 NAMES_OF = {"version": ["--version", "--model-version"]}
@@ -83,15 +80,7 @@ def _options() -> Iterator[tuple[str, Any, Any]]:
                 yield f"no_{name}", Annotated[Flag, Parameter(help=kind.taken_back[name])], False
 
 
-VerbOptions: Any = Parameter(name="*")(
-    make_dataclass(
-        "VerbOptions",
-        [(name, kind, option_field(default=default)) for name, kind, default in _options()],
-        namespace={"__module__": __name__},
-        frozen=True,
-        kw_only=True,
-    )
-)
+VerbOptions: Any = options_class("VerbOptions", [*_options()])
 NO_OPTIONS = VerbOptions()
 
 
@@ -144,12 +133,7 @@ def admin(
         usage(f"{verb} needs {' and '.join(missing)}")
     if kind.one_of and sum(name in given for name in kind.one_of) != 1:
         usage(f"{verb} needs exactly one of {', '.join(map(_option, kind.one_of))}")
-
-    async def send() -> dict[str, Any]:
-        async with connect(data_dir=data_dir) as client:
-            return await client.admin(verb, **given)
-
-    show(asyncio.run(send()), json, render_done)
+    show(with_client(data_dir, lambda client: client.admin(verb, **given)), json, render_done)
     return 0
 
 

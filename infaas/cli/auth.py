@@ -10,14 +10,19 @@ from bus.rights import USUAL, Role, Verb, rights, sharing
 from bus.subjects import Subjects
 from infaas.auth.certificates import certify
 from infaas.auth.credentials import CONFIG, CredentialStore, User
-from infaas.cli.options import Json
-from infaas.cli.output import Column, local_time, meant, print_table, progress, show, usage
+from infaas.cli.options import Json, Verbs, check_verb
+from infaas.cli.output import Column, local_time, print_table, progress, show, usage
 
-VERBS = ("init", "certify", "add", "rotate", "revoke", "list", "show")
-NAMED = ("add", "rotate", "revoke", "show")
-OPTIONS = {  # of a verb, beside --dir and --json
-    "init": ("prefix", "tls-host"), "certify": ("tls-host",), "add": ("role", "app", "may", "worker", "bucket"), "revoke": ("wholly",)
-}  # fmt: skip
+USER = "the name of a user"
+VERBS: Verbs = {
+    "init": (None, ("--prefix", "--tls-host")),
+    "certify": (None, ("--tls-host",)),
+    "add": (USER, ("--role", "--app", "--may", "--worker", "--bucket")),
+    "rotate": (USER, ()),
+    "revoke": (USER, ("--wholly",)),
+    "list": (None, ()),
+    "show": (USER, ()),
+}
 Several = Annotated[tuple[str, ...], Parameter(consume_multiple=True)]
 
 
@@ -77,17 +82,11 @@ def auth(
         Remove all keys at once (revoke).
 
     """
-    if verb not in VERBS:
-        usage(f"there is no verb {verb!r}: use {', '.join(VERBS)}{meant(verb, VERBS)}")
-    if (verb in NAMED) != (name is not None):
-        usage(f"{verb} needs the name of a user" if name is None else f"{verb} takes no name of a user")
     given = {
-        "prefix": prefix, "role": role, "app": app, "may": may, "worker": worker, "bucket": bucket, "tls-host": tls_host, "wholly": wholly
+        "--prefix": prefix, "--role": role, "--app": app, "--may": may, "--worker": worker, "--bucket": bucket, "--tls-host": tls_host,
+        "--wholly": wholly,
     }  # fmt: skip
-    for option, value in given.items():
-        if value and option not in OPTIONS.get(verb, ()):
-            takers = " and ".join(one for one, options in OPTIONS.items() if option in options)
-            usage(f"{verb} takes no --{option}: it is an option of {takers}")
+    check_verb(verb, name, VERBS, given)
     store, name = CredentialStore(directory), name or ""
     match verb:
         case "init":

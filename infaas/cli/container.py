@@ -9,8 +9,9 @@ import os
 import re
 import secrets
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from cyclopts import Parameter
@@ -20,9 +21,9 @@ from bus.messages.public import ContainerReport, Register
 from bus.messages.work import ContainerPlace, PlaceContainer
 from bus.port import Bus
 from bus.subjects import Subjects, valid_name
-from infaas.cli.options import DataDir, Json, Whole, json_or_text
+from infaas.cli.options import DataDir, Json, Whole, json_or_text, options_class, options_of
 from infaas.cli.output import fail, print_json, progress, show, usage
-from infaas.cli.register import lines_of, render_dry_run
+from infaas.cli.register import OF_ANY, lines_of, render_dry_run
 from infaas.errors import BadInput, Refused, RegistrationFailed
 from infaas.registering import place_of_container, register_container, signature_document
 from services.core.catalog import signature_difference
@@ -41,6 +42,8 @@ MOST_BATCH = 1024
 USUAL_BATCH = 64
 APPEARS_S = 5.0  # s in which a version appears that another container registers at the same time
 MOST_BYTES = 2**30  # of an unpacked validation set
+ContainerOptions: Any = options_class("ContainerOptions", options_of(Register, *OF_ANY))
+NO_OPTIONS = ContainerOptions()
 
 
 def container(
@@ -50,18 +53,13 @@ def container(
     app: str,
     model: str | None = None,
     validation: Path,
-    inputs_key: str = "x",
-    labels_key: str = "y",
     version: str | None = None,
-    task: str | None = None,
     metric: Literal["top1", "top5", "mae", "rmse"] | None = None,
-    latency_ms: float | None = None,
-    slo_target: float | None = None,
-    accuracy: Literal["own", "any"] | None = None,
     default_output: str | None = None,
     labels: Path | None = None,
     max_batch: Whole | None = None,
     dry_run: Annotated[bool, Parameter(negative="")] = False,
+    stated: ContainerOptions = NO_OPTIONS,
     config: Path | None = None,
     data_dir: DataDir = None,
     json: Json = False,
@@ -83,24 +81,11 @@ def container(
     model
         Name of the model, unique in the cluster. Default: the app's.
     validation
-        An .npz file with inputs (first axis: items) and their labels. Accuracy is measured on them.
-    inputs_key
-        The array of inputs in the .npz file. Several inputs: arrays named KEY.NAME.
-    labels_key
-        The array of labels in the .npz file.
+        An .npz file with inputs (first axis: items) and their labels. Accuracy is measured on them. Several inputs: arrays named KEY.NAME.
     version
         Name of this version. Default: the newest that containers of this model have, else the next number.
-    task
-        What the model is for, in your own words.
     metric
         How outputs are scored against the labels. Default: top1. An error e of mae or rmse counts as the accuracy 1 / (1 + e).
-    latency_ms
-        The app's default latency objective, in milliseconds.
-    slo_target
-        The share of the app's queries to be answered in time, above 0 and below 1. Default: what the app has.
-    accuracy
-        What a query gets that states no accuracy: own, a variant at most 0.5 points below its model, or any. Default: what the app has, at
-        first own.
     default_output
         What the app answers for an item if no model can answer in time, as JSON.
     labels
@@ -130,8 +115,8 @@ def container(
 
     file = ValidationFile(
         path=str(validation),
-        inputs_key=inputs_key,
-        labels_key=labels_key,
+        inputs_key=stated.inputs_key,
+        labels_key=stated.labels_key,
         metric=metric or "top1",
         most_bytes=MOST_BYTES,
     )
@@ -142,14 +127,9 @@ def container(
         object="",
         validation="",
         version=version,
-        task=task,
         metric=metric or "top1",
         default_output=None if default_output is None else json_or_text(default_output),
-        latency_ms=latency_ms,
-        slo_target=slo_target,
-        accuracy=accuracy,
-        inputs_key=inputs_key,
-        labels_key=labels_key,
+        **asdict(stated),
         labels=[] if labels is None else lines_of(labels),
     )
     process = UserProcess(target, Path.cwd())

@@ -2,8 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from cyclopts.validators import Number
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from infaas.cli.options import Json
-from infaas.cli.output import FAILED, print_json, usage
+from infaas.cli.output import FAILED, print_json, progress_bars, usage
 from infaas.cli.simulate import check_outputs
 
 if TYPE_CHECKING:
@@ -74,8 +72,6 @@ def demo(
     plot
         Where --ensemble and --pipeline draw their picture: .svg, .png or .pdf. Left out: --ensemble draws into a temporary file. Needs
         the extra `plot`.
-    json
-        Print one JSON document and nothing else.
 
     """
     if ensemble and pipeline:
@@ -109,32 +105,12 @@ def _maker(family: str) -> "MakeFamily":
     return make
 
 
-@contextmanager
-def _progress() -> Iterator["OnProgress"]:
-    """Shows progress on stderr: a bar on a terminal, else a line a step."""
-    bars = Progress(
-        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=Console(stderr=True), transient=True
-    )
-    with bars:
-        bar = bars.add_task("", total=1.0)
-        last = ""
-
-        def progress(text: str, share: float) -> None:
-            nonlocal last
-            bars.update(bar, description=text, completed=min(share, 0.999))  # at 1 the clock beside it would stop
-            if text != last and not bars.console.is_terminal:
-                bars.console.print(text, highlight=False)  # a log gets one line a step instead of a bar
-            last = text
-
-        yield progress
-
-
 async def _run(which: str, make: "MakeFamily", keep: bool, seconds: float, plot: Path | None, as_json: bool) -> int:
     from infaas.demo.program import run  # noqa: PLC0415  (after the arguments have been understood)
 
     if which == "--ensemble" and plot is None and find_spec("matplotlib") is not None:
         plot = Path(mkdtemp(prefix="infaas-ensemble-")) / "ensemble.svg"
-    with _progress() as progress:
+    with progress_bars() as progress:
         demo = await _demo(which, make, keep, progress)
         result, system = await run(demo, keep=keep, seconds=seconds, picture=plot, progress=progress)
     if as_json:

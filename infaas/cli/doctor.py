@@ -19,7 +19,7 @@ from bus.subjects import Subjects
 from infaas.cli.machine_checks import CheckFailed, Finding, check_machine, run_async_check
 from infaas.cli.options import DataDir, Json
 from infaas.cli.output import FAILED, WIDTH, show
-from infaas.connecting import DEFAULT_DATA_DIR, SystemAddress, locate
+from infaas.connecting import SystemAddress, data_place, locate
 from infaas.errors import NotConnected
 
 _MARKS = {"ok": "ok     ", "failed": "FAILED ", "skipped": "skipped"}
@@ -28,17 +28,8 @@ _NARROWEST = 60  # characters a line
 
 
 def doctor(*, data_dir: DataDir = None, json: Json = False) -> int:
-    """Check this machine, and a running system if there is one. Each failed check names its remedy. Exits 1 if a check failed.
-
-    Parameters
-    ----------
-    data_dir
-        Data directory of the system to check. Default: INFAAS_DATA_DIR, INFAAS_NATS_URL, ./.infaas, then the default ports.
-    json
-        Print one JSON document and nothing else.
-
-    """
-    findings = check_machine(data_dir or Path(os.environ.get("INFAAS_DATA_DIR") or DEFAULT_DATA_DIR))
+    """Check this machine, and a running system if there is one. Each failed check names its remedy. Exits 1 if a check failed."""
+    findings = check_machine(data_place(data_dir))
     findings += _check_system(data_dir)
     failed = any(finding.state == "failed" for finding in findings)
     show({"ok": not failed, "checks": [finding.to_map() for finding in findings]}, json, _render)

@@ -1,7 +1,6 @@
 """`infaas submit`, `jobs` and `cancel`: offline jobs, which read a file, compute on spare capacity and write a file."""
 
 import asyncio
-import os
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,8 +12,8 @@ from cyclopts import Parameter
 
 from bus.messages.jobs import OVER
 from infaas.cli.options import DataDir, Json, Wide
-from infaas.cli.output import Column, fail, number, print_json, print_table, progress, show, usage
-from infaas.connecting import DEFAULT_DATA_DIR, connect
+from infaas.cli.output import Column, fail, number, print_json, print_table, progress_bars, show, usage
+from infaas.connecting import connect, data_place
 from infaas.inputs import STDIN
 from infaas.queries import check_name
 
@@ -95,7 +94,7 @@ def _spooled(data_dir: Path | None) -> Path:
 
     from infaas.inputs import as_arrays, read_input  # noqa: PLC0415
 
-    place = Path(data_dir or os.environ.get("INFAAS_DATA_DIR") or DEFAULT_DATA_DIR) / "jobs"
+    place = data_place(data_dir) / "jobs"
     if not place.is_dir():
         usage(f"--input -: there is no system's directory {place} on this machine: name a file or URL instead")
     found = as_arrays(read_input(STDIN))
@@ -243,36 +242,14 @@ def _when(seconds: float | None) -> str | None:
 
 @contextmanager
 def _progress() -> "Iterator[OnProgress]":
-    """Shows progress on stderr: a bar on a terminal, else one line for each change of state."""
-    from rich.console import Console  # noqa: PLC0415  (after the arguments have been understood)
-    from rich.progress import (  # noqa: PLC0415
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TaskID,
-        TextColumn,
-        TimeElapsedColumn,
-    )
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        last: dict[str, str] = {}
-
-        def line(status: "JobStatus") -> None:
-            if status.state != last.get(status.job):
-                last[status.job] = status.state
-                detail = status.reason or status.step
-                progress(f"{status.job} {status.state}{': ' * bool(detail)}{detail}")
-
-        yield line
-        return
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=console, transient=True) as bar:
-        tasks: dict[str, TaskID] = {}
+    """Shows progress on stderr: a bar for each job on a terminal, else one line for each change of state."""
+    with progress_bars() as shown:
 
         def update(status: "JobStatus") -> None:
-            task = tasks[status.job] = tasks[status.job] if status.job in tasks else bar.add_task("", total=None)
-            text = f"{status.job} {status.state} {status.step}".strip()
-            bar.update(task, completed=status.done, total=status.total, description=text)
+            detail = status.reason or status.step
+            line = f"{status.job} {status.state}{': ' * bool(detail)}{detail}"
+            counts = f"{status.done}/{'?' if status.total is None else status.total}"
+            text = f"{counts} {status.job} {status.state} {status.step}".strip()
+            shown(text, status.done, status.total, what=status.job, line=line, key=status.state)
 
         yield update

@@ -26,7 +26,7 @@ from infaas.cli.output import (
     show,
 )
 from infaas.client import Client
-from infaas.connecting import connect, find_sql
+from infaas.connecting import find_sql, with_client
 
 Item = dict[str, Any]
 
@@ -127,11 +127,9 @@ def status(*, data_dir: DataDir = None, wide: Wide = False, json: Json = False) 
     if missing and not json:  # at once: a NATS that is stopped takes no connection
         print(f"not ready, missing: {'; '.join(missing)}", flush=True)
 
-    async def work() -> Item:
-        async with connect(data_dir=data_dir) as client:
-            return {"ready": not missing, "missing": missing, **await overview(client, data_dir)}
-
-    show(asyncio.run(work()), json, lambda found: render_overview(found, wide=wide))
+    found = with_client(data_dir, lambda client: overview(client, data_dir))
+    document = {"ready": not missing, "missing": missing, **found}
+    show(document, json, lambda found: render_overview(found, wide=wide))
     return 0
 
 
@@ -171,17 +169,13 @@ def _list(
     ask: Callable[[Client], Awaitable[list[Item]]],
     render: Callable[[list[Item], bool], None] | None = None,
 ) -> int:
-    async def work() -> list[Item]:
-        async with connect(data_dir=data_dir) as client:
-            return await ask(client)
-
     def table(document: Item) -> None:
         if render is None:
             print_table(document["items"], columns, empty, wide=wide)
         else:
             render(document["items"], wide)
 
-    show({"items": asyncio.run(work())}, as_json, table)
+    show({"items": with_client(data_dir, ask)}, as_json, table)
     return 0
 
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from bus.fields import Field, fields_of
 from bus.messages.public import Requirements
-from infaas.cli.output import usage
+from infaas.cli.output import meant, usage
 
 if TYPE_CHECKING:
     from infaas.queries import Needs
@@ -85,6 +85,22 @@ def moment(text: str, option: str, now: datetime) -> float:
         usage(f"{option} {text}: is no time: write 2026-11-17, 2026-11-17T08:00, 2026-11-17T08:00Z, -24h or now")
 
 
+Verbs = Mapping[str, tuple[str | None, Collection[str]]]  # what the argument of each is, and the options that it takes
+
+
+def check_verb(verb: str, target: str | None, verbs: Verbs, given: Mapping[str, Any]) -> None:
+    """End the command (bad usage) unless there is this verb, with such an argument and options. given: options of some verbs, by name."""
+    if verb not in verbs:
+        usage(f"there is no verb {verb!r}: use {', '.join(verbs)}{meant(verb, verbs)}")
+    what, options = verbs[verb]
+    for option, value in given.items():
+        if value and option not in options:
+            takers = " and ".join(one for one, (_, others) in verbs.items() if option in others)
+            usage(f"{verb} takes no {option}: it is an option of {takers}")
+    if (what is None) != (target is None):
+        usage(f"{verb} needs {what}" if target is None else f"{verb} takes no argument")
+
+
 def options_of(
     message: type[Struct], *names: str, leave: Collection[str] = (), named: Mapping[str, list[str]] = {}
 ) -> list[tuple[str, Any, Any]]:
@@ -106,6 +122,12 @@ def options_of(
         default = None if field.absent else field.default
         found.append((field.name, Annotated[kind | None if field.absent else kind, parameter], default))
     return found
+
+
+def options_class(name: str, fields: list[tuple[str, Any, Any]]) -> Any:
+    """A class of options, with which a command has all of them as one argument."""
+    made = make_dataclass(name, fields, namespace={"__module__": __name__}, frozen=True, kw_only=True)
+    return Parameter(name="*")(made)
 
 
 def _within(field: Field) -> Callable[[type, Any], None]:

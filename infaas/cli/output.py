@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from datetime import datetime
 from difflib import get_close_matches
-from typing import Any, NamedTuple, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
 
 from bus.messages.catalog import error_of
 from infaas.errors import Refused
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 FAILED = 1  # the request failed
 USAGE = 2  # the command was used wrongly
@@ -81,6 +84,48 @@ def for_the_result() -> Iterator[None]:
 def progress(text: str) -> None:
     """Print one line of progress on stderr."""
     print(text, file=sys.stderr, flush=True)
+
+
+class ProgressBars:
+    """Shows how far things are: each with a bar on a terminal, else in lines. bars: None without a terminal."""
+
+    def __init__(self, bars: "Progress | None") -> None:
+        self._bars = bars
+        self._tasks: dict[str, TaskID] = {}
+        self._said: dict[str, str] = {}
+
+    def __call__(
+        self, text: str, done: float, total: float | None = 1.0, *, what: str = "", line: str = "", key: str = ""
+    ) -> None:
+        """So much is done of the total. what: which of several things.
+
+        Without a terminal, `line` (default: the text) is printed once for each `key` (default: the text).
+        """
+        if self._bars is None:
+            if (key or text) != self._said.get(what):
+                self._said[what] = key or text
+                progress(line or text)
+            return
+        if what not in self._tasks:
+            self._tasks[what] = self._bars.add_task(text, total=total)
+        shown = done if total is None else min(done, 0.999 * total)  # at its total, the clock beside it would stop
+        self._bars.update(self._tasks[what], completed=shown, total=total, description=text)
+
+
+@contextmanager
+def progress_bars() -> Iterator[ProgressBars]:
+    """Progress on stderr. Leaves a terminal as it was, even after Ctrl-C."""
+    if not sys.stderr.isatty():
+        yield ProgressBars(None)
+        return
+    from rich import progress as shown  # noqa: PLC0415  (few commands need it)
+    from rich.console import Console  # noqa: PLC0415
+
+    times = shown.TimeElapsedColumn(), shown.TimeRemainingColumn()
+    words = shown.TextColumn("{task.description}", markup=False)
+    columns = (shown.BarColumn(), shown.TaskProgressColumn(), *times, words)
+    with shown.Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        yield ProgressBars(bars)
 
 
 def one_line(text: object) -> str:

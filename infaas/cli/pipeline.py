@@ -19,29 +19,28 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from bus.port import BusError
-from infaas.cli.options import DataDir, Json, Whole, Wide
-from infaas.cli.output import Column, fail, meant, number, print_table, progress, render_done, show, usage
-from infaas.connecting import connect
+from infaas.cli.options import DataDir, Json, Verbs, Whole, Wide, check_verb
+from infaas.cli.output import Column, fail, number, print_table, progress, render_done, show, usage
+from infaas.connecting import connect, with_client
 from infaas.errors import InfaasError
 
 if TYPE_CHECKING:
     from bus.messages.catalog import PipelinePlan
+    from infaas.client import Client
     from infaas.pipelines import Driver
-    from infaas.tracing import PipelineTrace
     from services.core.pipelines.estimator import MeasuredHop
     from services.core.pipelines.problem import StageOption
     from services.simulation.scenario.pipelines import PipelineFile
 
 Item = dict[str, Any]
 T = TypeVar("T")
-# verb: what its argument is, and the options that it takes
-VERBS: dict[str, tuple[str | None, frozenset[str]]] = {
-    "add": ("a pipeline's file", frozenset()),
-    "list": (None, frozenset()),
-    "plan": ("a pipeline's file", frozenset({"--policy"})),
-    "deploy": ("a plan's file, or the name of a pipeline with --undeploy", frozenset({"--undeploy"})),
-    "remove": ("the name of a pipeline", frozenset()),
-    "trace": ("a driver function as MODULE:FUNCTION", frozenset({"--samples", "--most"})),
+VERBS: Verbs = {
+    "add": ("a pipeline's file", ()),
+    "list": (None, ()),
+    "plan": ("a pipeline's file", ("--policy",)),
+    "deploy": ("a plan's file, or the name of a pipeline with --undeploy", ("--undeploy",)),
+    "remove": ("the name of a pipeline", ()),
+    "trace": ("a driver function as MODULE:FUNCTION", ("--samples", "--most")),
 }
 STILL_S = 5.0  # between lines of progress
 LARGEST_PLAN = 16 * 2**20  # bytes
@@ -92,20 +91,8 @@ def pipeline(
         Run this many samples only (trace). Default: all.
 
     """
-    if verb not in VERBS:
-        usage(f"there is no verb {verb!r}: use {', '.join(VERBS)}{meant(verb, VERBS)}")
-    what, options = VERBS[verb]
-    given = {
-        "--policy": policy is not None,
-        "--undeploy": undeploy,
-        "--samples": samples is not None,
-        "--most": most is not None,
-    }
-    unused = [option for option, there in given.items() if there and option not in options]
-    if unused:
-        usage(f"{verb} takes no {', '.join(unused)}")
-    if (what is None) != (target is None):
-        usage(f"{verb} needs {what}" if target is None else f"{verb} takes no argument")
+    given = {"--policy": policy, "--undeploy": undeploy, "--samples": samples, "--most": most}
+    check_verb(verb, target, VERBS, given)
     target = target or ""
     match verb:
         case "add":
@@ -126,12 +113,7 @@ def pipeline(
 
 def _add(path: Path, data_dir: Path | None, json: bool) -> int:
     fields = change_of(_read(path, planning=False))
-
-    async def send() -> Item:
-        async with connect(data_dir=data_dir) as client:
-            return await client.admin("set-pipeline", **fields)
-
-    show(asyncio.run(send()), json, render_done)
+    show(with_client(data_dir, lambda client: client.admin("set-pipeline", **fields)), json, render_done)
     return 0
 
 
@@ -144,13 +126,12 @@ def change_of(file: "PipelineFile") -> Item:
 
 
 def _remove(name: str, data_dir: Path | None, json: bool) -> int:
-    async def send() -> Item:
-        async with connect(data_dir=data_dir) as client:
-            if not await client.pipelines(app=name):
-                fail(f"there is no pipeline {name!r}: infaas pipeline list shows those that there are")
-            return await client.admin("delete-app", app=name)
+    async def send(client: "Client") -> Item:
+        if not await client.pipelines(app=name):
+            fail(f"there is no pipeline {name!r}: infaas pipeline list shows those that there are")
+        return await client.admin("delete-app", app=name)
 
-    show(asyncio.run(send()), json, render_done)
+    show(with_client(data_dir, send), json, render_done)
     return 0
 
 
@@ -159,12 +140,8 @@ def _deploy(target: str, undeploy: bool, data_dir: Path | None, json: bool) -> i
     name = target if plan is None else plan.get("pipeline")
     if not isinstance(name, str):
         usage(f"{target}: pipeline: is missing; deploy takes what `infaas pipeline plan FILE.toml --json` prints")
-
-    async def send() -> Item:
-        async with connect(data_dir=data_dir) as client:
-            return await client.admin("deploy-pipeline", app=name, plan=plan)
-
-    show(asyncio.run(send()), json, render_done)
+    done = with_client(data_dir, lambda client: client.admin("deploy-pipeline", app=name, plan=plan))
+    show(done, json, render_done)
     return 0
 
 
@@ -202,11 +179,8 @@ _STAGES = (
 
 
 def _list(data_dir: Path | None, wide: bool, json: bool) -> int:
-    async def ask() -> list[Item]:
-        async with connect(data_dir=data_dir) as client:
-            return await client.pipelines()
-
-    show({"items": asyncio.run(ask())}, json, lambda document: _render(document["items"], wide))
+    items = with_client(data_dir, lambda client: client.pipelines())
+    show({"items": items}, json, lambda document: _render(document["items"], wide))
     return 0
 
 
@@ -384,11 +358,6 @@ def _trace(named: str, samples: Path, most: int | None, data_dir: Path | None, j
 
     driver = _driver(named)
     arrays = {name: array[:most] if array.ndim else array for name, array in read_arrays(samples).items()}
-
-    async def work() -> "PipelineTrace":
-        async with connect(data_dir=data_dir) as client:
-            return await trace(client, driver, arrays, on_run=tell)
-
     told = 0.0
 
     def tell(runs: int) -> None:
@@ -398,7 +367,7 @@ def _trace(named: str, samples: Path, most: int | None, data_dir: Path | None, j
             progress(f"{runs} runs")
 
     try:
-        found = asyncio.run(work())
+        found = with_client(data_dir, lambda client: trace(client, driver, arrays, on_run=tell))
     except (InfaasError, BusError):
         raise
     except Exception as error:  # the driver is the user's own code

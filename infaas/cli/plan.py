@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from bus.fields import SHARE
 from bus.fields import Number as Bounds
@@ -218,19 +218,7 @@ def _sizes(problem: PlanningProblem, location: Location) -> None:
 def _problem(file: PlanFile) -> PlanningProblem:
     return PlanningProblem(
         candidates=tuple(
-            CandidateVariant(
-                name=one.name,
-                apps=one.apps,
-                model=one.model,
-                hardware=one.hardware,
-                latency_ms=one.latency_ms,
-                saturation_qps=one.saturation_qps,
-                cost_per_s=one.cost_per_s,
-                load_s=one.load_s,
-                accuracy=one.accuracy,
-                uses=one.uses,
-                running=one.running,
-            )
+            CandidateVariant(apps=one.apps, **{name: value for name, value in asdict(one).items() if name != "app"})
             for one in file.variant
         ),
         demands=tuple(

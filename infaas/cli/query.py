@@ -23,7 +23,7 @@ from infaas.cli.output import (
     show,
     usage,
 )
-from infaas.connecting import connect
+from infaas.connecting import connect, with_client
 from infaas.errors import Refused
 from infaas.inputs import STDIN, read_input, read_json
 from infaas.queries import Needs
@@ -207,13 +207,9 @@ def explain(
         The app that would be queried.
 
     """
-    show(asyncio.run(_explain(data_dir, app, needs)), json, lambda found: _render_explain(found, wide=wide))
+    document = with_client(data_dir, lambda client: client.explain(app, **needs.to_needs()))
+    show(document, json, lambda found: _render_explain(found, wide=wide))
     return 0
-
-
-async def _explain(data_dir: Path | None, app: str, needs: NeedOptions) -> dict[str, Any]:
-    async with connect(data_dir=data_dir) as client:
-        return await client.explain(app, **needs.to_needs())
 
 
 def _render_explain(explanation: dict[str, Any], *, wide: bool) -> None:

@@ -2,16 +2,12 @@
 
 import asyncio
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, make_dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from cyclopts import Parameter
-
 from bus.messages.public import Register
-from infaas.cli.options import DataDir, Json, Wide, json_or_text, options_of
+from infaas.cli.options import DataDir, Json, Wide, json_or_text, options_class, options_of
 from infaas.cli.output import (
     COMPUTED,
     Column,
@@ -21,6 +17,7 @@ from infaas.cli.output import (
     print_json,
     print_variants,
     progress,
+    progress_bars,
     quality_of,
     show,
     usage,
@@ -31,7 +28,6 @@ from infaas.registering import document_of, status_document
 
 if TYPE_CHECKING:
     from bus.messages.public import RegistrationStatus
-    from infaas.registering import OnProgress
 
 
 COLUMNS = (
@@ -49,24 +45,11 @@ COLUMNS = (
 )
 
 
-_of_register: Any = make_dataclass(
-    "_of_register",
-    options_of(
-        Register,
-        *("inputs_key", "labels_key", "version", "task", "latency_ms", "slo_target", "accuracy"),
-        *("dry_run", "contended", "contexts", "allow_nan"),
-    ),
-    frozen=True,
-    kw_only=True,
+# What a registration says of the model and its app: fields of its message. Those of a user's own process as well come first.
+OF_ANY = ("inputs_key", "labels_key", "task", "latency_ms", "slo_target", "accuracy")
+RegisterOptions: Any = options_class(
+    "RegisterOptions", options_of(Register, *OF_ANY, "version", "dry_run", "contended", "contexts", "allow_nan")
 )
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class RegisterOptions(_of_register):  # type: ignore[misc]  # made of the message's fields
-    """What a registration says of the model and its app: fields of its message."""
-
-
 NO_OPTIONS = RegisterOptions()
 
 
@@ -128,11 +111,12 @@ def register(
 
     async def run() -> dict[str, Any]:
         async with connect(data_dir=data_dir) as client:
-            with _progress() as show_progress:
+            with progress_bars() as shown:
 
                 def on_progress(status: "RegistrationStatus") -> None:
                     under_way[:] = [status.registration]
-                    show_progress(status)
+                    said = f"{status.progress:4.0%} {status.state}: {status.step}"
+                    shown(status.step, status.progress, line=said, key=status.step)
 
                 status = await client.register(
                     model_file, app=app, model=model, validation=validation, on_progress=on_progress, **options
@@ -219,27 +203,3 @@ def render_dry_run(document: dict[str, Any]) -> None:
 def _words(spec: dict[str, Any]) -> str:
     axes = ["n", *("any" if length < 0 else str(length) for length in spec["shape"])]
     return f"{spec['name']} {spec['datatype']}[{', '.join(axes)}]"
-
-
-@contextmanager
-def _progress() -> "Iterator[OnProgress]":
-    """Shows progress on stderr: a bar on a terminal, else one line for each step."""
-    from rich.console import Console  # noqa: PLC0415  (after the arguments have been understood)
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        last = ""
-
-        def line(status: "RegistrationStatus") -> None:
-            nonlocal last
-            if status.step != last:
-                last = status.step
-                progress(f"{status.progress:4.0%} {status.state}: {last}")
-
-        yield line
-        return
-    columns = (BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=1.0)
-        yield lambda status: bar.update(task, completed=status.progress, description=status.step)

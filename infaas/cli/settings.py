@@ -1,11 +1,10 @@
 """`infaas settings`: every setting with its default, bounds and meaning, as a table, as JSON, or as a file for --config."""
 
-import json as notation
 import shutil
 import textwrap
 from collections.abc import Iterator
 from itertools import groupby
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -13,6 +12,7 @@ from infaas.cli.options import Json
 from infaas.cli.output import meant, print_json, usage
 from services.core.settings import Setting, Settings, described
 from services.core.settings.fields import NAME_IN_KEY
+from services.simulation.scenario.toml import value_text
 
 _LEAST_WIDTH = 60
 _INDENT = "    "
@@ -80,23 +80,15 @@ def as_toml(shown: list[Setting]) -> str:
             text = f"{one.meaning} ({one.bounds})" if one.bounds else one.meaning
             lines += textwrap.wrap(text, 110, initial_indent="# ", subsequent_indent="# ")
             mark = "# " if one.key in _LEFT_OUT else off
-            lines.append(f"{mark}{one.key.rpartition('.')[2]} = {'...' if one.default is None else _toml(one.default)}")
+            lines.append(
+                f"{mark}{one.key.rpartition('.')[2]} = {'...' if one.default is None else value_text(one.default)}"
+            )
         lines.append("")
     return "\n".join(lines).rstrip()
 
 
-def _toml(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | tuple | dict):
-        return str(value).lower()  # true, 0.5, 1e+18
-    if isinstance(value, str):
-        return notation.dumps(value)
-    if isinstance(value, tuple):
-        return f"[{', '.join(_toml(one) for one in value)}]"
-    return "{" + ", ".join(f"{name} = {_toml(one)}" for name, one in value.items()) + "}"
-
-
 def _default(one: Setting) -> str:
-    return "(must be given)" if one.default is None else _toml(one.default)
+    return "(must be given)" if one.default is None else value_text(one.default)
 
 
 def _variable(key: str) -> str:

@@ -13,7 +13,18 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from infaas.cli.options import Json, Names, Whole, Wide, names
-from infaas.cli.output import Column, fail, for_the_result, number, print_json, print_table, progress, show, usage
+from infaas.cli.output import (
+    Column,
+    fail,
+    for_the_result,
+    number,
+    print_json,
+    print_table,
+    progress,
+    progress_bars,
+    show,
+    usage,
+)
 from infaas.cli.simulate_faults import check_scenario, seeds_in, simulate_faults
 
 if TYPE_CHECKING:
@@ -293,24 +304,16 @@ _FIRST_LINE_S = 3.0  # of a run before its progress is printed, without a termin
 
 @contextmanager
 def progress_shown(policies: Sequence[str], duration_s: float) -> Iterator[OnProgress]:
-    """Shows the progress of a simulation on stderr: a bar on a terminal, else one line for every tenth of a long run.
-
-    Leaves a terminal as it was, even after Ctrl-C.
-    """
+    """Shows the progress of a simulation on stderr: a bar on a terminal, else one line for every tenth of a long run."""
     if not sys.stderr.isatty():
         yield by_line(policies, duration_s, time.monotonic)
         return
-    from rich.console import Console  # noqa: PLC0415
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn  # noqa: PLC0415
-
-    parts = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*parts, console=Console(stderr=True), transient=True) as bars:
-        bar = bars.add_task(policies[0], total=duration_s * len(policies))
+    with progress_bars() as shown:
 
         def on_progress(policy: str, at: float) -> None:
             place = policies.index(policy)
-            description = policy if len(policies) == 1 else f"{policy} ({place + 1} of {len(policies)})"
-            bars.update(bar, description=description, completed=place * duration_s + at)
+            text = policy if len(policies) == 1 else f"{policy} ({place + 1} of {len(policies)})"
+            shown(text, place * duration_s + at, duration_s * len(policies))
 
         yield on_progress
 

@@ -94,9 +94,9 @@ def open_page(page: Literal["dashboard", "gateway"] = "dashboard", *, data_dir: 
     """
     import webbrowser  # noqa: PLC0415
 
-    from infaas.connecting import DEFAULT_DATA_DIR, read_endpoints  # noqa: PLC0415
+    from infaas.connecting import data_place, read_endpoints  # noqa: PLC0415
 
-    place = Path(data_dir or os.environ.get("INFAAS_DATA_DIR") or DEFAULT_DATA_DIR)
+    place = data_place(data_dir)
     url = getattr(read_endpoints(place), page)
     if not url:
         fail(f"the system in {place} runs without a {page}: start it without --no-{page}")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infaas.cli.output import Column, print_table
+from infaas.cli.output import Column, print_table, progress_bars
 
 COLUMNS = (
     Column("name", "name"),
@@ -74,3 +74,14 @@ def test_what_must_stay_goes_on_in_the_next_line_where_it_is_too_wide(capsys: py
     assert lines[0].split() == ["computed"]
     assert lines[1].split() == ["model", "variant", "US$/million"]
     assert "".join(line[: lines[1].index("variant")].strip() for line in lines[2:]) == "m" * 50
+
+
+def test_progress_without_a_terminal_is_a_line_for_each_new_text(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress_bars() as told:
+        for share in (0.1, 0.2):
+            told("uploading", share)
+        told("building", 0.3, line=" 30% building", key="building")
+        told("building", 0.4, line=" 40% building", key="building")
+        told("job j", 1, None, what="j", key="running")
+        told("job j, more of it", 2, 9, what="j", key="running")
+    assert capsys.readouterr() == ("", "uploading\n 30% building\njob j\n")
