@@ -369,7 +369,7 @@ def test_what_is_not_there_is_named(database_dsn: str, reader_dsn: str, refused:
     file.write_text("settings = 3\n")
     assert f"{file}: settings: must be a table" in refused(*HOUR, "--machines", file, dsn=reader_dsn)
     file.write_text(MACHINES.replace("cpu = 8", "cpu = -8"))
-    assert f"{file}: worker[0].devices.cpu: must be from 1" in refused(*HOUR, "--machines", file, dsn=reader_dsn)
+    assert f"{file}: worker[0].devices.cpu: must be at least 1" in refused(*HOUR, "--machines", file, dsn=reader_dsn)
 
 
 def test_a_damaged_file_is_refused_by_file_and_row(

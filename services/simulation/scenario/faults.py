@@ -110,7 +110,7 @@ def faults_of(
                 one_of(block[key], at.at(key), known, what)
         if fault.worker and kind != "worker-joins" and not _is_worker(fault.worker, started):
             at.at("worker").refuse(f"no worker is ever called {fault.worker}: there are {_first(started)}")
-        if fault.process:
+        if "process" in block:
             _check_process(fault, at.at("process"), started, dispatchers)
         if kind in ("process-dies", "boot-twice") and "delay_s" not in block:
             fault = replace(fault, delay_s=RESTARTED_AFTER)
@@ -157,11 +157,11 @@ def _check_process(fault: FaultSpec, at: Location, started: Mapping[str, int], d
 
 def _check_change(fault: FaultSpec, block: dict[str, Any], at: Location, things: Catalogue) -> None:
     """Refuse what is no change of the catalogue."""
-    assert fault.what  # it is needed
-    _keys(block.keys() - {"what"}, at, fault.what, _CHANGES[fault.what], _CHANGES[fault.what])
-    if fault.what == "target":
+    what = one_of(fault.what, at.at("what"), _CHANGES, "change")
+    _keys(block.keys() - {"what"}, at, what, _CHANGES[what], _CHANGES[what])
+    if what == "target":
         within(fault.factor, at.at("factor"), Number(above=0, most=0.999))
-    if fault.model:
+    if "model" in block:
         one_of(fault.model, at.at("model"), {record.model for record in things.models}, "model")
 
 

@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -19,12 +18,12 @@ from services.core.pipelines.planners import POLICIES as PLANNERS
 from services.core.placement import OVERCOMMIT
 from services.core.settings import POLICIES, Settings, StaticVariant
 from services.shell.policies import own_methods
-from services.shell.settings import Origins, SettingsError
+from services.shell.settings import SettingsError
 from services.simulation.scenario.baseline import Peaks, choose
 from services.simulation.scenario.catalogue import Catalogue
 from services.simulation.scenario.machines import Count, MachineBlock, devices_of
 from services.simulation.scenario.model import MachineSpec, Objective, PolicySpec
-from services.simulation.scenario.toml import Location, ScenarioError, meant, one_of, shown, table_at
+from services.simulation.scenario.toml import Location, meant, one_of, shown, struct_at, table_at
 
 BASES = {
     **{name: name for name in POLICIES},
@@ -261,29 +260,10 @@ def settings_of(location: Location, *trees: Mapping[str, Any]) -> Settings:
     tree: dict[str, Any] = {}
     for one in trees:
         tree = _over(tree, one)
-    try:
-        settings = msgspec.convert(tree, Settings)
-    except msgspec.ValidationError as error:
-        raise _refusal(location, _explained(tree, error)) from error
-    except (OverflowError, ValueError, TypeError, RecursionError) as error:
-        location.refuse(f"cannot be read: {error}")
-    for fault in faults(settings):
-        raise _refusal(location, f"{fault.key}: {fault.reason}")
+    settings = struct_at(tree, location, Settings)
+    for fault in faults(settings):  # values that do not go together
+        location._replace(key=f"{location.key}.{fault.key}".lstrip(".")).refuse(fault.reason)
     return settings
-
-
-def _refusal(location: Location, text: str) -> ScenarioError:
-    """A refusal without the services' default, which may be another one in a scenario."""
-    said = text.partition("; left out, it is ")[0]
-    return ScenarioError(f"{location.file}: {location.key}.{said}" if location.key else f"{location.file}: {said}")
-
-
-def _explained(tree: dict[str, Any], error: msgspec.ValidationError) -> str:
-    try:
-        return Origins("").of_invalid(Settings, tree, error)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError):  # a place that has no such path
-        reason, _, at = str(error).partition(" - at ")
-        return f"{at.strip('`$.')}: {reason[:1].lower()}{reason[1:]}"
 
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar, Union
 
 from msgspec import NODEFAULT, Struct
 
-from bus.fields import Number, Rule, Text, fields_of, hints_of, parts_of, stated
+from bus.fields import Field, Number, Rule, Text, fields_of, hints_of, parts_of, stated
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+\Z")
 _LONGEST = 60  # characters of a value that a refusal shows
@@ -126,10 +126,10 @@ def within(value: float, location: Location, rule: Number) -> None:
 def value_at(value: Any, location: Location, hint: Any, rule: Rule | None = None) -> Any:
     """A value as a field's annotation says: also lists, maps and structs of such. rule: its bounds, or those of each item.
 
-    The meaning says what a value must be that is one of several kinds of value, a list of a certain length, or a word of several.
+    A meaning that is no sentence says what a value must be: one of several kinds of value, a list of a certain length, or a word of several.
     """
     kind, own, meaning = parts_of(hint)
-    kind, rule = stated(kind), rule or own
+    kind, rule, meaning = stated(kind), rule or own, "" if meaning.endswith(".") else meaning
     if kind is Any:
         return value
     if get_origin(kind) is Annotated:  # of a value that may be left out
@@ -177,7 +177,7 @@ def _is_meant(value: Any, hint: Any) -> bool:
     """Whether a value is of the kind that this member of a union describes."""
     kind, _, _ = parts_of(hint)
     origin = get_origin(kind)
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return origin in (list, tuple, frozenset)
     if isinstance(value, dict):
         return origin is dict or (isinstance(kind, type) and issubclass(kind, Struct))
@@ -193,7 +193,7 @@ def _items_at(value: Any, location: Location, kind: Any, rule: Rule | None, mean
     if (block or get_origin(inside[0]) is dict) and isinstance(value, dict):
         location.refuse(f"must be written [[{location.key}]], one block for each")
     each = origin is tuple and inside[-1] is not Ellipsis
-    if not isinstance(value, list) or (each and len(value) != len(inside)):
+    if not isinstance(value, list | tuple) or (each and len(value) != len(inside)):
         location.refuse(f"must be {meaning or 'a list'}, not {shown(value)}")
     kinds = inside if each else (inside[0],) * len(value)
     return origin(value_at(one, location.at(i), kinds[i], rule) for i, one in enumerate(value))
@@ -241,7 +241,19 @@ def struct_at(value: Any, location: Location, kind: type[S]) -> S:
         if key not in content and fields[name].default is NODEFAULT:
             meaning = fields[name].meaning
             location.at(key).refuse(f"is missing: {meaning}" if meaning else "is missing")
-    return kind(**{names[key]: value_at(one, location.at(key), hints[names[key]]) for key, one in content.items()})
+    return kind(
+        **{
+            names[key]: one
+            if _left_out(one, fields[names[key]])
+            else value_at(one, location.at(key), hints[names[key]])
+            for key, one in content.items()
+        }
+    )
+
+
+def _left_out(value: Any, field: Field) -> bool:
+    """Whether a value says no more than no value, in a tree that is no file's."""
+    return (value is None and bool(field.absent)) or (field.rule is None and field.default == "" == value)
 
 
 # -- writing a file
