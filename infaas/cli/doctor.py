@@ -7,6 +7,8 @@ import shutil
 import socket
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -38,8 +40,14 @@ def doctor(*, data_dir: DataDir = None, json: Json = False) -> int:
         Print one JSON document and nothing else.
 
     """
-    findings = check_machine(data_dir or Path(os.environ.get("INFAAS_DATA_DIR") or DEFAULT_DATA_DIR))
-    findings += _check_system(data_dir)
+    with suppress(NotConnected):
+        if (missing := missing_of(data_dir)) and not json:  # at once: the checks take seconds
+            print(f"not ready, missing: {'; '.join(missing)}", flush=True)
+    place = data_dir or Path(os.environ.get("INFAAS_DATA_DIR") or DEFAULT_DATA_DIR)
+    with ThreadPoolExecutor(1) as beside:
+        machine = beside.submit(check_machine, place)
+        system = _check_system(data_dir)
+        findings = machine.result() + system
     failed = any(finding.state == "failed" for finding in findings)
     show({"ok": not failed, "checks": [finding.to_map() for finding in findings]}, json, _render)
     return FAILED if failed else 0
@@ -71,7 +79,9 @@ LEAST_NATS = (2, 12, 3)
 LEAST_PAYLOAD = 2**20
 LEAST_POSTGRES = 160000
 MAX_SKEW_S = 0.050
-LISTEN_S = 1.6  # three heartbeats
+LISTEN_S = 1.6  # three heartbeats; while nothing comes
+HEARD_S = 0.6  # one of each sender
+LOOK_S = 0.02
 MAX_WAITING = 100  # outcome batches that wait for the recorder
 _LOGS = "look at its log (infaas logs) or start it: infaas run"
 
@@ -111,7 +121,7 @@ async def check_system(system: SystemAddress) -> list[Finding]:
 
 
 class _Heartbeats:
-    """The heartbeats of LISTEN_S seconds, with the smallest clock difference of each sender."""
+    """The heartbeats of some time, with the smallest clock difference of each sender."""
 
     def __init__(self) -> None:
         self.workers: dict[str, WorkerHeartbeat] = {}
@@ -145,7 +155,10 @@ async def _listen(bus: Bus, subjects: Subjects) -> _Heartbeats:
     heartbeats = _Heartbeats()
     await bus.subscribe(subjects.worker_heartbeat(), heartbeats.worker)
     await bus.subscribe(subjects.dispatcher_heartbeat(), heartbeats.dispatcher)
-    await asyncio.sleep(LISTEN_S)
+    await asyncio.sleep(HEARD_S)
+    end = time.monotonic() + LISTEN_S - HEARD_S
+    while not (heartbeats.workers and heartbeats.dispatchers) and time.monotonic() < end:  # noqa: ASYNC110
+        await asyncio.sleep(LOOK_S)
     return heartbeats
 
 
