@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bus.messages.flow import Echo
-from services.core.actor import NOTHING, Effect, Envelope, Handler, Publish
+from services.core.actor import NOTHING, After, Effect, Envelope, Handler, Publish
 from services.core.outcomes import ECHO_LOST
 
 ECHO_S = 0.1  # s between two echoes
@@ -38,7 +38,9 @@ class Line:
         "_from",
         "_heard",
         "_least",
+        "_left",
         "_publish",
+        "_rings",
         "_sent",
         "_since",
         "_stale",
@@ -57,6 +59,8 @@ class Line:
         self._from = 0.0  # the same, or when a rest ended: what was said before that was heard
         self._way = 0.0  # s that the last echo took
         self._sent: deque[float] = deque(maxlen=UNDER_WAY)
+        self._left: deque[float] = deque(maxlen=UNDER_WAY)  # when each of them was due, if that was earlier
+        self._rings = float("inf")  # when the next one is due
         self._since = 0.0  # when this process found that it had not heard itself for too long
         self._least = (0.0, 0.0, 0.0)  # since when; the least lateness of the window before, and since then
         self.usual = 0.0
@@ -81,6 +85,7 @@ class Line:
         if not self._heard:
             self._heard, self.fresh_until = now, now + self._stale
         self._sent.append(now)
+        self._left.append(min(now, self._rings))
         return self._publish(self._subject, Echo(now))
 
     def came(self, echo: Echo, now: float) -> bool:
@@ -90,6 +95,7 @@ class Line:
         still, lost = self.still(now), False
         while self._sent and self._sent[0] <= echo.at:
             lost |= self._sent.popleft() < echo.at
+            self._left.popleft()
         self.came_once = True
         self._way = now - echo.at
         if echo.at < self._from:
@@ -124,18 +130,18 @@ class Line:
         self._since = self._since or now
         return now < self._since + ECHO_LOST
 
-    @property
-    def pause(self) -> float:
-        """Seconds until the next echo. Where they take long, more of them say how long other messages wait."""
-        return ECHO_S if self._way <= UNNOTICED_S else OFTEN_S
+    def next_due(self, now: float) -> After:
+        """The timer of the next echo. Where they take long, more of them say how long other messages wait."""
+        pause = ECHO_S if self._way <= UNNOTICED_S else OFTEN_S
+        self._rings = now + pause
+        return After("echo", pause, EchoDue())
 
     def waited_since(self, now: float) -> float:
-        """When a message that is read now had reached the server already, in Unix seconds: now, or where more comes than this process can read, when the
-        first echo left that is not back.
+        """Since when a message that is read now has waited, in Unix seconds: now, or where more comes than this process can read, when the first echo left
+        that is not back; where the process stood still, when that was due.
         """
-        if self._sent and now - self._sent[0] > UNNOTICED_S and now <= self.fresh_until:
-            return self._sent[0]
-        return self.reached(now)
+        since = self._left[0] if self._left else self._rings
+        return since if now - since > UNNOTICED_S and now <= self.fresh_until else self.reached(now)
 
     def reached(self, now: float) -> float:
         """When a message that is read now reached the server, in Unix seconds: now, or if it may have waited for long, the earliest possible time."""

@@ -70,7 +70,7 @@ class Silence:
 
     def _due(self, envelope: Envelope) -> tuple[Effect, ...]:
         now = envelope.now
-        return (*self.hold.release(now), self.line.echo(now), After("echo", self.line.pause, envelope.message))
+        return (*self.hold.release(now), self.line.echo(now), self.line.next_due(now))
 
     def expired(self, now: float) -> Iterable[Effect]:
         """A deadline has come: refuse what waits beyond its own, and ask for an echo for what executors have."""

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from bus.messages.catalog import PipelineEdge, PipelineRecord
 from bus.messages.fleet import EnsureLoaded, ExecutorExited
 from services.core.actor import Changed
+from services.core.line import ECHO_S
 from services.core.outcomes import GRACE
 from services.core.placement import container_kind
 from services.core.selection.policy import BruteForce, InfaasPolicy, RoundRobin, SelectionPolicy
@@ -82,6 +83,27 @@ def test_what_waits_to_be_read_by_its_dispatcher_has_only_the_time_that_is_left(
     for label, sent in asked.items():
         [at] = [at for at, subject, _ in fleet.stage.heard if subject == f"_INBOX.test.{label}"]
         assert at <= sent + max(slo_s, lag_s) + LATEST
+
+
+@pytest.mark.parametrize("stop_s", [0.3, 0.38])
+@pytest.mark.parametrize("slo_s", [0.1, 0.25])
+def test_what_came_while_its_dispatcher_stood_still_has_waited_since_its_echo_was_due(
+    stop_s: float, slo_s: float
+) -> None:
+    """A short stop, which it takes for slowness: nothing else tells it how long it was."""
+    fleet = warm()
+    hang(fleet)
+    fleet.stage.pause("d0")
+    asked = {}
+    for _ in range(10):
+        asked[fleet.ask(latency_ms=1000.0 * slo_s)] = fleet.stage.now
+        fleet.stage.run(stop_s / 10)
+    went_on = fleet.stage.now
+    fleet.stage.go_on("d0")
+    fleet.stage.run(2.0)
+    for label, sent in asked.items():
+        [at] = [at for at, subject, _ in fleet.stage.heard if subject == f"_INBOX.test.{label}"]
+        assert at <= max(sent + ECHO_S + slo_s, went_on) + LATEST
 
 
 def test_a_model_that_hangs_is_refused_by_its_executor_shortly_after_the_deadline() -> None:
