@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import math
 import re
 import resource
 import time
@@ -15,7 +16,50 @@ import uvloop
 CHECKED = 32  # one reply in so many is compared
 WARM_UP_S = 1.0
 PATIENCE_S = 5.0  # after the end of an open loop, for what is still under way
+IN_TIME_S = 0.1  # beyond its deadline within which a refusal is in time
+LOOK_S = 0.001  # between looks at how late a generator itself is
+FULL = 200_000  # bytes of one read, from which on more may have waited
 _NUMBERS = re.compile(rb"\[([-+0-9.eE,\s]+)\]")
+
+
+class Refusals:
+    """When refusals came, of queries that may take `latency_s`, counted from when they were written.
+
+    The generator's own loop may be late: whatever it reads came after the time before, when its socket was empty. Both are counted, from when it is read and from then.
+    """
+
+    def __init__(self, latency_s: float) -> None:
+        self._latency_s = latency_s
+        self._looked = (0.0, 0.0)  # the looks before
+        self._behind = False
+        self.count = self.late = self.late_outside = 0
+        self.worst = self.worst_outside = self.own = -math.inf
+        self._look()
+
+    def _look(self) -> None:
+        if not self._behind:
+            self._looked = (self._looked[1], time.perf_counter())
+        asyncio.get_running_loop().call_later(LOOK_S, self._look)
+
+    def read(self, size: int) -> None:
+        """So many bytes came at once."""
+        self._behind = size >= FULL
+
+    def came(self, sent: float) -> None:
+        """A refusal of a query that was written then."""
+        now, due = time.perf_counter(), sent + self._latency_s
+        outside = max(sent, self._looked[0]) - due
+        self.count += 1
+        self.late += now - due > IN_TIME_S
+        self.late_outside += outside > IN_TIME_S
+        self.worst, self.worst_outside = max(self.worst, now - due), max(self.worst_outside, outside)
+        self.own = max(self.own, now - self._looked[0])
+
+    def report(self) -> dict[str, float]:
+        """worst: s after the deadline in ms; `outside`: without what the generator itself may have added, of which `own_ms` is the most."""
+        found = {"worst_ms": self.worst, "worst_outside_ms": self.worst_outside, "own_ms": self.own}
+        counts = {"refused": self.count, "refused_late": self.late, "refused_late_outside": self.late_outside}
+        return counts | {name: 1000 * max(seconds, -1.0) for name, seconds in found.items()}
 
 
 class Run:
@@ -30,6 +74,7 @@ class Run:
         self.last = 0.0
         self.errors: dict[str, int] = {}
         self.latencies: list[float] = []
+        self.refusals: Refusals | None = None
         self.measuring = self.over = False
         self.since = 0.0  # what was due before does not count
         self._due: deque[float] = deque()
@@ -121,6 +166,7 @@ class Run:
                 "late_p99_ms": late,
                 "generator_cpu_s": used.ru_utime + used.ru_stime,
             }
+            | (self.refusals.report() if self.refusals else {})
         )
 
 
@@ -138,6 +184,7 @@ async def _main(options: argparse.Namespace, begin: Begin) -> None:
             paced=options.rate > 0,
         )
     late = 0.0
+    run.refusals = Refusals(options.latency_ms / 1000) if options.latency_ms else None
     async with asyncio.TaskGroup() as group:
         for number in range(options.closed):
             begin(run, options.host, options.port, number, group)
@@ -165,7 +212,10 @@ def generate(description: str, begin: Begin, *, paced: bool = False) -> None:
     parser.add_argument("--closed", type=int, default=8, help="connections, each with one request under way")
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--json", action="store_true", help="replies are JSON: scores are their last list of numbers")
-    parser.set_defaults(rate=0.0)
+    parser.set_defaults(rate=0.0, latency_ms=0.0)
     if paced:
         parser.add_argument("--rate", type=float, default=0.0, help="open loop at so many requests a second")
+        parser.add_argument(
+            "--latency-ms", type=float, default=0.0, help="of these requests: say how late refusals are"
+        )
     uvloop.run(_main(parser.parse_args(), begin))

@@ -38,14 +38,14 @@ WAYS = ("bus", "raw", "json", "grpc")
 HEAD = "POST /v2/models/{app}/infer HTTP/1.1\r\nHost: {host}\r\nContent-Length: {length}\r\n{more}\r\n"
 
 
-def request(host: str, x: NDArray[np.float32], *, raw: bool) -> bytes:
+def request(host: str, x: NDArray[np.float32], *, raw: bool, app: str = APP, **needs: float) -> bytes:
     """A whole request for one query, raw as tritonclient would send it, or with the numbers in JSON; the reply is raw."""
     tensor: dict[str, Any] = {"name": "x", "shape": list(x.shape), "datatype": "FP32"}
     data = x.tobytes() if raw else b""
     tensor |= {"parameters": {"binary_data_size": len(data)}} if raw else {"data": x.ravel().tolist()}
-    body = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    body = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True} | needs}).encode()
     more = f"Inference-Header-Content-Length: {len(body)}\r\n" if raw else "Content-Type: application/json\r\n"
-    return HEAD.format(app=APP, host=host, length=len(body) + len(data), more=more).encode() + body + data
+    return HEAD.format(app=app, host=host, length=len(body) + len(data), more=more).encode() + body + data
 
 
 def message(x: NDArray[np.float32]) -> bytes:

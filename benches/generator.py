@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 import numpy as np
 import uvloop
+from closed_loop import Refusals
 from numpy.typing import NDArray
 
 INBOX = "_INBOX.bench"
@@ -60,6 +61,8 @@ class Generator(asyncio.Protocol):
         self.wrong = self.sent = self.number = 0
         self.counting = self.closing = self.unchecked = False
         self.again = False
+        self.refusals: Refusals | None = None
+        self.written: dict[int, float] = {}  # of those whose refusals are timed
 
     # -- NATS
 
@@ -72,6 +75,8 @@ class Generator(asyncio.Protocol):
             self.finished.set_exception(ConnectionError(f"the connection was lost: {exc}"))
 
     def data_received(self, data: bytes) -> None:
+        if self.refusals is not None:
+            self.refusals.read(len(data))
         buffer = self.buffer + data if self.buffer else data
         at = 0
         while True:
@@ -129,7 +134,7 @@ class Generator(asyncio.Protocol):
         now = time.perf_counter()
         if intended >= 0:
             self.latencies.append(now - intended)
-            if number % CHECKED == 0 or len(body) < 30:
+            if number % CHECKED == 0 or len(body) < 30 or self.refusals is not None:
                 self.check(number, body)
         if self.again and not self.closing:
             self.write(self.query(now))
@@ -142,6 +147,9 @@ class Generator(asyncio.Protocol):
             reply = decode(body) if body else Reply(error="")
             if reply.error is not None:
                 text = str(reply.error)[:200]
+                if self.refusals is not None:
+                    self.refusals.came(self.written.pop(number))
+                    text = reply.error["code"]
                 self.errors[text] = self.errors.get(text, 0) + 1
                 return
             scores = decode_output(next(iter(reply.outputs.values()))).data
@@ -184,6 +192,9 @@ class Generator(asyncio.Protocol):
                 at += 1
             if pieces:
                 self.write(b"".join(pieces))
+                if self.refusals is not None:
+                    written = time.perf_counter()
+                    self.written |= dict.fromkeys(range(self.number - len(pieces), self.number), written)
             await asyncio.sleep(
                 TICK if at < len(due) and due[at] - now < TICK else 0 if at >= len(due) else due[at] - now
             )
@@ -216,6 +227,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
     made = lambda: Generator(options.url, options.subject, heads, expected, keyed=keyed)  # noqa: E731
     _, generator = await loop.create_connection(made, address.hostname, address.port)
     generator.unchecked = options.unchecked
+    generator.refusals = Refusals(options.latency_ms / 1000) if options.latency_ms else None
     await generator.ready
     late = 0.0
     if options.rate:
@@ -241,7 +253,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
         "generator_cpu_s": mark() - generator.mark,
         "wrong": generator.wrong,
         "errors": generator.errors,
-    }
+    } | (generator.refusals.report() if generator.refusals else {})
 
 
 def main() -> None:
@@ -251,6 +263,9 @@ def main() -> None:
     parser.add_argument("bodies")
     parser.add_argument("--closed", type=int, default=64, help="queries under way all the time")
     parser.add_argument("--rate", type=float, default=0.0, help="open loop at so many queries a second")
+    parser.add_argument(
+        "--latency-ms", type=float, default=0.0, help="of these queries, in an open loop: say how late refusals are"
+    )
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--warmup", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)

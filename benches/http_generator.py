@@ -3,10 +3,11 @@
 `python benches/http_generator.py HOST PORT REQUESTS.npz --closed 8 --seconds 4`; prints one JSON line. REQUESTS holds `requests`
 (uint8 [k, length]: whole requests, head and body), and `expected` (int64 [k]: the class that the answer must name, looked up in the last
 `4 * classes` bytes of the reply, which are its raw scores, or with `--json` in its last list of numbers; -1: not looked at).
-`--rate 100`: open loop, Poisson arrivals on `--closed` connections; latency counts from the moment when a request was due.
+`--rate 100`: open loop, Poisson arrivals on `--closed` connections; latency counts from the moment when a request was due. `--latency-ms`: how late refusals are.
 """
 
 import asyncio
+import time
 from typing import Any
 
 from closed_loop import CHECKED, Run, generate
@@ -19,7 +20,7 @@ class Connection(asyncio.Protocol):
         self.run = run
         self.buffer = b""
         self.number = 0
-        self.began = 0.0
+        self.began = self.written = 0.0
         self.over = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -32,6 +33,7 @@ class Connection(asyncio.Protocol):
             return
         self.number = self.run.next()
         self.began = began
+        self.written = time.perf_counter()
         self.transport.write(self.run.requests[self.number])
 
     def data_received(self, data: bytes) -> None:
@@ -49,6 +51,8 @@ class Connection(asyncio.Protocol):
         status = buffer[9:12]
         if status != b"200":
             run.failed(status.decode())
+            if run.refusals is not None:
+                run.refusals.came(self.written)
         elif run.sent % CHECKED == 0:
             run.check(self.number, buffer[end + 4 : end + 4 + length])
         run.free(self.send)

@@ -1,4 +1,4 @@
-"""Goodput beyond saturation: `python benches/overload.py [--seconds S] [--rounds N] [--data-dir DIR --app APP]`.
+"""Goodput beyond saturation, and how late refusals are: `python benches/overload.py [--seconds S] [--rounds N] [--data-dir DIR --app APP] [--refusals [--light]]`.
 
 Saturation is what a closed loop of 32 gets answered without any latency objective. Then, in turn with it, an open loop of Poisson
 arrivals at 0.9, 1.5 and 3 times that rate, with a latency objective: goodput is what was answered in time, wanted at 1.5 times
@@ -6,6 +6,11 @@ at least 0.9 of saturation. And two levels of `priority` at the same time, 0.35 
 2 times saturation: attainment by level, wanted at 2 times at least 0.95 of the first one. All queries name the app's variant with
 the most throughput. Without --data-dir on a system of its own, with one CPU instance of a small convolutional network and the
 autoscaler off, so that the capacity stays what it is.
+
+`--refusals`: a system of its own with one dispatcher and then with two, 2 and 4 times saturation, objectives of 100 and 300 ms, over the bus and over
+HTTP with as many connections as that takes. Wanted: none later than 100 ms after its deadline, counted from when the query was written to the socket.
+What the generator itself may have added is told apart (`closed_loop.Refusals`). `--light`: of a network that takes microseconds, so that the way to it is
+what is beyond saturation.
 """
 
 import argparse
@@ -14,21 +19,44 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import rig
+from gateway import request
 
 from infaas.demo.system import command, environment
+from infaas.queries import encode_inputs, head
 from tests.support.models import tiny_models
+from tests.support.servers.system import Whole, running
 
 TIMES = (0.9, 1.5, 3.0)
 LEVELS = {1: 0.35, 9: 0.65}  # share of the rate by priority
 LEVEL_TIMES = (0.9, 2.0)
 SETTINGS = '[autoscaler]\npolicy = "off"\n[registrar]\nthreads = [1]\nmax_batches = [8]\n'
 APP = "overload"
+OBJECTIVES = (100.0, 300.0)  # ms
+BEYOND = (2.0, 4.0)  # times saturation
+MOST_CONNECTIONS = 950  # the gateway takes 1,000
+COLUMNS = (
+    "dispatchers",
+    "over",
+    "times",
+    "objective",
+    "carried/s",
+    "sent/s",
+    "refused",
+    "late",
+    "late outside",
+    "worst",
+    "worst outside",
+    "own",
+)
 
 
 def say(*arguments: str) -> Any:
@@ -41,10 +69,14 @@ def say(*arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
-def register(data_dir: Path) -> None:
-    """A network that takes some milliseconds an item, one variant of it."""
+def register(data_dir: Path, light: bool = False) -> None:
+    """A network that takes some milliseconds an item, or microseconds, one variant of it."""
     import onnxruntime
 
+    if light:
+        files = (str(rig.MODEL), "--validation", str(rig.VALIDATION))
+        say("register", *files, "--app", APP, "--model", APP, "--data-dir", str(data_dir))
+        return
     x = np.random.default_rng(0).normal(size=(64, 1, 28, 28)).astype("f4")
     model = tiny_models.convnet()
     scores = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
@@ -110,6 +142,71 @@ def measure(data_dir: Path, app: str, seconds: float, rounds: int, latency_ms: f
         print(f"{times:4.1f} x saturation, within {latency_ms:g} ms: {statistics.median(ratios):.2f} of saturation")
 
 
+# -- how late refusals are
+
+
+class Doors:
+    """Both ways to a system, and what the generators send there: one item a query, by way and objective."""
+
+    def __init__(self, system: Whole, x: np.ndarray) -> None:
+        self._nats = system.nats
+        self._place = system.directory.parent
+        self._host, _, self._port = system.gateway.removeprefix("http://").rpartition(":")
+        for latency_ms in (0.0, *OBJECTIVES):
+            needs = {"latency_ms": latency_ms} if latency_ms else {}
+            made = [head(needs, encode_inputs(row[None])) for row in x]
+            self._write("bus", latency_ms, heads=made, key=np.array(True))
+            made = [request(self._host, row[None], raw=True, app=APP, **needs) for row in x]
+            self._write("http", latency_ms, requests=made, classes=np.array(10))
+
+    def _file(self, way: str, latency_ms: float) -> Path:
+        return self._place / f"{way}-{latency_ms:g}.npz"
+
+    def _write(self, way: str, latency_ms: float, **arrays: Any) -> None:
+        name, made = next(iter(arrays.items()))
+        longest = max(map(len, made))
+        rows = np.stack(
+            [np.frombuffer(one, np.uint8) for one in made if len(one) == longest]
+        )  # a table needs one length
+        np.savez(self._file(way, latency_ms), expected=np.full(len(rows), -1), **(arrays | {name: rows}))
+
+    def ask(self, way: str, latency_ms: float, *options: str) -> dict[str, Any]:
+        """One run of the generator. latency_ms: 0: no objective."""
+        if way == "bus":
+            subject = f"infaas.query.{APP}"
+            return rig.generate(self._nats, subject, self._file(way, latency_ms), "--unchecked", *options)
+        return rig.generate_http(self._host, int(self._port), self._file(way, latency_ms), *options)
+
+
+def refusals(system: Whole, dispatchers: int, x: np.ndarray, seconds: float) -> None:
+    doors = Doors(system, x)
+    for way in ("bus", "http"):
+        for times in BEYOND:
+            for latency_ms in OBJECTIVES:
+                carried = doors.ask(way, 0.0, "--closed", "32", "--seconds", "3")["rate"]
+                rate = times * carried
+                options = ["--rate", f"{rate:.1f}", "--latency-ms", f"{latency_ms:g}", "--seconds", f"{seconds:g}"]
+                if way == "http":
+                    options += ["--closed", str(min(MOST_CONNECTIONS, 32 + int(rate * (latency_ms / 1000 + 0.3))))]
+                seen = doors.ask(way, latency_ms, *options)
+                figures = (seen["refused"], seen["refused_late"], seen["refused_late_outside"])
+                took = (seen["worst_ms"], seen["worst_outside_ms"], seen["own_ms"])
+                load = (f"{latency_ms:g} ms", f"{carried:.0f}", f"{rate:.0f}")
+                cells = (dispatchers, way, f"{times:g}", *load, *figures, *(f"{one:.0f} ms" for one in took))
+                print(f"| {' | '.join(map(str, cells))} |  {seen['errors']}, load {os.getloadavg()[0]:.1f}", flush=True)
+
+
+@contextmanager
+def own_system(*options: str, light: bool = False) -> Iterator[Whole]:
+    """A system with the app."""
+    with tempfile.TemporaryDirectory(prefix="infaas-bench-", ignore_cleanup_errors=True) as folder:
+        place = Path(folder)
+        (place / "infaas.toml").write_text(SETTINGS)
+        with running(place / "data", "--config", str(place / "infaas.toml"), "--no-dashboard", *options) as system:
+            register(system.directory, light)
+            yield system
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=4.0)
@@ -117,16 +214,23 @@ def main() -> None:
     parser.add_argument("--latency-ms", type=float, default=250.0)
     parser.add_argument("--data-dir", type=Path, help="a running system, instead of one of its own")
     parser.add_argument("--app", default=APP)
+    parser.add_argument("--refusals", action="store_true", help="how late refusals are")
+    parser.add_argument("--light", action="store_true", help="of a network that takes microseconds")
+    parser.add_argument("--dispatchers", type=int, nargs="+", default=[1, 2], help="with --refusals")
     given = parser.parse_args()
     if given.data_dir is not None:
         measure(given.data_dir, given.app, given.seconds, given.rounds, given.latency_ms)
         return
-    import asyncio
-
-    with rig.system(SETTINGS) as own:
-        asyncio.run(own.start())
-        register(own.data_dir)
-        measure(own.data_dir, APP, given.seconds, given.rounds, given.latency_ms)
+    if not given.refusals:
+        with own_system() as system:
+            measure(system.directory, APP, given.seconds, given.rounds, given.latency_ms)
+        return
+    shape = (64, 64) if given.light else (16, 1, 28, 28)
+    x = np.random.default_rng(0).normal(size=shape).astype("f4")
+    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
+    for dispatchers in given.dispatchers:
+        with own_system("--dispatchers", str(dispatchers), light=given.light) as system:
+            refusals(system, dispatchers, x, given.seconds)
 
 
 if __name__ == "__main__":

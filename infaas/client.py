@@ -158,7 +158,7 @@ class Client:
         """
         wanted = check_needs(needs)
         subject = self.subjects.query("_" if app is None else check_name(app, "app"))
-        timeout = _wait_until(needs.get("deadline")) if timeout is None else timeout
+        timeout = reply_within(needs.get("deadline")) if timeout is None else timeout
         parts = input_parts(x)
         latency = _number(needs.get("latency_ms"))
         if len(parts) == 1 and isinstance(parts[0], bytes):
@@ -448,7 +448,7 @@ class Client:
         task.add_done_callback(self._cleaning.discard)
 
 
-def _wait_until(deadline: Any) -> float:
+def reply_within(deadline: Any) -> float:
     """Seconds to wait for a reply: until shortly after the deadline, so that the system's own refusal arrives."""
     wait = DEADLINE if not isinstance(deadline, (int, float)) else min(deadline - time.time(), MAX_WAIT)
     return max(wait, 0.0) + max(GRACE, GRACE_SHARE * wait)

@@ -7,6 +7,8 @@ import shutil
 import socket
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,8 +31,13 @@ _NARROWEST = 60  # characters a line
 
 def doctor(*, data_dir: DataDir = None, json: Json = False) -> int:
     """Check this machine, and a running system if there is one. Each failed check names its remedy. Exits 1 if a check failed."""
-    findings = check_machine(data_place(data_dir))
-    findings += _check_system(data_dir)
+    with suppress(NotConnected):
+        if (missing := missing_of(data_dir)) and not json:  # at once: the checks take seconds
+            print(f"not ready, missing: {'; '.join(missing)}", flush=True)
+    with ThreadPoolExecutor(1) as beside:
+        machine = beside.submit(check_machine, data_place(data_dir))
+        system = _check_system(data_dir)
+        findings = machine.result() + system
     failed = any(finding.state == "failed" for finding in findings)
     show({"ok": not failed, "checks": [finding.to_map() for finding in findings]}, json, _render)
     return FAILED if failed else 0
@@ -62,7 +69,9 @@ LEAST_NATS = (2, 12, 3)
 LEAST_PAYLOAD = 2**20
 LEAST_POSTGRES = 160000
 MAX_SKEW_S = 0.050
-LISTEN_S = 1.6  # three heartbeats
+LISTEN_S = 1.6  # three heartbeats; while nothing comes
+HEARD_S = 0.6  # one of each sender
+LOOK_S = 0.02
 MAX_WAITING = 100  # outcome batches that wait for the recorder
 _LOGS = "look at its log (infaas logs) or start it: infaas run"
 
@@ -102,7 +111,7 @@ async def check_system(system: SystemAddress) -> list[Finding]:
 
 
 class _Heartbeats:
-    """The heartbeats of LISTEN_S seconds, with the smallest clock difference of each sender."""
+    """The heartbeats of some time, with the smallest clock difference of each sender."""
 
     def __init__(self) -> None:
         self.workers: dict[str, WorkerHeartbeat] = {}
@@ -136,7 +145,10 @@ async def _listen(bus: Bus, subjects: Subjects) -> _Heartbeats:
     heartbeats = _Heartbeats()
     await bus.subscribe(subjects.worker_heartbeat(), heartbeats.worker)
     await bus.subscribe(subjects.dispatcher_heartbeat(), heartbeats.dispatcher)
-    await asyncio.sleep(LISTEN_S)
+    await asyncio.sleep(HEARD_S)
+    end = time.monotonic() + LISTEN_S - HEARD_S
+    while not (heartbeats.workers and heartbeats.dispatchers) and time.monotonic() < end:  # noqa: ASYNC110
+        await asyncio.sleep(LOOK_S)
     return heartbeats
 
 

@@ -12,10 +12,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bus.messages.flow import Echo
-from services.core.actor import NOTHING, Effect, Envelope, Handler, Publish
+from services.core.actor import NOTHING, After, Effect, Envelope, Handler, Publish
 from services.core.outcomes import ECHO_LOST
 
 ECHO_S = 0.1  # s between two echoes
+UNNOTICED_S = 0.02  # s that an echo may take; where it takes longer, what is read has waited
+OFTEN_S = 0.02  # s between two echoes then
 WINDOW_S = 1.0  # of echoes, whose least lateness counts as usual; one that has become slow is known to be after two
 UNDER_WAY = 1024  # echoes that have not come back, at most
 
@@ -36,11 +38,14 @@ class Line:
         "_from",
         "_heard",
         "_least",
+        "_left",
         "_publish",
+        "_rings",
         "_sent",
         "_since",
         "_stale",
         "_subject",
+        "_way",
         "came_once",
         "fresh_until",
         "usual",
@@ -52,7 +57,10 @@ class Line:
         self._stale = stale
         self._heard = 0.0
         self._from = 0.0  # the same, or when a rest ended: what was said before that was heard
+        self._way = 0.0  # s that the last echo took
         self._sent: deque[float] = deque(maxlen=UNDER_WAY)
+        self._left: deque[float] = deque(maxlen=UNDER_WAY)  # when each of them was due, if that was earlier
+        self._rings = float("inf")  # when the next one is due
         self._since = 0.0  # when this process found that it had not heard itself for too long
         self._least = (0.0, 0.0, 0.0)  # since when; the least lateness of the window before, and since then
         self.usual = 0.0
@@ -77,6 +85,7 @@ class Line:
         if not self._heard:
             self._heard, self.fresh_until = now, now + self._stale
         self._sent.append(now)
+        self._left.append(min(now, self._rings))
         return self._publish(self._subject, Echo(now))
 
     def came(self, echo: Echo, now: float) -> bool:
@@ -86,11 +95,13 @@ class Line:
         still, lost = self.still(now), False
         while self._sent and self._sent[0] <= echo.at:
             lost |= self._sent.popleft() < echo.at
+            self._left.popleft()
         self.came_once = True
+        self._way = now - echo.at
         if echo.at < self._from:
             return lost  # from before a rest
         if self._from:
-            due = self._from + (ECHO_S if self._from == self._heard else 0.0)  # after a rest it was sent at once
+            due = self._from + min(ECHO_S, echo.at - self._from)  # a process that seldom turns sends it late, too
             self._came_late(max(0.0, now - due), now)
         self._heard = self._from = echo.at
         self.fresh_until = self._heard + self._stale
@@ -118,6 +129,19 @@ class Line:
             return False
         self._since = self._since or now
         return now < self._since + ECHO_LOST
+
+    def next_due(self, now: float) -> After:
+        """The timer of the next echo. Where they take long, more of them say how long other messages wait."""
+        pause = ECHO_S if self._way <= UNNOTICED_S else OFTEN_S
+        self._rings = now + pause
+        return After("echo", pause, EchoDue())
+
+    def waited_since(self, now: float) -> float:
+        """Since when a message that is read now has waited, in Unix seconds: now, or where more comes than this process can read, when the first echo left
+        that is not back; where the process stood still, when that was due.
+        """
+        since = self._left[0] if self._left else self._rings
+        return since if now - since > UNNOTICED_S and now <= self.fresh_until else self.reached(now)
 
     def reached(self, now: float) -> float:
         """When a message that is read now reached the server, in Unix seconds: now, or if it may have waited for long, the earliest possible time."""

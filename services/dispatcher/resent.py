@@ -119,7 +119,8 @@ class Resent:
             return NOTHING  # nobody waits for an answer
         now, headers = envelope.now, envelope.headers
         if now <= self._line.fresh_until and (headers is None or RESENT not in headers):
-            return self._take(envelope, now, 0.0)
+            since = self._line.waited_since(now)  # the dispatcher may have more to read than it can
+            return self._take(envelope if since == now else replace(envelope, now=since), now, 0.0)
         uid = self._known_as(envelope.subject[self._prefix :], envelope.message, envelope.reply)
         if uid is not None:
             return self._comes(uid, envelope)

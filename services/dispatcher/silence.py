@@ -70,7 +70,7 @@ class Silence:
 
     def _due(self, envelope: Envelope) -> tuple[Effect, ...]:
         now = envelope.now
-        return (*self.hold.release(now), self.line.echo(now), After("echo", ECHO_S, envelope.message))
+        return (*self.hold.release(now), self.line.echo(now), self.line.next_due(now))
 
     def expired(self, now: float) -> Iterable[Effect]:
         """A deadline has come: refuse what waits beyond its own, and ask for an echo for what executors have."""
@@ -148,7 +148,7 @@ class Silence:
 
     def _others(self, echoed: float, now: float) -> list[Effect]:
         """Ask executors that have queries and have said nothing whether they turn. What those have that do not say so, another one gets."""
-        if echoed < self._counted + ECHO_S / 2 or now > self.line.fresh_until:
+        if echoed < self._counted + 0.9 * ECHO_S or now > self.line.fresh_until:
             return []
         self._counted = echoed
         most = QUIET + int(2.0 * self.line.usual / ECHO_S)  # the question travels, and the answer

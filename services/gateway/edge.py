@@ -17,7 +17,7 @@ from bus.messages.events import CLIENT_ERRORS, ClientError
 from bus.messages.verbs import AdminVerb
 from bus.subjects import WITHOUT_APP, Subjects
 from infaas.answers import Answer
-from infaas.client import Client
+from infaas.client import Client, reply_within
 from infaas.errors import InfaasError, Refused
 from services.core.catalog import Catalog
 from services.core.metric import MetricFamily
@@ -35,6 +35,7 @@ CATALOG_WAIT_S = 2.0  # longest wait for a change to reach this gateway's catalo
 CATALOG_POLL_S = 0.005
 CATCH_UP_S = 30.0  # longest wait of a successor for what it needs to answer
 CLOSE_S = 1.0  # of its grace, for a gateway with a successor to close what clients have left open
+UNNOTICED_S = 0.01  # s that a request may wait in this process
 GATHER_S = 1.0  # in which client errors are put together before they are recorded
 MOST_NAMES = 1000  # different client errors that are held
 NAME_LENGTH = 64  # characters of an app's name
@@ -117,11 +118,13 @@ class GatewayService:
         timeout: float | None = None,
         traceparent: str | None = None,
         protocol: str,
+        complete: float | None = None,
     ) -> Answer | Refused:
         """The answer to one query, or the system's refusal.
 
         app: None where the requirements name a model. inputs: input names to tensors (datatype, shape, data) or nested lists.
-        requirements: as the client library takes them. timeout: seconds. protocol: its name in metrics. Raises RequestFailed.
+        requirements: as the client library takes them. timeout: seconds. protocol: its name in metrics. complete: when the request had been read, in Unix
+        seconds: where this process is behind, its objective counts from then. Raises RequestFailed.
         """
         if missing := self.actor.missing(now()):
             raise self._ended(app, protocol, 0.0, unavailable(missing))
@@ -132,6 +135,9 @@ class GatewayService:
         onward = None if trace is None else trace.headers(ours)["traceparent"]
         began, began_at = time.perf_counter_ns(), now()
         code = "internal"
+        if complete is not None and began_at > complete + UNNOTICED_S:
+            timeout = reply_within(requirements.get("deadline")) if timeout is None else timeout
+            requirements = self._since(complete, app, requirements)
         try:
             end = await self.client.query(
                 app, inputs, timeout=timeout, raise_refused=False, traceparent=onward, **requirements
@@ -163,6 +169,15 @@ class GatewayService:
             self.counts.queries[protocol, "ok"] += 1
             self.statistics.answered(app or WITHOUT_APP, end, _items(inputs), spent, now())
         return end
+
+    def _since(self, complete: float, app: str | None, requirements: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The requirements with the deadline that the objective means for one who had asked by then."""
+        record = None if app is None else self.actor.catalog.app(app)
+        objective = requirements.get("latency_ms", None if record is None else record.latency_ms)
+        if not isinstance(objective, int | float):
+            return requirements
+        due = complete + objective / 1000.0
+        return {**requirements, "deadline": min(due, requirements.get("deadline", due))}
 
     def _ended(self, app: str | None, protocol: str, ns: float, failure: RequestFailed) -> RequestFailed:
         """Count a query without an answer."""

@@ -32,6 +32,7 @@ from services.gateway.clipper.inputs import WrongInput, items_of, tensors_of
 from services.gateway.edge import GatewayService
 from services.gateway.errors import failure_of
 from services.gateway.http.bodies import JsonReply, json_body
+from services.gateway.http.protocol import COMPLETE
 from services.gateway.oip.parameters import meant_need
 from services.gateway.registration import ModelRegistration
 
@@ -104,7 +105,12 @@ class ClipperQueryApi:
         if wanted is not None:
             requirements["version"] = wanted
         answer = await self._service.query(
-            app.app, tensors, requirements, traceparent=request.headers.get("traceparent"), protocol="clipper"
+            app.app,
+            tensors,
+            requirements,
+            traceparent=request.headers.get("traceparent"),
+            protocol="clipper",
+            complete=request.scope.get(COMPLETE),
         )
         if isinstance(answer, Refused):
             raise clipper_refusal(answer)

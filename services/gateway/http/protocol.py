@@ -28,11 +28,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from services.core.settings import GatewaySettings
+from services.shell.clock import now
 
 QUERY_TASK = (
     "infaas.query_task"  # in a request's scope: the task that waits for the answer to a query, and for nothing else
 )
 CLIENT_LEFT = "infaas.client_left"  # in a request's scope: the client has left, so that task was cancelled
+COMPLETE = "infaas.complete"  # in a request's scope: when its last byte was read, Unix seconds
 METHODS = "DELETE, GET, HEAD, OPTIONS, POST, PUT"
 SMALL = 32 * 2**10  # bytes up to which a reply's head and body are sent together
 MAX_AHEAD = 64  # requests that wait for the replies of those before them, on one connection
@@ -247,6 +249,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._state == _OFFER:
             return
         self._state = _IDLE
+        scope: dict[str, Any] = self.cycle.scope  # type: ignore[assignment]
+        scope[COMPLETE] = now()
         if self.cycle.response_complete:
             self._stop_limit()
             self.cycle.more_body = False

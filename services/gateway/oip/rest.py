@@ -8,6 +8,7 @@ from services.core import trace
 from services.gateway.edge import GatewayService, SystemReadiness
 from services.gateway.errors import RequestFailed
 from services.gateway.http.bodies import BinaryReply, JsonReply, json_body, one_coding
+from services.gateway.http.protocol import COMPLETE
 from services.gateway.oip import infer, models
 from services.gateway.oip.models import ModelTarget
 from services.gateway.oip.parameters import BadParameter, ignored
@@ -110,7 +111,14 @@ class Rest:
         try:
             asked = infer.read(body, head_length, signature)
             requirements = infer.requirements(asked, target, app, service.now())
-            end = await service.query(target.app, asked.inputs, requirements, traceparent=traceparent, protocol="rest")
+            end = await service.query(
+                target.app,
+                asked.inputs,
+                requirements,
+                traceparent=traceparent,
+                protocol="rest",
+                complete=request.scope.get(COMPLETE),
+            )
             answer = infer.answer_of(asked, end)
             unread = ignored(asked.parameters)
             head, binary = infer.write(

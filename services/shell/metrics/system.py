@@ -15,6 +15,7 @@ from services.core.parts import Missing, SystemPart, missing
 from services.core.settings import MetricsSettings
 from services.shell.host.process import ServerError
 from services.shell.host.supervise import Supervisor
+from services.shell.host.watch import LOOK
 from services.shell.http import HttpListener, Pages, Reply, fetch, serve_pages, state_page
 from services.shell.metrics import process
 
@@ -159,15 +160,25 @@ class SystemMetrics:
         return state_page("up", missing)
 
     async def _ask(self, path: str) -> dict[str, Reply | None]:
+        """What each process answers; None: nothing. Nobody waits for one that the supervisor finds silent."""
+
         async def ask(port: int) -> Reply | None:
             try:
                 return await fetch(_reachable(self._settings.host), port, path, PATIENCE)
             except (OSError, ValueError):
                 return None
 
-        ports = dict(self._ports)
-        pages = await asyncio.gather(*(ask(port) for port in ports.values()))
-        return dict(zip(ports, pages, strict=True))
+        asked = {name: asyncio.create_task(ask(port)) for name, port in self._ports.items()}
+        try:
+            while under_way := [task for name, task in asked.items() if not task.done() and name not in self._silent()]:
+                await asyncio.wait(under_way, timeout=LOOK, return_when=asyncio.FIRST_COMPLETED)
+            return {name: task.result() if task.done() else None for name, task in asked.items()}
+        finally:
+            for task in asked.values():
+                task.cancel()
+
+    def _silent(self) -> set[str]:
+        return {part.name for part in self._supervisor.parts if part.silent_s}
 
 
 class SystemPage:

@@ -93,14 +93,15 @@ def compared(load: StockLoad, rows: dict[str, list[Row]]) -> Told:
 
 
 def astray(load: LibraryLoad, rows: dict[str, list[Row]]) -> dict[str, tuple[str, list[str]]]:
-    """Queries of the library that have no reply, or not exactly the row that says it: what each got, and what its rows say."""
+    """Queries of the library that have no reply, or not exactly the row that says it, with its cost: what each got, and what its rows say."""
     found = {}
     for name in load.queries:
-        end, said = load.ends.get(name), [row.what for row in rows.get(name, [])]
+        end, said = load.ends.get(name), rows.get(name, [])
+        cost = 0.0
         if isinstance(end, infaas.Answer):
-            what = "default" if end.default else "answer"
+            what, cost = "default" if end.default else "answer", end.cost
         else:
             what = end.code if isinstance(end, infaas.Refused) else f"nothing: {end}"
-        if said != [what]:
-            found[name] = what, said
+        if [row.what for row in said] != [what] or abs(said[0].cost - cost) > PRICE:
+            found[name] = what, [f"{row.what}, US$ {row.cost:g} for {cost:g}" for row in said]
     return found

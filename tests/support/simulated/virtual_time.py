@@ -79,6 +79,23 @@ class Stage:
         """As SIGSTOP: whatever comes to this actor waits until `go_on`, its timers too."""
         self._hold(name, stopped=True)
 
+    def lag(self, name: str, seconds: float) -> None:
+        """Messages to this actor come so much later, in their order, as where it has more to read than it can. Its timers ring."""
+        member = self.members[name]
+
+        def read(envelope: Envelope) -> None:
+            member.handle = member.actor.handle
+            self.kernel._deliver(member, replace(envelope, now=self.now))
+            member.handle = late
+
+        def late(envelope: Envelope) -> Iterable[Effect]:
+            if not envelope.subject:
+                return member.actor.handle(envelope)
+            self.at(seconds, lambda: read(envelope))
+            return ()
+
+        member.handle = late
+
     def _hold(self, name: str, subject: str = "", *, stopped: bool) -> None:
         member = self.members[name]
         waiting = self._held[name] = list[Envelope]()

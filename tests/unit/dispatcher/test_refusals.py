@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from bus.messages.catalog import PipelineEdge, PipelineRecord
 from bus.messages.fleet import EnsureLoaded, ExecutorExited
 from services.core.actor import Changed
+from services.core.line import ECHO_S
 from services.core.outcomes import GRACE
 from services.core.placement import container_kind
 from services.core.selection.policy import BruteForce, InfaasPolicy, RoundRobin, SelectionPolicy
@@ -64,6 +65,45 @@ def test_nothing_ends_later(broken: Callable[[Fleet], None], default: int | None
         assert reply["default"] if default is not None else reply["error"]["code"] in ("deadline", "overloaded")
     ends = [one for one in fleet.outcomes() if one.id in asked]
     assert len({one.uid for one in ends}) == len(ends) == len(asked)
+
+
+@pytest.mark.parametrize("lag_s", [0.05, 0.15, 0.3, 0.38, 1.0, 5.0])
+@pytest.mark.parametrize("slo_s", [0.1, 0.5])
+def test_what_waits_to_be_read_by_its_dispatcher_has_only_the_time_that_is_left(lag_s: float, slo_s: float) -> None:
+    """More comes than the dispatcher can read: time counts from when a query reached the server. What it has read too late it refuses at once."""
+    fleet = warm()
+    hang(fleet)
+    fleet.stage.lag("d0", lag_s)
+    fleet.stage.run(3.0 * lag_s + 3.0)
+    asked = {}
+    for _ in range(50):
+        asked[fleet.ask(latency_ms=1000.0 * slo_s)] = fleet.stage.now
+        fleet.stage.run(0.013)
+    fleet.stage.run(2.0 * lag_s + 2.0)
+    for label, sent in asked.items():
+        [at] = [at for at, subject, _ in fleet.stage.heard if subject == f"_INBOX.test.{label}"]
+        assert at <= sent + max(slo_s, lag_s) + LATEST
+
+
+@pytest.mark.parametrize("stop_s", [0.3, 0.38])
+@pytest.mark.parametrize("slo_s", [0.1, 0.25])
+def test_what_came_while_its_dispatcher_stood_still_has_waited_since_its_echo_was_due(
+    stop_s: float, slo_s: float
+) -> None:
+    """A short stop, which it takes for slowness: nothing else tells it how long it was."""
+    fleet = warm()
+    hang(fleet)
+    fleet.stage.pause("d0")
+    asked = {}
+    for _ in range(10):
+        asked[fleet.ask(latency_ms=1000.0 * slo_s)] = fleet.stage.now
+        fleet.stage.run(stop_s / 10)
+    went_on = fleet.stage.now
+    fleet.stage.go_on("d0")
+    fleet.stage.run(2.0)
+    for label, sent in asked.items():
+        [at] = [at for at, subject, _ in fleet.stage.heard if subject == f"_INBOX.test.{label}"]
+        assert at <= max(sent + ECHO_S + slo_s, went_on) + LATEST
 
 
 def test_a_model_that_hangs_is_refused_by_its_executor_shortly_after_the_deadline() -> None:

@@ -1,6 +1,7 @@
 """Triton's stock HTTP client against a gateway: every datatype, raw and as JSON, compressed, with parameters; and its errors."""
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
+from services.gateway.http import protocol
 from tests.support.gateways.echo_gateway import DATATYPES, Echoing, echoing
 from tests.support.gateways.tensors import sample
 
@@ -67,6 +69,19 @@ def test_a_tensor_comes_back_as_it_went(
     assert found.tolist() == array.tolist()
     assert stage.heard["inputs"]["datatype"] == datatype
     assert result.get_response()["model_name"] == datatype.lower()
+
+
+def test_an_objective_counts_from_when_the_request_had_been_read_however_busy_the_gateway_is(
+    client: triton.InferenceServerClient, stage: Echoing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long_ago = time.time() - 20.0
+    monkeypatch.setattr(protocol, "now", lambda: long_ago)
+    array = sample("FP32")
+    client.infer("fp32", [given(array, "FP32")], parameters={"latency_ms": 30_000})
+    assert stage.heard["latency_ms"] == 30_000
+    assert stage.heard["deadline"] == pytest.approx(long_ago + 30.0)
+    client.infer("fp32", [given(array, "FP32")])  # without an objective there is nothing to count
+    assert "deadline" not in stage.heard
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])

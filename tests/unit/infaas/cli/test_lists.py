@@ -1,12 +1,21 @@
 """Tables of apps: what their columns show."""
 
-from collections.abc import Callable
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
+from bus.codec import encode
+from bus.memory import Broker
+from bus.messages.fleet import DispatcherHeartbeat, WorkerHeartbeat
+from bus.subjects import Subjects
 from infaas.cli import auth, doctor, jobs, lists, pipeline, plan, query, register
 from infaas.cli.output import Column, print_table
+from tests.support.clients.responders import until
+from tests.support.servers.nats import run
 
 
 @pytest.mark.parametrize(("expected", "headroom", "shown"), [(None, 1.75, "-"), (40.0, None, "-"), (40.0, 1.75, "70")])
@@ -116,3 +125,50 @@ def test_registrations_fit_80_columns(capsys: pytest.CaptureFixture[str], monkey
     said = capsys.readouterr().out
     assert "r-0123456789abcdef" in said
     assert [line for line in said.splitlines() if len(line) > 80] == []
+
+
+async def _never() -> None:
+    await asyncio.Event().wait()
+
+
+def test_status_and_doctor_say_what_is_missing_before_anything_else_and_do_not_wait_for_the_lists(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said: list[str] = []
+
+    @asynccontextmanager
+    async def connected(**_: object) -> AsyncIterator[None]:
+        said.append(capsys.readouterr().out)
+        yield
+
+    monkeypatch.setattr(doctor, "missing_of", lambda _: ["dispatcher-0: silent for 1.0 s"])
+    monkeypatch.setattr(lists, "connect", connected)
+    monkeypatch.setattr(lists, "overview", lambda *_: _never())
+    lists.status(json=True)
+    assert json.loads(capsys.readouterr().out) == {"ready": False, "missing": ["dispatcher-0: silent for 1.0 s"]}
+
+    line = "not ready, missing: dispatcher-0: silent for 1.0 s\n"
+    monkeypatch.setattr(doctor, "check_machine", lambda _: said.append(capsys.readouterr().out) or [])
+    monkeypatch.setattr(doctor, "_check_system", lambda _: [])
+    doctor.doctor()
+    assert said == ["", line]
+
+
+def test_the_doctor_listens_on_only_while_a_kind_of_process_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "LISTEN_S", 1e6)
+
+    async def main() -> None:
+        bus, subjects = Broker().connect(), Subjects()
+        asked = asyncio.create_task(doctor._listen(bus, subjects))
+        dispatcher = DispatcherHeartbeat(dispatcher="d0", incarnation=1, at=0.0)
+        worker = WorkerHeartbeat(worker="w0", hardware="cpu", incarnation=1, at=0.0, devices=[], instances=[])
+
+        def heard() -> bool:
+            bus.publish(subjects.dispatcher_heartbeat("d0"), encode(dispatcher))
+            bus.publish(subjects.worker_heartbeat("w0"), encode(worker))
+            return asked.done()
+
+        await until(heard)
+        assert ({*asked.result().workers}, asked.result().dispatchers) == ({"w0"}, {"d0"})
+
+    run(main())

@@ -1,13 +1,19 @@
 """The page of a whole system, and where its processes' pages are."""
 
 import json
+import os
+import signal
+import socket
 import subprocess
 import sys
+
+import pytest
 
 from services.core.parts import Missing
 from services.core.settings import MetricsSettings
 from services.shell.host.supervise import Child, Supervisor
 from services.shell.http import fetch
+from services.shell.metrics import system as system_module
 from services.shell.metrics.exporter import Exporter
 from services.shell.metrics.system import SystemMetrics, SystemPage
 from tests.support.clients.responders import until
@@ -122,5 +128,29 @@ def test_what_queries_need_and_the_figure_that_prometheus_reads() -> None:
         await until(told)
         await it.close()
         assert await SystemPage(it.page).missing() is None
+
+    run(main())
+
+
+def test_nobody_waits_for_the_page_of_a_process_that_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system_module, "PATIENCE", 1e6)  # s
+
+    async def main() -> None:
+        supervisor, port = Supervisor(), free_port()
+        with socket.create_server((HOST, 0)) as silent:
+            it = SystemMetrics(
+                MetricsSettings(port=port), None, None, supervisor, lambda _: True, lambda: silent.getsockname()[1]
+            )
+            await it.open()
+            it._next = it._settings.port + 1_000_000  # no port is near
+            it.port_for("stopped")
+            command = [sys.executable, "-c", "import time; time.sleep(600)"]
+            supervisor.start(Child("stopped", lambda: subprocess.Popen(command), hung=1e9))
+            os.kill(supervisor.pids["stopped"], signal.SIGSTOP)
+            says = await fetch(HOST, port, "/readyz", 240.0)
+            assert "stopped: silent for" in says.text
+            os.kill(supervisor.pids["stopped"], signal.SIGCONT)
+            await supervisor.stop()
+            await it.close()
 
     run(main())
