@@ -55,6 +55,7 @@ class Silence:
     crossings: Counter[str] = field(default_factory=Counter)
     moved: dict[bytes, Query] = field(default_factory=dict)  # queries that two executors may have
     _early: float = 0.0  # the last echo that came through our own server alone
+    _whole: float = 0.0  # when the last regular one left that comes behind what any server had got
     _counted: float = 0.0  # the last echo by which executors were found to be quiet
     _spoken: dict[bytes, str] = field(default_factory=dict)  # the last queries of silent executors, and their apps
     line: Line = field(init=False)
@@ -69,8 +70,12 @@ class Silence:
         self.handlers = {EchoDue: self._due}
 
     def _due(self, envelope: Envelope) -> tuple[Effect, ...]:
-        now = envelope.now
-        return (*self.hold.release(now), self.line.echo(now), self.line.next_due(now))
+        now, echo = envelope.now, self.line.echo(envelope.now)
+        if now < self._whole + 0.9 * ECHO_S:  # it says how old messages are here: no other server is asked for that
+            echo = Publish(echo.subject, echo.message, headers={ECHO: "early"})
+        else:
+            self._whole = now
+        return (*self.hold.release(now), echo, self.line.next_due(now))
 
     def expired(self, now: float) -> Iterable[Effect]:
         """A deadline has come: refuse what waits beyond its own, and ask for an echo for what executors have."""
