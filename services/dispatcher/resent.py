@@ -100,7 +100,7 @@ class Resent:
 
     def has(self, uid: bytes) -> bool:
         """Whether this query is under way here."""
-        return uid in self._in_flight or uid in self._composites
+        return uid in self._in_flight or uid in self._composites.joins.open
 
     def forget(self, uid: bytes, now: float) -> Iterable[Effect]:
         """Another process ends this query."""
