@@ -23,7 +23,7 @@ from nats.aio.transport import TcpTransport
 
 from bus.natsparser import Parser, ProtocolViolation, write_headers
 from bus.port import Buffer, BusClosed, BusError, DeliveryHandler, PayloadTooLarge, in_pieces
-from bus.subjects import check_pattern, check_subject, check_subjects
+from bus.subjects import check_pattern, check_subject
 
 READ_SIZE = 256 * 1024
 CLOSE_S = 1.0  # a peer that takes longer to take our last bytes is dropped
@@ -208,15 +208,21 @@ class DirectClient(Client):  # type: ignore[misc]
         tail: Buffer | Sequence[Buffer] = b"",
     ) -> None:
         """Publish without waiting. Raises PayloadTooLarge, BusClosed, BusError (a bad subject; the buffer is full)."""
-        check_subjects(subject, reply)
+        check_subject(subject)
         size = len(data)
         pieces: Sequence[Buffer] = ()
         if tail:
             pieces = in_pieces(tail)
             size += sum(map(len, pieces))
         if headers is None:
-            head = (f"PUB {subject} {reply} {size}\r\n" if reply else f"PUB {subject} {size}\r\n").encode()
+            if reply:
+                check_subject(reply)
+                head = f"PUB {subject} {reply} {size}\r\n".encode()
+            else:
+                head = f"PUB {subject} {size}\r\n".encode()
         else:
+            if reply:
+                check_subject(reply)
             block = write_headers(headers)
             size += len(block)
             head = f"HPUB {subject} {reply} {len(block)} {size}\r\n".encode() + block

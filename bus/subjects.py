@@ -255,16 +255,6 @@ def check_subject(subject: str) -> None:
         raise BusError(f"{subject[:80]!r}... is longer than the {MOST_SUBJECT} bytes that a subject may have")
 
 
-def check_subjects(subject: str, reply: str) -> None:
-    """The same for a subject and, unless it is empty, a reply subject. Raises BusError."""
-    both = subject + reply
-    if subject and " " not in both and both.isprintable() and len(both) <= MOST_SUBJECT and both.isascii():
-        return  # as nearly always: one look at both
-    check_subject(subject)
-    if reply:
-        check_subject(reply)
-
-
 def check_pattern(pattern: str) -> None:
     """Tokens joined by dots, `*` for any one of them, `>` at the end for all the rest. Raises BusError."""
     check_subject(pattern)

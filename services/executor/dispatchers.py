@@ -138,11 +138,13 @@ class KnownDispatchers(Struct, eq=False):
         if not queries:
             return NOTHING
         name, codes = queries[0].route.dispatcher, [code] * len(queries) if code else None
+        routes = []
         for query in queries:
-            if query.route.dispatcher != name or query.storing or query.fetched or query.also:
+            route = query.route
+            if route.dispatcher != name or query.storing or query.fetched or query.also:
                 break
+            routes.append(route)
         else:  # as nearly always
-            routes = [query.route for query in queries]
             return self.report_done(name, loaded, routes, batch, span, cost, codes, now)
         effects: list[Effect] = []
         ended: dict[str, list[Route]] = {}

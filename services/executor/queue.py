@@ -258,7 +258,7 @@ class EdfQueue:
                 late.append(first)
                 continue
             batch = [first]
-            self.mixed = min(bounds.values(), default=0)
+            self.mixed = min(bounds.values()) if bounds else 0
             if first.alone or first.items >= self.max_batch or not heap:
                 return batch, late
             items, lowest = first.items, first.route.priority
@@ -291,8 +291,9 @@ class EdfQueue:
 
         Where higher ones come, it is to be in time though it takes CAUTION times as long: all that wait for it have a margin then.
         """
-        fits = table.largest_batch_within(slack / CAUTION if bounds else slack)
-        return min(self.max_batch, fits, bounds.get(lowest, self.max_batch))
+        if not bounds:
+            return min(self.max_batch, table.largest_batch_within(slack))
+        return min(self.max_batch, table.largest_batch_within(slack / CAUTION), bounds.get(lowest, self.max_batch))
 
     def _give_way(self, now: float, moves: Callable[[Route], bool]) -> list[QueuedQuery]:
         """Remove the queries that cannot be in time, and those that would make others late. None while all can be in time.
@@ -306,7 +307,7 @@ class EdfQueue:
         if not heap:
             return []
         bounds = self._bounded = self._bounds(self.table, now) if self._levels else {}
-        most = min(bounds.values(), default=self.max_batch)
+        most = min(bounds.values()) if bounds else self.max_batch
         margin = (CAUTION - 1.0) * self.table.seconds(most) if bounds else 0.0
         if (self._seconds_of_all(most) + margin) * self.factor <= heap[0][0] - now:
             return []  # all can be in time before the first deadline

@@ -161,8 +161,10 @@ class Instance:
         self.levels[priority] += items
         if priority < self.highest:
             self.highest = priority
-        self.peak_now = max(self.peak_now, self.own)
-        self.latest = max(self.latest, deadline)
+        if self.own > self.peak_now:
+            self.peak_now = self.own
+        if deadline > self.latest:
+            self.latest = deadline
         if idle and self.state != "Loading":
             self._begin_next(now)
         else:
