@@ -1,6 +1,6 @@
 """MessagePack encoding and decoding of typed messages, with errors that name the field."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,6 +17,17 @@ def in_two(message: Any) -> tuple[bytes, memoryview]:
     name = message.__struct_fields__[-1]
     beginning = encode(msgspec.structs.replace(message, **{name: msgspec.Raw(NIL)}))
     return beginning[: -len(NIL)], memoryview(getattr(message, name))
+
+
+def one_array(arrays: Iterable[bytes]) -> bytes:
+    """The encoding of one array that holds the elements of all these encoded ones, in order. None is encoded once more."""
+    count, elements = 0, []
+    for array in arrays:
+        first = array[0]  # 0x90 to 0x9F: of so many elements; else their number follows, in two bytes or in four
+        begin = 1 if first & 0xF0 == 0x90 else 3 if first == 0xDC else 5
+        count += first & 0x0F if begin == 1 else int.from_bytes(array[1:begin], "big")
+        elements.append(memoryview(array)[begin:])
+    return b"".join([b"\xdd", count.to_bytes(4, "big"), *elements])
 
 
 class BadMessage(ValueError):

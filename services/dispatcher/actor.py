@@ -95,7 +95,7 @@ class Dispatcher:
         self._loads = LoadsOnDemand(name, subjects)
         self._outcomes = OutcomeRecorder(name, policy.name, new_uid, policy.observe)
         self._demand = DemandCounter(name, subjects)
-        self._wait = self.in_flight.wait
+        self._wait, self._waiting, self._earliest = self.in_flight.wait, self.in_flight.waiting, self.in_flight.earliest
         self._retries = Retries(self.in_flight, settings.max_attempts, self._decide, self._refuse)
         ways = (self._retries, settings.failure_timeout_s, self._refuse, self._select, self._dispatch, self.handle)
         self.silence = Silence(name, subjects, self.in_flight, self.view, *ways)
@@ -166,8 +166,8 @@ class Dispatcher:
 
     def handle(self, envelope: Envelope) -> Iterable[Effect]:
         effects = self._on[type(envelope.message)](envelope)
-        earliest, waiting = self.in_flight.earliest, self.in_flight.waiting
-        if waiting.changed:
+        earliest = self._earliest
+        if self._waiting.changed:
             effects = (*effects, *self.silence.waiting_changed(self._policy.name))
         return (*effects, earliest.timer(envelope.now)) if earliest.at < earliest.set_for else effects
 
@@ -267,7 +267,9 @@ class Dispatcher:
         if subject is None:
             subject = self._queues[key] = self._subjects.execute(*key)
         undelivered = f"{self._undelivered}{query.uid.hex()}-{query.attempt}"
-        return Publish(subject, Execute(self.clocks.sent(route, key[0]), query.raw), undelivered, query.headers)
+        if self.clocks.off:
+            route = self.clocks.sent(route, key[0])
+        return Publish(subject, Execute(route, query.raw), undelivered, query.headers)
 
     # -- a batch is done
 
@@ -275,7 +277,8 @@ class Dispatcher:
         batch: DoneBatch = self.clocks.done(envelope.message)
         self.resent.ended(batch)
         record = self.view.records.get(batch.variant)
-        effects = self._outcomes.done(batch, record, self.in_flight.forget, self.silence.crossed, envelope.now)
+        ended = self.in_flight.ended(batch.uids)
+        effects = self._outcomes.done(batch, record, ended, self.silence.crossed, envelope.now)
         for uid in batch.storing or ():
             self.in_flight.computed(uid)
         instance = self.view.instances.get(batch.instance)

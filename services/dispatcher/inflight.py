@@ -96,8 +96,8 @@ class InFlight:
         self.dispatched[query.uid] = query
         if query.part is not None:
             self.waiting.sent(query.part)
-        if (due := ends(query)) < self.earliest.at:
-            self.earliest.at = due
+        if query.ask.deadline < self.earliest.at or query.fallback is not None:  # else it ends later
+            self.earliest.at = min(self.earliest.at, ends(query))
 
     def wait(self, query: Query) -> tuple[Effect, ...]:
         """Nobody can serve it at the moment."""
@@ -115,26 +115,37 @@ class InFlight:
         self.retries.append(query)
         self.earliest.at = min(self.earliest.at, ends(query))
 
-    def remove(self, uid: bytes) -> Query | None:
-        """Remove a dispatched query. None if it is not, or no longer, ours."""
+    def remove(self, uid: bytes, left: dict[Instance, None] | None = None) -> Query | None:
+        """Remove a dispatched query. None if it is not, or no longer, ours. left: gets its instance, which the caller counts anew."""
         query = self.dispatched.pop(uid, None)
-        if query is not None and query.instance is not None:
+        if query is not None and (instance := query.instance) is not None:
             if uid in self.storing:
                 self.storing.remove(uid)
+            elif left is None:
+                instance.release(query.ask.items, query.ask.priority)
             else:
-                query.instance.release(query.ask.items, query.ask.priority)
+                instance.ended(query.ask.items, query.ask.priority)
+                left[instance] = None
             query.instance = None
         if uid == self.retrying:
             self.retrying = None
         return query
 
-    def forget(self, uid: bytes) -> Query | None:
-        """Another process ends this query, or has ended it, wherever it is here. None if it is not here."""
-        found = self.remove(uid) or self.waiting.pop(uid, None)
+    def forget(self, uid: bytes, left: dict[Instance, None] | None = None) -> Query | None:
+        """Another process ends this query, or has ended it, wherever it is here. None if it is not here. left: as of `remove`."""
+        found = self.remove(uid, left) or self.waiting.pop(uid, None)
         if found is None and self.retries:
             found = next((query for query in self.retries if query.uid == uid), None)
             self.retries = deque(query for query in self.retries if query.uid != uid)
             self.waiting.went(found)
+        return found
+
+    def ended(self, uids: list[bytes]) -> list[Query | None]:
+        """`forget` all of these, the queries of a batch: their instance is counted anew once."""
+        left: dict[Instance, None] = {}
+        found = [self.forget(uid, left) for uid in uids]
+        for instance in left:
+            instance.recount()
         return found
 
     def computed(self, uid: bytes) -> None:
@@ -455,22 +466,18 @@ class OutcomeRecorder:
         self,
         batch: DoneBatch,
         record: VariantRecord | None,
-        remove: Callable[[bytes], Query | None],
+        ended: Iterable[Query | None],
         unknown: Callable[[bytes], None],
         now: float,
     ) -> list[Effect]:
-        """An executor ended these queries and replied to their clients: record how. remove: removes a query, also one that waits since its
-        executor was taken for dead. unknown: is told of those that are not in flight.
-        """
+        """An executor ended these and replied to their clients: record how. ended: None: one was not in flight, as `unknown` is told."""
         effects: list[Effect] = []
-        codes = batch.codes
-        for i, uid in enumerate(batch.uids):
-            query = remove(uid)
+        for i, query in enumerate(ended):
             if query is None:
-                unknown(uid)
+                unknown(batch.uids[i])
+            if query is None or query.sent is None or record is None:
                 continue
-            if record is None or query.sent is None:
-                continue
+            code = batch.codes[i] if batch.codes is not None else ""
             event = answered(
                 query.sent,
                 record,
@@ -478,13 +485,13 @@ class OutcomeRecorder:
                 finished=batch.finished,
                 batch=batch.batch,
                 cost_per_item=batch.cost,
-                code=codes[i] if codes is not None else "",
+                code=code,
                 items=0 if batch.items is None else batch.items[i],
             )
             effects.append(self._record(event))
             if query.part is None and (event.code is None or event.code in MISSES):
                 self._count(event.app, event.items, missed=event.outcome != "ok")
             if query.trace is not None:
-                effects.extend(spans_of(query, batch.finished, codes[i] if codes is not None else ""))
+                effects.extend(spans_of(query, batch.finished, code))
         self.log.covers(batch, now)
         return effects

@@ -100,7 +100,10 @@ class Resent:
 
     def has(self, uid: bytes) -> bool:
         """Whether this query is under way here."""
-        return uid in self._in_flight or uid in self._composites
+        flight = self._in_flight
+        if uid in flight.dispatched or uid in flight.waiting or uid in self._composites.joins.open:
+            return True
+        return bool(flight.retries) and uid in flight
 
     def forget(self, uid: bytes, now: float) -> Iterable[Effect]:
         """Another process ends this query."""

@@ -136,14 +136,17 @@ class KnownDispatchers(Struct, eq=False):
     ) -> Iterable[Effect]:  # fmt: skip
         """Report a batch to all who sent its queries. A part has ended before its outputs are stored. code: of all; empty: they were computed."""
         if not queries:
-            return
+            return NOTHING
         name, codes = queries[0].route.dispatcher, [code] * len(queries) if code else None
+        routes = []
         for query in queries:
-            if query.route.dispatcher != name or query.storing or query.fetched or query.also:
+            route = query.route
+            if route.dispatcher != name or query.storing or query.fetched or query.also:
                 break
+            routes.append(route)
         else:  # as nearly always
-            yield from self.report_done(name, loaded, [query.route for query in queries], batch, span, cost, codes, now)
-            return
+            return self.report_done(name, loaded, routes, batch, span, cost, codes, now)
+        effects: list[Effect] = []
         ended: dict[str, list[Route]] = {}
         storing: dict[str, list[Route]] = {}
         counted = False
@@ -158,9 +161,10 @@ class KnownDispatchers(Struct, eq=False):
         for name in ended | storing if storing else ended:
             routes, later = ended.get(name, []), storing.get(name)
             codes = [code] * len(routes) if code else None
-            yield from self.report_done(
-                name, loaded, routes, batch, span, cost, codes, now, counted=counted, storing=later
+            effects.extend(
+                self.report_done(name, loaded, routes, batch, span, cost, codes, now, counted=counted, storing=later)
             )
+        return effects
 
     def report_ended(self, loaded: Loaded, query: QueuedQuery, said: Answer | Refusal, now: float) -> Iterable[Effect]:
         """Report to all who sent a query, and do not know it yet, that it has ended as its client was told: without a batch, or some time after it."""

@@ -142,7 +142,7 @@ class ExecutorEdge:
         running = self._running
         if running is None:
             return self._result(model, command)
-        number = running.begin(query.route.uid for query in command.queries)
+        number = running.begin([query.route.uid for query in command.queries])
         try:
             return self._result(model, command)
         finally:

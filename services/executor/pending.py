@@ -27,8 +27,8 @@ class PendingQueries(dict[Key, QueuedQuery]):
         """It has come, or its inputs have."""
         route = query.route
         self[route.uid, route.part] = query
-        if (due := ends(route)) < self.earliest.at:
-            self.earliest.at = due
+        if route.deadline < self.earliest.at or route.fallback:  # else it ends later
+            self.earliest.at = min(self.earliest.at, ends(route))
 
     def fetch(self, loaded: Loaded, query: QueuedQuery) -> None:
         """It has come without its inputs."""

@@ -28,7 +28,7 @@ class QueuedQuery(Struct, eq=False):
     inputs: Inputs | None
     items: int
     shape: Any
-    alone: bool = False
+    alone: bool = False  # it shares no batch
     abandoned: bool = False  # it has ended without its result, which is not used
     fetched: bool = False  # its inputs came from the object store
     storing: bool = False  # it is computed, and its outputs are on their way to the object store
@@ -37,9 +37,6 @@ class QueuedQuery(Struct, eq=False):
     also: tuple[Route, ...] = ()
     headers: Mapping[str, str] | None = None  # that came with it, if it is traced
     taken: float = 0.0  # when, if it is traced; Unix seconds
-
-    def __post_init__(self) -> None:
-        self.alone = self.route.alone
 
     @property
     def routes(self) -> tuple[Route, ...]:
@@ -63,15 +60,16 @@ def queued_query(route: Route, body: msgspec.Raw, inputs: msgspec.Raw | bytes) -
         first = memoryview(inputs)[0]
         if first & 0xF0 == 0x90 or first in (0xDC, 0xDD):
             numbers = _list(inputs)
-            return QueuedQuery(route, body, numbers, max(1, len(numbers)), route.uid)
+            return QueuedQuery(route, body, numbers, max(1, len(numbers)), route.uid, route.alone)
         return _named(route, body, _tensors(inputs))
     sizes = tensor.shape
-    return QueuedQuery(route, body, tensor, (sizes[0] or 1) if sizes else 1, (tensor.datatype, *sizes[1:]))
+    items = (sizes[0] or 1) if sizes else 1
+    return QueuedQuery(route, body, tensor, items, (tensor.datatype, *sizes[1:]), route.alone)
 
 
 def unread_query(route: Route, body: msgspec.Raw, headers: Mapping[str, str] | None, taken: float) -> QueuedQuery:
     """A query whose inputs are not here yet, or cannot be read."""
-    query = QueuedQuery(route, body, None, route.items, None)
+    query = QueuedQuery(route, body, None, route.items, None, route.alone)
     query.headers, query.taken = headers, taken
     return query
 
@@ -81,11 +79,10 @@ def _named(route: Route, body: msgspec.Raw, named: dict[str, TensorView | list[A
     views = {name: one for name, one in named.items() if isinstance(one, TensorView)}
     if len(views) < len(named):
         items = next(len(one) for one in named.values() if isinstance(one, list))
-        return QueuedQuery(route, body, named, max(1, items), route.uid)
+        return QueuedQuery(route, body, named, max(1, items), route.uid, route.alone)
     items = next((view.shape[0] for view in views.values() if view.shape), 1)
-    return QueuedQuery(
-        route, body, named, max(1, items), tuple((name, v.datatype, *v.shape[1:]) for name, v in sorted(views.items()))
-    )
+    shape = tuple((name, v.datatype, *v.shape[1:]) for name, v in sorted(views.items()))
+    return QueuedQuery(route, body, named, max(1, items), shape, route.alone)
 
 
 # -- the queue
@@ -169,7 +166,7 @@ class EdfQueue:
         if route.priority != self._only or self._levels or route.higher is not None:
             self._came(route)
         self._last = route
-        heapq.heappush(self._heap, (query.route.deadline, self._order, query))
+        heapq.heappush(self._heap, (route.deadline, self._order, query))
 
     def _came(self, route: Route) -> None:
         """A query came that is not of the only priority so far."""
@@ -261,7 +258,7 @@ class EdfQueue:
                 late.append(first)
                 continue
             batch = [first]
-            self.mixed = min(bounds.values(), default=0)
+            self.mixed = min(bounds.values()) if bounds else 0
             if first.alone or first.items >= self.max_batch or not heap:
                 return batch, late
             items, lowest = first.items, first.route.priority
@@ -273,11 +270,13 @@ class EdfQueue:
                 limit = most
                 if bounds and query.route.priority > lowest:
                     limit = min(most, bounds.get(query.route.priority, most))
-                if items + query.items <= limit and query.shape == first.shape and not query.alone:
+                more = items + query.items
+                if more <= limit and query.shape == first.shape and not query.alone:
                     batch.append(query)
                     self.items -= query.items
-                    items += query.items
-                    lowest, most = max(lowest, query.route.priority), limit
+                    items = more
+                    if bounds:
+                        lowest, most = max(lowest, query.route.priority), limit
                 else:
                     aside.append(entry)
                     if len(aside) > 64:  # a mixed queue: do not turn it over for every batch
@@ -292,8 +291,9 @@ class EdfQueue:
 
         Where higher ones come, it is to be in time though it takes CAUTION times as long: all that wait for it have a margin then.
         """
-        fits = table.largest_batch_within(slack / CAUTION if bounds else slack)
-        return min(self.max_batch, fits, bounds.get(lowest, self.max_batch))
+        if not bounds:
+            return min(self.max_batch, table.largest_batch_within(slack))
+        return min(self.max_batch, table.largest_batch_within(slack / CAUTION), bounds.get(lowest, self.max_batch))
 
     def _give_way(self, now: float, moves: Callable[[Route], bool]) -> list[QueuedQuery]:
         """Remove the queries that cannot be in time, and those that would make others late. None while all can be in time.
@@ -307,7 +307,7 @@ class EdfQueue:
         if not heap:
             return []
         bounds = self._bounded = self._bounds(self.table, now) if self._levels else {}
-        most = min(bounds.values(), default=self.max_batch)
+        most = min(bounds.values()) if bounds else self.max_batch
         margin = (CAUTION - 1.0) * self.table.seconds(most) if bounds else 0.0
         if (self._seconds_of_all(most) + margin) * self.factor <= heap[0][0] - now:
             return []  # all can be in time before the first deadline

@@ -161,8 +161,10 @@ class Instance:
         self.levels[priority] += items
         if priority < self.highest:
             self.highest = priority
-        self.peak_now = max(self.peak_now, self.own)
-        self.latest = max(self.latest, deadline)
+        if self.own > self.peak_now:
+            self.peak_now = self.own
+        if deadline > self.latest:
+            self.latest = deadline
         if idle and self.state != "Loading":
             self._begin_next(now)
         else:
@@ -170,8 +172,16 @@ class Instance:
 
     def release(self, items: int, priority: int = DEFAULT_PRIORITY) -> None:
         """Own items have come to an end, or are back."""
+        self.ended(items, priority)
+        self.recount()
+
+    def ended(self, items: int, priority: int) -> None:
+        """The same of one of several queries, after the last of which comes `recount`."""
         self.own -= items
         self.levels[priority] -= items
+
+    def recount(self) -> None:
+        """Own items have come to an end."""
         self._count()
         self._freed()
 
@@ -180,8 +190,7 @@ class Instance:
         self.waiting_s, self.idle = SHUT, False
 
     def reopen(self) -> None:
-        self._count()
-        self._freed()
+        self.recount()
 
     def _freed(self) -> None:
         """Something ended here, or is known better: predictions may be shorter than before."""

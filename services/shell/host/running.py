@@ -97,8 +97,11 @@ class Running:
 
     def _write(self) -> None:
         """The number comes last: if another thread ends the process meanwhile, it says that the queries are not known."""
-        joined = b"".join(self._batches.values())
         memory = self._memory
+        if not self._batches:
+            _NUMBER.pack_into(memory, _NUMBER_AT, 0)
+            return
+        joined = b"".join(self._batches.values())
         _NUMBER.pack_into(memory, _NUMBER_AT, UNKNOWN)
         if len(joined) <= UID * MOST:
             memory[_UIDS_AT : _UIDS_AT + len(joined)] = joined

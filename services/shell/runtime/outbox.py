@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec import Raw
 
-from bus.codec import encode
+from bus.codec import decode, encode, one_array
 from bus.messages.events import Event, OutcomeEvent
 from bus.port import Bus, BusError
 from bus.subjects import Subjects
@@ -44,6 +44,8 @@ class Outbox:
     recorded: Callable[[int], None]
     sealed: Callable[[str, Sequence[Any]], None] | None = None
     kept: Kept | None = None
+    unkept: list[Event] = field(default_factory=list)  # outcomes of this turn: `keep` them at its end
+    _encoded: list[bytes] = field(default_factory=list)  # the outcomes of `_rows`, by turn, where they are kept
     _keeps: deque[tuple[int, int]] = field(default_factory=deque)  # numbers of rows, and of what is kept of them
     _full: bool = False
     lost: int = 0
@@ -79,13 +81,19 @@ class Outbox:
         self._added += 1
         self._open += 1
         if self.kept is not None and type(event) is OutcomeEvent:
-            self._keep(self.kept.put(encode(event)))
+            self.unkept.append(event)
         if self._open >= ROWS:
             self._seal()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(LATEST, self._seal)
 
-    def _keep(self, number: int) -> None:
+    def keep(self) -> None:
+        """Keep what a turn of the actor has added. This is what is sent as well: no row is encoded twice."""
+        assert self.kept is not None, "nothing is to be kept without it"
+        rows = encode(self.unkept)
+        self._encoded.append(rows)
+        self.unkept = []
+        number = self.kept.put(rows)
         if number:
             self._keeps.append((self._added, number))
         elif not self._full:
@@ -105,12 +113,13 @@ class Outbox:
             kept.drop(number)
 
     def _send_again(self, left: list[tuple[int, bytes]]) -> None:
-        """left: what is kept, by the number under which this process keeps it; 0: it does not."""
-        for begin in range(0, len(left), ROWS):
-            rows = left[begin : begin + ROWS]
+        """left: what turns have kept, each by the number under which this process keeps it; 0: it does not."""
+        every = [(number, row) for number, body in left for row in decode(list[Raw], body)]
+        for begin in range(0, len(every), ROWS):
+            rows = every[begin : begin + ROWS]
             self._batches += 1
             identity = f"{self.source}-{self._batches}"
-            body = encode({"id": identity, "rows": [Raw(body) for _, body in rows]})
+            body = encode({"id": identity, "rows": [row for _, row in rows]})
             self._ready.append((OutcomeEvent.kind, identity, body, len(rows), 0))
             self._held += len(rows)
             through = self._added + 1 if self._added else 0  # at the start nothing is sent before these
@@ -118,13 +127,15 @@ class Outbox:
         if left:
             log.warning(
                 "the process before this one may not have sent some rows: they are sent again",
-                extra={"rows": len(left)},
+                extra={"rows": len(every)},
             )
             self._idle.clear()
             self._wake.set()
 
     def _seal(self) -> None:
         """Encode what has been collected and queue it for sending."""
+        if self.unkept:
+            self.keep()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -132,7 +143,8 @@ class Outbox:
         for i, (kind, rows) in enumerate(self._rows.items()):
             self._batches += 1
             identity = f"{self.source}-{self._batches}"
-            body = encode({"id": identity, "rows": rows})
+            kept = self._encoded if kind == OutcomeEvent.kind else None
+            body = encode({"id": identity, "rows": Raw(one_array(kept)) if kept else rows})
             # Numbers run over all kinds, so only the last batch of a seal may move the mark.
             through = self._added if i == last else 0
             self._ready.append((kind, identity, body, len(rows), through))
@@ -140,6 +152,7 @@ class Outbox:
             if self.sealed is not None:
                 self.sealed(kind, rows)
         self._rows = {}
+        self._encoded = []
         self._open = 0
         while self._held > HELD:
             _, identity, _, count, _ = self._ready.popleft()

@@ -252,7 +252,7 @@ class Runtime:
                 return
             if reply or headers:
                 foreign = guarded and reply and not may_answer(inlet.subject, subject, reply)
-                if foreign or from_stream(reply, headers):
+                if foreign or ((headers or reply[0] == "$") and from_stream(reply, headers)):
                     self.counts.forged += 1
                     return
             taken[0] += 1
@@ -309,6 +309,8 @@ class Runtime:
                     perform[type(effect)](effect)
         except Exception as error:
             self._fault(envelope, error)
+        if self._outbox.unkept:
+            self._outbox.keep()
 
     def _fault(self, envelope: Envelope, error: Exception) -> None:
         log.error(

@@ -159,7 +159,9 @@ def never_forgets(actor: Executor) -> Handle:
         for (uid, part), query in before:
             if (uid, part) not in actor.pending and part < KEPT:
                 route = replace(query.route, deadline=inf, fallback=False, parent=None)
-                actor.pending[uid, part + KEPT] = QueuedQuery(route, query.body, None, query.items, query.shape)
+                actor.pending[uid, part + KEPT] = QueuedQuery(
+                    route, query.body, None, query.items, query.shape, query.alone
+                )
         return effects
 
     return handle

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 import bus.messages
-from bus.codec import BadMessage, decode, encode, in_two
+from bus.codec import BadMessage, decode, encode, in_two, one_array
 from bus.messages.catalog import VariantRecord
 from bus.messages.flow import DoneBatch, Execute, Route
 from bus.messages.public import Answer, ObjectRef, QueryHead, QueryInputs, Refusal, Tensor, TensorHead, TensorView
@@ -223,6 +223,13 @@ def test_in_two_is_what_one_would_be(body: bytes) -> None:
     message = Execute(Route(b"u", 0, 0, "r", 1.0, 2.0, "d", "i", "a", 1, None), Raw(encode(body)))
     beginning, rest = in_two(message)
     assert beginning + rest == encode(message)
+
+
+@given(st.lists(st.integers(0, 70_000) | st.integers(0, 20), max_size=4))
+def test_one_array_is_what_all_elements_would_be(lengths: list[int]) -> None:
+    arrays = [list(range(length)) for length in lengths]
+    elements = [element for array in arrays for element in array]
+    assert decode(list[int], one_array(map(encode, arrays))) == elements
 
 
 def test_a_variant_without_the_interval_of_its_accuracy_is_read() -> None:

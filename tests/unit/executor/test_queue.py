@@ -28,7 +28,7 @@ def work(
     route = Route(
         uid, 0, 0, "r", NOW + slack, NOW, "d", "i", "app", items, None, alone=alone, length=length, priority=priority
     )
-    return QueuedQuery(route, Raw(b""), None, items, shape)
+    return QueuedQuery(route, Raw(b""), None, items, shape, alone)
 
 
 def by_length() -> VariantRecord:

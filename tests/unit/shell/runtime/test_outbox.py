@@ -2,6 +2,7 @@
 
 import asyncio
 import mmap
+from typing import Any
 
 from bus.codec import decode
 from bus.memory import Broker
@@ -19,6 +20,13 @@ UIDS = [bytes([n]) * 16 for n in range(5)]
 
 def outcome(uid: bytes) -> OutcomeEvent:
     return OutcomeEvent(time=1.0, uid=uid, id=None, app="app", outcome="refused", code="deadline")
+
+
+def add(outbox: Outbox, *uids: bytes) -> None:
+    """Outcomes of one turn of the actor."""
+    for uid in uids:
+        outbox.add(outcome(uid))
+    outbox.keep()
 
 
 class System:
@@ -60,8 +68,8 @@ def test_what_a_killed_process_had_not_sent_its_successor_sends() -> None:
     async def main() -> None:
         system = System()
         first = system.start()
-        for uid in UIDS[:3]:
-            first.add(outcome(uid))
+        add(first, *UIDS[:2])
+        add(first, UIDS[2])
         cost = {
             "worker": "w",
             "hardware": "cpu",
@@ -75,7 +83,7 @@ def test_what_a_killed_process_had_not_sent_its_successor_sends() -> None:
         await kill(first)
         await system.broker.connect().ensure_stream(STREAM)
         second = system.start()
-        second.add(outcome(UIDS[3]))
+        add(second, UIDS[3])
         await second.close(30.0)
         assert await system.stored() == UIDS[:4], "also those of the process before, which goes first; no other kind"
         assert system.recorded == [1], "rows of another process have no number here"
@@ -89,8 +97,7 @@ def test_what_is_in_the_stream_is_not_kept() -> None:
         system = System()
         await system.broker.connect().ensure_stream(STREAM)
         outbox = system.start()
-        for uid in UIDS:
-            outbox.add(outcome(uid))
+        add(outbox, *UIDS)
         await outbox.close(30.0)
         assert system.recorded == [5]
         assert Kept(system.memory).left() == {}
@@ -105,7 +112,7 @@ def test_what_an_actor_could_not_send_the_next_one_sends() -> None:
         system = System()
         kept = Kept(system.memory)
         first = system.start(kept)
-        first.add(outcome(UIDS[0]))
+        add(first, UIDS[0])
         await first.close(0.01)  # there is no stream
         await system.broker.connect().ensure_stream(STREAM)
         second = system.start(kept)
@@ -121,16 +128,16 @@ def test_a_successor_with_memory_of_its_own_sends_what_the_one_before_it_could_n
     async def main() -> None:
         system, theirs = System(), Kept(mmap.mmap(-1, SIZE))
         old = system.start(theirs)
-        for uid in UIDS[:2]:
-            old.add(outcome(uid))
+        add(old, *UIDS[:2])
         memory = theirs._memory
         new = system.start()
-        new.add(outcome(UIDS[2]))
+        add(new, UIDS[2])
         await old.close(0.01)  # there is no stream
         new.inherit(Kept(memory))
         assert Kept(memory).left() == {}
-        new.add(outcome(UIDS[3]))
-        assert len(Kept(system.memory).left()) == 4, "if it is killed as well, they are not lost"
+        add(new, UIDS[3])
+        kept = Kept(system.memory).left().values()
+        assert sum(len(decode(list[Any], rows)) for rows in kept) == 4, "if it is killed as well, they are not lost"
         await system.broker.connect().ensure_stream(STREAM)
         await new.close(30.0)
         assert sorted(await system.stored()) == UIDS[:4]
@@ -145,8 +152,7 @@ def test_without_room_events_go_their_way_as_without_such_memory() -> None:
         kept = Kept(system.memory)
         assert kept.put(bytes(ROOM - 100))
         outbox = system.start(kept)
-        for uid in UIDS:
-            outbox.add(outcome(uid))
+        add(outbox, *UIDS)
         await system.broker.connect().ensure_stream(STREAM)
         await outbox.close(30.0)
         assert await system.stored() == UIDS

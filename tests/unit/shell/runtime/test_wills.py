@@ -4,10 +4,12 @@ import asyncio
 import mmap
 from collections.abc import Iterable
 
+from bus.codec import decode
 from bus.memory import Broker
+from bus.messages.events import OutcomeEvent
 from bus.port import Delivery
 from bus.subjects import Subjects
-from services.core.actor import Effect, Envelope, Inlet, Publish, Started, Synced, Watch, Will
+from services.core.actor import Effect, Envelope, Inlet, Publish, Record, Started, Synced, Watch, Will
 from services.shell.host.kept import SIZE, Kept
 from services.shell.runtime.runtime import Runtime
 
@@ -83,5 +85,29 @@ def test_one_that_was_killed_while_its_successor_came_is_spoken_for_too() -> Non
         assert Kept(left).left(wills=True) == {}
         for runtime in (first, successor):
             await runtime.stop(1.0)
+
+    asyncio.run(main())
+
+
+class Teller:
+    """It records two outcomes in its first turn."""
+
+    inlets: tuple[Inlet, ...] = ()
+    watches: tuple[Watch, ...] = ()
+
+    def handle(self, envelope: Envelope) -> Iterable[Effect]:
+        rows = [OutcomeEvent(time=1.0, uid=uid, id=None, app="app", outcome="refused") for uid in (b"1", b"2")]
+        return [Record(row) for row in rows] if isinstance(envelope.message, Started) else ()
+
+
+def test_what_a_turn_recorded_is_kept_when_the_turn_is_over() -> None:
+    async def main() -> None:
+        memory = mmap.mmap(-1, SIZE)
+        runtime = Runtime("one", Teller, Broker().connect(), Subjects())
+        runtime.kept = Kept(memory)
+        await runtime.start()
+        [kept] = Kept(memory).left().values()
+        assert [row.uid for row in decode(list[OutcomeEvent], kept)] == [b"1", b"2"]
+        await runtime.stop(0.01)
 
     asyncio.run(main())
