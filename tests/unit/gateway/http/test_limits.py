@@ -151,64 +151,55 @@ def test_slow_bodies_end() -> None:
     with_app(work, body_timeout_s=0.2)
 
 
-def test_requests_at_a_time_are_limited() -> None:
-    async def main() -> None:
-        async with served(LimitMiddleware(echo, GatewaySettings(in_flight=2))) as server:
-            busy = [await server.connect() for _ in range(2)]
-            for _, writer in busy:
-                writer.write(request("/a", b"abc")[:-1])
-            await until(lambda: len(server.server.server_state.tasks) == 2)
-            (reply,) = await server.say(request("/a"))
-            assert reply.status == 503
-            assert reply.headers["retry-after"] == "1"
-            assert [one.status for one in await server.say(request("/v2/health/live", method="GET"))] == [200]
-            for reader, writer in busy:
-                writer.write(b"c")
-                assert (await read(reader)) is not None
-                await shut(writer)
-            assert [one.status for one in await server.say(request("/a"))] == [200]
-
-    run(main())
+async def test_requests_at_a_time_are_limited() -> None:
+    async with served(LimitMiddleware(echo, GatewaySettings(in_flight=2))) as server:
+        busy = [await server.connect() for _ in range(2)]
+        for _, writer in busy:
+            writer.write(request("/a", b"abc")[:-1])
+        await until(lambda: len(server.server.server_state.tasks) == 2)
+        (reply,) = await server.say(request("/a"))
+        assert reply.status == 503
+        assert reply.headers["retry-after"] == "1"
+        assert [one.status for one in await server.say(request("/v2/health/live", method="GET"))] == [200]
+        for reader, writer in busy:
+            writer.write(b"c")
+            assert (await read(reader)) is not None
+            await shut(writer)
+        assert [one.status for one in await server.say(request("/a"))] == [200]
 
 
-def test_bytes_held_at_a_time_are_limited() -> None:
+async def test_bytes_held_at_a_time_are_limited() -> None:
     async def work(server: Served) -> None:
         assert (await ask(server, INFER, b"x" * 1000)).status == 200
 
-    async def main() -> None:
-        chosen = GatewaySettings()
-        inner = assemble([Dialect("test", ROUTES, form)], chosen, AccessControl(chosen))
-        limits = LimitMiddleware(inner, GatewaySettings(), 2000)
-        async with served(limits) as server:
-            reader, writer = await server.connect()
-            writer.write(request(INFER, b"x" * 1501)[:-1])
-            await until(lambda: limits.buffered == 1500)
-            assert (await ask(server, INFER, b"x" * 400)).status == 200
-            del inner
-            writer.write(b"x")
-            assert (await read(reader)) is not None
-            await until(lambda: limits.buffered == 0 and limits.running == 0)
-            await shut(writer)
-            await work(server)
-
-    run(main())
+    chosen = GatewaySettings()
+    inner = assemble([Dialect("test", ROUTES, form)], chosen, AccessControl(chosen))
+    limits = LimitMiddleware(inner, GatewaySettings(), 2000)
+    async with served(limits) as server:
+        reader, writer = await server.connect()
+        writer.write(request(INFER, b"x" * 1501)[:-1])
+        await until(lambda: limits.buffered == 1500)
+        assert (await ask(server, INFER, b"x" * 400)).status == 200
+        del inner
+        writer.write(b"x")
+        assert (await read(reader)) is not None
+        await until(lambda: limits.buffered == 0 and limits.running == 0)
+        await shut(writer)
+        await work(server)
 
 
-def test_whoever_leaves_early_is_not_waited_for() -> None:
-    async def main() -> None:
-        chosen = GatewaySettings()
-        limits = LimitMiddleware(
-            assemble([Dialect("test", ROUTES, form)], chosen, AccessControl(chosen)), GatewaySettings()
-        )
-        async with served(limits) as server:
-            _, writer = await server.connect()
-            writer.write(request(INFER, b"x" * 1000)[:-1])
-            await until(lambda: limits.running == 1)
-            writer.transport.abort()
-            await until(lambda: limits.running == 0 and limits.buffered == 0)
-            await asyncio.sleep(0)
-
-    run(main())
+async def test_whoever_leaves_early_is_not_waited_for() -> None:
+    chosen = GatewaySettings()
+    limits = LimitMiddleware(
+        assemble([Dialect("test", ROUTES, form)], chosen, AccessControl(chosen)), GatewaySettings()
+    )
+    async with served(limits) as server:
+        _, writer = await server.connect()
+        writer.write(request(INFER, b"x" * 1000)[:-1])
+        await until(lambda: limits.running == 1)
+        writer.transport.abort()
+        await until(lambda: limits.running == 0 and limits.buffered == 0)
+        await asyncio.sleep(0)
 
 
 def test_an_inner_fault_tells_nothing() -> None:
