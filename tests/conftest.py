@@ -1,9 +1,11 @@
 """Fixtures that every test may ask for, how tests are spread over processes, and two options with which `.ci/run` runs nothing twice."""
 
+import inspect
 import json
 import os
 import signal
 from collections import defaultdict
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.servers.nats import nats_server, nats_url, prefix
+from tests.support.servers.nats import nats_server, nats_url, prefix, run
 from tests.support.servers.postgres import database_dsn, empty_database, empty_dsn, postgres, reader_dsn, superuser_dsn
 from tests.support.servers.system import system
 
@@ -118,6 +120,24 @@ class Durations:
     def pytest_sessionfinish(self) -> None:
         found = {file: round(seconds, 1) for file, seconds in sorted(self._seconds.items())}
         DURATIONS.write_text(json.dumps({**json.loads(DURATIONS.read_text()), self._target: found}, indent=0) + "\n")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine runs on the loop that production uses. What a fixture gives as an asynchronous context is entered there."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+
+    async def whole() -> None:
+        async with AsyncExitStack() as stack:
+            for name, value in given.items():
+                if isinstance(value, AbstractAsyncContextManager):
+                    given[name] = await stack.enter_async_context(value)
+            await pyfuncitem.obj(**given)
+
+    run(whole())
+    return True
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -18,7 +18,7 @@ from tests.support.clients.browser import DESKTOP, PHONE, TABLET, browser, shoot
 from tests.support.clients.retrying import answered
 from tests.support.servers.nats import free_port
 from tests.support.servers.processes import environ, infaas, read_line
-from tests.support.servers.system import APP, MODELS, Whole
+from tests.support.servers.system import APP, MODELS, Whole, with_digits
 
 __all__ = ["browser"]  # a fixture
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[browser]'")
@@ -57,8 +57,15 @@ PAGES = {
 
 
 @pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
+    """One of their own: what pages say of a system without pipelines and members is true of it."""
+    with with_digits(tmp_path_factory.mktemp("looked-at") / "data") as whole:
+        yield whole
+
+
+@pytest.fixture(scope="module")
 def loaded(system: Whole) -> Iterator[Whole]:
-    """The session's system with queries coming in all the time, one kind of which cannot be met, and a job."""
+    """The system with queries coming in all the time, one kind of which cannot be met, and a job."""
     bench = [sys.executable, "-P", "-m", "infaas.cli", "bench", "--app", APP, "--seconds", "600", "--warmup", "0"]
     bench += ["--rate", "20", "--latency-ms", "200", "--data-dir", str(system.directory)]
     asked = subprocess.Popen(bench, env=environ(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -1,5 +1,5 @@
 """Fixtures of the behaviour suites."""
 
-from tests.support.servers.buses import buses
+from tests.support.servers.buses import buses, connect
 
-__all__ = ["buses"]
+__all__ = ["buses", "connect"]

@@ -41,256 +41,220 @@ async def asleep(work: Callable[[], None]) -> None:
     await asyncio.to_thread(work)
 
 
-def test_everything_goes_on_after_the_server_was_killed(server: NatsServer) -> None:
-    async def body() -> None:
-        errors: list[Exception] = []
-        bus, other = await connected(server.url, errors), await connected(server.url, errors)
-        told: list[Status] = []
-        bus.on_status(told.append)
-        got: list[bytes] = []
-        shared: list[bytes] = []
-        await bus.subscribe("n", lambda d: got.append(d.data))
-        for member in (bus, other):
-            await member.subscribe("q", lambda d: shared.append(d.data), queue="group")
-        await bus.ensure_stream(StreamSpec("S", ("event.>",), "work", 2**20))
-        await bus.publish_durable("event.x", b"before", "1")
-        consumer = await bus.consumer("S", "c")
-        bucket = await bus.key_value("b")
-        await bucket.put("k", b"before")
-        seen: list[KeyValueEntry | None] = []
-        await bucket.watch(seen.append)
-        store = await bus.object_store("o")
-        await store.put("o", bytes(400_000))
-        await until(lambda: None in seen)
-        first = await consumer.fetch(1, 60.0)
-        await first[0].ack()
-        fetching = asyncio.ensure_future(consumer.fetch(5, 60.0))
-        await bus.flush()
+async def test_everything_goes_on_after_the_server_was_killed(server: NatsServer) -> None:
+    errors: list[Exception] = []
+    bus, other = await connected(server.url, errors), await connected(server.url, errors)
+    told: list[Status] = []
+    bus.on_status(told.append)
+    got: list[bytes] = []
+    shared: list[bytes] = []
+    await bus.subscribe("n", lambda d: got.append(d.data))
+    for member in (bus, other):
+        await member.subscribe("q", lambda d: shared.append(d.data), queue="group")
+    await bus.ensure_stream(StreamSpec("S", ("event.>",), "work", 2**20))
+    await bus.publish_durable("event.x", b"before", "1")
+    consumer = await bus.consumer("S", "c")
+    bucket = await bus.key_value("b")
+    await bucket.put("k", b"before")
+    seen: list[KeyValueEntry | None] = []
+    await bucket.watch(seen.append)
+    store = await bus.object_store("o")
+    await store.put("o", bytes(400_000))
+    await until(lambda: None in seen)
+    first = await consumer.fetch(1, 60.0)
+    await first[0].ack()
+    fetching = asyncio.ensure_future(consumer.fetch(5, 60.0))
+    await bus.flush()
 
-        server.stop(kill=True)
-        await until(lambda: told == ["disconnected"])
-        for number in range(100):
-            bus.publish("n", b"%d" % number)
-        with pytest.raises(RequestTimeout):
-            await bus.publish_durable("event.x", b"lost", "2", timeout=0.1)
-        flushing = asyncio.ensure_future(bus.flush(60.0))
-        await asyncio.sleep(0.3)
-        assert not flushing.done()
-        await asleep(server.start)
-        await flushing
-        await until(lambda: told == ["disconnected", "reconnected"])
+    server.stop(kill=True)
+    await until(lambda: told == ["disconnected"])
+    for number in range(100):
+        bus.publish("n", b"%d" % number)
+    with pytest.raises(RequestTimeout):
+        await bus.publish_durable("event.x", b"lost", "2", timeout=0.1)
+    flushing = asyncio.ensure_future(bus.flush(60.0))
+    await asyncio.sleep(0.3)
+    assert not flushing.done()
+    await asleep(server.start)
+    await flushing
+    await until(lambda: told == ["disconnected", "reconnected"])
 
-        await until(lambda: len(got) == 100)
-        assert got == [b"%d" % number for number in range(100)]
-        await other.flush()
-        for _ in range(50):
-            other.publish("q", b"shared")
-        await other.flush()
-        await until(lambda: len(shared) >= 50)
-        assert len(shared) == 50
-        assert (await bucket.get("k")).value == b"before"
-        await bucket.put("k", b"after")
-        await until(lambda: len(seen) >= 3)
-        assert [entry and entry.value for entry in seen] == [b"before", None, b"after"]
-        assert await store.get("o") == bytes(400_000)
-        # The request that timed out may still have been delivered from the buffer: at least once, one id.
-        await bus.publish_durable("event.x", b"lost", "2")
-        assert [(m.data, m.message_id) for m in await fetching] == [(b"lost", "2")]
-        await bus.close()
-        await other.drain()
-        assert errors == []
-
-    run(body())
+    await until(lambda: len(got) == 100)
+    assert got == [b"%d" % number for number in range(100)]
+    await other.flush()
+    for _ in range(50):
+        other.publish("q", b"shared")
+    await other.flush()
+    await until(lambda: len(shared) >= 50)
+    assert len(shared) == 50
+    assert (await bucket.get("k")).value == b"before"
+    await bucket.put("k", b"after")
+    await until(lambda: len(seen) >= 3)
+    assert [entry and entry.value for entry in seen] == [b"before", None, b"after"]
+    assert await store.get("o") == bytes(400_000)
+    # The request that timed out may still have been delivered from the buffer: at least once, one id.
+    await bus.publish_durable("event.x", b"lost", "2")
+    assert [(m.data, m.message_id) for m in await fetching] == [(b"lost", "2")]
+    await bus.close()
+    await other.drain()
+    assert errors == []
 
 
-def test_a_fetch_may_begin_while_the_server_is_away(server: NatsServer) -> None:
-    async def body() -> None:
-        bus = await connected(server.url, [])
-        await bus.ensure_stream(StreamSpec("S", ("event.>",), "work", 2**20))
-        consumer = await bus.consumer("S", "c")
-        await bus.publish_durable("event.x", b"kept", "1")
-        server.stop(kill=True)
-        assert await consumer.fetch(5, 0.1) == []
-        fetching = asyncio.ensure_future(consumer.fetch(5, 60.0))
-        await asyncio.sleep(0.1)
-        await asleep(server.start)
-        assert [m.data for m in await fetching] == [b"kept"]
-        await bus.close()
-
-    run(body())
+async def test_a_fetch_may_begin_while_the_server_is_away(server: NatsServer) -> None:
+    bus = await connected(server.url, [])
+    await bus.ensure_stream(StreamSpec("S", ("event.>",), "work", 2**20))
+    consumer = await bus.consumer("S", "c")
+    await bus.publish_durable("event.x", b"kept", "1")
+    server.stop(kill=True)
+    assert await consumer.fetch(5, 0.1) == []
+    fetching = asyncio.ensure_future(consumer.fetch(5, 60.0))
+    await asyncio.sleep(0.1)
+    await asleep(server.start)
+    assert [m.data for m in await fetching] == [b"kept"]
+    await bus.close()
 
 
-def test_a_watch_begins_again_when_the_server_lost_everything(server: NatsServer) -> None:
-    async def body() -> None:
-        bus = await connected(server.url, [])
-        bucket = await bus.key_value("b")
-        for number in range(10):
-            await bucket.put(f"k{number}", b"old")
-        seen: list[KeyValueEntry | None] = []
-        await bucket.watch(seen.append)
-        await until(lambda: len(seen) == 11)
-        server.stop()
-        await asleep(lambda: shutil.rmtree(server.directory / "jetstream"))
-        await asleep(server.start)
-        await bus.flush(60.0)
-        bucket = await bus.key_value("b")
-        await bucket.put("k", b"new")
-        await until(lambda: len(seen) == 12)
-        assert seen[11] == KeyValueEntry("k", b"new", 1)
-        await bus.close()
-
-    run(body())
+async def test_a_watch_begins_again_when_the_server_lost_everything(server: NatsServer) -> None:
+    bus = await connected(server.url, [])
+    bucket = await bus.key_value("b")
+    for number in range(10):
+        await bucket.put(f"k{number}", b"old")
+    seen: list[KeyValueEntry | None] = []
+    await bucket.watch(seen.append)
+    await until(lambda: len(seen) == 11)
+    server.stop()
+    await asleep(lambda: shutil.rmtree(server.directory / "jetstream"))
+    await asleep(server.start)
+    await bus.flush(60.0)
+    bucket = await bus.key_value("b")
+    await bucket.put("k", b"new")
+    await until(lambda: len(seen) == 12)
+    assert seen[11] == KeyValueEntry("k", b"new", 1)
+    await bus.close()
 
 
-def test_what_waits_for_an_absent_server_is_bounded(server: NatsServer) -> None:
-    async def body() -> None:
-        bus = await connected(server.url, [], max_pending_bytes=100_000)
-        told: list[Status] = []
-        bus.on_status(told.append)
-        got: list[int] = []
-        await bus.subscribe("n", lambda d: got.append(int(d.data[:3])))
-        server.stop()
-        await until(lambda: bool(told))
-        sent = 0
+async def test_what_waits_for_an_absent_server_is_bounded(server: NatsServer) -> None:
+    bus = await connected(server.url, [], max_pending_bytes=100_000)
+    told: list[Status] = []
+    bus.on_status(told.append)
+    got: list[int] = []
+    await bus.subscribe("n", lambda d: got.append(int(d.data[:3])))
+    server.stop()
+    await until(lambda: bool(told))
+    sent = 0
+    with pytest.raises(BusError, match="wait to be sent"):
+        for sent in range(200):
+            bus.publish("n", b"%03d" % sent + bytes(1000))
+    assert 80 <= sent < 100
+    await asleep(server.start)
+    await bus.flush(60.0)
+    await until(lambda: len(got) == sent)
+    assert got == list(range(sent))
+    await bus.close()
+
+
+async def test_what_waits_for_a_server_that_does_not_read_is_bounded(server: NatsServer) -> None:
+    bus = await connected(server.url, [], max_pending_bytes=1_000_000)
+    got: list[int] = []
+    await bus.subscribe("n", lambda d: got.append(int(d.data[:5])))
+    kill(server.pid, signal.SIGSTOP)
+    sent = 0
+    try:
         with pytest.raises(BusError, match="wait to be sent"):
-            for sent in range(200):
-                bus.publish("n", b"%03d" % sent + bytes(1000))
-        assert 80 <= sent < 100
-        await asleep(server.start)
-        await bus.flush(60.0)
-        await until(lambda: len(got) == sent)
-        assert got == list(range(sent))
+            for sent in range(10_000):
+                bus.publish("n", b"%05d" % sent + bytes(100_000))
+                await asyncio.sleep(0)
+    finally:
+        kill(server.pid, signal.SIGCONT)
+    assert sent > 10
+    await bus.flush(60.0)
+    await until(lambda: len(got) == sent)
+    assert got == list(range(sent))
+    await bus.close()
+
+
+async def test_closing_does_not_wait_for_a_server_that_does_not_read(server: NatsServer) -> None:
+    bus = await connected(server.url, [])
+    kill(server.pid, signal.SIGSTOP)
+    for _ in range(300):
+        bus.publish("n", bytes(100_000))
+        await asyncio.sleep(0)
+    async with asyncio.timeout(30):
         await bus.close()
 
-    run(body())
 
-
-def test_what_waits_for_a_server_that_does_not_read_is_bounded(server: NatsServer) -> None:
-    async def body() -> None:
-        bus = await connected(server.url, [], max_pending_bytes=1_000_000)
-        got: list[int] = []
-        await bus.subscribe("n", lambda d: got.append(int(d.data[:5])))
-        kill(server.pid, signal.SIGSTOP)
-        sent = 0
-        try:
-            with pytest.raises(BusError, match="wait to be sent"):
-                for sent in range(10_000):
-                    bus.publish("n", b"%05d" % sent + bytes(100_000))
-                    await asyncio.sleep(0)
-        finally:
-            kill(server.pid, signal.SIGCONT)
-        assert sent > 10
-        await bus.flush(60.0)
-        await until(lambda: len(got) == sent)
-        assert got == list(range(sent))
-        await bus.close()
-
-    run(body())
-
-
-def test_closing_does_not_wait_for_a_server_that_does_not_read(server: NatsServer) -> None:
-    async def body() -> None:
-        bus = await connected(server.url, [])
-        kill(server.pid, signal.SIGSTOP)
-        for _ in range(300):
-            bus.publish("n", bytes(100_000))
-            await asyncio.sleep(0)
-        async with asyncio.timeout(30):
-            await bus.close()
-
-    run(body())
-
-
-def test_a_server_that_is_not_there_is_named_without_its_password(tmp_path: Path) -> None:
-    async def body() -> None:
-        port = NatsServer(tmp_path).port
-        with pytest.raises(BusError, match=f"127.0.0.1:{port}") as error:
-            await NatsBus.connect(f"nats://tester:secret@127.0.0.1:{port}", name="test", timeout=0.3)
-        assert "secret" not in str(error.value)
-
-    run(body())
+async def test_a_server_that_is_not_there_is_named_without_its_password(tmp_path: Path) -> None:
+    port = NatsServer(tmp_path).port
+    with pytest.raises(BusError, match=f"127.0.0.1:{port}") as error:
+        await NatsBus.connect(f"nats://tester:secret@127.0.0.1:{port}", name="test", timeout=0.3)
+    assert "secret" not in str(error.value)
 
 
 @pytest.mark.parametrize("url", ["nats://host:port", "nats://", "http://127.0.0.1:4222", "nats://127.0.0.1:99999", ""])
-def test_what_is_no_address(url: str) -> None:
-    async def body() -> None:
-        with pytest.raises(BusError, match="NATS"):
-            await NatsBus.connect(url, name="test", timeout=0.3)
-
-    run(body())
+async def test_what_is_no_address(url: str) -> None:
+    with pytest.raises(BusError, match="NATS"):
+        await NatsBus.connect(url, name="test", timeout=0.3)
 
 
-def test_a_server_that_comes_late_is_waited_for(tmp_path: Path, nats_server: NatsServer) -> None:
+async def test_a_server_that_comes_late_is_waited_for(tmp_path: Path, nats_server: NatsServer) -> None:
     del nats_server
 
-    async def body() -> None:
-        server = NatsServer(tmp_path)
-        connecting = asyncio.ensure_future(NatsBus.connect(server.url, name="test"))
-        await asyncio.sleep(0.3)
-        await asleep(server.start)
-        try:
-            bus = await connecting
-            await bus.flush()
-            await bus.close()
-        finally:
-            server.stop()
-
-    run(body())
+    server = NatsServer(tmp_path)
+    connecting = asyncio.ensure_future(NatsBus.connect(server.url, name="test"))
+    await asyncio.sleep(0.3)
+    await asleep(server.start)
+    try:
+        bus = await connecting
+        await bus.flush()
+        await bus.close()
+    finally:
+        server.stop()
 
 
 @pytest.mark.parametrize("userinfo", ["tester:wrong@", "wrong:secret@", ""])
-def test_wrong_credentials_are_told_at_once(nats_url: str, userinfo: str) -> None:
-    async def body() -> None:
-        url = nats_url.replace("tester:secret@", userinfo)
-        async with asyncio.timeout(30):
-            with pytest.raises(BusError, match="user or password") as error:
-                await NatsBus.connect(url, name="test", timeout=60.0)
-        assert "secret" not in str(error.value)
-
-    run(body())
+async def test_wrong_credentials_are_told_at_once(nats_url: str, userinfo: str) -> None:
+    url = nats_url.replace("tester:secret@", userinfo)
+    async with asyncio.timeout(30):
+        with pytest.raises(BusError, match="user or password") as error:
+            await NatsBus.connect(url, name="test", timeout=60.0)
+    assert "secret" not in str(error.value)
 
 
-def test_a_forbidden_subject_is_reported_and_nothing_else_stops(nats_url: str) -> None:
-    async def body() -> None:
-        errors: list[Exception] = []
-        bus = await connected(nats_url.replace("tester:", "limited:"), errors)
-        told: list[Status] = []
-        bus.on_status(told.append)
-        bus.publish("forbidden.x", b"")
-        await bus.flush()
-        await until(lambda: len(errors) == 1)
-        assert "forbidden.x" in str(errors[0])
-        await bus.flush()
-        assert told == []
-        await bus.close()
-
-    run(body())
+async def test_a_forbidden_subject_is_reported_and_nothing_else_stops(nats_url: str) -> None:
+    errors: list[Exception] = []
+    bus = await connected(nats_url.replace("tester:", "limited:"), errors)
+    told: list[Status] = []
+    bus.on_status(told.append)
+    bus.publish("forbidden.x", b"")
+    await bus.flush()
+    await until(lambda: len(errors) == 1)
+    assert "forbidden.x" in str(errors[0])
+    await bus.flush()
+    assert told == []
+    await bus.close()
 
 
-def test_closing_while_the_server_is_away_is_quick(server: NatsServer) -> None:
-    async def body() -> None:
-        bus = await connected(server.url, [])
-        told: list[Status] = []
-        bus.on_status(told.append)
-        await bus.subscribe("n", lambda d: None)
-        asked = asyncio.ensure_future(bus.request("n", b"", 60.0))
-        await (await bus.key_value("b")).watch(lambda entry: None)
-        await bus.ensure_stream(StreamSpec("S", ("event.>",), "work", 2**20))
-        fetching = asyncio.ensure_future((await bus.consumer("S", "c")).fetch(1, 60.0))
-        await bus.flush()
-        server.stop()
-        await until(lambda: bool(told))
-        bus.publish("n", b"never sent")
-        async with asyncio.timeout(30):
-            await bus.drain()
-        for waiting in (asked, fetching):
-            with pytest.raises(BusError):
-                await waiting
-        assert told == ["disconnected", "closed"]
-        await asyncio.sleep(0.05)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    run(body())
+async def test_closing_while_the_server_is_away_is_quick(server: NatsServer) -> None:
+    bus = await connected(server.url, [])
+    told: list[Status] = []
+    bus.on_status(told.append)
+    await bus.subscribe("n", lambda d: None)
+    asked = asyncio.ensure_future(bus.request("n", b"", 60.0))
+    await (await bus.key_value("b")).watch(lambda entry: None)
+    await bus.ensure_stream(StreamSpec("S", ("event.>",), "work", 2**20))
+    fetching = asyncio.ensure_future((await bus.consumer("S", "c")).fetch(1, 60.0))
+    await bus.flush()
+    server.stop()
+    await until(lambda: bool(told))
+    bus.publish("n", b"never sent")
+    async with asyncio.timeout(30):
+        await bus.drain()
+    for waiting in (asked, fetching):
+        with pytest.raises(BusError):
+            await waiting
+    assert told == ["disconnected", "closed"]
+    await asyncio.sleep(0.05)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 def test_over_tls(tmp_path: Path, nats_server: NatsServer) -> None:
@@ -364,23 +328,21 @@ def test_a_server_that_wants_a_certificate_gets_the_one_of_the_settings(
 
 
 @pytest.mark.parametrize(("replicas", "made"), [(0, True), (1, True), (3, False)])
-def test_streams_have_as_many_copies_as_the_settings_say(nats_url: str, prefix: str, replicas: int, made: bool) -> None:
+async def test_streams_have_as_many_copies_as_the_settings_say(
+    nats_url: str, prefix: str, replicas: int, made: bool
+) -> None:
     """A server alone keeps one copy."""
-
-    async def body() -> None:
-        settings = Settings(prefix=prefix, bus=BusSettings(url=nats_url, replicas=replicas))
-        bus = await connect_service("t", settings, KnownStreams.of(settings))
-        try:
-            spec = StreamSpec(f"{prefix}_S", (f"{prefix}.event.x",), "limits", 2**20)
-            if made:
+    settings = Settings(prefix=prefix, bus=BusSettings(url=nats_url, replicas=replicas))
+    bus = await connect_service("t", settings, KnownStreams.of(settings))
+    try:
+        spec = StreamSpec(f"{prefix}_S", (f"{prefix}.event.x",), "limits", 2**20)
+        if made:
+            await bus.ensure_stream(spec)
+        else:
+            with pytest.raises(BusError, match="replicas"):
                 await bus.ensure_stream(spec)
-            else:
-                with pytest.raises(BusError, match="replicas"):
-                    await bus.ensure_stream(spec)
-        finally:
-            await bus.close()
-
-    run(body())
+    finally:
+        await bus.close()
 
 
 @pytest.mark.parametrize(

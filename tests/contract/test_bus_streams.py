@@ -15,175 +15,142 @@ def spec(buses: Buses, **changes: Any) -> StreamSpec:
     return made._replace(**changes)
 
 
-def test_a_message_id_is_stored_once(buses: Buses) -> None:
-    async def body(connect: Connects) -> None:
-        bus = await connect()
-        await bus.ensure_stream(spec(buses))
-        for data, message_id in ((b"1", "a"), (b"1", "a"), (b"2", "b"), (b"1 again", "a")):
-            await bus.publish_durable(f"{buses.prefix}.event.x", data, message_id)
-        got = await (await bus.consumer(f"{buses.prefix}_S", "c")).fetch(10, 60.0)
-        assert [(m.subject, m.data, m.message_id, m.deliveries) for m in got] == [
-            (f"{buses.prefix}.event.x", b"1", "a", 1),
-            (f"{buses.prefix}.event.x", b"2", "b", 1),
-        ]
-
-    buses.run(body)
+async def test_a_message_id_is_stored_once(buses: Buses, connect: Connects) -> None:
+    bus = await connect()
+    await bus.ensure_stream(spec(buses))
+    for data, message_id in ((b"1", "a"), (b"1", "a"), (b"2", "b"), (b"1 again", "a")):
+        await bus.publish_durable(f"{buses.prefix}.event.x", data, message_id)
+    got = await (await bus.consumer(f"{buses.prefix}_S", "c")).fetch(10, 60.0)
+    assert [(m.subject, m.data, m.message_id, m.deliveries) for m in got] == [
+        (f"{buses.prefix}.event.x", b"1", "a", 1),
+        (f"{buses.prefix}.event.x", b"2", "b", 1),
+    ]
 
 
-def test_what_no_stream_keeps_is_an_error(buses: Buses) -> None:
-    async def body(connect: Connects) -> None:
-        bus = await connect()
-        with pytest.raises(BusError, match="no stream"):
-            await bus.publish_durable(f"{buses.prefix}.event.x", b"1", "a")
-        with pytest.raises(NotFound):
-            await bus.consumer(f"{buses.prefix}_S", "c")
-
-    buses.run(body)
+async def test_what_no_stream_keeps_is_an_error(buses: Buses, connect: Connects) -> None:
+    bus = await connect()
+    with pytest.raises(BusError, match="no stream"):
+        await bus.publish_durable(f"{buses.prefix}.event.x", b"1", "a")
+    with pytest.raises(NotFound):
+        await bus.consumer(f"{buses.prefix}_S", "c")
 
 
-def test_a_plain_message_is_kept_too(buses: Buses) -> None:
-    async def body(connect: Connects) -> None:
-        bus = await connect()
-        await bus.ensure_stream(spec(buses))
-        bus.publish(f"{buses.prefix}.event.x", b"1")
-        got = await (await bus.consumer(f"{buses.prefix}_S", "c")).fetch(10, 60.0)
-        assert [m.data for m in got] == [b"1"]
-
-    buses.run(body)
+async def test_a_plain_message_is_kept_too(buses: Buses, connect: Connects) -> None:
+    bus = await connect()
+    await bus.ensure_stream(spec(buses))
+    bus.publish(f"{buses.prefix}.event.x", b"1")
+    got = await (await bus.consumer(f"{buses.prefix}_S", "c")).fetch(10, 60.0)
+    assert [m.data for m in got] == [b"1"]
 
 
-def test_work_is_gone_once_acknowledged_and_comes_back_otherwise(buses: Buses) -> None:
-    async def body(connect: Connects) -> None:
-        one, two = await connect(), await connect()
-        await one.ensure_stream(spec(buses))
-        await _fill(buses, one, 3)
-        consumer = await one.consumer(f"{buses.prefix}_S", "c", ack_wait_s=0.3)
-        first, second, third = await consumer.fetch(3, 60.0)
-        await first.ack()
-        await second.nak(0.05)
-        again = await _fetch_all(await two.consumer(f"{buses.prefix}_S", "c", ack_wait_s=0.3), 2)
-        assert sorted(m.data for m in again) == sorted([second.data, third.data])
-        assert all(m.deliveries >= 2 for m in again)
-        for message in again:
-            await message.ack()
-        assert await consumer.fetch(10, 0.5) == []
-
-    buses.run(body)
+async def test_work_is_gone_once_acknowledged_and_comes_back_otherwise(buses: Buses, connect: Connects) -> None:
+    one, two = await connect(), await connect()
+    await one.ensure_stream(spec(buses))
+    await _fill(buses, one, 3)
+    consumer = await one.consumer(f"{buses.prefix}_S", "c", ack_wait_s=0.3)
+    first, second, third = await consumer.fetch(3, 60.0)
+    await first.ack()
+    await second.nak(0.05)
+    again = await _fetch_all(await two.consumer(f"{buses.prefix}_S", "c", ack_wait_s=0.3), 2)
+    assert sorted(m.data for m in again) == sorted([second.data, third.data])
+    assert all(m.deliveries >= 2 for m in again)
+    for message in again:
+        await message.ack()
+    assert await consumer.fetch(10, 0.5) == []
 
 
-def test_what_is_still_worked_on_does_not_come_back(buses: Buses) -> None:
-    async def body(connect: Connects) -> None:
-        bus = await connect()
-        await bus.ensure_stream(spec(buses))
-        await _fill(buses, bus, 1)
-        consumer = await bus.consumer(f"{buses.prefix}_S", "c", ack_wait_s=2.0)
-        (held,) = await consumer.fetch(1, 60.0)
-        for _ in range(5):
-            began = time.monotonic()
-            await held.extend()
-            for early in await consumer.fetch(1, 0.5):
-                assert time.monotonic() - began > 2.0, "it comes back only where the machine stood still for so long"
-                held = early
-        (again,) = await consumer.fetch(1, 60.0)  # once nobody says so any more
-        assert again.deliveries > held.deliveries
-        await again.ack()
-
-    buses.run(body)
+async def test_what_is_still_worked_on_does_not_come_back(buses: Buses, connect: Connects) -> None:
+    bus = await connect()
+    await bus.ensure_stream(spec(buses))
+    await _fill(buses, bus, 1)
+    consumer = await bus.consumer(f"{buses.prefix}_S", "c", ack_wait_s=2.0)
+    (held,) = await consumer.fetch(1, 60.0)
+    for _ in range(5):
+        began = time.monotonic()
+        await held.extend()
+        for early in await consumer.fetch(1, 0.5):
+            assert time.monotonic() - began > 2.0, "it comes back only where the machine stood still for so long"
+            held = early
+    (again,) = await consumer.fetch(1, 60.0)  # once nobody says so any more
+    assert again.deliveries > held.deliveries
+    await again.ack()
 
 
-def test_fetch_returns_what_is_there_and_waits_for_what_is_not(buses: Buses) -> None:
-    async def body(connect: Connects) -> None:
-        bus, other = await connect(), await connect()
-        await bus.ensure_stream(spec(buses))
-        consumer = await bus.consumer(f"{buses.prefix}_S", "c")
-        assert await consumer.fetch(5, 0.05) == []
-        waiting = asyncio.ensure_future(consumer.fetch(5, 60.0))
-        await asyncio.sleep(0.05)
-        await _fill(buses, other, 1)
-        assert [m.data for m in await waiting] == [b"0"]
-        await _fill(buses, other, 8, start=1)
-        sizes = [len(await consumer.fetch(5, 60.0)), len(await consumer.fetch(5, 60.0))]
-        assert sizes == [5, 3]
-
-    buses.run(body)
+async def test_fetch_returns_what_is_there_and_waits_for_what_is_not(buses: Buses, connect: Connects) -> None:
+    bus, other = await connect(), await connect()
+    await bus.ensure_stream(spec(buses))
+    consumer = await bus.consumer(f"{buses.prefix}_S", "c")
+    assert await consumer.fetch(5, 0.05) == []
+    waiting = asyncio.ensure_future(consumer.fetch(5, 60.0))
+    await asyncio.sleep(0.05)
+    await _fill(buses, other, 1)
+    assert [m.data for m in await waiting] == [b"0"]
+    await _fill(buses, other, 8, start=1)
+    sizes = [len(await consumer.fetch(5, 60.0)), len(await consumer.fetch(5, 60.0))]
+    assert sizes == [5, 3]
 
 
-def test_one_consumer_is_shared_and_two_of_a_history_are_not(buses: Buses) -> None:
-    async def body(connect: Connects) -> None:
-        one, two = await connect(), await connect()
-        await one.ensure_stream(spec(buses, retention="limits", full="oldest"))
-        await _fill(buses, one, 20)
-        half = await (await one.consumer(f"{buses.prefix}_S", "shared")).fetch(10, 60.0)
-        rest = await (await two.consumer(f"{buses.prefix}_S", "shared")).fetch(100, 60.0)
-        assert [int(m.data) for m in half + rest] == list(range(20))
-        for message in half + rest:
-            await message.ack()
-        own = await (await two.consumer(f"{buses.prefix}_S", "own")).fetch(100, 60.0)
-        assert [int(m.data) for m in own] == list(range(20))
-
-    buses.run(body)
+async def test_one_consumer_is_shared_and_two_of_a_history_are_not(buses: Buses, connect: Connects) -> None:
+    one, two = await connect(), await connect()
+    await one.ensure_stream(spec(buses, retention="limits", full="oldest"))
+    await _fill(buses, one, 20)
+    half = await (await one.consumer(f"{buses.prefix}_S", "shared")).fetch(10, 60.0)
+    rest = await (await two.consumer(f"{buses.prefix}_S", "shared")).fetch(100, 60.0)
+    assert [int(m.data) for m in half + rest] == list(range(20))
+    for message in half + rest:
+        await message.ack()
+    own = await (await two.consumer(f"{buses.prefix}_S", "own")).fetch(100, 60.0)
+    assert [int(m.data) for m in own] == list(range(20))
 
 
-def test_a_consumer_may_take_only_some_subjects(buses: Buses) -> None:
-    async def body(connect: Connects) -> None:
-        bus = await connect()
-        await bus.ensure_stream(spec(buses))
-        await bus.publish_durable(f"{buses.prefix}.event.cost", b"cost", "1")
-        await bus.publish_durable(f"{buses.prefix}.event.state", b"state", "2")
-        consumer = await bus.consumer(f"{buses.prefix}_S", "states", f"{buses.prefix}.event.state")
-        assert [m.data for m in await consumer.fetch(10, 60.0)] == [b"state"]
-        assert await consumer.fetch(10, 0.05) == []
-
-    buses.run(body)
+async def test_a_consumer_may_take_only_some_subjects(buses: Buses, connect: Connects) -> None:
+    bus = await connect()
+    await bus.ensure_stream(spec(buses))
+    await bus.publish_durable(f"{buses.prefix}.event.cost", b"cost", "1")
+    await bus.publish_durable(f"{buses.prefix}.event.state", b"state", "2")
+    consumer = await bus.consumer(f"{buses.prefix}_S", "states", f"{buses.prefix}.event.state")
+    assert [m.data for m in await consumer.fetch(10, 60.0)] == [b"state"]
+    assert await consumer.fetch(10, 0.05) == []
 
 
-def test_a_full_stream_refuses_until_there_is_room(buses: Buses) -> None:
-    async def body(connect: Connects) -> None:
-        bus = await connect()
-        await bus.ensure_stream(spec(buses, max_bytes=100_000))
-        stored = 0
-        with pytest.raises(BusError):
-            for stored in range(20):
-                await bus.publish_durable(f"{buses.prefix}.event.x", bytes(10_000), str(stored))
-        assert 7 <= stored <= 10
-        consumer = await bus.consumer(f"{buses.prefix}_S", "c")
-        kept = await consumer.fetch(100, 60.0)
-        assert len(kept) == stored
-        await kept[0].ack()
-        await bus.flush()
-        await bus.publish_durable(f"{buses.prefix}.event.x", bytes(9_000), str(stored))
-        await bus.ensure_stream(spec(buses, max_bytes=1_000_000))  # the same call makes it larger
-        await _fill(buses, bus, 20)
-
-    buses.run(body)
+async def test_a_full_stream_refuses_until_there_is_room(buses: Buses, connect: Connects) -> None:
+    bus = await connect()
+    await bus.ensure_stream(spec(buses, max_bytes=100_000))
+    stored = 0
+    with pytest.raises(BusError):
+        for stored in range(20):
+            await bus.publish_durable(f"{buses.prefix}.event.x", bytes(10_000), str(stored))
+    assert 7 <= stored <= 10
+    consumer = await bus.consumer(f"{buses.prefix}_S", "c")
+    kept = await consumer.fetch(100, 60.0)
+    assert len(kept) == stored
+    await kept[0].ack()
+    await bus.flush()
+    await bus.publish_durable(f"{buses.prefix}.event.x", bytes(9_000), str(stored))
+    await bus.ensure_stream(spec(buses, max_bytes=1_000_000))  # the same call makes it larger
+    await _fill(buses, bus, 20)
 
 
-def test_a_bounded_history_forgets_the_oldest(buses: Buses) -> None:
-    async def body(connect: Connects) -> None:
-        bus = await connect()
-        await bus.ensure_stream(spec(buses, retention="limits", full="oldest", max_bytes=100_000))
-        for number in range(20):
-            await bus.publish_durable(f"{buses.prefix}.event.x", b"%06d" % number + bytes(10_000), str(number))
-        kept = await (await bus.consumer(f"{buses.prefix}_S", "c")).fetch(100, 60.0)
-        numbers = [int(m.data[:6]) for m in kept]
-        assert 7 <= len(numbers) <= 10
-        assert numbers == list(range(20))[-len(numbers) :]
-
-    buses.run(body)
+async def test_a_bounded_history_forgets_the_oldest(buses: Buses, connect: Connects) -> None:
+    bus = await connect()
+    await bus.ensure_stream(spec(buses, retention="limits", full="oldest", max_bytes=100_000))
+    for number in range(20):
+        await bus.publish_durable(f"{buses.prefix}.event.x", b"%06d" % number + bytes(10_000), str(number))
+    kept = await (await bus.consumer(f"{buses.prefix}_S", "c")).fetch(100, 60.0)
+    numbers = [int(m.data[:6]) for m in kept]
+    assert 7 <= len(numbers) <= 10
+    assert numbers == list(range(20))[-len(numbers) :]
 
 
-def test_ensuring_a_stream_again_keeps_what_is_in_it(buses: Buses) -> None:
-    async def body(connect: Connects) -> None:
-        bus = await connect()
-        await bus.ensure_stream(spec(buses))
-        await _fill(buses, bus, 3)
-        await bus.ensure_stream(spec(buses))
-        await bus.ensure_stream(spec(buses, subjects=(f"{buses.prefix}.event.>", f"{buses.prefix}.more")))
-        await bus.publish_durable(f"{buses.prefix}.more", b"3", "more")
-        got = await (await bus.consumer(f"{buses.prefix}_S", "c")).fetch(10, 60.0)
-        assert [int(m.data) for m in got] == [0, 1, 2, 3]
-
-    buses.run(body)
+async def test_ensuring_a_stream_again_keeps_what_is_in_it(buses: Buses, connect: Connects) -> None:
+    bus = await connect()
+    await bus.ensure_stream(spec(buses))
+    await _fill(buses, bus, 3)
+    await bus.ensure_stream(spec(buses))
+    await bus.ensure_stream(spec(buses, subjects=(f"{buses.prefix}.event.>", f"{buses.prefix}.more")))
+    await bus.publish_durable(f"{buses.prefix}.more", b"3", "more")
+    got = await (await bus.consumer(f"{buses.prefix}_S", "c")).fetch(10, 60.0)
+    assert [int(m.data) for m in got] == [0, 1, 2, 3]
 
 
 async def _fill(buses: Buses, bus: Bus, count: int, start: int = 0) -> None:

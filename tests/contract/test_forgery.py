@@ -18,7 +18,6 @@ from services.jobs.actor import Coordinator
 from services.registrar.actor import Registrar
 from services.shell.runtime.runtime import Runtime
 from tests.support.servers.buses import until
-from tests.support.servers.nats import run
 from tests.support.servers.secured_nats import Secured, ignored, secured
 
 SUBJECTS = Subjects()
@@ -55,74 +54,67 @@ async def listening(bus: Bus, *subjects: str) -> tuple[Listener, Runtime]:
     return listener, runtime
 
 
-def test_a_stream_that_is_made_to_send_orders_is_not_obeyed(server: Secured) -> None:
+async def test_a_stream_that_is_made_to_send_orders_is_not_obeyed(server: Secured) -> None:
     """An executor writes an order as an object's chunk, and has it delivered where its monitor takes orders."""
-
-    async def main() -> None:
-        names = ("registrar", "monitor", "executor", "dispatcher")
-        buses = [await server.bus(name, ignored) for name in names]
-        registrar, monitor, executor, dispatcher = buses
-        try:
-            await registrar.object_store(SUBJECTS.outputs_bucket)
-            raw: list[Delivery] = []
-            await monitor.subscribe(LOAD, raw.append)
-            listener, runtime = await listening(monitor, LOAD)
-            stream, chunk = f"OBJ_{SUBJECTS.outputs_bucket}", f"$O.{SUBJECTS.outputs_bucket}.C.evil"
-            await executor.request(chunk, ORDER, 5.0)
-            config = {
-                "deliver_policy": "all",
-                "ack_policy": "none",
-                "filter_subject": chunk,
-                "inactive_threshold": 10**10,
-            }
-            for name, more in (("push", {"deliver_subject": LOAD}), ("pull", {})):
-                body = json.encode({"stream_name": stream, "config": {"name": name} | config | more})
-                made = await executor.request(f"$JS.API.CONSUMER.CREATE.{stream}.{name}.{chunk}", body, 5.0)
-                assert b'"error"' not in made.data, made.data
-            executor.publish(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.pull", b"1", reply=LOAD)
-            executor.publish(f"$JS.API.STREAM.MSG.GET.{stream}", json.encode({"last_by_subj": chunk}), reply=LOAD)
-            # NATS does deliver all three: the order itself twice, and once in JSON.
-            await until(lambda: len(raw) == 3)
-            assert [delivery.data for delivery in raw].count(ORDER) == 2
-            assert listener.heard == []
-            dispatcher.publish(LOAD, ORDER)  # who may order is obeyed
-            await until(lambda: len(listener.heard) == 1)
-            assert runtime.counts.forged == 2
-            assert runtime.counts.undecodable == 1
-            await runtime.stop()
-        finally:
-            for bus in buses:
-                await bus.close()
-
-    run(main())
+    names = ("registrar", "monitor", "executor", "dispatcher")
+    buses = [await server.bus(name, ignored) for name in names]
+    registrar, monitor, executor, dispatcher = buses
+    try:
+        await registrar.object_store(SUBJECTS.outputs_bucket)
+        raw: list[Delivery] = []
+        await monitor.subscribe(LOAD, raw.append)
+        listener, runtime = await listening(monitor, LOAD)
+        stream, chunk = f"OBJ_{SUBJECTS.outputs_bucket}", f"$O.{SUBJECTS.outputs_bucket}.C.evil"
+        await executor.request(chunk, ORDER, 5.0)
+        config = {
+            "deliver_policy": "all",
+            "ack_policy": "none",
+            "filter_subject": chunk,
+            "inactive_threshold": 10**10,
+        }
+        for name, more in (("push", {"deliver_subject": LOAD}), ("pull", {})):
+            body = json.encode({"stream_name": stream, "config": {"name": name} | config | more})
+            made = await executor.request(f"$JS.API.CONSUMER.CREATE.{stream}.{name}.{chunk}", body, 5.0)
+            assert b'"error"' not in made.data, made.data
+        executor.publish(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.pull", b"1", reply=LOAD)
+        executor.publish(f"$JS.API.STREAM.MSG.GET.{stream}", json.encode({"last_by_subj": chunk}), reply=LOAD)
+        # NATS does deliver all three: the order itself twice, and once in JSON.
+        await until(lambda: len(raw) == 3)
+        assert [delivery.data for delivery in raw].count(ORDER) == 2
+        assert listener.heard == []
+        dispatcher.publish(LOAD, ORDER)  # who may order is obeyed
+        await until(lambda: len(listener.heard) == 1)
+        assert runtime.counts.forged == 2
+        assert runtime.counts.undecodable == 1
+        await runtime.stop()
+    finally:
+        for bus in buses:
+            await bus.close()
 
 
-def test_a_client_with_a_bucket_makes_no_stream_that_hears_others(server: Secured) -> None:
+async def test_a_client_with_a_bucket_makes_no_stream_that_hears_others(server: Secured) -> None:
     server.credentials.add(User(name="keeper", roles=("client",), app="numbers", buckets=("mine",)))
     server.reload()
 
-    async def main() -> None:
-        operator, keeper, phone = (
-            await server.bus("operator"),
-            await server.bus("keeper", ignored),
-            await server.bus("phone"),
-        )
-        try:
-            for verb in ("CREATE", "UPDATE"):
-                config = json.encode({"name": "OBJ_mine", "subjects": ["infaas.query.faces"]})
-                with pytest.raises(Forbidden):
-                    await keeper.request(f"$JS.API.STREAM.{verb}.OBJ_mine", config, 5.0)
-            await operator.object_store("mine")
-            bucket = await keeper.object_store("mine")
-            await bucket.put("inputs.npy", b"ours")
-            assert await bucket.get("inputs.npy") == b"ours"
+    operator, keeper, phone = (
+        await server.bus("operator"),
+        await server.bus("keeper", ignored),
+        await server.bus("phone"),
+    )
+    try:
+        for verb in ("CREATE", "UPDATE"):
+            config = json.encode({"name": "OBJ_mine", "subjects": ["infaas.query.faces"]})
             with pytest.raises(Forbidden):
-                await phone.request("$JS.API.STREAM.INFO.OBJ_mine", b"", 5.0)
-        finally:
-            for bus in (operator, keeper, phone):
-                await bus.close()
-
-    run(main())
+                await keeper.request(f"$JS.API.STREAM.{verb}.OBJ_mine", config, 5.0)
+        await operator.object_store("mine")
+        bucket = await keeper.object_store("mine")
+        await bucket.put("inputs.npy", b"ours")
+        assert await bucket.get("inputs.npy") == b"ours"
+        with pytest.raises(Forbidden):
+            await phone.request("$JS.API.STREAM.INFO.OBJ_mine", b"", 5.0)
+    finally:
+        for bus in (operator, keeper, phone):
+            await bus.close()
 
 
 def test_what_jetstream_hands_out_is_known_by_its_marks() -> None:
@@ -132,34 +124,31 @@ def test_what_jetstream_hands_out_is_known_by_its_marks() -> None:
     assert not from_stream("", None)
 
 
-def test_answers_go_to_the_inbox_of_the_app_that_was_asked_for(server: Secured) -> None:
-    async def main() -> None:
-        dispatcher = await server.bus("dispatcher", ignored)
-        thief, phone, gateway = await server.bus("thief"), await server.bus("phone"), await server.bus("gateway")
-        heard: list[Delivery] = []
-        listener, runtime = await listening(dispatcher, SUBJECTS.query(), SUBJECTS.list())
-        try:
-            await phone.subscribe("_INBOX_.faces.phone.>", heard.append)
-            for reply in (
-                "_INBOX_.faces.phone.x.1", "_INBOX.x.1", "_INBOX_.numbers", "infaas.admin.delete-app", LOAD,
-                "$KV.infaas-catalog.app.faces", "$JS.API.STREAM.DELETE.KV_infaas-catalog", "_SERVICE_.registrar.x",
-            ):  # fmt: skip
-                thief.publish(SUBJECTS.query("numbers"), b"\x80", reply)
-            assert (await thief.request(SUBJECTS.query("numbers"), b"\x80", 5.0)).data == encode({"answer": 1})
-            assert len(listener.heard) == 1
-            assert runtime.counts.forged == 8
-            assert (await phone.request(SUBJECTS.query("faces"), b"\x80", 5.0)).data
-            for app in ("faces", "numbers"):  # who asks for any app
-                assert (await gateway.request(SUBJECTS.query(app), b"\x80", 5.0)).data
-            assert (await thief.request(SUBJECTS.list("apps"), b"\x80", 5.0)).data
-            await phone.flush()
-            assert "_INBOX_.faces.phone.x.1" not in [delivery.subject for delivery in heard]
-            await runtime.stop()
-        finally:
-            for bus in (dispatcher, thief, phone, gateway):
-                await bus.close()
-
-    run(main())
+async def test_answers_go_to_the_inbox_of_the_app_that_was_asked_for(server: Secured) -> None:
+    dispatcher = await server.bus("dispatcher", ignored)
+    thief, phone, gateway = await server.bus("thief"), await server.bus("phone"), await server.bus("gateway")
+    heard: list[Delivery] = []
+    listener, runtime = await listening(dispatcher, SUBJECTS.query(), SUBJECTS.list())
+    try:
+        await phone.subscribe("_INBOX_.faces.phone.>", heard.append)
+        for reply in (
+            "_INBOX_.faces.phone.x.1", "_INBOX.x.1", "_INBOX_.numbers", "infaas.admin.delete-app", LOAD,
+            "$KV.infaas-catalog.app.faces", "$JS.API.STREAM.DELETE.KV_infaas-catalog", "_SERVICE_.registrar.x",
+        ):  # fmt: skip
+            thief.publish(SUBJECTS.query("numbers"), b"\x80", reply)
+        assert (await thief.request(SUBJECTS.query("numbers"), b"\x80", 5.0)).data == encode({"answer": 1})
+        assert len(listener.heard) == 1
+        assert runtime.counts.forged == 8
+        assert (await phone.request(SUBJECTS.query("faces"), b"\x80", 5.0)).data
+        for app in ("faces", "numbers"):  # who asks for any app
+            assert (await gateway.request(SUBJECTS.query(app), b"\x80", 5.0)).data
+        assert (await thief.request(SUBJECTS.list("apps"), b"\x80", 5.0)).data
+        await phone.flush()
+        assert "_INBOX_.faces.phone.x.1" not in [delivery.subject for delivery in heard]
+        await runtime.stop()
+    finally:
+        for bus in (dispatcher, thief, phone, gateway):
+            await bus.close()
 
 
 @pytest.mark.parametrize(

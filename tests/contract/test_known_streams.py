@@ -17,7 +17,7 @@ from services.core.settings import BusSettings, Settings, StoreSettings
 from services.shell.host.nats import find_nats_server
 from services.shell.host.process import ServerError
 from services.shell.runtime.known_streams import KnownStreams, StreamFile, StreamTable
-from tests.support.servers.nats import NatsServer, run
+from tests.support.servers.nats import NatsServer
 from tests.support.servers.processes import environ, eventually
 
 NAMES = Subjects("t")
@@ -70,89 +70,78 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
     return Settings(store=StoreSettings(dsn=request.getfixturevalue("database_dsn")))
 
 
-def test_streams_that_were_there_are_not_made_anew(server: Lossy, settings: Settings) -> None:
-    async def main() -> None:
+async def test_streams_that_were_there_are_not_made_anew(server: Lossy, settings: Settings) -> None:
+    await opened(server, settings)
+    server.stop()
+    server.start()
+    await opened(server, settings)  # all is there, as it was
+    server.lose()
+    with pytest.raises(LostStream, match=f"{CATALOG}.*is not there any more.*backup.*bus.adopt"):
+        await opened(server, settings, check=False)
+    with pytest.raises(LostStream, match="is not there any more"):
         await opened(server, settings)
-        server.stop()
-        server.start()
-        await opened(server, settings)  # all is there, as it was
-        server.lose()
-        with pytest.raises(LostStream, match=f"{CATALOG}.*is not there any more.*backup.*bus.adopt"):
-            await opened(server, settings, check=False)
-        with pytest.raises(LostStream, match="is not there any more"):
-            await opened(server, settings)
-        bus = await NatsBus.connect(server.url, name="test")
-        with pytest.raises(NotFound):
-            await bus.streams.created(CATALOG)
-        await bus.close()
-
-    run(main())
+    bus = await NatsBus.connect(server.url, name="test")
+    with pytest.raises(NotFound):
+        await bus.streams.created(CATALOG)
+    await bus.close()
 
 
-def test_streams_that_somebody_has_made_anew_are_not_taken_for_the_old_ones(server: Lossy, settings: Settings) -> None:
-    async def main() -> None:
+async def test_streams_that_somebody_has_made_anew_are_not_taken_for_the_old_ones(
+    server: Lossy, settings: Settings
+) -> None:
+    await opened(server, settings)
+    server.lose()
+    await opened(server, Settings())  # a service that knows nothing
+    with pytest.raises(LostStream, match="was made anew at"):
         await opened(server, settings)
-        server.lose()
-        await opened(server, Settings())  # a service that knows nothing
-        with pytest.raises(LostStream, match="was made anew at"):
-            await opened(server, settings)
-        with pytest.raises(LostStream, match="was made anew at"):
-            await opened(server, settings, check=False)
-
-    run(main())
+    with pytest.raises(LostStream, match="was made anew at"):
+        await opened(server, settings, check=False)
 
 
-def test_an_operator_may_go_on_with_what_is_there(server: Lossy, tmp_path: Path) -> None:
-    async def main() -> None:
-        await opened(server, in_file(tmp_path))
-        before = json.loads((tmp_path / "known.json").read_text())
-        server.lose()
-        await opened(server, in_file(tmp_path, adopt=True))
-        after = json.loads((tmp_path / "known.json").read_text())
-        assert set(before) == set(after) == {CATALOG, f"OBJ_{NAMES.artifacts_bucket}"}
-        assert before[CATALOG] != after[CATALOG]
-        await opened(server, in_file(tmp_path))  # once is enough
-
-    run(main())
+async def test_an_operator_may_go_on_with_what_is_there(server: Lossy, tmp_path: Path) -> None:
+    await opened(server, in_file(tmp_path))
+    before = json.loads((tmp_path / "known.json").read_text())
+    server.lose()
+    await opened(server, in_file(tmp_path, adopt=True))
+    after = json.loads((tmp_path / "known.json").read_text())
+    assert set(before) == set(after) == {CATALOG, f"OBJ_{NAMES.artifacts_bucket}"}
+    assert before[CATALOG] != after[CATALOG]
+    await opened(server, in_file(tmp_path))  # once is enough
 
 
-def test_streams_of_events_on_their_way_are_made_again_while_their_service_runs(server: Lossy, tmp_path: Path) -> None:
+async def test_streams_of_events_on_their_way_are_made_again_while_their_service_runs(
+    server: Lossy, tmp_path: Path
+) -> None:
     from services.recorder.__main__ import streams
 
     settings = in_file(tmp_path)
     spec = streams(NAMES, settings.bus)["outcomes"]
 
-    async def main() -> None:
-        bus = await NatsBus.connect(server.url, name="test")
-        try:
-            known = KnownStreams([StreamFile(tmp_path / "known.json")], passing=(spec.name,))
-            known.attach_to(bus.streams)
+    bus = await NatsBus.connect(server.url, name="test")
+    try:
+        known = KnownStreams([StreamFile(tmp_path / "known.json")], passing=(spec.name,))
+        known.attach_to(bus.streams)
+        await bus.ensure_stream(spec)
+        await bus.key_value(NAMES.catalog_bucket)
+        server.lose()
+        await bus.flush()
+        with pytest.raises(LostStream):
             await bus.ensure_stream(spec)
+        known.serving = True
+        await bus.ensure_stream(spec)
+        with pytest.raises(LostStream):
             await bus.key_value(NAMES.catalog_bucket)
-            server.lose()
-            await bus.flush()
-            with pytest.raises(LostStream):
-                await bus.ensure_stream(spec)
-            known.serving = True
-            await bus.ensure_stream(spec)
-            with pytest.raises(LostStream):
-                await bus.key_value(NAMES.catalog_bucket)
-        finally:
-            await bus.close()
-
-    run(main())
+    finally:
+        await bus.close()
 
 
-def test_nothing_is_made_while_nobody_can_tell_whether_it_was_there(server: Lossy, tmp_path: Path) -> None:
-    async def main() -> None:
-        unreachable = Settings(store=StoreSettings(dsn="postgresql://nobody@127.0.0.1:1/none"))
-        with pytest.raises(BusError, match="cannot be looked up"):
-            await opened(server, unreachable, patience=0.5)
-        (tmp_path / "known.json").write_text("{")
-        with pytest.raises(BusError, match="damaged"):
-            await opened(server, in_file(tmp_path))
-
-    run(main())
+async def test_nothing_is_made_while_nobody_can_tell_whether_it_was_there(server: Lossy, tmp_path: Path) -> None:
+    unreachable = Settings(store=StoreSettings(dsn="postgresql://nobody@127.0.0.1:1/none"))
+    with pytest.raises(BusError, match="cannot be looked up"):
+        await opened(server, unreachable, patience=0.5)
+    (tmp_path / "known.json").write_text("{")
+    with pytest.raises(BusError, match="damaged"):
+        await opened(server, in_file(tmp_path))
 
 
 class Returning(StreamFile):
@@ -167,18 +156,15 @@ class Returning(StreamFile):
         return super().read()
 
 
-def test_a_database_that_is_away_for_a_moment_is_waited_for(server: Lossy, tmp_path: Path) -> None:
-    async def main() -> None:
-        bus = await NatsBus.connect(server.url, name="test")
-        place = Returning(tmp_path / "known.json")
-        try:
-            KnownStreams([place]).attach_to(bus.streams)
-            await bus.key_value(NAMES.catalog_bucket)
-        finally:
-            await bus.close()
-        assert CATALOG in place.read()
-
-    run(main())
+async def test_a_database_that_is_away_for_a_moment_is_waited_for(server: Lossy, tmp_path: Path) -> None:
+    bus = await NatsBus.connect(server.url, name="test")
+    place = Returning(tmp_path / "known.json")
+    try:
+        KnownStreams([place]).attach_to(bus.streams)
+        await bus.key_value(NAMES.catalog_bucket)
+    finally:
+        await bus.close()
+    assert CATALOG in place.read()
 
 
 def test_a_service_says_what_was_lost_and_ends(server: Lossy, tmp_path: Path) -> None:

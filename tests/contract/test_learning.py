@@ -94,63 +94,54 @@ class Learners:
         return {row["member"]: row for row in decode(Listing, reply.data).items}
 
 
-def test_what_several_dispatchers_learn_at_once_is_all_there(buses: Buses) -> None:
+async def test_what_several_dispatchers_learn_at_once_is_all_there(buses: Buses, connect: Connects) -> None:
     """Whichever dispatcher gets a feedback, the one with the prediction applies it; both write the same key."""
-
-    async def body(connect: Connects) -> None:
-        system = await Learners.start(buses.prefix, connect, 2)
-        queries = [system.predicted(dispatcher, number) for dispatcher in (0, 1) for number in range(30)]
-        await asyncio.gather(*map(system.tell, queries))
-        rows = await system.rows()
-        assert {row["n"] for row in rows.values()} == {60}
-        assert rows["good"]["weight"] > 0.9
-        await system.stop()
-
-    buses.run(body)
+    system = await Learners.start(buses.prefix, connect, 2)
+    queries = [system.predicted(dispatcher, number) for dispatcher in (0, 1) for number in range(30)]
+    await asyncio.gather(*map(system.tell, queries))
+    rows = await system.rows()
+    assert {row["n"] for row in rows.values()} == {60}
+    assert rows["good"]["weight"] > 0.9
+    await system.stop()
 
 
-def test_after_all_dispatchers_have_gone_the_weights_are_there_and_the_predictions_are_not(buses: Buses) -> None:
+async def test_after_all_dispatchers_have_gone_the_weights_are_there_and_the_predictions_are_not(
+    buses: Buses, connect: Connects
+) -> None:
     """What is sent again then teaches nothing. Without its context, a refusal says how it can be judged."""
-
-    async def body(connect: Connects) -> None:
-        system = await Learners.start(buses.prefix, connect, 2)
-        query, key = system.predicted(0, 1, "me"), b"k" * 16
-        await asyncio.gather(*(system.tell(query, key) for _ in range(8)))
-        before = await system.rows("me")
-        assert {row["n"] for row in before.values()} == {1}
-        await system.stop()
-        system.actors.clear()
-        system.runtimes.clear()
-        await system.add(await connect(), f"later-{buses.prefix}")
-        assert await system.rows("me") == before
-        error = (await system.told(query, key))["error"]
-        assert (error["code"], "send the feedback with the query's `inputs`" in error["message"]) == (
-            "bad_request",
-            True,
-        )
-        assert await system.told(query, key, "me") == {"accepted": True}, "the bucket knows that it has counted"
-        assert await system.told(query, None, "me") == {"accepted": True}
-        assert await system.rows("me") == before
-        await system.stop()
-
-    buses.run(body)
+    system = await Learners.start(buses.prefix, connect, 2)
+    query, key = system.predicted(0, 1, "me"), b"k" * 16
+    await asyncio.gather(*(system.tell(query, key) for _ in range(8)))
+    before = await system.rows("me")
+    assert {row["n"] for row in before.values()} == {1}
+    await system.stop()
+    system.actors.clear()
+    system.runtimes.clear()
+    await system.add(await connect(), f"later-{buses.prefix}")
+    assert await system.rows("me") == before
+    error = (await system.told(query, key))["error"]
+    assert (error["code"], "send the feedback with the query's `inputs`" in error["message"]) == (
+        "bad_request",
+        True,
+    )
+    assert await system.told(query, key, "me") == {"accepted": True}, "the bucket knows that it has counted"
+    assert await system.told(query, None, "me") == {"accepted": True}
+    assert await system.rows("me") == before
+    await system.stop()
 
 
-def test_of_two_writes_on_one_value_one_wins_and_the_other_gets_it(buses: Buses) -> None:
-    async def body(connect: Connects) -> None:
-        subjects = Subjects(buses.prefix)
-        admin = await connect()
-        bucket = await admin.key_value(subjects.selection_bucket)
-        one, two = [DispatcherEdge(await connect(), subjects) for _ in range(2)]
-        assert await one.perform(ReadContext("a._")) == StoredContext(None, 0)
-        first = await one.perform(WriteContext("a._", b"1", 0))
-        assert isinstance(first, ContextWritten)
-        assert await two.perform(WriteContext("a._", b"2", 0)) == StoredContext(b"1", first.revision)
-        second = await two.perform(WriteContext("a._", b"12", first.revision))
-        assert isinstance(second, ContextWritten)
-        assert await one.perform(WriteContext("a._", b"3", first.revision)) == StoredContext(b"12", second.revision)
-        await bucket.delete("a._")
-        assert await one.perform(WriteContext("a._", b"3", second.revision)) == StoredContext(None, 0)
-        assert isinstance(await one.perform(WriteContext("a._", b"4", 0)), ContextWritten)
-
-    buses.run(body)
+async def test_of_two_writes_on_one_value_one_wins_and_the_other_gets_it(buses: Buses, connect: Connects) -> None:
+    subjects = Subjects(buses.prefix)
+    admin = await connect()
+    bucket = await admin.key_value(subjects.selection_bucket)
+    one, two = [DispatcherEdge(await connect(), subjects) for _ in range(2)]
+    assert await one.perform(ReadContext("a._")) == StoredContext(None, 0)
+    first = await one.perform(WriteContext("a._", b"1", 0))
+    assert isinstance(first, ContextWritten)
+    assert await two.perform(WriteContext("a._", b"2", 0)) == StoredContext(b"1", first.revision)
+    second = await two.perform(WriteContext("a._", b"12", first.revision))
+    assert isinstance(second, ContextWritten)
+    assert await one.perform(WriteContext("a._", b"3", first.revision)) == StoredContext(b"12", second.revision)
+    await bucket.delete("a._")
+    assert await one.perform(WriteContext("a._", b"3", second.revision)) == StoredContext(None, 0)
+    assert isinstance(await one.perform(WriteContext("a._", b"4", 0)), ContextWritten)

@@ -134,26 +134,23 @@ def test_no_role_may_everything(role: str) -> None:
 # ---- the matrix
 
 
-def test_the_server_allows_each_user_what_the_table_says_and_nothing_else(server: Secured) -> None:
+async def test_the_server_allows_each_user_what_the_table_says_and_nothing_else(server: Secured) -> None:
     users = identities(server)
     everything = [rights(user, SUBJECTS) for user in users.values()]
     published = sorted({concrete(p) for r in everything for p in r.publish} | {*COMMANDS, *ADMIN, *STORED, CATALOG})
     heard = sorted({p for r in everything for p in r.subscribe} | {"infaas.>", ">", "_INBOX.>", "_INBOX_.>", "$JS.>"})
 
-    async def main() -> None:
-        for name, user in users.items():
-            mine = rights(user, SUBJECTS)
-            errors: list[Exception] = []
-            bus = await server.bus(name, errors.append)
-            try:
-                wanted = {subject for subject in published if not allowed(subject, mine.publish)}
-                assert await denied_to_publish(bus, errors, published) == wanted, name
-                wanted = {subject for subject in heard if not allowed(subject, mine.subscribe)}
-                assert await denied_to_subscribe(bus, heard) == wanted, name
-            finally:
-                await bus.close()
-
-    run(main())
+    for name, user in users.items():
+        mine = rights(user, SUBJECTS)
+        errors: list[Exception] = []
+        bus = await server.bus(name, errors.append)
+        try:
+            wanted = {subject for subject in published if not allowed(subject, mine.publish)}
+            assert await denied_to_publish(bus, errors, published) == wanted, name
+            wanted = {subject for subject in heard if not allowed(subject, mine.subscribe)}
+            assert await denied_to_subscribe(bus, heard) == wanted, name
+        finally:
+            await bus.close()
 
 
 # What must hold whatever the table says: written out by hand.
@@ -212,83 +209,70 @@ HEAR = {
 }
 
 
-def test_who_may_do_what_as_written_by_hand(server: Secured) -> None:
-    async def main() -> None:
-        may: dict[str, set[str]] = {subject: set() for subject in MAY}
-        hear: dict[str, set[str]] = {subject: set() for subject in HEAR}
-        for name in identities(server):
-            errors: list[Exception] = []
-            bus = await server.bus(name, errors.append)
-            try:
-                for subject in set(MAY) - await denied_to_publish(bus, errors, list(MAY)):
-                    may[subject].add(name)
-                for subject in set(HEAR) - await denied_to_subscribe(bus, list(HEAR)):
-                    hear[subject].add(name)
-            finally:
-                await bus.close()
-        assert may == MAY
-        assert hear == HEAR
-
-    run(main())
+async def test_who_may_do_what_as_written_by_hand(server: Secured) -> None:
+    may: dict[str, set[str]] = {subject: set() for subject in MAY}
+    hear: dict[str, set[str]] = {subject: set() for subject in HEAR}
+    for name in identities(server):
+        errors: list[Exception] = []
+        bus = await server.bus(name, errors.append)
+        try:
+            for subject in set(MAY) - await denied_to_publish(bus, errors, list(MAY)):
+                may[subject].add(name)
+            for subject in set(HEAR) - await denied_to_subscribe(bus, list(HEAR)):
+                hear[subject].add(name)
+        finally:
+            await bus.close()
+    assert may == MAY
+    assert hear == HEAR
 
 
 @pytest.mark.parametrize("user", ["executor", "worker-7", "phone", "thief", "dashboard", "recorder"])
-def test_who_must_not_command_cannot_through_any_door(server: Secured, user: str) -> None:
+async def test_who_must_not_command_cannot_through_any_door(server: Secured, user: str) -> None:
     """Publishing, asking, and writing where commands come from."""
-
-    async def main() -> None:
-        errors: list[Exception] = []
-        bus = await server.bus(user, errors.append)
-        orders = [*COMMANDS, *ADMIN, *STORED, CATALOG]
-        if user == "recorder":
-            orders.remove("$JS.API.CONSUMER.CREATE.INFAAS_OUTCOMES.mine")  # it reads that stream
-        try:
-            assert await denied_to_publish(bus, errors, orders) == set(orders)
-            for subject in orders:
-                with pytest.raises(Forbidden):
-                    await bus.request(subject, b"", 5.0)
-            with pytest.raises(BusError):
-                await bus.publish_durable(SUBJECTS.admin("add-app"), b"", "1")
-        finally:
-            await bus.close()
-
-    run(main())
+    errors: list[Exception] = []
+    bus = await server.bus(user, errors.append)
+    orders = [*COMMANDS, *ADMIN, *STORED, CATALOG]
+    if user == "recorder":
+        orders.remove("$JS.API.CONSUMER.CREATE.INFAAS_OUTCOMES.mine")  # it reads that stream
+    try:
+        assert await denied_to_publish(bus, errors, orders) == set(orders)
+        for subject in orders:
+            with pytest.raises(Forbidden):
+                await bus.request(subject, b"", 5.0)
+        with pytest.raises(BusError):
+            await bus.publish_durable(SUBJECTS.admin("add-app"), b"", "1")
+    finally:
+        await bus.close()
 
 
 # ---- who nobody is
 
 
-def test_no_credentials_and_foreign_ones_are_refused(server: Secured, tmp_path: Path) -> None:
+async def test_no_credentials_and_foreign_ones_are_refused(server: Secured, tmp_path: Path) -> None:
     from infaas.auth.credentials import new_pair
 
-    async def main() -> None:
-        ca = server.login("phone").options()["tls"]
-        with pytest.raises(BusError, match="refuses"):
-            await NatsBus.connect(server.url, name="nobody", tls=ca, timeout=30)
-        with pytest.raises(BusError, match="nkey"):
-            await server.bus("phone", nkeys_seed_str=new_pair().seed, timeout=30)
-        with pytest.raises(BusError):
-            await server.bus("phone", user="phone", password="x", nkeys_seed_str=None, timeout=30)
-
-    run(main())
+    ca = server.login("phone").options()["tls"]
+    with pytest.raises(BusError, match="refuses"):
+        await NatsBus.connect(server.url, name="nobody", tls=ca, timeout=30)
+    with pytest.raises(BusError, match="nkey"):
+        await server.bus("phone", nkeys_seed_str=new_pair().seed, timeout=30)
+    with pytest.raises(BusError):
+        await server.bus("phone", user="phone", password="x", nkeys_seed_str=None, timeout=30)
 
 
-def test_a_server_without_tls_or_of_another_authority_is_not_talked_to(
+async def test_a_server_without_tls_or_of_another_authority_is_not_talked_to(
     server: Secured, nats_url: str, tmp_path: Path
 ) -> None:
     from infaas.auth.certificates import certify
 
-    async def main() -> None:
-        with pytest.raises(BusError, match="no TLS"):
-            await NatsBus.connect(nats_url, name="t", timeout=5, on_error=ignored, **server.login("phone").options())
-        other = certify(tmp_path, ["localhost"])[0]
-        import ssl
+    with pytest.raises(BusError, match="no TLS"):
+        await NatsBus.connect(nats_url, name="t", timeout=5, on_error=ignored, **server.login("phone").options())
+    other = certify(tmp_path, ["localhost"])[0]
+    import ssl
 
-        with pytest.raises(BusError):
-            tls = ssl.create_default_context(cafile=str(other))
-            await server.bus("phone", ignored, tls=tls, timeout=5)
-
-    run(main())
+    with pytest.raises(BusError):
+        tls = ssl.create_default_context(cafile=str(other))
+        await server.bus("phone", ignored, tls=tls, timeout=5)
 
 
 # ---- keys come and go
@@ -318,90 +302,76 @@ def test_a_rotated_key_is_good_until_it_is_revoked(tmp_path: Path) -> None:
         run(main(server))
 
 
-def test_who_was_denied_before_is_heard_once_it_is_allowed(server: Secured) -> None:
-    async def main() -> None:
-        bus = await server.bus("thief", ignored)
-        try:
-            # As the server says it after a reconnect, when the client library subscribes anew.
-            bus._complained(Exception('Permissions Violation for Subscription to "_INBOX_.numbers.thief.mine"'))
-            heard: list[Delivery] = []
-            await bus.subscribe("_INBOX_.numbers.thief.mine", heard.append)
-        finally:
-            await bus.close()
-
-    run(main())
-
-
-def test_a_denied_request_says_so_at_once(server: Secured) -> None:
-    async def main() -> None:
-        bus = await server.bus("thief")
+async def test_who_was_denied_before_is_heard_once_it_is_allowed(server: Secured) -> None:
+    bus = await server.bus("thief", ignored)
+    try:
+        # As the server says it after a reconnect, when the client library subscribes anew.
+        bus._complained(Exception('Permissions Violation for Subscription to "_INBOX_.numbers.thief.mine"'))
         heard: list[Delivery] = []
-        try:
-            with pytest.raises(Forbidden, match=r"infaas\.query\.faces"):
-                await bus.request(SUBJECTS.query("faces"), b"", 5.0)
-            with pytest.raises(Forbidden, match=r"infaas\.execute"):
-                await bus.subscribe(SUBJECTS.execute("w1", "cpu"), heard.append)
-            took = []
-            while not took or (min(took) >= 4.0 and len(took) < 20):  # what else the machine does only adds to it
-                began = time.monotonic()
-                with pytest.raises(BusError):
-                    await bus.key_value(SUBJECTS.catalog_bucket, create=False)
-                took.append(time.monotonic() - began)
-            assert min(took) < 4.0, "it is not waited for a reply"
-        finally:
-            await bus.close()
-
-    run(main())
+        await bus.subscribe("_INBOX_.numbers.thief.mine", heard.append)
+    finally:
+        await bus.close()
 
 
-def test_who_has_no_right_to_large_things_hears_so_at_once(server: Secured, tmp_path: Path) -> None:
+async def test_a_denied_request_says_so_at_once(server: Secured) -> None:
+    bus = await server.bus("thief")
+    heard: list[Delivery] = []
+    try:
+        with pytest.raises(Forbidden, match=r"infaas\.query\.faces"):
+            await bus.request(SUBJECTS.query("faces"), b"", 5.0)
+        with pytest.raises(Forbidden, match=r"infaas\.execute"):
+            await bus.subscribe(SUBJECTS.execute("w1", "cpu"), heard.append)
+        took = []
+        while not took or (min(took) >= 4.0 and len(took) < 20):  # what else the machine does only adds to it
+            began = time.monotonic()
+            with pytest.raises(BusError):
+                await bus.key_value(SUBJECTS.catalog_bucket, create=False)
+            took.append(time.monotonic() - began)
+        assert min(took) < 4.0, "it is not waited for a reply"
+    finally:
+        await bus.close()
+
+
+async def test_who_has_no_right_to_large_things_hears_so_at_once(server: Secured, tmp_path: Path) -> None:
     validation = digits.save_validation(tmp_path / "validation.npz")
 
-    async def main() -> None:
-        gateway, phone = await server.bus("gateway", ignored), await server.bus("phone", ignored)
-        try:
-            async with asyncio.timeout(30):  # services wait longer than this for buckets that others make
-                with pytest.raises(Refused, match=r"no right to infaas\.register") as caught:
-                    await register(
-                        gateway, SUBJECTS, digits.models()["logreg"], app="a", model="m", validation=validation
-                    )
-                assert caught.value.code == "forbidden"
-                client = await Client(phone).open()
-                with pytest.raises(Refused, match="use the gateway") as caught:
-                    await client.query("faces", np.zeros((1, 10**6), np.float32))
-                assert caught.value.code == "forbidden"
-                await client.close()
-        finally:
-            await gateway.close()
-            await phone.close()
-
-    run(main())
+    gateway, phone = await server.bus("gateway", ignored), await server.bus("phone", ignored)
+    try:
+        async with asyncio.timeout(30):  # services wait longer than this for buckets that others make
+            with pytest.raises(Refused, match=r"no right to infaas\.register") as caught:
+                await register(gateway, SUBJECTS, digits.models()["logreg"], app="a", model="m", validation=validation)
+            assert caught.value.code == "forbidden"
+            client = await Client(phone).open()
+            with pytest.raises(Refused, match="use the gateway") as caught:
+                await client.query("faces", np.zeros((1, 10**6), np.float32))
+            assert caught.value.code == "forbidden"
+            await client.close()
+    finally:
+        await gateway.close()
+        await phone.close()
 
 
-def test_who_may_not_make_a_bucket_waits_for_who_may(server: Secured) -> None:
-    async def main() -> None:
-        errors: list[Exception] = []
-        dispatcher, registrar = await server.bus("dispatcher", errors.append), await server.bus("registrar")
-        try:
-            dispatcher.streams.patience_s = 0.1
-            with pytest.raises(BusError, match="we may not make it: is the service that does"):
-                await dispatcher.key_value(SUBJECTS.catalog_bucket)
-            dispatcher.streams.patience_s = 10
-            opening = asyncio.create_task(dispatcher.key_value(SUBJECTS.catalog_bucket))
-            await dispatcher.flush()
-            made = await registrar.key_value(SUBJECTS.catalog_bucket)
-            await made.put("app.faces", b"1")
-            bucket = await opening
-            assert await bucket.keys() == ["app.faces"]
-            seen: list[object] = []
-            watch = await bucket.watch(seen.append)
-            await until(lambda: len(seen) == 2)
-            with pytest.raises(Forbidden):
-                await bucket.put("app.faces", b"2")
-            await watch.drain()
-            assert errors == []
-        finally:
-            await dispatcher.close()
-            await registrar.close()
-
-    run(main())
+async def test_who_may_not_make_a_bucket_waits_for_who_may(server: Secured) -> None:
+    errors: list[Exception] = []
+    dispatcher, registrar = await server.bus("dispatcher", errors.append), await server.bus("registrar")
+    try:
+        dispatcher.streams.patience_s = 0.1
+        with pytest.raises(BusError, match="we may not make it: is the service that does"):
+            await dispatcher.key_value(SUBJECTS.catalog_bucket)
+        dispatcher.streams.patience_s = 10
+        opening = asyncio.create_task(dispatcher.key_value(SUBJECTS.catalog_bucket))
+        await dispatcher.flush()
+        made = await registrar.key_value(SUBJECTS.catalog_bucket)
+        await made.put("app.faces", b"1")
+        bucket = await opening
+        assert await bucket.keys() == ["app.faces"]
+        seen: list[object] = []
+        watch = await bucket.watch(seen.append)
+        await until(lambda: len(seen) == 2)
+        with pytest.raises(Forbidden):
+            await bucket.put("app.faces", b"2")
+        await watch.drain()
+        assert errors == []
+    finally:
+        await dispatcher.close()
+        await registrar.close()

@@ -2,12 +2,13 @@
 
 import pytest
 
+from tests.support.clients.stock import nc
 from tests.support.gateways.curl import place
 from tests.support.servers.ensembles import ensembles
 from tests.support.servers.pipelines import pipelines
 from tests.support.servers.system import doubled
 
-__all__ = ["doubled", "ensembles", "pipelines", "place"]
+__all__ = ["doubled", "ensembles", "nc", "pipelines", "place"]
 
 # What is not named here is slow. Those of the whole system come first; the others start one server or one process.
 CROSSINGS = {

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import time
+from contextlib import AbstractAsyncContextManager
 
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ from services.recorder.events import EventWriter
 from services.shell.store import Store
 from tests.support.clients.responders import Responder, answer, refusal
 from tests.support.data.events import event, message, outcome
-from tests.support.servers.nats import run
 
 CLOSEST = {"model": "m", "variant": "m-v1", "accuracy": 0.9, "latency_ms": 12.0, "cost": 0.25}
 APP = {
@@ -77,7 +77,7 @@ def behave(body, n):
     return answer(body)
 
 
-class Commands:
+class Commands(AbstractAsyncContextManager):
     """Runs commands against this test's own peer."""
 
     def __init__(self, directory, url, prefix, sql="postgresql://nobody@127.0.0.1:1/none"):
@@ -113,109 +113,93 @@ class Commands:
         return process.returncode, out.decode(), err.decode()
 
 
-def with_commands(tmp_path, nats_url, prefix, work):
-    async def main():
-        async with Commands(tmp_path, nats_url, prefix) as infaas:
-            await work(infaas)
-
-    run(main())
+@pytest.fixture
+def infaas(tmp_path, nats_url, prefix):
+    return Commands(tmp_path, nats_url, prefix)
 
 
-def test_query_prints_the_answer(tmp_path, nats_url, prefix):
-    async def work(infaas):
-        code, out, err = await infaas(
-            "query", "--app", "a", "--json-input", "[[1, 2]]", "--latency-ms", 20, "--model", "classifier"
-        )
-        assert (code, err) == (0, "")
-        assert "class 7 (1), 2 (1)" in out
-        for part in ("adder-v1", "1.5 ms", "US$ 0.001", "missed     nothing"):
-            assert part in out
-        assert infaas.queries.heard[0]["latency_ms"] == 20
-
-    with_commands(tmp_path, nats_url, prefix, work)
+async def test_query_prints_the_answer(infaas):
+    code, out, err = await infaas(
+        "query", "--app", "a", "--json-input", "[[1, 2]]", "--latency-ms", 20, "--model", "classifier"
+    )
+    assert (code, err) == (0, "")
+    assert "class 7 (1), 2 (1)" in out
+    for part in ("adder-v1", "1.5 ms", "US$ 0.001", "missed     nothing"):
+        assert part in out
+    assert infaas.queries.heard[0]["latency_ms"] == 20
 
 
-def test_query_of_a_file_as_json(tmp_path, nats_url, prefix):
+async def test_query_of_a_file_as_json(infaas, tmp_path):
     np.save(tmp_path / "x.npy", np.ones((3, 5), np.float32))
 
-    async def work(infaas):
-        code, out, err = await infaas("query", "--app", "a", "--input", tmp_path / "x.npy", "--id", "mine", "--json")
-        assert (code, err) == (0, "")
-        told = json.loads(out)
-        assert told["outputs"] == {"sum": [5.0, 5.0, 5.0]}
-        assert (told["id"], told["batch"], told["missed"]) == ("mine", 3, [])
-
-    with_commands(tmp_path, nats_url, prefix, work)
+    code, out, err = await infaas("query", "--app", "a", "--input", tmp_path / "x.npy", "--id", "mine", "--json")
+    assert (code, err) == (0, "")
+    told = json.loads(out)
+    assert told["outputs"] == {"sum": [5.0, 5.0, 5.0]}
+    assert (told["id"], told["batch"], told["missed"]) == ("mine", 3, [])
 
 
-def test_a_refused_query_exits_1_with_the_offer(tmp_path, nats_url, prefix):
-    async def work(infaas):
-        code, out, err = await infaas("query", "--app", "a", "--json-input", "[[1]]", "--accuracy", 1)
-        assert (code, out) == (1, "")
-        assert err.count("\n") == 1
-        for part in (
-            "unsatisfiable: no variant is that accurate",
-            "m-v1 (accuracy 0.9, latency 12 ms, US$ 250 per million answers",
-            "again in 40 ms",
-        ):
-            assert part in err
-        code, out, err = await infaas("query", "--app", "a", "--json-input", "[[1]]", "--accuracy", 1, "--json")
-        assert (code, json.loads(out)["error"]["closest"]) == (1, CLOSEST)
-
-    with_commands(tmp_path, nats_url, prefix, work)
+async def test_a_refused_query_exits_1_with_the_offer(infaas):
+    code, out, err = await infaas("query", "--app", "a", "--json-input", "[[1]]", "--accuracy", 1)
+    assert (code, out) == (1, "")
+    assert err.count("\n") == 1
+    for part in (
+        "unsatisfiable: no variant is that accurate",
+        "m-v1 (accuracy 0.9, latency 12 ms, US$ 250 per million answers",
+        "again in 40 ms",
+    ):
+        assert part in err
+    code, out, err = await infaas("query", "--app", "a", "--json-input", "[[1]]", "--accuracy", 1, "--json")
+    assert (code, json.loads(out)["error"]["closest"]) == (1, CLOSEST)
 
 
-def test_lists(tmp_path, nats_url, prefix):
-    async def work(infaas):
-        for command, shown, items in (
-            ("apps", ["digits", "mlp", "x: FP32[n, 4]", "y: FP32[n, any]", "20", "99.9 %"], [{**APP, **UNKNOWN}]),
-            (
-                "variants",
-                ["mlp-v1-ort-fp32-t1-b8", "Active (x2, 1 reclaimable)", "81,234", "0.0123", "0.93"],
-                [VARIANT],
-            ),
-            ("workers", ["w0", "plain", "25%", "0.5 of 2", "500 of 8000", "Active (reclaimable)"], [WORKER]),
-            ("models", ["no models yet"], []),
-        ):
-            code, out, err = await infaas(command, "--wide")
-            assert (code, err) == (0, ""), command
-            assert [part for part in shown if part not in out] == []
-            code, out, err = await infaas(command, "--json")
-            assert (code, json.loads(out), err) == (0, {"items": items}, "")
-
-    with_commands(tmp_path, nats_url, prefix, work)
+async def test_lists(infaas):
+    for command, shown, items in (
+        ("apps", ["digits", "mlp", "x: FP32[n, 4]", "y: FP32[n, any]", "20", "99.9 %"], [{**APP, **UNKNOWN}]),
+        (
+            "variants",
+            ["mlp-v1-ort-fp32-t1-b8", "Active (x2, 1 reclaimable)", "81,234", "0.0123", "0.93"],
+            [VARIANT],
+        ),
+        ("workers", ["w0", "plain", "25%", "0.5 of 2", "500 of 8000", "Active (reclaimable)"], [WORKER]),
+        ("models", ["no models yet"], []),
+    ):
+        code, out, err = await infaas(command, "--wide")
+        assert (code, err) == (0, ""), command
+        assert [part for part in shown if part not in out] == []
+        code, out, err = await infaas(command, "--json")
+        assert (code, json.loads(out), err) == (0, {"items": items}, "")
 
 
-def test_status_is_one_page(tmp_path, nats_url, prefix):
-    async def work(infaas):
-        registrations = await infaas.bus.key_value(f"{prefix}-status")
-        import msgpack
+async def test_status_is_one_page(infaas, prefix):
+    registrations = await infaas.bus.key_value(f"{prefix}-status")
+    import msgpack
 
-        await registrations.put(
-            "registration.r1", msgpack.packb({"app": "a", "model": "m", "state": "building", "progress": 0.4})
-        )
-        await registrations.put(
-            "registration.r2", msgpack.packb({"app": "a", "model": "bad", "state": "failed", "reason": "no ONNX file"})
-        )
-        await registrations.put("registration.r3", msgpack.packb({"app": "a", "model": "good", "state": "done"}))
-        code, out, err = await infaas("status", "--wide")
-        assert (code, err) == (0, "")
-        for part in (
-            "1 of 1 workers ready, 1 apps, 1 variants, 1 instances",
-            "cpu 25%, 1 instances (1 reclaimable)",
-            "1 Active",
-            "registering m for a: building, 40 %",
-            "no ONNX file",
-        ):
-            assert part in out
-        assert "good" not in out
-        code, out, _ = await infaas("status", "--json")
-        assert json.loads(out)["apps"] == [{**APP, **UNKNOWN}]
-
-    with_commands(tmp_path, nats_url, prefix, work)
+    await registrations.put(
+        "registration.r1", msgpack.packb({"app": "a", "model": "m", "state": "building", "progress": 0.4})
+    )
+    await registrations.put(
+        "registration.r2", msgpack.packb({"app": "a", "model": "bad", "state": "failed", "reason": "no ONNX file"})
+    )
+    await registrations.put("registration.r3", msgpack.packb({"app": "a", "model": "good", "state": "done"}))
+    code, out, err = await infaas("status", "--wide")
+    assert (code, err) == (0, "")
+    for part in (
+        "1 of 1 workers ready, 1 apps, 1 variants, 1 instances",
+        "cpu 25%, 1 instances (1 reclaimable)",
+        "1 Active",
+        "registering m for a: building, 40 %",
+        "no ONNX file",
+    ):
+        assert part in out
+    assert "good" not in out
+    code, out, _ = await infaas("status", "--json")
+    assert json.loads(out)["apps"] == [{**APP, **UNKNOWN}]
 
 
-def test_targets_stand_beside_what_was_reached_and_is_expected(tmp_path, nats_url, prefix, database_dsn, reader_dsn):
+async def test_targets_stand_beside_what_was_reached_and_is_expected(
+    tmp_path, nats_url, prefix, database_dsn, reader_dsn
+):
     now = time.time()
     store = Store(database_dsn, "test")
     ok, late = outcome(time=now - 1), outcome(time=now - 2, outcome="late")
@@ -226,84 +210,72 @@ def test_targets_stand_beside_what_was_reached_and_is_expected(tmp_path, nats_ur
     EventWriter(store).write([message(ok, late, *before, *long_ago), message(newest, older)])
     store.close()
 
-    async def main():
-        async with Commands(tmp_path, nats_url, prefix, reader_dsn) as infaas:
-            _, out, _ = await infaas("apps", "--json")
-            assert json.loads(out)["items"] == [
-                {**APP, "attainment_1h": 0.25, "attainment_5m": 0.5, "forecast": 1234.0, "headroom": 1.75}
-            ]
-            for command, shown in (
-                ("apps", ["99.9 %", "25 %", "50 %"]),
-                ("status", ["99.9 %", "50 %", "1,234", "2,160"]),
-            ):
-                code, out, err = await infaas(command, "--wide")
-                assert (code, err) == (0, "")
-                assert [part for part in shown if part not in out] == []
-
-    run(main())
+    async with Commands(tmp_path, nats_url, prefix, reader_dsn) as infaas:
+        _, out, _ = await infaas("apps", "--json")
+        assert json.loads(out)["items"] == [
+            {**APP, "attainment_1h": 0.25, "attainment_5m": 0.5, "forecast": 1234.0, "headroom": 1.75}
+        ]
+        for command, shown in (
+            ("apps", ["99.9 %", "25 %", "50 %"]),
+            ("status", ["99.9 %", "50 %", "1,234", "2,160"]),
+        ):
+            code, out, err = await infaas(command, "--wide")
+            assert (code, err) == (0, "")
+            assert [part for part in shown if part not in out] == []
 
 
-def test_explain_names_the_chosen_and_why_not_the_others(tmp_path, nats_url, prefix):
-    async def work(infaas):
-        code, out, err = await infaas("explain", "--app", "digits", "--accuracy", 0.9, "--wide")
-        assert (code, err) == (0, "")
-        chosen = next(line for line in out.splitlines() if line.startswith("->"))
-        assert "mlp-v1-ort-fp32-t1-b8" in chosen
-        assert "accuracy 0.5 is below 0.9" in out
-        code, out, _ = await infaas("explain", "--app", "digits", "--json")
-        assert json.loads(out) == EXPLANATION
-
-    with_commands(tmp_path, nats_url, prefix, work)
+async def test_explain_names_the_chosen_and_why_not_the_others(infaas):
+    code, out, err = await infaas("explain", "--app", "digits", "--accuracy", 0.9, "--wide")
+    assert (code, err) == (0, "")
+    chosen = next(line for line in out.splitlines() if line.startswith("->"))
+    assert "mlp-v1-ort-fp32-t1-b8" in chosen
+    assert "accuracy 0.5 is below 0.9" in out
+    code, out, _ = await infaas("explain", "--app", "digits", "--json")
+    assert json.loads(out) == EXPLANATION
 
 
-def test_bench_closed_open_and_trace(tmp_path, nats_url, prefix):
+async def test_bench_closed_open_and_trace(infaas, tmp_path):
     (tmp_path / "trace.txt").write_text("5\n5\n")
 
-    async def work(infaas):
-        common = ("--app", "digits", "--seconds", 2, "--warmup", 0.1, "--latency-ms", 5000, "--json")
-        code, out, _ = await infaas("bench", *common, "--closed", 4)
-        closed = json.loads(out)
-        assert (code, closed["mode"]) == (0, "closed loop of 4")
-        assert closed["answered"] == closed["offered"] > 0
-        assert closed["variants"] == {"adder-v1": closed["answered"]}
-        code, out, _ = await infaas("bench", *common, "--rate", 100, "--arrivals", "gamma", "--cv", 2)
-        opened = json.loads(out)
-        assert "gamma with CV 2" in opened["mode"]
-        assert (opened["refused"], opened["failed"], opened["effective_accuracy"]) == (0, 0, pytest.approx(0.9))
-        code, out, err = await infaas(
-            "bench", "--app", "digits", "--seconds", 1, "--warmup", 0, "--trace", tmp_path / "trace.txt"
-        )
-        assert code == 0
-        assert "5: 5 answered" in out
-        assert "trace.txt" in err
-        several = (
-            "--app",
-            "other",
-            "--shares",
-            "0.7,0.3",
-            "--arrivals",
-            "mmpp",
-            "--rates",
-            "50,400",
-            "--dwell",
-            "0.1,0.1",
-        )
-        code, out, _ = await infaas("bench", *common, *several)
-        spread = json.loads(out)
-        assert (code, spread["app"], list(spread["apps"])) == (0, "digits,other", ["digits", "other"])
-        assert spread["apps"]["digits"]["offered"] > spread["apps"]["other"]["offered"] > 0
-        assert sum(part["answered"] for part in spread["apps"].values()) == spread["answered"] == spread["offered"]
-        bodies = [body for body in infaas.queries.heard if body["inputs"] != infaas.queries.heard[0]["inputs"]]
-        assert bodies, "the inputs are all the same"
-        assert {tuple(body["inputs"]["x"]["shape"]) for body in infaas.queries.heard} == {(1, 4)}
-
-    with_commands(tmp_path, nats_url, prefix, work)
+    common = ("--app", "digits", "--seconds", 2, "--warmup", 0.1, "--latency-ms", 5000, "--json")
+    code, out, _ = await infaas("bench", *common, "--closed", 4)
+    closed = json.loads(out)
+    assert (code, closed["mode"]) == (0, "closed loop of 4")
+    assert closed["answered"] == closed["offered"] > 0
+    assert closed["variants"] == {"adder-v1": closed["answered"]}
+    code, out, _ = await infaas("bench", *common, "--rate", 100, "--arrivals", "gamma", "--cv", 2)
+    opened = json.loads(out)
+    assert "gamma with CV 2" in opened["mode"]
+    assert (opened["refused"], opened["failed"], opened["effective_accuracy"]) == (0, 0, pytest.approx(0.9))
+    code, out, err = await infaas(
+        "bench", "--app", "digits", "--seconds", 1, "--warmup", 0, "--trace", tmp_path / "trace.txt"
+    )
+    assert code == 0
+    assert "5: 5 answered" in out
+    assert "trace.txt" in err
+    several = (
+        "--app",
+        "other",
+        "--shares",
+        "0.7,0.3",
+        "--arrivals",
+        "mmpp",
+        "--rates",
+        "50,400",
+        "--dwell",
+        "0.1,0.1",
+    )
+    code, out, _ = await infaas("bench", *common, *several)
+    spread = json.loads(out)
+    assert (code, spread["app"], list(spread["apps"])) == (0, "digits,other", ["digits", "other"])
+    assert spread["apps"]["digits"]["offered"] > spread["apps"]["other"]["offered"] > 0
+    assert sum(part["answered"] for part in spread["apps"].values()) == spread["answered"] == spread["offered"]
+    bodies = [body for body in infaas.queries.heard if body["inputs"] != infaas.queries.heard[0]["inputs"]]
+    assert bodies, "the inputs are all the same"
+    assert {tuple(body["inputs"]["x"]["shape"]) for body in infaas.queries.heard} == {(1, 4)}
 
 
-def test_bench_says_why_nothing_can_be_measured(tmp_path, nats_url, prefix):
-    async def work(infaas):
-        code, out, err = await infaas("bench", "--app", "digits", "--accuracy", 1, "--seconds", 1)
-        assert (code, out) == (1, "")
-        assert "unsatisfiable" in err
-
-    with_commands(tmp_path, nats_url, prefix, work)
+async def test_bench_says_why_nothing_can_be_measured(infaas):
+    code, out, err = await infaas("bench", "--app", "digits", "--accuracy", 1, "--seconds", 1)
+    assert (code, out) == (1, "")
+    assert "unsatisfiable" in err

@@ -35,7 +35,7 @@ time.sleep(600)
 
 async def connect(url: str) -> Client:
     client = Client()
-    await client.connect(url, allow_reconnect=False, connect_timeout=5)
+    await client.connect(url, allow_reconnect=False, connect_timeout=60)
     return client
 
 
@@ -55,7 +55,7 @@ def test_it_has_jetstream_and_takes_8_mb(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("credentials", ["", '"user": "infaas", "pass": "wrong"'])
 def test_without_the_password_nobody_gets_in(tmp_path: Path, credentials: str) -> None:
-    with EmbeddedNats(tmp_path) as server, socket.create_connection(("127.0.0.1", server.port), 5) as connection:
+    with EmbeddedNats(tmp_path) as server, socket.create_connection(("127.0.0.1", server.port), 60) as connection:
         connection.sendall(f'CONNECT {{"verbose": true{"," if credentials else ""}{credentials}}}\r\n'.encode())
         lines = connection.makefile("rb")
         assert lines.readline().startswith(b"INFO")

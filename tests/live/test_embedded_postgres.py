@@ -39,7 +39,7 @@ time.sleep(600)
 
 
 def ask(dsn: str, query: str):
-    with psycopg.connect(dsn, connect_timeout=10) as connection:
+    with psycopg.connect(dsn, connect_timeout=60) as connection:
         return connection.execute(query).fetchall()
 
 
@@ -155,7 +155,7 @@ def test_a_directory_in_use_is_refused(server: EmbeddedPostgres) -> None:
 
 def test_a_pid_file_of_a_crash_is_ignored_and_its_pid_never_signalled(directory: Path) -> None:
     """After a reboot the pid in it may be anybody's."""
-    with subprocess.Popen(["sleep", "60"]) as bystander:
+    with subprocess.Popen(["sleep", "600"]) as bystander:
         content = f"{bystander.pid}\n{directory / 'postgres'}\n0\n5432\n\n127.0.0.1\n 1 1\nready\n"
         (directory / "postgres" / "postmaster.pid").write_text(content)
         with EmbeddedPostgres(directory) as server:

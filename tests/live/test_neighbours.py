@@ -9,13 +9,8 @@ import pytest
 
 import infaas
 from tests.support.models import tiny_models
-from tests.support.servers.nats import run
 from tests.support.servers.processes import infaas as command
-from tests.support.servers.system import Whole, system
-
-__all__ = ["system"]
-
-pytestmark = pytest.mark.timeout(300)
+from tests.support.servers.system import Whole
 
 MODELS = Path(__file__).parents[2] / "benches" / "models"
 ITEMS = 80
@@ -48,26 +43,23 @@ async def answers(client: infaas.Client, app: str, x: np.ndarray, variant: str) 
     return found[0], found[1], max(answer.batch for answer in others)
 
 
-def test_no_client_changes_the_answers_of_others_whatever_variant_computes_them(system: Whole) -> None:
+async def test_no_client_changes_the_answers_of_others_whatever_variant_computes_them(system: Whole) -> None:
     validation = MODELS / "mlp64.npz"
     variants = registered(system, MODELS / "mlp64.onnx", validation, "neighbours")
     assert {variant["precision"] for variant in variants} == {"fp32", "int8"}
     x = np.load(validation)["x"][:ITEMS].astype("f4")
 
-    async def main() -> None:
-        batches = []
-        async with infaas.connect(data_dir=system.directory) as client:
-            for variant in variants:
-                alone, beside, batch = await answers(client, "neighbours", x, variant["variant"])
-                assert (alone.argmax(1) == beside.argmax(1)).all(), variant
-                assert beside == pytest.approx(alone, abs=1e-4), variant
-                batches.append(batch)
-        assert max(batches) > 1  # they had neighbours
-
-    run(main())
+    batches = []
+    async with infaas.connect(data_dir=system.directory) as client:
+        for variant in variants:
+            alone, beside, batch = await answers(client, "neighbours", x, variant["variant"])
+            assert (alone.argmax(1) == beside.argmax(1)).all(), variant
+            assert beside == pytest.approx(alone, abs=1e-4), variant
+            batches.append(batch)
+    assert max(batches) > 1  # they had neighbours
 
 
-def test_a_model_that_would_mix_its_batch_computes_each_item_alone(system: Whole, tmp_path: Path) -> None:
+async def test_a_model_that_would_mix_its_batch_computes_each_item_alone(system: Whole, tmp_path: Path) -> None:
     x, y = tiny_models.digits(100)
     (tmp_path / "limiting.onnx").write_bytes(tiny_models.limiting())
     (tmp_path / "validation.npz").write_bytes(tiny_models.npz(x=x, y=y))
@@ -77,13 +69,10 @@ def test_a_model_that_would_mix_its_batch_computes_each_item_alone(system: Whole
     listed = command("variants", "--app", "limiting", "--data-dir", str(system.directory))
     assert f"one item at a time: {variants[0]['variant']}: an item's answer" in listed.stdout
 
-    async def main() -> None:
-        async with infaas.connect(data_dir=system.directory) as client:
-            for variant in variants:
-                _, beside, _ = await answers(client, "limiting", x[:ITEMS], variant["variant"])
-                assert beside == pytest.approx(x[:ITEMS] / 100, abs=1e-6)
-                own = np.concatenate([x[:3], np.full_like(x[:1], EXTREME), x[3:6]])
-                many = await client.query("limiting", own, variant=variant["variant"], timeout=60.0)
-                assert np.delete(many.output, 3, axis=0) == pytest.approx(x[:6] / 100, abs=1e-6)
-
-    run(main())
+    async with infaas.connect(data_dir=system.directory) as client:
+        for variant in variants:
+            _, beside, _ = await answers(client, "limiting", x[:ITEMS], variant["variant"])
+            assert beside == pytest.approx(x[:ITEMS] / 100, abs=1e-6)
+            own = np.concatenate([x[:3], np.full_like(x[:1], EXTREME), x[3:6]])
+            many = await client.query("limiting", own, variant=variant["variant"], timeout=60.0)
+            assert np.delete(many.output, 3, axis=0) == pytest.approx(x[:6] / 100, abs=1e-6)

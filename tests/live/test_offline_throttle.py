@@ -32,7 +32,6 @@ from services.core.settings import BusSettings
 from services.recorder.__main__ import streams
 from tests.support.clients.responders import until
 from tests.support.data import offline_inputs
-from tests.support.servers.nats import run
 from tests.support.servers.processes import environ
 from tests.support.simulated.fleet import catalogue, variant
 
@@ -102,15 +101,8 @@ class Worker:
         self.bus.publish(self.subjects.done(route.dispatcher), encode(done))
 
 
-def test_while_the_worker_is_busy_a_job_waits_and_says_why(tmp_path: Path, nats_url: str, prefix: str) -> None:
+async def test_while_the_worker_is_busy_a_job_waits_and_says_why(tmp_path: Path, nats_url: str, prefix: str) -> None:
     subjects = Subjects(prefix)
-
-    async def main() -> None:
-        bus = await NatsBus.connect(nats_url, name="test")
-        try:
-            await scene(bus)
-        finally:
-            await bus.close()
 
     async def scene(bus: NatsBus) -> None:
         for spec in streams(subjects, BusSettings(outcome_bytes=2**24, event_bytes=2**24)).values():
@@ -147,4 +139,8 @@ def test_while_the_worker_is_busy_a_job_waits_and_says_why(tmp_path: Path, nats_
         assert found.tolist() == (X[:, :1] * 2).tolist()
         worker.beating.cancel()
 
-    run(main())
+    bus = await NatsBus.connect(nats_url, name="test")
+    try:
+        await scene(bus)
+    finally:
+        await bus.close()

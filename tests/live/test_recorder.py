@@ -116,94 +116,82 @@ async def _pending(bus: NatsBus, stream: str) -> int:
     return int(json.loads(reply.data)["state"]["messages"])
 
 
-def test_every_kind_of_event_is_in_sql_and_done_with(
+async def test_every_kind_of_event_is_in_sql_and_done_with(
     nats_url: str, prefix: str, database_dsn: str, reader_dsn: str
 ) -> None:
-    async def body() -> None:
-        async with _connected(nats_url) as bus:
+    async with _connected(nats_url) as bus:
+        with _recorder(nats_url, database_dsn, prefix) as process:
+            sender = _Sender(bus, prefix)
+            for kind in EVENTS:
+                if kind is not OutcomeEvent:
+                    sender.add(event(kind))
+            await sender.send(3)
+            await sender.all_stored()
+            await bus.publish_durable(f"{prefix}.event.outcome", b"\xc1 nonsense", "nonsense")
+            await _until(reader_dsn, COUNT, 3)
+            for table in TABLES.values():
+                name = table.name or FOLDED[table.kind]
+                await _until(reader_dsn, f"SELECT count(*) > 0 FROM {name}", True)
+            await _until(reader_dsn, "SELECT count(*) FROM infaas.rejected_events", 1)
+            question = encode(AskForHistory(app="digits"))
+            reply = await bus.request(Subjects(prefix).recorder("demand"), question, LONG)
+            assert sum(decode(DemandHistory, reply.data).items) == 3.0
+            for _ in range(int(LONG / 0.1)):
+                if await _pending(bus, Subjects(prefix).outcome_stream) == 0:
+                    break
+                await asyncio.sleep(0.1)
+            else:
+                pytest.fail("outcomes stay in the stream although they are in the database")
+            assert os.getpriority(os.PRIO_PROCESS, process.pid) >= 10
+
+
+async def test_the_catalogue_is_mirrored_and_kept_up_to_date(
+    nats_url: str, prefix: str, database_dsn: str, reader_dsn: str
+) -> None:
+    async with _connected(nats_url) as bus:
+        bucket = await bus.key_value(Subjects(prefix).catalog_bucket)
+        for key, record in (
+            (f"variant.{VARIANT}", variant_record()),
+            ("model.mlp.1", model_record()),
+            ("app.digits", app_record()),
+        ):
+            await bucket.put(key, encode(record))
+        with _recorder(nats_url, database_dsn, prefix):
+            await _until(reader_dsn, "SELECT variant FROM infaas.variants WHERE app = 'digits'", VARIANT)
+            await _until(reader_dsn, "SELECT price_per_hour > 0 FROM infaas.prices WHERE hardware = 'cpu'", True)
+            await bucket.put("app.digits", encode(app_record(latency_ms=7.0)))
+            await _until(reader_dsn, "SELECT latency_ms FROM infaas.apps", 7.0)
+        await bucket.delete(f"variant.{VARIANT}")  # while the recorder is away
+        with _recorder(nats_url, database_dsn, prefix):
+            await _until(reader_dsn, "SELECT count(*) FROM infaas.variants", 0)
+            await _until(reader_dsn, "SELECT count(*) FROM infaas.apps", 1)
+
+
+async def test_a_recorder_that_is_killed_and_started_again_loses_and_doubles_nothing(
+    nats_url: str, prefix: str, database_dsn: str, reader_dsn: str
+) -> None:
+    async with _connected(nats_url) as bus:
+        sender = _Sender(bus, prefix)
+        for _ in range(4):
             with _recorder(nats_url, database_dsn, prefix) as process:
-                sender = _Sender(bus, prefix)
-                for kind in EVENTS:
-                    if kind is not OutcomeEvent:
-                        sender.add(event(kind))
-                await sender.send(3)
-                await sender.all_stored()
-                await bus.publish_durable(f"{prefix}.event.outcome", b"\xc1 nonsense", "nonsense")
-                await _until(reader_dsn, COUNT, 3)
-                for table in TABLES.values():
-                    name = table.name or FOLDED[table.kind]
-                    await _until(reader_dsn, f"SELECT count(*) > 0 FROM {name}", True)
-                await _until(reader_dsn, "SELECT count(*) FROM infaas.rejected_events", 1)
-                question = encode(AskForHistory(app="digits"))
-                reply = await bus.request(Subjects(prefix).recorder("demand"), question, LONG)
-                assert sum(decode(DemandHistory, reply.data).items) == 3.0
-                for _ in range(int(LONG / 0.1)):
-                    if await _pending(bus, Subjects(prefix).outcome_stream) == 0:
-                        break
-                    await asyncio.sleep(0.1)
-                else:
-                    pytest.fail("outcomes stay in the stream although they are in the database")
-                assert os.getpriority(os.PRIO_PROCESS, process.pid) >= 10
-
-    run(body())
+                await sender.send(200, pause=0.005)
+                process.kill()
+        with _recorder(nats_url, database_dsn, prefix):
+            await sender.all_stored()
+            await _until(reader_dsn, COUNT, sender.sent)
+        await _until(reader_dsn, EACH_ONCE, True)
 
 
-def test_the_catalogue_is_mirrored_and_kept_up_to_date(
+async def test_two_recorders_share_the_work_and_double_nothing(
     nats_url: str, prefix: str, database_dsn: str, reader_dsn: str
 ) -> None:
-    async def body() -> None:
-        async with _connected(nats_url) as bus:
-            bucket = await bus.key_value(Subjects(prefix).catalog_bucket)
-            for key, record in (
-                (f"variant.{VARIANT}", variant_record()),
-                ("model.mlp.1", model_record()),
-                ("app.digits", app_record()),
-            ):
-                await bucket.put(key, encode(record))
-            with _recorder(nats_url, database_dsn, prefix):
-                await _until(reader_dsn, "SELECT variant FROM infaas.variants WHERE app = 'digits'", VARIANT)
-                await _until(reader_dsn, "SELECT price_per_hour > 0 FROM infaas.prices WHERE hardware = 'cpu'", True)
-                await bucket.put("app.digits", encode(app_record(latency_ms=7.0)))
-                await _until(reader_dsn, "SELECT latency_ms FROM infaas.apps", 7.0)
-            await bucket.delete(f"variant.{VARIANT}")  # while the recorder is away
-            with _recorder(nats_url, database_dsn, prefix):
-                await _until(reader_dsn, "SELECT count(*) FROM infaas.variants", 0)
-                await _until(reader_dsn, "SELECT count(*) FROM infaas.apps", 1)
-
-    run(body())
-
-
-def test_a_recorder_that_is_killed_and_started_again_loses_and_doubles_nothing(
-    nats_url: str, prefix: str, database_dsn: str, reader_dsn: str
-) -> None:
-    async def body() -> None:
-        async with _connected(nats_url) as bus:
-            sender = _Sender(bus, prefix)
-            for _ in range(4):
-                with _recorder(nats_url, database_dsn, prefix) as process:
-                    await sender.send(200, pause=0.005)
-                    process.kill()
-            with _recorder(nats_url, database_dsn, prefix):
-                await sender.all_stored()
-                await _until(reader_dsn, COUNT, sender.sent)
+    async with _connected(nats_url) as bus:
+        sender = _Sender(bus, prefix)
+        with _recorder(nats_url, database_dsn, prefix), _recorder(nats_url, database_dsn, prefix):
+            await sender.send(3000, pause=0.0005)
+            await sender.all_stored()
+            await _until(reader_dsn, COUNT, sender.sent)
             await _until(reader_dsn, EACH_ONCE, True)
-
-    run(body())
-
-
-def test_two_recorders_share_the_work_and_double_nothing(
-    nats_url: str, prefix: str, database_dsn: str, reader_dsn: str
-) -> None:
-    async def body() -> None:
-        async with _connected(nats_url) as bus:
-            sender = _Sender(bus, prefix)
-            with _recorder(nats_url, database_dsn, prefix), _recorder(nats_url, database_dsn, prefix):
-                await sender.send(3000, pause=0.0005)
-                await sender.all_stored()
-                await _until(reader_dsn, COUNT, sender.sent)
-                await _until(reader_dsn, EACH_ONCE, True)
-
-    run(body())
 
 
 @pytest.fixture
@@ -253,29 +241,28 @@ def test_a_database_that_goes_away_costs_no_event(
     assert "password" not in log.replace("password authentication", "")
 
 
-def test_a_nats_that_restarts_costs_no_event(prefix: str, database_dsn: str, reader_dsn: str, tmp_path: Path) -> None:
-    async def body() -> None:
-        server = NatsServer(tmp_path / "own")
-        server.start()
-        try:
-            async with _connected(server.url) as bus:
-                sender = _Sender(bus, prefix)
-                with _recorder(server.url, database_dsn, prefix) as process:
-                    sending = asyncio.create_task(sender.send(1000, pause=0.003))
-                    for kill in (False, True):
-                        await asyncio.sleep(1.0)
-                        server.stop(kill=kill)
-                        await asyncio.sleep(0.3)
-                        server.start()
-                    await sending
-                    await sender.all_stored()
-                    await _until(reader_dsn, COUNT, sender.sent)
-                    await _until(reader_dsn, EACH_ONCE, True)
-                    assert process.poll() is None
-        finally:
-            server.stop()
-
-    run(body())
+async def test_a_nats_that_restarts_costs_no_event(
+    prefix: str, database_dsn: str, reader_dsn: str, tmp_path: Path
+) -> None:
+    server = NatsServer(tmp_path / "own")
+    server.start()
+    try:
+        async with _connected(server.url) as bus:
+            sender = _Sender(bus, prefix)
+            with _recorder(server.url, database_dsn, prefix) as process:
+                sending = asyncio.create_task(sender.send(1000, pause=0.003))
+                for kill in (False, True):
+                    await asyncio.sleep(1.0)
+                    server.stop(kill=kill)
+                    await asyncio.sleep(0.3)
+                    server.start()
+                await sending
+                await sender.all_stored()
+                await _until(reader_dsn, COUNT, sender.sent)
+                await _until(reader_dsn, EACH_ONCE, True)
+                assert process.poll() is None
+    finally:
+        server.stop()
 
 
 @pytest.mark.parametrize("away", ["database", "recorder", "nats"])
@@ -335,34 +322,30 @@ def test_a_minute_without_it_loses_and_doubles_nothing(
         server.stop()
 
 
-def test_a_nats_that_lost_its_disk_gets_its_streams_back(
+async def test_a_nats_that_lost_its_disk_gets_its_streams_back(
     prefix: str, database_dsn: str, reader_dsn: str, tmp_path: Path
 ) -> None:
     """The recorder makes sure of its streams again; what is sent afterwards arrives."""
-
-    async def body() -> None:
-        server = NatsServer(tmp_path / "first")
-        server.start()
-        with _recorder(server.url, database_dsn, prefix) as process:
-            try:
-                async with _connected(server.url) as bus:
-                    sender = _Sender(bus, prefix)
-                    await sender.send(10)
-                    await sender.all_stored()
-                    await _until(reader_dsn, COUNT, 10)
-                server.stop()
-                server = NatsServer(tmp_path / "second", server.port)
-                server.start()
-                async with _connected(server.url) as bus:
-                    sender = _Sender(bus, prefix, "another")
-                    await sender.send(10)
-                    await sender.all_stored()
-                    await _until(reader_dsn, COUNT, 20)
-                assert process.poll() is None
-            finally:
-                server.stop()
-
-    run(body())
+    server = NatsServer(tmp_path / "first")
+    server.start()
+    with _recorder(server.url, database_dsn, prefix) as process:
+        try:
+            async with _connected(server.url) as bus:
+                sender = _Sender(bus, prefix)
+                await sender.send(10)
+                await sender.all_stored()
+                await _until(reader_dsn, COUNT, 10)
+            server.stop()
+            server = NatsServer(tmp_path / "second", server.port)
+            server.start()
+            async with _connected(server.url) as bus:
+                sender = _Sender(bus, prefix, "another")
+                await sender.send(10)
+                await sender.all_stored()
+                await _until(reader_dsn, COUNT, 20)
+            assert process.poll() is None
+        finally:
+            server.stop()
 
 
 def test_a_recorder_without_a_database_says_what_is_missing(nats_url: str, prefix: str) -> None:

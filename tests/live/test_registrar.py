@@ -28,7 +28,7 @@ from services.executor.__main__ import wire as wire_executor
 from services.monitor.__main__ import wire as wire_monitor
 from services.registrar.__main__ import wire as wire_registrar
 from services.shell.runtime.runtime import Runtime
-from tests.support.servers.nats import run
+from tests.support.clients.responders import until
 from tests.support.servers.processes import environ
 
 Wire = Callable[[Settings, NatsBus], Awaitable[list[Runtime]]]
@@ -79,7 +79,7 @@ class System:
         return catalog
 
     async def register(self, model_file: Path, model: str = "mlp", **options: object) -> RegistrationStatus:
-        arguments = {"app": "digits", "model": model, "validation": self.validation, "timeout": 200.0, **options}
+        arguments = {"app": "digits", "model": model, "validation": self.validation, "timeout": 400.0, **options}
         return await register(self.bus, self.subjects, model_file, **arguments)  # type: ignore[arg-type]
 
 
@@ -107,37 +107,34 @@ def true_accuracy(model: Path, validation: Path) -> float:
         return float((scores.argmax(1) == stored["y"]).mean())
 
 
-def test_a_model_becomes_measured_variants(nats_url: str, prefix: str, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with cluster(nats_url, prefix, tmp_path) as system:
-            await system.start(wire_registrar)
-            model = digits.models()["mlp-s"]
-            told: list[RegistrationStatus] = []
-            status = await system.register(model, latency_ms=50.0, on_progress=told.append)
-            assert status.state == "done", status
-            assert status.failures == []
-            assert {"inspecting", "building", "profiling", "done"} <= {each.state for each in told}
-            assert await last_status(system.bus, system.subjects, status.registration) == status
-            catalog = await system.catalog()
-            app = catalog.app("digits")
-            assert app is not None
-            assert (app.links, app.latency_ms) == ({"mlp": "1"}, 50.0)
-            variants = catalog.variants_of("digits")
-            assert {v.variant for v in variants} == set(status.variants)
-            assert {v.precision for v in variants} == {"fp32", "int8"}
-            expected = true_accuracy(model, system.validation)
-            for variant in variants:
-                assert variant.accuracy == pytest.approx(expected, abs=1e-9 if variant.precision == "fp32" else 0.03)
-                assert variant.accuracy_low < variant.accuracy < variant.accuracy_high
-                assert variant.profile.rows[0].p50_ms > 0
-                assert variant.profile.saturation_qps > 0
-            artifacts = await system.bus.object_store(system.subjects.artifacts_bucket)
-            assert {v.artifact for v in variants} <= set(await artifacts.keys())
-            uploads = await system.bus.object_store(system.subjects.uploads_bucket)
-            bucket = await system.bus.key_value(system.subjects.status_bucket)
-            await until_empty(lambda: left_over(uploads.keys(), bucket.keys()))
-
-    run(main())
+async def test_a_model_becomes_measured_variants(nats_url: str, prefix: str, tmp_path: Path) -> None:
+    async with cluster(nats_url, prefix, tmp_path) as system:
+        await system.start(wire_registrar)
+        model = digits.models()["mlp-s"]
+        told: list[RegistrationStatus] = []
+        status = await system.register(model, latency_ms=50.0, on_progress=told.append)
+        assert status.state == "done", status
+        assert status.failures == []
+        assert {"inspecting", "building", "profiling", "done"} <= {each.state for each in told}
+        assert await last_status(system.bus, system.subjects, status.registration) == status
+        catalog = await system.catalog()
+        app = catalog.app("digits")
+        assert app is not None
+        assert (app.links, app.latency_ms) == ({"mlp": "1"}, 50.0)
+        variants = catalog.variants_of("digits")
+        assert {v.variant for v in variants} == set(status.variants)
+        assert {v.precision for v in variants} == {"fp32", "int8"}
+        expected = true_accuracy(model, system.validation)
+        for variant in variants:
+            assert variant.accuracy == pytest.approx(expected, abs=1e-9 if variant.precision == "fp32" else 0.03)
+            assert variant.accuracy_low < variant.accuracy < variant.accuracy_high
+            assert variant.profile.rows[0].p50_ms > 0
+            assert variant.profile.saturation_qps > 0
+        artifacts = await system.bus.object_store(system.subjects.artifacts_bucket)
+        assert {v.artifact for v in variants} <= set(await artifacts.keys())
+        uploads = await system.bus.object_store(system.subjects.uploads_bucket)
+        bucket = await system.bus.key_value(system.subjects.status_bucket)
+        await until_empty(lambda: left_over(uploads.keys(), bucket.keys()))
 
 
 async def left_over(*listings: Awaitable[list[str]]) -> list[str]:
@@ -146,86 +143,79 @@ async def left_over(*listings: Awaitable[list[str]]) -> list[str]:
 
 
 async def until_empty(look: Callable[[], Awaitable[list[str]]]) -> None:
-    for _ in range(1200):
-        if not await look():
-            return
-        await asyncio.sleep(0.05)
-    raise AssertionError(f"left behind: {await look()}")
+    async def empty() -> bool:
+        return not await look()
+
+    try:
+        await until(empty)
+    except TimeoutError:
+        raise AssertionError(f"left behind: {await look()}") from None
 
 
-def test_bad_uploads_fail_with_their_reason_and_leave_nothing(nats_url: str, prefix: str, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with cluster(nats_url, prefix, tmp_path) as system:
-            await system.start(wire_registrar)
-            fake = tmp_path / "fake.onnx"
-            fake.write_bytes(b"this is not a model")
-            status = await system.register(fake)
-            assert status.state == "failed"
-            assert "ONNX" in str(status.reason)
-            with np.load(system.validation) as stored:
-                status = await system.register(digits.models()["mlp-s"], validation=(stored["x"], stored["y"] + 100))
-            assert status.state == "failed"
-            assert "label" in str(status.reason)
-            assert list((await system.catalog()).models) == []
-            with pytest.raises(Refused, match="app: "):
-                await system.register(fake, app="a>b")
-            uploads = await system.bus.object_store(system.subjects.uploads_bucket)
-            await until_empty(lambda: left_over(uploads.keys()))
-
-    run(main())
+async def test_bad_uploads_fail_with_their_reason_and_leave_nothing(nats_url: str, prefix: str, tmp_path: Path) -> None:
+    async with cluster(nats_url, prefix, tmp_path) as system:
+        await system.start(wire_registrar)
+        fake = tmp_path / "fake.onnx"
+        fake.write_bytes(b"this is not a model")
+        status = await system.register(fake)
+        assert status.state == "failed"
+        assert "ONNX" in str(status.reason)
+        with np.load(system.validation) as stored:
+            status = await system.register(digits.models()["mlp-s"], validation=(stored["x"], stored["y"] + 100))
+        assert status.state == "failed"
+        assert "label" in str(status.reason)
+        assert list((await system.catalog()).models) == []
+        with pytest.raises(Refused, match="app: "):
+            await system.register(fake, app="a>b")
+        uploads = await system.bus.object_store(system.subjects.uploads_bucket)
+        await until_empty(lambda: left_over(uploads.keys()))
 
 
-def test_another_registrar_finishes_what_a_dead_one_began(nats_url: str, prefix: str, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with cluster(nats_url, prefix, tmp_path) as system:
-            first = await system.start(wire_registrar)
-            seen = asyncio.Event()
+async def test_another_registrar_finishes_what_a_dead_one_began(nats_url: str, prefix: str, tmp_path: Path) -> None:
+    async with cluster(nats_url, prefix, tmp_path) as system:
+        first = await system.start(wire_registrar)
+        seen = asyncio.Event()
 
-            def on_progress(status: RegistrationStatus) -> None:
-                if status.state == "building":
-                    seen.set()
+        def on_progress(status: RegistrationStatus) -> None:
+            if status.state == "building":
+                seen.set()
 
-            registering = asyncio.create_task(system.register(digits.models()["logreg"], on_progress=on_progress))
-            await asyncio.wait_for(seen.wait(), 120)
-            await system.kill(first)
-            await system.start(wire_registrar)
-            status = await registering
-            assert status.state == "done", status
-            catalog = await system.catalog()
-            assert {v.variant for v in catalog.variants_of("digits")} == set(status.variants)
-            assert list(catalog.versions("mlp")) == ["1"]
-
-    run(main())
+        registering = asyncio.create_task(system.register(digits.models()["logreg"], on_progress=on_progress))
+        await asyncio.wait_for(seen.wait(), 120)
+        await system.kill(first)
+        await system.start(wire_registrar)
+        status = await registering
+        assert status.state == "done", status
+        catalog = await system.catalog()
+        assert {v.variant for v in catalog.variants_of("digits")} == set(status.variants)
+        assert list(catalog.versions("mlp")) == ["1"]
 
 
-def test_a_cancelled_registration_leaves_nothing_and_the_next_one_is_served(
+async def test_a_cancelled_registration_leaves_nothing_and_the_next_one_is_served(
     nats_url: str, prefix: str, tmp_path: Path
 ) -> None:
-    async def main() -> None:
-        async with cluster(nats_url, prefix, tmp_path) as system:
-            await system.start(wire_registrar)
-            building = asyncio.Event()
-            ids: list[str] = []
+    async with cluster(nats_url, prefix, tmp_path) as system:
+        await system.start(wire_registrar)
+        building = asyncio.Event()
+        ids: list[str] = []
 
-            def on_progress(status: RegistrationStatus) -> None:
-                ids.append(status.registration)
-                if status.state == "building":
-                    building.set()
+        def on_progress(status: RegistrationStatus) -> None:
+            ids.append(status.registration)
+            if status.state == "building":
+                building.set()
 
-            registering = asyncio.create_task(system.register(digits.models()["cnn-s"], on_progress=on_progress))
-            await asyncio.wait_for(building.wait(), 120)
+        registering = asyncio.create_task(system.register(digits.models()["cnn-s"], on_progress=on_progress))
+        await asyncio.wait_for(building.wait(), 120)
+        await cancel(system.bus, system.subjects, ids[0])
+        assert (await asyncio.wait_for(registering, 120)).state == "cancelled"
+        uploads = await system.bus.object_store(system.subjects.uploads_bucket)
+        bucket = await system.bus.key_value(system.subjects.status_bucket)
+        await until_empty(lambda: left_over(uploads.keys(), bucket.keys()))
+        assert (await system.catalog()).app("digits") is None
+        with pytest.raises(Refused, match="it is cancelled"):
             await cancel(system.bus, system.subjects, ids[0])
-            assert (await asyncio.wait_for(registering, 120)).state == "cancelled"
-            uploads = await system.bus.object_store(system.subjects.uploads_bucket)
-            bucket = await system.bus.key_value(system.subjects.status_bucket)
-            await until_empty(lambda: left_over(uploads.keys(), bucket.keys()))
-            assert (await system.catalog()).app("digits") is None
-            with pytest.raises(Refused, match="it is cancelled"):
-                await cancel(system.bus, system.subjects, ids[0])
-            status = await system.register(digits.models()["logreg"])
-            assert (status.state, status.version) == ("done", "1")
-
-    run(main())
+        status = await system.register(digits.models()["logreg"])
+        assert (status.state, status.version) == ("done", "1")
 
 
 async def command(system: System, *arguments: str) -> tuple[int, str, str]:
@@ -244,78 +234,72 @@ async def command(system: System, *arguments: str) -> tuple[int, str, str]:
     return process.returncode, out.decode(), errors.decode()
 
 
-def test_the_command_prints_what_was_measured(nats_url: str, prefix: str, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with cluster(nats_url, prefix, tmp_path) as system:
-            for wire in (wire_registrar, wire_dispatcher):
-                await system.start(wire)
-            model, validation = str(digits.models()["cnn-s"]), str(system.validation)
-            about = ("--app", "digits", "--model", "cnn", "--validation", validation)
-            code, out, errors = await command(system, model, *about, "--slo-target", "1")
-            assert (code, out) == (2, "")
-            assert "--slo-target. must be above 0 and below 1, not 1" in errors.splitlines()[-1]
-            code, out, errors = await command(system, model, *about, "--slo-target", "0.999", "--json")
-            assert code == 0, errors
-            document = json.loads(out)
-            assert (document["state"], document["version"]) == ("done", "1")
-            assert {item["precision"] for item in document["variants"]} == {"fp32", "int8"}
-            for item in document["variants"]:
-                assert item["accuracy"] > 0.9
-                figures = ("load_ms", "latency_ms", "memory_mb", "saturation_qps", "price_per_hour", "cost_per_1000")
-                assert all(item[figure] > 0 for figure in figures), item
-            assert "profiling" in errors
-            code, out, errors = await command(system, model, *about, "--contended")  # nothing of the target
-            assert code == 0, errors
-            catalog = await system.catalog()
-            app = catalog.app("digits")
-            beside = {v.profile.provenance.partition(":")[::2] for v in catalog.variants_of("digits")}
-            assert {kind for kind, _ in beside} == {"measured"}
-            assert all("further instance" in what for _, what in beside)
-            assert app is not None
-            assert (app.links, app.slo_target) == ({"cnn": "2"}, 0.999)
-            code, out, errors = await command(system, model, *about, "--version", "1")
-            assert (code, out) == (1, "")
-            assert errors.splitlines()[-1].startswith("infaas: bad_request: version: ")
-            (tmp_path / "fake.onnx").write_bytes(b"this is not a model")
-            code, out, errors = await command(system, str(tmp_path / "fake.onnx"), *about)
-            assert (code, out) == (1, "")
-            assert "is not an ONNX model" in errors.splitlines()[-1]
-
-    run(main())
+async def test_the_command_prints_what_was_measured(nats_url: str, prefix: str, tmp_path: Path) -> None:
+    async with cluster(nats_url, prefix, tmp_path) as system:
+        for wire in (wire_registrar, wire_dispatcher):
+            await system.start(wire)
+        model, validation = str(digits.models()["cnn-s"]), str(system.validation)
+        about = ("--app", "digits", "--model", "cnn", "--validation", validation)
+        code, out, errors = await command(system, model, *about, "--slo-target", "1")
+        assert (code, out) == (2, "")
+        assert "--slo-target. must be above 0 and below 1, not 1" in errors.splitlines()[-1]
+        code, out, errors = await command(system, model, *about, "--slo-target", "0.999", "--json")
+        assert code == 0, errors
+        document = json.loads(out)
+        assert (document["state"], document["version"]) == ("done", "1")
+        assert {item["precision"] for item in document["variants"]} == {"fp32", "int8"}
+        for item in document["variants"]:
+            assert item["accuracy"] > 0.9
+            figures = ("load_ms", "latency_ms", "memory_mb", "saturation_qps", "price_per_hour", "cost_per_1000")
+            assert all(item[figure] > 0 for figure in figures), item
+        assert "profiling" in errors
+        code, out, errors = await command(system, model, *about, "--contended")  # nothing of the target
+        assert code == 0, errors
+        catalog = await system.catalog()
+        app = catalog.app("digits")
+        beside = {v.profile.provenance.partition(":")[::2] for v in catalog.variants_of("digits")}
+        assert {kind for kind, _ in beside} == {"measured"}
+        assert all("further instance" in what for _, what in beside)
+        assert app is not None
+        assert (app.links, app.slo_target) == ({"cnn": "2"}, 0.999)
+        code, out, errors = await command(system, model, *about, "--version", "1")
+        assert (code, out) == (1, "")
+        assert errors.splitlines()[-1].startswith("infaas: bad_request: version: ")
+        (tmp_path / "fake.onnx").write_bytes(b"this is not a model")
+        code, out, errors = await command(system, str(tmp_path / "fake.onnx"), *about)
+        assert (code, out) == (1, "")
+        assert "is not an ONNX model" in errors.splitlines()[-1]
 
 
-def test_operators_and_outsiders_over_the_bus(nats_url: str, prefix: str, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with cluster(nats_url, prefix, tmp_path) as system:
-            for _ in range(2):
-                await system.start(wire_registrar)
-            bus, subjects = system.bus, system.subjects
-            for n in range(10):  # spread over both registrars
-                reply = await bus.request(subjects.admin("add-app"), encode(AddApp(app=f"a{n}")), 60.0)
-                assert decode(AdminDone, reply.data).done
-            assert {app.app for app in (await system.catalog()).apps} == {f"a{n}" for n in range(10)}
-            again = await bus.request(subjects.admin("add-app"), encode(AddApp(app="a0")), 60.0)
-            assert "exists already" in decode(Refusal, again.data).error.message
-            for body in (b"", b"\xc1", encode({"app": 7})):
-                for subject in (subjects.register(), subjects.admin("add-app")):
-                    refused = await bus.request(subject, body, 60.0)
-                    assert decode(Refusal, refused.data).error.code == "bad_request"
-            for wrong in (
-                {},
-                *({"slo_target": bad} for bad in (0, 1, 1.5, -1, float("nan"), float("inf"), "0.9", True)),
-            ):
-                refused = await bus.request(subjects.admin("set-target"), encode({"app": "a1", **wrong}), 60.0)
-                error = decode(Refusal, refused.data).error
-                assert (error.code, "slo_target" in error.message) == ("bad_request", True), (wrong, error)
-            nobody = await bus.request(subjects.admin("set-target"), encode({"app": "b", "slo_target": 0.9}), 60.0)
-            assert decode(Refusal, nobody.data).error.code == "unknown_app"
-            target = await bus.request(subjects.admin("set-target"), encode({"app": "a1", "slo_target": 0.9}), 60.0)
-            assert decode(AdminDone, target.data).done
-            found = (await system.catalog()).app("a1")
-            assert found is not None and found.slo_target == 0.9
-            unknown = await bus.request(subjects.registration("nobody"), b"", 60.0)
-            assert "nobody" in decode(Refusal, unknown.data).error.message
-            kept = await bus.key_value(subjects.catalog_bucket)
-            assert decode(AppRecord, (await kept.get("app.a3")).value or b"").links == {}
-
-    run(main())
+async def test_operators_and_outsiders_over_the_bus(nats_url: str, prefix: str, tmp_path: Path) -> None:
+    async with cluster(nats_url, prefix, tmp_path) as system:
+        for _ in range(2):
+            await system.start(wire_registrar)
+        bus, subjects = system.bus, system.subjects
+        for n in range(10):  # spread over both registrars
+            reply = await bus.request(subjects.admin("add-app"), encode(AddApp(app=f"a{n}")), 60.0)
+            assert decode(AdminDone, reply.data).done
+        assert {app.app for app in (await system.catalog()).apps} == {f"a{n}" for n in range(10)}
+        again = await bus.request(subjects.admin("add-app"), encode(AddApp(app="a0")), 60.0)
+        assert "exists already" in decode(Refusal, again.data).error.message
+        for body in (b"", b"\xc1", encode({"app": 7})):
+            for subject in (subjects.register(), subjects.admin("add-app")):
+                refused = await bus.request(subject, body, 60.0)
+                assert decode(Refusal, refused.data).error.code == "bad_request"
+        for wrong in (
+            {},
+            *({"slo_target": bad} for bad in (0, 1, 1.5, -1, float("nan"), float("inf"), "0.9", True)),
+        ):
+            refused = await bus.request(subjects.admin("set-target"), encode({"app": "a1", **wrong}), 60.0)
+            error = decode(Refusal, refused.data).error
+            assert (error.code, "slo_target" in error.message) == ("bad_request", True), (wrong, error)
+        nobody = await bus.request(subjects.admin("set-target"), encode({"app": "b", "slo_target": 0.9}), 60.0)
+        assert decode(Refusal, nobody.data).error.code == "unknown_app"
+        target = await bus.request(subjects.admin("set-target"), encode({"app": "a1", "slo_target": 0.9}), 60.0)
+        assert decode(AdminDone, target.data).done
+        found = (await system.catalog()).app("a1")
+        assert found is not None and found.slo_target == 0.9
+        unknown = await bus.request(subjects.registration("nobody"), b"", 60.0)
+        assert "nobody" in decode(Refusal, unknown.data).error.message
+        kept = await bus.key_value(subjects.catalog_bucket)
+        assert decode(AppRecord, (await kept.get("app.a3")).value or b"").links == {}

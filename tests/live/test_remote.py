@@ -29,7 +29,7 @@ PRICE = 0.36  # US$ per hour of an instance
 CONFIG = """
 [executor]
 remote_hosts = ["127.0.0.1"]
-watchdog_least_s = 1.0
+watchdog_least_s = 5.0
 [prices.per_hour]
 remote = {price}
 """

@@ -32,7 +32,7 @@ def test_the_recent_past_of_a_real_system(system: Whole) -> None:
     talk(system, serve)
     assert eventually(lambda: _recorded(system, ASKED) >= 20)  # at most 5 s after it happened
     assert eventually(lambda: _recorded(system, PAID) > 0)
-    what = ("--from", "-1h", "--app", APP, "--policy", "infaas")  # other tests' apps may be in the shared system
+    what = ("--from", "-15m", "--app", APP, "--policy", "infaas")  # other tests' apps may be in the shared system
     done = infaas("replay", *what, "--json", "--data-dir", str(system.directory))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -73,15 +73,15 @@ def test_a_pipeline_of_a_real_system(system: Whole) -> None:
             _recorded(system, "SELECT count(*) FROM infaas.apps WHERE app = %s AND graph IS NOT NULL", "replayed") == 1
         )
     )
-    what = ("--from", "-1h", "--app", "replayed", "--policy", "infaas")
+    what = ("--from", "-15m", "--app", "replayed", "--policy", "infaas")
     done = infaas("replay", *what, "--json", "--data-dir", str(system.directory))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     run, recorded = found["policies"][0], found["recorded"]
-    assert run["queries"] == recorded["queries"] == 20
-    assert run["answered"] == recorded["answered"] == 20
+    assert run["queries"] == recorded["queries"] >= 20  # a busy machine may have refused some first
+    assert run["answered"] >= recorded["answered"] == 20
     stages = run["apps"]["replayed"]["pipeline"]["vertices"]
-    assert {name: one["visits"] for name, one in stages.items()} == {"first": 20, "second": 0}
+    assert {name: one["visits"] for name, one in stages.items()} == {"first": run["answered"], "second": 0}
 
 
 async def known(nc, query, subject):

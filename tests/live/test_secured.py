@@ -96,12 +96,13 @@ def system(tmp_path: Path, database_dsn: str, reader_dsn: str) -> Iterator[Syste
                     process.wait()
 
 
+@pytest.mark.timeout(1200)
 def test_a_system_of_processes_with_rights_of_their_own_does_all_its_work(system: System) -> None:
     server, operator = system.server, system.server.environ("operator")
     model = digits.models()["logreg"]
     validation = digits.save_validation(system.directory / "validation.npz")
     where = ("--app", "faces", "--model", "logreg", "--validation", str(validation))
-    give_up = time.monotonic() + 120
+    give_up = time.monotonic() + 400
     while (done := command("register", str(model), *where, **operator)).returncode != 0:  # the services are starting
         assert all(process.poll() is None for process in system.processes), system.logs()
         assert time.monotonic() < give_up, done.stderr + system.logs()
@@ -116,7 +117,7 @@ def test_a_system_of_processes_with_rights_of_their_own_does_all_its_work(system
             np.save(system.directory / "jobs" / "in.npy", unseen.x[:20])
             place = (system.directory / "jobs").as_uri()
             job = await phone.submit("faces", f"{place}/in.npy", f"{place}/out.npy")
-            status = await phone.wait_job(job, timeout=120)
+            status = await phone.wait_job(job, timeout=400)
             assert status.state == "done", (status, system.logs())
         async with system.connect("operator") as boss:
             assert [app["app"] for app in await boss.apps()] == ["faces"]

@@ -35,7 +35,7 @@ def rows(system: Whole, query: str, *values: Any) -> list[tuple[Any, ...]]:
 def loaded(system: Whole) -> Iterator[Whole]:
     """The session's system while queries come that its present instances can answer."""
     where = ("--data-dir", str(system.directory))
-    load = ("bench", "--app", APP, "--rate", "60", "--latency-ms", "100", "--seconds", "600", "--warmup", "0", *where)
+    load = ("bench", "--app", APP, "--rate", "60", "--latency-ms", "1000", "--seconds", "600", "--warmup", "0", *where)
     asked = subprocess.Popen(
         [sys.executable, "-P", "-m", "infaas.cli", *load],
         env=environ(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -119,9 +119,17 @@ def test_a_shadow_acts_on_simulated_machines_only(loaded: Whole, tmp_path: Path)
     assert shadow["machines"] == real["machines"]
     assert "items, in time" in done.stderr  # progress
     kept = "SELECT action, count, reason, cost_rate FROM infaas.shadow_events WHERE policy = %s ORDER BY time"
-    assert eventually(lambda: sum(row[1] > 0 for row in rows(loaded, kept, NAME)) == sum(shadow["actions"].values()))
-    recorded = rows(loaded, kept, NAME)
-    assert recorded[0][0] == recorded[-1][0] == "sample"
+    recorded: list[tuple[Any, ...]] = []
+
+    def complete() -> bool:
+        recorded[:] = rows(loaded, kept, NAME)
+        return (
+            recorded[-1:][:1] != [] and recorded[-1][0] == "sample" and sum(n > 0 for _, n, *_ in recorded) == actions
+        )
+
+    actions = sum(shadow["actions"].values())
+    assert eventually(complete), recorded
+    assert recorded[0][0] == "sample"
     assert all(reason for _, _, reason, _ in recorded)
     assert recorded[0][3] == pytest.approx(real["cost_rate"], rel=0.1)
     if not shadow["actions"]:

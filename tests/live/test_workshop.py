@@ -1,9 +1,7 @@
 """The workshop as it is deployed: actor and edge in one process, helper and sandboxes as processes of their own, on real NATS."""
 
-import asyncio
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,8 +14,8 @@ from services.core.settings import BusSettings, RegistrarSettings, Settings
 from services.executor.workshop.actor import WorkshopActor
 from services.executor.workshop.edge import WorkshopEdge
 from services.shell.runtime.runtime import Runtime
+from tests.support.clients.responders import until
 from tests.support.models import tiny_models
-from tests.support.servers.nats import run
 from tests.support.servers.processes import alive
 
 X, Y = tiny_models.digits(100)
@@ -78,13 +76,6 @@ class Workshop:
         await self.bus.flush()
 
 
-async def until(what: Callable[[], object], seconds: float = 60.0) -> None:
-    """Wait for it; the time is only there to end a failing test."""
-    async with asyncio.timeout(seconds):
-        while not what():  # noqa: ASYNC110  # other processes set no events of ours
-            await asyncio.sleep(0.02)
-
-
 def children(pid: int) -> list[int]:
     """Living child processes, of all the process's threads."""
     found: list[int] = []
@@ -121,81 +112,66 @@ def environment(pid: int) -> bytes:
         return b""
 
 
-def test_orders_are_carried_out_one_after_the_other(nats_url, prefix, tmp_path):
-    async def main():
-        async with Workshop(nats_url, prefix, tmp_path) as workshop:
-            await workshop.order("good", tiny_models.mlp())
-            await workshop.order("bad", b"a text file")
-            await until(lambda: len(workshop.finished) == 2)
-            assert [(one.registration, one.order) for one in workshop.finished] == [
-                ("good", "inspect"),
-                ("bad", "inspect"),
-            ]
-            assert workshop.finished[0].reason is None
-            assert "not an ONNX model" in workshop.finished[1].reason
-            (found,) = workshop.inspected
-            assert (found.baseline_accuracy, found.worker) == (1.0, "w")
-            artifacts = await workshop.bus.object_store(workshop.subjects.artifacts_bucket)
-            assert await artifacts.get(found.source) == tiny_models.mlp()
-
-    run(main())
+async def test_orders_are_carried_out_one_after_the_other(nats_url, prefix, tmp_path):
+    async with Workshop(nats_url, prefix, tmp_path) as workshop:
+        await workshop.order("good", tiny_models.mlp())
+        await workshop.order("bad", b"a text file")
+        await until(lambda: len(workshop.finished) == 2)
+        assert [(one.registration, one.order) for one in workshop.finished] == [
+            ("good", "inspect"),
+            ("bad", "inspect"),
+        ]
+        assert workshop.finished[0].reason is None
+        assert "not an ONNX model" in workshop.finished[1].reason
+        (found,) = workshop.inspected
+        assert (found.baseline_accuracy, found.worker) == (1.0, "w")
+        artifacts = await workshop.bus.object_store(workshop.subjects.artifacts_bucket)
+        assert await artifacts.get(found.source) == tiny_models.mlp()
 
 
-def test_a_sandbox_knows_neither_bus_nor_credentials(nats_url, prefix, tmp_path):
-    async def main():
-        async with Workshop(nats_url, prefix, tmp_path) as workshop:
-            await workshop.order("endless", tiny_models.endless())
-            await until(sandbox)
-            pid, parent = sandbox(), helper()
-            for one in (pid, parent):
-                said = command(one) + environment(one)
-                assert b"secret" not in said
-                assert b"INFAAS_" not in said
-
-    run(main())
+async def test_a_sandbox_knows_neither_bus_nor_credentials(nats_url, prefix, tmp_path):
+    async with Workshop(nats_url, prefix, tmp_path) as workshop:
+        await workshop.order("endless", tiny_models.endless())
+        await until(sandbox)
+        pid, parent = sandbox(), helper()
+        for one in (pid, parent):
+            said = command(one) + environment(one)
+            assert b"secret" not in said
+            assert b"INFAAS_" not in said
 
 
 @pytest.mark.parametrize("who", [sandbox, helper])
-def test_a_killed_process_fails_its_order_and_no_other(nats_url, prefix, tmp_path, who):
-    async def main():
-        async with Workshop(nats_url, prefix, tmp_path) as workshop:
-            await workshop.order("killed", tiny_models.endless())
-            await until(who)
-            os.kill(who(), signal.SIGKILL)
-            await workshop.order("next", tiny_models.mlp())
-            await until(lambda: len(workshop.finished) == 2)
-            assert [one.registration for one in workshop.finished] == ["killed", "next"]
-            assert workshop.finished[0].reason
-            assert workshop.finished[1].reason is None
-
-    run(main())
+async def test_a_killed_process_fails_its_order_and_no_other(nats_url, prefix, tmp_path, who):
+    async with Workshop(nats_url, prefix, tmp_path) as workshop:
+        await workshop.order("killed", tiny_models.endless())
+        await until(who)
+        os.kill(who(), signal.SIGKILL)
+        await workshop.order("next", tiny_models.mlp())
+        await until(lambda: len(workshop.finished) == 2)
+        assert [one.registration for one in workshop.finished] == ["killed", "next"]
+        assert workshop.finished[0].reason
+        assert workshop.finished[1].reason is None
 
 
-def test_nothing_runs_on_when_the_worker_stops(nats_url, prefix, tmp_path):
-    async def main():
-        async with Workshop(nats_url, prefix, tmp_path) as workshop:
-            await workshop.order("endless", tiny_models.endless())
-            await until(sandbox)
-            pids = [helper(), sandbox()]
-            await workshop.runtime.stop(0.1)
-            await until(lambda: workshop.finished)
-            assert workshop.finished[0].lost
-            await until(lambda: not any(alive(pid) for pid in pids))
-            await until(lambda: not list(tmp_path.glob("workers/w/*")))
-
-    run(main())
+async def test_nothing_runs_on_when_the_worker_stops(nats_url, prefix, tmp_path):
+    async with Workshop(nats_url, prefix, tmp_path) as workshop:
+        await workshop.order("endless", tiny_models.endless())
+        await until(sandbox)
+        pids = [helper(), sandbox()]
+        await workshop.runtime.stop(0.1)
+        await until(lambda: workshop.finished)
+        assert workshop.finished[0].lost
+        await until(lambda: not any(alive(pid) for pid in pids))
+        await until(lambda: not list(tmp_path.glob("workers/w/*")))
 
 
-def test_a_cancelled_order_ends_with_its_processes_and_the_next_one_is_carried_out(nats_url, prefix, tmp_path):
-    async def main():
-        async with Workshop(nats_url, prefix, tmp_path) as workshop:
-            await workshop.order("endless", tiny_models.endless())
-            await until(sandbox)
-            pids = [helper(), sandbox()]
-            await workshop.order("good", tiny_models.mlp())
-            workshop.bus.publish(workshop.subjects.workshop("w", "cancel"), encode(CancelWork(registration="endless")))
-            await until(lambda: workshop.finished)
-            assert [(one.registration, one.reason) for one in workshop.finished] == [("good", None)]
-            assert not any(alive(pid) for pid in pids)
-
-    run(main())
+async def test_a_cancelled_order_ends_with_its_processes_and_the_next_one_is_carried_out(nats_url, prefix, tmp_path):
+    async with Workshop(nats_url, prefix, tmp_path) as workshop:
+        await workshop.order("endless", tiny_models.endless())
+        await until(sandbox)
+        pids = [helper(), sandbox()]
+        await workshop.order("good", tiny_models.mlp())
+        workshop.bus.publish(workshop.subjects.workshop("w", "cancel"), encode(CancelWork(registration="endless")))
+        await until(lambda: workshop.finished)
+        assert [(one.registration, one.reason) for one in workshop.finished] == [("good", None)]
+        assert not any(alive(pid) for pid in pids)

@@ -23,7 +23,7 @@ from tests.support.data.events import event, message, outcome
 from tests.support.data.rollups import Shown, shown, some, truth
 from tests.timescale.wasm import WasmTimescale, missing
 
-pytestmark = [pytest.mark.timescale, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.timescale, pytest.mark.timeout(900)]
 
 HOUR = 3600.0
 DAY = 24 * HOUR

@@ -12,7 +12,7 @@ import pytest
 from tests.support.servers.processes import ROOT, environ
 from tests.timescale.wasm import WasmTimescale, missing
 
-pytestmark = [pytest.mark.timescale, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.timescale, pytest.mark.timeout(900)]
 
 
 @pytest.mark.skipif("TEST_TIMESCALE_DSN" in os.environ, reason="it is in use")
@@ -31,7 +31,7 @@ def test_a_server_of_ones_own_can_be_named(tmp_path: Path) -> None:
             env=environ(TEST_TIMESCALE_DSN=server.dsn),
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=800,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr

@@ -46,7 +46,7 @@ class WasmTimescale:
             return
         process.terminate()
         try:
-            process.wait(30)
+            process.wait(180)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

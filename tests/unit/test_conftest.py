@@ -2,11 +2,42 @@
 
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from tests.conftest import pytest_pyfunc_call
 from tests.support.servers.processes import ROOT, environ
+
+
+def test_a_test_that_is_a_coroutine_fails_like_any_other_and_what_its_fixtures_opened_is_closed() -> None:
+    seen: list[str] = []
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[str]:
+        yield "open"
+        seen.append("closed")
+
+    async def fine(place: str, number: int) -> None:
+        seen.append(f"{place} {number}")
+
+    async def fails(place: str) -> None:
+        raise AssertionError(place)
+
+    def ran(obj: Any, **given: Any) -> bool | None:
+        item: Any = SimpleNamespace(obj=obj, funcargs={"place": opened(), **given, "another fixture's": 1})
+        return pytest_pyfunc_call(item)
+
+    assert ran(fine, number=3) is True
+    assert seen == ["open 3", "closed"]
+    with pytest.raises(AssertionError, match="open"):
+        ran(fails)
+    assert ran(lambda: None) is None, "pytest itself calls a function"
+
 
 TESTS = """
 import os

@@ -17,7 +17,8 @@ from tests.support.models.tiny_models import FEATURES, digits, weights
 
 APP = "honest"
 NOTICED = 3.0  # s around a kill in which its victim may have had what nobody else knows: generous, it is a moment
-SILENCE = 8.0  # s without a reply after which queries without one are lost
+SILENCE = 8.0  # s without a reply after which queries without one are lost, once their deadlines are over
+PATIENT_MS = 120_000.0  # an objective that no machine misses
 TOLERANCE = 1e-4  # of the largest score: the noise of floats
 
 
@@ -123,7 +124,8 @@ class LibraryLoad(Load):
 
     async def _ask(self, name: str, sample: Sample, latency_ms: float | None) -> None:
         try:
-            end = await self._client.query(self._app, sample.x, id=name, latency_ms=latency_ms, raise_refused=False)
+            needs = {} if latency_ms is None else {"latency_ms": latency_ms, "timeout": 60.0 + latency_ms / 1000.0}
+            end = await self._client.query(self._app, sample.x, id=name, raise_refused=False, **needs)
         except infaas.InfaasError as error:
             end = error
         assert name not in self.ends
@@ -180,10 +182,15 @@ class StockLoad(Load):
             await asyncio.sleep(0.005)
 
     async def _settle(self) -> None:
-        """Until all have a reply, or the last one came a while ago; and a little more, for a second reply."""
+        """Until all have a reply, or the last one came a while ago and no other is due; and a little more, for a second reply."""
         await until(lambda: not self._published)
         self._last = time.monotonic()
-        await until(lambda: len(self.replies) == len(self.queries) or time.monotonic() > self._last + SILENCE)
+
+        def settled() -> bool:
+            due = [query.deadline for name, query in self.queries.items() if name not in self.replies]
+            return not due or (time.time() > max(due) and time.monotonic() > self._last + SILENCE)
+
+        await until(settled)
         await asyncio.sleep(0.5)
 
     async def _close(self) -> None:

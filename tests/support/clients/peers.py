@@ -1,15 +1,16 @@
 """Apps for drivers: peers that answer by the contract on the in-process bus, a driver that asks two of them, and its samples."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 
 from bus.memory import Broker
 from infaas.client import Client
 from infaas.pipelines import Rpc
 from tests.support.clients.responders import Responder, answer, refusal
-from tests.support.servers.nats import run as run_loop
 
 Behave = Callable[[dict[str, Any], int], Any]
 APPS = ("quick", "exact", "check", "broken")
@@ -22,7 +23,8 @@ class Peers:
     client: Client
 
 
-def with_peers(work: Callable[[Peers], Awaitable[None]], **behaviours: Behave) -> None:
+@asynccontextmanager
+async def with_peers(**behaviours: Behave) -> AsyncIterator[Peers]:
     usual: dict[str, Behave] = dict.fromkeys(APPS, lambda body, _: answer(body))
     usual["broken"] = lambda *_: refusal("model_error", "it broke")
     spec = {"datatype": "FP32", "shape": [-1]}
@@ -30,18 +32,19 @@ def with_peers(work: Callable[[Peers], Awaitable[None]], **behaviours: Behave) -
         {"app": app, "inputs": [{"name": "x", **spec}], "outputs": [{"name": "sum", "datatype": "FP32", "shape": []}]}
         for app in APPS
     ]
+    broker, peers = Broker(), Peers()
+    peers.apps = {
+        app: await Responder(broker.connect(), behave).listen(f"infaas.query.{app}")
+        for app, behave in {**usual, **behaviours}.items()
+    }
+    await Responder(broker.connect(), lambda *_: {"items": rows}).listen("infaas.list.apps")
+    async with await Client(broker.connect()).open() as peers.client:
+        yield peers
 
-    async def main() -> None:
-        broker, peers = Broker(), Peers()
-        peers.apps = {
-            app: await Responder(broker.connect(), behave).listen(f"infaas.query.{app}")
-            for app, behave in {**usual, **behaviours}.items()
-        }
-        await Responder(broker.connect(), lambda *_: {"items": rows}).listen("infaas.list.apps")
-        async with await Client(broker.connect()).open() as peers.client:
-            await work(peers)
 
-    run_loop(main())
+@pytest.fixture
+def peers() -> AbstractAsyncContextManager[Peers]:
+    return with_peers()
 
 
 async def cascade(rpc: Rpc, x: Any) -> Any:

@@ -14,7 +14,7 @@ NOT_YET = ("unknown_app", "unknown_model", "deadline", "overloaded")
 
 def insist(ask: Callable[[], T], later: Container[Any]) -> T:
     """What Triton's client gets in the end. later: statuses after which it asks again."""
-    give_up = time.monotonic() + 120
+    give_up = time.monotonic() + 240
     while True:
         try:
             return ask()
@@ -26,7 +26,7 @@ def insist(ask: Callable[[], T], later: Container[Any]) -> T:
 
 def answered(ask: Callable[[], T]) -> T:
     """What the client library gets in the end: dispatchers hear of a new app a moment later, and a variant may have to be loaded."""
-    give_up = time.monotonic() + 120
+    give_up = time.monotonic() + 240
     while True:
         try:
             return ask()

@@ -2,12 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import msgpack
 import nats
 import numpy as np
+import pytest
 from nats.aio.client import Client
 
 from tests.support.servers.nats import run
@@ -33,7 +35,7 @@ async def ask(nc: Client, subject: str, body: Any, *, raw: bool = False, timeout
 
 async def answered(nc: Client, body: dict[str, Any], subject: str = f"infaas.query.{APP}") -> dict[str, Any]:
     """Ask until it is answered: a variant that is not loaded yet may be refused with a time to try again."""
-    give_up = time.monotonic() + 120
+    give_up = time.monotonic() + 240
     while True:
         reply = await ask(nc, subject, body)
         if "error" not in reply:
@@ -45,18 +47,30 @@ async def answered(nc: Client, body: dict[str, Any], subject: str = f"infaas.que
 
 
 def talk(system: Whole, work: Callable[[Client], Awaitable[None]]) -> None:
-    """Connect as any NATS client would, do it, and see that the system still answers rightly afterwards."""
+    """Do it on such a connection as `nc`."""
 
     async def main() -> None:
-        nc = await nats.connect(system.nats)
-        try:
+        async with connected(system) as nc:
             await work(nc)
-            reply = await answered(nc, {"inputs": tensor(system.x[:1])})
-            assert reply["outputs"]
-        finally:
-            await nc.close()
 
     run(main())
+
+
+@asynccontextmanager
+async def connected(system: Whole) -> AsyncIterator[Client]:
+    nc = await nats.connect(system.nats)
+    try:
+        yield nc
+        reply = await answered(nc, {"inputs": tensor(system.x[:1])})
+        assert reply["outputs"]
+    finally:
+        await nc.close()
+
+
+@pytest.fixture
+def nc(system: Whole) -> AbstractAsyncContextManager[Client]:
+    """A connection as of any NATS client. The system still answers rightly after the test."""
+    return connected(system)
 
 
 X = np.zeros((1, 784), np.float32)

@@ -1,60 +1,63 @@
 """Both buses behind one face, for the suite that holds them to the same behaviour."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import NamedTuple, Protocol
 
 import pytest
 
 from bus.memory import Broker
 from bus.natsbus import NatsBus
 from bus.port import Bus
-from tests.support.servers.nats import run
 
 
 class Connects(Protocol):
     async def __call__(self, on_error: Callable[[Exception], None] | None = None) -> Bus: ...
 
 
-class Buses:
-    """Runs a test body with as many connections as it asks for; what goes wrong unasked fails the test."""
+class Buses(NamedTuple):
+    """kind: memory | nats. prefix: of this test's subjects."""
 
-    def __init__(self, kind: str, url: str, prefix: str) -> None:
-        self.kind = kind
-        self.prefix = prefix
-        self._url = url
-
-    def run(self, body: Callable[[Connects], Awaitable[Any]]) -> None:
-        run(self._run(body))
-
-    async def _run(self, body: Callable[[Connects], Awaitable[Any]]) -> None:
-        broker = Broker()
-        opened: list[Bus] = []
-        errors: list[Exception] = []
-
-        async def connect(on_error: Callable[[Exception], None] | None = None) -> Bus:
-            report = on_error or errors.append
-            bus: Bus
-            if self.kind == "memory":
-                bus = broker.connect(on_error=report)
-            else:
-                bus = await NatsBus.connect(self._url, name="test", on_error=report)
-            opened.append(bus)
-            return bus
-
-        try:
-            async with asyncio.timeout(120):
-                await body(connect)
-        finally:
-            for bus in opened:
-                await bus.close()
-        assert errors == []
+    kind: str
+    url: str
+    prefix: str
 
 
 @pytest.fixture(params=["memory", "nats"])
 def buses(request: pytest.FixtureRequest, prefix: str) -> Buses:
     url = request.getfixturevalue("nats_url") if request.param == "nats" else ""
     return Buses(request.param, url, prefix)
+
+
+@pytest.fixture
+def connect(buses: Buses) -> AbstractAsyncContextManager[Connects]:
+    """As many connections as a test asks for; what goes wrong unasked fails it."""
+    return connecting(buses)
+
+
+@asynccontextmanager
+async def connecting(buses: Buses) -> AsyncIterator[Connects]:
+    broker = Broker()
+    opened: list[Bus] = []
+    errors: list[Exception] = []
+
+    async def connect(on_error: Callable[[Exception], None] | None = None) -> Bus:
+        report = on_error or errors.append
+        bus: Bus
+        if buses.kind == "memory":
+            bus = broker.connect(on_error=report)
+        else:
+            bus = await NatsBus.connect(buses.url, name="test", on_error=report)
+        opened.append(bus)
+        return bus
+
+    try:
+        yield connect
+    finally:
+        for bus in opened:
+            await bus.close()
+    assert errors == []
 
 
 async def until(condition: Callable[[], bool], seconds: float = 180.0) -> None:

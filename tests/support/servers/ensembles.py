@@ -103,7 +103,7 @@ class Ensembles:
             )
             return len(row) == 20 and all(row)
 
-        await until(settled, 120.0)
+        await until(settled)
 
     def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         with psycopg.connect(self.whole.sql) as connection:

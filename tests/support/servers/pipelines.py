@@ -183,7 +183,7 @@ class StagedSystem:
         edges: list[dict[str, Any]],
         output: dict[str, str],
         *,
-        latency_ms: float = 20_000.0,
+        latency_ms: float = 100_000.0,
         sample: np.ndarray | None = None,
     ) -> int:
         """A pipeline; returns once both dispatchers answer this sample, of which 20 answers in a row say so. The number of all answers."""
@@ -200,7 +200,7 @@ class StagedSystem:
             answers += row[-1]
             return len(row) == 20 and all(row)
 
-        await until(settled, 120.0)
+        await until(settled)
         return answers
 
     def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:

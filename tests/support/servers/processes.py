@@ -108,6 +108,6 @@ def infaas(*arguments: str, cwd: Path | None = None, **more: str) -> subprocess.
         text=True,
         env=environ(**more),
         cwd=cwd,
-        timeout=240,
+        timeout=480,
         check=False,
     )

@@ -63,7 +63,7 @@ def running(directory: Path, *options: str) -> Iterator[Whole]:
         finally:
             process.terminate()
             try:
-                process.wait(60)
+                process.wait(180)
             except subprocess.TimeoutExpired:
                 process.kill()
 

@@ -17,7 +17,6 @@ from services.gateway.http.server import HttpServer
 from services.shell.http import LISTENING, listen
 from tests.support.gateways.echo_gateway import echoing
 from tests.support.gateways.web_application import echo, read, shut
-from tests.support.servers.nats import run
 from tests.support.servers.processes import eventually
 
 BODY = json.dumps({"inputs": [{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]}]})
@@ -90,7 +89,7 @@ def test_a_port_that_is_taken_is_named() -> None:
         assert one.getsockname() == two.getsockname()
 
 
-def test_a_server_with_a_successor_breaks_no_connection_and_refuses_none() -> None:
+async def test_a_server_with_a_successor_breaks_no_connection_and_refuses_none() -> None:
     """Both accept on one socket, which another process keeps: here, this one."""
     request = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n"
 
@@ -101,55 +100,49 @@ def test_a_server_with_a_successor_breaks_no_connection_and_refuses_none() -> No
         assert LISTENING not in os.environ
         return server
 
-    async def main() -> None:
-        with listen("127.0.0.1", 0, reuse=False) as shared:
-            where = shared.getsockname()
-            old = await opened(shared)
-            reader, writer = await asyncio.open_connection(*where)
-            writer.write(request)
-            assert (first := await read(reader)) is not None
-            assert first.headers.get("connection") != "close"
-            new = await opened(shared)
-            retiring = asyncio.create_task(old.retire(120.0))
-            await asyncio.sleep(0)  # it begins
-            for _ in range(20):
-                other, its = await asyncio.open_connection(*where)
-                its.write(request)
-                assert (reply := await read(other)) is not None
-                assert (reply.status, reply.headers.get("connection")) == (200, None), "the successor keeps them"
-                await shut(its)
-            assert not retiring.done(), "its client may be about to send"
-            writer.write(request)
-            assert (last := await read(reader)) is not None
-            assert (last.status, last.headers.get("connection")) == (200, "close")
-            assert await reader.read() == b""
-            await retiring
-            await shut(writer)
-            await old.close(1.0)
-            await new.close(1.0)
-            other, its = await asyncio.open_connection(*where)  # while nobody is there it waits
-            third = await opened(shared)
+    with listen("127.0.0.1", 0, reuse=False) as shared:
+        where = shared.getsockname()
+        old = await opened(shared)
+        reader, writer = await asyncio.open_connection(*where)
+        writer.write(request)
+        assert (first := await read(reader)) is not None
+        assert first.headers.get("connection") != "close"
+        new = await opened(shared)
+        retiring = asyncio.create_task(old.retire(120.0))
+        await asyncio.sleep(0)  # it begins
+        for _ in range(20):
+            other, its = await asyncio.open_connection(*where)
             its.write(request)
             assert (reply := await read(other)) is not None
-            assert reply.status == 200
+            assert (reply.status, reply.headers.get("connection")) == (200, None), "the successor keeps them"
             await shut(its)
-            await third.close(1.0)
-
-    run(main())
-
-
-def test_a_connection_on_which_nothing_comes_is_closed_in_the_end() -> None:
-    async def main() -> None:
-        server = HttpServer(echo, GatewaySettings(port=0))
-        await server.open()
-        assert server._server is not None
-        port = server._server.servers[0].sockets[0].getsockname()[1]
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n")
-        assert await read(reader) is not None
-        await server.retire(0.05)
-        await server.close(1.0)
+        assert not retiring.done(), "its client may be about to send"
+        writer.write(request)
+        assert (last := await read(reader)) is not None
+        assert (last.status, last.headers.get("connection")) == (200, "close")
         assert await reader.read() == b""
+        await retiring
         await shut(writer)
+        await old.close(1.0)
+        await new.close(1.0)
+        other, its = await asyncio.open_connection(*where)  # while nobody is there it waits
+        third = await opened(shared)
+        its.write(request)
+        assert (reply := await read(other)) is not None
+        assert reply.status == 200
+        await shut(its)
+        await third.close(1.0)
 
-    run(main())
+
+async def test_a_connection_on_which_nothing_comes_is_closed_in_the_end() -> None:
+    server = HttpServer(echo, GatewaySettings(port=0))
+    await server.open()
+    assert server._server is not None
+    port = server._server.servers[0].sockets[0].getsockname()[1]
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n")
+    assert await read(reader) is not None
+    await server.retire(0.05)
+    await server.close(1.0)
+    assert await reader.read() == b""
+    await shut(writer)

@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import time
+from contextlib import asynccontextmanager
 
 import msgpack
 import numpy as np
@@ -14,27 +15,23 @@ from infaas.client import Client
 from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout
 from infaas.queries import Needs
 from tests.support.clients.responders import Responder, answer, item_sums, refusal, until
-from tests.support.servers.nats import run
 
 
 async def nothing_left(store):
     return not await store.keys()
 
 
-def with_client(behave, work, subject="infaas.query.*", prefix="infaas"):
-    """Run `work(client, peer, broker)` against a peer on `subject`."""
-
-    async def main():
-        broker = Broker()
-        peer = await Responder(broker.connect(), behave).listen(subject)
-        async with await Client(broker.connect(), prefix=prefix).open() as client:
-            return await work(client, peer, broker)
-
-    return run(main())
+@asynccontextmanager
+async def with_client(behave, subject="infaas.query.*", prefix="infaas"):
+    """A client, a peer on `subject`, and their broker."""
+    broker = Broker()
+    peer = await Responder(broker.connect(), behave).listen(subject)
+    async with await Client(broker.connect(), prefix=prefix).open() as client:
+        yield client, peer, broker
 
 
-def test_a_query_sends_what_it_was_given_and_returns_the_answer():
-    async def work(client, peer, broker):
+async def test_a_query_sends_what_it_was_given_and_returns_the_answer():
+    async with with_client(lambda body, n: answer(body)) as (client, peer, _):
         got = await client.query(
             "digits",
             np.ones((2, 3), np.float32),
@@ -51,38 +48,32 @@ def test_a_query_sends_what_it_was_given_and_returns_the_answer():
         assert len(body.pop("retry_key")) == 16
         assert body == {"latency_ms": 20, "accuracy": 0.5, "context": "me", "priority": 2, "id": "q7"}
 
-    with_client(lambda body, n: answer(body), work)
 
-
-def test_many_at_once_each_get_their_own():
-    async def work(client, peer, broker):
+async def test_many_at_once_each_get_their_own():
+    async with with_client(lambda body, n: answer(body)) as (client, peer, _):
         answers = await asyncio.gather(*(client.query("a", [[float(i)]], id=str(i)) for i in range(200)))
         assert [a.output[0] for a in answers] == list(range(200))
         assert [a.id for a in answers] == [str(i) for i in range(200)]
         assert len({body["retry_key"] for body in peer.heard}) == 200
 
-    with_client(lambda body, n: answer(body), work)
 
-
-def test_a_model_is_queried_without_an_app():
-    async def work(client, peer, broker):
+async def test_a_model_is_queried_without_an_app():
+    async with with_client(lambda body, n: answer(body), subject="infaas.query._") as (client, peer, _):
         await client.query(None, [1.0], model="resnet")
         assert peer.heard[0]["model"] == "resnet"
 
-    with_client(lambda body, n: answer(body), work, subject="infaas.query._")
 
-
-def test_another_prefix_is_another_system():
-    async def work(client, peer, broker):
+async def test_another_prefix_is_another_system():
+    async with with_client(lambda body, n: answer(body), subject="other.query.*", prefix="other") as (client, _, _):
         assert (await client.query("a", [1.0])).variant == "adder-v1"
 
-    with_client(lambda body, n: answer(body), work, subject="other.query.*", prefix="other")
 
-
-def test_refusals_are_raised_or_returned():
+async def test_refusals_are_raised_or_returned():
     closest = {"model": "m", "variant": "v", "accuracy": 0.8, "latency_ms": 5.0, "cost": 0.1}
 
-    async def work(client, peer, broker):
+    async with with_client(
+        lambda body, n: refusal("unsatisfiable", "too good", closest=closest, retry_after_ms=12.5)
+    ) as (client, _, _):
         with pytest.raises(Refused) as caught:
             await client.query("a", [1.0], accuracy=0.99)
         assert (caught.value.code, caught.value.closest, caught.value.retry_after_ms) == (
@@ -94,43 +85,35 @@ def test_refusals_are_raised_or_returned():
         assert isinstance(returned, Refused)
         assert returned.code == "unsatisfiable"
 
-    with_client(lambda body, n: refusal("unsatisfiable", "too good", closest=closest, retry_after_ms=12.5), work)
 
-
-def test_what_is_no_name_is_refused_without_asking():
-    async def work(client, peer, broker):
+async def test_what_is_no_name_is_refused_without_asking():
+    async with with_client(lambda body, n: answer(body)) as (client, peer, _):
         for app in ("../x", "a b", ">", "*", "a\0", ""):
             refused = await client.query(app, [1.0], raise_refused=False)
             assert (refused.code, "`app`" in refused.message) == ("bad_request", True)
         assert not peer.heard
 
-    with_client(lambda body, n: answer(body), work)
 
-
-def test_a_misspelt_requirement_and_bad_inputs_send_nothing():
-    async def work(client, peer, broker):
+async def test_a_misspelt_requirement_and_bad_inputs_send_nothing():
+    async with with_client(lambda body, n: answer(body)) as (client, peer, _):
         with pytest.raises(TypeError, match="latencyms"):
             await client.query("a", [1.0], latencyms=3)
         with pytest.raises(BadInput):
             await client.query("a", np.zeros(2, complex))
         assert not peer.heard
 
-    with_client(lambda body, n: answer(body), work)
 
-
-def test_a_query_that_nobody_hears_in_time_is_a_timeout():
-    async def work(client, peer, broker):
+async def test_a_query_that_nobody_hears_in_time_is_a_timeout():
+    async with with_client(lambda body, n: answer(body)) as (client, peer, _):
         await peer.subscription.drain()
         with pytest.raises(Timeout, match="is a dispatcher running"):
             await client.query("a", [1.0], timeout=0.1)
         with pytest.raises(TimeoutError):
             await client.query("a", [1.0], deadline=time.time() - 60)
 
-    with_client(lambda body, n: answer(body), work)
 
-
-def test_the_client_waits_longer_than_the_system_so_that_a_refusal_at_the_deadline_still_arrives():
-    async def work(client, peer, broker):
+async def test_the_client_waits_longer_than_the_system_so_that_a_refusal_at_the_deadline_still_arrives():
+    async with with_client(lambda body, n: answer(body)) as (client, _, _):
         whenever, soon = (
             await client.prepare("a", [1.0]),
             await client.prepare("a", [1.0], deadline=(by := time.time() + 200)),
@@ -138,25 +121,21 @@ def test_the_client_waits_longer_than_the_system_so_that_a_refusal_at_the_deadli
         assert whenever.timeout == pytest.approx(33.0)  # 30 s from when a dispatcher has it, and a tenth more
         assert by - time.time() < soon.timeout <= 220.0
 
-    with_client(lambda body, n: answer(body), work)
 
-
-def test_an_answer_after_being_sent_again_admits_to_be_late():
+async def test_an_answer_after_being_sent_again_admits_to_be_late():
     # The peer hears the second sending only, and counts from there; the caller has waited for longer.
-    async def work(client, peer, broker):
+    async with with_client(lambda body, n: answer(body) if n == 2 else None) as (client, peer, _):
         got = await client.query("a", [1.0], latency_ms=50)
         assert got.missed == ["latency"]
         assert len({body["retry_key"] for body in peer.heard}) == 1
         assert client.resent == 1
 
-    with_client(lambda body, n: answer(body) if n == 2 else None, work)
 
-
-def test_large_inputs_go_by_reference_and_are_cleaned_up():
+async def test_large_inputs_go_by_reference_and_are_cleaned_up():
     big = np.arange(600_000, dtype=np.float32).reshape(2, -1)
     seen = {}
 
-    async def work(client, peer, broker):
+    async with with_client(lambda body, n: None) as (client, peer, broker):
         store = await broker.connect().object_store("infaas-inputs", create=True)
 
         async def fetch(key):
@@ -174,13 +153,13 @@ def test_large_inputs_go_by_reference_and_are_cleaned_up():
         await query
         await until(lambda: nothing_left(store))
 
-    with_client(lambda body, n: None, work)
 
-
-def test_large_outputs_are_fetched():
+async def test_large_outputs_are_fetched():
     outputs = {"y": {"datatype": "INT64", "shape": [2], "data": np.array([7, 8], "<i8").tobytes()}}
 
-    async def work(client, peer, broker):
+    async with with_client(
+        lambda body, n: answer(body, outputs={}, outputs_ref={"bucket": "infaas-outputs", "key": "k1"})
+    ) as (client, _, broker):
         store = await broker.connect().object_store("infaas-outputs")
         await store.put("k1", msgpack.packb(outputs))
         got = await client.query("a", [1.0])
@@ -188,19 +167,21 @@ def test_large_outputs_are_fetched():
         await client.close()
         assert await store.keys() == []
 
-    with_client(lambda body, n: answer(body, outputs={}, outputs_ref={"bucket": "infaas-outputs", "key": "k1"}), work)
 
-
-def test_outputs_that_are_gone_are_said_to_be():
-    async def work(client, peer, broker):
+async def test_outputs_that_are_gone_are_said_to_be():
+    async with with_client(
+        lambda body, n: answer(body, outputs={}, outputs_ref={"bucket": "infaas-outputs", "key": "k"})
+    ) as (client, _, _):
         with pytest.raises(InfaasError, match="could not be fetched"):
             await client.query("a", [1.0])
 
-    with_client(lambda body, n: answer(body, outputs={}, outputs_ref={"bucket": "infaas-outputs", "key": "k"}), work)
 
-
-def test_lists_and_explanations():
-    async def work(client, peer, broker):
+async def test_lists_and_explanations():
+    async with with_client(lambda body, n: {"items": [{"asked": body}]}, subject="infaas.list.*") as (
+        client,
+        _,
+        broker,
+    ):
         await Responder(broker.connect(), lambda body, n: {"chosen": None, "candidates": [body]}).listen(
             "infaas.explain.a"
         )
@@ -211,11 +192,9 @@ def test_lists_and_explanations():
         with pytest.raises(Refused):
             await client.explain("a.b")
 
-    with_client(lambda body, n: {"items": [{"asked": body}]}, work, subject="infaas.list.*")
 
-
-def test_feedback():
-    async def work(client, peer, broker):
+async def test_feedback():
+    async with with_client(lambda body, n: {"accepted": True}, subject="infaas.feedback.a") as (client, peer, _):
         key = b"k" * 16
         await client.feedback("a", 3, id="q1")
         await client.feedback("a", 4, inputs=[[1.0]], context="me")
@@ -230,17 +209,13 @@ def test_feedback():
             {"query": "ab", "label": 5, "item": 2},
         ]
 
-    with_client(lambda body, n: {"accepted": True}, work, subject="infaas.feedback.a")
 
-
-def test_a_closed_client_says_so_and_closes_once():
-    async def work(client, peer, broker):
+async def test_a_closed_client_says_so_and_closes_once():
+    async with with_client(lambda body, n: answer(body)) as (client, _, _):
         await client.close()
         await client.close()
         with pytest.raises(NotConnected):
             await client.query("a", [1.0])
-
-    with_client(lambda body, n: answer(body), work)
 
 
 def test_needs_are_those_of_the_contract():

@@ -10,7 +10,6 @@ from bus.port import Delivery
 from infaas.errors import BadInput, NotConnected, Timeout
 from infaas.exchange import Exchange
 from tests.support.clients.responders import Responder, until
-from tests.support.servers.nats import run
 
 QUICK = 0.03  # s of silence before sending again
 
@@ -21,191 +20,152 @@ async def open_exchange(broker: Broker, silence: float = QUICK) -> Exchange:
     return exchange
 
 
-def test_a_reply_settles_its_own_request():
-    async def main():
-        broker = Broker()
-        await Responder(broker.connect(), lambda body, n: {"got": body["n"]}).listen("t.q")
-        exchange = await open_exchange(broker)
-        replies = await asyncio.gather(*(exchange.ask("t.q", b"\x81\xa1n" + bytes([n]), 600.0) for n in range(100)))
-        assert [reply[-1] for reply in replies] == list(range(100))
-        assert len(exchange) == 0
-
-    run(main())
+async def test_a_reply_settles_its_own_request():
+    broker = Broker()
+    await Responder(broker.connect(), lambda body, n: {"got": body["n"]}).listen("t.q")
+    exchange = await open_exchange(broker)
+    replies = await asyncio.gather(*(exchange.ask("t.q", b"\x81\xa1n" + bytes([n]), 600.0) for n in range(100)))
+    assert [reply[-1] for reply in replies] == list(range(100))
+    assert len(exchange) == 0
 
 
-def test_silence_is_met_by_the_same_bytes_on_the_same_reply_subject():
-    async def main():
-        broker = Broker()
-        peer = await Responder(broker.connect(), lambda body, n: {"n": n} if n == 3 else None).listen("t.q")
-        exchange = await open_exchange(broker)
-        await exchange.ask("t.q", b"\x81\xa1a\x01", 600.0)
-        assert peer.heard == [{"a": 1}] * 3
-        assert list(peer.replies_to.values()) == [3]
-        assert exchange.resent == 2
-
-    run(main())
+async def test_silence_is_met_by_the_same_bytes_on_the_same_reply_subject():
+    broker = Broker()
+    peer = await Responder(broker.connect(), lambda body, n: {"n": n} if n == 3 else None).listen("t.q")
+    exchange = await open_exchange(broker)
+    await exchange.ask("t.q", b"\x81\xa1a\x01", 600.0)
+    assert peer.heard == [{"a": 1}] * 3
+    assert list(peer.replies_to.values()) == [3]
+    assert exchange.resent == 2
 
 
-def test_what_is_sent_again_is_marked_with_its_age_unless_nobody_had_listened():
-    async def main():
-        broker = Broker()
-        exchange = await open_exchange(broker)
-        asked = asyncio.create_task(exchange.ask("t.q", b"\x80", 600.0, headers={"traceparent": "t"}))
-        await until(lambda: exchange.resent >= 1)  # nobody listens
-        bus, came = broker.connect(), list[dict[str, str]]()
+async def test_what_is_sent_again_is_marked_with_its_age_unless_nobody_had_listened():
+    broker = Broker()
+    exchange = await open_exchange(broker)
+    asked = asyncio.create_task(exchange.ask("t.q", b"\x80", 600.0, headers={"traceparent": "t"}))
+    await until(lambda: exchange.resent >= 1)  # nobody listens
+    bus, came = broker.connect(), list[dict[str, str]]()
 
-        def heard(delivery: Delivery) -> None:
-            came.append(dict(delivery.headers or {}))
-            if len(came) == 3:
-                bus.publish(delivery.reply, b"\x80")
+    def heard(delivery: Delivery) -> None:
+        came.append(dict(delivery.headers or {}))
+        if len(came) == 3:
+            bus.publish(delivery.reply, b"\x80")
 
-        await bus.subscribe("t.q", heard)
+    await bus.subscribe("t.q", heard)
+    await asked
+    assert came[0] == {"traceparent": "t"}
+    assert [set(one) for one in came[1:]] == [{"traceparent", RESENT}] * 2
+    assert int(came[1][RESENT]) <= int(came[2][RESENT])
+
+
+async def test_what_must_not_be_repeated_is_sent_once():
+    broker = Broker()
+    peer = await Responder(broker.connect(), lambda body, n: None).listen("t.q")
+    exchange = await open_exchange(broker)
+    with pytest.raises(Timeout, match="sent once"):
+        await exchange.ask("t.q", b"\x80", 0.2, resend=False)
+    assert len(peer.heard) == 1
+
+
+async def test_the_first_reply_counts_and_others_are_ignored():
+    broker = Broker()
+    await Responder(broker.connect(), lambda body, n: [{"reply": 1}, {"reply": 2}]).listen("t.q")
+    exchange = await open_exchange(broker)
+    settled = []
+    exchange.send("t.q", b"\x80", 600.0, settled.append)
+    await until(lambda: settled)
+    await asyncio.sleep(0.05)
+    assert settled == [b"\x81\xa5reply\x01"]
+
+
+async def test_nobody_listening_is_tried_again_until_somebody_does():
+    broker = Broker()
+    exchange = await open_exchange(broker, silence=60.0)
+    waiting = asyncio.create_task(exchange.ask("t.q", b"\x80", 600.0))
+    await until(lambda: exchange.resent)
+    peer = await Responder(broker.connect(), lambda body, n: {"n": n}).listen("t.q")
+    assert await waiting == b"\x81\xa1n\x01"
+    assert len(peer.heard) == 1
+
+
+async def test_nobody_listening_at_all_says_so():
+    exchange = await open_exchange(Broker())
+    with pytest.raises(Timeout, match=r"no service listens on t\.q"):
+        await exchange.ask("t.q", b"\x80", 0.15)
+
+
+async def test_no_reply_says_how_often_it_was_sent():
+    broker = Broker()
+    await Responder(broker.connect(), lambda body, n: None).listen("t.q")
+    exchange = await open_exchange(broker)
+    asked = asyncio.create_task(exchange.ask("t.q", b"\x80", 600.0))
+    await until(lambda: exchange.resent >= 2)
+    for waiting in exchange._waiting.values():
+        waiting.expires = 0.0
+    with pytest.raises(Timeout, match=r"no reply on t\.q in time, sent ([3-9]|\d\d) times"):
         await asked
-        assert came[0] == {"traceparent": "t"}
-        assert [set(one) for one in came[1:]] == [{"traceparent", RESENT}] * 2
-        assert int(came[1][RESENT]) <= int(came[2][RESENT])
-
-    run(main())
+    assert len(exchange) == 0
 
 
-def test_what_must_not_be_repeated_is_sent_once():
-    async def main():
-        broker = Broker()
-        peer = await Responder(broker.connect(), lambda body, n: None).listen("t.q")
-        exchange = await open_exchange(broker)
-        with pytest.raises(Timeout, match="sent once"):
-            await exchange.ask("t.q", b"\x80", 0.2, resend=False)
-        assert len(peer.heard) == 1
-
-    run(main())
-
-
-def test_the_first_reply_counts_and_others_are_ignored():
-    async def main():
-        broker = Broker()
-        await Responder(broker.connect(), lambda body, n: [{"reply": 1}, {"reply": 2}]).listen("t.q")
-        exchange = await open_exchange(broker)
-        settled = []
-        exchange.send("t.q", b"\x80", 600.0, settled.append)
-        await until(lambda: settled)
-        await asyncio.sleep(0.05)
-        assert settled == [b"\x81\xa5reply\x01"]
-
-    run(main())
+async def test_a_request_given_up_is_not_sent_again():
+    broker = Broker()
+    peer = await Responder(broker.connect(), lambda body, n: None).listen("t.q")
+    exchange = await open_exchange(broker)
+    task = asyncio.create_task(exchange.ask("t.q", b"\x80", 600.0))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    before = len(peer.heard)
+    await asyncio.sleep(0.15)
+    assert len(peer.heard) == before
+    assert len(exchange) == 0
 
 
-def test_nobody_listening_is_tried_again_until_somebody_does():
-    async def main():
-        broker = Broker()
-        exchange = await open_exchange(broker, silence=60.0)
-        waiting = asyncio.create_task(exchange.ask("t.q", b"\x80", 600.0))
-        await until(lambda: exchange.resent)
-        peer = await Responder(broker.connect(), lambda body, n: {"n": n}).listen("t.q")
-        assert await waiting == b"\x81\xa1n\x01"
-        assert len(peer.heard) == 1
-
-    run(main())
-
-
-def test_nobody_listening_at_all_says_so():
-    async def main():
-        exchange = await open_exchange(Broker())
-        with pytest.raises(Timeout, match=r"no service listens on t\.q"):
-            await exchange.ask("t.q", b"\x80", 0.15)
-
-    run(main())
+async def test_closing_settles_what_waits_and_refuses_what_comes():
+    broker = Broker()
+    await Responder(broker.connect(), lambda body, n: None).listen("t.q")
+    exchange = await open_exchange(broker)
+    waiting = asyncio.create_task(exchange.ask("t.q", b"\x80", 600.0))
+    await asyncio.sleep(0.01)
+    await exchange.stop()
+    with pytest.raises(NotConnected, match="closed before"):
+        await waiting
+    with pytest.raises(NotConnected, match="closed"):
+        await exchange.ask("t.q", b"\x80", 1.0)
 
 
-def test_no_reply_says_how_often_it_was_sent():
-    async def main():
-        broker = Broker()
-        await Responder(broker.connect(), lambda body, n: None).listen("t.q")
-        exchange = await open_exchange(broker)
-        asked = asyncio.create_task(exchange.ask("t.q", b"\x80", 600.0))
-        await until(lambda: exchange.resent >= 2)
-        for waiting in exchange._waiting.values():
-            waiting.expires = 0.0
-        with pytest.raises(Timeout, match=r"no reply on t\.q in time, sent ([3-9]|\d\d) times"):
-            await asked
-        assert len(exchange) == 0
-
-    run(main())
+async def test_a_connection_that_ends_settles_what_waits():
+    broker = Broker()
+    await Responder(broker.connect(), lambda body, n: None).listen("t.q")
+    bus = broker.connect()
+    exchange = Exchange(bus, silence=60.0)
+    await exchange.open()
+    waiting = asyncio.create_task(exchange.ask("t.q", b"\x80", 600.0))
+    await asyncio.sleep(0.01)
+    await bus.close()
+    with pytest.raises(NotConnected):
+        await waiting
 
 
-def test_a_request_given_up_is_not_sent_again():
-    async def main():
-        broker = Broker()
-        peer = await Responder(broker.connect(), lambda body, n: None).listen("t.q")
-        exchange = await open_exchange(broker)
-        task = asyncio.create_task(exchange.ask("t.q", b"\x80", 600.0))
-        await asyncio.sleep(0.01)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        before = len(peer.heard)
-        await asyncio.sleep(0.15)
-        assert len(peer.heard) == before
-        assert len(exchange) == 0
-
-    run(main())
+async def test_a_body_that_no_bus_takes_is_the_callers_mistake():
+    exchange = await open_exchange(Broker(max_payload=1000))
+    with pytest.raises(BadInput, match="2,000 bytes"):
+        await exchange.ask("t.q", bytes(2000), 1.0)
+    assert len(exchange) == 0
 
 
-def test_closing_settles_what_waits_and_refuses_what_comes():
-    async def main():
-        broker = Broker()
-        await Responder(broker.connect(), lambda body, n: None).listen("t.q")
-        exchange = await open_exchange(broker)
-        waiting = asyncio.create_task(exchange.ask("t.q", b"\x80", 600.0))
-        await asyncio.sleep(0.01)
-        await exchange.stop()
-        with pytest.raises(NotConnected, match="closed before"):
-            await waiting
-        with pytest.raises(NotConnected, match="closed"):
-            await exchange.ask("t.q", b"\x80", 1.0)
+async def test_a_settler_that_fails_stops_nobody_else():
+    broker = Broker()
+    await Responder(broker.connect(), lambda body, n: None).listen("t.q")
+    exchange = await open_exchange(broker)
+    caught = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: caught.append(context["exception"]))
 
-    run(main())
+    def fail(reply):
+        raise RuntimeError("mine")
 
-
-def test_a_connection_that_ends_settles_what_waits():
-    async def main():
-        broker = Broker()
-        await Responder(broker.connect(), lambda body, n: None).listen("t.q")
-        bus = broker.connect()
-        exchange = Exchange(bus, silence=60.0)
-        await exchange.open()
-        waiting = asyncio.create_task(exchange.ask("t.q", b"\x80", 600.0))
-        await asyncio.sleep(0.01)
-        await bus.close()
-        with pytest.raises(NotConnected):
-            await waiting
-
-    run(main())
-
-
-def test_a_body_that_no_bus_takes_is_the_callers_mistake():
-    async def main():
-        exchange = await open_exchange(Broker(max_payload=1000))
-        with pytest.raises(BadInput, match="2,000 bytes"):
-            await exchange.ask("t.q", bytes(2000), 1.0)
-        assert len(exchange) == 0
-
-    run(main())
-
-
-def test_a_settler_that_fails_stops_nobody_else():
-    async def main():
-        broker = Broker()
-        await Responder(broker.connect(), lambda body, n: None).listen("t.q")
-        exchange = await open_exchange(broker)
-        caught = []
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: caught.append(context["exception"]))
-
-        def fail(reply):
-            raise RuntimeError("mine")
-
-        exchange.send("t.q", b"\x80", 0.01, fail)
-        with pytest.raises(Timeout):
-            await exchange.ask("t.q", b"\x80", 0.1)
-        assert [str(error) for error in caught] == ["mine"]
-
-    run(main())
+    exchange.send("t.q", b"\x80", 0.01, fail)
+    with pytest.raises(Timeout):
+        await exchange.ask("t.q", b"\x80", 0.1)
+    assert [str(error) for error in caught] == ["mine"]

@@ -1,8 +1,8 @@
 """The registrar's edge on the bus within one process: claims, take-overs, and records that several hands write at once."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -53,7 +53,6 @@ from services.registrar.commands import (
     TakeOverRegistration,
 )
 from services.registrar.edge import RegistrarEdge
-from tests.support.servers.nats import run
 from tests.support.simulated.pipeline_records import deploying
 from tests.support.simulated.registrations import REQUEST, SIGNATURE, model_record, variant_record
 
@@ -96,22 +95,25 @@ class Place:
         return {*await self.catalog.keys(), *await self.status.keys(), *await self.uploads.keys()}
 
 
-def on_a_bus(test: Callable[[Place], Awaitable[None]]) -> None:
-    async def main() -> None:
-        bus = Broker().connect()
-        place = Place()
-        place.edge = await RegistrarEdge.open(bus, SUBJECTS)
-        place.catalog = await bus.key_value(SUBJECTS.catalog_bucket)
-        place.status = await bus.key_value(SUBJECTS.status_bucket)
-        place.control = await bus.key_value(SUBJECTS.control_bucket)
-        place.contexts = await bus.key_value(SUBJECTS.selection_bucket)
-        place.uploads = await bus.object_store(SUBJECTS.uploads_bucket)
-        try:
-            await test(place)
-        finally:
-            await bus.close()
+@asynccontextmanager
+async def on_a_bus() -> AsyncIterator[Place]:
+    bus = Broker().connect()
+    place = Place()
+    place.edge = await RegistrarEdge.open(bus, SUBJECTS)
+    place.catalog = await bus.key_value(SUBJECTS.catalog_bucket)
+    place.status = await bus.key_value(SUBJECTS.status_bucket)
+    place.control = await bus.key_value(SUBJECTS.control_bucket)
+    place.contexts = await bus.key_value(SUBJECTS.selection_bucket)
+    place.uploads = await bus.object_store(SUBJECTS.uploads_bucket)
+    try:
+        yield place
+    finally:
+        await bus.close()
 
-    run(main())
+
+@pytest.fixture
+def place() -> AbstractAsyncContextManager[Place]:
+    return on_a_bus()
 
 
 def work(registration: str = "r1", registrar: str = "a", **request: Any) -> RegistrationRecord:
@@ -119,107 +121,80 @@ def work(registration: str = "r1", registrar: str = "a", **request: Any) -> Regi
     return RegistrationRecord(registration=registration, request=asked, registrar=registrar, created=5.0)
 
 
-def test_a_claim_gets_the_next_free_version_and_may_be_repeated() -> None:
-    async def test(place: Place) -> None:
-        first = await place.do(ClaimRegistration(record=work(), next_version=3))
-        assert first == RegistrationClaimed(replace(work(), version="3"))
-        assert await place.do(ClaimRegistration(record=work(), next_version=3)) == first
-        assert await place.do(ClaimRegistration(record=work("r2"), next_version=3)) == RegistrationClaimed(
-            replace(work("r2"), version="4")
-        )
-        assert decode(RegistrationRecord, (await place.status.get("work.r1")).value or b"").version == "3"
-
-    on_a_bus(test)
+async def test_a_claim_gets_the_next_free_version_and_may_be_repeated(place: Place) -> None:
+    first = await place.do(ClaimRegistration(record=work(), next_version=3))
+    assert first == RegistrationClaimed(replace(work(), version="3"))
+    assert await place.do(ClaimRegistration(record=work(), next_version=3)) == first
+    assert await place.do(ClaimRegistration(record=work("r2"), next_version=3)) == RegistrationClaimed(
+        replace(work("r2"), version="4")
+    )
+    assert decode(RegistrationRecord, (await place.status.get("work.r1")).value or b"").version == "3"
 
 
-def test_ids_and_versions_are_claimed_once() -> None:
-    async def test(place: Place) -> None:
-        await place.do(ClaimRegistration(record=work(version="1"), next_version=1))
-        assert await place.do(ClaimRegistration(record=work(registrar="b"), next_version=1)) == AlreadyTaken(
-            "registration"
-        )
-        assert await place.do(ClaimRegistration(record=work("r2", version="1"), next_version=1)) == AlreadyTaken(
-            "version"
-        )
-        await place.catalog.put("model.mlp.2", encode(model_record(version="2")))
-        assert await place.do(ClaimRegistration(record=work("r3", version="2"), next_version=1)) == AlreadyTaken(
-            "version"
-        )
-        assert (await place.do(ClaimRegistration(record=work("r4"), next_version=1))).record.version == "3"
-        assert await place.keys() == {"work.r1", "version.mlp.1", "model.mlp.2", "work.r4", "version.mlp.3"}
-
-    on_a_bus(test)
+async def test_ids_and_versions_are_claimed_once(place: Place) -> None:
+    await place.do(ClaimRegistration(record=work(version="1"), next_version=1))
+    assert await place.do(ClaimRegistration(record=work(registrar="b"), next_version=1)) == AlreadyTaken("registration")
+    assert await place.do(ClaimRegistration(record=work("r2", version="1"), next_version=1)) == AlreadyTaken("version")
+    await place.catalog.put("model.mlp.2", encode(model_record(version="2")))
+    assert await place.do(ClaimRegistration(record=work("r3", version="2"), next_version=1)) == AlreadyTaken("version")
+    assert (await place.do(ClaimRegistration(record=work("r4"), next_version=1))).record.version == "3"
+    assert await place.keys() == {"work.r1", "version.mlp.1", "model.mlp.2", "work.r4", "version.mlp.3"}
 
 
-def test_many_claims_at_once_get_different_versions() -> None:
-    async def test(place: Place) -> None:
-        claims = [place.do(ClaimRegistration(record=work(f"r{n}"), next_version=1)) for n in range(20)]
-        versions = [claimed.record.version for claimed in await asyncio.gather(*claims)]
-        assert sorted(versions, key=int) == [str(n) for n in range(1, 21)]
-
-    on_a_bus(test)
+async def test_many_claims_at_once_get_different_versions(place: Place) -> None:
+    claims = [place.do(ClaimRegistration(record=work(f"r{n}"), next_version=1)) for n in range(20)]
+    versions = [claimed.record.version for claimed in await asyncio.gather(*claims)]
+    assert sorted(versions, key=int) == [str(n) for n in range(1, 21)]
 
 
-def test_only_one_takes_over() -> None:
-    async def test(place: Place) -> None:
-        await place.do(ClaimRegistration(record=work(), next_version=1))
-        commands = [TakeOverRegistration(registration="r1", registrar=name, previous="a") for name in ("b", "c", "d")]
-        taken = [found for found in await asyncio.gather(*map(place.do, commands)) if found is not None]
-        assert len(taken) == 1
-        assert taken[0].version == "1"
-        assert decode(RegistrationRecord, (await place.status.get("work.r1")).value or b"") == taken[0]
-        assert await place.do(TakeOverRegistration(registration="nobody", registrar="b", previous="a")) is None
-
-    on_a_bus(test)
+async def test_only_one_takes_over(place: Place) -> None:
+    await place.do(ClaimRegistration(record=work(), next_version=1))
+    commands = [TakeOverRegistration(registration="r1", registrar=name, previous="a") for name in ("b", "c", "d")]
+    taken = [found for found in await asyncio.gather(*map(place.do, commands)) if found is not None]
+    assert len(taken) == 1
+    assert taken[0].version == "1"
+    assert decode(RegistrationRecord, (await place.status.get("work.r1")).value or b"") == taken[0]
+    assert await place.do(TakeOverRegistration(registration="nobody", registrar="b", previous="a")) is None
 
 
-def test_a_registration_is_marked_as_cancelled_whoever_has_it() -> None:
-    async def test(place: Place) -> None:
-        await place.do(ClaimRegistration(record=work(), next_version=1))
-        mark = place.do(MarkCancelled("r1"))
-        take = place.do(TakeOverRegistration(registration="r1", registrar="b", previous="a"))
-        await asyncio.gather(mark, take)
-        kept = decode(RegistrationRecord, (await place.status.get("work.r1")).value or b"")
-        assert (kept.cancelled, kept.version) == (True, "1")
-        refused = await place.do(MarkCancelled("r2"))
-        assert "r2 is not under way" in refused.message
-
-    on_a_bus(test)
+async def test_a_registration_is_marked_as_cancelled_whoever_has_it(place: Place) -> None:
+    await place.do(ClaimRegistration(record=work(), next_version=1))
+    mark = place.do(MarkCancelled("r1"))
+    take = place.do(TakeOverRegistration(registration="r1", registrar="b", previous="a"))
+    await asyncio.gather(mark, take)
+    kept = decode(RegistrationRecord, (await place.status.get("work.r1")).value or b"")
+    assert (kept.cancelled, kept.version) == (True, "1")
+    refused = await place.do(MarkCancelled("r2"))
+    assert "r2 is not under way" in refused.message
 
 
-def test_records_are_written_variants_first_and_app_last() -> None:
-    async def test(place: Place) -> None:
-        seen: list[str] = []
-        watch = await place.catalog.watch(lambda entry: seen.append(entry.key) if entry else None)
-        records = PutRecords(variants=(variant_record("v1"), variant_record("v2")), model=model_record(), link=LINK)
-        assert await place.do(records) is None
-        for _ in range(100):
-            if len(seen) == 4:
-                break
-            await asyncio.sleep(0.01)
-        await watch.drain()
-        assert seen == ["variant.v1", "variant.v2", "model.mlp.1", "app.digits"]
-        assert await place.do(records) is None, "it may be repeated"
-        app = decode(AppRecord, (await place.catalog.get("app.digits")).value or b"")
-        assert app.links == {"mlp": "1"}
-
-    on_a_bus(test)
+async def test_records_are_written_variants_first_and_app_last(place: Place) -> None:
+    seen: list[str] = []
+    watch = await place.catalog.watch(lambda entry: seen.append(entry.key) if entry else None)
+    records = PutRecords(variants=(variant_record("v1"), variant_record("v2")), model=model_record(), link=LINK)
+    assert await place.do(records) is None
+    for _ in range(100):
+        if len(seen) == 4:
+            break
+        await asyncio.sleep(0.01)
+    await watch.drain()
+    assert seen == ["variant.v1", "variant.v2", "model.mlp.1", "app.digits"]
+    assert await place.do(records) is None, "it may be repeated"
+    app = decode(AppRecord, (await place.catalog.get("app.digits")).value or b"")
+    assert app.links == {"mlp": "1"}
 
 
-def test_records_that_are_not_allowed_leave_nothing_behind() -> None:
-    async def test(place: Place) -> None:
-        other = Signature(inputs=SIGNATURE.outputs, outputs=SIGNATURE.inputs)
-        await place.do(replace(LINK, record=model_record("first", signature=other)))
-        refused = await place.do(PutRecords(variants=(variant_record("v1"),), model=model_record(), link=LINK))
-        assert isinstance(refused, ChangeRefused)
-        assert "signature" in refused.message
-        assert await place.keys() == {"app.digits"}
-        await place.catalog.put("model.mlp.1", encode(model_record(registration="somebody else's")))
-        taken = await place.do(PutRecords(variants=(), model=model_record(), link=None))
-        assert isinstance(taken, ChangeRefused)
-        assert taken.message.startswith("version: ")
-
-    on_a_bus(test)
+async def test_records_that_are_not_allowed_leave_nothing_behind(place: Place) -> None:
+    other = Signature(inputs=SIGNATURE.outputs, outputs=SIGNATURE.inputs)
+    await place.do(replace(LINK, record=model_record("first", signature=other)))
+    refused = await place.do(PutRecords(variants=(variant_record("v1"),), model=model_record(), link=LINK))
+    assert isinstance(refused, ChangeRefused)
+    assert "signature" in refused.message
+    assert await place.keys() == {"app.digits"}
+    await place.catalog.put("model.mlp.1", encode(model_record(registration="somebody else's")))
+    taken = await place.do(PutRecords(variants=(), model=model_record(), link=None))
+    assert isinstance(taken, ChangeRefused)
+    assert taken.message.startswith("version: ")
 
 
 @pytest.mark.parametrize(
@@ -233,129 +208,102 @@ def test_records_that_are_not_allowed_leave_nothing_behind() -> None:
         ("exp4", ""),
     ],
 )
-def test_a_class_that_cannot_be_loaded_is_refused(policy: str, words: str) -> None:
-    async def test(place: Place) -> None:
-        await place.do(LINK)
-        done = await place.do(SetSelection(app="digits", policy=policy))
-        app = decode(AppRecord, (await place.catalog.get("app.digits")).value or b"")
-        assert (app.selection is not None) == (not words)
-        assert done is None if not words else isinstance(done, ChangeRefused) and words in done.message
-
-    on_a_bus(test)
+async def test_a_class_that_cannot_be_loaded_is_refused(place: Place, policy: str, words: str) -> None:
+    await place.do(LINK)
+    done = await place.do(SetSelection(app="digits", policy=policy))
+    app = decode(AppRecord, (await place.catalog.get("app.digits")).value or b"")
+    assert (app.selection is not None) == (not words)
+    assert done is None if not words else isinstance(done, ChangeRefused) and words in done.message
 
 
-def test_a_version_with_other_classes_than_the_models_that_an_app_serves_is_not_linked() -> None:
-    async def test(place: Place) -> None:
-        await place.do(PutRecords(variants=(), model=model_record(app="digits", labels=["no", "yes"]), link=LINK))
-        change = replace(LINK, record=model_record("other", app="shapes", labels=["round", "square"]))
-        refused = await place.do(change)
-        assert isinstance(refused, ChangeRefused)
-        assert "was registered for app shapes and does not fit app digits" in refused.message
-
-    on_a_bus(test)
+async def test_a_version_with_other_classes_than_the_models_that_an_app_serves_is_not_linked(place: Place) -> None:
+    await place.do(PutRecords(variants=(), model=model_record(app="digits", labels=["no", "yes"]), link=LINK))
+    change = replace(LINK, record=model_record("other", app="shapes", labels=["round", "square"]))
+    refused = await place.do(change)
+    assert isinstance(refused, ChangeRefused)
+    assert "was registered for app shapes and does not fit app digits" in refused.message
 
 
-def test_no_link_is_lost_when_many_write_at_once() -> None:
-    async def test(place: Place) -> None:
-        changes = [replace(LINK, record=model_record(f"m{n}")) for n in range(20)]
-        assert await asyncio.gather(*map(place.do, changes)) == [None] * 20
-        app = decode(AppRecord, (await place.catalog.get("app.digits")).value or b"")
-        assert set(app.links) == {f"m{n}" for n in range(20)}
-
-    on_a_bus(test)
+async def test_no_link_is_lost_when_many_write_at_once(place: Place) -> None:
+    changes = [replace(LINK, record=model_record(f"m{n}")) for n in range(20)]
+    assert await asyncio.gather(*map(place.do, changes)) == [None] * 20
+    app = decode(AppRecord, (await place.catalog.get("app.digits")).value or b"")
+    assert set(app.links) == {f"m{n}" for n in range(20)}
 
 
-def test_operators_changes() -> None:
-    async def test(place: Place) -> None:
-        assert await place.do(AddApp(app="a")) is None
-        assert isinstance(await place.do(AddApp(app="a")), ChangeRefused)
-        assert await place.do(DeleteApp(app="a")) == ContextsDeleted("a")
-        assert isinstance(await place.do(DeleteApp(app="a")), ChangeRefused)
-        assert await place.do(AddApp(app="a")) is None, "a deleted app can be made again"
-
-    on_a_bus(test)
+async def test_operators_changes(place: Place) -> None:
+    assert await place.do(AddApp(app="a")) is None
+    assert isinstance(await place.do(AddApp(app="a")), ChangeRefused)
+    assert await place.do(DeleteApp(app="a")) == ContextsDeleted("a")
+    assert isinstance(await place.do(DeleteApp(app="a")), ChangeRefused)
+    assert await place.do(AddApp(app="a")) is None, "a deleted app can be made again"
 
 
-def test_the_replicas_of_a_model_are_kept_by_each_app_that_links_it() -> None:
-    async def test(place: Place) -> None:
-        for app in ("a", "b"):
-            await place.do(replace(LINK, app=app))
-        assert await place.do(SetReplicas(model="mlp", count=4)) is None
-        for app in ("a", "b"):
-            kept = decode(AppRecord, (await place.catalog.get(f"app.{app}")).value or b"")
-            assert kept.replicas == {"mlp": 4}
-        refused = await place.do(SetReplicas(app="none", model="mlp", count=1))
-        assert isinstance(refused, ChangeRefused)
-
-    on_a_bus(test)
+async def test_the_replicas_of_a_model_are_kept_by_each_app_that_links_it(place: Place) -> None:
+    for app in ("a", "b"):
+        await place.do(replace(LINK, app=app))
+    assert await place.do(SetReplicas(model="mlp", count=4)) is None
+    for app in ("a", "b"):
+        kept = decode(AppRecord, (await place.catalog.get(f"app.{app}")).value or b"")
+        assert kept.replicas == {"mlp": 4}
+    refused = await place.do(SetReplicas(app="none", model="mlp", count=1))
+    assert isinstance(refused, ChangeRefused)
 
 
-def test_an_end_clears_everything_away_and_may_be_repeated() -> None:
-    async def test(place: Place) -> None:
-        for key in ("r1.model", "r1.validation", "other.model"):
-            await place.uploads.put(key, b"x")
-        await place.do(ClaimRegistration(record=work(), next_version=1))
-        status = RegistrationStatus(registration="r1", state="done", app="digits", model="mlp")
-        await place.do(PutStatus(status))
-        end = Finish(registration="r1", model="mlp", version="1", uploads=("r1.model", "r1.validation"))
-        for _ in range(2):
-            await place.do(end)
-            assert await place.keys() == {"registration.r1", "other.model"}
-        assert decode(RegistrationStatus, (await place.status.get("registration.r1")).value or b"") == status
-        await place.do(replace(end, forget=True))
-        assert await place.keys() == {"other.model"}, "of a dry run nothing is left"
-
-    on_a_bus(test)
+async def test_an_end_clears_everything_away_and_may_be_repeated(place: Place) -> None:
+    for key in ("r1.model", "r1.validation", "other.model"):
+        await place.uploads.put(key, b"x")
+    await place.do(ClaimRegistration(record=work(), next_version=1))
+    status = RegistrationStatus(registration="r1", state="done", app="digits", model="mlp")
+    await place.do(PutStatus(status))
+    end = Finish(registration="r1", model="mlp", version="1", uploads=("r1.model", "r1.validation"))
+    for _ in range(2):
+        await place.do(end)
+        assert await place.keys() == {"registration.r1", "other.model"}
+    assert decode(RegistrationStatus, (await place.status.get("registration.r1")).value or b"") == status
+    await place.do(replace(end, forget=True))
+    assert await place.keys() == {"other.model"}, "of a dry run nothing is left"
 
 
-def test_a_version_that_another_registration_has_reserved_since_stays_reserved() -> None:
-    async def test(place: Place) -> None:
-        await place.do(ClaimRegistration(record=work("r2"), next_version=1))
-        await place.do(Finish(registration="r1", model="mlp", version="1", uploads=()))
-        with suppress(NotFound):
-            assert (await place.status.get("version.mlp.1")).value == b"r2"
-            return
-        raise AssertionError("the other's version is free")
-
-    on_a_bus(test)
+async def test_a_version_that_another_registration_has_reserved_since_stays_reserved(place: Place) -> None:
+    await place.do(ClaimRegistration(record=work("r2"), next_version=1))
+    await place.do(Finish(registration="r1", model="mlp", version="1", uploads=()))
+    with suppress(NotFound):
+        assert (await place.status.get("version.mlp.1")).value == b"r2"
+        return
+    raise AssertionError("the other's version is free")
 
 
-def test_a_release_ends_a_variants_quarantine_everywhere_or_on_one_worker() -> None:
-    async def test(place: Place) -> None:
-        for worker in ("w1", "w2", "w3"):
-            await place.control.put(quarantine_key(worker, "v"), b"no such operator")
-        await place.control.put(quarantine_key("w1", "other"), b"why")
-        await place.control.put("controller", b"x")
-        assert await place.do(ReleaseVariant(variant="v", worker="w2")) is None
-        assert set(await place.control.keys()) == {
-            quarantine_key("w1", "v"),
-            quarantine_key("w3", "v"),
-            quarantine_key("w1", "other"),
-            "controller",
-        }
-        assert await place.do(ReleaseVariant(variant="v")) is None
-        assert set(await place.control.keys()) == {quarantine_key("w1", "other"), "controller"}
-        again = await place.do(ReleaseVariant(variant="v"))
-        assert again == ChangeRefused("bad_request", "variant: v is not quarantined on any worker")
-
-    on_a_bus(test)
+async def test_a_release_ends_a_variants_quarantine_everywhere_or_on_one_worker(place: Place) -> None:
+    for worker in ("w1", "w2", "w3"):
+        await place.control.put(quarantine_key(worker, "v"), b"no such operator")
+    await place.control.put(quarantine_key("w1", "other"), b"why")
+    await place.control.put("controller", b"x")
+    assert await place.do(ReleaseVariant(variant="v", worker="w2")) is None
+    assert set(await place.control.keys()) == {
+        quarantine_key("w1", "v"),
+        quarantine_key("w3", "v"),
+        quarantine_key("w1", "other"),
+        "controller",
+    }
+    assert await place.do(ReleaseVariant(variant="v")) is None
+    assert set(await place.control.keys()) == {quarantine_key("w1", "other"), "controller"}
+    again = await place.do(ReleaseVariant(variant="v"))
+    assert again == ChangeRefused("bad_request", "variant: v is not quarantined on any worker")
 
 
-def test_a_rule_of_batching_is_kept_until_it_is_removed_or_its_app_deleted() -> None:
-    async def test(place: Place) -> None:
-        rule = BatchingRule(policy="fixed", batch=3)
-        await place.do(AddApp(app="a"))
-        for scope in ("app", "model", "variant"):
-            named: dict[str, Any] = {scope: "a"}
-            assert await place.do(SetBatching(**named, policy="fixed", batch=3)) is None
-        kept = await place.control.get(batching_key("model", "a"))
-        assert decode(BatchingRule, kept.value or b"") == rule
-        for _ in range(2):
-            assert await place.do(SetBatching(model="a")) is None
-        await place.do(DeleteApp(app="a"))
-        assert await place.control.keys() == [batching_key("variant", "a")]
-
-    on_a_bus(test)
+async def test_a_rule_of_batching_is_kept_until_it_is_removed_or_its_app_deleted(place: Place) -> None:
+    rule = BatchingRule(policy="fixed", batch=3)
+    await place.do(AddApp(app="a"))
+    for scope in ("app", "model", "variant"):
+        named: dict[str, Any] = {scope: "a"}
+        assert await place.do(SetBatching(**named, policy="fixed", batch=3)) is None
+    kept = await place.control.get(batching_key("model", "a"))
+    assert decode(BatchingRule, kept.value or b"") == rule
+    for _ in range(2):
+        assert await place.do(SetBatching(model="a")) is None
+    await place.do(DeleteApp(app="a"))
+    assert await place.control.keys() == [batching_key("variant", "a")]
 
 
 def test_keys_of_quarantines() -> None:
@@ -364,31 +312,28 @@ def test_keys_of_quarantines() -> None:
     assert quarantined_at("quarantine.w1") is None
 
 
-def test_a_version_goes_with_its_variants_once_no_app_serves_it_and_its_number_is_not_given_out_again() -> None:
-    async def test(place: Place) -> None:
-        first = PutRecords(variants=(variant_record(),), model=model_record(), link=LINK)
-        other = replace(variant_record("mlp-v2"), version="2")
-        second = PutRecords(variants=(other,), model=model_record(version="2"), link=None)
-        for records in (first, second):
-            assert await place.do(records) is None
-        kept = await place.do(DeleteVersion(model="mlp", version="1"))
-        assert isinstance(kept, ChangeRefused)
-        assert "app digits serves version 1 of model mlp" in kept.message
-        assert await place.do(DeleteVersion(model="mlp", version="2")) is None
-        assert await place.keys() == {
-            "app.digits",
-            "model.mlp.1",
-            f"variant.{variant_record().variant}",
-            "version.mlp.2",
-        }
-        assert await place.do(DeleteVersion(model="mlp", version="2")) is None
-        assert await place.do(ClaimRegistration(record=work("r2", version="2"), next_version=2)) == AlreadyTaken(
-            "version"
-        )
-        claimed = await place.do(ClaimRegistration(record=work("r3"), next_version=2))
-        assert claimed.record.version == "3"
-
-    on_a_bus(test)
+async def test_a_version_goes_with_its_variants_once_no_app_serves_it_and_its_number_is_not_given_out_again(
+    place: Place,
+) -> None:
+    first = PutRecords(variants=(variant_record(),), model=model_record(), link=LINK)
+    other = replace(variant_record("mlp-v2"), version="2")
+    second = PutRecords(variants=(other,), model=model_record(version="2"), link=None)
+    for records in (first, second):
+        assert await place.do(records) is None
+    kept = await place.do(DeleteVersion(model="mlp", version="1"))
+    assert isinstance(kept, ChangeRefused)
+    assert "app digits serves version 1 of model mlp" in kept.message
+    assert await place.do(DeleteVersion(model="mlp", version="2")) is None
+    assert await place.keys() == {
+        "app.digits",
+        "model.mlp.1",
+        f"variant.{variant_record().variant}",
+        "version.mlp.2",
+    }
+    assert await place.do(DeleteVersion(model="mlp", version="2")) is None
+    assert await place.do(ClaimRegistration(record=work("r2", version="2"), next_version=2)) == AlreadyTaken("version")
+    claimed = await place.do(ClaimRegistration(record=work("r3"), next_version=2))
+    assert claimed.record.version == "3"
 
 
 async def _learnt(place: Place) -> None:
@@ -397,73 +342,59 @@ async def _learnt(place: Place) -> None:
             await place.contexts.create(selection_key(app, context), b"learnt")
 
 
-def test_a_reset_forgets_one_context() -> None:
-    async def test(place: Place) -> None:
-        await _learnt(place)
-        key = selection_key("digits", "me")
-        await place.contexts.create(counted_key(key), b"marks")
-        assert await place.do(ResetSelection(app="digits", context="me")) == ContextsDeleted("digits", key)
-        assert not {key, counted_key(key)} & set(await place.contexts.keys())
-        assert len(await place.contexts.keys()) == 5
-        assert await place.do(ResetSelection(app="digits", context="nobody")) == ContextsDeleted(
-            "digits", selection_key("digits", "nobody")
-        )
-
-    on_a_bus(test)
+async def test_a_reset_forgets_one_context(place: Place) -> None:
+    await _learnt(place)
+    key = selection_key("digits", "me")
+    await place.contexts.create(counted_key(key), b"marks")
+    assert await place.do(ResetSelection(app="digits", context="me")) == ContextsDeleted("digits", key)
+    assert not {key, counted_key(key)} & set(await place.contexts.keys())
+    assert len(await place.contexts.keys()) == 5
+    assert await place.do(ResetSelection(app="digits", context="nobody")) == ContextsDeleted(
+        "digits", selection_key("digits", "nobody")
+    )
 
 
-def test_a_reset_forgets_all_of_an_app_and_of_no_other() -> None:
-    async def test(place: Place) -> None:
-        await _learnt(place)
-        assert await place.do(ResetSelection(app="digits")) == ContextsDeleted("digits")
-        assert sorted(await place.contexts.keys()) == sorted(selection_key("digits-2", c) for c in (None, "me", "you"))
-
-    on_a_bus(test)
+async def test_a_reset_forgets_all_of_an_app_and_of_no_other(place: Place) -> None:
+    await _learnt(place)
+    assert await place.do(ResetSelection(app="digits")) == ContextsDeleted("digits")
+    assert sorted(await place.contexts.keys()) == sorted(selection_key("digits-2", c) for c in (None, "me", "you"))
 
 
-def test_what_a_deleted_app_has_learnt_goes_with_it() -> None:
-    async def test(place: Place) -> None:
-        await _learnt(place)
-        await place.do(AddApp(app="digits"))
-        assert await place.do(DeleteApp(app="digits")) == ContextsDeleted("digits")
-        assert len(await place.contexts.keys("digits")) == 0
-        assert len(await place.contexts.keys("digits-2")) == 3
-
-    on_a_bus(test)
+async def test_what_a_deleted_app_has_learnt_goes_with_it(place: Place) -> None:
+    await _learnt(place)
+    await place.do(AddApp(app="digits"))
+    assert await place.do(DeleteApp(app="digits")) == ContextsDeleted("digits")
+    assert len(await place.contexts.keys("digits")) == 0
+    assert len(await place.contexts.keys("digits-2")) == 3
 
 
-def test_pipelines_see_what_the_bucket_holds_and_plans_follow_the_version_that_serves() -> None:
-    async def check(place: Place) -> None:
-        for version in ("1", "2"):
-            model = model_record(version=version, registration=version)
-            variant = variant_record(f"mlp-{version}", version=version)
-            link = replace(LINK, record=model) if version == "1" else None
-            assert await place.do(PutRecords(variants=(variant,), model=model, link=link)) is None
-        head = PipelineHead(name="twice", latency_ms=100.0)
-        pipeline = SetPipeline(pipeline=head, vertices=ONE_STAGE.vertices, output=ONE_STAGE.output)
-        made = await place.do(pipeline)
-        assert made is None, "the app was linked just before"
-        assert await place.do(deploying(PLAN, "twice")) is None
-        assert (await planned(place, "twice")).vertices["only"].variant == "mlp-1"
-        refused = await place.do(DeleteApp(app="digits"))
-        assert isinstance(refused, ChangeRefused)
-        assert "app: digits is a stage of pipeline twice" in refused.message
-        assert await place.do(replace(LINK, record=model_record(version="2"))) is None
-        assert (await planned(place, "twice")).vertices["only"].variant == "mlp-2"
-        elsewhere = variant_record("other-gpu", model="other", hardware="gpu")
-        other = replace(LINK, record=model_record("other"))
-        put = PutRecords(variants=(elsewhere,), model=model_record("other", registration="3"), link=other)
-        assert await place.do(put) is None
-        told = await place.do(UnlinkModel(app="digits", model="mlp"))
-        assert told.note.startswith(
-            "the plan of pipeline twice has ended: plan.vertices.only.hardware: app digits has no"
-        )
-        record = decode(AppRecord, (await place.catalog.get("app.twice")).value or b"")
-        assert (record.plan, record.plan_ended.partition(":")[0]) == (None, "plan.vertices.only.hardware")
-        assert await place.do(DeleteApp(app="twice")) == ContextsDeleted("twice")
-        assert await place.do(DeleteApp(app="digits")) == ContextsDeleted("digits")
-
-    on_a_bus(check)
+async def test_pipelines_see_what_the_bucket_holds_and_plans_follow_the_version_that_serves(place: Place) -> None:
+    for version in ("1", "2"):
+        model = model_record(version=version, registration=version)
+        variant = variant_record(f"mlp-{version}", version=version)
+        link = replace(LINK, record=model) if version == "1" else None
+        assert await place.do(PutRecords(variants=(variant,), model=model, link=link)) is None
+    head = PipelineHead(name="twice", latency_ms=100.0)
+    pipeline = SetPipeline(pipeline=head, vertices=ONE_STAGE.vertices, output=ONE_STAGE.output)
+    made = await place.do(pipeline)
+    assert made is None, "the app was linked just before"
+    assert await place.do(deploying(PLAN, "twice")) is None
+    assert (await planned(place, "twice")).vertices["only"].variant == "mlp-1"
+    refused = await place.do(DeleteApp(app="digits"))
+    assert isinstance(refused, ChangeRefused)
+    assert "app: digits is a stage of pipeline twice" in refused.message
+    assert await place.do(replace(LINK, record=model_record(version="2"))) is None
+    assert (await planned(place, "twice")).vertices["only"].variant == "mlp-2"
+    elsewhere = variant_record("other-gpu", model="other", hardware="gpu")
+    other = replace(LINK, record=model_record("other"))
+    put = PutRecords(variants=(elsewhere,), model=model_record("other", registration="3"), link=other)
+    assert await place.do(put) is None
+    told = await place.do(UnlinkModel(app="digits", model="mlp"))
+    assert told.note.startswith("the plan of pipeline twice has ended: plan.vertices.only.hardware: app digits has no")
+    record = decode(AppRecord, (await place.catalog.get("app.twice")).value or b"")
+    assert (record.plan, record.plan_ended.partition(":")[0]) == (None, "plan.vertices.only.hardware")
+    assert await place.do(DeleteApp(app="twice")) == ContextsDeleted("twice")
+    assert await place.do(DeleteApp(app="digits")) == ContextsDeleted("digits")
 
 
 async def planned(place: Place, app: str) -> PipelinePlan:

@@ -40,7 +40,7 @@ from tests.support.simulated.registrations import (
     to_building,
     variant_record,
 )
-from tests.unit.registrar.test_edge import Place, on_a_bus
+from tests.unit.registrar.test_edge import Place
 
 WORKING = {"ort": "", "torch": "not installed", "ort-cuda": "", "tensorrt": "", "torch-cuda": "torch is not installed"}
 CPU_ONLY = heartbeat("w1")
@@ -435,34 +435,28 @@ WORK = RegistrationRecord(
 )
 
 
-def test_a_registered_version_is_worked_on_by_one_registrar() -> None:
-    async def main(place: Place) -> None:
-        await place.catalog.put("model.mlp.1", encode(model_record()))
-        assert await place.do(ClaimRegistration(record=WORK, next_version=2)) == RegistrationClaimed(WORK)
-        assert await place.do(ClaimRegistration(record=WORK, next_version=2)) == RegistrationClaimed(WORK)
-        other = replace(WORK, registrar="b", created=2.0)
-        assert await place.do(ClaimRegistration(record=other, next_version=2)) == AlreadyTaken("registration")
-        assert await place.keys() == {"model.mlp.1", "work.fit-1"}
-        ours = await place.do(TakeOverRegistration(registration="fit-1", registrar="b", previous="a"))
-        assert ours == replace(WORK, registrar="b")
-        assert decode(RegistrationRecord, (await place.status.get("work.fit-1")).value or b"") == ours
-        await place.do(Finish(registration="fit-1", model="mlp", version="1", uploads=()))
-        assert await place.keys() == {"model.mlp.1"}
-
-    on_a_bus(main)
+async def test_a_registered_version_is_worked_on_by_one_registrar(place: Place) -> None:
+    await place.catalog.put("model.mlp.1", encode(model_record()))
+    assert await place.do(ClaimRegistration(record=WORK, next_version=2)) == RegistrationClaimed(WORK)
+    assert await place.do(ClaimRegistration(record=WORK, next_version=2)) == RegistrationClaimed(WORK)
+    other = replace(WORK, registrar="b", created=2.0)
+    assert await place.do(ClaimRegistration(record=other, next_version=2)) == AlreadyTaken("registration")
+    assert await place.keys() == {"model.mlp.1", "work.fit-1"}
+    ours = await place.do(TakeOverRegistration(registration="fit-1", registrar="b", previous="a"))
+    assert ours == replace(WORK, registrar="b")
+    assert decode(RegistrationRecord, (await place.status.get("work.fit-1")).value or b"") == ours
+    await place.do(Finish(registration="fit-1", model="mlp", version="1", uploads=()))
+    assert await place.keys() == {"model.mlp.1"}
 
 
-def test_variants_are_added_to_what_is_registered_and_to_nothing_else() -> None:
-    async def main(place: Place) -> None:
-        record = variant_record("mlp-v1-tensorrt-fp16-t1-b64", hardware="gpu", framework="tensorrt", precision="fp16")
-        command = AddVariants(model="mlp", version="1", variants=(record,))
-        refused = await place.do(command)
-        assert isinstance(refused, ChangeRefused)
-        assert "mlp" in refused.message
-        assert await place.keys() == set()
-        await place.catalog.put("model.mlp.1", encode(model_record()))
-        for _ in range(2):
-            assert await place.do(command) is None
-        assert await place.keys() == {"model.mlp.1", key_of(record)}
-
-    on_a_bus(main)
+async def test_variants_are_added_to_what_is_registered_and_to_nothing_else(place: Place) -> None:
+    record = variant_record("mlp-v1-tensorrt-fp16-t1-b64", hardware="gpu", framework="tensorrt", precision="fp16")
+    command = AddVariants(model="mlp", version="1", variants=(record,))
+    refused = await place.do(command)
+    assert isinstance(refused, ChangeRefused)
+    assert "mlp" in refused.message
+    assert await place.keys() == set()
+    await place.catalog.put("model.mlp.1", encode(model_record()))
+    for _ in range(2):
+        assert await place.do(command) is None
+    assert await place.keys() == {"model.mlp.1", key_of(record)}

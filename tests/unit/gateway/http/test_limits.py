@@ -5,7 +5,8 @@ import gzip
 import json
 import random
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 from hypothesis import given
@@ -30,7 +31,6 @@ from services.gateway.http.limits import (
     LimitMiddleware,
 )
 from tests.support.gateways.web_application import Reply, Served, echo, read, served, shut, until
-from tests.support.servers.nats import run
 
 
 async def size(request: Request) -> Response:
@@ -62,13 +62,11 @@ ROUTES = [
 INFER = "/v2/models/a/infer"
 
 
-def with_app(work: Callable[[Served], Awaitable[None]], **settings: object) -> None:
-    async def main() -> None:
-        chosen = GatewaySettings(**settings)  # type: ignore[arg-type]
-        async with served(assemble([Dialect("test", ROUTES, form)], chosen, AccessControl(chosen))) as server:
-            await work(server)
-
-    run(main())
+@asynccontextmanager
+async def with_app(**settings: object) -> AsyncIterator[Served]:
+    chosen = GatewaySettings(**settings)  # type: ignore[arg-type]
+    async with served(assemble([Dialect("test", ROUTES, form)], chosen, AccessControl(chosen))) as server:
+        yield server
 
 
 def request(path: str, body: bytes = b"", method: str = "POST", host: str = "localhost", **headers: str) -> bytes:
@@ -81,8 +79,8 @@ async def ask(server: Served, *args: object, **more: str) -> Reply:
     return reply
 
 
-def test_bodies_are_limited_in_size() -> None:
-    async def work(server: Served) -> None:
+async def test_bodies_are_limited_in_size() -> None:
+    async with with_app(max_body=10_000) as server:
         assert (await ask(server, INFER, b"x" * 10_000)).body == b"10000 -"
         reply = await ask(server, INFER, b"x" * 10_001)
         assert reply.status == 413
@@ -95,19 +93,15 @@ def test_bodies_are_limited_in_size() -> None:
         assert [one.status for one in await server.say(head + chunk * 3000)] == [413]
         assert (await ask(server, "/unread", b"x" * 100_000)).body == b"unread"
 
-    with_app(work, max_body=10_000)
 
-
-def test_a_body_that_was_announced_too_large_is_not_waited_for() -> None:
-    async def work(server: Served) -> None:
+async def test_a_body_that_was_announced_too_large_is_not_waited_for() -> None:
+    async with with_app(max_body=10_000) as server:
         head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 99999\r\n\r\n"
         assert [one.status for one in await server.say(head.encode(), replies=2)] == [413]
 
-    with_app(work, max_body=10_000)
 
-
-def test_a_client_that_asks_before_it_sends() -> None:
-    async def work(server: Served) -> None:
+async def test_a_client_that_asks_before_it_sends() -> None:
+    async with with_app() as server:
         head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n"
         reader, writer = await server.connect()
         writer.write(head.encode())
@@ -120,11 +114,9 @@ def test_a_client_that_asks_before_it_sends() -> None:
         assert second.body == b"3 -"
         await shut(writer)
 
-    with_app(work)
 
-
-def test_compressed_bodies() -> None:
-    async def work(server: Served) -> None:
+async def test_compressed_bodies() -> None:
+    async with with_app(max_body=10_000) as server:
         data = bytes(range(256)) * 30
         for coding, packed in (("gzip", gzip.compress(data)), ("deflate", zlib.compress(data)), ("Identity", data)):
             assert (await ask(server, INFER, packed, Content_Encoding=coding)).body == b"7680 -"
@@ -140,88 +132,73 @@ def test_compressed_bodies() -> None:
         assert reply.headers["accept-encoding"] == "gzip, deflate"
         assert (await ask(server, "/list", method="GET", Content_Encoding="br")).status == 200
 
-    with_app(work, max_body=10_000)
 
-
-def test_slow_bodies_end() -> None:
-    async def work(server: Served) -> None:
+async def test_slow_bodies_end() -> None:
+    async with with_app(body_timeout_s=0.2) as server:
         assert [one.status for one in await server.say(request(INFER, b"abc")[:-1])] == [408]
         assert (await ask(server, INFER, b"abc")).status == 200
 
-    with_app(work, body_timeout_s=0.2)
+
+async def test_requests_at_a_time_are_limited() -> None:
+    async with served(LimitMiddleware(echo, GatewaySettings(in_flight=2))) as server:
+        busy = [await server.connect() for _ in range(2)]
+        for _, writer in busy:
+            writer.write(request("/a", b"abc")[:-1])
+        await until(lambda: len(server.server.server_state.tasks) == 2)
+        (reply,) = await server.say(request("/a"))
+        assert reply.status == 503
+        assert reply.headers["retry-after"] == "1"
+        assert [one.status for one in await server.say(request("/v2/health/live", method="GET"))] == [200]
+        for reader, writer in busy:
+            writer.write(b"c")
+            assert (await read(reader)) is not None
+            await shut(writer)
+        assert [one.status for one in await server.say(request("/a"))] == [200]
 
 
-def test_requests_at_a_time_are_limited() -> None:
-    async def main() -> None:
-        async with served(LimitMiddleware(echo, GatewaySettings(in_flight=2))) as server:
-            busy = [await server.connect() for _ in range(2)]
-            for _, writer in busy:
-                writer.write(request("/a", b"abc")[:-1])
-            await until(lambda: len(server.server.server_state.tasks) == 2)
-            (reply,) = await server.say(request("/a"))
-            assert reply.status == 503
-            assert reply.headers["retry-after"] == "1"
-            assert [one.status for one in await server.say(request("/v2/health/live", method="GET"))] == [200]
-            for reader, writer in busy:
-                writer.write(b"c")
-                assert (await read(reader)) is not None
-                await shut(writer)
-            assert [one.status for one in await server.say(request("/a"))] == [200]
-
-    run(main())
-
-
-def test_bytes_held_at_a_time_are_limited() -> None:
+async def test_bytes_held_at_a_time_are_limited() -> None:
     async def work(server: Served) -> None:
         assert (await ask(server, INFER, b"x" * 1000)).status == 200
 
-    async def main() -> None:
-        chosen = GatewaySettings()
-        inner = assemble([Dialect("test", ROUTES, form)], chosen, AccessControl(chosen))
-        limits = LimitMiddleware(inner, GatewaySettings(), 2000)
-        async with served(limits) as server:
-            reader, writer = await server.connect()
-            writer.write(request(INFER, b"x" * 1501)[:-1])
-            await until(lambda: limits.buffered == 1500)
-            assert (await ask(server, INFER, b"x" * 400)).status == 200
-            del inner
-            writer.write(b"x")
-            assert (await read(reader)) is not None
-            await until(lambda: limits.buffered == 0 and limits.running == 0)
-            await shut(writer)
-            await work(server)
-
-    run(main())
+    chosen = GatewaySettings()
+    inner = assemble([Dialect("test", ROUTES, form)], chosen, AccessControl(chosen))
+    limits = LimitMiddleware(inner, GatewaySettings(), 2000)
+    async with served(limits) as server:
+        reader, writer = await server.connect()
+        writer.write(request(INFER, b"x" * 1501)[:-1])
+        await until(lambda: limits.buffered == 1500)
+        assert (await ask(server, INFER, b"x" * 400)).status == 200
+        del inner
+        writer.write(b"x")
+        assert (await read(reader)) is not None
+        await until(lambda: limits.buffered == 0 and limits.running == 0)
+        await shut(writer)
+        await work(server)
 
 
-def test_whoever_leaves_early_is_not_waited_for() -> None:
-    async def main() -> None:
-        chosen = GatewaySettings()
-        limits = LimitMiddleware(
-            assemble([Dialect("test", ROUTES, form)], chosen, AccessControl(chosen)), GatewaySettings()
-        )
-        async with served(limits) as server:
-            _, writer = await server.connect()
-            writer.write(request(INFER, b"x" * 1000)[:-1])
-            await until(lambda: limits.running == 1)
-            writer.transport.abort()
-            await until(lambda: limits.running == 0 and limits.buffered == 0)
-            await asyncio.sleep(0)
-
-    run(main())
+async def test_whoever_leaves_early_is_not_waited_for() -> None:
+    chosen = GatewaySettings()
+    limits = LimitMiddleware(
+        assemble([Dialect("test", ROUTES, form)], chosen, AccessControl(chosen)), GatewaySettings()
+    )
+    async with served(limits) as server:
+        _, writer = await server.connect()
+        writer.write(request(INFER, b"x" * 1000)[:-1])
+        await until(lambda: limits.running == 1)
+        writer.transport.abort()
+        await until(lambda: limits.running == 0 and limits.buffered == 0)
+        await asyncio.sleep(0)
 
 
-def test_an_inner_fault_tells_nothing() -> None:
-    async def work(server: Served) -> None:
+async def test_an_inner_fault_tells_nothing() -> None:
+    async with with_app() as server:
         reply = await ask(server, "/broken", method="GET")
         assert reply.status == 500
         assert b"inner" not in reply.body
 
-    with_app(work)
 
-
-def test_methods_and_paths() -> None:
-    async def work(server: Served) -> None:
+async def test_methods_and_paths() -> None:
+    async with with_app() as server:
         reply = await ask(server, INFER, method="DELETE")
         assert reply.status == 405
         assert reply.headers["allow"] == "POST"
@@ -229,11 +206,9 @@ def test_methods_and_paths() -> None:
         for path in ("/v2/%2e%2e/list", "/v2/../list", "/v2/models/a%00/infer", "/v2/models/a%2fb/infer", "//list"):
             assert (await ask(server, path)).status == 400, path
 
-    with_app(work)
 
-
-def test_hosts_and_origins() -> None:
-    async def work(server: Served) -> None:
+async def test_hosts_and_origins() -> None:
+    async with with_app(hosts="models.example.org") as server:
         for host in ("localhost:1", "127.0.0.1", "[::1]:8000", "models.example.org"):
             assert (await ask(server, INFER, host=host)).status == 200, host
         for host in ("evil.example", "localhost.evil.example", "", "a b"):
@@ -254,11 +229,9 @@ def test_hosts_and_origins() -> None:
         assert reply.status == 405
         assert not any(name.startswith("access-control") for name in reply.headers)
 
-    with_app(work, hosts="models.example.org")
 
-
-def test_pages_that_may_ask() -> None:
-    async def work(server: Served) -> None:
+async def test_pages_that_may_ask() -> None:
+    async with with_app(cors_origins="https://page.example") as server:
         page = "https://page.example"
         preflight = {"Access_Control_Request_Method": "POST", "Access_Control_Request_Headers": "content-type"}
         reply = await ask(server, INFER, method="OPTIONS", Origin=page, **preflight)
@@ -272,11 +245,9 @@ def test_pages_that_may_ask() -> None:
         assert (await ask(server, INFER, Origin="https://evil.example")).status == 403
         assert (await ask(server, "/admin/add_app", Origin=page)).status == 403, "without an operator's token"
 
-    with_app(work, cors_origins="https://page.example")
 
-
-def test_tokens() -> None:
-    async def work(server: Served) -> None:
+async def test_tokens() -> None:
+    async with with_app(tokens="u", operator_tokens="o", cors_origins="https://page.example") as server:
         for token, asking, managing in ((None, 401, 401), ("guess", 401, 401), ("u", 200, 403), ("o", 200, 200)):
             headers = {"Authorization": f"Bearer {token}"} if token else {}
             reply = await ask(server, INFER, **headers)
@@ -287,15 +258,11 @@ def test_tokens() -> None:
         page = {"Authorization": "Bearer o", "Origin": "https://page.example"}
         assert (await ask(server, "/admin/add_app", **page)).status == 200
 
-    with_app(work, tokens="u", operator_tokens="o", cors_origins="https://page.example")
 
-
-def test_management_can_be_off() -> None:
-    async def work(server: Served) -> None:
+async def test_management_can_be_off() -> None:
+    async with with_app(admin=False) as server:
         assert (await ask(server, "/admin/add_app")).status == 403
         assert (await ask(server, INFER)).status == 200
-
-    with_app(work, admin=False)
 
 
 def test_what_is_not_known_to_be_harmless_is_for_operators() -> None:

@@ -110,18 +110,15 @@ BAD = {
 }
 
 
-def test_what_is_no_request_is_refused() -> None:
-    async def main() -> None:
-        async with served() as server:
-            for name, (data, status) in BAD.items():
-                (reply,) = await server.say(data)
-                assert reply.status == status, name
-                assert reply.headers["connection"] == "close", name
-                assert json.loads(reply.body)["error"], name
-                assert ("allow" in reply.headers) == (status == 405), name
-                assert [reply.status for reply in await server.say(GET)] == [200], name
-
-    run(main())
+async def test_what_is_no_request_is_refused() -> None:
+    async with served() as server:
+        for name, (data, status) in BAD.items():
+            (reply,) = await server.say(data)
+            assert reply.status == status, name
+            assert reply.headers["connection"] == "close", name
+            assert json.loads(reply.body)["error"], name
+            assert ("allow" in reply.headers) == (status == 405), name
+            assert [reply.status for reply in await server.say(GET)] == [200], name
 
 
 @pytest.mark.parametrize(("max_header", "status"), [(300, 431), (4096, 200)])
@@ -195,20 +192,17 @@ def test_an_unread_body_does_not_cost_the_reply() -> None:
     assert [reply.body for reply in told(post(body, b"/unread") + GET, replies=2)] == [b"POST /unread 0 - h"]
 
 
-def test_a_small_unread_body_leaves_the_connection_usable() -> None:
-    async def main() -> None:
-        async with served() as server:
-            reader, writer = await server.connect()
-            head, body = post(b"abc", b"/unread")[:-2], b"bc"
-            writer.write(head)
-            assert (await read(reader)) is not None
-            writer.write(body + GET)
-            reply = await read(reader)
-            assert reply is not None
-            assert reply.body == b"GET /a 0 - h"
-            await shut(writer)
-
-    run(main())
+async def test_a_small_unread_body_leaves_the_connection_usable() -> None:
+    async with served() as server:
+        reader, writer = await server.connect()
+        head, body = post(b"abc", b"/unread")[:-2], b"bc"
+        writer.write(head)
+        assert (await read(reader)) is not None
+        writer.write(body + GET)
+        reply = await read(reader)
+        assert reply is not None
+        assert reply.body == b"GET /a 0 - h"
+        await shut(writer)
 
 
 QUICK = GatewaySettings(head_timeout_s=1.0, idle_timeout_s=1.5, connections=20)
@@ -232,60 +226,51 @@ def test_connections_do_not_wait_for_ever(sent: bytes, statuses: list[int]) -> N
     assert [reply.status for reply in found] == statuses
 
 
-def test_a_head_in_drops_takes_no_longer_than_allowed() -> None:
-    async def main() -> None:
-        async with served(settings=QUICK) as server:
-            reader, writer = await server.connect()
-            began = time.monotonic()
-            reply = asyncio.create_task(read(reader))
-            for letter in (GET[:-4] + b"X: " + b"a" * 1000)[:200]:
-                writer.write(bytes([letter]))
-                await asyncio.sleep(0.02)
-                if reply.done() or time.monotonic() > began + 3:
-                    break
-            found = await reply
-            assert found is not None
-            assert found.status == 408
+async def test_a_head_in_drops_takes_no_longer_than_allowed() -> None:
+    async with served(settings=QUICK) as server:
+        reader, writer = await server.connect()
+        began = time.monotonic()
+        reply = asyncio.create_task(read(reader))
+        for letter in (GET[:-4] + b"X: " + b"a" * 1000)[:200]:
+            writer.write(bytes([letter]))
+            await asyncio.sleep(0.02)
+            if reply.done() or time.monotonic() > began + 3:
+                break
+        found = await reply
+        assert found is not None
+        assert found.status == 408
+        await shut(writer)
+
+
+async def test_silent_connections_make_room_for_those_that_ask() -> None:
+    async with served(settings=GatewaySettings(connections=20)) as server:
+        silent = [await server.connect() for _ in range(60)]
+        for _, writer in silent[50:]:
+            writer.write(b"GET /a HT")
+        for _ in range(5):
+            assert [reply.status for reply in await server.say(GET)] == [200]
+        assert len(server.server.server_state.connections) <= 20
+        for _, writer in silent:
             await shut(writer)
 
-    run(main())
+
+async def test_more_connections_than_allowed_are_told_so() -> None:
+    async with served(settings=GatewaySettings(connections=5)) as server:
+        held = [await server.connect() for _ in range(5)]
+        for _, writer in held:
+            writer.write(post(b"abc")[:-1])
+        await until(lambda: len(server.server.server_state.tasks) == 5)
+        (reply,) = await server.say(GET)
+        assert reply.status == 503
+        assert reply.headers["retry-after"] == "1"
+        for reader, writer in held:
+            writer.write(b"c")
+            assert (await read(reader)) is not None
+            await shut(writer)
+        assert [reply.status for reply in await server.say(GET)] == [200]
 
 
-def test_silent_connections_make_room_for_those_that_ask() -> None:
-    async def main() -> None:
-        async with served(settings=GatewaySettings(connections=20)) as server:
-            silent = [await server.connect() for _ in range(60)]
-            for _, writer in silent[50:]:
-                writer.write(b"GET /a HT")
-            for _ in range(5):
-                assert [reply.status for reply in await server.say(GET)] == [200]
-            assert len(server.server.server_state.connections) <= 20
-            for _, writer in silent:
-                await shut(writer)
-
-    run(main())
-
-
-def test_more_connections_than_allowed_are_told_so() -> None:
-    async def main() -> None:
-        async with served(settings=GatewaySettings(connections=5)) as server:
-            held = [await server.connect() for _ in range(5)]
-            for _, writer in held:
-                writer.write(post(b"abc")[:-1])
-            await until(lambda: len(server.server.server_state.tasks) == 5)
-            (reply,) = await server.say(GET)
-            assert reply.status == 503
-            assert reply.headers["retry-after"] == "1"
-            for reader, writer in held:
-                writer.write(b"c")
-                assert (await read(reader)) is not None
-                await shut(writer)
-            assert [reply.status for reply in await server.say(GET)] == [200]
-
-    run(main())
-
-
-def test_a_client_that_does_not_read_is_closed() -> None:
+async def test_a_client_that_does_not_read_is_closed() -> None:
     async def large(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
         if scope["path"] == "/a":
             await echo(scope, receive, send)
@@ -295,34 +280,28 @@ def test_a_client_that_does_not_read_is_closed() -> None:
             await send({"type": "http.response.body", "body": bytes(100_000), "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
-    async def main() -> None:
-        async with served(large, QUICK) as server:
-            reader, writer = await server.connect()
-            writer.write(GET.replace(b"/a", b"/large"))
-            await until(lambda: bool(server.server.server_state.tasks))
-            await until(lambda: not server.server.server_state.connections and not server.server.server_state.tasks)
-            assert [reply.status for reply in await server.say(GET)] == [200]
-            del reader
-            await shut(writer)
-
-    run(main())
+    async with served(large, QUICK) as server:
+        reader, writer = await server.connect()
+        writer.write(GET.replace(b"/a", b"/large"))
+        await until(lambda: bool(server.server.server_state.tasks))
+        await until(lambda: not server.server.server_state.connections and not server.server.server_state.tasks)
+        assert [reply.status for reply in await server.say(GET)] == [200]
+        del reader
+        await shut(writer)
 
 
-def test_a_client_that_leaves_early() -> None:
-    async def main() -> None:
-        async with served() as server:
-            for cut in (b"GET", post(b"abc")[:-1], GET.replace(b"/a", b"/slow"), GET * 3, b"\xff\xff"):
-                _, writer = await server.connect()
-                writer.write(cut)
-                await writer.drain()
-                writer.transport.abort()
-            assert [reply.status for reply in await server.say(GET)] == [200]
-            await until(lambda: not server.server.server_state.connections)
-
-    run(main())
+async def test_a_client_that_leaves_early() -> None:
+    async with served() as server:
+        for cut in (b"GET", post(b"abc")[:-1], GET.replace(b"/a", b"/slow"), GET * 3, b"\xff\xff"):
+            _, writer = await server.connect()
+            writer.write(cut)
+            await writer.drain()
+            writer.transport.abort()
+        assert [reply.status for reply in await server.say(GET)] == [200]
+        await until(lambda: not server.server.server_state.connections)
 
 
-def test_bytes_in_pieces_are_the_same_requests() -> None:
+async def test_bytes_in_pieces_are_the_same_requests() -> None:
     stream = (
         GET
         + post(b"abcdef")
@@ -330,20 +309,17 @@ def test_bytes_in_pieces_are_the_same_requests() -> None:
         + GET
     )
 
-    async def main() -> None:
-        async with served() as server:
-            for size in (1, 3, 7):
-                reader, writer = await server.connect()
-                for start in range(0, len(stream), size):
-                    writer.write(stream[start : start + size])
-                    await asyncio.sleep(0)
-                found = [await read(reader) for _ in range(4)]
-                assert [reply.body for reply in found if reply] == [
-                    b"GET /a 0 - h",
-                    b"POST /a 6 - h",
-                    b"POST /c 2 - h",
-                    b"GET /a 0 - h",
-                ]
-                await shut(writer)
-
-    run(main())
+    async with served() as server:
+        for size in (1, 3, 7):
+            reader, writer = await server.connect()
+            for start in range(0, len(stream), size):
+                writer.write(stream[start : start + size])
+                await asyncio.sleep(0)
+            found = [await read(reader) for _ in range(4)]
+            assert [reply.body for reply in found if reply] == [
+                b"GET /a 0 - h",
+                b"POST /a 6 - h",
+                b"POST /c 2 - h",
+                b"GET /a 0 - h",
+            ]
+            await shut(writer)

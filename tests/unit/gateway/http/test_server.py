@@ -11,7 +11,7 @@ import pytest
 from services.core.settings import GatewaySettings
 from services.gateway.http.server import BadTls, HttpServer, tls_context
 from tests.support.gateways.web_application import echo, read, served, shut
-from tests.support.servers.nats import free_port, run
+from tests.support.servers.nats import free_port
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates of these tests")
 
@@ -34,61 +34,52 @@ def test_none_is_none() -> None:
     assert tls_context("", "") is None
 
 
-def test_it_listens_at_the_address_and_port_of_the_settings() -> None:
-    async def main() -> None:
-        server = HttpServer(echo, settings := GatewaySettings(address="127.0.0.2", port=free_port()))
-        await server.open()
-        reader, writer = await asyncio.open_connection("127.0.0.2", settings.port)
-        writer.write(b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n")
-        assert (reply := await read(reader)) is not None
-        assert reply.status == 200
-        await shut(writer)
-        with pytest.raises(ConnectionRefusedError):
-            await asyncio.open_connection("127.0.0.1", settings.port)
-        await server.close(1.0)
-
-    run(main())
+async def test_it_listens_at_the_address_and_port_of_the_settings() -> None:
+    server = HttpServer(echo, settings := GatewaySettings(address="127.0.0.2", port=free_port()))
+    await server.open()
+    reader, writer = await asyncio.open_connection("127.0.0.2", settings.port)
+    writer.write(b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n")
+    assert (reply := await read(reader)) is not None
+    assert reply.status == 200
+    await shut(writer)
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", settings.port)
+    await server.close(1.0)
 
 
-def test_requests_over_tls(tmp_path: Path) -> None:
+async def test_requests_over_tls(tmp_path: Path) -> None:
     certificate, key = make(tmp_path, "one")
     tls = tls_context(certificate, key)
 
-    async def main() -> None:
-        async with served(ssl_context_factory=lambda *_: tls) as server:
-            trust = ssl.create_default_context(cafile=certificate)
-            reader, writer = await asyncio.open_connection("localhost", server.port, ssl=trust)
-            assert writer.get_extra_info("ssl_object").version() == "TLSv1.3"
-            writer.write(b"POST /unread HTTP/1.1\r\nHost: h\r\nContent-Length: 400000\r\n\r\n" + b"x" * 300_000)
-            assert (reply := await read(reader)) is not None
-            assert reply.body == b"POST /unread 0 - h"
-            writer.write(b"x" * 100_000 + b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n" + b"nonsense\r\n\r\n")
-            assert (reply := await read(reader)) is not None
-            assert reply.body == b"GET /a 0 - h"
-            assert (reply := await read(reader)) is not None
-            assert reply.status == 400
-            await shut(writer)
+    async with served(ssl_context_factory=lambda *_: tls) as server:
+        trust = ssl.create_default_context(cafile=certificate)
+        reader, writer = await asyncio.open_connection("localhost", server.port, ssl=trust)
+        assert writer.get_extra_info("ssl_object").version() == "TLSv1.3"
+        writer.write(b"POST /unread HTTP/1.1\r\nHost: h\r\nContent-Length: 400000\r\n\r\n" + b"x" * 300_000)
+        assert (reply := await read(reader)) is not None
+        assert reply.body == b"POST /unread 0 - h"
+        writer.write(b"x" * 100_000 + b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n" + b"nonsense\r\n\r\n")
+        assert (reply := await read(reader)) is not None
+        assert reply.body == b"GET /a 0 - h"
+        assert (reply := await read(reader)) is not None
+        assert reply.status == 400
+        await shut(writer)
 
-            old = ssl.create_default_context(cafile=certificate)
-            old.maximum_version = ssl.TLSVersion.TLSv1_2
-            _, writer = await asyncio.open_connection("localhost", server.port, ssl=old)
-            await shut(writer)
-
-    run(main())
+        old = ssl.create_default_context(cafile=certificate)
+        old.maximum_version = ssl.TLSVersion.TLSv1_2
+        _, writer = await asyncio.open_connection("localhost", server.port, ssl=old)
+        await shut(writer)
 
 
-def test_a_client_that_does_not_begin_is_sent_away(tmp_path: Path) -> None:
+async def test_a_client_that_does_not_begin_is_sent_away(tmp_path: Path) -> None:
     tls = tls_context(*make(tmp_path, "one"))
 
-    async def main() -> None:
-        async with served(settings=GatewaySettings(head_timeout_s=0.2), ssl_context_factory=lambda *_: tls) as server:
-            for said in (b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n"):
-                reader, writer = await server.connect()
-                writer.write(said)
-                assert b"HTTP" not in await asyncio.wait_for(reader.read(), 120)
-                await shut(writer)
-
-    run(main())
+    async with served(settings=GatewaySettings(head_timeout_s=0.2), ssl_context_factory=lambda *_: tls) as server:
+        for said in (b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n"):
+            reader, writer = await server.connect()
+            writer.write(said)
+            assert b"HTTP" not in await asyncio.wait_for(reader.read(), 120)
+            await shut(writer)
 
 
 def test_versions_older_than_1_2_are_not_spoken(tmp_path: Path) -> None:

@@ -142,15 +142,12 @@ def test_providers_ask_the_host_and_pass_on_what_it_says() -> None:
     hosted(work)
 
 
-def test_without_a_host_a_provider_says_who_would_be_one() -> None:
-    async def main() -> None:
-        bus = Broker().connect()
-        try:
-            await PROVIDERS["local"](bus, SUBJECTS, MachineSettings()).start(start())
-        except ProviderError as error:
-            assert "infaas up" in str(error)
-        else:
-            raise AssertionError
-        await bus.close()
-
-    run(main())
+async def test_without_a_host_a_provider_says_who_would_be_one() -> None:
+    bus = Broker().connect()
+    try:
+        await PROVIDERS["local"](bus, SUBJECTS, MachineSettings()).start(start())
+    except ProviderError as error:
+        assert "infaas up" in str(error)
+    else:
+        raise AssertionError
+    await bus.close()

@@ -47,7 +47,7 @@ def test_return_codes_in_words() -> None:
     assert describe(-250) == "killed by signal 250"
 
 
-def test_two_spares_wait_so_that_two_ends_in_a_row_are_taken_over_at_once() -> None:
+async def test_two_spares_wait_so_that_two_ends_in_a_row_are_taken_over_at_once() -> None:
     """A query that ends its process ends the next one, too. The processes here do nothing; tests/live/test_supervise.py has services."""
     launched: list[int] = []
     spares: list[int] = []
@@ -57,30 +57,27 @@ def test_two_spares_wait_so_that_two_ends_in_a_row_are_taken_over_at_once() -> N
         made.append(process.pid)
         return process
 
-    async def main() -> None:
-        supervisor = Supervisor()
-        supervisor.start(
-            Child(
-                "it",
-                launch=lambda: begin(launched, ["sleep", "600"], waits=False),
-                spare=lambda: begin(spares, ["sleep", "600"], waits=True),
-            )
+    supervisor = Supervisor()
+    supervisor.start(
+        Child(
+            "it",
+            launch=lambda: begin(launched, ["sleep", "600"], waits=False),
+            spare=lambda: begin(spares, ["sleep", "600"], waits=True),
         )
-        try:
-            os.kill(launched[0], signal.SIGKILL)  # it has no spare yet
-            await until(lambda: len(launched) == 2)
-            await until(lambda: len(spares) == 2)
-            first, second = spares
-            for ends, next_ in ((launched[1], first), (first, second)):
-                assert supervisor.pids["it"] == ends
-                os.kill(ends, signal.SIGKILL)
-                await until(lambda: supervisor.pids.get("it") not in (None, ends))  # noqa: B023  awaited here
-                assert supervisor.pids["it"] == next_
-            assert len(launched) == 2
-        finally:
-            await supervisor.stop()
-
-    run(main())
+    )
+    try:
+        os.kill(launched[0], signal.SIGKILL)  # it has no spare yet
+        await until(lambda: len(launched) == 2)
+        await until(lambda: len(spares) == 2)
+        first, second = spares
+        for ends, next_ in ((launched[1], first), (first, second)):
+            assert supervisor.pids["it"] == ends
+            os.kill(ends, signal.SIGKILL)
+            await until(lambda: supervisor.pids.get("it") not in (None, ends))  # noqa: B023  awaited here
+            assert supervisor.pids["it"] == next_
+        assert len(launched) == 2
+    finally:
+        await supervisor.stop()
 
 
 # A process that works, and goes when it is let go. A successor is ready when the file is there; one that comes after the other says when it begins.

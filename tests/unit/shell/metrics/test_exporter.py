@@ -20,7 +20,7 @@ from services.shell.http import fetch
 from services.shell.metrics.exporter import Exporter
 from services.shell.runtime.runtime import Runtime
 from tests.support.data.events import event
-from tests.support.servers.nats import free_port, run
+from tests.support.servers.nats import free_port
 
 HOST = "127.0.0.1"
 
@@ -92,136 +92,121 @@ async def eventually(port: int, series: tuple[str, ...], value: float) -> dict[t
     raise AssertionError((series, value, found))
 
 
-def test_a_process_shows_what_it_does_and_lacks(nats_url: str, prefix: str) -> None:
-    async def main() -> None:
-        port = free_port()
-        exporter = Exporter("listener", MetricsSettings(port=port))
-        await exporter.open()
-        assert await page(port, "/healthz") == (200, "ok\n")
-        status, body = await page(port, "/readyz")
-        assert (status, json.loads(body)) == (503, {"ready": False, "missing": ["a connection to NATS"]})
+async def test_a_process_shows_what_it_does_and_lacks(nats_url: str, prefix: str) -> None:
+    port = free_port()
+    exporter = Exporter("listener", MetricsSettings(port=port))
+    await exporter.open()
+    assert await page(port, "/healthz") == (200, "ok\n")
+    status, body = await page(port, "/readyz")
+    assert (status, json.loads(body)) == (503, {"ready": False, "missing": ["a connection to NATS"]})
 
-        bus: Bus = await NatsBus.connect(nats_url, name="listener")
-        subjects = Subjects(prefix)
-        spec = StreamSpec(subjects.event_stream, (subjects.event("worker"),), "limits", 2**20)
-        await bus.ensure_stream(spec)
-        failing = [""]
+    bus: Bus = await NatsBus.connect(nats_url, name="listener")
+    subjects = Subjects(prefix)
+    spec = StreamSpec(subjects.event_stream, (subjects.event("worker"),), "limits", 2**20)
+    await bus.ensure_stream(spec)
+    failing = [""]
 
-        async def reachable() -> str:
-            return failing[0]
+    async def reachable() -> str:
+        return failing[0]
 
-        runtime = Runtime(
-            "listener", lambda: Listener(prefix), bus, subjects, Hands(), insight=Insight(), reachable=reachable
-        )
-        exporter.attach(bus, [runtime])
-        assert (await page(port, "/readyz"))[0] == 503
-        await runtime.start()
-        exporter.running(True)
-        assert json.loads((await page(port, "/readyz"))[1])["missing"] == ["listener: a word"]
+    runtime = Runtime(
+        "listener", lambda: Listener(prefix), bus, subjects, Hands(), insight=Insight(), reachable=reachable
+    )
+    exporter.attach(bus, [runtime])
+    assert (await page(port, "/readyz"))[0] == 503
+    await runtime.start()
+    exporter.running(True)
+    assert json.loads((await page(port, "/readyz"))[1])["missing"] == ["listener: a word"]
 
-        for body in (b"\x01", encode(Word("bad")), encode(Word("good")), encode(Word("fine"))):
-            bus.publish(f"{prefix}.word", body)
-        found = await eventually(port, ("infaas_words",), 2)
-        assert (await page(port, "/readyz"))[0] == 200
-        assert found["infaas_messages_total", "listener", "Word"] == 4
-        assert found["infaas_undecodable_messages_total", "listener"] == 1
-        assert found["infaas_handler_faults_total", "listener"] == 1
-        assert found["infaas_commands_total", "listener", "Word", "done"] == 1
-        assert found["infaas_commands_total", "listener", "int", "failed"] == 1
-        assert found["infaas_command_seconds_count", "listener", "Word"] == 1
-        assert found["infaas_process_info", "listener"] == 1
-        found = await eventually(port, ("infaas_events_held", "listener"), 0)
-        assert found["infaas_worker_changes_total", "Ready"] == 1
+    for body in (b"\x01", encode(Word("bad")), encode(Word("good")), encode(Word("fine"))):
+        bus.publish(f"{prefix}.word", body)
+    found = await eventually(port, ("infaas_words",), 2)
+    assert (await page(port, "/readyz"))[0] == 200
+    assert found["infaas_messages_total", "listener", "Word"] == 4
+    assert found["infaas_undecodable_messages_total", "listener"] == 1
+    assert found["infaas_handler_faults_total", "listener"] == 1
+    assert found["infaas_commands_total", "listener", "Word", "done"] == 1
+    assert found["infaas_commands_total", "listener", "int", "failed"] == 1
+    assert found["infaas_command_seconds_count", "listener", "Word"] == 1
+    assert found["infaas_process_info", "listener"] == 1
+    found = await eventually(port, ("infaas_events_held", "listener"), 0)
+    assert found["infaas_worker_changes_total", "Ready"] == 1
 
-        failing[0] = "the database"
-        assert json.loads((await page(port, "/readyz"))[1])["missing"] == ["the database"]
-        failing[0] = ""
-        exporter.running(False)
-        assert (await page(port, "/readyz"))[0] == 503
-        await runtime.stop(1.0)
-        await bus.close()
-        assert (await page(port, "/readyz"))[0] == 503
-        assert (await page(port, "/healthz"))[0] == 200
-        await exporter.close()
-
-    run(main())
+    failing[0] = "the database"
+    assert json.loads((await page(port, "/readyz"))[1])["missing"] == ["the database"]
+    failing[0] = ""
+    exporter.running(False)
+    assert (await page(port, "/readyz"))[0] == 503
+    await runtime.stop(1.0)
+    await bus.close()
+    assert (await page(port, "/readyz"))[0] == 503
+    assert (await page(port, "/healthz"))[0] == 200
+    await exporter.close()
 
 
-def test_other_requests_are_turned_away() -> None:
-    async def main() -> None:
-        port = free_port()
-        exporter = Exporter("listener", MetricsSettings(port=port))
-        await exporter.open()
-        assert (await page(port, "/nothing"))[0] == 404
+async def test_other_requests_are_turned_away() -> None:
+    port = free_port()
+    exporter = Exporter("listener", MetricsSettings(port=port))
+    await exporter.open()
+    assert (await page(port, "/nothing"))[0] == 404
+    reader, writer = await asyncio.open_connection(HOST, port)
+    writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\naccept: application/openmetrics-text; version=1.0.0\r\n\r\n")
+    reply = await reader.read()
+    assert b"\r\nContent-Type: application/openmetrics-text" in reply
+    assert reply.endswith(b"\n# EOF\n")
+    writer.close()
+    for request, status in (
+        (b"POST /metrics HTTP/1.1\r\nHost: h\r\n\r\n", b"405"),
+        (b"HEAD /healthz HTTP/1.1\r\nHost: h\r\n\r\n", b"200"),
+        (b"nonsense\r\n\r\n", b"400"),
+        (b"\xff\xfe \x00 x\r\n\r\n", b"400"),
+    ):
         reader, writer = await asyncio.open_connection(HOST, port)
-        writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\naccept: application/openmetrics-text; version=1.0.0\r\n\r\n")
+        writer.write(request)
         reply = await reader.read()
-        assert b"\r\nContent-Type: application/openmetrics-text" in reply
-        assert reply.endswith(b"\n# EOF\n")
+        assert reply.split(b" ")[1] == status
+        assert reply.endswith(b"\r\n\r\n") == request.startswith(b"HEAD")
         writer.close()
-        for request, status in (
-            (b"POST /metrics HTTP/1.1\r\nHost: h\r\n\r\n", b"405"),
-            (b"HEAD /healthz HTTP/1.1\r\nHost: h\r\n\r\n", b"200"),
-            (b"nonsense\r\n\r\n", b"400"),
-            (b"\xff\xfe \x00 x\r\n\r\n", b"400"),
-        ):
-            reader, writer = await asyncio.open_connection(HOST, port)
-            writer.write(request)
-            reply = await reader.read()
-            assert reply.split(b" ")[1] == status
-            assert reply.endswith(b"\r\n\r\n") == request.startswith(b"HEAD")
-            writer.close()
-        reader, writer = await asyncio.open_connection(HOST, port)
-        writer.write(b"GET /" + b"x" * 20_000)
-        assert (await reader.read()).split(b" ")[1] == b"431"  # too long a request is not read to its end
-        writer.close()
-        await exporter.close()
-
-    run(main())
+    reader, writer = await asyncio.open_connection(HOST, port)
+    writer.write(b"GET /" + b"x" * 20_000)
+    assert (await reader.read()).split(b" ")[1] == b"431"  # too long a request is not read to its end
+    writer.close()
+    await exporter.close()
 
 
-def test_a_busy_port_is_no_reason_not_to_serve() -> None:
-    async def main() -> None:
-        taken = await asyncio.start_server(lambda reader, writer: writer.close(), HOST, port := free_port())
-        exporter = Exporter("listener", MetricsSettings(port=port))
+async def test_a_busy_port_is_no_reason_not_to_serve() -> None:
+    taken = await asyncio.start_server(lambda reader, writer: writer.close(), HOST, port := free_port())
+    exporter = Exporter("listener", MetricsSettings(port=port))
+    await exporter.open()
+    await exporter.close()
+    taken.close()
+
+
+async def test_without_a_port_nothing_listens_and_nothing_is_counted() -> None:
+    for settings in (MetricsSettings(), MetricsSettings(enabled=False, port=free_port())):
+        exporter = Exporter("listener", settings)
         await exporter.open()
+        assert exporter.totals is None
+        if settings.port:
+            try:
+                await asyncio.open_connection(HOST, settings.port)
+            except ConnectionRefusedError:
+                continue
+            raise AssertionError("it listens")
         await exporter.close()
-        taken.close()
-
-    run(main())
 
 
-def test_without_a_port_nothing_listens_and_nothing_is_counted() -> None:
-    async def main() -> None:
-        for settings in (MetricsSettings(), MetricsSettings(enabled=False, port=free_port())):
-            exporter = Exporter("listener", settings)
-            await exporter.open()
-            assert exporter.totals is None
-            if settings.port:
-                try:
-                    await asyncio.open_connection(HOST, settings.port)
-                except ConnectionRefusedError:
-                    continue
-                raise AssertionError("it listens")
-            await exporter.close()
-
-    run(main())
-
-
-def test_it_listens_where_the_settings_say_and_shows_no_more_series() -> None:
-    async def main() -> None:
-        asked = [event(OutcomeEvent, app=f"a{n}", outcome="ok", variant="v") for n in range(9)]
-        for series in (3, 1000):
-            exporter = Exporter("listener", MetricsSettings(host="127.0.0.2", port=free_port(), series=series))
-            await exporter.open()
-            assert exporter.totals is not None
-            exporter.totals.fold("outcome", asked)
-            port = exporter._settings.port
-            shown = await fetch("127.0.0.2", port, "/metrics", 10.0)
-            assert shown.status == 200
-            assert ('app="a8"' in shown.text) is (series == 1000)
-            with pytest.raises(ConnectionRefusedError):
-                await asyncio.open_connection(HOST, port)
-            await exporter.close()
-
-    run(main())
+async def test_it_listens_where_the_settings_say_and_shows_no_more_series() -> None:
+    asked = [event(OutcomeEvent, app=f"a{n}", outcome="ok", variant="v") for n in range(9)]
+    for series in (3, 1000):
+        exporter = Exporter("listener", MetricsSettings(host="127.0.0.2", port=free_port(), series=series))
+        await exporter.open()
+        assert exporter.totals is not None
+        exporter.totals.fold("outcome", asked)
+        port = exporter._settings.port
+        shown = await fetch("127.0.0.2", port, "/metrics", 10.0)
+        assert shown.status == 200
+        assert ('app="a8"' in shown.text) is (series == 1000)
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(HOST, port)
+        await exporter.close()

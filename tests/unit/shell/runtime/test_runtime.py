@@ -14,7 +14,6 @@ from services.core.actor import After, Effect, Envelope, Inlet, Publish, Started
 from services.core.metric import MetricFamily
 from services.shell.runtime.runtime import Runtime
 from tests.support.servers.buses import until
-from tests.support.servers.nats import run
 
 
 class Word(Struct, frozen=True):
@@ -48,51 +47,45 @@ class Caller:
         return ()
 
 
-def test_replies_to_an_actors_first_words_arrive(nats_url: str, prefix: str) -> None:
+async def test_replies_to_an_actors_first_words_arrive(nats_url: str, prefix: str) -> None:
     """Else an executor that has just started would miss the load orders that its first report brings."""
 
-    async def main() -> None:
-        def peer(delivery: Delivery) -> None:
-            other.publish(f"{prefix}.three", encode(Word("you are heard")))
+    def peer(delivery: Delivery) -> None:
+        other.publish(f"{prefix}.three", encode(Word("you are heard")))
 
-        other = await NatsBus.connect(nats_url, name="peer")
-        bus = await NatsBus.connect(nats_url, name="caller")
-        await other.subscribe(f"{prefix}.call", peer)
+    other = await NatsBus.connect(nats_url, name="peer")
+    bus = await NatsBus.connect(nats_url, name="caller")
+    await other.subscribe(f"{prefix}.call", peer)
+    await other.flush()
+    caller = Caller(prefix)
+    runtime = Runtime("caller", lambda: caller, bus, Subjects(prefix))
+    assert list(runtime.families()) == []  # a page that is asked for while the process starts
+    await runtime.start()
+    assert list(runtime.families())
+    async with asyncio.timeout(60):
+        await caller.answered.wait()
+    assert caller.heard == [Started(), "call", Word("you are heard")]
+    await runtime.stop(1.0)
+    await bus.close()
+    await other.close()
+
+
+async def test_what_comes_before_an_actor_has_started_waits(nats_url: str, prefix: str) -> None:
+    other = await NatsBus.connect(nats_url, name="peer")
+    bus = await NatsBus.connect(nats_url, name="caller")
+    caller = Caller(prefix)
+    runtime = Runtime("caller", lambda: caller, bus, Subjects(prefix))
+    starting = asyncio.create_task(runtime.start())
+    while not starting.done():
+        other.publish(f"{prefix}.one", encode(Word("early")))
         await other.flush()
-        caller = Caller(prefix)
-        runtime = Runtime("caller", lambda: caller, bus, Subjects(prefix))
-        assert list(runtime.families()) == []  # a page that is asked for while the process starts
-        await runtime.start()
-        assert list(runtime.families())
-        async with asyncio.timeout(60):
-            await caller.answered.wait()
-        assert caller.heard == [Started(), "call", Word("you are heard")]
-        await runtime.stop(1.0)
-        await bus.close()
-        await other.close()
-
-    run(main())
-
-
-def test_what_comes_before_an_actor_has_started_waits(nats_url: str, prefix: str) -> None:
-    async def main() -> None:
-        other = await NatsBus.connect(nats_url, name="peer")
-        bus = await NatsBus.connect(nats_url, name="caller")
-        caller = Caller(prefix)
-        runtime = Runtime("caller", lambda: caller, bus, Subjects(prefix))
-        starting = asyncio.create_task(runtime.start())
-        while not starting.done():
-            other.publish(f"{prefix}.one", encode(Word("early")))
-            await other.flush()
-        other.publish(f"{prefix}.one", encode(Word("late")))  # all early ones may have been before it listened
-        async with asyncio.timeout(60):
-            await caller.answered.wait()
-        assert caller.heard[0] == Started()
-        await runtime.stop(1.0)
-        await bus.close()
-        await other.close()
-
-    run(main())
+    other.publish(f"{prefix}.one", encode(Word("late")))  # all early ones may have been before it listened
+    async with asyncio.timeout(60):
+        await caller.answered.wait()
+    assert caller.heard[0] == Started()
+    await runtime.stop(1.0)
+    await bus.close()
+    await other.close()
 
 
 class Shared:
@@ -136,49 +129,43 @@ class SharedInsight:
         return self.working
 
 
-def test_a_successor_shares_the_work_once_it_knows_enough_and_the_one_before_it_ends_what_it_has() -> None:
-    async def main() -> None:
-        bus = MemoryBus()
-        old, new, insight = Shared("p"), Shared("p"), SharedInsight()
-        first = Runtime("old", lambda: old, bus, Subjects("p"), insight=insight)
-        second = Runtime("new", lambda: new, bus, Subjects("p"), insight=SharedInsight())
-        await first.start()
-        starting = asyncio.create_task(second.start((0.0, 120.0)))
+async def test_a_successor_shares_the_work_once_it_knows_enough_and_the_one_before_it_ends_what_it_has() -> None:
+    bus = MemoryBus()
+    old, new, insight = Shared("p"), Shared("p"), SharedInsight()
+    first = Runtime("old", lambda: old, bus, Subjects("p"), insight=insight)
+    second = Runtime("new", lambda: new, bus, Subjects("p"), insight=SharedInsight())
+    await first.start()
+    starting = asyncio.create_task(second.start((0.0, 120.0)))
 
-        async def work(times: int) -> None:
-            for n in range(times):
-                bus.publish("p.work", encode(Word(str(n))))
-            await bus.flush()
+    async def work(times: int) -> None:
+        for n in range(times):
+            bus.publish("p.work", encode(Word(str(n))))
+        await bus.flush()
 
-        await until(lambda: len(second._open) == 1)  # the facts' inlet
-        await work(20)
-        await until(lambda: len(old.taken) == 20)
-        assert not starting.done()
-        bus.publish("p.facts", encode(Word("all there is")))
-        await starting
-        assert new.taken == []
-        stopping = asyncio.create_task(first.stop(120.0, succeeded=True))
-        await until(lambda: not first._shared)
-        await work(20)
-        await until(lambda: len(new.taken) == 20)
-        assert len(old.taken) == 20
-        assert old.ended == [], "it has not ended what it took"
-        insight.working = False
-        await stopping
-        assert old.ended == [Stopping(120.0, succeeded=True)]
-        await second.stop(1.0)
-
-    run(main())
+    await until(lambda: len(second._open) == 1)  # the facts' inlet
+    await work(20)
+    await until(lambda: len(old.taken) == 20)
+    assert not starting.done()
+    bus.publish("p.facts", encode(Word("all there is")))
+    await starting
+    assert new.taken == []
+    stopping = asyncio.create_task(first.stop(120.0, succeeded=True))
+    await until(lambda: not first._shared)
+    await work(20)
+    await until(lambda: len(new.taken) == 20)
+    assert len(old.taken) == 20
+    assert old.ended == [], "it has not ended what it took"
+    insight.working = False
+    await stopping
+    assert old.ended == [Stopping(120.0, succeeded=True)]
+    await second.stop(1.0)
 
 
-def test_a_successor_that_never_knows_enough_begins_in_the_end() -> None:
-    async def main() -> None:
-        bus = MemoryBus()
-        actor = Shared("p")
-        runtime = Runtime("new", lambda: actor, bus, Subjects("p"), insight=SharedInsight())
-        await runtime.start((0.0, 0.05))
-        bus.publish("p.work", encode(Word("at last")))
-        await until(lambda: actor.taken == ["at last"])
-        await runtime.stop(1.0)
-
-    run(main())
+async def test_a_successor_that_never_knows_enough_begins_in_the_end() -> None:
+    bus = MemoryBus()
+    actor = Shared("p")
+    runtime = Runtime("new", lambda: actor, bus, Subjects("p"), insight=SharedInsight())
+    await runtime.start((0.0, 0.05))
+    bus.publish("p.work", encode(Word("at last")))
+    await until(lambda: actor.taken == ["at last"])
+    await runtime.stop(1.0)
