@@ -25,12 +25,11 @@ def needs_of(
     """Of a message that was checked. app: its key in the view. objective_ms: the app's own. default_s: the limit of one with neither."""
     latency_ms = wish.latency_ms if wish.latency_ms is not None else objective_ms
     if latency_ms is None:
-        latency_s, deadline = INFINITE, now + default_s
+        latency_s, limit = INFINITE, INFINITE if wish.deadline is not None else now + default_s
     else:
         latency_s = latency_ms / 1000.0
-        deadline = now + latency_s
-    if wish.deadline is not None and wish.deadline < deadline:
-        deadline = wish.deadline
+        limit = now + latency_s
+    deadline = limit if wish.deadline is None else min(limit, wish.deadline)
     return Ask(
         app,
         items,

@@ -47,6 +47,24 @@ def test_every_need_survives_the_way_to_another_dispatcher() -> None:
     assert needs_again(query.route("d0", "", "infaas"), "app", query.head) == ask
 
 
+@pytest.mark.parametrize(
+    ("latency_ms", "objective_ms", "deadline", "after"),
+    [
+        (None, None, None, 30.0),  # the setting
+        (None, None, 1e9 + 3600.0, 3600.0),  # it is stated, so the setting says nothing
+        (None, None, 1e9 + 2.0, 2.0),
+        (250.0, None, 1e9 + 3600.0, 0.25),
+        (None, 500.0, 1e9 + 3600.0, 0.5),
+        (None, 500.0, 1e9 + 0.1, 0.1),
+    ],
+)
+def test_the_earlier_of_latency_and_deadline_counts_and_of_neither_the_setting(
+    latency_ms: float | None, objective_ms: float | None, deadline: float | None, after: float
+) -> None:
+    wish = QueryHead(latency_ms=latency_ms, deadline=deadline)
+    assert needs_of(wish, "app", 1, None, objective_ms, 1e9, 30.0).deadline - 1e9 == pytest.approx(after, abs=1e-6)
+
+
 # -- a plan
 
 
