@@ -64,16 +64,12 @@ def variant(
         accuracy=0.9,
         agreement=1.0,
         profile=Profile(
-            rows=rows,
-            load_ms=200.0,
-            memory_mb=memory_mb,
-            saturation_qps=saturation,
-            init_ms=None if host_mb is None else 110.0,
-            transfer_ms=None if host_mb is None else 90.0,
+            rows=rows, load_ms=200.0, memory_mb=memory_mb, saturation_qps=saturation,
+            init_ms=None if host_mb is None else 110.0, transfer_ms=None if host_mb is None else 90.0,
             host_mb=host_mb,
         ),
         signature=Signature(inputs=[], outputs=[]),
-    )
+    )  # fmt: skip
 
 
 class World:
@@ -242,15 +238,9 @@ class World:
                 )
             )
         report = ExecutorReport(
-            worker="w1",
-            device=device or self.device,
-            incarnation=self.executor,
-            at=self.now,
-            seconds=0.5,
-            samples=samples,
-            memory_mb=50.0,
-            cpu_s=cpu_s,
-        )
+            worker="w1", device=device or self.device, incarnation=self.executor, at=self.now, seconds=0.5,
+            samples=samples, memory_mb=50.0, cpu_s=cpu_s,
+        )  # fmt: skip
         self.tell(report)
 
     # -- shorthands

@@ -58,15 +58,9 @@ class PipelineFleet(CloudFleet):
     ) -> None:
         """The registrar writes the pipeline's record. None: no plan is deployed any more; ended: why a change has ended it."""
         record = AppRecord(
-            app=name,
-            links={},
-            signature=SIGNATURE,
-            latency_ms=200.0,
-            pipeline=pipeline,
-            plan=deployed,
-            plan_ended=ended,
-            slo_target=slo_target,
-        )
+            app=name, links={}, signature=SIGNATURE, latency_ms=200.0, pipeline=pipeline, plan=deployed,
+            plan_ended=ended, slo_target=slo_target,
+        )  # fmt: skip
         self.records = [one for one in self.records if key_of(one) != key_of(record)]
         self.register(record)
 

@@ -8,7 +8,7 @@ import pytest
 from bus.messages.fleet import ExecutorExited
 from services.core.actor import NOTHING, Effect
 from services.dispatcher.inflight import MOST_LOST, TOLD, InFlight, Retries
-from tests.support.simulated.fleet import Fleet
+from tests.support.simulated.fleet import Fleet, refused
 
 GOOD = [f"good{n}" for n in range(11)]
 
@@ -21,7 +21,7 @@ def warm(**options: Any) -> Fleet:
 
 
 def in_flight(fleet: Fleet) -> InFlight:
-    return fleet.stage.members["d0"].actor.in_flight  # type: ignore[attr-defined,no-any-return]
+    return fleet.dispatcher().in_flight
 
 
 def ask_behind_poison(fleet: Fleet) -> str:
@@ -85,7 +85,7 @@ def test_the_second_end_refuses_the_suspect_and_spares_those_behind_it() -> None
         [reply] = fleet.replies(label)
         assert reply["missed"] == []
     [reply] = fleet.replies("poison")
-    assert reply["error"]["code"] == "model_error"
+    refused(reply, "model_error")
 
 
 @pytest.mark.parametrize("told", [True, False])
@@ -127,7 +127,7 @@ def test_an_executor_that_ends_each_time_with_nothing_computed_is_not_fed_for_ev
             fleet.stage.run(0.05)
             fleet.start_executor("w0")
     [reply] = fleet.replies("late-poison")
-    assert reply["error"]["code"] == "model_error"
+    refused(reply, "model_error")
     assert ends <= MOST_LOST + 2
 
 
