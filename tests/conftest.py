@@ -1,5 +1,6 @@
 """Fixtures that every test may ask for, how tests are spread over processes, and two options with which `.ci/run` runs nothing twice."""
 
+import inspect
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.servers.nats import nats_server, nats_url, prefix
+from tests.support.servers.nats import nats_server, nats_url, prefix, run
 from tests.support.servers.postgres import database_dsn, empty_database, empty_dsn, postgres, reader_dsn, superuser_dsn
 from tests.support.servers.system import system
 
@@ -55,6 +56,15 @@ settings.register_profile("explore", deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 DURATIONS = Path(__file__).with_name("durations.json")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine runs to its end on a loop of its own, the one of `run`."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}))
+    return True
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -45,6 +45,7 @@ from services.registrar.commands import (
     TakeOverRegistration,
 )
 from services.registrar.status import OVER
+from tests.support.data import events
 from tests.support.data.heartbeats import beat, device
 
 SUBJECTS = Subjects("t")
@@ -63,21 +64,14 @@ PROFILE = Profile(
 )
 
 
-def variant_record(variant: str = "mlp-v1-ort-fp32-t1-b8", **changes: Any) -> VariantRecord:
-    record = VariantRecord(
-        variant=variant, model="mlp", version="1", framework="ort", precision="fp32", threads=1, max_batch=8,
-        hardware="cpu", artifact="aa", format="onnx", accuracy=0.9, agreement=1.0, profile=PROFILE,
-        signature=SIGNATURE,
-    )  # fmt: skip
-    return replace(record, **changes)
+def variant_record(variant: str = events.VARIANT, **changes: Any) -> VariantRecord:
+    given = {"max_batch": 8, "artifact": "aa", "accuracy": 0.9, "profile": PROFILE, "signature": SIGNATURE}
+    return events.variant_record(variant=variant, **(given | changes))
 
 
 def model_record(model: str = "mlp", version: str = "1", **changes: Any) -> ModelRecord:
-    record = ModelRecord(
-        model=model, version=version, task=None, metric="top1", format="onnx", source="aa", validation="bb",
-        signature=SIGNATURE, created=1.0, registration="r0",
-    )  # fmt: skip
-    return replace(record, **changes)
+    given = {"source": "aa", "validation": "bb", "signature": SIGNATURE, "created": 1.0, "registration": "r0"}
+    return events.model_record(model=model, version=version, **(given | changes))
 
 
 def app_record(app: str = "digits", **changes: Any) -> AppRecord:
