@@ -266,7 +266,7 @@ class Fleet:
         self.stage.kill(f"{worker}/{self.kind}")
         self.stage.kill(worker)
 
-    def load(
+    def order(
         self,
         record: VariantRecord,
         worker: str = "w0",

@@ -84,6 +84,10 @@ class PipelineFleet(CloudFleet):
     def replicas(self) -> dict[str, int]:
         return {"a": self.needed(FIRST), "b": self.needed(SECOND)}
 
+    def replicas_after(self, seconds: float) -> dict[str, int]:
+        self.stage.run(seconds)
+        return self.replicas
+
     def events(self, action: str = "") -> list[PipelineEvent]:
         found = [event for what, event in self.stage.records if what == "pipeline"]
         return [event for event in found if action in ("", event.action)]

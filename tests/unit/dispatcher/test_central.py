@@ -57,7 +57,7 @@ def test_the_last_planned_instance_dies_and_others_serve_what_waits() -> None:
     fleet = Staged(ONE, workers=2)
     other = variant("a-v1-ort-fp32-t2-b8", model="a", threads=2)
     fleet.add(other)
-    fleet.load(other, "w1", app="a", seconds=2.0)
+    fleet.order(other, "w1", app="a", seconds=2.0)
     fleet.change("p", plan=planned(batch=1, name=other.variant), latency_ms=20_000.0)
     fleet.devices["w1"].slow = 20.0
     labels = [fleet.ask("p") for _ in range(20)]

@@ -22,7 +22,7 @@ class WithDefault(Fleet):
         super().__init__(*(variants or (variant(),)), **options)
         self.change(default_output=7, latency_ms=SLO_MS)
         for record in (variants or (variant(),)) if loaded else ():
-            self.load(record)
+            self.order(record)
         self.stage.run(1.0)
         self.devices["w0"].slow = slow
 

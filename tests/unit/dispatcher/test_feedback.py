@@ -41,13 +41,6 @@ def test_inputs_are_kept_as_their_digest() -> None:
     assert len(digests[0] or "") == 32
 
 
-def test_what_comes_again_with_the_same_key_is_kept_once() -> None:
-    system = Dispatchers()
-    replies = [system.tell("plain", id="q", retry_key=b"k" * 16) for _ in range(3)]
-    assert [system.answer(reply) for reply in replies] == ["accepted"] * 3
-    assert len(system.events(FeedbackEvent)) == 1
-
-
 @pytest.mark.parametrize(
     ("fields", "code", "word"),
     [
@@ -266,24 +259,6 @@ def test_inputs_that_nobody_remembers_are_evaluated_again_once(dispatchers: int)
     assert all(event.reevaluated for event in events)
     assert len(learnt(fleet, "feedback")) == 1
     assert (report(fleet, inputs=INPUTS_OF_THE_FLEET, label=1), len(learnt(fleet))) == ({"accepted": True}, 6)
-
-
-def test_feedback_that_is_sent_again_after_all_dispatchers_have_gone_counts_once() -> None:
-    """Only the bucket is left: it knows the feedback again, by its key and by its query."""
-    fleet = shapes()
-    _, reply = fleet.one(fleet.ask())
-    told = {"query": reply["query"], "inputs": INPUTS_OF_THE_FLEET, "label": 1, "retry_key": b"k" * 16}
-    assert report(fleet, **told) == {"accepted": True}
-    before = learnt(fleet)
-    assert len(before) == 3
-    fleet.stage.kill("d0")
-    fleet.start_dispatcher("later")
-    fleet.stage.run(1.0)
-    assert (report(fleet, **told), learnt(fleet)) == ({"accepted": True}, before)
-    assert report(fleet, **{**told, "retry_key": b"l" * 16}) == {"accepted": True}
-    assert learnt(fleet) == before, "an item of a query teaches once"
-    assert report(fleet, inputs=INPUTS_OF_THE_FLEET, label=1, retry_key=b"m" * 16) == {"accepted": True}
-    assert len(learnt(fleet)) == 6, "inputs alone name no query"
 
 
 @pytest.mark.parametrize("policy", ["exp3", "exp4"])

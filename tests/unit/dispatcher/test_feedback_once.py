@@ -114,12 +114,15 @@ def test_feedback_to_an_app_without_a_policy_is_kept_once(told: dict[str, Any]) 
     assert (system.answer(system.tell("plain", **told)), kept(system)) == ("accepted", 1)
 
 
-def test_two_words_about_one_query_are_both_kept_and_each_once() -> None:
+@pytest.mark.parametrize("keys", [False, True])
+def test_of_two_words_about_one_query_the_first_teaches_and_both_are_kept_each_once(keys: bool) -> None:
     system = Dispatchers()
     query = system.predicted()
     for label in (0, 1, 0, 1):
-        assert system.answer(system.tell(query=query, label=label)) == "accepted"
+        told = {"query": query, "label": label} | ({"retry_key": bytes([label]) * 16} if keys else {})
+        assert system.answer(system.tell(**told)) == "accepted"
     assert system.taught() == 1
+    assert system.rows()["good"]["weight"] > 0.5
     assert [event.label for event in system.events(FeedbackEvent)] == ["0", "1"]
 
 

@@ -36,7 +36,7 @@ class Several(Fleet):
         super().__init__(*variants, **options)
         self.change(selection=selection or Ensemble(policy="majority"), latency_ms=SLO_MS)
         for record in variants:
-            self.load(record)
+            self.order(record)
         self.stage.run(2.0)
 
     def one(self, label: str, seconds: float = 5.0) -> tuple[float, dict[str, Any]]:
@@ -285,7 +285,7 @@ def test_an_executor_that_dies_costs_no_answer() -> None:
     fleet = Several(workers=2)
     fleet.change(latency_ms=10_000.0)
     for record in members(*MODELS):
-        fleet.load(record, "w1")
+        fleet.order(record, "w1")
     fleet.stage.run(2.0)
     for device in fleet.devices.values():
         device.slow = 100.0

@@ -43,16 +43,6 @@ def test_all_who_send_the_same_at_once_are_answered() -> None:
     assert (system.taught(), len(system.events(FeedbackEvent))) == (1, 1)
 
 
-def test_of_two_words_about_one_answer_the_first_teaches_and_both_are_kept() -> None:
-    system = Dispatchers()
-    query = system.predicted()
-    replies = [system.tell(query=query, label=label, retry_key=bytes([label]) * 16) for label in (0, 1)]
-    assert [system.answer(reply) for reply in replies] == ["accepted"] * 2
-    assert system.taught() == 1
-    assert [event.label for event in system.events(FeedbackEvent)] == ["0", "1"]
-    assert system.rows()["good"]["weight"] > 0.5
-
-
 def test_it_is_not_accepted_before_it_is_durable() -> None:
     """Trap 15: neither before the weights are stored, nor before the rows are on disk."""
     system = Dispatchers()

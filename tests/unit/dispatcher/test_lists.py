@@ -136,7 +136,7 @@ def pipelines(record: AppRecord, *, loaded: int = 0, **ask: str) -> list[dict[st
     fleet = Fleet(VARIANT)
     fleet.stage.send("d0", Changed("infaas-catalog", key_of(record), encode(record)))
     if loaded:
-        fleet.load(VARIANT, at_least=loaded, app=None)
+        fleet.order(VARIANT, at_least=loaded, app=None)
     fleet.stage.run(2.0)
     fleet.stage.publish(fleet.subjects.list("pipelines"), ListRequest(**ask), "_INBOX.test.listing")
     fleet.stage.run(0.1)

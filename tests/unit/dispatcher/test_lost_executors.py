@@ -69,25 +69,6 @@ def test_they_wait_for_their_executor_and_count_no_crash_and_the_suspect_comes_l
     assert [label for batch in batches for label in batch] == [*GOOD[::-1], "poison"]
 
 
-def test_the_second_end_refuses_the_suspect_and_spares_those_behind_it() -> None:
-    fleet = warm()
-    ask_behind_poison(fleet)
-    fleet.devices["w0"].poison = {"poison"}
-    for _ in range(400):
-        device = fleet.devices["w0"]
-        device.poison = {"poison"}
-        fleet.stage.run(0.001)
-        if device.batches and device.batches[-1] == ["poison"]:
-            fleet.end_executor("w0", fleet.running("w0"))
-            fleet.stage.run(0.05)
-            fleet.start_executor("w0")
-    for label in GOOD:
-        [reply] = fleet.replies(label)
-        assert reply["missed"] == []
-    [reply] = fleet.replies("poison")
-    refused(reply, "model_error")
-
-
 @pytest.mark.parametrize("told", [True, False])
 def test_an_undelivered_query_waits_for_word_of_what_ran(told: bool) -> None:
     """The connection of an executor ends before its supervisor sees it end: what runs stays with it until then, or until `TOLD`."""

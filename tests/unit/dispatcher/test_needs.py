@@ -246,7 +246,7 @@ def three_members(policy: str = "weighted") -> Staged:
     for model, accuracy in (("c", 0.95), ("e", 0.6)):
         more = variant(f"{model}-v1-ort-fp32-t1-b8", model=model, accuracy=accuracy)
         fleet.add(*(one for one in catalogue(more, app=model)))
-        fleet.load(more, app="a")
+        fleet.order(more, app="a")
     fleet.change("a", links=dict.fromkeys("ace", "1"), selection=Ensemble(policy=policy))
     fleet.devices["w0"].wide = dict.fromkeys("ace", 2)
     fleet.stage.run(2.0)

@@ -61,7 +61,7 @@ class World:
     def load(self, *records: Any, app: str = "a") -> None:
         for name in self.fleet.devices:
             for record in records:
-                self.fleet.load(record, name, app=app)
+                self.fleet.order(record, name, app=app)
         self.fleet.stage.run(2.0)
 
     def inputs(self) -> Tensor:

@@ -23,7 +23,7 @@ def serving(workers: int, record: VariantRecord = SLOW, dispatchers: int = 1, di
     fleet = Fleet(record, workers=workers, dispatchers=dispatchers, policy=InfaasPolicy(dispatch=dispatch))
     fleet.stage.listen(fleet.subjects.worker_heartbeat())
     for n in range(workers):
-        fleet.load(record, f"w{n}")
+        fleet.order(record, f"w{n}")
     fleet.stage.run(1.0)
     return fleet
 

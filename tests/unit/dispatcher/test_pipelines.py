@@ -87,7 +87,7 @@ class Staged(Fleet):
         for worker, device in self.devices.items():
             device.wide = dict.fromkeys(names, 2)
             for name in names if load else ():
-                self.load(made[name], worker, app=name)
+                self.order(made[name], worker, app=name)
         self.stage.run(2.0)
 
     def one(self, label: str, seconds: float = 5.0) -> dict[str, Any]:
@@ -148,16 +148,6 @@ def test_the_refusal_of_a_stage_ends_the_query_and_names_it() -> None:
     reply = fleet.one(fleet.ask("p"))
     assert refused(reply, "unsatisfiable")["message"].startswith("vertex dear: ")
     assert fleet.query().cost > 0, "what the first stage cost"
-
-
-def test_a_model_that_kills_its_executor_costs_only_its_own_query() -> None:
-    fleet = Staged(CASCADE, workers=2)
-    for device in fleet.devices.values():
-        device.says = {"cheap": 1.0}
-    labels = [fleet.ask("p") for _ in range(5)]
-    fleet.stage.run(0.004)
-    fleet.stage.kill("w0/cpu")
-    fleet.each(labels, 5.0)
 
 
 @pytest.mark.parametrize("needs", [{"model": "cheap"}, {"items": 2}])

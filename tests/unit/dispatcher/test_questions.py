@@ -24,7 +24,7 @@ from tests.unit.dispatcher.test_pipelines import CASCADE, ONE, SLO_MS, Staged, p
 
 def test_lists_say_what_is_reclaimable() -> None:
     fleet = Fleet(variant(), workers=1)
-    fleet.load(variant(), at_least=2, app=None, seconds=1.0)
+    fleet.order(variant(), at_least=2, app=None, seconds=1.0)
     fleet.stage.publish(fleet.subjects.worker("w0", "release"), Release(variant=NAME, keep=1, reclaim=True))
     fleet.stage.run(1.0)
     [item] = said(fleet, fleet.subjects.list("variants"), ListRequest())["items"]
@@ -53,7 +53,7 @@ def test_a_variant_that_no_cpu_there_is_for_is_said_to_be_one() -> None:
     int8 = variant("m-v1-ort-int8-t1-b8", precision="int8", arithmetic="exact", base_ms=0.5)
     for arithmetic, why in (("saturating", "was measured on a CPU with exact sums"), ("exact", "not loaded")):
         fleet = Fleet(variant(), int8, arithmetic=arithmetic)
-        fleet.load(variant(), seconds=2.0)
+        fleet.order(variant(), seconds=2.0)
         found = said(fleet, fleet.subjects.explain("app"), Requirements())
         [one] = [one for one in found["candidates"] if one["variant"] == int8.variant]
         assert why in one["why_not"]
@@ -106,7 +106,7 @@ def test_where_nobody_can_load_it_lists_and_explanations_say_so_until_it_is_rele
 
 def test_what_is_too_slow_only_with_the_way_to_it_is_said_to_be() -> None:
     fleet = Fleet(variant(), workers=1)
-    fleet.load(variant(), app=None, seconds=1.0)
+    fleet.order(variant(), app=None, seconds=1.0)
     alone = variant().profile.rows[0].p50_ms
     found = said(fleet, fleet.subjects.explain("app"), Requirements(latency_ms=alone + 0.1))
     assert found["refusal"]["code"] == "unsatisfiable"
@@ -117,7 +117,7 @@ def test_what_is_too_slow_only_with_the_way_to_it_is_said_to_be() -> None:
 def full(policy: SelectionPolicy) -> Fleet:
     """Two variants. One has two instances, which are full of queries; the other one is loaded nowhere."""
     fleet = Fleet(variant(), variant("n-v1-ort-fp32-t1-b8", model="n", load_ms=900.0), workers=1, policy=policy)
-    fleet.load(variant(), at_least=2, seconds=1.0)
+    fleet.order(variant(), at_least=2, seconds=1.0)
     for _ in range(500):
         fleet.ask(priority=5, latency_ms=5000.0)
     fleet.stage.run(0.01)
@@ -161,7 +161,7 @@ def answering_together(**fields: Any) -> Fleet:
     after = replace(app, selection=Ensemble(**fields))
     fleet.stage.send("d0", Changed("infaas-catalog", key_of(after), encode(after)))
     for record in THREE:
-        fleet.load(record)
+        fleet.order(record)
     fleet.stage.run(2.0)
     return fleet
 

@@ -14,7 +14,7 @@ def fleet_of(workers: int) -> Fleet:
     """Workers with an instance each."""
     fleet = Fleet(workers=workers)
     for worker in fleet.devices:
-        fleet.load(fleet.records[0], worker)
+        fleet.order(fleet.records[0], worker)
     fleet.stage.run(2.0)
     return fleet
 

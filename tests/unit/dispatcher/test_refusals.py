@@ -102,7 +102,7 @@ def test_a_limit_below_what_a_pipeline_may_cost_is_unsatisfiable(
     nowhere = variant("a-v1-ort-fp32-gpu-b8", model="a", accuracy=0.97, hardware="gpu", price_per_s=1e-9)
     fleet.add(good, faster, nowhere)
     fleet.change("a", links={"a": "1"})
-    fleet.load(good, app="a", seconds=1.0)
+    fleet.order(good, app="a", seconds=1.0)
     fleet.devices["w0"].late, fleet.devices["w0"].says = {"a": 1.15}, {"a": 1.0}
     for accuracy, first in ((0.5, "a-v1-ort-fp32-t1-b8"), (0.95, good.variant)):
         reply = fleet.reply(fleet.ask("p", cost=1e-9, accuracy=accuracy, latency_ms=latency_ms), 1.0)

@@ -278,14 +278,6 @@ def test_a_runner_of_offline_jobs_is_not_waited_for() -> None:
     assert not others
 
 
-def test_without_the_mark_nobody_is_asked() -> None:
-    fleet = ready()
-    fleet.stage.listen(fleet.subjects.resent())
-    send(fleet, "d0")
-    fleet.stage.run(1.0)
-    assert not sought(fleet)
-
-
 def test_what_a_busy_dispatcher_reads_a_little_late_is_sought_nowhere() -> None:
     """No client has sent it again so soon, and asking all for each query would make a busy machine busier."""
     fleet = ready()
