@@ -72,7 +72,6 @@ def test_a_job_that_cannot_be_is_refused_by_field(ask: dict[str, object], code: 
     fields = {"input": "file:///a.npy", "output": "file:///b.npy"} | ask
     app = str(fields.pop("app", "app"))
     error = policy().error(app, SubmitJob(**fields))  # type: ignore[arg-type]
-    assert error is not None
     assert error.code == code
     assert says in error.message
 
@@ -82,7 +81,6 @@ def test_a_job_of_a_pipeline_is_refused_with_the_remedy() -> None:
     record = AppRecord(app="twice", links={}, pipeline=PipelineRecord(vertices=[]))
     found.apply(key_of(record), encode(record))
     error = JobPolicy(found, "infaas", PRICES, JobsSettings(), simulated=False).error("twice", job(accuracy=0.1))
-    assert error is not None
     assert error.code == "bad_request"
     assert (
         error.message == "app: twice is a pipeline: offline jobs run one model; submit them to the apps of its stages"
@@ -91,7 +89,6 @@ def test_a_job_of_a_pipeline_is_refused_with_the_remedy() -> None:
 
 def test_the_closest_is_named_when_the_accuracy_is_too_high() -> None:
     error = policy(LARGE, SMALL).error("app", job(accuracy=0.95))
-    assert error is not None
     assert error.closest
     assert (error.closest.variant, error.closest.accuracy) == ("large", 0.9)
     assert policy(LARGE).error("app", job(accuracy=0.9)) is None

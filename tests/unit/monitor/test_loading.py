@@ -44,12 +44,8 @@ def test_a_load_is_ordered_followed_and_told() -> None:
     ]
     [event] = world.of(ScalingEvent)
     assert (event.scaler, event.action, event.count, event.app, event.variant) == (
-        "dispatcher",
-        "load",
-        1,
-        "faces",
-        "v",
-    )
+        "dispatcher", "load", 1, "faces", "v",
+    )  # fmt: skip
 
 
 def test_both_replies_can_be_read_as_one() -> None:
@@ -106,8 +102,7 @@ def test_the_least_recently_used_makes_room_and_is_gone_before_the_load_begins()
     assert world.states() == {old: "Unloading", young: "Active", "new.w1-1": "Loading"}
     orders = [message for _, message in world.published if isinstance(message, LoadInstance | UnloadInstance)]
     assert orders == [UnloadInstance(instance=old)], "no memory for the new one until the old one is gone"
-    world.obey()
-    world.obey()
+    world.obey(times=2)
     assert world.states() == {young: "Active", "new.w1-1": "Active"}
     [evicted] = [event for event in world.of(ScalingEvent) if event.action == "evict"]
     assert (evicted.scaler, evicted.variant, evicted.reason) == (
@@ -312,7 +307,6 @@ def test_an_order_of_a_leader_that_has_been_replaced_is_refused(order: str) -> N
     }[order]
     ask(world, Release(variant="none", epoch=5))
     reply = ask(world, late)
-    assert isinstance(reply, LoadRefused)
     assert reply.reason == "the order is of epoch 4, and a later leader has spoken in epoch 5"
     assert world.states() == {instance: "Active"}
     assert not world.beat.draining
@@ -389,7 +383,7 @@ def test_what_is_quarantined_is_written_down_until_it_is() -> None:
     world = World()
     fail(world, 2)
     world.ensure(variant())
-    [order] = [m for _, m in world.published if isinstance(m, LoadInstance)]
+    [order] = world.said(LoadInstance)
     kept: list[KeepQuarantine] = []
 
     def effects(message: object) -> None:
