@@ -28,9 +28,7 @@ def test_looks_up_what_was_put() -> None:
     assert catalog.variant(variant.variant) == variant
     assert catalog.variants_of("digits") == (variant,)
     assert catalog.apps_linking("mlp") == {"digits"}
-    assert list(catalog.apps) == [app]
-    assert list(catalog.models) == [model]
-    assert list(catalog.variants) == [variant]
+    assert (list(catalog.apps), list(catalog.models), list(catalog.variants)) == ([app], [model], [variant])
 
 
 def test_an_app_without_a_target_has_that_of_the_settings() -> None:
@@ -79,7 +77,6 @@ def test_a_switch_of_version_shows_the_other_variants() -> None:
 def test_the_latest_version_is_the_one_registered_last() -> None:
     catalog = catalog_of(model_record(version="10", created=5.0), model_record(version="9", created=6.0))
     latest = catalog.model("mlp")
-    assert latest is not None
     assert latest.version == "9"
     assert sorted(catalog.versions("mlp")) == ["10", "9"]
 

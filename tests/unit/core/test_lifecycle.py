@@ -80,15 +80,9 @@ def test_reasons_give_the_figures() -> None:
 
 
 observations = st.builds(
-    Observed,
-    load=st.floats(0, 1e5),
-    saturation=st.floats(0, 1e5),
-    backlog_s=st.floats(0, 100),
-    latency_s=st.floats(0, 10),
-    profiled_s=st.floats(0, 10),
-    items=st.integers(0, 1000),
-    slo_s=st.floats(0, 30),
-)
+    Observed, load=st.floats(0, 1e5), saturation=st.floats(0, 1e5), backlog_s=st.floats(0, 100),
+    latency_s=st.floats(0, 10), profiled_s=st.floats(0, 10), items=st.integers(0, 1000), slo_s=st.floats(0, 30),
+)  # fmt: skip
 
 
 @given(st.sampled_from(sorted(SERVING)), observations)
