@@ -28,7 +28,7 @@ def test_passes():
 @pytest.mark.xfail(raises=ZeroDivisionError, strict=True)
 async def test_a_coroutine_runs_to_its_end_with_what_it_asks_for(tmp_path: Path) -> None:
     await asyncio.sleep(0)
-    assert tmp_path.exists()
+    assert tmp_path.name
     raise ZeroDivisionError
 
 
