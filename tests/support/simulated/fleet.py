@@ -328,8 +328,9 @@ class Fleet:
     def reply(self, label: str, seconds: float = 0.0) -> dict[str, Any]:
         """The one reply to a query, after so much more time."""
         self.stage.run(seconds)
-        [one] = self.replies(label)
-        return one
+        found = self.replies(label)
+        assert len(found) == 1, (label, found)
+        return found[0]
 
     def timed(self, label: str, seconds: float = 5.0) -> tuple[float, dict[str, Any]]:
         """(seconds after now, the one reply)"""

@@ -43,9 +43,7 @@ def test_what_waited_behind_the_batch_is_dispatched_at_once_to_another_worker_in
     fleet.end_executor(home, fleet.running(home))
     fleet.stage.run(0.2)  # the dead one is not back: the other one loads the model
     other = fleet.devices["w1" if home == "w0" else "w0"]
-    for label in GOOD:
-        [reply] = fleet.replies(label)
-        assert reply["batch"] > 1, "they are not tried one by one"
+    assert all(reply["batch"] > 1 for reply in fleet.each(GOOD)), "they are not tried one by one"
     assert [label for batch in other.batches for label in batch if label in GOOD] == GOOD[::-1], "by their deadlines"
 
 
@@ -59,11 +57,7 @@ def test_they_wait_for_their_executor_and_count_no_crash_and_the_suspect_comes_l
     assert [(query.head.id, query.crashes) for query in flight.retries] == [("poison", 1)]
     fleet.stage.run(0.1)
     fleet.start_executor("w0")
-    fleet.stage.run(0.7)
-    for label in GOOD:
-        [reply] = fleet.replies(label)
-        assert reply["batch"] > 1
-        assert reply["missed"] == []
+    assert all(reply["batch"] > 1 and reply["missed"] == [] for reply in fleet.each(GOOD, 0.7))
     batches = fleet.devices["w0"].batches
     assert batches[-1] == ["poison"], "alone, after all others"
     assert [label for batch in batches for label in batch] == [*GOOD[::-1], "poison"]
@@ -127,9 +121,7 @@ def test_suspects_that_wait_for_their_executor_are_tried_one_at_a_time() -> None
     for _ in range(200):
         fleet.stage.run(0.0005)
         assert len(flight.dispatched) <= 1
-    for label in GOOD[:3]:
-        [reply] = fleet.replies(label)
-        assert reply["batch"] == 1
+    assert [reply["batch"] for reply in fleet.each(GOOD[:3])] == [1] * 3
 
 
 def test_those_behind_a_batch_go_first_the_most_urgent_one_before_all_and_its_suspects_last_as_they_came() -> None:

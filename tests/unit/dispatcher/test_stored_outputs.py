@@ -38,11 +38,8 @@ def test_a_hung_object_store_refuses_what_goes_there_and_holds_nothing_else() ->
     [instance] = {query.instance for query in flight.dispatched.values()}
     assert (instance.own, instance.others, instance.idle) == (0, 0, True)
     assert fleet.reply(fleet.ask(latency_ms=20.0), 0.1)["missed"] == []
-    fleet.stage.run(DEADLINE_MS / 1000.0 - 1.1 + SILENT)
-    for label in large:
-        [refusal] = fleet.replies(label)
-        refused(refusal, "deadline")
-        assert refusal["error"]["message"].startswith(NOT_STORED)
+    for reply in fleet.each(large, DEADLINE_MS / 1000.0 - 1.1 + SILENT):
+        assert refused(reply, "deadline")["message"].startswith(NOT_STORED)
     fleet.stage.run(1.0)
     assert (len(flight), flight.storing) == (0, set())
     assert (instance.own, instance.others, sum(instance.levels)) == (0, 0, 0)
