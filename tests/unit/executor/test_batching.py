@@ -379,17 +379,14 @@ def test_the_line_is_that_of_the_99th_percentile() -> None:
         (BatchingRule(policy="aimd", slo_ms=float("inf")), "slo_ms: must be above 0"),
         (BatchingRule(policy="aimd", wait_ms=2.0), "wait_ms: aimd does not read it; leave it out, or use delayed"),
         (BatchingRule(policy="edf", slo_ms=2.0), "slo_ms: edf does not read it; leave it out, or use aimd or quantile"),
-        (
-            BatchingRule(policy="aimd", quantum_ms=2.0),
-            "quantum_ms: aimd does not read it; leave it out, or use threshold",
-        ),
+        (BatchingRule(policy="aimd", quantum_ms=2.0), "quantum_ms: aimd does not read it; leave it out, or use threshold"),
         (BatchingRule(policy="threshold", quantum_ms=0.0), "quantum_ms: must be from 0.5 to 10000"),
         (BatchingRule(policy="threshold", quantum_ms=float("nan")), "quantum_ms: must be from 0.5 to 10000"),
         (BatchingRule(policy="threshold", wait_ms=2.0), "wait_ms: threshold does not read it"),
         (BatchingRule(policy="edf", contexts=0), "contexts: must be from 1 to 64"),
         (BatchingRule(policy="aimd", contexts=10**6), "contexts: must be from 1 to 64"),
     ],
-)
+)  # fmt: skip
 def test_what_is_wrong_with_a_rule_is_said(rule: BatchingRule, text: str) -> None:
     [wrong] = rule_errors(rule)
     assert wrong.startswith(text)

@@ -56,18 +56,14 @@ def test_eligible_is_what_meets_accuracy_model_and_variant() -> None:
         ({"model": "nothing"}, "unknown_model", "model: app has no model 'nothing', only m, n"),
         ({"variant": "nothing"}, "bad_request", "variant: app has no variant 'nothing'"),
         ({"variant": "small", "model": "n"}, "bad_request", "variant: "),
-        (
-            {"accuracy": 0.95, "model": "n"},
-            "unsatisfiable",
-            "accuracy: no variant reaches 0.95, the most accurate one has 0.8",
-        ),
+        ({"accuracy": 0.95, "model": "n"}, "unsatisfiable", "accuracy: no variant reaches 0.95, the most accurate one has 0.8"),
         ({"accuracy": -1.0}, "bad_request", "`accuracy`"),
         ({"input": "file:///a.csv"}, "bad_request", "input: "),
         ({"output": "gopher://x/a.npy"}, "bad_request", "output: "),
         ({"output": "file:///a.npy"}, "bad_request", "output: it is the input itself"),
         ({"job": "a b"}, "bad_request", "job"),
     ],
-)
+)  # fmt: skip
 def test_a_job_that_cannot_be_is_refused_by_field(ask: dict[str, object], code: str, says: str) -> None:
     fields = {"input": "file:///a.npy", "output": "file:///b.npy"} | ask
     app = str(fields.pop("app", "app"))

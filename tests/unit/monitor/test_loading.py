@@ -73,17 +73,13 @@ def test_orders_are_idempotent() -> None:
 @pytest.mark.parametrize(
     ("record", "at_least", "reason"),
     [
-        (
-            variant(memory_mb=900.0),
-            1,
-            "v needs 900 MB, cpu sets 800 MB aside: use a larger device or raise monitor.memory_share",
-        ),
+        (variant(memory_mb=900.0), 1, "v needs 900 MB, cpu sets 800 MB aside: use a larger device or raise monitor.memory_share"),
         (variant(threads=4), 1, "v needs 4 threads, cpu has 2 cores"),
         (msgspec.structs.replace(variant(), hardware="gpu"), 1, "v needs a device of kind gpu, cpu is of kind cpu"),
         (variant(memory_mb=300.0), 3, "v needs 300 MB; instances in use take 600 of the 800 MB that cpu sets aside"),
         (variant(), 1000, "at_least is 1000; one worker takes at most 256 instances of a variant"),
     ],
-)
+)  # fmt: skip
 def test_refusals_say_why(record: object, at_least: int, reason: str) -> None:
     world = World()
     refused = LoadRefused(worker="w1", variant="v", reason=reason, lasting=at_least == 1)

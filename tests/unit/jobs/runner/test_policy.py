@@ -62,13 +62,10 @@ def test_how_much_slower_online_batches_may_be_is_set(settings: dict[str, float]
         (beat(instance(state="Overloaded")), "v is Overloaded"),
         (beat(instance(state="Interfered")), "v is Interfered"),
         (beat(instance(app_states={"app": "Interfered"})), "v is Interfered"),
-        (
-            beat(instance(load=1.0, latency_ms=5.0, mean_batch=1.0)),
-            "v takes 5 ms a batch, its profile says 2.5 ms",
-        ),
+        (beat(instance(load=1.0, latency_ms=5.0, mean_batch=1.0)), "v takes 5 ms a batch, its profile says 2.5 ms"),
         (beat(instance(), instance(variant="x", state="Overloaded")), "x is Overloaded"),
     ],
-)
+)  # fmt: skip
 def test_a_busy_worker_takes_none_and_says_why(heard: WorkerHeartbeat | None, says: str) -> None:
     assert why(heard).startswith(says)
 
