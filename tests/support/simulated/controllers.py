@@ -29,7 +29,6 @@ from services.autoscaler.vms.commands import (
 )
 from services.autoscaler.vms.rules import FleetLimits, PricedKind
 from services.core.actor import Changed, Synced
-from services.core.catalog import key_of as catalog_key
 from services.core.cost import price_per_hour
 from services.core.pipelines.kept import replicas_key
 from services.core.placement import Device
@@ -39,6 +38,7 @@ from services.core.settings import AutoscalerSettings, MachineSettings
 from services.monitor.actor import MonitorActor
 from services.monitor.effects import MachineSample
 from services.simulation.edges import plans_for
+from tests.support.data.events import change_of
 from tests.support.simulated.fleet import PRICES, Fleet, variant
 
 CPU = Device(name="cpu", kind="cpu", cores=2, memory_mb=4000.0)
@@ -107,9 +107,7 @@ class CloudFleet(Fleet):
             actor,
             lambda _: (0.0, MachineSample(utilisation=self.used_on.get(worker, self.used), memory_used_mb=500.0)),
         )
-        for record in self.records:
-            self.stage.send(worker, Changed("infaas-catalog", catalog_key(record), encode(record)))
-        self.stage.send(worker, Synced("infaas-catalog"))
+        self.follow(worker)
         self.start_executor(worker)
 
     def register(self, *records: Any) -> None:
@@ -118,14 +116,12 @@ class CloudFleet(Fleet):
         for name in list(self.stage.members):
             if "/" not in name:
                 for record in records:
-                    self.stage.send(name, Changed("infaas-catalog", catalog_key(record), encode(record)))
+                    self.stage.send(name, change_of(record))
 
     def start_controller(self, name: str) -> None:
         actor = Controller(f"vm-{name}", self.subjects, self.limits, traits=self.traits, autoscaler=self.autoscaler)
         self.stage.enter(name, actor, lambda command: self._edge(name, command))
-        for record in self.records:
-            self.stage.send(name, Changed("infaas-catalog", catalog_key(record), encode(record)))
-        self.stage.send(name, Synced("infaas-catalog"))
+        self.follow(name)
         for key, value in self.bucket.items():
             self.stage.send(name, Changed(BUCKET, key, value))
         self.stage.send(name, Synced(BUCKET))

@@ -15,8 +15,7 @@ from bus.messages.fleet import EnsureLoaded, ExecutorExited
 from bus.messages.public import ObjectRef, Tensor
 from bus.subjects import Subjects
 from services.core import placement
-from services.core.actor import Changed, Synced
-from services.core.catalog import key_of
+from services.core.actor import Synced
 from services.core.cost import LatencyTable
 from services.core.placement import Device as MonitoredDevice
 from services.core.selection.policy import InfaasPolicy, SelectionPolicy
@@ -47,6 +46,7 @@ from services.executor.commands import (
 )
 from services.monitor.actor import MonitorActor
 from services.monitor.effects import MachineSample
+from tests.support.data.events import change_of
 from tests.support.simulated.virtual_time import Stage
 
 M = TypeVar("M")
@@ -234,8 +234,12 @@ class Fleet:
         new_uid = lambda: next(self._uids).to_bytes(16, "big")  # noqa: E731
         actor = make_dispatcher(self.settings, self.subjects, name, policy, PRICES, new_uid)
         self.stage.enter(name, actor, self.contexts)
+        self.follow(name)
+
+    def follow(self, name: str) -> None:
+        """One that has just started hears of the whole catalogue."""
         for record in self.records:
-            self.stage.send(name, Changed("infaas-catalog", key_of(record), encode(record)))
+            self.stage.send(name, change_of(record))
         self.stage.send(name, Synced("infaas-catalog"))
 
     def start_executor(self, worker: str) -> None:
@@ -287,9 +291,7 @@ class Fleet:
         settings = self.settings.monitor
         actor = MonitorActor(worker, self.kind, [device], PRICES, self.subjects, next(self._incarnations), settings)
         self.stage.enter(worker, actor, lambda _: (0.0, MachineSample(utilisation=0.2, memory_used_mb=500.0)))
-        for record in self.records:
-            self.stage.send(worker, Changed("infaas-catalog", key_of(record), encode(record)))
-        self.stage.send(worker, Synced("infaas-catalog"))
+        self.follow(worker)
         self.start_executor(worker)
 
     def change(self, name: str = "app", **fields: Any) -> None:
@@ -309,7 +311,7 @@ class Fleet:
         """Everybody who follows the catalogue hears of this record."""
         for name, member in self.stage.members.items():
             if member.actor.watches:
-                self.stage.send(name, Changed("infaas-catalog", key_of(after), encode(after)))
+                self.stage.send(name, change_of(after))
 
     def ask(self, app: str = "app", *, id: str | None = None, items: int = 1, **needs: Any) -> str:
         """Send one query now; returns its id."""

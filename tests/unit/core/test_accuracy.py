@@ -4,14 +4,13 @@ import math
 
 import pytest
 
-from bus.codec import encode
 from bus.messages.catalog import AppRecord, VariantRecord
 from services.core.accuracy import answers_as_model, meeting
-from services.core.catalog import Catalog, key_of
 from services.core.demand import variants_for
 from services.core.selection import Ask, ClusterView
 from services.core.selection.policy import BruteForce, InfaasPolicy
 from services.jobs.policy import eligible
+from tests.support.data.events import catalog_of
 from tests.support.data.heartbeats import beat, device, instance
 from tests.support.simulated.fleet import PRICES, catalogue, variant
 
@@ -79,9 +78,7 @@ def test_an_error_may_be_half_a_percent_larger_and_nearly_all_answers_agree(
 
 
 def test_scaling_plans_with_the_variants_that_selection_uses() -> None:
-    known = Catalog()
-    for record in catalogue(*THREE):
-        known.apply(key_of(record), encode(record))
+    known = catalog_of(*catalogue(*THREE))
 
     def named(accuracy: float, variant: str | None = None) -> set[str]:
         return {record.variant for record in variants_for("app", None, None, variant, known, accuracy)}

@@ -9,15 +9,9 @@ from msgspec.structs import replace
 from bus.codec import encode
 from bus.messages.catalog import ProfileRow, VariantRecord
 from services.core.catalog import Catalog, app_key, dominates, key_of, mark_dominated, model_key, target_of, variant_key
+from tests.support.data.events import catalog_of
 from tests.support.data.pipelines import deployed
 from tests.support.simulated.registrations import PROFILE, app_record, model_record, variant_record
-
-
-def catalog_of(*records: object) -> Catalog:
-    catalog = Catalog()
-    for record in records:
-        catalog.apply(key_of(record), encode(record))  # type: ignore[arg-type]
-    return catalog
 
 
 def test_looks_up_what_was_put() -> None:

@@ -13,12 +13,12 @@ from bus.messages.flow import ContextChanged
 from bus.messages.public import ListRequest
 from bus.subjects import Subjects
 from services.core.actor import Do, Done, Failed
-from services.core.catalog import Catalog, key_of
 from services.core.ensemble.base import EnsemblePolicy, Member
 from services.core.ensemble.policies import Exp4, make_policy
 from services.dispatcher.commands import ReadContext, StoredContext
 from services.dispatcher.contexts import COUNTS, Contexts, ContextValue, Held, SelectionList, context_key, read_value
 from services.dispatcher.counted import MARK, MOVED, NONE, OlderMarks
+from tests.support.data.events import catalog_of
 
 SELECTION = Ensemble(policy="counts", contextual=True)
 MEMBERS = (Member(model="m", version="1"),)
@@ -226,9 +226,7 @@ def test_a_hundred_times_as_many_contexts_as_are_held_take_no_more_memory() -> N
 
 
 def test_the_list_of_a_context_that_no_query_could_have_is_refused() -> None:
-    catalog = Catalog()
-    app = AppRecord(app="a", links={"m": "1"}, selection=SELECTION)
-    catalog.apply(key_of(app), encode(app))
+    catalog = catalog_of(AppRecord(app="a", links={"m": "1"}, selection=SELECTION))
     [reply] = SelectionList(catalog, contexts()).ask("_INBOX.1", ListRequest(app="a", context="c" * 1001))
     assert reply.message.error.code == "bad_request"
     assert reply.message.error.message.startswith("context must be at most 1000 characters")

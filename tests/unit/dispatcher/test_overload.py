@@ -5,13 +5,12 @@ from typing import Any
 
 import pytest
 
-from bus.codec import decode, encode
+from bus.codec import decode
 from bus.messages.catalog import AppRecord, VariantRecord
 from bus.messages.fleet import WorkerHeartbeat
-from services.core.actor import Changed
-from services.core.catalog import key_of
 from services.core.selection.policy import InfaasPolicy
 from services.core.settings import DispatcherSettings, Settings
+from tests.support.data.events import change_of
 from tests.support.simulated.fleet import SIGNATURE, Fleet, variant
 
 SLOW = variant(base_ms=20.0, per_item_ms=5.0)  # 133 items/s in batches of 8
@@ -129,7 +128,7 @@ def test_one_apps_trouble_does_not_mark_another_on_the_same_instance() -> None:
     fleet = serving(1)
     hasty = AppRecord(app="hasty", links={SLOW.model: SLOW.version}, signature=SIGNATURE)
     for name in ("w0", "d0"):
-        fleet.stage.send(name, Changed("infaas-catalog", key_of(hasty), encode(hasty)))
+        fleet.stage.send(name, change_of(hasty))
     seen: set[tuple[str, str]] = set()
     patient: list[str] = []
     for _ in range(20):

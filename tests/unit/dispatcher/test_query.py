@@ -19,6 +19,7 @@ from services.core.trace import Span, read, span_id
 from services.dispatcher.actor import Dispatcher, make_dispatcher
 from services.dispatcher.apps import Apps
 from services.dispatcher.query import Admission, Query
+from tests.support.data.events import change_of
 from tests.support.data.heartbeats import beat, instance
 from tests.support.simulated.fleet import PRICES, catalogue, variant
 
@@ -65,7 +66,7 @@ RECORD = variant()
 def dispatcher(name: str, *, worker: bool = True) -> Dispatcher:
     actor = make_dispatcher(Settings(), Subjects(), name, InfaasPolicy(), PRICES, lambda: UID)
     for record in catalogue(RECORD):
-        tell(actor, Changed("infaas-catalog", key_of(record), encode(record)))
+        tell(actor, change_of(record))
     tell(actor, Synced("infaas-catalog"))
     if worker:
         tell(actor, beat(instance("i1", RECORD.variant), worker="w1", at=NOW))

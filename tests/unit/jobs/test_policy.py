@@ -8,6 +8,7 @@ from bus.messages.jobs import SubmitJob
 from services.core.catalog import Catalog, key_of
 from services.core.settings import JobsSettings
 from services.jobs.policy import JobPolicy, batch_within, chunk_items, cost_per_item, eligible
+from tests.support.data.events import catalog_of
 from tests.support.simulated.fleet import PRICES, catalogue, variant
 
 SMALL = variant("small", accuracy=0.7, base_ms=1.0, per_item_ms=0.1, max_batch=64)
@@ -19,10 +20,7 @@ EVERYTHING = (SMALL, LARGE, UNSURE, FAKE, OTHER)
 
 
 def catalog(*records: VariantRecord) -> Catalog:
-    found = Catalog()
-    for record in catalogue(*(records or EVERYTHING)):
-        found.apply(key_of(record), encode(record))
-    return found
+    return catalog_of(*catalogue(*(records or EVERYTHING)))
 
 
 def policy(*records: VariantRecord, **settings: Any) -> JobPolicy:

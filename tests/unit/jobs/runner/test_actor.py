@@ -12,7 +12,6 @@ from bus.messages.fleet import DemoteInstance
 from bus.messages.jobs import Checkpoint, Chunk, JobRecord, JobStatus, Part
 from bus.messages.public import Tensor
 from services.core.actor import Changed, Synced
-from services.core.catalog import key_of
 from services.core.settings import JobsSettings, MonitorSettings, Settings
 from services.executor.commands import BatchResult, RunBatch
 from services.jobs.runner.actor import Runner
@@ -78,9 +77,7 @@ class Scene:
 
     def enter(self, name: str) -> None:
         self.stage.enter(name, Runner(name, "w0", self.fleet.subjects, PRICES, self.settings), self.queue)
-        for record in self.fleet.records:
-            self.stage.send(name, Changed("infaas-catalog", key_of(record), encode(record)))
-        self.stage.send(name, Synced("infaas-catalog"))
+        self.fleet.follow(name)
         self.stage.send(name, Synced("infaas-jobs"))
 
     def job(
