@@ -1,5 +1,6 @@
-"""What `tests/conftest.py` does to a whole run: no variable of the caller's systems, and what skipped can be run alone."""
+"""What `tests/conftest.py` does: no variable of the caller's systems, coroutines are run, and what skipped can be run alone."""
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -53,6 +54,13 @@ def test_skips_once(text):
 def test_passes():
     pass
 """
+
+
+@pytest.mark.xfail(raises=ZeroDivisionError, strict=True)
+async def test_a_coroutine_runs_to_its_end_with_what_it_asks_for(tmp_path: Path) -> None:
+    await asyncio.sleep(0)
+    assert tmp_path.name
+    raise ZeroDivisionError
 
 
 @pytest.mark.slow

@@ -35,6 +35,8 @@ from bus.messages.events import (
     WorkerEvent,
     WorkerSample,
 )
+from services.core.actor import Changed
+from services.core.catalog import Catalog, key_of
 from services.recorder.events import EventMessage
 
 PIPELINE = PipelineRecord(vertices=[PipelineVertex(name="lang", app="digits")])
@@ -143,3 +145,15 @@ def model_record(**fields: Any) -> ModelRecord:
 def app_record(**fields: Any) -> AppRecord:
     defaults: dict[str, Any] = {"app": "digits", "links": {"mlp": "1"}, "signature": SIGNATURE, "created": 1.7e9}
     return AppRecord(**(defaults | fields))
+
+
+def change_of(record: Any, bucket: str = "infaas-catalog") -> Changed:
+    """What a follower of the catalogue hears of this record."""
+    return Changed(bucket, key_of(record), encode(record))
+
+
+def catalog_of(*records: Any) -> Catalog:
+    catalog = Catalog()
+    for record in records:
+        catalog.apply(key_of(record), encode(record))
+    return catalog

@@ -18,17 +18,11 @@ KINDS = {
 }
 TABLE_2 = tuple(
     CandidateVariant(
-        name=name,
-        apps=("classify",),
-        model="resnet50",
-        hardware=kind,
-        latency_ms=KINDS[kind][0],
-        saturation_qps=KINDS[kind][1],
-        cost_per_s=KINDS[kind][2],
-        load_s=KINDS[kind][3],
+        name=name, apps=("classify",), model="resnet50", hardware=kind, latency_ms=KINDS[kind][0],
+        saturation_qps=KINDS[kind][1], cost_per_s=KINDS[kind][2], load_s=KINDS[kind][3],
     )
     for name, kind in (("A", "cpu"), ("B", "inferentia"), ("C", "gpu"))
-)
+)  # fmt: skip
 
 
 def table_3(load: float, latency_ms: float, **more: object) -> PlanningProblem:
@@ -94,17 +88,14 @@ def entangled_problem(seed: int) -> PlanningProblem:
     ]
     demands = [
         RequirementClass(
-            app=demand.app,
-            load=demand.load * rng.random(),
-            latency_ms=latency,
-            accuracy=accuracy,
+            app=demand.app, load=demand.load * rng.random(), latency_ms=latency, accuracy=accuracy,
             cost=rng.choice([float("inf"), 50.0]),
         )
         for demand in plain.demands
         for latency, accuracy in sorted(
             {(rng.choice([15.0, 50.0, 300.0]), rng.choice([0.0, 0.75, 0.85])) for _ in range(rng.randint(1, 3))}
         )
-    ]
+    ]  # fmt: skip
     return replace(
         plain,
         candidates=tuple(candidates),

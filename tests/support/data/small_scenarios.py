@@ -45,12 +45,9 @@ def variant(name: str, model: str, hardware: str, ms: float, **more: Any) -> Var
         if n <= most
     ]  # fmt: skip
     profile = Profile(
-        rows=rows,
-        load_ms=more.pop("load_ms", 700.0),
-        memory_mb=more.pop("memory_mb", 300.0),
-        saturation_qps=1000.0 * rows[-1].batch / rows[-1].p50_ms,
-        provenance="synthetic",
-    )
+        rows=rows, load_ms=more.pop("load_ms", 700.0), memory_mb=more.pop("memory_mb", 300.0),
+        saturation_qps=1000.0 * rows[-1].batch / rows[-1].p50_ms, provenance="synthetic",
+    )  # fmt: skip
     fields: dict[str, Any] = {
         "variant": name, "model": model, "version": "1", "framework": "simulated", "precision": "fp32", "threads": 1,
         "max_batch": most, "hardware": hardware, "artifact": "-", "format": "-", "accuracy": 0.9, "agreement": None,
@@ -104,12 +101,9 @@ def scenario(
         for app, ours in linked.items()
     )
     spec = PolicySpec(
-        name="infaas",
-        base="infaas",
-        hardware=None,
-        machines=machines or (machine(),),
+        name="infaas", base="infaas", hardware=None, machines=machines or (machine(),),
         settings=policy or settings(),
-    )
+    )  # fmt: skip
     fields: dict[str, Any] = {
         "name": "test", "seed": 7, "objective": "cost", "metrics_every_s": 1.0, "prices": PRICES,
         "needs": {"a": Requirements(latency_ms=90.0), "b": Requirements(latency_ms=400.0, accuracy=0.85)},
@@ -219,13 +213,9 @@ def processes() -> Scenario:
 
 
 SMALL: dict[str, Callable[[], Scenario]] = {
-    "scaling": scaling,
-    "failing": failing,
-    "machines": machines,
-    "dispatchers": dispatchers,
-    "jobs": jobs,
+    "scaling": scaling, "failing": failing, "machines": machines, "dispatchers": dispatchers, "jobs": jobs,
     "several": several,
-}
+}  # fmt: skip
 
 
 class Told(Run):

@@ -3,14 +3,12 @@
 from collections.abc import Iterable
 from typing import Any
 
-from bus.codec import encode
 from bus.messages.catalog import VariantRecord
 from services.autoscaler.models.actor import ModelAutoscaler
 from services.autoscaler.vms.actor import Controller
 from services.autoscaler.vms.commands import ClaimLease, LeaseClaimed, SolveFleet
 from services.autoscaler.vms.rules import FleetLimits
-from services.core.actor import Changed, Synced
-from services.core.catalog import key_of
+from services.core.actor import Synced
 from services.core.cost import Goal
 from services.core.placement import Device
 from services.core.planning.fleet import Unsolved
@@ -21,6 +19,7 @@ from services.executor.actor import make_executor
 from services.monitor.actor import MonitorActor
 from services.monitor.effects import MachineSample
 from services.simulation.edges import plans_for
+from tests.support.data.events import change_of
 from tests.support.simulated.fleet import PRICES, Fleet
 from tests.support.simulated.fleet import Device as Scripted
 
@@ -68,9 +67,7 @@ class ScalingFleet(Fleet):
         for n in range(workers):
             name = f"w{n}"
             self.stage.enter(f"model-{name}", ModelAutoscaler(name, self.subjects, PRICES, settings))
-            for record in self.records:
-                self.stage.send(f"model-{name}", Changed("infaas-catalog", key_of(record), encode(record)))
-            self.stage.send(f"model-{name}", Synced("infaas-catalog"))
+            self.follow(f"model-{name}")
         if controlled:
             self._start_controller(settings, goal, own, unsolved=unsolved)
         self.stage.run(1.0)
@@ -84,7 +81,7 @@ class ScalingFleet(Fleet):
         )
         self.stage.enter("c0", controller, lambda command: _controller_edge(command, unsolved=unsolved))
         for record in self.records:
-            self.stage.send("c0", Changed("infaas-catalog", key_of(record), encode(record)))
+            self.stage.send("c0", change_of(record))
         for bucket in ("infaas-catalog", "infaas-control"):
             self.stage.send("c0", Synced(bucket))
 
@@ -93,9 +90,7 @@ class ScalingFleet(Fleet):
         devices = self._spec.get(worker, (CPU,))
         actor = MonitorActor(worker, "cpu", devices, PRICES, self.subjects, next(self._incarnations))
         self.stage.enter(worker, actor, lambda _: (0.0, MachineSample(utilisation=0.2, memory_used_mb=500.0)))
-        for record in self.records:
-            self.stage.send(worker, Changed("infaas-catalog", key_of(record), encode(record)))
-        self.stage.send(worker, Synced("infaas-catalog"))
+        self.follow(worker)
         for device in devices:
             executor = make_executor(Settings(), self.subjects, worker, device, next(self._incarnations))
             self.stage.enter(f"{worker}/{device.name}", executor, Scripted(self.stage, worker))

@@ -20,6 +20,7 @@ from services.simulation.edges import SimulatedExecutorEdge
 from services.simulation.hardware import SimulatedDevice
 from services.simulation.kernel import Kernel
 from services.simulation.scenario.catalogue import SIGNATURE
+from tests.support.data.events import variant_record
 
 BEGINS = 1_000_000.0
 WORKER = "w"
@@ -34,12 +35,8 @@ def linear(base_ms: float, per_item_ms: float, most: int = 1024, **fields: Any) 
         for n in sorted({1, most})
     ]  # fmt: skip
     profile = Profile(rows=rows, load_ms=1.0, memory_mb=1.0, saturation_qps=1000.0 * most / rows[-1].p50_ms)
-    found: dict[str, Any] = {
-        "variant": "v", "model": "m", "version": "1", "framework": "-", "precision": "-", "threads": 1, "max_batch": most,
-        "hardware": "gpu", "artifact": "-", "format": "-", "accuracy": None, "agreement": None, "profile": profile,
-        "signature": SIGNATURE, "simulated": True,
-    }  # fmt: skip
-    return VariantRecord(**(found | fields))
+    given = {"variant": "v", "model": "m", "max_batch": most, "hardware": "gpu", "accuracy": None, "profile": profile}
+    return variant_record(**(given | {"signature": SIGNATURE, "simulated": True} | fields))
 
 
 class Answered(NamedTuple):
@@ -128,6 +125,10 @@ class BatchClients:
         """Keep a rule as the registrar does. Without fields: remove it."""
         value = encode(BatchingRule(**fields)) if fields else None
         self.kernel.put(self.subjects.control_bucket, batching_key(scope, name), value)
+
+    def send_many(self, count: int, **how: Any) -> None:
+        for _ in range(count):
+            self.send(**how)
 
     def send(
         self, device: int = 0, *, app: str = "a", within: float = 10.0, items: int = 1, then: Callable[[Any], None] | None = None,

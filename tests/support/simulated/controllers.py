@@ -7,6 +7,7 @@ import msgspec
 from msgspec.structs import replace
 
 from bus.codec import encode
+from bus.messages.catalog import VariantRecord
 from bus.messages.scaling import LeaderRecord, MachineRecord, StartMachine, StopMachine
 from services.autoscaler.vms.actor import Controller
 from services.autoscaler.vms.commands import (
@@ -28,7 +29,6 @@ from services.autoscaler.vms.commands import (
 )
 from services.autoscaler.vms.rules import FleetLimits, PricedKind
 from services.core.actor import Changed, Synced
-from services.core.catalog import key_of as catalog_key
 from services.core.cost import price_per_hour
 from services.core.pipelines.kept import replicas_key
 from services.core.placement import Device
@@ -38,9 +38,11 @@ from services.core.settings import AutoscalerSettings, MachineSettings
 from services.monitor.actor import MonitorActor
 from services.monitor.effects import MachineSample
 from services.simulation.edges import plans_for
+from tests.support.data.events import change_of
 from tests.support.simulated.fleet import PRICES, Fleet, variant
 
 CPU = Device(name="cpu", kind="cpu", cores=2, memory_mb=4000.0)
+NAME = "m-v1-ort-fp32-t1-b8"
 BUCKET = "infaas-control"
 
 
@@ -51,6 +53,11 @@ def kind(name: str = "cpu", device: Device = CPU, **more: Any) -> PricedKind:
         price_per_hour=price_per_hour("cpu", PRICES, device.cores),
         **({"minimum": 1, "maximum": 3} | more),
     )
+
+
+def slow(name: str = NAME, **more: Any) -> VariantRecord:
+    """89 items/s in batches of 8, which take 90 ms; a worker's cores are for two."""
+    return variant(name, base_ms=10.0, per_item_ms=10.0, **more)
 
 
 class CloudFleet(Fleet):
@@ -100,9 +107,7 @@ class CloudFleet(Fleet):
             actor,
             lambda _: (0.0, MachineSample(utilisation=self.used_on.get(worker, self.used), memory_used_mb=500.0)),
         )
-        for record in self.records:
-            self.stage.send(worker, Changed("infaas-catalog", catalog_key(record), encode(record)))
-        self.stage.send(worker, Synced("infaas-catalog"))
+        self.follow(worker)
         self.start_executor(worker)
 
     def register(self, *records: Any) -> None:
@@ -111,14 +116,12 @@ class CloudFleet(Fleet):
         for name in list(self.stage.members):
             if "/" not in name:
                 for record in records:
-                    self.stage.send(name, Changed("infaas-catalog", catalog_key(record), encode(record)))
+                    self.stage.send(name, change_of(record))
 
     def start_controller(self, name: str) -> None:
         actor = Controller(f"vm-{name}", self.subjects, self.limits, traits=self.traits, autoscaler=self.autoscaler)
         self.stage.enter(name, actor, lambda command: self._edge(name, command))
-        for record in self.records:
-            self.stage.send(name, Changed("infaas-catalog", catalog_key(record), encode(record)))
-        self.stage.send(name, Synced("infaas-catalog"))
+        self.follow(name)
         for key, value in self.bucket.items():
             self.stage.send(name, Changed(BUCKET, key, value))
         self.stage.send(name, Synced(BUCKET))
@@ -127,6 +130,34 @@ class CloudFleet(Fleet):
     def workers(self) -> list[str]:
         """Those that run."""
         return sorted(name for name, one in self.stage.members.items() if isinstance(one.actor, MonitorActor))
+
+    def workers_after(self, seconds: float, used: float | None = None) -> list[str]:
+        """Those that run after so much more time. used: of every machine, from now on."""
+        self.use(self.used if used is None else used, seconds)
+        return self.workers
+
+    def use(self, used: float, seconds: float) -> None:
+        """For so long, every machine is used so much, and from then on."""
+        self.used = used
+        self.stage.run(seconds)
+
+    def burst(self, rate: float, seconds: float, **needs: Any) -> list[str]:
+        """Evenly spaced queries; their ids."""
+        asked, end = [], self.stage.now + seconds
+        while self.stage.now < end:
+            asked.append(self.ask(**needs))
+            self.stage.run(1.0 / rate)
+        return asked
+
+    def all_answered(self, asked: list[str]) -> bool:
+        return all(["outputs" in reply for reply in self.replies(one)] == [True] for one in asked)
+
+    def drained(self) -> str:
+        """Lets time pass until a worker drains; which."""
+        while not (events := self.worker_events("Draining")):
+            self.stage.run(0.05)
+        [event] = events
+        return event.worker
 
     @property
     def leader(self) -> str:

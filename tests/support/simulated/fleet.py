@@ -3,20 +3,19 @@
 import itertools
 import random
 import struct
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
-from bus.codec import encode
+from bus.codec import decode, encode
 from bus.messages.catalog import AppRecord, ModelRecord, Profile, ProfileRow, Signature, TensorSpec, VariantRecord
-from bus.messages.fleet import ExecutorExited
+from bus.messages.fleet import EnsureLoaded, ExecutorExited
 from bus.messages.public import ObjectRef, Tensor
 from bus.subjects import Subjects
 from services.core import placement
-from services.core.actor import Changed, Synced
-from services.core.catalog import key_of
+from services.core.actor import Synced
 from services.core.cost import LatencyTable
 from services.core.placement import Device as MonitoredDevice
 from services.core.selection.policy import InfaasPolicy, SelectionPolicy
@@ -31,6 +30,7 @@ from services.dispatcher.commands import (
     StoredContext,
     WriteContext,
 )
+from services.dispatcher.metrics import DispatcherMetrics
 from services.executor.actor import make_executor
 from services.executor.commands import (
     BatchResult,
@@ -46,8 +46,10 @@ from services.executor.commands import (
 )
 from services.monitor.actor import MonitorActor
 from services.monitor.effects import MachineSample
+from tests.support.data.events import change_of
 from tests.support.simulated.virtual_time import Stage
 
+M = TypeVar("M")
 SIGNATURE = Signature(
     inputs=[TensorSpec(name="x", datatype="FP32", shape=[2])],
     outputs=[TensorSpec(name="y", datatype="FP32", shape=[1])],
@@ -232,8 +234,12 @@ class Fleet:
         new_uid = lambda: next(self._uids).to_bytes(16, "big")  # noqa: E731
         actor = make_dispatcher(self.settings, self.subjects, name, policy, PRICES, new_uid)
         self.stage.enter(name, actor, self.contexts)
+        self.follow(name)
+
+    def follow(self, name: str) -> None:
+        """One that has just started hears of the whole catalogue."""
         for record in self.records:
-            self.stage.send(name, Changed("infaas-catalog", key_of(record), encode(record)))
+            self.stage.send(name, change_of(record))
         self.stage.send(name, Synced("infaas-catalog"))
 
     def start_executor(self, worker: str) -> None:
@@ -243,16 +249,40 @@ class Fleet:
         actor = make_executor(self.settings, self.subjects, worker, own, next(self._incarnations))
         self.stage.enter(f"{worker}/{self.kind}", actor, device)
 
+    def behave(self, worker: str = "w0", **how: Any) -> None:
+        """Its device does so from now on: attributes of Device."""
+        for name, value in how.items():
+            setattr(self.devices[worker], name, value)
+
     def running(self, worker: str) -> list[bytes]:
         """The uids of what its executor computes now."""
         runs = self.stage.members[f"{worker}/{self.kind}"].actor._runs.running.values()
         return [query.route.uid for _, run, _ in runs for query in run.queries]
 
-    def end_executor(self, worker: str, running: list[bytes] | None) -> None:
-        """The executor ends, and its supervisor says so, with what it computed."""
+    def end_executor(self, worker: str, running: list[bytes] | None = None) -> None:
+        """The executor ends, and its supervisor says so, with what it computed, None: nobody knows."""
         self.stage.kill(f"{worker}/{self.kind}")
         exited = ExecutorExited(worker=worker, device=self.kind, at=self.stage.now, reason="crashed", running=running)
         self.stage.publish(self.subjects.exited(worker, self.kind), exited)
+
+    def kill_worker(self, worker: str) -> None:
+        """Its machine dies: nobody says anything."""
+        self.stage.kill(f"{worker}/{self.kind}")
+        self.stage.kill(worker)
+
+    def order(
+        self,
+        record: VariantRecord,
+        worker: str = "w0",
+        *,
+        app: str | None = "app",
+        at_least: int = 1,
+        seconds: float = 0.0,
+    ) -> None:
+        """Order so many instances of a variant, and give that some time."""
+        order = EnsureLoaded(variant=record, app=app, at_least=at_least)
+        self.stage.publish(self.subjects.worker(worker, "load"), order)
+        self.stage.run(seconds)
 
     def start_worker(self, worker: str) -> None:
         device = MonitoredDevice(  # room for five members
@@ -261,9 +291,7 @@ class Fleet:
         settings = self.settings.monitor
         actor = MonitorActor(worker, self.kind, [device], PRICES, self.subjects, next(self._incarnations), settings)
         self.stage.enter(worker, actor, lambda _: (0.0, MachineSample(utilisation=0.2, memory_used_mb=500.0)))
-        for record in self.records:
-            self.stage.send(worker, Changed("infaas-catalog", key_of(record), encode(record)))
-        self.stage.send(worker, Synced("infaas-catalog"))
+        self.follow(worker)
         self.start_executor(worker)
 
     def change(self, name: str = "app", **fields: Any) -> None:
@@ -283,7 +311,7 @@ class Fleet:
         """Everybody who follows the catalogue hears of this record."""
         for name, member in self.stage.members.items():
             if member.actor.watches:
-                self.stage.send(name, Changed("infaas-catalog", key_of(after), encode(after)))
+                self.stage.send(name, change_of(after))
 
     def ask(self, app: str = "app", *, id: str | None = None, items: int = 1, **needs: Any) -> str:
         """Send one query now; returns its id."""
@@ -299,5 +327,60 @@ class Fleet:
             msgspec.msgpack.decode(body) for _, subject, body in self.stage.heard if subject == f"_INBOX.test.{label}"
         ]
 
+    def reply(self, label: str, seconds: float = 0.0) -> dict[str, Any]:
+        """The one reply to a query, after so much more time."""
+        self.stage.run(seconds)
+        found = self.replies(label)
+        assert len(found) == 1, (label, found)
+        return found[0]
+
+    def timed(self, label: str, seconds: float = 5.0) -> tuple[float, dict[str, Any]]:
+        """(seconds after now, the one reply)"""
+        asked = self.stage.now
+        reply = self.reply(label, seconds)
+        [at] = [at - asked for at, subject, _ in self.stage.heard if subject == f"_INBOX.test.{label}"]
+        return at, reply
+
+    def each(self, labels: Iterable[str], seconds: float = 0.0) -> list[dict[str, Any]]:
+        """The one reply to each of these queries, after so much more time."""
+        self.stage.run(seconds)
+        return [self.reply(label) for label in labels]
+
+    def request(self, subject: str, message: Any) -> dict[str, Any]:
+        """The reply to a request that is no query."""
+        label = f"request-{len(self.stage.heard)}"
+        self.stage.publish(subject, message, f"_INBOX.test.{label}")
+        return self.reply(label, 0.1)
+
+    def dispatcher(self, name: str = "d0") -> Any:
+        return self.stage.members[name].actor
+
+    def sent(self, kind: type[M], word: str) -> list[M]:
+        """Messages on subjects, of those that are listened to, with this word in them."""
+        return [decode(kind, body) for _, subject, body in self.stage.heard if word in subject]
+
     def outcomes(self) -> list[Any]:
         return [event for kind, event in self.stage.records if kind == "outcome"]
+
+
+def refused(reply: dict[str, Any], code: str, *words: str) -> dict[str, Any]:
+    """Whether a query was refused with this code and a message that has these words; the error."""
+    error = reply.get("error", {})
+    assert error.get("code") == code, reply
+    assert [word for word in words if word not in error["message"]] == [], error["message"]
+    return error
+
+
+def asked_for(fleet: Fleet, seconds: float, every: float = 0.005, **needs: Any) -> list[str]:
+    """A query every so many seconds, for so long; the ids."""
+    labels = []
+    for _ in range(round(seconds / every)):
+        labels.append(fleet.ask(**needs))
+        fleet.stage.run(every)
+    return labels
+
+
+def metrics(fleet: Fleet, name: str = "d0") -> dict[tuple[str, ...], Any]:
+    """A dispatcher's metrics now, by name and values of their labels."""
+    found = DispatcherMetrics().families(fleet.dispatcher(name))
+    return {(one.name, *labels.values()): value for one in found for labels, value in one.samples}

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from bus.messages.catalog import AppRecord, Profile, ProfileRow, Signature, VariantRecord
 from bus.messages.events import Event
@@ -28,6 +29,7 @@ from services.core.placement import Device
 from services.core.settings import MonitorSettings
 from services.monitor.actor import MonitorActor
 from services.monitor.effects import MachineSample
+from tests.support.data.events import variant_record
 
 S = Subjects()
 PRICES = {"cpu": 0.048, "gpu": 3.06, "inferentia": 0.0905}
@@ -37,43 +39,19 @@ Items = dict[str, int]
 
 
 def variant(
-    name: str = "v",
-    *,
-    memory_mb: float = 100.0,
-    saturation: float = 100.0,
-    threads: int = 1,
-    host_mb: float | None = None,
-    hardware: str = "cpu",
+    name: str = "v", *, memory_mb: float = 100.0, saturation: float = 100.0, host_mb: float | None = None, **fields: Any
 ) -> VariantRecord:
     """A variant of model "m-<name>" that takes 10 ms for one item and 80 ms for eight. host_mb: None: it cannot be Warm."""
     rows = [
         ProfileRow(batch=batch, p50_ms=10.0 * batch, p99_ms=12.0 * batch, cpu_ms=10.0, wall_over_cpu=1.0)
         for batch in (1, 8)
     ]
-    return VariantRecord(
-        variant=name,
-        model=f"m-{name}",
-        version="1",
-        framework="ort",
-        precision="fp32",
-        threads=threads,
-        max_batch=8,
-        hardware=hardware,
-        artifact="0" * 64,
-        format="onnx",
-        accuracy=0.9,
-        agreement=1.0,
-        profile=Profile(
-            rows=rows,
-            load_ms=200.0,
-            memory_mb=memory_mb,
-            saturation_qps=saturation,
-            init_ms=None if host_mb is None else 110.0,
-            transfer_ms=None if host_mb is None else 90.0,
-            host_mb=host_mb,
-        ),
-        signature=Signature(inputs=[], outputs=[]),
-    )
+    profile = Profile(rows=rows, load_ms=200.0, memory_mb=memory_mb, saturation_qps=saturation)
+    if host_mb is not None:
+        profile = replace(profile, init_ms=110.0, transfer_ms=90.0, host_mb=host_mb)
+    nothing = Signature(inputs=[], outputs=[])
+    given = {"model": f"m-{name}", "max_batch": 8, "accuracy": 0.9, "profile": profile, "signature": nothing}
+    return variant_record(variant=name, **(given | fields))
 
 
 class World:
@@ -159,13 +137,14 @@ class World:
         """What the executor has not carried out yet."""
         return [m for _, m in self.published if isinstance(m, LoadInstance | UnloadInstance | DemoteInstance)]
 
-    def obey(self, *, memory_mb: float = 0.0, fail: str = "", only: int | None = None) -> None:
-        """The executor carries out every order since the last time. only: this one of them."""
-        orders = self.orders if only is None else [self.orders[only]]
-        self.published = [entry for entry in self.published if entry[1] not in orders]
-        for order in orders:
-            if self.executor is not None:
-                self._obey(order, self.executor, memory_mb, fail)
+    def obey(self, *, memory_mb: float = 0.0, fail: str = "", only: int | None = None, times: int = 1) -> None:
+        """The executor carries out every order since the last time. only: this one of them. times: also what follows from that."""
+        for _ in range(times):
+            orders = self.orders if only is None else [self.orders[only]]
+            self.published = [entry for entry in self.published if entry[1] not in orders]
+            for order in orders:
+                if self.executor is not None:
+                    self._obey(order, self.executor, memory_mb, fail)
 
     def _obey(
         self, order: LoadInstance | UnloadInstance | DemoteInstance, executor: int, memory_mb: float, fail: str
@@ -241,19 +220,24 @@ class World:
                     begun=self.now if items else 0.0,
                 )
             )
-        report = ExecutorReport(
-            worker="w1",
-            device=device or self.device,
-            incarnation=self.executor,
-            at=self.now,
-            seconds=0.5,
-            samples=samples,
-            memory_mb=50.0,
-            cpu_s=cpu_s,
-        )
-        self.tell(report)
+        self.hear(samples, device or self.device, cpu_s=cpu_s)
+
+    def hear(self, samples: list[InstanceSample], device: str, **fields: Any) -> None:
+        """An executor's report of half a second."""
+        given = {"incarnation": self.executor, "seconds": 0.5, "memory_mb": 50.0}
+        self.tell(ExecutorReport(worker="w1", device=device, at=self.now, samples=samples, **(given | fields)))
 
     # -- shorthands
+
+    def serve(self, served: dict[str, Items] | None = None, times: int = 2, **how: Any) -> None:
+        """So many half seconds in which the executor's instances serve this, and it reports it."""
+        for _ in range(times):
+            self.advance(0.5)
+            self.report(served, **how)
+
+    def said(self, kind: type) -> list[Any]:
+        """What the actor has published of this type."""
+        return [message for _, message in self.published if isinstance(message, kind)]
 
     def ensure(self, record: VariantRecord, at_least: int = 1, app: str | None = "faces", orderer: str = "d1") -> Any:
         """Order a load; returns the reply."""

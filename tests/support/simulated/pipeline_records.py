@@ -95,16 +95,8 @@ def stage(**changes: Any) -> PlannedStage:
 
 
 PLAN = PipelinePlan(
-    pipeline="both",
-    policy="inferline",
-    status="feasible",
-    cost_per_s=0.001,
-    p99_ms=80.0,
-    vertices={"first": stage(), "second": stage()},
-    envelope=[(1.0, 20)],
-    dispersion=[1.0],
-    steps=[],
-    rate=10.0,
+    pipeline="both", policy="inferline", status="feasible", cost_per_s=0.001, p99_ms=80.0,
+    vertices={"first": stage(), "second": stage()}, envelope=[(1.0, 20)], dispersion=[1.0], steps=[], rate=10.0,
     latency_ms=100.0,
-)
+)  # fmt: skip
 DEPLOYED = changed(BOTH, deploying(PLAN))

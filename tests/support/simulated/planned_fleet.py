@@ -58,15 +58,9 @@ class PipelineFleet(CloudFleet):
     ) -> None:
         """The registrar writes the pipeline's record. None: no plan is deployed any more; ended: why a change has ended it."""
         record = AppRecord(
-            app=name,
-            links={},
-            signature=SIGNATURE,
-            latency_ms=200.0,
-            pipeline=pipeline,
-            plan=deployed,
-            plan_ended=ended,
-            slo_target=slo_target,
-        )
+            app=name, links={}, signature=SIGNATURE, latency_ms=200.0, pipeline=pipeline, plan=deployed,
+            plan_ended=ended, slo_target=slo_target,
+        )  # fmt: skip
         self.records = [one for one in self.records if key_of(one) != key_of(record)]
         self.register(record)
 
@@ -89,6 +83,10 @@ class PipelineFleet(CloudFleet):
     @property
     def replicas(self) -> dict[str, int]:
         return {"a": self.needed(FIRST), "b": self.needed(SECOND)}
+
+    def replicas_after(self, seconds: float) -> dict[str, int]:
+        self.stage.run(seconds)
+        return self.replicas
 
     def events(self, action: str = "") -> list[PipelineEvent]:
         found = [event for what, event in self.stage.records if what == "pipeline"]

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from bus.codec import decode, encode
 from bus.messages.catalog import AppRecord, ModelRecord, Profile, ProfileRow, Signature, TensorSpec, VariantRecord
-from bus.messages.fleet import DeviceStatus, WorkerHeartbeat
+from bus.messages.fleet import WorkerHeartbeat
 from bus.messages.public import Register, RegistrationStatus
 from bus.messages.verbs import ResetSelection
 from bus.messages.work import BuildVariants, ModelInspected, VariantBuilt, VariantFailed, VariantPlan, WorkFinished
@@ -45,6 +45,8 @@ from services.registrar.commands import (
     TakeOverRegistration,
 )
 from services.registrar.status import OVER
+from tests.support.data import events
+from tests.support.data.heartbeats import beat, device
 
 SUBJECTS = Subjects("t")
 SIGNATURE = Signature(
@@ -62,40 +64,14 @@ PROFILE = Profile(
 )
 
 
-def variant_record(variant: str = "mlp-v1-ort-fp32-t1-b8", **changes: Any) -> VariantRecord:
-    record = VariantRecord(
-        variant=variant,
-        model="mlp",
-        version="1",
-        framework="ort",
-        precision="fp32",
-        threads=1,
-        max_batch=8,
-        hardware="cpu",
-        artifact="aa",
-        format="onnx",
-        accuracy=0.9,
-        agreement=1.0,
-        profile=PROFILE,
-        signature=SIGNATURE,
-    )
-    return replace(record, **changes)
+def variant_record(variant: str = events.VARIANT, **changes: Any) -> VariantRecord:
+    given = {"max_batch": 8, "artifact": "aa", "accuracy": 0.9, "profile": PROFILE, "signature": SIGNATURE}
+    return events.variant_record(variant=variant, **(given | changes))
 
 
 def model_record(model: str = "mlp", version: str = "1", **changes: Any) -> ModelRecord:
-    record = ModelRecord(
-        model=model,
-        version=version,
-        task=None,
-        metric="top1",
-        format="onnx",
-        source="aa",
-        validation="bb",
-        signature=SIGNATURE,
-        created=1.0,
-        registration="r0",
-    )
-    return replace(record, **changes)
+    given = {"source": "aa", "validation": "bb", "signature": SIGNATURE, "created": 1.0, "registration": "r0"}
+    return events.model_record(model=model, version=version, **(given | changes))
 
 
 def app_record(app: str = "digits", **changes: Any) -> AppRecord:
@@ -104,32 +80,18 @@ def app_record(app: str = "digits", **changes: Any) -> AppRecord:
 
 def inspected(registration: str = "r1", worker: str = "w1", **changes: Any) -> ModelInspected:
     fact = ModelInspected(
-        registration=registration,
-        worker=worker,
-        hardware="cpu",
-        source="aa",
-        validation="bb",
-        signature=SIGNATURE,
-        operators=["Gemm", "Relu"],
-        fixed_batch=False,
-        samples=500,
-        baseline_accuracy=0.9,
+        registration=registration, worker=worker, hardware="cpu", source="aa", validation="bb", signature=SIGNATURE,
+        operators=["Gemm", "Relu"], fixed_batch=False, samples=500, baseline_accuracy=0.9,
         frameworks={"ort": "", "torch": "torch is not installed"},
-    )
+    )  # fmt: skip
     return replace(fact, **changes)
 
 
 def built(plan: VariantPlan, registration: str = "r1", worker: str = "w1", **changes: Any) -> VariantBuilt:
     fact = VariantBuilt(
-        registration=registration,
-        worker=worker,
-        hardware="cpu",
-        plan=plan,
-        artifact="cc",
-        accuracy=0.9,
-        agreement=1.0,
-        profile=PROFILE,
-    )
+        registration=registration, worker=worker, hardware="cpu", plan=plan, artifact="cc", accuracy=0.9,
+        agreement=1.0, profile=PROFILE,
+    )  # fmt: skip
     return replace(fact, **changes)
 
 
@@ -144,18 +106,8 @@ def finished(
 
 
 def heartbeat(worker: str = "w1", utilisation: float = 0.1, cores: int = 2, **changes: Any) -> WorkerHeartbeat:
-    device = DeviceStatus(
-        device="cpu",
-        kind="cpu",
-        cores=cores,
-        memory_mb=8000,
-        memory_used_mb=100,
-        cores_used=utilisation * cores,
-        utilisation=utilisation,
-        price_per_hour=0.1,
-    )
-    beat = WorkerHeartbeat(worker=worker, hardware="cpu", incarnation=1, at=0.0, devices=[device], instances=[])
-    return replace(beat, **changes)
+    figures = {"memory_mb": 8000, "memory_used_mb": 100, "cores_used": utilisation * cores, "utilisation": utilisation}
+    return replace(beat(worker=worker, devices=[device(cores=cores, **figures)]), **changes)
 
 
 class Stage:

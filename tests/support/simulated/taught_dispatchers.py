@@ -11,14 +11,14 @@ from bus.codec import decode, encode
 from bus.messages.catalog import AppRecord, Ensemble
 from bus.messages.public import ListRequest
 from bus.subjects import Subjects
-from services.core.actor import Changed, Synced
-from services.core.catalog import key_of
+from services.core.actor import Synced
 from services.core.ensemble.base import Learnt, Member
 from services.core.selection.policy import InfaasPolicy
 from services.core.settings import Settings
 from services.dispatcher.actor import Dispatcher, make_dispatcher
 from services.dispatcher.commands import RunPolicy, WriteContext
 from services.dispatcher.predictions import Prediction, digest_of
+from tests.support.data.events import change_of
 from tests.support.simulated.fleet import ContextStore, catalogue, variant
 from tests.support.simulated.virtual_time import Stage
 
@@ -86,7 +86,7 @@ class Dispatchers:
         actor = make_dispatcher(Settings(), self.subjects, name, InfaasPolicy(), {"cpu": 1.0}, new_uid)
         self.stage.enter(name, actor, self.store)
         for record in self.records:
-            self.stage.send(name, Changed("infaas-catalog", key_of(record), encode(record)))
+            self.stage.send(name, change_of(record))
         self.stage.send(name, Synced("infaas-catalog"))
         return actor
 

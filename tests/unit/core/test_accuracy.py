@@ -4,15 +4,14 @@ import math
 
 import pytest
 
-from bus.codec import encode
 from bus.messages.catalog import AppRecord, VariantRecord
-from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from services.core.accuracy import answers_as_model, meeting
-from services.core.catalog import Catalog, key_of
 from services.core.demand import variants_for
 from services.core.selection import Ask, ClusterView
 from services.core.selection.policy import BruteForce, InfaasPolicy
 from services.jobs.policy import eligible
+from tests.support.data.events import catalog_of
+from tests.support.data.heartbeats import beat, device, instance
 from tests.support.simulated.fleet import PRICES, catalogue, variant
 
 OWN = variant("own", accuracy=0.95, model_accuracy=0.95)
@@ -79,9 +78,7 @@ def test_an_error_may_be_half_a_percent_larger_and_nearly_all_answers_agree(
 
 
 def test_scaling_plans_with_the_variants_that_selection_uses() -> None:
-    known = Catalog()
-    for record in catalogue(*THREE):
-        known.apply(key_of(record), encode(record))
+    known = catalog_of(*catalogue(*THREE))
 
     def named(accuracy: float, variant: str | None = None) -> set[str]:
         return {record.variant for record in variants_for("app", None, None, variant, known, accuracy)}
@@ -108,17 +105,8 @@ def test_a_refusal_offers_the_less_accurate_variant_and_says_how_to_get_it() -> 
 @pytest.mark.parametrize("policy", [InfaasPolicy, BruteForce])
 def test_instances_that_run_are_chosen_by_the_same_rule(policy: type[InfaasPolicy] | type[BruteForce]) -> None:
     found = view(*THREE)
-    device = DeviceStatus(
-        device="cpu", kind="cpu", cores=8, memory_mb=9000, memory_used_mb=0, cores_used=0, utilisation=0.1,
-        price_per_hour=0.1,
-    )  # fmt: skip
-    running = [
-        InstanceStatus(instance=record.variant, variant=record.variant, device="cpu", state="Active", since=0.0)
-        for record in THREE
-    ]
-    found.heartbeat(
-        WorkerHeartbeat(worker="w", hardware="cpu", incarnation=1, at=1.0, devices=[device], instances=running), 1.0
-    )
+    running = [instance(record.variant, record.variant) for record in THREE]
+    found.heartbeat(beat(*running, at=1.0, devices=[device(cores=8, memory_mb=9000)]), 1.0)
 
     def chosen(**needs: object) -> list[str]:
         chosen = policy().select(ask(**needs), 1.0, found).instance

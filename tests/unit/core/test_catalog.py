@@ -9,15 +9,9 @@ from msgspec.structs import replace
 from bus.codec import encode
 from bus.messages.catalog import ProfileRow, VariantRecord
 from services.core.catalog import Catalog, app_key, dominates, key_of, mark_dominated, model_key, target_of, variant_key
+from tests.support.data.events import catalog_of
 from tests.support.data.pipelines import deployed
 from tests.support.simulated.registrations import PROFILE, app_record, model_record, variant_record
-
-
-def catalog_of(*records: object) -> Catalog:
-    catalog = Catalog()
-    for record in records:
-        catalog.apply(key_of(record), encode(record))  # type: ignore[arg-type]
-    return catalog
 
 
 def test_looks_up_what_was_put() -> None:
@@ -28,9 +22,7 @@ def test_looks_up_what_was_put() -> None:
     assert catalog.variant(variant.variant) == variant
     assert catalog.variants_of("digits") == (variant,)
     assert catalog.apps_linking("mlp") == {"digits"}
-    assert list(catalog.apps) == [app]
-    assert list(catalog.models) == [model]
-    assert list(catalog.variants) == [variant]
+    assert (list(catalog.apps), list(catalog.models), list(catalog.variants)) == ([app], [model], [variant])
 
 
 def test_an_app_without_a_target_has_that_of_the_settings() -> None:
@@ -79,7 +71,6 @@ def test_a_switch_of_version_shows_the_other_variants() -> None:
 def test_the_latest_version_is_the_one_registered_last() -> None:
     catalog = catalog_of(model_record(version="10", created=5.0), model_record(version="9", created=6.0))
     latest = catalog.model("mlp")
-    assert latest is not None
     assert latest.version == "9"
     assert sorted(catalog.versions("mlp")) == ["10", "9"]
 

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.messages.catalog import Profile, ProfileRow, Signature, VariantRecord
-from bus.messages.fleet import DeviceStatus
 from services.core import cost
 from services.core.placement import container_kind
 from services.core.settings import PriceSettings
 from services.shell.prices import load_prices
 from services.shell.settings import SettingsError
+from tests.support.data.heartbeats import device
 from tests.support.simulated.fleet import variant
 
 PRICES = {"cpu": 0.048, "gpu": 3.06, "inferentia": 0.0905}
@@ -208,12 +208,7 @@ def test_a_users_own_process_costs_a_cpu_core_whatever_it_takes_of_its_device() 
 def test_an_instance_of_a_remote_engine_costs_the_price_and_a_machine_nothing_for_it() -> None:
     record = Variant(hardware="remote", memory_mb=0.0).record()
     assert cost.instance_price_per_s(record, {"remote": 3.6}, 64, 0.0) == pytest.approx(0.001)
-    devices = [
-        DeviceStatus(
-            device=kind, kind=kind, cores=2, memory_mb=100.0, memory_used_mb=0.0, cores_used=0.0, utilisation=0.0, price_per_hour=price
-        )
-        for kind, price in (("cpu", 0.1), ("remote", 3.6), ("gpu", 1.0))
-    ]  # fmt: skip
+    devices = [device(kind, price_per_hour=price) for kind, price in (("cpu", 0.1), ("remote", 3.6), ("gpu", 1.0))]
     assert cost.machine_price(devices) == pytest.approx(1.1)
 
 

@@ -33,13 +33,9 @@ def test_far_needs_workers_and_names_are_kept_apart() -> None:
 
 
 needs = st.builds(
-    row,
-    st.none() | st.floats(0.1, 60_000),
-    st.floats(0, 1),
-    st.integers(1, 100),
-    st.sampled_from(["w", "v", ""]),
+    row, st.none() | st.floats(0.1, 60_000), st.floats(0, 1), st.integers(1, 100), st.sampled_from(["w", "v", ""]),
     cost=st.none() | st.floats(1e-6, 10),
-)
+)  # fmt: skip
 
 
 @given(st.lists(needs, max_size=200))

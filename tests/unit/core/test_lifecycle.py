@@ -45,12 +45,7 @@ def seen(**changes: float) -> Observed:
         ("backlog gone", "Overloaded", seen(backlog_s=0.6), "Active"),
         ("slow", "Active", seen(latency_s=0.06), "Interfered"),
         ("a little slow", "Active", seen(latency_s=0.049), "Active"),
-        (
-            "many times the profile but by less than a few ms",
-            "Active",
-            seen(latency_s=0.005, profiled_s=0.001),
-            "Active",
-        ),
+        ("many times the profile but by less than a few ms", "Active", seen(latency_s=0.005, profiled_s=0.001), "Active"),
         ("slow, but few items say so", "Active", seen(latency_s=0.06, items=7), "Active"),
         ("slow at its peak", "Active", seen(latency_s=0.06, load=100.0), "Overloaded"),
         ("slowness made the backlog", "Active", seen(latency_s=0.06, backlog_s=2.0), "Interfered"),
@@ -62,7 +57,7 @@ def seen(**changes: float) -> Observed:
         ("from one trouble to the other", "Interfered", seen(load=100.0), "Overloaded"),
         ("without a measured saturation", "Active", seen(saturation=0.0), "Active"),
     ],
-)
+)  # fmt: skip
 def test_judgement(what: str, state: State, observed: Observed, expected: State) -> None:
     new, reason = judge(state, observed, LIMITS)
     assert new == expected, what
@@ -80,15 +75,9 @@ def test_reasons_give_the_figures() -> None:
 
 
 observations = st.builds(
-    Observed,
-    load=st.floats(0, 1e5),
-    saturation=st.floats(0, 1e5),
-    backlog_s=st.floats(0, 100),
-    latency_s=st.floats(0, 10),
-    profiled_s=st.floats(0, 10),
-    items=st.integers(0, 1000),
-    slo_s=st.floats(0, 30),
-)
+    Observed, load=st.floats(0, 1e5), saturation=st.floats(0, 1e5), backlog_s=st.floats(0, 100),
+    latency_s=st.floats(0, 10), profiled_s=st.floats(0, 10), items=st.integers(0, 1000), slo_s=st.floats(0, 30),
+)  # fmt: skip
 
 
 @given(st.sampled_from(sorted(SERVING)), observations)

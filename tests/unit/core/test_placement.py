@@ -15,13 +15,10 @@ CPU = Device(name="cpu", kind="cpu", cores=2, memory_mb=1000.0)
         (Variant(), ""),
         (Variant(threads=2, memory_mb=800.0), ""),
         (Variant(threads=3), "needs 3 threads, cpu has 2 cores"),
-        (
-            Variant(memory_mb=801.0),
-            "needs 801 MB, cpu sets 800 MB aside: use a larger device or raise monitor.memory_share",
-        ),
+        (Variant(memory_mb=801.0), "needs 801 MB, cpu sets 800 MB aside: use a larger device or raise monitor.memory_share"),
         (Variant(hardware="gpu"), "needs a device of kind gpu, cpu is of kind cpu"),
     ],
-)
+)  # fmt: skip
 def test_fit(variant: Variant, why: str) -> None:
     found = misfit(variant.record(), CPU, memory_share=0.8)
     assert found.endswith(why)

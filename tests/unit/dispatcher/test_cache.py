@@ -34,7 +34,6 @@ def test_an_answer_is_found_by_its_inputs_model_and_version_only() -> None:
     cache = PredictionCache(100_000)
     cache.put(digest(1), "mlp", "1", SOURCE, outputs(7))
     found = cache.get(digest(1), "mlp", "1", always)
-    assert found is not None
     assert (found.source, found.outputs) == (SOURCE, outputs(7))
     assert cache.get(digest(2), "mlp", "1", always) is None
     assert cache.get(digest(1), "cnn", "1", always) is None
@@ -61,7 +60,6 @@ def test_the_more_accurate_answer_of_a_version_stays() -> None:
     for source, value in ((SOURCE, 1), (low, 2)):
         cache.put(digest(1), None, None, source, outputs(value))
     held = cache.get(digest(1), None, None, always)
-    assert held is not None
     assert (held.source, held.outputs) == (SOURCE, outputs(1))
     cache.put(digest(1), None, None, high, outputs(3, size=400))
     assert (held.source, held.outputs) == (high, outputs(3, size=400))
@@ -159,7 +157,6 @@ def test_equal_parts_wait_for_the_first(equal: Coalescing) -> None:
     assert not equal.wait(("app", digest(8), "mlp", "1"), part(3), 0.0)
     assert not equal.wait(("other", digest(9), "mlp", "1"), part(4), 0.0)
     ended = equal.ended(digest(0))
-    assert ended is not None
     assert ended[0] == KEY
     assert [one.uid for one in ended[1]] == [digest(1), digest(2)]
     assert equal.ended(digest(0)) is None

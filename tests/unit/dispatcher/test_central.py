@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from bus.codec import decode, encode
-from bus.messages.catalog import PipelineEdge, PipelineRecord, PipelineVertex
-from bus.messages.fleet import EnsureLoaded
+from bus.messages.catalog import PipelineRecord, PipelineVertex
 from bus.messages.flow import Execute, HandBack
-from bus.messages.public import Listing, ListRequest, QueryHead, Tensor
+from bus.messages.public import ListRequest, QueryHead, Tensor
 from services.core.actor import After, Envelope, Publish
 from services.core.pipelines.estimator import HOP_LEVELS, LatencyEstimator, MeasuredHop, at_percentile
 from services.core.pipelines.graph import PipelineGraph
@@ -21,83 +20,78 @@ from services.core.settings import DispatcherSettings, Settings
 from services.dispatcher.central import PullDue
 from tests.support.data.pipelines import chain, gamma_arrivals
 from tests.support.simulated.fleet import variant
-from tests.unit.dispatcher.test_pipelines import ONE, Staged, planned, vertex
+from tests.unit.dispatcher.test_pipelines import CHAIN, ONE, Staged, planned
 
-TWO = PipelineRecord(
-    vertices=[vertex("a"), vertex("b", "a.y")], edges=[PipelineEdge(source="a", target="b")], output={"y": "b.y"}
-)
+A = "a-v1-ort-fp32-t1-b8"
 
 
-def plan_with(fleet: Staged, name: str, *, batch: int = 4, latency_ms: float = 20_000.0) -> None:
-    """The one stage is planned with this variant."""
-    plan = planned(batch=batch)
-    plan.vertices["a"] = msgspec.structs.replace(plan.vertices["a"], variant=name)
-    fleet.change("p", plan=plan, latency_ms=latency_ms)
+def central(
+    name: str = A, *, batch: int = 4, latency_ms: float = 20_000.0, slow: float = 1.0, listen: bool = False
+) -> Staged:
+    """The one stage is planned with this variant, and its device is so slow. listen: to what its executor is sent."""
+    fleet = Staged(ONE)
+    fleet.change("p", plan=planned(batch=batch, name=name), latency_ms=latency_ms)
+    fleet.devices["w0"].slow = slow
+    if listen:
+        fleet.stage.listen(fleet.subjects.execute("w0", "cpu"))
+    return fleet
+
+
+def served(fleet: Staged, labels: list[str], seconds: float = 0.0) -> bool:
+    """Whether each query has its one answer after so much more time."""
+    return all("outputs" in reply for reply in fleet.each(labels, seconds))
 
 
 def test_what_waits_for_any_instance_is_served_by_the_planned_one_that_comes() -> None:
     """No worker is known when the queries come, so they wait for one like others. Then the planned variant is there, and serves."""
-    fleet = Staged(ONE)
-    plan_with(fleet, "a-v1-ort-fp32-t1-b8")
-    dispatcher = fleet.stage.members["d0"].actor
+    fleet = central()
     fleet.stage.run(0.1)  # the next heartbeat is some time off
-    dispatcher.view.lose_worker("w0")  # type: ignore[attr-defined]  # as after a silence
+    fleet.dispatcher().view.lose_worker("w0")  # as after a silence
     labels = [fleet.ask("p") for _ in range(10)]
     fleet.stage.run(0.01)
-    assert len(dispatcher.in_flight.waiting) == 10  # type: ignore[attr-defined]
-    fleet.stage.run(3.0)
-    assert [len(fleet.replies(label)) for label in labels] == [1] * 10
-    assert all("outputs" in fleet.replies(label)[0] for label in labels)
+    assert len(fleet.dispatcher().in_flight.waiting) == 10
+    assert served(fleet, labels, 3.0)
 
 
 def test_the_last_planned_instance_dies_and_others_serve_what_waits() -> None:
     fleet = Staged(ONE, workers=2)
     other = variant("a-v1-ort-fp32-t2-b8", model="a", threads=2)
     fleet.add(other)
-    fleet.stage.publish(fleet.subjects.worker("w1", "load"), EnsureLoaded(variant=other, app="a"))
-    fleet.stage.run(2.0)
-    plan_with(fleet, other.variant, batch=1)
+    fleet.order(other, "w1", app="a", seconds=2.0)
+    fleet.change("p", plan=planned(batch=1, name=other.variant), latency_ms=20_000.0)
     fleet.devices["w1"].slow = 20.0
     labels = [fleet.ask("p") for _ in range(20)]
     fleet.stage.run(0.05)
     assert sum(len(fleet.replies(label)) for label in labels) < 5
-    fleet.stage.kill("w1/cpu")
-    fleet.stage.kill("w1")
-    fleet.stage.run(10.0)
-    assert [len(fleet.replies(label)) for label in labels] == [1] * 20
-    assert all("outputs" in fleet.replies(label)[0] for label in labels)
+    fleet.kill_worker("w1")
+    assert served(fleet, labels, 10.0)
     assert sum(len(batch) for batch in fleet.devices["w0"].batches) >= 15
 
 
 @pytest.mark.parametrize("slow", [1.0, 1.5])
 def test_what_a_batch_takes_beyond_its_profile_is_measured(slow: float) -> None:
     """Two messages, to the executor and that the batch is done, and what it computes longer. A variant that no plan names has none."""
-    fleet = Staged(TWO)
+    fleet = Staged(CHAIN)
     fleet.change("p", plan=planned(batch=4))
     fleet.devices["w0"].slow = slow
     for _ in range(30):
         fleet.ask("p")
         fleet.stage.run(0.05)
-    fleet.stage.publish(fleet.subjects.list("variants"), ListRequest(), "_INBOX.test.listing")
-    fleet.stage.run(0.1)
-    [body] = [body for _, heard, body in fleet.stage.heard if heard == "_INBOX.test.listing"]
-    rows = {row["variant"]: row for row in decode(Listing, body).items}
-    profiled = rows["a-v1-ort-fp32-t1-b8"]["latency_ms"]
-    assert rows["a-v1-ort-fp32-t1-b8"]["hop_ms"] == pytest.approx(0.2 + (slow - 1.0) * profiled, rel=0.02)
+    rows = {row["variant"]: row for row in fleet.request(fleet.subjects.list("variants"), ListRequest())["items"]}
+    assert rows[A]["hop_ms"] == pytest.approx(0.2 + (slow - 1.0) * rows[A]["latency_ms"], rel=0.02)
     assert rows["b-v1-ort-fp32-t1-b8"]["hop_ms"] is None
 
 
 def test_of_a_way_that_varies_the_mean_and_quantiles_are_known() -> None:
     """Every other batch takes once more its profile."""
-    fleet = Staged(ONE)
-    plan_with(fleet, "a-v1-ort-fp32-t1-b8")
+    fleet = central()
     for number in range(60):
         fleet.devices["w0"].slow = 1.0 + number % 2
         fleet.ask("p", latency_ms=20_000.0)
         fleet.stage.run(0.2)
-    dispatcher: Any = fleet.stage.members["d0"].actor
+    dispatcher = fleet.dispatcher()
     whole = 1000.0 * dispatcher.view.instances[next(iter(dispatcher.view.instances))].table.seconds(1)
-    hop = dispatcher.central.hops["a-v1-ort-fp32-t1-b8"]
+    hop = dispatcher.central.hops[A]
     assert hop.ms == pytest.approx(0.2 + whole / 2, rel=0.03)
     known = dict(zip(HOP_LEVELS, hop.quantiles_ms, strict=True))
     assert (known[0.25], known[0.75]) == (pytest.approx(0.2, rel=0.03), pytest.approx(0.2 + whole, rel=0.03))
@@ -173,22 +167,18 @@ def test_latencies_are_as_estimated_where_the_way_varies(
 
 
 def test_a_batch_that_finds_others_at_its_instance_says_nothing_of_the_way() -> None:
-    fleet = Staged(ONE)
-    plan_with(fleet, "a-v1-ort-fp32-t1-b8")
+    fleet = central()
     for _ in range(20):
         fleet.ask("a", latency_ms=20_000.0)
         fleet.ask("p")
         fleet.stage.run(0.2)
-    dispatcher: Any = fleet.stage.members["d0"].actor
-    hop = dispatcher.central.hops.get("a-v1-ort-fp32-t1-b8", MeasuredHop(0.2))
-    assert hop.ms == pytest.approx(0.2, rel=0.05)
+    assert fleet.dispatcher().central.hops.get(A, MeasuredHop(0.2)).ms == pytest.approx(0.2, rel=0.05)
 
 
 def test_queries_that_come_together_go_in_one_batch() -> None:
     """In one turn of the loop, as those whose answers of the stage before come together. The first does not take the idle instance alone."""
-    fleet = Staged(ONE)
-    plan_with(fleet, "a-v1-ort-fp32-t1-b8")
-    actor, now = fleet.stage.members["d0"].actor, fleet.stage.now
+    fleet = central()
+    actor, now = fleet.dispatcher(), fleet.stage.now
     body = encode({"inputs": Tensor("FP32", [1, 2], b"\0" * 8)})
     effects = []
     for i in range(3):
@@ -211,47 +201,33 @@ def test_a_full_queue_refuses_as_overloaded() -> None:
     plan = planned(batch=1)
     plan.vertices.update(dict.fromkeys(("one", "two", "three"), plan.vertices["a"]))
     fleet.change("p", plan=plan, latency_ms=20_000.0)
-    labels = [fleet.ask("p") for _ in range(4)]
-    fleet.stage.run(15.0)
-    replies = [fleet.replies(label) for label in labels]
-    assert [len(all_) for all_ in replies] == [1] * 4
-    codes = {one["error"]["code"] for [one] in replies if "error" in one}
-    assert codes == {"overloaded"}
-    assert sum("outputs" in one for [one] in replies) == 2
+    replies = fleet.each([fleet.ask("p") for _ in range(4)], 15.0)
+    assert {one["error"]["code"] for one in replies if "error" in one} == {"overloaded"}
+    assert sum("outputs" in one for one in replies) == 2
 
 
 def test_a_query_that_its_executor_could_not_answer_in_time_does_not_cost_the_instance() -> None:
-    fleet = Staged(ONE)
-    plan_with(fleet, "a-v1-ort-fp32-t1-b8")
-    fleet.stage.listen(fleet.subjects.execute("w0", "cpu"))
-    fleet.devices["w0"].slow = 50.0
+    fleet = central(slow=50.0, listen=True)
     fleet.ask("p")
     fleet.stage.run(0.005)
-    [sent] = [decode(Execute, body) for _, subject, body in fleet.stage.heard if "execute" in subject]
-    dispatcher = fleet.stage.members["d0"].actor
-    before = set(dispatcher.view.instances)  # type: ignore[attr-defined]
+    [sent] = fleet.sent(Execute, "execute")
+    before = set(fleet.dispatcher().view.instances)
     fleet.stage.publish(fleet.subjects.resubmit("d0"), HandBack(sent.route, "deadline", sent.body))
     fleet.stage.run(0.001)
-    assert set(dispatcher.view.instances) == before  # type: ignore[attr-defined]
+    assert set(fleet.dispatcher().view.instances) == before
 
 
 def test_an_instance_gets_nothing_more_until_it_is_done() -> None:
-    fleet = Staged(ONE)
-    plan_with(fleet, "a-v1-ort-fp32-t1-b8", batch=3)
-    fleet.devices["w0"].slow = 50.0
+    fleet = central(batch=3, slow=50.0)
     labels = [fleet.ask("p") for _ in range(10)]
     fleet.stage.run(0.01)
-    executor = fleet.stage.members["w0/cpu"].actor
-    assert len(executor.pending) <= 3  # type: ignore[attr-defined]
-    fleet.stage.run(10.0)
-    assert sum(len(fleet.replies(label)) for label in labels) == 10
+    assert len(fleet.stage.members["w0/cpu"].actor.pending) <= 3
+    fleet.each(labels, 10.0)
     assert [len(batch) for batch in fleet.devices["w0"].batches][1:] == [3, 3, 3]
 
 
 def test_the_earliest_deadline_is_served_first() -> None:
-    fleet = Staged(ONE)
-    plan_with(fleet, "a-v1-ort-fp32-t1-b8", batch=1)
-    fleet.devices["w0"].slow = 20.0
+    fleet = central(batch=1, slow=20.0)
     fleet.ask("p")
     fleet.stage.run(0.001)
     late, soon, last = (fleet.ask("p", latency_ms=ms) for ms in (15_000.0, 10_000.0, 19_000.0))
@@ -262,7 +238,7 @@ def test_the_earliest_deadline_is_served_first() -> None:
 
 def sent_again(fleet: Staged, **fields: Any) -> str:
     """A further message to the executor, as the one that it got, with another route; returns what its client hears at."""
-    [sent] = [decode(Execute, body) for _, subject, body in fleet.stage.heard if "execute" in subject][:1]
+    sent = fleet.sent(Execute, "execute")[0]
     label = f"again-{len(fleet.stage.heard)}-{fields.get('uid', b'').hex()}"
     deadline = fleet.stage.now + 5.0
     route = msgspec.structs.replace(
@@ -279,8 +255,7 @@ def test_a_batch_whose_last_query_was_answered_before_begins_at_once() -> None:
     fleet.one(fleet.ask("p"))
     first = sent_again(fleet, uid=b"n" * 16, more=True)
     known = sent_again(fleet)
-    fleet.stage.run(0.01)
-    assert (len(fleet.replies(known)), len(fleet.replies(first))) == (1, 1)
+    fleet.each([known, first], 0.01)
 
 
 @pytest.mark.parametrize("lost", [1, 2])
@@ -291,34 +266,29 @@ def test_a_batch_whose_last_message_is_lost_begins_with_the_next_report(lost: in
     labels = [sent_again(fleet, uid=bytes([number]) * 16, more=True) for number in range(lost)]
     fleet.stage.run(0.001)
     assert not fleet.replies(labels[0]), "it waits for the rest of its batch"
-    fleet.stage.run(0.6)
-    assert [len(fleet.replies(label)) for label in labels] == [1] * lost
+    fleet.each(labels, 0.6)
     assert len(fleet.devices["w0"].batches) == 2
 
 
 def test_queries_of_its_app_itself_do_not_starve_a_planned_stage() -> None:
     """Clients ask the stage's app so often that its instance is never without work."""
-    fleet = Staged(ONE)
-    plan_with(fleet, "a-v1-ort-fp32-t1-b8", latency_ms=1000.0)
+    fleet = central(latency_ms=1000.0)
     for number in range(300):
         fleet.ask("a", latency_ms=1000.0)
         if number == 100:
             labels = [fleet.ask("p") for _ in range(6)]
         fleet.stage.run(0.0008)
-    assert [len(fleet.replies(label)) for label in labels] == [1] * 6
-    assert all("outputs" in fleet.replies(label)[0] for label in labels)
+    assert served(fleet, labels)
 
 
 def test_where_not_all_can_be_in_time_the_larger_number_gives_way() -> None:
-    fleet = Staged(ONE)
-    plan_with(fleet, "a-v1-ort-fp32-t1-b8", batch=4, latency_ms=2000.0)  # four take 4 ms
+    fleet = central(latency_ms=2000.0)  # four take 4 ms
     low = [fleet.ask("p", latency_ms=100.0, priority=9) for _ in range(80)]
     high = [fleet.ask("p", latency_ms=110.0, priority=1) for _ in range(60)]
     fleet.stage.run(3.0)
 
     def answered(labels: list[str]) -> int:
-        assert [len(fleet.replies(label)) for label in labels] == [1] * len(labels)
-        return sum("outputs" in fleet.replies(label)[0] and not fleet.replies(label)[0]["missed"] for label in labels)
+        return sum("outputs" in one and not one["missed"] for one in fleet.each(labels))
 
     assert answered(high) >= 58, "times are not exact"
     assert 20 <= answered(low) < 60

@@ -45,7 +45,6 @@ def test_what_is_lost_is_not_looked_for_again_and_is_known_to_be_lost() -> None:
     found = Counted()
     found.put("a._", b"", 0, 9)
     there = found.get("a._", 9)
-    assert there is not None
     assert (there.full, there.revision, there.covers) == (True, 0, 9)
 
 

@@ -6,13 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.codec import encode
 from bus.messages.catalog import Signature, TensorSpec, VariantRecord
-from bus.messages.fleet import EnsureLoaded
 from bus.messages.public import Tensor
 from bus.tensors import to_array
 from services.dispatcher.default_output import MOST_BYTES, default_outputs
-from tests.support.simulated.fleet import Fleet, variant
+from tests.support.simulated.fleet import Fleet, refused, variant
 
 SLO_MS = 100.0
 
@@ -20,24 +18,17 @@ SLO_MS = 100.0
 class WithDefault(Fleet):
     """A fleet whose app answers 7 where nothing better can come within its latency."""
 
-    def __init__(self, *variants: VariantRecord, loaded: bool = True, **options: Any) -> None:
+    def __init__(self, *variants: VariantRecord, loaded: bool = True, slow: float = 1.0, **options: Any) -> None:
         super().__init__(*(variants or (variant(),)), **options)
         self.change(default_output=7, latency_ms=SLO_MS)
-        if loaded:
-            for record in variants or (variant(),):
-                self.stage.publish(self.subjects.worker("w0", "load"), EnsureLoaded(variant=record, app="app"))
-            self.stage.run(1.0)
+        for record in (variants or (variant(),)) if loaded else ():
+            self.order(record)
+        self.stage.run(1.0)
+        self.devices["w0"].slow = slow
 
-    def heard(self, label: str) -> list[tuple[float, dict[str, Any]]]:
-        """(seconds after now, reply) of one query, over what follows."""
-        asked = self.stage.now
-        self.stage.run(5.0)
-        times = [at - asked for at, subject, _ in self.stage.heard if subject == f"_INBOX.test.{label}"]
-        return list(zip(times, self.replies(label), strict=True))
 
-    def one(self, label: str) -> tuple[float, dict[str, Any]]:
-        [end] = self.heard(label)
-        return end
+ASLEEP = 1000.0 / 2.5  # one second instead of 2.5 ms
+AT_THE_OBJECTIVE = pytest.approx(SLO_MS / 1000.0, rel=0.1)
 
 
 def is_default(reply: dict[str, Any], word: str) -> bool:
@@ -45,10 +36,9 @@ def is_default(reply: dict[str, Any], word: str) -> bool:
 
 
 def test_a_model_that_sleeps_ten_times_its_objective_is_answered_for_at_the_objective() -> None:
-    fleet = WithDefault()
-    fleet.devices["w0"].slow = 1000.0 / 2.5  # one second instead of 2.5 ms
-    seconds, reply = fleet.one(fleet.ask())
-    assert seconds == pytest.approx(SLO_MS / 1000.0, rel=0.1)
+    fleet = WithDefault(slow=ASLEEP)
+    seconds, reply = fleet.timed(fleet.ask())
+    assert seconds == AT_THE_OBJECTIVE
     assert is_default(reply, "deadline: the model had not answered")
     assert (reply["model"], reply["variant"], reply["cost"], reply["missed"]) == ("", "", 0.0, [])
     [outcome] = fleet.outcomes()
@@ -56,19 +46,17 @@ def test_a_model_that_sleeps_ten_times_its_objective_is_answered_for_at_the_obje
 
 
 def test_what_waits_behind_it_is_answered_at_its_own_deadline() -> None:
-    fleet = WithDefault()
-    fleet.devices["w0"].slow = 1000.0 / 2.5
+    fleet = WithDefault(slow=ASLEEP)
     labels = [fleet.ask() for _ in range(3)]
     fleet.stage.run(0.01)
     labels += [fleet.ask() for _ in range(3)]
-    fleet.stage.run(3.0)
-    assert [[is_default(reply, "deadline") for reply in fleet.replies(label)] for label in labels] == [[True]] * 6
+    assert all(is_default(reply, "deadline") for reply in fleet.each(labels, 3.0))
     assert sorted(outcome.outcome for outcome in fleet.outcomes()) == ["default"] * 6
 
 
 def test_an_answer_in_time_is_no_default() -> None:
     fleet = WithDefault()
-    _, reply = fleet.one(fleet.ask())
+    _, reply = fleet.timed(fleet.ask())
     assert "default" not in reply
     assert reply["variant"] == variant().variant
     assert [outcome.outcome for outcome in fleet.outcomes()] == ["ok"]
@@ -76,73 +64,66 @@ def test_an_answer_in_time_is_no_default() -> None:
 
 def test_a_model_that_can_never_make_it_is_answered_for_at_the_deadline() -> None:
     fleet = WithDefault(variant(base_ms=1000.0), loaded=False)
-    seconds, reply = fleet.one(fleet.ask(items=2))
-    assert seconds == pytest.approx(SLO_MS / 1000.0, rel=0.1)
+    seconds, reply = fleet.timed(fleet.ask(items=2))
+    assert seconds == AT_THE_OBJECTIVE
     assert reply["default"] is True
     assert reply["reason"].startswith("unsatisfiable: ")
-    assert reply["outputs"]["y"]["shape"] == [2, 1]
-    assert reply["outputs"]["y"]["data"] == b"\0\0\xe0@" * 2
+    assert (reply["outputs"]["y"]["shape"], reply["outputs"]["y"]["data"]) == ([2, 1], b"\0\0\xe0@" * 2)
 
 
 def test_a_query_that_demands_what_nobody_can_give_is_told_so() -> None:
     fleet = WithDefault()
-    seconds, reply = fleet.one(fleet.ask(accuracy=0.99))
-    assert reply["error"]["code"] == "unsatisfiable"
+    seconds, reply = fleet.timed(fleet.ask(accuracy=0.99))
+    refused(reply, "unsatisfiable")
     assert seconds < 0.01
 
 
 def test_a_load_that_ends_before_the_deadline_answers_after_all() -> None:
     fleet = WithDefault(variant(load_ms=300.0), loaded=False)
     fleet.change(latency_ms=1000.0)
-    _, reply = fleet.one(fleet.ask())
+    _, reply = fleet.timed(fleet.ask())
     assert "default" not in reply
 
 
 def test_a_load_that_takes_longer_than_the_objective_is_waited_for_no_longer() -> None:
     fleet = WithDefault(variant(load_ms=400.0), loaded=False)
-    seconds, reply = fleet.one(fleet.ask())
-    assert seconds == pytest.approx(SLO_MS / 1000.0, rel=0.1)
+    seconds, reply = fleet.timed(fleet.ask())
+    assert seconds == AT_THE_OBJECTIVE
     assert is_default(reply, "being loaded")
-    _, later = fleet.one(fleet.ask())
+    _, later = fleet.timed(fleet.ask())
     assert "default" not in later
 
 
 def test_without_a_model_the_default_comes_at_once() -> None:
     fleet = WithDefault()
     fleet.change(links={})
-    seconds, reply = fleet.one(fleet.ask())
+    seconds, reply = fleet.timed(fleet.ask())
     assert is_default(reply, "unknown_model")
     assert seconds < 0.01
 
 
 def test_a_bad_query_is_refused_with_or_without_a_default() -> None:
     fleet = WithDefault()
-    _, reply = fleet.one(fleet.ask(priority=11))
-    assert reply["error"]["code"] == "bad_request"
+    refused(fleet.timed(fleet.ask(priority=11))[1], "bad_request")
 
 
 def test_when_the_executor_dies_the_default_comes_and_only_once() -> None:
-    fleet = WithDefault()
-    fleet.devices["w0"].slow = 1000.0 / 2.5
+    fleet = WithDefault(slow=ASLEEP)
     label = fleet.ask()
     fleet.stage.run(0.02)
-    fleet.stage.kill("w0/cpu")
-    fleet.stage.kill("w0")
-    [(_, reply)] = fleet.heard(label)
-    assert is_default(reply, "deadline")
+    fleet.kill_worker("w0")
+    assert is_default(fleet.reply(label, 5.0), "deadline")
 
 
 def test_when_its_dispatcher_dies_another_gives_the_default() -> None:
-    fleet = WithDefault(dispatchers=2)
-    fleet.devices["w0"].slow = 1000.0 / 2.5
+    fleet = WithDefault(dispatchers=2, slow=ASLEEP)
     labels = [fleet.ask() for _ in range(2)]  # one each
     fleet.stage.run(0.02)
     fleet.stage.kill("d0")
     fleet.stage.run(6.0)
-    for label in labels:
-        ends = fleet.replies(label)
-        assert len(ends) <= 1, "nobody hears twice"
-    assert any(is_default(reply, "deadline") for label in labels for reply in fleet.replies(label))
+    ends = [fleet.replies(label) for label in labels]
+    assert max(map(len, ends)) == 1, "nobody hears twice"
+    assert any(is_default(reply, "deadline") for end in ends for reply in end)
 
 
 def test_a_dispatcher_that_stops_hands_on_what_waits_for_its_default() -> None:
@@ -150,42 +131,33 @@ def test_a_dispatcher_that_stops_hands_on_what_waits_for_its_default() -> None:
     labels = [fleet.ask() for _ in range(2)]
     fleet.stage.run(0.02)
     fleet.stage.stop("d0")
-    fleet.stage.run(1.0)
-    assert [[is_default(r, "loaded") for r in fleet.replies(label)] for label in labels] == [[True]] * 2
+    assert all(is_default(reply, "loaded") for reply in fleet.each(labels, 1.0))
 
 
 def test_versions_are_switched_and_rolled_back_and_no_answer_mixes_them() -> None:
-    first = variant("m-v1", version="1")
-    second = variant("m-v2", version="2")
-    fleet = WithDefault(first, second)
-    fleet.change(links={"m": "1"})
+    fleet = WithDefault(variant("m-v1", version="1"), variant("m-v2", version="2"))
     answers = []
     for version in ("1", "2", "1"):
         fleet.change(links={"m": version})
-        labels = [fleet.ask() for _ in range(5)]
-        fleet.stage.run(0.5)
-        answers.append({(r["version"], r["variant"]) for label in labels for r in fleet.replies(label)})
+        replies = fleet.each([fleet.ask() for _ in range(5)], 0.5)
+        answers.append({(reply["version"], reply["variant"]) for reply in replies})
     assert answers == [{("1", "m-v1")}, {("2", "m-v2")}, {("1", "m-v1")}]
 
 
 def test_ids_and_several_items_come_back() -> None:
     fleet = WithDefault(variant(base_ms=1000.0), loaded=False)
-    inputs = Tensor("FP32", [3, 2], bytes(24))
-    body = encode({"inputs": inputs, "id": "mine"})
-    fleet.stage.publish(fleet.subjects.query("app"), body, "_INBOX.test.mine")
-    _, reply = fleet.one("mine")
+    reply = fleet.reply(fleet.ask(id="mine", items=3), 5.0)
     assert (reply["id"], reply["outputs"]["y"]["shape"]) == ("mine", [3, 1])
 
 
 def test_more_items_than_the_default_fits_into_a_message_for_are_refused_as_without_one() -> None:
     fleet = WithDefault(variant(base_ms=1000.0), loaded=False)
     fleet.change(default_output="x" * 60_000)
-    seconds, reply = fleet.one(fleet.ask(items=1000))
-    assert reply["error"]["code"] == "unsatisfiable"
-    assert seconds == pytest.approx(SLO_MS / 1000.0, rel=0.1)
+    seconds, reply = fleet.timed(fleet.ask(items=1000))
+    refused(reply, "unsatisfiable")
+    assert seconds == AT_THE_OBJECTIVE
     assert [outcome.outcome for outcome in fleet.outcomes()] == ["refused"]
-    _, one = fleet.one(fleet.ask())
-    assert one["default"] is True
+    assert fleet.timed(fleet.ask())[1]["default"] is True
 
 
 # -- An app's default output becomes tensors of its signature where it fits, and is never lost where it does not.
@@ -197,7 +169,6 @@ def signature(*outputs: tuple[str, str, list[int]]) -> Signature:
 
 def shown(value: Any, *outputs: tuple[str, str, list[int]], items: int = 2) -> dict[str, tuple[str, Any]]:
     found = default_outputs(value, signature(*outputs) if outputs else None, items)
-    assert found is not None
     return {name: (tensor.datatype, to_array(tensor, name).tolist()) for name, tensor in found.items()}
 
 
@@ -259,7 +230,6 @@ def test_nothing_is_made_that_no_message_can_hold() -> None:
     assert default_outputs("x" * 60_000, None, 65_536) is None
     assert default_outputs(0, signature(("y", "FP32", [1000])), 65_536) is None
     fits = default_outputs(0, signature(("y", "FP32", [1000])), MOST_BYTES // 4000)
-    assert fits is not None
     assert len(fits["y"].data) <= MOST_BYTES
     # A number fills no picture of gigabytes: it comes as it is.
     assert shown(3, ("y", "FP32", [30_000, 30_000])) == {"y": ("INT64", [3, 3])}

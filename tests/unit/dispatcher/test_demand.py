@@ -62,11 +62,8 @@ def test_a_worker_hears_of_what_it_took_alone() -> None:
             Ask("a", 1, 10.0, 0.1, 0.97, 0.002),
             "no instance can do 100 ms, accuracy 0.97, US$ 2 per million answers; ready soonest",
         ),
-        (
-            Ask("a", 1, 10.0, model="m", variant="m-v1", accuracy=0.9),
-            "no instance can do m-v1, accuracy 0.9; ready soonest",
-        ),
+        (Ask("a", 1, 10.0, model="m", variant="m-v1", accuracy=0.9), "no instance can do m-v1, accuracy 0.9; ready soonest"),
     ],
-)
+)  # fmt: skip
 def test_the_reason_says_what_was_asked(ask: Ask, told: str) -> None:
     assert reason_of(ask) == told

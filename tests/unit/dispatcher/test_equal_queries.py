@@ -7,8 +7,7 @@ import pytest
 
 from bus.messages.catalog import Ensemble, VariantRecord
 from bus.messages.public import Tensor
-from services.dispatcher.metrics import DispatcherMetrics
-from tests.support.simulated.fleet import variant
+from tests.support.simulated.fleet import metrics, refused, variant
 from tests.unit.dispatcher.test_join import MODELS, SLO_MS, Several, members, value
 
 CACHE = Ensemble(cache_mb=1)
@@ -29,6 +28,11 @@ def fleet_of(*variants: VariantRecord, selection: Ensemble | None = CACHE, **opt
     if any(one.version == "2" for one in variants):
         fleet.change(links={"m": "1"})
     return fleet
+
+
+def asked(fleet: Several, number: int = 1, **needs: Any) -> dict[str, Any]:
+    """The reply to a query with the inputs of this number."""
+    return fleet.one(fleet.ask(inputs=inputs(number), **needs))[1]
 
 
 def evaluated(fleet: Several) -> int:
@@ -70,11 +74,11 @@ def test_without_a_cache_equal_queries_are_evaluated_each() -> None:
 def test_two_inputs_under_one_digest_of_a_client_are_two() -> None:
     fleet = fleet_of()
     says(fleet, 1.0)
-    fleet.one(fleet.ask(inputs=inputs(1), input_digest="same"))
+    asked(fleet, 1, input_digest="same")
     says(fleet, 2.0)
-    _, other = fleet.one(fleet.ask(inputs=inputs(2), input_digest="same"))
+    other = asked(fleet, 2, input_digest="same")
     assert (value(other), other["cached"], evaluated(fleet)) == (2.0, False, 2)
-    _, equal = fleet.one(fleet.ask(inputs=inputs(1), input_digest="another"))
+    equal = asked(fleet, 1, input_digest="another")
     assert (value(equal), equal["cached"]) == (1.0, True)
 
 
@@ -82,17 +86,15 @@ def test_two_inputs_under_one_retry_key_do_not_spoil_the_cache() -> None:
     """An executor repeats the answer to a uid that it knows. It must not be kept for other inputs."""
     fleet = fleet_of()
     key = os.urandom(16)
-    says(fleet, 1.0)
-    fleet.one(fleet.ask(inputs=inputs(1), retry_key=key))
-    says(fleet, 2.0)
-    fleet.one(fleet.ask(inputs=inputs(2), retry_key=key))
-    _, honest = fleet.one(fleet.ask(inputs=inputs(2)))
-    assert value(honest) == 2.0
+    for number in (1, 2):
+        says(fleet, number)
+        asked(fleet, number, retry_key=key)
+    assert value(asked(fleet, 2)) == 2.0
 
 
 def test_equal_inputs_with_different_retry_keys_are_one_evaluation() -> None:
     fleet = fleet_of()
-    replies = [fleet.one(fleet.ask(inputs=inputs(1), retry_key=os.urandom(16)))[1] for _ in range(3)]
+    replies = [asked(fleet, retry_key=os.urandom(16)) for _ in range(3)]
     assert evaluated(fleet) == 1
     assert [reply["cached"] for reply in replies] == [False, True, True]
     assert len({reply["query"] for reply in replies}) == 3
@@ -102,13 +104,13 @@ def test_equal_inputs_with_different_retry_keys_are_one_evaluation() -> None:
 def test_an_answer_of_another_version_is_not_given(selection: Ensemble) -> None:
     fleet = fleet_of(v("1"), v("2"), selection=selection)
     says(fleet, 1.0)
-    fleet.one(fleet.ask(inputs=inputs(1)))
+    asked(fleet)
     fleet.change(links={"m": "2"})
     says(fleet, 2.0)
-    _, after = fleet.one(fleet.ask(inputs=inputs(1)))
+    after = asked(fleet)
     assert (value(after), after["cached"]) == (2.0, False)
     fleet.change(links={"m": "1"})  # rolled back
-    _, back = fleet.one(fleet.ask(inputs=inputs(1)))
+    back = asked(fleet)
     assert (back["members"] if "members" in back else [f"m@{back['version']}"]) == ["m@1"]
     if selection is MAJORITY:  # kept by version
         assert (value(back), back["cached"]) == (1.0, True)
@@ -118,23 +120,18 @@ def test_an_answer_below_the_querys_accuracy_is_not_given() -> None:
     cheap = v("1", accuracy=0.8, name="m-v1-ort-int8-t1-b8")
     dear = variant("m-v1-ort-fp32-t1-b8", accuracy=0.95, base_ms=8.0, per_item_ms=2.0)
     fleet = fleet_of(cheap, dear)
-    _, first = fleet.one(fleet.ask(inputs=inputs(1)))
-    assert first["accuracy"] == 0.8
-    _, strict = fleet.one(fleet.ask(inputs=inputs(1), accuracy=0.9))
-    assert (strict["accuracy"], strict["cached"], strict["missed"]) == (0.95, False, [])
-    for floor in (0.9, 0.5):
-        _, kept = fleet.one(fleet.ask(inputs=inputs(1), accuracy=floor))
-        assert (kept["accuracy"], kept["cached"], kept["missed"]) == (0.95, True, [])
+    assert asked(fleet)["accuracy"] == 0.8
+    for floor, kept in ((0.9, False), (0.9, True), (0.5, True)):
+        reply = asked(fleet, accuracy=floor)
+        assert (reply["accuracy"], reply["cached"], reply["missed"]) == (0.95, kept, [])
     assert evaluated(fleet) == 2
-    _, never = fleet.one(fleet.ask(inputs=inputs(1), accuracy=0.99))
-    assert never["error"]["code"] == "unsatisfiable"
+    refused(asked(fleet, accuracy=0.99), "unsatisfiable")
 
 
 def test_a_query_that_names_a_variant_is_computed_by_it() -> None:
     fleet = fleet_of()
-    fleet.one(fleet.ask(inputs=inputs(1)))
-    _, pinned = fleet.one(fleet.ask(inputs=inputs(1), variant="m-v1-ort-fp32-t1-b8"))
-    assert (pinned["cached"], evaluated(fleet)) == (False, 2)
+    asked(fleet)
+    assert (asked(fleet, variant="m-v1-ort-fp32-t1-b8")["cached"], evaluated(fleet)) == (False, 2)
 
 
 def test_a_default_output_or_a_refusal_is_not_kept() -> None:
@@ -142,8 +139,7 @@ def test_a_default_output_or_a_refusal_is_not_kept() -> None:
     fleet.change(default_output=[7.0])
     says(fleet, 4.0)
     fleet.devices["w0"].late = {"m": 400.0}
-    _, default = fleet.one(fleet.ask(inputs=inputs(1), latency_ms=20.0), seconds=0.1)
-    assert default["default"] is True
+    assert fleet.one(fleet.ask(inputs=inputs(1), latency_ms=20.0), seconds=0.1)[1]["default"] is True
     fleet.stage.run(5.0)
     _, answer = fleet.one(fleet.ask(inputs=inputs(1), latency_ms=20.0))
     assert ("default" in answer, value(answer), answer["cached"]) == (False, 4.0, True)  # the model's, which came late
@@ -156,10 +152,8 @@ def test_a_default_output_or_a_refusal_is_not_kept() -> None:
 def test_a_hundred_equal_queries_are_one_evaluation(selection: Ensemble) -> None:
     fleet = fleet_of(selection=selection)
     labels = [fleet.ask(inputs=inputs(1)) for _ in range(100)]
-    fleet.stage.run(5.0)
+    replies = fleet.each(labels, 5.0)
     assert evaluated(fleet) == 1
-    replies = [reply for label in labels for reply in fleet.replies(label)]
-    assert len(replies) == 100
     assert sorted(reply["cached"] for reply in replies) == [False] + [True] * 99
     assert sum(reply["cost"] > 0 for reply in replies) == 1
     queries, parts = fleet.ended()
@@ -174,21 +168,21 @@ def test_waiting_queries_are_asked_anew_when_the_first_is_refused() -> None:
     hurried = fleet.ask(inputs=inputs(1), latency_ms=60.0)
     patient = [fleet.ask(inputs=inputs(1), latency_ms=4000.0) for _ in range(5)]
     fleet.devices["w0"].late = {}
-    fleet.stage.run(5.0)
-    assert fleet.replies(hurried)[0]["error"]["code"] == "deadline"
-    for label in (filler, *patient):
-        [reply] = fleet.replies(label)
-        assert reply["missed"] == []
+    refused(fleet.reply(hurried, 5.0), "deadline")
+    assert [reply["missed"] for reply in fleet.each([filler, *patient])] == [[]] * 6
     assert evaluated(fleet) == 2
-    assert sum(fleet.replies(label)[0]["cached"] for label in patient) == 4
+    assert sum(reply["cached"] for reply in fleet.each(patient)) == 4
 
 
 def test_a_query_in_more_of_a_hurry_does_not_wait_for_one_that_may_be_late() -> None:
     fleet = fleet_of()
-    fleet.ask(inputs=inputs(1), latency_ms=4000.0)
-    fleet.ask(inputs=inputs(1), latency_ms=50.0)
-    fleet.ask(inputs=inputs(1), latency_ms=50.0, accuracy=0.9)
-    fleet.ask(inputs=inputs(1), latency_ms=60.0)
+    for needs in (
+        {"latency_ms": 4000.0},
+        {"latency_ms": 50.0},
+        {"latency_ms": 50.0, "accuracy": 0.9},
+        {"latency_ms": 60.0},
+    ):
+        fleet.ask(inputs=inputs(1), **needs)
     fleet.stage.run(5.0)
     assert evaluated(fleet) == 3
     queries, _ = fleet.ended()
@@ -204,9 +198,7 @@ def test_a_version_that_comes_while_queries_wait_answers_them() -> None:
     fleet.change(links={"m": "2"})
     fleet.devices["w0"].late = {}
     third = fleet.ask(inputs=inputs(1))
-    fleet.stage.run(5.0)
-    versions = [fleet.replies(label)[0]["version"] for label in (first, second, third)]
-    assert versions == ["1", "2", "2"]
+    assert [reply["version"] for reply in fleet.each([first, second, third], 5.0)] == ["1", "2", "2"]
 
 
 def test_an_executor_that_dies_with_the_first_ends_none_of_them() -> None:
@@ -214,12 +206,8 @@ def test_an_executor_that_dies_with_the_first_ends_none_of_them() -> None:
     fleet.devices["w0"].late = {"m": 10.0}
     labels = [fleet.ask(inputs=inputs(1), latency_ms=4000.0) for _ in range(5)]
     fleet.stage.run(0.01)
-    fleet.stage.kill("w0/cpu")
-    fleet.stage.kill("w0")
-    fleet.stage.run(8.0)
-    replies = [reply for label in labels for reply in fleet.replies(label)]
-    assert len(replies) == 5
-    assert {"error" in reply for reply in replies} == {False}
+    fleet.kill_worker("w0")
+    assert all("outputs" in reply for reply in fleet.each(labels, 8.0))
 
 
 # -- several models
@@ -228,10 +216,10 @@ def test_an_executor_that_dies_with_the_first_ends_none_of_them() -> None:
 def test_members_are_kept_each_and_one_that_was_late_counts_the_next_time() -> None:
     fleet = fleet_of(*members(*MODELS), selection=MAJORITY)
     fleet.devices["w0"].late = {"e": 100.0}
-    _, first = fleet.one(fleet.ask(inputs=inputs(1)))
+    first = asked(fleet)
     assert (first["missing"], first["cached"]) == (1, False)
     fleet.devices["w0"].late = {}
-    _, again = fleet.one(fleet.ask(inputs=inputs(1)))
+    again = asked(fleet)
     assert (again["missing"], again["cached"], again["cost"], len(again["members"])) == (0, True, 0.0, 5)
     assert evaluated(fleet) == 5
     assert again["latency_ms"] < SLO_MS
@@ -239,9 +227,9 @@ def test_members_are_kept_each_and_one_that_was_late_counts_the_next_time() -> N
 
 def test_some_members_kept_and_one_new_is_not_cached_and_costs_the_new_one() -> None:
     fleet = fleet_of(*members(*MODELS), selection=Ensemble(policy="majority", members=["a", "b"], cache_mb=1))
-    _, two = fleet.one(fleet.ask(inputs=inputs(1)))
+    two = asked(fleet)
     fleet.change(selection=Ensemble(policy="majority", members=["a", "b", "c"], cache_mb=1))
-    _, three = fleet.one(fleet.ask(inputs=inputs(1)))
+    three = asked(fleet)
     assert (three["cached"], three["members"], evaluated(fleet)) == (False, ["a@1", "b@1", "c@1"], 3)
     assert 0 < three["cost"] < two["cost"]
 
@@ -252,19 +240,13 @@ def test_some_members_kept_and_one_new_is_not_cached_and_costs_the_new_one() -> 
 def test_the_cache_goes_with_the_setting_and_its_figures_are_shown() -> None:
     fleet = fleet_of()
     for number in (1, 1, 2):
-        fleet.one(fleet.ask(inputs=inputs(number)))
+        asked(fleet, number)
     for _ in range(3):
         fleet.ask(inputs=inputs(3))
     fleet.stage.run(5.0)
-    actor = fleet.stage.members["d0"].actor
-    figures = {
-        (family.name, *labels.values()): number
-        for family in DispatcherMetrics().families(actor)
-        for labels, number in family.samples
-    }
-    assert figures["infaas_cache_lookups_total", "app", "hit"] == 1
-    assert figures["infaas_cache_lookups_total", "app", "miss"] == 3
-    assert figures["infaas_cache_lookups_total", "app", "coalesced"] == 2
+    actor, figures = fleet.dispatcher(), metrics(fleet)
+    lookups = {what: figures["infaas_cache_lookups_total", "app", what] for what in ("hit", "miss", "coalesced")}
+    assert lookups == {"hit": 1, "miss": 3, "coalesced": 2}
     assert figures["infaas_cache_evictions_total", "app"] == 0
     assert figures["infaas_cache_bytes", "app"] == actor.composites.cached.caches["app"].size > 0
     fleet.change(selection=Ensemble(policy="majority"))

@@ -9,13 +9,13 @@ from bus.messages.catalog import Ensemble
 from bus.messages.events import FeedbackEvent, SelectionEvent
 from bus.messages.public import Feedback
 from bus.subjects import Subjects
-from services.core.actor import Envelope, Publish
+from services.core.actor import Envelope
 from services.core.selection.policy import InfaasPolicy
 from services.core.settings import Settings
 from services.dispatcher.actor import make_dispatcher
 from services.dispatcher.feedback import UNKNOWN
 from services.dispatcher.metrics import DispatcherMetrics
-from tests.support.simulated.fleet import Fleet, variant
+from tests.support.simulated.fleet import Fleet, refused, variant
 from tests.support.simulated.taught_dispatchers import DURABLE, INPUTS, Dispatchers
 from tests.unit.dispatcher.test_join import Several, members
 
@@ -39,13 +39,6 @@ def test_inputs_are_kept_as_their_digest() -> None:
     digests = [event.input_digest for event in system.events(FeedbackEvent)]
     assert digests[0] == digests[1] != digests[2]
     assert len(digests[0] or "") == 32
-
-
-def test_what_comes_again_with_the_same_key_is_kept_once() -> None:
-    system = Dispatchers()
-    replies = [system.tell("plain", id="q", retry_key=b"k" * 16) for _ in range(3)]
-    assert [system.answer(reply) for reply in replies] == ["accepted"] * 3
-    assert len(system.events(FeedbackEvent)) == 1
 
 
 @pytest.mark.parametrize(
@@ -79,7 +72,6 @@ def test_before_the_catalogue_is_known_it_says_so() -> None:
     subjects = Subjects()
     actor = make_dispatcher(Settings(), subjects, "d0", InfaasPolicy(), {"cpu": 1.0}, lambda: bytes(16))
     [effect] = actor.handle(Envelope(1.0, Feedback(id="q", label=1), subjects.feedback("a"), "_INBOX.1"))
-    assert isinstance(effect, Publish)
     assert effect.message.error.code == "overloaded"
 
 
@@ -94,8 +86,7 @@ def test_it_teaches_about_the_query_that_it_names() -> None:
     assert rows["good"]["weight"] > rows["bad"]["weight"]
     events = {event.member: event for event in system.events(SelectionEvent)}
     assert {event.loss for event in events.values()} == {0.0, 1.0}
-    assert events["bad"].loss == 1.0
-    assert events["good"].weight == pytest.approx(rows["good"]["weight"])
+    assert (events["bad"].loss, events["good"].weight) == (1.0, pytest.approx(rows["good"]["weight"]))
     assert {event.query.hex() for event in events.values()} == {query}
     assert {event.probability for event in events.values()} == {0.5}
     [kept] = system.events(FeedbackEvent)
@@ -174,8 +165,7 @@ def test_a_label_that_the_models_do_not_have_is_refused_and_teaches_nothing(labe
     reply = system.tell(query=query, label=label)
     assert system.answer(reply).startswith("bad_request: label")
     assert not system.stage.records
-    assert system.answer(system.tell(query=query)) == "accepted"
-    assert system.taught() == 1
+    assert (system.answer(system.tell(query=query)), system.taught()) == ("accepted", 1)
 
 
 def test_contexts_converge_apart() -> None:
@@ -219,9 +209,7 @@ def report(fleet: Fleet, **fields: Any) -> dict[str, Any]:
     """Send a feedback; the one reply."""
     label = f"f{len(fleet.stage.heard)}"
     fleet.stage.publish(fleet.subjects.feedback("app"), fields, f"_INBOX.test.{label}")
-    fleet.stage.run(5.0)
-    [reply] = fleet.replies(label)
-    return reply
+    return fleet.reply(label, 5.0)
 
 
 @pytest.mark.parametrize("label", [2, 99, "x", float("nan")])
@@ -270,27 +258,7 @@ def test_inputs_that_nobody_remembers_are_evaluated_again_once(dispatchers: int)
     assert len(events) == 3
     assert all(event.reevaluated for event in events)
     assert len(learnt(fleet, "feedback")) == 1
-    assert report(fleet, inputs=INPUTS_OF_THE_FLEET, label=1) == {"accepted": True}
-    assert len(learnt(fleet)) == 6
-
-
-def test_feedback_that_is_sent_again_after_all_dispatchers_have_gone_counts_once() -> None:
-    """Only the bucket is left: it knows the feedback again, by its key and by its query."""
-    fleet = shapes()
-    _, reply = fleet.one(fleet.ask())
-    told = {"query": reply["query"], "inputs": INPUTS_OF_THE_FLEET, "label": 1, "retry_key": b"k" * 16}
-    assert report(fleet, **told) == {"accepted": True}
-    before = learnt(fleet)
-    assert len(before) == 3
-    fleet.stage.kill("d0")
-    fleet.start_dispatcher("later")
-    fleet.stage.run(1.0)
-    assert report(fleet, **told) == {"accepted": True}
-    assert learnt(fleet) == before
-    assert report(fleet, **{**told, "retry_key": b"l" * 16}) == {"accepted": True}
-    assert learnt(fleet) == before, "an item of a query teaches once"
-    assert report(fleet, inputs=INPUTS_OF_THE_FLEET, label=1, retry_key=b"m" * 16) == {"accepted": True}
-    assert len(learnt(fleet)) == 6, "inputs alone name no query"
+    assert (report(fleet, inputs=INPUTS_OF_THE_FLEET, label=1), len(learnt(fleet))) == ({"accepted": True}, 6)
 
 
 @pytest.mark.parametrize("policy", ["exp3", "exp4"])
@@ -298,14 +266,13 @@ def test_inputs_that_no_model_can_answer_are_refused_at_once(policy: str) -> Non
     fleet = Several(*members("a", "b"), selection=Ensemble(policy=policy))
     fleet.change(links={})
     reply = report(fleet, inputs=INPUTS_OF_THE_FLEET, label=1)
-    assert reply["error"]["code"] == "unknown_model"
-    assert "links none of its members" in reply["error"]["message"]
-    assert not fleet.stage.members["d0"].actor.composites.joins.open  # type: ignore[attr-defined]
+    refused(reply, "unknown_model", "links none of its members")
+    assert not fleet.dispatcher().composites.joins.open
 
 
 def test_inputs_that_do_not_fit_the_app_are_refused() -> None:
     reply = report(shapes(), inputs={"datatype": "FP32", "shape": [0, 2], "data": b""}, label=1)
-    assert reply["error"]["code"] == "bad_request"
+    refused(reply, "bad_request")
 
 
 def test_a_late_member_is_judged_too() -> None:

@@ -13,64 +13,49 @@ from bus.messages.fleet import EnsureLoaded, ExecutorExited, Release
 from services.core.settings import Settings
 from services.dispatcher.actor import LOAD_AGAIN
 from tests.support.data.examples import examples
-from tests.support.simulated.fleet import Fleet, variant
-
-
-def ended_once(fleet: Fleet, label: str) -> dict[str, Any]:
-    replies = fleet.replies(label)
-    assert len(replies) == 1, (label, replies)
-    return replies[0]
+from tests.support.simulated.fleet import Fleet, refused, variant
 
 
 def test_first_query_waits_for_the_load_and_is_answered() -> None:
     fleet = Fleet()
-    label = fleet.ask()
-    fleet.stage.run(2.0)
-    reply = ended_once(fleet, label)
-    assert reply["variant"] == "m-v1-ort-fp32-t1-b8"
-    assert reply["outputs"]["y"]["shape"] == [1, 1]
+    reply = fleet.reply(fleet.ask(), 2.0)
+    assert (reply["variant"], reply["outputs"]["y"]["shape"]) == ("m-v1-ort-fp32-t1-b8", [1, 1])
     assert [o.outcome for o in fleet.outcomes()] == ["ok"]
 
 
 def test_a_tight_query_on_a_cold_variant_is_refused_and_the_next_one_is_answered() -> None:
     fleet = Fleet(variant(load_ms=500.0))
     first = fleet.ask(latency_ms=20.0)
-    fleet.stage.run(0.2)
-    refusal = ended_once(fleet, first)["error"]
+    refusal = fleet.reply(first, 0.2)["error"]
     assert refusal["code"] == "deadline"
     assert 300 < refusal["retry_after_ms"] < 700
     fleet.stage.run(1.0)
     second = fleet.ask(latency_ms=20.0)
-    fleet.stage.run(0.5)
-    assert ended_once(fleet, second)["missed"] == []
+    assert fleet.reply(second, 0.5)["missed"] == []
 
 
 def test_what_cannot_be_met_is_refused_with_the_closest_offer() -> None:
     fleet = Fleet(variant(), variant("n-v1-ort-fp32-t1-b8", model="n", accuracy=0.97))
     label = fleet.ask(accuracy=0.99)
-    fleet.stage.run(0.5)
-    error = ended_once(fleet, label)["error"]
-    assert error["code"] == "unsatisfiable"
-    assert error["closest"]["variant"] == "n-v1-ort-fp32-t1-b8"
+    error = fleet.reply(label, 0.5)["error"]
+    assert (error["code"], error["closest"]["variant"]) == ("unsatisfiable", "n-v1-ort-fp32-t1-b8")
 
 
 def test_queries_that_wait_share_a_batch_in_order_of_deadline() -> None:
     fleet = Fleet()
     warm = fleet.ask()
     fleet.stage.run(1.0)
-    ended_once(fleet, warm)
+    fleet.reply(warm)
     fleet.ask(latency_ms=1000.0)  # runs alone, and the others wait for it
     labels = [fleet.ask(latency_ms=1000.0 - 10 * n) for n in range(5)]
-    fleet.stage.run(1.0)
-    assert all(ended_once(fleet, label)["batch"] == 5 for label in labels)
+    assert [reply["batch"] for reply in fleet.each(labels, 1.0)] == [5] * 5
     assert fleet.devices["w0"].batches[-1] == labels[::-1]
 
 
 def test_executor_killed_in_mid_batch_on_one_of_two_workers() -> None:
     fleet = Fleet(workers=2)
     warm = fleet.ask()
-    fleet.stage.run(1.0)
-    home = ended_once(fleet, warm)["worker"]
+    home = fleet.reply(warm, 1.0)["worker"]
     labels = [fleet.ask() for _ in range(20)]
     fleet.stage.run(0.001)
     fleet.stage.kill(f"{home}/cpu")
@@ -78,9 +63,7 @@ def test_executor_killed_in_mid_batch_on_one_of_two_workers() -> None:
     fleet.stage.publish(fleet.subjects.exited(home, "cpu"), exited)
     fleet.stage.run(1.0)
     fleet.start_executor(home)
-    fleet.stage.run(5.0)
-    for label in labels:
-        assert "outputs" in ended_once(fleet, label)
+    assert all("outputs" in reply for reply in fleet.each(labels, 5.0))
     uids = [o.uid for o in fleet.outcomes()]
     assert len(uids) == len(set(uids)) == 21
 
@@ -105,9 +88,9 @@ def test_a_poisonous_query_costs_only_itself(dispatchers: int, known: bool) -> N
             fleet.start_executor("w0")
     fleet.stage.run(5.0)
     for label in labels:
-        reply = ended_once(fleet, label)
+        reply = fleet.reply(label)
         if label == "poison":
-            assert reply["error"]["code"] == "model_error"
+            refused(reply, "model_error")
         else:
             assert "outputs" in reply, (label, reply)
             assert reply["missed"] == [], (label, reply)
@@ -121,9 +104,7 @@ def test_one_of_two_dispatchers_dies_and_what_it_had_forwarded_is_answered_and_r
     labels = [fleet.ask() for _ in range(30)]
     fleet.stage.run(0.0015)
     fleet.stage.kill("d0")
-    fleet.stage.run(6.0)
-    for label in labels:
-        assert "outputs" in ended_once(fleet, label)
+    assert all("outputs" in reply for reply in fleet.each(labels, 6.0))
     recorded = {o.id for o in fleet.outcomes()}
     assert set(labels) <= recorded
 
@@ -156,8 +137,7 @@ def test_every_query_ends_exactly_once(steps: list[tuple[str, Any, Any]]) -> Non
         else:
             silence(fleet, f"w{first}")
     fleet.stage.run(40.0)
-    for label in labels:
-        ended_once(fleet, label)
+    fleet.each(labels)
     mine = [o for o in fleet.outcomes() if o.id in set(labels)]
     assert sorted(o.id for o in mine) == sorted(labels)
 
@@ -235,12 +215,10 @@ def test_a_worker_that_has_no_room_is_followed_by_the_next_one_at_once() -> None
     other = variant("other-v1", model="other")
     fleet = Fleet(variant(), other, workers=3, settings=convert({"monitor": {"max_models": 1}}, Settings))
     fleet.ask(model="other", id="kept")
-    fleet.stage.run(0.3)
-    assert ended_once(fleet, "kept")["worker"] == "w0"
+    assert fleet.reply("kept", 0.3)["worker"] == "w0"
     began = fleet.stage.now
     fleet.ask(model="m", latency_ms=300.0, id="m")
-    fleet.stage.run(0.3)
-    assert ended_once(fleet, "m")["worker"] == "w1"
+    assert fleet.reply("m", 0.3)["worker"] == "w1"
     refusals = [e for kind, e in fleet.stage.records if kind == "scaling" and e.time >= began]
     assert [(e.worker, e.action) for e in refusals] == [("w1", "load")]
 
@@ -251,8 +229,7 @@ def test_workers_without_room_are_asked_once_each_and_then_another_variant_is_ta
     fleet = Fleet(large, variant("m-v1-small", load_ms=100.0), workers=2)
     fleet.stage.listen("infaas.worker.*.load")
     fleet.ask(latency_ms=300.0, id="m")
-    fleet.stage.run(0.3)
-    assert ended_once(fleet, "m")["variant"] == "m-v1-small"
+    assert fleet.reply("m", 0.3)["variant"] == "m-v1-small"
     asked = [
         (subject.split(".")[2], decode(EnsureLoaded, body).variant.variant)
         for _, subject, body in fleet.stage.heard
@@ -270,10 +247,8 @@ def test_a_worker_that_had_no_room_is_asked_again_after_a_while() -> None:
     fleet.ask(model="m", latency_ms=200.0, id="early")
     fleet.stage.run(0.01)
     fleet.stage.publish(fleet.subjects.worker("w0", "release"), Release(variant="other-v1", orderer="vm-c0"))
-    fleet.stage.run(LOAD_AGAIN + 0.1)
-    error = ended_once(fleet, "early")["error"]
+    error = fleet.reply("early", LOAD_AGAIN + 0.1)["error"]
     assert error["code"] == "overloaded"
     assert "w0 cannot load it: cpu holds 1 instances in use, as many as monitor.max_models allows" in error["message"]
     fleet.ask(model="m", latency_ms=200.0, id="later")
-    fleet.stage.run(0.3)
-    assert "outputs" in ended_once(fleet, "later"), "what was there then has gone"
+    assert "outputs" in fleet.reply("later", 0.3), "what was there then has gone"

@@ -4,20 +4,15 @@ from typing import Any
 
 import pytest
 
-from bus.messages.catalog import AppRecord, PipelineEdge, PipelineRecord, PipelineVertex, Signature, TensorSpec
+from bus.messages.catalog import AppRecord, PipelineRecord, PipelineVertex, Signature, TensorSpec
 from bus.messages.public import ObjectRef
 from services.core.settings import DispatcherSettings, Settings
 from services.dispatcher.intermediates import LINGER, Intermediates
 from tests.support.simulated.fleet import SIGNATURE
-from tests.unit.dispatcher.test_pipelines import Staged, numbers, vertex
+from tests.unit.dispatcher.test_pipelines import CHAIN, ONE, Staged, edge, numbers
 
 WIDE = Signature(inputs=[TensorSpec(name="x", datatype="FP32", shape=[-1])], outputs=SIGNATURE.outputs)
 LITTLE = 700  # bytes, of which a message may hold no more in these tests
-CHAIN = PipelineRecord(
-    vertices=[vertex("a"), vertex("b", "a.y")],
-    edges=[PipelineEdge(source="a", target="b")],
-    output={"y": "b.y"},
-)
 
 
 def chain(wide: tuple[int, int] = (200, 2), most: int = 10**6, **options: Any) -> Staged:
@@ -71,20 +66,16 @@ def test_they_go_when_the_time_is_up_and_the_result_comes_late() -> None:
 
 def test_those_of_a_pipeline_within_another_stay_until_the_outer_query_ends() -> None:
     fleet = chain()
-    inner = PipelineRecord(vertices=[vertex("a")], output={"y": "a.y"})
     outer = PipelineRecord(
         vertices=[
             PipelineVertex(name="first", app="inner", inputs={"x": "$.x"}),
             PipelineVertex(name="slow", app="b", inputs={"x": "first.y"}),
             PipelineVertex(name="last", app="b", inputs={"x": "first.y"}),
         ],
-        edges=[
-            PipelineEdge(source="first", target="slow"),
-            PipelineEdge(source="slow", target="last"),
-        ],
+        edges=[edge("first", "slow"), edge("slow", "last")],
         output={"y": "last.y | slow.y"},
     )
-    fleet.add(AppRecord(app="inner", links={}, signature=SIGNATURE, pipeline=inner, latency_ms=60_000.0))
+    fleet.add(AppRecord(app="inner", links={}, signature=SIGNATURE, pipeline=ONE, latency_ms=60_000.0))
     fleet.change("p", pipeline=outer, latency_ms=60_000.0)
     fleet.devices["w0"].late = {"b": 3000.0}  # longer than results of ended queries stay
     label = fleet.ask("p")

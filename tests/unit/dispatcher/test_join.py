@@ -3,13 +3,13 @@
 import struct
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from bus.messages.catalog import Ensemble, VariantRecord
-from bus.messages.fleet import EnsureLoaded
 from bus.messages.public import Requirements
+from bus.messages.scaling import DemandReport
 from bus.subjects import Subjects
 from bus.tensors import from_array
 from services.core.ensemble.base import Combined, Learnt
@@ -17,9 +17,8 @@ from services.core.outcomes import GRACE
 from services.core.settings import EnsembleSettings, Settings
 from services.dispatcher.commands import RunPolicy
 from services.dispatcher.join import REMEMBER, Joins, chance, part_uid
-from services.dispatcher.metrics import DispatcherMetrics
 from services.dispatcher.query import PartReply
-from tests.support.simulated.fleet import Fleet, variant
+from tests.support.simulated.fleet import Fleet, metrics, refused, variant
 
 MODELS = ("a", "b", "c", "d", "e")
 SLO_MS = 100.0
@@ -37,16 +36,11 @@ class Several(Fleet):
         super().__init__(*variants, **options)
         self.change(selection=selection or Ensemble(policy="majority"), latency_ms=SLO_MS)
         for record in variants:
-            self.stage.publish(self.subjects.worker("w0", "load"), EnsureLoaded(variant=record, app="app"))
+            self.order(record)
         self.stage.run(2.0)
 
     def one(self, label: str, seconds: float = 5.0) -> tuple[float, dict[str, Any]]:
-        """(seconds after now, the one reply)"""
-        asked = self.stage.now
-        self.stage.run(seconds)
-        [at] = [at - asked for at, subject, _ in self.stage.heard if subject == f"_INBOX.test.{label}"]
-        [reply] = self.replies(label)
-        return at, reply
+        return self.timed(label, seconds)
 
     def ended(self) -> tuple[list[Any], list[Any]]:
         """Outcomes of queries, and of their parts."""
@@ -61,6 +55,25 @@ class Several(Fleet):
 def value(reply: dict[str, Any]) -> float:
     [number] = struct.unpack("<f", reply["outputs"]["y"]["data"])
     return float(number)
+
+
+USERS = Ensemble(policy="mine:Policy")
+
+
+def with_users_policy(selection: Ensemble = USERS, **faults: Any) -> Several:
+    """A fleet whose app has a user's policy, scripted with these faults."""
+    fleet = Several(selection=selection)
+    fleet.contexts.policy = Scripted(**faults)
+    return fleet
+
+
+def holders(fleet: Fleet) -> list[str]:
+    """The dispatchers that have a query with parts."""
+    return [
+        name
+        for name in ("d0", "d1", "d2")
+        if name in fleet.stage.members and fleet.dispatcher(name).composites.joins.open
+    ]
 
 
 def test_all_members_answer_and_the_query_ends_once_with_the_sum_of_their_costs() -> None:
@@ -78,8 +91,7 @@ def test_all_members_answer_and_the_query_ends_once_with_the_sum_of_their_costs(
     assert query.cost > 0
     assert (query.outcome, query.policy, query.stage) == ("ok", "majority", None)
     assert (query.confidence, query.missing) == (1.0, 0)
-    assert {part.missing for part in parts} == {None}
-    assert {part.payer for part in parts} == {None}, "their app is the one that pays"
+    assert {(part.missing, part.payer) for part in parts} == {(None, None)}, "their app is the one that pays"
 
 
 def test_an_app_without_selection_and_a_query_that_names_a_model_are_answered_by_one_variant() -> None:
@@ -97,8 +109,7 @@ def test_an_app_without_selection_and_a_query_that_names_a_model_are_answered_by
 
 def test_a_straggler_is_left_out_at_its_time_and_the_answer_is_that_of_the_others() -> None:
     fleet = Several()
-    fleet.devices["w0"].says = {"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0, "e": 6.0}
-    fleet.devices["w0"].late = {"e": 400.0}  # ten times the objective
+    fleet.behave(says={"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0, "e": 6.0}, late={"e": 400.0})  # ten times the objective
     seconds, reply = fleet.one(fleet.ask())
     assert 0.96 * SLO_MS / 1000 < seconds <= SLO_MS / 1000.0
     assert (reply["missing"], len(reply["members"]), reply["confidence"]) == (1, 4, pytest.approx(0.8))
@@ -111,8 +122,7 @@ def test_a_straggler_is_left_out_at_its_time_and_the_answer_is_that_of_the_other
 
 def test_a_part_that_is_answered_twice_counts_with_its_first_answer() -> None:
     fleet = Several()
-    fleet.devices["w0"].says = dict.fromkeys(MODELS, 1.0)
-    fleet.devices["w0"].late = {"e": 400.0}
+    fleet.behave(says=dict.fromkeys(MODELS, 1.0), late={"e": 400.0})
     label = fleet.ask()
     fleet.stage.run(0.05)
     [uid] = [part.uid for part in fleet.ended()[1] if part.stage == "a"]
@@ -127,25 +137,19 @@ def test_metrics_tell_which_member_is_missing_and_count_no_part_as_a_query() -> 
     fleet = Several()
     fleet.devices["w0"].late = {"e": 400.0}
     fleet.ask()
-
-    def counts() -> dict[tuple[str, ...], Any]:
-        found = DispatcherMetrics().families(fleet.stage.members["d0"].actor)
-        return {(one.name, *labels.values()): value for one in found for labels, value in one.samples}
-
     fleet.stage.run(0.09)
-    under_way = counts()
-    assert under_way["infaas_dispatcher_queries", "joining"] == 1
-    assert under_way["infaas_dispatcher_queries", "executor"] == 0
+    under_way = metrics(fleet)
+    assert [under_way["infaas_dispatcher_queries", place] for place in ("joining", "executor")] == [1, 0]
     assert under_way["infaas_dispatcher_parts", "executor"] == 1, "the last one"
     fleet.stage.run(0.02)
-    answered = counts()
+    answered = metrics(fleet)
     assert answered["infaas_dispatcher_queries", "joining"] == 0
     for model in MODELS:
         assert answered["infaas_members_asked_total", "app", model] == 1
     assert answered["infaas_members_missing_total", "app", "e"] == 1
     assert ("infaas_members_missing_total", "app", "a") not in answered
     fleet.stage.run(1.0)
-    assert counts()["infaas_members_late_total", "app", "e"] == 1
+    assert metrics(fleet)["infaas_members_late_total", "app", "e"] == 1
 
 
 @pytest.mark.parametrize("wait_s", [0.5, 1.0])
@@ -171,8 +175,7 @@ def test_nobody_there_is_a_refusal_or_the_default_output() -> None:
     fleet = Several()
     fleet.devices["w0"].late = dict.fromkeys("abcde", 400.0)
     _, reply = fleet.one(fleet.ask())
-    assert reply["error"]["code"] == "deadline"
-    assert "none of 5 models" in reply["error"]["message"]
+    refused(reply, "deadline", "none of 5 models")
     fleet.stage.run(20.0)
     fleet.change(default_output=7)
     seconds, reply = fleet.one(fleet.ask())
@@ -200,17 +203,14 @@ def test_a_query_may_ask_for_confidence_and_accuracy() -> None:
     fleet = Several()
     fleet.devices["w0"].late = {"e": 400.0}
     _, reply = fleet.one(fleet.ask(confidence=0.9, accuracy=0.95))
-    assert sorted(reply["missed"]) == ["accuracy", "confidence"]
-    assert value(reply) == 0.0
+    assert (sorted(reply["missed"]), value(reply)) == (["accuracy", "confidence"], 0.0)
 
 
 @pytest.mark.parametrize("policy", ["exp4", "majority", "weighted"])
 def test_members_whose_outputs_differ_in_shape_cost_that_query_only(policy: str) -> None:
     fleet = Several(selection=Ensemble(policy=policy))
     fleet.devices["w0"].wide = {"c": 3}
-    _, reply = fleet.one(fleet.ask())
-    assert reply["error"]["code"] == "model_error"
-    assert "output 'y' of c has shape [1, 3], but that of a [1, 1]" in reply["error"]["message"]
+    refused(fleet.one(fleet.ask())[1], "model_error", "output 'y' of c has shape [1, 3], but that of a [1, 1]")
     [query], parts = fleet.ended()
     assert (query.outcome, query.code, len(parts)) == ("error", "model_error", 5)
     assert "outputs" in fleet.one(fleet.ask(model="c"))[1], "its own queries are answered"
@@ -235,8 +235,7 @@ def test_a_resent_query_is_asked_once_and_has_the_same_parts() -> None:
 
 def test_a_query_that_is_asked_again_gets_the_straggler_that_is_still_under_way() -> None:
     fleet = Several()
-    fleet.devices["w0"].says = {"e": 5.0}
-    fleet.devices["w0"].late = {"e": 80.0}  # 200 ms
+    fleet.behave(says={"e": 5.0}, late={"e": 80.0})  # 200 ms
     label = fleet.ask(retry_key=b"k" * 16)
     fleet.stage.run(0.15)
     assert fleet.replies(label)[0]["missing"] == 1
@@ -244,7 +243,7 @@ def test_a_query_that_is_asked_again_gets_the_straggler_that_is_still_under_way(
     fleet.stage.run(5.0)
     assert [reply["missing"] for reply in fleet.replies(label)] == [1, 0]
     assert fleet.computed == 5
-    view = fleet.stage.members["d0"].actor.view  # type: ignore[attr-defined]
+    view = fleet.dispatcher().view
     assert all(instance.own == 0 for instance in view.instances.values()), "each part left its instance once"
 
 
@@ -255,10 +254,8 @@ def test_another_dispatcher_takes_over_when_one_dies(how: str) -> None:
     fleet.devices["w0"].late = {"d": 1200.0, "e": 1200.0}  # 3 s
     label = fleet.ask()
     fleet.stage.run(0.1)
-    [taken] = [n for n in ("d0", "d1") if fleet.stage.members[n].actor.composites.joins.open]  # type: ignore[attr-defined]
-    (fleet.stage.kill if how == "kill" else fleet.stage.stop)(taken)
-    fleet.stage.run(25.0)
-    [reply] = fleet.replies(label)
+    getattr(fleet.stage, how)(*holders(fleet))
+    reply = fleet.reply(label, 25.0)
     assert (len(reply["members"]), reply["missing"]) == (5, 0)
     queries, parts = fleet.ended()
     assert {query.uid for query in queries} == {bytes.fromhex(reply["query"])}
@@ -280,8 +277,7 @@ def test_a_query_that_has_ended_is_not_started_again_when_its_dispatcher_dies() 
     while not all(fleet.replies(label) for label in labels):
         fleet.stage.run(0.001)
     fleet.stage.kill("d0")  # in the millisecond after its last answer
-    fleet.stage.run(25.0)
-    assert all(len(fleet.replies(label)) == 1 for label in labels)
+    fleet.each(labels, 25.0)
     assert fleet.computed <= 50
 
 
@@ -289,18 +285,14 @@ def test_an_executor_that_dies_costs_no_answer() -> None:
     fleet = Several(workers=2)
     fleet.change(latency_ms=10_000.0)
     for record in members(*MODELS):
-        fleet.stage.publish(fleet.subjects.worker("w1", "load"), EnsureLoaded(variant=record, app="app"))
+        fleet.order(record, "w1")
     fleet.stage.run(2.0)
     for device in fleet.devices.values():
         device.slow = 100.0
     labels = [fleet.ask() for _ in range(4)]
     fleet.stage.run(0.1)
-    fleet.stage.kill("w0/cpu")
-    fleet.stage.kill("w0")
-    fleet.stage.run(30.0)
-    replies = [fleet.replies(label) for label in labels]
-    assert [len(each) for each in replies] == [1] * 4
-    assert all("outputs" in each[0] for each in replies)
+    fleet.kill_worker("w0")
+    assert all("outputs" in reply for reply in fleet.each(labels, 30.0))
 
 
 def test_demand_counts_parts_and_objectives_count_queries() -> None:
@@ -309,11 +301,9 @@ def test_demand_counts_parts_and_objectives_count_queries() -> None:
     for _ in range(4):
         fleet.ask()
     fleet.stage.run(2.0)
-    reports = [message for _, subject, message in fleet.stage.heard if subject.startswith("infaas.demand.")]
-    decoded = [msgspec.msgpack.decode(report) for report in reports]
-    items = sum(row["items"] if isinstance(row, dict) else row[2] for report in decoded for row in report["rows"])
-    served = [tuple(report["served"]["app"]) for report in decoded if report["served"]]
-    assert items == 20
+    reports = fleet.sent(DemandReport, "infaas.demand.")
+    assert sum(row.items for report in reports for row in report.rows) == 20
+    served = [report.served["app"] for report in reports if report.served]
     assert (sum(ended for ended, _ in served), sum(missed for _, missed in served)) == (4, 0)
 
 
@@ -324,10 +314,9 @@ def test_what_is_open_is_forgotten() -> None:
         fleet.ask()
         fleet.stage.run(0.5)
     fleet.stage.run(20.0)
-    dispatcher = fleet.stage.members["d0"].actor
-    assert (len(dispatcher.composites.joins.open), len(dispatcher.composites.joins.parts)) == (0, 0)  # type: ignore[attr-defined]
-    executor = fleet.stage.members["w0/cpu"].actor
-    assert not executor.dispatchers._known["d0"].parents  # type: ignore[attr-defined]
+    joins = fleet.dispatcher().composites.joins
+    assert (len(joins.open), len(joins.parts)) == (0, 0)
+    assert not fleet.stage.members["w0/cpu"].actor.dispatchers._known["d0"].parents
 
 
 class Scripted:
@@ -351,10 +340,9 @@ class Scripted:
 
 
 def test_a_users_policy_chooses_and_combines_in_its_own_process() -> None:
-    fleet = Several(selection=Ensemble(policy="mine:Policy"))
-    fleet.contexts.policy = policy = Scripted()
+    fleet = with_users_policy()
     _, reply = fleet.one(fleet.ask())
-    assert policy.called == ["learnt", "select", "combine"]
+    assert fleet.contexts.policy.called == ["learnt", "select", "combine"]
     assert (reply["members"], reply["confidence"], value(reply)) == (["b@1", "d@1"], 0.5, 40.0)
     [query], parts = fleet.ended()
     assert (query.policy, [part.stage for part in parts]) == ("mine:Policy", ["b", "d"])
@@ -362,10 +350,11 @@ def test_a_users_policy_chooses_and_combines_in_its_own_process() -> None:
 
 def test_what_comes_while_a_users_policy_combines_is_late() -> None:
     """The answer says whom it was made of."""
-    fleet = Several(selection=Ensemble(policy="mine:Policy", wait_share=0.5))
+    fleet = with_users_policy(
+        replace(USERS, wait_share=0.5), combine=(0.1, Combined({"y": np.array([[7.0]], "f4")}, np.array([1])))
+    )
     fleet.change(latency_ms=1000.0)
     fleet.devices["w0"].late = {"d": 204.0}  # 0.51 s, and the members' time is up at 0.5 s
-    fleet.contexts.policy = Scripted(combine=(0.1, Combined({"y": np.array([[7.0]], "f4")}, np.array([1]))))
     at, reply = fleet.one(fleet.ask())
     assert 0.6 <= at < 0.61
     assert (reply["members"], reply["missing"], reply["confidence"]) == (["b@1"], 1, 0.5)
@@ -373,18 +362,14 @@ def test_what_comes_while_a_users_policy_combines_is_late() -> None:
 
 @pytest.mark.parametrize("method", ["learnt", "select", "combine"])
 def test_a_users_policy_that_fails_costs_its_own_query_only(method: str) -> None:
-    fleet = Several(selection=Ensemble(policy="mine:Policy"))
-    fleet.contexts.policy = Scripted(**{method: (0.01, RuntimeError(f"policy 'mine:Policy': {method} raises"))})
-    _, reply = fleet.one(fleet.ask())
-    assert reply["error"]["code"] == "model_error"
-    assert method in reply["error"]["message"]
+    fleet = with_users_policy(**{method: (0.01, RuntimeError(f"policy 'mine:Policy': {method} raises"))})
+    refused(fleet.one(fleet.ask())[1], "model_error", method)
     fleet.contexts.policy = Scripted()
     assert "outputs" in fleet.one(fleet.ask())[1]
 
 
 def test_a_users_policy_that_does_not_choose_in_time_is_not_waited_for() -> None:
-    fleet = Several(selection=Ensemble(policy="mine:Policy"))
-    fleet.contexts.policy = Scripted(select=(3.0, ["a"]))
+    fleet = with_users_policy(select=(3.0, ["a"]))
     seconds, reply = fleet.one(fleet.ask())
     assert seconds <= SLO_MS / 1000.0
     assert "had not been chosen" in reply["error"]["message"]
@@ -393,13 +378,12 @@ def test_a_users_policy_that_does_not_choose_in_time_is_not_waited_for() -> None
 
 @pytest.mark.parametrize("default", [None, 7])
 def test_a_users_policy_that_does_not_combine_in_time_is_not_waited_for(default: int | None) -> None:
-    fleet = Several(selection=Ensemble(policy="mine:Policy"))
+    fleet = with_users_policy(combine=(3.0, Combined({"y": np.ones((1, 1), "<f4")}, np.array([5]))))
     fleet.change(default_output=default)
-    fleet.contexts.policy = Scripted(combine=(3.0, Combined({"y": np.ones((1, 1), "<f4")}, np.array([5]))))
     seconds, reply = fleet.one(fleet.ask())
     assert seconds <= SLO_MS / 1000.0 + GRACE + 0.002
     if default is None:
-        assert (reply["error"]["code"], "had not combined" in reply["error"]["message"]) == ("deadline", True)
+        refused(reply, "deadline", "had not combined")
     else:
         assert (reply["default"], "had not combined" in reply["reason"]) == (True, True)
     [query], _ = fleet.ended()
@@ -415,7 +399,7 @@ def test_an_app_that_only_keeps_answers_is_answered_late_as_any_other() -> None:
     fleet.devices["w0"].late = {"a": 800.0}
     fleet.stage.run(5.0)
     seconds, reply = fleet.one(fleet.ask(items=3))
-    assert reply["error"]["code"] == "deadline"
+    refused(reply, "deadline")
     assert seconds == pytest.approx(SLO_MS / 1000.0 + GRACE, abs=0.005)
     fleet.stage.run(5.0)
     fleet.change(default_output=7)

@@ -3,10 +3,9 @@
 from typing import Any
 
 import pytest
-from msgspec import UNSET
 from msgspec.structs import replace
 
-from bus.codec import decode, encode
+from bus.codec import encode
 from bus.messages.catalog import (
     AppRecord,
     Ensemble,
@@ -16,63 +15,47 @@ from bus.messages.catalog import (
     PipelineVertex,
     PlannedStage,
 )
-from bus.messages.fleet import DeviceStatus, EnsureLoaded, WorkerHeartbeat
-from bus.messages.public import Error, Explanation, Listing, ListRequest, Refusal, Requirements
+from bus.messages.fleet import WorkerHeartbeat
+from bus.messages.public import ListRequest, Requirements
 from bus.messages.scaling import PipelineReplicas
 from services.core.actor import Changed
-from services.core.catalog import Catalog, key_of
 from services.core.selection.cluster import ClusterView
 from services.dispatcher.lists import listing
+from tests.support.data.events import catalog_of, change_of
+from tests.support.data.heartbeats import beat, device
 from tests.support.data.pipelines import deployed
 from tests.support.simulated.fleet import PRICES, SIGNATURE, Fleet, catalogue, variant
 
 
-def beat(*, alive: bool, **more: Any) -> WorkerHeartbeat:
-    device = DeviceStatus(
-        device="cpu", kind="cpu", cores=2, memory_mb=4000.0, memory_used_mb=0.0, cores_used=0.0, utilisation=0.1,
-        price_per_hour=0.1, alive=alive,
-    )  # fmt: skip
-    return WorkerHeartbeat(worker="w", hardware="cpu", incarnation=1, at=0.0, devices=[device], instances=[], **more)
+def listed(what: str, *records: Any, view: ClusterView | None = None) -> Any:
+    """The list of all of this kind, of a system whose target is 95 %."""
+    return listing(what, ListRequest(), 0.0, catalog_of(*records), view or ClusterView(PRICES), 0.95)
 
 
 def shown(*beats: WorkerHeartbeat) -> tuple[str, str]:
     view = ClusterView(PRICES)
     for each in beats:
         view.heartbeat(each, 0.0)
-    found = listing("workers", ListRequest(), 0.0, Catalog(), view, 0.99)
-    assert isinstance(found, Listing)
-    [item] = found.items
+    [item] = listed("workers", view=view).items
     return item["kind"], item["state"]
 
 
 def test_booting_ready_down_draining() -> None:
-    silent, alive = beat(alive=False, kind="big"), beat(alive=True, kind="big")
-    assert shown(silent) == ("big", "Booting")
-    assert shown(silent, alive) == ("big", "Ready")
+    silent, alive = beat(devices=[device(alive=False)], kind="big"), beat(kind="big")
+    assert (shown(silent), shown(silent, alive)) == (("big", "Booting"), ("big", "Ready"))
     assert shown(alive, silent) == ("big", "Down")
-    assert shown(alive, beat(alive=True, kind="big", draining=True)) == ("big", "Draining")
-    assert shown(alive, beat(alive=True, kind="big", draining=True, leaving=True)) == ("big", "Draining")
+    assert shown(alive, beat(kind="big", draining=True)) == ("big", "Draining")
+    assert shown(alive, beat(kind="big", draining=True, leaving=True)) == ("big", "Draining")
 
 
 def test_apps_are_listed_with_the_targets_that_hold() -> None:
-    catalog = Catalog()
-    for record in (AppRecord(app="own", links={}, slo_target=0.999), AppRecord(app="usual", links={})):
-        catalog.apply(key_of(record), encode(record))
-    found = listing("apps", ListRequest(), 0.0, catalog, ClusterView(PRICES), 0.95)
-    assert isinstance(found, Listing)
+    found = listed("apps", AppRecord(app="own", links={}, slo_target=0.999), AppRecord(app="usual", links={}))
     assert {item["app"]: item["slo_target"] for item in found.items} == {"own": 0.999, "usual": 0.95}
 
 
 def test_apps_are_listed_with_their_selection() -> None:
-    catalog = Catalog()
-    for record in (
-        AppRecord(app="one", links={}),
-        AppRecord(app="two", links={}, selection=Ensemble(cache_mb=8)),
-    ):
-        catalog.apply(key_of(record), encode(record))
-    found = listing("apps", ListRequest(), 0.0, catalog, ClusterView(PRICES), 0.95)
-    assert isinstance(found, Listing)
-    one, two = (item["selection"] for item in found.items)
+    keeps = AppRecord(app="two", links={}, selection=Ensemble(cache_mb=8))
+    one, two = (item["selection"] for item in listed("apps", AppRecord(app="one", links={}), keeps).items)
     assert one is None
     assert (two["policy"], two["members"], two["cache_mb"]) == (None, None, 8.0)
 
@@ -80,10 +63,8 @@ def test_apps_are_listed_with_their_selection() -> None:
 def foreign(fleet: Fleet, **changes: Any) -> None:
     """Version 2 of the app's model is registered for the app `health`, and then the app's record changes in some way."""
     record = replace(catalogue(VARIANT)[1], version="2", app="health", created=2.0, **changes)
-    for one in (replace(VARIANT, variant="theirs", version="2"), record, AppRecord(app="health", links={"m": "2"})):
-        fleet.stage.send("d0", Changed("infaas-catalog", key_of(one), encode(one)))
-    app = replace(catalogue(VARIANT)[2], latency_ms=5000.0)
-    fleet.stage.send("d0", Changed("infaas-catalog", key_of(app), encode(app)))
+    fleet.add(replace(VARIANT, variant="theirs", version="2"), record, AppRecord(app="health", links={"m": "2"}))
+    fleet.change(latency_ms=5000.0)
 
 
 @pytest.mark.parametrize("pin", [{"version": "2"}, {"variant": "theirs"}, {"model": "m", "version": "2"}])
@@ -93,24 +74,17 @@ def test_an_app_neither_lists_nor_asks_another_apps_version_that_means_something
 ) -> None:
     fleet = Fleet(VARIANT)
     foreign(fleet, labels=labels)
-    fleet.stage.publish(fleet.subjects.list("models"), ListRequest(app="app"), "_INBOX.test.app")
-    fleet.stage.publish(fleet.subjects.list("models"), ListRequest(app="health"), "_INBOX.test.health")
-    fleet.stage.publish(fleet.subjects.explain("app"), Requirements(**pin), "_INBOX.test.why")
-    fleet.stage.run(0.1)
-    of_app, of_health, explained = (body for _, _, body in fleet.stage.heard[-3:])
-    assert [item["version"] for item in decode(Listing, of_app).items] == ["1", "2"][: 1 + fits]
-    assert [(item["version"], item["app"]) for item in decode(Listing, of_health).items if item["app"]] == [
-        ("2", "health")
-    ]
-    found = decode(Explanation, explained)
-    assert (found.refusal == UNSET) == fits
-    if not fits:
-        assert isinstance(found.refusal, Error)
-        assert found.refusal.code == "unknown_model"
+    of_app, of_health = (
+        fleet.request(fleet.subjects.list("models"), ListRequest(app=app))["items"] for app in ("app", "health")
+    )
+    assert [item["version"] for item in of_app] == ["1", "2"][: 1 + fits]
+    assert [(item["version"], item["app"]) for item in of_health if item["app"]] == [("2", "health")]
+    found = fleet.request(fleet.subjects.explain("app"), Requirements(**pin))
+    assert found.get("refusal", {}).get("code") == (None if fits else "unknown_model")
 
 
 def test_a_worker_without_a_kind_is_of_its_hardwares() -> None:
-    assert shown(beat(alive=True)) == ("cpu", "Ready")
+    assert shown(beat()) == ("cpu", "Ready")
 
 
 # -- pipelines
@@ -128,31 +102,20 @@ STAGE = PlannedStage(
     hardware="cpu", batch=4, replicas=2, scale=1.0, service_ms=30.0, rho=0.5, variant=VARIANT.variant, accuracy=0.9
 )
 PLAN = PipelinePlan(
-    pipeline="twice",
-    policy="inferline",
-    status="optimal",
-    cost_per_s=0.001,
-    p99_ms=90.0,
+    pipeline="twice", policy="inferline", status="optimal", cost_per_s=0.001, p99_ms=90.0,
     vertices={"first": STAGE, "second": replace(STAGE, service_ms=10.0, replicas=1, scale=0.3)},
-    envelope=[(1.0, 20)],
-    dispersion=[1.0],
-    steps=["a", "b"],
-    rate=10.0,
-    latency_ms=100.0,
-)
+    envelope=[(1.0, 20)], dispersion=[1.0], steps=["a", "b"], rate=10.0, latency_ms=100.0,
+)  # fmt: skip
 APP = AppRecord(app="twice", links={}, signature=SIGNATURE, latency_ms=100.0, pipeline=PIPELINE)
 
 
 def pipelines(record: AppRecord, *, loaded: int = 0, **ask: str) -> list[dict[str, Any]]:
     fleet = Fleet(VARIANT)
-    fleet.stage.send("d0", Changed("infaas-catalog", key_of(record), encode(record)))
+    fleet.tell(record)
     if loaded:
-        fleet.stage.publish(fleet.subjects.worker("w0", "load"), EnsureLoaded(variant=VARIANT, at_least=loaded))
+        fleet.order(VARIANT, at_least=loaded, app=None)
     fleet.stage.run(2.0)
-    fleet.stage.publish(fleet.subjects.list("pipelines"), ListRequest(**ask), "_INBOX.test.listing")
-    fleet.stage.run(0.1)
-    [body] = [body for _, heard, body in fleet.stage.heard if heard == "_INBOX.test.listing"]
-    return decode(Listing, body).items
+    return fleet.request(fleet.subjects.list("pipelines"), ListRequest(**ask))["items"]
 
 
 def test_a_pipeline_is_listed_with_its_graph_and_without_a_plan() -> None:
@@ -170,22 +133,15 @@ def test_a_pipeline_is_listed_with_its_graph_and_without_a_plan() -> None:
     for field in ("variant", "hardware", "batch", "replicas", "scale", "rho", "accuracy"):
         assert second[field] is None
     assert (first["share"], second["share"]) == (0.5, 0.5), "by the variant that would be chosen"
-    assert second["service_ms"] == pytest.approx(2.5)
-    assert (second["instances"], second["queued"]) == (0, 0)
+    assert (second["service_ms"], second["instances"], second["queued"]) == (pytest.approx(2.5), 0, 0)
 
 
 def test_a_planned_pipeline_is_listed_with_what_is_planned_and_what_lives() -> None:
     [item] = pipelines(replace(APP, plan=PLAN), loaded=2)
     assert item["plan"] == {
-        "policy": "inferline",
-        "status": "optimal",
-        "cost_per_s": 0.001,
-        "p99_ms": 90.0,
-        "percentile": 0.99,
-        "rate": 10.0,
-        "latency_ms": 100.0,
-        "hop_ms": 0.0,
-    }
+        "policy": "inferline", "status": "optimal", "cost_per_s": 0.001, "p99_ms": 90.0, "percentile": 0.99,
+        "rate": 10.0, "latency_ms": 100.0, "hop_ms": 0.0,
+    }  # fmt: skip
     first, second = item["vertices"]
     assert (first["variant"], first["hardware"], first["batch"], first["replicas"]) == (VARIANT.variant, "cpu", 4, 2)
     assert (second["replicas"], second["scale"], second["service_ms"], second["rho"]) == (1, 0.3, 10.0, 0.5)
@@ -194,33 +150,23 @@ def test_a_planned_pipeline_is_listed_with_what_is_planned_and_what_lives() -> N
 
 
 def test_only_the_pipelines_asked_for_are_listed() -> None:
-    assert pipelines(APP, app="other") == []
-    assert pipelines(replace(APP, pipeline=None)) == []
+    assert (pipelines(APP, app="other"), pipelines(replace(APP, pipeline=None))) == ([], [])
 
 
 def test_an_unknown_list_is_refused_with_those_that_there_are() -> None:
-    found = listing("spoons", ListRequest(), 0.0, Catalog(), ClusterView(PRICES), 0.99)
-    assert isinstance(found, Refusal)
-    assert found.error.message == "there is no list of 'spoons': ask for apps, models, variants, workers or pipelines"
+    message = "there is no list of 'spoons': ask for apps, models, variants, workers or pipelines"
+    assert listed("spoons").error.message == message
 
 
 def test_variants_are_listed_with_what_batches_take() -> None:
     fleet = Fleet(VARIANT)
-    fleet.stage.publish(fleet.subjects.list("variants"), ListRequest(), "_INBOX.test.listing")
-    fleet.stage.run(0.1)
-    [item] = decode(Listing, fleet.stage.heard[-1][2]).items
-    assert item["batch_latency_ms"] == pytest.approx({"1": 2.55, "2": 3.05, "4": 4.05, "8": 6.05}), (
-        "with 0.05 ms for a batch"
-    )
+    [item] = fleet.request(fleet.subjects.list("variants"), ListRequest())["items"]
+    assert item["batch_latency_ms"] == pytest.approx({"1": 2.55, "2": 3.05, "4": 4.05, "8": 6.05}), "with 0.05 ms each"
 
 
 def test_apps_are_listed_with_the_pipelines_that_they_are_stages_of() -> None:
-    catalog = Catalog()
-    for record in (APP, replace(APP, app="other"), AppRecord(app="app", links={}), AppRecord(app="free", links={})):
-        catalog.apply(key_of(record), encode(record))
-    found = listing("apps", ListRequest(), 0.0, catalog, ClusterView(PRICES), 0.95)
-    assert isinstance(found, Listing)
-    items = {item["app"]: item for item in found.items}
+    plain = [AppRecord(app=name, links={}) for name in ("app", "free")]
+    items = {item["app"]: item for item in listed("apps", APP, replace(APP, app="other"), *plain).items}
     assert items["app"]["stage_of"] == ["other", "twice"]
     assert items["twice"]["stage_of"] == items["free"]["stage_of"] == []
     assert [vertex["name"] for vertex in items["twice"]["pipeline"]["vertex"]] == ["first", "second"]
@@ -233,19 +179,13 @@ def test_stages_show_what_the_leader_keeps_and_why_some_of_it_is_missing() -> No
         pipeline="p", epoch=1, plan="", replicas={"a": 4, "b": 2}, variants={}, lambda_max=300.0, at=1.0,
         missing={"a": "no worker has gpu"},
     )  # fmt: skip
-    fleet.stage.send("d0", Changed("infaas-catalog", key_of(record), encode(record)))
+    fleet.stage.send("d0", change_of(record))
     for key, value in (("pipeline.p", state), ("pipeline.q", state), ("leader", state)):
         fleet.stage.send("d0", Changed("infaas-control", key, encode(value)))
     fleet.stage.send("d0", Changed("infaas-control", "pipeline.q", None))
-    fleet.stage.publish(fleet.subjects.list("pipelines"), ListRequest(), "_INBOX.test.listing")
-    fleet.stage.publish(fleet.subjects.explain("p"), Requirements(), "_INBOX.test.why")
-    fleet.stage.run(0.1)
-    listed, explained = (body for _, _, body in fleet.stage.heard[-2:])
-    [item] = decode(Listing, listed).items
-    assert [(row["vertex"], row["replicas"], row["wanted"], row["missing"]) for row in item["vertices"]] == [
-        ("a", 2, 4, "no worker has gpu"),
-        ("b", 1, 2, None),
-    ]
-    first, second = decode(Explanation, explained).stages or []
-    assert first.why.endswith("; no worker has gpu")
-    assert "no worker" not in second.why
+    [item] = fleet.request(fleet.subjects.list("pipelines"), ListRequest())["items"]
+    rows = [(row["vertex"], row["replicas"], row["wanted"], row["missing"]) for row in item["vertices"]]
+    assert rows == [("a", 2, 4, "no worker has gpu"), ("b", 1, 2, None)]
+    first, second = fleet.request(fleet.subjects.explain("p"), Requirements())["stages"]
+    assert first["why"].endswith("; no worker has gpu")
+    assert "no worker" not in second["why"]

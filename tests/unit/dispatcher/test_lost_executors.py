@@ -8,7 +8,7 @@ import pytest
 from bus.messages.fleet import ExecutorExited
 from services.core.actor import NOTHING, Effect
 from services.dispatcher.inflight import MOST_LOST, TOLD, InFlight, Retries
-from tests.support.simulated.fleet import Fleet
+from tests.support.simulated.fleet import Fleet, refused
 
 GOOD = [f"good{n}" for n in range(11)]
 
@@ -21,7 +21,7 @@ def warm(**options: Any) -> Fleet:
 
 
 def in_flight(fleet: Fleet) -> InFlight:
-    return fleet.stage.members["d0"].actor.in_flight  # type: ignore[attr-defined,no-any-return]
+    return fleet.dispatcher().in_flight
 
 
 def ask_behind_poison(fleet: Fleet) -> str:
@@ -43,9 +43,7 @@ def test_what_waited_behind_the_batch_is_dispatched_at_once_to_another_worker_in
     fleet.end_executor(home, fleet.running(home))
     fleet.stage.run(0.2)  # the dead one is not back: the other one loads the model
     other = fleet.devices["w1" if home == "w0" else "w0"]
-    for label in GOOD:
-        [reply] = fleet.replies(label)
-        assert reply["batch"] > 1, "they are not tried one by one"
+    assert all(reply["batch"] > 1 for reply in fleet.each(GOOD)), "they are not tried one by one"
     assert [label for batch in other.batches for label in batch if label in GOOD] == GOOD[::-1], "by their deadlines"
 
 
@@ -59,33 +57,10 @@ def test_they_wait_for_their_executor_and_count_no_crash_and_the_suspect_comes_l
     assert [(query.head.id, query.crashes) for query in flight.retries] == [("poison", 1)]
     fleet.stage.run(0.1)
     fleet.start_executor("w0")
-    fleet.stage.run(0.7)
-    for label in GOOD:
-        [reply] = fleet.replies(label)
-        assert reply["batch"] > 1
-        assert reply["missed"] == []
+    assert all(reply["batch"] > 1 and reply["missed"] == [] for reply in fleet.each(GOOD, 0.7))
     batches = fleet.devices["w0"].batches
     assert batches[-1] == ["poison"], "alone, after all others"
     assert [label for batch in batches for label in batch] == [*GOOD[::-1], "poison"]
-
-
-def test_the_second_end_refuses_the_suspect_and_spares_those_behind_it() -> None:
-    fleet = warm()
-    ask_behind_poison(fleet)
-    fleet.devices["w0"].poison = {"poison"}
-    for _ in range(400):
-        device = fleet.devices["w0"]
-        device.poison = {"poison"}
-        fleet.stage.run(0.001)
-        if device.batches and device.batches[-1] == ["poison"]:
-            fleet.end_executor("w0", fleet.running("w0"))
-            fleet.stage.run(0.05)
-            fleet.start_executor("w0")
-    for label in GOOD:
-        [reply] = fleet.replies(label)
-        assert reply["missed"] == []
-    [reply] = fleet.replies("poison")
-    assert reply["error"]["code"] == "model_error"
 
 
 @pytest.mark.parametrize("told", [True, False])
@@ -127,7 +102,7 @@ def test_an_executor_that_ends_each_time_with_nothing_computed_is_not_fed_for_ev
             fleet.stage.run(0.05)
             fleet.start_executor("w0")
     [reply] = fleet.replies("late-poison")
-    assert reply["error"]["code"] == "model_error"
+    refused(reply, "model_error")
     assert ends <= MOST_LOST + 2
 
 
@@ -146,9 +121,7 @@ def test_suspects_that_wait_for_their_executor_are_tried_one_at_a_time() -> None
     for _ in range(200):
         fleet.stage.run(0.0005)
         assert len(flight.dispatched) <= 1
-    for label in GOOD[:3]:
-        [reply] = fleet.replies(label)
-        assert reply["batch"] == 1
+    assert [reply["batch"] for reply in fleet.each(GOOD[:3])] == [1] * 3
 
 
 def test_those_behind_a_batch_go_first_the_most_urgent_one_before_all_and_its_suspects_last_as_they_came() -> None:

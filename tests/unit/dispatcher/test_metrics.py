@@ -1,12 +1,12 @@
 """What a dispatcher counts, and that timing a sample of decisions changes none of them."""
 
 from itertools import count
-from typing import Any
 
 import pytest
 
 from services.core.selection.policy import Decision, SelectionPolicy
-from services.dispatcher.metrics import EVERY, DispatcherMetrics, SampledPolicy
+from services.dispatcher.metrics import EVERY, SampledPolicy
+from tests.support.simulated.fleet import metrics
 from tests.unit.dispatcher.test_pipelines import ONE, Staged, nested, planned
 
 
@@ -37,35 +37,29 @@ def test_every_decision_is_the_policys_and_some_are_timed() -> None:
 def test_pipelines_are_counted_by_vertex_and_their_queues_by_variant() -> None:
     fleet = Staged(ONE)
     fleet.change("p", plan=planned(batch=4), latency_ms=2000.0)
-
-    def counts() -> dict[tuple[str, ...], Any]:
-        found = DispatcherMetrics().families(fleet.stage.members["d0"].actor)
-        return {(one.name, *labels.values()): value for one in found for labels, value in one.samples}
-
     variant = planned().vertices["a"].variant
-    assert ("infaas_pipeline_queries", "p") not in counts(), "nobody has asked it"
+    assert ("infaas_pipeline_queries", "p") not in metrics(fleet), "nobody has asked it"
     for _ in range(7):
         fleet.ask("p")
     fleet.stage.run(0.001)
-    busy = counts()
+    busy = metrics(fleet)
     assert busy["infaas_pipeline_queries", "p"] == busy["infaas_dispatcher_queries", "joining"] == 7
     assert busy["infaas_dispatcher_queries", "waiting"] == busy["infaas_dispatcher_queries", "executor"] == 0
     assert busy["infaas_pipeline_queue_items", variant] == busy["infaas_dispatcher_parts", "waiting"] > 0
     assert busy["infaas_pipeline_visits_total", "p", "a"] == 7
     fleet.stage.run(2.0)
-    ended = counts()
+    ended = metrics(fleet)
     assert (ended["infaas_pipeline_queries", "p"], ended["infaas_pipeline_queue_items", variant]) == (0, 0)
     assert ended["infaas_pipeline_visits_total", "p", "a"] == 7
 
 
 def test_a_pipeline_within_another_one_is_a_part_and_no_query() -> None:
     fleet = nested()
+    fleet.change("p", latency_ms=None)
     fleet.devices["w0"].late = {"deep": 400.0}
     fleet.one(fleet.ask("p"))
     fleet.ask("p")
     fleet.stage.run(0.1)
-    found = {one.name: one for one in DispatcherMetrics().families(fleet.stage.members["d0"].actor)}
-    queries = {labels["place"]: value for labels, value in found["infaas_dispatcher_queries"].samples}
-    parts = {labels["place"]: value for labels, value in found["infaas_dispatcher_parts"].samples}
-    assert (queries["joining"], parts["joining"]) == (1, 1)
-    assert parts["executor"] == 1
+    found = metrics(fleet)
+    assert found["infaas_dispatcher_queries", "joining"] == found["infaas_dispatcher_parts", "joining"] == 1
+    assert found["infaas_dispatcher_parts", "executor"] == 1

@@ -5,22 +5,15 @@ from typing import Any
 import pytest
 from msgspec.structs import fields, replace
 
-from bus.codec import decode
-from bus.messages.catalog import AppRecord, Ensemble, PipelineEdge, PipelineRecord, PipelineVertex
-from bus.messages.fleet import EnsureLoaded
+from bus.messages.catalog import AppRecord, Ensemble
 from bus.messages.flow import Execute
 from bus.messages.public import QueryHead, Requirements
 from services.core.selection.eligibility import Ask
-from services.dispatcher.actor import Dispatcher
 from services.dispatcher.needs import needs_again, needs_of
 from services.dispatcher.query import Query
-from tests.support.simulated.fleet import SIGNATURE, catalogue, variant
-from tests.unit.dispatcher.test_pipelines import DIAMOND, FORK, ONE, Staged, planned, vertex
-from tests.unit.dispatcher.test_questions import said
+from tests.support.simulated.fleet import SIGNATURE, catalogue, refused, variant
+from tests.unit.dispatcher.test_pipelines import CHAIN, DIAMOND, FORK, ONE, Staged, alone, edge, planned, vertex
 
-CHAIN = PipelineRecord(
-    vertices=[vertex("a"), vertex("b", "a.y")], edges=[PipelineEdge(source="a", target="b")], output={"y": "b.y"}
-)
 BETTER = variant("a-v1-ort-fp64-t1-b8", model="a", accuracy=0.97, base_ms=6.0)
 WISH: dict[str, Any] = {
     "latency_ms": 250.0, "accuracy": 0.5, "cost": 0.25, "model": "m", "version": "1", "variant": "v", "context": "c", "priority": 2,
@@ -29,7 +22,7 @@ WISH: dict[str, Any] = {
 
 
 def explained(fleet: Staged, app: str = "p", **needs: Any) -> dict[str, Any]:
-    return said(fleet, fleet.subjects.explain(app), Requirements(**needs))
+    return fleet.request(fleet.subjects.explain(app), Requirements(**needs))
 
 
 def test_a_message_with_all_needs_is_one_with_every_field_there_is() -> None:
@@ -87,8 +80,7 @@ def test_a_planned_variant_below_the_querys_accuracy_does_not_answer(better: boo
         assert (other["accuracy"], other["missed"]) == (0.97, [])
         assert stage["variant"] == BETTER.variant
     else:
-        assert other["error"]["code"] == "unsatisfiable"
-        assert "accuracy 0.95" in other["error"]["message"]
+        refused(other, "unsatisfiable", "accuracy 0.95")
         assert stage["why"].startswith("the plan's a-v1-ort-fp32-t1-b8 does not meet its needs; it would be refused: ")
         assert stage["refused"]
 
@@ -105,8 +97,7 @@ def test_of_a_vertex_floor_and_the_querys_the_stricter_one_counts(floor: float |
     needs = {} if asked is None else {"accuracy": asked}
     reply = fleet.one(fleet.ask("p", **needs, latency_ms=2000.0))
     assert (reply["accuracy"], reply["missed"]) == (0.97, []), "of its stages, the least"
-    assert fleet.stages()["a"].accuracy_required == 0.95
-    assert fleet.stages()["b"].accuracy_required == asked
+    assert (fleet.stages()["a"].accuracy_required, fleet.stages()["b"].accuracy_required) == (0.95, asked)
     assert explained(fleet, **needs)["stages"][0]["accuracy"] == 0.95
 
 
@@ -115,7 +106,7 @@ def test_a_stage_gets_the_querys_context_priority_and_confidence_and_a_deadline_
     fleet.change("b", selection=Ensemble(policy="exp4", contextual=True))
     fleet.stage.listen(fleet.subjects.execute("w0", "cpu"))
     fleet.one(fleet.ask("p", context="ann", priority=2, confidence=1.0, deadline=fleet.stage.now + 0.15))
-    a, b = (decode(Execute, body).route for _, subject, body in fleet.stage.heard if "execute" in subject)
+    a, b = (one.route for one in fleet.sent(Execute, "execute"))
     for route in (a, b):
         assert (route.context, route.priority, route.confidence) == ("ann", 2, 1.0)
     assert (a.stage, b.app, b.deadline - a.arrived) == ("a", "b", pytest.approx(0.15, abs=0.001))
@@ -146,9 +137,7 @@ def test_a_pipeline_tells_what_a_stage_of_several_models_says(agree: bool) -> No
 
 def cost_of(fleet: Staged, app: str = "a", items: int = 1) -> float:
     """US$ per 1,000 queries of so many items, each alone on the app's first variant."""
-    actor = fleet.stage.members["d0"].actor
-    assert isinstance(actor, Dispatcher)
-    return float(actor.view.apps[app].charge(items)[0])
+    return float(fleet.dispatcher().view.apps[app].charge(items)[0])
 
 
 def test_no_query_is_charged_more_than_its_limit_whatever_shares_its_batch() -> None:
@@ -166,9 +155,7 @@ def test_no_query_is_charged_more_than_its_limit_whatever_shares_its_batch() -> 
             assert 1000.0 * reply["cost"] <= limit
             assert reply["missed"] == []
         else:
-            assert reply["error"]["code"] == "unsatisfiable"
-            assert "costs at most US$" in reply["error"]["message"]
-            assert reply["error"]["closest"]["cost"] > limit
+            assert refused(reply, "unsatisfiable", "costs at most US$")["closest"]["cost"] > limit
 
 
 @pytest.mark.parametrize(("app", "items"), [("b", 1), ("b", 5), ("p", 1), ("p", 5)])
@@ -185,10 +172,8 @@ def test_where_a_stage_has_used_up_the_limit_the_next_one_is_refused_before_it_r
     fleet = Staged(CHAIN)
     fleet.devices["w0"].late = {"a": 3.0}
     reply = fleet.one(fleet.ask("p", cost=2.5 * cost_of(fleet), latency_ms=3000.0))
-    assert reply["error"]["code"] == "unsatisfiable"
-    assert reply["error"]["message"].startswith("vertex b: no variant of app 'b' costs at most US$")
-    assert set(fleet.stages()) == {"a", "b"}
-    assert fleet.stages()["b"].cost == 0.0
+    assert refused(reply, "unsatisfiable")["message"].startswith("vertex b: no variant of app 'b' costs at most US$")
+    assert (set(fleet.stages()), fleet.stages()["b"].cost) == ({"a", "b"}, 0.0)
 
 
 def test_a_limit_is_divided_among_stages_and_what_exceeds_it_asks_none() -> None:
@@ -201,11 +186,9 @@ def test_a_limit_is_divided_among_stages_and_what_exceeds_it_asks_none() -> None
     assert 1000.0 * reply["cost"] <= 1.5 * both
     before = len(fleet.outcomes())
     reply = fleet.one(fleet.ask("p", cost=0.99 * both))
-    assert reply["error"]["code"] == "unsatisfiable"
-    assert reply["error"]["message"].startswith("pipeline 'p' may cost US$")
+    assert refused(reply, "unsatisfiable")["message"].startswith("pipeline 'p' may cost US$")
     assert len(fleet.outcomes()) == before + 1, "no stage was asked"
-    stages = explained(fleet, cost=1.5 * both)
-    assert "refusal" not in stages
+    assert "refusal" not in explained(fleet, cost=1.5 * both)
     assert explained(fleet, cost=0.99 * both)["refusal"] == reply["error"]
     dear = variant("a-v1-ort-fp64-t1-b8", model="a", base_ms=40.0)
     fleet.add(dear)
@@ -217,8 +200,7 @@ def test_a_limit_is_divided_among_stages_and_what_exceeds_it_asks_none() -> None
 @pytest.mark.parametrize("unsure", [False, True])
 def test_stages_that_exclude_each_other_share_one_part_of_the_limit(unsure: bool) -> None:
     """B or c follows a. What both cost together is more than the limit, and the dearer way just fits it."""
-    more = PipelineEdge(source="a", target="d")
-    fork = replace(FORK, vertices=[*FORK.vertices, vertex("d", "a.y")], edges=[*FORK.edges, more])
+    fork = replace(FORK, vertices=[*FORK.vertices, vertex("d", "a.y")], edges=[*FORK.edges, edge("a", "d")])
     fleet = Staged(fork, changes={"c": {"base_ms": 20.0}})
     fleet.devices["w0"].says = {"a": float(unsure)}
     least = {name: cost_of(fleet, name) for name in "abcd"}
@@ -246,8 +228,7 @@ def test_stages_that_exclude_each_other_share_one_part_of_the_limit(unsure: bool
 
 def test_a_pipeline_within_a_pipeline_costs_what_its_dearest_way_does() -> None:
     fleet = Staged(FORK, changes={"c": {"base_ms": 20.0}})
-    outer = PipelineRecord(vertices=[PipelineVertex(name="d", app="p", inputs={"x": "$.x"})], output={"y": "d.y"})
-    fleet.add(AppRecord(app="outer", links={}, signature=SIGNATURE, pipeline=outer))
+    fleet.add(AppRecord(app="outer", links={}, signature=SIGNATURE, pipeline=alone("d", "p")))
     limit = 1.001 * (cost_of(fleet, "a") + cost_of(fleet, "c"))
     assert fleet.one(fleet.ask("outer", cost=limit))["missed"] == []
     assert "may cost US$" in fleet.one(fleet.ask("outer", cost=0.99 * limit))["error"]["message"]
@@ -259,8 +240,7 @@ def test_where_a_simulated_device_may_make_up_an_answer_branches_without_probabi
     first: str, simulated: bool
 ) -> None:
     fleet = Staged(ONE, changes={"a": {"simulated": simulated}}, load=False)
-    vertices = [replace(one, app=first if one.name == "a" else "a") for one in FORK.vertices]
-    fork = replace(FORK, vertices=vertices)
+    fork = replace(FORK, vertices=[replace(one, app=first if one.name == "a" else "a") for one in FORK.vertices])
     fleet.add(AppRecord(app="fork", links={}, signature=SIGNATURE, pipeline=fork))
     assert ("refusal" in explained(fleet, "fork", cost=2.5 * cost_of(fleet))) == simulated
 
@@ -284,7 +264,7 @@ def three_members(policy: str = "weighted") -> Staged:
     for model, accuracy in (("c", 0.95), ("e", 0.6)):
         more = variant(f"{model}-v1-ort-fp32-t1-b8", model=model, accuracy=accuracy)
         fleet.add(*(one for one in catalogue(more, app=model)))
-        fleet.stage.publish(fleet.subjects.worker("w0", "load"), EnsureLoaded(variant=more, app="a"))
+        fleet.order(more, app="a")
     fleet.change("a", links=dict.fromkeys("ace", "1"), selection=Ensemble(policy=policy))
     fleet.devices["w0"].wide = dict.fromkeys("ace", 2)
     fleet.stage.run(2.0)
@@ -301,8 +281,7 @@ def test_members_that_do_not_fit_the_limit_together_are_left_out_the_least_weigh
     reply = fleet.one(fleet.ask("a", cost=limit))
     found = explained(fleet, "a", cost=limit)
     if not members:
-        assert reply["error"]["code"] == "unsatisfiable"
-        assert "costs at most US$" in reply["error"]["message"]
+        refused(reply, "unsatisfiable", "costs at most US$")
         assert "costs at most US$" in found["refusal"]["message"]
         return
     assert "".join(sorted(name[0] for name in reply["members"])) == members

@@ -4,15 +4,14 @@ import itertools
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
 from bus.codec import decode, encode
-from bus.messages.catalog import AppRecord, Ensemble, PipelineEdge, PipelineRecord, PipelineVertex
-from bus.messages.fleet import EnsureLoaded, ExecutorExited
+from bus.messages.catalog import AppRecord, Ensemble, PipelineRecord, PipelineVertex
 from bus.messages.flow import HandBack
 from bus.messages.jobs import SubmitJob
 from bus.messages.public import QueryHead, Requirements, Tensor
@@ -21,9 +20,7 @@ from services.dispatcher.needs import needs_of
 from services.dispatcher.query import Query
 from services.jobs.policy import NEEDS, JobPolicy
 from tests.support.simulated.fleet import PRICES, SIGNATURE, Fleet, catalogue, variant
-from tests.unit.dispatcher.test_needs import CHAIN
-from tests.unit.dispatcher.test_pipelines import Staged, planned, vertex
-from tests.unit.dispatcher.test_questions import said
+from tests.unit.dispatcher.test_pipelines import CHAIN, ONE, Staged, edge, planned, vertex
 from tests.unit.jobs.test_policy import catalog
 
 PAGE = Path(__file__).parents[3] / "docs" / "queries.md"
@@ -64,9 +61,7 @@ class World:
     def load(self, *records: Any, app: str = "a") -> None:
         for name in self.fleet.devices:
             for record in records:
-                self.fleet.stage.publish(
-                    self.fleet.subjects.worker(name, "load"), EnsureLoaded(variant=record, app=app)
-                )
+                self.fleet.order(record, name, app=app)
         self.fleet.stage.run(2.0)
 
     def inputs(self) -> Tensor:
@@ -93,9 +88,7 @@ class World:
             fleet.stage.publish(fleet.subjects.resubmit(), back)
         else:
             fleet.stage.publish(fleet.subjects.query(self.app), body, reply)
-        fleet.stage.run(seconds)
-        [said] = fleet.replies(label)
-        return said
+        return fleet.reply(label, seconds)
 
     def outcomes(self, reply: dict[str, Any]) -> list[Any]:
         """Of the query and of all its parts."""
@@ -106,7 +99,7 @@ class World:
         return [one for one in self.fleet.outcomes() if one.uid in found]
 
     def explained(self, **needs: Any) -> dict[str, Any]:
-        return said(self.fleet, self.fleet.subjects.explain(self.app), Requirements(**self.always, **needs))
+        return self.fleet.request(self.fleet.subjects.explain(self.app), Requirements(**self.always, **needs))
 
     def least(self) -> float:
         """What the cheapest way to answer costs, in US$ per 1,000, as explain has it."""
@@ -194,14 +187,13 @@ def with_a_plan() -> World:
 
 
 def nested() -> World:
-    inner = PipelineRecord(vertices=[vertex("a")], output={"y": "a.y"})
     record = PipelineRecord(
         vertices=[vertex("a"), PipelineVertex(name="rest", app="inner", inputs={"x": "a.y"})],
-        edges=[PipelineEdge(source="a", target="rest")],
+        edges=[edge("a", "rest")],
         output={"y": "rest.y"},
     )
     world = loaded(record)
-    world.fleet.add(AppRecord(app="inner", links={}, signature=SIGNATURE, pipeline=inner))
+    world.fleet.add(AppRecord(app="inner", links={}, signature=SIGNATURE, pipeline=ONE))
     world.fleet.change("p")
     return world
 
@@ -225,15 +217,11 @@ KINDS: dict[str, Callable[[], World]] = {
 # -- what each need is: values that can be met, and that cannot; what shows that it was met; its words in a refusal
 
 
-class Need:
-    def __init__(
-        self,
-        fine: Callable[[World], Any],
-        never: Callable[[World], Any],
-        met: Callable[[World, Any, dict[str, Any]], bool],
-        words: str,
-    ) -> None:
-        self.fine, self.never, self.met, self.words = fine, never, met, words
+class Need(NamedTuple):
+    fine: Callable[[World], Any]
+    never: Callable[[World], Any]
+    met: Callable[[World, Any, dict[str, Any]], bool]
+    words: str
 
 
 def all_of(name: str) -> Callable[[World, Any, dict[str, Any]], bool]:
@@ -338,22 +326,19 @@ def test_a_deadline_that_is_too_near_for_an_idle_instance_is_named(kind: str) ->
 def test_a_retry_keeps_all_needs(kind: str) -> None:
     """The executor dies while it has the query, and a new one comes."""
     world = KINDS[kind]()
-    fleet, device = world.fleet, world.fleet.kind
+    fleet = world.fleet
     for one in fleet.devices.values():
         one.slow = 20.0
     label = "again"
     body = encode({"inputs": world.inputs(), "id": label, **world.always, **ONCE, "latency_ms": 4000.0})
     fleet.stage.publish(fleet.subjects.query(world.app), body, f"_INBOX.test.{label}")
     fleet.stage.run(0.01)
-    fleet.stage.kill(f"w0/{device}")
-    exited = ExecutorExited(worker="w0", device=device, at=fleet.stage.now, reason="killed")
-    fleet.stage.publish(fleet.subjects.exited("w0", device), exited)
+    fleet.end_executor("w0")
     fleet.stage.run(0.2)
     wide, says = fleet.devices["w0"].wide, fleet.devices["w0"].says
     fleet.start_executor("w0")
     fleet.devices["w0"].wide, fleet.devices["w0"].says = wide, says
-    fleet.stage.run(6.0)
-    [reply] = fleet.replies(label)
+    reply = fleet.reply(label, 6.0)
     assert reply.get("missed") == [], reply
     assert reply["accuracy"] >= 0.95
     assert all_of("priority")(world, 3, reply)
@@ -366,18 +351,12 @@ def test_a_retry_keeps_all_needs(kind: str) -> None:
 def test_an_offline_job_has_a_need_or_is_refused_for_it(need: str) -> None:
     policy = JobPolicy(catalog(GOOD), "infaas", PRICES, JobsSettings(), simulated=False)
     fine: dict[str, Any] = {"accuracy": 0.95, "model": "a", "variant": GOOD.variant}
-    other: dict[str, Any] = {
-        "accuracy": 0.99,
-        "model": "nosuch",
-        "variant": "nosuch",
-        "priority": 2,
-        "context": "ann",
-        "version": "1",
-    }
+    other: dict[str, Any] = fine | {
+        "accuracy": 0.99, "model": "nosuch", "variant": "nosuch", "priority": 2, "context": "ann", "version": "1",
+    }  # fmt: skip
     urls: dict[str, Any] = {"input": "file:///tmp/in.npy", "output": "file:///tmp/out.npy"}
     assert (table()["an offline job", need] == "limited") == (need in NEEDS)
     if need in NEEDS:
         assert policy.error("app", SubmitJob(**urls, **{need: fine[need]})) is None
     error = policy.error("app", SubmitJob(**urls, **{need: other.get(need, 1.0)}))
-    assert error is not None
     assert need in error.message

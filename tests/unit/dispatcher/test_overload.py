@@ -5,13 +5,12 @@ from typing import Any
 
 import pytest
 
-from bus.codec import decode, encode
+from bus.codec import decode
 from bus.messages.catalog import AppRecord, VariantRecord
-from bus.messages.fleet import EnsureLoaded, WorkerHeartbeat
-from services.core.actor import Changed
-from services.core.catalog import key_of
+from bus.messages.fleet import WorkerHeartbeat
 from services.core.selection.policy import InfaasPolicy
 from services.core.settings import DispatcherSettings, Settings
+from tests.support.data.events import change_of
 from tests.support.simulated.fleet import SIGNATURE, Fleet, variant
 
 SLOW = variant(base_ms=20.0, per_item_ms=5.0)  # 133 items/s in batches of 8
@@ -23,7 +22,7 @@ def serving(workers: int, record: VariantRecord = SLOW, dispatchers: int = 1, di
     fleet = Fleet(record, workers=workers, dispatchers=dispatchers, policy=InfaasPolicy(dispatch=dispatch))
     fleet.stage.listen(fleet.subjects.worker_heartbeat())
     for n in range(workers):
-        fleet.stage.publish(fleet.subjects.worker(f"w{n}", "load"), EnsureLoaded(variant=record, app="app"))
+        fleet.order(record, f"w{n}")
     fleet.stage.run(1.0)
     return fleet
 
@@ -129,7 +128,7 @@ def test_one_apps_trouble_does_not_mark_another_on_the_same_instance() -> None:
     fleet = serving(1)
     hasty = AppRecord(app="hasty", links={SLOW.model: SLOW.version}, signature=SIGNATURE)
     for name in ("w0", "d0"):
-        fleet.stage.send(name, Changed("infaas-catalog", key_of(hasty), encode(hasty)))
+        fleet.stage.send(name, change_of(hasty))
     seen: set[tuple[str, str]] = set()
     patient: list[str] = []
     for _ in range(20):
@@ -137,7 +136,7 @@ def test_one_apps_trouble_does_not_mark_another_on_the_same_instance() -> None:
         for _ in range(9):
             fleet.ask("hasty", latency_ms=100.0)
             fleet.stage.run(0.043)
-            view = fleet.stage.members["d0"].actor.view  # type: ignore[attr-defined]
+            view = fleet.dispatcher().view
             [status] = beat(fleet, "w0").instances
             seen.add((status.state, status.app_states.get("hasty", status.state)))
             if status.app_states.get("hasty") == "Overloaded":
@@ -156,15 +155,13 @@ def test_one_apps_trouble_does_not_mark_another_on_the_same_instance() -> None:
 def test_what_an_instance_hands_back_is_served_by_another_that_is_in_time() -> None:
     """The first instance is found slower than it was thought to be; the view does not know yet, and would choose it again."""
     fleet = serving(2)
-    instances = fleet.stage.members["d0"].actor.view.instances
+    instances = fleet.dispatcher().view.instances
     first, second = sorted(instances)
     fleet.stage.run(0.2)
     instances[second].take(1, fleet.stage.now, fleet.stage.now + 1.0)  # so that the first is chosen
     executor = fleet.stage.members[f"{instances[first].worker.name}/cpu"].actor
     executor.instances[first].queue.factor = 20.0
-    label = fleet.ask(latency_ms=200.0)
-    fleet.stage.run(1.0)
-    [answer] = fleet.replies(label)
+    answer = fleet.reply(fleet.ask(latency_ms=200.0), 1.0)
     assert answer["worker"] == instances[second].worker.name
     assert not answer["missed"]
 

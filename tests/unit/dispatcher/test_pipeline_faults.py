@@ -1,5 +1,6 @@
 """Pipelines' queries under faults, large bodies, retries, and graphs at random. Virtual time."""
 
+import operator
 from typing import Any
 
 import pytest
@@ -7,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from bus.codec import decode, encode
-from bus.messages.catalog import AppRecord, EdgeCondition, Ensemble, PipelineEdge, PipelineRecord, PipelineVertex
+from bus.codec import encode
+from bus.messages.catalog import AppRecord, EdgeCondition, Ensemble, PipelineRecord, PipelineVertex
 from bus.messages.flow import Execute
 from bus.messages.public import Tensor
 from services.core.actor import Changed
@@ -16,51 +17,24 @@ from services.core.pipelines.branching import draw
 from services.core.settings import DispatcherSettings, Settings
 from services.dispatcher.pipelines import SMALL_BODY
 from tests.support.data.examples import examples
-from tests.support.simulated.fleet import SIGNATURE, catalogue, variant
-from tests.unit.dispatcher.test_pipelines import CASCADE, DIAMOND, UNSURE, Staged, numbers, planned, vertex
-
-OUTER = PipelineRecord(
-    vertices=[vertex("first"), PipelineVertex(name="rest", app="inner", inputs={"x": "first.y"})],
-    edges=[PipelineEdge(source="first", target="rest")],
-    output={"y": "rest.y"},
+from tests.support.simulated.fleet import SIGNATURE, catalogue, refused, variant
+from tests.unit.dispatcher.test_pipelines import (
+    CASCADE,
+    DIAMOND,
+    UNSURE,
+    Staged,
+    edge,
+    holders,
+    nested,
+    numbers,
+    planned,
+    vertex,
 )
-
-
-DEEP = PipelineRecord(vertices=[vertex("deep")], output={"y": "deep.y"})
-
-
-def nested(record: PipelineRecord = OUTER, inner: PipelineRecord = DEEP, **options: Any) -> Staged:
-    """A fleet whose pipeline has a pipeline in it: first, then within `inner` deep."""
-    fleet = Staged(record, **options)
-    fleet.add(*catalogue(variant("deep-v1-ort-fp32-t1-b8", model="deep"), app="deep"))
-    fleet.add(AppRecord(app="inner", links={}, signature=SIGNATURE, pipeline=inner))
-    for device in fleet.devices.values():
-        device.says = {"deep": 9.0}
-        device.wide["deep"] = 2
-    fleet.change("p", latency_ms=20_000.0)
-    return fleet
 
 
 def sent_of(fleet: Staged) -> list[Execute]:
     """What executors were sent."""
-    return [decode(Execute, body) for _, subject, body in fleet.stage.heard if ".execute." in subject]
-
-
-def holder(fleet: Staged) -> str:
-    """The dispatcher that has the query."""
-    [name] = [
-        name
-        for name, member in fleet.stage.members.items()
-        if name.startswith("d") and member.actor.composites.joins.open  # type: ignore[attr-defined]
-    ]
-    return name
-
-
-def once(fleet: Staged, labels: list[str]) -> list[dict[str, Any]]:
-    """The one reply of each query; outcomes of queries and parts are one a uid once equal ones are dropped, as the database does."""
-    replies = [fleet.replies(label) for label in labels]
-    assert [len(all_) for all_ in replies] == [1] * len(labels)
-    return [one for [one] in replies]
+    return fleet.sent(Execute, ".execute.")
 
 
 # -- what is carried
@@ -69,16 +43,14 @@ def once(fleet: Staged, labels: list[str]) -> list[dict[str, Any]]:
 def test_a_large_body_goes_with_the_first_stages_only_and_is_enough_to_start_again() -> None:
     fleet = Staged(CASCADE, dispatchers=2)
     fleet.stage.listen(fleet.subjects.execute("w0", "cpu"))
-    fleet.devices["w0"].says = {"cheap": 1.0, "dear": 2.0}
-    fleet.devices["w0"].late = {"dear": 400.0}
+    fleet.behave(says={"cheap": 1.0, "dear": 2.0}, late={"dear": 400.0})
     fleet.change("p", latency_ms=20_000.0)
     label = fleet.ask("p", padding=b"." * (SMALL_BODY + 1))
     fleet.stage.run(0.1)
     cheap, dear = sent_of(fleet)
-    assert cheap.route.origin is not None
     assert len(cheap.route.origin.body or b"") > SMALL_BODY
     assert dear.route.origin is None
-    fleet.stage.kill(holder(fleet))
+    fleet.stage.kill(*holders(fleet))
     assert numbers(fleet.one(label, 15.0)) == (2.0, 2.0)
 
 
@@ -89,7 +61,7 @@ def test_a_large_body_goes_with_the_first_stages_of_a_pipeline_within_only() -> 
     )
     inner = PipelineRecord(
         vertices=[vertex("deep"), PipelineVertex(name="again", app="deep", inputs={"x": "deep.y"})],
-        edges=[PipelineEdge(source="deep", target="again")],
+        edges=[edge("deep", "again")],
         output={"y": "again.y"},
     )
     fleet = nested(outer, inner)
@@ -108,12 +80,8 @@ def test_a_small_body_goes_with_each_stage() -> None:
 
 
 JOINED = PipelineRecord(
-    vertices=[
-        vertex("a"),
-        vertex("b"),
-        PipelineVertex(name="c", app="c", inputs={"x": "a.y", "z": "b.y"}),
-    ],
-    edges=[PipelineEdge(source="a", target="c"), PipelineEdge(source="b", target="c")],
+    vertices=[vertex("a"), vertex("b"), PipelineVertex(name="c", app="c", inputs={"x": "a.y", "z": "b.y"})],
+    edges=[edge("a", "c"), edge("b", "c")],
     output={"y": "c.y"},
 )
 LITTLE = 400  # bytes, of which a message may hold no more in these tests
@@ -125,15 +93,17 @@ def small_messages(record: PipelineRecord, **options: Any) -> Staged:
     return fleet
 
 
-def test_inputs_of_a_stage_that_no_message_holds_together_go_by_reference() -> None:
-    """Each of two answers fits into a message; both together do not."""
+def joined() -> Staged:
+    """The answers of a and b are the inputs of c; each fits into a message, and both together do not."""
     fleet = small_messages(JOINED)
-    app = next(one for one in fleet.records if isinstance(one, AppRecord) and one.app == "c")
-    both = [SIGNATURE.inputs[0], type(SIGNATURE.inputs[0])(name="z", datatype="FP32", shape=[-1])]
-    one = type(SIGNATURE.inputs[0])(name="x", datatype="FP32", shape=[-1])
-    fleet.change("c", signature=type(SIGNATURE)(inputs=[one, both[1]], outputs=app.signature.outputs))
-    fleet.devices["w0"].wide = {"a": 60, "b": 60, "c": 2}
-    fleet.devices["w0"].says = {"c": 3.0}
+    wide = [replace(SIGNATURE.inputs[0], name=name, shape=[-1]) for name in ("x", "z")]
+    fleet.change("c", signature=replace(SIGNATURE, inputs=wide))
+    fleet.behave(wide={"a": 60, "b": 60, "c": 2}, says={"c": 3.0})
+    return fleet
+
+
+def test_inputs_of_a_stage_that_no_message_holds_together_go_by_reference() -> None:
+    fleet = joined()
     assert numbers(fleet.one(fleet.ask("p"))) == (3.0, 3.0)
     last = sent_of(fleet)[-1]
     assert {ref.name for ref in last.route.refs or ()} == {"x", "z"}
@@ -142,16 +112,9 @@ def test_inputs_of_a_stage_that_no_message_holds_together_go_by_reference() -> N
 
 
 def test_a_stage_whose_inputs_cannot_be_stored_ends_the_query() -> None:
-    fleet = small_messages(JOINED)
-    spec = type(SIGNATURE.inputs[0])
-    wide = [spec(name=name, datatype="FP32", shape=[-1]) for name in ("x", "z")]
-    fleet.change("c", signature=type(SIGNATURE)(inputs=wide, outputs=SIGNATURE.outputs))
-    fleet.devices["w0"].wide = {"a": 60, "b": 60}
+    fleet = joined()
     fleet.contexts.lost = "the disk is full"
-    error = fleet.one(fleet.ask("p"))["error"]
-    assert error["code"] == "internal"
-    assert "vertex c" in error["message"]
-    assert "the disk is full" in error["message"]
+    refused(fleet.one(fleet.ask("p")), "internal", "vertex c", "the disk is full")
 
 
 def test_a_nested_pipelines_small_outputs_decide_although_its_answer_is_large() -> None:
@@ -159,7 +122,7 @@ def test_a_nested_pipelines_small_outputs_decide_although_its_answer_is_large() 
     fleet = small_messages(
         PipelineRecord(
             vertices=[PipelineVertex(name="first", app="inner", inputs={"x": "$.x"}), vertex("dear", "first.y")],
-            edges=[PipelineEdge(source="first", target="dear", when=UNSURE)],
+            edges=[edge("first", "dear", when=UNSURE)],
             output={"y": "dear.y | first.y"},
         )
     )
@@ -176,9 +139,7 @@ def test_a_nested_pipelines_small_outputs_decide_although_its_answer_is_large() 
 def test_an_output_too_large_to_decide_by_says_so() -> None:
     fleet = small_messages(CASCADE)
     fleet.devices["w0"].wide["cheap"] = 20_000
-    error = fleet.one(fleet.ask("p"))["error"]
-    assert error["code"] == "model_error"
-    assert "y is too large to decide by" in error["message"]
+    refused(fleet.one(fleet.ask("p")), "model_error", "y is too large to decide by")
 
 
 # -- who answers
@@ -187,14 +148,12 @@ def test_an_output_too_large_to_decide_by_says_so() -> None:
 def test_a_query_on_both_dispatchers_at_once_is_computed_once() -> None:
     """Its client has asked again. Both answer, alike; each vertex is computed once, and each row has one uid."""
     fleet = Staged(CASCADE, dispatchers=2)
-    fleet.devices["w0"].says = {"cheap": 1.0, "dear": 2.0}
-    fleet.devices["w0"].slow = 5.0
+    fleet.behave(says={"cheap": 1.0, "dear": 2.0}, slow=5.0)
     fleet.change("p", latency_ms=20_000.0)
     for _ in range(2):
         fleet.ask("p", id="q", retry_key=b"k" * 16)
     fleet.stage.run(0.001)
-    taken = [n for n in ("d0", "d1") if fleet.stage.members[n].actor.composites.joins.open]  # type: ignore[attr-defined]
-    assert taken == ["d0", "d1"]
+    assert holders(fleet) == ["d0", "d1"]
     fleet.stage.run(10.0)
     replies = fleet.replies("q")
     assert {numbers(reply) for reply in replies} == {(2.0, 2.0)}
@@ -213,11 +172,10 @@ def test_a_dispatcher_leaves_in_the_middle_of_nested_stages(dispatchers: int, af
     labels = [fleet.ask("p") for _ in range(6)]
     fleet.stage.run(after)
     getattr(fleet.stage, how)("d0")
-    fleet.stage.run(20.0)
-    assert {numbers(reply) for reply in once(fleet, labels)} == {(9.0, 9.0)}
+    assert {numbers(reply) for reply in fleet.each(labels, 20.0)} == {(9.0, 9.0)}
     outcomes = {one.uid: one for one in fleet.outcomes()}
-    assert len([one for one in outcomes.values() if one.parent is None]) == len(labels)
     assert len(outcomes) == 4 * len(labels)
+    assert len([one for one in outcomes.values() if one.parent is None]) == len(labels)
 
 
 def test_a_query_whose_pipeline_is_deleted_before_it_is_taken_over_is_refused() -> None:
@@ -226,11 +184,10 @@ def test_a_query_whose_pipeline_is_deleted_before_it_is_taken_over_is_refused() 
     fleet.devices["w0"].slow = 20.0
     label = fleet.ask("p")
     fleet.stage.run(0.01)
-    fleet.stage.kill(holder(fleet))
+    fleet.stage.kill(*holders(fleet))
     for name in fleet.stage.members.keys() & {"d0", "d1"}:
         fleet.stage.send(name, Changed("infaas-catalog", "app.p", None))
-    assert fleet.one(label, 15.0)["error"]["code"] == "unknown_app"
-    assert fleet.query().code == "unknown_app"
+    assert (fleet.one(label, 15.0)["error"]["code"], fleet.query().code) == ("unknown_app", "unknown_app")
 
 
 def test_a_dispatcher_leaves_while_a_stage_waits_and_executors_know_its_query() -> None:
@@ -239,47 +196,37 @@ def test_a_dispatcher_leaves_while_a_stage_waits_and_executors_know_its_query() 
     plan = planned(batch=1)
     plan.vertices["dear"] = replace(plan.vertices.pop("a"), variant="dear-v1-ort-fp32-t1-b8")
     fleet.change("p", plan=plan, latency_ms=20_000.0)
-    fleet.devices["w0"].says = {"cheap": 1.0, "dear": 2.0}
-    fleet.devices["w0"].late = {"dear": 50.0}
+    fleet.behave(says={"cheap": 1.0, "dear": 2.0}, late={"dear": 50.0})
     labels = [fleet.ask("p") for _ in range(12)]
     fleet.stage.run(0.1)
-    assert fleet.stage.members["d1"].actor.in_flight.waiting  # type: ignore[attr-defined]
+    assert fleet.dispatcher("d1").in_flight.waiting
     fleet.stage.stop("d1")
-    fleet.stage.run(20.0)
-    assert {numbers(reply) for reply in once(fleet, labels)} == {(2.0, 2.0)}
+    assert {numbers(reply) for reply in fleet.each(labels, 20.0)} == {(2.0, 2.0)}
 
 
 def test_a_late_stage_gives_the_default_of_the_pipeline_in_time() -> None:
     fleet = Staged(CASCADE)
     fleet.change("p", default_output=[8.0])
-    fleet.devices["w0"].says = {"cheap": 1.0}
-    fleet.devices["w0"].late = {"dear": 500.0}
-    at = fleet.stage.now
-    label = fleet.ask("p")
-    reply = fleet.one(label)
-    [when] = [time for time, subject, _ in fleet.stage.heard if subject.endswith(label)]
-    assert reply["default"] is True
-    assert numbers(reply) == (8.0,)
-    assert when - at <= 0.2 + 1e-3, "within its objective"
+    fleet.behave(says={"cheap": 1.0}, late={"dear": 500.0})
+    seconds, reply = fleet.timed(fleet.ask("p"))
+    assert (reply["default"], numbers(reply)) == (True, (8.0,))
+    assert seconds <= 0.2 + 1e-3, "within its objective"
     assert fleet.query().outcome == "default"
 
 
 def test_a_pipeline_without_objective_waits_for_slow_stages() -> None:
     fleet = Staged(CASCADE)
     fleet.change("p", latency_ms=None)
-    fleet.devices["w0"].says = {"cheap": 1.0, "dear": 2.0}
-    fleet.devices["w0"].slow = 2000.0
+    fleet.behave(says={"cheap": 1.0, "dear": 2.0}, slow=2000.0)
     reply = fleet.one(fleet.ask("p"), 40.0)
-    assert numbers(reply) == (2.0, 2.0)
-    assert reply["missed"] == []
+    assert (numbers(reply), reply["missed"]) == ((2.0, 2.0), [])
     assert {part.slo_ms for part in fleet.stages().values()} == {None}
 
 
 def test_several_items_are_refused_where_a_pipeline_within_decides() -> None:
     fleet = nested()
     fleet.add(AppRecord(app="inner", links={}, signature=SIGNATURE, pipeline=CASCADE))
-    error = fleet.one(fleet.ask("p", items=2))["error"]
-    assert error["code"] == "bad_request"
+    refused(fleet.one(fleet.ask("p", items=2)), "bad_request")
     assert not fleet.stages(), "before any stage is asked"
 
 
@@ -287,13 +234,9 @@ def test_a_stage_that_is_refused_while_others_run_ends_the_query_at_once() -> No
     fleet = Staged(DIAMOND)
     fleet.change("b", links={})
     fleet.devices["w0"].late = {"c": 1000.0}
-    at = fleet.stage.now
-    label = fleet.ask("p")
-    fleet.stage.run(5.0)
-    [reply] = fleet.replies(label)
-    [when] = [time for time, subject, _ in fleet.stage.heard if subject.endswith(label)]
+    seconds, reply = fleet.timed(fleet.ask("p"))
     assert "vertex b" in reply["error"]["message"]
-    assert when - at < 0.05
+    assert seconds < 0.05
 
 
 def test_kept_answers_of_all_stages_make_one_answer() -> None:
@@ -303,10 +246,8 @@ def test_kept_answers_of_all_stages_make_one_answer() -> None:
     fleet.devices["w0"].wide = {"a": 60, "b": 60}
     for name in ("a", "b"):
         fleet.change(name, selection=Ensemble(cache_mb=1.0))
-    first = fleet.one(fleet.ask("p"))
-    second = fleet.one(fleet.ask("p"))
-    assert (first["cached"], second["cached"]) == (False, True)
-    assert second["cost"] == 0
+    first, second = (fleet.one(fleet.ask("p")) for _ in range(2))
+    assert (first["cached"], second["cached"], second["cost"]) == (False, True, 0)
     assert fleet.contexts.gathered == [first["query"], second["query"]]
 
 
@@ -315,16 +256,13 @@ def test_a_large_answer_goes_to_both_dispatchers_that_wait_for_it() -> None:
     record = replace(CASCADE, vertices=[vertex("cheap"), vertex("dear")], output={"y": "dear.y | $.x"})
     fleet = small_messages(record, dispatchers=2)
     fleet.devices["w0"].wide["cheap"] = 200
-    fleet.devices["w0"].says = {"cheap": 1.0, "dear": 2.0}
-    fleet.devices["w0"].late = {"cheap": 20.0}
+    fleet.behave(says={"cheap": 1.0, "dear": 2.0}, late={"cheap": 20.0})
     fleet.change("p", latency_ms=20_000.0)
     for _ in range(2):
         fleet.ask("p", id="q", retry_key=b"k" * 16)
     fleet.stage.run(0.01)
     fleet.stage.kill("d0")
-    fleet.stage.run(1.0)
-    [reply] = fleet.replies("q")
-    assert numbers(reply) == (2.0, 2.0)
+    assert numbers(fleet.reply("q", 1.0)) == (2.0, 2.0)
     assert len(fleet.devices["w0"].batches) == 2
 
 
@@ -344,9 +282,9 @@ def graphs(draw_: Any) -> tuple[PipelineRecord, dict[str, float]]:
             op, value = draw_(st.sampled_from(["<", ">", "==", "!="])), draw_(st.sampled_from([0.0, 0.5, 1.0]))
             when = EdgeCondition(output="y", op=op, value=value) if kind == "when" else None
             probability = 0.5 if kind == "chance" else None
-            edges.append(PipelineEdge(source=source, target=target, when=when, probability=probability))
+            edges.append(edge(source, target, when=when, probability=probability))
     vertices = [
-        vertex(name, " | ".join([*(f"{edge.source}.y" for edge in edges if edge.target == name), "$.x"]))
+        vertex(name, " | ".join([*(f"{into.source}.y" for into in edges if into.target == name), "$.x"]))
         for name in names
     ]
     output = {"y": " | ".join([*(f"{name}.y" for name in reversed(names)), "$.x"])}
@@ -354,27 +292,22 @@ def graphs(draw_: Any) -> tuple[PipelineRecord, dict[str, float]]:
     return PipelineRecord(vertices=vertices, edges=edges, output=output), says
 
 
-COMPARED = {
-    "<": lambda a, b: a < b,
-    ">": lambda a, b: a > b,
-    "==": lambda a, b: a == b,
-    "!=": lambda a, b: a != b,
-}
+COMPARED = {"<": operator.lt, ">": operator.gt, "==": operator.eq, "!=": operator.ne}
 
 
 def visits(record: PipelineRecord, says: dict[str, float], uid: bytes) -> list[str]:
     """Which vertices the graph and its conditions say, by another algorithm: edges from visited vertices, in the order of the names."""
     found: list[str] = []
     for one in record.vertices:
-        into = [edge for edge in record.edges if edge.target == one.name]
+        into = [each for each in record.edges if each.target == one.name]
         follows = []
-        for edge in into:
-            if edge.source not in found:
+        for each in into:
+            if each.source not in found:
                 continue
-            if edge.when is not None:
-                follows.append(COMPARED[edge.when.op](says[edge.source], edge.when.value))
-            elif edge.probability is not None:
-                follows.append(draw(uid, f"{edge.source}>{edge.target}") < edge.probability)
+            if each.when is not None:
+                follows.append(COMPARED[each.when.op](says[each.source], each.when.value))
+            elif each.probability is not None:
+                follows.append(draw(uid, f"{each.source}>{each.target}") < each.probability)
             else:
                 follows.append(True)
         if not into or any(follows):

@@ -166,6 +166,5 @@ def test_what_comes_again_counts_once_after_the_stages_dispatcher_has_gone(by: s
     fleet.one(fleet.ask("p", id="second", retry_key=key))
     [again] = fleet.replies("second")
     assert again["query"] == reply["query"]
-    assert fleet.teach(**told) == "accepted"
-    assert fleet.teach(**told, label=1) == "accepted"
+    assert (fleet.teach(**told), fleet.teach(**told, label=1)) == ("accepted", "accepted")
     assert fleet.lessons() == before

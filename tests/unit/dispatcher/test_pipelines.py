@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from bus.codec import decode
 from bus.messages.catalog import (
     AppRecord,
     EdgeCondition,
@@ -17,11 +16,11 @@ from bus.messages.catalog import (
     PipelineVertex,
     PlannedStage,
 )
-from bus.messages.fleet import EnsureLoaded
 from bus.messages.scaling import PipelineArrivals
 from services.core.actor import Changed
 from services.dispatcher.join import part_uid
-from tests.support.simulated.fleet import SIGNATURE, Fleet, catalogue, variant
+from tests.support.simulated.fleet import SIGNATURE, Fleet, catalogue, refused, variant
+from tests.unit.dispatcher.test_join import holders
 
 SLO_MS = 200.0
 SURE = EdgeCondition(output="y", op="<", value=0.5)
@@ -32,27 +31,33 @@ def vertex(name: str, x: str = "$.x", **needs: Any) -> PipelineVertex:
     return PipelineVertex(name=name, app=name, inputs={"x": x}, **needs)
 
 
+def alone(name: str, app: str = "", x: str = "$.x") -> PipelineRecord:
+    """A pipeline of one vertex, whose output is the pipeline's."""
+    return PipelineRecord(
+        vertices=[PipelineVertex(name=name, app=app or name, inputs={"x": x})], output={"y": f"{name}.y"}
+    )
+
+
+def edge(source: str, target: str, **more: Any) -> PipelineEdge:
+    return PipelineEdge(source=source, target=target, **more)
+
+
+CHAIN = PipelineRecord(vertices=[vertex("a"), vertex("b", "a.y")], edges=[edge("a", "b")], output={"y": "b.y"})
+
+
 CASCADE = PipelineRecord(
     vertices=[vertex("cheap"), vertex("dear", "cheap.y")],
-    edges=[PipelineEdge(source="cheap", target="dear", when=UNSURE, probability=0.3)],
+    edges=[edge("cheap", "dear", when=UNSURE, probability=0.3)],
     output={"y": "dear.y | cheap.y"},
 )
 DIAMOND = PipelineRecord(
     vertices=[vertex("a"), vertex("b", "a.y"), vertex("c", "a.y"), vertex("d", "b.y")],
-    edges=[
-        PipelineEdge(source="a", target="b"),
-        PipelineEdge(source="a", target="c"),
-        PipelineEdge(source="b", target="d"),
-        PipelineEdge(source="c", target="d"),
-    ],
+    edges=[edge("a", "b"), edge("a", "c"), edge("b", "d"), edge("c", "d")],
     output={"first": "d.y", "second": "c.y", "asked": "$.x"},
 )
 FORK = PipelineRecord(
     vertices=[vertex("a"), vertex("b", "a.y"), vertex("c", "a.y")],
-    edges=[
-        PipelineEdge(source="a", target="b", when=SURE),
-        PipelineEdge(source="a", target="c", when=UNSURE),
-    ],
+    edges=[edge("a", "b", when=SURE), edge("a", "c", when=UNSURE)],
     output={"y": "b.y | c.y"},
 )
 
@@ -82,13 +87,11 @@ class Staged(Fleet):
         for worker, device in self.devices.items():
             device.wide = dict.fromkeys(names, 2)
             for name in names if load else ():
-                self.stage.publish(self.subjects.worker(worker, "load"), EnsureLoaded(variant=made[name], app=name))
+                self.order(made[name], worker, app=name)
         self.stage.run(2.0)
 
     def one(self, label: str, seconds: float = 5.0) -> dict[str, Any]:
-        self.stage.run(seconds)
-        [reply] = self.replies(label)
-        return reply
+        return self.reply(label, seconds)
 
     def stages(self) -> dict[str, Any]:
         """Outcomes of parts, by stage."""
@@ -121,8 +124,7 @@ def test_a_condition_on_an_answer_decides_whether_the_next_vertex_is_asked(unsur
 
 def test_a_join_waits_for_all_its_edges_and_outputs_come_from_where_the_pipeline_says() -> None:
     fleet = Staged(DIAMOND)
-    fleet.devices["w0"].says = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0}
-    fleet.devices["w0"].late = {"c": 5.0}
+    fleet.behave(says={"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0}, late={"c": 5.0})
     reply = fleet.one(fleet.ask("p"))
     assert (numbers(reply, "first"), numbers(reply, "second"), numbers(reply, "asked")) == ((4, 4), (3, 3), (0, 0))
     stages = fleet.stages()
@@ -135,46 +137,29 @@ def test_each_stage_leaves_time_for_those_behind_it() -> None:
     fleet = Staged(DIAMOND, changes={"d": {"base_ms": 60.0}, "c": {"base_ms": 30.0}})
     fleet.one(fleet.ask("p"))
     slo = {name: one.slo_ms for name, one in fleet.stages().items()}
-    assert slo["a"] == pytest.approx(SLO_MS - 60.5 - 30.5)
-    assert slo["b"] == slo["c"]
+    assert (slo["a"], slo["b"]) == (pytest.approx(SLO_MS - 60.5 - 30.5), slo["c"])
     assert slo["d"] == pytest.approx(SLO_MS - 30.5 - 2.5)
 
 
 def test_the_refusal_of_a_stage_ends_the_query_and_names_it() -> None:
     fleet = Staged(CASCADE, changes={"dear": {"accuracy": 0.5}})
-    fleet.change("p", pipeline=PipelineRecord(
-        vertices=[vertex("cheap"), vertex("dear", accuracy=0.8)],
-        edges=[PipelineEdge(source="cheap", target="dear")],
-        output={"y": "dear.y"},
-    ))  # fmt: skip
+    strict = [vertex("cheap"), vertex("dear", accuracy=0.8)]
+    fleet.change("p", pipeline=replace(CASCADE, vertices=strict, edges=[edge("cheap", "dear")]))
     reply = fleet.one(fleet.ask("p"))
-    assert reply["error"]["code"] == "unsatisfiable"
-    assert reply["error"]["message"].startswith("vertex dear: ")
+    assert refused(reply, "unsatisfiable")["message"].startswith("vertex dear: ")
     assert fleet.query().cost > 0, "what the first stage cost"
-
-
-def test_a_model_that_kills_its_executor_costs_only_its_own_query() -> None:
-    fleet = Staged(CASCADE, workers=2)
-    for device in fleet.devices.values():
-        device.says = {"cheap": 1.0}
-    labels = [fleet.ask("p") for _ in range(5)]
-    fleet.stage.run(0.004)
-    fleet.stage.kill("w0/cpu")
-    fleet.stage.run(5.0)
-    assert [len(fleet.replies(label)) for label in labels] == [1] * 5
 
 
 @pytest.mark.parametrize("needs", [{"model": "cheap"}, {"items": 2}])
 def test_what_a_pipeline_cannot_take_is_refused(needs: dict[str, Any]) -> None:
     fleet = Staged(CASCADE)
-    reply = fleet.one(fleet.ask("p", **needs))
-    assert reply["error"]["code"] == "bad_request"
+    refused(fleet.one(fleet.ask("p", **needs)), "bad_request")
 
 
 def test_a_pipeline_whose_app_is_gone_says_so() -> None:
     fleet = Staged(CASCADE)
     fleet.stage.send("d0", Changed("infaas-catalog", "app.dear", None))
-    assert fleet.one(fleet.ask("p"))["error"]["code"] == "unknown_app"
+    refused(fleet.one(fleet.ask("p")), "unknown_app")
 
 
 def test_a_vertex_may_be_an_app_of_which_several_models_answer() -> None:
@@ -188,44 +173,39 @@ def test_a_vertex_may_be_an_app_of_which_several_models_answer() -> None:
     assert reply["cost"] == pytest.approx(fleet.query().cost)
 
 
-def nested() -> Staged:
-    outer = PipelineRecord(
-        vertices=[vertex("first"), PipelineVertex(name="rest", app="inner", inputs={"x": "first.y"})],
-        edges=[PipelineEdge(source="first", target="rest")],
-        output={"y": "rest.y"},
-    )
-    fleet = Staged(outer)
+DEEP = alone("deep")
+OUTER = PipelineRecord(
+    vertices=[vertex("first"), PipelineVertex(name="rest", app="inner", inputs={"x": "first.y"})],
+    edges=[edge("first", "rest")],
+    output={"y": "rest.y"},
+)
+
+
+def nested(record: PipelineRecord = OUTER, inner: PipelineRecord = DEEP, **options: Any) -> Staged:
+    """A fleet whose pipeline has a pipeline in it: first, then within `inner` deep, which says 9."""
+    fleet = Staged(record, **options)
     fleet.add(*catalogue(variant("deep-v1-ort-fp32-t1-b8", model="deep"), app="deep"))
-    fleet.add(AppRecord(app="inner", links={}, signature=SIGNATURE, pipeline=PipelineRecord(
-        vertices=[vertex("deep")], output={"y": "deep.y"},
-    )))  # fmt: skip
-    fleet.devices["w0"].wide["deep"] = 2
-    fleet.change("p", latency_ms=None)
+    fleet.add(AppRecord(app="inner", links={}, signature=SIGNATURE, pipeline=inner))
+    for device in fleet.devices.values():
+        device.says = {"deep": 9.0}
+        device.wide["deep"] = 2
+    fleet.change("p", latency_ms=20_000.0)
     return fleet
 
 
 def test_a_vertex_may_be_a_pipeline() -> None:
     fleet = nested()
-    fleet.devices["w0"].says = {"deep": 9.0}
-    reply = fleet.one(fleet.ask("p"))
-    assert numbers(reply) == (9.0, 9.0)
+    assert numbers(fleet.one(fleet.ask("p"))) == (9.0, 9.0)
     by_app = {one.app: one for one in fleet.outcomes()}
-    assert by_app["deep"].parent == by_app["inner"].uid
-    assert by_app["inner"].parent == by_app["p"].uid
+    assert (by_app["deep"].parent, by_app["inner"].parent) == (by_app["inner"].uid, by_app["p"].uid)
 
 
 # -- a plan
 
 
-def planned(replicas: int = 1, batch: int = 4) -> PipelinePlan:
+def planned(replicas: int = 1, batch: int = 4, name: str = "a-v1-ort-fp32-t1-b8") -> PipelinePlan:
     stage = PlannedStage(
-        hardware="cpu",
-        batch=batch,
-        replicas=replicas,
-        scale=1.0,
-        service_ms=4.0,
-        rho=0.5,
-        variant="a-v1-ort-fp32-t1-b8",
+        hardware="cpu", batch=batch, replicas=replicas, scale=1.0, service_ms=4.0, rho=0.5, variant=name
     )
     return PipelinePlan(
         pipeline="p", policy="inferline", status="feasible", cost_per_s=0.0, p99_ms=10.0, vertices={"a": stage},
@@ -256,7 +236,7 @@ def test_arrivals_at_a_pipeline_with_a_plan_are_told_in_bins_of_10_ms_and_are_no
     fleet.stage.listen("infaas.pipeline.arrivals")
     fleet.stage.listen("infaas.demand.d0")
     fleet.one(fleet.ask("p"))
-    assert not [one for one in fleet.stage.heard if one[1] == "infaas.pipeline.arrivals"], "without a plan nobody tunes"
+    assert not fleet.sent(PipelineArrivals, "arrivals"), "without a plan nobody tunes"
     fleet.change("p", plan=planned())
     fleet.stage.run(1.0)
     fleet.stage.heard.clear()
@@ -264,36 +244,30 @@ def test_arrivals_at_a_pipeline_with_a_plan_are_told_in_bins_of_10_ms_and_are_no
     for wait in (0.015, 0.0, 2.0):
         fleet.ask("p")
         fleet.stage.run(wait)
-    told = [decode(PipelineArrivals, body) for _, subject, body in fleet.stage.heard if "arrivals" in subject]
-    [one] = told
-    assert (one.pipeline, one.dispatcher, sum(one.counts)) == ("p", "d0", 3)
+    [one] = fleet.sent(PipelineArrivals, "arrivals")
+    assert (one.pipeline, one.dispatcher, sum(one.counts), one.counts[0]) == ("p", "d0", 3, 1)
     assert one.start == pytest.approx(at, abs=0.011)
-    assert one.counts[0] == 1
     demand = [body for _, subject, body in fleet.stage.heard if subject == "infaas.demand.d0"]
     assert not any(b"a-v1" in body or b'"a"' in body for body in demand)
 
 
 def test_without_an_instance_of_the_planned_variant_a_stage_is_served_like_any_other() -> None:
     fleet = Staged(ONE)
-    plan = planned()
     other = variant("a-v1-ort-fp32-t2-b8", model="a", threads=2)
     fleet.add(other)
-    plan.vertices["a"] = replace(plan.vertices["a"], variant=other.variant)
-    fleet.change("p", plan=plan)
+    fleet.change("p", plan=planned(name=other.variant))
     assert "outputs" in fleet.one(fleet.ask("p"))
 
 
 def test_a_dispatcher_that_takes_over_asks_for_the_same_parts() -> None:
     fleet = Staged(CASCADE, dispatchers=2)
-    fleet.devices["w0"].says = {"cheap": 1.0, "dear": 2.0}
-    fleet.devices["w0"].late = {"dear": 300.0}
+    fleet.behave(says={"cheap": 1.0, "dear": 2.0}, late={"dear": 300.0})
     fleet.change("p", latency_ms=20_000.0)
     label = fleet.ask("p")
     fleet.stage.run(0.05)
-    [taken] = [n for n in ("d0", "d1") if fleet.stage.members[n].actor.composites.joins.open]  # type: ignore[attr-defined]
+    [taken] = holders(fleet)
     fleet.stage.kill(taken)
-    reply = fleet.one(label, 15.0)
-    assert numbers(reply) == (2.0, 2.0)
+    assert numbers(fleet.one(label, 15.0)) == (2.0, 2.0)
     assert len(fleet.devices["w0"].batches) == 2, "each vertex is computed once"
     assert len({(one.parent, one.stage) for one in fleet.outcomes()}) == 3
 
@@ -302,6 +276,4 @@ def test_a_nested_app_that_cannot_begin_ends_the_query_at_once() -> None:
     fleet = Staged(CASCADE)
     fleet.devices["w0"].says = {"cheap": 1.0}
     fleet.change("dear", selection=Ensemble(policy="majority", members=["gone"]))
-    reply = fleet.one(fleet.ask("p"), 0.1)
-    assert reply["error"]["code"] == "unknown_model"
-    assert "vertex dear" in reply["error"]["message"]
+    refused(fleet.one(fleet.ask("p"), 0.1), "unknown_model", "vertex dear")

@@ -36,13 +36,11 @@ def test_inputs_are_the_same_only_with_the_same_context() -> None:
     log.add(prediction(1, context="me"))
     log.add(prediction(2, context="you"))
     mine = log.by_inputs("a", b"d", "me", 0)
-    assert mine is not None
     assert mine.uid[0] == 1
     assert log.by_inputs("a", b"d", None, 0) is None
     assert log.by_inputs("b", b"d", "me", 0) is None
     assert log.by_inputs("a", b"e", "me", 0) is None
     latest = log.by_inputs("a", b"d", False, 0)
-    assert latest is not None
     assert latest.uid[0] == 2
 
 
@@ -53,7 +51,6 @@ def test_of_equal_inputs_the_latest_without_feedback_for_the_item_is_meant() -> 
     met = []
     for item in (0, 0, 1, 0):
         found = log.by_inputs("a", b"d", None, item)
-        assert found is not None
         found.fed.add(item)
         met.append(found.uid[0])
     assert met == [2, 1, 2, 2]
@@ -80,7 +77,6 @@ def test_a_late_part_is_added_once_and_counted() -> None:
     log.late(b"\x09" * 16, "k", scores())
     assert log.bytes == before + 16
     found = log.by_query("a", b"\x01" * 16)
-    assert found is not None
     assert set(found.outputs) == {"m", "k"}
 
 

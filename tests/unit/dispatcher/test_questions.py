@@ -4,16 +4,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
-from bus.codec import encode
 from bus.messages.catalog import AppRecord, Ensemble, PipelineEdge, PipelineRecord, PipelineVertex
-from bus.messages.fleet import EnsureLoaded, Release
+from bus.messages.fleet import Release
 from bus.messages.public import ListRequest, Requirements
 from services.core.actor import Changed
-from services.core.catalog import key_of
 from services.core.placement import quarantine_key
 from services.core.selection.eligibility import Ask
 from services.core.selection.policy import BruteForce, InfaasPolicy, RoundRobin, SelectionPolicy
@@ -24,13 +21,12 @@ from tests.unit.dispatcher.test_pipelines import CASCADE, ONE, SLO_MS, Staged, p
 
 def test_lists_say_what_is_reclaimable() -> None:
     fleet = Fleet(variant(), workers=1)
-    fleet.stage.publish(fleet.subjects.worker("w0", "load"), EnsureLoaded(variant=variant(), at_least=2))
-    fleet.stage.run(1.0)
+    fleet.order(variant(), at_least=2, app=None, seconds=1.0)
     fleet.stage.publish(fleet.subjects.worker("w0", "release"), Release(variant=NAME, keep=1, reclaim=True))
     fleet.stage.run(1.0)
-    [item] = said(fleet, fleet.subjects.list("variants"), ListRequest())["items"]
+    [item] = fleet.request(fleet.subjects.list("variants"), ListRequest())["items"]
     assert (item["state"], item["instances"], item["reclaimable"]) == ("Active", 2, 1)
-    [item] = said(fleet, fleet.subjects.list("workers"), ListRequest())["items"]
+    [item] = fleet.request(fleet.subjects.list("workers"), ListRequest())["items"]
     assert sorted(one["reclaimable"] for one in item["instances"]) == [False, True]
     [device] = item["devices"]
     assert device["memory_reclaimable_mb"] == device["memory_used_mb"] > 0
@@ -42,21 +38,12 @@ def test_lists_say_what_is_reclaimable() -> None:
 NAME = "m-v1-ort-fp32-t1-b8"
 
 
-def said(fleet: Fleet, subject: str, message: object) -> dict:
-    """The reply to one request."""
-    fleet.stage.publish(subject, message, "_INBOX.test.listing")
-    fleet.stage.run(0.1)
-    body = [body for _, heard, body in fleet.stage.heard if heard == "_INBOX.test.listing"][-1]
-    return msgspec.msgpack.decode(body)
-
-
 def test_a_variant_that_no_cpu_there_is_for_is_said_to_be_one() -> None:
     int8 = variant("m-v1-ort-int8-t1-b8", precision="int8", arithmetic="exact", base_ms=0.5)
     for arithmetic, why in (("saturating", "was measured on a CPU with exact sums"), ("exact", "not loaded")):
         fleet = Fleet(variant(), int8, arithmetic=arithmetic)
-        fleet.stage.publish(fleet.subjects.worker("w0", "load"), EnsureLoaded(variant=variant(), app="app"))
-        fleet.stage.run(2.0)
-        found = said(fleet, fleet.subjects.explain("app"), Requirements())
+        fleet.order(variant(), seconds=2.0)
+        found = fleet.request(fleet.subjects.explain("app"), Requirements())
         [one] = [one for one in found["candidates"] if one["variant"] == int8.variant]
         assert why in one["why_not"]
 
@@ -88,11 +75,10 @@ def test_where_nobody_can_load_it_lists_and_explanations_say_so_until_it_is_rele
     fleet.stage.run(2.0)
     assert all(len(fleet.replies(label)) == 1 for label in labels)
     assert [device.loads for device in fleet.devices.values()] == [3, 3]
-    [item] = said(fleet, fleet.subjects.list("variants"), ListRequest())["items"]
-    assert item["state"] == "Quarantined"
-    assert set(item["quarantined"]) == {"w0", "w1"}
+    [item] = fleet.request(fleet.subjects.list("variants"), ListRequest())["items"]
+    assert (item["state"], set(item["quarantined"])) == ("Quarantined", {"w0", "w1"})
     assert item["quarantined"]["w0"] == "its last 3 loads failed: no such operator"
-    [candidate] = said(fleet, fleet.subjects.explain("app"), Requirements())["candidates"]
+    [candidate] = fleet.request(fleet.subjects.explain("app"), Requirements())["candidates"]
     assert candidate["state"] == "Quarantined"
     assert candidate["why_not"].startswith(
         "m-v1-ort-fp32-t1-b8 is quarantined on w0 until infaas.admin.release-variant"
@@ -103,17 +89,15 @@ def test_where_nobody_can_load_it_lists_and_explanations_say_so_until_it_is_rele
     fleet.stage.send("w1", Changed("infaas-control", quarantine_key("w1", NAME), None))
     labels = asked_for(fleet, 10.0)
     assert fleet.replies(labels[-1])[0]["worker"] == "w1"
-    [item] = said(fleet, fleet.subjects.list("variants"), ListRequest())["items"]
-    assert item["state"] == "Active"
-    assert set(item["quarantined"]) == {"w0"}
+    [item] = fleet.request(fleet.subjects.list("variants"), ListRequest())["items"]
+    assert (item["state"], set(item["quarantined"])) == ("Active", {"w0"})
 
 
 def test_what_is_too_slow_only_with_the_way_to_it_is_said_to_be() -> None:
     fleet = Fleet(variant(), workers=1)
-    fleet.stage.publish(fleet.subjects.worker("w0", "load"), EnsureLoaded(variant=variant()))
-    fleet.stage.run(1.0)
+    fleet.order(variant(), app=None, seconds=1.0)
     alone = variant().profile.rows[0].p50_ms
-    found = said(fleet, fleet.subjects.explain("app"), Requirements(latency_ms=alone + 0.1))
+    found = fleet.request(fleet.subjects.explain("app"), Requirements(latency_ms=alone + 0.1))
     assert found["refusal"]["code"] == "unsatisfiable"
     [candidate] = found["candidates"]
     assert candidate["why_not"].startswith("inference and the way to it take")
@@ -122,8 +106,7 @@ def test_what_is_too_slow_only_with_the_way_to_it_is_said_to_be() -> None:
 def full(policy: SelectionPolicy) -> Fleet:
     """Two variants. One has two instances, which are full of queries; the other one is loaded nowhere."""
     fleet = Fleet(variant(), variant("n-v1-ort-fp32-t1-b8", model="n", load_ms=900.0), workers=1, policy=policy)
-    fleet.stage.publish(fleet.subjects.worker("w0", "load"), EnsureLoaded(variant=variant(), app="app", at_least=2))
-    fleet.stage.run(1.0)
+    fleet.order(variant(), at_least=2, seconds=1.0)
     for _ in range(500):
         fleet.ask(priority=5, latency_ms=5000.0)
     fleet.stage.run(0.01)
@@ -139,7 +122,7 @@ def test_an_explanation_leaves_no_trace_in_what_queries_get_or_what_their_decisi
     for questions in (0, 3):
         policy = made()
         fleet = full(policy)
-        view = fleet.stage.members["d0"].actor.view
+        view = fleet.dispatcher().view
         for priority in (9, 5, 1)[:questions]:
             for needs in ({}, {"latency_ms": 20.0}, {"accuracy": 0.99}, {"latency_ms": 0.001}):
                 fleet.stage.publish(
@@ -163,25 +146,23 @@ THREE = tuple(variant(f"{model}-v1-ort-fp32-t1-b8", model=model) for model in "a
 
 def answering_together(**fields: Any) -> Fleet:
     fleet = Fleet(*THREE)
-    [app] = [record for record in fleet.records if isinstance(record, AppRecord)]
-    after = replace(app, selection=Ensemble(**fields))
-    fleet.stage.send("d0", Changed("infaas-catalog", key_of(after), encode(after)))
+    fleet.change(selection=Ensemble(**fields))
     for record in THREE:
-        fleet.stage.publish(fleet.subjects.worker("w0", "load"), EnsureLoaded(variant=record, app="app"))
+        fleet.order(record)
     fleet.stage.run(2.0)
     return fleet
 
 
 def test_an_explanation_says_which_members_would_be_asked_and_why() -> None:
     fleet = answering_together(policy="exp4", members=["a", "b"])
-    unread = said(fleet, fleet.subjects.explain("app"), Requirements())
+    unread = fleet.request(fleet.subjects.explain("app"), Requirements())
     assert [(row["member"], row["weight"]) for row in unread["members"]] == [("a@1", None), ("b@1", None)]
     assert unread["members"][0]["why"] == "what was learnt is not in this dispatcher's memory; the next query reads it"
 
     label = fleet.ask()
     fleet.stage.run(1.0)
     asked = fleet.replies(label)[0]["members"]
-    found = said(fleet, fleet.subjects.explain("app"), Requirements())
+    found = fleet.request(fleet.subjects.explain("app"), Requirements())
     assert {row["member"] for row in found["members"]} == set(asked)
     for row in found["members"]:
         assert (row["weight"], row["probability"]) == (0.5, 1.0)
@@ -196,10 +177,10 @@ def test_an_explanation_of_chance_gives_probabilities_and_names_members_that_wou
     fleet = answering_together(policy="exp3")
     fleet.ask()
     fleet.stage.run(1.0)
-    found = said(fleet, fleet.subjects.explain("app"), Requirements(accuracy=0.99))
+    found = fleet.request(fleet.subjects.explain("app"), Requirements(accuracy=0.99))
     assert [row["probability"] for row in found["members"]] == [pytest.approx(1 / 3)] * 3
     assert all("by chance" in row["why"] and "has an accuracy of 0.99" in row["why"] for row in found["members"])
-    hurried = said(fleet, fleet.subjects.explain("app"), Requirements(latency_ms=0.001))
+    hurried = fleet.request(fleet.subjects.explain("app"), Requirements(latency_ms=0.001))
     assert all("it would be missing: " in row["why"] and row["variant"] is None for row in hurried["members"])
     assert hurried["chosen"] is None
     assert hurried["refusal"]["code"] == "unsatisfiable"
@@ -207,7 +188,7 @@ def test_an_explanation_of_chance_gives_probabilities_and_names_members_that_wou
 
 def test_a_query_that_names_a_model_is_explained_as_one_that_one_variant_answers() -> None:
     fleet = answering_together(policy="exp3")
-    found = said(fleet, fleet.subjects.explain("app"), Requirements(model="b"))
+    found = fleet.request(fleet.subjects.explain("app"), Requirements(model="b"))
     assert "members" not in found
     assert found["chosen"]["model"] == "b"
 
@@ -216,7 +197,7 @@ def test_a_query_that_names_a_model_is_explained_as_one_that_one_variant_answers
 
 
 def explained(fleet: Fleet, **needs: Any) -> dict[str, Any]:
-    return said(fleet, fleet.subjects.explain("p"), Requirements(**needs))
+    return fleet.request(fleet.subjects.explain("p"), Requirements(**needs))
 
 
 def test_an_explanation_of_a_pipeline_says_of_each_vertex_what_would_answer_and_why() -> None:

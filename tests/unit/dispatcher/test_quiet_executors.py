@@ -1,14 +1,11 @@
 """An executor that says nothing: another one takes its queries while there is time, and only one answers them. Virtual time."""
 
-from typing import Any
-
 import pytest
 
-from bus.messages.fleet import EnsureLoaded
 from services.core.line import ECHO_S
 from services.dispatcher.silence import QUIET
-from tests.support.simulated.fleet import Fleet
-from tests.unit.dispatcher.test_silence import reply, row, slow
+from tests.support.simulated.fleet import Fleet, asked_for, refused
+from tests.unit.dispatcher.test_silence import row, slow
 
 OBJECTIVE = 0.3
 
@@ -17,7 +14,7 @@ def fleet_of(workers: int) -> Fleet:
     """Workers with an instance each."""
     fleet = Fleet(workers=workers)
     for worker in fleet.devices:
-        fleet.stage.publish(fleet.subjects.worker(worker, "load"), EnsureLoaded(variant=fleet.records[0], app="app"))
+        fleet.order(fleet.records[0], worker)
     fleet.stage.run(2.0)
     return fleet
 
@@ -27,53 +24,45 @@ def where(fleet: Fleet, label: str) -> list[str]:
     return [name for name, device in fleet.devices.items() for batch in device.batches if label in batch]
 
 
-def ask(fleet: Fleet, seconds: float, every: float = 0.005, **needs: Any) -> list[str]:
-    labels = []
-    for _ in range(round(seconds / every)):
-        labels.append(fleet.ask(**needs))
-        fleet.stage.run(every)
-    return labels
+def busier(fleet: Fleet) -> str:
+    return max(fleet.devices, key=lambda name: len(fleet.devices[name].batches))
 
 
 @pytest.mark.parametrize("stopped_s", [0.6, 1.5])
 def test_while_an_executor_stands_still_another_one_answers_in_time(stopped_s: float) -> None:
     fleet = fleet_of(2)
-    labels = ask(fleet, 0.5, latency_ms=1000 * OBJECTIVE)
-    busier = max(fleet.devices, key=lambda name: len(fleet.devices[name].batches))
-    fleet.stage.pause(f"{busier}/cpu")
-    labels += ask(fleet, stopped_s, latency_ms=1000 * OBJECTIVE)
-    fleet.stage.go_on(f"{busier}/cpu")
-    labels += ask(fleet, 0.5, latency_ms=1000 * OBJECTIVE)
-    fleet.stage.run(3.0)
+    labels = asked_for(fleet, 0.5, latency_ms=1000 * OBJECTIVE)
+    busy = busier(fleet)
+    fleet.stage.pause(f"{busy}/cpu")
+    labels += asked_for(fleet, stopped_s, latency_ms=1000 * OBJECTIVE)
+    fleet.stage.go_on(f"{busy}/cpu")
+    labels += asked_for(fleet, 0.5, latency_ms=1000 * OBJECTIVE)
+    replies = dict(zip(labels, fleet.each(labels, 3.0), strict=True))
     refused = [label for label in labels if row(fleet, label).outcome == "refused"]
     assert len(refused) <= 1 + stopped_s / OBJECTIVE, "what it may have computed stays with it"
-    for label in labels:
-        assert ("error" in reply(fleet, label)[1]) == (label in refused)
+    assert refused == [label for label in labels if "error" in replies[label]]
 
 
 def test_an_executor_that_stood_still_computes_nothing_that_was_taken_away() -> None:
     fleet = fleet_of(2)
-    ask(fleet, 0.5)
-    busier, other = sorted(fleet.devices, key=lambda name: -len(fleet.devices[name].batches))
-    fleet.stage.pause(f"{busier}/cpu")
-    labels = ask(fleet, 0.2)
+    asked_for(fleet, 0.5)
+    busy, other = sorted(fleet.devices, key=lambda name: -len(fleet.devices[name].batches))
+    fleet.stage.pause(f"{busy}/cpu")
+    labels = asked_for(fleet, 0.2)
     fleet.stage.run(1.0)
     moved = [label for label in labels if where(fleet, label) == [other]]
-    fleet.stage.go_on(f"{busier}/cpu")
-    fleet.stage.run(5.0)
+    fleet.stage.go_on(f"{busy}/cpu")
     assert moved
-    for label in labels:
-        assert "outputs" in reply(fleet, label)[1]
-        assert len(where(fleet, label)) == 1
+    assert all("outputs" in one for one in fleet.each(labels, 5.0))
+    assert {len(where(fleet, label)) for label in labels} == {1}
 
 
 def test_one_alone_keeps_what_it_has_however_long_it_says_nothing() -> None:
     fleet = fleet_of(1)
     fleet.stage.pause("w0/cpu")
-    labels = ask(fleet, 1.0)
+    labels = asked_for(fleet, 1.0)
     fleet.stage.go_on("w0/cpu")
-    fleet.stage.run(5.0)
-    assert all("outputs" in reply(fleet, label)[1] for label in labels)
+    assert all("outputs" in one for one in fleet.each(labels, 5.0))
 
 
 def test_an_executor_that_turns_keeps_its_queries_however_long_a_batch_takes() -> None:
@@ -81,7 +70,7 @@ def test_an_executor_that_turns_keeps_its_queries_however_long_a_batch_takes() -
     fleet.devices["w0"].slow = 400.0  # a second a batch and more; the other one is soon idle
     labels = [fleet.ask() for _ in range(20)]
     fleet.stage.run(3.0 * QUIET * ECHO_S)
-    in_flight = fleet.stage.members["d0"].actor.in_flight.dispatched
+    in_flight = fleet.dispatcher().in_flight.dispatched
     assert len(in_flight) > 1
     assert {query.attempt for query in in_flight.values()} == {0}
     fleet.stage.run(8.0)
@@ -90,32 +79,28 @@ def test_an_executor_that_turns_keeps_its_queries_however_long_a_batch_takes() -
 
 def test_what_an_executor_has_answered_before_it_heard_of_it_is_not_answered_again() -> None:
     fleet = fleet_of(2)
-    ask(fleet, 0.5)
-    busier = max(fleet.devices, key=lambda name: len(fleet.devices[name].batches))
+    asked_for(fleet, 0.5)
+    busy = busier(fleet)
     fleet.stage.run(0.5)
-    fleet.stage.clog(f"{busier}/cpu")  # it turns, and hears nothing
-    labels = ask(fleet, 0.4, every=0.05)
+    fleet.stage.clog(f"{busy}/cpu")  # it turns, and hears nothing
+    labels = asked_for(fleet, 0.4, every=0.05)
     fleet.stage.run(0.05)
-    fleet.stage.go_on(f"{busier}/cpu")
-    fleet.stage.run(5.0)
-    for label in labels:
-        assert "outputs" in reply(fleet, label)[1]
+    fleet.stage.go_on(f"{busy}/cpu")
+    assert all("outputs" in one for one in fleet.each(labels, 5.0))
 
 
 def test_an_executor_that_was_still_beyond_the_time_out_asks_its_dispatcher_what_is_still_its() -> None:
     """A single worker: nobody else had its queries."""
     fleet = fleet_of(1)
     fleet.devices["w0"].slow = 200.0
-    labels = ask(fleet, 0.1)
+    labels = asked_for(fleet, 0.1)
     fleet.stage.pause("w0/cpu")
     fleet.stage.pause("w0")  # its monitor as well: nobody takes it for dead before it is back
     fleet.stage.run(1.9)
     fleet.stage.go_on("w0")
     fleet.stage.run(0.3)
     fleet.stage.go_on("w0/cpu")
-    fleet.stage.run(20.0)
-    for label in labels:
-        assert "outputs" in reply(fleet, label)[1]
+    assert all("outputs" in one for one in fleet.each(labels, 20.0))
 
 
 @pytest.mark.parametrize("rested_s", [0.05, 3.0])
@@ -127,16 +112,12 @@ def test_an_executor_that_does_not_hear_itself_says_nothing_until_it_does(rested
     fleet.devices["w0"].slow = 100.0  # 0.25 s a batch
     fleet.stage.clog("w0/cpu", fleet.subjects.executor("w0", "cpu", "echo"))
     label = fleet.ask(latency_ms=1000 * OBJECTIVE)
-    fleet.stage.run(2.0)
-    assert reply(fleet, label)[1]["error"]["code"] == "deadline"
+    refused(fleet.reply(label, 2.0), "deadline")
     fleet.stage.go_on("w0/cpu")
-    fleet.stage.run(2.0)
-    assert reply(fleet, label)[1]["error"]["code"] == "deadline"
-    assert row(fleet, label).outcome == "refused"
+    assert (fleet.reply(label, 2.0)["error"]["code"], row(fleet, label).outcome) == ("deadline", "refused")
     fleet.devices["w0"].slow = 1.0
     after = fleet.ask(latency_ms=1000 * OBJECTIVE)
-    fleet.stage.run(2.0)
-    assert "outputs" in reply(fleet, after)[1]
+    assert "outputs" in fleet.reply(after, 2.0)
 
 
 def test_on_a_slow_line_another_executor_gets_nothing_that_one_has_as_its_word_travels() -> None:
@@ -144,7 +125,6 @@ def test_on_a_slow_line_another_executor_gets_nothing_that_one_has_as_its_word_t
     slow(fleet, 0.25)
     for device in fleet.devices.values():
         device.slow = 20.0
-    labels = ask(fleet, 2.0, every=0.05)
+    labels = asked_for(fleet, 2.0, every=0.05)
     fleet.stage.run(10.0)
-    for label in labels:
-        assert len(where(fleet, label)) == 1
+    assert {len(where(fleet, label)) for label in labels} == {1}

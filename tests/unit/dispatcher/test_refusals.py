@@ -7,22 +7,18 @@ import pytest
 from msgspec import convert
 from msgspec.structs import replace
 
-from bus.messages.catalog import PipelineEdge, PipelineRecord
-from bus.messages.fleet import EnsureLoaded, ExecutorExited
+from bus.messages.catalog import PipelineRecord
 from services.core.actor import Changed
 from services.core.line import ECHO_S
 from services.core.outcomes import GRACE
 from services.core.placement import container_kind
 from services.core.selection.policy import BruteForce, InfaasPolicy, RoundRobin, SelectionPolicy
 from services.core.settings import Settings
-from tests.support.simulated.fleet import Fleet, catalogue, variant
-from tests.unit.dispatcher.test_pipelines import FORK, ONE, Staged, planned, vertex
+from tests.support.simulated.fleet import Fleet, catalogue, refused, variant
+from tests.unit.dispatcher.test_pipelines import CHAIN, FORK, ONE, Staged, planned
 
 LATEST = 0.1  # s after the deadline
 HUNG = 1e6
-CHAIN = PipelineRecord(
-    vertices=[vertex("a"), vertex("b", "a.y")], edges=[PipelineEdge(source="a", target="b")], output={"y": "b.y"}
-)
 
 
 def warm(**options: Any) -> Fleet:
@@ -42,9 +38,7 @@ def fall_silent(fleet: Fleet) -> None:
 
 
 def die(fleet: Fleet) -> None:
-    fleet.stage.kill("w0/cpu")
-    exited = ExecutorExited(worker="w0", device="cpu", at=fleet.stage.now, reason="killed")
-    fleet.stage.publish(fleet.subjects.exited("w0", "cpu"), exited)
+    fleet.end_executor("w0")
 
 
 @pytest.mark.parametrize("broken", [hang, fall_silent, die])
@@ -59,9 +53,8 @@ def test_nothing_ends_later(broken: Callable[[Fleet], None], default: int | None
         fleet.stage.run(0.005)
     fleet.stage.run(3.0)
     for label, deadline in asked.items():
-        [reply] = fleet.replies(label)
-        [at] = [at for at, subject, _ in fleet.stage.heard if subject == f"_INBOX.test.{label}"]
-        assert at <= deadline + LATEST
+        after, reply = fleet.timed(label, 0.0)
+        assert fleet.stage.now + after <= deadline + LATEST
         assert reply["default"] if default is not None else reply["error"]["code"] in ("deadline", "overloaded")
     ends = [one for one in fleet.outcomes() if one.id in asked]
     assert len({one.uid for one in ends}) == len(ends) == len(asked)
@@ -109,13 +102,10 @@ def test_what_came_while_its_dispatcher_stood_still_has_waited_since_its_echo_wa
 def test_a_model_that_hangs_is_refused_by_its_executor_shortly_after_the_deadline() -> None:
     fleet = warm()
     hang(fleet)
-    asked = fleet.stage.now
-    label = fleet.ask(latency_ms=200.0)
-    fleet.stage.run(2.0)
-    [at] = [at for at, subject, _ in fleet.stage.heard if subject == f"_INBOX.test.{label}"]
-    assert at - asked == pytest.approx(0.2 + GRACE, abs=0.005)
-    assert "had not answered" in fleet.replies(label)[0]["error"]["message"]
-    assert not fleet.stage.members["d0"].actor.in_flight.dispatched
+    seconds, reply = fleet.timed(fleet.ask(latency_ms=200.0))
+    assert seconds == pytest.approx(0.2 + GRACE, abs=0.005)
+    assert "had not answered" in reply["error"]["message"]
+    assert not fleet.dispatcher().in_flight.dispatched
 
 
 # -- true: an objective that no idle fleet meets is unsatisfiable, and what is offered instead is served
@@ -125,9 +115,7 @@ def served(fleet: Fleet, error: dict[str, Any], app: str = "app") -> dict[str, A
     """The reply to a query with exactly the figures on offer."""
     closest = error["closest"]
     label = fleet.ask(app, accuracy=closest["accuracy"], latency_ms=closest["latency_ms"], cost=closest["cost"])
-    fleet.stage.run(3.0)
-    [reply] = fleet.replies(label)
-    return reply
+    return fleet.reply(label, 3.0)
 
 
 @pytest.mark.parametrize("plan", [True, False])
@@ -137,13 +125,9 @@ def test_an_objective_that_no_way_through_a_pipeline_meets_is_unsatisfiable(plan
     if plan:
         fleet.change("p", plan=planned(batch=4))
         latency_ms /= 2.0
-    label = fleet.ask("p", latency_ms=latency_ms)
-    fleet.stage.run(1.0)
-    [reply] = fleet.replies(label)
-    assert reply["error"]["code"] == "unsatisfiable"
-    assert "retry_after_ms" not in reply["error"]
-    reply = served(fleet, reply["error"], "p")
-    assert reply["missed"] == []
+    error = refused(fleet.reply(fleet.ask("p", latency_ms=latency_ms), 1.0), "unsatisfiable")
+    assert "retry_after_ms" not in error
+    assert served(fleet, error, "p")["missed"] == []
 
 
 @pytest.mark.parametrize("latency_ms", [None, 900.0])
@@ -158,38 +142,24 @@ def test_a_limit_below_what_a_pipeline_may_cost_is_unsatisfiable(
     nowhere = variant("a-v1-ort-fp32-gpu-b8", model="a", accuracy=0.97, hardware="gpu", price_per_s=1e-9)
     fleet.add(good, faster, nowhere)
     fleet.change("a", links={"a": "1"})
-    fleet.stage.publish(fleet.subjects.worker("w0", "load"), EnsureLoaded(variant=good, app="a"))
-    fleet.stage.run(1.0)
+    fleet.order(good, app="a", seconds=1.0)
     fleet.devices["w0"].late, fleet.devices["w0"].says = {"a": 1.15}, {"a": 1.0}
     for accuracy, first in ((0.5, "a-v1-ort-fp32-t1-b8"), (0.95, good.variant)):
-        needs = {"accuracy": accuracy, "latency_ms": latency_ms}
-        label = fleet.ask("p", cost=1e-9, **needs)
-        fleet.stage.run(1.0)
-        [reply] = fleet.replies(label)
-        assert reply["error"]["code"] == "unsatisfiable"
-        assert reply["error"]["message"].startswith("pipeline 'p' may cost US$")
-        assert reply["error"]["closest"]["variant"].split(", ")[0] == first
-        assert served(fleet, reply["error"], "p")["missed"] == []
+        reply = fleet.reply(fleet.ask("p", cost=1e-9, accuracy=accuracy, latency_ms=latency_ms), 1.0)
+        error = refused(reply, "unsatisfiable", "pipeline 'p' may cost US$")
+        assert error["closest"]["variant"].split(", ")[0] == first
+        assert served(fleet, error, "p")["missed"] == []
 
 
 def test_a_load_that_fits_nowhere_is_refused_soon_with_its_numbers_and_the_setting() -> None:
     fleet = Fleet(variant(), settings=convert({"monitor": {"device_mb": 40}}, Settings))
     for latency_ms in (None, 5000.0):
-        asked = fleet.stage.now
-        label = fleet.ask(latency_ms=latency_ms)
-        fleet.stage.run(3.0)
-        [reply] = fleet.replies(label)
-        [at] = [at for at, subject, _ in fleet.stage.heard if subject == f"_INBOX.test.{label}"]
-        assert at - asked < 1.0
-        assert reply["error"]["code"] == "unsatisfiable"
-        assert (
-            "needs 50 MB, cpu sets 40 MB aside: use a larger device or raise monitor.device_mb"
-            in reply["error"]["message"]
-        )
-        assert "retry_after_ms" not in reply["error"]
-    label = fleet.ask(latency_ms=20.0)  # less than a load takes
-    fleet.stage.run(1.0)
-    assert "monitor.device_mb" in fleet.replies(label)[0]["error"]["message"]
+        seconds, reply = fleet.timed(fleet.ask(latency_ms=latency_ms))
+        assert seconds < 1.0
+        words = "needs 50 MB, cpu sets 40 MB aside: use a larger device or raise monitor.device_mb"
+        assert "retry_after_ms" not in refused(reply, "unsatisfiable", words)
+    hurried = fleet.reply(fleet.ask(latency_ms=20.0), 1.0)  # less than a load takes
+    assert "monitor.device_mb" in hurried["error"]["message"]
 
 
 def test_a_load_that_fits_nowhere_offers_what_is_loaded() -> None:
@@ -198,14 +168,12 @@ def test_a_load_that_fits_nowhere_offers_what_is_loaded() -> None:
     large = replace(large, profile=replace(large.profile, memory_mb=5000.0))
     fleet = Fleet(small, large)
     fleet.change(links={"m": "1"})
-    label = fleet.ask(accuracy=0.9)
-    fleet.stage.run(2.0)
-    [reply] = fleet.replies(label)
-    assert (reply["error"]["code"], reply["error"]["closest"]["variant"]) == ("unsatisfiable", "small")
-    assert "needs 5000 MB, cpu sets 3200 MB aside" in reply["error"]["message"]
+    words = "needs 5000 MB, cpu sets 3200 MB aside"
+    error = refused(fleet.reply(fleet.ask(accuracy=0.9), 2.0), "unsatisfiable", words)
+    assert error["closest"]["variant"] == "small"
     fleet.ask(accuracy=0.8)
     fleet.stage.run(1.0)
-    assert "outputs" in served(fleet, reply["error"])
+    assert "outputs" in served(fleet, error)
 
 
 def test_a_quarantined_variant_is_refused_soon_with_the_reason() -> None:
@@ -213,26 +181,16 @@ def test_a_quarantined_variant_is_refused_soon_with_the_reason() -> None:
     fleet.devices["w0"].broken = "no such operator"
     fleet.ask()
     fleet.stage.run(10.0)
-    asked = fleet.stage.now
-    label = fleet.ask()
-    fleet.stage.run(3.0)
-    [reply] = fleet.replies(label)
-    [at] = [at for at, subject, _ in fleet.stage.heard if subject == f"_INBOX.test.{label}"]
-    assert at - asked < 1.0
-    assert reply["error"]["code"] == "unsatisfiable"
-    assert (
-        "is quarantined on w0 until infaas.admin.release-variant names it: its last 3 loads failed"
-        in (reply["error"]["message"])
-    )
+    seconds, reply = fleet.timed(fleet.ask())
+    assert seconds < 1.0
+    words = "is quarantined on w0 until infaas.admin.release-variant names it: its last 3 loads failed"
+    refused(reply, "unsatisfiable", words)
 
 
 def test_an_app_whose_only_container_has_gone_is_refused_soon() -> None:
     fleet = Fleet(variant("user", hardware=container_kind("m", "1")))
-    label = fleet.ask()
-    fleet.stage.run(1.0)
-    [reply] = fleet.replies(label)
-    assert reply["error"]["code"] == "unsatisfiable"
-    assert "no container of m@1 runs: start it (infaas container)" in reply["error"]["message"]
+    words = "no container of m@1 runs: start it (infaas container)"
+    refused(fleet.reply(fleet.ask(), 1.0), "unsatisfiable", words)
 
 
 @pytest.mark.parametrize("policy", [InfaasPolicy(), RoundRobin(), BruteForce()], ids=lambda policy: policy.name)
@@ -247,8 +205,6 @@ def test_a_query_whose_app_is_deleted_while_it_waits_is_refused_and_others_are_s
     fleet.stage.send("d0", Changed("infaas-catalog", "app.app", None))
     fleet.stage.run(0.5)
     fleet.start_executor("w0")
-    fleet.stage.run(9.0)
-    [gone], [served] = map(fleet.replies, labels)
-    assert gone["error"]["code"] == "unknown_app"
-    assert "deleted meanwhile" in gone["error"]["message"]
+    gone, served = fleet.each(labels, 9.0)
+    refused(gone, "unknown_app", "deleted meanwhile")
     assert "outputs" in served

@@ -10,7 +10,7 @@ from bus.messages.public import RESENT, QueryHead, Tensor
 from infaas.client import DEADLINE, GRACE
 from services.core.actor import Envelope
 from services.dispatcher.resent import AGAIN_S, MOST_S, SAYS_S, SEEK_S
-from tests.support.simulated.fleet import Fleet
+from tests.support.simulated.fleet import Fleet, refused
 from tests.unit.dispatcher.test_join import Several, members
 
 KEY = b"k" * 16
@@ -43,18 +43,33 @@ def runs(fleet: Fleet) -> int:
     return sum(labels.count("q") for labels in fleet.devices["w0"].batches)
 
 
+def ends(fleet: Fleet) -> list[str]:
+    return [row.outcome for row in rows(fleet)]
+
+
+def twice(fleet: Fleet, seconds: float = 3.0) -> dict[str, Any]:
+    """After so much more time the client has got the same reply twice, and there is one row of it; the reply."""
+    fleet.stage.run(seconds)
+    first, again = fleet.replies("q")
+    assert first == again
+    assert len([row for row in rows(fleet) if row.parent is None]) == 1
+    return first
+
+
+def sought(fleet: Fleet) -> list[ResentSought]:
+    """What dispatchers have asked each other, where the test listens to that."""
+    return fleet.sent(ResentSought, fleet.subjects.resent())
+
+
 def test_while_another_dispatcher_has_it_nothing_is_said() -> None:
     fleet = ready()
     fleet.devices["w0"].slow = 200.0
     send(fleet, "d0")
     fleet.stage.run(0.05)
     send(fleet, "d1", age_ms=50, accuracy=0.5)
-    fleet.stage.run(3.0)
-    [reply] = fleet.replies("q")
-    assert "outputs" in reply
-    assert [row.outcome for row in rows(fleet)] == ["ok"]
-    assert runs(fleet) == 1
-    assert fleet.stage.members["d1"].actor.resent.ends == {"had": 1}
+    assert "outputs" in fleet.reply("q", 3.0)
+    assert (ends(fleet), runs(fleet)) == (["ok"], 1)
+    assert fleet.dispatcher("d1").resent.ends == {"had": 1}
 
 
 def test_what_a_dispatcher_has_itself_it_seeks_nowhere() -> None:
@@ -64,9 +79,8 @@ def test_what_a_dispatcher_has_itself_it_seeks_nowhere() -> None:
     send(fleet, "d0")
     fleet.stage.run(0.05)
     send(fleet, "d0", age_ms=50)
-    fleet.stage.run(3.0)
-    assert len(fleet.replies("q")) == runs(fleet) == 1
-    assert [subject for _, subject, _ in fleet.stage.heard if subject == fleet.subjects.resent()] == []
+    fleet.reply("q", 3.0)
+    assert (runs(fleet), sought(fleet)) == (1, [])
 
 
 @pytest.mark.parametrize("to", ["d0", "d1"])
@@ -75,11 +89,8 @@ def test_what_an_executor_has_answered_it_says_again(to: str) -> None:
     send(fleet, "d0")
     fleet.stage.run(0.5)
     send(fleet, to, age_ms=500)
-    fleet.stage.run(3.0)
-    first, again = fleet.replies("q")
-    assert first == again
-    assert [row.outcome for row in rows(fleet)] == ["ok"]
-    assert runs(fleet) == 1
+    twice(fleet)
+    assert (ends(fleet), runs(fleet)) == (["ok"], 1)
 
 
 @pytest.mark.parametrize("to", ["d0", "d1"])
@@ -104,19 +115,15 @@ def test_a_default_output_stays_one_though_a_model_could_answer_now(to: str) -> 
     fleet.stage.run(2.0)
     fleet.devices["w0"].slow = 1.0
     send(fleet, to, age_ms=2000, latency_ms=100.0)
-    fleet.stage.run(3.0)
-    first, again = fleet.replies("q")
-    assert first == again
-    assert first["default"] is True
-    assert [row.outcome for row in rows(fleet)] == ["default"]
+    assert twice(fleet)["default"] is True
+    assert ends(fleet) == ["default"]
 
 
 def test_what_nobody_has_is_begun_and_counts_from_when_it_was_sent_first() -> None:
     fleet = ready()
     asked = fleet.stage.now
     send(fleet, "d1", age_ms=1500, latency_ms=1000.0)
-    fleet.stage.run(3.0)
-    [reply] = fleet.replies("q")
+    reply = fleet.reply("q", 3.0)
     assert reply["missed"] == ["latency"]
     assert reply["latency_ms"] >= 1500.0
     [row] = rows(fleet)
@@ -132,8 +139,7 @@ def test_what_an_executor_has_forgotten_is_computed_again() -> None:
     answers._young.clear()
     answers._old.clear()
     send(fleet, "d1", age_ms=1500)
-    fleet.stage.run(AGAIN_S + 1.0)
-    assert len(fleet.replies("q")) == 1
+    fleet.reply("q", AGAIN_S + 1.0)
     send(fleet, "d1", age_ms=4500)  # its client has not got it
     fleet.stage.run(AGAIN_S + 1.0)
     assert len(fleet.replies("q")) == 2
@@ -148,10 +154,8 @@ def test_while_the_executor_that_has_answered_stands_still_nothing_else_is_said(
     send(fleet, "d1", age_ms=500, latency_ms=300.0)
     fleet.stage.run(3.0)
     fleet.stage.go_on("w0/cpu")
-    fleet.stage.run(3.0)
-    first, again = fleet.replies("q")
-    assert first == again
-    assert [row.outcome for row in rows(fleet)] == ["ok"]
+    twice(fleet)
+    assert ends(fleet) == ["ok"]
 
 
 def test_what_the_executor_of_a_dead_dispatcher_has_is_not_taken() -> None:
@@ -162,11 +166,8 @@ def test_what_the_executor_of_a_dead_dispatcher_has_is_not_taken() -> None:
     fleet.stage.kill("d0")
     fleet.stage.run(3.0)
     send(fleet, "d1", age_ms=3050)
-    fleet.stage.run(6.0)
-    [reply] = fleet.replies("q")
-    assert "outputs" in reply
-    assert [row.outcome for row in rows(fleet)] == ["ok"]
-    assert runs(fleet) == 1
+    assert "outputs" in fleet.reply("q", 6.0)
+    assert (ends(fleet), runs(fleet)) == (["ok"], 1)
 
 
 @pytest.mark.parametrize("stopped_s", [2.0, 8.0])
@@ -188,12 +189,11 @@ def test_a_dispatcher_that_was_stopped_says_nothing_else_about_what_another_one_
 
 def test_a_dispatcher_that_has_it_and_was_stopped_drops_what_another_one_has_begun() -> None:
     fleet = ready()
-    fleet.stage.kill("w0/cpu")
-    fleet.stage.kill("w0")
+    fleet.kill_worker("w0")
     fleet.stage.run(4.0)
     send(fleet, "d0", deadline=fleet.stage.now + 20.0)  # it waits for a worker
     fleet.stage.run(0.1)
-    assert fleet.stage.members["d0"].actor.in_flight.waiting
+    assert fleet.dispatcher().in_flight.waiting
     fleet.stage.pause("d0")
     fleet.stage.run(3.0)
     send(fleet, "d1", age_ms=3100)
@@ -201,17 +201,7 @@ def test_a_dispatcher_that_has_it_and_was_stopped_drops_what_another_one_has_beg
     fleet.stage.go_on("d0")
     fleet.start_worker("w0")
     fleet.stage.run(25.0)
-    assert len(fleet.replies("q")) == 1
-    assert len(rows(fleet)) == 1
-
-
-def one_reply_twice(fleet: Fleet) -> None:
-    """d0 goes on: the client gets the same reply again, and there is one row."""
-    fleet.stage.go_on("d0")
-    fleet.stage.run(3.0)
-    first, again = fleet.replies("q")
-    assert first == again
-    assert len(rows(fleet)) == 1
+    assert (len(fleet.replies("q")), len(rows(fleet))) == (1, 1)
 
 
 def test_a_dispatcher_that_stands_still_for_a_moment_is_waited_for() -> None:
@@ -222,7 +212,8 @@ def test_a_dispatcher_that_stands_still_for_a_moment_is_waited_for() -> None:
     fleet.stage.run(0.2)
     send(fleet, "d1", age_ms=500, accuracy=0.99)
     fleet.stage.run(0.8)
-    one_reply_twice(fleet)
+    fleet.stage.go_on("d0")
+    twice(fleet)
 
 
 def test_a_dispatcher_that_has_not_got_the_question_is_asked_again() -> None:
@@ -233,12 +224,13 @@ def test_a_dispatcher_that_has_not_got_the_question_is_asked_again() -> None:
     send(fleet, "d1", age_ms=300, accuracy=0.99)
     fleet.stage.run(0.05)
     fleet.stage._held["d0"].clear()  # its connection begins anew
-    one_reply_twice(fleet)
+    fleet.stage.go_on("d0")
+    twice(fleet)
 
 
 def test_a_dispatcher_that_never_answers_is_not_waited_for_for_ever() -> None:
     fleet = ready()
-    log = fleet.stage.members["d0"].actor._outcomes.log
+    log = fleet.dispatcher()._outcomes.log
 
     def beat() -> None:
         odd = log.heartbeat("odd", fleet.stage.now, leaving=False, adopts=True)
@@ -250,22 +242,20 @@ def test_a_dispatcher_that_never_answers_is_not_waited_for_for_ever() -> None:
     send(fleet, "d1", age_ms=300)
     fleet.stage.run(MOST_S - 0.5)
     assert not fleet.replies("q")
-    fleet.stage.run(2.0)
-    assert len(fleet.replies("q")) == 1
+    fleet.reply("q", 2.0)
 
 
 def test_a_dispatcher_whose_heartbeats_come_late_is_waited_for_no_longer_than_it_has_lived() -> None:
     """They were on a clogged link, and it has died since."""
     fleet = ready()
-    log = fleet.stage.members["d0"].actor._outcomes.log
+    log = fleet.dispatcher()._outcomes.log
     subject, began = fleet.subjects.dispatcher_heartbeat("odd"), fleet.stage.now
     fleet.stage.publish(subject, log.heartbeat("odd", began, leaving=False, adopts=True))
     fleet.stage.run(5.0)
     fleet.stage.publish(subject, log.heartbeat("odd", began + 0.5, leaving=False, adopts=True))
     fleet.stage.run(0.1)
     send(fleet, "d1", age_ms=300)
-    fleet.stage.run(0.5)
-    assert len(fleet.replies("q")) == 1
+    fleet.reply("q", 0.5)
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -274,27 +264,18 @@ def test_an_executor_says_again_what_it_has_answered_only_when_it_is_asked_first
     send(fleet, "d0")
     fleet.stage.run(0.5)
     [row] = rows(fleet)
-    sought = ResentSought("odd", row.uid, "_INBOX.test.q", again)
-    fleet.stage.publish(fleet.subjects.resent(), sought)
+    fleet.stage.publish(fleet.subjects.resent(), ResentSought("odd", row.uid, "_INBOX.test.q", again))
     fleet.stage.run(0.5)
     assert len(fleet.replies("q")) == 1 + (not again)
 
 
 def test_a_runner_of_offline_jobs_is_not_waited_for() -> None:
     fleet = ready(dispatchers=1)
-    others = fleet.stage.members["d0"].actor.resent._others
-    runner = fleet.stage.members["d0"].actor._outcomes.log.heartbeat("runner-w0", fleet.stage.now, leaving=False)
+    others = fleet.dispatcher().resent._others
+    runner = fleet.dispatcher()._outcomes.log.heartbeat("runner-w0", fleet.stage.now, leaving=False)
     fleet.stage.publish(fleet.subjects.dispatcher_heartbeat("runner-w0"), runner)
     fleet.stage.run(0.1)
     assert not others
-
-
-def test_without_the_mark_nobody_is_asked() -> None:
-    fleet = ready()
-    fleet.stage.listen(fleet.subjects.resent())
-    send(fleet, "d0")
-    fleet.stage.run(1.0)
-    assert not [subject for _, subject, _ in fleet.stage.heard if subject == fleet.subjects.resent()]
 
 
 def test_what_a_busy_dispatcher_reads_a_little_late_is_sought_nowhere() -> None:
@@ -306,30 +287,24 @@ def test_what_a_busy_dispatcher_reads_a_little_late_is_sought_nowhere() -> None:
     send(fleet, "d0")
     fleet.stage.run(SEEK_S - 0.3)
     fleet.stage.go_on("d0")
-    fleet.stage.run(1.0)
-    assert len(fleet.replies("q")) == 1
-    assert not [subject for _, subject, _ in fleet.stage.heard if subject == fleet.subjects.resent()]
+    fleet.reply("q", 1.0)
+    assert not sought(fleet)
 
 
 @pytest.mark.parametrize("age_s", [1.5, 22.5])
 def test_what_is_begun_late_has_no_more_time_than_its_client_has_patience(age_s: float) -> None:
     fleet = ready()
     fleet.devices["w0"].slow = 1e6
-    asked = fleet.stage.now
     send(fleet, "d1", age_ms=round(1000 * age_s))
-    fleet.stage.run(32.0)
-    [at] = [at for at, subject, _ in fleet.stage.heard if subject == "_INBOX.test.q"]
-    [reply] = fleet.replies("q")
-    assert reply["error"]["code"] == "deadline"
-    assert at - asked + age_s < DEADLINE + GRACE
+    seconds, reply = fleet.timed("q", 32.0)
+    refused(reply, "deadline")
+    assert seconds + age_s < DEADLINE + GRACE
 
 
 def test_what_is_begun_after_its_client_has_lost_patience_is_refused() -> None:
     fleet = ready()
     send(fleet, "d1", age_ms=31_000)
-    fleet.stage.run(2.0)
-    [reply] = fleet.replies("q")
-    assert reply["error"]["code"] == "deadline"
+    refused(fleet.reply("q", 2.0), "deadline")
     assert runs(fleet) == 0
 
 
@@ -341,9 +316,7 @@ def test_of_two_dispatchers_that_begin_it_as_neither_hears_the_other_one_goes_on
         send(fleet, name, age_ms=1500)
     fleet.stage.run(MOST_S + 1.0)
     assert [fleet.stage.members[name].actor.resent.ends["taken"] for name in ("d0", "d1")] == [1, 1]
-    fleet.stage.run(20.0)
-    [reply] = fleet.replies("q")
-    assert reply["error"]["code"] == "deadline"
+    refused(fleet.reply("q", 20.0), "deadline")
     assert len(rows(fleet)) == 1
 
 
@@ -356,10 +329,7 @@ def test_what_several_models_have_answered_is_said_again(to: str) -> None:
     send(fleet, "d0")
     fleet.stage.run(0.5)
     send(fleet, to, age_ms=500)
-    fleet.stage.run(3.0)
-    first, again = fleet.replies("q")
-    assert first == again
-    assert len(first["members"]) == 2
+    assert len(twice(fleet)["members"]) == 2
     assert [row.outcome for row in rows(fleet) if row.parent is None] == ["ok"]
 
 
@@ -372,7 +342,5 @@ def test_what_a_dead_dispatcher_had_asked_several_models_is_answered_once(latenc
     fleet.stage.kill("d0")
     fleet.stage.run(0.05)
     send(fleet, "d1", age_ms=60, latency_ms=latency_ms)  # with an objective nobody hands it on in time
-    fleet.stage.run(6.0)
-    [reply] = fleet.replies("q")
-    assert "outputs" in reply
+    assert "outputs" in fleet.reply("q", 6.0)
     assert len([row for row in rows(fleet) if row.parent is None]) == 1

@@ -5,8 +5,7 @@ import pytest
 from bus.messages.catalog import Ensemble
 from bus.messages.fleet import ExecutorExited
 from services.core.settings import DispatcherSettings, EnsembleSettings, Settings
-from services.dispatcher.actor import Dispatcher
-from tests.support.simulated.fleet import Fleet, variant
+from tests.support.simulated.fleet import Fleet, refused, variant
 
 
 def test_a_query_without_an_objective_may_take_as_long_as_the_settings_say() -> None:
@@ -16,9 +15,7 @@ def test_a_query_without_an_objective_may_take_as_long_as_the_settings_say() -> 
         asked = fleet.ask()
         fleet.stage.run(0.8 * seconds)
         assert fleet.replies(asked) == []
-        fleet.stage.run(0.3 * seconds)
-        [reply] = fleet.replies(asked)
-        assert reply["error"]["code"] == "deadline"
+        refused(fleet.reply(asked, 0.3 * seconds), "deadline")
 
 
 @pytest.mark.parametrize("seconds", [1.0, 4.0])
@@ -62,7 +59,7 @@ def test_a_query_may_lose_its_process_as_often_as_the_settings_say(attempts: int
         if fleet.replies(asked):
             break
     [reply] = fleet.replies(asked)
-    assert reply["error"]["code"] == "model_error"
+    refused(reply, "model_error")
     assert deaths == attempts + 1
 
 
@@ -75,5 +72,4 @@ def test_as_many_contexts_are_held_as_the_settings_say(most: int) -> None:
         fleet.ask(context=f"user-{number}")
         fleet.stage.run(1.0)
     dispatcher = fleet.stage.members["d0"].actor
-    assert isinstance(dispatcher, Dispatcher)
     assert len(dispatcher.composites.contexts) == min(5, most)

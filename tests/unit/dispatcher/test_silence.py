@@ -11,10 +11,9 @@ from bus.port import ECHO
 from services.core.actor import Publish, PublishBehind
 from services.core.line import WINDOW_S
 from services.core.outcomes import ECHO_LOST, SILENT
-from services.dispatcher.metrics import DispatcherMetrics
 from services.dispatcher.silence import STALE
-from tests.support.simulated.fleet import Fleet
-from tests.unit.dispatcher.test_join import Several
+from tests.support.simulated.fleet import Fleet, asked_for, metrics, refused
+from tests.unit.dispatcher.test_join import Several, holders
 from tests.unit.dispatcher.test_refusals import LATEST, fall_silent, hang, warm
 
 SLO = 0.2
@@ -22,7 +21,6 @@ SLO = 0.2
 
 def row(fleet: Fleet, label: str) -> OutcomeEvent:
     [found] = [one for one in fleet.outcomes() if one.id == label]
-    assert isinstance(found, OutcomeEvent)
     return found
 
 
@@ -39,11 +37,9 @@ def test_an_answer_in_time_is_what_is_recorded_however_late_its_dispatcher_hears
     label = fleet.ask(latency_ms=1000.0 * SLO)
     fleet.stage.run(0.0003)  # it is with its executor
     fleet.stage.clog("d0")
-    fleet.stage.run(SLO + late_s)
-    assert "outputs" in reply(fleet, label)[1]
+    assert "outputs" in fleet.reply(label, SLO + late_s)
     fleet.stage.go_on("d0")
-    fleet.stage.run(ECHO_LOST + 1.0)
-    assert "outputs" in reply(fleet, label)[1]
+    assert "outputs" in fleet.reply(label, ECHO_LOST + 1.0)
     assert row(fleet, label).outcome == "ok"
 
 
@@ -59,7 +55,7 @@ def test_a_dispatcher_that_does_not_hear_itself_refuses_what_is_not_answered_onc
     fleet.stage.go_on("d0")
     fleet.stage.run(1.0)
     at, refusal = reply(fleet, label)
-    assert refusal["error"]["code"] == "deadline"
+    refused(refusal, "deadline")
     assert at - again < 0.01
     assert row(fleet, label).outcome == "refused"
 
@@ -82,7 +78,7 @@ def test_what_an_executor_says_after_its_dispatcher_has_spoken_for_it_is_counted
     label = fleet.ask(latency_ms=1000.0 * SLO)
     fleet.stage.run(1.0)
     assert reply(fleet, label)[0] - asked <= SLO + LATEST
-    [instance] = fleet.stage.members["d0"].actor.view.instances
+    [instance] = fleet.dispatcher().view.instances
     done = DoneBatch(
         "w0/cpu/1", "w0", 9, instance, fleet.records[0].variant, 1, asked, asked + 0.1, 1.0, 0, [row(fleet, label).uid]
     )
@@ -90,12 +86,7 @@ def test_what_an_executor_says_after_its_dispatcher_has_spoken_for_it_is_counted
         fleet.stage.publish(fleet.subjects.done("d0"), done)
     fleet.stage.run(1.0)
     assert (row(fleet, label).outcome, row(fleet, label).cost) == ("refused", 0.0)
-    [family] = [
-        each
-        for each in DispatcherMetrics().families(fleet.stage.members["d0"].actor)
-        if each.name == "infaas_crossed_replies_total"
-    ]
-    assert [sample[:2] for sample in family.samples] == [({"app": "app"}, 1)]
+    assert metrics(fleet)["infaas_crossed_replies_total", "app"] == 1
 
 
 # -- a bus of several servers
@@ -187,16 +178,13 @@ def test_what_a_stopped_dispatcher_reads_late_counts_from_when_it_came_to_its_ho
     hurried, patient = fleet.ask(latency_ms=300.0), fleet.ask()
     fleet.stage.run(2.3)
     fleet.stage.go_on("d0")
-    fleet.stage.run(1.0)
-    assert reply(fleet, hurried)[1]["error"]["code"] == "deadline"
-    assert row(fleet, hurried).outcome == "refused"
-    answer = reply(fleet, patient)[1]
+    assert (fleet.reply(hurried, 1.0)["error"]["code"], row(fleet, hurried).outcome) == ("deadline", "refused")
+    answer = fleet.reply(patient)
     assert answer["latency_ms"] >= 2300.0
     assert row(fleet, patient).latency_ms == answer["latency_ms"]
     assert row(fleet, patient).time <= came
     fresh = fleet.ask(latency_ms=300.0)
-    fleet.stage.run(1.0)
-    assert "outputs" in reply(fleet, fresh)[1]
+    assert "outputs" in fleet.reply(fresh, 1.0)
 
 
 def test_what_a_busy_dispatcher_reads_a_little_late_counts_as_new() -> None:
@@ -205,8 +193,7 @@ def test_what_a_busy_dispatcher_reads_a_little_late_counts_as_new() -> None:
     label = fleet.ask(latency_ms=300.0)
     fleet.stage.run(STALE - 0.11)
     fleet.stage.go_on("d0")
-    fleet.stage.run(1.0)
-    assert "outputs" in reply(fleet, label)[1]
+    assert "outputs" in fleet.reply(label, 1.0)
 
 
 def test_a_dispatcher_that_was_stopped_takes_no_worker_for_dead_before_it_has_heard_what_waited() -> None:
@@ -217,8 +204,7 @@ def test_a_dispatcher_that_was_stopped_takes_no_worker_for_dead_before_it_has_he
     fleet.stage.pause("d0")
     fleet.stage.run(2.2)
     fleet.stage.go_on("d0")
-    fleet.stage.run(5.0)
-    assert "outputs" in reply(fleet, label)[1]
+    assert "outputs" in fleet.reply(label, 5.0)
     assert fleet.devices["w0"].batches.count([label]) == 1
 
 
@@ -227,7 +213,7 @@ def test_a_dispatcher_that_was_taken_for_dead_leaves_what_others_have_ended_or_t
     fleet.devices["w0"].slow = 2000.0  # 5 s a batch
     labels = [fleet.ask() for _ in range(4)]
     fleet.stage.run(0.01)
-    ours = [q.head.id for q in fleet.stage.members["d0"].actor.in_flight.dispatched.values()]
+    ours = [q.head.id for q in fleet.dispatcher().in_flight.dispatched.values()]
     assert ours
     fleet.stage.pause("d0")
     fleet.stage.run(4.0)
@@ -236,7 +222,7 @@ def test_a_dispatcher_that_was_taken_for_dead_leaves_what_others_have_ended_or_t
     fleet.stage.go_on("d0")
     fleet.stage.run(60.0)
     for label in labels:
-        assert "outputs" in reply(fleet, label)[1]
+        assert "outputs" in fleet.reply(label)
         assert {one.outcome for one in fleet.outcomes() if one.id == label} == {"ok"}
 
 
@@ -246,24 +232,21 @@ def test_a_query_with_parts_that_another_dispatcher_has_taken_over_ends_there_al
     fleet.devices["w0"].slow = 2000.0
     labels = [fleet.ask() for _ in range(2)]
     fleet.stage.run(0.01)
-    ours = [name for name in ("d0", "d1") if fleet.stage.members[name].actor.composites.joins.open]
-    assert len(ours) == 2
+    assert holders(fleet) == ["d0", "d1"]
     fleet.stage.pause("d0")
     fleet.stage.run(25.0)
     fleet.stage.go_on("d0")
     fleet.stage.run(30.0)
     for label in labels:
-        assert "outputs" in reply(fleet, label)[1]
+        assert "outputs" in fleet.reply(label)
         assert [one.outcome for one in fleet.outcomes() if one.id == label] == ["ok"]
 
 
 def test_a_model_that_hangs_is_its_executors_matter() -> None:
     fleet = warm()
     hang(fleet)
-    label = fleet.ask(latency_ms=1000.0 * SLO)
-    fleet.stage.run(2.0)
-    assert reply(fleet, label)[1]["error"]["code"] == "deadline"
-    assert not fleet.stage.members["d0"].actor.silence.crossings
+    refused(fleet.reply(fleet.ask(latency_ms=1000.0 * SLO), 2.0), "deadline")
+    assert not fleet.dispatcher().silence.crossings
 
 
 # -- a line that is always slow, as that of a busy machine
@@ -279,14 +262,9 @@ def slow(fleet: Fleet, seconds: float) -> None:
 def test_on_a_slow_line_queries_are_answered(seconds: float) -> None:
     fleet = warm(dispatchers=2)
     slow(fleet, seconds)
-    labels = []
-    for _ in range(20):
-        labels.append(fleet.ask())
-        fleet.stage.run(0.5)
-    fleet.stage.run(10.0)
-    for label in labels:
-        assert "outputs" in reply(fleet, label)[1]
-        assert row(fleet, label).outcome == "ok"
+    labels = asked_for(fleet, 10.0, every=0.5)
+    assert all("outputs" in one for one in fleet.each(labels, 10.0))
+    assert {row(fleet, label).outcome for label in labels} == {"ok"}
     computed = [label for batch in fleet.devices["w0"].batches for label in batch]
     assert [computed.count(label) for label in labels] == [1] * len(labels)
 
@@ -299,20 +277,16 @@ def test_on_a_slow_line_a_query_that_nobody_answers_is_refused_at_its_deadline(
     fleet = warm()
     slow(fleet, seconds)
     broken(fleet)
-    asked = fleet.stage.now
-    label = fleet.ask(latency_ms=8000.0)
-    fleet.stage.run(20.0)
-    at, refusal = reply(fleet, label)
-    assert refusal["error"]["code"] == "deadline"
-    assert at - asked < 8.0 + SILENT + 5.0 * seconds + 0.2
+    after, refusal = fleet.timed(fleet.ask(latency_ms=8000.0), 20.0)
+    refused(refusal, "deadline")
+    assert after < 8.0 + SILENT + 5.0 * seconds + 0.2
 
 
 def test_a_dispatcher_that_turns_seldom_refuses_what_is_not_answered() -> None:
     """It stands still for a moment again and again, and is in time between."""
     fleet = warm()
     fall_silent(fleet)
-    stage = fleet.stage
-    asked = stage.now
+    stage, asked = fleet.stage, fleet.stage.now
     label = fleet.ask(latency_ms=1000.0)
     for _ in range(40):
         stage.pause("d0")
@@ -322,7 +296,7 @@ def test_a_dispatcher_that_turns_seldom_refuses_what_is_not_answered() -> None:
         if fleet.replies(label):
             break
     at, refusal = reply(fleet, label)
-    assert refusal["error"]["code"] == "deadline"
+    refused(refusal, "deadline")
     assert at - asked < 4.0
 
 
@@ -338,11 +312,10 @@ def test_what_a_worker_has_whose_supervisor_is_silent_is_answered_once(other: bo
     fleet.stage.run(0.01)
     fleet.stage.kill("w0")
     fleet.stage.run(3.0)
-    assert len(fleet.stage.members["d0"].actor.in_flight.waiting) == 1
+    assert len(fleet.dispatcher().in_flight.waiting) == 1
     if other:
         fleet.start_worker("w1")
-    fleet.stage.run(20.0)
-    assert "outputs" in reply(fleet, label)[1]
+    assert "outputs" in fleet.reply(label, 20.0)
     assert row(fleet, label).worker == ("w1" if other else "w0")
 
 
@@ -372,10 +345,10 @@ def test_what_waits_for_its_turn_as_a_retry_stays_with_such_a_worker() -> None:
     fleet.start_worker("w1")
     hang(fleet, "w1")
     fleet.stage.run(1.0)
-    flight = fleet.stage.members["d0"].actor.in_flight
+    flight = fleet.dispatcher().in_flight
     assert flight.retrying is not None
     assert [query.head.id for query in flight.retries] == [second], "the first one runs alone"
     fleet.stage.run(10.0)
     assert not fleet.replies(first)
-    assert "outputs" in reply(fleet, second)[1]
+    assert "outputs" in fleet.reply(second)
     assert row(fleet, second).worker == "w0"

@@ -5,7 +5,7 @@ import pytest
 from services.core.outcomes import NOT_STORED, SILENT
 from services.core.settings import DispatcherSettings, Settings
 from services.dispatcher.inflight import InFlight
-from tests.support.simulated.fleet import Fleet, variant
+from tests.support.simulated.fleet import Fleet, refused, variant
 
 LARGE = 8  # items whose outputs are too large for a message
 DEADLINE_MS = 2000.0
@@ -26,7 +26,7 @@ def hang(fleet: Fleet, store_s: float = 1e6) -> None:
 
 
 def in_flight(fleet: Fleet) -> InFlight:
-    return fleet.stage.members["d0"].actor.in_flight  # type: ignore[attr-defined,no-any-return]
+    return fleet.dispatcher().in_flight
 
 
 def test_a_hung_object_store_refuses_what_goes_there_and_holds_nothing_else() -> None:
@@ -36,20 +36,12 @@ def test_a_hung_object_store_refuses_what_goes_there_and_holds_nothing_else() ->
     flight = in_flight(fleet)
     assert len(flight.dispatched) == len(large), "all are computed"
     [instance] = {query.instance for query in flight.dispatched.values()}
-    assert instance is not None
     assert (instance.own, instance.others, instance.idle) == (0, 0, True)
-    small = fleet.ask(latency_ms=20.0)
-    fleet.stage.run(0.1)
-    [answer] = fleet.replies(small)
-    assert answer["missed"] == []
-    fleet.stage.run(DEADLINE_MS / 1000.0 - 1.1 + SILENT)
-    for label in large:
-        [refusal] = fleet.replies(label)
-        assert refusal["error"]["code"] == "deadline"
-        assert refusal["error"]["message"].startswith(NOT_STORED)
+    assert fleet.reply(fleet.ask(latency_ms=20.0), 0.1)["missed"] == []
+    for reply in fleet.each(large, DEADLINE_MS / 1000.0 - 1.1 + SILENT):
+        assert refused(reply, "deadline")["message"].startswith(NOT_STORED)
     fleet.stage.run(1.0)
-    assert len(flight) == 0
-    assert flight.storing == set()
+    assert (len(flight), flight.storing) == (0, set())
     assert (instance.own, instance.others, sum(instance.levels)) == (0, 0, 0)
     assert [event.code for event in fleet.outcomes() if event.items == LARGE] == ["deadline"] * len(large)
 
@@ -63,9 +55,7 @@ def test_an_executor_that_ends_before_the_outputs_are_stored_loses_no_answer(run
     fleet.end_executor("w0", running)
     fleet.start_executor("w0")
     hang(fleet, 0.001)
-    fleet.stage.run(1.0)
-    [answer] = fleet.replies(label)
-    assert answer["outputs_ref"]["key"]
+    assert fleet.reply(label, 1.0)["outputs_ref"]["key"]
     [row] = [event for event in fleet.outcomes() if event.items == LARGE]
     assert row.code in (None, "")
 

@@ -21,6 +21,13 @@ MANY = 800  # clients that keep the queue full
 IN_TIME = {"slo_ms": 20.0}
 
 
+def ruled(scope: str, name: str, **fields: Any) -> BatchClients:
+    """A batch of n takes 1 ms + 0.1 ms n."""
+    clients = BatchClients(linear(1.0, 0.1))
+    clients.rule(scope, name, **fields)
+    return clients
+
+
 def saturated(policy: str, base_ms: float = 1.0, per_item_ms: float = 0.1) -> BatchClients:
     clients = BatchClients(linear(base_ms, per_item_ms))
     clients.rule("model", "m", policy=policy, **IN_TIME)
@@ -82,8 +89,7 @@ def test_a_profile_that_is_wrong_from_the_outset_does_not_matter(
 
 @pytest.mark.parametrize("policy", LEARNING)
 def test_without_an_objective_of_the_rule_a_batch_may_take_half_of_what_queries_allow(policy: str) -> None:
-    clients = BatchClients(linear(1.0, 0.1))
-    clients.rule("model", "m", policy=policy)
+    clients = ruled("model", "m", policy=policy)
     clients.closed_loop(85, within=0.02)  # 10 ms: 90 items
     clients.run(2.0)
     assert max(clients.batches(1.0)) <= 92
@@ -92,55 +98,37 @@ def test_without_an_objective_of_the_rule_a_batch_may_take_half_of_what_queries_
 
 @pytest.mark.parametrize("policy", LEARNING)
 def test_few_queries_teach_nothing_about_large_batches(policy: str) -> None:
-    clients = BatchClients(linear(1.0, 0.1))
-    clients.rule("model", "m", policy=policy, **IN_TIME)
+    clients = ruled("model", "m", policy=policy, **IN_TIME)
     clients.closed_loop(5)
     clients.run(5.0)
     assert clients.executors[0].instances["i0"].queue.max_batch <= 12
 
 
-@pytest.mark.parametrize("size", [1, 7, 64])
-def test_a_fixed_size_is_the_largest_that_runs(size: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "most", "runs"), [(1, 1024, 1), (7, 1024, 7), (64, 1024, 64), (1024, 1024, 1024), (64, 16, 16)]
+)
+def test_a_fixed_size_is_the_largest_that_runs_unless_the_variant_allows_less(size: int, most: int, runs: int) -> None:
     """Row 64, for every size that waits."""
-    clients = BatchClients(linear(1.0, 0.1))
+    clients = BatchClients(linear(1.0, 0.01, most=most))
     clients.rule("variant", "v", policy="fixed", batch=size)
-    clients.closed_loop(200)
+    clients.closed_loop(2048)
     clients.run(1.0)
-    assert set(clients.batches(0.5)) == {size}
+    assert set(clients.batches(0.5)) == {runs}
 
 
 @pytest.mark.parametrize("policy", [*LEARNING, "edf", "delayed", "threshold"])
 def test_batch_is_the_most_of_every_policy(policy: str) -> None:
     needed = {"wait_ms": 1.0} if policy == "delayed" else {}
-    clients = BatchClients(linear(1.0, 0.1))
-    clients.rule("model", "m", policy=policy, batch=30, **needed)
+    clients = ruled("model", "m", policy=policy, batch=30, **needed)
     clients.closed_loop(200)
     clients.run(2.0)
     assert max(clients.batches(0.0)) == 30
 
 
-def test_no_policy_exceeds_the_largest_batch_of_the_variant() -> None:
-    clients = BatchClients(linear(1.0, 0.1, most=16))
-    clients.rule("model", "m", policy="fixed", batch=64)
-    clients.closed_loop(200)
-    clients.run(0.5)
-    assert max(clients.batches(0.1)) == 16
-
-
-def test_a_batch_of_a_thousand() -> None:
-    clients = BatchClients(linear(1.0, 0.01))
-    clients.rule("model", "m", policy="fixed", batch=1024)
-    clients.closed_loop(2048)
-    clients.run(0.2)
-    assert max(clients.batches(0.1)) == 1024
-
-
 def test_a_larger_query_runs_alone_and_whole() -> None:
-    clients = BatchClients(linear(1.0, 0.1))
-    clients.rule("model", "m", policy="fixed", batch=4)
+    clients = ruled("model", "m", policy="fixed", batch=4)
     clients.send(items=10)
-    for _ in range(3):
-        clients.send()
+    clients.send_many(3)
     clients.run(1.0)
     assert sorted(clients.batches(0.0)) == [3, 10]
 
@@ -149,10 +137,8 @@ def test_a_larger_query_runs_alone_and_whole() -> None:
 def test_batches_hold_queries_and_nothing_else(policy: str) -> None:
     """Trap 6: a batch that is not full is not filled up."""
     fields = {"fixed": {"batch": 8}, "delayed": {"wait_ms": 1.0, "batch": 8}}.get(policy, {})
-    clients = BatchClients(linear(1.0, 0.1))
-    clients.rule("model", "m", policy=policy, **fields)
-    for _ in range(5):
-        clients.send()
+    clients = ruled("model", "m", policy=policy, **fields)
+    clients.send_many(5)
     clients.run(1.0)
     assert len(clients.answers) == sum(clients.batches(0.0)) == 5
     assert sum(clients.executors[0].tallies["v"].sizes) <= 5
@@ -183,9 +169,7 @@ def answered_after(clients: BatchClients) -> list[float]:
 
 
 def delayed(wait_ms: float = 100.0, **fields: int) -> BatchClients:
-    clients = BatchClients(linear(1.0, 0.1))
-    clients.rule("app", "a", policy="delayed", wait_ms=wait_ms, **fields)
-    return clients
+    return ruled("app", "a", policy="delayed", wait_ms=wait_ms, **fields)
 
 
 def test_a_batch_waits_for_more() -> None:
@@ -202,8 +186,7 @@ def test_a_batch_waits_for_more() -> None:
 def test_a_full_batch_does_not_wait() -> None:
     """Trap 7."""
     clients = delayed(batch=4)
-    for _ in range(4):
-        clients.send()
+    clients.send_many(4)
     clients.run(1.0)
     assert answered_after(clients) == pytest.approx([0.5] * 4, abs=0.1)
 
@@ -251,8 +234,7 @@ def test_no_batch_waits_past_the_first_deadline(queries: list[tuple[float, float
 )
 def test_a_deadline_makes_a_batch_smaller(rule: dict[str, Any]) -> None:
     """Among many that have time, one allows only so much. What is answered is in time, by batches smaller than the policy allows."""
-    clients = BatchClients(linear(1.0, 0.1))
-    clients.rule("model", "m", **rule)
+    clients = ruled("model", "m", **rule)
     clients.closed_loop(60, items=10)  # what learns, learns that these are fine
     clients.run(3.0)
     assert max(clients.batches(0.0)) > 250
@@ -308,8 +290,7 @@ def test_the_narrowest_rule_counts_and_changes_take_effect_at_once() -> None:
 
 
 def test_of_rules_for_apps_that_of_the_first_query_counts() -> None:
-    clients = BatchClients(linear(1.0, 0.1))
-    clients.rule("app", "small", policy="fixed", batch=2)
+    clients = ruled("app", "small", policy="fixed", batch=2)
     clients.send()  # the others wait for it
     for app in ("small", "large"):
         for _ in range(10):
@@ -334,8 +315,7 @@ def test_what_was_learnt_outlives_the_turn_of_another_app_but_not_the_rule() -> 
 def test_the_executor_reports_policy_and_limit() -> None:
     clients = BatchClients(linear(1.0, 0.1))
     clients.run(1.0)
-    assert clients.reports.last["i0"].batching == "edf"
-    assert clients.reports.last["i0"].batch_limit == 1024
+    assert (clients.reports.last["i0"].batching, clients.reports.last["i0"].batch_limit) == ("edf", 1024)
     clients.rule("model", "m", policy="fixed", batch=3)
     clients.run(1.0)
     assert (clients.reports.last["i0"].batching, clients.reports.last["i0"].batch_limit) == ("fixed", 3)
@@ -399,17 +379,14 @@ def test_the_line_is_that_of_the_99th_percentile() -> None:
         (BatchingRule(policy="aimd", slo_ms=float("inf")), "slo_ms: must be above 0"),
         (BatchingRule(policy="aimd", wait_ms=2.0), "wait_ms: aimd does not read it; leave it out, or use delayed"),
         (BatchingRule(policy="edf", slo_ms=2.0), "slo_ms: edf does not read it; leave it out, or use aimd or quantile"),
-        (
-            BatchingRule(policy="aimd", quantum_ms=2.0),
-            "quantum_ms: aimd does not read it; leave it out, or use threshold",
-        ),
+        (BatchingRule(policy="aimd", quantum_ms=2.0), "quantum_ms: aimd does not read it; leave it out, or use threshold"),
         (BatchingRule(policy="threshold", quantum_ms=0.0), "quantum_ms: must be from 0.5 to 10000"),
         (BatchingRule(policy="threshold", quantum_ms=float("nan")), "quantum_ms: must be from 0.5 to 10000"),
         (BatchingRule(policy="threshold", wait_ms=2.0), "wait_ms: threshold does not read it"),
         (BatchingRule(policy="edf", contexts=0), "contexts: must be from 1 to 64"),
         (BatchingRule(policy="aimd", contexts=10**6), "contexts: must be from 1 to 64"),
     ],
-)
+)  # fmt: skip
 def test_what_is_wrong_with_a_rule_is_said(rule: BatchingRule, text: str) -> None:
     [wrong] = rule_errors(rule)
     assert wrong.startswith(text)

@@ -24,8 +24,7 @@ def test_two_contexts_serve_twice_as_much_where_the_device_has_the_speed(sharing
         served[contexts] = (
             len(clients.batches(since)) if contexts == 1 else sum(one.at >= since for one in clients.answers)
         )
-    assert served[1] == pytest.approx(200, abs=2)
-    assert served[2] == pytest.approx(200 * faster, rel=0.02)
+    assert (served[1], served[2]) == (pytest.approx(200, abs=2), pytest.approx(200 * faster, rel=0.02))
     assert clients.executors[0].instances["i0"].queue.factor == pytest.approx(1.0 + sharing, rel=0.01)
 
 
@@ -87,8 +86,7 @@ def test_without_a_rule_there_are_as_many_as_the_profile_was_measured_with() -> 
 def test_a_batch_of_a_second_context_begins_while_the_first_one_runs() -> None:
     clients = BatchClients(linear(10.0, 0.0, most=1))
     clients.rule("variant", "v", contexts=2)
-    for _ in range(3):
-        clients.send()
+    clients.send_many(3)
     clients.run(0.005)
     loaded = clients.executors[0].instances["i0"]
     assert (loaded.running, loaded.running_items, loaded.queue.items) == (2, 2, 1)
@@ -99,8 +97,7 @@ def test_a_batch_of_a_second_context_begins_while_the_first_one_runs() -> None:
 def test_an_instance_leaves_once_all_its_contexts_are_idle() -> None:
     clients = BatchClients(linear(10.0, 0.0, most=1))
     clients.rule("variant", "v", contexts=2)
-    for _ in range(4):
-        clients.send()
+    clients.send_many(4)
     clients.run(0.005)
     clients.kernel.publish(clients.subjects.executor("w", "gpu0", "unload"), UnloadInstance(instance="i0"))
     clients.run(1.0)

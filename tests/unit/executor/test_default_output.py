@@ -6,33 +6,22 @@ import msgspec
 import pytest
 
 from bus.codec import encode
-from bus.messages.fleet import DispatcherHeartbeat, LoadInstance, UnloadInstance
+from bus.messages.fleet import DispatcherHeartbeat, UnloadInstance
 from bus.messages.flow import DoneBatch, Execute, HandBack, Route
 from bus.messages.public import Answer, Refusal, Tensor
-from bus.subjects import Subjects
-from services.core.actor import After, Do, Done, Effect, Envelope, Publish
+from services.core.actor import After, Do, Effect
 from services.core.deadlines import DeadlineReached
 from services.core.outcomes import GRACE
-from services.core.placement import Device
-from services.core.settings import Settings
-from services.executor.actor import BatchesDue, make_executor
-from services.executor.commands import BatchResult, LoadedModel, RunBatch
-from tests.support.simulated.fleet import variant
+from services.executor.actor import BatchesDue
+from tests.unit.executor.test_actor import NOW, published
+from tests.unit.executor.test_actor import Alone as Executor
 
-CPU = Device(name="cpu", kind="cpu", cores=1, memory_mb=1000.0)
-NOW = 1000.0
 SLO = 0.5
 BODY = msgspec.Raw(encode({"inputs": {"x": Tensor("FP32", [1, 2], bytes(8))}}))
 
 
-class Alone:
-    def __init__(self) -> None:
-        self.actor = make_executor(Settings(), Subjects(), "w", CPU, 1)
-        self.tell(LoadInstance(instance="i", variant=variant(), price_per_s=1e-5))
-        self.tell(Done(("load", "i"), LoadedModel(load_ms=1.0, memory_mb=1.0, proof="")))
-
-    def tell(self, message: Any, now: float = NOW) -> list[Effect]:
-        return list(self.actor.handle(Envelope(now, message)))
+class Alone(Executor):
+    """Its queries have so much time, and all but those that say otherwise a default output."""
 
     def take(self, uid: bytes = b"u" * 16, *, fallback: bool = True, now: float = NOW) -> list[Effect]:
         route = Route(
@@ -40,26 +29,9 @@ class Alone:
         )
         return self.tell(Execute(route, BODY), now)
 
-    def begin(self, now: float = NOW) -> Do:
-        [run] = [effect for effect in self.tell(BatchesDue(), now) if isinstance(effect, Do)]
-        assert isinstance(run.command, RunBatch)
-        return run
-
-    def end(self, run: Do, now: float, errors: list[str] | None = None) -> list[Effect]:
-        outputs = [{"y": Tensor("FP32", [1, 1], bytes(4))} for _ in run.command.queries]
-        return self.tell(Done(run.id, BatchResult(NOW, now, outputs, errors)), now)
-
 
 def sent(effects: list[Effect], kind: type) -> list[Any]:
-    found = []
-    for effect in effects:
-        if isinstance(effect, Publish):
-            message = effect.message
-            if isinstance(message, bytes):
-                message = msgspec.msgpack.decode(message, type=Answer if b"outputs" in message else Refusal)
-            if isinstance(message, kind):
-                found.append(message)
-    return found
+    return [message for _, message in published(effects, kind)]
 
 
 def test_one_that_runs_goes_back_when_its_time_is_up_and_its_result_is_nobodys() -> None:
@@ -97,7 +69,7 @@ def test_an_answer_in_time_stays_an_answer() -> None:
 def test_a_failure_goes_back_with_its_reason_instead_of_being_told() -> None:
     alone = Alone()
     alone.take()
-    effects = alone.end(alone.begin(), NOW + 0.01, ["division by zero"])
+    effects = alone.end(alone.begin(), NOW + 0.01, errors=["division by zero"])
     assert sent(effects, Refusal) == []
     [back] = sent(effects, HandBack)
     assert (back.reason, back.text) == ("failed", "division by zero")
@@ -107,7 +79,7 @@ def test_without_a_default_all_is_as_it_was() -> None:
     alone = Alone()
     [timer] = [e for e in alone.take(fallback=False) if isinstance(e, After) and e.key == "deadline"]
     assert timer.delay == pytest.approx(SLO + GRACE)
-    [refusal] = sent(alone.end(alone.begin(), NOW + 0.01, ["division by zero"]), Refusal)
+    [refusal] = sent(alone.end(alone.begin(), NOW + 0.01, errors=["division by zero"]), Refusal)
     assert refusal.error.code == "model_error"
 
 

@@ -19,23 +19,20 @@ from tests.support.servers.nats import run
 from tests.unit.executor.test_edge_simulated import ARTIFACT, SUBJECTS, batch, record
 
 
-def test_memory_is_what_the_models_say_of_the_device(tmp_path):
-    async def main() -> None:
-        bus = MemoryBus()
-        variant = record(0.1)
-        store = await bus.object_store(SUBJECTS.artifacts_bucket)
-        await store.put(variant.artifact, ARTIFACT)
-        edge = AcceleratedEdge(bus, SUBJECTS, "cpu", 1, tmp_path, ExecutorSettings())
-        for instance in ("i", "j"):
-            assert (await edge.perform(LoadModel(instance, variant))).memory_mb == 0.0
-        edge._loaded["i"].handle.memory_mb, edge._loaded["j"].handle.memory_mb = 100.0, 23.0
-        assert (await edge.perform(MeasureProcess())).memory_mb == 123.0
-        assert (await edge.perform(batch(1, 5))).errors is None
-        await edge.perform(UnloadModel("i"))
-        assert (await edge.perform(MeasureProcess())).memory_mb == 23.0
-        await bus.close()
-
-    run(main())
+async def test_memory_is_what_the_models_say_of_the_device(tmp_path):
+    bus = MemoryBus()
+    variant = record(0.1)
+    store = await bus.object_store(SUBJECTS.artifacts_bucket)
+    await store.put(variant.artifact, ARTIFACT)
+    edge = AcceleratedEdge(bus, SUBJECTS, "cpu", 1, tmp_path, ExecutorSettings())
+    for instance in ("i", "j"):
+        assert (await edge.perform(LoadModel(instance, variant))).memory_mb == 0.0
+    edge._loaded["i"].handle.memory_mb, edge._loaded["j"].handle.memory_mb = 100.0, 23.0
+    assert (await edge.perform(MeasureProcess())).memory_mb == 123.0
+    assert (await edge.perform(batch(1, 5))).errors is None
+    await edge.perform(UnloadModel("i"))
+    assert (await edge.perform(MeasureProcess())).memory_mb == 23.0
+    await bus.close()
 
 
 def test_what_is_computed_is_shown_to_the_supervisor_meanwhile(tmp_path):
@@ -98,14 +95,10 @@ def test_a_worker_has_an_executor_for_every_device_it_has_or_simulates(tmp_path)
 
     edges = {runtime.name: runtime._edge for runtime in run(main())}
     assert {name: type(edge).__name__ for name, edge in edges.items()} == {
-        "executor": "ExecutorEdge",
-        "workshop": "WorkshopEdge",
-        "executor-gpu-0": "AcceleratedEdge",
-        "executor-gpu-1": "AcceleratedEdge",
-        "executor-gpu-2": "SimulatedEdge",
-        "executor-inferentia-0": "SimulatedEdge",
-        "executor-remote": "RemoteEdge",
-    }
+        "executor": "ExecutorEdge", "workshop": "WorkshopEdge", "executor-gpu-0": "AcceleratedEdge",
+        "executor-gpu-1": "AcceleratedEdge", "executor-gpu-2": "SimulatedEdge",
+        "executor-inferentia-0": "SimulatedEdge", "executor-remote": "RemoteEdge",
+    }  # fmt: skip
     assert [edges[f"executor-gpu-{n}"]._models._device for n in range(2)] == ["cuda:0", "cuda:1"]
 
 
@@ -134,23 +127,20 @@ class Endless:
     ("watchdog", "watchdog_least_s", "least_s"),
     [(1.0, 0.2, 0.2), (1.0, 1.0, 1.0), (500.0, 0.2, 1.0)],  # the batch is predicted to take 2 ms
 )
-def test_a_run_that_takes_many_times_its_profile_is_cancelled(tmp_path, watchdog, watchdog_least_s, least_s):
-    async def main() -> None:
-        bus = MemoryBus()
-        variant = record(0.1)
-        store = await bus.object_store(SUBJECTS.artifacts_bucket)
-        await store.put(variant.artifact, ARTIFACT)
-        settings = ExecutorSettings(watchdog=watchdog, watchdog_least_s=watchdog_least_s)
-        edge = AcceleratedEdge(bus, SUBJECTS, "cpu", 1, tmp_path, settings)
-        await edge.perform(LoadModel("i", variant))
-        took = []
-        while not took or (min(took) >= 5.0 and len(took) < 20):  # what else the machine does only adds to it
-            edge._loaded["i"].handle = endless = Endless()
-            began = time.monotonic()
-            found = await edge.perform(batch(1))
-            assert found.errors == ["it was cancelled"]
-            took.append(endless.cancelled - began)
-        assert least_s <= min(took) < 5.0, "5 s is the default"
-        await bus.close()
-
-    run(main())
+async def test_a_run_that_takes_many_times_its_profile_is_cancelled(tmp_path, watchdog, watchdog_least_s, least_s):
+    bus = MemoryBus()
+    variant = record(0.1)
+    store = await bus.object_store(SUBJECTS.artifacts_bucket)
+    await store.put(variant.artifact, ARTIFACT)
+    settings = ExecutorSettings(watchdog=watchdog, watchdog_least_s=watchdog_least_s)
+    edge = AcceleratedEdge(bus, SUBJECTS, "cpu", 1, tmp_path, settings)
+    await edge.perform(LoadModel("i", variant))
+    took = []
+    while not took or (min(took) >= 5.0 and len(took) < 20):  # what else the machine does only adds to it
+        edge._loaded["i"].handle = endless = Endless()
+        began = time.monotonic()
+        found = await edge.perform(batch(1))
+        assert found.errors == ["it was cancelled"]
+        took.append(endless.cancelled - began)
+    assert least_s <= min(took) < 5.0, "5 s is the default"
+    await bus.close()

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from bus.codec import encode
 from bus.memory import MemoryBus
-from bus.messages.catalog import Profile, ProfileRow, Signature, TensorSpec, VariantRecord
+from bus.messages.catalog import Signature, TensorSpec, VariantRecord
 from bus.messages.flow import Route
 from bus.subjects import Subjects
 from bus.tensors import from_array, to_array
@@ -35,7 +35,9 @@ from services.executor.commands import (
 from services.executor.edge import ExecutorEdge, RemoteEdge
 from services.executor.queue import queued_query
 from tests.support.clients.responders import until
+from tests.support.data.events import variant_record
 from tests.support.models import tiny_models
+from tests.support.models.gpu_stand_ins import SIGNATURE
 from tests.support.servers.engine import engine
 from tests.support.servers.nats import run
 
@@ -49,26 +51,10 @@ X, CLASSES = tiny_models.digits(8)
 
 
 def record(artifact: bytes, threads: int = 1, framework: str = "ort", format: str = "onnx") -> VariantRecord:
-    rows = [ProfileRow(batch=1, p50_ms=1.0, p99_ms=1.0, cpu_ms=1.0, wall_over_cpu=1.0)]
-    return VariantRecord(
-        variant="tiny",
-        model="tiny",
-        version="1",
-        framework=framework,
-        precision="fp32",
-        threads=threads,
-        max_batch=8,
-        hardware="cpu",
-        artifact=hashlib.sha256(artifact).hexdigest(),
-        format=format,
-        accuracy=1.0,
-        agreement=1.0,
-        profile=Profile(rows=rows, load_ms=1.0, memory_mb=10.0, saturation_qps=100.0),
-        signature=Signature(
-            inputs=[TensorSpec(name="x", datatype="FP32", shape=[tiny_models.FEATURES])],
-            outputs=[TensorSpec(name="scores", datatype="FP32", shape=[tiny_models.CLASSES])],
-        ),
-    )
+    return variant_record(
+        variant="tiny", model="tiny", framework=framework, threads=threads, max_batch=8, format=format,
+        artifact=hashlib.sha256(artifact).hexdigest(), signature=SIGNATURE,
+    )  # fmt: skip
 
 
 class LoadedEdge:
@@ -294,78 +280,68 @@ def test_another_file_under_the_artifact_s_name_is_not_loaded(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("mode", ["hang", "drip", "error", ""])
-def test_a_remote_engine_is_loaded_soon_whatever_it_does(tmp_path: Path, mode: str) -> None:
-    async def main() -> None:
-        bus = MemoryBus()
-        store = await bus.object_store(SUBJECTS.artifacts_bucket)
-        with engine() as stock:
-            artifact = msgspec.json.encode({"url": stock.url("tiny")})
-            variant = record(artifact, framework="remote", format="remote")
-            outputs = [replace(variant.signature.outputs[0], name="y")]
-            variant = replace(variant, hardware="remote", signature=replace(variant.signature, outputs=outputs))
-            await store.put(variant.artifact, artifact)
-            edge = RemoteEdge(bus, SUBJECTS, f"127.0.0.1:{stock.port}", 4, tmp_path, ExecutorSettings())
-            stock.mode = mode
-            started = time.monotonic()
-            found = await edge.perform(LoadModel("i", variant))
-            assert time.monotonic() - started < SILENCE_S, (
-                "it is not waited until the engine has been silent for too long"
-            )
-            assert (found.memory_mb, (await edge.perform(MeasureProcess())).memory_mb) == (0.0, 0.0)
-            stock.mode = ""
-            batch = LoadedEdge.batch(LoadedEdge(bus, tmp_path, variant))
-            assert edge.inline(batch) is NotImplemented
-            result = await edge.perform(batch)
-            assert result.errors is None
-            assert (to_array(result.outputs[0]["y"], "y").argmax(1) == CLASSES).all()
-            await edge.perform(UnloadModel("i"))
-        await bus.close()
-
-    run(main())
+async def test_a_remote_engine_is_loaded_soon_whatever_it_does(tmp_path: Path, mode: str) -> None:
+    bus = MemoryBus()
+    store = await bus.object_store(SUBJECTS.artifacts_bucket)
+    with engine() as stock:
+        artifact = msgspec.json.encode({"url": stock.url("tiny")})
+        variant = record(artifact, framework="remote", format="remote")
+        outputs = [replace(variant.signature.outputs[0], name="y")]
+        variant = replace(variant, hardware="remote", signature=replace(variant.signature, outputs=outputs))
+        await store.put(variant.artifact, artifact)
+        edge = RemoteEdge(bus, SUBJECTS, f"127.0.0.1:{stock.port}", 4, tmp_path, ExecutorSettings())
+        stock.mode = mode
+        started = time.monotonic()
+        found = await edge.perform(LoadModel("i", variant))
+        assert time.monotonic() - started < SILENCE_S, "it is not waited until the engine has been silent for too long"
+        assert (found.memory_mb, (await edge.perform(MeasureProcess())).memory_mb) == (0.0, 0.0)
+        stock.mode = ""
+        batch = LoadedEdge.batch(LoadedEdge(bus, tmp_path, variant))
+        assert edge.inline(batch) is NotImplemented
+        result = await edge.perform(batch)
+        assert result.errors is None
+        assert (to_array(result.outputs[0]["y"], "y").argmax(1) == CLASSES).all()
+        await edge.perform(UnloadModel("i"))
+    await bus.close()
 
 
-def test_a_full_disk_is_said_and_nothing_is_left_of_the_file(tmp_path: Path) -> None:
-    async def main() -> None:
-        bus = MemoryBus()
-        artifact = tiny_models.mlp()
-        variant = await put(bus, artifact)
-        edge = LoadedEdge(bus, tmp_path, variant)
-        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (len(artifact) // 2, hard))
-        try:
-            with pytest.raises(LoadFailed, match=r"the disk has no room.* set data_dir to a larger disk"):
-                await edge.do(LoadModel("one", variant))
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        assert not [name for _, _, names in os.walk(tmp_path) for name in names]
-        assert await edge.do(LoadModel("one", variant))
-        await edge.do(UnloadModel("one"))
-        await bus.close()
-
-    run(main())
+async def test_a_full_disk_is_said_and_nothing_is_left_of_the_file(tmp_path: Path) -> None:
+    bus = MemoryBus()
+    artifact = tiny_models.mlp()
+    variant = await put(bus, artifact)
+    edge = LoadedEdge(bus, tmp_path, variant)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(artifact) // 2, hard))
+    try:
+        with pytest.raises(LoadFailed, match=r"the disk has no room.* set data_dir to a larger disk"):
+            await edge.do(LoadModel("one", variant))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not [name for _, _, names in os.walk(tmp_path) for name in names]
+    assert await edge.do(LoadModel("one", variant))
+    await edge.do(UnloadModel("one"))
+    await bus.close()
 
 
 @pytest.mark.parametrize("names", [("x",), ("a", "b")])
-def test_a_variant_of_single_items_computes_each_item_of_a_query_alone(tmp_path: Path, names: tuple[str, ...]) -> None:
+async def test_a_variant_of_single_items_computes_each_item_of_a_query_alone(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
     """Along the batch, the softmax of one item is 1 everywhere."""
     artifact = tiny_models.along_the_batch("Softmax") if len(names) == 1 else tiny_models.two_mixed()
     specs = [TensorSpec(name=name, datatype="FP32", shape=[tiny_models.FEATURES]) for name in names]
     signature = Signature(inputs=specs, outputs=[replace(specs[0], name="scores")])
     variant = replace(record(artifact), max_batch=1, signature=signature)
-
-    async def main() -> None:
-        bus = MemoryBus()
-        store = await bus.object_store(SUBJECTS.artifacts_bucket)
-        await store.put(variant.artifact, artifact)
-        edge = ExecutorEdge(bus, SUBJECTS, "cpu", 2, tmp_path, ExecutorSettings())
-        await edge.perform(LoadModel("i", variant))
-        route = Route(b"u" * 16, 0, 0, "inbox", 2e9, 0.0, "d", "i", "app", len(X), "q")
-        body = msgspec.Raw(encode(from_array(X) if len(names) == 1 else {name: from_array(X) for name in names}))
-        result = await edge.perform(RunBatch("i", [queued_query(route, body, body)], 0.001, False))
-        assert result.errors is None, result.errors
-        scores = to_array(result.outputs[0]["scores"], "scores")
-        assert scores == pytest.approx(1.0 + (X if len(names) > 1 else 0.0 * X), abs=1e-6)
-        await edge.perform(UnloadModel("i"))
-        await bus.close()
-
-    run(main())
+    bus = MemoryBus()
+    store = await bus.object_store(SUBJECTS.artifacts_bucket)
+    await store.put(variant.artifact, artifact)
+    edge = ExecutorEdge(bus, SUBJECTS, "cpu", 2, tmp_path, ExecutorSettings())
+    await edge.perform(LoadModel("i", variant))
+    route = Route(b"u" * 16, 0, 0, "inbox", 2e9, 0.0, "d", "i", "app", len(X), "q")
+    body = msgspec.Raw(encode(from_array(X) if len(names) == 1 else {name: from_array(X) for name in names}))
+    result = await edge.perform(RunBatch("i", [queued_query(route, body, body)], 0.001, False))
+    assert result.errors is None, result.errors
+    scores = to_array(result.outputs[0]["scores"], "scores")
+    assert scores == pytest.approx(1.0 + (X if len(names) > 1 else 0.0 * X), abs=1e-6)
+    await edge.perform(UnloadModel("i"))
+    await bus.close()

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from bus.codec import encode
 from bus.memory import MemoryBus
-from bus.messages.catalog import Profile, ProfileRow, Signature, TensorSpec, VariantRecord
+from bus.messages.catalog import Profile, ProfileRow, VariantRecord
 from bus.messages.flow import Route
 from bus.messages.public import Answer
 from bus.subjects import Subjects
@@ -28,7 +28,9 @@ from services.executor.edge import ExecutorEdge
 from services.executor.edge_simulated import NOTE, SimulatedEdge
 from services.executor.instances import Loaded
 from services.executor.queue import queued_query
+from tests.support.data.events import variant_record
 from tests.support.models import tiny_models
+from tests.support.models.gpu_stand_ins import SIGNATURE
 from tests.support.servers.nats import run
 
 pytest.importorskip("onnxruntime")
@@ -41,25 +43,13 @@ X, CLASSES = tiny_models.digits(8)
 def record(item_ms: float, outputs: list[int] | None = None) -> VariantRecord:
     """A simulated GPU's variant of the tiny model, which is said to take the CPU so long for an item."""
     rows = [ProfileRow(batch=n, p50_ms=item_ms * n, p99_ms=1.0, cpu_ms=1.0, wall_over_cpu=1.0) for n in (1, 8)]
-    measured = VariantRecord(
-        variant="tiny-v1-ort-fp32-t1-b8",
-        model="tiny",
-        version="1",
-        framework="ort",
-        precision="fp32",
-        threads=1,
-        max_batch=8,
-        hardware="cpu",
-        artifact=hashlib.sha256(ARTIFACT).hexdigest(),
-        format="onnx",
-        accuracy=1.0,
-        agreement=1.0,
+    found = SIGNATURE
+    if outputs is not None:
+        found = replace(found, outputs=[replace(found.outputs[0], shape=outputs)])
+    measured = variant_record(
+        model="tiny", max_batch=8, artifact=hashlib.sha256(ARTIFACT).hexdigest(), signature=found,
         profile=Profile(rows=rows, load_ms=1.0, memory_mb=10.0, saturation_qps=100.0),
-        signature=Signature(
-            inputs=[TensorSpec(name="x", datatype="FP32", shape=[tiny_models.FEATURES])],
-            outputs=[TensorSpec(name="scores", datatype="FP32", shape=outputs or [tiny_models.CLASSES])],
-        ),
-    )
+    )  # fmt: skip
     made = emulated(measured, "gpu", "tiny-v1-simgpu-fp32-t1-b8")
     return replace(made, profile=with_tiers(replace(made.profile, load_ms=80.0, memory_mb=26.0), "gpu"))
 

@@ -41,6 +41,14 @@ def by_length() -> VariantRecord:
     return variant(profile=Profile(rows=rows, load_ms=1.0, memory_mb=1.0, saturation_qps=100.0))
 
 
+def queue_of(record: VariantRecord, *queries: QueuedQuery, most: int = 8) -> EdfQueue:
+    """A queue with these. most: items of a batch."""
+    queue = EdfQueue(LatencyTable(record), most)
+    for query in queries:
+        queue.push(query)
+    return queue
+
+
 works = st.lists(
     st.tuples(st.floats(-0.01, 0.05), st.integers(1, 12), st.sampled_from("ab"), st.booleans()), max_size=40
 )
@@ -130,9 +138,7 @@ def test_the_most_urgent_leads_and_sets_the_size() -> None:
 
 
 def test_short_inputs_are_predicted_as_short() -> None:
-    queue = EdfQueue(LatencyTable(by_length()), 8)
-    for number in range(8):
-        queue.push(work(number, 0.0085, length=8))
+    queue = queue_of(by_length(), *(work(number, 0.0085, length=8) for number in range(8)))
     assert len(queue.form(NOW)[0]) == 8
     for number in range(8):
         queue.push(work(number, 0.0085, length=32))
@@ -185,18 +191,16 @@ def test_a_first_one_that_allows_no_batch_leaves_if_that_keeps_the_others() -> N
 
 
 def test_what_comes_too_late_only_itself_stays_while_it_could_be_in_time_alone() -> None:
-    queue = EdfQueue(LatencyTable(variant()), 8)
-    for number in range(9):
-        queue.push(work(number, 0.0065))  # eight take 6 ms, the ninth would be late
+    queue = queue_of(
+        variant(), *(work(number, 0.0065) for number in range(9))
+    )  # eight take 6 ms, the ninth would be late
     batch, late = queue.form(NOW)
     assert (len(batch), late, len(queue)) == (8, [], 1)
     assert len(queue.form(NOW + 0.006)[1]) == 1
 
 
 def test_what_comes_too_late_only_itself_leaves_while_another_instance_may_do_it() -> None:
-    queue = EdfQueue(LatencyTable(variant()), 8)
-    for number in range(9):
-        queue.push(work(number, 0.0065))
+    queue = queue_of(variant(), *(work(number, 0.0065) for number in range(9)))
     batch, late = queue.form(NOW, lambda _: True)
     assert (len(batch), len(late), len(queue)) == (8, 1, 0)
 
@@ -276,9 +280,7 @@ def test_a_batch_of_lower_ones_leaves_a_higher_one_time_to_come_and_be_answered(
 def test_a_batch_of_higher_ones_alone_leaves_no_room() -> None:
     """But it is to be in time though it takes a fifth longer."""
     assert batches([9, *[1] * 12, 9], slack=0.52)[1][0].count(1) <= 12
-    queue = EdfQueue(LatencyTable(FORTY), 64)
-    for number in range(12):
-        queue.push(work(number, 0.6 if number else 0.58, priority=1))
+    queue = queue_of(FORTY, *(work(number, 0.6 if number else 0.58, priority=1) for number in range(12)), most=64)
     queue.push(work(12, 2.0, priority=9))
     queue.push(work(13, 2.0, priority=9))
     assert [one.route.priority for one in queue.form(NOW)[0]] == [1] * 12

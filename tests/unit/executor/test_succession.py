@@ -37,7 +37,6 @@ def executor(incarnation: int, held: HeldInstances | None = None) -> Executor:
 
 def held_by(actor: Executor) -> HeldInstances:
     [reply] = tell(actor, SucceedExecutor(), "_INBOX.new")
-    assert isinstance(reply, Publish)
     assert reply.subject == "_INBOX.new"
     held: HeldInstances = reply.message
     return held

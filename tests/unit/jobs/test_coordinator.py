@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ from services.jobs.files import Files, JobFiles
 from services.shell.runtime.runtime import Runtime
 from tests.support.clients.responders import until
 from tests.support.data import offline_inputs
-from tests.support.servers.nats import run
 from tests.support.simulated.fleet import PRICES, catalogue, variant
 
 S = Subjects()
@@ -131,18 +130,16 @@ class Scene:
         return await jobs.wait(self.bus, S, job, timeout=120)
 
 
-def play(tmp_path: Path, body: Callable[[Scene], Awaitable[None]]) -> None:
-    async def main() -> None:
-        scene = Scene(tmp_path)
-        await scene.open()
-        offline_inputs.write(scene.files / "in.npy", X)
-        try:
-            async with asyncio.timeout(30):
-                await body(scene)
-        finally:
-            await scene.close()
-
-    run(main())
+@contextlib.asynccontextmanager
+async def staged(tmp_path: Path) -> AsyncIterator[Scene]:
+    scene = Scene(tmp_path)
+    await scene.open()
+    offline_inputs.write(scene.files / "in.npy", X)
+    try:
+        async with asyncio.timeout(30):
+            yield scene
+    finally:
+        await scene.close()
 
 
 @contextlib.asynccontextmanager
@@ -157,29 +154,26 @@ async def working(scene: Scene, **how: Any) -> Any:
 
 @pytest.mark.parametrize(("shuffled", "twice"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("form", ["npy", "jsonl", "msgpack"])
-def test_outputs_are_in_order_whatever_order_they_come_in(
+async def test_outputs_are_in_order_whatever_order_they_come_in(
     tmp_path: Path, form: str, shuffled: bool, twice: bool
 ) -> None:
-    async def body(scene: Scene) -> None:
+    async with staged(tmp_path) as scene:
         await scene.start("c1")
         async with working(scene, shuffled=shuffled, twice=twice):
             job = await scene.submit(target=f"out.{form}")
             status = await scene.end(job)
         assert (status.state, status.total, status.done, status.failed) == ("done", 100, 100, 0)
-        assert status.cost == pytest.approx(34 * 0.5)
-        assert status.variants == ["v"]
+        assert (status.cost, status.variants) == (pytest.approx(34 * 0.5), ["v"])
         assert offline_inputs.read(scene.files / f"out.{form}", "y").reshape(-1).tolist() == X.sum(axis=1).tolist()
         assert sorted(os.listdir(scene.files)) == ["in.npy", f"out.{form}"]
         store = await scene.bus.object_store(S.parts_bucket)
         assert twice or await store.keys() == []
 
-    play(tmp_path, body)
-
 
 @pytest.mark.parametrize("remote", [False, True])
 @pytest.mark.parametrize("after", [0, 1, 7, 20, 33])
-def test_another_coordinator_goes_on_where_one_died(tmp_path: Path, after: int, remote: bool) -> None:
-    async def body(scene: Scene) -> None:
+async def test_another_coordinator_goes_on_where_one_died(tmp_path: Path, after: int, remote: bool) -> None:
+    async with staged(tmp_path) as scene:
         await scene.start("c1")
         store = await scene.bus.object_store("things")
         await store.put("in.npy", scene.files / "in.npy")
@@ -198,11 +192,9 @@ def test_another_coordinator_goes_on_where_one_died(tmp_path: Path, after: int, 
             await store.get_to("out.npy", scene.files / "out.npy")
         assert np.load(scene.files / "out.npy").tolist() == X.sum(axis=1).tolist()
 
-    play(tmp_path, body)
 
-
-def test_two_coordinators_share_the_jobs_and_inherit_them_all(tmp_path: Path) -> None:
-    async def body(scene: Scene) -> None:
+async def test_two_coordinators_share_the_jobs_and_inherit_them_all(tmp_path: Path) -> None:
+    async with staged(tmp_path) as scene:
         for name in ("c1", "c2"):
             await scene.start(name)
         names = [await scene.submit(target=f"out{n}.npy", job=f"j{n}") for n in range(6)]
@@ -220,11 +212,9 @@ def test_two_coordinators_share_the_jobs_and_inherit_them_all(tmp_path: Path) ->
         for n in range(6):
             assert np.load(scene.files / f"out{n}.npy").tolist() == X.sum(axis=1).tolist()
 
-    play(tmp_path, body)
 
-
-def test_no_more_chunks_are_queued_than_the_window_holds(tmp_path: Path) -> None:
-    async def body(scene: Scene) -> None:
+async def test_no_more_chunks_are_queued_than_the_window_holds(tmp_path: Path) -> None:
+    async with staged(tmp_path) as scene:
         await scene.start("c1", window=4)
         await scene.submit()
         consumer = await scene.consumer()
@@ -234,11 +224,9 @@ def test_no_more_chunks_are_queued_than_the_window_holds(tmp_path: Path) -> None
         found |= {decode(Chunk, stored.data).number for stored in await consumer.fetch(100, 0.2)}
         assert found == {0, 1, 2, 3}
 
-    play(tmp_path, body)
 
-
-def test_a_chunk_that_failed_ends_the_job_and_what_came_before_is_kept(tmp_path: Path) -> None:
-    async def body(scene: Scene) -> None:
+async def test_a_chunk_that_failed_ends_the_job_and_what_came_before_is_kept(tmp_path: Path) -> None:
+    async with staged(tmp_path) as scene:
         await scene.start("c1")
         async with working(scene, bad=50):
             status = await scene.end(await scene.submit())
@@ -248,11 +236,9 @@ def test_a_chunk_that_failed_ends_the_job_and_what_came_before_is_kept(tmp_path:
         assert np.load(scene.files / "out.npy.partial").tolist() == X[:48].sum(axis=1).tolist()
         assert sorted(os.listdir(scene.files)) == ["in.npy", "out.npy.partial"]
 
-    play(tmp_path, body)
 
-
-def test_a_cancelled_job_stops_and_leaves_nothing(tmp_path: Path) -> None:
-    async def body(scene: Scene) -> None:
+async def test_a_cancelled_job_stops_and_leaves_nothing(tmp_path: Path) -> None:
+    async with staged(tmp_path) as scene:
         await scene.start("c1")
         job = await scene.submit()
         await asyncio.wait_for(scene.work(most=5), 120)
@@ -267,11 +253,9 @@ def test_a_cancelled_job_stops_and_leaves_nothing(tmp_path: Path) -> None:
         with pytest.raises(Refused, match="is done already"):
             await jobs.cancel(scene.bus, S, again)
 
-    play(tmp_path, body)
 
-
-def test_an_input_that_changes_meanwhile_ends_the_job(tmp_path: Path) -> None:
-    async def body(scene: Scene) -> None:
+async def test_an_input_that_changes_meanwhile_ends_the_job(tmp_path: Path) -> None:
+    async with staged(tmp_path) as scene:
         await scene.start("c1", window=4)
         job = await scene.submit()
         await asyncio.wait_for(scene.work(most=1), 120)
@@ -281,13 +265,10 @@ def test_an_input_that_changes_meanwhile_ends_the_job(tmp_path: Path) -> None:
         assert (status.state, status.reason) == ("failed", status.reason)
         assert "input: the file was changed" in str(status.reason)
 
-    play(tmp_path, body)
 
-
-def test_what_was_written_and_is_gone_is_computed_anew_by_another_coordinator(tmp_path: Path) -> None:
+async def test_what_was_written_and_is_gone_is_computed_anew_by_another_coordinator(tmp_path: Path) -> None:
     """As on another machine: the record is there, the growing output is not."""
-
-    async def body(scene: Scene) -> None:
+    async with staged(tmp_path) as scene:
         await scene.start("c1")
         job = await scene.submit()
         await asyncio.wait_for(scene.work(most=8), 120)
@@ -307,11 +288,9 @@ def test_what_was_written_and_is_gone_is_computed_anew_by_another_coordinator(tm
         assert np.load(scene.files / "out.npy").tolist() == X.sum(axis=1).tolist()
         assert decode(JobRecord, (await records.get(job)).value or b"").checkpoint.generation == 1
 
-    play(tmp_path, body)
 
-
-def test_a_job_whose_app_is_gone_when_its_coordinator_starts_again_fails(tmp_path: Path) -> None:
-    async def body(scene: Scene) -> None:
+async def test_a_job_whose_app_is_gone_when_its_coordinator_starts_again_fails(tmp_path: Path) -> None:
+    async with staged(tmp_path) as scene:
         await scene.start("c1")
         job = await scene.submit()
         await scene.kill("c1")
@@ -320,11 +299,9 @@ def test_a_job_whose_app_is_gone_when_its_coordinator_starts_again_fails(tmp_pat
         status = await scene.end(job)
         assert (status.state, status.reason) == ("failed", "app: app was deleted, or has no models any more")
 
-    play(tmp_path, body)
 
-
-def test_ids_outputs_and_questions(tmp_path: Path) -> None:
-    async def body(scene: Scene) -> None:
+async def test_ids_outputs_and_questions(tmp_path: Path) -> None:
+    async with staged(tmp_path) as scene:
         await scene.start("c1")
         assert await scene.submit(job="mine") == "mine"
         assert await scene.submit(job="mine") == "mine"  # the same job, asked for again
@@ -346,15 +323,13 @@ def test_ids_outputs_and_questions(tmp_path: Path) -> None:
         assert error.code == "bad_request"
         assert "input" in error.message
 
-    play(tmp_path, body)
-
 
 async def _step(scene: Scene, job: str, text: str) -> bool:
     return text in (await jobs.status(scene.bus, S, job)).step
 
 
-def test_ended_jobs_are_forgotten_in_the_end(tmp_path: Path) -> None:
-    async def body(scene: Scene) -> None:
+async def test_ended_jobs_are_forgotten_in_the_end(tmp_path: Path) -> None:
+    async with staged(tmp_path) as scene:
         await scene.start("c1", keep=1)
         async with working(scene):
             for n in range(3):
@@ -365,5 +340,3 @@ def test_ended_jobs_are_forgotten_in_the_end(tmp_path: Path) -> None:
             return await records.keys() == ["j2"]
 
         await until(kept)
-
-    play(tmp_path, body)

@@ -119,11 +119,7 @@ GOOD = "[1,2,3]\n" * 217
         ("msgpack", msgpack.packb(tensor(np.zeros((2, 3), "f4")) | {"shape": [3, 3]}), "item 0: has 24 bytes of data"),
         ("msgpack", msgpack.packb(tensor(np.zeros((2, 3), "f4")) | {"shape": [10**12, 3]}), "item 0: has 24 bytes"),
         ("msgpack", msgpack.packb(tensor(np.zeros((2, 3), "f4")) | {"datatype": "FP31"}), "item 0: is no tensor"),
-        (
-            "msgpack",
-            msgpack.packb({"datatype": "BYTES", "shape": [1, 3], "data": b"\1\0\0\0a" * 3}),
-            "has datatype BYTES",
-        ),
+        ("msgpack", msgpack.packb({"datatype": "BYTES", "shape": [1, 3], "data": b"\1\0\0\0a" * 3}), "has datatype BYTES"),
         ("msgpack", msgpack.packb([[1, 2, 3]]) + msgpack.packb([[1, 2, 3]])[:-1], "item 1: the file ends within"),
         ("msgpack", msgpack.packb([]), "item 0: the first axis counts items"),
         ("msgpack", b"\xc1", "item 0: no MessagePack object"),
@@ -139,7 +135,7 @@ GOOD = "[1,2,3]\n" * 217
         ("npy", b"\x93NUMPY\x01\x00\x10\x00__import__('os')", "header that is not understood"),
         ("npy", b"\x93NUMPY\x01\x00\x10\x00" + b"(" * 16, "header that is not understood"),
     ],
-)
+)  # fmt: skip
 def test_what_does_not_fit_is_named_by_item(form: str, data: bytes | str, says: str) -> None:
     with pytest.raises(BadJobInput, match=says):
         reader(form, data.encode() if isinstance(data, str) else data).count()

@@ -10,11 +10,11 @@ from bus.port import Delivery
 from infaas import jobs
 from tests.support.clients.responders import until
 from tests.support.data import offline_inputs
-from tests.unit.jobs.test_coordinator import S, Scene, X, play
+from tests.unit.jobs.test_coordinator import S, X, staged
 
 
-def test_two_who_choose_the_same_id_at_once_are_not_mixed_up(tmp_path: Path) -> None:
-    async def body(scene: Scene) -> None:
+async def test_two_who_choose_the_same_id_at_once_are_not_mixed_up(tmp_path: Path) -> None:
+    async with staged(tmp_path) as scene:
         await scene.start("c1")
         offline_inputs.write(scene.files / "in.npy", X)
         heard: dict[str, Any] = {}
@@ -31,11 +31,9 @@ def test_two_who_choose_the_same_id_at_once_are_not_mixed_up(tmp_path: Path) -> 
         assert heard["mine.one"] == {"job": "nightly"}
         assert "in use already" in heard["mine.two"]["error"]["message"]
 
-    play(tmp_path, body)
 
-
-def test_clients_of_other_apps_learn_of_no_such_job(tmp_path: Path) -> None:
-    async def body(scene: Scene) -> None:
+async def test_clients_of_other_apps_learn_of_no_such_job(tmp_path: Path) -> None:
+    async with staged(tmp_path) as scene:
         await scene.start("c1")
         job = await scene.submit()
         heard: dict[str, Any] = {}
@@ -54,5 +52,3 @@ def test_clients_of_other_apps_learn_of_no_such_job(tmp_path: Path) -> None:
         await until(lambda: len(heard) == 4)
         assert heard["2"]["job"] == job
         assert "error" not in heard["3"]
-
-    play(tmp_path, body)

@@ -8,6 +8,7 @@ from bus.messages.jobs import SubmitJob
 from services.core.catalog import Catalog, key_of
 from services.core.settings import JobsSettings
 from services.jobs.policy import JobPolicy, batch_within, chunk_items, cost_per_item, eligible
+from tests.support.data.events import catalog_of
 from tests.support.simulated.fleet import PRICES, catalogue, variant
 
 SMALL = variant("small", accuracy=0.7, base_ms=1.0, per_item_ms=0.1, max_batch=64)
@@ -19,10 +20,7 @@ EVERYTHING = (SMALL, LARGE, UNSURE, FAKE, OTHER)
 
 
 def catalog(*records: VariantRecord) -> Catalog:
-    found = Catalog()
-    for record in catalogue(*(records or EVERYTHING)):
-        found.apply(key_of(record), encode(record))
-    return found
+    return catalog_of(*catalogue(*(records or EVERYTHING)))
 
 
 def policy(*records: VariantRecord, **settings: Any) -> JobPolicy:
@@ -56,23 +54,18 @@ def test_eligible_is_what_meets_accuracy_model_and_variant() -> None:
         ({"model": "nothing"}, "unknown_model", "model: app has no model 'nothing', only m, n"),
         ({"variant": "nothing"}, "bad_request", "variant: app has no variant 'nothing'"),
         ({"variant": "small", "model": "n"}, "bad_request", "variant: "),
-        (
-            {"accuracy": 0.95, "model": "n"},
-            "unsatisfiable",
-            "accuracy: no variant reaches 0.95, the most accurate one has 0.8",
-        ),
+        ({"accuracy": 0.95, "model": "n"}, "unsatisfiable", "accuracy: no variant reaches 0.95, the most accurate one has 0.8"),
         ({"accuracy": -1.0}, "bad_request", "`accuracy`"),
         ({"input": "file:///a.csv"}, "bad_request", "input: "),
         ({"output": "gopher://x/a.npy"}, "bad_request", "output: "),
         ({"output": "file:///a.npy"}, "bad_request", "output: it is the input itself"),
         ({"job": "a b"}, "bad_request", "job"),
     ],
-)
+)  # fmt: skip
 def test_a_job_that_cannot_be_is_refused_by_field(ask: dict[str, object], code: str, says: str) -> None:
     fields = {"input": "file:///a.npy", "output": "file:///b.npy"} | ask
     app = str(fields.pop("app", "app"))
     error = policy().error(app, SubmitJob(**fields))  # type: ignore[arg-type]
-    assert error is not None
     assert error.code == code
     assert says in error.message
 
@@ -82,7 +75,6 @@ def test_a_job_of_a_pipeline_is_refused_with_the_remedy() -> None:
     record = AppRecord(app="twice", links={}, pipeline=PipelineRecord(vertices=[]))
     found.apply(key_of(record), encode(record))
     error = JobPolicy(found, "infaas", PRICES, JobsSettings(), simulated=False).error("twice", job(accuracy=0.1))
-    assert error is not None
     assert error.code == "bad_request"
     assert (
         error.message == "app: twice is a pipeline: offline jobs run one model; submit them to the apps of its stages"
@@ -91,7 +83,6 @@ def test_a_job_of_a_pipeline_is_refused_with_the_remedy() -> None:
 
 def test_the_closest_is_named_when_the_accuracy_is_too_high() -> None:
     error = policy(LARGE, SMALL).error("app", job(accuracy=0.95))
-    assert error is not None
     assert error.closest
     assert (error.closest.variant, error.closest.accuracy) == ("large", 0.9)
     assert policy(LARGE).error("app", job(accuracy=0.9)) is None

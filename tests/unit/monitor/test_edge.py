@@ -17,14 +17,12 @@ from services.monitor.edge import MachineEdge
 from services.monitor.effects import KeepQuarantine, MachineSample, SampleMachine
 from services.shell.host.accelerators import why_no_gpu
 from tests.support.clients.responders import until
-from tests.support.servers.nats import run
 
 
 def test_a_sample_is_taken_without_waiting() -> None:
     edge = MachineEdge()
     sum(range(200_000))
     sample = edge.inline(SampleMachine())
-    assert isinstance(sample, MachineSample)
     assert 0.0 <= sample.utilisation <= 1.0
     assert sample.memory_used_mb > 10.0
     assert sample.cores
@@ -37,15 +35,12 @@ def test_only_the_cores_that_this_process_may_use_are_told() -> None:
     assert set(MachineEdge().inline(SampleMachine()).cores) == os.sched_getaffinity(0)
 
 
-def test_quarantines_are_kept_where_the_next_monitor_and_the_registrar_look() -> None:
-    async def main() -> None:
-        bus = MemoryBus()
-        await MachineEdge(bus=bus, bucket="t-control").perform(KeepQuarantine("w1", "v", "no such operator"))
-        entry = await (await bus.key_value("t-control")).get(quarantine_key("w1", "v"))
-        assert entry.value == b"no such operator"
-        await bus.close()
-
-    run(main())
+async def test_quarantines_are_kept_where_the_next_monitor_and_the_registrar_look() -> None:
+    bus = MemoryBus()
+    await MachineEdge(bus=bus, bucket="t-control").perform(KeepQuarantine("w1", "v", "no such operator"))
+    entry = await (await bus.key_value("t-control")).get(quarantine_key("w1", "v"))
+    assert entry.value == b"no such operator"
+    await bus.close()
 
 
 def test_memory_is_the_cgroups_where_it_is_limited(tmp_path: Path) -> None:
@@ -70,19 +65,14 @@ def test_other_commands_are_not_taken() -> None:
         asyncio.run(edge.perform("dance"))
 
 
-def test_a_worker_is_of_the_kind_and_the_hardware_that_the_settings_say() -> None:
-    async def main() -> None:
-        bus = MemoryBus()
-        worker = WorkerSettings(name="w", cores=1, gpus=0, hardware="epyc", kind="large")
-        [runtime] = await wire(Settings(worker=worker), bus)
-        beats: list[WorkerHeartbeat] = []
-        await bus.subscribe(
-            Subjects().worker_heartbeat("w"), lambda said: beats.append(decode(WorkerHeartbeat, said.data))
-        )
-        await runtime.start()
-        await until(lambda: beats)
-        assert (beats[0].hardware, beats[0].kind) == ("epyc", "large")
-        await runtime.stop(1.0)
-        await bus.close()
-
-    run(main())
+async def test_a_worker_is_of_the_kind_and_the_hardware_that_the_settings_say() -> None:
+    bus = MemoryBus()
+    worker = WorkerSettings(name="w", cores=1, gpus=0, hardware="epyc", kind="large")
+    [runtime] = await wire(Settings(worker=worker), bus)
+    beats: list[WorkerHeartbeat] = []
+    await bus.subscribe(Subjects().worker_heartbeat("w"), lambda said: beats.append(decode(WorkerHeartbeat, said.data)))
+    await runtime.start()
+    await until(lambda: beats)
+    assert (beats[0].hardware, beats[0].kind) == ("epyc", "large")
+    await runtime.stop(1.0)
+    await bus.close()

@@ -114,12 +114,8 @@ def test_an_instance_costs_its_share_and_the_rest_is_idle() -> None:
     mine, idle = meter.close(10.0)
     assert (mine.app, mine.variant, mine.seconds, mine.cost) == ("faces", RECORD.variant, 6.0, pytest.approx(3.0))
     assert (idle.app, idle.variant, idle.model, idle.seconds, idle.cost) == (
-        None,
-        None,
-        None,
-        10.0,
-        pytest.approx(17.0),
-    )
+        None, None, None, 10.0, pytest.approx(17.0),
+    )  # fmt: skip
 
 
 def test_apps_share_an_instance_by_the_time_they_used_it() -> None:

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from bus.messages.events import ScalingEvent, StateEvent
 from bus.messages.fleet import (
-    ExecutorReport,
     InstanceLoaded,
     InstanceMoved,
     InstanceSample,
@@ -102,15 +101,16 @@ HOGGED = MachineSample(utilisation=0.6, memory_used_mb=500.0, cores={0: 1.0, 1: 
 FULL = MachineSample(utilisation=1.0, memory_used_mb=500.0, cores={0: 1.0, 1: 1.0})
 
 
-def said(world: World, kind: type) -> list[Any]:
-    return [message for _, message in world.published if isinstance(message, kind)]
+def machine(sample: MachineSample = HOGGED) -> tuple[World, str]:
+    """A worker on such a machine, and its instance."""
+    world = World(settings=SETTINGS)
+    world.machine = sample
+    return world, world.load(variant())
 
 
 def slowed(world: World, instance: str, seconds: float, slower: float = 6.0) -> None:
     """It serves so long, slower than its profile."""
-    for _ in range(round(seconds * 2)):
-        world.advance(0.5)
-        world.report({instance: {"faces": 5}}, slower=slower)
+    world.serve({instance: {"faces": 5}}, times=round(seconds * 2), slower=slower)
 
 
 def moved(world: World, order: MoveInstance, **changes: Any) -> InstanceMoved:
@@ -123,15 +123,13 @@ def moved(world: World, order: MoveInstance, **changes: Any) -> InstanceMoved:
 
 
 def test_interference_moves_an_instance_to_the_idle_core() -> None:
-    world = World(settings=SETTINGS)
-    world.machine = HOGGED
-    instance = world.load(variant())
+    world, instance = machine()
     slowed(world, instance, 1.5)
     assert world.states() == {instance: "Interfered"}
-    assert said(world, MoveInstance) == [], "it may be over in a moment"
+    assert world.said(MoveInstance) == [], "it may be over in a moment"
     slowed(world, instance, 2.5)
-    assert said(world, MoveInstance) == [MoveInstance(instance=instance, cores=[1])]
-    moved(world, said(world, MoveInstance)[0])
+    assert world.said(MoveInstance) == [MoveInstance(instance=instance, cores=[1])]
+    moved(world, world.said(MoveInstance)[0])
     assert world.states() == {instance: "Active"}, "it is judged afresh"
     assert world.told()[instance].factor == 1.0
     assert "core 1 (10% busy) would be better; 1 thread on core 1" in world.of(StateEvent)[-1].reason
@@ -140,74 +138,60 @@ def test_interference_moves_an_instance_to_the_idle_core() -> None:
 
 
 def test_an_instance_whose_queries_have_ended_stays() -> None:
-    world = World(settings=SETTINGS)
-    world.machine = HOGGED
-    instance = world.load(variant())
+    world, instance = machine()
     slowed(world, instance, 1.5)
     assert world.states() == {instance: "Interfered"}
-    for _ in range(8):
-        world.advance(0.5)
-        world.report({})
-    assert said(world, MoveInstance) == []
+    world.serve({}, times=8)
+    assert world.said(MoveInstance) == []
 
 
 def test_not_again_within_the_back_off() -> None:
-    world = World(settings=SETTINGS)
-    world.machine = HOGGED
-    instance = world.load(variant())
+    world, instance = machine()
     slowed(world, instance, 5.0)
-    moved(world, said(world, MoveInstance)[0])
+    moved(world, world.said(MoveInstance)[0])
     world.machine = replace(HOGGED, cores={0: 0.0, 1: 1.0})  # the neighbour follows
     slowed(world, instance, 15.0)
     assert world.states() == {instance: "Interfered"}
-    assert len(said(world, MoveInstance)) == 1
+    assert len(world.said(MoveInstance)) == 1
     slowed(world, instance, 6.0)
-    assert said(world, MoveInstance)[1:] == [MoveInstance(instance=instance, cores=[0])]
+    assert world.said(MoveInstance)[1:] == [MoveInstance(instance=instance, cores=[0])]
 
 
 def test_what_recovers_by_itself_stays() -> None:
-    world = World(settings=SETTINGS)
-    world.machine = HOGGED
-    instance = world.load(variant())
+    world, instance = machine()
     slowed(world, instance, 1.0)
     slowed(world, instance, 10.0, slower=1.0)
-    assert said(world, MoveInstance) == []
+    assert world.said(MoveInstance) == []
     assert world.states() == {instance: "Active"}
 
 
 def test_nowhere_to_go_asks_the_controller_and_goes_on() -> None:
-    world = World(settings=SETTINGS)
-    world.machine = FULL
-    instance = world.load(variant())
+    world, instance = machine(FULL)
     slowed(world, instance, 10.0)
-    assert said(world, MoveInstance) == []
-    [ask] = said(world, AskToMove)
+    assert world.said(MoveInstance) == []
+    [ask] = world.said(AskToMove)
     assert [subject for subject, message in world.published if message == ask] == [S.controller("ask")]
     assert (ask.worker, ask.variant, ask.app) == ("w1", "v", "faces")
     assert "no idler cores and no other device" in ask.reason
     assert world.states() == {instance: "Interfered"}, "it serves until another worker's instance does"
     slowed(world, instance, 15.0)
-    assert len(said(world, AskToMove)) == 2
+    assert len(world.said(AskToMove)) == 2
 
 
 def test_a_move_that_fails_asks_the_controller() -> None:
-    world = World(settings=SETTINGS)
-    world.machine = HOGGED
-    instance = world.load(variant())
+    world, instance = machine()
     slowed(world, instance, 4.0)
-    moved(world, said(world, MoveInstance)[0], error="this process cannot run on core 1", cores=[])
-    assert len(said(world, AskToMove)) == 1
+    moved(world, world.said(MoveInstance)[0], error="this process cannot run on core 1", cores=[])
+    assert len(world.said(AskToMove)) == 1
     assert world.states() == {instance: "Interfered"}
     assert not [event for event in world.of(ScalingEvent) if event.action == "migrate"]
 
 
 def test_a_draining_worker_moves_nothing() -> None:
-    world = World(settings=SETTINGS)
-    world.machine = HOGGED
-    instance = world.load(variant())
+    world, instance = machine()
     world.tell(Drain(epoch=1))
     slowed(world, instance, 10.0)
-    assert said(world, MoveInstance) == said(world, AskToMove) == []
+    assert world.said(MoveInstance) == world.said(AskToMove) == []
 
 
 # -- another device
@@ -225,15 +209,8 @@ def facts(device: str, instance: str) -> dict[str, Any]:
 
 
 def report(world: World, device: str, instance: str | None, slower: float = 1.0) -> None:
-    samples = []
-    if instance is not None:
-        app = InstanceSample(instance, "g", 0, 0.0, 10, 10, 0.1 * slower, 0.1, [])
-        samples.append(app)
-    world.tell(
-        ExecutorReport(
-            worker="w1", device=device, incarnation=1, at=world.now, seconds=0.5, samples=samples, memory_mb=1.0
-        )
-    )
+    samples = [] if instance is None else [InstanceSample(instance, "g", 0, 0.0, 10, 10, 0.1 * slower, 0.1, [])]
+    world.hear(samples, device)
 
 
 def gpu_world() -> tuple[World, str, str, str]:
@@ -264,12 +241,12 @@ def test_another_device_takes_over_before_the_first_lets_go() -> None:
     subject, order = next((s, m) for s, m in world.published if isinstance(m, LoadInstance))
     assert subject == S.executor("w1", there, "load")
     assert world.states() == {instance: "Interfered", order.instance: "Loading"}
-    assert said(world, UnloadInstance) == []
+    assert world.said(UnloadInstance) == []
     [event] = [event for event in world.of(ScalingEvent) if event.action == "migrate"]
     assert f"{there} has room" in event.reason
     world.tell(InstanceLoaded(load_ms=1.0, memory_mb=1.0, proof="there", **facts(there, order.instance)))
     assert world.states() == {instance: "Unloading", order.instance: "Active"}
-    assert said(world, UnloadInstance) == [UnloadInstance(instance=instance)]
+    assert world.said(UnloadInstance) == [UnloadInstance(instance=instance)]
     world.tell(InstanceUnloaded(**facts(here, instance)))
     assert world.states() == {order.instance: "Active"}
 
@@ -283,12 +260,7 @@ def test_another_device_without_room_is_none() -> None:
     for _ in range(8):
         world.advance(0.5)
         report(world, here, instance, slower=4.0)
-        world.tell(
-            ExecutorReport(
-                worker="w1", device=there, incarnation=1, at=world.now, seconds=0.5, memory_mb=1.0,
-                samples=[InstanceSample(taken, "h", 0, 0.0, 0, 0, 0.0, 0.0, [])],
-            )
-        )  # fmt: skip
+        world.hear([InstanceSample(taken, "h", 0, 0.0, 0, 0, 0.0, 0.0, [])], there)
         world.report()
-    assert said(world, LoadInstance) == []
-    assert [ask.variant for ask in said(world, AskToMove)] == ["g"]
+    assert world.said(LoadInstance) == []
+    assert [ask.variant for ask in world.said(AskToMove)] == ["g"]

@@ -158,12 +158,9 @@ def test_a_mark_is_taken_from_the_busiest_first() -> None:
 
 def test_release_takes_what_is_not_loaded_yet_then_the_idle() -> None:
     instances = [
-        instance("busy", 50.0, queued=3),
-        instance("idle", 60.0),
-        instance("idler", 40.0),
-        instance("coming", 99.0, state="Loading"),
-        instance("going", 1.0, state="Unloading"),
-    ]
+        instance("busy", 50.0, queued=3), instance("idle", 60.0), instance("idler", 40.0),
+        instance("coming", 99.0, state="Loading"), instance("going", 1.0, state="Unloading"),
+    ]  # fmt: skip
     assert [i.id for i in to_release(instances, 1)] == ["coming", "idler", "idle"]
     assert to_release(instances, 4) == []
     assert len(to_release(instances, -1)) == 4

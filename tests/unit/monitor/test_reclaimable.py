@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from bus.messages.events import ScalingEvent
 from bus.messages.fleet import (
     ExecutorExited,
-    ExecutorReport,
     InstanceLoaded,
     InstanceSample,
     InstanceUnloaded,
@@ -34,14 +33,20 @@ def mark(keep: int = 0, name: str = "v") -> Release:
     return Release(variant=name, keep=keep, reclaim=True, orderer="model-autoscaler", reason="idle")
 
 
+def loaded(count: int) -> World:
+    """A worker with so many Active instances of v."""
+    world = World()
+    world.ensure(variant(), at_least=count)
+    world.obey()
+    return world
+
+
 def marks(world: World) -> dict[str, bool]:
     return {name: status.reclaimable for name, status in world.told().items()}
 
 
 def test_a_reclaimable_instance_serves_on_and_its_room_counts_as_free() -> None:
-    world = World()
-    world.ensure(variant(), at_least=3)
-    world.obey()
+    world = loaded(3)
     world.report(queued={"v.w1-1": 5})
     reply = ask(world, mark(keep=1))
     assert reply == LoadAccepted(worker="w1", variant="v", instances=["v.w1-1", "v.w1-2", "v.w1-3"])
@@ -59,9 +64,7 @@ def test_a_reclaimable_instance_serves_on_and_its_room_counts_as_free() -> None:
 
 
 def test_the_same_mark_again_changes_nothing_whoever_is_busy_then() -> None:
-    world = World()
-    world.ensure(variant(), at_least=3)
-    world.obey()
+    world = loaded(3)
     world.tell(mark(keep=1))
     before, events = marks(world), len(world.events)
     world.report({"v.w1-1": {"faces": 30}, "v.w1-2": {"faces": 30}}, queued={"v.w1-1": 9})
@@ -73,9 +76,7 @@ def test_the_same_mark_again_changes_nothing_whoever_is_busy_then() -> None:
 
 
 def test_an_order_to_load_takes_marks_away_before_it_loads() -> None:
-    world = World()
-    world.ensure(variant(), at_least=3)
-    world.obey()
+    world = loaded(3)
     world.tell(mark())
     world.report(queued={"v.w1-2": 5})
     world.published.clear()
@@ -100,9 +101,7 @@ def test_a_load_that_has_not_begun_is_given_up_instead_of_marked() -> None:
 
 
 def test_a_plain_release_unloads_reclaimable_instances_first() -> None:
-    world = World()
-    world.ensure(variant(), at_least=2)
-    world.obey()
+    world = loaded(2)
     world.tell(mark(keep=1))
     [marked] = [name for name, reclaimable in marks(world).items() if reclaimable]
     world.report(queued={marked: 5})
@@ -121,8 +120,7 @@ def test_a_busy_reclaimable_instance_answers_its_queue_before_its_place_is_taken
     assert [m for _, m in world.published if isinstance(m, LoadInstance | UnloadInstance)] == [
         UnloadInstance(instance=old)
     ]
-    world.obey()
-    world.obey()
+    world.obey(times=2)
     assert world.states() == {"new.w1-1": "Active"}
     [evicted] = [event for event in world.of(ScalingEvent) if event.action == "evict"]
     assert evicted.reason == "makes room for new; reclaimable"
@@ -139,9 +137,7 @@ def test_a_refusal_counts_only_what_is_needed() -> None:
 
 
 def test_a_reclaimable_instance_is_not_loaded_again_after_a_crash() -> None:
-    world = World()
-    world.ensure(variant(), at_least=2)
-    world.obey()
+    world = loaded(2)
     world.tell(mark(keep=1))
     world.tell(ExecutorExited(worker="w1", device="cpu", at=world.now, reason="killed"))
     assert world.states() == {"v.w1-3": "Loading"}
@@ -185,17 +181,7 @@ class Gpus(World):
         for device in self.gpus:
             here = [(n, s.variant) for n, s in self.told().items() if s.device == device and n in self.loaded]
             samples = [InstanceSample(n, name, 0, 0.0, 0, 0, 0.0, 0.0, []) for n, name in here]
-            self.tell(
-                ExecutorReport(
-                    worker="w1",
-                    device=device,
-                    incarnation=1,
-                    at=self.now,
-                    seconds=0.5,
-                    samples=samples,
-                    memory_mb=1.0,
-                )
-            )
+            self.hear(samples, device)
 
     def where(self) -> dict[str, str]:
         """The device of each variant."""
@@ -244,8 +230,7 @@ def test_three_busy_instances_of_a_full_worker_are_swapped_for_others_in_one_tur
         assert isinstance(world.ensure(record), LoadAccepted)
     assert [state for name, state in world.states().items() if name in old] == ["Unloading"] * 3
     assert not [m for _, m in world.published if isinstance(m, LoadInstance) and m.variant in new], "queues first"
-    world.obey()
-    world.obey()
+    world.obey(times=2)
     assert world.states() == {f"new{n}.w1-1": "Active" for n in range(3)}
     assert world.beat.devices[0].memory_used_mb == sum(sizes)
 

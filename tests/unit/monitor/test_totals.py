@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from bus.messages.fleet import (
     EnsureLoaded,
     ExecutorExited,
-    ExecutorReport,
     InstanceFailed,
     InstanceLoaded,
     InstanceSample,
@@ -50,13 +49,9 @@ def made(name: str, hardware: str, memory_mb: float, threads: int = 1) -> Any:
 
 
 VARIANTS = [
-    made("thin", "cpu", 20.0),
-    made("wide", "cpu", 100.0, threads=2),
-    made("fat", "cpu", 390.0),
-    made("g", "gpu", 300.0),
-    made("i", "inferentia", 80.0),
-    made("j", "inferentia", 390.0),
-]
+    made("thin", "cpu", 20.0), made("wide", "cpu", 100.0, threads=2), made("fat", "cpu", 390.0),
+    made("g", "gpu", 300.0), made("i", "inferentia", 80.0), made("j", "inferentia", 390.0),
+]  # fmt: skip
 BY_NAME = {record.variant: record for record in VARIANTS}
 BUSY = st.dictionaries(st.sampled_from(sorted(BY_NAME)), st.integers(0, 3))
 SHARES = st.dictionaries(st.sampled_from(sorted(BY_NAME)), st.floats(0.0, 1.0))
@@ -177,37 +172,15 @@ class Totals(RuleBasedStateMachine):
             share = 0.5 * min(1.0, DEVICES[device].cores / threads if threads else 1.0)
             samples = [
                 InstanceSample(
-                    instance,
-                    name,
-                    busy.get(name, 0),
-                    0.0,
-                    computes.get(name, 0.0) > 0,
-                    0,
-                    share * computes.get(name, 0.0),
-                    0.0,
-                    [],
+                    instance, name, busy.get(name, 0), 0.0, computes.get(name, 0.0) > 0, 0,
+                    share * computes.get(name, 0.0), 0.0, [],
                 )
                 for instance, name in loaded.items()
-            ]
-            self.world.tell(
-                ExecutorReport(
-                    worker="w1",
-                    device=device,
-                    incarnation=self.incarnation[device],
-                    at=self.world.now,
-                    seconds=0.5,
-                    samples=samples,
-                    memory_mb=1.0,
-                )
-            )
+            ]  # fmt: skip
+            self.world.hear(samples, device, incarnation=self.incarnation[device])
 
     def facts(self, device: str, instance: str, name: str) -> dict[str, Any]:
-        return {
-            "instance": instance,
-            "variant": name,
-            "device": device,
-            "incarnation": self.incarnation[device],
-        }
+        return {"instance": instance, "variant": name, "device": device, "incarnation": self.incarnation[device]}
 
     # -- promises
 
@@ -303,14 +276,10 @@ def test_where_cores_are_promised_once_what_computes_leaves_no_room_for_all_thre
     world = World(settings=MonitorSettings(cores_overcommit=1.0))
     busy, wide = variant("busy"), variant("wide", threads=2)
     name = world.load(busy)
-    for _ in range(10):
-        world.advance(0.5)
-        world.report({name: {"faces": 10}})  # 10 ms each: a fifth of a core
+    world.serve({name: {"faces": 10}}, times=10)  # 10 ms each: a fifth of a core
     assert world.beat.devices[0].cores_used == pytest.approx(0.2)
     assert world.ensure(wide).reason == "wide needs 2 cores; instances in use take 0.2 of the 2 that cpu may promise"
-    for _ in range(11):
-        world.advance(0.5)
-        world.report()
+    world.serve(times=11)
     assert isinstance(world.ensure(wide), LoadAccepted), "it is idle"
 
 
@@ -322,9 +291,5 @@ def test_a_batch_counts_while_it_computes() -> None:
         for _ in range(2):
             world.advance(0.5)
             sample = InstanceSample(name, "long", 1, 0.0, 0, 0, 0.0, 0.0, [], computed=0.5)
-            world.tell(
-                ExecutorReport(
-                    worker="w1", device="cpu", incarnation=1, at=world.now, seconds=0.5, samples=[sample], memory_mb=1.0
-                )
-            )
+            world.hear([sample], "cpu")
         assert world.beat.devices[0].cores_used == pytest.approx(1.0, abs=0.51 if second == 0 else 0.01)

@@ -71,7 +71,6 @@ def test_a_question_about_demand_is_read_and_answered_whatever_becomes_of_it() -
     actor = _started()
     reply = Subjects().controller("history.vm-1")
     (do,) = actor.handle(Envelope(1.0, AskForHistory(app="faces"), reply=reply))
-    assert isinstance(do, Do)
     assert do.command == ReadDemand("faces")
     assert do.timeout
     history = DemandHistory(app="faces", start=60.0, items=[1.0])

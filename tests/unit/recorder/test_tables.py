@@ -30,16 +30,14 @@ def test_times_are_sent_as_microseconds_since_2000_and_nul_goes() -> None:
     sent = outcome(time=1.5, uid=bytes(16), parent=None, id="a\0", context="fine")
     row = dict(zip(OutcomeEvent.__struct_fields__, table.values([outcome(), sent])[1], strict=True))
     since_2000 = datetime(1970, 1, 1, 0, 0, 1, 500_000, tzinfo=UTC) - datetime(2000, 1, 1, tzinfo=UTC)
-    assert row["time"] == since_2000 / timedelta(microseconds=1)
-    assert row["uid"] == bytes(16)
+    assert (row["time"], row["uid"]) == (since_2000 / timedelta(microseconds=1), bytes(16))
     assert (row["parent"], row["id"], row["context"]) == (None, "a\ufffd", "fine")
 
 
 def test_of_texts_that_senders_make_up_a_thousand_characters_are_kept() -> None:
     rows = TABLES["outcome"].values([outcome(id="i" * 500_000, app="a\0" * 600), outcome(id="short")])
     first, second = (dict(zip(OutcomeEvent.__struct_fields__, row, strict=True)) for row in rows)
-    assert first["id"] == "i" * 1000
-    assert first["app"] == "a\ufffd" * 500
+    assert (first["id"], first["app"]) == ("i" * 1000, "a\ufffd" * 500)
     assert second["id"] == "short"
 
 

@@ -322,14 +322,9 @@ def test_what_it_wants_goes_to_the_workers_that_have_the_hardware_as_far_as_ther
 
     policy, told = own_policy(Wants())
     fleet = ScalingFleet(
-        small(),
-        large(),
-        workers=2,
-        policy="mine:Two",
-        own=policy,
-        controlled=True,
+        small(), large(), workers=2, policy="mine:Two", own=policy, controlled=True,
         devices={"w0": (CPU,), "w1": (GPU,)},
-    )
+    )  # fmt: skip
     fleet.load(20, 8, latency_ms=200)
     assert 1 < fleet.running(NAME) < 500
     assert fleet.running(large().variant) == 1

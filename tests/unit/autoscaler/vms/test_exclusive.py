@@ -4,10 +4,10 @@ import pytest
 from msgspec.structs import replace
 
 from bus.messages.catalog import VariantRecord
-from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from services.autoscaler.vms.fleet import FleetWorker
 from services.autoscaler.vms.placement import assign
 from services.core.placement import Device, busy_quarters
+from tests.support.data.heartbeats import beat, device, instance
 from tests.support.simulated.autoscaled_fleet import GPU, ScalingFleet
 from tests.support.simulated.fleet import variant
 
@@ -76,16 +76,9 @@ def test_the_only_gpu_is_shared(controlled: bool) -> None:
 
 def worker(name: str, *running: str) -> FleetWorker:
     found = FleetWorker(name, 0.0)
-    device = DeviceStatus(
-        device="gpu-0", kind="gpu", cores=1, memory_mb=16_000.0, memory_used_mb=0.0, cores_used=0.0, utilisation=0.0,
-        price_per_hour=3.0,
-    )  # fmt: skip
-    instances = [
-        InstanceStatus(instance=f"{each}.{name}", variant=each, device="gpu-0", state="Active", since=0.0)
-        for each in running
-    ]
-    beat = WorkerHeartbeat(worker=name, hardware="gpu", incarnation=1, at=0.0, devices=[device], instances=instances)
-    found.heard(beat, 0.0)
+    gpu = device("gpu-0", cores=1, memory_mb=16_000.0, utilisation=0.0, price_per_hour=3.0)
+    there = [instance(f"{each}.{name}", each, device="gpu-0") for each in running]
+    found.heard(beat(*there, worker=name, devices=[gpu]), 0.0)
     return found
 
 
@@ -122,12 +115,6 @@ def test_where_none_is_hot_instances_are_spread() -> None:
 
 def test_only_gpus_are_left_alone() -> None:
     assert [busy_quarters(on_gpu("a"), used) for used in (-0.1, 0.0, 0.24, 0.25, 0.8, 1.0, 7.0)] == [
-        0,
-        0,
-        0,
-        1,
-        3,
-        4,
-        4,
-    ]
+        0, 0, 0, 1, 3, 4, 4,
+    ]  # fmt: skip
     assert busy_quarters(variant(), 1.0) == 0

@@ -2,22 +2,16 @@
 
 import pytest
 
-from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
+from bus.messages.fleet import WorkerHeartbeat
 from services.autoscaler.vms.fleet import READINGS, Fleet
+from tests.support.data.heartbeats import beat, device, instance
 
 CPU = ("cpu", False)
 
 
-def beat(at: float, load: float) -> WorkerHeartbeat:
-    device = DeviceStatus(
-        device="cpu", kind="cpu", cores=2, memory_mb=9000, memory_used_mb=0, cores_used=0, utilisation=0.95,
-        price_per_hour=0.1,
-    )  # fmt: skip
-    instance = InstanceStatus(
-        instance="v.w0-1", variant="v", device="cpu", state="Active", since=0.0, load=load,
-        mean_batch=1.0 if load else 0.0, latency_ms=10.0,
-    )  # fmt: skip
-    return WorkerHeartbeat(worker="w0", hardware="cpu", incarnation=1, at=at, devices=[device], instances=[instance])
+def busy(at: float, load: float) -> WorkerHeartbeat:
+    figures = {"load": load, "mean_batch": 1.0 if load else 0.0, "latency_ms": 10.0}
+    return beat(instance("v.w0-1", **figures), at=at, devices=[device(memory_mb=9000, utilisation=0.95)])
 
 
 @pytest.mark.parametrize(
@@ -28,6 +22,6 @@ def test_neighbours_on_a_shared_machine_are_no_use_of_the_workers(shared: bool, 
     """Two threads, 10 ms an item: 40 items/s keep them busy for 0.4 of the time."""
     fleet = Fleet({}, (lambda variant: 2) if shared else None)
     for i in range(READINGS + 10):
-        fleet.heartbeat(beat(100.0 + i, load), 100.0 + i)
+        fleet.heartbeat(busy(100.0 + i, load), 100.0 + i)
     (seen,) = fleet.summaries(112.0, 5.0)
     assert seen.utilisation[CPU] == pytest.approx(used)

@@ -1,37 +1,18 @@
 """The controller on stage with a provider that has machines of its own: nodes of a Swarm, as they come, go, and are shut."""
 
 from bus.messages.scaling import AskToMove
-from tests.support.simulated.controllers import PoolFleet, kind
-from tests.support.simulated.fleet import variant
+from tests.support.simulated.controllers import NAME, PoolFleet, kind, slow
 
-NAME = "m-v1-ort-fp32-t1-b8"
 THREE = ("n0", "n1", "n2")
-
-
-def slow() -> object:
-    return variant(NAME, base_ms=10.0, per_item_ms=10.0)
 
 
 def labelled(fleet: PoolFleet) -> list[str]:
     return sorted(name for name, node in fleet.nodes.items() if node.worker)
 
 
-def burst(fleet: PoolFleet, rate: float, seconds: float, **needs: object) -> list[str]:
-    asked, end = [], fleet.stage.now + seconds
-    while fleet.stage.now < end:
-        asked.append(fleet.ask(**needs))
-        fleet.stage.run(1.0 / rate)
-    return asked
-
-
-def all_answered(fleet: PoolFleet, asked: list[str]) -> bool:
-    return all(["outputs" in reply for reply in fleet.replies(one)] == [True] for one in asked)
-
-
 def test_the_minimum_is_started_from_nothing_and_bears_the_machines_names() -> None:
     fleet = PoolFleet(pool=THREE, kinds=(kind(minimum=2, maximum=3),))
-    fleet.stage.run(20.0)
-    assert fleet.workers == ["n0", "n1"] == labelled(fleet)
+    assert fleet.workers_after(20.0) == ["n0", "n1"] == labelled(fleet)
     assert [(order.worker, order.kind, order.bought) for order in fleet.started] == [
         ("n0", "cpu", False),
         ("n1", "cpu", False),
@@ -42,31 +23,27 @@ def test_the_minimum_is_started_from_nothing_and_bears_the_machines_names() -> N
 
 def test_one_that_the_operator_has_labelled_counts_before_its_worker_speaks() -> None:
     fleet = PoolFleet(pool=THREE, labelled=("n2",))
-    fleet.stage.run(60.0)
-    assert fleet.workers == ["n2"]
+    assert fleet.workers_after(60.0) == ["n2"]
     assert fleet.scalings() == []
 
 
 def test_a_busy_worker_gets_another_on_a_free_machine_and_a_name_is_used_again_later() -> None:
     fleet = PoolFleet(slow(), pool=("n0", "n1"), limits={"idle_s": 10.0}, kinds=(kind(maximum=2),), autoscaler="off")
     fleet.stage.run(8.0)
-    asked = burst(fleet, 150, 10, latency_ms=20_000)
-    fleet.stage.run(5.0)
-    assert fleet.workers == ["n0", "n1"]
-    asked += burst(fleet, 5, 45, latency_ms=2_000)
+    asked = fleet.burst(150, 10, latency_ms=20_000)
+    assert fleet.workers_after(5.0) == ["n0", "n1"]
+    asked += fleet.burst(5, 45, latency_ms=2_000)
     assert len(fleet.workers) == 1
     assert labelled(fleet) == fleet.workers
     first = {order.worker: order.order for order in fleet.started}
-    asked += burst(fleet, 150, 10, latency_ms=20_000)
-    fleet.stage.run(5.0)
-    assert fleet.workers == ["n0", "n1"]
+    asked += fleet.burst(150, 10, latency_ms=20_000)
+    assert fleet.workers_after(5.0) == ["n0", "n1"]
     again = fleet.started[-1]
     assert again.order != first[again.worker]
     assert fleet.states(NAME).keys() == {"n0", "n1"}
     record = fleet.machine(again.worker)
-    assert record is not None
     assert (record.state, record.order) == ("Ready", again.order)
-    assert all_answered(fleet, asked)
+    assert fleet.all_answered(asked)
     [stopped] = fleet.stopped
     assert stopped.order == first[stopped.worker]
 
@@ -74,21 +51,17 @@ def test_a_busy_worker_gets_another_on_a_free_machine_and_a_name_is_used_again_l
 def test_with_no_machine_free_nothing_is_added_and_it_is_told_once() -> None:
     fleet = PoolFleet(pool=("n0",), kinds=(kind(maximum=3),))
     fleet.stage.run(8.0)
-    fleet.used = 0.95
-    fleet.stage.run(60.0)
-    assert fleet.workers == ["n0"]
+    assert fleet.workers_after(60.0, used=0.95) == ["n0"]
     [event] = [event for event in fleet.scalings("add_worker") if event.count == 0]
     assert "no machine of kind cpu is free (1 with a worker)" in event.reason
     fleet.change("n0")
     fleet.nodes["n1"] = fleet.nodes["n0"].__class__(name="n1", kind="cpu")
-    fleet.stage.run(20.0)
-    assert fleet.workers == ["n0", "n1"]
+    assert fleet.workers_after(20.0) == ["n0", "n1"]
 
 
 def test_a_minimum_that_cannot_be_kept_is_told_once_and_other_kinds_are_started() -> None:
     fleet = PoolFleet(pool=("n0",), kinds=(kind("big", minimum=1, maximum=1), kind(minimum=1, maximum=1)))
-    fleet.stage.run(60.0)
-    assert fleet.workers == ["n0"]
+    assert fleet.workers_after(60.0) == ["n0"]
     [event] = [event for event in fleet.scalings("add_worker") if event.count == 0]
     assert "no machine of kind big is free (there is none)" in event.reason
 
@@ -97,15 +70,12 @@ def test_the_next_kind_is_added_where_the_cheapest_has_no_machine_left() -> None
     none = kind("a-none", minimum=0)
     fleet = PoolFleet(pool=("n0", "n1"), kinds=(none, kind(maximum=3)))
     fleet.stage.run(8.0)
-    fleet.used = 0.95
-    fleet.stage.run(10.0)
-    assert fleet.workers == ["n0", "n1"]
+    assert fleet.workers_after(10.0, used=0.95) == ["n0", "n1"]
 
 
 def test_a_machine_that_dies_is_given_up_replaced_and_does_not_come_back_as_a_ghost() -> None:
     fleet = PoolFleet(pool=THREE, kinds=(kind(minimum=2, maximum=3),))
-    fleet.stage.run(15.0)
-    assert fleet.workers == ["n0", "n1"]
+    assert fleet.workers_after(15.0) == ["n0", "n1"]
     fleet.change("n1", up=False)
     fleet.stage.run(12.0)
     assert "n2" in fleet.workers
@@ -113,8 +83,7 @@ def test_a_machine_that_dies_is_given_up_replaced_and_does_not_come_back_as_a_gh
     assert labelled(fleet) == ["n0", "n2"]  # n1's label has gone though it is down
     assert fleet.machine("n1") is None
     fleet.change("n1", up=True)
-    fleet.stage.run(60.0)
-    assert fleet.workers == ["n0", "n2"]
+    assert fleet.workers_after(60.0) == ["n0", "n2"]
 
 
 def test_what_is_given_up_is_stopped_until_it_is_gone_also_by_the_next_leader() -> None:
@@ -125,7 +94,6 @@ def test_what_is_given_up_is_stopped_until_it_is_gone_also_by_the_next_leader() 
     fleet.stuck = {name}
     fleet.stage.run(80.0)
     record = fleet.machine(name)
-    assert record is not None
     assert record.state == "Stopping"
     fleet.stage.kill(fleet.leader)
     fleet.stage.run(10.0)
@@ -140,16 +108,14 @@ def test_a_label_of_a_machine_that_died_while_nobody_led_is_removed() -> None:
     fleet = PoolFleet(pool=("n0", "n1"), labelled=("n0",), controllers=0)
     fleet.change("n0", up=False)
     fleet.start_controller("c0")
-    fleet.stage.run(30.0)
-    assert fleet.workers == ["n1"]
+    assert fleet.workers_after(30.0) == ["n1"]
     fleet.stage.run(60.0)
     assert labelled(fleet) == ["n1"]
 
 
 def test_a_paused_machine_is_replaced_drained_and_not_chosen_while_it_is_so() -> None:
     fleet = PoolFleet(slow(), pool=("n0", "n1"), kinds=(kind(minimum=1, maximum=2),), autoscaler="off")
-    fleet.stage.run(10.0)
-    assert fleet.workers == ["n0"]
+    assert fleet.workers_after(10.0) == ["n0"]
     asked = [fleet.ask()]
     fleet.stage.run(3.0)
     fleet.change("n0", availability="pause")
@@ -160,16 +126,13 @@ def test_a_paused_machine_is_replaced_drained_and_not_chosen_while_it_is_so() ->
         history.append(fleet.states(NAME))
     assert all("Active" in [state for states in now.values() for state in states] for now in history)
     assert fleet.workers == ["n1"] == labelled(fleet)
-    assert all_answered(fleet, asked)
+    assert fleet.all_answered(asked)
     assert next(event.worker for event in fleet.worker_events("Draining")) == "n0"
     [event] = fleet.scalings("remove_worker")
     assert event.reason == "its node is set to pause"
-    fleet.used = 0.95
-    fleet.stage.run(30.0)
-    assert fleet.workers == ["n1"]
+    assert fleet.workers_after(30.0, used=0.95) == ["n1"]
     fleet.change("n0", availability="active")
-    fleet.stage.run(30.0)
-    assert fleet.workers == ["n0", "n1"]
+    assert fleet.workers_after(30.0) == ["n0", "n1"]
 
 
 def test_a_machine_that_is_let_in_again_before_it_has_gone_stays() -> None:
@@ -183,26 +146,21 @@ def test_a_machine_that_is_let_in_again_before_it_has_gone_stays() -> None:
     fleet.change("n0", availability="active")
     fleet.stage.run(70.0)
     asked.append(fleet.ask())
-    fleet.stage.run(2.0)
-    assert fleet.workers == ["n0"]
-    assert (fleet.stopped, all_answered(fleet, asked)) == ([], True)
+    assert fleet.workers_after(2.0) == ["n0"]
+    assert (fleet.stopped, fleet.all_answered(asked)) == ([], True)
 
 
 def test_a_machine_that_the_operator_drains_loses_its_label_and_is_not_chosen() -> None:
     fleet = PoolFleet(pool=("n0", "n1"), kinds=(kind(minimum=1, maximum=2),))
     fleet.stage.run(10.0)
     fleet.change("n0", availability="drain")  # the Swarm ends its worker at once
-    fleet.stage.run(40.0)
-    assert fleet.workers == ["n1"] == labelled(fleet)
-    fleet.used = 0.95
-    fleet.stage.run(30.0)
-    assert fleet.workers == ["n1"]
+    assert fleet.workers_after(40.0) == ["n1"] == labelled(fleet)
+    assert fleet.workers_after(30.0, used=0.95) == ["n1"]
 
 
 def test_a_worker_whose_label_the_operator_takes_off_is_given_up_soon() -> None:
     fleet = PoolFleet(pool=("n0", "n1"), kinds=(kind(minimum=2, maximum=2),))
-    fleet.stage.run(15.0)
-    assert fleet.workers == ["n0", "n1"]
+    assert fleet.workers_after(15.0) == ["n0", "n1"]
     fleet.change("n1", worker="")
     fleet.stage.run(9.0)
     assert any("not set to run a worker any more" in event.reason for event in fleet.worker_events("Failed"))
@@ -217,8 +175,7 @@ def test_a_machine_that_does_not_come_up_is_the_last_to_be_tried_again() -> None
     while labelled(fleet) == ["n0"]:
         fleet.stage.run(0.1)
     fleet.dead_on_arrival = False
-    fleet.stage.run(20.0)
-    assert fleet.workers == ["n1"] == labelled(fleet)
+    assert fleet.workers_after(20.0) == ["n1"] == labelled(fleet)
 
 
 def test_a_machine_that_goes_down_while_it_boots_is_given_up_at_once() -> None:
@@ -228,8 +185,7 @@ def test_a_machine_that_goes_down_while_it_boots_is_given_up_at_once() -> None:
     assert labelled(fleet) == ["n0"]
     fleet.dead_on_arrival = False
     fleet.change("n0", up=False)
-    fleet.stage.run(12.0)
-    assert fleet.workers == ["n1"] == labelled(fleet)
+    assert fleet.workers_after(12.0) == ["n1"] == labelled(fleet)
     assert any("its node is down" in event.reason for event in fleet.worker_events("Failed"))
 
 
@@ -248,7 +204,6 @@ def test_late_heartbeats_of_an_earlier_worker_do_not_count_for_the_next() -> Non
     fleet.stage.publish(fleet.subjects.worker_heartbeat("n0"), old)
     fleet.stage.run(5.0)
     record = fleet.machine("n0")
-    assert record is not None
     assert record.state == "Booting"
 
 
@@ -273,22 +228,18 @@ def test_a_provider_that_says_nothing_adds_nothing_until_it_speaks_again() -> No
     fleet = PoolFleet(pool=("n0",), controllers=0)
     fleet.away = "no manager answers"
     fleet.start_controller("c0")
-    fleet.stage.run(60.0)
-    assert fleet.workers == []
+    assert fleet.workers_after(60.0) == []
     [event] = fleet.scalings("add_worker")
     assert "which machines are there is not known: no manager answers" in event.reason
     fleet.away = ""
-    fleet.stage.run(15.0)
-    assert fleet.workers == ["n0"]
+    assert fleet.workers_after(15.0) == ["n0"]
 
 
 def test_managers_that_are_away_for_a_while_neither_lose_nor_double_anything() -> None:
     fleet = PoolFleet(pool=THREE, kinds=(kind(minimum=1, maximum=3),), limits={"idle_s": 10.0})
     fleet.stage.run(10.0)
     fleet.away = "no manager answers"
-    fleet.used = 0.95
-    fleet.stage.run(10.0)
-    assert fleet.workers == ["n0"]
+    assert fleet.workers_after(10.0, used=0.95) == ["n0"]
     fleet.away = ""
     fleet.stage.run(20.0)
     assert len(fleet.workers) >= 2
@@ -311,15 +262,14 @@ def test_a_machine_is_bought_where_none_is_free_labelled_when_it_has_joined_and_
         autoscaler="off",
     )
     fleet.stage.run(8.0)
-    asked = burst(fleet, 150, 10, latency_ms=20_000)
+    asked = fleet.burst(150, 10, latency_ms=20_000)
     fleet.stage.run(30.0)
-    assert fleet.workers == ["cpu-1-2", "n0"]
-    assert fleet.made == ["cpu-1-2"]
+    assert (fleet.workers, fleet.made) == (["cpu-1-2", "n0"], ["cpu-1-2"])
     assert fleet.nodes["cpu-1-2"].bought
-    asked += burst(fleet, 5, 45, latency_ms=2_000)
+    asked += fleet.burst(5, 45, latency_ms=2_000)
     assert len(fleet.workers) == 1
     assert fleet.removed in ([], ["cpu-1-2"])  # the pool's own is not given back
-    assert all_answered(fleet, asked)
+    assert fleet.all_answered(asked)
 
 
 def test_a_bought_machine_that_never_joins_is_given_back() -> None:
@@ -334,9 +284,7 @@ def test_a_bought_machine_that_never_joins_is_given_back() -> None:
 def test_a_dry_run_does_nothing_and_tells_once() -> None:
     fleet = PoolFleet(pool=THREE, labelled=("n0",), kinds=(kind(maximum=3),), dry_run=True)
     fleet.stage.run(10.0)
-    fleet.used = 0.95
-    fleet.stage.run(60.0)
-    assert fleet.workers == ["n0"] == labelled(fleet)
+    assert fleet.workers_after(60.0, used=0.95) == ["n0"] == labelled(fleet)
     assert [key for key in fleet.bucket if key.startswith("machine.")] == []
     [event] = fleet.scalings()
     assert (event.action, event.worker, event.count) == ("add_worker", "n1", 0)
@@ -353,8 +301,7 @@ def test_a_dry_run_removes_nothing_and_starts_no_minimum() -> None:
         dry_run=True,
     )
     fleet.nodes["b0"] = fleet.nodes["n0"].__class__(name="b0", kind="big")
-    fleet.stage.run(90.0)
-    assert fleet.workers == ["n0", "n1"] == labelled(fleet)
+    assert fleet.workers_after(90.0) == ["n0", "n1"] == labelled(fleet)
     told = {(event.action, event.worker) for event in fleet.scalings()}
     assert told == {("add_worker", "b0"), ("remove_worker", "n0")}
     assert all(event.count == 0 and event.reason.startswith("dry run: ") for event in fleet.scalings())
@@ -366,6 +313,5 @@ def test_an_ask_gets_a_free_machine() -> None:
     fleet.stage.run(10.0)
     ask = AskToMove(worker="n0", at=fleet.stage.now, app="app", variant=NAME)
     fleet.stage.publish(fleet.subjects.controller("ask"), ask)
-    fleet.stage.run(20.0)
-    assert fleet.workers == ["n0", "n1"]
+    assert fleet.workers_after(20.0) == ["n0", "n1"]
     assert fleet.states(NAME) == {"n1": ["Active"]}

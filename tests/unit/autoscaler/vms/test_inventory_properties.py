@@ -33,12 +33,9 @@ def test_limits_hold_with_machines_that_come_and_go(
 ) -> None:
     kinds = (kind(minimum=minimum, maximum=maximum, boot_s=10.0),)
     fleet = PoolFleet(
-        pool=NAMES[:3],
-        kinds=kinds,
-        controllers=2,
-        buys=8.0 if buys else None,
+        pool=NAMES[:3], kinds=kinds, controllers=2, buys=8.0 if buys else None,
         limits={"idle_s": 6.0, "budget_per_hour": budget},
-    )
+    )  # fmt: skip
     price, added = kinds[0].price_per_hour, 0
     for what, name, seconds in script:
         node = fleet.nodes.get(name)

@@ -66,8 +66,7 @@ def test_a_leader_that_cannot_renew_stops_acting_before_another_begins() -> None
     fleet.stage.run(12.0)
     first = fleet.leader
     fleet.cut_off.add(first)
-    fleet.used = 0.95
-    fleet.stage.run(60.0)
+    fleet.use(0.95, 60.0)
     assert fleet.leader != first
     acts = [(at, name, epoch) for at, name, _, epoch in fleet.acted]
     others = [at for at, name, _ in acts if name != first]

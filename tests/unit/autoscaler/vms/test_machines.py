@@ -8,43 +8,18 @@ import itertools
 from bus.messages.fleet import EnsureLoaded, Release
 from bus.messages.scaling import AskToMove
 from bus.messages.work import WorkFinished
-from tests.support.simulated.controllers import CloudFleet, kind
+from tests.support.simulated.controllers import NAME, CloudFleet, kind, slow
 from tests.support.simulated.fleet import catalogue, variant
-
-NAME = "m-v1-ort-fp32-t1-b8"
-
-
-def slow() -> object:
-    """89 items/s in batches of 8."""
-    return variant(NAME, base_ms=10.0, per_item_ms=10.0)
-
-
-def burst(fleet: CloudFleet, rate: float, seconds: float, **needs: object) -> list[str]:
-    """Queries at a steady rate; returns their ids."""
-    asked, end = [], fleet.stage.now + seconds
-    while fleet.stage.now < end:
-        asked.append(fleet.ask(**needs))
-        fleet.stage.run(1.0 / rate)
-    return asked
-
-
-def all_answered(fleet: CloudFleet, asked: list[str]) -> bool:
-    return all(
-        [list(reply) != ["error"] and "outputs" in reply for reply in fleet.replies(one)] == [True] for one in asked
-    )
 
 
 def test_busy_workers_get_one_more_that_boots_first() -> None:
     fleet = CloudFleet(kinds=(kind(boot_s=20.0),), workers=2)
     fleet.stage.run(10.0)
-    fleet.used = 0.85
-    fleet.stage.run(5.0)
+    fleet.use(0.85, 5.0)
     assert [order.worker for order in fleet.started] == ["cpu-1-1"]
-    fleet.stage.run(15.0)
-    assert fleet.workers == ["w0", "w1"]
+    assert fleet.workers_after(15.0) == ["w0", "w1"]
     fleet.stage.run(6.0)
-    assert fleet.workers == ["cpu-1-1", "w0", "w1"]
-    assert len(fleet.started) == 1
+    assert (fleet.workers, len(fleet.started)) == (["cpu-1-1", "w0", "w1"], 1)
     [event] = fleet.scalings("add_worker")
     assert (event.worker, event.count) == ("cpu-1-1", 1)
     assert "cpu is used above 80% on all 2 workers" in event.reason
@@ -60,40 +35,37 @@ def test_one_idle_worker_is_enough_and_nothing_is_added() -> None:
 
 def test_with_nothing_that_may_be_started_it_leads_and_does_nothing() -> None:
     fleet = CloudFleet(kinds=(), workers=2)
-    fleet.used = 0.95
-    fleet.stage.run(120.0)
+    fleet.use(0.95, 120.0)
     assert fleet.leader == "c0"
     assert (fleet.started, fleet.stopped, fleet.scalings()) == ([], [], [])
 
 
 def test_overloaded_workers_get_another_that_is_filled_with_what_they_run() -> None:
     fleet = CloudFleet(slow(), workers=1, autoscaler="off")
-    asked = burst(fleet, 150, 8, latency_ms=20_000)
-    fleet.stage.run(20.0)
-    assert fleet.workers == ["cpu-1-1", "w0"]
+    asked = fleet.burst(150, 8, latency_ms=20_000)
+    assert fleet.workers_after(20.0) == ["cpu-1-1", "w0"]
     assert fleet.states(NAME).keys() == {"cpu-1-1", "w0"}
-    assert all_answered(fleet, asked)
+    assert fleet.all_answered(asked)
     [event] = fleet.scalings("add_worker")
     assert "1 of 1 workers have Overloaded variants" in event.reason
 
 
 def test_packing_empties_a_worker_which_is_drained_and_removed_and_a_burst_brings_one_back() -> None:
     fleet = CloudFleet(slow(), workers=1, limits={"idle_s": 10.0}, autoscaler="off")
-    asked = burst(fleet, 150, 8, latency_ms=20_000)
-    fleet.stage.run(5.0)
-    assert fleet.workers == ["cpu-1-1", "w0"]
-    asked += burst(fleet, 5, 40, latency_ms=2_000)  # low: one carries it
+    asked = fleet.burst(150, 8, latency_ms=20_000)
+    assert fleet.workers_after(5.0) == ["cpu-1-1", "w0"]
+    asked += fleet.burst(5, 40, latency_ms=2_000)  # low: one carries it
     [event] = fleet.scalings("remove_worker")
     assert "served nothing for" in event.reason
     [left] = fleet.workers
     assert [e.worker for e in fleet.worker_events("Draining")] == [event.worker]
     assert fleet.machine(event.worker) is None
-    asked += burst(fleet, 150, 8, latency_ms=20_000)
+    asked += fleet.burst(150, 8, latency_ms=20_000)
     assert len(fleet.workers) == 2
     fleet.stage.run(5.0)
     assert left in fleet.workers
     assert len({order.worker for order in fleet.started}) == 2  # a new name
-    assert all_answered(fleet, asked)
+    assert fleet.all_answered(asked)
 
 
 def test_of_two_idle_workers_the_empty_one_goes() -> None:
@@ -101,9 +73,8 @@ def test_of_two_idle_workers_the_empty_one_goes() -> None:
     asked = [fleet.ask()]
     fleet.stage.run(3.0)
     [only] = fleet.states(NAME)
-    fleet.stage.run(20.0)
-    assert fleet.workers == [only]
-    assert all_answered(fleet, asked)
+    assert fleet.workers_after(20.0) == [only]
+    assert fleet.all_answered(asked)
 
 
 def test_the_last_instance_of_an_app_is_loaded_elsewhere_before_its_worker_goes() -> None:
@@ -127,7 +98,7 @@ def test_the_last_instance_of_an_app_is_loaded_elsewhere_before_its_worker_goes(
     assert all("Active" in [state for states in now.values() for state in states] for now in history)
     asked.append(fleet.ask(variant=NAME, latency_ms=200))
     fleet.stage.run(1.0)
-    assert all_answered(fleet, asked)
+    assert fleet.all_answered(asked)
 
 
 def test_what_nobody_needs_keeps_no_worker_and_is_loaded_nowhere_else() -> None:
@@ -140,8 +111,7 @@ def test_what_nobody_needs_keeps_no_worker_and_is_loaded_nowhere_else() -> None:
     fleet.stage.publish(fleet.subjects.worker("w1", "release"), Release(variant=NAME, reclaim=True))
     fleet.stage.run(1.0)
     assert fleet.states(NAME) == {"w1": ["Active"]}
-    fleet.stage.run(20.0)
-    assert fleet.workers == ["w0"]
+    assert fleet.workers_after(20.0) == ["w0"]
     assert fleet.states(NAME) == {}
 
 
@@ -159,9 +129,7 @@ def test_a_worker_that_builds_a_model_is_not_idle() -> None:
 
 def test_a_drain_is_taken_back_when_the_worker_is_needed() -> None:
     fleet = CloudFleet(slow(), workers=2, limits={"idle_s": 10.0}, autoscaler="off")
-    while not fleet.worker_events("Draining"):
-        fleet.stage.run(0.1)
-    [leaving] = [event.worker for event in fleet.worker_events("Draining")]
+    leaving = fleet.drained()
     other = next(name for name in fleet.workers if name != leaving)
     fleet.stage.publish(
         fleet.subjects.controller("ask"),
@@ -171,15 +139,13 @@ def test_a_drain_is_taken_back_when_the_worker_is_needed() -> None:
     assert fleet.states(NAME) == {leaving: ["Active"]}
     assert (fleet.stopped, fleet.started) == ([], [])
     record = fleet.machine(leaving)
-    assert record is not None
     assert record.state == "Ready"
 
 
 def test_what_fails_to_start_is_told_tried_again_ever_later_and_holds_nothing_up() -> None:
     fleet = CloudFleet(slow(), workers=1, kinds=(kind(maximum=2),), autoscaler="off")
     fleet.broken = "no more quota"
-    fleet.used = 0.95
-    fleet.stage.run(60.0)
+    fleet.use(0.95, 60.0)
     tries = [at for at, _, what, _ in fleet.acted if what.startswith("start")]
     gaps = [after - before for before, after in itertools.pairwise(tries)]
     assert len(tries) >= 4
@@ -192,15 +158,14 @@ def test_what_fails_to_start_is_told_tried_again_ever_later_and_holds_nothing_up
     fleet.broken = ""
     fleet.stage.run(60.0)
     assert len(fleet.workers) == 2
-    assert all_answered(fleet, asked)
+    assert fleet.all_answered(asked)
     names = {what.split()[1] for _, _, what, _ in fleet.acted if what.startswith("start")}
     assert len(names) == len(failed) + 1  # none is used again
 
 
 def test_the_maximum_and_the_budget_hold_however_long_the_trouble_lasts() -> None:
     fleet = CloudFleet(workers=1, kinds=(kind(maximum=4),), limits={"budget_per_hour": 0.3})
-    fleet.used = 0.95
-    fleet.stage.run(120.0)
+    fleet.use(0.95, 120.0)
     assert len(fleet.workers) == 3  # of 0.096 US$/h each
     blocked = [event for event in fleet.scalings("add_worker") if event.count == 0]
     assert len(blocked) == 1
@@ -220,9 +185,9 @@ def test_what_still_reached_a_worker_that_is_to_drain_is_answered_before_it_is_s
     fleet.stage.run(6.0)
     assert [event.worker for event in fleet.worker_events("Draining")] == ["w0"]
     assert fleet.stopped == []
-    assert not all_answered(fleet, asked)
+    assert not fleet.all_answered(asked)
     fleet.stage.run(10.0)
-    assert all_answered(fleet, asked)
+    assert fleet.all_answered(asked)
     assert [order.worker for order in fleet.stopped] == ["w0"]
 
 
@@ -230,8 +195,7 @@ def test_a_start_that_nobody_answers_is_asked_for_again_under_the_same_name() ->
     fleet = CloudFleet(workers=1, kinds=(kind(boot_s=40.0, maximum=2),))
     fleet.mute = 2
     fleet.stage.run(10.0)
-    fleet.used = 0.95
-    fleet.stage.run(70.0)
+    fleet.use(0.95, 70.0)
     assert [order.worker for order in fleet.started] == ["cpu-1-1"] * 3
     assert fleet.workers == ["cpu-1-1", "w0"]
     assert fleet.worker_events("Failed") == []
@@ -239,9 +203,7 @@ def test_a_start_that_nobody_answers_is_asked_for_again_under_the_same_name() ->
 
 def test_a_worker_that_dies_while_it_drains_is_stopped_and_forgotten() -> None:
     fleet = CloudFleet(slow(), workers=2, limits={"idle_s": 10.0})
-    while not fleet.worker_events("Draining"):
-        fleet.stage.run(0.05)
-    [leaving] = [event.worker for event in fleet.worker_events("Draining")]
+    leaving = fleet.drained()
     fleet.stage.kill(leaving)
     fleet.stage.run(70.0)
     assert [order.worker for order in fleet.stopped] == [leaving]
@@ -253,8 +215,7 @@ def test_a_machine_that_never_speaks_is_given_up_and_stopped() -> None:
     fleet = CloudFleet(workers=1, kinds=(kind(),))
     fleet.dead_on_arrival = True
     fleet.stage.run(10.0)
-    fleet.used = 0.95
-    fleet.stage.run(66.0)
+    fleet.use(0.95, 66.0)
     assert len(fleet.started) == 1
     assert [order.worker for order in fleet.stopped] == ["cpu-1-1"]
     assert fleet.machine("cpu-1-1") is None

@@ -6,10 +6,11 @@ from msgspec.structs import replace
 
 from bus.codec import decode
 from bus.messages.catalog import AppRecord
-from bus.messages.fleet import DeviceStatus, EnsureLoaded, WorkerHeartbeat
+from bus.messages.fleet import EnsureLoaded
 from bus.messages.scaling import AskToMove
 from services.autoscaler.vms.fleet import FleetWorker
 from services.autoscaler.vms.placement import place
+from tests.support.data.heartbeats import beat, device
 from tests.support.simulated.controllers import CloudFleet, kind
 from tests.support.simulated.fleet import variant
 
@@ -20,20 +21,9 @@ SHARE = 0.8
 
 
 def worker(name: str, used: float, memory_used_mb: float = 0.0) -> FleetWorker:
-    device = DeviceStatus(
-        device="gpu",
-        kind="gpu",
-        cores=1,
-        memory_mb=16_000.0,
-        memory_used_mb=memory_used_mb,
-        cores_used=0.0,
-        utilisation=used,
-        price_per_hour=3.06,
-    )
+    gpu = device("gpu", cores=1, memory_mb=16_000.0, memory_used_mb=memory_used_mb, utilisation=used)
     found = FleetWorker(name, NOW)
-    found.heard(
-        WorkerHeartbeat(worker=name, hardware="gpu", incarnation=1, at=NOW, devices=[device], instances=[]), NOW
-    )
+    found.heard(beat(worker=name, at=NOW, devices=[gpu]), NOW)
     return found
 
 
@@ -48,8 +38,7 @@ def orders(fleet: CloudFleet) -> list[tuple[str, str, int]]:
     for _, subject, body in fleet.stage.heard:
         if subject.endswith(".load") and ".worker." in subject:
             order = decode(EnsureLoaded, body)
-            assert order.orderer == "vm-c0"
-            assert order.epoch == 1
+            assert (order.orderer, order.epoch) == ("vm-c0", 1)
             found.append((subject.split(".")[2], order.variant.variant, order.at_least))
     return found
 
@@ -121,7 +110,7 @@ def test_an_interfered_instance_is_moved_to_the_least_used_worker() -> None:
 
 def test_a_heartbeat_of_a_stranger_without_devices_is_no_room() -> None:
     fleet = fleet_of(workers=1)
-    empty = WorkerHeartbeat(worker="x", hardware="cpu", incarnation=1, at=fleet.stage.now, devices=[], instances=[])
+    empty = beat(worker="x", at=fleet.stage.now, devices=[])
     fleet.stage.publish(fleet.subjects.worker_heartbeat("x"), empty)
     ask(fleet)
     fleet.stage.run(2.0)

@@ -7,39 +7,27 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from bus.messages.catalog import (
-    PipelineEdge,
-    PipelineRecord,
-    PipelineVertex,
-    VariantRecord,
-)
+from bus.messages.catalog import PipelineEdge, PipelineRecord, PipelineVertex, VariantRecord
 from bus.messages.fleet import Release
 from bus.messages.scaling import PipelineArrivals
 from services.core.actor import Changed
 from tests.support.simulated.controllers import kind
 from tests.support.simulated.fleet import variant
-from tests.support.simulated.planned_fleet import (
-    FIRST,
-    ONE,
-    SECOND,
-    PipelineFleet,
-    PipelinePool,
-    plan,
-    steady,
-)
+from tests.support.simulated.planned_fleet import FIRST, ONE, SECOND, PipelineFleet, PipelinePool, plan, steady
+
+PLANNED = {"a": 2, "b": 3}
 
 # -- deploying
 
 
 def test_a_deployed_plan_gets_its_replicas_in_the_same_turn_and_pays_for_them() -> None:
     fleet = PipelineFleet()
-    fleet.deploy(plan({"a": 2, "b": 3}))
+    fleet.deploy(plan(PLANNED))
     began = fleet.stage.now
     fleet.stage.run(0.05)
     assert {order.app for _, _, order in fleet.orders(0.0)} == {"p"}
     assert all(at - began < 0.01 for at, _, _ in fleet.orders(0.0))
-    fleet.stage.run(5.0)
-    assert fleet.replicas == {"a": 2, "b": 3}
+    assert fleet.replicas_after(5.0) == {"a": 2, "b": 3}
     assert [(e.vertex, e.from_replicas, e.to_replicas) for e in fleet.events("deploy")] == [("a", 0, 2), ("b", 0, 3)]
     assert {(e.lambda_max, e.window_s) for e in fleet.events()} == {(150.0, None)}
     state = fleet.state()
@@ -53,7 +41,7 @@ def test_a_deployed_plan_gets_its_replicas_in_the_same_turn_and_pays_for_them() 
 
 def test_another_target_under_a_deployed_plan_is_an_event_and_the_plan_goes_on() -> None:
     fleet = PipelineFleet()
-    mine = plan({"a": 2, "b": 3})
+    mine = plan(PLANNED)
     fleet.deploy(mine)
     fleet.stage.run(3.0)
     fleet.deploy(mine, slo_target=0.999)
@@ -62,7 +50,7 @@ def test_another_target_under_a_deployed_plan_is_an_event_and_the_plan_goes_on()
     assert [(one.vertex, one.from_replicas, one.to_replicas) for one in found] == [("a", 2, 2), ("b", 3, 3)], "once"
     why = "the target is 99.9 % of the queries in time, and the plan is for 99 %: plan and deploy again"
     assert {one.reason for one in found} == {why}
-    assert fleet.replicas == {"a": 2, "b": 3}
+    assert fleet.replicas == PLANNED
     assert fleet.state().target == 0.999
     fleet.deploy(mine, slo_target=0.99)  # what it is for
     fleet.stage.run(6.0)
@@ -72,10 +60,10 @@ def test_another_target_under_a_deployed_plan_is_an_event_and_the_plan_goes_on()
 def test_replicas_stay_without_any_demand() -> None:
     """Trap 29: nobody asks the apps of the vertices, as dispatchers do not count the parts of planned vertices."""
     fleet = PipelineFleet()
-    fleet.deploy(plan({"a": 2, "b": 3}))
+    fleet.deploy(plan(PLANNED))
     for seed in range(9):
         fleet.traffic(steady(150.0, 10.0, seed), 10.0)
-        assert fleet.replicas == {"a": 2, "b": 3}
+        assert fleet.replicas == PLANNED
     assert fleet.releases(0.0) == []
 
 
@@ -93,7 +81,7 @@ def test_replicas_of_vertices_with_one_variant_add_up() -> None:
 
 def test_a_plan_that_ends_gives_its_replicas_back_and_a_new_one_takes_its_place() -> None:
     fleet = PipelineFleet()
-    fleet.deploy(plan({"a": 2, "b": 3}))
+    fleet.deploy(plan(PLANNED))
     fleet.stage.run(3.0)
     fleet.deploy(plan({"a": 2, "b": 1}, rate=100.0))
     fleet.stage.run(3.0)
@@ -136,7 +124,7 @@ def test_the_cheapest_variant_that_suffices_serves_where_the_planned_one_is_gone
 def test_another_variant_for_a_stage_leaves_the_numbers_as_they_are() -> None:
     fleet = PipelineFleet(workers=4)
     fleet.register(*fleet.app("second", SECOND, "second-v1-ort-fp32-t2-b8"))
-    fleet.deploy(plan({"a": 2, "b": 3}))
+    fleet.deploy(plan(PLANNED))
     fleet.traffic(steady(150.0, 3.0), 3.0)
     fleet.traffic(steady(400.0, 3.0), 3.0)
     before, events = fleet.state(), len(fleet.events())
@@ -154,7 +142,7 @@ def test_another_variant_for_a_stage_leaves_the_numbers_as_they_are() -> None:
 def test_all_stages_are_ordered_in_the_turn_of_the_report_that_shows_the_change() -> None:
     """Row 101: each k' = ceil(k * lambda_max / lambda)."""
     fleet = PipelineFleet(workers=4, limits={"period_s": 10.0})
-    fleet.deploy(plan({"a": 2, "b": 3}))
+    fleet.deploy(plan(PLANNED))
     fleet.traffic(steady(150.0, 20.0), 20.0)
     assert fleet.events("up") == []
     began = fleet.stage.now
@@ -175,7 +163,7 @@ def test_all_stages_are_ordered_in_the_turn_of_the_report_that_shows_the_change(
 def test_replicas_return_after_calm_without_oscillation() -> None:
     """Row 102: in 10 to 40 s."""
     fleet = PipelineFleet(workers=4)
-    fleet.deploy(plan({"a": 2, "b": 3}))
+    fleet.deploy(plan(PLANNED))
     fleet.traffic(steady(150.0, 35.0), 35.0)
     fleet.traffic(steady(400.0, 10.0, seed=2), 10.0)
     over = fleet.stage.now
@@ -186,12 +174,12 @@ def test_replicas_return_after_calm_without_oscillation() -> None:
     assert fleet.replicas == fleet.state().replicas == {"a": 2, "b": 3}
     fleet.traffic(steady(150.0, 60.0, seed=5), 60.0)
     assert [event for event in fleet.events("up") if event.time > over] == []
-    assert fleet.replicas == {"a": 2, "b": 3}
+    assert fleet.replicas == PLANNED
 
 
 def test_a_plan_that_was_begun_before_the_change_gives_nothing_back() -> None:
     fleet = PipelineFleet(workers=4)
-    fleet.deploy(plan({"a": 2, "b": 3}))
+    fleet.deploy(plan(PLANNED))
     fleet.traffic(steady(150.0, 5.0), 5.0)
     fleet.solve_s = 1.5
     fleet.deploy(plan({"a": 1}, {"a": FIRST}), name="q", pipeline=ONE)  # a reason to plan
@@ -224,22 +212,21 @@ def test_what_is_too_much_after_calm_goes_at_once_on_machines_that_may_leave() -
 
 def test_what_gets_no_queries_at_all_is_scaled_down_too() -> None:
     fleet = PipelineFleet()
-    fleet.deploy(plan({"a": 2, "b": 3}))
+    fleet.deploy(plan(PLANNED))
     fleet.traffic(steady(150.0, 10.0), 10.0)
-    fleet.stage.run(60.0)
-    assert fleet.replicas == {"a": 1, "b": 1}
+    assert fleet.replicas_after(60.0) == {"a": 1, "b": 1}
 
 
 def test_a_policy_that_does_not_plan_for_all_workers_keeps_and_releases_replicas_too() -> None:
     fleet = PipelineFleet(workers=4, autoscaler="off")
-    fleet.deploy(plan({"a": 2, "b": 3}))
+    fleet.deploy(plan(PLANNED))
     fleet.traffic(steady(150.0, 35.0), 35.0)
-    assert fleet.replicas == {"a": 2, "b": 3}
+    assert fleet.replicas == PLANNED
     fleet.traffic(steady(400.0, 5.0, seed=2), 5.0)
     assert fleet.replicas == fleet.state().replicas
     assert fleet.replicas["b"] >= 8
     fleet.traffic(steady(150.0, 45.0, seed=3), 45.0)
-    assert fleet.replicas == {"a": 2, "b": 3}
+    assert fleet.replicas == PLANNED
 
 
 # -- beside other load
@@ -247,7 +234,7 @@ def test_a_policy_that_does_not_plan_for_all_workers_keeps_and_releases_replicas
 
 def test_other_apps_get_instances_of_their_own_of_a_reserved_variant() -> None:
     fleet = PipelineFleet(workers=4)
-    fleet.deploy(plan({"a": 2, "b": 3}))
+    fleet.deploy(plan(PLANNED))
     for seed in range(20):
         for _ in range(400):
             fleet.stage.at(0.0025 * _, lambda: fleet.ask("second", latency_ms=200.0))
@@ -279,10 +266,7 @@ def test_a_load_for_another_app_never_takes_the_place_of_a_replica() -> None:
     fleet.register(
         *fleet.app("big", "big-v1-ort-fp32-t1-b8", **big), *fleet.app("third", "third-v1-ort-fp32-t1-b8", **big)
     )
-    fleet.deploy(
-        plan({"a": 3}, {"a": "big-v1-ort-fp32-t1-b8"}),
-        pipeline=ONE,
-    )
+    fleet.deploy(plan({"a": 3}, {"a": "big-v1-ort-fp32-t1-b8"}), pipeline=ONE)
     fleet.stage.run(5.0)
     assert fleet.needed("big-v1-ort-fp32-t1-b8") == 3
     for seed in range(30):
@@ -362,12 +346,8 @@ def test_replicas_of_a_worker_that_dies_are_loaded_elsewhere(policy: str) -> Non
     fleet = PipelineFleet(workers=3, autoscaler=policy)
     fleet.deploy(plan({"a": 2, "b": 2}))
     fleet.stage.run(5.0)
-    holding = fleet.states(SECOND)
-    dead = min(holding)
-    fleet.stage.kill(dead)
-    fleet.stage.kill(f"{dead}/cpu")
-    fleet.stage.run(15.0)
-    assert fleet.replicas == {"a": 2, "b": 2}
+    fleet.kill_worker(min(fleet.states(SECOND)))
+    assert fleet.replicas_after(15.0) == {"a": 2, "b": 2}
 
 
 # -- the lead
@@ -384,7 +364,7 @@ def followed(fleet: PipelineFleet) -> Iterator[float]:
 
 def test_the_next_leader_goes_on_with_the_replicas_that_the_last_one_wanted() -> None:
     fleet = PipelineFleet(workers=4, controllers=2)
-    fleet.deploy(plan({"a": 2, "b": 3}))
+    fleet.deploy(plan(PLANNED))
     fleet.traffic(steady(150.0, 10.0), 10.0)
     fleet.traffic(steady(400.0, 4.0, seed=2), 4.0)
     before, epoch = fleet.state(), fleet.state().epoch
@@ -399,7 +379,7 @@ def test_the_next_leader_goes_on_with_the_replicas_that_the_last_one_wanted() ->
     assert all(event.action == "up" for event in fleet.events()[count:])
     assert [release for release in fleet.releases(killed) if release.variant in (FIRST, SECOND)] == []
     fleet.traffic(steady(150.0, 45.0, seed=4), 45.0)
-    assert fleet.replicas == {"a": 2, "b": 3}
+    assert fleet.replicas == PLANNED
 
 
 def test_the_next_leader_ends_and_begins_what_changed_while_nobody_led() -> None:
@@ -424,7 +404,7 @@ def test_the_next_leader_ends_and_begins_what_changed_while_nobody_led() -> None
 
 def test_only_the_leader_acts() -> None:
     fleet = PipelineFleet(workers=4, controllers=3)
-    fleet.deploy(plan({"a": 2, "b": 3}))
+    fleet.deploy(plan(PLANNED))
     fleet.traffic(steady(400.0, 5.0), 5.0)
     assert {order.orderer for _, _, order in fleet.orders(0.0)} == {f"vm-{fleet.leader}"}
     seen = [(event.time, event.vertex, event.action) for event in fleet.events()]
@@ -454,8 +434,7 @@ def test_records_that_nobody_can_read_are_ignored() -> None:
     fleet.stage.send("c0", Changed("infaas-control", "pipeline.p", b"\xc1"))
     fleet.stage.publish(fleet.subjects.pipeline("arrivals"), PipelineArrivals("d0", "unknown", 1.0, [3]))
     fleet.deploy(plan({"a": 1, "b": 1}))
-    fleet.stage.run(3.0)
-    assert fleet.replicas == {"a": 1, "b": 1}
+    assert fleet.replicas_after(3.0) == {"a": 1, "b": 1}
 
 
 def test_a_vertex_that_is_a_pipeline_has_no_instances_of_its_own() -> None:
@@ -466,7 +445,6 @@ def test_a_vertex_that_is_a_pipeline_has_no_instances_of_its_own() -> None:
         edges=[PipelineEdge(source="a", target="inner")],
     )
     fleet.deploy(plan({"a": 1, "inner": 2}, {"a": FIRST, "inner": ""}), name="outer", pipeline=outer)
-    fleet.stage.run(3.0)
-    assert fleet.replicas == {"a": 1, "b": 0}
+    assert fleet.replicas_after(3.0) == {"a": 1, "b": 0}
     assert fleet.state("outer").missing == {}
     assert isinstance(next(iter(fleet.records)), VariantRecord)

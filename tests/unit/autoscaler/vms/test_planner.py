@@ -15,16 +15,10 @@ from services.core.actor import Done
 from services.core.settings import AutoscalerSettings
 from services.simulation.edges import plans_for
 from tests.support.simulated.autoscaled_fleet import CPU, GPU, ScalingFleet
-from tests.support.simulated.controllers import CloudFleet, PoolFleet, kind
+from tests.support.simulated.controllers import NAME, CloudFleet, PoolFleet, kind, slow
 from tests.support.simulated.fleet import variant
 
-NAME = "m-v1-ort-fp32-t1-b8"
 OTHER = "other-v1-ort-fp32-t1-b8"
-
-
-def slow(name: str = NAME, **more: Any) -> VariantRecord:
-    """89 items/s in batches of 8, which take 90 ms; a worker's cores are for two."""
-    return variant(name, base_ms=10.0, per_item_ms=10.0, **more)
 
 
 def fleet_of(*variants: VariantRecord, **more: Any) -> CloudFleet:
@@ -35,12 +29,7 @@ def fleet_of(*variants: VariantRecord, **more: Any) -> CloudFleet:
 
 
 def load(fleet: CloudFleet, rate: float, seconds: float, **needs: Any) -> list[str]:
-    """Evenly spaced queries; their ids."""
-    asked, end = [], fleet.stage.now + seconds
-    while fleet.stage.now < end:
-        asked.append(fleet.ask(**({"latency_ms": 500.0} | needs)))
-        fleet.stage.run(1.0 / rate)
-    return asked
+    return fleet.burst(rate, seconds, **({"latency_ms": 500.0} | needs))
 
 
 def answered(fleet: CloudFleet, asked: list[str]) -> float:
@@ -301,8 +290,7 @@ def test_machines_that_have_gone_meanwhile_get_no_orders_and_the_others_do() -> 
     fleet.solve_s = 1.0
     while fleet.plans[-1][2].present.needs[0].load < 100.0:
         load(fleet, 300, 0.1)
-    fleet.stage.kill(gone)
-    fleet.stage.kill(f"{gone}/cpu")
+    fleet.kill_worker(gone)
     fleet.stage.members["c0"].actor.fleet.forget(gone)  # type: ignore[attr-defined]
     asked = fleet.stage.now
     load(fleet, 300, 1.2)

@@ -42,17 +42,20 @@ def limits(*kinds: PricedKind, **more: Any) -> FleetLimits:
 
 def worker(name: str, busy: float = 0.1, **more: Any) -> WorkerSummary:
     fields = {
-        "kind": "cpu",
-        "state": "Ready",
-        "price_per_hour": 0.1,
-        "hardware": frozenset({CPU}),
+        "kind": "cpu", "state": "Ready", "price_per_hour": 0.1, "hardware": frozenset({CPU}),
         "utilisation": {CPU: busy},
-    }
+    }  # fmt: skip
     return WorkerSummary(name=name, **(fields | more))
 
 
 def wanted(*workers: WorkerSummary, **more: Any) -> list[tuple[str, bool]]:
     return [want.hardware for want in hardware_needs(workers, limits(**more))]
+
+
+def machine_for(
+    hardware: tuple[str, bool], workers: list[WorkerSummary], some: FleetLimits, *rest: Any, **more: Any
+) -> Any:
+    return choose_machine(HardwareNeed(hardware=hardware, reason="r", **more), workers, some, 0.8, *rest)
 
 
 # -- the three rules (seed rows 33 to 35)
@@ -102,36 +105,32 @@ def test_reasons_say_what_was_seen() -> None:
 
 def test_the_cheapest_kind_that_has_the_hardware() -> None:
     some = limits(kind("big", 1.0), kind("small", 0.2), kind("gpu", 3.0, gpu=True))
-    assert isinstance(add := choose_machine(HardwareNeed(hardware=CPU, reason="r"), [worker("a")], some, 0.8), Add)
-    assert add.kind == "small"
-    assert isinstance(add := choose_machine(HardwareNeed(hardware=SIMGPU, reason="r"), [worker("a")], some, 0.8), Add)
-    assert add.kind == "gpu"
-    assert choose_machine(HardwareNeed(hardware=GPU, reason="r"), [worker("a")], some, 0.8) == Blocked()
+    assert [machine_for(hardware, [worker("a")], some).kind for hardware in (CPU, SIMGPU)] == ["small", "gpu"]
+    assert machine_for(GPU, [worker("a")], some) == Blocked()
 
 
 def test_a_booting_machine_is_the_answer() -> None:
     boots = worker("b", state="Booting", utilisation={})
-    assert choose_machine(HardwareNeed(hardware=CPU, reason="r"), [worker("a"), boots], limits(), 0.8) == Blocked()
+    assert machine_for(CPU, [worker("a"), boots], limits()) == Blocked()
 
 
 def test_it_must_carry_what_it_is_wanted_for() -> None:
     large = variant(threads=4)
-    assert choose_machine(HardwareNeed(hardware=CPU, reason="r", record=large), [], limits(), 0.8) == Blocked()
+    assert machine_for(CPU, [], limits(), record=large) == Blocked()
 
 
 def test_a_kind_that_failed_rests_and_another_takes_its_place() -> None:
     some = limits(kind("big", 1.0), kind("small", 0.2))
-    add = choose_machine(HardwareNeed(hardware=CPU, reason="r"), [worker("a")], some, 0.8, lambda name: name == "small")
-    assert isinstance(add, Add)
+    add = machine_for(CPU, [worker("a")], some, lambda name: name == "small")
     assert add.kind == "big"
 
 
 def test_the_budget_is_said() -> None:
     tight = limits(budget_per_hour=0.25)
-    assert choose_machine(HardwareNeed(hardware=CPU, reason="r"), [worker("a")], tight, 0.8) == Add(
+    assert machine_for(CPU, [worker("a")], tight) == Add(
         kind="cpu", reason="r; all workers then cost 0.2 of 0.25 US$/h"
     )
-    blocked = choose_machine(HardwareNeed(hardware=CPU, reason="r"), [worker("a"), worker("b")], tight, 0.8)
+    blocked = machine_for(CPU, [worker("a"), worker("b")], tight)
     assert blocked == Blocked(reason="r; a cpu would bring all workers to 0.3 US$/h, the budget is 0.25", kind="cpu")
 
 
@@ -151,7 +150,6 @@ def idle(name: str, **more: Any) -> WorkerSummary:
 
 def test_an_idle_worker_goes_and_the_minimum_stays() -> None:
     chosen = removal([worker("a"), idle("b")], limits())
-    assert chosen is not None
     assert (chosen.worker, chosen.reason) == ("b", "served nothing for 31 s; 1 cpu stay, at least 1")
     assert removal([worker("a"), idle("b")], limits(idle_s=32.0)) is None
     assert removal([idle("b")], limits()) is None
@@ -160,7 +158,6 @@ def test_an_idle_worker_goes_and_the_minimum_stays() -> None:
 
 def test_the_emptiest_goes_first_and_one_at_a_time() -> None:
     chosen = removal([worker("a"), idle("b", used=0.5), idle("c", used=0.2)], limits())
-    assert chosen is not None
     assert chosen.worker == "c"
     assert removal([worker("a"), idle("b"), idle("c", state="Draining")], limits()) is None
 

@@ -28,16 +28,14 @@ def outputs(name: str, *arrays) -> dict[str, dict[str, np.ndarray]]:
 def test_labels_are_voted_by_weight_item_by_item() -> None:
     said = outputs("label", [1, 2], [3, 2], [3, 4])
     one = combined({"a": 3.0, "b": 1.0, "c": 1.0}, of(), said)
-    assert one.outputs["label"].tolist() == [1, 2]
-    assert one.agree.tolist() == [1, 2]
+    assert (one.outputs["label"].tolist(), one.agree.tolist()) == ([1, 2], [1, 2])
     assert combined(EQUAL, of(), said).outputs["label"].tolist() == [3, 2]
 
 
 def test_texts_are_voted() -> None:
     said = outputs("word", *(np.array([text], dtype=object) for text in ("cat", "dog", "dog")))
     one = combined(EQUAL, of(), said)
-    assert one.outputs["word"].tolist() == ["dog"]
-    assert one.agree.tolist() == [2]
+    assert (one.outputs["word"].tolist(), one.agree.tolist()) == (["dog"], [2])
 
 
 def test_equal_votes_are_the_first_members_whoever_answered_first() -> None:
@@ -63,8 +61,7 @@ def test_labels_count_before_scores_where_a_model_gives_both() -> None:
 def test_agreement_of_scores_is_by_their_largest() -> None:
     said = outputs("scores", [[0.9, 0.1], [0.2, 0.8]], [[0.6, 0.4], [0.7, 0.3]], [[0.3, 0.7], [0.1, 0.9]])
     one = combined(EQUAL, of(), said)
-    assert one.outputs["scores"].argmax(axis=1).tolist() == [0, 1]
-    assert one.agree.tolist() == [2, 2]
+    assert (one.outputs["scores"].argmax(axis=1).tolist(), one.agree.tolist()) == ([0, 1], [2, 2])
     assert one.agree.dtype == np.int64
 
 
@@ -85,8 +82,7 @@ def test_one_score_alone_is_a_probability() -> None:
 def test_values_are_averaged_and_agree_within_the_typical_error() -> None:
     members = of("mae", accuracy=0.5)  # an error of 1
     one = combined({"a": 2.0, "b": 1.0, "c": 1.0}, members, outputs("y", [10.0], [10.8], [14.0]))
-    assert one.outputs["y"].tolist() == pytest.approx([11.2])
-    assert one.agree.tolist() == [1]
+    assert (one.outputs["y"].tolist(), one.agree.tolist()) == (pytest.approx([11.2]), [1])
     unmeasured = combined(EQUAL, of("rmse"), outputs("y", [100.0], [104.0], [80.0]))  # within 5 % of 94.67
     assert unmeasured.agree.tolist() == [0]
     assert combined(EQUAL, of("rmse"), outputs("y", [100.0], [104.0], [96.0])).agree.tolist() == [3]
@@ -94,8 +90,7 @@ def test_values_are_averaged_and_agree_within_the_typical_error() -> None:
 
 def test_whole_numbers_stay_whole_where_errors_count() -> None:
     one = combined(EQUAL, of("mae"), outputs("count", [3], [4], [4]))
-    assert one.outputs["count"].tolist() == [4]
-    assert one.outputs["count"].dtype.kind == "i"
+    assert (one.outputs["count"].tolist(), one.outputs["count"].dtype.kind) == ([4], "i")
 
 
 def test_one_member_alone_answers_as_it_is() -> None:

@@ -119,8 +119,7 @@ def test_exp4_answers_with_the_weighted_mean_of_scores() -> None:
     state = MemberWeights({"a": 0.0, "b": math.log(0.5), "c": math.log(0.25)}, {})
     one = policy.combine(state, ABC, says(0, 1, 1))
     np.testing.assert_allclose(one.outputs["scores"], [[4 / 7, 3 / 7, 0.0]], rtol=1e-6)
-    assert one.outputs["scores"].dtype == np.float32
-    assert one.agree.tolist() == [1]
+    assert (one.outputs["scores"].dtype, one.agree.tolist()) == (np.float32, [1])
 
 
 @given(st.floats(0.01, 5.0), st.integers(0, 2))

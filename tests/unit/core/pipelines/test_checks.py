@@ -45,6 +45,22 @@ def test_its_names_on_the_wire_are_those_of_the_file() -> None:
 
 
 TWO = [vertex("a"), vertex("b", "a.text")]
+
+
+def first(**more: Any) -> PipelineRecord:
+    """SOCIAL with another first vertex."""
+    return replace(SOCIAL, vertices=[replace(SOCIAL.vertices[0], **more), SOCIAL.vertices[1]])
+
+
+def when(**more: Any) -> PipelineRecord:
+    """SOCIAL with another condition."""
+    return replace(SOCIAL, edges=[edge("lang", "translate", when=replace(TRANSLATED, **more))])
+
+
+def likely(probability: float) -> PipelineRecord:
+    return replace(SOCIAL, edges=[replace(SOCIAL.edges[0], probability=probability)])
+
+
 BAD: dict[str, tuple[PipelineRecord, str]] = {
     "no vertex": (PipelineRecord(vertices=[]), "vertex: must name at least one stage"),
     "twice": (
@@ -85,46 +101,16 @@ BAD: dict[str, tuple[PipelineRecord, str]] = {
         replace(SOCIAL, output={"text": "translate"}),
         "output.text: 'translate' is neither $.INPUT nor",
     ),
-    "probability": (
-        replace(SOCIAL, edges=[replace(SOCIAL.edges[0], probability=1.2)]),
-        "edge[lang -> translate].probability: must be above 0 and at most 1, not 1.2",
-    ),
-    "never": (
-        replace(SOCIAL, edges=[replace(SOCIAL.edges[0], probability=0.0)]),
-        "edge[lang -> translate].probability: must be above 0",
-    ),
-    "operator": (
-        replace(SOCIAL, edges=[edge("lang", "translate", when=replace(TRANSLATED, op="~"))]),
-        "edge[lang -> translate].when.op: must be one of == != < > in",
-    ),
-    "reduction": (
-        replace(SOCIAL, edges=[edge("lang", "translate", when=replace(TRANSLATED, reduce="mean"))]),
-        "when.reduce: must be one of first, max, argmax",
-    ),
-    "list": (
-        replace(SOCIAL, edges=[edge("lang", "translate", when=replace(TRANSLATED, op="in"))]),
-        "when.value: must be a list with at least one value",
-    ),
-    "text for a number": (
-        replace(SOCIAL, edges=[edge("lang", "translate", when=replace(TRANSLATED, reduce="first", value="en"))]),
-        "when.value: lang.label holds numbers",
-    ),
-    "no such output": (
-        replace(SOCIAL, edges=[edge("lang", "translate", when=replace(TRANSLATED, output="score"))]),
-        "when.output: language-id has no output 'score'; it has label, text",
-    ),
-    "accuracy": (
-        replace(SOCIAL, vertices=[replace(SOCIAL.vertices[0], accuracy=1.5), SOCIAL.vertices[1]]),
-        "vertex[lang].accuracy: must be from 0 to 1",
-    ),
-    "app": (
-        replace(SOCIAL, vertices=[replace(SOCIAL.vertices[0], app="gone"), SOCIAL.vertices[1]]),
-        "vertex[lang].app: there is no app 'gone'; register a model for it",
-    ),
-    "input": (
-        replace(SOCIAL, vertices=[replace(SOCIAL.vertices[0], inputs={}), SOCIAL.vertices[1]]),
-        "vertex[lang].inputs: lacks text: language-id takes text",
-    ),
+    "probability": (likely(1.2), "edge[lang -> translate].probability: must be above 0 and at most 1, not 1.2"),
+    "never": (likely(0.0), "edge[lang -> translate].probability: must be above 0"),
+    "operator": (when(op="~"), "edge[lang -> translate].when.op: must be one of == != < > in"),
+    "reduction": (when(reduce="mean"), "when.reduce: must be one of first, max, argmax"),
+    "list": (when(op="in"), "when.value: must be a list with at least one value"),
+    "text for a number": (when(reduce="first", value="en"), "when.value: lang.label holds numbers"),
+    "no such output": (when(output="score"), "when.output: language-id has no output 'score'; it has label, text"),
+    "accuracy": (first(accuracy=1.5), "vertex[lang].accuracy: must be from 0 to 1"),
+    "app": (first(app="gone"), "vertex[lang].app: there is no app 'gone'; register a model for it"),
+    "input": (first(inputs={}), "vertex[lang].inputs: lacks text: language-id takes text"),
     "type": (
         replace(
             SOCIAL,
@@ -189,7 +175,7 @@ def test_a_pipeline_cannot_contain_itself() -> None:
     assert errors(SOCIAL, apps=SOCIAL_APPS | {"nmt": inner}) == [
         "vertex[translate].app: the pipeline contains itself by way of nmt -> social; name another app"
     ]
-    direct = replace(SOCIAL, vertices=[replace(SOCIAL.vertices[0], app="social"), SOCIAL.vertices[1]])
+    direct = first(app="social")
     assert "vertex[lang].app: the pipeline contains itself;" in errors(direct)[0]
 
 
@@ -246,7 +232,6 @@ def test_a_vertex_must_have_its_inputs_whenever_it_is_visited() -> None:
 )
 def test_conditions_read_small_outputs(shape: list[int], size: str | None) -> None:
     signature = SOCIAL_APPS["language-id"].signature
-    assert signature is not None
     label = next(spec for spec in signature.outputs if spec.name == "label")
     wide = replace(signature, outputs=[replace(label, datatype="FP32", shape=shape)])
     apps = SOCIAL_APPS | {"language-id": replace(SOCIAL_APPS["language-id"], signature=wide)}

@@ -65,8 +65,7 @@ def test_the_kind_that_costs_least_for_this_load() -> None:
     quick = kind_of("quick", pool=1, uses={"gpu/memory": 4.0}, computes=("gpu/time", 1.0), price=0.75)
     for slow_count, machines in ((8.0, (2, 0)), (16.0, (0, 1))):
         plan = solve(*pools, variants=[kind_of(), quick], needs=[need({0: slow_count, 1: slow_count / 20})])
-        assert plan.machines == machines
-        assert plan.missing == ((0.0, 0.0),)
+        assert (plan.machines, plan.missing) == (machines, ((0.0, 0.0),))
 
 
 def test_classes_share_a_machine_whose_cores_compute_for_all_in_turn() -> None:
@@ -76,16 +75,14 @@ def test_classes_share_a_machine_whose_cores_compute_for_all_in_turn() -> None:
     variants = [kind_of(name, **small) for name in ("a", "b", "c")]
     for used, machines in ((0.33, 1), (0.5, 2)):
         plan = solve(gpu, variants=variants, needs=[need({v: used}, name=str(v)) for v in range(3)])
-        assert plan.machines == (machines,)
-        assert plan.missing == ((0.0, 0.0),) * 3
+        assert (plan.machines, plan.missing) == ((machines,), ((0.0, 0.0),) * 3)
 
 
 def test_load_and_reserve_may_be_on_different_variants() -> None:
     """A's reserve would take six more of it, B's one: a machine has room for two of A and one of B."""
     variants = [kind_of("a", uses={"cpu/memory": 3.0}), kind_of("b", uses={"cpu/memory": 2.0})]
     plan = solve(fixed(), variants=variants, needs=[need({0: (2.0, 6.0), 1: (9.0, 1.0)})])
-    assert plan.instances == (2, 1)
-    assert plan.missing == ((0.0, 0.0),)
+    assert (plan.instances, plan.missing) == ((2, 1), ((0.0, 0.0),))
 
 
 def test_where_machines_are_there_anyway_fewer_and_cheaper_instances_are_preferred() -> None:
@@ -98,8 +95,7 @@ def test_what_runs_on_paid_machines_stands_by_for_the_reserve_and_nobody_is_char
     quick, cheap = kind_of("quick", price=0.5, running=1), kind_of("cheap", price=0.2, running=1)
     for spares, instances, beside in ((True, (0, 1), (1, 0)), (False, (1, 0), (0, 0))):
         plan = solve(fixed(spares=spares), variants=[quick, cheap], needs=[need({0: (0.2, 0.5), 1: (1.0, 3.0)})])
-        assert (plan.instances, plan.spares) == (instances, beside)
-        assert plan.missing == ((0.0, 0.0),)
+        assert (plan.instances, plan.spares, plan.missing) == (instances, beside, ((0.0, 0.0),))
 
 
 def test_on_paid_machines_what_serves_gives_its_place_up_for_missing_load_and_not_for_less_money() -> None:
@@ -125,8 +121,7 @@ QUICK = kind_of("quick", accuracy=0.7, uses={"cpu/memory": 2.0})
 def test_as_accurate_as_the_room_allows_and_all_carried_first(load: float, instances: tuple[int, int]) -> None:
     """One GOOD takes as much room as two QUICK, and carries half as much as one."""
     plan = solve(fixed(), variants=[GOOD, QUICK], needs=[need({0: load / 10, 1: load / 20}, load)], goal="accuracy")
-    assert plan.instances == instances
-    assert plan.missing[0] == pytest.approx((0.0, 0.0), abs=1e-6)
+    assert (plan.instances, plan.missing[0]) == (instances, pytest.approx((0.0, 0.0), abs=1e-6))
 
 
 def test_the_room_is_for_whom_it_serves_most() -> None:
@@ -185,15 +180,13 @@ def test_an_app_keeps_its_least_instances_of_any_variant_without_load() -> None:
 
 def test_a_variants_limit_holds_for_what_runs_too() -> None:
     plan = solve(pool(), variants=[kind_of(running=2, limit=2)], needs=[need({0: 5.0})])
-    assert plan.instances == (2,)
-    assert plan.missing[0][0] == pytest.approx(0.6, abs=1e-6)
+    assert (plan.instances, plan.missing[0][0]) == ((2,), pytest.approx(0.6, abs=1e-6))
 
 
 @pytest.mark.parametrize("goal", ["cost", "accuracy"])
 def test_what_nothing_can_answer_is_missing_as_a_whole_and_harms_nobody(goal: Any) -> None:
     plan = solve(pool(), variants=[kind_of()], needs=[need({}, name="none"), need({0: 2.0})], goal=goal)
-    assert plan.missing == ((1.0, 1.0), (0.0, 0.0))
-    assert plan.instances == (2,)
+    assert (plan.missing, plan.instances) == (((1.0, 1.0), (0.0, 0.0)), (2,))
     nowhere = solve(pool(least=1), needs=[need({})], goal=goal)
     assert (nowhere.machines, nowhere.instances, nowhere.missing) == ((1,), (), ((1.0, 1.0),))
 
@@ -260,15 +253,10 @@ def problems(draw: st.DrawFn) -> FleetProblem:
         resources = {"d/memory": draw(st.floats(2.0, 20.0)), "d/time": draw(st.floats(1.0, 8.0))}
         pools.append(
             Pool(
-                name=f"p{p}",
-                machines=draw(st.integers(least, most)),
-                least=least,
-                most=most,
-                price=draw(st.floats(0.0, 5.0)),
-                resources=resources,
-                elastic=most > least,
+                name=f"p{p}", machines=draw(st.integers(least, most)), least=least, most=most,
+                price=draw(st.floats(0.0, 5.0)), resources=resources, elastic=most > least,
             )
-        )
+        )  # fmt: skip
         for v in range(draw(st.integers(0, 3))):
             running = draw(st.integers(0, 3))
             variants.append(
@@ -355,8 +343,7 @@ def plan(*variants: PooledVariant, takes: tuple[tuple[float, ...], ...], shares:
 def test_accurate_variants_carry_the_layers_with_most_load_and_quick_ones_the_rest() -> None:
     accurate, quick = one("accurate", 1.0), one("quick", 0.8)
     found = plan(accurate, quick, takes=((3.0, 3.0, 6.0), (1.0, 0.5, 0.5)), shares=(0.7, 0.2, 0.1))
-    assert found.instances == (3, 1)
-    assert found.missing == ((0.0, 0.0, 0.0),)
+    assert (found.instances, found.missing) == ((3, 1), ((0.0, 0.0, 0.0),))
 
 
 def test_a_plan_that_gains_next_to_nothing_changes_nothing() -> None:

@@ -22,8 +22,7 @@ from tests.support.data.planning_problems import TABLE_2, broken, entangled_prob
 )
 def test_the_loads_of_table_3(load: float, latency_ms: float, instances: dict[str, int]) -> None:
     plan = greedy(table_3(load, latency_ms))
-    assert plan.instances == instances
-    assert (plan.status, plan.solver) == ("feasible", "greedy")
+    assert (plan.instances, plan.status, plan.solver) == (instances, "feasible", "greedy")
 
 
 def test_replicate_or_upgrade_whichever_costs_less() -> None:
@@ -45,8 +44,7 @@ def test_where_nothing_carries_all_that_is_missing_the_most_is_taken_and_the_res
     sized = tuple(replace(one, uses={"cores": 1.0}, running=int(one.name == "A")) for one in TABLE_2[:2])
     problem = table_3(500, 300, candidates=sized, resources={"cores": 3.0})
     found = react(problem)
-    assert found.added == {"B": 2}
-    assert found.lacking == {0: pytest.approx(500 - 5 - 200)}
+    assert (found.added, found.lacking) == ({"B": 2}, {0: pytest.approx(500 - 5 - 200)})
     assert lacking(problem) == {0: pytest.approx(495)}
 
 
@@ -59,8 +57,7 @@ def test_what_serves_one_class_serves_no_other() -> None:
 def test_what_does_not_fit_is_named() -> None:
     sized = (replace(TABLE_2[2], uses={"gpus": 1.0}),)
     plan = greedy(table_3(1000, 16, candidates=sized, resources={"gpus": 1.0}))
-    assert plan.status == "infeasible"
-    assert plan.instances == {"C": 1}
+    assert (plan.status, plan.instances) == ("infeasible", {"C": 1})
     assert "200 items/s more than fits in gpus (1)" in plan.reason
     assert greedy(table_3(1000, 10)).reason == "app classify: no variant answers within 10 ms: C takes 15 ms"
 

@@ -3,30 +3,30 @@
 from collections.abc import Mapping
 
 import pytest
-from msgspec.structs import replace
 
 from bus.messages.catalog import AppRecord
-from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
+from bus.messages.fleet import DeviceStatus
 from services.core.cost import instance_price_per_s
 from services.core.selection.cluster import ClusterView, RefusedLoad
 from services.core.selection.eligibility import Ask
 from services.core.selection.instances import STALE, Instance
 from services.core.selection.policy import InfaasPolicy
+from tests.support.data.heartbeats import beat, device, instance
 from tests.support.simulated.fleet import PRICES, variant
 
 REAL = variant("real", hardware="gpu")
 SIMULATED = variant("simulated", hardware="gpu", simulated=True)
 
 
+def gpu(memory_mb: float, used: float = 0.0, simulated: bool = True) -> DeviceStatus:
+    return device("gpu-0", cores=1, memory_mb=memory_mb, utilisation=used, price_per_hour=3.06, simulated=simulated)
+
+
 def view() -> ClusterView:
     view = ClusterView(PRICES)
     view.set_app(AppRecord(app="app", links={"m": "1"}), [REAL, SIMULATED])
     for worker, memory, used, simulated in (("a", 80_000, 0.9, False), ("b", 16_000, 0.1, True), ("c", 16_000, 0.0, True)):  # fmt: skip
-        device = DeviceStatus(
-            device="gpu-0", kind="gpu", cores=1, memory_mb=memory, memory_used_mb=0, cores_used=0, utilisation=used,
-            price_per_hour=3.06, simulated=simulated,
-        )  # fmt: skip
-        view.heartbeat(WorkerHeartbeat(worker=worker, hardware="gpu", incarnation=1, at=1.0, devices=[device], instances=[]), 1.0)  # fmt: skip
+        view.heartbeat(beat(worker=worker, at=1.0, devices=[gpu(memory, used, simulated)]), 1.0)
     return view
 
 
@@ -47,13 +47,8 @@ def test_a_device_that_a_known_worker_gets_sets_the_price() -> None:
     before = [float(there.apps["app"].cost[1])]
     for workers in ("b", "c"):
         there.lose_worker(workers)
-    device = DeviceStatus(
-        device="gpu-0", kind="gpu", cores=1, memory_mb=32_000, memory_used_mb=0, cores_used=0, utilisation=0,
-        price_per_hour=3.06, simulated=True,
-    )  # fmt: skip
-    for devices in ([], [device]):
-        beat = WorkerHeartbeat(worker="d", hardware="gpu", incarnation=1, at=2.0, devices=devices, instances=[])
-        there.heartbeat(beat, 2.0)
+    for devices in ([], [gpu(32_000)]):
+        there.heartbeat(beat(worker="d", hardware="gpu", at=2.0, devices=devices), 2.0)
     assert float(there.apps["app"].cost[1]) == pytest.approx(before[0] / 2)
 
 
@@ -73,17 +68,7 @@ class Told:
 
     def heartbeat(self, queued: int, levels: Mapping[int, int] | None = None) -> Instance:
         self.now += 0.5
-        device = DeviceStatus(
-            device="cpu", kind="cpu", cores=2, memory_mb=9000, memory_used_mb=0, cores_used=0, utilisation=0.1,
-            price_per_hour=0.1,
-        )  # fmt: skip
-        status = InstanceStatus(
-            instance="i", variant="v", device="cpu", state="Active", since=0.0, queued=queued, levels=dict(levels or {})
-        )
-        beat = WorkerHeartbeat(
-            worker="w0", hardware="cpu", incarnation=1, at=self.now, devices=[device], instances=[status]
-        )
-        self.view.heartbeat(beat, self.now)
+        self.view.heartbeat(beat(instance(queued=queued, levels=dict(levels or {})), at=self.now), self.now)
         return self.view.instances["i"]
 
 
@@ -109,8 +94,7 @@ def test_a_queue_that_others_keep_full_is_seen_once_ours_are_long_gone() -> None
     instance.take(4, NOW, NOW + 1.0)
     instance.release(4)
     seen = [told.heartbeat(4).others for _ in range(round(2 * STALE / 0.5) + 2)]
-    assert seen[0] == 0
-    assert seen[-1] == 4
+    assert (seen[0], seen[-1]) == (0, 4)
 
 
 def test_a_variant_is_loaded_on_no_cpu_that_adds_otherwise_than_the_one_it_was_measured_on() -> None:
@@ -118,11 +102,8 @@ def test_a_variant_is_loaded_on_no_cpu_that_adds_otherwise_than_the_one_it_was_m
     found = ClusterView(PRICES)
     found.set_app(AppRecord(app="app", links={"m": "1"}), [variant("fp32"), int8])
     for worker, used, arithmetic in (("plain", 0.0, "saturating"), ("vnni", 0.9, "exact")):
-        device = DeviceStatus(
-            device="cpu", kind="cpu", cores=2, memory_mb=8000, memory_used_mb=0, cores_used=0, utilisation=used,
-            price_per_hour=0.1, arithmetic=arithmetic,
-        )  # fmt: skip
-        found.heartbeat(WorkerHeartbeat(worker=worker, hardware="cpu", incarnation=1, at=1.0, devices=[device], instances=[]), 1.0)  # fmt: skip
+        cpu = device(memory_mb=8000, utilisation=used, arithmetic=arithmetic)
+        found.heartbeat(beat(worker=worker, at=1.0, devices=[cpu]), 1.0)
     asked = Ask(app="app", items=1, deadline=100.0)
     load = InfaasPolicy().select(asked, 1.0, found).load
     assert load is not None and (load.record.variant, load.worker) == ("int8", "vnni")
@@ -176,16 +157,8 @@ def test_what_a_lost_worker_has_refused_is_forgotten() -> None:
 def test_what_a_cluster_without_a_living_executor_lacks() -> None:
     there = ClusterView(PRICES)
     assert there.missing == "a living executor"
-    device = DeviceStatus(
-        device="cpu", kind="cpu", cores=1, memory_mb=32_000, memory_used_mb=0, cores_used=0, utilisation=0, price_per_hour=1.0
-    )  # fmt: skip
-    for alive, word in ((True, ""), (False, "a living executor")):
-        beat = WorkerHeartbeat(
-            worker="d", hardware="cpu", incarnation=1, at=2.0, devices=[replace(device, alive=alive)], instances=[]
-        )
-        there.heartbeat(beat, 2.0)
+    for alive, word in ((True, ""), (False, "a living executor"), (True, "")):
+        there.heartbeat(beat(devices=[device(alive=alive)]), 2.0)
         assert there.missing == word
-    there.heartbeat(replace(beat, devices=[device]), 3.0)
-    assert there.missing == ""
-    there.lose_worker("d")
+    there.lose_worker("w0")
     assert there.missing == "a living executor"

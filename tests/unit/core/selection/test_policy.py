@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from bus.messages.catalog import AppRecord, Profile, ProfileRow
-from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from services.core.cost import HANDLING_MS, Goal, cost_per_1000, instance_price_per_s, merit, query_cost
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import Ask
@@ -25,6 +24,7 @@ from services.core.selection.policy import (
 from services.core.settings import DispatcherSettings, MachineKind, MachineSettings, Settings
 from services.shell.policies import load_policy
 from tests.support.data.examples import examples
+from tests.support.data.heartbeats import beat, device, instance
 from tests.support.simulated.fleet import PRICES, SIGNATURE, Fleet, variant
 
 NOW = 1000.0
@@ -39,19 +39,14 @@ def view_of(
     view = ClusterView(PRICES, goal)
     view.set_app(AppRecord(app="app", links={record.model: "1" for record in records}), records)
     instances = [
-        InstanceStatus(
-            instance=f"i{i}", variant=f"v{i}", device="cpu", state=state, since=0.0,
-            queued=queued[i] if queued else 0, ready_at=NOW + 0.1 if state == "Loading" else 0.0,
+        instance(
+            f"i{i}", f"v{i}", state=state, queued=queued[i] if queued else 0,
+            ready_at=NOW + 0.1 if state == "Loading" else 0.0,
         )
         for i, (state, _) in enumerate(states)
         if state is not None
     ]  # fmt: skip
-    device = DeviceStatus(
-        device="cpu", kind="cpu", cores=cores, memory_mb=9000, memory_used_mb=0, cores_used=0, utilisation=0.1,
-        price_per_hour=0.4,
-    )  # fmt: skip
-    beat = WorkerHeartbeat(worker="w0", hardware="cpu", incarnation=1, at=NOW, devices=[device], instances=instances)
-    view.heartbeat(beat, NOW)
+    view.heartbeat(beat(*instances, at=NOW, devices=[device(cores=cores, memory_mb=9000, price_per_hour=0.4)]), NOW)
     return view
 
 
@@ -75,12 +70,9 @@ facts = st.fixed_dictionaries(
 )
 fleets = st.lists(st.tuples(st.sampled_from(STATES), facts), min_size=1, max_size=24)
 asks = st.builds(
-    ask,
-    latency=st.sampled_from([0.001, 0.004, 0.02, 0.2]),
-    accuracy=st.sampled_from([0.0, 0.6, 0.9, 0.99]),
-    cost=st.sampled_from([float("inf"), 1e-4, 2e-5]),
-    model=st.sampled_from([None, None, "m0", "m3", "other"]),
-)
+    ask, latency=st.sampled_from([0.001, 0.004, 0.02, 0.2]), accuracy=st.sampled_from([0.0, 0.6, 0.9, 0.99]),
+    cost=st.sampled_from([float("inf"), 1e-4, 2e-5]), model=st.sampled_from([None, None, "m0", "m3", "other"]),
+)  # fmt: skip
 
 
 @settings(max_examples=examples(300))
@@ -216,9 +208,7 @@ def test_what_is_loading_is_waited_for_when_it_is_in_time() -> None:
     view = view_of([("Loading", {})])
     assert InfaasPolicy().select(ask(1.0), NOW, view).instance == "i0"
     late = InfaasPolicy().select(ask(0.05), NOW, view)
-    assert late.refusal is not None
-    assert late.refusal.code == "deadline"
-    assert late.refusal.retry_after_ms == pytest.approx(102.5, abs=1.0)
+    assert (late.refusal.code, late.refusal.retry_after_ms) == ("deadline", pytest.approx(102.5, abs=1.0))
 
 
 def test_a_cold_variant_is_loaded_even_if_this_query_cannot_wait() -> None:
@@ -229,7 +219,6 @@ def test_a_cold_variant_is_loaded_even_if_this_query_cannot_wait() -> None:
     view = view_of([(None, {"load_ms": 500.0})])
     hasty = InfaasPolicy().select(ask(0.05), NOW, view)
     assert hasty.load is not None
-    assert hasty.refusal is not None
     assert hasty.refusal.code == "deadline"
 
 
@@ -244,9 +233,7 @@ def test_trouble_is_avoided_until_nothing_else_is_there() -> None:
 def test_the_closest_offer_is_named() -> None:
     view = view_of([("Active", {"accuracy": 0.9, "base_ms": 1.0}), ("Active", {"accuracy": 0.7, "base_ms": 1.0})])
     refusal = InfaasPolicy().select(ask(accuracy=0.95), NOW, view).refusal
-    assert refusal is not None
     assert refusal.code == "unsatisfiable"
-    assert refusal.closest is not None
     assert (refusal.closest.variant, refusal.closest.accuracy) == ("v0", 0.9)
 
 
@@ -270,7 +257,6 @@ def test_the_closest_offer_is_named() -> None:
 def test_a_refusal_says_which_need_fails_and_the_best_there_is(needs: dict[str, Any], said: str) -> None:
     view = view_of([("Active", {"accuracy": 0.9, "base_ms": 40.0}), ("Active", {"accuracy": 0.7, "base_ms": 2.0})])
     refusal = InfaasPolicy().select(ask(**needs), NOW, view).refusal
-    assert refusal is not None
     assert refusal.message.startswith(f"no variant of app 'app' {said}"), refusal.message
     assert refusal.message.endswith("; ask for less, or register another model")
 
@@ -281,9 +267,7 @@ def test_a_refusal_speaks_of_the_error_where_the_metric_is_one() -> None:
         [("Active", {"accuracy": 1 / 44, "metric": "mae"}), ("Active", {"accuracy": 1 / 61, "metric": "mae"})]
     )
     refusal = InfaasPolicy().select(ask(accuracy=1 / 26), NOW, view).refusal
-    assert refusal is not None
     assert "reaches a mae of 25: the best has 43 (v0)" in refusal.message
-    assert refusal.closest is not None
     assert refusal.closest.metric == "mae"
 
 
@@ -314,7 +298,6 @@ def test_short_inputs_meet_what_long_ones_cannot() -> None:
     assert policy.select(ask(0.005, length=16), NOW, view).instance == "i0"
     for length in (64, None):
         refusal = policy.select(ask(0.005, length=length), NOW, view).refusal
-        assert refusal is not None
         assert refusal.code == "unsatisfiable"
     assert view.apps["app"].lengths == [16, 64]
 
@@ -341,18 +324,10 @@ def view_of_pack(*loads: float, utilisation: float = 0.5) -> ClusterView:
     view = ClusterView(PRICES)
     view.set_app(AppRecord(app="app", links={"m": "1"}, signature=SIGNATURE), [variant(NAME)])
     for number, load in enumerate(loads):
-        device = DeviceStatus(
-            device="cpu", kind="cpu", cores=1, memory_mb=4000.0, memory_used_mb=50.0, cores_used=1.0,
-            utilisation=utilisation, price_per_hour=0.1,
-        )  # fmt: skip
-        status = InstanceStatus(
-            instance=f"{NAME}.w{number}-1", variant=NAME, device="cpu", state="Active", since=0.0, load=load,
-            latency_ms=2.5, mean_batch=1.0 if load else 0.0,
-        )  # fmt: skip
-        beat = WorkerHeartbeat(
-            worker=f"w{number}", hardware="cpu", incarnation=1, at=0.0, devices=[device], instances=[status]
-        )
-        view.heartbeat(beat, 0.0)
+        cpu = device(cores=1, cores_used=1.0, utilisation=utilisation)
+        figures = {"load": load, "latency_ms": 2.5, "mean_batch": 1.0 if load else 0.0}
+        status = instance(f"{NAME}.w{number}-1", NAME, **figures)
+        view.heartbeat(beat(status, worker=f"w{number}", devices=[cpu]), 0.0)
     return view
 
 
@@ -361,21 +336,27 @@ def chosen(view: ClusterView, dispatch: str = "pack", latency: float = 1.0) -> s
     return view.instances[decision.instance or ""].worker.name
 
 
-def test_the_fullest_worker_goes_on_being_filled() -> None:
-    assert chosen(view_of_pack(10.0, 200.0, 100.0)) == "w1"
-    assert chosen(view_of_pack(0.0, 0.0, 1.0)) == "w2"
-
-
-def test_among_equals_it_is_always_the_same_one() -> None:
-    assert {chosen(view_of_pack(*[0.0] * 3)) for _ in range(5)} == {"w0"}
-
-
-def test_a_full_one_is_left_alone() -> None:
-    assert chosen(view_of_pack(10.0, 330.0)) == "w0"  # 82 % busy
-
-
-def test_how_busy_the_machine_is_otherwise_does_not_matter() -> None:
-    assert chosen(view_of_pack(10.0, 200.0, utilisation=0.99)) == "w1"
+@pytest.mark.parametrize(
+    ("loads", "utilisation", "worker"),
+    [
+        ((10.0, 200.0, 100.0), 0.5, "w1"),
+        ((0.0, 0.0, 1.0), 0.5, "w2"),
+        ((0.0, 0.0, 0.0), 0.5, "w0"),
+        ((10.0, 330.0), 0.5, "w0"),
+        ((10.0, 200.0), 0.99, "w1"),
+    ],
+    ids=[
+        "the fullest",
+        "any load",
+        "among equals the same one",
+        "no full one: 82 % busy",
+        "however busy the machine is",
+    ],
+)
+def test_the_fullest_worker_that_is_not_full_goes_on_being_filled(
+    loads: tuple[float, ...], utilisation: float, worker: str
+) -> None:
+    assert {chosen(view_of_pack(*loads, utilisation=utilisation)) for _ in range(5)} == {worker}
 
 
 def test_what_has_just_been_sent_there_counts() -> None:
@@ -406,7 +387,6 @@ def test_auto_packs_where_machines_may_come_and_go(
 ) -> None:
     machines = MachineSettings(provider=provider, kinds={} if kind is None else {"cpu": kind})
     policy = load_policy(Settings(dispatcher=DispatcherSettings(dispatch=dispatch), machines=machines))
-    assert isinstance(policy, InfaasPolicy)
     assert policy._pack is packs
 
 
@@ -430,9 +410,7 @@ def test_a_ceiling_passes_over_an_active_variant_that_is_dearer() -> None:
     policy = InfaasPolicy(probe_share=0.0)
     assert policy.select(ask(cost=(dear + cheap) / 2), NOW, view).instance == "i1"
     refusal = policy.select(ask(cost=cheap * 0.99), NOW, view).refusal
-    assert refusal is not None
     assert refusal.code == "unsatisfiable"
-    assert refusal.closest is not None
     assert (refusal.closest.variant, refusal.closest.cost) == ("v1", pytest.approx(cheap))
     assert "per million answers: the cheapest costs US$ " in refusal.message
 
@@ -443,12 +421,8 @@ def test_a_batch_that_took_much_longer_says_that_it_missed_the_ceiling() -> None
     fleet.stage.run(1.0)
     record = variant()
     ceiling = 1.5 * cost_per_1000(record, instance_price_per_s(record, PRICES, 2, 8000.0))
-    label = fleet.ask(cost=ceiling)
-    fleet.stage.run(1.0)
-    (reply,) = fleet.replies(label)
+    reply = fleet.reply(fleet.ask(cost=ceiling), 1.0)
     assert (reply["missed"], 1000 * reply["cost"] <= ceiling) == ([], True)
     fleet.devices["w0"].slow = 10.0
-    label = fleet.ask(cost=ceiling)
-    fleet.stage.run(1.0)
-    (reply,) = fleet.replies(label)
+    reply = fleet.reply(fleet.ask(cost=ceiling), 1.0)
     assert (reply["missed"], 1000 * reply["cost"] > ceiling) == (["cost"], True)

@@ -45,9 +45,7 @@ def test_exactly_what_is_offered_is_dispatched_on_an_idle_fleet(
     for policy in (InfaasPolicy(probe_share=0.0), BruteForce(), RoundRobin()):
         refusal = policy.select(needs_of(wish), NOW, view).refusal
         assume(refusal is not None and refusal.code == "unsatisfiable")
-        assert refusal is not None
         closest = refusal.closest
-        assert isinstance(closest, Closest)
         again = {"latency": closest.latency_ms / 1000.0, "accuracy": closest.accuracy, "cost": closest.cost}
         assert policy.select(needs_of(again), NOW, view).instance, (wish, closest)
 
@@ -84,7 +82,6 @@ def test_the_offer_misses_as_few_needs_as_any_variant(variants: list[dict[str, A
 def test_the_offer_keeps_the_accuracy_where_it_can(needs: dict[str, Any], offered: str) -> None:
     view = view_of([("Active", {"accuracy": 0.95, "base_ms": 40.0}), ("Active", {"accuracy": 0.7, "base_ms": 2.0})])
     refusal = InfaasPolicy().select(ask(**needs), NOW, view).refusal
-    assert refusal is not None
     assert isinstance(refusal.closest, Closest)
     assert refusal.closest.variant == offered
 
@@ -93,5 +90,4 @@ def test_an_objective_that_leaves_no_time_for_the_way_is_unsatisfiable() -> None
     """Inference takes 2.5 ms."""
     view = view_of([("Active", {"base_ms": 2.0})])
     refusal = InfaasPolicy().select(ask(0.0025 + OVERHEAD / 2), NOW, view).refusal
-    assert refusal is not None
     assert refusal.code == "unsatisfiable"

@@ -11,13 +11,13 @@ import pytest
 from msgspec.structs import replace
 
 from bus.codec import encode
-from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from services.core.actor import Changed
 from services.core.catalog import key_of
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import Ask
 from services.core.selection.policy import InfaasPolicy
 from services.dispatcher.apps import Apps
+from tests.support.data.heartbeats import beat, device, instance
 from tests.support.simulated.fleet import PRICES, catalogue, variant
 
 NOW = 1000.0
@@ -46,15 +46,8 @@ def catalogued(apps: int, variants: int) -> Apps:
 
 def beat_of(apps: Apps, running: int) -> None:
     """So many of the first app's variants have an Active instance."""
-    device = DeviceStatus(
-        device="cpu", kind="cpu", cores=64, memory_mb=9e6, memory_used_mb=0, cores_used=0, utilisation=0.1, price_per_hour=0.4
-    )  # fmt: skip
-    instances = [
-        InstanceStatus(instance=f"i{i}", variant=f"a0-v{i}", device="cpu", state="Active", since=0.0)
-        for i in range(running)
-    ]
-    beat = WorkerHeartbeat(worker="w0", hardware="cpu", incarnation=1, at=NOW, devices=[device], instances=instances)
-    apps.view.heartbeat(beat, NOW)
+    instances = [instance(f"i{i}", f"a0-v{i}") for i in range(running)]
+    apps.view.heartbeat(beat(*instances, at=NOW, devices=[device(cores=64, memory_mb=9e6, price_per_hour=0.4)]), NOW)
 
 
 def work(of: Callable[[], object]) -> int:

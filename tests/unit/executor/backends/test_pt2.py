@@ -11,12 +11,9 @@ from hypothesis import strategies as st
 from services.executor.backends import pt2
 
 NODE = {
-    "target": "torch.ops.aten.linear.default",
-    "name": "linear",
-    "inputs": [],
-    "outputs": [],
+    "target": "torch.ops.aten.linear.default", "name": "linear", "inputs": [], "outputs": [],
     "metadata": {"a": "b;c"},
-}
+}  # fmt: skip
 SYMBOL = {"as_expr": {"expr_str": "Symbol('s77', positive=True, integer=True)", "hint": {"as_int": 2}}}
 TREE = json.dumps([1, {"type": "builtins.tuple", "context": "null", "children_spec": []}])
 
@@ -66,8 +63,7 @@ def test_only_tensors_and_operators_remain(tmp_path):
         assert file.read("model/data/sample_inputs/model.pt") == b""
         assert file.read("model/data/weights/weight_0") == b"\0" * 16
     assert not any("extra" in name or "aotinductor" in name for name in names)
-    assert program["guards_code"] == []
-    assert program["graph_module"]["graph"]["nodes"][0]["metadata"] == {}
+    assert (program["guards_code"], program["graph_module"]["graph"]["nodes"][0]["metadata"]) == ([], {})
     assert pt2.operators(target) == ["linear"]
 
 

@@ -38,8 +38,7 @@ def test_a_server_reads_what_is_sent(first: np.ndarray, second: np.ndarray, bina
     for name, sent in (("a", first), ("b", second)):
         fields = asked.inputs[name]
         found = to_array(TensorView(fields["datatype"], list(fields["shape"]), memoryview(fields["data"])), name)
-        assert found.shape == sent.shape
-        assert found.tolist() == sent.tolist()
+        assert (found.shape, found.tolist()) == (sent.shape, sent.tolist())
     assert asked.outputs == {"y": binary, "z": binary}
 
 

@@ -28,8 +28,7 @@ def test_an_engine_is_compiled_once_for_all_its_batches(trt, artifact):
     place = artifact.parent / "key" / "model.engine"
     said = [tensorrt.engine_of(trt, artifact, SIGNATURE, LARGEST, place)[1] for _ in range(3)]
     assert said == ["engine built", "engine from the cache", "engine from the cache"]
-    assert trt.built == [{"x": ((1, WIDTH), (LARGEST, WIDTH), (LARGEST, WIDTH))}]
-    assert trt.cleared == ["tf32"]
+    assert (trt.built, trt.cleared) == ([{"x": ((1, WIDTH), (LARGEST, WIDTH), (LARGEST, WIDTH))}], ["tf32"])
     place.write_bytes(b"damaged")
     assert tensorrt.engine_of(trt, artifact, SIGNATURE, LARGEST, place)[1] == "engine built"
     assert [one.name for one in place.parent.iterdir()] == ["model.engine"]

@@ -32,8 +32,7 @@ def test_the_smallest_bucket_that_holds_a_batch(largest, data):
     assert bucket >= items
     assert not [size for size in sizes if items <= size < bucket]
     assert bucket < 2 * items or bucket == largest
-    assert sizes[-1] == largest
-    assert list(sizes) == sorted(set(sizes))
+    assert (sizes[-1], list(sizes)) == (largest, sorted(set(sizes)))
 
 
 def test_buckets_by_example():

@@ -17,30 +17,16 @@ def actor() -> WorkshopActor:
 
 def inspect(registration: str) -> InspectModel:
     return InspectModel(
-        registration=registration,
-        format="onnx",
-        object="m",
-        validation="v",
-        inputs_key="x",
-        labels_key="y",
+        registration=registration, format="onnx", object="m", validation="v", inputs_key="x", labels_key="y",
         metric="top1",
-    )
+    )  # fmt: skip
 
 
 def build(registration: str) -> BuildVariants:
     return BuildVariants(
-        registration=registration,
-        model="m",
-        version="1",
-        format="onnx",
-        source="s",
-        validation="v",
-        inputs_key="x",
-        labels_key="y",
-        metric="top1",
-        signature=Signature(inputs=[], outputs=[]),
-        plans=[],
-    )
+        registration=registration, model="m", version="1", format="onnx", source="s", validation="v",
+        inputs_key="x", labels_key="y", metric="top1", signature=Signature(inputs=[], outputs=[]), plans=[],
+    )  # fmt: skip
 
 
 def tell(subject, message) -> list:

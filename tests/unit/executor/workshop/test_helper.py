@@ -35,12 +35,9 @@ from tests.support.servers.engine import engine
 
 SUBJECTS = Subjects("t")
 KINDS = {
-    "inspected": ModelInspected,
-    "built": VariantBuilt,
-    "variant-failed": VariantFailed,
-    "progress": WorkProgress,
+    "inspected": ModelInspected, "built": VariantBuilt, "variant-failed": VariantFailed, "progress": WorkProgress,
     "finished": WorkFinished,
-}
+}  # fmt: skip
 X, Y = tiny_models.digits(200)
 GOOD = npz(x=X, y=Y)
 LIMITS = RegistrarSettings(seconds=240.0, memory_mb=2048, max_model_mb=16)
@@ -57,15 +54,9 @@ class Shop:
 
     def inspect(self, model: bytes, validation: bytes = GOOD, *, format: str = "onnx", metric: str = "top1", **extra):
         order = InspectModel(
-            registration="r",
-            format=format,
-            object="model",
-            validation="validation",
-            inputs_key="x",
-            labels_key="y",
-            metric=metric,
-            **extra,
-        )
+            registration="r", format=format, object="model", validation="validation", inputs_key="x",
+            labels_key="y", metric=metric, **extra,
+        )  # fmt: skip
         asyncio.run(
             self._run(
                 WorkshopOrder(worker="w", devices=self.devices, inspect=order),
@@ -78,19 +69,10 @@ class Shop:
         """Variants of the model that was inspected last."""
         (found,) = self.of(ModelInspected)
         order = BuildVariants(
-            registration="r",
-            model="m",
-            version="1",
-            format=format,
-            source=found.source,
-            validation=found.validation,
-            inputs_key="x",
-            labels_key="y",
-            metric=metric,
-            signature=found.signature,
-            plans=list(plans),
-            contended=contended,
-        )
+            registration="r", model="m", version="1", format=format, source=found.source,
+            validation=found.validation, inputs_key="x", labels_key="y", metric=metric, signature=found.signature,
+            plans=list(plans), contended=contended,
+        )  # fmt: skip
         asyncio.run(self._run(WorkshopOrder(worker="w", devices=self.devices, build=order), {}))
         return self
 

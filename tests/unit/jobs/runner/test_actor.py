@@ -8,11 +8,10 @@ from msgspec.structs import replace
 
 from bus.codec import encode
 from bus.messages.catalog import VariantRecord
-from bus.messages.fleet import DemoteInstance, EnsureLoaded, ExecutorExited
+from bus.messages.fleet import DemoteInstance
 from bus.messages.jobs import Checkpoint, Chunk, JobRecord, JobStatus, Part
 from bus.messages.public import Tensor
 from services.core.actor import Changed, Synced
-from services.core.catalog import key_of
 from services.core.settings import JobsSettings, MonitorSettings, Settings
 from services.executor.commands import BatchResult, RunBatch
 from services.jobs.runner.actor import Runner
@@ -78,9 +77,7 @@ class Scene:
 
     def enter(self, name: str) -> None:
         self.stage.enter(name, Runner(name, "w0", self.fleet.subjects, PRICES, self.settings), self.queue)
-        for record in self.fleet.records:
-            self.stage.send(name, Changed("infaas-catalog", key_of(record), encode(record)))
-        self.stage.send(name, Synced("infaas-catalog"))
+        self.fleet.follow(name)
         self.stage.send(name, Synced("infaas-jobs"))
 
     def job(
@@ -90,13 +87,16 @@ class Scene:
         job: str = "j",
         chunks: int = 0,
         generation: int = 0,
+        run: float = 0.0,
         **status: Any,
     ) -> None:
+        """run: seconds that pass then."""
         running = JobStatus(job=job, app="app", state=state, input="", output="", **status)
         record = JobRecord(
             status=running, owner="c", chunk_items=4, checkpoint=Checkpoint(chunks=chunks, generation=generation)
         )
         self.stage.send(runner, Changed("infaas-jobs", job, encode(record)))
+        self.stage.run(run)
 
     def numbers(self) -> list[int]:
         return sorted(part.number for part in self.queue.parts)
@@ -107,8 +107,7 @@ class Scene:
 
 def test_chunks_are_computed_and_recorded_once_each() -> None:
     scene = Scene(*(chunk(n) for n in range(10)))
-    scene.job()
-    scene.stage.run(5.0)
+    scene.job(run=5.0)
     assert scene.numbers() == list(range(10))
     outputs = msgspec.msgpack.decode(scene.queue.parts[0].outputs, type=dict[str, Tensor])
     assert outputs["y"].shape == [4, 1]
@@ -123,8 +122,7 @@ def test_chunks_are_computed_and_recorded_once_each() -> None:
 def test_a_worker_takes_as_many_chunks_at_a_time_as_the_settings_say(most: int) -> None:
     scene = Scene(*(chunk(n) for n in range(10)), jobs=JobsSettings(in_flight=most))
     scene.fleet.devices["w0"].slow = 1e4
-    scene.job()
-    scene.stage.run(5.0)
+    scene.job(run=5.0)
     assert scene.queue.takes == most
 
 
@@ -143,8 +141,7 @@ def test_nothing_is_taken_before_there_is_a_job() -> None:
     scene = Scene(chunk(0))
     scene.stage.run(5.0)
     assert scene.queue.takes == 0
-    scene.job(state="reading")
-    scene.stage.run(2.0)
+    scene.job(state="reading", run=2.0)
     assert scene.queue.takes == 0
 
 
@@ -154,14 +151,12 @@ def test_a_job_brings_a_model_back_from_host_memory() -> None:
     scene = Scene(chunk(0), records=(record,), settings=Settings(monitor=MonitorSettings(host_mb=100)))
     subjects, name = scene.fleet.subjects, f"{record.variant}.w0-1"
     scene.stage.listen(subjects.worker_heartbeat("w0"))
-    scene.stage.publish(subjects.worker("w0", "load"), EnsureLoaded(variant=record, app="app"))
-    scene.stage.run(1.0)
+    scene.fleet.order(record, seconds=1.0)
     scene.stage.publish(subjects.executor("w0", "cpu", "demote"), DemoteInstance(instance=name))
     scene.stage.run(1.0)
     [instance] = msgspec.msgpack.decode(scene.stage.heard[-1][2])["instances"]
     assert (instance["instance"], instance["state"]) == (name, "Warm")
-    scene.job()
-    scene.stage.run(5.0)
+    scene.job(run=5.0)
     assert scene.numbers() == [0]
     assert scene.fleet.devices["w0"].loads == 1
 
@@ -171,8 +166,7 @@ def test_a_busy_worker_takes_nothing_until_it_is_calm_again() -> None:
     scene.machine = MachineSample(utilisation=0.9, memory_used_mb=500.0)
     scene.stage.listen("infaas.offline.note")
     scene.stage.run(2.0)
-    scene.job()
-    scene.stage.run(5.0)
+    scene.job(run=5.0)
     assert scene.queue.takes == 0
     notes = [msgspec.msgpack.decode(body) for _, _, body in scene.stage.heard]
     assert notes[-1]["why"].startswith("cpu is used 90%")
@@ -199,8 +193,7 @@ def test_online_queries_go_first_and_share_no_batch_with_offline_work() -> None:
 def test_offline_work_is_no_load_of_the_instance() -> None:
     scene = Scene(*(chunk(n, items=8) for n in range(200)), records=(variant(base_ms=20.0),))
     scene.stage.listen("infaas.heartbeat.worker.w0")
-    scene.job()
-    scene.stage.run(3.0)
+    scene.job(run=3.0)
     beats = [msgspec.msgpack.decode(body) for _, _, body in scene.stage.heard]
     assert {i["load"] for beat in beats for i in beat["instances"]} <= {0.0}
     assert {i["state"] for beat in beats for i in beat["instances"]} <= {"Loading", "Active"}
@@ -218,9 +211,7 @@ def test_an_executor_that_dies_costs_nothing_but_time() -> None:
     while len(scene.queue.parts) < 5:
         scene.stage.run(0.01)
     assert len(scene.queue.parts) < 40
-    scene.stage.kill("w0/cpu")
-    gone = ExecutorExited(worker="w0", device="cpu", at=scene.stage.now, reason="killed by SIGKILL")
-    scene.stage.publish("infaas.exited.w0.cpu", gone)
+    scene.fleet.end_executor("w0")
     scene.stage.run(0.3)
     scene.fleet.start_executor("w0")
     scene.stage.run(10.0)
@@ -236,9 +227,7 @@ def test_a_chunk_that_kills_its_executor_each_time_fails_alone() -> None:
     for _ in range(8000):
         scene.stage.run(0.001)
         if scene.fleet.devices["w0"].died:
-            scene.stage.kill("w0/cpu")
-            gone = ExecutorExited(worker="w0", device="cpu", at=scene.stage.now, reason="killed by SIGSEGV")
-            scene.stage.publish("infaas.exited.w0.cpu", gone)
+            scene.fleet.end_executor("w0")
             deaths += 1
             scene.fleet.start_executor("w0")
             scene.fleet.devices["w0"].poison = {"j/2"}
@@ -259,8 +248,7 @@ def test_a_chunk_that_the_model_refuses_thrice_fails_and_each_try_is_recorded() 
         return device(command)
 
     scene.stage.members["w0/cpu"].edge = refusing
-    scene.job()
-    scene.stage.run(10.0)
+    scene.job(run=10.0)
     by_number = {part.number: part.error for part in scene.queue.parts}
     assert by_number[1] == ""
     assert by_number[0].startswith("model_error: ")
@@ -280,8 +268,7 @@ def test_another_runner_goes_on_with_the_same_uids() -> None:
     scene.stage.kill("r1")
     scene.queue.chunks = [chunk(n) for n in range(20) if n not in done]
     scene.enter("r2")
-    scene.job(runner="r2")
-    scene.stage.run(6.0)
+    scene.job(runner="r2", run=6.0)
     assert set(scene.numbers()) == set(range(20))
     assert sorted({event.uid for event in scene.offline()}) == sorted(uid_of("j", n, 0) for n in range(20))
 
@@ -289,10 +276,8 @@ def test_another_runner_goes_on_with_the_same_uids() -> None:
 def test_what_is_over_or_written_is_dropped_and_what_is_unknown_given_back() -> None:
     scene = Scene(chunk(3), chunk(0, job="gone"), chunk(0, job="unknown"), chunk(7))
     scene.job(chunks=5)
-    scene.job(state="cancelled", job="gone")
-    scene.stage.run(3.0)
-    assert scene.queue.dropped == [("j", 3), ("gone", 0)]
-    assert scene.queue.given_back == [("unknown", 0)]
+    scene.job(state="cancelled", job="gone", run=3.0)
+    assert (scene.queue.dropped, scene.queue.given_back) == ([("j", 3), ("gone", 0)], [("unknown", 0)])
     assert scene.numbers() == [7]
 
 
@@ -313,8 +298,7 @@ def test_when_a_job_begins_anew_only_its_new_chunks_count() -> None:
     assert scene.queue.given_back == [("j", 3)]
     assert scene.numbers() == [9]
     scene.queue.chunks = [chunk(3, generation=1), chunk(10)]
-    scene.job(chunks=2, generation=1)
-    scene.stage.run(1.0)
+    scene.job(chunks=2, generation=1, run=1.0)
     assert scene.queue.dropped == [("j", 10)]
     assert scene.numbers() == [3, 9]
 
@@ -323,8 +307,7 @@ def test_a_job_for_other_hardware_holds_nobody_up() -> None:
     gpu = variant("gpu", hardware="gpu", model="n", accuracy=0.99)
     scene = Scene(chunk(0, job="heavy"), chunk(1), records=(variant(), gpu))
     scene.job(job="heavy", model="n")
-    scene.job()
-    scene.stage.run(3.0)
+    scene.job(run=3.0)
     assert scene.queue.given_back == [("heavy", 0)]
     assert scene.numbers() == [1]
 
@@ -332,8 +315,7 @@ def test_a_job_for_other_hardware_holds_nobody_up() -> None:
 def test_a_part_that_cannot_be_stored_now_is_stored_later() -> None:
     scene = Scene(chunk(0))
     scene.queue.fail_stores = 3
-    scene.job()
-    scene.stage.run(6.0)
+    scene.job(run=6.0)
     assert scene.numbers() == [0]
     assert len(scene.offline()) == 1
 
@@ -342,32 +324,23 @@ def test_the_cheapest_variant_is_loaded_for_the_job_and_let_go_after_it() -> Non
     cheap, dear = variant("cheap", base_ms=1.0), variant("dear", base_ms=9.0, accuracy=0.99)
     scene = Scene(chunk(0), records=(dear, cheap))
     scene.stage.listen("infaas.worker.w0.*")
-    scene.job()
-    scene.stage.run(3.0)
+    scene.job(run=3.0)
     assert [part.variant for part in scene.queue.parts] == ["cheap"]
-    scene.job(state="done")
-    scene.stage.run(15.0)
+    scene.job(state="done", run=15.0)
     orders = [(subject.rpartition(".")[2], msgspec.msgpack.decode(body)) for _, subject, body in scene.stage.heard]
-    assert [
-        (kind, order["variant"] if kind == "release" else order["variant"]["variant"]) for kind, order in orders
-    ] == [
-        ("load", "cheap"),
-        ("release", "cheap"),
-    ]
+    told = [(kind, order["variant"] if kind == "release" else order["variant"]["variant"]) for kind, order in orders]
+    assert told == [("load", "cheap"), ("release", "cheap")]
     scene.queue.chunks = [chunk(1, job="exact")]
-    scene.job(job="exact", accuracy=0.95)
-    scene.stage.run(3.0)
+    scene.job(job="exact", accuracy=0.95, run=3.0)
     assert scene.queue.parts[-1].variant == "dear"
 
 
 def test_a_variant_that_online_queries_use_stays() -> None:
     scene = Scene(chunk(0))
     scene.stage.listen("infaas.worker.w0.release")
-    scene.job()
-    scene.stage.run(2.0)
+    scene.job(run=2.0)
     for _ in range(20):
         scene.fleet.ask()
         scene.stage.run(0.1)
-    scene.job(state="done")
-    scene.stage.run(20.0)
+    scene.job(state="done", run=20.0)
     assert [subject for _, subject, _ in scene.stage.heard if subject.endswith("release")] == []

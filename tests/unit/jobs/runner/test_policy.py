@@ -1,36 +1,17 @@
 """When a worker takes offline work: the table of the throttle."""
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
+from bus.messages.fleet import WorkerHeartbeat
 from services.core.settings import JobsSettings
 from services.jobs.runner.policy import obstacle, ranked
+from tests.support.data.heartbeats import beat, device, instance
 from tests.support.simulated.fleet import PRICES, variant
 
 RECORD = variant("v")  # a batch of n takes 2 + 0.5 n ms
 SETTINGS = JobsSettings()
-
-
-def device(**fields: Any) -> DeviceStatus:
-    given = {
-        "device": "cpu", "kind": "cpu", "cores": 2, "memory_mb": 4000.0, "memory_used_mb": 0.0, "cores_used": 0.0,
-        "utilisation": 0.1, "price_per_hour": 0.096,
-    }  # fmt: skip
-    return DeviceStatus(**(given | fields))
-
-
-def instance(**fields: Any) -> InstanceStatus:
-    given = {"instance": "i", "variant": "v", "device": "cpu", "state": "Active", "since": 0.0}
-    return InstanceStatus(**(given | fields))
-
-
-def beat(*instances: InstanceStatus, devices: list[DeviceStatus] | None = None, **fields: Any) -> WorkerHeartbeat:
-    given = {"worker": "w0", "hardware": "cpu", "incarnation": 1, "at": 0.0}
-    return WorkerHeartbeat(devices=devices or [device()], instances=list(instances), **(given | fields))
 
 
 def why(heard: WorkerHeartbeat | None, settings: JobsSettings = SETTINGS) -> str:
@@ -77,17 +58,14 @@ def test_how_much_slower_online_batches_may_be_is_set(settings: dict[str, float]
         (beat(devices=[device(utilisation=0.41)]), "cpu is used 41% by other work, offline work waits above 40%"),
         (beat(devices=[device(utilisation=0.95, offline=0.5)]), "cpu is used 45%"),
         (beat(devices=[device(alive=False)]), "the executor of cpu does not run"),
-        (beat(devices=[device(device="gpu-0")]), "the executor of cpu does not run"),
+        (beat(devices=[device("gpu-0")]), "the executor of cpu does not run"),
         (beat(instance(state="Overloaded")), "v is Overloaded"),
         (beat(instance(state="Interfered")), "v is Interfered"),
         (beat(instance(app_states={"app": "Interfered"})), "v is Interfered"),
-        (
-            beat(instance(load=1.0, latency_ms=5.0, mean_batch=1.0)),
-            "v takes 5 ms a batch, its profile says 2.5 ms",
-        ),
+        (beat(instance(load=1.0, latency_ms=5.0, mean_batch=1.0)), "v takes 5 ms a batch, its profile says 2.5 ms"),
         (beat(instance(), instance(variant="x", state="Overloaded")), "x is Overloaded"),
     ],
-)
+)  # fmt: skip
 def test_a_busy_worker_takes_none_and_says_why(heard: WorkerHeartbeat | None, says: str) -> None:
     assert why(heard).startswith(says)
 
@@ -102,11 +80,11 @@ def test_the_cheapest_item_comes_first_among_what_the_worker_has_devices_for() -
     quick = variant("quick", base_ms=1.0)
     gpu = variant("gpu", hardware="gpu", base_ms=0.01, per_item_ms=0.001)
     fake = variant("fake", hardware="gpu", simulated=True, base_ms=0.01, per_item_ms=0.001)
-    devices = [device(), device(device="gpu-0", kind="gpu", cores=1, simulated=True)]
+    devices = [device(), device("gpu-0", cores=1, simulated=True)]
     found = [(record.variant, where) for record, where in ranked([RECORD, quick, gpu, fake], devices, PRICES, 8)]
     assert ("gpu", "gpu-0") not in found  # a simulated device runs no real variant
     assert found.index(("quick", "cpu")) < found.index(("v", "cpu"))
     assert ("fake", "gpu-0") in found
-    away = [device(device="cpu-0", alive=False), device(device="cpu-1")]
+    away = [device("cpu-0", alive=False), device("cpu-1")]
     assert ranked([RECORD], away, PRICES, 8) == [(RECORD, "cpu-1")]
     assert ranked([RECORD], away[:1], PRICES, 8) == [(RECORD, "cpu-0")]

@@ -7,8 +7,8 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -85,16 +85,26 @@ async def nodes(asked: Managers) -> object:
     return await asked.ask(lambda client: client.nodes())
 
 
-def test_the_host_that_answers_is_asked_on_and_shown_the_token() -> None:
-    one, two = Manager(), Manager()
-
-    async def main() -> None:
-        asked = Managers([one.host, two.host], "secret", 5.0)
-        assert await nodes(asked) == await nodes(asked) == []
+@asynccontextmanager
+async def asking(
+    *servers: Manager, hosts: Sequence[str] = (), token: str = "", seconds: float = 5.0
+) -> AsyncIterator[Managers]:
+    """Who asks these managers, which run meanwhile. hosts: others before them."""
+    with managers(*servers):
+        asked = Managers([*hosts, *(one.host for one in servers)], token, seconds)
+        yield asked
         await asked.close()
 
-    with managers(one, two):
-        run(main())
+
+def times(server: Manager) -> int:
+    """How often it was asked for the nodes."""
+    return [path for _, path, _ in server.seen].count(NODES)
+
+
+async def test_the_host_that_answers_is_asked_on_and_shown_the_token() -> None:
+    one, two = Manager(), Manager()
+    async with asking(one, two, token="secret") as asked:
+        assert await nodes(asked) == await nodes(asked) == []
         assert one.seen[1:] == [("GET", NODES, "Bearer secret")] * 2
         assert two.seen == []
 
@@ -107,129 +117,81 @@ def test_the_host_that_answers_is_asked_on_and_shown_the_token() -> None:
         (502, "engine proxy: the engine does not answer"),
     ],
 )
-def test_a_manager_that_cannot_is_left_for_the_next_one(status: int, text: str) -> None:
+async def test_a_manager_that_cannot_is_left_for_the_next_one(status: int, text: str) -> None:
     one, two = Manager(status, text), Manager()
-
-    async def main() -> None:
-        asked = Managers([one.host, two.host], "", 5.0)
-        assert await nodes(asked) == []
-        assert await nodes(asked) == []
-        await asked.close()
-
-    with managers(one, two):
-        run(main())
-        assert [path for _, path, _ in one.seen].count(NODES) == 1
-        assert [path for _, path, _ in two.seen].count(NODES) == 2
+    async with asking(one, two) as asked:
+        assert await nodes(asked) == await nodes(asked) == []
+        assert (times(one), times(two)) == (1, 2)
 
 
-def test_so_is_one_that_is_not_there_or_does_not_answer_in_time() -> None:
+async def test_so_is_one_that_is_not_there_or_does_not_answer_in_time() -> None:
     one, two = Manager(), Manager()
     one.slow.set()
-
-    async def main() -> None:
-        asked = Managers([f"tcp://127.0.0.1:{free_port()}", one.host, two.host], "", 0.5)
+    async with asking(one, two, hosts=[f"tcp://127.0.0.1:{free_port()}"], seconds=0.5) as asked:
         assert await nodes(asked) == []
-        await asked.close()
-
-    with managers(one, two):
-        run(main())
 
 
-def test_of_a_name_that_stands_for_several_each_is_asked() -> None:
+async def test_of_a_name_that_stands_for_several_each_is_asked() -> None:
     """`localhost` for 127.0.0.1, and on most machines for ::1, where nobody listens."""
     one = Manager()
-
-    async def main() -> None:
+    with managers(one):
         asked = Managers([f"tcp://localhost:{one.server_port}"], "", 5.0)
         assert await nodes(asked) == []
         assert asked._host == one.host
         await asked.close()
 
-    with managers(one):
-        run(main())
 
-
-def test_a_connection_that_was_kept_and_has_ended_meanwhile_is_made_anew() -> None:
+async def test_a_connection_that_was_kept_and_has_ended_meanwhile_is_made_anew() -> None:
     one = Manager()
-
-    async def main() -> None:
-        asked = Managers([one.host], "", 5.0)
+    async with asking(one) as asked:
         assert await nodes(asked) == []
         one.status, one.text = 503, "it is being started again"
         with pytest.raises(NoManager):
             await nodes(asked)
-        assert [path for _, path, _ in one.seen].count(NODES) == 3  # by the old connection and by a new one
+        assert times(one) == 3, "by the old connection and by a new one"
         one.status, one.text = 200, "[]"
         assert await nodes(asked) == []
-        await asked.close()
-
-    with managers(one):
-        run(main())
 
 
-def test_what_a_manager_refuses_is_an_answer() -> None:
+async def test_what_a_manager_refuses_is_an_answer() -> None:
     one, two = Manager(403, "the engine proxy lets nothing through to this path"), Manager()
-
-    async def main() -> None:
-        asked = Managers([one.host, two.host], "", 5.0)
+    async with asking(one, two) as asked:
         with pytest.raises(ProviderError, match="refuses with status 403: the engine proxy lets nothing through"):
             await nodes(asked)
-        await asked.close()
-
-    with managers(one, two):
-        run(main())
         assert two.seen == []
 
 
-def test_a_version_that_is_not_the_last_is_told_by_its_text_alone() -> None:
+async def test_a_version_that_is_not_the_last_is_told_by_its_text_alone() -> None:
     one = Manager(500, "rpc error: code = Unknown desc = update out of sequence")
-
-    async def main() -> None:
-        asked = Managers([one.host], "", 5.0)
+    async with asking(one) as asked:
         with pytest.raises(OutOfSequence):
             await nodes(asked)
         one.status, one.text = 200, "[]"
         assert await nodes(asked) == []
-        await asked.close()
-
-    with managers(one):
-        run(main())
 
 
-def test_when_none_answers_all_reasons_are_told_and_nobody_says_no() -> None:
+async def test_when_none_answers_all_reasons_are_told_and_nobody_says_no() -> None:
     one = Manager(503, "This node is not a swarm manager.")
-
-    async def main() -> None:
-        asked = Managers([one.host, f"tcp://127.0.0.1:{free_port()}"], "", 5.0)
-        with pytest.raises(NoManager, match=r"no manager answers: .*not a swarm manager.*Connection refused"):
+    async with asking(one, hosts=[f"tcp://127.0.0.1:{free_port()}"]) as asked:
+        with pytest.raises(NoManager, match=r"no manager answers: .*Connection refused.*not a swarm manager"):
             await nodes(asked)
         one.status, one.text = 200, "[]"
         assert await nodes(asked) == []
-        await asked.close()
-
-    with managers(one):
-        run(main())
 
 
-def test_one_that_was_given_up_while_it_waited_leaves_the_rest_in_order() -> None:
+async def test_one_that_was_given_up_while_it_waited_leaves_the_rest_in_order() -> None:
     one = Manager()
-
-    async def main() -> None:
-        asked = Managers([one.host], "", 60.0)
+    async with asking(one, seconds=60.0) as asked:
         one.slow.set()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.3):
                 await nodes(asked)
         one.slow.clear()
         assert await nodes(asked) == []
-        await asked.close()
-
-    with managers(one):
-        run(main())
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_the_connection_of_one_that_was_given_up_is_closed_once_its_answer_is_there(
+async def test_the_connection_of_one_that_was_given_up_is_closed_once_its_answer_is_there(
     kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a slow machine leaves one open for each command whose time is up."""
@@ -242,9 +204,7 @@ def test_the_connection_of_one_that_was_given_up_is_closed_once_its_answer_is_th
         closed.set()
 
     monkeypatch.setattr(docker.APIClient, "close", noted)
-
-    async def main() -> None:
-        asked = Managers([one.host], "", 30.0)
+    async with asking(one, seconds=30.0) as asked:
         if kept:
             await nodes(asked)
         one.slow.set()
@@ -253,10 +213,6 @@ def test_the_connection_of_one_that_was_given_up_is_closed_once_its_answer_is_th
                 await nodes(asked)
         one.slow.clear()
         assert await asyncio.to_thread(closed.wait, 30.0)
-        await asked.close()
-
-    with managers(one):
-        run(main())
 
 
 def test_an_engine_that_is_not_there_leaves_no_socket_open(tmp_path: Path) -> None:
@@ -277,26 +233,22 @@ def test_an_engine_that_is_not_there_leaves_no_socket_open(tmp_path: Path) -> No
     assert [str(warning.message) for warning in left_open] == []
 
 
-def test_one_that_does_not_say_its_version_leaves_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_does_not_say_its_version_leaves_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Manager()
     closed: list[str] = []
     monkeypatch.setattr(docker.APIClient, "close", lambda client: closed.append(client.base_url))
     monkeypatch.setattr(_Handler, "do_GET", lambda handler: handler._say(500, "odd"))
 
-    async def main() -> None:
+    async with asking(one) as asked:
         with pytest.raises(NoManager):
-            await nodes(Managers([one.host], "", 5.0))
-
-    with managers(one):
-        run(main())
+            await nodes(asked)
         assert closed == [one.host.replace("tcp", "http")]
 
 
-def test_whom_it_asks_and_for_how_long_are_the_settings() -> None:
+async def test_whom_it_asks_and_for_how_long_are_the_settings() -> None:
     one, two = Manager(), Manager()
     one.slow.set()
-
-    async def main() -> None:
+    with managers(one, two):
         alone = Swarm(SwarmSettings(hosts=(one.host,), token="secret", timeout_s=0.3))
         assert "read timeout=0.3" in (await alone.inventory()).error
         await alone.close()
@@ -308,24 +260,17 @@ def test_whom_it_asks_and_for_how_long_are_the_settings() -> None:
 
         await until(answered)
         await both.close()
-
-    with managers(one, two):
-        run(main())
         assert {who for _, _, who in two.seen[1:]} == {"Bearer secret"}
 
 
-def test_the_command_that_makes_a_machine_has_the_time_of_the_settings() -> None:
+async def test_the_command_that_makes_a_machine_has_the_time_of_the_settings() -> None:
     manager = Manager()
-
-    async def main() -> None:
-        sleeps = ("sh", "-c", "exec sleep 1000")
-        swarm = Swarm(SwarmSettings(hosts=(manager.host,), add=sleeps, remove=sleeps, command_s=0.5))
+    sleeps = ("sh", "-c", "exec sleep 1000")
+    swarm = Swarm(SwarmSettings(hosts=(manager.host,), add=sleeps, remove=sleeps, command_s=0.5))
+    with managers(manager):
         with pytest.raises(ProviderError, match=r"sh did not end within 0\.5 s"):
             await swarm.start(StartMachine(worker="n1", kind="cpu", epoch=1, bought=True))
         await swarm.close()
-
-    with managers(manager):
-        run(main())
 
 
 def test_without_docker_py_the_remedy_is_said() -> None:

@@ -74,12 +74,9 @@ def test_functions_of_the_model_itself_are_no_custom_operators_but_their_content
         function = helper.make_function("mine", "Twice", ["a"], ["b"], [node], [helper.make_opsetid("", 17)])
         call = helper.make_node("Twice", ["x"], ["scores"], domain="mine")
         return tiny_models.made(
-            [call],
-            [tiny_models.tensor("x", ["n", 1])],
-            [tiny_models.tensor("scores", ["n", 1])],
-            domains=["mine"],
+            [call], [tiny_models.tensor("x", ["n", 1])], [tiny_models.tensor("scores", ["n", 1])], domains=["mine"],
             functions=[function],
-        )
+        )  # fmt: skip
 
     assert "Add" in onnx_files.operators(read(tmp_path, with_function(helper.make_node("Add", ["a", "a"], ["b"]))))
     with pytest.raises(UploadRejected, match="evil"):

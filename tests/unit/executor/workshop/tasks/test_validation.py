@@ -50,8 +50,7 @@ def zipped(**members: bytes) -> bytes:
 def test_inputs_are_named_by_the_key_or_by_the_model(tmp_path):
     for key in ("x", "pixels"):
         data = read(tmp_path, npz(y=Y, **{key: X.astype("f8")}))
-        assert data.inputs["pixels"].dtype == np.float32
-        assert len(data) == 30
+        assert (data.inputs["pixels"].dtype, len(data)) == (np.float32, 30)
     both = read(tmp_path, npz(a=X, y=Y, **{"x.b": X + 1}), TWO)
     assert float(both.inputs["b"][0, 0]) == 1.0
 
