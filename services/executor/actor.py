@@ -86,12 +86,8 @@ class Executor:
         silence_s = self._failure_timeout + REPORT
         self.dispatchers = KnownDispatchers(subjects, f"{worker}/{name}/{life}", worker, silence_s)
         self._endings = endings = Endings(worker, name, subjects, self.dispatchers, self.answers, self.instances)
-        self._leaves, self._again, self._tell, self._reply = (
-            endings.leaves,
-            endings.again,
-            endings.tell,
-            endings.reply,
-        )
+        self._leaves, self._again = endings.leaves, endings.again
+        self._tell, self._reply = endings.tell, endings.reply
         self._refuse, self._hand_back, self._back = endings.refuse, endings.hand_back, endings.back
         self._runs = BatchRuns(device, settings)
         self._rules = BatchingRules()
@@ -186,6 +182,8 @@ class Executor:
         return self._take(loaded, query, envelope.now)
 
     def _take(self, loaded: Loaded, query: QueuedQuery, now: float) -> Iterable[Effect]:
+        if loaded.comes_late(query, now) and self.dispatchers.may_move(query.route):
+            return (*self._back([query], "deadline"), *self._schedule())  # another instance may still be in time
         self.pending.take(query)
         loaded.queue.push(query)
         if (policy := loaded.policy) is not None and policy.counts:

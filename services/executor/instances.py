@@ -78,6 +78,7 @@ class Loaded:
     running_offline: int = 0  # items
     begun: int = 0  # the number of its last batch, of all on the device
     begun_at: float = 0.0
+    free_at: float = 0.0  # when the first of its batches that run is predicted to end
     since: float = 0.0  # when it began to compute
     computed: float = 0.0  # seconds that it computed before, since the last sample
     contexts: int = 1
@@ -119,6 +120,13 @@ class Loaded:
     def queued(self) -> int:
         """Items that a query which comes now may have to wait for: those that wait or run, without waiting offline work."""
         return self.queue.items - self.queue.offline + self.running_items
+
+    def comes_late(self, query: QueuedQuery, now: float) -> bool:
+        """Whether this query, which comes now, would be late even as the first one after the batches that run."""
+        if self.running < self.contexts:
+            return False
+        takes = self.table.at(query.route.length).seconds(query.items) * self.queue.factor
+        return max(now, self.free_at) + takes > query.route.deadline
 
     def measured(self, items: int, seconds: float, length: int | None = None) -> None:
         """One batch was computed. The live factor, which also corrects this queue's predictions, follows slowly."""
@@ -351,6 +359,7 @@ class BatchRuns:
         if not loaded.running:
             loaded.since = now
         self._busy += self._needed(loaded)
+        loaded.free_at = min(loaded.free_at, now + predicted) if loaded.running else now + predicted
         loaded.running += 1
         loaded.begun, loaded.begun_at = self._number, now
         loaded.running_items += items

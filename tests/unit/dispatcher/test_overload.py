@@ -174,6 +174,19 @@ def test_what_two_dispatchers_send_to_one_instance_is_served_by_an_idle_one() ->
     assert in_time(fleet, asked) == 34
 
 
+def test_what_comes_to_a_batch_that_ends_too_late_for_it_is_served_by_an_idle_one() -> None:
+    """That batch is of another dispatcher's query. At its end it would be too late for an idle instance, too."""
+    fleet = serving(2, variant(base_ms=112.0, per_item_ms=0.0), dispatchers=2)
+    asked = []
+    for _ in range(10):
+        fleet.stage.run(0.3)
+        asked.append(fleet.ask(latency_ms=168.0))
+        fleet.stage.run(0.02)
+        asked.append(fleet.ask(latency_ms=168.0))
+    fleet.stage.run(1.0)
+    assert in_time(fleet, asked) == 20
+
+
 @pytest.mark.parametrize(("priority", "served"), [(1, True), (5, True), (9, False)])
 def test_where_not_all_can_be_in_time_the_larger_number_gives_way(priority: int, served: bool) -> None:
     fleet = serving(1)

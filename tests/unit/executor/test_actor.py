@@ -51,18 +51,16 @@ class Alone:
         at: float = NOW,
         **needs: Any,
     ) -> list[Effect]:
+        inbox = f"_INBOX.{dispatcher}"
         route = Route(
-            uid, 0, attempt, f"_INBOX.{dispatcher}", deadline, NOW, dispatcher, "i", "app", 1, "label",
-            resendable=True, **needs,
-        )  # fmt: skip
+            uid, 0, attempt, inbox, deadline, NOW, dispatcher, "i", "app", 1, "label", resendable=True, **needs
+        )
         return self.tell(Execute(route, BY_REFERENCE), at)
 
-    def take(self, label: str, deadline: float, parent: bytes | None = None, **needs: Any) -> list[Effect]:
+    def take(self, label: str, deadline: float, attempt: int = 0, **needs: Any) -> list[Effect]:
         """A query whose reply subject is its label."""
         body = msgspec.Raw(encode({"inputs": {"x": Tensor("FP32", [1, 2], bytes(8))}}))
-        route = Route(
-            label.encode() * 16, 0, 0, label, deadline, NOW, "d1", "i", "app", 1, label, parent=parent, **needs
-        )
+        route = Route(label.encode() * 16, 0, attempt, label, deadline, NOW, "d1", "i", "app", 1, label, **needs)
         return self.tell(Execute(route, body))
 
     def sample(self) -> InstanceSample:
@@ -268,7 +266,7 @@ def storing(parent: bytes | None = None, **needs: Any) -> tuple[Alone, Do, list[
     """A query with a deadline in 1 s was computed in 0.5 s, and its outputs go to the object store; the effects at that time."""
     settings = Settings(dispatcher=DispatcherSettings(max_inline=1))
     alone = Alone(given=settings)
-    alone.take("u", NOW + 1, parent, **needs)
+    alone.take("u", NOW + 1, parent=parent, **needs)
     run = alone.begin()
     effects = alone.end(run, NOW + 0.5, bytes=4)
     [store] = [e for e in effects if isinstance(e, Do)]
@@ -433,6 +431,19 @@ def test_an_answer_that_is_repeated_for_another_dispatcher_is_charged_as_it_was(
     (_, first), (_, again) = done
     assert again.cost == pytest.approx(first.cost) != 0.0
     assert again.batch == first.batch
+
+
+@pytest.mark.parametrize(("within", "attempt", "goes"), [(0.0049, 0, True), (0.0049, 1, False), (0.0051, 0, False)])
+def test_what_comes_to_a_batch_that_ends_too_late_for_it_goes_back_at_once_for_another_instance(
+    within: float, attempt: int, goes: bool
+) -> None:
+    """One item takes 2.5 ms. What has been back is here since there is no other instance: it may go faster than predicted."""
+    alone = Alone()
+    alone.take("a", NOW + 5)
+    alone.tell(BatchesDue())
+    back = published(alone.take("b", NOW + within, attempt), HandBack)
+    assert [one.reason for _, one in back] == ["deadline"] * goes
+    assert len(alone.actor.pending) == 2 - goes
 
 
 def test_while_others_compute_on_all_cores_what_cannot_wait_is_refused_and_not_kept() -> None:
