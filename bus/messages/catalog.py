@@ -103,6 +103,8 @@ class VariantRecord(Struct, frozen=True, kw_only=True):
 
 
 METRICS = ("top1", "top5", "mae", "rmse")
+LARGEST_BATCH = 1024  # items
+LONGEST_MS = 600_000  # that a batch may take, or wait
 MOST_CONTEXTS = 64  # batches that an instance computes at a time
 ERRORS = frozenset(
     METRICS[2:]
@@ -179,20 +181,29 @@ class Ensemble(Struct, frozen=True, kw_only=True):
 
 
 class BatchingFields(Struct, frozen=True, kw_only=True):
-    """What a rule of batching says beside its policy. services/core/batching.py has the bounds, and which policy reads which."""
+    """What a rule of batching says beside its policy. services/core/batching.py says which policy reads which."""
 
     batch: Annotated[
-        int | None, "Items of a batch: of fixed the size, of the others the most. By default the variant's own largest."
+        int | None,
+        Number(1, LARGEST_BATCH),
+        "Items of a batch: of fixed the size, of the others the most. By default the variant's own largest.",
     ] = None
     slo_ms: Annotated[
         float | None,
+        Number(above=0, most=LONGEST_MS),
         "Milliseconds that a batch may take (aimd, quantile). By default half of what its most urgent query allows.",
     ] = None
-    wait_ms: Annotated[float | None, "Milliseconds that a batch waits for more queries (delayed)."] = None
-    quantum_ms: Annotated[
-        float | None, "Milliseconds over which arrivals are counted (threshold), 0.5 to 10,000. Default: 5."
+    wait_ms: Annotated[
+        float | None, Number(most=LONGEST_MS), "Milliseconds that a batch waits for more queries (delayed)."
     ] = None
-    contexts: Annotated[int | None, "Batches of one instance at a time, 1 to 64. Default: 1."] = None
+    quantum_ms: Annotated[
+        float | None,
+        Number(0.5, 10_000),
+        "Milliseconds over which arrivals are counted (threshold), 0.5 to 10,000. Default: 5.",
+    ] = None
+    contexts: Annotated[
+        int | None, Number(1, MOST_CONTEXTS), "Batches of one instance at a time, 1 to 64. Default: 1."
+    ] = None
 
 
 class BatchingRule(BatchingFields, frozen=True, kw_only=True):

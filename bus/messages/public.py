@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from bus.fields import SHARE, TARGET, TOKEN, TOKEN_OR_NONE, Length, Number, Text, choice
-from bus.messages.catalog import METRICS, MOST_CONTEXTS, Profile, Signature
+from bus.messages.catalog import LARGEST_BATCH, METRICS, MOST_CONTEXTS, Profile, Signature
 
 Code = Literal[
     "bad_request",
@@ -182,7 +182,7 @@ class ContainerReport(Struct, frozen=True, kw_only=True):
 
     signature: Signature
     accuracy: float
-    max_batch: int
+    max_batch: Annotated[int, Number(1, LARGEST_BATCH)]
     profile: Profile
     accuracy_low: float | None = None
     accuracy_high: float | None = None

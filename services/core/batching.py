@@ -3,16 +3,13 @@
 """
 
 from collections.abc import Iterable
-from math import isfinite
 
-from bus.messages.catalog import MOST_CONTEXTS, BatchingRule
+from bus.fields import faults
+from bus.messages.catalog import BatchingRule
 
 SCOPES = ("app", "model", "variant")  # from the widest to the narrowest, which counts
 PREFIX = "batching."
-LARGEST_BATCH = 1024
-LONGEST_MS = 600_000.0
 QUANTUM_MS = 5.0  # of `threshold`, where its rule does not say it (Rafiqi, paper 001, section 3.3)
-SHORTEST_QUANTUM_MS, LONGEST_QUANTUM_MS = 0.5, 10_000.0
 # policy: the fields that it needs, and the fields that it may have
 POLICIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "edf": ((), ("batch", "contexts")),
@@ -47,17 +44,7 @@ def rule_errors(rule: BatchingRule) -> list[str]:
     given = {field for field in FIELDS if getattr(rule, field) is not None}
     wrong = [f"{field}: {rule.policy} needs it" for field in needed if field not in given]
     wrong += [_unused(rule.policy, field) for field in FIELDS if field in given and field not in (*needed, *possible)]
-    if rule.batch is not None and not 1 <= rule.batch <= LARGEST_BATCH:
-        wrong.append(f"batch: must be from 1 to {LARGEST_BATCH} items")
-    if rule.slo_ms is not None and not (isfinite(rule.slo_ms) and 0 < rule.slo_ms <= LONGEST_MS):
-        wrong.append(f"slo_ms: must be above 0 and at most {LONGEST_MS:.0f}")
-    if rule.wait_ms is not None and not (isfinite(rule.wait_ms) and 0 <= rule.wait_ms <= LONGEST_MS):
-        wrong.append(f"wait_ms: must be from 0 to {LONGEST_MS:.0f}")
-    if rule.quantum_ms is not None and not SHORTEST_QUANTUM_MS <= rule.quantum_ms <= LONGEST_QUANTUM_MS:
-        wrong.append(f"quantum_ms: must be from {SHORTEST_QUANTUM_MS:g} to {LONGEST_QUANTUM_MS:.0f}")
-    if rule.contexts is not None and not 1 <= rule.contexts <= MOST_CONTEXTS:
-        wrong.append(f"contexts: must be from 1 to {MOST_CONTEXTS} batches at once")
-    return wrong
+    return wrong + [f"{fault.key}: {fault.reason}" for fault in faults(rule)]
 
 
 def _unused(policy: str, field: str) -> str:

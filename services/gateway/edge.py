@@ -1,6 +1,7 @@
 """A gateway's outside: queries and commands to the system for every protocol, and the servers that open and close with the actor."""
 
 import asyncio
+import logging
 import secrets
 import time
 from collections import Counter
@@ -18,18 +19,20 @@ from bus.messages.verbs import AdminVerb
 from bus.subjects import WITHOUT_APP, Subjects
 from infaas.answers import Answer
 from infaas.client import Client, reply_within
-from infaas.errors import InfaasError, Refused
+from infaas.errors import InfaasError
 from services.core.catalog import Catalog
 from services.core.metric import MetricFamily
 from services.core.settings import GatewaySettings
 from services.core.trace import Span
 from services.core.trace import read as read_trace
 from services.gateway.actor import AwaitClientErrors, Close, Gateway, Serve
-from services.gateway.errors import RequestFailed, failure_of, unavailable, without_subjects
+from services.gateway.errors import RequestFailed, failure_of, unavailable
 from services.gateway.metrics import RequestCounts
 from services.gateway.statistics import Statistics
 from services.shell.clock import now
 from services.shell.metrics.system import SystemPage
+
+log = logging.getLogger(__name__)
 
 CATALOG_WAIT_S = 2.0  # longest wait for a change to reach this gateway's catalogue; the change itself is made
 CATALOG_POLL_S = 0.005
@@ -119,12 +122,12 @@ class GatewayService:
         traceparent: str | None = None,
         protocol: str,
         complete: float | None = None,
-    ) -> Answer | Refused:
-        """The answer to one query, or the system's refusal.
+    ) -> Answer:
+        """The answer to one query.
 
         app: None where the requirements name a model. inputs: input names to tensors (datatype, shape, data) or nested lists.
         requirements: as the client library takes them. timeout: seconds. protocol: its name in metrics. complete: when the request had been read, in Unix
-        seconds: where this process is behind, its objective counts from then. Raises RequestFailed.
+        seconds: where this process is behind, its objective counts from then. Raises RequestFailed, also of refusals.
         """
         if missing := self.actor.missing(now()):
             raise self._ended(app, protocol, 0.0, unavailable(missing))
@@ -139,14 +142,12 @@ class GatewayService:
             timeout = reply_within(requirements.get("deadline")) if timeout is None else timeout
             requirements = self._since(complete, app, requirements)
         try:
-            end = await self.client.query(
-                app, inputs, timeout=timeout, raise_refused=False, traceparent=onward, **requirements
-            )
-            code = end.code if isinstance(end, Refused) else ""
+            answer: Answer = await self.client.query(app, inputs, timeout=timeout, traceparent=onward, **requirements)
+            code = ""
         except InfaasError as error:
-            failure = failure_of(error)
+            failure = failure_from(error)
             code = failure.code
-            raise self._ended(app, protocol, time.perf_counter_ns() - began, failure) from error
+            raise self._ended(app, protocol, time.perf_counter_ns() - began, failure) from None
         finally:
             if trace is not None and trace.recorded:
                 self.span(
@@ -162,13 +163,9 @@ class GatewayService:
                     )
                 )
         spent = time.perf_counter_ns() - began
-        if isinstance(end, Refused):
-            end = without_subjects(end)
-            self._ended(app, protocol, spent, RequestFailed(None, end.message, code=end.code))
-        else:
-            self.counts.queries[protocol, "ok"] += 1
-            self.statistics.answered(app or WITHOUT_APP, end, _items(inputs), spent, now())
-        return end
+        self.counts.queries[protocol, "ok"] += 1
+        self.statistics.answered(app or WITHOUT_APP, answer, _items(inputs), spent, now())
+        return answer
 
     def _since(self, complete: float, app: str | None, requirements: Mapping[str, Any]) -> Mapping[str, Any]:
         """The requirements with the deadline that the objective means for one who had asked by then."""
@@ -187,13 +184,8 @@ class GatewayService:
         return failure
 
     async def command(self, change: AdminVerb) -> dict[str, Any]:
-        """Carry out an operator's verb, as `infaas.admin.<verb>` does. Raises Refused, RequestFailed."""
-        try:
-            return await self.client.admin(**to_builtins(change))
-        except Refused as refused:
-            raise without_subjects(refused) from None
-        except InfaasError as error:
-            raise failure_of(error) from error
+        """Carry out an operator's verb, as `infaas.admin.<verb>` does. Raises InfaasError."""
+        return await self.client.admin(**to_builtins(change))
 
 
 class ClientErrorLog:
@@ -235,6 +227,17 @@ async def wait_until(known: Callable[[], bool]) -> None:
     ends = time.monotonic() + CATALOG_WAIT_S
     while not known() and time.monotonic() < ends:  # noqa: ASYNC110  (the catalogue is not asyncio's)
         await asyncio.sleep(CATALOG_POLL_S)
+
+
+def failure_from(error: BaseException, **about: Any) -> RequestFailed:
+    """The failure for any error. The client gets no details of one that was not expected, only the number under which it is logged."""
+    failure = failure_of(error)
+    if failure is None:
+        number = secrets.token_hex(6)
+        log.error("a request failed", exc_info=error, extra={"request": number, **about})
+        text = f"the gateway failed on this request; it was logged as {number}"
+        failure = RequestFailed(None, text, code="internal")
+    return failure
 
 
 def _discard(span: Span) -> None:

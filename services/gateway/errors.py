@@ -6,7 +6,8 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from bus.port import PayloadTooLarge
-from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout
+from bus.tensors import BadTensor
+from infaas.errors import BadInput, InfaasError, NotConnected, Refused, RegistrationFailed, Timeout
 
 
 class StatusCodes(NamedTuple):
@@ -77,42 +78,48 @@ class RequestFailed(Exception):
         self.headers = dict(headers or {})
 
 
+class BadRequest(RequestFailed):
+    """The body, or a field or parameter of it, is wrong; the text names it and says what would be right."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(None, message)
+
+
 def unavailable(missing: str) -> RequestFailed:
     """The failure of a query that the system cannot answer now. missing: what it lacks."""
     text = f"the system cannot answer now: it lacks {missing}"
     return RequestFailed(None, text, code="unavailable", headers=retry_after("unavailable", None))
 
 
-def without_subjects(refused: Refused) -> Refused:
-    """The refusal without names of subjects: its reader does not see the bus."""
-    text = _RIGHT.sub("the gateway's credentials on the bus do not allow this: ", _SUBJECT.sub("", refused.message))
-    if text == refused.message:
-        return refused
-    return Refused(refused.code, text, closest=refused.closest, retry_after_ms=refused.retry_after_ms, id=refused.id)
-
-
-def failure_of(error: InfaasError) -> RequestFailed:
-    """The failure for an error of the client library; its text names no subject or host."""
-    if isinstance(error, BadInput):
-        if isinstance(error.__cause__, PayloadTooLarge):
+def failure_of(error: BaseException) -> RequestFailed | None:
+    """The failure for an error that was to be expected, whose text names no subject or host; None for any other: a fault of ours."""
+    match error:
+        case RequestFailed():
+            return error
+        case Refused():
+            return _of_refusal(error)
+        case RegistrationFailed():
+            return RequestFailed(422, str(error), code="unsatisfiable")
+        case BadInput() if isinstance(error.__cause__, PayloadTooLarge):
             return RequestFailed(None, "the query is larger than the system takes", code="too_large")
-        return RequestFailed(None, str(error))
-    if isinstance(error, Timeout):
-        return RequestFailed(None, "the system did not answer in time", code="deadline")
-    if isinstance(error, NotConnected):
-        return RequestFailed(None, "the system cannot be reached now", code="unavailable")
-    return RequestFailed(None, "the system's answer could not be used", code="internal")
+        case BadInput() | BadTensor():
+            return BadRequest(str(error))
+        case Timeout():
+            return RequestFailed(None, "the system did not answer in time", code="deadline")
+        case NotConnected():
+            return RequestFailed(None, "the system cannot be reached now", code="unavailable")
+        case InfaasError():
+            return RequestFailed(None, "the system's answer could not be used", code="internal")
+    return None
 
 
-def failure_of_refusal(refused: Refused) -> RequestFailed:
-    """The failure for a refusal of the system."""
-    headers = retry_after(refused.code, refused.retry_after_ms)
+def _of_refusal(refused: Refused) -> RequestFailed:
     more = {"code": refused.code, "closest": refused.closest, "retry_after_ms": refused.retry_after_ms}
     failure = RequestFailed(
         None,
-        refused.message,
+        _RIGHT.sub("the gateway's credentials on the bus do not allow this: ", _SUBJECT.sub("", refused.message)),
         code=refused.code,
-        headers=headers,
+        headers=retry_after(refused.code, refused.retry_after_ms),
         more={name: value for name, value in more.items() if value is not None},
     )
     failure.passed_on = True

@@ -1,12 +1,16 @@
-"""Checks of JSON texts: the memory that they would take, and duplicate names. Pure."""
+"""Bodies in JSON: the memory that they would take, names that come twice, and objects as messages. Pure."""
 
 import json
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+from msgspec import NODEFAULT, Struct
 
-from services.gateway.errors import RequestFailed
+from bus.codec import DECODE_ERRORS, explain
+from bus.fields import faults, fields_of
+from services.gateway.errors import BadRequest, RequestFailed
 
 UNCHECKED_JSON = 2**18  # bytes of JSON that are decoded without an estimate of their memory
 MAX_JSON_MEMORY = 48 * 2**20  # bytes of memory that decoded JSON may take, about
@@ -33,16 +37,80 @@ def check_json_size(text: bytes, end: int | None = None) -> None:
     if memory > MAX_JSON_MEMORY:
         try:
             _skip(memoryview(text)[:end])
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            deep = isinstance(error, RecursionError)
-            raise RequestFailed(
-                None, "the JSON is nested too deeply" if deep else f"the body is not JSON: {error}"
-            ) from error
+        except DECODE_ERRORS as error:
+            raise BadRequest(json_fault(error)) from error
         raise RequestFailed(
             None,
             f"as JSON this would take more than {MAX_JSON_MEMORY // 2**20} MiB of memory: send large tensors as binary data, or in parts",
             code="too_large",
         )
+
+
+def json_fault(error: Exception) -> str:
+    """What a text's decoder found wrong (one of DECODE_ERRORS), in words for its sender."""
+    if isinstance(error, RecursionError):
+        return "the JSON is nested too deeply"
+    if isinstance(error, msgspec.ValidationError):
+        return explain(error)
+    return f"the body is not JSON: {'it is not UTF-8' if isinstance(error, UnicodeDecodeError) else error}"
+
+
+_decode = msgspec.json.Decoder().decode
+_Message = TypeVar("_Message", bound=Struct)
+
+
+def read_object(text: bytes) -> dict[str, Any]:
+    """The JSON object in a body; {} where that is empty. Raises BadRequest."""
+    try:
+        found = _decode(text) if text else {}
+    except DECODE_ERRORS as error:
+        raise BadRequest(json_fault(error)) from error
+    if not isinstance(found, dict):
+        raise BadRequest("the body must be a JSON object")
+    if may_have_more_names(text, _quotes(found)) and (again := find_duplicate(text or b"{}")):
+        raise BadRequest(again)
+    return found
+
+
+def _quotes(found: Mapping[str, Any]) -> int:
+    """The number of quotation marks in an object's JSON, where it holds only scalars and lists of numbers; else UNKNOWN."""
+    scalars: dict[str, Any] = {}
+    for name, value in found.items():
+        first = value
+        while isinstance(first, list) and first:
+            first = first[0]
+        scalars[name] = 0 if isinstance(value, list) and isinstance(first, int | float) else value
+    return quotes(scalars)
+
+
+def fitted(given: Any, kind: type[_Message], key: str = "", *, strict: bool = True) -> _Message:
+    """A decoded object as a message, checked by the annotations of its fields. null says nothing of a field.
+
+    key: of the object in the request. strict: a text is no number. Raises BadRequest, which names the field and says what would be right.
+    """
+    at = f"{key}." if key else ""
+    fields = dict(zip(kind.__struct_encode_fields__, fields_of(kind).values(), strict=True))
+    if not isinstance(given, dict):
+        raise BadRequest(f"{key or 'the body'}: must be an object with {', '.join(fields)}")
+    if unread := [name for name in given if name not in fields]:
+        raise BadRequest(f"{at}{unread[0][:80]}: nothing reads it here; there are {', '.join(fields)}")
+    told = {name: value for name, value in given.items() if value is not None}
+    for name, field in fields.items():
+        if field.default is NODEFAULT and name not in told:
+            raise BadRequest(f"{at}{name} is missing. {field.meaning}")
+    try:
+        found = msgspec.convert(told, kind, strict=strict)
+    except msgspec.ValidationError as error:
+        wrong = _WHERE.search(text := explain(error))
+        name = "" if wrong is None else wrong[1]
+        meaning = f". {fields[name].meaning}" if name in fields else ""
+        raise BadRequest(f"{at}{name}: {text}{meaning}") from error
+    for fault in faults(found, key):
+        raise BadRequest(f"{fault.key}: {fault.reason}")
+    return found
+
+
+_WHERE = re.compile(r"at field `(\w+)")
 
 
 class _Duplicate(ValueError):

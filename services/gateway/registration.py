@@ -7,62 +7,67 @@ taken it over. Two registrations run at a time: each has whole files in memory o
 import asyncio
 import base64
 import binascii
-from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from bus.messages.public import RegistrationStatus
-from infaas.errors import InfaasError, Refused, RegistrationFailed
+import msgspec
+from msgspec import Struct
+
+from bus.fields import choice, fields_of
+from bus.messages.public import Register, RegistrationStatus
 from infaas.registering import ENDINGS
 from services.core.hosts import allowed_hosts
 from services.core.settings import GatewaySettings, listed
 from services.gateway.download import DownloadFailed, DownloadRules, NotAllowed, download
 from services.gateway.edge import GatewayService
-from services.gateway.errors import RequestFailed, failure_of, without_subjects
+from services.gateway.errors import BadRequest, RequestFailed
 
 MAX_REGISTRATIONS = 2  # at a time
 MAX_LABELS = 64 * 1024  # bytes of a file of labels
-VALIDATION_MISSING = (
-    "validation is missing: an .npz file of numpy with at least 20 labelled items, as"
-    ' {"blob": base64} or {"URL": ...}; accuracy is measured on it, and no model is served unmeasured'
-)
+FORMATS = tuple(dict.fromkeys(ENDINGS.values()))
 
 
 class BadAllowedHosts(Exception):
     """The setting gateway.register_hosts has an entry that is not a host; the text names it."""
 
 
-class FileSource(NamedTuple):
-    """A file as a request gives it, by its URL or as base64. field: its name in the request, for errors."""
+class FileSource(Struct, frozen=True, forbid_unknown_fields=True):
+    """A file as a request gives it: one of both."""
 
-    field: str
-    url: str | None = None
-    blob: str | None = None
-
-
-class RegistrationRequest(NamedTuple):
-    """A model to register. app: `_` for none. more: further arguments of the client library's `register`."""
-
-    app: str
-    model: str
-    source: FileSource
-    validation: FileSource
-    labels: FileSource | tuple[str, ...] = ()
-    format: str | None = None
-    more: Mapping[str, Any] = {}
+    url: Annotated[str | None, "At a host that gateway.register_hosts names."] = msgspec.field(default=None, name="URL")
+    blob: Annotated[str | None, "Its bytes as base64."] = None
 
 
-def file_source(value: Any, field: str) -> FileSource:
-    """The file that a field gives: `{"URL": ...}` or `{"blob": ...}`, in any case, or a URL alone. Raises RequestFailed."""
-    if isinstance(value, str):
-        return FileSource(field, url=value)
-    if isinstance(value, Mapping) and len(value) == 1:
-        [(name, text)] = value.items()
-        if isinstance(text, str) and name.lower() in ("url", "blob"):
-            return FileSource(field, **{name.lower(): text})
-    raise RequestFailed(None, f'{field}: give {{"URL": "https://..."}} or {{"blob": "base64"}}')
+MODEL_FILE = 'The model\'s file, which holds its weights: {"URL": "https://..."} or {"blob": base64}.'
+
+
+def optional(*names: str) -> list[tuple[str, Any, Any]]:
+    """Fields of a registration that a request may leave out, as `defstruct` takes fields."""
+    known = [fields_of(Register)[name] for name in names]
+    return [(one.name, Annotated[one.type | None, one.rule, one.meaning], None) for one in known]
+
+
+_of_register: Any = msgspec.defstruct(
+    "_of_register", optional("metric", "inputs_key", "labels_key", "task"), frozen=True, kw_only=True
+)
+
+
+class ModelFiles(_of_register, frozen=True, kw_only=True):  # type: ignore[misc, call-arg]  # made of the message's fields
+    """What a request says of a model, beside its name and version. A text in place of a file is its URL."""
+
+    validation: Annotated[
+        str | FileSource,
+        'An .npz file of numpy with at least 20 labelled items, as {"blob": base64} or {"URL": ...}: accuracy is measured on it, and no '
+        "model is served unmeasured.",
+    ]
+    labels: Annotated[
+        list[str] | FileSource | None, "Names of the classes: a list, or a text in UTF-8 with one a line."
+    ] = None
+    format: Annotated[
+        str | None, choice(*FORMATS), "Of the model's file. Default: as its URL's ending says, else onnx."
+    ] = None
 
 
 class ModelRegistration:
@@ -73,61 +78,65 @@ class ModelRegistration:
         self._rules = download_rules(service.settings)
         self._slots = asyncio.Semaphore(MAX_REGISTRATIONS)
 
-    async def register(self, request: RegistrationRequest) -> RegistrationStatus:
-        """Fetch the files, upload them, and wait until the model's variants are measured. Raises RequestFailed, Refused."""
-        kind = request.format or _format(request.source)
-        if kind not in ENDINGS.values():
-            raise RequestFailed(None, f"format: must be one of {', '.join(dict.fromkeys(ENDINGS.values()))}")
+    async def register(
+        self,
+        app: str,
+        model: str,
+        version: str | None,
+        files: ModelFiles,
+        source: str | FileSource | None,
+        at: str = "",
+    ) -> RegistrationStatus:
+        """Fetch the files, upload them, and wait until the model's variants are measured. Raises RequestFailed, InfaasError.
+
+        app: `_` for none. source: the model's file. at: of the model in the request, for errors.
+        """
+        given = {name: value for name, value in msgspec.structs.asdict(files).items() if value is not None}
         async with self._slots:
             with TemporaryDirectory(prefix="infaas-gateway-") as directory:
-                model, validation = Path(directory) / "model", Path(directory) / "validation.npz"
-                await self._put(request.source, model)
-                await self._put(request.validation, validation)
-                labels = await self._labels(request.labels, Path(directory) / "labels.txt")
-                try:
-                    return await self._service.client.register(
-                        model,
-                        app=request.app,
-                        model=request.model,
-                        validation=validation,
-                        format=kind,
-                        labels=labels,
-                        **request.more,
-                    )
-                except Refused as refused:
-                    raise without_subjects(refused) from None
-                except RegistrationFailed as error:
-                    raise RequestFailed(422, str(error), code="unsatisfiable") from error
-                except InfaasError as error:
-                    raise failure_of(error) from error
+                there = Path(directory)
+                await self._put(source, f"{at}model", there / "model")
+                await self._put(files.validation, f"{at}validation", there / "validation.npz")
+                more = {name: given[name] for name in given if name in Register.__struct_fields__} | {
+                    "app": app,
+                    "model": model,
+                    "version": version,
+                    "validation": there / "validation.npz",
+                    "format": files.format or _format(source),
+                    "labels": await self._labels(files.labels, f"{at}labels", there / "labels.txt"),
+                }
+                return await self._service.client.register(there / "model", **more)
 
-    async def _labels(self, given: FileSource | tuple[str, ...], path: Path) -> tuple[str, ...]:
+    async def _labels(self, given: list[str] | FileSource | None, at: str, path: Path) -> list[str]:
         if not isinstance(given, FileSource):
-            return given
-        await self._put(given, path, MAX_LABELS)
+            return given or []
+        await self._put(given, at, path, MAX_LABELS)
         try:
             text = await asyncio.to_thread(path.read_text, "utf-8")
-            return tuple(line.strip() for line in text.splitlines() if line.strip())
+            return [line.strip() for line in text.splitlines() if line.strip()]
         except UnicodeDecodeError as error:
-            raise RequestFailed(None, "labels: must be a text in UTF-8, one label a line") from error
+            raise BadRequest(f"{at}: must be a text in UTF-8, one label a line") from error
 
-    async def _put(self, part: FileSource, path: Path, most: int | None = None) -> None:
+    async def _put(self, given: str | FileSource | None, at: str, path: Path, most: int | None = None) -> None:
+        part = given if isinstance(given, FileSource) else FileSource(url=given)
+        if (part.url is None) == (part.blob is None):
+            raise BadRequest(f'{at}: give {{"URL": "https://..."}} or {{"blob": "base64"}}')
         rules = self._rules if most is None else self._rules._replace(max_bytes=most)
         if part.blob is not None:
-            data = await asyncio.to_thread(decoded, part)
+            data = await asyncio.to_thread(decoded, part.blob, at)
             if len(data) > rules.max_bytes:
-                raise RequestFailed(None, f"{part.field}: is larger than {rules.max_bytes} bytes", code="too_large")
+                raise RequestFailed(None, f"{at}: is larger than {rules.max_bytes} bytes", code="too_large")
             await asyncio.to_thread(path.write_bytes, data)
             return
         try:
             await asyncio.to_thread(download, part.url or "", path, rules)
         except NotAllowed as error:
             raise RequestFailed(
-                None, f"{part.field}: {error}", code="forbidden" if error.forbidden else "bad_request"
+                None, f"{at}: {error}", code="forbidden" if error.forbidden else "bad_request"
             ) from error
         except DownloadFailed as error:
             code = "too_large" if error.status == 413 else "unavailable"
-            raise RequestFailed(error.status, f"{part.field}: {error}", code=code) from error
+            raise RequestFailed(error.status, f"{at}: {error}", code=code) from error
 
 
 def download_rules(settings: GatewaySettings) -> DownloadRules:
@@ -138,18 +147,19 @@ def download_rules(settings: GatewaySettings) -> DownloadRules:
         raise BadAllowedHosts(f"gateway.register_hosts: {error}") from error
 
 
-def decoded(part: FileSource) -> bytes:
-    """The bytes of an inline file. Raises RequestFailed."""
+def decoded(blob: str, at: str) -> bytes:
+    """The bytes of an inline file. Raises BadRequest."""
     try:
-        return base64.b64decode(part.blob or "", validate=True)
+        return base64.b64decode(blob, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise RequestFailed(None, f"{part.field}.blob: must be base64: {error}") from error
+        raise BadRequest(f"{at}.blob: must be base64: {error}") from error
 
 
-def _format(source: FileSource) -> str:
+def _format(source: str | FileSource | None) -> str:
     """The format that the URL's ending says; ONNX where it says none."""
+    url = source.url if isinstance(source, FileSource) else source
     try:
-        suffix = Path(urlsplit(source.url or "").path).suffix.lower()
+        suffix = Path(urlsplit(url or "").path).suffix.lower()
     except ValueError:
         suffix = ""
     return ENDINGS.get(suffix, "onnx")

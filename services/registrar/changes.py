@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from msgspec import Struct
 from msgspec.structs import fields, replace
 
-from bus.messages.catalog import AppRecord, BatchingRule, VariantRecord
+from bus.messages.catalog import LARGEST_BATCH, AppRecord, BatchingRule, VariantRecord
 from bus.messages.public import Error
 from bus.messages.verbs import (
     AddApp,
@@ -29,7 +29,7 @@ from bus.messages.verbs import (
     UnlinkModel,
 )
 from bus.subjects import WITHOUT_APP
-from services.core.batching import FIELDS, LARGEST_BATCH, rule_errors
+from services.core.batching import FIELDS, rule_errors
 from services.core.catalog import Catalog
 from services.core.placement import REMOTE
 from services.registrar.checks import CONTAINER, default_fault, selection_errors

@@ -18,7 +18,6 @@ POLICIES = ("exp3", "exp4", "majority", "weighted")
 IMPORT_PATH = re.compile(r"(?=.{3,200}\Z)[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*\Z", re.ASCII)
 NO_SELECTION = Ensemble()
 LEARNING = ("exp3", "exp4")  # policies that learn at the rate `eta`; a class of one's own gets none
-MOST_BATCH = 1024
 MOST_DEFAULT = 64 * 1024  # bytes of a default output: every service keeps the whole catalogue in memory
 READ_BY_VERBS = frozenset(name for kind in ADMIN_VERBS.values() for name in body_of(kind))
 
@@ -66,8 +65,6 @@ def _container_fields(request: Register) -> list[str]:
         wrong.append("dry_run: a container is inspected in its own process: `infaas container --dry-run`")
     if not report.signature.inputs or not report.signature.outputs:
         wrong.append("container.signature: must have inputs and outputs")
-    if not 1 <= report.max_batch <= MOST_BATCH:
-        wrong.append(f"container.max_batch: must be 1 to {MOST_BATCH}")
     return wrong
 
 

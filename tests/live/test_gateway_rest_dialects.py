@@ -209,10 +209,13 @@ def test_batching_is_set_while_instances_serve_and_a_wrong_rule_refused(place: P
     assert eventually(lambda: sizes() == {3}), sizes()
     assert eventually(lambda: shown() == {"fixed"}), shown()
     for wrong, word in (
-        ({"model": "logreg", "policy": "threshold", "quantum_ms": 0}, "quantum_ms: must be from 0.5 to 10000"),
-        ({"model": "logreg", "policy": "edf", "contexts": 0}, "contexts: must be from 1 to 64"),
-        ({"model": "logreg", "policy": "edf", "contexts": 10**6}, "contexts: must be from 1 to 64"),
-        ({"model": "logreg", "policy": "fixed", "batch": 0}, "batch: must be from 1 to 1024"),
+        (
+            {"model": "logreg", "policy": "threshold", "quantum_ms": 0},
+            "quantum_ms: must be at least 0.5 and at most 10000",
+        ),
+        ({"model": "logreg", "policy": "edf", "contexts": 0}, "contexts: must be at least 1 and at most 64"),
+        ({"model": "logreg", "policy": "edf", "contexts": 10**6}, "contexts: must be at least 1 and at most 64"),
+        ({"model": "logreg", "policy": "fixed", "batch": 0}, "batch: must be at least 1 and at most 1024"),
         ({"model": "logreg", "policy": "fixed", "batch": "3"}, "batch"),
         ({"model": "nobody", "policy": "aimd"}, "model: there is no model nobody"),
         ({"policy": "aimd"}, "exactly one of app, model, variant"),
@@ -271,7 +274,7 @@ def test_a_selection_is_set_over_http_and_a_wrong_one_refused(place: Place) -> N
         ({"policy": "exp5"}, "policy: must be one of"),
         ({"policy": "exp4", "members": ["nobody"]}, "members: app several does not link nobody; it links logreg"),
         ({"policy": "exp4", "members": "logreg"}, "members"),
-        ({"policy": "exp4", "members": [1]}, "members: must be a list of names"),
+        ({"policy": "exp4", "members": [1]}, "members: Expected `str`"),
         ({"policy": "exp4", "eta": "0.1"}, "eta"),
         ({"cache_mb": -1}, "cache_mb: must be at least 0"),
     ):

@@ -33,7 +33,7 @@ from services.executor.backends.base import checked_outputs
 from services.executor.backends.remote_tensors import infer_outputs, infer_request, model_of
 from services.executor.queue import QueuedQuery
 from services.executor.workshop.sandbox.protocol import UploadRejected
-from services.gateway.clipper.inputs import tensors_of
+from services.gateway.clipper.bodies import tensors_of
 from services.gateway.oip import infer
 from services.gateway.oip.models import ServedModel, config
 from services.gateway.rafiqi.images import tensor_of

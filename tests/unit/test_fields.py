@@ -13,11 +13,12 @@ from bus.fields import TOKEN, Checked, Fault, Length, Number, Text, check_of, ch
 from bus.messages.public import Requirements
 from infaas.cli.options import NeedOptions
 from infaas.queries import Needs
-from services.gateway.oip.parameters import NEEDS, BadParameter, requirements_of
+from services.gateway.errors import BadRequest
+from services.gateway.oip.parameters import NEEDS, requirements_of
 from services.simulation.scenario import model
 from services.simulation.scenario.toml import Location, ScenarioError, struct_at
 from tools.asyncapi.schema import schemas
-from tools.openapi.operation import fields
+from tools.openapi.operation import properties
 
 ELSEWHERE = {
     "mae",
@@ -66,10 +67,10 @@ def test_bounds_are_said_in_words_and_in_json_schema() -> None:
         "above": "seconds, above 0", "below": "at least -1 and below 1", "zero": "0 (none), or at least 5 and at most 9",
         "unset": "at least 0 and at most 1", "kind": "one of a, b|c", "short": "1 to 3 characters long",
     }  # fmt: skip
-    assert fields(Every, "above", "below", "short") == {
-        "above": {"type": "number", "exclusiveMinimum": 0, "description": "Seconds."},
-        "below": {"type": "number", "minimum": -1, "exclusiveMaximum": 1, "description": "Below one."},
-        "short": {"type": "string", "minLength": 1, "maxLength": 3},
+    assert {name: properties(Every)[name] for name in ("above", "below", "short")} == {
+        "above": {"type": ["number", "null"], "exclusiveMinimum": 0, "description": "Seconds."},
+        "below": {"type": "number", "minimum": -1, "exclusiveMaximum": 1, "default": 0.0, "description": "Below one."},
+        "short": {"type": "string", "minLength": 1, "maxLength": 3, "default": "x"},
     }
     assert (known["unset"].absent, known["above"].type, known["below"].default) == (("UNSET", "None"), float, 0.0)
 
@@ -136,7 +137,7 @@ def test_no_door_has_a_need_that_no_message_has() -> None:
 def test_all_doors_refuse_in_the_same_words(name: str, value: Any) -> None:
     wrong = check_of(Requirements)(Requirements(**{name: value}))
     assert wrong is not None
-    with pytest.raises(BadParameter) as refused:
+    with pytest.raises(BadRequest) as refused:
         requirements_of({name: value}, 0.0)
     assert str(refused.value) == f"parameters.{wrong}"
     with pytest.raises(ScenarioError) as read:

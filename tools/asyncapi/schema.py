@@ -41,8 +41,13 @@ def schemas(messages: Iterable[type]) -> dict[str, Schema]:
     """Schemas by type name, of these message types and all that they contain, sorted by name."""
     found: dict[str, Schema] = {}
     for message in messages:
-        _convert(typed.type_info(message), found)
+        schema_of(message, found)
     return dict(sorted(found.items()))
+
+
+def schema_of(kind: Any, found: dict[str, Schema]) -> Schema:
+    """The schema of any type. Those of the structs in it go to `found`, by name."""
+    return _convert(typed.type_info(kind), found)
 
 
 def _struct(info: typed.StructType, found: dict[str, Schema]) -> Schema:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tools.openapi import clipper, oip, rafiqi
-from tools.openapi.operation import ALWAYS, BODY, FLAG, OBJECT, TEXT, Operation, Schema, record
+from tools.openapi.operation import ALWAYS, BODY, FLAG, FOUND, OBJECT, TEXT, Operation, Schema, record
 
 _PARAMETERS = {
     "app": "Name of an app.",
@@ -119,4 +119,4 @@ def _id(operation: Operation) -> str:
 
 
 def _schemas() -> dict[str, Schema]:
-    return dict(sorted({**oip.SCHEMAS, **clipper.SCHEMAS, **rafiqi.SCHEMAS}.items()))
+    return dict(sorted({**oip.SCHEMAS, **clipper.SCHEMAS, **rafiqi.SCHEMAS, **FOUND}.items()))

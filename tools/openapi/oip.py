@@ -4,13 +4,24 @@ from collections.abc import Iterator
 
 from bus.datatypes import DATATYPES
 from bus.messages.public import Requirements
-from services.gateway.oip.infer import GivenInput, InferJson, WantedOutput
+from services.gateway.oip.infer import InferJson
 from services.gateway.oip.parameters import NEEDS
-from tools.openapi.operation import FLAG, NUMBER, TEXT, WHOLE, Operation, Schema, array, fields, record, ref
+from tools.openapi.operation import (
+    FLAG,
+    FOUND,
+    NUMBER,
+    TEXT,
+    WHOLE,
+    Operation,
+    Schema,
+    array,
+    properties,
+    record,
+    ref,
+    schema,
+)
 
 TAG = "Open Inference Protocol"
-# Schemas of bodies that structs decode; a test compares their fields.
-STRUCTS = {"InferenceRequest": InferJson, "Input": GivenInput, "WantedOutput": WantedOutput}
 _UNKNOWN = {404: "No such app, model, version or variant."}
 _ENDS = {
     **_UNKNOWN,
@@ -29,7 +40,7 @@ _TENSOR_DATA: Schema = {
     "description": "The elements, flat in row-major order or nested as the shape says; left out where "
     "parameters.binary_data_size says how many raw bytes after the JSON are this tensor's.",
 }
-_NEEDS = fields(Requirements, *NEEDS)
+_NEEDS = {name: properties(Requirements)[name] for name in NEEDS}
 _REQUIREMENTS: Schema = {
     "type": ["object", "null"],
     "description": "Requirements of the query (extension `modelless`) and Triton's `priority` and `timeout`.",
@@ -47,16 +58,6 @@ _REQUIREMENTS: Schema = {
 }
 
 SCHEMAS: dict[str, Schema] = {
-    "InferenceRequest": record(
-        "inputs", id={"type": ["string", "null"]}, parameters=_REQUIREMENTS, inputs=array(ref("Input")),
-        outputs={"type": ["array", "null"], "items": ref("WantedOutput")},
-    ),
-    "Input": record(
-        "name", "shape", "datatype",
-        name=TEXT, shape=array({**WHOLE, "minimum": 0}), datatype={"enum": _DATATYPES}, data=_TENSOR_DATA,
-        parameters={"type": ["object", "null"]},
-    ),
-    "WantedOutput": record("name", name=TEXT, parameters={"type": ["object", "null"]}),
     "Error": record("error", error=TEXT),
     "TensorMetadata": record("name", "datatype", "shape", name=TEXT, datatype={"enum": _DATATYPES}, shape=array(WHOLE)),
     "ModelMetadata": record(
@@ -95,6 +96,11 @@ SCHEMAS: dict[str, Schema] = {
 
 def operations() -> Iterator[Operation]:
     """All operations below /v2."""
+    request = schema(InferJson)
+    FOUND["InferJson"]["properties"] |= {"parameters": _REQUIREMENTS}
+    FOUND["GivenInput"]["properties"] |= {
+        "shape": array({**WHOLE, "minimum": 0}), "datatype": {"enum": _DATATYPES}, "data": _TENSOR_DATA,
+    }  # fmt: skip
     stats = record("model_stats", model_stats=array(ref("ModelStatistics")))
     live, ready = record("live", live=FLAG), record("ready", ready=FLAG, missing=TEXT)
     yield _get("/v2", "The server's name, version and extensions.", ref("ServerMetadata"))
@@ -115,7 +121,7 @@ def operations() -> Iterator[Operation]:
             TAG,
             "One query: to a model, or to an app with requirements of the answer.",
             ref("InferenceResponse"),
-            body=ref("InferenceRequest"),
+            body=request,
             statuses=_ENDS,
             raw=("application/octet-stream",),
             raw_replies=("application/octet-stream",),

@@ -3,9 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from msgspec import Struct
-
-from bus.fields import fields_of
+from tools.asyncapi.schema import schema_of
 
 Schema = Mapping[str, Any]
 
@@ -46,19 +44,19 @@ def record(*required: str, **properties: Schema) -> Schema:
     return {"type": "object", "properties": properties, **({"required": list(required)} if required else {})}
 
 
-_TYPES = {float: NUMBER, int: WHOLE, bool: FLAG, str: TEXT, list[str]: array(TEXT)}
+def schema(kind: Any) -> Schema:
+    """The schema of a type, by the annotations of its fields; those of structs are the document's components (`FOUND`)."""
+    return schema_of(kind, FOUND)
 
 
-def fields(message: type[Struct], *names: str) -> dict[str, Schema]:
-    """The schemas of these fields of a message, with their bounds and meanings; without names, of all whose values are plain."""
-    known = fields_of(message)
-    found: dict[str, Schema] = {}
-    for field in (known[name] for name in names or known if names or known[name].type in _TYPES):
-        bounds = {} if field.rule is None else field.rule.schema
-        schema = {**_TYPES[field.type]}
-        schema |= {"items": {**TEXT, **bounds}} if field.type == list[str] else bounds
-        found[field.name] = {**schema, "description": field.meaning} if field.meaning else schema
-    return found
+FOUND: dict[str, dict[str, Any]] = {}
+
+
+def properties(kind: Any) -> dict[str, Schema]:
+    """The schemas of a struct's fields by name, where the struct itself is no component."""
+    found: dict[str, dict[str, Any]] = {}
+    schema_of(kind, found)
+    return dict(found[kind.__name__]["properties"])
 
 
 class Operation(NamedTuple):

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from tools.openapi.operation import FLAG, NUMBER, TEXT, WHOLE, Operation, Schema, array, record, ref
+from services.gateway.rafiqi.rest import RafiqiModel, Tuning
+from tools.openapi.operation import FLAG, TEXT, WHOLE, Operation, Schema, array, properties, record, ref, schema
 
 TAG = "Rafiqi"
 _IMAGES = ("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp", "application/octet-stream")
@@ -11,11 +12,6 @@ SCHEMAS: dict[str, Schema] = {
     "Guess": record(
         "confidence", "label",
         confidence={"type": ["number", "null"]}, label=TEXT, default=FLAG, default_explanation={"type": ["string", "null"]},
-    ),
-    "RafiqiModel": record(
-        "model", "validation",
-        model=ref("File"), validation=ref("File"), labels={"anyOf": [array(TEXT), ref("File")]},
-        format=TEXT, version=TEXT, metric=TEXT, task=TEXT, inputs_key=TEXT, labels_key=TEXT, latency_ms=NUMBER, default_output={},
     ),
 }  # fmt: skip
 
@@ -28,7 +24,7 @@ def operations() -> Iterator[Operation]:
         "GET", "/change_params", TAG,
         "Batch by threshold from the next batch on: one model, or all that there are. quanta: ms over which arrivals are counted, 5 without"
         " it. batchSize: the most items of a batch, and of the threshold.",
-        changed, statuses={404: "No such model."}, queries={"quanta": NUMBER, "batchSize": WHOLE, "model_name": TEXT}, operator=True,
+        changed, statuses={404: "No such model."}, queries=properties(Tuning), operator=True,
     )  # fmt: skip
     yield Operation(
         "POST", "/classify", TAG, "The most likely classes of an image, of a .npy file's items, or of an array's own bytes.",
@@ -44,7 +40,7 @@ def operations() -> Iterator[Operation]:
     yield Operation(
         "POST", "/register", TAG, "Register models, each as an app of its name, and measure them; replies when that is done.",
         changed,
-        body=record("models", models={"type": "object", "additionalProperties": ref("RafiqiModel")}),
+        body=record("models", models={"type": "object", "additionalProperties": schema(RafiqiModel)}),
         statuses={422: "A model cannot be served.", 502: "A file cannot be fetched.", 504: "A file did not come in time."},
         operator=True,
     )  # fmt: skip

@@ -1,19 +1,23 @@
 """/admin/*: Clipper's management of applications, links, models and versions, by the verbs of `infaas.admin`."""
 
 import json
-from collections.abc import Awaitable, Callable
-from typing import Any, get_origin
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from inspect import signature
+from typing import Annotated, Any, get_type_hints
 
-import msgspec
-from msgspec import NODEFAULT
+from msgspec import NODEFAULT, UNSET, Struct, defstruct
+from msgspec.structs import asdict
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
-from bus.codec import explain
-from bus.fields import Field
+from bus.fields import Checked, Fault, Number, choice, hints_of
+from bus.messages.catalog import LARGEST_BATCH
 from bus.messages.verbs import (
+    DEFAULT_OUTPUT,
+    INPUT_TYPES,
     AddApp,
     AdminVerb,
+    App,
     DeleteApp,
     DeleteVersion,
     DeployPipeline,
@@ -27,38 +31,64 @@ from bus.messages.verbs import (
     body_of,
 )
 from bus.subjects import WITHOUT_APP
-from infaas.errors import InfaasError, Refused
-from services.core.batching import LARGEST_BATCH
 from services.core.catalog import Catalog
-from services.gateway.clipper import bodies
 from services.gateway.clipper.bodies import (
-    PROCESSING_ERROR,
-    REQUEST_ERROR,
-    ClipperError,
-    clipper_refusal,
-    field,
-    read_object,
-    read_version,
+    ClipperApplication,
+    ClipperContainer,
+    ClipperModel,
+    User,
+    VersionOrNone,
+    all_models,
+    describe_app,
+    describe_model,
+    list_containers,
+    model_id,
 )
 from services.gateway.edge import GatewayService, wait_until
-from services.gateway.errors import failure_of
+from services.gateway.errors import BadRequest, RequestFailed
 from services.gateway.http.bodies import JsonReply, json_body
-from services.gateway.registration import (
-    VALIDATION_MISSING,
-    FileSource,
-    ModelRegistration,
-    RegistrationRequest,
-    file_source,
-)
+from services.gateway.json_checks import fitted, read_object
+from services.gateway.registration import MODEL_FILE, FileSource, ModelFiles, ModelRegistration
 
 SUCCESS = "Success!"
 # Verbs that Clipper has none like. Each has a path of its name.
 OWN: tuple[type[AdminVerb], ...] = (SetTarget, SetSelection, SetBatching, SetPipeline, DeployPipeline)
-Body = dict[str, Any]
+Endpoint = Callable[[Request], Awaitable[PlainTextResponse | JsonReply]]
+
+
+Version = Annotated[str | int, "Of the model."]
+ModelName = Annotated[str, "Of the model."]
+ModelNames = Annotated[list[str], "At least one."]
+AppName = Annotated[str, "Of the application."]
+InputType = Annotated[str, choice(*INPUT_TYPES), "Of the application's inputs."]
+Objective = Annotated[float, Number(above=0), "The application's latency objective, in microseconds."]
+DefaultOutput = Annotated[Any, DEFAULT_OUTPUT]
+Verbose = Annotated[bool, "All about them instead of their names."]
+
+
+class NewModel(ModelFiles, Checked, frozen=True, kw_only=True):
+    """A version of a model to register."""
+
+    model_name: ModelName
+    model_version: VersionOrNone = None
+    model: Annotated[str | FileSource | None, MODEL_FILE] = None
+    model_data_path: Annotated[str | None, "A URL, in place of `model`."] = None
+    batch_size: Annotated[int | None, Number(-1, LARGEST_BATCH), "Of every batch; -1: as large as deadlines allow."] = (
+        None
+    )
+    input_type: Annotated[Any, "Ignored: the model says it."] = None
+    container_name: Annotated[Any, "Ignored."] = None
+
+    def conflicts(self) -> Iterator[Fault]:
+        """See `Checked`."""
+        if self.batch_size == 0:
+            yield Fault("batch_size", f"must be from 1 to {LARGEST_BATCH}, or -1: as large as deadlines allow")
+        if self.model is None and self.model_data_path is None:
+            yield Fault("model_data_path", 'must be a URL; or give model as {"blob": base64}')
 
 
 class ClipperAdminApi:
-    """The endpoints. Clipper's clients check the status; the body says more."""
+    """What each verb does. Its parameters are the fields of its body; a text is the reply itself, of which Clipper's clients check the status."""
 
     def __init__(self, service: GatewayService, registration: ModelRegistration) -> None:
         self._service = service
@@ -66,247 +96,200 @@ class ClipperAdminApi:
 
     # -- applications
 
-    async def add_app(self, request: Request) -> PlainTextResponse:
-        body = await _body(request, "name", "input_type", "default_output", "latency_slo_micros")
-        micros = field(body, "latency_slo_micros", (int, float))
-        fields = {
-            "app": field(body, "name", str),
-            "input_type": field(body, "input_type", str),
-            "default_output": _parsed(body.get("default_output")),
-            "latency_ms": _milliseconds(micros),
-        }
-        return await self._change(AddApp(**{name: value for name, value in fields.items() if value is not None}))
+    async def add_app(
+        self, name: App, input_type: InputType, latency_slo_micros: Objective, default_output: DefaultOutput = None
+    ) -> str:
+        """A new application."""
+        default = _parsed(default_output)
+        return await self._change(
+            AddApp(
+                app=name,
+                input_type=input_type,
+                latency_ms=latency_slo_micros / 1000.0,
+                default_output=UNSET if default is None else default,
+            )
+        )
 
-    async def delete_app(self, request: Request) -> PlainTextResponse:
-        return await self._change(DeleteApp(app=field(await _body(request, "name"), "name", str)))
+    async def delete_app(self, name: AppName) -> str:
+        """Delete an application; its models stay."""
+        return await self._change(DeleteApp(app=name))
 
-    async def add_model_links(self, request: Request) -> PlainTextResponse:
-        """Link all models or none, as far as errors can be found before the first link."""
-        app, models = self._links(await _body(request, "app_name", "model_names"))
-        for model in models:
+    async def add_model_links(self, app_name: AppName, model_names: ModelNames) -> str:
+        """Let an application serve models, in their newest versions. All are linked or none, as far as errors can be found before."""
+        for model in model_names:
             if self._service.catalog.model(model) is None:
-                raise ClipperError(REQUEST_ERROR, f"there is no model {model[:80]!r}: add_model registers one")
-        for model in models:
-            await self._change(LinkModel(app=app, model=model))
-        return PlainTextResponse(SUCCESS)
+                raise RequestFailed(None, f"there is no model {model[:80]!r}: add_model registers one")
+        return await self._changes([LinkModel(app=app_name, model=model) for model in model_names])
 
-    async def delete_model_links(self, request: Request) -> PlainTextResponse:
-        app, models = self._links(await _body(request, "app_name", "model_names"))
-        found = self._service.catalog.app(app)
-        for model in models:
+    async def delete_model_links(self, app_name: AppName, model_names: ModelNames) -> str:
+        """Stop an application from serving these models."""
+        found = self._service.catalog.app(app_name)
+        for model in model_names:
             if found is not None and model not in found.links:
-                raise ClipperError(REQUEST_ERROR, f"application {app} does not link {model[:80]!r}")
-        for model in models:
-            await self._change(UnlinkModel(app=app, model=model))
-        return PlainTextResponse(SUCCESS)
-
-    def _links(self, body: Body) -> tuple[str, list[str]]:
-        models = field(body, "model_names", list)
-        if not models or not all(isinstance(model, str) for model in models):
-            raise ClipperError(REQUEST_ERROR, "model_names: must be a list of at least one name")
-        return field(body, "app_name", str), models
+                raise RequestFailed(None, f"application {app_name} does not link {model[:80]!r}")
+        return await self._changes([UnlinkModel(app=app_name, model=model) for model in model_names])
 
     # -- models
 
-    async def add_model(self, request: Request) -> PlainTextResponse:
-        """Register a version without an application. It is served once an application links it."""
-        body = await _body(
-            request,
-            "model_name",
-            "model_version",
-            "labels",
-            "input_type",
-            "container_name",
-            "model_data_path",
-            "batch_size",
-            "model",
-            "validation",
-            "format",
-            "metric",
-            "inputs_key",
-            "labels_key",
-            "task",
-        )
-        batch = field(body, "batch_size", int, needed=False)
-        if batch not in (None, -1) and not 1 <= batch <= LARGEST_BATCH:
-            raise ClipperError(
-                REQUEST_ERROR, f"batch_size: must be from 1 to {LARGEST_BATCH}, or -1: as large as deadlines allow"
-            )
-        path = field(body, "model_data_path", str, needed=False)
-        source = file_source(body["model"], "model") if "model" in body else FileSource("model_data_path", url=path)
-        if source.url is None and source.blob is None:
-            raise ClipperError(REQUEST_ERROR, 'model_data_path: must be a URL; or give model as {"blob": base64}')
-        if "validation" not in body:
-            raise ClipperError(REQUEST_ERROR, VALIDATION_MISSING)
-        labels = field(body, "labels", list, needed=False) or []
-        if not all(isinstance(label, str) for label in labels):
-            raise ClipperError(REQUEST_ERROR, "labels: must be a list of texts")
-        more = {"version": read_version(body, "model_version", needed=False)}
-        for name in ("metric", "inputs_key", "labels_key", "task"):
-            if (value := field(body, name, str, needed=False)) is not None:
-                more[name] = value
-        wanted = RegistrationRequest(
-            app=WITHOUT_APP,
-            model=field(body, "model_name", str),
-            source=source,
-            validation=file_source(body["validation"], "validation"),
-            labels=tuple(labels),
-            format=field(body, "format", str, needed=False),
-            more=more,
-        )
-        try:
-            done = await self._registration.register(wanted)
-        except Refused as error:
-            raise clipper_refusal(error, REQUEST_ERROR) from error
+    async def add_model(self, body: NewModel) -> str:
+        """Register a version of a model and measure it, without an application; replies when that is done."""
+        version = None if body.model_version is None else str(body.model_version)
+        source = body.model or body.model_data_path
+        done = await self._registration.register(WITHOUT_APP, body.model_name, version, body, source)
         await wait_until(lambda: self._service.catalog.model(done.model, done.version) is not None)
-        if batch not in (None, -1):
-            await self._change(SetBatching(model=done.model, policy="fixed", batch=batch))
-        return PlainTextResponse(SUCCESS)
+        if body.batch_size in (None, -1):
+            return SUCCESS
+        return await self._change(SetBatching(model=done.model, policy="fixed", batch=body.batch_size))
 
-    async def delete_versioned_model(self, request: Request) -> PlainTextResponse:
-        body = await _body(request, "model_name", "model_version")
-        model, version = field(body, "model_name", str), read_version(body, "model_version")
-        return await self._change(DeleteVersion(model=model, version=str(version)))
+    async def delete_versioned_model(self, model_name: ModelName, model_version: Version) -> str:
+        """Delete a version that no application serves."""
+        return await self._change(DeleteVersion(model=model_name, version=str(model_version)))
 
-    async def set_model_version(self, request: Request) -> PlainTextResponse:
-        """Set the version in every application that links the model."""
-        body = await _body(request, "model_name", "model_version")
-        model, wanted = field(body, "model_name", str), read_version(body, "model_version")
+    async def set_model_version(self, model_name: ModelName, model_version: Version) -> str:
+        """Let every application that links the model serve this version."""
+        model, wanted = model_name, str(model_version)
         catalog = self._service.catalog
         record = catalog.model(model, wanted)
         if record is None:
-            raise ClipperError(REQUEST_ERROR, f"there is no version {wanted} of a model {model[:80]!r}")
+            raise RequestFailed(None, f"there is no version {wanted} of a model {model[:80]!r}")
         apps = sorted(catalog.apps_linking(model))
         if not apps:
-            raise ClipperError(
-                REQUEST_ERROR, f"no application links model {model}: link it first, the newest version serves then"
+            raise RequestFailed(
+                None, f"no application links model {model}: link it first, the newest version serves then"
             )
         for app in apps:  # none is switched where one would be refused
             known = catalog.app(app)
             difference = None if known is None else catalog.misfit(known, record)
             if difference is not None:
-                raise ClipperError(REQUEST_ERROR, f"version {wanted} does not fit application {app}: {difference}")
-        for app in apps:
-            await self._change(SetVersion(app=app, model=model, version=record.version))
-        return PlainTextResponse(SUCCESS)
-
-    def own(self, kind: type[AdminVerb]) -> Callable[[Request], Awaitable[PlainTextResponse]]:
-        """The endpoint of a verb of ours, which takes the verb's own fields."""
-
-        async def change(request: Request) -> PlainTextResponse:
-            fields = fields_called(kind)
-            body = await _body(request, *fields)
-            sent = {name: _value(body, called, one) for called, (name, one) in fields.items()}
-            given = {name: value for name, value in sent.items() if value is not None}
-            try:
-                wanted = msgspec.convert(given, kind)
-            except msgspec.ValidationError as error:
-                raise ClipperError(REQUEST_ERROR, explain(error)) from error
-            return await self._change(wanted)
-
-        return change
+                raise RequestFailed(None, f"version {wanted} does not fit application {app}: {difference}")
+        return await self._changes([SetVersion(app=app, model=model, version=record.version) for app in apps])
 
     # -- descriptions
 
-    async def get_all_applications(self, request: Request) -> JsonReply:
-        body = await _body(request, "verbose")
+    async def get_all_applications(self, verbose: Verbose = False) -> list[str] | list[ClipperApplication]:
+        """Their names, or all about them."""
         apps = sorted(self._service.catalog.apps, key=lambda app: app.app)
-        return JsonReply([bodies.describe_app(app) if _verbose(body) else app.app for app in apps])
+        return [describe_app(app) for app in apps] if verbose else [app.app for app in apps]
 
-    async def get_application(self, request: Request) -> JsonReply:
-        app = self._service.catalog.app(field(await _body(request, "name"), "name", str))
-        return JsonReply({} if app is None else bodies.describe_app(app))
-
-    async def get_linked_models(self, request: Request) -> JsonReply:
-        name = field(await _body(request, "app_name"), "app_name", str)
+    async def get_application(self, name: AppName) -> ClipperApplication | dict[str, str]:
+        """One of them; an empty object where there is none."""
         app = self._service.catalog.app(name)
-        if app is None:
-            raise ClipperError(REQUEST_ERROR, f"there is no application {name[:80]!r}")
-        return JsonReply(sorted(app.links))
+        return {} if app is None else describe_app(app)
 
-    async def get_all_models(self, request: Request) -> JsonReply:
-        body = await _body(request, "verbose")
+    async def get_linked_models(self, app_name: AppName) -> list[str]:
+        """What an application serves."""
+        return sorted(self._linking(app_name))
+
+    async def get_all_models(self, verbose: Verbose = False) -> list[str] | list[ClipperModel]:
+        """`model:version` of each, or all about them."""
         catalog = self._service.catalog
-        found = bodies.all_models(catalog)
-        if not _verbose(body):
-            return JsonReply([bodies.model_id(one) for one in found])
+        found = all_models(catalog)
+        if not verbose:
+            return [model_id(one) for one in found]
         loaded = await self._containers()
-        return JsonReply([bodies.describe_model(one, catalog, loaded) for one in found])
+        return [describe_model(one, catalog, loaded) for one in found]
 
-    async def get_model(self, request: Request) -> JsonReply:
-        body = await _body(request, "model_name", "model_version")
+    async def get_model(self, model_name: ModelName, model_version: Version) -> ClipperModel | dict[str, str]:
+        """One version; an empty object where there is none."""
         catalog = self._service.catalog
-        found = catalog.model(field(body, "model_name", str), read_version(body, "model_version"))
-        return JsonReply({} if found is None else bodies.describe_model(found, catalog, await self._containers()))
+        found = catalog.model(model_name, str(model_version))
+        return {} if found is None else describe_model(found, catalog, await self._containers())
 
-    async def get_all_containers(self, request: Request) -> JsonReply:
-        body = await _body(request, "verbose")
+    async def get_all_containers(self, verbose: Verbose = False) -> list[str] | list[ClipperContainer]:
+        """The loaded instances."""
         found = await self._containers()
-        if _verbose(body):
-            return JsonReply(found)
-        return JsonReply([f"{one['model_id']}:{one['model_replica_id']}" for one in found])
+        return found if verbose else [f"{one.model_id}:{one.model_replica_id}" for one in found]
 
-    async def get_container(self, request: Request) -> JsonReply:
-        body = await _body(request, "model_name", "model_version", "replica_id")
-        wanted = f"{field(body, 'model_name', str)}:{read_version(body, 'model_version')}"
-        number = field(body, "replica_id", int)
-        match = [
-            one for one in await self._containers() if (one["model_id"], one["model_replica_id"]) == (wanted, number)
-        ]
-        return JsonReply(match[0] if match else {})
+    async def get_container(
+        self, model_name: ModelName, model_version: Version, replica_id: int
+    ) -> ClipperContainer | dict[str, str]:
+        """One of them; an empty object where there is none."""
+        wanted = (model_name, str(model_version), replica_id)
+        found = await self._containers()
+        return next((one for one in found if (one.model_name, one.model_version, one.model_replica_id) == wanted), {})
 
-    async def get_state(self, request: Request) -> JsonReply:
-        """What feedback has taught about the models of an application, for all users or for one."""
-        body = await _body(request, "app_name", "uid")
-        name, user = field(body, "app_name", str), field(body, "uid", (str, int), needed=False)
-        if self._service.catalog.app(name) is None:
-            raise ClipperError(REQUEST_ERROR, f"there is no application {name[:80]!r}")
-        try:
-            found = await self._service.client.selection(name, context=None if user is None else str(user))
-        except Refused as error:
-            raise clipper_refusal(error) from error
-        except InfaasError as error:
-            raise failure_of(error) from error
-        return JsonReply(found)
-
-    async def ping(self, request: Request) -> PlainTextResponse:
-        del request
-        return PlainTextResponse("PONG")
+    async def get_state(self, app_name: AppName, uid: User = None) -> list[dict[str, Any]]:
+        """What feedback has taught about the models of an application, for all users or for one; empty without a policy."""
+        self._linking(app_name)
+        return await self._service.client.selection(app_name, context=None if uid is None else str(uid))
 
     # -- helpers
 
-    async def _containers(self) -> list[dict[str, Any]]:
-        try:
-            return bodies.list_containers(self._service.catalog, await self._service.client.workers())
-        except Refused as error:
-            raise clipper_refusal(error) from error
-        except InfaasError as error:
-            raise failure_of(error) from error
+    def endpoint(self, verb: str) -> Endpoint:
+        """The endpoint of a verb of Clipper's."""
+        work = getattr(self, verb)
+        form = form_of(verb)
 
-    async def _change(self, change: AdminVerb) -> PlainTextResponse:
-        try:
-            done = await self._service.command(change)
-        except Refused as error:
-            raise clipper_refusal(error, PROCESSING_ERROR if error.code == "internal" else REQUEST_ERROR) from error
+        async def answer(request: Request) -> PlainTextResponse | JsonReply:
+            body = fitted(read_object(await json_body(request)), form)
+            found = await (work(body) if form is NewModel else work(**asdict(body)))
+            return PlainTextResponse(found) if isinstance(found, str) else JsonReply(found)
+
+        return answer
+
+    def own(self, kind: type[AdminVerb]) -> Endpoint:
+        """The endpoint of a verb of ours, which takes the verb's own fields."""
+        form = verb_body(kind)
+
+        async def answer(request: Request) -> PlainTextResponse:
+            body = fitted(read_object(await json_body(request)), form)
+            names = zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True)
+            change = kind(**{name: getattr(body, called(encoded, kind)) for name, encoded in names})
+            return PlainTextResponse(await self._change(change))
+
+        return answer
+
+    def _linking(self, name: str) -> dict[str, str]:
+        app = self._service.catalog.app(name)
+        if app is None:
+            raise RequestFailed(None, f"there is no application {name[:80]!r}")
+        return app.links
+
+    async def _containers(self) -> list[ClipperContainer]:
+        return list_containers(self._service.catalog, await self._service.client.workers())
+
+    async def _changes(self, changes: Sequence[AdminVerb]) -> str:
+        if not changes:
+            raise BadRequest("model_names: must be a list of at least one name")
+        for change in changes:
+            await self._change(change)
+        return SUCCESS
+
+    async def _change(self, change: AdminVerb) -> str:
+        done = await self._service.command(change)
         await wait_until(lambda: _visible(change, self._service.catalog))
-        return PlainTextResponse("\n".join(filter(None, [SUCCESS, done.get("note")])))
+        return "\n".join(filter(None, [SUCCESS, done.get("note")]))
 
 
-def fields_called(kind: type[AdminVerb]) -> dict[str, tuple[str, Field]]:
-    """The fields of a verb by what a body calls them: an app that the verb needs is its `name`, as in Clipper."""
-    fields = body_of(kind).items()
-    return {"name" if name == "app" and one.default is NODEFAULT else name: (name, one) for name, one in fields}
+def body_of_method(work: Callable[..., Any]) -> type[Struct]:
+    """The body of a verb of Clipper's: the parameters of the method that carries it out."""
+    hints = get_type_hints(work, include_extras=True)
+    parameters = [one for one in signature(work).parameters.values() if one.name != "self"]
+    fields: list[Any] = [
+        (one.name, hints[one.name]) if one.default is one.empty else (one.name, hints[one.name], one.default)
+        for one in parameters
+    ]
+    return defstruct(f"{work.__name__}_body".title().replace("_", ""), fields, frozen=True, kw_only=True)
 
 
-def _value(body: Body, name: str, of: Field) -> Any:
-    """What a body says of a field of a verb; None: nothing. Raises ClipperError."""
-    kind = get_origin(of.type) or of.type
-    plain = (str, int, bool, list)
-    wanted: Any = {float: (int, float), Any: (*plain, float, dict)}.get(kind, kind if kind in plain else dict)
-    value = field(body, name, wanted, needed=of.default is NODEFAULT)
-    if of.type == list[str] and not all(isinstance(item, str) for item in value or ()):
-        raise ClipperError(REQUEST_ERROR, f"{name}: must be a list of names")
-    return value
+def verb_body(kind: type[AdminVerb]) -> type[Struct]:
+    """The body of a verb of ours: its fields, but an app that it needs is its `name`, as in Clipper."""
+    hints = hints_of(kind)
+    fields: list[Any] = []
+    for name, one in body_of(kind).items():
+        needed = one.default is NODEFAULT
+        fields.append((called(name, kind), hints[one.name]) if needed else (name, hints[one.name], one.default))
+    return defstruct(f"{kind.__name__}Body", fields, frozen=True, kw_only=True)
+
+
+def called(name: str, kind: type[AdminVerb]) -> str:
+    """What a body calls this field of a verb."""
+    return "name" if name == "app" and body_of(kind)[name].default is NODEFAULT else name
+
+
+def form_of(verb: str) -> type[Struct]:
+    """The body of a verb of Clipper's."""
+    return NewModel if verb == "add_model" else body_of_method(getattr(ClipperAdminApi, verb))
 
 
 def _visible(change: AdminVerb, catalog: Catalog) -> bool:
@@ -335,28 +318,6 @@ def _visible(change: AdminVerb, catalog: Catalog) -> bool:
         case LinkModel() | UnlinkModel():
             return (change.model in app.links) == isinstance(change, LinkModel)
     return True
-
-
-async def _body(request: Request, *reads: str) -> Body:
-    """The verb's fields. Raises ClipperError where one is none that it reads."""
-    text = await json_body(request)
-    body = read_object(text, "an object with this verb's fields") if text else {}
-    unread = [name for name in body if name not in reads]
-    if unread:
-        raise ClipperError(REQUEST_ERROR, f"{unread[0][:80]}: this verb does not read it; it reads {', '.join(reads)}")
-    return body
-
-
-def _milliseconds(micros: float) -> float:
-    """Raises ClipperError: JSON's whole numbers may be larger than any floating-point number."""
-    try:
-        return micros / 1000.0
-    except OverflowError as error:
-        raise ClipperError(REQUEST_ERROR, "latency_slo_micros: must be a number of microseconds above 0") from error
-
-
-def _verbose(body: Body) -> bool:
-    return bool(field(body, "verbose", bool, needed=False))
 
 
 def _parsed(value: Any) -> Any:

@@ -9,6 +9,7 @@ from hashlib import blake2b
 from typing import Any
 
 import msgspec
+from msgspec import to_builtins
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
@@ -16,23 +17,13 @@ from starlette.routing import Route
 from bus.messages.catalog import AppRecord
 from bus.messages.verbs import verb_of
 from infaas.answers import Answer
-from infaas.errors import InfaasError, Refused
 from services.gateway.clipper.admin import OWN, ClipperAdminApi
-from services.gateway.clipper.bodies import (
-    JSON_ERROR,
-    PROCESSING_ERROR,
-    REQUEST_ERROR,
-    ClipperError,
-    clipper_refusal,
-    field,
-    read_object,
-    read_version,
-)
-from services.gateway.clipper.inputs import WrongInput, items_of, tensors_of
+from services.gateway.clipper.bodies import PredictBody, Prediction, UpdateBody, items_of, tensors_of
 from services.gateway.edge import GatewayService
-from services.gateway.errors import failure_of
+from services.gateway.errors import BadRequest, RequestFailed
 from services.gateway.http.bodies import JsonReply, json_body
 from services.gateway.http.protocol import COMPLETE
+from services.gateway.json_checks import fitted, read_object
 from services.gateway.oip.parameters import meant_need
 from services.gateway.registration import ModelRegistration
 
@@ -75,7 +66,6 @@ class PredictionCounts:
 
 
 REMEMBERED = 50_000  # query ids whose queries feedback may name, in 10 MB; of older ones only the id is known
-_UPDATE_SCHEMA = '{"uid": string, "input": [double] | [int] | [string] | [byte] | [float], "label": double}'
 
 
 class ClipperQueryApi:
@@ -92,18 +82,15 @@ class ClipperQueryApi:
     async def predict(self, request: Request) -> JsonReply:
         began = time.perf_counter()
         app = self._app(request)
-        body = read_object(await json_body(request))
-        try:
-            items, batch = items_of(body)
-            tensors = tensors_of(app, items)
-        except WrongInput as error:
-            raise ClipperError(JSON_ERROR, f"Error parsing JSON: {error}") from error
-        ignored = _unread(body)
+        given = read_object(await json_body(request))
+        ignored = _unread(given)
+        body = fitted({name: given[name] for name in _PREDICT if name in given}, PredictBody)
+        items, batch = items_of(body.input, body.input_batch)
+        tensors = tensors_of(app, items)
         ids = [next(self._ids) for _ in items]
         requirements: dict[str, Any] = {"id": str(ids[0])}
-        wanted = read_version(body, "version", needed=False)
-        if wanted is not None:
-            requirements["version"] = wanted
+        if body.version is not None:
+            requirements["version"] = str(body.version)
         answer = await self._service.query(
             app.app,
             tensors,
@@ -112,18 +99,14 @@ class ClipperQueryApi:
             protocol="clipper",
             complete=request.scope.get(COMPLETE),
         )
-        if isinstance(answer, Refused):
-            raise clipper_refusal(answer)
         micros = (time.perf_counter() - began) * 1e6
         self.counts.add(app.app, len(items), micros, default=bool(answer.default))
         if answer.query is not None:
             self._remember(ids, answer.query)
-        replies = [
-            {"query_id": one, "output": output, **_explanation(answer)}
-            for one, output in zip(ids, _outputs(answer, app, len(items)), strict=True)
-        ]
-        found = {"batch_predictions": replies} if batch else replies[0]
-        return JsonReply({**found, "ignored": ignored} if ignored else found)
+        outputs = zip(ids, _outputs(answer, app, len(items)), strict=True)
+        replies = [Prediction(query_id=one, output=output, **_explanation(answer)) for one, output in outputs]
+        found: Any = {"batch_predictions": replies} if batch else replies[0]
+        return JsonReply({**to_builtins(found), "ignored": ignored} if ignored else found)
 
     def _remember(self, ids: list[int], query: str) -> None:
         for item, one in enumerate(ids):
@@ -133,32 +116,22 @@ class ClipperQueryApi:
 
     async def update(self, request: Request) -> PlainTextResponse:
         app = self._app(request)
-        body = read_object(await json_body(request), _UPDATE_SCHEMA)
-        user = field(body, "uid", (str, int), needed=False)
-        query = field(body, "query_id", (int, str), needed=False)
-        label = field(body, "label", (int, float, str, list))
-        tensors = None
-        if query is None:
-            try:
-                tensors = tensors_of(app, [field(body, "input", (int, float, str, list))])
-            except WrongInput as error:
-                raise ClipperError(JSON_ERROR, f"Error parsing JSON: {error}") from error
+        given = read_object(await json_body(request))
+        body = fitted({name: given[name] for name in UpdateBody.__struct_fields__ if name in given}, UpdateBody)
+        query, user = body.query_id, body.uid
+        if query is None and body.input is None:
+            raise BadRequest("input: is missing, or the query_id of an answer")
         uid, item = self._answered.get(str(query), (None, 0))
-        try:
-            await self._service.client.feedback(
-                app.app,
-                label,
-                query=uid,
-                item=item,
-                id=None if query is None else str(query),
-                inputs=tensors,
-                context=None if user is None else str(user),
-                retry_key=None if query is None else _key_of(app.app, query, user, label),
-            )
-        except Refused as refusal:
-            raise clipper_refusal(refusal, REQUEST_ERROR) from refusal
-        except InfaasError as error:
-            raise failure_of(error) from error
+        await self._service.client.feedback(
+            app.app,
+            body.label,
+            query=uid,
+            item=item,
+            id=None if query is None else str(query),
+            inputs=tensors_of(app, [body.input]) if query is None else None,
+            context=None if user is None else str(user),
+            retry_key=None if query is None else _key_of(app.app, query, user, body.label),
+        )
         return PlainTextResponse("Feedback received? 1")
 
     async def metrics(self, request: Request) -> JsonReply:
@@ -169,7 +142,7 @@ class ClipperQueryApi:
         name: str = request.path_params["app"]
         found = self._service.catalog.app(name)
         if found is None:
-            raise ClipperError(REQUEST_ERROR, f"there is no application {name[:80]!r}", 404, code="unknown_app")
+            raise RequestFailed(None, f"there is no application {name[:80]!r}", code="unknown_app")
         return found
 
 
@@ -178,16 +151,17 @@ def _key_of(*named: Any) -> bytes:
     return blake2b(msgspec.json.encode(named), digest_size=16).digest()
 
 
-_PREDICT = ("input", "input_batch", "version")
+_PREDICT = PredictBody.__struct_fields__
 
 
 def _unread(body: Mapping[str, Any]) -> str:
-    """Names of the fields that are not read, with commas between them. Raises ClipperError where one is meant as a requirement."""
+    """Names of the fields that are not read, with commas between them. Raises BadRequest where one is meant as a requirement."""
     unread = [name for name in body if name not in _PREDICT]
     for name in unread:
         if meant_need(name) is not None:
-            text = f"{name[:80]}: predict reads {', '.join(_PREDICT)}; POST /v2/models/NAME/infer takes requirements"
-            raise ClipperError(REQUEST_ERROR, text)
+            raise BadRequest(
+                f"{name[:80]}: predict reads {', '.join(_PREDICT)}; POST /v2/models/NAME/infer takes requirements"
+            )
     return ",".join(unread)
 
 
@@ -204,13 +178,26 @@ def _outputs(answer: Answer, app: AppRecord, items: int) -> list[Any]:
         return [app.default_output] * items
     arrays = {name: array.tolist() for name, array in answer.outputs.items()}
     if any(len(values) != items for values in arrays.values()):
-        raise ClipperError(
-            PROCESSING_ERROR, "the model returned another number of outputs than inputs", 500, code="internal"
-        )
+        raise RequestFailed(None, "the model returned another number of outputs than inputs", code="internal")
     if len(arrays) == 1:
         [values] = arrays.values()
         return list(values)
     return [{name: values[at] for name, values in arrays.items()} for at in range(items)]
+
+
+_CORRECTABLE = ("bad_request", "unknown_model", "unsatisfiable")  # refusals with status 400, as in Clipper
+_KINDS = {
+    "unauthenticated": "Not allowed",
+    "forbidden": "Not allowed",
+    **dict.fromkeys(("deadline", "overloaded", "model_error", "unavailable", "internal"), "Query processing error"),
+}
+
+
+def clipper_error(failure: RequestFailed) -> JsonReply:
+    """The reply for a failure."""
+    status = 400 if failure.passed_on and failure.code in _CORRECTABLE else failure.status
+    kind = _KINDS.get(failure.code, "Json error" if isinstance(failure, BadRequest) else "Request error")
+    return JsonReply({"error": kind, "cause": failure.message}, status, failure.headers)
 
 
 COUNTS = "/clipper/metrics"  # also at /metrics, for who accepts JSON
@@ -221,13 +208,19 @@ VERBS = (
 )  # fmt: skip
 
 
+async def ping(request: Request) -> PlainTextResponse:
+    """Whether it is there."""
+    del request
+    return PlainTextResponse("PONG")
+
+
 def routes(service: GatewayService, registration: ModelRegistration) -> list[Route]:
     """All paths of the dialect. Those below /admin come first: `admin` is not an application."""
     predicting, managing = ClipperQueryApi(service), ClipperAdminApi(service, registration)
     return [
-        *(Route(f"/admin/{verb}", getattr(managing, verb), methods=["POST"]) for verb in VERBS),
+        *(Route(f"/admin/{verb}", managing.endpoint(verb), methods=["POST"]) for verb in VERBS),
         *(Route(f"/admin/{verb_of(kind).replace('-', '_')}", managing.own(kind), methods=["POST"]) for kind in OWN),
-        Route("/admin/ping", managing.ping, methods=["GET"]),
+        Route("/admin/ping", ping, methods=["GET"]),
         Route("/admin/metrics", predicting.metrics, methods=["POST"]),
         Route(COUNTS, predicting.metrics, methods=["GET"]),
         Route("/{app}/predict", predicting.predict, methods=["POST"]),

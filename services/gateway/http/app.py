@@ -1,24 +1,20 @@
 """The HTTP application: the routes of all dialects, who may use them, errors in each dialect's form, and the counts for metrics."""
 
 import asyncio
-import logging
-import secrets
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from infaas.errors import InfaasError, Refused
 from services.core.settings import GatewaySettings
 from services.gateway.clipper import rest as clipper
-from services.gateway.clipper.bodies import error_body as clipper_error_body
-from services.gateway.edge import GatewayService
-from services.gateway.errors import RequestFailed, failure_of, failure_of_refusal
+from services.gateway.edge import GatewayService, failure_from
+from services.gateway.errors import RequestFailed
 from services.gateway.http.access import AccessControl
 from services.gateway.http.bodies import JsonReply
 from services.gateway.http.checks import check, enter, right_of
@@ -29,28 +25,26 @@ from services.gateway.oip import rest
 from services.gateway.rafiqi import rest as rafiqi
 from services.gateway.registration import ModelRegistration
 
-log = logging.getLogger(__name__)
-
 PROTOCOL = "infaas.protocol"  # in a request's scope: the dialect whose route has been found, as metrics name it
 NO_DIALECT = "http"  # the protocol, in metrics, of requests that no dialect takes, and of those under way
 DOCUMENT = Path(__file__).parents[1] / "openapi.json"  # written by tools/openapi
 
 # Ends of paths that change nothing: their requests are cancelled when the client leaves.
 QUERIES = ("/infer", "/predict", "/classify")
-ErrorBody = Callable[[RequestFailed], Any]  # the JSON of a failure in a dialect's form
+ErrorReply = Callable[[RequestFailed], JsonReply]  # a failure in a dialect's form
 
 
 class Dialect(NamedTuple):
-    """One protocol over HTTP. name: in metrics. body: the form of its errors."""
+    """One protocol over HTTP. name: in metrics. failed: the form of its errors."""
 
     name: str
     routes: list[Route]
-    body: ErrorBody
+    failed: ErrorReply
 
 
-def plain(failure: RequestFailed) -> dict[str, Any]:
+def plain(failure: RequestFailed) -> JsonReply:
     """The Open Inference Protocol's and Rafiqi's form."""
-    return {"error": failure.message, **failure.more}
+    return JsonReply({"error": failure.message, **failure.more}, failure.status, failure.headers)
 
 
 def dialects(service: GatewayService) -> list[Dialect]:
@@ -69,7 +63,7 @@ def dialects(service: GatewayService) -> list[Dialect]:
         Dialect("openapi", [Route("/openapi.json", describe)], plain),
         Dialect("pages", Pages(service, counts).routes(), plain),
         Dialect("rafiqi", rafiqi.routes(service, registration), plain),
-        Dialect("clipper", clipping, clipper_error_body),
+        Dialect("clipper", clipping, clipper.clipper_error),
     ]
 
 
@@ -110,7 +104,7 @@ class Router:
             failure = RequestFailed(405, f"this takes {names}, not {scope['method']}", headers={"Allow": names})
         else:
             failure = RequestFailed(404, "there is nothing at this path", code="unknown")
-        await error_reply(failure, plain)(scope, receive, send)
+        await plain(failure)(scope, receive, send)
 
 
 class _Endpoint:
@@ -118,7 +112,7 @@ class _Endpoint:
 
     def __init__(self, route: Route, dialect: Dialect, access: AccessControl, service: GatewayService | None) -> None:
         self._endpoint = route.endpoint
-        self._body = dialect.body
+        self._failed = dialect.failed
         self._access = access
         self._protocol = dialect.name
         self._rights = {method: right_of(route.path, method) for method in route.methods or ()}
@@ -132,14 +126,6 @@ class _Endpoint:
         try:
             check(scope, self._rights[scope["method"]], self._access)
             reply = await self._endpoint(Request(scope, receive, send))
-        except RequestFailed as failure:
-            if self._query and self._service is not None:
-                self._service.client_errors.add(_app_of(scope), failure, self._service.now())
-            reply = error_reply(failure, self._body)
-        except Refused as refused:
-            reply = error_reply(failure_of_refusal(refused), self._body)
-        except InfaasError as error:
-            reply = error_reply(failure_of(error), self._body)
         except ClientDisconnect:
             return
         except asyncio.CancelledError:
@@ -147,11 +133,11 @@ class _Endpoint:
                 raise
             scope[QUERY_TASK].uncancel()
             return
-        except Exception:
-            number = secrets.token_hex(6)
-            log.exception("a request failed", extra={"request": number, "path": scope["path"]})
-            message = f"the gateway failed on this request; it was logged as {number}"
-            reply = error_reply(RequestFailed(500, message, code="internal"), self._body)
+        except Exception as error:
+            failure = failure_from(error, path=scope["path"])
+            if self._query and self._service is not None:
+                self._service.client_errors.add(_app_of(scope), failure, self._service.now())
+            reply = self._failed(failure)
         finally:
             scope.pop(QUERY_TASK, None)
         await reply(scope, receive, send)
@@ -162,11 +148,6 @@ def _app_of(scope: Scope) -> str | None:
     named = scope["path_params"]
     name: str = named.get("app") or named.get("model") or Request(scope).query_params.get("model_name", "")
     return name.partition(".")[0] or None
-
-
-def error_reply(failure: RequestFailed, body: ErrorBody) -> JsonReply:
-    """The reply for a failure."""
-    return JsonReply(body(failure), failure.status, failure.headers)
 
 
 class MeterMiddleware:

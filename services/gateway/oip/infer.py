@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Raw, Struct
 
+from bus.codec import DECODE_ERRORS
 from bus.datatypes import SIZES
 from bus.messages.catalog import AppRecord, Signature
 from bus.messages.public import MOST_TEXT, TensorView
@@ -17,19 +18,14 @@ from bus.port import Buffer
 from bus.tensors import from_array, pack_texts
 from bus.values import TensorFields, from_bytes, from_list, to_list
 from infaas.answers import Answer
-from infaas.errors import Refused
-from services.gateway.errors import RequestFailed
-from services.gateway.json_checks import UNKNOWN, find_duplicate, may_have_more_names, quotes
+from services.gateway.errors import BadRequest, RequestFailed
+from services.gateway.json_checks import UNKNOWN, find_duplicate, json_fault, may_have_more_names, quotes
 from services.gateway.oip.models import ModelTarget
-from services.gateway.oip.parameters import BadParameter, misplaced_need, parameters_of, requirements_of
+from services.gateway.oip.parameters import misplaced_need, parameters_of, requirements_of
 
 MAX_TENSORS = 1024
 SHARED = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset")
 _NONE: Mapping[str, Any] = {}
-
-
-class BadInference(ValueError):
-    """The request is invalid; the text names the field and says what would be right."""
 
 
 class GivenInput(Struct, frozen=True, gc=False):
@@ -72,15 +68,14 @@ _head = msgspec.json.Decoder(InferJson).decode
 _fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _any = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def read(body: bytes, head_length: int | None, signature: Signature | None) -> InferRequest:
-    """The request in a body. head_length: bytes of JSON in front of raw data, as the header says. Raises BadInference, BadTensor."""
+    """The request in a body. head_length: bytes of JSON in front of raw data, as the header says. Raises BadRequest, BadTensor."""
     if head_length is None:
         return _read(body, memoryview(b""))
     if not 0 <= head_length <= len(body):
-        raise BadInference(f"Inference-Header-Content-Length is {head_length}: the body has {len(body)} bytes")
+        raise BadRequest(f"Inference-Header-Content-Length is {head_length}: the body has {len(body)} bytes")
     whole = memoryview(body)
     if head_length == 0:
         return _raw(whole, signature)
@@ -90,33 +85,33 @@ def read(body: bytes, head_length: int | None, signature: Signature | None) -> I
 def _read(text: bytes, binary: memoryview) -> InferRequest:
     try:
         head = _head(text)
-    except _UNREADABLE as error:
-        raise BadInference(_words(error)) from error
+    except DECODE_ERRORS as error:
+        raise BadRequest(json_fault(error)) from error
     if not head.inputs:
-        raise BadInference("inputs is empty: give a tensor for each of the model's inputs")
+        raise BadRequest("inputs is empty: give a tensor for each of the model's inputs")
     wanted = head.outputs or ()
     if len(head.inputs) > MAX_TENSORS or len(wanted) > MAX_TENSORS:
-        raise BadInference(f"inputs and outputs have at most {MAX_TENSORS} tensors each")
+        raise BadRequest(f"inputs and outputs have at most {MAX_TENSORS} tensors each")
     inputs: dict[str, TensorFields] = {}
     at = 0
     for given in head.inputs:
         if given.name in inputs:
-            raise BadInference(f"inputs has two tensors named {given.name[:80]!r}")
+            raise BadRequest(f"inputs has two tensors named {given.name[:80]!r}")
         size = _binary_size(given)
         where = f"inputs.{given.name[:80]}"
         if size is None:
             inputs[given.name] = _from_json(given, where)
             continue
         if at + size > len(binary):
-            raise BadInference(
+            raise BadRequest(
                 f"{where}.parameters.binary_data_size is {size}: only {len(binary) - at} bytes follow the JSON"
             )
         inputs[given.name] = from_bytes(given.datatype, given.shape, binary[at : at + size], where)
         at += size
     if at != len(binary):
-        raise BadInference(f"{len(binary)} bytes follow the JSON; the inputs' binary_data_size add up to {at}")
+        raise BadRequest(f"{len(binary)} bytes follow the JSON; the inputs' binary_data_size add up to {at}")
     if may_have_more_names(text, _quotes(head)) and (wrong := find_duplicate(text) or _misplaced(text)):
-        raise BadInference(wrong)
+        raise BadRequest(wrong)
     parameters = head.parameters or _NONE
     raw = flag(parameters, "binary_data_output", "parameters")
     return InferRequest(inputs, head.id, parameters, wanted_outputs(head.outputs, raw=raw), raw)
@@ -151,14 +146,14 @@ def _quotes(head: InferJson) -> int:
 def _raw(binary: memoryview, signature: Signature | None) -> InferRequest:
     """The request of a body without JSON: the data of the only input. Its size gives the number of items."""
     if signature is None or len(signature.inputs) != 1 or -1 in signature.inputs[0].shape:
-        raise BadInference("a body of nothing but raw data needs a model with one input of fixed shape")
+        raise BadRequest("a body of nothing but raw data needs a model with one input of fixed shape")
     spec = signature.inputs[0]
     if spec.datatype == "BYTES":
         shape, data = [1, *spec.shape], memoryview(pack_texts([bytes(binary)]))
     else:
         item = SIZES[spec.datatype] * prod(spec.shape)
         if not len(binary) or len(binary) % item:
-            raise BadInference(f"the body has {len(binary)} bytes: one item of {spec.name!r} has {item}")
+            raise BadRequest(f"the body has {len(binary)} bytes: one item of {spec.name!r} has {item}")
         shape, data = [len(binary) // item, *spec.shape], binary
     tensor = from_bytes(spec.datatype, shape, data, f"inputs.{spec.name}")
     return InferRequest({spec.name: tensor}, None, _NONE, None, raw=True)
@@ -170,50 +165,50 @@ def _binary_size(given: GivenInput) -> int | None:
         return None
     where = f"inputs.{given.name[:80]}"
     if any(name in parameters for name in SHARED):
-        raise BadInference(f"{where}.parameters: shared memory is not offered; send the data itself")
+        raise BadRequest(f"{where}.parameters: shared memory is not offered; send the data itself")
     size = parameters.get("binary_data_size")
     if size is None:
         return None
     if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-        raise BadInference(f"{where}.parameters.binary_data_size must be a number of bytes")
+        raise BadRequest(f"{where}.parameters.binary_data_size must be a number of bytes")
     if len(given.data):
-        raise BadInference(f"{where} has data and binary_data_size: only one of them can hold its elements")
+        raise BadRequest(f"{where} has data and binary_data_size: only one of them can hold its elements")
     return size
 
 
 def _from_json(given: GivenInput, where: str) -> TensorFields:
     if not len(given.data):
-        raise BadInference(f"{where}.data is missing (or parameters.binary_data_size, for raw data)")
+        raise BadRequest(f"{where}.data is missing (or parameters.binary_data_size, for raw data)")
     try:
         data = _any(given.data)
-    except _UNREADABLE as error:
-        raise BadInference(f"{where}.data cannot be read: {_words(error)}") from error
+    except DECODE_ERRORS as error:
+        raise BadRequest(f"{where}.data cannot be read: {json_fault(error)}") from error
     return from_list(given.datatype, given.shape, data, where)
 
 
 def wanted_outputs(outputs: list[WantedOutput] | None, *, raw: bool) -> dict[str, bool] | None:
-    """Names of the requested outputs, and whether each is wanted raw; None: all. Raises BadInference."""
+    """Names of the requested outputs, and whether each is wanted raw; None: all. Raises BadRequest."""
     if not outputs:
         return None
     found: dict[str, bool] = {}
     for output in outputs:
         where = f"outputs.{output.name[:80]}"
         if output.name in found:
-            raise BadInference(f"outputs has {output.name[:80]!r} twice")
+            raise BadRequest(f"outputs has {output.name[:80]!r} twice")
         parameters = output.parameters or _NONE
         if any(name in parameters for name in SHARED):
-            raise BadInference(f"{where}.parameters: shared memory is not offered")
+            raise BadRequest(f"{where}.parameters: shared memory is not offered")
         if parameters.get("classification"):
-            raise BadInference(f"{where}.parameters.classification is not offered: ask for the output itself")
+            raise BadRequest(f"{where}.parameters.classification is not offered: ask for the output itself")
         found[output.name] = flag(parameters, "binary_data", f"{where}.parameters", raw)
     return found
 
 
 def flag(parameters: Mapping[str, Any], name: str, where: str, default: bool = False) -> bool:
-    """A parameter that must be true or false. Raises BadInference."""
+    """A parameter that must be true or false. Raises BadRequest."""
     value = parameters.get(name, default)
     if not isinstance(value, bool):
-        raise BadInference(f"{where}.{name} must be true or false")
+        raise BadRequest(f"{where}.{name} must be true or false")
     return value
 
 
@@ -245,71 +240,40 @@ def output_of(answer: Answer, name: str) -> TensorView:
     return TensorView(tensor.datatype, tensor.shape, memoryview(tensor.data))
 
 
-def read_object(body: bytes) -> dict[str, Any]:
-    """The JSON object of a body; {} where it is empty. Raises BadInference."""
-    try:
-        found = _any(body) if body else {}
-    except _UNREADABLE as error:
-        raise BadInference(_words(error)) from error
-    if not isinstance(found, dict):
-        raise BadInference("the body must be a JSON object")
-    if again := find_duplicate(body or b"{}"):
-        raise BadInference(again)
-    return found
-
-
-def _words(error: Exception) -> str:
-    """The text of an error of JSON for the client."""
-    text = str(error)
-    if isinstance(error, RecursionError):
-        return "the JSON is nested too deeply"
-    if isinstance(error, msgspec.ValidationError):
-        if text.endswith("at `key` in `$`"):
-            text = text.partition(" - at")[0]
-        if text.startswith("Expected") and " - at " not in text:
-            return f"the JSON at the top level: {text}"
-        return text.replace("at `$.", "at field `").replace("at `$`", "at the top level")
-    if isinstance(error, UnicodeDecodeError):
-        return "the JSON is not UTF-8"
-    return text
-
-
 def requirements(
     asked: InferRequest, target: ModelTarget, app: AppRecord | None, now: float, deadline: float | None = None
 ) -> dict[str, Any]:
     """The requirements of a request's query. now: Unix seconds. deadline: Unix seconds until which the client waits.
 
-    Raises BadInference, BadParameter.
+    Raises BadRequest.
     """
     if asked.outputs is not None and app is not None and app.signature is not None:
         _check_outputs(asked.outputs, [spec.name for spec in app.signature.outputs])
     found = requirements_of(asked.parameters, now) if asked.parameters else {}
     for name, value in target.requirements().items():
         if found.get(name, value) != value:
-            raise BadParameter(f"parameters.{name} is {found[name][:80]!r}, but the model's name says {value!r}")
+            raise BadRequest(f"parameters.{name} is {found[name][:80]!r}, but the model's name says {value!r}")
         found[name] = value
     if asked.id is not None:
         if len(asked.id) > MOST_TEXT:
-            raise BadInference(f"id may have {MOST_TEXT} characters, not {len(asked.id)}")
+            raise BadRequest(f"id may have {MOST_TEXT} characters, not {len(asked.id)}")
         found["id"] = asked.id
     if deadline is not None:
         found["deadline"] = min(deadline, found.get("deadline", deadline))
     return found
 
 
-def answer_of(asked: InferRequest, end: Answer | Refused) -> Answer:
-    """The answer to a request, with all outputs that it asks for. Raises Refused, RequestFailed, BadInference."""
-    if isinstance(end, Refused):
-        raise end
+def answer_of(asked: InferRequest, answer: Answer) -> Answer:
+    """The answer to a request, with all outputs that it asks for. Raises RequestFailed."""
     if asked.outputs is not None:
-        if end.default and not asked.outputs.keys() <= end.tensors.keys():
-            text = f"the app's default output is one of {', '.join(end.tensors)} only; {end.reason}"
+        if answer.default and not asked.outputs.keys() <= answer.tensors.keys():
+            text = f"the app's default output is one of {', '.join(answer.tensors)} only; {answer.reason}"
             raise RequestFailed(None, text, code="deadline")
-        _check_outputs(asked.outputs, end.tensors)
-    return end
+        _check_outputs(asked.outputs, answer.tensors)
+    return answer
 
 
 def _check_outputs(wanted: Iterable[str], names: Collection[str]) -> None:
     for name in wanted:
         if name not in names:
-            raise BadInference(f"outputs.{name[:80]}: the model has {', '.join(names)}")
+            raise BadRequest(f"outputs.{name[:80]}: the model has {', '.join(names)}")

@@ -11,6 +11,7 @@ from typing import Any
 from bus.fields import fields_of
 from bus.messages.public import Requirements
 from infaas.answers import Answer
+from services.gateway.errors import BadRequest
 
 NEEDS = {name: field for name, field in fields_of(Requirements).items() if name != "deadline"}
 NAMES = (*NEEDS, "timeout")
@@ -26,12 +27,8 @@ _READ_ELSEWHERE = ("binary_data_output",)  # by infer.py
 _SCALARS = (str, int, float, bool)
 
 
-class BadParameter(ValueError):
-    """A parameter is invalid; the text names it and says what would be right."""
-
-
 def requirements_of(parameters: Mapping[str, Any], now: float) -> dict[str, Any]:
-    """The requirements as the client library takes them. now: Unix seconds. Raises BadParameter."""
+    """The requirements as the client library takes them. now: Unix seconds. Raises BadRequest."""
     requirements: dict[str, Any] = {}
     for name, value in parameters.items():
         if name in NEEDS:
@@ -40,28 +37,28 @@ def requirements_of(parameters: Mapping[str, Any], now: float) -> dict[str, Any]
         elif name == "timeout":
             timeout = _whole(name, value)
             if timeout < 0:
-                raise BadParameter(f"parameters.timeout must be in microseconds, at least 0, not {timeout}")
+                raise BadRequest(f"parameters.timeout must be in microseconds, at least 0, not {timeout}")
             if 0 < timeout < MAX_TIMEOUT_US:
                 requirements["deadline"] = now + timeout / 1e6
         elif name in RESERVED or name.startswith("triton_"):
             if value not in (0, "", False):
-                raise BadParameter(f"parameters.{name}: {RESERVED.get(name, 'it is reserved for Triton')}")
+                raise BadRequest(f"parameters.{name}: {RESERVED.get(name, 'it is reserved for Triton')}")
         elif meant := meant_need(name):
-            raise BadParameter(f"parameters.{name[:80]} is unknown: did you mean {meant}?")
+            raise BadRequest(f"parameters.{name[:80]} is unknown: did you mean {meant}?")
         elif not isinstance(value, _SCALARS):
-            raise BadParameter(f"parameters.{name} must be a text, a number, true or false")
+            raise BadRequest(f"parameters.{name} must be a text, a number, true or false")
     return requirements
 
 
 def _need(name: str, value: Any) -> Any:
-    """The value of a requirement; None where the parameter says nothing, as Triton's 0 and "" do. Raises BadParameter."""
+    """The value of a requirement; None where the parameter says nothing, as Triton's 0 and "" do. Raises BadRequest."""
     kind, rule = NEEDS[name].type, NEEDS[name].rule
     value = _READ[kind](name, value)
     if value == "" or (kind is int and value == 0):
         return None
     wrong = None if rule is None else rule.refuse(value)
     if wrong is not None:
-        raise BadParameter(f"parameters.{name} {wrong}")
+        raise BadRequest(f"parameters.{name} {wrong}")
     return value
 
 
@@ -130,7 +127,7 @@ def _number(name: str, value: Any) -> float:
             number = math.nan
         if math.isfinite(number):
             return number
-    raise BadParameter(f"parameters.{name} must be a number, not {_shown(value)}")
+    raise BadRequest(f"parameters.{name} must be a number, not {_shown(value)}")
 
 
 def _whole(name: str, value: Any) -> int:
@@ -145,14 +142,14 @@ def _whole(name: str, value: Any) -> int:
 def _text(name: str, value: Any) -> str:
     if isinstance(value, str):
         return value
-    raise BadParameter(f"parameters.{name} must be a text, not {_shown(value)}")
+    raise BadRequest(f"parameters.{name} must be a text, not {_shown(value)}")
 
 
 _READ: Mapping[Any, Callable[[str, Any], Any]] = {float: _number, int: _whole, str: _text}
 
 
 def _no_whole(name: str, value: Any) -> int:
-    raise BadParameter(f"parameters.{name} must be a whole number, not {_shown(value)}")
+    raise BadRequest(f"parameters.{name} must be a whole number, not {_shown(value)}")
 
 
 def _shown(value: Any) -> str:

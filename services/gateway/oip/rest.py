@@ -3,15 +3,15 @@
 from starlette.requests import Request
 from starlette.routing import Route
 
-from bus.tensors import BadTensor
 from services.core import trace
 from services.gateway.edge import GatewayService, SystemReadiness
-from services.gateway.errors import RequestFailed
+from services.gateway.errors import BadRequest
 from services.gateway.http.bodies import BinaryReply, JsonReply, json_body, one_coding
 from services.gateway.http.protocol import COMPLETE
+from services.gateway.json_checks import read_object
 from services.gateway.oip import infer, models
 from services.gateway.oip.models import ModelTarget
-from services.gateway.oip.parameters import BadParameter, ignored
+from services.gateway.oip.parameters import ignored
 from services.gateway.statistics import statistics_json
 
 _LENGTH = b"inference-header-content-length"
@@ -59,10 +59,7 @@ class Rest:
         return _readiness(await self._service.readiness())
 
     async def index(self, request: Request) -> JsonReply:
-        try:
-            only_ready = infer.read_object(await json_body(request)).get("ready") is True
-        except infer.BadInference as error:
-            raise RequestFailed(None, str(error)) from error
+        only_ready = read_object(await json_body(request)).get("ready") is True
         ready = (await self._service.readiness()).ready
         return JsonReply([] if only_ready and not ready else list(models.index(self._service.catalog, ready=ready)))
 
@@ -108,24 +105,20 @@ class Rest:
         app = service.catalog.app(target.app)
         signature = None if app is None else app.signature
         body = await json_body(request, head_length)
-        try:
-            asked = infer.read(body, head_length, signature)
-            requirements = infer.requirements(asked, target, app, service.now())
-            end = await service.query(
-                target.app,
-                asked.inputs,
-                requirements,
-                traceparent=traceparent,
-                protocol="rest",
-                complete=request.scope.get(COMPLETE),
-            )
-            answer = infer.answer_of(asked, end)
-            unread = ignored(asked.parameters)
-            head, binary = infer.write(
-                asked, request.path_params["model"], answer, {"ignored": unread} if unread else {}
-            )
-        except (infer.BadInference, BadTensor, BadParameter) as error:
-            raise RequestFailed(None, str(error)) from error
+        asked = infer.read(body, head_length, signature)
+        needed = infer.requirements(asked, target, app, service.now())
+        answer = await service.query(
+            target.app,
+            asked.inputs,
+            needed,
+            traceparent=traceparent,
+            protocol="rest",
+            complete=request.scope.get(COMPLETE),
+        )
+        unread = ignored(asked.parameters)
+        head, binary = infer.write(
+            asked, request.path_params["model"], infer.answer_of(asked, answer), {"ignored": unread} if unread else {}
+        )
         headers = [_BINARY, (_LENGTH, b"%d" % len(head))] if binary else [_JSON]
         if traceparent is not None:
             headers.append((b"traceparent", traceparent.encode()))
@@ -138,7 +131,7 @@ def _headers(request: Request) -> tuple[int | None, str, str | None]:
     for name, value in request.scope["headers"]:
         if name == _LENGTH:
             if not value.isdigit() or len(value) > 18 or length is not None:
-                raise RequestFailed(None, "Inference-Header-Content-Length must be a number of bytes")
+                raise BadRequest("Inference-Header-Content-Length must be a number of bytes")
             length = int(value)
         elif name == b"accept-encoding":
             coding = one_coding(value)

@@ -11,6 +11,7 @@ from bus.messages.catalog import TensorSpec
 from bus.messages.public import Tensor
 from bus.tensors import BadTensor, fit, from_array, to_array
 from bus.values import Ragged, flatten, from_list
+from services.gateway.errors import BadRequest, RequestFailed
 from services.gateway.json_checks import check_json_size
 
 if TYPE_CHECKING:
@@ -24,14 +25,10 @@ PICTURES = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _CHANNELS = (1, 3)
 
 
-class WrongImage(ValueError):
-    """The model does not take this body; the text says what it takes."""
-
-
 def tensor_of(body: bytes, spec: TensorSpec) -> dict[str, Any]:
-    """The tensor of one item, or of several from an array with one more axis. Blocks. Raises WrongImage, RequestFailed."""
+    """The tensor of one item, or of several from an array with one more axis. Blocks. Raises RequestFailed."""
     if not body:
-        raise WrongImage("the body is empty: send an image, a .npy file, or the bytes of the input's array")
+        raise BadRequest("the body is empty: send an image, a .npy file, or the bytes of the input's array")
     size = SIZES[spec.datatype]
     if body.startswith(NPY):
         return _plain(_loaded(body), spec)
@@ -46,7 +43,7 @@ def _plain(values: "Array", spec: TensorSpec) -> dict[str, Any]:
     try:
         tensor = from_array(fit(values, spec, "body"))
     except BadTensor as error:
-        raise WrongImage(str(error)) from error
+        raise BadRequest(str(error)) from error
     return {"datatype": tensor.datatype, "shape": tensor.shape, "data": tensor.data}
 
 
@@ -60,12 +57,12 @@ def _loaded(body: bytes) -> "Array":
         readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
         shape, columns, dtype = readers[version](file)
     except (ValueError, KeyError, OSError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
-        raise WrongImage(f"the .npy file cannot be read: {' '.join(str(error).split())[:200]}") from error
+        raise BadRequest(f"the .npy file cannot be read: {' '.join(str(error).split())[:200]}") from error
     data = memoryview(body)[file.tell() :]
     if dtype.hasobject or any(axis < 0 for axis in shape) or math.prod(shape) * dtype.itemsize != len(data):
-        raise WrongImage("the .npy file cannot be read: it holds objects, or not as many numbers as it says")
+        raise BadRequest("the .npy file cannot be read: it holds objects, or not as many numbers as it says")
     if not len(data):
-        raise WrongImage("the .npy file holds no numbers")
+        raise BadRequest("the .npy file holds no numbers")
     values: Array = np.frombuffer(data, dtype)
     return values.reshape(shape, order="F" if columns else "C")
 
@@ -79,7 +76,7 @@ def _listed(body: bytes, spec: TensorSpec) -> "Array":
         return to_array(Tensor(**from_list("BYTES", *flatten(found), "body")), "body")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, Ragged, BadTensor) as error:
         what = "texts" if spec.datatype == "BYTES" else "numbers"
-        raise WrongImage(f"the body is no list of {what}: {error}") from error
+        raise BadRequest(f"the body is no list of {what}: {error}") from error
 
 
 def _picture(body: bytes, spec: TensorSpec) -> "Array":
@@ -101,7 +98,7 @@ def _picture(body: bytes, spec: TensorSpec) -> "Array":
 
 
 def layout(spec: TensorSpec) -> tuple[int, int, int, bool]:
-    """Width, height and channels of a model's input as an image, and whether the channels come first. -1: any. Raises WrongImage."""
+    """Width, height and channels of a model's input as an image, and whether the channels come first. -1: any. Raises BadRequest."""
     shape = spec.shape
     if len(shape) == 3 and shape[0] in _CHANNELS:
         return shape[2], shape[1], shape[0], True
@@ -114,27 +111,27 @@ def layout(spec: TensorSpec) -> tuple[int, int, int, bool]:
             side = math.isqrt(max(0, shape[0]) // channels)
             if side > 1 and side * side * channels == shape[0]:
                 return side, side, channels, False
-    raise WrongImage(f"{spec.name} {spec.datatype}{shape} is no image: send a .npy file or the array's own bytes")
+    raise BadRequest(f"{spec.name} {spec.datatype}{shape} is no image: send a .npy file or the array's own bytes")
 
 
 def _decoded(body: bytes, mode: str, size: tuple[int, int]) -> Any:
     try:
         from PIL import Image, UnidentifiedImageError  # noqa: PLC0415  (an extra)
     except ImportError as error:
-        raise WrongImage("images need the extra `images` (pip install 'infaas[images]'): send a .npy file") from error
+        raise BadRequest("images need the extra `images` (pip install 'infaas[images]'): send a .npy file") from error
     try:
         with Image.open(io.BytesIO(body), formats=PICTURES) as image:
             _check_size(image.width, image.height)
             found = image.convert(mode)
-    except WrongImage:
+    except RequestFailed:
         raise
     except UnidentifiedImageError as error:
         known = ", ".join(PICTURES)
-        raise WrongImage(
+        raise BadRequest(
             f"the body is no image ({known}), no .npy file, and not as long as the model's input"
         ) from error
     except Exception as error:  # decoders raise all kinds of errors for broken files
-        raise WrongImage(f"the image cannot be decoded: {' '.join(str(error).split())[:200]}") from error
+        raise BadRequest(f"the image cannot be decoded: {' '.join(str(error).split())[:200]}") from error
     wanted = (found.width if size[0] == -1 else size[0], found.height if size[1] == -1 else size[1])
     return found if found.size == wanted else found.resize(wanted, Image.Resampling.BILINEAR)
 
@@ -142,4 +139,4 @@ def _decoded(body: bytes, mode: str, size: tuple[int, int]) -> Any:
 def _check_size(width: int, height: int) -> None:
     """Check the size before decoding: a small file may hold a picture larger than the memory."""
     if width * height > MAX_PIXELS:
-        raise WrongImage(f"the image has {width * height} pixels: at most {MAX_PIXELS}")
+        raise BadRequest(f"the image has {width * height} pixels: at most {MAX_PIXELS}")

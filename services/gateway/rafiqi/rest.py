@@ -2,24 +2,23 @@
 
 import asyncio
 import math
-from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-import msgspec
+from msgspec import Struct, defstruct
 from starlette.requests import Request
 from starlette.routing import Route
 
-from bus.messages.catalog import BatchingRule, ModelRecord, TensorSpec
+from bus.fields import fields_of
+from bus.messages.catalog import BatchingFields, ModelRecord, TensorSpec
 from bus.messages.verbs import SetBatching
 from infaas.answers import Answer
-from infaas.errors import Refused
-from services.core.batching import rule_errors
-from services.gateway.edge import GatewayService, wait_until
-from services.gateway.errors import RequestFailed
+from infaas.errors import InfaasError
+from services.gateway.edge import GatewayService, failure_from, wait_until
+from services.gateway.errors import BadRequest, RequestFailed
 from services.gateway.http.bodies import JsonReply, json_body, whole_body
-from services.gateway.oip.infer import BadInference, read_object
-from services.gateway.rafiqi.images import WrongImage, tensor_of
-from services.gateway.registration import VALIDATION_MISSING, ModelRegistration, RegistrationRequest, file_source
+from services.gateway.json_checks import fitted, read_object
+from services.gateway.rafiqi.images import tensor_of
+from services.gateway.registration import MODEL_FILE, FileSource, ModelFiles, ModelRegistration, optional
 
 TOP = 5
 
@@ -49,8 +48,32 @@ def _shares(scores: list[float]) -> list[float]:
 
 CLASSIFY_TIMEOUT_S = 10.0  # as Rafiqi's own
 MAX_DECODED = 2  # bodies decoded at a time: a picture may take much more memory than its file
-_TUNED: dict[str, tuple[str, type]] = {"quanta": ("quantum_ms", float), "batchSize": ("batch", int)}
-_TEXTS = ("version", "metric", "inputs_key", "labels_key", "task")
+_of_model: Any = defstruct(
+    "_of_model", optional("version", "latency_ms", "default_output"), bases=(ModelFiles,), frozen=True, kw_only=True
+)
+
+
+class RafiqiModel(_of_model, frozen=True, kw_only=True):  # type: ignore[misc, call-arg]  # made of the message's fields
+    """A model to register, as an application of its name."""
+
+    model: Annotated[str | FileSource, MODEL_FILE]
+
+
+class RafiqiModels(Struct, frozen=True):
+    """The body of a registration."""
+
+    models: Annotated[dict[str, Any], "By name: the fields of each (RafiqiModel)."]
+
+
+_BATCHING = fields_of(BatchingFields)
+
+
+class Tuning(Struct, frozen=True):
+    """What /change_params may say: `quanta` in ms, `batchSize` in items; of one model, or of all that there are."""
+
+    quanta: Annotated[float | None, _BATCHING["quantum_ms"].rule, _BATCHING["quantum_ms"].meaning] = None
+    batchSize: Annotated[int | None, _BATCHING["batch"].rule, _BATCHING["batch"].meaning] = None  # noqa: N815
+    model_name: str | None = None
 
 
 class RafiqiApi:
@@ -65,25 +88,20 @@ class RafiqiApi:
 
     async def register(self, request: Request) -> JsonReply:
         """Register each model, with an application of the same name. The reply comes when all are measured."""
-        body = _object(await json_body(request))
-        models = body.get("models")
-        if not isinstance(models, dict) or not models:
-            raise RequestFailed(
-                None, 'models: must be an object {"name": {"model": {"URL" or "blob"}, "validation": ...}}'
-            )
-        wanted = {name: _registration_request(name, fields) for name, fields in models.items()}
+        models = fitted(read_object(await json_body(request)), RafiqiModels).models
+        if not models:
+            raise BadRequest('models: must be an object {"name": {"model": {"URL" or "blob"}, "validation": ...}}')
+        wanted = {name: fitted(given, RafiqiModel, f"models.{name}") for name, given in models.items()}
         failed: dict[str, RequestFailed] = {}
         for name, one in wanted.items():
             try:
-                done = await self._registration.register(one)
+                done = await self._registration.register(name, name, one.version, one, one.model, f"models.{name}.")
                 await wait_until(lambda done=done: self._known(done.model, done.version))  # type: ignore[misc]
-            except RequestFailed as failure:
-                failed[name] = failure
-            except Refused as refusal:
-                failed[name] = RequestFailed(None, refusal.message, code=refusal.code)
+            except (RequestFailed, InfaasError) as error:
+                failed[name] = failure_from(error)
         return self._all_models(failed)
 
-    def _all_models(self, failed: Mapping[str, RequestFailed]) -> JsonReply:
+    def _all_models(self, failed: dict[str, RequestFailed]) -> JsonReply:
         """What was done for several models, and the models that there are. failed: by model."""
         reply = {
             "success": not failed,
@@ -115,9 +133,10 @@ class RafiqiApi:
 
     async def change_params(self, request: Request) -> JsonReply:
         """Batch by threshold, with this quantum and this largest batch: one model, or all that there are. The next batches are so."""
-        given = dict(request.query_params)
-        name = given.pop("model_name", None)
-        fields = _tuning(given)
+        wish = fitted(dict(request.query_params), Tuning, strict=False)
+        name = wish.model_name
+        if wish.quanta is wish.batchSize is None:
+            raise BadRequest("nothing to change: give quanta and batchSize, or one of them")
         known = {record.model for record in self._service.catalog.models}
         if name is not None and name not in known:
             raise _unknown_model(name)
@@ -126,9 +145,11 @@ class RafiqiApi:
         failed: dict[str, RequestFailed] = {}
         for model in sorted(known) if name is None else [name]:
             try:
-                await self._service.command(SetBatching(model=model, **fields))
-            except Refused as refusal:
-                failed[model] = RequestFailed(None, refusal.message, code=refusal.code)
+                await self._service.command(
+                    SetBatching(model=model, policy="threshold", quantum_ms=wish.quanta, batch=wish.batchSize)
+                )
+            except InfaasError as error:
+                failed[model] = failure_from(error)
         return self._all_models(failed)
 
     # -- queries
@@ -136,18 +157,16 @@ class RafiqiApi:
     async def classify(self, request: Request) -> JsonReply:
         name = request.query_params.get("model_name", "")
         if not name:
-            raise RequestFailed(None, "model_name is missing: POST /classify?model_name=NAME")
+            raise BadRequest("model_name is missing: POST /classify?model_name=NAME")
         unread = [one for one in request.query_params if one != "model_name"]
         if unread:
-            text = f"{unread[0][:80]}: classify reads model_name only; POST /v2/models/NAME/infer takes requirements"
-            raise RequestFailed(None, text)
+            raise BadRequest(
+                f"{unread[0][:80]}: classify reads model_name only; POST /v2/models/NAME/infer takes requirements"
+            )
         app, spec = self._found(name)
         body = await whole_body(request)
-        try:
-            async with self._decoding:
-                tensor = await asyncio.to_thread(tensor_of, body, spec)
-        except WrongImage as error:
-            raise RequestFailed(None, str(error)) from error
+        async with self._decoding:
+            tensor = await asyncio.to_thread(tensor_of, body, spec)
         requirements: dict[str, Any] = {
             "deadline": self._service.now() + CLASSIFY_TIMEOUT_S,
             **({} if app is not None else {"model": name}),
@@ -163,11 +182,10 @@ class RafiqiApi:
                 protocol="rafiqi",
             )
         except RequestFailed as failure:
-            if failure.code == "deadline":
-                raise _too_late(failure.message) from failure
-            raise
-        if isinstance(answer, Refused):
-            raise _too_late(answer.message) if answer.code == "deadline" else answer
+            if failure.code != "deadline":
+                raise
+            text = f"no answer within {CLASSIFY_TIMEOUT_S:g} s: {failure.message}"
+            raise RequestFailed(500, text, code="deadline") from failure
         found = _predictions(answer, self._labels(answer))
         return JsonReply(found[0] if len(found) == 1 else found)
 
@@ -193,31 +211,6 @@ def _unknown_model(name: str) -> RequestFailed:
     )
 
 
-def _tuning(given: Mapping[str, str]) -> dict[str, Any]:
-    """Fields of `set-batching`. given: the query's parameters, as Rafiqi calls them: `quanta` in ms, `batchSize` in items."""
-    names = " and ".join(_TUNED)
-    for parameter in given:
-        if parameter not in _TUNED:
-            raise RequestFailed(None, f"{parameter[:80]}: there is no such parameter; use {names}")
-    if not given:
-        raise RequestFailed(None, f"nothing to change: give {names}, or one of them")
-    fields: dict[str, Any] = {"policy": "threshold"}
-    for parameter, text in given.items():
-        field, kind = _TUNED[parameter]
-        try:
-            fields[field] = kind(text)
-        except ValueError as error:
-            unit = "a number of milliseconds" if kind is float else "a whole number of items"
-            raise RequestFailed(None, f"{parameter}: must be {unit}, not {text[:80]!r}") from error
-        for wrong in rule_errors(BatchingRule(policy="threshold", **{field: fields[field]})):
-            raise RequestFailed(None, wrong.replace(field, parameter, 1))
-    return fields
-
-
-def _too_late(why: str) -> RequestFailed:
-    return RequestFailed(500, f"no answer within {CLASSIFY_TIMEOUT_S:g} s: {why}", code="deadline")
-
-
 def _predictions(answer: Answer, labels: list[str]) -> list[list[dict[str, Any]]]:
     """The most likely classes of each item."""
     arrays = list(answer.outputs.values())
@@ -240,63 +233,6 @@ def _predictions(answer: Answer, labels: list[str]) -> list[list[dict[str, Any]]
 def _class(value: Any, labels: list[str]) -> str:
     whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
     return label_of(int(value), labels) if whole else str(value)
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        return read_object(body)
-    except BadInference as error:
-        raise RequestFailed(None, str(error)) from error
-
-
-def _registration_request(name: str, fields: Any) -> RegistrationRequest:
-    """The registration of one model. Raises RequestFailed."""
-    if not isinstance(fields, Mapping):
-        raise RequestFailed(None, f"models.{name}: must be an object with `model` and `validation`")
-    at = f"models.{name}"
-    for field, why in (
-        ("weights", "an ONNX model holds its weights"),
-        ("means", "export the model with the preprocessing of its images"),
-    ):
-        if fields.get(field) is not None:
-            raise RequestFailed(None, f"{at}.{field}: cannot be used, {why}; leave it out")
-    if fields.get("model") is None:
-        raise RequestFailed(None, f'{at}.model is missing: give {{"URL": "https://..."}} or {{"blob": "base64"}}')
-    if fields.get("validation") is None:
-        raise RequestFailed(None, f"{at}.{VALIDATION_MISSING}")
-    labels = fields.get("labels")
-    if isinstance(labels, list):
-        if not all(isinstance(label, str) for label in labels):
-            raise RequestFailed(None, f"{at}.labels: must be a list of texts")
-        named: Any = tuple(labels)
-    else:
-        named = () if labels is None else file_source(labels, f"{at}.labels")
-    more: dict[str, Any] = {}
-    for field in _TEXTS:
-        if fields.get(field) is not None:
-            more[field] = _text(fields[field], f"{at}.{field}")
-    if fields.get("latency_ms") is not None:
-        try:
-            more["latency_ms"] = msgspec.convert(fields["latency_ms"], float)
-        except msgspec.ValidationError as error:
-            raise RequestFailed(None, f"{at}.latency_ms: must be a number of milliseconds") from error
-    if fields.get("default_output") is not None:
-        more["default_output"] = fields["default_output"]
-    return RegistrationRequest(
-        app=name,
-        model=name,
-        source=file_source(fields["model"], f"{at}.model"),
-        validation=file_source(fields["validation"], f"{at}.validation"),
-        labels=named,
-        format=None if fields.get("format") is None else _text(fields["format"], f"{at}.format"),
-        more=more,
-    )
-
-
-def _text(value: Any, field: str) -> str:
-    if not isinstance(value, str):
-        raise RequestFailed(None, f"{field}: must be a text")
-    return value
 
 
 def routes(service: GatewayService, registration: ModelRegistration) -> list[Route]:

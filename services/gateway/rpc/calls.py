@@ -1,8 +1,6 @@
 """What holds for every gRPC call: the right to make it, limits of number, size and time, and errors as gRPC's statuses."""
 
 import asyncio
-import logging
-import secrets
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
@@ -10,20 +8,14 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 
-from bus.tensors import BadTensor
-from infaas.errors import InfaasError, Refused
 from services.core import trace
 from services.core.settings import GatewaySettings
-from services.gateway.errors import RequestFailed, failure_of, statuses_of
+from services.gateway.edge import failure_from
+from services.gateway.errors import BadRequest, RequestFailed, statuses_of
 from services.gateway.http.access import AccessControl, Right
 from services.gateway.http.limits import max_buffered
 from services.gateway.metrics import RequestCounts
-from services.gateway.oip.infer import BadInference
-from services.gateway.oip.parameters import BadParameter
-from services.gateway.rpc.wire import HeadTooLarge, Unreadable
 from services.shell.clock import now
-
-log = logging.getLogger(__name__)
 
 # Each so many bytes of the largest message give every message one more second: gRPC does not say how much of one has come.
 MESSAGE_BYTES_PER_S = 2**20
@@ -193,7 +185,7 @@ class Calls:
             raise RequestFailed(None, f"there are {self.streams - 1} streams: try again later", code="overloaded")
 
     async def _message(self, context: Any) -> bytes:
-        """The bytes of the request's message. Raises RequestFailed, Unreadable."""
+        """The bytes of the request's message. Raises RequestFailed."""
         settings = self._settings
         if len(self._awaited) >= settings.in_flight + settings.connections:
             raise RequestFailed(None, "too many requests wait for their messages: try again later", code="overloaded")
@@ -205,7 +197,7 @@ class Calls:
         finally:
             del self._awaited[task]
         if found is None:
-            raise Unreadable("the request has no message")
+            raise BadRequest("the request has no message")
         return found
 
     def _take(self, size: int, right: Right) -> int:
@@ -263,33 +255,11 @@ async def _read(context: Any) -> bytes | None:
     return found if type(found) is bytes else None
 
 
-def failure_from(error: BaseException) -> RequestFailed:
-    """The failure for an error. The client gets no details of an unexpected one, only the number under which it is logged."""
-    match error:
-        case RequestFailed():
-            return error
-        case Refused():
-            after = error.retry_after_ms
-            headers = {} if after is None else {"retry-after-ms": f"{max(0.0, after):.0f}"}
-            failure = RequestFailed(None, error.message, code=error.code, headers=headers)
-            failure.passed_on = True
-            return failure
-        case InfaasError():
-            return failure_of(error)
-        case HeadTooLarge():
-            return RequestFailed(None, str(error), code="too_large")
-        case BadInference() | BadParameter() | BadTensor() | Unreadable():
-            return RequestFailed(None, str(error))
-    number = secrets.token_hex(6)
-    log.error("a call failed", exc_info=error, extra={"request": number})
-    return RequestFailed(None, f"the gateway failed on this request; it was logged as {number}", code="internal")
-
-
 async def abort(context: Any, failure: RequestFailed) -> NoReturn:
     """End a call with a failure. Trailing metadata give the system's code, and the delay of a retry as gRPC's clients read it."""
     trailing = [("infaas-code", failure.code)]
-    if "retry-after-ms" in failure.headers:
-        trailing.append(("grpc-retry-pushback-ms", failure.headers["retry-after-ms"]))
+    if (after := failure.more.get("retry_after_ms")) is not None:
+        trailing.append(("grpc-retry-pushback-ms", f"{max(0.0, after):.0f}"))
     await context.abort(grpc.StatusCode[statuses_of(failure.code).grpc], shortened(failure.message), tuple(trailing))
     raise AssertionError("a call that was ended goes on")
 

@@ -9,17 +9,15 @@ from typing import Any
 import grpc
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-from bus.tensors import BadTensor
-from services.gateway.edge import GatewayService
-from services.gateway.errors import RequestFailed
+from services.gateway.edge import GatewayService, failure_from
+from services.gateway.errors import BadRequest, RequestFailed
 from services.gateway.http.access import Right
 from services.gateway.oip import models
-from services.gateway.oip.infer import BadInference, answer_of, requirements
-from services.gateway.oip.parameters import BadParameter
-from services.gateway.rpc import infer, wire
-from services.gateway.rpc.calls import Call, Calls, Next, Write, failure_from
+from services.gateway.oip.infer import answer_of, requirements
+from services.gateway.rpc import infer
+from services.gateway.rpc.calls import Call, Calls, Next, Write
+from services.gateway.rpc.infer import message_of
 from services.gateway.rpc.messages import HEALTH, INFERENCE, REFLECTIONS, Schema
-from services.gateway.rpc.wire import Unreadable, read
 from services.gateway.statistics import statistics_json
 
 SERVICE = "GRPCInferenceService"
@@ -45,7 +43,7 @@ def inference_handlers(service: GatewayService, calls: Calls) -> dict[str, Any]:
 
 def _answering(request: Any, answer: Callable[[Any], Any]) -> Callable[[bytes, Call], Awaitable[bytes]]:
     async def work(body: bytes, _: Call) -> bytes:
-        message = answer(wire.read(body, request))
+        message = answer(message_of(body, request))
         found: bytes = (await message if isawaitable(message) else message).SerializeToString()
         return found
 
@@ -101,7 +99,7 @@ class InferenceService:
         return models.served_model(self._service.catalog, request.name, models.target_of(request.name, request.version))
 
     async def infer(self, body: bytes, call: Call) -> bytes:
-        return await self._answer(*wire.read_request(body), call)
+        return await self._answer(*infer.read_request(body), call)
 
     async def stream(self, following: Next, write: Write, call: Call) -> None:
         """Answer the requests of a stream one after another. A failed request gets an error as its reply, and the stream goes on."""
@@ -119,11 +117,11 @@ class InferenceService:
             reply.error_message = failure_from(error).message
             await write(reply.SerializeToString())
         else:
-            await write(b"".join((b"\x12", wire.varint(len(answer)), answer)))  # field 2, infer_response
+            await write(b"".join((b"\x12", infer.varint(len(answer)), answer)))  # field 2, infer_response
         return True
 
     async def _one(self, body: bytes, call: Call, reply: Any) -> bytes:
-        request, raw = wire.read_request(body)
+        request, raw = infer.read_request(body)
         reply.infer_response.id = request.id
         return await self._answer(request, raw, call)
 
@@ -131,17 +129,18 @@ class InferenceService:
         service = self._service
         try:
             return await self._asked(request, raw, call)
-        except (RequestFailed, BadInference, BadParameter, BadTensor) as error:
-            service.client_errors.add(request.model_name.partition(".")[0], failure_from(error), service.now())
-            raise
+        except Exception as error:
+            failure = failure_from(error)
+            service.client_errors.add(request.model_name.partition(".")[0], failure, service.now())
+            raise failure from None
 
     async def _asked(self, request: Any, raw: list[Any], call: Call) -> bytes:
         asked = infer.read(request, raw)
         target = models.target_of(request.model_name, request.model_version)
         service = self._service
         needed = requirements(asked, target, service.catalog.app(target.app), service.now(), call.deadline)
-        end = await service.query(target.app, asked.inputs, needed, traceparent=call.traceparent, protocol="grpc")
-        return infer.write(asked, request.model_name, answer_of(asked, end))
+        answer = await service.query(target.app, asked.inputs, needed, traceparent=call.traceparent, protocol="grpc")
+        return infer.write(asked, request.model_name, answer_of(asked, answer))
 
 
 def _fitted(message: Any, values: dict[str, Any]) -> Any:
@@ -191,7 +190,7 @@ class HealthService:
         self._calls = calls
 
     async def check(self, body: bytes, _: Call) -> bytes:
-        name = read(body, HEALTH.HealthCheckRequest).service
+        name = message_of(body, HEALTH.HealthCheckRequest).service
         if name not in SERVICES:
             raise RequestFailed(None, f"there is no service {name[:80]!r}", code="unknown")
         return _health(await self._status(name))
@@ -200,8 +199,8 @@ class HealthService:
         """The status now, and again after each change."""
         body = await following()
         if body is None:
-            raise Unreadable("the request has no message")
-        name = read(body, HEALTH.HealthCheckRequest).service
+            raise BadRequest("the request has no message")
+        name = message_of(body, HEALTH.HealthCheckRequest).service
         last = ""
         while True:
             status = await self._status(name)
@@ -231,7 +230,7 @@ def reflection_handlers(schema: Schema, calls: Calls) -> dict[str, Any]:
 
     async def answer(following: Next, write: Write, _: Any) -> None:
         while (body := await following()) is not None:
-            request = read(body, schema.ServerReflectionRequest)
+            request = message_of(body, schema.ServerReflectionRequest)
             await write(reply_to(schema, request).SerializeToString())
 
     return {"ServerReflectionInfo": calls.stream(answer, Right.QUERY)}

@@ -1,5 +1,11 @@
-"""ModelInferRequest as the protocol's inference, and an answer as ModelInferResponse: what oip/infer.py does for REST. Pure."""
+"""ModelInferRequest as the protocol's inference, and an answer as ModelInferResponse: what oip/infer.py does for REST. Pure.
 
+Large tensors stay beside their protobuf message, which would copy them into it and out of it again: `raw_input_contents` are views of
+the received bytes, and responses are joined once. The rest of a request, its head, must be small: a protobuf message takes up to
+fifteen times the memory of its bytes.
+"""
+
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -9,10 +15,10 @@ from bus.port import Buffer
 from bus.tensors import BadTensor, items, pack_texts, texts, unknown_datatype
 from bus.values import TensorFields, from_bytes, packed, to_list
 from infaas.answers import Answer
+from services.gateway.errors import BadRequest, RequestFailed
 from services.gateway.oip.infer import (
     MAX_TENSORS,
     SHARED,
-    BadInference,
     InferRequest,
     WantedOutput,
     flag,
@@ -21,7 +27,96 @@ from services.gateway.oip.infer import (
 )
 from services.gateway.oip.parameters import ignored, parameters_of
 from services.gateway.rpc.messages import INFERENCE
-from services.gateway.rpc.wire import varint, write_response
+
+SMALL = 64 * 1024  # bytes up to which protobuf parses a whole request
+MAX_HEAD = 4 * 2**20  # bytes of a request without its raw contents
+MAX_FIELDS = 4096  # fields of a large request: its inputs, their raw contents, its parameters and outputs
+_RAW_INPUT = 7 << 3 | 2
+_RAW_OUTPUT = bytes([6 << 3 | 2])
+_UNREADABLE = "the request is not a ModelInferRequest"
+
+
+def message_of(body: bytes, kind: Any) -> Any:
+    """The message of this class in `body`. Raises BadRequest."""
+    try:
+        return kind.FromString(body)
+    except Exception as error:  # protobuf's DecodeError, and what its implementations raise beside it
+        raise BadRequest(f"the request is not a {kind.DESCRIPTOR.name}") from error
+
+
+def read_request(body: bytes) -> tuple[Any, list[bytes | memoryview]]:
+    """A ModelInferRequest and its raw contents, views of `body` where that is large. Raises RequestFailed."""
+    if len(body) <= SMALL:
+        request = message_of(body, INFERENCE.ModelInferRequest)
+        return request, list(request.raw_input_contents)
+    head, raw = _split(memoryview(body))
+    return message_of(head, INFERENCE.ModelInferRequest), raw
+
+
+def write_response(response: Any, raw: Sequence[Buffer]) -> bytes:
+    """The bytes of a ModelInferResponse with these raw contents."""
+    parts: list[Buffer] = [response.SerializeToString()]
+    for data in raw:
+        parts += (_RAW_OUTPUT, varint(len(data)), data)
+    return b"".join(parts)
+
+
+def varint(number: int) -> bytes:
+    """A number >= 0 as protobuf's varint."""
+    written = bytearray()
+    while number > 0x7F:
+        written.append(number & 0x7F | 0x80)
+        number >>= 7
+    written.append(number)
+    return bytes(written)
+
+
+def _split(view: memoryview) -> tuple[bytes, list[bytes | memoryview]]:
+    at, size, fields, head_bytes = 0, len(view), 0, 0
+    head: list[memoryview] = []
+    raw: list[bytes | memoryview] = []
+    while at < size:
+        begins = at
+        tag, at = _number(view, at)
+        if tag & 7 == 2:
+            length, at = _number(view, at)
+            begins_data, at = at, at + length
+        elif tag & 7 == 0:
+            _, at = _number(view, at)
+        elif tag & 7 in (1, 5):
+            at += 8 if tag & 7 == 1 else 4
+        else:
+            raise BadRequest(_UNREADABLE)
+        fields += 1
+        if at > size:
+            raise BadRequest(f"{_UNREADABLE}: it ends in the middle of a field")
+        if fields > MAX_FIELDS:
+            raise RequestFailed(None, f"the request has more than {MAX_FIELDS} fields", code="too_large")
+        if tag == _RAW_INPUT:
+            raw.append(view[begins_data:at])
+            continue
+        head.append(view[begins:at])
+        head_bytes += at - begins
+        if head_bytes > MAX_HEAD:
+            text = f"the request has more than {MAX_HEAD:,} bytes beside `raw_input_contents`: send large inputs there, not as `contents`"
+            raise RequestFailed(None, text, code="too_large")
+    return b"".join(head), raw
+
+
+def _number(view: memoryview, at: int) -> tuple[int, int]:
+    """A varint and where it ends."""
+    number = shift = 0
+    while shift < 70 and at < len(view):
+        byte = view[at]
+        number |= (byte & 0x7F) << shift
+        at += 1
+        if byte < 0x80:
+            return number, at
+        shift += 7
+    raise BadRequest(_UNREADABLE)
+
+
+# -- Typed contents
 
 _CONTENTS = INFERENCE.InferTensorContents.DESCRIPTOR.fields_by_name
 # By datatype, the tag of a field whose packed form is the elements' own bytes (wire type 2).
@@ -83,22 +178,22 @@ _INT64 = 2**63
 
 
 def read(request: Any, raw: list[Any]) -> InferRequest:
-    """The inference of a request. raw: its `raw_input_contents`. Raises BadInference, BadTensor."""
+    """The inference of a request. raw: its `raw_input_contents`. Raises BadRequest, BadTensor."""
     given = request.inputs
     if not given:
-        raise BadInference("inputs is empty: give a tensor for each of the model's inputs")
+        raise BadRequest("inputs is empty: give a tensor for each of the model's inputs")
     if len(given) > MAX_TENSORS or len(request.outputs) > MAX_TENSORS:
-        raise BadInference(f"inputs and outputs have at most {MAX_TENSORS} tensors each")
+        raise BadRequest(f"inputs and outputs have at most {MAX_TENSORS} tensors each")
     if raw and len(raw) != len(given):
-        raise BadInference(f"raw_input_contents has {len(raw)} elements: give one for each of the {len(given)} inputs")
+        raise BadRequest(f"raw_input_contents has {len(raw)} elements: give one for each of the {len(given)} inputs")
     inputs: dict[str, TensorFields] = {}
     for at, one in enumerate(given):
         name = one.name
         where = f"inputs.{name[:80]}"
         if name in inputs:
-            raise BadInference(f"inputs has two tensors named {name[:80]!r}")
+            raise BadRequest(f"inputs has two tensors named {name[:80]!r}")
         if one.parameters and any(shared in one.parameters for shared in SHARED):
-            raise BadInference(f"{where}.parameters: shared memory is not offered; send the data itself")
+            raise BadRequest(f"{where}.parameters: shared memory is not offered; send the data itself")
         inputs[name] = _tensor(one, raw[at] if raw else None, where)
     parameters = _read_all(request.parameters, "parameters")
     wants_raw = flag(parameters, "binary_data_output", "parameters", bool(raw))
@@ -137,10 +232,10 @@ def _tensor(given: Any, raw: Any, where: str) -> TensorFields:
     typed = given.HasField("contents")
     if raw is not None:
         if typed and given.contents.ByteSize():
-            raise BadInference(f"{where} has contents and raw_input_contents: only one of them can hold its elements")
+            raise BadRequest(f"{where} has contents and raw_input_contents: only one of them can hold its elements")
         return from_bytes(given.datatype, shape, raw, where)
     if not typed:
-        raise BadInference(f"{where} has neither contents nor an element of raw_input_contents")
+        raise BadRequest(f"{where} has neither contents nor an element of raw_input_contents")
     return {
         "datatype": given.datatype,
         "shape": shape,
@@ -155,7 +250,7 @@ def _read_all(parameters: Any, where: str) -> dict[str, Any]:
 def _value(parameter: Any, where: str) -> Any:
     chosen = parameter.WhichOneof("parameter_choice")
     if chosen is None:
-        raise BadInference(f"{where} has no value")
+        raise BadRequest(f"{where} has no value")
     return getattr(parameter, chosen)
 
 

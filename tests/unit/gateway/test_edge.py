@@ -1,15 +1,17 @@
 """Errors of the client library and the system reach the gateway's clients without names of subjects."""
 
 import asyncio
+import json
 
 import pytest
 
 from bus.messages.events import ClientError
 from bus.port import PayloadTooLarge
 from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout, denied
-from services.gateway.clipper.bodies import clipper_refusal
-from services.gateway.edge import MOST_NAMES, ClientErrorLog
-from services.gateway.errors import RequestFailed, failure_of, failure_of_refusal, without_subjects
+from services.gateway.clipper.rest import clipper_error
+from services.gateway.edge import MOST_NAMES, ClientErrorLog, failure_from
+from services.gateway.errors import RequestFailed
+from services.gateway.http.app import plain
 
 
 @pytest.mark.parametrize(
@@ -26,10 +28,29 @@ from services.gateway.errors import RequestFailed, failure_of, failure_of_refusa
 )
 def test_subjects_stay_inside(message: str, expected: str) -> None:
     refused = Refused("unknown_app", message, closest={"variant": "v"}, retry_after_ms=3.0, id="i")
-    found = without_subjects(refused)
-    assert found.message == expected
-    assert clipper_refusal(refused).message == expected
-    assert (found.code, found.closest, found.retry_after_ms, found.id) == ("unknown_app", {"variant": "v"}, 3.0, "i")
+    found = failure_from(refused)
+    more = {"code": "unknown_app", "closest": {"variant": "v"}, "retry_after_ms": 3.0}
+    assert json.loads(plain(found).body) == {"error": expected, **more}
+    assert json.loads(clipper_error(found).body) == {"error": "Request error", "cause": expected}
+    assert found.headers == {"Retry-After": "1"}
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kind"),
+    [
+        ("bad_request", 400, "Request error"),
+        ("unknown_app", 404, "Request error"),
+        ("unknown_model", 400, "Request error"),
+        ("unsatisfiable", 400, "Request error"),
+        ("deadline", 504, "Query processing error"),
+        ("overloaded", 503, "Query processing error"),
+        ("forbidden", 403, "Not allowed"),
+        ("a later one", 500, "Request error"),
+    ],
+)
+def test_clippers_clients_get_its_statuses_and_kinds(code: str, status: int, kind: str) -> None:
+    reply = clipper_error(failure_from(Refused(code, "why")))
+    assert (reply.status, json.loads(reply.body)) == (status, {"error": kind, "cause": "why"})
 
 
 @pytest.mark.parametrize(
@@ -42,7 +63,7 @@ def test_subjects_stay_inside(message: str, expected: str) -> None:
     ],
 )
 def test_what_the_client_library_cannot_do(error: InfaasError, status: int, code: str) -> None:
-    failure = failure_of(error)
+    failure = failure_from(error)
     assert (failure.status, failure.code) == (status, code)
     assert "infaas." not in failure.message
     assert "secret" not in failure.message
@@ -51,11 +72,11 @@ def test_what_the_client_library_cannot_do(error: InfaasError, status: int, code
 def test_what_clients_did_wrong_is_put_together_and_what_dispatchers_saw_is_left_to_them() -> None:
     async def taken() -> tuple[list[ClientError], list[ClientError]]:
         log = ClientErrorLog()
-        refused = failure_of_refusal(Refused("unknown_app", "no app"))
+        refused = failure_from(Refused("unknown_app", "no app"))
         wrong, unknown = RequestFailed(None, "data is missing"), RequestFailed(None, "no app", code="unknown_app")
         for failure in (
             refused,
-            clipper_refusal(Refused("bad_request", "no")),
+            failure_from(Refused("bad_request", "no")),
             RequestFailed(None, "full", code="overloaded"),
         ):
             log.add("a", failure, 5.0)
@@ -82,6 +103,6 @@ def test_what_clients_did_wrong_is_put_together_and_what_dispatchers_saw_is_left
 def test_a_body_that_the_bus_does_not_take() -> None:
     error = BadInput("9 bytes for infaas.query.a")
     error.__cause__ = PayloadTooLarge("9 bytes for infaas.query.a; the server takes 8")
-    failure = failure_of(error)
+    failure = failure_from(error)
     assert (failure.status, failure.code) == (413, "too_large")
     assert "infaas." not in failure.message

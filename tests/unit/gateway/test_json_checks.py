@@ -2,15 +2,25 @@
 
 import json
 import tracemalloc
+from typing import Annotated, Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct
 
-from services.gateway.errors import RequestFailed
-from services.gateway.json_checks import MAX_JSON_MEMORY, UNCHECKED_JSON, check_json_size, find_duplicate
-from services.gateway.oip.infer import BadInference, read
+from bus.fields import TOKEN, Number
+from services.gateway.errors import BadRequest, RequestFailed
+from services.gateway.json_checks import (
+    MAX_JSON_MEMORY,
+    UNCHECKED_JSON,
+    check_json_size,
+    find_duplicate,
+    fitted,
+    read_object,
+)
+from services.gateway.oip.infer import read
 
 
 @pytest.mark.parametrize(
@@ -101,6 +111,73 @@ def test_what_stands_twice_is_found_wherever_it_is(value: dict, data: st.DataObj
     assert find_duplicate(f'{{"in": [{text}]}}'.encode())
 
 
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (b"{}", {}),
+        (b"", {}),
+        (b' {"input": [1, 2.5], "version": "1"}', {"input": [1, 2.5], "version": "1"}),
+        (b'{"a": {"a": 1}, "b": ["x", {"a": 2}]}', {"a": {"a": 1}, "b": ["x", {"a": 2}]}),
+        (b'{"input": "quoted \\" text"}', {"input": 'quoted " text'}),
+    ],
+)
+def test_objects_are_read(body: bytes, found: dict[str, Any]) -> None:
+    assert read_object(body) == found
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{", b"[]", b"null", b"7", b"{'a': 1}", b'{"a": NaN}', b'{"a": 1, "a": 2}', b'{"a": {"b": 1, "b": 2}}',
+        b'{"input": [1], "input": [2]}', b'{"a": [{"b": 1, "b": 2}]}', b"\xff", b'{"a": "\xff"}', b'{"a":' * 10**5,
+        b"[" * 10**5, b'{"a": 1} x', b'{"a": "\\ud800',
+    ],
+)  # fmt: skip
+def test_what_is_no_object_is_refused(body: bytes) -> None:
+    with pytest.raises(BadRequest) as failure:
+        read_object(body)
+    assert failure.value.status == 400
+
+
+@given(st.binary(max_size=60))
+def test_no_bytes_do_anything_else(body: bytes) -> None:
+    try:
+        assert isinstance(read_object(body), dict)
+    except BadRequest as failure:
+        assert failure.status == 400
+
+
+class Point(Struct, frozen=True, kw_only=True):
+    x: Annotated[float, Number(1, 2), "Where."]
+    names: Annotated[list[str] | None, TOKEN, "What."] = None
+
+
+def test_an_object_is_read_by_the_annotations_of_its_fields() -> None:
+    assert fitted({"x": 1, "names": None}, Point) == Point(x=1.0)
+    assert fitted({"x": "1.5"}, Point, strict=False) == Point(x=1.5)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (7, "at: must be an object with x, names"),
+        ({}, "at.x is missing. Where."),
+        ({"x": None}, "at.x is missing. Where."),
+        ({"x": 1, "y": 1}, "at.y: nothing reads it here; there are x, names"),
+        ({"x": "1"}, "at.x: Expected `float`, got `str` - at field `x`. Where."),
+        ({"x": True}, "at.x: Expected `float`, got `bool` - at field `x`. Where."),
+        ({"x": 10**400}, "at.x: Number out of range - at field `x`. Where."),
+        ({"x": 3}, "at.x: must be at least 1 and at most 2, not 3"),
+        ({"x": 1, "names": ["a b"]}, "at.names: must be 1 to 64 letters"),
+        ({"x": 1, "names": [1]}, "at.names: Expected `str`, got `int` - at field `names[0]`. What."),
+    ],
+)
+def test_what_does_not_fit_is_told_with_the_fields_meaning(given: object, text: str) -> None:
+    with pytest.raises(BadRequest) as told:
+        fitted(given, Point, "at")
+    assert told.value.message.startswith(text)
+
+
 @pytest.mark.parametrize("where", ["top", "input", "parameters", "output"])
 def test_a_request_with_a_name_twice_is_refused(where: str) -> None:
     twice = {"top": "", "input": "", "parameters": "", "output": ""} | {where: ', "k": 1, "k": 2'}
@@ -109,5 +186,5 @@ def test_a_request_with_a_name_twice_is_refused(where: str) -> None:
         f'{{"inputs": [{{"name": "x", "shape": [1], "datatype": "FP32", "data": [1]{twice["input"]}}}], '
         f'"outputs": [{{"name": "y"{twice["output"]}}}], "parameters": {{{first}}}{twice["top"]}}}'
     )
-    with pytest.raises(BadInference, match="'k' twice"):
+    with pytest.raises(BadRequest, match="'k' twice"):
         read(text.encode(), None, None)

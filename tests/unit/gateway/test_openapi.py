@@ -2,9 +2,6 @@
 
 from pathlib import Path
 
-import msgspec
-import pytest
-
 from bus.memory import MemoryBus
 from infaas.client import Client
 from services.core.settings import GatewaySettings
@@ -13,7 +10,6 @@ from services.gateway.http.access import Right
 from services.gateway.http.app import dialects
 from services.gateway.http.checks import right_of
 from tests.support.data.documents import references
-from tools.openapi import oip
 from tools.openapi.document import document, operations, text
 from tools.openapi.operation import ALWAYS, BODY
 
@@ -68,11 +64,3 @@ def test_every_reference_leads_somewhere_and_nothing_is_left_over() -> None:
 def test_operations_have_names_of_their_own() -> None:
     names = [one["operationId"] for methods in document()["paths"].values() for one in methods.values()]
     assert len(names) == len(set(names))
-
-
-@pytest.mark.parametrize("name", oip.STRUCTS)
-def test_schemas_have_the_fields_that_are_read(name: str) -> None:
-    schema = document()["components"]["schemas"][name]
-    fields = msgspec.structs.fields(oip.STRUCTS[name])
-    assert set(schema["properties"]) == {field.encode_name for field in fields}
-    assert set(schema["required"]) == {field.encode_name for field in fields if field.required}

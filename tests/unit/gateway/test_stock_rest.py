@@ -241,7 +241,7 @@ def raw(size: Any, *, behind: bytes = b"", **changes: Any) -> tuple[bytes, str]:
 WRONG = {
     "empty": (b"", ""),
     "no JSON": (b"{", ""),
-    "no object": (b"[]", "top level"),
+    "no object": (b"[]", "must be a map of fields"),
     "no inputs": ({}, "inputs"),
     "inputs empty": ({"inputs": []}, "inputs"),
     "inputs no list": ({"inputs": one()}, "inputs"),

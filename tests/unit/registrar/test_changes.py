@@ -251,10 +251,22 @@ def test_a_rule_of_batching_is_for_one_app_model_or_variant() -> None:
         ({"model": "none", "policy": "aimd"}, "unknown_model", "model: there is no model none"),
         ({"variant": "none", "policy": "aimd"}, "bad_request", "variant: there is no variant none"),
         ({"model": "mlp", "policy": "best"}, "bad_request", "policy: 'best' is unknown; use one of edf"),
-        ({"model": "mlp", "policy": "edf", "contexts": 0}, "bad_request", "contexts: must be from 1 to 64"),
-        ({"model": "mlp", "policy": "edf", "contexts": 10**6}, "bad_request", "contexts: must be from 1 to 64"),
+        (
+            {"model": "mlp", "policy": "edf", "contexts": 0},
+            "bad_request",
+            "contexts: must be at least 1 and at most 64",
+        ),
+        (
+            {"model": "mlp", "policy": "edf", "contexts": 10**6},
+            "bad_request",
+            "contexts: must be at least 1 and at most 64",
+        ),
         ({"model": "mlp", "policy": "fixed"}, "bad_request", "batch: fixed needs it"),
-        ({"model": "mlp", "policy": "fixed", "batch": 1025}, "bad_request", "batch: must be from 1 to 1024"),
+        (
+            {"model": "mlp", "policy": "fixed", "batch": 1025},
+            "bad_request",
+            "batch: must be at least 1 and at most 1024",
+        ),
         ({"model": "mlp", "batch": 8}, "bad_request", "batch: needs a policy"),
         (
             {"variant": VARIANT.variant, "policy": "fixed", "batch": VARIANT.max_batch + 1},

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from bus.messages.catalog import AppRecord, Signature, TensorSpec
 from bus.messages.public import Tensor
 from bus.tensors import to_array
-from services.gateway.clipper.inputs import WrongInput, input_type_of, items_of, tensors_of
+from services.gateway.clipper.bodies import input_type_of, items_of, tensors_of
+from services.gateway.errors import BadRequest
 
 
 def app(kind: str | None = None, *specs: tuple[str, str, list[int]]) -> AppRecord:
@@ -82,16 +83,16 @@ def test_what_fits(record: AppRecord, items: list[Any], datatype: str, shape: li
     ],
 )
 def test_what_does_not_fit_is_said(record: AppRecord, items: list[Any], word: str) -> None:
-    with pytest.raises(WrongInput, match=word):
+    with pytest.raises(BadRequest, match=word):
         tensors_of(record, items)
 
 
 def test_one_item_or_a_batch() -> None:
-    assert items_of({"input": [1]}) == ([[1]], False)
-    assert items_of({"input_batch": [[1], [2]]}) == ([[1], [2]], True)
-    for body in ({}, {"input": 1, "input_batch": [1]}, {"input_batch": []}, {"input_batch": 3}):
-        with pytest.raises(WrongInput):
-            items_of(body)
+    assert items_of([1], None) == ([[1]], False)
+    assert items_of(None, [[1], [2]]) == ([[1], [2]], True)
+    for item, batch in ((None, None), (1, [1]), (None, [])):
+        with pytest.raises(BadRequest):
+            items_of(item, batch)
 
 
 def test_the_type_is_the_applications_own_before_its_models() -> None:
@@ -126,7 +127,7 @@ def test_any_json_is_a_tensor_or_refused(kind: str | None, spec: Any, items: lis
     record = app(kind, *([] if spec is None else [spec]))
     try:
         [(_, tensor)] = tensors_of(record, items).items()
-    except WrongInput as error:
+    except BadRequest as error:
         assert str(error)
         return
     assert tensor["shape"][0] == len(items)

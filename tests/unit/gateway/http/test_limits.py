@@ -19,6 +19,7 @@ from services.core.settings import GatewaySettings
 from services.gateway.errors import RequestFailed
 from services.gateway.http.access import AccessControl, Right
 from services.gateway.http.app import Dialect, assemble
+from services.gateway.http.bodies import JsonReply
 from services.gateway.http.checks import right_of
 from services.gateway.http.limits import (
     MEMBERS,
@@ -46,8 +47,8 @@ async def broken(request: Request) -> Response:
     raise RuntimeError("an inner matter")
 
 
-def form(failure: RequestFailed) -> dict[str, str]:
-    return {"error": failure.message, "cause": failure.code}
+def form(failure: RequestFailed) -> JsonReply:
+    return JsonReply({"error": failure.message, "cause": failure.code}, failure.status, failure.headers)
 
 
 ROUTES = [

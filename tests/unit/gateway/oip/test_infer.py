@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from services.gateway.oip.infer import BadInference, read
+from services.gateway.errors import BadRequest
+from services.gateway.oip.infer import read
 
 INPUTS = [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.0, 2.0]}]
 
@@ -16,14 +17,14 @@ INPUTS = [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.0, 2.0]}
 def test_a_need_beside_the_parameters_is_refused_with_the_remedy(name: str, meant: str) -> None:
     remedy = f'^{name} is not read beside parameters: give {{"parameters": {{"{meant}": ...}}}}$'
     for more in ({}, {"id": "me", "outputs": [{"name": "y"}], "parameters": {"cost": 1.0}}):
-        with pytest.raises(BadInference, match=remedy):
+        with pytest.raises(BadRequest, match=remedy):
             read(json.dumps({"inputs": INPUTS, name: 0.9, **more}).encode(), None, None)
 
 
 def test_a_need_is_found_in_front_of_raw_data_and_behind_an_escape() -> None:
     raw = [{"name": "x", "shape": [1], "datatype": "FP32", "parameters": {"binary_data_size": 4}}]
     head = json.dumps({"inputs": raw, "accuracy": 0.9}).replace("accuracy", "\\u0061ccuracy").encode()
-    with pytest.raises(BadInference, match=r"^accuracy is not read beside parameters"):
+    with pytest.raises(BadRequest, match=r"^accuracy is not read beside parameters"):
         read(head + bytes(4), len(head), None)
 
 

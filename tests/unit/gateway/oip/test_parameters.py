@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from infaas.answers import Answer
 from infaas.queries import Needs
-from services.gateway.oip.parameters import RESERVED, BadParameter, ignored, parameters_of, requirements_of
+from services.gateway.errors import BadRequest
+from services.gateway.oip.parameters import RESERVED, ignored, parameters_of, requirements_of
 
 ANSWER = Answer(
     id=None, model="m", version="1", variant="v", hardware="cpu", worker="w0", accuracy=0.9, latency_ms=2.0, queue_ms=0.5,
@@ -47,7 +48,7 @@ def test_requirements_pass_with_their_types() -> None:
     ],
 )  # fmt: skip
 def test_what_is_one_typo_from_a_need_is_refused(name: str, meant: str) -> None:
-    with pytest.raises(BadParameter, match=f"parameters.{name} is unknown: did you mean {meant}"):
+    with pytest.raises(BadRequest, match=f"parameters.{name} is unknown: did you mean {meant}"):
         requirements_of({name: 0.9}, 0.0)
 
 
@@ -71,7 +72,7 @@ def test_timeout_is_in_microseconds_and_none_at_zero() -> None:
 @pytest.mark.parametrize("name", [*RESERVED, "triton_request_id"])
 def test_what_triton_reserves_is_refused_unless_it_says_nothing(name: str) -> None:
     assert requirements_of({name: 0}, 0.0) == {}
-    with pytest.raises(BadParameter, match=name):
+    with pytest.raises(BadRequest, match=name):
         requirements_of({name: 1}, 0.0)
 
 
@@ -83,7 +84,7 @@ def test_what_triton_reserves_is_refused_unless_it_says_nothing(name: str) -> No
 def test_whatever_comes_is_a_requirement_or_refused_by_name(parameters: dict) -> None:
     try:
         requirements = requirements_of(parameters, 1000.0)
-    except BadParameter as error:
+    except BadRequest as error:
         assert any(f"parameters.{name}" in str(error) for name in parameters)
     else:
         assert requirements.keys() <= Needs.__annotations__.keys()

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.messages.catalog import TensorSpec
-from services.gateway.rafiqi.images import WrongImage, layout, tensor_of
+from services.gateway.errors import BadRequest
+from services.gateway.rafiqi.images import layout, tensor_of
 
 GRAY = TensorSpec(name="x", datatype="FP32", shape=[16])
 COLOURS = TensorSpec(name="x", datatype="FP32", shape=[3, 4, 6])
@@ -96,7 +97,7 @@ def test_pictures_have_the_models_size_colours_and_range() -> None:
     ],
 )
 def test_what_is_nothing_of_these(body: bytes, word: str) -> None:
-    with pytest.raises(WrongImage, match=word):
+    with pytest.raises(BadRequest, match=word):
         tensor_of(body, GRAY)
 
 
@@ -106,13 +107,13 @@ def test_a_picture_larger_than_the_memory_is_not_decoded() -> None:
 
     whole[16:24] = (60000).to_bytes(4, "big") * 2
     whole[29:33] = zlib.crc32(bytes(whole[12:29])).to_bytes(4, "big")
-    with pytest.raises(WrongImage):
+    with pytest.raises(BadRequest):
         tensor_of(bytes(whole), GRAY)
 
 
 def test_inputs_that_are_no_pictures_say_so() -> None:
     for shape in ([17], [2, 3, 4, 5], [5, 4, 4], []):
-        with pytest.raises(WrongImage, match="no image"):
+        with pytest.raises(BadRequest, match="no image"):
             layout(TensorSpec(name="x", datatype="FP32", shape=shape))
 
 
@@ -121,7 +122,7 @@ def test_no_bytes_do_anything_else(body: bytes, spec: TensorSpec) -> None:
     for data in (body, b"\x93NUMPY" + body, b"[" + body):
         try:
             tensor = tensor_of(data, spec)
-        except WrongImage as error:
+        except BadRequest as error:
             assert str(error)
         else:
             assert tensor["shape"][1:]

@@ -9,7 +9,6 @@ from services.gateway.errors import RequestFailed
 from services.gateway.http.access import AccessControl
 from services.gateway.metrics import RequestCounts
 from services.gateway.rpc.calls import Calls
-from services.gateway.rpc.wire import HeadTooLarge
 from tests.support.servers.nats import run
 
 
@@ -17,7 +16,7 @@ from tests.support.servers.nats import run
     ("error", "status"),
     [
         (BadTensor("x"), "INVALID_ARGUMENT"),
-        (HeadTooLarge("x"), "RESOURCE_EXHAUSTED"),
+        (RequestFailed(None, "x", code="too_large"), "RESOURCE_EXHAUSTED"),
         (Refused("deadline", "x"), "DEADLINE_EXCEEDED"),
         (KeyError("nobody has foreseen this"), "INTERNAL"),
     ],
