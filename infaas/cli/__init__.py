@@ -54,7 +54,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "admin": ("infaas.cli.admin:admin", "Change apps, their models and versions in a running system."),
     "auth": ("infaas.cli.auth:auth", "Make, change and revoke credentials for the bus."),
-    "status": ("infaas.cli.lists:status", "Show the whole system at a glance."),
+    "status": ("infaas.cli.doctor:status", "Show the whole system at a glance."),
     "open": ("infaas.cli.up:open_page", "Open the dashboard, or the gateway's page, in a browser."),
     "logs": ("infaas.cli.parts:logs", "Show what the services of a system on this machine log."),
     "restart": ("infaas.cli.parts:restart", "Restart a service of a system on this machine without losing a query."),

@@ -1,4 +1,4 @@
-"""`infaas doctor`: checks of this machine (machine_checks) and of a running system; each failure names its remedy."""
+"""`infaas status`, and `infaas doctor`: checks of this machine (machine_checks) and of a running system; each failure names its remedy."""
 
 import asyncio
 import json
@@ -19,14 +19,41 @@ from bus.messages.fleet import DispatcherHeartbeat, WorkerHeartbeat
 from bus.port import Bus, BusError, Delivery, NoResponders
 from bus.subjects import Subjects
 from infaas.cli.machine_checks import CheckFailed, Finding, check_machine, run_async_check
-from infaas.cli.options import DataDir, Json
+from infaas.cli.options import DataDir, Json, Wide
 from infaas.cli.output import FAILED, WIDTH, show
-from infaas.connecting import SystemAddress, data_place, locate
-from infaas.errors import NotConnected
+from infaas.connecting import SystemAddress, connect, data_place, locate
+from infaas.errors import InfaasError, NotConnected
 
 _MARKS = {"ok": "ok     ", "failed": "FAILED ", "skipped": "skipped"}
 _INDENT = " " * 28  # of what goes on in the next line
 _NARROWEST = 60  # characters a line
+LACKING_S = 0.5  # s that a system may take for its lists, as JSON, if it lacks something
+
+
+def status(*, data_dir: DataDir = None, wide: Wide = False, json: Json = False) -> int:
+    """Show the whole system at a glance: workers, apps, variants by state, unfinished and failed registrations.
+
+    What is missing comes first. With --json and something missing, lists that do not come within half a second are left out.
+    """
+    from infaas.cli.lists import overview, render_overview  # noqa: PLC0415  (the doctor needs none of it)
+
+    missing = missing_of(data_dir)
+    if missing and not json:  # at once: a NATS that is stopped takes no connection
+        print(f"not ready, missing: {'; '.join(missing)}", flush=True)
+
+    async def work() -> dict[str, Any]:
+        # What says itself that it lacks something may not answer.
+        async with asyncio.timeout(LACKING_S if missing and json else None), connect(data_dir=data_dir) as client:
+            return await overview(client, data_dir)
+
+    told: dict[str, Any] = {"ready": not missing, "missing": missing}
+    try:
+        told |= asyncio.run(work())
+    except (InfaasError, TimeoutError):
+        if not (missing and json):
+            raise
+    show(told, json, lambda found: render_overview(found, wide=wide))
+    return 0
 
 
 def doctor(*, data_dir: DataDir = None, json: Json = False) -> int:

@@ -26,11 +26,9 @@ from infaas.cli.output import (
     show,
 )
 from infaas.client import Client
-from infaas.connecting import connect, find_sql, with_client
-from infaas.errors import InfaasError
+from infaas.connecting import find_sql, with_client
 
 Item = dict[str, Any]
-LACKING_S = 0.5  # s that a system may take for its lists, as JSON, if it lacks something
 
 
 def apps(*, app: str | None = None, data_dir: DataDir = None, wide: Wide = False, json: Json = False) -> int:
@@ -119,32 +117,6 @@ def selection(
 def workers(*, data_dir: DataDir = None, wide: Wide = False, json: Json = False) -> int:
     """List the workers with their devices and the instances that are loaded on them."""
     return _list(data_dir, json, wide, (), "", lambda c: c.workers(), _render_workers)
-
-
-def status(*, data_dir: DataDir = None, wide: Wide = False, json: Json = False) -> int:
-    """Show the whole system at a glance: workers, apps, variants by state, unfinished and failed registrations.
-
-    What is missing comes first. With --json and something missing, lists that do not come within half a second are left out.
-    """
-    from infaas.cli.doctor import missing_of  # noqa: PLC0415  (the other lists need none of it)
-
-    missing = missing_of(data_dir)
-    if missing and not json:  # at once: a NATS that is stopped takes no connection
-        print(f"not ready, missing: {'; '.join(missing)}", flush=True)
-
-    async def work() -> Item:
-        # What says itself that it lacks something may not answer.
-        async with asyncio.timeout(LACKING_S if missing and json else None), connect(data_dir=data_dir) as client:
-            return await overview(client, data_dir)
-
-    told: Item = {"ready": not missing, "missing": missing}
-    try:
-        told |= asyncio.run(work())
-    except (InfaasError, TimeoutError):
-        if not (missing and json):
-            raise
-    show(told, json, lambda found: render_overview(found, wide=wide))
-    return 0
 
 
 def registrations(*, app: str | None = None, data_dir: DataDir = None, wide: Wide = False, json: Json = False) -> int:

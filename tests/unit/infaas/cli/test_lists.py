@@ -142,9 +142,9 @@ def test_status_and_doctor_say_what_is_missing_before_anything_else_and_do_not_w
         yield
 
     monkeypatch.setattr(doctor, "missing_of", lambda _: ["dispatcher-0: silent for 1.0 s"])
-    monkeypatch.setattr(lists, "connect", connected)
+    monkeypatch.setattr(doctor, "connect", connected)
     monkeypatch.setattr(lists, "overview", lambda *_: _never())
-    lists.status(json=True)
+    doctor.status(json=True)
     assert json.loads(capsys.readouterr().out) == {"ready": False, "missing": ["dispatcher-0: silent for 1.0 s"]}
 
     line = "not ready, missing: dispatcher-0: silent for 1.0 s\n"
