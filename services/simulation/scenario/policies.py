@@ -249,8 +249,12 @@ def tree_at(tree: dict[str, Any], location: Location, *, of_one: bool = False) -
         for key in () if section == "goal" else table_at(value, location.at(section)):
             if (section, key) in _SAID:
                 location.at(section).at(key).refuse(_SAID[section, key])
-    if "goal" in tree and not of_one:
-        location.at("goal").refuse("belongs in [scenario], as objective, or in the settings of a single [[policy]]")
+    if not of_one:
+        if "goal" in tree:
+            location.at("goal").refuse("belongs in [scenario], as objective, or in the settings of a single [[policy]]")
+        for section in ("dispatcher", "autoscaler"):
+            if "policy" in tree.get(section, {}):  # the base of each policy says it
+                location.at(section).at("policy").refuse("belongs in the settings of a single [[policy]]: leave it out")
     settings_of(location, DEFAULTS, tree)
     return tree
 

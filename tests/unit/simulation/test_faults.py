@@ -168,7 +168,9 @@ def test_messages_are_delayed() -> None:
     quiet = [ms for at, ms in took if at < 0.9 or at > 6.5]
     assert quiet
     assert max(quiet) < 100.0
-    assert run.report.finished(0.0, 0, 1.0, 0)["late"] > 0
+    assert run.report.finished(0.0, 0, 1.0, 0)["refusals"]["deadline"] > 0, (
+        "dispatchers know how long they were on the way"
+    )
 
 
 # -- machines that come and go, which faults meet
