@@ -22,18 +22,17 @@ async def test_messages_of_one_publisher_arrive_once_and_in_order(buses: Buses, 
     assert got == list(range(2000))
 
 
-def test_where_there_is_one_server_what_goes_behind_all_comes_once_in_its_turn(buses: Buses) -> None:
-    async def body(connect: Connects) -> None:
-        bus = await connect()
-        got: list[Delivery] = []
-        await bus.subscribe(f"{buses.prefix}.n", got.append)
-        for number in range(9):
-            say = bus.publish_behind if number % 3 == 1 else bus.publish
-            say(f"{buses.prefix}.n", b"%d" % number)
-        await until(lambda: len(got) >= 9)
-        assert got == [Delivery(f"{buses.prefix}.n", b"%d" % number) for number in range(9)]
-
-    buses.run(body)
+async def test_where_there_is_one_server_what_goes_behind_all_comes_once_in_its_turn(
+    buses: Buses, connect: Connects
+) -> None:
+    bus = await connect()
+    got: list[Delivery] = []
+    await bus.subscribe(f"{buses.prefix}.n", got.append)
+    for number in range(9):
+        say = bus.publish_behind if number % 3 == 1 else bus.publish
+        say(f"{buses.prefix}.n", b"%d" % number)
+    await until(lambda: len(got) >= 9)
+    assert got == [Delivery(f"{buses.prefix}.n", b"%d" % number) for number in range(9)]
 
 
 @pytest.mark.parametrize("size", [0, 1, 70_000, 600_000])

@@ -64,7 +64,7 @@ PROFILE = Profile(
 )
 
 
-def variant_record(variant: str = events.VARIANT, **changes: Any) -> VariantRecord:
+def variant_record(variant: str = "mlp-v1-ort-fp32-t1-b8", **changes: Any) -> VariantRecord:
     given = {"max_batch": 8, "artifact": "aa", "accuracy": 0.9, "profile": PROFILE, "signature": SIGNATURE}
     return events.variant_record(variant=variant, **(given | changes))
 

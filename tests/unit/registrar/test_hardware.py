@@ -1,5 +1,6 @@
 """Registered models get variants for a kind of device when a worker that really has one joins."""
 
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
@@ -40,7 +41,7 @@ from tests.support.simulated.registrations import (
     to_building,
     variant_record,
 )
-from tests.unit.registrar.test_edge import Place
+from tests.unit.registrar.test_edge import Place, on_a_bus
 
 WORKING = {"ort": "", "torch": "not installed", "ort-cuda": "", "tensorrt": "", "torch-cuda": "torch is not installed"}
 CPU_ONLY = heartbeat("w1")
@@ -433,6 +434,11 @@ WORK = RegistrationRecord(
     version="1",
     hardware="gpu",
 )
+
+
+@pytest.fixture
+def place() -> AbstractAsyncContextManager[Place]:
+    return on_a_bus()
 
 
 async def test_a_registered_version_is_worked_on_by_one_registrar(place: Place) -> None:
