@@ -308,6 +308,7 @@ class Dispatcher:
             return NOTHING  # it has been dispatched elsewhere since
         instance = query.instance
         self.in_flight.remove(query.uid)
+        self._waiting.back(query.part)
         if self.view.lose_device(instance.worker.name, instance.device):
             self.in_flight.hold(instance.worker.name, instance.device, envelope.now)
         return self._decide(query, envelope.now)
@@ -317,6 +318,8 @@ class Dispatcher:
         self.in_flight.told(gone.worker, gone.device)
         instances = self.view.lose_device(gone.worker, gone.device)
         lost = self.in_flight.remove_dispatched_to(instances, gone.worker, gone.device)
+        for query in lost:
+            self._waiting.back(query.part)
         return self._retries.lost(lost, envelope.now, None if gone.running is None else frozenset(gone.running))
 
     def _handed_back(self, envelope: Envelope) -> Iterable[Effect]:
@@ -339,6 +342,7 @@ class Dispatcher:
             query = self._admission.adopt(route, bytes(back.body), envelope.headers)
             if query is None:
                 return self._outcomes.not_adopted(route, self.apps.unknown(route.app, route.model), now)
+        self._waiting.back(query.part)
         if (error := executor_error(back)) is not None:
             return self._refuse(query, error, now)
         if back.reason == "deadline":

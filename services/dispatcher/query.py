@@ -138,7 +138,7 @@ class PartReply(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class QueryPart(Struct, eq=False):
     """One part of a query. stage: which one, for people. reply: its answer; error: why there is none. Neither: it is under way.
 
-    origin: goes with it, so that another dispatcher can start the query again.
+    origin: goes with it, so that another dispatcher can start the query again. sent: an executor has it, or has answered it.
     """
 
     join: "Join"
@@ -147,6 +147,7 @@ class QueryPart(Struct, eq=False):
     origin: Origin | None
     reply: PartReply | None = None
     error: Error | None = None
+    sent: bool = False
 
 
 class Composite(Protocol):
@@ -170,7 +171,7 @@ class Join:
     """A query with parts. kind: what makes the answer. due: when its answer is made of what is there, in Unix seconds. last: when it is refused
     if it has no answer yet. plan: whatever made the parts keeps here.
 
-    digest: of the inputs, where the app keeps answers. patient: where nothing is there at `due`, the first part is waited for. ended: its client has the answer, and only late parts are open. sent: an executor has got a part. willed: only this dispatcher has it, and its successor
+    digest: of the inputs, where the app keeps answers. patient: where nothing is there at `due`, the first part is waited for. ended: its client has the answer, and only late parts are open. sent: how many parts executors have, or have answered. willed: only this dispatcher has it, and its successor
     would hand it on.
     """
 
@@ -184,7 +185,7 @@ class Join:
     looked_at: bool = False  # its time has come
     digest: bytes | None = None
     ended: bool = False
-    sent: bool = False
+    sent: int = 0
     willed: bool = False
     parts: list[QueryPart] = field(default_factory=list)
     plan: Any = None

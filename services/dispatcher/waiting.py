@@ -40,10 +40,22 @@ class WaitingQueries(dict[bytes, Query]):
     def sent(self, part: QueryPart) -> None:
         """An executor gets a part of a query: if this dispatcher dies, it hands the query on."""
         outer = outermost(part.join)
-        outer.sent = True
+        if not part.sent:
+            part.sent = True
+            outer.sent += 1
         if outer.willed:
             self._sent.append(outer)
             self.changed.add(part.uid)
+
+    def back(self, part: QueryPart | None) -> None:
+        """Its executor has not got it, has given it back or has ended: if none has another part, only this dispatcher has those that wait."""
+        if part is None or not part.sent:
+            return
+        part.sent = False
+        outer = outermost(part.join)
+        outer.sent -= 1
+        if not outer.sent:
+            self.changed.update(uid for uid, one in self.items() if one.part and outermost(one.part.join) is outer)
 
     def wills(self, dispatcher: str, policy: str, subject: str) -> list[Effect]:
         """What to say if this dispatcher is killed, as far as that has changed."""

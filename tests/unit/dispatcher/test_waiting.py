@@ -107,3 +107,12 @@ def test_a_query_of_which_an_executor_has_a_part_needs_no_will() -> None:
     label = system.fleet.ask()
     system.fleet.stage.run(0.0002)
     assert (system.fleet.replies(label), system.wills) == ([], {})
+
+
+def test_a_query_whose_parts_have_reached_no_executor_has_a_will() -> None:
+    system = Willing(Several())
+    label = system.fleet.ask()
+    system.fleet.kill_worker("w0")
+    system.fleet.stage.run(0.002)
+    assert [one.message.reason for one in system.wills.values()] == ["orphaned"]
+    assert system.fleet.replies(label) == []
