@@ -91,6 +91,12 @@ def unavailable(missing: str) -> RequestFailed:
     return RequestFailed(None, text, code="unavailable", headers=retry_after("unavailable", None))
 
 
+def let_go(*errors: BaseException) -> None:
+    """Their frames keep the request, and may keep the errors themselves: without this, only a garbage collection would free them."""
+    for error in errors:
+        error.__traceback__ = error.__context__ = error.__cause__ = None
+
+
 def failure_of(error: BaseException) -> RequestFailed | None:
     """The failure for an error that was to be expected, whose text names no subject or host; None for any other: a fault of ours."""
     match error:

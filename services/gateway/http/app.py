@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.core.settings import GatewaySettings
 from services.gateway.clipper import rest as clipper
 from services.gateway.edge import GatewayService, failure_from
-from services.gateway.errors import RequestFailed
+from services.gateway.errors import RequestFailed, let_go
 from services.gateway.http.access import AccessControl
 from services.gateway.http.bodies import JsonReply
 from services.gateway.http.checks import check, enter, right_of
@@ -138,6 +138,7 @@ class _Endpoint:
             if self._query and self._service is not None:
                 self._service.client_errors.add(_app_of(scope), failure, self._service.now())
             reply = self._failed(failure)
+            let_go(failure, error)
         finally:
             scope.pop(QUERY_TASK, None)
         await reply(scope, receive, send)

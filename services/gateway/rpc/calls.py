@@ -11,7 +11,7 @@ import grpc.aio
 from services.core import trace
 from services.core.settings import GatewaySettings
 from services.gateway.edge import failure_from
-from services.gateway.errors import BadRequest, RequestFailed, statuses_of
+from services.gateway.errors import BadRequest, RequestFailed, let_go, statuses_of
 from services.gateway.http.access import AccessControl, Right
 from services.gateway.http.limits import max_buffered
 from services.gateway.metrics import RequestCounts
@@ -244,9 +244,7 @@ class Calls:
         if isinstance(error, grpc.aio.BaseError | GeneratorExit | KeyboardInterrupt | SystemExit):
             return None
         found = failure_from(error)
-        # grpcio keeps this exception, and its frames keep the request: without this, only a garbage collection would free them.
-        found.__traceback__ = error.__traceback__ = None
-        found.__context__ = found.__cause__ = None
+        let_go(found, error)  # grpcio keeps this exception
         return found
 
 
