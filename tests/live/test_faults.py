@@ -224,7 +224,7 @@ def test_an_executor_is_killed(pair: System) -> None:
     all_answered_once(load)
     assert unheard(load) == set()
     all_recorded_once(pair, load)
-    assert active_again(pair, load)
+    assert eventually(lambda: len(pair.pids("executor")) == 2)  # what it had, the other one may serve from now on
 
 
 def test_both_executors_are_killed(pair: System) -> None:

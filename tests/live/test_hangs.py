@@ -69,7 +69,9 @@ def test_a_process_that_is_stopped_for_good_is_replaced_and_all_doors_tell_it(sy
     assert eventually(told(door, f"{service}-"), LONG)
     assert eventually(lambda: whole_again(system), LONG), get(page)
     assert eventually(lambda: get(door) == (200, '{"ready":true}'), LONG), get(door)
-    assert not set(first) & set(pids_of(system.directory, service))
+    assert eventually(lambda: not set(first) & set(pids_of(system.directory, service)), LONG), (
+        "the old one goes once it is replaced"
+    )
 
     said = command("logs", "up", "--data-dir", str(system.directory), **environ()).stdout
     assert f"{service}-" in said
@@ -84,9 +86,10 @@ def test_a_process_that_is_stopped_for_good_is_replaced_and_all_doors_tell_it(sy
 
 
 def test_the_history_says_why_an_executor_ended(system: Whole) -> None:
-    stop(pids_of(system.directory, "executor"))
+    """One that is stopped once goes on until its successor is ready; one that is stopped again is ended at once."""
 
     def told() -> bool:
+        stop(pids_of(system.directory, "executor"))
         with psycopg.connect(system.sql) as connection:
             found = connection.execute("SELECT reason FROM infaas.worker_events").fetchall()
         return any("it did not turn for 2 s (stopped by a signal) and was ended" in reason for (reason,) in found)
