@@ -85,20 +85,6 @@ def test_a_process_that_is_stopped_for_good_is_replaced_and_all_doors_tell_it(sy
     assert eventually(counted, LONG), get(metrics_of(system))
 
 
-def test_the_history_says_why_an_executor_ended(system: Whole) -> None:
-    """One that is stopped once goes on until its successor is ready; one that is stopped again is ended at once."""
-    first = pids_of(system.directory, "executor")
-
-    def told() -> bool:
-        stop(first)
-        with psycopg.connect(system.sql) as connection:
-            found = connection.execute("SELECT reason FROM infaas.worker_events").fetchall()
-        return any("it did not turn for 2 s (stopped by a signal) and was ended" in reason for (reason,) in found)
-
-    assert eventually(told, LONG)
-    assert eventually(lambda: whole_again(system), LONG)
-
-
 def test_a_database_that_is_stopped_is_told_by_all_and_stops_no_query(system: Whole) -> None:
     """Each look may come too late, on a slow machine: then the server has been replaced, and is stopped once more."""
     place = system.directory / "postgres" / "postmaster.pid"
