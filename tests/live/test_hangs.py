@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from tests.support.servers.processes import environ, eventually, pids_of
