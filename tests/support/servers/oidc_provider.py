@@ -9,7 +9,10 @@ from threading import Thread
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
-from joserfc import jwk, jwt
+import pytest
+
+jwk = pytest.importorskip("joserfc.jwk")  # of the extra `login`
+jwt = pytest.importorskip("joserfc.jwt")
 
 CLIENT = "dashboard"
 

@@ -118,6 +118,13 @@ BAD: dict[str, tuple[PipelineRecord, str]] = {
         ),
         "vertex[translate].inputs.lang: lang.text is BYTES[1], but lang must be INT64[1]; put an app between",
     ),
+    "two types of one input": (
+        replace(
+            SOCIAL,
+            vertices=[SOCIAL.vertices[0], replace(SOCIAL.vertices[1], inputs={"text": "$.text", "lang": "$.text"})],
+        ),
+        "vertex[translate].inputs.lang: $.text is BYTES[1] elsewhere, but lang is INT64[1]",
+    ),
 }
 
 

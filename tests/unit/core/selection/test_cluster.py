@@ -154,6 +154,14 @@ def test_what_a_lost_worker_has_refused_is_forgotten() -> None:
     assert not there.view.refusals("v")
 
 
+def test_what_a_lost_device_had_loaded_is_nowhere_any_more() -> None:
+    there = Told()
+    lost = there.heartbeat(0)
+    assert there.view.by_variant["v"] == {"i": lost}
+    assert there.view.lose_device("w0", lost.device) == [lost]
+    assert not there.view.by_variant["v"] and not there.view.instances and not there.view.workers["w0"].instances
+
+
 def test_what_a_cluster_without_a_living_executor_lacks() -> None:
     there = ClusterView(PRICES)
     assert there.missing == "a living executor"
