@@ -114,16 +114,18 @@ def _pairs(value: str, keys: list[str]) -> dict[str, str]:
     return {key.strip(): number.strip() for key, _, number in pairs}
 
 
-# Sections whose settings decide what is scaled and served where. None of them holds a secret but machines.swarm.
+# Sections whose settings decide what is scaled and served where, and what they hold beside that: credentials and programs.
 DECIDING = ("goal", "dispatcher", "executor", "monitor", "worker", "autoscaler", "machines", "prices", "jobs")
+BESIDE = {"machines": ("swarm", "command"), "worker": ("executor_nkey", "monitor_nkey")}
 
 
 def deciding(settings: Settings) -> dict[str, Any]:
-    """These settings as a tree, without the Swarm's and other programs' access."""
+    """These settings as a tree, without credentials and other programs' access."""
     tree: dict[str, Any] = msgspec.to_builtins(settings)
-    found = {name: tree[name] for name in DECIDING}
-    found["machines"] = {key: value for key, value in found["machines"].items() if key not in ("swarm", "command")}
-    return found
+    for section, keys in BESIDE.items():
+        for key in keys:
+            del tree[section][key]
+    return {name: tree[name] for name in DECIDING}
 
 
 def login_of(settings: BusSettings) -> Login:

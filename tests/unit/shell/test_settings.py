@@ -13,7 +13,7 @@ from services.core.settings import PriceSettings, Settings, WorkerSettings, desc
 from services.shell.host.machine import devices_of
 from services.shell.policies import load_policy
 from services.shell.prices import check_budget, least_per_hour, load_prices, place_of
-from services.shell.settings import SettingsError, load
+from services.shell.settings import SettingsError, deciding, load
 from tests.support.servers.processes import infaas
 
 ALL = list(described(Settings))
@@ -288,3 +288,19 @@ def test_the_goal_comes_from_a_file_or_a_variable_and_reaches_both(tmp_path: Pat
 def test_another_goal_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"INFAAS_GOAL.*goal"):
         load(environ={"INFAAS_GOAL": "speed"})
+
+
+def test_the_deciding_settings_hold_no_credentials() -> None:
+    secret = "SUAKEPT"
+    settings = load(
+        environ={
+            "INFAAS_BUS__NKEY_SEED": secret,
+            "INFAAS_WORKER__EXECUTOR_NKEY": secret,
+            "INFAAS_WORKER__MONITOR_NKEY": secret,
+            "INFAAS_WORKER__KIND": "big",
+        }
+    )
+    assert settings.worker.monitor_nkey == secret
+    found = deciding(settings)
+    assert found["worker"]["kind"] == "big"
+    assert secret not in repr(found)
