@@ -1,6 +1,5 @@
 """Queries in flight, and how each ends: its reply, its recorded outcome, its span."""
 
-from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from heapq import nlargest
@@ -53,7 +52,7 @@ class InFlight:
         self.dispatched: dict[bytes, Query] = {}
         self.storing: set[bytes] = set()
         self.waiting = WaitingQueries()  # nobody can serve them at the moment
-        self.retries: deque[Query] = deque()  # their executor died; they are dispatched again one by one
+        self.retries: dict[bytes, Query] = {}  # their executor died; they are dispatched again one by one
         self.retrying: bytes | None = None
         self._last: list[Query] = []  # waiting ones that give way first, the very first one at the end
         self._look_again = 0.0
@@ -63,14 +62,11 @@ class InFlight:
         self.earliest = EarliestDeadline()
 
     def __contains__(self, uid: bytes) -> bool:
-        if uid in self.dispatched or uid in self.waiting:
-            return True
-        return bool(self.retries) and any(q.uid == uid for q in self.retries)
+        return uid in self.dispatched or uid in self.waiting or uid in self.retries
 
     def find(self, uid: bytes) -> Query | None:
         """The query in flight with this uid."""
-        found = self.dispatched.get(uid) or self.waiting.get(uid)
-        return found or next((query for query in self.retries if query.uid == uid), None)
+        return self.dispatched.get(uid) or self.waiting.get(uid) or self.retries.get(uid)
 
     def __len__(self) -> int:
         return len(self.dispatched) + len(self.waiting) + len(self.retries)
@@ -112,7 +108,7 @@ class InFlight:
 
     def retry(self, query: Query) -> None:
         """It has lost its executor, and waits for its turn."""
-        self.retries.append(query)
+        self.retries[query.uid] = query
         self.earliest.at = min(self.earliest.at, ends(query))
 
     def remove(self, uid: bytes, left: dict[Instance, None] | None = None) -> Query | None:
@@ -134,9 +130,7 @@ class InFlight:
     def forget(self, uid: bytes, left: dict[Instance, None] | None = None) -> Query | None:
         """Another process ends this query, or has ended it, wherever it is here. None if it is not here. left: as of `remove`."""
         found = self.remove(uid, left) or self.waiting.pop(uid, None)
-        if found is None and self.retries:
-            found = next((query for query in self.retries if query.uid == uid), None)
-            self.retries = deque(query for query in self.retries if query.uid != uid)
+        if found is None and (found := self.retries.pop(uid, None)) is not None:
             self.waiting.went(found)
         return found
 
@@ -220,7 +214,7 @@ class InFlight:
 
     def leave(self, dispatcher: str, policy: str, subject: str) -> list[Effect]:
         """This dispatcher stops: what waits goes to the others. subject: where they hear of it."""
-        left = [query for query in (*self.waiting.values(), *self.retries) if query.part is None]
+        left = [query for query in (*self.waiting.values(), *self.retries.values()) if query.part is None]
         return [handed_back(query, dispatcher, policy, subject) for query in left]
 
     def remove_expired(self, now: float) -> tuple[list[Query], bool]:
@@ -228,7 +222,7 @@ class InFlight:
         items, earliest = len(self), float("inf")
         expired: list[Query] = []
         ask = False
-        for query in chain(self.waiting.values(), self.retries, self.dispatched.values()):
+        for query in chain(self.waiting.values(), self.retries.values(), self.dispatched.values()):
             due = ends(query)
             if due <= now and not query.asked and (query.instance is not None or query.lent is not None):
                 ask, query.asked = True, now
@@ -240,8 +234,7 @@ class InFlight:
                 earliest = due
         for query in expired:
             if self.waiting.pop(query.uid, None) is None and self.remove(query.uid) is None:
-                self.retries.remove(query)
-                self.waiting.went(query)
+                self.waiting.went(self.retries.pop(query.uid))
         if self.begun_alone:
             self.begun_alone = {uid: attempt for uid, attempt in self.begun_alone.items() if uid in self.dispatched}
         self.earliest.looked(earliest, items, now)
@@ -315,7 +308,7 @@ class Retries:
             if self._first:
                 return effects
         while queue and self.in_flight.retrying is None:
-            query = queue.popleft()
+            query = queue.pop(next(iter(queue)))
             flight.waiting.went(query)
             effects.extend(self.decide(query, now))
             if query.uid in self.in_flight.dispatched:

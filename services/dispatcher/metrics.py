@@ -69,7 +69,7 @@ class DispatcherMetrics:
         for place, queries in (
             ("executor", actor.in_flight.dispatched.values()),
             ("waiting", actor.in_flight.waiting.values()),
-            ("retrying", actor.in_flight.retries),
+            ("retrying", actor.in_flight.retries.values()),
         ):
             ours = sum(query.part is not None for query in queries) if several else 0
             in_flight.add(len(queries) - ours, place=place)

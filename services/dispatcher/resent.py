@@ -101,9 +101,12 @@ class Resent:
     def has(self, uid: bytes) -> bool:
         """Whether this query is under way here."""
         flight = self._in_flight
-        if uid in flight.dispatched or uid in flight.waiting or uid in self._composites.joins.open:
-            return True
-        return bool(flight.retries) and uid in flight
+        return (
+            uid in flight.dispatched
+            or uid in flight.waiting
+            or uid in flight.retries
+            or uid in self._composites.joins.open
+        )
 
     def forget(self, uid: bytes, now: float) -> Iterable[Effect]:
         """Another process ends this query."""

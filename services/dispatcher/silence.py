@@ -101,7 +101,7 @@ class Silence:
         for query in lost:
             if query.sent is not None:
                 query.lent = by_id[query.sent.instance], query.attempt
-        return [*self.retries.lost(lost, now), *self.let_go(lost)]
+        return [*self.retries.lost(lost, now, _suspects(lost)), *self.let_go(lost)]
 
     def waiting_changed(self, policy: str) -> list[Effect]:
         """Queries wait that did not, or wait no longer. policy: name of the one that selects variants."""
@@ -114,7 +114,7 @@ class Silence:
         for its turn, nobody else has yet: it stays with them.
         """
         effects: list[Effect] = []
-        waiting, retries = self.in_flight.waiting, {query.uid for query in self.in_flight.retries}
+        waiting, retries = self.in_flight.waiting, self.in_flight.retries
         for query in queries:
             if query.lent is None or query.uid in waiting or query.uid in retries:
                 continue
@@ -235,6 +235,22 @@ class Silence:
 
     def _speak(self, queries: Iterable[Query], now: float) -> list[Any]:
         return [effect for query in queries for effect in self.refuse(query, expiry_error(query), now)]
+
+
+def _suspects(lost: Iterable[Query]) -> set[bytes]:
+    """Which of these queries may have run when their executors were lost, of which nobody says what they ran: those that have run alone, and of each
+    instance as many as its batches may hold twice, the most urgent first. A flood that waited behind them is not to be tried one by one.
+    """
+    found: set[bytes] = set()
+    room: dict[str, int] = {}
+    for query in sorted(lost, key=urgency):
+        on = query.lent[0] if query.lent is not None else None
+        if on is None or query.crashes:
+            found.add(query.uid)
+        elif (left := room.get(on.id, 2 * on.most * on.contexts)) > 0:
+            room[on.id] = left - query.ask.items
+            found.add(query.uid)
+    return found
 
 
 def _takes_away(message: Any) -> bool:

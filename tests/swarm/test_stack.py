@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -219,10 +220,18 @@ def test_load_brings_a_worker_and_low_load_gives_one_back(up: Deployed) -> None:
         light.more(10)
     for load in (light, heavy):
         load.ended()
-        assert not load.lost(), load.said
+        assert not load.lost(), (load.said, recorded_of(up, load.lost()))
     assert not light.failed(), light.said
     removed = "SELECT worker FROM infaas.scaling_events WHERE action = 'remove_worker'"
     eventually(lambda: [gone] in up.rows(removed), "its removal is recorded", 120, 1.0)
+
+
+def recorded_of(up: Deployed, queries: list[dict[str, Any]]) -> list[Any]:
+    """What the first few took, and all that the history says of them."""
+    some = queries[:12]
+    names = ", ".join(f"'{query['id']}'" for query in some)
+    said = f"SELECT time, id, outcome, code, latency_ms, worker, variant, batch FROM infaas.query_outcomes WHERE id IN ({names})"
+    return [[(query["id"], query["at"], query["took"]) for query in some], *up.rows(said)]
 
 
 def test_each_answer_is_recorded_once(up: Deployed) -> None:
@@ -250,6 +259,7 @@ def test_each_answer_is_recorded_once(up: Deployed) -> None:
     assert not lost, (
         Counter(said.get(one, "no row") for one in lost),
         [queries[one] for one in lost],
+        recorded_of(up, [queries[one] for one in lost]),
         up.lost_machines,
     )
     assert {name: count for name, count in recorded().items() if count != 1} == {}

@@ -54,7 +54,7 @@ def test_they_wait_for_their_executor_and_count_no_crash_and_the_suspect_comes_l
     fleet.stage.run(0.001)
     flight = in_flight(fleet)
     assert {query.head.id: query.crashes for query in flight.waiting.values()} == dict.fromkeys(GOOD, 0)
-    assert [(query.head.id, query.crashes) for query in flight.retries] == [("poison", 1)]
+    assert [(query.head.id, query.crashes) for query in flight.retries.values()] == [("poison", 1)]
     fleet.stage.run(0.1)
     fleet.start_executor("w0")
     assert all(reply["batch"] > 1 and reply["missed"] == [] for reply in fleet.each(GOOD, 0.7))
@@ -82,7 +82,7 @@ def test_an_undelivered_query_waits_for_word_of_what_ran(told: bool) -> None:
     else:
         fleet.stage.run(TOLD + 0.3)
     assert not flight.dispatched
-    queries = [*flight.waiting.values(), *flight.retries]
+    queries = [*flight.waiting.values(), *flight.retries.values()]
     assert {q.head.id for q in queries if q.crashes} == ({"poison"} if told else {"poison", *GOOD})
     assert len(queries) == 2 + len(GOOD)
 

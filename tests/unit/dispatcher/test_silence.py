@@ -347,8 +347,23 @@ def test_what_waits_for_its_turn_as_a_retry_stays_with_such_a_worker() -> None:
     fleet.stage.run(1.0)
     flight = fleet.dispatcher().in_flight
     assert flight.retrying is not None
-    assert [query.head.id for query in flight.retries] == [second], "the first one runs alone"
+    assert [query.head.id for query in flight.retries.values()] == [second], "the first one runs alone"
     fleet.stage.run(10.0)
     assert not fleet.replies(first)
     assert "outputs" in fleet.reply(second)
     assert row(fleet, second).worker == "w0"
+
+
+def test_a_flood_that_waits_behind_the_batches_of_such_a_worker_is_not_tried_one_by_one() -> None:
+    """Only what may have run is suspect: the rest goes to whoever serves the model next, all of it at once."""
+    fleet = warm()
+    fleet.devices["w0"].slow = 1600.0  # 4 s a batch
+    labels = [fleet.ask(latency_ms=30_000.0 + n) for n in range(60)]
+    fleet.stage.run(0.01)
+    flight = fleet.dispatcher().in_flight
+    [instance] = {query.instance for query in flight.dispatched.values()}
+    assert instance is not None and len(flight.dispatched) == 60 > 3 * instance.most
+    fleet.stage.kill("w0")
+    fleet.stage.run(3.0)
+    assert len(flight.waiting) == 60
+    assert {query.head.id for query in flight.waiting.values() if query.crashes} == set(labels[: 2 * instance.most])
