@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from bus.codec import decode, encode
-from bus.messages.flow import ResentSought
+from bus.messages.flow import PartsEnded, ResentSought
 from bus.messages.public import RESENT, QueryHead, Tensor
 from infaas.client import DEADLINE, GRACE
 from services.core.actor import Envelope
@@ -344,3 +344,17 @@ def test_what_a_dead_dispatcher_had_asked_several_models_is_answered_once(latenc
     send(fleet, "d1", age_ms=60, latency_ms=latency_ms)  # with an objective nobody hands it on in time
     assert "outputs" in fleet.reply("q", 6.0)
     assert len([row for row in rows(fleet) if row.parent is None]) == 1
+
+
+def test_what_a_dead_dispatcher_has_ended_is_not_begun_again_though_the_executor_of_its_parts_does_not_know() -> None:
+    fleet = ready(fleet=Several(*members("a", "b"), dispatchers=2, workers=2))
+    deaf: Any = fleet.stage.members["w0/cpu"].actor
+    deaf._on[PartsEnded] = lambda _: ()  # its connection is broken for a moment
+    send(fleet, "d0", latency_ms=20_000.0)
+    assert "outputs" in fleet.reply("q", 1.0)
+    computed = fleet.computed
+    fleet.stage.kill("d0")
+    fleet.stage.run(8.0)
+    assert len(fleet.replies("q")) == 1
+    assert len([row for row in rows(fleet) if row.parent is None]) == 1
+    assert fleet.computed == computed
