@@ -98,7 +98,7 @@ class Dispatcher:
         self._wait, self._waiting, self._earliest = self.in_flight.wait, self.in_flight.waiting, self.in_flight.earliest
         self._retries = Retries(self.in_flight, settings.max_attempts, self._decide, self._refuse)
         ways = (self._retries, settings.failure_timeout_s, self._refuse, self._select, self._dispatch, self.handle)
-        self.silence = Silence(name, subjects, self.in_flight, self.view, *ways)
+        self.silence = Silence(name, subjects, self.in_flight, self.view, *ways, self._alive)
         self._line, self.clocks = self.silence.line, Clocks(self.silence.line)
         self.composites = Composites(
             name, subjects, self.apps, self._outcomes, self._take, new_uid, settings, ensemble, policy.name

@@ -26,7 +26,6 @@ AGAIN_S = 1.0  # s for the same where an executor is known to have replied: it m
 SEEK_S = 1.0  # s that a query may have waited here, from which on its client may have sent it again; less than its and others' patience
 MOST_S = 10.0  # s after which nobody is waited for any more
 TWICE_S = 4.0  # s of silence after which a client has not got that reply: it has asked twice
-ASK_S = 0.5  # s after which all are asked again if one that goes on has not answered: its connection, or it, may have begun anew
 FORGET_S = 30.0  # s without a heartbeat after which a dispatcher is forgotten
 KEPT = 65_536  # queries that executors have ended, at least; at most twice as many
 LEFT = 64  # dispatchers that have stopped in order, of which is known
@@ -181,8 +180,9 @@ class Resent:
             if sought.first and self._nobody_has(sought, echo.at):
                 effects.extend(self._begin(uid, envelope.now))
             elif sought.reached and any(
-                s > sought.reached + ASK_S for name, s in self._others.items() if name not in sought.heard
+                s > sought.reached for name, s in self._others.items() if name not in sought.heard
             ):
+                # It goes on and has not answered: its connection, or it, may have begun anew, or it is busy.
                 sought.asked, sought.reached = envelope.now, 0.0
                 effects.append(self._ask(uid, sought, again=True))
         return effects
