@@ -134,6 +134,7 @@ class ResentSought(Struct, frozen=True, array_like=True, gc=False):
     """`infaas.resent`: a dispatcher asks all others, and the executors, who has this query or has ended it: its client has sent it again.
 
     uid: of the query. reply: where its client waits. An executor that has replied, and a dispatcher that has ended it itself, says the same again.
+    Empty: an executor has handed it on, as its dispatcher died; its client has not asked again.
     again: the same dispatcher has asked before, and waits only for dispatchers: executors say nothing.
     """
 

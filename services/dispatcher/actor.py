@@ -98,13 +98,13 @@ class Dispatcher:
         self._wait, self._waiting, self._earliest = self.in_flight.wait, self.in_flight.waiting, self.in_flight.earliest
         self._retries = Retries(self.in_flight, settings.max_attempts, self._decide, self._refuse)
         ways = (self._retries, settings.failure_timeout_s, self._refuse, self._select, self._dispatch, self.handle)
-        self.silence = Silence(name, subjects, self.in_flight, self.view, *ways)
+        self.silence = Silence(name, subjects, self.in_flight, self.view, *ways, self._alive)
         self._line, self.clocks = self.silence.line, Clocks(self.silence.line)
         self.composites = Composites(
             name, subjects, self.apps, self._outcomes, self._take, new_uid, settings, ensemble, policy.name
         )
         known = (self._admission, self._outcomes.said, self.in_flight, self.composites)
-        self.resent = Resent(name, subjects, self.silence, *known, self._begin)
+        self.resent = Resent(name, subjects, self.silence, *known, self._begin, self._adopt)
         self.central = CentralQueues(self.view, self.in_flight, self._dispatch, self._decide, self._refuse)
         self._questions = Questions(
             self.apps, self.view, policy, self.composites, self.central, slo_target, settings.default_deadline_s
@@ -327,7 +327,7 @@ class Dispatcher:
         back: HandBack = self.clocks.back(envelope.message)
         route, now = back.route, envelope.now
         if back.reason == "orphaned":
-            return self._adopt(back, envelope)
+            return self.resent.orphaned(envelope)
         dispatched = self.in_flight.dispatched.get(route.uid)
         if dispatched is not None and dispatched.attempt != route.attempt:
             return NOTHING  # it has been dispatched elsewhere since
@@ -360,11 +360,10 @@ class Dispatcher:
             return self._wait(query)  # the view is out of date: the next heartbeat decides
         return self._decide(query, now)
 
-    def _adopt(self, back: HandBack, envelope: Envelope) -> Iterable[Effect]:
+    def _adopt(self, envelope: Envelope, now: float) -> Iterable[Effect]:
         """A query with parts has lost its dispatcher: start it again, once. Executors repeat what they have answered of it."""
-        uid, now = back.route.uid, envelope.now
-        known = self.resent.has(uid) or self._outcomes.said.get((uid, 0)) is not None
-        if known or not self.composites.joins.adopt(uid, now):
+        back: HandBack = envelope.message
+        if not self.composites.joins.adopt(back.route.uid, now):
             return NOTHING
         query = self._admission.adopt(back.route, bytes(back.body), envelope.headers)
         if query is None:

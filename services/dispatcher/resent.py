@@ -1,16 +1,17 @@
 """Queries that come again: their client has heard nothing, sends them again, marked, and another process may have them or have ended them. Pure.
 
 This dispatcher asks all others and the executors (`ResentSought`). Who has the query ends it, and who has ended it says the same again. Nobody: it
-is taken as a new one. What waited long to be read here counts as one that comes again: its client may have sent it again meanwhile.
+is taken as a new one. What waited long to be read here counts as one that comes again: its client may have sent it again meanwhile. So does what an
+executor hands on of a dispatcher that has died: that may have ended it, unheard by this executor.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
 
 from bus.messages.fleet import DispatcherHeartbeat
-from bus.messages.flow import DoneBatch, Echo, ResentKnown, ResentSought
+from bus.messages.flow import DoneBatch, Echo, HandBack, ResentKnown, ResentSought
 from bus.messages.public import RESENT, Error, QueryHead
 from bus.subjects import Subjects
 from services.core.actor import NOTHING, Effect, Envelope, Handler, Inlet, Publish
@@ -22,12 +23,12 @@ from services.dispatcher.silence import Silence
 
 SAYS_S = 0.05  # s since the question reached others, in which an executor that knows a query says so, before the next echo is sent
 AGAIN_S = 1.0  # s for the same where an executor is known to have replied: it may be busy
-ASK_S = 0.5  # s after which all are asked again if one that goes on has not answered: its connection, or it, may have begun anew
 SEEK_S = 1.0  # s that a query may have waited here, from which on its client may have sent it again; less than its and others' patience
 MOST_S = 10.0  # s after which nobody is waited for any more
 TWICE_S = 4.0  # s of silence after which a client has not got that reply: it has asked twice
 FORGET_S = 30.0  # s without a heartbeat after which a dispatcher is forgotten
 KEPT = 65_536  # queries that executors have ended, at least; at most twice as many
+LEFT = 64  # dispatchers that have stopped in order, of which is known
 LONGEST_S = 600.0  # s that a client may have waited
 WAITED = Error(code="deadline", message="its deadline passed before a dispatcher could read it: ask again")
 
@@ -53,8 +54,8 @@ class Sought:
 
 
 class Resent:
-    """The door of all queries. name: of this dispatcher. said: its own last replies. take: begins a query that nobody has, of this age. A dispatcher that is
-    silent for longer than `silence.patience` is not waited for.
+    """The door of all queries. name: of this dispatcher. said: its own last replies. take: begins a query that nobody has, of this age. adopt: the same of one
+    with parts that was handed on. A dispatcher that is silent for longer than `silence.patience` is not waited for.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Resent:
         in_flight: InFlight,
         composites: Composites,
         take: Callable[[Envelope, float, float], Iterable[Effect]],
+        adopt: Callable[[Envelope, float], Iterable[Effect]],
     ) -> None:
         self.inlets = (
             Inlet(subject=subjects.dispatcher_heartbeat(), message=DispatcherHeartbeat),
@@ -90,6 +92,9 @@ class Resent:
         self._in_flight = in_flight
         self._composites = composites
         self._take = take
+        self._adopt = adopt
+        self._own = subjects.resubmit(name)
+        self._left: deque[str] = deque(maxlen=LEFT)
         self._patience = silence.patience
         self._asked: dict[bytes, Sought] = {}
         self._told: set[bytes] = set()  # that were begun here although others were silent, which know it
@@ -152,6 +157,18 @@ class Resent:
         sought = self._asked[uid] = Sought(envelope, now, age or 0.0, waited=waited, answered=answered)
         return (self._ask(uid, sought),)
 
+    def orphaned(self, envelope: Envelope) -> Iterable[Effect]:
+        """A query with parts whose dispatcher is gone. What that has left or willed itself, nobody else has. An executor may not know that it has ended."""
+        back: HandBack = envelope.message
+        uid, now = back.route.uid, envelope.now
+        if self.has(uid) or uid in self._asked or self._said.get((uid, 0)) is not None:
+            return NOTHING
+        if envelope.subject != self._own or back.route.dispatcher in self._left:
+            return self._adopt(envelope, now)
+        sought = self._asked[uid] = Sought(envelope, now, 0.0, waited=False, answered=False)
+        sought.heard.add(back.route.dispatcher)  # nothing more is heard of it
+        return (self._ask(uid, sought),)
+
     def _ask(self, uid: bytes, sought: Sought, *, again: bool = False) -> Publish:
         return Publish(self._subjects.resent(), ResentSought(self._name, uid, sought.envelope.reply, again))
 
@@ -166,8 +183,9 @@ class Resent:
             if sought.first and self._nobody_has(sought, echo.at):
                 effects.extend(self._begin(uid, envelope.now))
             elif sought.reached and any(
-                s > sought.reached + ASK_S for name, s in self._others.items() if name not in sought.heard
+                s > sought.reached for name, s in self._others.items() if name not in sought.heard
             ):
+                # It goes on and has not answered: its connection, or it, may have begun anew, or it is busy.
                 sought.asked, sought.reached = envelope.now, 0.0
                 effects.append(self._ask(uid, sought, again=True))
         return effects
@@ -184,15 +202,17 @@ class Resent:
         sought = self._asked.pop(uid)
         if self.has(uid) or (sought.answered and sought.age < TWICE_S):
             return []  # an executor has handed it on, or has replied and stands still
-        self.ends["taken"] += 1
         silent = [name for name in self._others if name not in sought.heard]
         told = [Publish(self._subjects.resent(name), ResentKnown(self._name, uid, "taken")) for name in silent]
+        if told:
+            self._told_of(uid)
         envelope = sought.envelope
+        if type(envelope.message) is HandBack:
+            return [*told, *self._adopt(envelope, now)]
+        self.ends["taken"] += 1
         age = sought.age
         if not sought.waited and envelope.now == sought.at:
             envelope, age = replace(envelope, now=now), age + now - sought.at
-        if told:
-            self._told_of(uid)
         return [*told, *self._take(envelope, now, age)]
 
     def _told_of(self, uid: bytes) -> None:
@@ -209,6 +229,7 @@ class Resent:
             return NOTHING  # runners of offline jobs have heartbeats, too
         if heartbeat.leaving:
             self._others.pop(heartbeat.dispatcher, None)
+            self._left.append(heartbeat.dispatcher)
             return NOTHING
         now = envelope.now
         self._others[heartbeat.dispatcher] = self._when(heartbeat, now)
@@ -238,7 +259,8 @@ class Resent:
             what = "has"
         elif (known := self._said.get((uid, 0))) is not None:
             what = "has"
-            effects.append(Publish(asked.reply, known.body))
+            if asked.reply:
+                effects.append(Publish(asked.reply, known.body))
         elif uid in self._young or uid in self._old:
             what = "answered"
         effects.append(Publish(self._subjects.resent(asked.dispatcher), ResentKnown(self._name, uid, what)))

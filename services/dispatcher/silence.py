@@ -35,7 +35,8 @@ STALE = 0.4  # s since the last echo that came back was sent, from which on a qu
 @dataclass(slots=True, eq=False)
 class Silence:
     """patience: seconds without a heartbeat after which a worker is lost. refuse: ends a query that its executor is silent about. select,
-    dispatch: find another one for it. handle: of the actor.
+    dispatch: find another one for it. handle: of the actor. alive: its heartbeat, which it sends at once after its connection was broken: what others have asked
+    meanwhile they ask again then.
 
     line: how old a message may be that is read now. hold: what waits while this is not known.
     """
@@ -50,6 +51,7 @@ class Silence:
     select: Callable[[Ask, float], Decision]
     dispatch: Callable[[Query, Instance, float], Effect]
     handle: Callable[[Envelope], Iterable[Effect]]
+    alive: Callable[[float], Publish]
     start: After = field(default_factory=lambda: After("echo", 0.0, EchoDue()))
     # By app: executors that ended a query after this dispatcher had spoken for them.
     crossings: Counter[str] = field(default_factory=Counter)
@@ -132,7 +134,7 @@ class Silence:
             self._early = echo.at
         if echo.at > self._early or how == "early":
             lost |= self.line.came(echo, now)
-        again = self._say_again(now) if lost else ()
+        again = [*self._say_again(now), self.alive(now)] if lost else ()
         silent = self.in_flight.remove_silent(echo.at) if how is None else ()
         for query in silent:
             if len(self._spoken) >= KEPT:

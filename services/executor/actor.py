@@ -42,7 +42,7 @@ from services.core.settings import DispatcherSettings, ExecutorSettings, Setting
 from services.executor.answers import answer_of, bad_inputs, model_error, output_bytes, spans_of, too_dear
 from services.executor.batching import BatchingRules
 from services.executor.commands import BatchResult, FetchInputs, RunBatch, StoreOutputs
-from services.executor.dispatchers import KnownDispatchers
+from services.executor.dispatchers import TOLD, KnownDispatchers
 from services.executor.endings import Endings
 from services.executor.instances import REPORT, BatchRuns, Loaded, MonitorReporter, ReportDue
 from services.executor.loading import InstanceManager
@@ -105,7 +105,6 @@ class Executor:
             Done: self._done,
             Failed: self._failed,
             TimedOut: self._failed,
-            DispatcherHeartbeat: lambda e: self.dispatchers.heartbeat(e.message, e.now),
             ResentSought: lambda e: endings.sought(e.message, pending=(e.message.uid, 0) in self.pending),
             PartsEnded: lambda e: self.dispatchers.parts_ended(e.subject.rpartition(".")[2], e.message),
             **self._manager.handlers,
@@ -163,7 +162,7 @@ class Executor:
             return (*self._hand_back(route, "late", execute.body, envelope.headers), *self._schedule())
         if envelope.now > route.deadline and envelope.subject and not self.dispatchers.alive(route.dispatcher):
             # That was clogged, or has died: its heartbeats say which, and who speaks.
-            return (After(("silent", *key), self.dispatchers.silence + 2.0 * REPORT, execute), *self._schedule())
+            return (After(("silent", *key), TOLD, execute), *self._schedule())
         loaded = self.instances.get(route.instance)
         if loaded is None or loaded.leaving:
             return self._hand_back(route, "gone", execute.body, envelope.headers)
@@ -437,7 +436,7 @@ class Executor:
             return self._reporter.start(now, REPORT)
         gap = self._reporter.gap(now)
         if gap > self._failure_timeout:
-            self.dispatchers.reset_silence(now)  # the silence was this process's own
+            self.dispatchers.stood_still(now)  # the silence was this process's own
         checked = self.dispatchers.check(now)
         self._endings.settle()
         return (*checked, *self._reporter.report(now, gap, self.instances.values(), self._runs), *self._schedule())
@@ -446,7 +445,7 @@ class Executor:
         """This process was still for so long. Beyond the failure time-out others may have its queries: only their dispatchers know."""
         if seconds <= self._failure_timeout:
             return NOTHING
-        self.dispatchers.reset_silence(now)
+        self.dispatchers.stood_still(now)
         left = [*self.pending.values()]
         return [*self._forget(left), *self._back(left, "stopped")]
 

@@ -17,13 +17,17 @@ from bus.messages.public import Answer, Refusal
 from bus.subjects import Subjects
 from services.core.actor import NOTHING, Effect, Publish, Record
 from services.core.outcomes import GRACE, SILENT, answered
-from services.executor.instances import Loaded
+from services.executor.instances import REPORT, Loaded
 from services.executor.queue import QueuedQuery
 
 BATCHES = 20_000  # unacknowledged done batches kept per dispatcher
 AGAIN = 1000  # of them that are said again
 NO_BODY = Raw(b"\xc0")  # nil
 HEARD = 1.0  # s in which a dispatcher that is alive is heard (its heartbeats come twice as often): else this executor may be cut off
+TOLD = HEARD + REPORT + 0.1  # s after a silence in which heartbeats, or their absence, say whether a dispatcher lives
+WAITED = (
+    0.25  # s after a silence in which heartbeats may have waited: they say that a dispatcher lived, not that it lives
+)
 FORGET = 120.0  # s after which a dead dispatcher is forgotten
 OVER = 8192  # queries with parts that have ended, of which is known here, at least; at most twice as many
 
@@ -49,6 +53,16 @@ class KnownDispatcher(Struct, eq=False):
     parents: dict[bytes, tuple[Route, Raw]] = {}
     unheard: list[tuple[HandBack, Any]] = []
     pending: deque[tuple[DoneBatch, list[Route], Loaded]] = field(default_factory=lambda: deque(maxlen=BATCHES))
+
+    def hears(self, at: float, now: float, least: float) -> None:
+        """A heartbeat of this time by its own clock is read. least: since when its silence counts then, if what is read may have waited: a living one is
+        heard again.
+        """
+        if now - self.heard > HEARD:
+            self.since = now
+        waited = now - self.since < WAITED
+        self.seen = max(self.seen, min(now, at), least) if waited else now
+        self.heard, self.at = now, at
 
     def has_ended(self, route: Route) -> bool:
         """Whether it has refused a query that executors did not end: it still heard itself when the time to do so was over."""
@@ -184,9 +198,7 @@ class KnownDispatchers(Struct, eq=False):
     def heartbeat(self, heartbeat: DispatcherHeartbeat, now: float) -> Iterable[Effect]:
         """A dispatcher lives, and has stored so much. If it leaves, its outcomes are taken over at once."""
         dispatcher = self._of(heartbeat.dispatcher, now)
-        if now - dispatcher.heard > HEARD:
-            dispatcher.since = now
-        dispatcher.seen, dispatcher.heard, dispatcher.at = now, now, heartbeat.at
+        dispatcher.hears(heartbeat.at, now, self._least(now))
         seq = heartbeat.flushed.get(self.queue)
         if seq is not None:
             while dispatcher.pending and dispatcher.pending[0][0].seq <= seq:
@@ -195,9 +207,13 @@ class KnownDispatchers(Struct, eq=False):
         if heartbeat.leaving:
             return self._take_over(heartbeat.dispatcher, dispatcher, now)
         dispatcher.alive = True
-        missed, dispatcher.unheard = dispatcher.unheard, []
-        subject = self.subjects.resubmit(heartbeat.dispatcher)
-        return [Publish(subject, back, "", headers) for back, headers in missed]
+        return NOTHING
+
+    def missed(self, name: str) -> list[tuple[HandBack, Any]]:
+        """What was handed back to this dispatcher while it was not there, unless it is known to be dead: it is there again, or its last words have come."""
+        dispatcher = self._known[name]
+        found, dispatcher.unheard = dispatcher.unheard, []
+        return found
 
     def check(self, now: float) -> list[Effect]:
         """Find dispatchers that are silent for too long, and take over their outcomes."""
@@ -259,10 +275,14 @@ class KnownDispatchers(Struct, eq=False):
             dispatcher.unheard.append((back, headers))
         return []
 
-    def reset_silence(self, now: float) -> None:
-        """This process was stopped: the silence was not the dispatchers'."""
+    def stood_still(self, now: float) -> None:
+        """This process was stopped, or its connection clogged: the silence may not have been the dispatchers'. Those that live are heard soon."""
         for dispatcher in self._known.values():
-            dispatcher.seen = now
+            dispatcher.seen = max(dispatcher.seen, self._least(now))
+
+    def _least(self, now: float) -> float:
+        """Since when the silence of a dispatcher counts at least that may have been heard in vain until now."""
+        return now - self.silence + HEARD
 
     def _take_over(self, name: str, dispatcher: KnownDispatcher, now: float) -> list[Effect]:
         """Record the outcomes that may be missing, of which the database keeps one a uid, and hand its queries with parts to others."""

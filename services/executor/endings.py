@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from bus.messages.fleet import DispatcherHeartbeat
 from bus.messages.flow import HandBack, ResentKnown, ResentSought, Route
 from bus.messages.public import Answer, Error, Refusal
 from bus.subjects import Subjects
@@ -34,7 +35,7 @@ class Endings:
     ) -> None:
         unheard = subjects.executor(worker, device, "unheard.*")
         self.inlets = (Inlet(subject=unheard, message=HandBack),)
-        self.handlers: dict[type, Handler] = {Undelivered: self._not_heard}
+        self.handlers: dict[type, Handler] = {Undelivered: self._not_heard, DispatcherHeartbeat: self._heartbeat}
         self._subjects = subjects
         self._unheard = unheard.removesuffix("*")
         self._handed: dict[str, tuple[HandBack, Any]] = {}
@@ -79,7 +80,7 @@ class Endings:
             return ()
         what = "has" if known is not None or there else "answered"  # who has that answer may be cut off
         has = Publish(self._subjects.resent(asked.dispatcher), ResentKnown("", asked.uid, what))
-        return (has,) if known is None else (Publish(asked.reply, known.body), has)
+        return (has,) if known is None or not asked.reply else (Publish(asked.reply, known.body), has)
 
     def tell(self, query: QueuedQuery, answer: Answer | Refusal) -> list[Publish]:
         """The answer to all who wait for it: another dispatcher may ask for the same part by now."""
@@ -107,12 +108,24 @@ class Endings:
         self, route: Route, reason: str, body: msgspec.Raw, headers: Any = None, text: str = ""
     ) -> list[Effect]:
         """Its dispatcher ends it, or if that is dead, another one. The dead one is told, as it may only have been stopped."""
-        name, back = route.dispatcher, HandBack(route, reason, body, text)
-        if not self._dispatchers.alive(name):
+        back = HandBack(route, reason, body, text)
+        if not self._dispatchers.alive(route.dispatcher):
             return to_any(self._subjects, back, headers)
+        return self._hand(back, headers)
+
+    def _hand(self, back: HandBack, headers: Any) -> list[Effect]:
+        """To its dispatcher. NATS says if nobody is there."""
+        route = back.route
         token = f"{route.uid.hex()}-{route.attempt}"
         self._handed[token] = back, headers
-        return [Publish(self._subjects.resubmit(name), back, f"{self._unheard}{token}", headers)]
+        return [Publish(self._subjects.resubmit(route.dispatcher), back, f"{self._unheard}{token}", headers)]
+
+    def _heartbeat(self, envelope: Envelope) -> Iterable[Effect]:
+        """A dispatcher lives, or did when it sent this: what it has missed is handed back to it again."""
+        heartbeat: DispatcherHeartbeat = envelope.message
+        effects = self._dispatchers.heartbeat(heartbeat, envelope.now)
+        missed = self._dispatchers.missed(heartbeat.dispatcher)
+        return [*effects, *(one for back in missed for one in self._hand(*back))] if missed else effects
 
     def _not_heard(self, envelope: Envelope) -> list[Effect]:
         """The dispatcher to which a query was handed back is not there: it has died, or its connection is broken."""

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
+from services.executor.dispatchers import TOLD
 from services.shell.host.watch import HUNG, LOOK
 from services.simulation.scenario.model import FaultSpec
 
@@ -36,6 +37,7 @@ RETURNS_S = 3.1  # after a process has died, until others have taken over what i
 HOPS = 12  # messages of one query, about
 LINKS = ("link-clogged", "link-lost", "messages-delayed")
 DEATHS = ("process-dies", "worker-dies")
+HELD = ("link-clogged", "link-lost", "process-stopped")  # whose processes hear nobody, or are not heard
 PROCESSES = (*DEATHS, "process-stopped", "clock-off", "boot-twice", "watch-late")
 
 
@@ -46,9 +48,9 @@ class HeldUp:
         self, faults: Iterable[FaultSpec], begins: float, *, kinds: Sequence[str] = (*LINKS, *PROCESSES)
     ) -> None:
         counted = [fault for fault in faults if fault.kind in kinds]
-        stops = sorted((one.at_s, one.until_s + one.delay_s) for one in counted if one.kind == "process-stopped")
+        held = sorted((one.at_s, one.until_s + one.delay_s) for one in counted if one.kind in HELD)
         self._times = sorted(
-            (begins + at, begins + (_returns(at, until, stops) if fault.kind in DEATHS else until))
+            (begins + at, begins + (_returns(at, until, held) if fault.kind in DEATHS else until))
             for fault in counted
             for at, until in _times(fault)
         )
@@ -65,11 +67,11 @@ class HeldUp:
         return held
 
 
-def _returns(at: float, until: float, stops: Iterable[tuple[float, float]]) -> float:
-    """When others have taken over what a process had that died then. Those that are stopped meanwhile give it time again."""
-    for begin, end in stops:
+def _returns(at: float, until: float, held: Iterable[tuple[float, float]]) -> float:
+    """When others have taken over what a process had that died then. Whoever was held up meanwhile has heard nobody, and must hear again who lives."""
+    for begin, end in held:
         if begin <= until and end >= at:
-            until = max(until, end + RETURNS_S)
+            until = max(until, end + TOLD)
     return until
 
 

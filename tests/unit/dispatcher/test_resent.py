@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from bus.codec import decode, encode
-from bus.messages.flow import ResentSought
+from bus.messages.flow import PartsEnded, ResentSought
 from bus.messages.public import RESENT, QueryHead, Tensor
 from infaas.client import DEADLINE, GRACE
 from services.core.actor import Envelope
+from services.core.line import ECHO_S
 from services.dispatcher.resent import AGAIN_S, MOST_S, SAYS_S, SEEK_S
 from tests.support.simulated.fleet import Fleet, refused
 from tests.unit.dispatcher.test_join import Several, members
@@ -219,13 +220,13 @@ def test_a_dispatcher_that_stands_still_for_a_moment_is_waited_for() -> None:
 def test_a_dispatcher_that_has_not_got_the_question_is_asked_again() -> None:
     fleet = ready()
     send(fleet, "d0", accuracy=0.99)  # refused there
-    fleet.stage.run(0.3)
+    fleet.stage.run(0.52)  # its next heartbeat is not due soon
     fleet.stage.clog("d0")
     send(fleet, "d1", age_ms=300, accuracy=0.99)
-    fleet.stage.run(0.05)
+    fleet.stage.run(1.5 * ECHO_S)
     fleet.stage._held["d0"].clear()  # its connection begins anew
     fleet.stage.go_on("d0")
-    twice(fleet)
+    twice(fleet, 3.0 * ECHO_S)  # it finds that, and beats at once
 
 
 def test_a_dispatcher_that_never_answers_is_not_waited_for_for_ever() -> None:
@@ -344,3 +345,17 @@ def test_what_a_dead_dispatcher_had_asked_several_models_is_answered_once(latenc
     send(fleet, "d1", age_ms=60, latency_ms=latency_ms)  # with an objective nobody hands it on in time
     assert "outputs" in fleet.reply("q", 6.0)
     assert len([row for row in rows(fleet) if row.parent is None]) == 1
+
+
+def test_what_a_dead_dispatcher_has_ended_is_not_begun_again_though_the_executor_of_its_parts_does_not_know() -> None:
+    fleet = ready(fleet=Several(*members("a", "b"), dispatchers=2, workers=2))
+    deaf: Any = fleet.stage.members["w0/cpu"].actor
+    deaf._on[PartsEnded] = lambda _: ()  # its connection is broken for a moment
+    send(fleet, "d0", latency_ms=20_000.0)
+    assert "outputs" in fleet.reply("q", 1.0)
+    computed = fleet.computed
+    fleet.stage.kill("d0")
+    fleet.stage.run(8.0)
+    assert len(fleet.replies("q")) == 1
+    assert len([row for row in rows(fleet) if row.parent is None]) == 1
+    assert fleet.computed == computed

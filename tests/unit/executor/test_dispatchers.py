@@ -87,10 +87,10 @@ def test_what_a_dispatcher_did_not_get_back_goes_to_another_one_if_it_is_dead_an
     found = KnownDispatchers(subjects, "w/cpu/1", "w", SILENCE)
     beats(found, "d1", NOW - 2, NOW)
     assert found.unheard(back, None) == []
-    [again] = found.heartbeat(DispatcherHeartbeat(dispatcher="d1", incarnation=1, at=NOW + 0.5), NOW + 0.5)
-    assert again == Publish(subjects.resubmit("d1"), back, "", None)
+    assert found.missed("d1") == [(back, None)]
+    assert found.missed("d1") == [], "once"
     assert found.unheard(back, None) == []
-    told = [one for one in found.check(NOW + 0.6 + SILENCE) if isinstance(one, Publish)]
+    told = [one for one in found.check(NOW + 0.1 + SILENCE) if isinstance(one, Publish)]
     assert [one.subject for one in told] == [subjects.resubmit(), subjects.resubmit("d1")]
     assert told[0].message == back
     assert found.unheard(back, None) == told, "it is known to be dead"
@@ -119,10 +119,45 @@ def test_a_dispatcher_that_is_heard_again_keeps_its_queries() -> None:
 
 def test_an_executor_that_stood_still_does_not_forget_when_it_heard_a_dispatcher() -> None:
     dispatchers = with_a_part(NOW + 0.1)
-    dispatchers.reset_silence(NOW + 4)
-    beats(dispatchers, "d2", NOW + 4, NOW + 4 + SILENCE)
-    assert handed_on(dispatchers.check(NOW + 4 + SILENCE)) == []
-    assert handed_on(dispatchers.check(NOW + 4.1 + SILENCE)) == [Subjects().resubmit("d2")]
+    dispatchers.stood_still(NOW + 4)
+    beats(dispatchers, "d2", NOW + 4, NOW + 4 + HEARD)
+    assert handed_on(dispatchers.check(NOW + 4 + HEARD)) == [], "it may be heard again"
+    assert handed_on(dispatchers.check(NOW + 4.1 + HEARD)) == [Subjects().resubmit("d2")]
+
+
+def test_an_executor_that_was_not_heard_has_heard_a_dispatcher_die() -> None:
+    """Only what it said was held up."""
+    dispatchers = with_a_part(NOW + 0.1)
+    beats(dispatchers, "d1", NOW + 0.5, NOW + 2)
+    beats(dispatchers, "d2", NOW - 2, NOW + 2 + SILENCE)
+    dispatchers.stood_still(NOW + 2.5)
+    assert handed_on(dispatchers.check(NOW + 2 + SILENCE)) == []
+    assert handed_on(dispatchers.check(NOW + 2.1 + SILENCE)) == [Subjects().resubmit("d2")]
+
+
+@pytest.mark.parametrize(("off", "dies"), [(0.0, 1.4 + SILENCE), (-5.0, 2.0 + HEARD), (5.0, 2.0 + SILENCE)])
+def test_last_words_that_waited_say_that_a_dispatcher_lived_when_it_said_them(off: float, dies: float) -> None:
+    """It says them 1.4 s after it was heard last, and they are read 0.6 s later. off: s by which its clock is. dies: when it counts as dead."""
+    dispatchers = with_a_part(NOW + 0.1)
+    said = DispatcherHeartbeat(dispatcher="d1", incarnation=1, at=NOW + 1.4 + off, adopts=True)
+    dispatchers.heartbeat(said, NOW + 2.0)
+    beats(dispatchers, "d2", NOW - 2, NOW + 2.0 + SILENCE)
+    assert handed_on(dispatchers.check(NOW + dies - 0.01)) == []
+    assert handed_on(dispatchers.check(NOW + dies + 0.01)) == [Subjects().resubmit("d2")]
+
+
+def test_what_was_handed_back_in_vain_is_handed_back_again_with_the_next_heartbeat() -> None:
+    """That may be the last words of one that has died since: NATS says so again."""
+    alone = Alone()
+    alone.tell(DispatcherHeartbeat(dispatcher="d1", incarnation=0, at=NOW))
+    [(_, back)] = published(alone.execute(deadline=NOW, at=NOW + 1.0), HandBack)
+    assert alone.actor.dispatchers.unheard(back, None) == []
+    [again] = alone.tell(DispatcherHeartbeat(dispatcher="d1", incarnation=0, at=NOW))
+    assert isinstance(again, Publish)
+    assert (again.subject, again.message) == ("infaas.resubmit.d1", back)
+    assert alone.actor.handle(Envelope(NOW, Undelivered(again.reply), again.reply)) == []
+    dead = DispatcherHeartbeat(dispatcher="d1", incarnation=0, at=NOW, leaving=True)
+    assert published(alone.tell(dead), HandBack)[0] == ("infaas.resubmit", back)
 
 
 def test_a_client_that_asks_again_is_not_put_off_for_a_query_whose_time_is_over() -> None:
