@@ -159,15 +159,19 @@ def test_while_the_executor_that_has_answered_stands_still_nothing_else_is_said(
     assert ends(fleet) == ["ok"]
 
 
-def test_what_the_executor_of_a_dead_dispatcher_has_is_not_taken() -> None:
+@pytest.mark.parametrize("slow_s", [0.0, 0.25, 0.6])
+def test_what_the_executor_of_a_dead_dispatcher_has_is_not_taken(slow_s: float) -> None:
+    """Also where each message takes so long, as on a busy machine: the question travels, and the executor's word."""
     fleet = ready()
-    fleet.devices["w0"].slow = 2000.0
+    fleet.devices["w0"].slow = 4000.0
+    fleet.stage.delay = slow_s
+    fleet.stage.run(5.0 + slow_s)
     send(fleet, "d0")
-    fleet.stage.run(0.05)
+    fleet.stage.run(0.05 + slow_s)
     fleet.stage.kill("d0")
     fleet.stage.run(3.0)
     send(fleet, "d1", age_ms=3050)
-    assert "outputs" in fleet.reply("q", 6.0)
+    assert "outputs" in fleet.reply("q", 9.0)
     assert (ends(fleet), runs(fleet)) == (["ok"], 1)
 
 
