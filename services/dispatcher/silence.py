@@ -29,6 +29,7 @@ KEPT = 8192  # of the queries that this dispatcher spoke for
 QUIET = (
     3  # echoes in a row before which an executor has said nothing although it has queries; then others may take them
 )
+HURRY = 2.0  # times `patience`; a query with more time left stays with a quiet executor
 STALE = 0.4  # s since the last echo that came back was sent, from which on a query counts as one that waited
 
 
@@ -194,6 +195,8 @@ class Silence:
             for query in sorted(had[old.id], key=urgency)[max(1, old.running) :]:
                 if query.attempt or query.crashes or query.planned is not None:
                     continue
+                if query.ask.deadline > now + HURRY * self.patience:
+                    continue  # it can wait until that executor goes on, or is taken for dead
                 found = self.select(query.ask, now).instance
                 other = None if found is None else self.view.instances.get(found)
                 if other is None:

@@ -48,13 +48,28 @@ def test_an_executor_that_stood_still_computes_nothing_that_was_taken_away() -> 
     asked_for(fleet, 0.5)
     busy, other = sorted(fleet.devices, key=lambda name: -len(fleet.devices[name].batches))
     fleet.stage.pause(f"{busy}/cpu")
-    labels = asked_for(fleet, 0.2)
+    labels = asked_for(fleet, 0.2, latency_ms=2000.0)
     fleet.stage.run(1.0)
     moved = [label for label in labels if where(fleet, label) == [other]]
     fleet.stage.go_on(f"{busy}/cpu")
     assert moved
     assert all("outputs" in one for one in fleet.each(labels, 5.0))
     assert {len(where(fleet, label)) for label in labels} == {1}
+
+
+def test_what_has_much_time_stays_where_it_is_for_as_long_as_that_executor_may_go_on() -> None:
+    """So on a busy machine, where executors say nothing for a while, a flood is not passed on and back again."""
+    fleet = fleet_of(2)
+    asked_for(fleet, 0.5)
+    busy = busier(fleet)
+    fleet.devices[busy].slow = 100.0
+    for _ in range(30):
+        fleet.ask()
+    fleet.stage.run(0.05)
+    fleet.stage.pause(f"{busy}/cpu")
+    fleet.stage.run(0.8)
+    queries = fleet.dispatcher().in_flight.dispatched.values()
+    assert len([query for query in queries if query.instance and query.instance.worker.name == busy]) > 2
 
 
 def test_one_alone_keeps_what_it_has_however_long_it_says_nothing() -> None:
