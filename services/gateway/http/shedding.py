@@ -10,6 +10,7 @@ Nothing is refused here while the turns are short, nor a query without an object
 import re
 import time
 from asyncio import AbstractEventLoop
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from http import HTTPStatus
@@ -27,7 +28,7 @@ QUERIES = ("/infer", "/predict", "/classify")  # ends of paths that change nothi
 SHARE = 0.8  # of a query's objective that its way may take: the rest is for the system behind
 SHORT_S = 0.005  # of a turn, and of a way, that is no reason to refuse anything
 SEVERAL = 4  # requests from which on a turn is measured: of fewer, what one takes may be another's large body
-FADES = 0.8  # what a turn still counts for after the next one
+TURNS = 5  # so many of the last ones say what a request takes: their median, since now and then a process stands still
 _TIMES = re.compile(rb'"(latency_ms|timeout)"\s*:\s*"?(\d+\.?\d*(?:[eE][-+]?\d+)?)')
 _BROWSERS = frozenset({b"origin", b"sec-fetch-site"})  # a page may not be told, or needs the headers of CORS
 
@@ -52,7 +53,8 @@ class Turns:
         self._ran: float | None = None  # when what that turn had made ready began to run
         self._running = 0  # requests admitted in it, where they are what it ran
         self._marked = False  # the mark is put
-        self._spent = self._served = 0.0  # s that turns ran, and the requests admitted in them; older ones count less
+        self._each = deque((0.0,) * TURNS, TURNS)  # s that the last turns ran, by the requests admitted in them
+        self._takes = 0.0  # s that a request takes
 
     def read(self, loop: AbstractEventLoop) -> None:
         """A socket has something."""
@@ -73,8 +75,7 @@ class Turns:
 
     def way(self) -> float:
         """The same, and what those take that were admitted before it in this turn: it waits for them now, and its answer for theirs."""
-        each = self._spent / self._served if self._served else 0.0
-        return self.waited() + 2.0 * each * self.admitted
+        return self.waited() + 2.0 * self._takes * self.admitted
 
     def _mark(self, loop: AbstractEventLoop) -> None:
         """The reads of a turn are over."""
@@ -82,8 +83,8 @@ class Turns:
         began = now if self._began is None else self._began
         ran = 0.0 if self._ran is None else began - self._ran
         if self._running:
-            self._spent = FADES * self._spent + ran
-            self._served = FADES * self._served + self._running
+            self._each.append(ran / self._running)
+            self._takes = sorted(self._each)[TURNS // 2]
         several = self.admitted >= SEVERAL or self.refused
         if several or ran > SHORT_S:
             self._before, self._ran = began, now

@@ -69,6 +69,22 @@ class Loop:
             self.turn(0)
 
 
+def measured(each: float = COST) -> Loop:
+    """A loop that knows what a request takes, and has nothing to do."""
+    loop = Loop()
+    for _ in range(shedding.TURNS):
+        loop.turn(10, each=each)
+    loop.rest()
+    return loop
+
+
+def test_one_turn_in_which_the_process_stood_still_is_no_measure() -> None:
+    loop = measured()
+    loop.turn(10, each=1.0)
+    loop.rest()
+    assert loop.turn(50, idle=60.0)[-1] == pytest.approx(2 * COST * 49)
+
+
 def test_a_request_alone_is_never_in_anybodys_way() -> None:
     loop = Loop()
     for _ in range(20):
@@ -96,16 +112,12 @@ def test_what_came_in_a_long_turn_has_waited_for_its_end() -> None:
 
 
 def test_those_ahead_count_there_and_back() -> None:
-    loop = Loop()
-    loop.turn(100)
-    loop.rest()
+    loop = measured()
     assert loop.turn(50, idle=60.0) == pytest.approx([2 * COST * ahead for ahead in range(50)])
 
 
 def test_a_flood_is_admitted_as_far_as_its_turns_stay_short() -> None:
-    loop = Loop()
-    loop.turn(100)
-    loop.rest()
+    loop = measured()
     for _ in range(100):
         ways = loop.turn(500, most=0.08)
         assert loop.turns.waited() <= 0.041
@@ -113,12 +125,9 @@ def test_a_flood_is_admitted_as_far_as_its_turns_stay_short() -> None:
 
 
 def test_a_measure_that_no_longer_holds_is_made_again_where_it_refuses() -> None:
-    loop = Loop()
-    for _ in range(5):
-        loop.turn(10, each=0.1)
-    loop.rest()
+    loop = measured(each=0.1)
     assert loop.turn(3, idle=60.0)[-1] > 0.3
-    for _ in range(60):
+    for _ in range(10):
         ways = loop.turn(3, most=shedding.SHORT_S, idle=60.0)
     assert max(ways) < shedding.SHORT_S
 
