@@ -132,7 +132,7 @@ SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
         "registration_cancel", lambda s, _: (s.registration_cancel(),), _r("operator", "dashboard"), _r("registrar")
     ),
     SubjectRights("event", lambda s, _: (s.event("*"),), subscribe=_r("operator")),
-    SubjectRights("event", lambda s, _: (s.event("outcome"),), _r("dispatcher", "executor", "offline")),
+    SubjectRights("event", lambda s, _: (s.event("outcome"),), _r("dispatcher", "executor", "offline", "gateway")),
     SubjectRights("event", lambda s, _: (s.event("client-error"),), _r("gateway")),
     SubjectRights("event", lambda s, _: (s.event("feedback"), s.event("selection")), _r("dispatcher")),
     SubjectRights(

@@ -33,7 +33,8 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     try:
         access = AccessControl(settings.gateway)
         if settings.gateway.port:
-            servers.append(HttpServer(build(service, access), settings.gateway))
+            app, shedding = build(service, access)
+            servers.append(HttpServer(app, settings.gateway, shedding))
         if settings.gateway.grpc_port:
             from services.gateway.rpc.server import GrpcServer  # noqa: PLC0415  (17 MB that a gateway without gRPC does not need)
 
@@ -50,6 +51,7 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     )
     runtime.grace += settings.gateway.drain_s
     service.span = lambda span: runtime.spans(span) if runtime.spans is not None else None
+    service.record = runtime.record
     service.families = lambda: (*process.families(), *runtime.families())
     if page := os.environ.get(PAGE):
         service.page = SystemPage(page)

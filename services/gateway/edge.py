@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from msgspec import to_builtins
 
 from bus.messages.catalog import AppRecord
-from bus.messages.events import CLIENT_ERRORS, ClientError
+from bus.messages.events import CLIENT_ERRORS, ClientError, Event, OutcomeEvent
 from bus.messages.verbs import AdminVerb
 from bus.subjects import WITHOUT_APP, Subjects
 from infaas.answers import Answer
@@ -26,7 +26,7 @@ from services.core.settings import GatewaySettings
 from services.core.trace import Span
 from services.core.trace import read as read_trace
 from services.gateway.actor import AwaitClientErrors, Close, Gateway, Serve
-from services.gateway.errors import RequestFailed, failure_of, unavailable
+from services.gateway.errors import RequestFailed, failure_of, retry_after, unavailable
 from services.gateway.metrics import RequestCounts
 from services.gateway.statistics import Statistics
 from services.shell.clock import now
@@ -43,6 +43,14 @@ GATHER_S = 1.0  # in which client errors are put together before they are record
 MOST_NAMES = 1000  # different client errors that are held
 NAME_LENGTH = 64  # characters of an app's name
 
+BEHIND = RequestFailed(
+    None,
+    "the gateway is behind with its requests, and could not pass this one on in time: ask again later",
+    code="overloaded",
+    headers=retry_after("overloaded", 1000.0),
+    more={"code": "overloaded", "retry_after_ms": 1000.0},
+)
+
 
 class SystemReadiness(NamedTuple):
     """ready: queries can be answered. missing: what the system lacks, in words, also what queries do not need."""
@@ -55,7 +63,7 @@ class GatewayService:
     """The system as every protocol sees it.
 
     actor: holds the catalogue; set by whoever makes it. counts, statistics: of requests and queries, for metrics and Triton's
-    statistics. client_errors: what clients did wrong and no dispatcher has seen. span: takes the spans of traced queries. families: all metrics of this process. dashboard: its URL; empty: there is none.
+    statistics. client_errors: what clients did wrong and no dispatcher has seen. span: takes the spans of traced queries. record: takes events for the history. families: all metrics of this process. dashboard: its URL; empty: there is none.
     page: of the system that the gateway is a part of, if one supervisor runs it.
     """
 
@@ -70,6 +78,7 @@ class GatewayService:
         self.counts = RequestCounts()
         self.client_errors = ClientErrorLog()
         self.span: Callable[[Span], None] = _discard
+        self.record: Callable[[Event], None] = _discard
         self.families: Callable[[], Iterable[MetricFamily]] = tuple
         self.dashboard = ""
         self.page: SystemPage | None = None
@@ -183,6 +192,14 @@ class GatewayService:
             self.statistics.refused(app, ns, now())
         return failure
 
+    def shed(self, app: str, protocol: str, objective_ms: float) -> None:
+        """Count and record a query that gets `BEHIND` as its reply: no dispatcher sees it."""
+        self._ended(app, protocol, 0.0, BEHIND)
+        uid = secrets.token_bytes(16)
+        self.record(
+            OutcomeEvent(now(), uid, None, app, "refused", code=BEHIND.code, latency_ms=0.0, slo_ms=objective_ms)
+        )
+
     async def command(self, change: AdminVerb) -> dict[str, Any]:
         """Carry out an operator's verb, as `infaas.admin.<verb>` does. Raises InfaasError."""
         return await self.client.admin(**to_builtins(change))
@@ -240,8 +257,8 @@ def failure_from(error: BaseException, **about: Any) -> RequestFailed:
     return failure
 
 
-def _discard(span: Span) -> None:
-    """Where no spans are recorded."""
+def _discard(_: Span | Event) -> None:
+    """Where nothing is recorded."""
 
 
 def _unnamed(inputs: Any, record: AppRecord) -> Any:

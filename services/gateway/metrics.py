@@ -66,7 +66,7 @@ class GatewayInsight:
         for protocol, count in counts.running.items():
             running.add(count, protocol=protocol)
         queries = MetricFamily(
-            "infaas_gateway_queries_total", "counter", "Queries passed on, by protocol and the refusal's code, or ok."
+            "infaas_gateway_queries_total", "counter", "Queries, by protocol and the refusal's code, or ok."
         )
         for (protocol, code), count in counts.queries.items():
             queries.add(count, protocol=protocol, code=code)

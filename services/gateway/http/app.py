@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from services.gateway.http.bodies import JsonReply
 from services.gateway.http.checks import check, enter, right_of
 from services.gateway.http.pages import Pages
 from services.gateway.http.protocol import CLIENT_LEFT, QUERY_TASK
+from services.gateway.http.shedding import QUERIES, ErrorReply, QueryRoute, Shedding, app_of
 from services.gateway.metrics import RequestCounts
 from services.gateway.oip import rest
 from services.gateway.rafiqi import rest as rafiqi
@@ -28,10 +29,6 @@ from services.gateway.registration import ModelRegistration
 PROTOCOL = "infaas.protocol"  # in a request's scope: the dialect whose route has been found, as metrics name it
 NO_DIALECT = "http"  # the protocol, in metrics, of requests that no dialect takes, and of those under way
 DOCUMENT = Path(__file__).parents[1] / "openapi.json"  # written by tools/openapi
-
-# Ends of paths that change nothing: their requests are cancelled when the client leaves.
-QUERIES = ("/infer", "/predict", "/classify")
-ErrorReply = Callable[[RequestFailed], JsonReply]  # a failure in a dialect's form
 
 
 class Dialect(NamedTuple):
@@ -67,10 +64,14 @@ def dialects(service: GatewayService) -> list[Dialect]:
     ]
 
 
-def build(service: GatewayService, access: AccessControl | None = None) -> ASGIApp:
-    """The whole application. access: who may do what; None: as the settings say. Raises BadTokens, BadAllowedHosts."""
-    app = assemble(dialects(service), service.settings, access or AccessControl(service.settings), service)
-    return MeterMiddleware(app, service.counts)
+def build(service: GatewayService, access: AccessControl) -> tuple[ASGIApp, Shedding]:
+    """The whole application, and what refuses queries before they get to it. access: who may do what. Raises BadAllowedHosts."""
+    found = dialects(service)
+    asking = [
+        QueryRoute(route, one.name, one.failed) for one in found for route in one.routes if route.path.endswith(QUERIES)
+    ]
+    app = assemble(found, service.settings, access, service)
+    return MeterMiddleware(app, service.counts), Shedding(asking, service, access)
 
 
 def assemble(
@@ -136,19 +137,12 @@ class _Endpoint:
         except Exception as error:
             failure = failure_from(error, path=scope["path"])
             if self._query and self._service is not None:
-                self._service.client_errors.add(_app_of(scope), failure, self._service.now())
+                self._service.client_errors.add(app_of(scope), failure, self._service.now())
             reply = self._failed(failure)
             let_go(failure, error)
         finally:
             scope.pop(QUERY_TASK, None)
         await reply(scope, receive, send)
-
-
-def _app_of(scope: Scope) -> str | None:
-    """The app that a query's path asks for, which may not exist."""
-    named = scope["path_params"]
-    name: str = named.get("app") or named.get("model") or Request(scope).query_params.get("model_name", "")
-    return name.partition(".")[0] or None
 
 
 class MeterMiddleware:

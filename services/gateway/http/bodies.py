@@ -1,18 +1,18 @@
-"""Bodies of requests and replies: JSON within limits, tensors that are not copied, compressed replies."""
+"""Bodies of requests and replies: JSON within limits, tensors that are not copied, compressed replies, and how both get through a connection."""
 
 import asyncio
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from bus.port import Buffer
-from services.gateway.http.protocol import SMALL
 from services.gateway.json_checks import check_json_size
 
+SMALL = 32 * 2**10  # bytes up to which a reply's head and body are sent together
 MIN_COMPRESSED = 1024  # bytes of a reply below which it is not compressed
 COMPRESSION_LEVEL = 1  # higher levels hardly make tensors smaller
 OFF_LOOP = 64 * 2**10  # bytes above which a thread compresses
@@ -21,6 +21,27 @@ _encode = msgspec.json.Encoder().encode
 
 
 # -- Requests
+
+
+class BodyBuffer:
+    """A request's body as received: its pieces are joined once. (uvicorn's own buffer copies them twice.)"""
+
+    __slots__ = ("_pieces", "_size")
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def __iadd__(self, piece: bytes) -> "BodyBuffer":
+        self._pieces.append(piece)
+        self._size += len(piece)
+        return self
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __bytes__(self) -> bytes:
+        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
 
 
 async def whole_body(request: Request) -> bytes:
@@ -98,6 +119,56 @@ class BinaryReply:
         last = len(pieces) - 1
         for number, piece in enumerate(pieces):
             await send({"type": "http.response.body", "body": piece, "more_body": number < last})
+
+
+class _Connection(Protocol):
+    """A connection as its replies see it. closing: nothing more is sent."""
+
+    @property
+    def closing(self) -> bool: ...
+
+    def write(self, data: bytes) -> None: ...
+
+    def close_after_reply(self) -> None: ...
+
+
+class ReplyTransport:
+    """The transport that a request's cycle writes to. The connection decides when and how to close.
+
+    It keeps a reply's head until its body follows, so that a small reply is one packet and one system call.
+    """
+
+    __slots__ = ("_connection", "_head")
+
+    def __init__(self, connection: _Connection) -> None:
+        self._connection = connection
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        head = self._head
+        if head:
+            self._head = b""
+            if len(data) <= SMALL:
+                self._connection.write(b"".join((head, data)))
+                return
+            self._connection.write(head)
+        elif data[:9] == b"HTTP/1.1 " and data[9:12] != b"100" and data[-4:] == b"\r\n\r\n":
+            self._head = data
+            return
+        self._connection.write(data)
+
+    def flush(self) -> None:
+        """The reply is complete or has failed: send a head without a body."""
+        head, self._head = self._head, b""
+        if head:
+            self._connection.write(head)
+
+    def close(self) -> None:
+        self.flush()
+        self._connection.close_after_reply()
+
+    def is_closing(self) -> bool:
+        return self._connection.closing
 
 
 def one_coding(accepted: bytes) -> str:

@@ -10,7 +10,8 @@ abuse of tests/live/test_gateway_abuse.py:
 
 Trailers never become headers. The error of one request is never sent in the place of another's reply. A reply that ends a connection
 early is not lost to a reset: the connection reads and drops what still comes for a moment. An offer to change protocols (Upgrade: h2c,
-as Java's client makes) is passed over, as RFC 9110, 7.8 allows. A query whose client leaves is cancelled.
+as Java's client makes) is passed over, as RFC 9110, 7.8 allows. A query whose client leaves is cancelled. One that the gateway could not pass on in
+time is refused before it starts (shedding.py).
 
 For speed (benches/gateway.py): a small reply is one packet (ReplyTransport), and a body is joined once (BodyBuffer).
 """
@@ -28,15 +29,16 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from services.core.settings import GatewaySettings
+from services.gateway.http.bodies import BodyBuffer, ReplyTransport
+from services.gateway.http.shedding import Shedding
 from services.shell.clock import now
 
 QUERY_TASK = (
     "infaas.query_task"  # in a request's scope: the task that waits for the answer to a query, and for nothing else
 )
 CLIENT_LEFT = "infaas.client_left"  # in a request's scope: the client has left, so that task was cancelled
-COMPLETE = "infaas.complete"  # in a request's scope: when its last byte was read, Unix seconds
+COMPLETE = "infaas.complete"  # in a request's scope: when its last byte may have come, Unix seconds
 METHODS = "DELETE, GET, HEAD, OPTIONS, POST, PUT"
-SMALL = 32 * 2**10  # bytes up to which a reply's head and body are sent together
 MAX_AHEAD = 64  # requests that wait for the replies of those before them, on one connection
 FREE_CHUNKS = 16_384  # chunks of a body that may have any size; with more chunks, their mean size must be CHUNK_BYTES
 CHUNK_BYTES = 64
@@ -51,9 +53,13 @@ _HOP = (b"upgrade", b"http2-settings", b"connection")
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """uvicorn's protocol within `limits`. waiting: connections without a request, longest first; they make room for new ones."""
+    """uvicorn's protocol within `limits`. waiting: connections without a request, longest first; they make room for new ones.
+
+    shedding: refuses what could not be passed on in time; None: nothing is.
+    """
 
     limits = GatewaySettings()
+    shedding: Shedding | None = None
     retiring = False  # another process has the next connections: each reply is its connection's last
     waiting: dict["LimitedHttpProtocol", None]
 
@@ -82,6 +88,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._limit: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
         self._gate = ReplyTransport(self)
+        self._parsing = False
+        self._held: ASGI3Application | None = None  # for `_active`, which has not started: it may yet come whole
 
     # -- the connection's life
 
@@ -125,7 +133,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         state, began, body = self._state, self._began, self._body_bytes
         try:
-            self.parser.feed_data(data)
+            self._parse(data)
         except httptools.HttpParserUpgrade as offer:
             self._pass_over(data[offer.args[0] :])
             return
@@ -146,6 +154,19 @@ class LimitedHttpProtocol(HttpToolsProtocol):
                 return
         if (self._state != _IDLE or self._began == began) and not self._busy():
             self._unfinished(len(data))
+
+    def _parse(self, data: bytes) -> None:
+        """A request that comes whole in these bytes may be refused before it starts. Raises what the parser raises."""
+        if self.shedding is None:
+            self.parser.feed_data(data)
+            return
+        self.shedding.turns.read(self.loop)
+        self._parsing = True
+        try:
+            self.parser.feed_data(data)
+        finally:
+            self._parsing = False
+            self._start_held()
 
     def _unfinished(self, size: int) -> None:
         """A message is incomplete, and only this connection waits for the rest of it."""
@@ -242,15 +263,40 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         cycle.message_event.set()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        self._active = cycle
-        super()._start_asgi_task(cycle, app)
+        self._active, self._held = cycle, app
+        if not self._parsing:
+            self._start_held()
+
+    def _start_held(self) -> None:
+        app, self._held = self._held, None
+        if app is None or self._active is None or self.transport.is_closing():
+            return
+        if self.shedding is not None:
+            self.shedding.turns.admitted += 1
+        super()._start_asgi_task(self._active, app)
+
+    def _refuse_or_start(self, shedding: Shedding) -> None:
+        """The request has come whole."""
+        cycle = self.cycle
+        reply = None
+        if not self.flow.write_paused:
+            reply = shedding.refusal(cycle.scope, cycle.body, stays=cycle.keep_alive)  # type: ignore[arg-type]
+        if reply is None:
+            self._start_held()
+            return
+        self._held = None
+        cycle.response_started = cycle.response_complete = True
+        self.write(reply)
+        if not cycle.keep_alive:
+            self.close_after_reply()
+        self.on_response_complete()
 
     def on_message_complete(self) -> None:
         if self._state == _OFFER:
             return
         self._state = _IDLE
         scope: dict[str, Any] = self.cycle.scope  # type: ignore[assignment]
-        scope[COMPLETE] = now()
+        scope[COMPLETE] = now() - (0.0 if self.shedding is None else self.shedding.turns.waited())
         if self.cycle.response_complete:
             self._stop_limit()
             self.cycle.more_body = False
@@ -258,6 +304,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
                 self._await_next()
         else:
             super().on_message_complete()
+            if self._held is not None and self.shedding is not None:
+                self._refuse_or_start(self.shedding)
 
     # -- replies
 
@@ -410,69 +458,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.data_received(head + rest)
 
 
-def protocol_class(settings: GatewaySettings) -> type[LimitedHttpProtocol]:
+def protocol_class(settings: GatewaySettings, shedding: Shedding | None = None) -> type[LimitedHttpProtocol]:
     """The class of protocol for one server (uvicorn's setting `http`)."""
-    return type("BoundedProtocol", (LimitedHttpProtocol,), {"limits": settings, "waiting": {}})
-
-
-class ReplyTransport:
-    """The transport that a request's cycle writes to. The connection decides when and how to close.
-
-    It keeps a reply's head until its body follows, so that a small reply is one packet and one system call.
-    """
-
-    __slots__ = ("_connection", "_head")
-
-    def __init__(self, connection: "LimitedHttpProtocol") -> None:
-        self._connection = connection
-        self._head = b""
-
-    def write(self, data: bytes) -> None:
-        head = self._head
-        if head:
-            self._head = b""
-            if len(data) <= SMALL:
-                self._connection.write(b"".join((head, data)))
-                return
-            self._connection.write(head)
-        elif data[:9] == b"HTTP/1.1 " and data[9:12] != b"100" and data[-4:] == b"\r\n\r\n":
-            self._head = data
-            return
-        self._connection.write(data)
-
-    def flush(self) -> None:
-        """The reply is complete or has failed: send a head without a body."""
-        head, self._head = self._head, b""
-        if head:
-            self._connection.write(head)
-
-    def close(self) -> None:
-        self.flush()
-        self._connection.close_after_reply()
-
-    def is_closing(self) -> bool:
-        return self._connection.closing
-
-
-class BodyBuffer:
-    """A request's body as received: its pieces are joined once. (uvicorn's own buffer copies them twice.)"""
-
-    __slots__ = ("_pieces", "_size")
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-        self._size = 0
-
-    def __iadd__(self, piece: bytes) -> "BodyBuffer":
-        self._pieces.append(piece)
-        self._size += len(piece)
-        return self
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __bytes__(self) -> bytes:
-        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+    return type("BoundedProtocol", (LimitedHttpProtocol,), {"limits": settings, "shedding": shedding, "waiting": {}})
 
 
 def fault_of(error: httptools.HttpParserError, data: bytes) -> tuple[int, str]:

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 
 from services.core.settings import GatewaySettings
 from services.gateway.http.protocol import protocol_class
+from services.gateway.http.shedding import Shedding
 from services.shell.http import inherited_socket, listen
 
 BACKLOG = 2048  # connections that wait to be accepted
@@ -55,8 +56,8 @@ class EmbeddedServer(uvicorn.Server):
 class HttpServer:
     """The gateway's server for HTTP. Raises BadTls; `open` raises OSError where it cannot listen."""
 
-    def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:
-        self._config = config(app, settings)
+    def __init__(self, app: ASGIApp, settings: GatewaySettings, shedding: Shedding | None = None) -> None:
+        self._config = config(app, settings, shedding)
         self._settings = settings
         self._server: EmbeddedServer | None = None
         self._running: asyncio.Task[None] | None = None
@@ -94,13 +95,13 @@ class HttpServer:
             await asyncio.sleep(0.01)
 
 
-def config(app: ASGIApp, settings: GatewaySettings) -> uvicorn.Config:
+def config(app: ASGIApp, settings: GatewaySettings, shedding: Shedding | None = None) -> uvicorn.Config:
     """The configuration of uvicorn. Raises BadTls."""
     tls = tls_context(settings.tls_certificate, settings.tls_key)
     return uvicorn.Config(
         app,
         ssl_context_factory=None if tls is None else lambda *_: tls,
-        http=protocol_class(settings),
+        http=protocol_class(settings, shedding),
         ws="none",
         lifespan="off",
         log_config=None,

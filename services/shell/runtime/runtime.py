@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from bus.codec import DECODE_ERRORS, decode, decoder, encode, explain, in_two
+from bus.messages.events import Event
 from bus.messages.flow import Execute
 from bus.messages.public import Error, Refusal
 from bus.port import Bus, BusError, Delivery, KeyValueEntry, PayloadTooLarge, Subscription
@@ -410,7 +411,11 @@ class Runtime:
         self._deliver(Envelope(self._clock(), message))
 
     def _record(self, effect: Record) -> None:
-        self._outbox.add(effect.event)
+        self.record(effect.event)
+
+    def record(self, event: Event) -> None:
+        """Record what the edge alone has seen."""
+        self._outbox.add(event)
 
     def _keep_will(self, effect: Will) -> None:
         if self.kept is None:

@@ -162,6 +162,28 @@ class Echoing:
         with suppress(RuntimeError):  # it has stopped
             self._loop.call_soon_threadsafe(work)
 
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """The gateway does nothing within the block."""
+        stands, goes_on = threading.Event(), threading.Event()
+
+        def stand() -> None:
+            stands.set()
+            goes_on.wait(120)
+
+        self._loop.call_soon_threadsafe(stand)
+        assert stands.wait(120)
+        try:
+            yield
+        finally:
+            goes_on.set()
+
+    def set_objective(self, app: str, latency_ms: float) -> None:
+        """From now on, the app has it."""
+        service: Any = self.runtimes[0]._edge._service  # type: ignore[union-attr]
+        record = replace(service.catalog.app(app), latency_ms=latency_ms)
+        service.catalog.apply(key_of(record), encode(record))
+
     def stop(self) -> None:
         with suppress(RuntimeError):  # it has stopped
             self._loop.call_soon_threadsafe(self._stop.set)
