@@ -27,7 +27,7 @@ from services.gateway.http.bodies import BodyBuffer, JsonReply
 QUERIES = ("/infer", "/predict", "/classify")  # ends of paths that change nothing
 SHARE = 0.8  # of a query's objective that its way may take: the rest is for the system behind
 SHORT_S = 0.005  # of a turn, and of a way, that is no reason to refuse anything
-SEVERAL = 4  # requests from which on a turn is measured: of fewer, what one takes may be another's large body
+SEVERAL = 8  # requests from which on a turn is measured: fewer are no burden, or another's large body is
 TURNS = 5  # so many of the last ones say what a request takes: their median, since now and then a process stands still
 _TIMES = re.compile(rb'"(latency_ms|timeout)"\s*:\s*"?(\d+\.?\d*(?:[eE][-+]?\d+)?)')
 _BROWSERS = frozenset({b"origin", b"sec-fetch-site"})  # a page may not be told, or needs the headers of CORS
