@@ -18,7 +18,8 @@ from bus.messages.public import Requirements
 from services.core.accuracy import defaults
 from services.core.cost import Goal, LatencyTable, cost_per_1000, load_seconds, merit, open_axis
 from services.core.selection.cores import MANY
-from services.core.selection.instances import DEFAULT_PRIORITY, OVERHEAD, Instance, InstanceSampler
+from services.core.selection.instances import DEFAULT_PRIORITY, OVERHEAD, Instance
+from services.core.selection.sampler import InstanceSampler
 
 INFINITE = float("inf")
 NO_WISH = Requirements()
@@ -96,9 +97,9 @@ class VariantInstances:
             self.where[instance] = where
         for sampler in self.samplers.values():
             if sampler.instances is before:
-                instance.samplers.remove(sampler)
+                instance.on_freed.remove(sampler.freed)
             elif sampler.instances is where:
-                instance.samplers.append(sampler)
+                instance.on_freed.append(sampler.freed)
                 sampler.freed(instance)
 
 
