@@ -37,7 +37,7 @@ from services.core.settings import RegistrarSettings
 from services.executor.backends.base import LoadFailed
 from services.executor.backends.remote import engine_file
 from services.executor.backends.remote_http import HttpEngine, RemoteEngine, check_host, relay
-from services.executor.workshop.orders import WorkshopOrder
+from services.executor.workshop.actor import WorkshopOrder
 from services.executor.workshop.sandbox import supervisor
 from services.executor.workshop.sandbox.protocol import (
     Artifact,
