@@ -22,7 +22,7 @@ from services.executor import metrics
 from services.executor.actor import Executor, make_executor
 from services.executor.edge import AcceleratedEdge, ContainerEdge, ExecutorEdge, RemoteEdge
 from services.executor.edge_simulated import SimulatedEdge
-from services.executor.succession import fits_twice
+from services.executor.loading import fits_twice
 from services.executor.workshop.actor import make_workshop
 from services.executor.workshop.edge import WorkshopEdge
 from services.shell.host.accelerators import Accelerator

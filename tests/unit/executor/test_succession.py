@@ -19,7 +19,7 @@ from services.executor import metrics
 from services.executor.actor import Executor, make_executor
 from services.executor.commands import LoadedModel, LoadModel, MovedModel
 from services.executor.instances import ReportDue
-from services.executor.succession import fits_twice
+from services.executor.loading import fits_twice
 from tests.support.simulated.fleet import variant
 
 CPU = Device(name="cpu", kind="cpu", cores=2, memory_mb=1000.0)
