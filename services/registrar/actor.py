@@ -71,10 +71,9 @@ from services.registrar.commands import (
     RegistrationRecord,
     TakeOverRegistration,
 )
-from services.registrar.containers import place_of
 from services.registrar.hardware import SIMULATED, Extensions, SimulatedVariants
 from services.registrar.pipelines import NO_MODELS
-from services.registrar.policy import REGISTRAR_TIMEOUT_S, WORKER_TIMEOUT_S, next_version
+from services.registrar.policy import REGISTRAR_TIMEOUT_S, WORKER_TIMEOUT_S, next_version, place_of
 from services.registrar.room import Ceiling
 from services.registrar.status import OVER, RegistrationStatuses
 from services.registrar.status import PREFIX as STATUS
