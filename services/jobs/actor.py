@@ -44,13 +44,11 @@ from services.core.actor import (
 )
 from services.core.catalog import Catalog
 from services.core.metric import MetricFamily
-from services.core.requests import SyncGate, answer, not_now, refuse
+from services.core.requests import Commands, Retry, SyncGate, TakeOvers, answer, not_now, refuse
 from services.core.settings import JobsSettings, Settings
-from services.core.takeover import Commands, Retry, TakeOvers
 from services.jobs.commands import Abandon, Accept, CancelResult, ForgetJob, Keep, MarkJobCancelled, TakeOverJob
-from services.jobs.job import ActiveJob
+from services.jobs.job import ActiveJob, JobStatuses
 from services.jobs.policy import JobPolicy, is_same, listed
-from services.jobs.status import JobStatuses
 
 RETRY_S = 2.0
 TICK_S = 1.0

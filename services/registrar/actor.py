@@ -55,11 +55,10 @@ from services.core.actor import (
 from services.core.catalog import Catalog
 from services.core.metric import MetricFamily
 from services.core.placement import REMOTE
-from services.core.requests import SyncGate, answer, not_now, refuse
+from services.core.requests import Commands, Retry, SyncGate, TakeOvers, answer, not_now, refuse
 from services.core.settings import RegistrarSettings, Settings
-from services.core.takeover import Commands, Retry, TakeOvers
 from services.registrar.changes import refusal
-from services.registrar.checks import registration_error, verb_asked
+from services.registrar.checks import Ceiling, registration_error, verb_asked
 from services.registrar.commands import (
     AlreadyTaken,
     ChangeRefused,
@@ -74,7 +73,6 @@ from services.registrar.commands import (
 from services.registrar.hardware import SIMULATED, Extensions, SimulatedVariants
 from services.registrar.pipelines import NO_MODELS
 from services.registrar.policy import REGISTRAR_TIMEOUT_S, WORKER_TIMEOUT_S, next_version, place_of
-from services.registrar.room import Ceiling
 from services.registrar.status import OVER, RegistrationStatuses
 from services.registrar.status import PREFIX as STATUS
 from services.registrar.work import COMMAND_S, Registrations

@@ -5,7 +5,7 @@ import msgspec
 from bus.messages.public import RegistrationStatus
 from bus.subjects import Subjects
 from services.core.actor import NOTHING, Do, Effect, Publish
-from services.core.takeover import Commands
+from services.core.requests import Commands
 from services.registrar.commands import PutStatus
 
 PREFIX = "registration."

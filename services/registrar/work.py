@@ -11,8 +11,8 @@ from bus.subjects import Subjects
 from services.core.actor import NOTHING, Do, Effect, Envelope, Handler, Publish, Record, Undelivered
 from services.core.catalog import Catalog
 from services.core.placement import REMOTE, is_container
+from services.core.requests import Commands
 from services.core.settings import RegistrarSettings
-from services.core.takeover import Commands
 from services.registrar.changes import amend
 from services.registrar.commands import ChangeRefused, Command, Finish, RegistrationRecord
 from services.registrar.policy import ATTEMPTS, SILENCE_S, WORKER_LOST_S, WORKER_TIMEOUT_S, plans, plans_for
