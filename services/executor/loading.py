@@ -2,6 +2,10 @@
 
 A model is on the device, or in host memory (its instance is Warm), or nowhere. An order says where it is to be. One step at a time is
 taken to there, while the instance computes nothing and, unless it is to serve, once its queue is empty.
+
+In a planned restart another process succeeds this one: the new one loads what the old one has, then both are the same executor. The new
+process has the old one's incarnation and its instances by their ids. So nothing changes for monitor and dispatchers, and each of the two,
+which share the queries by queue group, computes what it gets. The new one takes none and reports nothing before it has loaded everything.
 """
 
 from collections.abc import Callable, Iterable

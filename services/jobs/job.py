@@ -2,6 +2,8 @@
 
 At a time at most one command is under way for its input (`reading`), and one for its output (`writing`). A checkpoint is kept before
 anybody learns of it and before anything is deleted: whoever carries the job on after a crash finds all that was published.
+
+Others see its statuses: published on the bus, recorded for history, with what keeps workers from going on.
 """
 
 from msgspec.structs import replace

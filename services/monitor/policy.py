@@ -1,6 +1,11 @@
 """What a worker's monitor decides: which instances it evicts, releases or keeps, and when a failed load may be tried again. Pure.
 
 When an instance is Overloaded or Interfered is decided in `services.core.lifecycle`; where an Interfered one goes, in mitigation.py.
+
+Memory tiers (Rafiqi, section 3.4): a device is a cache of models. Under `cache = "lru"` the least recently used instance that is idle makes
+room. It is demoted: its model stays in host memory, and the instance is Warm. Host memory is a cache, too: its least recently used instance
+is unloaded. What it takes is counted from the order on, so that orders at once never take the same memory twice. A model that comes to the
+device leaves a copy in host memory, as long as no Warm instance needs the place: then its way back takes no transfer.
 """
 
 from collections import Counter

@@ -1,4 +1,5 @@
-"""Which variants to generate of a model, and which of those that were built may serve.
+"""Which variants to generate of a model, which of those that were built may serve, and whether a user's own process (`infaas container`) is a new
+version of its model or one more replica of a registered one.
 
 The choice was measured (EfficientNet-Lite and MNIST families, onnxruntime on AVX512-VNNI): static int8 (QDQ, per channel, calibrated)
 makes convolutional nets 1.5 to 5 times faster at equal accuracy, and nets of matrix products up to 2.7 times. Dynamic int8 is not built: it

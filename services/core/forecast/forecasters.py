@@ -1,4 +1,10 @@
-"""Forecasters by the names that settings and benches use."""
+"""Forecasters by the names that settings and benches use, and the rules of most of them.
+
+combined: several rules weighted by how well each did lately, at each horizon. The weights are those of the exponentially weighted average
+forecaster (Cesa-Bianchi and Lugosi, "Prediction, Learning, and Games", 2006, section 2.1) with losses that are forgotten. A loss is a
+squared error in units of the error's scale. last, mean, trend: the last value, the moving mean, and exponential smoothing with a damped
+trend (Gardner and McKenzie, "Forecasting trends in time series", Management Science 31, 1985). Their history teaches them nothing.
+"""
 
 from collections import deque
 from collections.abc import Callable, Sequence

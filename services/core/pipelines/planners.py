@@ -1,7 +1,11 @@
 """Planners by the names that the command line and scenarios use. Pure.
 
 inferline: one variant for each vertex, the most accurate. model-less: any variant that meets the vertex's accuracy floor, where it names one, so
-that the plan chooses models as well. cg-mean, cg-peak: the baselines, which have a tuner of their own.
+that the plan chooses models as well. cg-mean, cg-peak: the baselines of InferLine's evaluation (paper 004,
+section 6.1), which have a tuner of their own: the pipeline as one unit, replicated for a rate. A unit is one replica of each vertex on its
+fastest hardware, the dearer one of equals. Its batch is the largest for which one query through it meets the objective: Σ latency on the longest
+path. `cg-mean` has units for the mean rate of the sample, `cg-peak` for the largest rate in any window as long as the objective. Whether queries
+then wait too long is for the estimator to say, after the fact.
 """
 
 from collections import deque

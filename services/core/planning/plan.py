@@ -1,4 +1,9 @@
-"""The answer to a planning problem: how counts of instances become a plan, and why it does not carry what it does not carry."""
+"""The answer to a planning problem: how counts of instances become a plan, why it does not carry what it does not carry, and `infaas plan`'s
+two ways to it: the cheapest, by the leader's programme, and the paper's greedy reaction.
+
+The programme is that of `fleet.py` with one pool: one machine that has the file's totals. First nothing may be missing. Only where
+there is no such plan, load may be, and is weighed against all that serving could cost.
+"""
 
 from collections.abc import Mapping, Sequence
 from math import ceil

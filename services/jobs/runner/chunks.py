@@ -1,4 +1,6 @@
-"""The chunks that a worker has taken from the queue, the runner's commands for them, and what it reads of their answers."""
+"""The chunks that a worker has taken from the queue, the runner's commands for them, and what it reads of their answers; and its control
+messages: heartbeats to executors, notes to coordinators, load and release requests to its worker's monitor.
+"""
 
 from hashlib import blake2b
 

@@ -1,4 +1,6 @@
-"""The port of providers, which start and stop workers."""
+"""The port of providers, which start and stop workers; and `local` and `simulated`: their workers are process groups on this machine, which
+`infaas up` starts and stops.
+"""
 
 from typing import Protocol
 
