@@ -6,12 +6,11 @@ from bus.port import Bus
 from bus.subjects import Subjects
 from infaas.client import Client
 from services.core.settings import Settings
-from services.gateway.actor import Gateway, make_gateway
+from services.gateway.actor import Gateway, GatewayInsight, make_gateway
 from services.gateway.edge import GatewayEdge, GatewayService, Server
 from services.gateway.http.access import AccessControl, BadTokens
 from services.gateway.http.app import build
 from services.gateway.http.server import BadTls, HttpServer
-from services.gateway.metrics import GatewayInsight
 from services.gateway.registration import BadAllowedHosts
 from services.shell.host.running import inherited
 from services.shell.metrics import process
