@@ -29,12 +29,11 @@ from services.autoscaler.vms.commands import (
 from services.autoscaler.vms.drain import MachineDrain
 from services.autoscaler.vms.fleet import Fleet
 from services.autoscaler.vms.growth import MachineGrowth
-from services.autoscaler.vms.inventory import InventoryView
 from services.autoscaler.vms.lease import Lease
 from services.autoscaler.vms.machines import Machines
-from services.autoscaler.vms.moves import Moves
-from services.autoscaler.vms.orders import DryRun, MachineOrders
+from services.autoscaler.vms.orders import DryRun, InventoryView, MachineOrders
 from services.autoscaler.vms.pipelines import PipelineReplication
+from services.autoscaler.vms.placement import Moves
 from services.autoscaler.vms.planner import FleetPlanner
 from services.autoscaler.vms.problem import FleetProblems
 from services.autoscaler.vms.rules import (

@@ -12,8 +12,8 @@ from bus.messages.fleet import EnsureLoaded
 from bus.messages.scaling import Drain
 from services.autoscaler.vms.commands import ControllerEffects, Turn
 from services.autoscaler.vms.fleet import Fleet, FleetWorker
-from services.autoscaler.vms.inventory import InventoryView
 from services.autoscaler.vms.machines import LOST_S, PAUSES, Machines
+from services.autoscaler.vms.orders import InventoryView
 from services.autoscaler.vms.placement import place
 from services.autoscaler.vms.planner import FleetPlanner
 from services.autoscaler.vms.rules import Hardware, Remove

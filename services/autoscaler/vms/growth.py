@@ -12,9 +12,8 @@ from msgspec import Struct
 from services.autoscaler.vms.commands import ControllerEffects, Turn
 from services.autoscaler.vms.drain import MachineDrain
 from services.autoscaler.vms.fleet import Fleet
-from services.autoscaler.vms.inventory import InventoryView
 from services.autoscaler.vms.machines import Machines
-from services.autoscaler.vms.orders import DryRun
+from services.autoscaler.vms.orders import DryRun, InventoryView
 from services.autoscaler.vms.rules import (
     Add,
     Blocked,

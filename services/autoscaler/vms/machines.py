@@ -9,8 +9,7 @@ from bus.messages.fleet import EnsureLoaded
 from bus.messages.scaling import MachineRecord, StartMachine
 from services.autoscaler.vms.commands import ControllerEffects, Start, Stop, Turn
 from services.autoscaler.vms.fleet import SILENT_S, Fleet, FleetWorker
-from services.autoscaler.vms.inventory import InventoryView
-from services.autoscaler.vms.orders import START_S, STOP_S, MachineOrders, record_of
+from services.autoscaler.vms.orders import START_S, STOP_S, InventoryView, MachineOrders, record_of
 from services.autoscaler.vms.rules import Add, FleetLimits
 from services.core.actor import Do, Effect
 from services.core.catalog import Catalog
