@@ -11,6 +11,7 @@ which share the queries by queue group, computes what it gets. The new one takes
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from bus.fields import filled
 from bus.messages.fleet import (
     DemoteInstance,
     HeldInstances,
@@ -119,16 +120,14 @@ class InstanceManager:
         return (self._is_loaded(loaded, model), *self.settle(loaded))
 
     def _is_loaded(self, loaded: Loaded, model: LoadedModel) -> Publish:
-        fact = InstanceLoaded(
+        fact = filled(
+            InstanceLoaded,
+            model,
             instance=loaded.id,
             variant=loaded.record.variant,
             device=self._device,
             incarnation=self._incarnation,
-            load_ms=model.load_ms,
-            memory_mb=model.memory_mb,
             proof=model.proof + (f"; one batch at a time: {model.one_at_a_time}" if model.one_at_a_time else ""),
-            tier=model.tier,
-            copied=model.copied,
         )
         return Publish(self._subjects["loaded"], fact)
 

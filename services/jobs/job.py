@@ -8,6 +8,7 @@ Others see its statuses: published on the bus, recorded for history, with what k
 
 from msgspec.structs import replace
 
+from bus.fields import filled
 from bus.messages.events import JobEvent
 from bus.messages.jobs import OVER, Checkpoint, JobRecord, JobState, JobStatus, Position, RunnerNote
 from bus.subjects import Subjects
@@ -254,7 +255,7 @@ class JobStatuses:
             effects.append(Publish(self._subjects.job_status(status.job), status))
         if _is_due(self._recorded.get(status.job), status, now, RECORD_S):
             self._recorded[status.job] = (now, status)
-            event = event_of(status, now)
+            event = filled(JobEvent, status, time=now)
             effects.append(Record(event if status is kept else replace(event, reason=status.step)))
         if status.state in OVER:
             del self._published[status.job], self._recorded[status.job]
@@ -266,26 +267,3 @@ def _is_due(last: tuple[float, JobStatus] | None, status: JobStatus, now: float,
         return True
     at, former = last
     return former.state != status.state or (former != status and now - at >= pause)
-
-
-def event_of(status: JobStatus, now: float) -> JobEvent:
-    """The status as an event."""
-    return JobEvent(
-        time=now,
-        job=status.job,
-        app=status.app,
-        model=status.model,
-        variant=status.variant,
-        accuracy=status.accuracy,
-        input=status.input,
-        output=status.output,
-        state=status.state,
-        total=status.total,
-        done=status.done,
-        failed=status.failed,
-        reason=status.reason,
-        cost=status.cost,
-        created=status.created,
-        started=status.started,
-        finished=status.finished,
-    )

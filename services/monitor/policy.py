@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 
+from bus.fields import filled
 from services.core.actor import Effect
 from services.core.lifecycle import SERVING, Thresholds
 from services.core.placement import NOTHING, Amount, quarantined_words, short_of
@@ -159,15 +160,7 @@ RETRY_LAST = 60.0  # s, at most
 
 def thresholds_of(settings: MonitorSettings) -> Thresholds:
     """The thresholds of an instance's states. 0: by hardware (`services.core.lifecycle.thresholds_for`)."""
-    return Thresholds(
-        overloaded_backlog_s=settings.overloaded_backlog_s,
-        overloaded_slo_share=settings.overloaded_slo_share,
-        interfered_ratio=settings.interfered_ratio,
-        interfered_least_s=settings.interfered_least_ms / 1000.0,
-        interfered_load_share=settings.interfered_load_share,
-        clear_ratio=settings.clear_ratio,
-        least_items=settings.least_items,
-    )
+    return filled(Thresholds, settings, interfered_least_s=settings.interfered_least_ms / 1000.0)
 
 
 def make_room(

@@ -5,6 +5,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from bus.fields import filled
 from bus.messages.catalog import ModelRecord, VariantRecord
 from bus.messages.public import ContainerReport, RegistrationStatus, VariantFailure
 from bus.messages.work import (
@@ -97,15 +98,10 @@ class Registration:
         if self.inspected is None:
             self.phase = "inspect"
             self._advance("inspecting", f"inspecting on {worker}", self.status.progress)
-            return InspectModel(
+            return filled(
+                InspectModel,
+                request,
                 registration=self.id,
-                format=request.format,
-                object=request.object,
-                validation=request.validation,
-                inputs_key=request.inputs_key,
-                labels_key=request.labels_key,
-                metric=request.metric,
-                allow_nan=request.allow_nan,
                 allow_torchscript=settings.allow_torchscript,
                 stored=self.extends,
                 hardware=self.hardware,
@@ -113,22 +109,14 @@ class Registration:
             )
         self.phase = "build"
         self._advance("building", f"building {len(self.remaining)} variants on {worker}", INSPECTED_AT)
-        return BuildVariants(
+        return filled(
+            BuildVariants,
+            self.inspected,
+            request,
             registration=self.id,
-            model=request.model,
             version=self.version,
-            format=request.format,
-            source=self.inspected.source,
-            validation=self.inspected.validation,
-            inputs_key=request.inputs_key,
-            labels_key=request.labels_key,
-            metric=request.metric,
-            signature=self.inspected.signature,
             plans=self.remaining,
             allow_torchscript=settings.allow_torchscript,
-            contended=request.contended,
-            contexts=request.contexts,
-            allow_nan=request.allow_nan,
         )
 
     def wait(self, step: str, now: float) -> None:
@@ -173,19 +161,8 @@ class Registration:
             ),
             [plan],
         )
-        built = VariantBuilt(
-            registration=self.id,
-            worker="",
-            hardware=hardware,
-            plan=plan,
-            artifact=request.object,
-            accuracy=report.accuracy,
-            accuracy_low=report.accuracy_low,
-            accuracy_high=report.accuracy_high,
-            agreement=1.0,
-            profile=report.profile,
-            alone=report.alone,
-        )
+        where = {"registration": self.id, "worker": "", "hardware": hardware}
+        built = filled(VariantBuilt, report, plan=plan, artifact=request.object, agreement=1.0, **where)
         self.add_result(built, settings)
 
     def set_progress(self, report: WorkProgress) -> None:
@@ -292,35 +269,21 @@ class Registration:
         own = inspected.baseline_accuracy if own is None else own
         built_names = {self._name(planned): planned for planned in self.built}
         return mark_dominated(
-            VariantRecord(
+            filled(
+                VariantRecord,
+                built,
+                plan,
+                inspected,
+                request,
                 variant=variant,
-                model=request.model,
                 version=self.version,
-                framework=self.plans[name].framework,
-                precision=self.plans[name].precision,
-                threads=self.plans[name].threads,
-                max_batch=1 if built.alone else self.plans[name].max_batch,
-                hardware=built.hardware,
-                artifact=built.artifact,
-                format=self.plans[name].format,
-                accuracy=built.accuracy,
-                accuracy_low=built.accuracy_low,
-                accuracy_high=built.accuracy_high,
-                contexts=built.contexts,
-                agreement=built.agreement,
-                profile=built.profile,
-                signature=inspected.signature,
-                metric=request.metric,
-                labels=request.labels,
-                allow_nan=request.allow_nan,
+                max_batch=1 if built.alone else plan.max_batch,
                 model_accuracy=own,
-                arithmetic=built.profile.host.get("arithmetic", "")
-                if adds_integers(self.plans[name], inspected)
-                else "",
+                arithmetic=built.profile.host.get("arithmetic", "") if adds_integers(plan, inspected) else "",
                 alone=built.alone or inspected.alone,
             )
             for variant, name in built_names.items()
-            for built in (self.built[name],)
+            for built, plan in ((self.built[name], self.plans[name]),)
         )
 
     def records(self, newest: bool) -> PutRecords:
@@ -334,26 +297,8 @@ class Registration:
         )
 
     def _model(self, inspected: ModelInspected) -> ModelRecord:
-        request = self.record.request
-        return ModelRecord(
-            model=request.model,
-            version=self.version,
-            task=request.task,
-            metric=request.metric,
-            format=request.format,
-            source=inspected.source,
-            validation=inspected.validation,
-            signature=inspected.signature,
-            created=self.record.created,
-            registration=self.id,
-            inputs_key=request.inputs_key,
-            labels_key=request.labels_key,
-            labels=request.labels,
-            contended=request.contended,
-            contexts=request.contexts,
-            allow_nan=request.allow_nan,
-            app=request.app,
-        )
+        names = {"version": self.version, "created": self.record.created, "registration": self.id}
+        return filled(ModelRecord, inspected, self.record.request, **names)
 
     def additions(self) -> AddVariants:
         """The records for the catalogue, of a model that is there already."""
@@ -364,12 +309,4 @@ class Registration:
         request = self.record.request
         if request.app == WITHOUT_APP:
             return None
-        return LinkVersion(
-            app=request.app,
-            record=self._model(inspected),
-            create=True,
-            latency_ms=request.latency_ms,
-            default_output=request.default_output,
-            slo_target=request.slo_target,
-            accuracy=request.accuracy,
-        )
+        return filled(LinkVersion, request, record=self._model(inspected), create=True)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from math import inf
 
+from bus.fields import filled
 from bus.messages.events import RegistrationEvent
 from bus.messages.fleet import ExecutorExited, WorkerHeartbeat
 from bus.messages.work import CancelWork, ModelInspected, VariantBuilt, VariantFailed, WorkFinished, WorkProgress
@@ -414,14 +415,4 @@ class Registrations:
         if registration.recorded_state == status.state or status.dry_run:
             return effects
         registration.recorded_state = status.state
-        event = RegistrationEvent(
-            time=now,
-            registration=registration.id,
-            app=status.app,
-            model=status.model,
-            version=status.version,
-            state=status.state,
-            reason=status.reason,
-            progress=status.progress,
-        )
-        return (*effects, Record(event))
+        return (*effects, Record(filled(RegistrationEvent, status, time=now)))

@@ -10,6 +10,7 @@ from math import inf
 
 from msgspec import Struct
 
+from bus.fields import filled
 from bus.messages.scaling import MachineRecord, StartMachine, StopMachine
 from services.autoscaler.vms.commands import ControllerEffects, Inventory, ListMachines, Node, Start, Stop, Turn
 from services.autoscaler.vms.fleet import SILENT_S, Fleet
@@ -191,14 +192,7 @@ class MachineOrders:
 
     def again(self, record: MachineRecord, turn: Turn) -> StartMachine:
         """The order of this record, repeated by the present leader."""
-        return StartMachine(
-            worker=record.worker,
-            kind=record.kind,
-            epoch=turn.epoch,
-            boot_s=self.boot_s(record.kind),
-            order=record.order,
-            bought=record.bought,
-        )
+        return filled(StartMachine, record, epoch=turn.epoch, boot_s=self.boot_s(record.kind))
 
     def stop(self, worker: str, turn: Turn) -> StopMachine:
         """The order that ends this worker, and its machine if that was made for it."""
@@ -229,17 +223,7 @@ def record_of(
     order: StartMachine, state: str, at: float, reason: str, place: Sequence[tuple[str, str]] = ()
 ) -> MachineRecord:
     """The record of an order. place: variants that the machine is for, and the app of each."""
-    return MachineRecord(
-        worker=order.worker,
-        kind=order.kind,
-        epoch=order.epoch,
-        state=state,
-        at=at,
-        reason=reason,
-        place=list(place),
-        order=order.order,
-        bought=order.bought,
-    )
+    return filled(MachineRecord, order, state=state, at=at, reason=reason, place=list(place))
 
 
 class DryRun:
