@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
+from bus.codec import decode_kept
 from bus.messages.jobs import (
     OVER,
     JobAccepted,
@@ -56,8 +57,6 @@ SILENCE_S = 3.0  # a coordinator without a heartbeat for so long is gone
 QUIET_S = 5.0  # without progress of a job, after which the bucket of parts is read
 COMMAND_S = 10.0
 ACCEPT_S = 30.0
-
-_decode = msgspec.msgpack.Decoder(JobRecord).decode
 
 
 class Coordinator:
@@ -197,12 +196,10 @@ class Coordinator:
             self._catalog.apply(changed.key, changed.value)
             return NOTHING
         self._records.pop(changed.key, None)
-        if changed.value is None:
-            return NOTHING
-        try:
-            record = self._records[changed.key] = _decode(changed.value)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return NOTHING  # a coordinator of another release wrote it and carries it on
+        record = decode_kept(JobRecord, changed.value)
+        if record is None:
+            return NOTHING  # it is gone, or a coordinator of another release wrote it and carries it on
+        self._records[changed.key] = record
         if record.status.state == "cancelled":
             return self._stop(record)
         if record.owner != self._name:

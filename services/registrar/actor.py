@@ -6,9 +6,9 @@ the registration on. Every registration ends in exactly one `done` or `failed`. 
 
 from collections.abc import Callable, Iterable
 
-import msgspec
 from msgspec import UNSET, Raw
 
+from bus.codec import decode_kept
 from bus.messages.events import RegistrationEvent
 from bus.messages.fleet import ExecutorExited, WorkerHeartbeat
 from bus.messages.flow import ContextChanged
@@ -80,8 +80,6 @@ from services.registrar.work import COMMAND_S, Registrations
 TICK_S = 1.0
 RETRY_S = 2.0
 WORK = "work."
-
-_decode_record = msgspec.msgpack.Decoder(RegistrationRecord).decode
 
 
 class Registrar:
@@ -183,12 +181,12 @@ class Registrar:
             registration = changed.key.removeprefix(WORK)
             self._records.pop(registration, None)
             if changed.value is not None and registration not in self._closed:
-                try:
-                    self._records[registration] = _decode_record(changed.value)
-                except (msgspec.DecodeError, UnicodeDecodeError):
+                record = decode_kept(RegistrationRecord, changed.value)
+                if record is None:
                     self._closed.add(registration)  # a registrar of another release wrote it and carries it on
                     return NOTHING
-                if self._records[registration].cancelled:
+                self._records[registration] = record
+                if record.cancelled:
                     return self._registrations.cancel(registration, envelope.now)
         return NOTHING
 

@@ -1,7 +1,6 @@
 """The last status of every registration: published at each step, kept in the status bucket at most once a second, the last one always."""
 
-import msgspec
-
+from bus.codec import decode_kept
 from bus.messages.public import RegistrationStatus
 from bus.subjects import Subjects
 from services.core.actor import NOTHING, Do, Effect, Publish
@@ -12,8 +11,6 @@ PREFIX = "registration."
 SAVE_EVERY_S = 1.0
 TIMEOUT_S = 10.0
 OVER = ("done", "failed", "cancelled")
-
-_decode = msgspec.msgpack.Decoder(RegistrationStatus).decode
 
 
 class RegistrationStatuses:
@@ -38,11 +35,8 @@ class RegistrationStatuses:
         if registration in self._own:
             return
         self._last.pop(registration, None)
-        if value is not None:
-            try:
-                self._last[registration] = _decode(value)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                return
+        if (status := decode_kept(RegistrationStatus, value)) is not None:
+            self._last[registration] = status
 
     def publish(self, status: RegistrationStatus, now: float) -> tuple[Effect, ...]:
         """Publish a status of this registrar's, and save it when the state is new or the last save is old."""

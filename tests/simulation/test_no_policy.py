@@ -68,7 +68,6 @@ WIRING = {
     # Names of keys in buckets.
     "services.core.batching:batching_key": {"scenario/catalogue.py", "faults.py"},
     "services.autoscaler.vms.commands:machine_key": {"edges.py"},
-    "services.autoscaler.vms.commands:decode_leader": {"edges.py"},
     "services.core.pipelines.kept:replicas_key": {"edges.py"},
     "services.core.placement:quarantine_key": {"edges.py"},
     # What must always hold is checked on the actors' state. A dead executor's supervisor knows what it computed.

@@ -11,9 +11,10 @@ from math import inf
 
 from msgspec import Struct
 
+from bus.codec import decode_kept
 from bus.messages.events import AppObjective
 from bus.messages.fleet import LoadReply, WorkerHeartbeat
-from bus.messages.scaling import AskToMove, DemandHistory, DemandReport, PipelineArrivals
+from bus.messages.scaling import AskToMove, DemandHistory, DemandReport, LeaderRecord, MachineRecord, PipelineArrivals
 from bus.subjects import Subjects
 from services.autoscaler.baselines import baseline_of
 from services.autoscaler.vms.commands import (
@@ -22,8 +23,6 @@ from services.autoscaler.vms.commands import (
     Inventory,
     ProviderTraits,
     Turn,
-    decode_leader,
-    decode_machine,
     worker_of_key,
 )
 from services.autoscaler.vms.drain import MachineDrain
@@ -283,12 +282,12 @@ class Controller:
             ):  # deployed, or ended: now and not at the next review
                 return [*self.pipelines.review(self._leaving, turn), *self._plan(turn)]
         elif change.key == LEADER:
-            self.lease.changed(decode_leader(change.value), envelope.now)
+            self.lease.changed(decode_kept(LeaderRecord, change.value), envelope.now)
         else:
             self.pipelines.stored.change(change.key, change.value)
             worker = worker_of_key(change.key)
             if worker is not None and not self.lease.epoch:  # the leader itself has written it, and knows more
-                self.fleet.record_changed(worker, decode_machine(change.value), envelope.now)
+                self.fleet.record_changed(worker, decode_kept(MachineRecord, change.value), envelope.now)
         return NOTHING
 
     def _synced(self, envelope: Envelope) -> Iterable[Effect]:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bus.messages.fleet import EnsureLoaded
 from bus.messages.scaling import MachineRecord, StartMachine
 from services.autoscaler.vms.commands import ControllerEffects, Start, Stop, Turn
 from services.autoscaler.vms.fleet import SILENT_S, Fleet, FleetWorker
@@ -147,15 +146,8 @@ class Machines(Struct, eq=False):
             known = self.catalog.variant(variant)
             if known is None or worker.of(variant):
                 continue
-            order = EnsureLoaded(
-                variant=known,
-                at_least=1,
-                app=app or None,
-                orderer=self.effects.name,
-                reason=f"{worker.name} was added: {record.reason}",
-                epoch=turn.epoch,
-            )
-            found.append(self.effects.send(worker.name, "load", order))
+            why = f"{worker.name} was added: {record.reason}"
+            found.append(self.effects.load(worker.name, known, 1, app, why, turn))
         return found
 
     def started(self, worker: str, error: str | None, turn: Turn) -> list[Effect]:

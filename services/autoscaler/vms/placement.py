@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from msgspec import Struct
 
 from bus.messages.catalog import VariantRecord
-from bus.messages.fleet import DeviceStatus, EnsureLoaded, LoadReply, Release
+from bus.messages.fleet import DeviceStatus, LoadReply, Release
 from bus.messages.scaling import AskToMove
 from services.autoscaler.vms.commands import ControllerEffects, Turn
 from services.autoscaler.vms.fleet import Fleet, FleetWorker, devices_of
@@ -330,15 +330,8 @@ class Moves(Struct, eq=False):
         at_least = len(worker.of(move.record.variant)) + 1
         subject = self.effects.reply_subject()
         move.ordered = subject, worker.name, at_least, turn.now
-        order = EnsureLoaded(
-            variant=move.record,
-            at_least=at_least,
-            app=move.ask.app or None,
-            orderer=self.effects.name,
-            reason=f"{move.ask.worker} asked to move it{': ' + move.ask.reason if move.ask.reason else ''}",
-            epoch=turn.epoch,
-        )
-        return [self.effects.send(worker.name, "load", order, subject)]
+        why = f"{move.ask.worker} asked to move it{': ' + move.ask.reason if move.ask.reason else ''}"
+        return [self.effects.load(worker.name, move.record, at_least, move.ask.app, why, turn, subject)]
 
     def _wait(self, move: _Move, turn: Turn) -> list[Effect]:
         """Until the new one serves; then the old one is released."""
