@@ -4,9 +4,8 @@ from bus.messages.catalog import AppRecord, VariantRecord
 from bus.messages.public import Error
 from bus.subjects import WITHOUT_APP
 from services.core.actor import Changed
-from services.core.catalog import Catalog
+from services.core.catalog import Catalog, KeptReplicas
 from services.core.ensemble.base import Member
-from services.core.pipelines.kept import KeptReplicas
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import AppView
 from services.core.validation import BadRequest, check_name

@@ -11,9 +11,9 @@ from msgspec import Struct
 from bus.messages.catalog import AppRecord, Signature, VariantRecord
 from bus.messages.jobs import JobRecord, JobStatus, SubmitJob
 from bus.messages.public import Closest, Error, Requirements
-from services.core.accuracy import meeting
 from services.core.catalog import Catalog
 from services.core.cost import LatencyTable, UnknownPrice, cost_per_1000, instance_price_per_s, latency_ms
+from services.core.demand import meeting
 from services.core.settings import JobsSettings
 from services.core.validation import BadRequest, check_name
 from services.jobs.commands import JobRoute

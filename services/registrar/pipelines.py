@@ -29,9 +29,9 @@ from bus.messages.verbs import (
     SetVersion,
     UnlinkModel,
 )
-from services.core.accuracy import meeting
 from services.core.catalog import Catalog
 from services.core.cost import HANDLING_MS, PER_CORE, latency_ms
+from services.core.demand import meeting
 from services.core.pipelines.checks import pipeline_errors, signature_of
 from services.core.pipelines.planners import POLICIES
 from services.core.pipelines.problem import LARGEST_BATCH, MOST_REPLICAS

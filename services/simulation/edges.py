@@ -26,8 +26,8 @@ from services.autoscaler.vms.commands import (
     Stop,
     machine_key,
 )
+from services.core.catalog import replicas_key
 from services.core.emulation import one_at_a_time, zeros
-from services.core.pipelines.kept import replicas_key
 from services.core.placement import quarantine_key
 from services.core.planning.fleet import Unsolved, solve_fleet
 from services.dispatcher.commands import ContextWritten, ReadContext, StoredContext, WriteContext

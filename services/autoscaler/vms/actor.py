@@ -16,7 +16,6 @@ from bus.messages.events import AppObjective
 from bus.messages.fleet import LoadReply, WorkerHeartbeat
 from bus.messages.scaling import AskToMove, DemandHistory, DemandReport, LeaderRecord, MachineRecord, PipelineArrivals
 from bus.subjects import Subjects
-from services.autoscaler.baselines import baseline_of
 from services.autoscaler.vms.commands import (
     LEADER,
     ControllerEffects,
@@ -65,7 +64,7 @@ from services.core.actor import (
 from services.core.catalog import Catalog
 from services.core.cost import Goal
 from services.core.metric import MetricFamily
-from services.core.policy import GuardedPolicy, policy_failures
+from services.core.policy import GuardedPolicy, baseline_of, policy_failures
 from services.core.settings import AutoscalerSettings, MonitorSettings, Settings
 
 FIRST_REVIEW_S = 2.0  # s after the start, in which each worker has sent heartbeats

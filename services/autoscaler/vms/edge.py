@@ -24,8 +24,8 @@ from services.autoscaler.vms.commands import (
     machine_key,
 )
 from services.autoscaler.vms.providers.base import Provider
+from services.core.catalog import replicas_key
 from services.core.forecast.forecasters import OTHERS
-from services.core.pipelines.kept import replicas_key
 from services.core.planning.fleet import solve_fleet
 from services.core.settings import AutoscalerSettings
 from services.shell.policies import own_object

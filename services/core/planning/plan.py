@@ -22,8 +22,7 @@ from services.core.planning.fleet import (
     Unsolved,
     solve_fleet,
 )
-from services.core.planning.problem import BUDGET, ROUNDING, CandidateVariant, PlanningProblem
-from services.core.planning.reaction import react
+from services.core.planning.problem import BUDGET, ROUNDING, CandidateVariant, PlanningProblem, react
 
 Status = Literal["optimal", "feasible", "infeasible"]
 ActionKind = Literal["load", "replicate", "upgrade", "downgrade", "unload"]

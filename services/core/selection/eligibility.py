@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from bus.messages.catalog import AppRecord, VariantRecord
 from bus.messages.public import Requirements
-from services.core.accuracy import defaults
 from services.core.cost import Goal, LatencyTable, cost_per_1000, load_seconds, merit, open_axis
+from services.core.demand import defaults
 from services.core.selection.cores import MANY
 from services.core.selection.instances import DEFAULT_PRIORITY, OVERHEAD, Instance
 from services.core.selection.sampler import InstanceSampler
@@ -401,7 +401,7 @@ class AppView:
         return mask
 
     def accurate(self, ask: Ask) -> NDArray[np.bool_]:
-        """Which variants meet the query's accuracy. Without one, those that answer as their model does (`services.core.accuracy`), or the named one."""
+        """Which variants meet the query's accuracy. Without one, those that answer as their model does (`services.core.demand`), or the named one."""
         if ask.accuracy > 0.0:
             return np.asarray(self.accuracy >= ask.accuracy)
         return self.default.copy() if ask.variant is None else np.ones(len(self.records), dtype=bool)
