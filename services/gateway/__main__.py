@@ -16,7 +16,6 @@ from services.shell.host.running import inherited
 from services.shell.metrics import process
 from services.shell.metrics.system import PAGE, SystemPage
 from services.shell.runtime.runtime import Runtime
-from services.shell.settings import load
 
 
 async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
@@ -56,11 +55,3 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
         service.page = SystemPage(page)
     service.dashboard = settings.dashboard.public_url
     return [runtime]
-
-
-if __name__ == "__main__":
-    import sys
-
-    from services.shell.runtime.serve import serve
-
-    sys.exit(serve("gateway", load(), wire))

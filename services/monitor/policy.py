@@ -62,9 +62,9 @@ class HostTier:
         self._effects = effects
         self._limit = limit_mb
 
-    def used_mb(self, device: str | None = None) -> float:
-        """MB that are taken or promised, by instances of this device or of all."""
-        return sum(i.takes_of_host_mb for i in self._instances.values() if device in (None, i.device))
+    def used_mb(self) -> float:
+        """MB that are taken or promised."""
+        return sum(i.takes_of_host_mb for i in self._instances.values())
 
     def obstacle(self, instance: MonitoredInstance) -> str:
         """Why this instance can never be Warm here; empty if it can."""

@@ -289,10 +289,10 @@ class RemoteBackend:
         engine = _engine(url, spec.device)
         return RemoteHandle(engine, url, spec.signature or described(engine, url).signature)
 
-    def describe(self, artifact: Path, device: str = "cpu") -> EngineModel:
+    def describe(self, artifact: Path) -> EngineModel:
         """What the engine says of the model. Raises LoadFailed, RunFailed."""
         url = engine_file(artifact)
-        engine = _engine(url, device)
+        engine = _engine(url, "cpu")
         try:
             return described(engine, url)
         finally:
