@@ -16,8 +16,7 @@ from services.core.cost import LatencyTable, UnknownPrice, cost_per_1000, instan
 from services.core.demand import meeting
 from services.core.settings import JobsSettings
 from services.core.validation import BadRequest, check_name
-from services.jobs.commands import JobRoute
-from services.jobs.urls import BadUrl, parse
+from services.jobs.commands import BadUrl, JobRoute, parse
 
 NEEDS = ("accuracy", "model", "variant")  # those needs of queries that a job has, too
 

@@ -73,8 +73,8 @@ from services.registrar.commands import (
 from services.registrar.hardware import SIMULATED, Extensions, SimulatedVariants
 from services.registrar.pipelines import NO_MODELS
 from services.registrar.policy import REGISTRAR_TIMEOUT_S, WORKER_TIMEOUT_S, next_version, place_of
-from services.registrar.status import OVER, RegistrationStatuses
-from services.registrar.status import PREFIX as STATUS
+from services.registrar.registration import OVER, RegistrationStatuses
+from services.registrar.registration import PREFIX as STATUS
 from services.registrar.work import COMMAND_S, Registrations
 
 TICK_S = 1.0

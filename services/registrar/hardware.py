@@ -27,7 +27,7 @@ from services.core.placement import REMOTE
 from services.registrar.checks import CONTAINER
 from services.registrar.commands import ChangeSimulated, RegistrationRecord
 from services.registrar.policy import WORKER_LOST_S, WORKER_TIMEOUT_S, simulated_variants
-from services.registrar.status import RegistrationStatuses
+from services.registrar.registration import RegistrationStatuses
 from services.registrar.work import COMMAND_S, CPU, Workers
 
 SIMULATED = ("simulated", "")  # id of the command

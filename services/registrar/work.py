@@ -17,8 +17,7 @@ from services.core.settings import RegistrarSettings
 from services.registrar.changes import amend
 from services.registrar.commands import ChangeRefused, Command, Finish, RegistrationRecord
 from services.registrar.policy import ATTEMPTS, SILENCE_S, WORKER_LOST_S, WORKER_TIMEOUT_S, plans, plans_for
-from services.registrar.registration import Ended, Registration
-from services.registrar.status import OVER, RegistrationStatuses
+from services.registrar.registration import OVER, Ended, Registration, RegistrationStatuses
 
 COMMAND_S = 30.0
 CANCELLED = "it was cancelled"

@@ -25,9 +25,8 @@ from services.executor.backends.base import (
     RunFailed,
     plain,
 )
-from services.executor.backends.cuda import gpu, growth
+from services.executor.backends.cuda import CudaStream, Slot, Staging, gpu, growth
 from services.executor.backends.torch import TorchHandle, with_cuda
-from services.executor.backends.torch_device import CudaStream, Slot, Staging
 
 if TYPE_CHECKING:
     from services.executor.backends.base import Array
