@@ -8,7 +8,7 @@ from services.core.catalog import Catalog, KeptReplicas
 from services.core.ensemble.base import Member
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import AppView
-from services.core.validation import BadRequest, check_name
+from services.core.validation import WrongField, check_name
 
 
 class Apps:
@@ -56,7 +56,7 @@ class Apps:
         try:
             check_name(name if name != WITHOUT_APP else None, "app")
             check_name(model, "model")
-        except BadRequest as error:
+        except WrongField as error:
             return Error(code="bad_request", message=str(error))
         if not self.synced:
             return Error(

@@ -15,7 +15,7 @@ from services.core.catalog import Catalog
 from services.core.cost import LatencyTable, UnknownPrice, cost_per_1000, instance_price_per_s, latency_ms
 from services.core.demand import meeting
 from services.core.settings import JobsSettings
-from services.core.validation import BadRequest, check_name
+from services.core.validation import WrongField, check_name
 from services.jobs.commands import BadUrl, JobRoute, parse
 
 NEEDS = ("accuracy", "model", "variant")  # those needs of queries that a job has, too
@@ -100,7 +100,7 @@ class JobPolicy(Struct, eq=False):
             check_name(ask.job, "job")
             for url, field in ((ask.input, "input"), (ask.output, "output")):
                 parse(url, field, self.prefix)
-        except (BadRequest, BadUrl) as error:
+        except (WrongField, BadUrl) as error:
             return Error(code="bad_request", message=str(error))
         stated = [need for need in Requirements.__struct_fields__ if getattr(ask, need) is not None]
         if foreign := [need for need in stated if need not in NEEDS]:
