@@ -13,8 +13,7 @@ from math import floor, fsum
 import numpy as np
 
 from bus.messages.scaling import DemandHistory
-from services.core.forecast.base import AHEAD, DAY, HORIZONS, LONGEST, Floats, Forecaster, Rule
-from services.core.forecast.conformal import Conformal, scale
+from services.core.forecast.conformal import AHEAD, DAY, HORIZONS, LONGEST, Conformal, Floats, Forecaster, Rule, scale
 
 BINS = 1440  # of a day: minutes, where a day has 86,400 s
 DAYS = 8  # that are remembered, today among them

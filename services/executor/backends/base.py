@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -18,9 +18,7 @@ from bus.messages.catalog import Signature, VariantRecord
 from bus.tensors import BadTensor, datatype_of, fit, shown
 
 if TYPE_CHECKING:
-    from numpy import ndarray
-
-    Array = ndarray[Any, Any]
+    from bus.tensors import Array
 
 LONGEST_TEXT = 300
 

@@ -22,7 +22,7 @@ from services.executor.backends.base import BackendUnavailable, Grown, Growth, I
 from services.shell.host.accelerators import Accelerator, DriverError, cuda_device, cuda_memory_used_mb
 
 if TYPE_CHECKING:
-    from services.executor.backends.base import Array
+    from bus.tensors import Array
 
 
 def gpu(device: str, framework: str) -> Accelerator:

@@ -42,9 +42,7 @@ from services.executor.backends.remote_http import (
 )
 
 if TYPE_CHECKING:
-    from numpy import ndarray
-
-    Array = ndarray[Any, Any]
+    from bus.tensors import Array
 
 
 BINARY = "binary_tensor_data"

@@ -29,7 +29,7 @@ from services.executor.backends.cuda import CudaStream, Slot, Staging, gpu, grow
 from services.executor.backends.torch import TorchHandle, with_cuda
 
 if TYPE_CHECKING:
-    from services.executor.backends.base import Array
+    from bus.tensors import Array
 
 LEAST = (10, 0)  # before it, networks had no types of their own
 PRECISIONS = ("fp32", "fp16", "int8")

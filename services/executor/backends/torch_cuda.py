@@ -44,7 +44,7 @@ from services.executor.backends.torch import (
 )
 
 if TYPE_CHECKING:
-    from services.executor.backends.base import Array
+    from bus.tensors import Array
 
 WARM_UPS = 3  # before a capture: libraries choose their kernels and take their memory
 
