@@ -29,9 +29,8 @@ from services.core.cost import Goal
 from services.core.placement import Device
 from services.core.planning.capacity import carried, instances_for, layers
 from services.core.planning.fleet import ClassNeed, FleetProblem, Pool, PooledVariant, Unsolved, solve_fleet
-from services.core.planning.plan import Plan
+from services.core.planning.plan import Plan, cheapest, greedy
 from services.core.planning.problem import PlanningProblem
-from services.core.planning.solvers import cheapest, greedy
 from tests.support.data.planning_problems import broken, random_problem, scarce
 from tests.support.simulated.autoscaled_fleet import ScalingFleet
 from tests.support.simulated.fleet import variant

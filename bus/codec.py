@@ -56,6 +56,14 @@ def decode(message: type[T], data: bytes) -> T:
 DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
+def decode_kept(message: type[T], value: bytes | None) -> T | None:
+    """A bucket's record. None: there is none, or none that can be read, since another release wrote it."""
+    try:
+        return decoder(message)(value) if value else None
+    except DECODE_ERRORS:
+        return None
+
+
 def explain(error: Exception) -> str:
     """The text of a decoding error for the sender: the field, and what was expected there."""
     text = str(error)

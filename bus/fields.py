@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from math import inf, isfinite
 from types import NoneType, UnionType
-from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from msgspec import NODEFAULT, UNSET, Struct, UnsetType
 from msgspec.structs import FieldInfo, fields
@@ -283,3 +283,17 @@ PART = Number(above=0, most=1)
 TARGET = Number(above=0, below=1)  # share of queries to be answered in time; all of them would cost without limit
 
 Named = Annotated[str, TOKEN]
+
+
+_Message = TypeVar("_Message", bound=Struct)
+
+
+def filled(kind: type[_Message], *sources: Any, **given: Any) -> _Message:
+    """A message of this kind: with what is given, and each other field from the first source that has one of its name."""
+    for name in kind.__struct_fields__:
+        if name not in given:
+            for source in sources:
+                if (value := getattr(source, name, NODEFAULT)) is not NODEFAULT:
+                    given[name] = value
+                    break
+    return kind(**given)

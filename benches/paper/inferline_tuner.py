@@ -19,8 +19,7 @@ from inferline_replay import Replayed, replay
 from msgspec.structs import replace
 
 from bus.messages.catalog import PipelinePlan
-from services.core.pipelines.coarse import CoarseTuner
-from services.core.pipelines.planners import plan_pipeline
+from services.core.pipelines.planners import CoarseTuner, plan_pipeline
 from services.core.pipelines.problem import PipelineProblem
 from services.core.pipelines.queueing import Floats
 from services.core.pipelines.tuner import PipelineTuner, ReplicaTuner

@@ -11,8 +11,8 @@ from compare import Figure, Row, holds, near
 from msgspec.structs import replace
 
 from infaas.cli.plan import read_plan_file
+from services.core.planning.plan import cheapest
 from services.core.planning.problem import PlanningProblem
-from services.core.planning.solvers import cheapest
 
 EXAMPLE = compare.ROOT / "examples" / "plan.toml"
 # queries/s, ms: the cheapest instances of each variant and their US$/s; how much more other choices cost

@@ -17,7 +17,7 @@ from bus.fields import SHARE
 from bus.fields import Number as Bounds
 from infaas.cli.options import Json, Wide
 from infaas.cli.output import Column, fail, for_the_result, number, print_table, show, usage
-from services.core.planning.plan import Plan
+from services.core.planning.plan import Plan, cheapest, greedy
 from services.core.planning.problem import (
     LARGEST,
     MOST,
@@ -26,7 +26,6 @@ from services.core.planning.problem import (
     PlanningProblem,
     RequirementClass,
 )
-from services.core.planning.solvers import cheapest, greedy
 from services.simulation.scenario.toml import Location, ScenarioError, read_toml, struct_at
 
 _LIMIT_S = 0.4

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from bus.messages.scaling import ClassDemand, DemandHistory, DemandReport
 from services.core.demand import Band, band, merged, rate_of
-from services.core.forecast.base import Forecaster
+from services.core.forecast.conformal import Forecaster
 from services.core.forecast.forecasters import make_forecaster, rates
 
 TICK_S = 1.0  # s between two observations of a forecaster

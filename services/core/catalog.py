@@ -3,6 +3,8 @@
 The bucket's keys are `app.<app>`, `model.<model>.<version>` and `variant.<variant>`. The values are the MessagePack maps of the
 records in `bus.messages.catalog`. Writers put variants first, then the model, then the app's link. Variants stay invisible until their
 model exists, so that no reader sees an incomplete registration.
+
+Beside it: the replicas that the leading VM-autoscaler keeps for deployed pipelines, as it writes them into the control bucket.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +15,9 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from bus.codec import decode_kept
 from bus.messages.catalog import AppRecord, ModelRecord, Signature, TensorSpec, VariantRecord
+from bus.messages.scaling import PipelineReplicas
 from bus.subjects import WITHOUT_APP
 
 _Record = TypeVar("_Record", AppRecord, ModelRecord, VariantRecord)
@@ -311,3 +315,23 @@ def _figures(variant: VariantRecord, cells_of: VariantRecord) -> Sequence[float]
         -variant.max_batch,
         *(measured.get((row.length, row.batch), inf) for row in cells_of.profile.rows),
     )
+
+
+_KEYS = "pipeline."  # begin the keys of these records
+
+
+def replicas_key(pipeline: str) -> str:
+    return _KEYS + pipeline
+
+
+class KeptReplicas(dict[str, PipelineReplicas]):
+    """By pipeline, from the last entries of the bucket, which has others, too."""
+
+    def change(self, key: str, value: bytes | None) -> None:
+        """An entry of the bucket has this value now; None: it is gone."""
+        if key.startswith(_KEYS):
+            pipeline, state = key.removeprefix(_KEYS), decode_kept(PipelineReplicas, value)
+            if state is not None:
+                self[pipeline] = state
+            else:
+                self.pop(pipeline, None)

@@ -26,19 +26,18 @@ class EarliestDeadline:
     """When to look at all items of an owner, of which thousands come and go in a second. An item costs a comparison.
 
     at: no item is due before. Who adds an item lowers it: `if due < earliest.at: earliest.at = due`. set_for: when the timer rings. At the end of each
-    turn, its owner sets it anew where `at` is before that. of: names the timer.
+    turn, its owner sets it anew where `at` is before that.
     """
 
-    __slots__ = ("_of", "at", "set_for")
+    __slots__ = ("at", "set_for")
 
-    def __init__(self, of: str = "deadline") -> None:
-        self._of = of
+    def __init__(self) -> None:
         self.set_for = self.at = float("inf")
 
     def timer(self, now: float) -> After:
         """The timer, set to `at`."""
         self.set_for = self.at
-        return After(self._of, max(0.0, self.at - now), DeadlineReached(self._of))
+        return After("deadline", max(0.0, self.at - now), DeadlineReached("deadline"))
 
     def looked(self, earliest: float, items: int, now: float) -> None:
         """All items have been looked at. earliest: when the next of those that stay is due, infinity: none stays."""

@@ -166,13 +166,12 @@ def how_many_fit(
     status: DeviceStatus,
     memory_share: float,
     cores_overcommit: float = 1.0,
-    promised: float = 0.0,
 ) -> int:
-    """How many more instances the device has room for, by its last heartbeat. promised: cores that do not compute yet."""
+    """How many more instances the device has room for, by its last heartbeat."""
     device = device_of(status)
     if not status.alive or misfit(record, device, memory_share):
         return 0
-    free = total(device, memory_share, cores_overcommit) - Amount(status.memory_used_mb, status.cores_used + promised)
+    free = total(device, memory_share, cores_overcommit) - Amount(status.memory_used_mb, status.cores_used)
     memory, cores = record.profile.memory_mb, cores_needed(record)
     most = min(free.memory_mb / memory if memory > 0 else inf, free.cores / cores if cores > 0 else inf)
     return max(0, floor(min(most, 1000.0) + 1e-9))

@@ -1,4 +1,5 @@
-"""Requests to actors: answered, refused, or held until the actor has read what it needs to know.
+"""Requests to actors: answered, refused, or held until the actor has read what it needs to know; and the commands that they begin, which
+outlive failures: they are repeated until they succeed, and what a dead process had begun is taken over.
 
 The runtime drops a request whose reply subject is not the caller's own before an actor sees it (bus/rights.py). An actor therefore
 answers wherever it is asked to.
@@ -7,8 +8,10 @@ answers wherever it is asked to.
 from collections.abc import Iterable
 from typing import Any
 
+from msgspec import Struct
+
 from bus.messages.public import Error, Refusal
-from services.core.actor import NOTHING, Effect, Envelope, Failed, Handler, Publish, TimedOut
+from services.core.actor import NOTHING, After, Do, Effect, Envelope, Failed, Handler, Publish, TimedOut
 
 
 def answer(reply: str, message: Any) -> tuple[Effect, ...]:
@@ -57,3 +60,78 @@ class SyncGate:
         self.synced_at = envelope.now
         held, self._held = self._held, []
         return [effect for handler, request in held for effect in handler(request)]
+
+
+class Retry(Struct, frozen=True):
+    """A timer's message: this command failed, or was put off, and is due now."""
+
+    command: Do
+
+
+class Commands:
+    """The commands that an actor has under way, so that one that failed can be given once more, as it was.
+
+    pause_s: before a command that failed is repeated.
+    """
+
+    def __init__(self, pause_s: float) -> None:
+        self._pause_s = pause_s
+        self._under_way: dict[Any, Do] = {}
+
+    def start(self, command: Do) -> Do:
+        """Give this command; a former one with the same id is forgotten."""
+        self._under_way[command.id] = command
+        return command
+
+    def get(self, id: Any) -> Do | None:
+        return self._under_way.get(id)
+
+    def ended(self, id: Any) -> None:
+        """It succeeded, or nobody needs it any more."""
+        self._under_way.pop(id, None)
+
+    def failed(self, id: Any) -> tuple[Effect, ...]:
+        """Repeat it after the pause."""
+        command = self._under_way.get(id)
+        return NOTHING if command is None else (After(id, self._pause_s, Retry(command)),)
+
+    def retry(self, envelope: Envelope) -> tuple[Effect, ...]:
+        """The handler of `Retry`."""
+        return (self.start(envelope.message.command),)
+
+
+class TakeOvers:
+    """Which unfinished work an actor takes over: its own from an earlier life, and that of peers that are gone.
+
+    name: the actor's own. timeout_s: a peer without a heartbeat for so long is gone. command_s: timeout of the command that makes the
+    work the actor's own; its edge lets one of several win.
+    """
+
+    def __init__(self, name: str, timeout_s: float, command_s: float) -> None:
+        self._name = name
+        self._timeout_s = timeout_s
+        self._command_s = command_s
+        self._heard: dict[str, float] = {}
+        self._under_way: set[str] = set()
+
+    def heard(self, peer: str, now: float, *, leaving: bool) -> None:
+        """A peer's heartbeat. leaving: its last one, with which it leaves its work to others."""
+        self._heard[peer] = float("-inf") if leaving else now
+
+    def orphans(self, unfinished: Iterable[tuple[str, str]], now: float, since: float) -> list[str]:
+        """The ids to take over now. unfinished: id and owner of work that this actor does not do. since: when it began to listen."""
+        return [
+            work
+            for work, owner in unfinished
+            if work not in self._under_way
+            and (owner == self._name or now - self._heard.get(owner, since) > self._timeout_s)
+        ]
+
+    def start(self, work: str, command: Any) -> Do:
+        """Try to make this work the actor's own."""
+        self._under_way.add(work)
+        return Do(("takeover", work), command, self._command_s)
+
+    def ended(self, work: str) -> None:
+        """The command succeeded or failed."""
+        self._under_way.discard(work)

@@ -29,7 +29,7 @@ _list = msgspec.msgpack.Decoder(list[Any]).decode
 _any = msgspec.msgpack.Decoder().decode
 
 
-class BadRequest(ValueError):
+class WrongField(ValueError):
     """A field of the query is wrong. The text names the field and the remedy."""
 
 
@@ -37,21 +37,21 @@ wrong_requirement = check_of(Requirements)  # the first one of a query that is o
 
 
 def check_name(name: str | None, field: str) -> None:
-    """Check that a name can be a token of a subject. Raises BadRequest."""
+    """Check that a name can be a token of a subject. Raises WrongField."""
     if name is not None and not valid_name(name):
-        raise BadRequest(
+        raise WrongField(
             f"{field} {name[:80]!r} is no name: 1 to 64 letters, digits, - or _, beginning with a letter or digit"
         )
 
 
 def count_items(head: QueryHead, app: AppRecord) -> int:
-    """Check the query's inputs against the app's signature. Returns how many items they hold. Raises BadRequest."""
+    """Check the query's inputs against the app's signature. Returns how many items they hold. Raises WrongField."""
     if head.inputs_ref is not None:
         check_ref(head.inputs_ref)
         return 1  # the executor counts the items once it has fetched them
     raw = head.inputs
     if not len(raw):
-        raise BadRequest("field `inputs` is missing: give a tensor, a map of input name to tensor, or a nested list")
+        raise WrongField("field `inputs` is missing: give a tensor, a map of input name to tensor, or a nested list")
     signature = app.signature
     try:
         tensor = _tensor(raw)
@@ -65,18 +65,18 @@ def count_items(head: QueryHead, app: AppRecord) -> int:
     return check_tensor(tensor, spec, "inputs")
 
 
-def _not_a_map(signature: Signature) -> BadRequest:
+def _not_a_map(signature: Signature) -> WrongField:
     """The error for one tensor where the model takes several."""
     names = ", ".join(spec.name for spec in signature.inputs)
-    return BadRequest(f"inputs must be a map with the tensors {names}")
+    return WrongField(f"inputs must be a map with the tensors {names}")
 
 
 def check_ref(ref: ObjectRef) -> None:
-    """Check that a reference has a valid bucket name and a valid key. Raises BadRequest."""
+    """Check that a reference has a valid bucket name and a valid key. Raises WrongField."""
     if not _BUCKET.match(ref.bucket):
-        raise BadRequest(f"inputs_ref.bucket {ref.bucket[:80]!r} is no name of a bucket: letters, digits, - and _")
+        raise WrongField(f"inputs_ref.bucket {ref.bucket[:80]!r} is no name of a bucket: letters, digits, - and _")
     if not 0 < len(ref.key) <= MOST_KEY:
-        raise BadRequest(f"inputs_ref.key must have 1 to {MOST_KEY} characters, not {len(ref.key)}")
+        raise WrongField(f"inputs_ref.key must have 1 to {MOST_KEY} characters, not {len(ref.key)}")
 
 
 def length_of(head: QueryHead, axis: tuple[str, int]) -> int | None:
@@ -98,30 +98,30 @@ def length_of(head: QueryHead, axis: tuple[str, int]) -> int | None:
 
 
 def check_tensor(tensor: TensorHead, spec: TensorSpec | None, where: str) -> int:
-    """Check one tensor's datatype, shape and byte count. Returns its number of items. Raises BadRequest."""
+    """Check one tensor's datatype, shape and byte count. Returns its number of items. Raises WrongField."""
     datatype, shape = tensor.datatype, tensor.shape
     try:
         size = SIZES[datatype]
     except KeyError:
-        raise BadRequest(str(unknown_datatype(datatype, where))) from None
+        raise WrongField(str(unknown_datatype(datatype, where))) from None
     try:
         elements = items(shape, where)
         if shape[0] > MOST_ITEMS:
-            raise BadRequest(f"{where}.shape: at most {MOST_ITEMS} items a query, not {shape[0]}")
+            raise WrongField(f"{where}.shape: at most {MOST_ITEMS} items a query, not {shape[0]}")
         if size:
             view = memoryview(tensor.data)  # a MessagePack object: the header of its frame, then the content
             header = _BIN_HEADERS[view[0]]
             if not header:
-                raise BadRequest(f"{where}.data must be bytes (MessagePack bin)")
+                raise WrongField(f"{where}.data must be bytes (MessagePack bin)")
             if len(view) - header != elements * size:
                 raise wrong_size(datatype, shape, len(view) - header, where)
         if spec is not None and shape[1:] != spec.shape and not takes(spec.shape, shape[1:]):
             raise wrong_shape(shape, spec, where)
     except BadTensor as error:
-        raise BadRequest(str(error)) from error
+        raise WrongField(str(error)) from error
     if spec is not None and datatype != spec.datatype and not converts(datatype, spec.datatype):
         needs = "texts" if spec.datatype == "BYTES" else "numbers"
-        raise BadRequest(f"{where}.datatype is {datatype}: the model takes {spec.datatype}, so give {needs}")
+        raise WrongField(f"{where}.datatype is {datatype}: the model takes {spec.datatype}, so give {needs}")
     return shape[0]
 
 
@@ -142,9 +142,9 @@ def _count_other(raw: msgspec.Raw, signature: Signature | None) -> int:
     try:
         value = _any(raw)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise BadRequest(f"inputs cannot be decoded: {error}") from error
+        raise WrongField(f"inputs cannot be decoded: {error}") from error
     if not isinstance(value, list):
-        raise BadRequest("inputs must be a tensor, a map of input name to tensor, or a nested list of numbers")
+        raise WrongField("inputs must be a tensor, a map of input name to tensor, or a nested list of numbers")
     spec = None
     if signature is not None:
         if len(signature.inputs) != 1:
@@ -154,22 +154,22 @@ def _count_other(raw: msgspec.Raw, signature: Signature | None) -> int:
 
 
 def _check_list(value: list[object], spec: TensorSpec | None, where: str) -> int:
-    """Check a tensor given as a nested list of numbers. Returns its number of items. Raises BadRequest."""
+    """Check a tensor given as a nested list of numbers. Returns its number of items. Raises WrongField."""
     if not value:
-        raise BadRequest(f"{where} holds no items")
+        raise WrongField(f"{where} holds no items")
     if len(value) > MOST_ITEMS:
-        raise BadRequest(f"{where}: at most {MOST_ITEMS} items a query, not {len(value)}")
+        raise WrongField(f"{where}: at most {MOST_ITEMS} items a query, not {len(value)}")
     try:
         shape, numbers = flatten(value)
     except Ragged as error:
-        raise BadRequest(f"{where} {error}") from error
+        raise WrongField(f"{where} {error}") from error
     if not set(map(type, numbers)) <= _NUMBERS:
         wrong = next(type(number).__name__ for number in numbers if type(number) not in _NUMBERS)
-        raise BadRequest(f"{where} must hold numbers only, not {wrong}: texts come as BYTES tensors")
+        raise WrongField(f"{where} must hold numbers only, not {wrong}: texts come as BYTES tensors")
     if not all(shape):
-        raise BadRequest(f"{where} holds an empty list")
+        raise WrongField(f"{where} holds an empty list")
     if spec is not None and not takes(spec.shape, shape[1:]):
-        raise BadRequest(str(wrong_shape(shape, spec, where)))
+        raise WrongField(str(wrong_shape(shape, spec, where)))
     return len(value)
 
 
@@ -182,22 +182,22 @@ def _count_map(raw: msgspec.Raw, signature: Signature | None) -> int:
     try:
         parts = _named(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadRequest(f"inputs: {error}") from error
+        raise WrongField(f"inputs: {error}") from error
     if {"datatype", "shape", "data"} & parts.keys() and (
         signature is None or "data" not in {s.name for s in signature.inputs}
     ):
         try:
             _tensor(raw)
         except msgspec.ValidationError as error:
-            raise BadRequest(f"inputs: {error}".replace("`$.", "`inputs.").replace("`$`", "`inputs`")) from error
+            raise WrongField(f"inputs: {error}".replace("`$.", "`inputs.").replace("`$`", "`inputs`")) from error
     specs = {s.name: s for s in signature.inputs} if signature is not None else {}
     if specs:
         for name in specs:
             if name not in parts:
-                raise BadRequest(f"inputs lacks {name!r}: the app takes {', '.join(specs)}")
+                raise WrongField(f"inputs lacks {name!r}: the app takes {', '.join(specs)}")
         for name in parts:
             if name not in specs:
-                raise BadRequest(f"inputs has an unknown tensor {name!r}: the app takes {', '.join(specs)}")
+                raise WrongField(f"inputs has an unknown tensor {name!r}: the app takes {', '.join(specs)}")
     found = 0
     for name, part in parts.items():
         where = f"inputs.{name}"
@@ -207,10 +207,10 @@ def _count_map(raw: msgspec.Raw, signature: Signature | None) -> int:
             else:
                 count = check_tensor(_tensor(part), specs.get(name), where)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            raise BadRequest(f"{where}: {error}".replace("`$.", f"`{where}.").replace("`$`", f"`{where}`")) from error
+            raise WrongField(f"{where}: {error}".replace("`$.", f"`{where}.").replace("`$`", f"`{where}`")) from error
         if found and count != found:
-            raise BadRequest(f"{where} holds {count} items, another input {found}")
+            raise WrongField(f"{where} holds {count} items, another input {found}")
         found = count
     if not found:
-        raise BadRequest("inputs holds no tensors")
+        raise WrongField("inputs holds no tensors")
     return found

@@ -4,12 +4,11 @@ from bus.messages.catalog import AppRecord, VariantRecord
 from bus.messages.public import Error
 from bus.subjects import WITHOUT_APP
 from services.core.actor import Changed
-from services.core.catalog import Catalog
+from services.core.catalog import Catalog, KeptReplicas
 from services.core.ensemble.base import Member
-from services.core.pipelines.kept import KeptReplicas
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import AppView
-from services.core.validation import BadRequest, check_name
+from services.core.validation import WrongField, check_name
 
 
 class Apps:
@@ -57,7 +56,7 @@ class Apps:
         try:
             check_name(name if name != WITHOUT_APP else None, "app")
             check_name(model, "model")
-        except BadRequest as error:
+        except WrongField as error:
             return Error(code="bad_request", message=str(error))
         if not self.synced:
             return Error(

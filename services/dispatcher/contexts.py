@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
+from bus.codec import decode_kept
 from bus.messages.catalog import Ensemble
 from bus.messages.flow import ContextChanged
 from bus.messages.public import MOST_TEXT, Error, Listing, ListRequest, Refusal
@@ -91,15 +92,9 @@ def context_key(app: str, ensemble: Ensemble, context: str | None) -> str:
     return selection_key(app, context if ensemble.contextual else None)
 
 
-_values = msgspec.msgpack.Decoder(ContextValue)
-
-
 def read_value(data: bytes | None) -> ContextValue | None:
     """None: there is none, or it cannot be read, so that learning begins anew."""
-    try:
-        return None if data is None else _values.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
+    return decode_kept(ContextValue, data)
 
 
 class Contexts(Struct, eq=False):

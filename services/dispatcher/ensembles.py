@@ -18,7 +18,7 @@ from services.core.ensemble.base import Combined, EnsemblePolicy, Learnt, Member
 from services.core.outcomes import GRACE
 from services.core.selection.eligibility import INFINITE, AppView
 from services.core.settings import DispatcherSettings, EnsembleSettings
-from services.core.validation import BadRequest, count_items
+from services.core.validation import WrongField, count_items
 from services.dispatcher.apps import Apps, members_of
 from services.dispatcher.budgets import Budgets, Least, fitting
 from services.dispatcher.cache import CachedParts
@@ -134,7 +134,7 @@ class Ensembles:
         head = QueryHead(inputs=Raw(inputs), context=context, priority=LOWEST)
         try:
             items = count_items(head, view.app)
-        except BadRequest as error:
+        except WrongField as error:
             return self.evaluated(uid, Error(code="bad_request", message=str(error)))
         ask = needs_of(head, app, items, None, None, now, self.dispatcher.default_deadline_s)
         query = Query(uid, app, head, ask, "", encode({"inputs": Raw(inputs)}), now)

@@ -17,7 +17,7 @@ from services.core.pipelines.graph import PipelineGraph
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import AppView, VariantInstances
 from services.core.selection.instances import Worker
-from services.core.validation import BadRequest, check_name
+from services.core.validation import WrongField, check_name
 from services.dispatcher.stages import service_seconds
 
 
@@ -38,7 +38,7 @@ def listing(
     try:
         check_name(ask.app, "app")
         check_name(ask.model, "model")
-    except BadRequest as error:
+    except WrongField as error:
         return Refusal(error=Error(code="bad_request", message=str(error)))
     if what == "apps":
         return Listing(items=_apps(ask, catalog, slo_target))

@@ -23,7 +23,7 @@ from services.core.pipelines.graph import QUERY, Reference
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import INFINITE, Ask
 from services.core.settings import DispatcherSettings
-from services.core.validation import BadRequest, count_items, length_of
+from services.core.validation import WrongField, count_items, length_of
 from services.dispatcher.apps import Apps
 from services.dispatcher.budgets import Budgets, Least, dearest, share
 from services.dispatcher.commands import GatherOutputs
@@ -188,7 +188,7 @@ class Pipelines(Struct, eq=False):
                 items = count_items(head, app.app)
                 if app.open_axis is not None and app.lengths and (found := length_of(head, app.open_axis)) is not None:
                     length = bucket_of(found, app.lengths)
-        except (BadRequest, BadTensor) as error:
+        except (WrongField, BadTensor) as error:
             return self._refuse(join, Error(code="model_error", message=f"vertex {vertex.name}: {error}"), now)
         cost = run.cost_of(vertex.name, query.ask.cost, 1000.0 * join.cost)
         ask = needs_of_stage(query.ask, stage, items, length, cost, now)

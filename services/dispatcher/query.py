@@ -18,7 +18,7 @@ from services.core.cost import bucket_of
 from services.core.selection.eligibility import INFINITE, Ask
 from services.core.selection.instances import Instance
 from services.core.trace import Span, Trace, read, span_id
-from services.core.validation import BadRequest, count_items, length_of, wrong_requirement
+from services.core.validation import WrongField, count_items, length_of, wrong_requirement
 from services.dispatcher.apps import Apps
 from services.dispatcher.needs import needs_again, needs_of
 
@@ -314,7 +314,7 @@ class Admission(Struct, eq=False):
                 length = length_of(head, view.open_axis)
                 length = None if length is None else bucket_of(length, view.lengths)
             uid = self._uid(app_name, head, envelope.reply)
-        except BadRequest as error:
+        except WrongField as error:
             return Error(code="bad_request", message=str(error))
         ask = needs_of(head, key, items, length, view.app.latency_ms, now, self.default_deadline_s - age)
         query = Query(uid, app_name, head, ask, envelope.reply, envelope.body, now)
@@ -341,7 +341,7 @@ class Admission(Struct, eq=False):
         if key is None:
             return self.new_uid()
         if len(key) != 16:
-            raise BadRequest(f"retry_key must be 16 random bytes, not {len(key)}")
+            raise WrongField(f"retry_key must be 16 random bytes, not {len(key)}")
         caller = reply[: reply.find(".")]
         if caller == OWN:  # the user's name comes after the app's
             caller = ".".join(reply.split(".", 3)[:3])

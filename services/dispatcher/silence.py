@@ -17,9 +17,8 @@ from bus.subjects import Subjects
 from services.core.actor import After, Effect, Envelope, Handler, Inlet, Publish, PublishBehind
 from services.core.line import ECHO_S, EchoDue, Hold, Line
 from services.core.selection.cluster import ClusterView
-from services.core.selection.cores import SharedCores
 from services.core.selection.eligibility import Ask
-from services.core.selection.instances import Instance
+from services.core.selection.instances import Instance, SharedCores
 from services.core.selection.policy import Decision
 from services.dispatcher.default_output import expiry_error
 from services.dispatcher.inflight import InFlight, Retries, urgency

@@ -16,13 +16,13 @@ from bus.messages.fleet import HeldInstances, SucceedExecutor
 from bus.port import Bus, BusError
 from bus.subjects import Subjects
 from services.core.actor import Edge
+from services.core.metric import ITEMS, Histogram, MetricFamily
 from services.core.placement import REMOTE, Device
 from services.core.settings import Settings
-from services.executor import metrics
 from services.executor.actor import Executor, make_executor
 from services.executor.edge import AcceleratedEdge, ContainerEdge, ExecutorEdge, RemoteEdge
 from services.executor.edge_simulated import SimulatedEdge
-from services.executor.succession import fits_twice
+from services.executor.loading import fits_twice
 from services.executor.workshop.actor import make_workshop
 from services.executor.workshop.edge import WorkshopEdge
 from services.shell.host.accelerators import Accelerator
@@ -36,6 +36,61 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HELD_S = 10.0  # s that the process before this one has to say what it has loaded
+
+
+class ExecutorInsight:
+    """An executor's metrics: what waits and runs on its device, sizes and times of batches."""
+
+    def families(self, actor: Executor) -> Iterable[MetricFamily]:
+        waiting = MetricFamily("infaas_instance_queue_items", "gauge", "Items that wait in an instance's queue.")
+        running = MetricFamily("infaas_instance_running_items", "gauge", "Items that an instance computes now.")
+        overlapping = MetricFamily(
+            "infaas_instance_running_batches",
+            "gauge",
+            "Batches that an instance computes now, at most one for each context.",
+        )
+        factor = MetricFamily(
+            "infaas_instance_latency_factor", "gauge", "Live correction of the profiled latency; 1: as profiled."
+        )
+        limit = MetricFamily(
+            "infaas_instance_batch_limit",
+            "gauge",
+            "The most items of an instance's next batch, by its batching policy.",
+        )
+        for loaded in actor.instances.values():
+            where = {
+                "worker": actor.worker,
+                "device": actor.device,
+                "variant": loaded.record.variant,
+                "instance_id": loaded.id,
+            }
+            waiting.add(loaded.queue.items, **where)
+            running.add(loaded.running_items, **where)
+            overlapping.add(loaded.running, **where)
+            factor.add(loaded.queue.factor, **where)
+            limit.add(loaded.queue.max_batch, policy=loaded.rule.policy if loaded.rule is not None else "edf", **where)
+        pending = MetricFamily(
+            "infaas_executor_queries", "gauge", "Queries that an executor has taken and not yet ended."
+        )
+        pending.add(len(actor.pending), worker=actor.worker, device=actor.device)
+        sizes = MetricFamily("infaas_batch_items", "histogram", "Items of the batches that were computed.")
+        busy = MetricFamily("infaas_batch_seconds_total", "counter", "Time spent computing batches.")
+        for variant, tally in actor.tallies.items():
+            where = {"worker": actor.worker, "device": actor.device, "variant": variant}
+            histogram = Histogram(ITEMS)
+            for size, batches in tally.sizes.items():
+                histogram.observe(size, batches)
+            sizes.add(histogram, **where)
+            busy.add(tally.seconds, **where)
+        return waiting, running, overlapping, factor, limit, pending, sizes, busy
+
+    def missing(self, actor: Executor, now: float) -> str:
+        del now
+        return actor.succession.missing
+
+    def under_way(self, actor: Executor) -> bool:
+        """Whether queries that it took have not ended."""
+        return bool(actor.pending)
 
 
 async def wire(settings: Settings, bus: Bus, found: Iterable[Accelerator] | None = None) -> list[Runtime]:
@@ -60,7 +115,7 @@ async def wire(settings: Settings, bus: Bus, found: Iterable[Accelerator] | None
         def make() -> Executor:
             return make_executor(settings, subjects, worker, device, incarnation, first.pop() if first else None)
 
-        return Runtime(name or f"executor-{device.name}", make, bus, subjects, its_edge, insight=metrics)
+        return Runtime(name or f"executor-{device.name}", make, bus, subjects, its_edge, insight=ExecutorInsight())
 
     cpu, *others = devices_of(settings.worker, found, settings.executor.remote_hosts)
     real = [device for device in others if not device.simulated]
@@ -108,4 +163,4 @@ def wire_container(
     subjects = Subjects(settings.prefix)
     make = partial(make_executor, settings, subjects, worker_name(settings.worker), device, time.time_ns() // 1000)
     edge = ContainerEdge(bus, subjects, process, settings.executor, loaded)
-    return Runtime("executor", make, bus, subjects, edge, insight=metrics)
+    return Runtime("executor", make, bus, subjects, edge, insight=ExecutorInsight())

@@ -45,11 +45,10 @@ from services.executor.commands import BatchResult, FetchInputs, RunBatch, Store
 from services.executor.dispatchers import TOLD, KnownDispatchers
 from services.executor.endings import Endings
 from services.executor.instances import REPORT, BatchRuns, Loaded, MonitorReporter, ReportDue
-from services.executor.loading import InstanceManager
+from services.executor.loading import InstanceManager, Succession
 from services.executor.pending import PendingQueries, ends
 from services.executor.queue import QueuedQuery, inputs_of, queued_query, unread_query
 from services.executor.stillness import Stillness
-from services.executor.succession import Succession
 
 FETCH = 10.0  # s to get inputs from, or put outputs into, the object store
 

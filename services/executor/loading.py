@@ -2,23 +2,31 @@
 
 A model is on the device, or in host memory (its instance is Warm), or nowhere. An order says where it is to be. One step at a time is
 taken to there, while the instance computes nothing and, unless it is to serve, once its queue is empty.
+
+In a planned restart another process succeeds this one: the new one loads what the old one has, then both are the same executor. The new
+process has the old one's incarnation and its instances by their ids. So nothing changes for monitor and dispatchers, and each of the two,
+which share the queries by queue group, computes what it gets. The new one takes none and reports nothing before it has loaded everything.
 """
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from bus.fields import filled
 from bus.messages.fleet import (
     DemoteInstance,
+    HeldInstances,
     InstanceFailed,
     InstanceLoaded,
     InstanceMoved,
     InstanceUnloaded,
     LoadInstance,
     MoveInstance,
+    SucceedExecutor,
     UnloadInstance,
 )
 from bus.subjects import Subjects
 from services.core.actor import NOTHING, Do, Effect, Envelope, Handler, Inlet, Publish
+from services.core.placement import Device
 from services.executor.commands import LoadedModel, LoadModel, MovedModel, MoveModel, TransferModel, UnloadModel
 from services.executor.instances import BatchTally, Loaded
 
@@ -112,16 +120,14 @@ class InstanceManager:
         return (self._is_loaded(loaded, model), *self.settle(loaded))
 
     def _is_loaded(self, loaded: Loaded, model: LoadedModel) -> Publish:
-        fact = InstanceLoaded(
+        fact = filled(
+            InstanceLoaded,
+            model,
             instance=loaded.id,
             variant=loaded.record.variant,
             device=self._device,
             incarnation=self._incarnation,
-            load_ms=model.load_ms,
-            memory_mb=model.memory_mb,
             proof=model.proof + (f"; one batch at a time: {model.one_at_a_time}" if model.one_at_a_time else ""),
-            tier=model.tier,
-            copied=model.copied,
         )
         return Publish(self._subjects["loaded"], fact)
 
@@ -186,3 +192,51 @@ def _obeying(obey: Callable[[Any], Iterable[Effect]]) -> Handler:
         return obey(envelope.message)
 
     return handle
+
+
+class Succession:
+    """One executor's. held: what the process before it had; None: it succeeds none."""
+
+    def __init__(
+        self,
+        worker: str,
+        device: str,
+        incarnation: int,
+        subjects: Subjects,
+        manager: InstanceManager,
+        held: HeldInstances | None,
+    ) -> None:
+        self.inlets = (Inlet(subject=subjects.executor(worker, device, "succeed"), message=SucceedExecutor),)
+        self.handlers: dict[type, Handler] = {SucceedExecutor: self._asked}
+        self._incarnation = incarnation
+        self._manager = manager
+        self._orders = held.instances if held is not None else []
+
+    def begin(self) -> list[Effect]:
+        """Load what the process before this one has."""
+        return [effect for order in self._orders for effect in self._manager.load(order)]
+
+    @property
+    def missing(self) -> str:
+        """What is not loaded yet, in words; empty when nothing."""
+        known = self._manager.instances
+        left = [known[one.instance] for one in self._orders if one.instance in known]
+        variants = sorted({one.record.variant for one in left if one.tier != one.goal})
+        return f"models that it loads: {', '.join(variants)}" if variants else ""
+
+    def _asked(self, envelope: Envelope) -> Iterable[Effect]:
+        if not envelope.reply:
+            return NOTHING
+        held = [
+            LoadInstance(
+                instance=one.id, variant=one.record, price_per_s=one.price_per_s, cores=one.cores, tier=one.goal
+            )
+            for one in self._manager.instances.values()
+            if one.goal is not None
+        ]
+        return (Publish(envelope.reply, HeldInstances(incarnation=self._incarnation, instances=held)),)
+
+
+def fits_twice(held: HeldInstances, device: Device) -> bool:
+    """Whether the models of both processes have room on the device at once, by their profiles."""
+    return 2.0 * sum(one.variant.profile.memory_mb for one in held.instances) <= device.memory_mb

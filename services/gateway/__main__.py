@@ -6,18 +6,16 @@ from bus.port import Bus
 from bus.subjects import Subjects
 from infaas.client import Client
 from services.core.settings import Settings
-from services.gateway.actor import Gateway, make_gateway
+from services.gateway.actor import Gateway, GatewayInsight, make_gateway
 from services.gateway.edge import GatewayEdge, GatewayService, Server
 from services.gateway.http.access import AccessControl, BadTokens
 from services.gateway.http.app import build
 from services.gateway.http.server import BadTls, HttpServer
-from services.gateway.metrics import GatewayInsight
 from services.gateway.registration import BadAllowedHosts
 from services.shell.host.running import inherited
 from services.shell.metrics import process
 from services.shell.metrics.system import PAGE, SystemPage
 from services.shell.runtime.runtime import Runtime
-from services.shell.settings import load
 
 
 async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
@@ -57,11 +55,3 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
         service.page = SystemPage(page)
     service.dashboard = settings.dashboard.public_url
     return [runtime]
-
-
-if __name__ == "__main__":
-    import sys
-
-    from services.shell.runtime.serve import serve
-
-    sys.exit(serve("gateway", load(), wire))

@@ -25,9 +25,8 @@ from services.core.metric import MetricFamily
 from services.core.settings import GatewaySettings
 from services.core.trace import Span
 from services.core.trace import read as read_trace
-from services.gateway.actor import AwaitClientErrors, Close, Gateway, Serve
+from services.gateway.actor import AwaitClientErrors, Close, Gateway, RequestCounts, Serve
 from services.gateway.errors import RequestFailed, failure_of, retry_after, unavailable
-from services.gateway.metrics import RequestCounts
 from services.gateway.statistics import Statistics
 from services.shell.clock import now
 from services.shell.metrics.system import SystemPage

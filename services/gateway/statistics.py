@@ -1,6 +1,7 @@
 """Statistics of this gateway's queries as Triton reports them: counts and times by app, model, version and variant. Pure."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from infaas.answers import Answer
@@ -10,29 +11,22 @@ MAX_VARIANTS = 4096  # variants with numbers of their own; further ones count on
 MAX_BATCH_SIZES = 256  # batch sizes with numbers of their own: clients choose how many items a query has
 
 
+@dataclass(slots=True, eq=False)
 class ModelStatistics:
     """One model's numbers. Times in ns. batches: batch size to the number of executions and their time."""
 
-    __slots__ = (
-        "batches",
-        "cached",
-        "compute_ns",
-        "defaults",
-        "executions",
-        "failed",
-        "failed_ns",
-        "items",
-        "last_ms",
-        "ok",
-        "ok_ns",
-        "queue_ns",
-    )
-
-    def __init__(self) -> None:
-        self.ok = self.failed = self.cached = self.defaults = self.items = self.last_ms = 0
-        self.executions = 0.0
-        self.ok_ns = self.failed_ns = self.queue_ns = self.compute_ns = 0.0
-        self.batches: dict[int, list[float]] = {}
+    ok: int = 0
+    failed: int = 0
+    cached: int = 0
+    defaults: int = 0
+    items: int = 0
+    last_ms: int = 0
+    executions: float = 0.0
+    ok_ns: float = 0.0
+    failed_ns: float = 0.0
+    queue_ns: float = 0.0
+    compute_ns: float = 0.0
+    batches: dict[int, list[float]] = field(default_factory=dict)
 
     def answered(self, answer: Answer, items: int, ns: float, now: float) -> None:
         self.ok += 1

@@ -14,7 +14,6 @@ from services.jobs.edge import JobsEdge
 from services.jobs.files import Files, JobFiles
 from services.shell.prices import load_prices
 from services.shell.runtime.runtime import Runtime
-from services.shell.settings import load
 
 
 def files_of(settings: Settings) -> JobFiles:
@@ -37,11 +36,3 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     )
     edge = await JobsEdge.open(bus, subjects, files_of(settings), settings.jobs.chunk_kb * 1024)
     return [Runtime("jobs", make, bus, subjects, edge, insight=actor)]
-
-
-if __name__ == "__main__":
-    import sys
-
-    from services.shell.runtime.serve import serve
-
-    sys.exit(serve("jobs", load(), wire))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
+from bus.codec import decode_kept
 from bus.messages.jobs import (
     OVER,
     JobAccepted,
@@ -44,13 +45,11 @@ from services.core.actor import (
 )
 from services.core.catalog import Catalog
 from services.core.metric import MetricFamily
-from services.core.requests import SyncGate, answer, not_now, refuse
+from services.core.requests import Commands, Retry, SyncGate, TakeOvers, answer, not_now, refuse
 from services.core.settings import JobsSettings, Settings
-from services.core.takeover import Commands, Retry, TakeOvers
 from services.jobs.commands import Abandon, Accept, CancelResult, ForgetJob, Keep, MarkJobCancelled, TakeOverJob
-from services.jobs.job import ActiveJob
+from services.jobs.job import ActiveJob, JobStatuses
 from services.jobs.policy import JobPolicy, is_same, listed
-from services.jobs.status import JobStatuses
 
 RETRY_S = 2.0
 TICK_S = 1.0
@@ -58,8 +57,6 @@ SILENCE_S = 3.0  # a coordinator without a heartbeat for so long is gone
 QUIET_S = 5.0  # without progress of a job, after which the bucket of parts is read
 COMMAND_S = 10.0
 ACCEPT_S = 30.0
-
-_decode = msgspec.msgpack.Decoder(JobRecord).decode
 
 
 class Coordinator:
@@ -199,12 +196,10 @@ class Coordinator:
             self._catalog.apply(changed.key, changed.value)
             return NOTHING
         self._records.pop(changed.key, None)
-        if changed.value is None:
-            return NOTHING
-        try:
-            record = self._records[changed.key] = _decode(changed.value)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return NOTHING  # a coordinator of another release wrote it and carries it on
+        record = decode_kept(JobRecord, changed.value)
+        if record is None:
+            return NOTHING  # it is gone, or a coordinator of another release wrote it and carries it on
+        self._records[changed.key] = record
         if record.status.state == "cancelled":
             return self._stop(record)
         if record.owner != self._name:

@@ -31,6 +31,7 @@ from services.jobs.commands import (
     JobRoute,
     Keep,
     MarkJobCancelled,
+    ParsedUrl,
     Read,
     Resume,
     Resumed,
@@ -39,7 +40,6 @@ from services.jobs.commands import (
 )
 from services.jobs.files import BadFile, JobFiles, named
 from services.jobs.formats import BadJobInput
-from services.jobs.urls import ParsedUrl
 
 PARTS_KEPT_S = 24 * 3600.0  # of parts whose job nobody carries on
 INLINE = 2**20  # bytes of a chunk above which it goes through the object store

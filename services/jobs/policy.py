@@ -11,13 +11,12 @@ from msgspec import Struct
 from bus.messages.catalog import AppRecord, Signature, VariantRecord
 from bus.messages.jobs import JobRecord, JobStatus, SubmitJob
 from bus.messages.public import Closest, Error, Requirements
-from services.core.accuracy import meeting
 from services.core.catalog import Catalog
 from services.core.cost import LatencyTable, UnknownPrice, cost_per_1000, instance_price_per_s, latency_ms
+from services.core.demand import meeting
 from services.core.settings import JobsSettings
-from services.core.validation import BadRequest, check_name
-from services.jobs.commands import JobRoute
-from services.jobs.urls import BadUrl, parse
+from services.core.validation import WrongField, check_name
+from services.jobs.commands import BadUrl, JobRoute, parse
 
 NEEDS = ("accuracy", "model", "variant")  # those needs of queries that a job has, too
 
@@ -101,7 +100,7 @@ class JobPolicy(Struct, eq=False):
             check_name(ask.job, "job")
             for url, field in ((ask.input, "input"), (ask.output, "output")):
                 parse(url, field, self.prefix)
-        except (BadRequest, BadUrl) as error:
+        except (WrongField, BadUrl) as error:
             return Error(code="bad_request", message=str(error))
         stated = [need for need in Requirements.__struct_fields__ if getattr(ask, need) is not None]
         if foreign := [need for need in stated if need not in NEEDS]:

@@ -7,6 +7,7 @@ from math import fsum
 
 from msgspec.structs import replace
 
+from bus.fields import filled
 from bus.messages.catalog import VariantRecord
 from bus.messages.events import CostEvent
 from bus.messages.fleet import DeviceStatus
@@ -133,25 +134,19 @@ class MonitoredDevice:
         """As heartbeats carry it. Used memory and cores are those that are promised to instances that somebody needs."""
         reclaimable = self.reclaimable()
         used = self.committed() - reclaimable
-        return DeviceStatus(
+        return filled(
+            DeviceStatus,
+            self.spec,
+            self,
             device=self.spec.name,
-            kind=self.spec.kind,
-            cores=self.spec.cores,
-            memory_mb=self.spec.memory_mb,
             memory_used_mb=used.memory_mb,
             cores_used=used.cores,
             utilisation=utilisation,
-            price_per_hour=self.price_per_hour,
-            simulated=self.spec.simulated,
-            alive=self.alive,
             incarnation=self.incarnation or 0,
             offline=min(utilisation, self.offline_use),
             memory_reclaimable_mb=reclaimable.memory_mb,
             cores_reclaimable=reclaimable.cores,
-            exclusive=self.exclusive,
             foreign_use=foreign_use,
-            host_used_mb=self.host_used_mb,
-            arithmetic=self.spec.arithmetic,
         )
 
     @property

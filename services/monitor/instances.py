@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from math import inf
 from typing import NamedTuple
 
+from bus.fields import filled
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import InstanceSample, InstanceStatus, State, Tier
 from services.core.cost import latency_ms, load_seconds
@@ -354,25 +355,14 @@ class MonitoredInstance:
         """As heartbeats carry it."""
         loads = self.state == "Loading" or self.goes == "host"
         ready = load_seconds(self.record, warm=self.in_host)
-        return InstanceStatus(
+        return filled(
+            InstanceStatus,
+            self,
             instance=self.id,
             variant=self.record.variant,
-            device=self.device,
-            state=self.state,
-            since=self.since,
-            queued=self.queued,
-            load=self.load,
             latency_ms=self.latency_s * 1000.0,
-            mean_batch=self.mean_batch,
-            factor=self.factor,
             app_states=self._app_states(),
             ready_at=self.since + ready if loads else 0.0,
-            reclaimable=self.reclaimable,
-            batching=self.batching,
-            batch_limit=self.batch_limit,
-            contexts=self.contexts,
-            busy_factor=self.busy_factor,
-            levels=self.levels,
         )
 
     def _app_states(self) -> dict[str, State]:

@@ -15,8 +15,7 @@ from services.core.settings import MonitorSettings
 from services.monitor.devices import MonitoredDevice
 from services.monitor.effects import MonitorEffects
 from services.monitor.instances import MonitoredInstance
-from services.monitor.policy import LoadFailures, make_room, to_keep, to_release
-from services.monitor.tiers import HostTier, is_idle, least_recently_used
+from services.monitor.policy import HostTier, LoadFailures, is_idle, least_recently_used, make_room, to_keep, to_release
 
 REFUSE_AFTER = 10.0  # s without an executor after which loads are refused; before, they wait for it
 REMEMBERED = 1000  # instances that ended

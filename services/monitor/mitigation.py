@@ -6,7 +6,7 @@ Here the order is: other cores, another device of the same kind on this worker, 
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from bus.messages.fleet import InstanceMoved
 from bus.messages.scaling import AskToMove
@@ -21,39 +21,6 @@ BUSIEST = 0.8  # nothing is moved to a core that is busier than this, 0..1
 GAIN = 0.15  # the new cores must be less busy than the present ones by so much
 PINNED = 0.3  # load that each pinned instance is expected to add to its core, beside what is measured
 SMOOTHING = 0.5  # weight of the newest sample in a core's utilisation
-
-
-class MoveToCores(Struct, frozen=True):
-    """Run on these cores of the machine from now on."""
-
-    cores: list[int]
-    reason: str
-
-
-class MoveToDevice(Struct, frozen=True):
-    """Load it on this device of the worker, then unload it where it is."""
-
-    device: str
-    reason: str
-
-
-class AskElsewhere(Struct, frozen=True):
-    """This worker has no better place."""
-
-    reason: str
-
-
-Mitigation = MoveToCores | MoveToDevice | AskElsewhere
-
-
-class CoreUse(Struct, eq=False):
-    """How busy each core of the machine is, 0..1, smoothed over the last samples."""
-
-    busy: dict[int, float] = {}
-
-    def sample(self, cores: Mapping[int, float]) -> None:
-        known = self.busy
-        self.busy = {core: SMOOTHING * now + (1 - SMOOTHING) * known.get(core, now) for core, now in cores.items()}
 
 
 def better_cores(
@@ -80,17 +47,9 @@ def better_cores(
     return sorted(chosen) if before - after >= GAIN else []
 
 
-def mitigate(cores: Sequence[int], busy: Mapping[int, float], devices: Sequence[str], slow: str) -> Mitigation:
-    """What to do about one interfered instance.
-
-    cores: better ones, if any. devices: others of its kind on this worker that have room, best first. slow: how slow it is now.
-    """
-    if cores:
-        names = ", ".join(f"{core} ({busy.get(core, 0.0):.0%} busy)" for core in cores)
-        return MoveToCores(list(cores), f"{slow}; core{'s' * (len(cores) > 1)} {names} would be better")
-    if devices:
-        return MoveToDevice(devices[0], f"{slow}; {devices[0]} has room")
-    return AskElsewhere(f"{slow}; this worker has no idler cores and no other device with room")
+def smoothed(before: Mapping[int, float], cores: Mapping[int, float]) -> dict[int, float]:
+    """How busy each core is, 0..1, with what the last samples said."""
+    return {core: SMOOTHING * now + (1 - SMOOTHING) * before.get(core, now) for core, now in cores.items()}
 
 
 class Migrations(Struct, eq=False):
@@ -105,11 +64,11 @@ class Migrations(Struct, eq=False):
     table: InstanceTable
     effects: MonitorEffects
     settings: MonitorSettings
-    _use: CoreUse = field(default_factory=CoreUse)
+    _busy: dict[int, float] = {}  # by core
     _reasons: dict[str, str] = {}  # instance -> why it is being moved to other cores
 
     def sampled(self, machine: MachineSample) -> None:
-        self._use.sample(machine.cores)
+        self._busy = smoothed(self._busy, machine.cores)
 
     def advance(self, now: float) -> list[Effect]:
         """Move what has been Interfered for long enough."""
@@ -127,19 +86,23 @@ class Migrations(Struct, eq=False):
     def _mitigate(self, instance: MonitoredInstance, now: float, *, cores: bool = True) -> list[Effect]:
         device = self.devices[instance.device]
         better = self._better_cores(instance) if cores and device.is_machine else []
-        others = [device.spec.name for device in self.table.others_with_room(instance, now)]
+        others = self.table.others_with_room(instance, now)
         slow = f"a batch takes {instance.latency_s * 1e3:.3g} ms, its profile says {instance.profiled_s * 1e3:.3g} ms"
-        chosen = mitigate(better, self._use.busy, others, slow)
-        if isinstance(chosen, MoveToCores):
-            self._reasons[instance.id] = chosen.reason
-            return [self.effects.order_move(instance, chosen.cores)]
-        if isinstance(chosen, MoveToDevice):
-            return self._to_device(instance, self.devices[chosen.device], chosen.reason, now)
-        return [self._ask(instance, chosen.reason, now)]
+        if better:
+            names = ", ".join(f"{core} ({self._busy.get(core, 0.0):.0%} busy)" for core in better)
+            self._reasons[instance.id] = f"{slow}; core{'s' * (len(better) > 1)} {names} would be better"
+            return [self.effects.order_move(instance, better)]
+        if others:
+            return self._to_device(instance, others[0], f"{slow}; {others[0].spec.name} has room", now)
+        why = f"{slow}; this worker has no idler cores and no other device with room"
+        ask = AskToMove(
+            worker=self.worker, at=now, app=instance.owner or "", variant=instance.record.variant, reason=why
+        )
+        return [self.effects.ask(ask)]
 
     def _better_cores(self, instance: MonitoredInstance) -> list[int]:
         pinned = [other.cores for other in self.table.instances.values() if other is not instance and other.cores]
-        return better_cores(instance.record.threads, instance.cores, self._use.busy, pinned)
+        return better_cores(instance.record.threads, instance.cores, self._busy, pinned)
 
     # -- to other cores
 
@@ -170,11 +133,3 @@ class Migrations(Struct, eq=False):
         if old is None or old.state == "Unloading":
             return []
         return self.table.unload(old, f"moved to {new.device}", now)
-
-    # -- to another worker
-
-    def _ask(self, instance: MonitoredInstance, reason: str, now: float) -> Effect:
-        ask = AskToMove(
-            worker=self.worker, at=now, app=instance.owner or "", variant=instance.record.variant, reason=reason
-        )
-        return self.effects.ask(ask)

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-import msgspec
-
+from bus.codec import decode_kept
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import EnsureLoaded, LoadAccepted, LoadRefused, Release
 from bus.messages.scaling import Drain, LeaderRecord
@@ -19,7 +18,6 @@ LEADER = "controller"  # key of the control bucket: who leads
 MOST_INSTANCES = 256  # of one variant on one worker; an order for more is a mistake
 WAITS_S = 5.0  # s for which an order waits until an instance is idle
 ROOM_S = 0.05  # s after which it is tried again
-_leader = msgspec.msgpack.Decoder(LeaderRecord)
 
 
 class WorkerOrders:
@@ -111,10 +109,7 @@ class WorkerOrders:
 
     def leader_changed(self, value: bytes | None) -> None:
         """The leader's record in the control bucket has this value now. So a new monitor refuses outdated orders, too."""
-        try:
-            record = _leader.decode(value) if value else None
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return
+        record = decode_kept(LeaderRecord, value)
         if record is not None:
             self._epoch = max(self._epoch, record.epoch)
 

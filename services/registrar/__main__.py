@@ -10,7 +10,6 @@ from services.registrar import actor
 from services.registrar.actor import make_registrar
 from services.registrar.edge import RegistrarEdge
 from services.shell.runtime.runtime import Runtime
-from services.shell.settings import load
 
 
 async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
@@ -21,11 +20,3 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     make = partial(make_registrar, settings, subjects, name, lambda: f"r-{secrets.token_hex(8)}")
     edge = await RegistrarEdge.open(bus, subjects)
     return [Runtime("registrar", make, bus, subjects, edge, insight=actor)]
-
-
-if __name__ == "__main__":
-    import sys
-
-    from services.shell.runtime.serve import serve
-
-    sys.exit(serve("registrar", load(), wire))

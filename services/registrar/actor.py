@@ -6,9 +6,9 @@ the registration on. Every registration ends in exactly one `done` or `failed`. 
 
 from collections.abc import Callable, Iterable
 
-import msgspec
 from msgspec import UNSET, Raw
 
+from bus.codec import decode_kept
 from bus.messages.events import RegistrationEvent
 from bus.messages.fleet import ExecutorExited, WorkerHeartbeat
 from bus.messages.flow import ContextChanged
@@ -55,11 +55,10 @@ from services.core.actor import (
 from services.core.catalog import Catalog
 from services.core.metric import MetricFamily
 from services.core.placement import REMOTE
-from services.core.requests import SyncGate, answer, not_now, refuse
+from services.core.requests import Commands, Retry, SyncGate, TakeOvers, answer, not_now, refuse
 from services.core.settings import RegistrarSettings, Settings
-from services.core.takeover import Commands, Retry, TakeOvers
 from services.registrar.changes import refusal
-from services.registrar.checks import registration_error, verb_asked
+from services.registrar.checks import Ceiling, registration_error, verb_asked
 from services.registrar.commands import (
     AlreadyTaken,
     ChangeRefused,
@@ -71,20 +70,16 @@ from services.registrar.commands import (
     RegistrationRecord,
     TakeOverRegistration,
 )
-from services.registrar.containers import place_of
 from services.registrar.hardware import SIMULATED, Extensions, SimulatedVariants
 from services.registrar.pipelines import NO_MODELS
-from services.registrar.policy import REGISTRAR_TIMEOUT_S, WORKER_TIMEOUT_S, next_version
-from services.registrar.room import Ceiling
-from services.registrar.status import OVER, RegistrationStatuses
-from services.registrar.status import PREFIX as STATUS
+from services.registrar.policy import REGISTRAR_TIMEOUT_S, WORKER_TIMEOUT_S, next_version, place_of
+from services.registrar.registration import OVER, RegistrationStatuses
+from services.registrar.registration import PREFIX as STATUS
 from services.registrar.work import COMMAND_S, Registrations
 
 TICK_S = 1.0
 RETRY_S = 2.0
 WORK = "work."
-
-_decode_record = msgspec.msgpack.Decoder(RegistrationRecord).decode
 
 
 class Registrar:
@@ -186,12 +181,12 @@ class Registrar:
             registration = changed.key.removeprefix(WORK)
             self._records.pop(registration, None)
             if changed.value is not None and registration not in self._closed:
-                try:
-                    self._records[registration] = _decode_record(changed.value)
-                except (msgspec.DecodeError, UnicodeDecodeError):
+                record = decode_kept(RegistrationRecord, changed.value)
+                if record is None:
                     self._closed.add(registration)  # a registrar of another release wrote it and carries it on
                     return NOTHING
-                if self._records[registration].cancelled:
+                self._records[registration] = record
+                if record.cancelled:
                     return self._registrations.cancel(registration, envelope.now)
         return NOTHING
 

@@ -11,6 +11,8 @@ from bus.messages.catalog import ModelRecord, VariantRecord
 from bus.messages.public import Code, Register, RegistrationStatus
 from services.core.placement import REMOTE
 
+MOST_DEFAULT = 64 * 1024  # bytes of a default output: every service keeps the whole catalogue in memory
+
 
 class RegistrationRecord(Struct, frozen=True, kw_only=True):
     """An unfinished registration, kept in the status bucket as `work.<id>` so that it outlives its registrar.

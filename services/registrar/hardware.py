@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
+from bus.fields import filled
 from bus.messages.catalog import ModelRecord, VariantRecord
 from bus.messages.public import Register
 from services.core.actor import NOTHING, Do, Effect
@@ -26,7 +27,7 @@ from services.core.placement import REMOTE
 from services.registrar.checks import CONTAINER
 from services.registrar.commands import ChangeSimulated, RegistrationRecord
 from services.registrar.policy import WORKER_LOST_S, WORKER_TIMEOUT_S, simulated_variants
-from services.registrar.status import RegistrationStatuses
+from services.registrar.registration import RegistrationStatuses
 from services.registrar.work import COMMAND_S, CPU, Workers
 
 SIMULATED = ("simulated", "")  # id of the command
@@ -83,23 +84,7 @@ class Extensions:
 
     def _record(self, name: str, model: ModelRecord, kind: str, registrar: str, now: float) -> RegistrationRecord:
         apps = sorted(self._catalog.apps_linking(model.model))
-        request = Register(
-            app=apps[0] if apps else "",
-            model=model.model,
-            format=model.format,
-            object=model.source,
-            validation=model.validation,
-            version=model.version,
-            task=model.task,
-            metric=model.metric,
-            inputs_key=model.inputs_key,
-            labels_key=model.labels_key,
-            contended=model.contended,
-            contexts=model.contexts,
-            labels=model.labels,
-            allow_nan=model.allow_nan,
-            registration=name,
-        )
+        request = filled(Register, model, app=apps[0] if apps else "", object=model.source, registration=name)
         return RegistrationRecord(
             registration=name, request=request, registrar=registrar, created=now, version=model.version, hardware=kind
         )

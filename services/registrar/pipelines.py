@@ -29,14 +29,13 @@ from bus.messages.verbs import (
     SetVersion,
     UnlinkModel,
 )
-from services.core.accuracy import meeting
 from services.core.catalog import Catalog
 from services.core.cost import HANDLING_MS, PER_CORE, latency_ms
+from services.core.demand import meeting
 from services.core.pipelines.checks import pipeline_errors, signature_of
 from services.core.pipelines.planners import POLICIES
 from services.core.pipelines.problem import LARGEST_BATCH, MOST_REPLICAS
-from services.registrar.checks import MOST_DEFAULT
-from services.registrar.commands import ChangeRefused, LinkVersion, RefitPlan
+from services.registrar.commands import MOST_DEFAULT, ChangeRefused, LinkVersion, RefitPlan
 
 HOP_MS = 0.1  # a message between two processes of one machine takes no less
 SLOWER = 1.25  # times the planned service time, which a variant may take by its profile

@@ -1,4 +1,5 @@
-"""Which variants to generate of a model, and which of those that were built may serve.
+"""Which variants to generate of a model, which of those that were built may serve, and whether a user's own process (`infaas container`) is a new
+version of its model or one more replica of a registered one.
 
 The choice was measured (EfficientNet-Lite and MNIST families, onnxruntime on AVX512-VNNI): static int8 (QDQ, per channel, calibrated)
 makes convolutional nets 1.5 to 5 times faster at equal accuracy, and nets of matrix products up to 2.7 times. Dynamic int8 is not built: it
@@ -12,12 +13,14 @@ from math import isfinite
 
 from msgspec.structs import replace
 
-from bus.messages.catalog import Profile, VariantRecord
-from bus.messages.work import ModelInspected, VariantBuilt, VariantPlan
-from services.core.catalog import mark_dominated
+from bus.messages.catalog import AppRecord, ModelRecord, Profile, VariantRecord
+from bus.messages.public import Error
+from bus.messages.work import ContainerPlace, ModelInspected, PlaceContainer, VariantBuilt, VariantPlan
+from services.core.catalog import Catalog, mark_dominated
 from services.core.emulation import KINDS, emulated, originals
 from services.core.placement import REMOTE
 from services.core.settings import RegistrarSettings
+from services.registrar.checks import CONTAINER
 
 LONGEST_NAME = 64
 NATIVE = "native"  # precision of a user's own process or of a remote engine, which nobody else knows
@@ -192,3 +195,53 @@ def _simulated_name(original: VariantRecord, kind: str) -> str:
     """Its name alone tells a simulated variant from a real one in events and costs."""
     of = original
     return variant_name(of.model, of.version, f"sim{kind}", of.precision, of.threads, of.max_batch)
+
+
+def place_of(question: PlaceContainer, catalog: Catalog, agreement: float) -> ContainerPlace | Error:
+    """The place of this process. agreement: the share of equal answers that a replica must give, at least."""
+    request = question.request
+    app = catalog.app(request.app)
+    known = sorted(catalog.versions(request.model).values(), key=lambda record: record.created)
+    version = request.version or next(
+        (record.version for record in reversed(known) if record.format == CONTAINER),
+        str(next_version(record.version for record in known)),
+    )
+    record = catalog.model(request.model, version)
+    place = ContainerPlace(version=version, signature=None if app is None else app.signature, agreement=agreement)
+    if record is None:
+        return place
+    named = f"version {version} of model {request.model}"
+    variants = [one for one in catalog.variants_at(request.model, version) if one.framework == CONTAINER]
+    if record.format != CONTAINER or not variants:
+        return _refused(f"version: {named} is a registered file, and no container; give another --version")
+    if app is None or record.model not in app.links:
+        link = f"infaas admin link-model {request.app} --model {record.model} --version {version}"
+        return _refused(f"app: {named} is registered, but not for app {request.app}; link it with `{link}`")
+    wrong = without_effect(question, record, app)
+    if wrong:
+        return _refused(f"{wrong[0]}; a replica changes nothing: leave it out, or give another --version")
+    return ContainerPlace(
+        version=version, signature=app.signature, agreement=agreement, variant=variants[0], reference=record.source
+    )
+
+
+def without_effect(question: PlaceContainer, record: ModelRecord, app: AppRecord) -> list[str]:
+    """Options of a replica that say something else than what is registered, which one more process does not change."""
+    asked, named, of_app = question.request, f"version {record.version} of model {record.model}", f"app {app.app}"
+    return [
+        f"--{option}: {whose} has {kept!r} and not {wanted!r}"
+        for option, wanted, kept, whose in (
+            ("task", asked.task, record.task, named),
+            ("metric", question.metric, record.metric, named),
+            ("labels", asked.labels or None, record.labels, named),
+            ("latency-ms", asked.latency_ms, app.latency_ms, of_app),
+            ("slo-target", asked.slo_target, app.slo_target, of_app),
+            ("default-output", asked.default_output, app.default_output, of_app),
+            ("accuracy", asked.accuracy, app.accuracy, of_app),
+        )
+        if wanted is not None and wanted != kept
+    ]
+
+
+def _refused(text: str) -> Error:
+    return Error(code="bad_request", message=text)

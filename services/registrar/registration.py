@@ -1,10 +1,15 @@
-"""One registration on its way to the catalogue: its orders to workers, their results, and the records that it becomes."""
+"""One registration on its way to the catalogue: its orders to workers, their results, and the records that it becomes.
+
+The last status of each is published at each step, and kept in the status bucket at most once a second, the last one always.
+"""
 
 from math import isfinite
 from typing import Literal
 
 from msgspec.structs import replace
 
+from bus.codec import decode_kept
+from bus.fields import filled
 from bus.messages.catalog import ModelRecord, VariantRecord
 from bus.messages.public import ContainerReport, RegistrationStatus, VariantFailure
 from bus.messages.work import (
@@ -16,12 +21,14 @@ from bus.messages.work import (
     VariantPlan,
     WorkProgress,
 )
-from bus.subjects import WITHOUT_APP
+from bus.subjects import WITHOUT_APP, Subjects
+from services.core.actor import NOTHING, Do, Effect, Publish
 from services.core.catalog import mark_dominated
 from services.core.placement import REMOTE, container_kind
+from services.core.requests import Commands
 from services.core.settings import RegistrarSettings
 from services.registrar.checks import CONTAINER
-from services.registrar.commands import AddVariants, LinkVersion, PutRecords, RegistrationRecord
+from services.registrar.commands import AddVariants, LinkVersion, PutRecords, PutStatus, RegistrationRecord
 from services.registrar.policy import NATIVE, adds_integers, defect, simulated_variants, variant_name
 
 INSPECTED_AT = 0.1  # share of the whole that inspection counts for
@@ -97,15 +104,10 @@ class Registration:
         if self.inspected is None:
             self.phase = "inspect"
             self._advance("inspecting", f"inspecting on {worker}", self.status.progress)
-            return InspectModel(
+            return filled(
+                InspectModel,
+                request,
                 registration=self.id,
-                format=request.format,
-                object=request.object,
-                validation=request.validation,
-                inputs_key=request.inputs_key,
-                labels_key=request.labels_key,
-                metric=request.metric,
-                allow_nan=request.allow_nan,
                 allow_torchscript=settings.allow_torchscript,
                 stored=self.extends,
                 hardware=self.hardware,
@@ -113,22 +115,14 @@ class Registration:
             )
         self.phase = "build"
         self._advance("building", f"building {len(self.remaining)} variants on {worker}", INSPECTED_AT)
-        return BuildVariants(
+        return filled(
+            BuildVariants,
+            self.inspected,
+            request,
             registration=self.id,
-            model=request.model,
             version=self.version,
-            format=request.format,
-            source=self.inspected.source,
-            validation=self.inspected.validation,
-            inputs_key=request.inputs_key,
-            labels_key=request.labels_key,
-            metric=request.metric,
-            signature=self.inspected.signature,
             plans=self.remaining,
             allow_torchscript=settings.allow_torchscript,
-            contended=request.contended,
-            contexts=request.contexts,
-            allow_nan=request.allow_nan,
         )
 
     def wait(self, step: str, now: float) -> None:
@@ -173,19 +167,8 @@ class Registration:
             ),
             [plan],
         )
-        built = VariantBuilt(
-            registration=self.id,
-            worker="",
-            hardware=hardware,
-            plan=plan,
-            artifact=request.object,
-            accuracy=report.accuracy,
-            accuracy_low=report.accuracy_low,
-            accuracy_high=report.accuracy_high,
-            agreement=1.0,
-            profile=report.profile,
-            alone=report.alone,
-        )
+        where = {"registration": self.id, "worker": "", "hardware": hardware}
+        built = filled(VariantBuilt, report, plan=plan, artifact=request.object, agreement=1.0, **where)
         self.add_result(built, settings)
 
     def set_progress(self, report: WorkProgress) -> None:
@@ -292,35 +275,21 @@ class Registration:
         own = inspected.baseline_accuracy if own is None else own
         built_names = {self._name(planned): planned for planned in self.built}
         return mark_dominated(
-            VariantRecord(
+            filled(
+                VariantRecord,
+                built,
+                plan,
+                inspected,
+                request,
                 variant=variant,
-                model=request.model,
                 version=self.version,
-                framework=self.plans[name].framework,
-                precision=self.plans[name].precision,
-                threads=self.plans[name].threads,
-                max_batch=1 if built.alone else self.plans[name].max_batch,
-                hardware=built.hardware,
-                artifact=built.artifact,
-                format=self.plans[name].format,
-                accuracy=built.accuracy,
-                accuracy_low=built.accuracy_low,
-                accuracy_high=built.accuracy_high,
-                contexts=built.contexts,
-                agreement=built.agreement,
-                profile=built.profile,
-                signature=inspected.signature,
-                metric=request.metric,
-                labels=request.labels,
-                allow_nan=request.allow_nan,
+                max_batch=1 if built.alone else plan.max_batch,
                 model_accuracy=own,
-                arithmetic=built.profile.host.get("arithmetic", "")
-                if adds_integers(self.plans[name], inspected)
-                else "",
+                arithmetic=built.profile.host.get("arithmetic", "") if adds_integers(plan, inspected) else "",
                 alone=built.alone or inspected.alone,
             )
             for variant, name in built_names.items()
-            for built in (self.built[name],)
+            for built, plan in ((self.built[name], self.plans[name]),)
         )
 
     def records(self, newest: bool) -> PutRecords:
@@ -334,26 +303,8 @@ class Registration:
         )
 
     def _model(self, inspected: ModelInspected) -> ModelRecord:
-        request = self.record.request
-        return ModelRecord(
-            model=request.model,
-            version=self.version,
-            task=request.task,
-            metric=request.metric,
-            format=request.format,
-            source=inspected.source,
-            validation=inspected.validation,
-            signature=inspected.signature,
-            created=self.record.created,
-            registration=self.id,
-            inputs_key=request.inputs_key,
-            labels_key=request.labels_key,
-            labels=request.labels,
-            contended=request.contended,
-            contexts=request.contexts,
-            allow_nan=request.allow_nan,
-            app=request.app,
-        )
+        names = {"version": self.version, "created": self.record.created, "registration": self.id}
+        return filled(ModelRecord, inspected, self.record.request, **names)
 
     def additions(self) -> AddVariants:
         """The records for the catalogue, of a model that is there already."""
@@ -364,12 +315,63 @@ class Registration:
         request = self.record.request
         if request.app == WITHOUT_APP:
             return None
-        return LinkVersion(
-            app=request.app,
-            record=self._model(inspected),
-            create=True,
-            latency_ms=request.latency_ms,
-            default_output=request.default_output,
-            slo_target=request.slo_target,
-            accuracy=request.accuracy,
-        )
+        return filled(LinkVersion, request, record=self._model(inspected), create=True)
+
+
+PREFIX = "registration."
+SAVE_EVERY_S = 1.0
+TIMEOUT_S = 10.0
+OVER = ("done", "failed", "cancelled")
+
+
+class RegistrationStatuses:
+    """The last status of each registration, this registrar's and others'.
+
+    Its own it saves: one write at a time for each registration, the newest status last.
+    """
+
+    def __init__(self, subjects: Subjects, commands: Commands) -> None:
+        self._subjects = subjects
+        self._commands = commands
+        self._last: dict[str, RegistrationStatus] = {}
+        self._own: set[str] = set()
+        self._saving: dict[str, RegistrationStatus] = {}
+        self._wanted: dict[str, tuple[float, RegistrationStatus]] = {}  # when it was to be saved, and what
+
+    def last(self, registration: str) -> RegistrationStatus | None:
+        return self._last.get(registration)
+
+    def apply(self, registration: str, value: bytes | None) -> None:
+        """Take what the bucket holds. Of its own registrations this registrar knows newer statuses."""
+        if registration in self._own:
+            return
+        self._last.pop(registration, None)
+        if (status := decode_kept(RegistrationStatus, value)) is not None:
+            self._last[registration] = status
+
+    def publish(self, status: RegistrationStatus, now: float) -> tuple[Effect, ...]:
+        """Publish a status of this registrar's, and save it when the state is new or the last save is old."""
+        registration = status.registration
+        self._own.add(registration)
+        self._last[registration] = status
+        effect = Publish(self._subjects.registration(registration), status)
+        wanted = self._wanted.get(registration)
+        if wanted is None or wanted[1].state != status.state or now - wanted[0] >= SAVE_EVERY_S:
+            self._wanted[registration] = (now, status)
+            if registration not in self._saving:
+                return effect, self._save(status)
+        return (effect,)
+
+    def saved(self, registration: str) -> tuple[Effect, ...]:
+        """A save has ended; another one begins if there is something newer to save."""
+        newest = self._wanted[registration][1]
+        if self._saving.pop(registration) is not newest:
+            return (self._save(newest),)
+        self._commands.ended(("status", registration))
+        if newest.state in OVER:
+            del self._wanted[registration]
+        return NOTHING
+
+    def _save(self, status: RegistrationStatus) -> Effect:
+        self._saving[status.registration] = status
+        return self._commands.start(Do(("status", status.registration), PutStatus(status), TIMEOUT_S))

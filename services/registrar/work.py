@@ -4,6 +4,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from math import inf
 
+from bus.fields import filled
 from bus.messages.events import RegistrationEvent
 from bus.messages.fleet import ExecutorExited, WorkerHeartbeat
 from bus.messages.work import CancelWork, ModelInspected, VariantBuilt, VariantFailed, WorkFinished, WorkProgress
@@ -11,13 +12,12 @@ from bus.subjects import Subjects
 from services.core.actor import NOTHING, Do, Effect, Envelope, Handler, Publish, Record, Undelivered
 from services.core.catalog import Catalog
 from services.core.placement import REMOTE, is_container
+from services.core.requests import Commands
 from services.core.settings import RegistrarSettings
-from services.core.takeover import Commands
 from services.registrar.changes import amend
 from services.registrar.commands import ChangeRefused, Command, Finish, RegistrationRecord
 from services.registrar.policy import ATTEMPTS, SILENCE_S, WORKER_LOST_S, WORKER_TIMEOUT_S, plans, plans_for
-from services.registrar.registration import Ended, Registration
-from services.registrar.status import OVER, RegistrationStatuses
+from services.registrar.registration import OVER, Ended, Registration, RegistrationStatuses
 
 COMMAND_S = 30.0
 CANCELLED = "it was cancelled"
@@ -414,14 +414,4 @@ class Registrations:
         if registration.recorded_state == status.state or status.dry_run:
             return effects
         registration.recorded_state = status.state
-        event = RegistrationEvent(
-            time=now,
-            registration=registration.id,
-            app=status.app,
-            model=status.model,
-            version=status.version,
-            state=status.state,
-            reason=status.reason,
-            progress=status.progress,
-        )
-        return (*effects, Record(event))
+        return (*effects, Record(filled(RegistrationEvent, status, time=now)))

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from bus.codec import encode
+from bus.codec import decode_kept, encode
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import Tier
 from bus.messages.public import Tensor
@@ -24,11 +24,10 @@ from services.autoscaler.vms.commands import (
     SolveFleet,
     Start,
     Stop,
-    decode_leader,
     machine_key,
 )
+from services.core.catalog import replicas_key
 from services.core.emulation import one_at_a_time, zeros
-from services.core.pipelines.kept import replicas_key
 from services.core.placement import quarantine_key
 from services.core.planning.fleet import Unsolved, solve_fleet
 from services.dispatcher.commands import ContextWritten, ReadContext, StoredContext, WriteContext
@@ -306,7 +305,7 @@ class SimulatedControllerEdge(Struct, eq=False):
         return STORE, None
 
     def _claim(self, claim: ClaimLease) -> LeaseClaimed:
-        present: LeaderRecord | None = decode_leader(self.environment.get(self.bucket, LEADER))
+        present: LeaderRecord | None = decode_kept(LeaderRecord, self.environment.get(self.bucket, LEADER))
         if not claim.allows(present):
             return LeaseClaimed(ok=False, present=present)
         self.environment.put(self.bucket, LEADER, encode(claim.record))

@@ -68,8 +68,7 @@ WIRING = {
     # Names of keys in buckets.
     "services.core.batching:batching_key": {"scenario/catalogue.py", "faults.py"},
     "services.autoscaler.vms.commands:machine_key": {"edges.py"},
-    "services.autoscaler.vms.commands:decode_leader": {"edges.py"},
-    "services.core.pipelines.kept:replicas_key": {"edges.py"},
+    "services.core.catalog:replicas_key": {"edges.py"},
     "services.core.placement:quarantine_key": {"edges.py"},
     # What must always hold is checked on the actors' state. A dead executor's supervisor knows what it computed.
     "services.dispatcher.actor:Dispatcher": {"fuzz/liveness.py"},
@@ -78,7 +77,7 @@ WIRING = {
     "services.monitor.actor:MonitorActor": {"fuzz/trial.py"},
     "services.executor.queue:QueuedQuery": {"edges.py"},
     # The developer of a static system chooses before the run, by that system's own rule.
-    "services.autoscaler.baselines:chosen": {"scenario/baseline.py"},
+    "services.core.policy:chosen": {"scenario/baseline.py"},
     "services.core.planning.capacity:throughput": {"scenario/baseline.py"},
     "services.core.placement:misfit": {"scenario/baseline.py"},
     "services.core.placement:total": {"scenario/baseline.py"},

@@ -28,9 +28,9 @@ from services.core.ensemble.base import Member
 from services.core.ensemble.outputs import combined, label_error
 from services.core.validation import count_items
 from services.dispatcher.default_output import default_outputs
-from services.executor.assemble import single, split
 from services.executor.backends.base import checked_outputs
-from services.executor.backends.remote_tensors import infer_outputs, infer_request, model_of
+from services.executor.backends.remote import infer_outputs, infer_request, model_of
+from services.executor.edge import single, split
 from services.executor.queue import QueuedQuery
 from services.executor.workshop.sandbox.protocol import UploadRejected
 from services.gateway.clipper.bodies import tensors_of

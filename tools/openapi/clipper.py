@@ -8,7 +8,7 @@ from msgspec.structs import fields
 
 from bus.messages.verbs import verb_of
 from services.gateway.clipper.admin import OWN, ClipperAdminApi, form_of, verb_body
-from services.gateway.clipper.bodies import PredictBody, Prediction, UpdateBody
+from services.gateway.clipper.bodies import ClipperPrediction, PredictBody, UpdateBody
 from services.gateway.clipper.rest import VERBS
 from tools.openapi.operation import TEXT, Operation, Schema, array, record, ref, schema
 
@@ -32,7 +32,7 @@ _FAILED = {
 
 def operations() -> Iterator[Operation]:
     """All operations."""
-    error, metrics, one = ref("ClipperError"), ref("ClipperMetrics"), schema(Prediction)
+    error, metrics, one = ref("ClipperError"), ref("ClipperMetrics"), schema(ClipperPrediction)
     yield Operation(
         "POST", "/{app}/predict", TAG, "One query or a batch: the outputs of the app's models, or its default output with the reason.",
         {"oneOf": [one, record("batch_predictions", batch_predictions=array(one))]},

@@ -1,7 +1,7 @@
 """The model-autoscaler of one worker: between two plans it reacts to load that has doubled and that its worker cannot carry. Pure.
 
 The leader (services/autoscaler/vms) plans for all workers. A plan takes a moment, and a new leader a few seconds. Meanwhile a
-worker whose load grows loads more by itself: the paper's greedy reaction (services/core/planning/reaction.py) with the variants and
+worker whose load grows loads more by itself: the paper's greedy reaction (services/core/planning/problem.py) with the variants and
 devices that it has. It never unloads anything, since only a plan for all knows what can be spared. Orders go to this worker's
 monitor, which alone admits loads.
 """
@@ -41,8 +41,7 @@ from services.core.lifecycle import COUNTED, SERVING, needed
 from services.core.metric import MetricFamily
 from services.core.placement import how_many_fit
 from services.core.planning.capacity import LatencyTables, throughput
-from services.core.planning.problem import CandidateVariant, PlanningProblem
-from services.core.planning.reaction import lacking, react
+from services.core.planning.problem import CandidateVariant, PlanningProblem, lacking, react
 from services.core.settings import AutoscalerSettings, MonitorSettings, Settings
 
 GONE = 2.0  # s without a heartbeat of this worker's monitor, after which the last is ignored

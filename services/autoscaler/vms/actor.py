@@ -11,30 +11,27 @@ from math import inf
 
 from msgspec import Struct
 
+from bus.codec import decode_kept
 from bus.messages.events import AppObjective
 from bus.messages.fleet import LoadReply, WorkerHeartbeat
-from bus.messages.scaling import AskToMove, DemandHistory, DemandReport, PipelineArrivals
+from bus.messages.scaling import AskToMove, DemandHistory, DemandReport, LeaderRecord, MachineRecord, PipelineArrivals
 from bus.subjects import Subjects
-from services.autoscaler.baselines import baseline_of
 from services.autoscaler.vms.commands import (
     LEADER,
     ControllerEffects,
     Inventory,
     ProviderTraits,
     Turn,
-    decode_leader,
-    decode_machine,
     worker_of_key,
 )
 from services.autoscaler.vms.drain import MachineDrain
 from services.autoscaler.vms.fleet import Fleet
 from services.autoscaler.vms.growth import MachineGrowth
-from services.autoscaler.vms.inventory import InventoryView
 from services.autoscaler.vms.lease import Lease
 from services.autoscaler.vms.machines import Machines
-from services.autoscaler.vms.moves import Moves
-from services.autoscaler.vms.orders import DryRun, MachineOrders
+from services.autoscaler.vms.orders import DryRun, InventoryView, MachineOrders
 from services.autoscaler.vms.pipelines import PipelineReplication
+from services.autoscaler.vms.placement import Moves
 from services.autoscaler.vms.planner import FleetPlanner
 from services.autoscaler.vms.problem import FleetProblems
 from services.autoscaler.vms.rules import (
@@ -67,7 +64,7 @@ from services.core.actor import (
 from services.core.catalog import Catalog
 from services.core.cost import Goal
 from services.core.metric import MetricFamily
-from services.core.policy import GuardedPolicy, policy_failures
+from services.core.policy import GuardedPolicy, baseline_of, policy_failures
 from services.core.settings import AutoscalerSettings, MonitorSettings, Settings
 
 FIRST_REVIEW_S = 2.0  # s after the start, in which each worker has sent heartbeats
@@ -284,12 +281,12 @@ class Controller:
             ):  # deployed, or ended: now and not at the next review
                 return [*self.pipelines.review(self._leaving, turn), *self._plan(turn)]
         elif change.key == LEADER:
-            self.lease.changed(decode_leader(change.value), envelope.now)
+            self.lease.changed(decode_kept(LeaderRecord, change.value), envelope.now)
         else:
             self.pipelines.stored.change(change.key, change.value)
             worker = worker_of_key(change.key)
             if worker is not None and not self.lease.epoch:  # the leader itself has written it, and knows more
-                self.fleet.record_changed(worker, decode_machine(change.value), envelope.now)
+                self.fleet.record_changed(worker, decode_kept(MachineRecord, change.value), envelope.now)
         return NOTHING
 
     def _synced(self, envelope: Envelope) -> Iterable[Effect]:

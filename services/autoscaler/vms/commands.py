@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from bus.messages.catalog import VariantRecord
 from bus.messages.events import ScalingEvent, WorkerEvent
+from bus.messages.fleet import EnsureLoaded, PlannedBy
 from bus.messages.scaling import LeaderRecord, MachineRecord, PipelineReplicas, StartMachine, StopMachine
 from bus.subjects import Subjects
 from services.core.actor import Do, Effect, Publish, Record
@@ -15,8 +16,6 @@ from services.core.planning.fleet import FleetPlan, FleetProblem
 
 LEADER = "controller"  # key of the leader's record
 _MACHINE = "machine."  # keys of machines' records begin with it
-_leader = msgspec.msgpack.Decoder(LeaderRecord)
-_machine = msgspec.msgpack.Decoder(MachineRecord)
 STORE_S = 5.0  # s for one write to the control bucket
 
 
@@ -154,22 +153,6 @@ def worker_of_key(key: str) -> str | None:
     return key.removeprefix(_MACHINE) if key.startswith(_MACHINE) else None
 
 
-def decode_leader(value: bytes | None) -> LeaderRecord | None:
-    """The record; None if there is none that can be read."""
-    try:
-        return _leader.decode(value) if value else None
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-
-
-def decode_machine(value: bytes | None) -> MachineRecord | None:
-    """The record; None if there is none that can be read."""
-    try:
-        return _machine.decode(value) if value else None
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-
-
 # -- effects
 
 
@@ -192,6 +175,22 @@ class ControllerEffects:
     def send(self, worker: str, order: str, message: Any, reply: str = "") -> Effect:
         """An order to a worker's monitor."""
         return Publish(self._subjects.worker(worker, order), message, reply)
+
+    def load(
+        self, worker: str, record: VariantRecord, at_least: int, app: str | None, reason: str, turn: Turn, reply: str = "",
+        planned: PlannedBy | None = None,
+    ) -> Effect:  # fmt: skip
+        """The order that a worker has at least so many instances of a variant."""
+        order = EnsureLoaded(
+            variant=record,
+            at_least=at_least,
+            app=app or None,
+            orderer=self.name,
+            reason=reason,
+            epoch=turn.epoch,
+            planned=planned,
+        )
+        return self.send(worker, "load", order, reply)
 
     def reply_subject(self) -> str:
         """A subject of this controller's that no other order has."""

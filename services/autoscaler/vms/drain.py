@@ -8,12 +8,11 @@ from collections.abc import Collection, Mapping
 
 from msgspec import Struct
 
-from bus.messages.fleet import EnsureLoaded
 from bus.messages.scaling import Drain
 from services.autoscaler.vms.commands import ControllerEffects, Turn
 from services.autoscaler.vms.fleet import Fleet, FleetWorker
-from services.autoscaler.vms.inventory import InventoryView
 from services.autoscaler.vms.machines import LOST_S, PAUSES, Machines
+from services.autoscaler.vms.orders import InventoryView
 from services.autoscaler.vms.placement import place
 from services.autoscaler.vms.planner import FleetPlanner
 from services.autoscaler.vms.rules import Hardware, Remove
@@ -153,15 +152,8 @@ class MachineDrain(Struct, eq=False):
         )
         if where is None:
             return None
-        order = EnsureLoaded(
-            variant=record,
-            at_least=len(where.of(variant)) + 1,
-            app=app,
-            orderer=self.effects.name,
-            reason=f"{self.worker} is being removed, and only it serves {app}",
-            epoch=turn.epoch,
-        )
-        return [self.effects.send(where.name, "load", order)]
+        why = f"{self.worker} is being removed, and only it serves {app}"
+        return [self.effects.load(where.name, record, len(where.of(variant)) + 1, app, why, turn)]
 
     # -- draining
 

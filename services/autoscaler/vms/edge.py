@@ -4,8 +4,8 @@ import asyncio
 import time
 from typing import Any
 
-from bus.codec import BadMessage, decode, encode
-from bus.messages.scaling import LeaderRecord
+from bus.codec import decode_kept, encode
+from bus.messages.scaling import LeaderRecord, PipelineReplicas
 from bus.port import Bus, KeyValue, NotFound, WrongRevision
 from bus.subjects import Subjects
 from services.autoscaler.vms.commands import (
@@ -24,8 +24,8 @@ from services.autoscaler.vms.commands import (
     machine_key,
 )
 from services.autoscaler.vms.providers.base import Provider
+from services.core.catalog import replicas_key
 from services.core.forecast.forecasters import OTHERS
-from services.core.pipelines.kept import decode_replicas, replicas_key
 from services.core.planning.fleet import solve_fleet
 from services.core.settings import AutoscalerSettings
 from services.shell.policies import own_object
@@ -114,7 +114,7 @@ async def _replace(bucket: KeyValue, key: str, command: SaveReplicas | DeleteRep
         entry = await bucket.get(key)
     except NotFound:
         entry = None
-    if not command.allows(decode_replicas(entry.value) if entry is not None else None):
+    if not command.allows(decode_kept(PipelineReplicas, entry.value) if entry is not None else None):
         return
     if value is None:
         await bucket.delete(key)
@@ -130,7 +130,4 @@ async def _present(bucket: KeyValue) -> tuple[LeaderRecord | None, int]:
         entry = await bucket.get(LEADER)
     except NotFound:
         return None, 0
-    try:
-        return decode(LeaderRecord, entry.value or b""), entry.revision
-    except BadMessage:
-        return None, entry.revision
+    return decode_kept(LeaderRecord, entry.value), entry.revision

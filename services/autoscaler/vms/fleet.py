@@ -10,7 +10,7 @@ from bus.messages.scaling import MachineRecord
 from services.autoscaler.vms.rules import Hardware, PricedKind, WorkerSummary
 from services.core.cost import machine_price
 from services.core.lifecycle import COUNTED, SERVING, needed
-from services.core.placement import Device
+from services.core.placement import Device, device_of
 from services.core.selection.cluster import busy_share
 
 Threads = Callable[[str], int]
@@ -314,14 +314,4 @@ def shape_of(worker: FleetWorker) -> tuple[object, ...]:
 
 
 def devices_of(worker: FleetWorker) -> tuple[Device, ...]:
-    return tuple(
-        Device(
-            name=d.device,
-            kind=d.kind,
-            cores=d.cores,
-            memory_mb=d.memory_mb,
-            simulated=d.simulated,
-            arithmetic=d.arithmetic,
-        )
-        for d in worker.devices
-    )
+    return tuple(map(device_of, worker.devices))

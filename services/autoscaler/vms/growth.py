@@ -12,9 +12,8 @@ from msgspec import Struct
 from services.autoscaler.vms.commands import ControllerEffects, Turn
 from services.autoscaler.vms.drain import MachineDrain
 from services.autoscaler.vms.fleet import Fleet
-from services.autoscaler.vms.inventory import InventoryView
 from services.autoscaler.vms.machines import Machines
-from services.autoscaler.vms.orders import DryRun
+from services.autoscaler.vms.orders import DryRun, InventoryView
 from services.autoscaler.vms.rules import (
     Add,
     Blocked,
@@ -91,8 +90,7 @@ class MachineGrowth(Struct, eq=False):
             self._summaries(turn),
             self.limits,
             self.memory_share,
-            lambda kind: self.machines.pauses(kind, turn.now),
-            lambda kind: self.inventory.obstacle(kind, turn.now),
+            *self._hindrances(turn),
         )
 
     def for_need(self, need: HardwareNeed, turn: Turn) -> tuple[str | None, list[Effect]]:
@@ -117,8 +115,7 @@ class MachineGrowth(Struct, eq=False):
         chosen = below_minimum(
             self._summaries(turn),
             self.limits,
-            lambda kind: self.machines.pauses(kind, turn.now),
-            lambda kind: self.inventory.obstacle(kind, turn.now),
+            *self._hindrances(turn),
             closed,
         )
         if isinstance(chosen, Add):
@@ -127,6 +124,11 @@ class MachineGrowth(Struct, eq=False):
         found = [self.blocked_event(blocked, turn) for blocked in chosen if blocked.kind not in self._short]
         self._short = {blocked.kind for blocked in chosen}
         return found
+
+    def _hindrances(self, turn: Turn) -> tuple[Callable[[str], bool], Callable[[str], str]]:
+        """Of a kind: whether one has failed just now, and why none can be had."""
+        now = turn.now
+        return lambda kind: self.machines.pauses(kind, now), lambda kind: self.inventory.obstacle(kind, now)
 
     def _summaries(self, turn: Turn) -> list[WorkerSummary]:
         return self.fleet.summaries(turn.now, self.limits.settle_s)
@@ -176,8 +178,7 @@ class MachineGrowth(Struct, eq=False):
                 why,
                 self._summaries(turn),
                 self.limits,
-                lambda name: self.machines.pauses(name, turn.now),
-                lambda name: self.inventory.obstacle(name, turn.now),
+                *self._hindrances(turn),
             )
             if isinstance(chosen, Blocked):
                 if chosen.reason and kind.name not in self._refused:

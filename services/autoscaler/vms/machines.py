@@ -5,12 +5,10 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bus.messages.fleet import EnsureLoaded
 from bus.messages.scaling import MachineRecord, StartMachine
 from services.autoscaler.vms.commands import ControllerEffects, Start, Stop, Turn
 from services.autoscaler.vms.fleet import SILENT_S, Fleet, FleetWorker
-from services.autoscaler.vms.inventory import InventoryView
-from services.autoscaler.vms.orders import START_S, STOP_S, MachineOrders, record_of
+from services.autoscaler.vms.orders import START_S, STOP_S, InventoryView, MachineOrders, record_of
 from services.autoscaler.vms.rules import Add, FleetLimits
 from services.core.actor import Do, Effect
 from services.core.catalog import Catalog
@@ -148,15 +146,8 @@ class Machines(Struct, eq=False):
             known = self.catalog.variant(variant)
             if known is None or worker.of(variant):
                 continue
-            order = EnsureLoaded(
-                variant=known,
-                at_least=1,
-                app=app or None,
-                orderer=self.effects.name,
-                reason=f"{worker.name} was added: {record.reason}",
-                epoch=turn.epoch,
-            )
-            found.append(self.effects.send(worker.name, "load", order))
+            why = f"{worker.name} was added: {record.reason}"
+            found.append(self.effects.load(worker.name, known, 1, app, why, turn))
         return found
 
     def started(self, worker: str, error: str | None, turn: Turn) -> list[Effect]:

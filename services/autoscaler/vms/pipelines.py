@@ -24,10 +24,9 @@ from services.autoscaler.vms.commands import (
 from services.autoscaler.vms.planner import FleetPlanner
 from services.autoscaler.vms.problem import FleetProblems, Reservation
 from services.core.actor import Do, Effect, Record
-from services.core.catalog import Catalog
+from services.core.catalog import Catalog, KeptReplicas
 from services.core.demand import variants_for
 from services.core.metric import MetricFamily
-from services.core.pipelines.kept import KeptReplicas
 from services.core.pipelines.planners import make_tuner
 from services.core.pipelines.tuner import TunerDecision
 

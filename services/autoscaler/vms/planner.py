@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.events import AppObjective
-from bus.messages.fleet import EnsureLoaded, LoadReply, PlannedBy, Release
+from bus.messages.fleet import LoadReply, PlannedBy, Release
 from bus.messages.scaling import AskForHistory, DemandHistory, DemandReport, ObjectiveReport
 from bus.subjects import Subjects
 from services.autoscaler.vms.commands import ControllerEffects, FleetSolved, Turn
@@ -481,9 +481,7 @@ class FleetPlanner(Struct, eq=False):
         self._ordered[key] = count, turn.now + load_seconds(record) + SETTLE_S
         subject = self.effects.reply_subject()
         self._replies[subject] = key
-        name, epoch = self.effects.name, turn.epoch
-        order = EnsureLoaded(variant=record, at_least=count, app=app, orderer=name, reason=why, epoch=epoch, planned=by)
-        return [self.effects.send(worker.name, "load", order, subject)]
+        return [self.effects.load(worker.name, record, count, app, why, turn, subject, by)]
 
 
 def _apps(classes: Iterable[ClassNeeds]) -> str:

@@ -15,10 +15,9 @@ from services.autoscaler.demand import DemandForecast, ForecastLoad, Reached, ma
 from services.autoscaler.vms.commands import SolveFleet
 from services.autoscaler.vms.fleet import Fleet, FleetWorker, devices_of, shape_of
 from services.autoscaler.vms.rules import FleetLimits
-from services.core.accuracy import meeting
 from services.core.catalog import Catalog, target_of
 from services.core.cost import HANDLING_MS, Goal, cores_of, cost_per_1000, device_share, load_seconds, machine_price
-from services.core.demand import Band, band, requirement_class, variants_for
+from services.core.demand import Band, band, meeting, requirement_class, variants_for
 from services.core.lifecycle import COUNTED, SERVING
 from services.core.placement import Device, fits
 from services.core.planning.capacity import LatencyTables, carried, instances_for, layers, service_rate, throughput

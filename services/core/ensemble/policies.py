@@ -112,7 +112,15 @@ class _Weighing:
         return logs
 
 
-class Exp4(_Weighing):
+class _Learning(_Weighing):
+    """What those share that learn. eta: at which rate. spread: between the logarithms of the best and the least weight."""
+
+    def __init__(self, eta: float = 0.1, spread: float | None = None) -> None:
+        self.eta = eta
+        self.spread = SPREADS[self.name] if spread is None else spread
+
+
+class Exp4(_Learning):
     """All members are asked. The answer is Σ s_i y_i / Σ s_i; each member whose output is known: ln s_i −= eta · L_i (section 5.2).
 
     A member whose output is missing counts as an average one of those that are there: it loses their mean loss. If it lost nothing, one that
@@ -121,27 +129,19 @@ class Exp4(_Weighing):
 
     name = "exp4"
 
-    def __init__(self, eta: float = 0.1, spread: float | None = None) -> None:
-        self.eta = eta
-        self.spread = SPREADS[self.name] if spread is None else spread
-
     def _taught(self, logs: dict[str, float], lost: Mapping[str, float], p: Mapping[str, float]) -> dict[str, float]:
         del p
         usual = sum(lost.values()) / len(lost) if lost else 0.0
         return _bounded({model: log - self.eta * lost.get(model, usual) for model, log in logs.items()}, self.spread)
 
 
-class Exp3(_Weighing):
+class Exp3(_Learning):
     """One member is asked, with probability p_i = s_i / Σ s. After its loss: ln s_i −= eta · L / p_i (section 5.1).
 
     p_i is that of the prediction, since the weights may have changed before its feedback came. A member without one was not asked.
     """
 
     name = "exp3"
-
-    def __init__(self, eta: float = 0.1, spread: float | None = None) -> None:
-        self.eta = eta
-        self.spread = SPREADS[self.name] if spread is None else spread
 
     def select(self, state: MemberWeights, members: Sequence[Member], ask: Requirements, u: float) -> Sequence[str]:
         del ask

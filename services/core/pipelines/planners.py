@@ -1,16 +1,128 @@
 """Planners by the names that the command line and scenarios use. Pure.
 
 inferline: one variant for each vertex, the most accurate. model-less: any variant that meets the vertex's accuracy floor, where it names one, so
-that the plan chooses models as well. cg-mean, cg-peak: the baselines, which have a tuner of their own.
+that the plan chooses models as well. cg-mean, cg-peak: the baselines of InferLine's evaluation (paper 004,
+section 6.1), which have a tuner of their own: the pipeline as one unit, replicated for a rate. A unit is one replica of each vertex on its
+fastest hardware, the dearer one of equals. Its batch is the largest for which one query through it meets the objective: Σ latency on the longest
+path. `cg-mean` has units for the mean rate of the sample, `cg-peak` for the largest rate in any window as long as the objective. Whether queries
+then wait too long is for the estimator to say, after the fact.
 """
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
+from math import ceil
 
 from bus.messages.catalog import PipelinePlan
-from services.core.pipelines.coarse import CoarseTuner, plan_coarse
-from services.core.pipelines.inferline import EFFORT, ROUNDS, plan_inferline
-from services.core.pipelines.problem import PipelineProblem, PlanningWorkspace, StageOption, allowed, most_accurate
-from services.core.pipelines.tuner import PipelineTuner, ReplicaTuner
+from services.core.pipelines.envelope import BIN_S, most_in
+from services.core.pipelines.inferline import EFFORT, ROUNDS, fastest, infeasible, plan_inferline
+from services.core.pipelines.problem import (
+    PipelineProblem,
+    PlanningWorkspace,
+    ServingChoice,
+    StageOption,
+    allowed,
+    most_accurate,
+)
+from services.core.pipelines.tuner import LOOK_S, PipelineTuner, ReplicaTuner, TunerDecision
+
+RATE_S = 10.0  # over which a rate is measured
+IDLE_S = 120.0  # without need, before a unit goes: that of AutoScale
+
+
+def plan_coarse(space: PlanningWorkspace, *, policy: str) -> PipelinePlan:
+    """policy: "cg-mean" or "cg-peak"."""
+    options = fastest(space)
+    if space.unqueued(options) > space.objective:
+        return infeasible(space, policy)
+    batch = max((n for n in _sizes(space, options) if _path_seconds(space, options, n) <= space.objective), default=1)
+    sizes = [min(batch, len(space.seconds[v][o]) - 1) for v, o in enumerate(options)]
+    unit = min(
+        space.throughput(v, o, n) / space.scales[v]
+        for v, (o, n) in enumerate(zip(options, sizes, strict=True))
+        if space.scales[v] > 0
+    )
+    rate = space.rate
+    if policy == "cg-peak":
+        rate = most_in(space.problem.arrivals, space.objective) / space.objective
+    units = max(1, ceil(rate / unit - 1e-9))
+    choices = tuple(ServingChoice(o, n, units) for o, n in zip(options, sizes, strict=True))
+    steps = [f"a unit in batches of {batch} serves {unit:.4g} queries/s", f"{units} units for {rate:.4g} queries/s"]
+    return space.plan(choices, policy=policy, steps=steps)
+
+
+def _sizes(space: PlanningWorkspace, options: list[int]) -> set[int]:
+    return {n for v, o in enumerate(options) for n in space.batches(v, o)}
+
+
+def _path_seconds(space: PlanningWorkspace, options: list[int], batch: int) -> float:
+    """Of one query through an idle unit in full batches, on its longest path."""
+    hop = space.problem.hop.ms / 1000.0
+    tables = [space.seconds[v][o] for v, o in enumerate(options)]
+    weights = {name: table[min(batch, len(table) - 1)] + hop for name, table in zip(space.order, tables, strict=True)}
+    return space.graph.longest_path(weights)[0] + hop
+
+
+class CoarseTuner:
+    """The tuner of the baselines, after AutoScale (Gandhi et al., TOCS 2012): the plan is scaled as one unit.
+
+    Units are added once those that there are serve less than what comes, and then also for what waits by then. What was not needed for
+    two minutes goes. It is told and asked like `PipelineTuner`.
+    """
+
+    def __init__(self, plan: PipelinePlan, now: float, *, replicas: Mapping[str, int] | None = None) -> None:
+        """now: Unix seconds. replicas: of each vertex, those that a tuner before this one had; None: the plan's."""
+        stages = plan.vertices
+        self._planned = {name: stage.replicas for name, stage in stages.items()}
+        self._units = max(self._planned.values())  # of the plan; a coarse one has a replica of each vertex for each
+        self.replicas = dict(replicas or self._planned)
+        served = [
+            1000.0 * one.replicas * one.batch / one.service_ms / one.scale for one in stages.values() if one.scale > 0
+        ]
+        self._unit = min(served) / self._units
+        self._arrived: deque[tuple[float, int]] = deque()  # (when a report begins, its queries) of the last RATE_S
+        self._wanted: deque[tuple[float, int]] = deque()  # (when, units) of the last IDLE_S; falling
+        self._begun = self._looked = now
+        self._fresh = 0  # queries since the last look
+        self._waiting = 0.0
+
+    def told(self, start: float, counts: Sequence[int], now: float) -> TunerDecision | None:
+        """A dispatcher's report: queries in the bins from `start`, Unix seconds. None: the units stay as they are."""
+        if now - RATE_S <= start <= now - len(counts) * BIN_S + LOOK_S:
+            self._arrived.append((start, sum(counts)))
+            self._fresh += sum(counts)
+        passed = now - self._looked
+        if passed < LOOK_S:
+            return None
+        units = max(round(self.replicas[name] * self._units / k) for name, k in self._planned.items())
+        self._waiting = max(0.0, self._waiting + self._fresh - units * self._unit * passed)
+        self._looked, self._fresh = now, 0
+        while self._arrived and self._arrived[0][0] < now - RATE_S:
+            self._arrived.popleft()
+        rate = sum(count for _, count in self._arrived) / min(RATE_S, max(LOOK_S, now - self._begun))
+        wanted = max(1, ceil((rate + self._waiting / RATE_S) / self._unit - 1e-9))
+        while self._wanted and self._wanted[0][0] < now - IDLE_S:
+            self._wanted.popleft()
+        while self._wanted and self._wanted[-1][1] <= wanted:
+            self._wanted.pop()
+        self._wanted.append((now, wanted))
+        most = self._wanted[0][1]
+        if units < wanted or (most < units and now - self._begun >= IDLE_S):
+            return self._changed(units, most, rate)
+        return None
+
+    def _changed(self, units: int, wanted: int, rate: float) -> TunerDecision:
+        before = self.replicas
+        self.replicas = {name: max(1, ceil(k * wanted / self._units - 1e-9)) for name, k in self._planned.items()}
+        reason = f"{rate:.4g} queries/s and {self._waiting:.0f} that wait; a unit serves {self._unit:.4g}/s"
+        return TunerDecision(
+            action="up" if wanted > units else "down",
+            replicas=dict(self.replicas),
+            before=before,
+            lambda_max=rate,
+            window_s=RATE_S,
+            reason=reason,
+        )
+
 
 POLICIES = ("inferline", "model-less", "cg-mean", "cg-peak")
 COARSE = POLICIES[2:]

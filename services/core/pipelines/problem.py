@@ -7,7 +7,7 @@ from typing import Annotated
 import numpy as np
 from msgspec import Struct
 
-from bus.fields import SHARE, Number, faults
+from bus.fields import SHARE, Number, faults, filled
 from bus.messages.catalog import PipelinePlan, PipelineRecord, PipelineVertex, PlannedStage
 from services.core.pipelines.envelope import REPORT_S, traffic_envelope
 from services.core.pipelines.estimator import NO_HOP, LatencyEstimator, MeasuredHop, at_percentile, place_of, resampled
@@ -257,15 +257,13 @@ class PlanningWorkspace:
     def _stage(self, vertex: int, choice: ServingChoice) -> PlannedStage:
         option = self.options[vertex][choice.option]
         capacity = choice.replicas * self.throughput(vertex, choice.option, choice.batch)
-        return PlannedStage(
-            hardware=option.hardware,
-            batch=choice.batch,
-            replicas=choice.replicas,
+        return filled(
+            PlannedStage,
+            option,
+            choice,
             scale=self.scales[vertex],
             service_ms=1000.0 * self.seconds[vertex][choice.option][choice.batch],
             rho=self.rate * self.scales[vertex] / capacity,
-            variant=option.variant,
-            accuracy=option.accuracy,
         )
 
     def _shortfall(self, choices: Choices, latency: float) -> str:

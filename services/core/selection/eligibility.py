@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from bus.messages.catalog import AppRecord, VariantRecord
 from bus.messages.public import Requirements
-from services.core.accuracy import defaults
 from services.core.cost import Goal, LatencyTable, cost_per_1000, load_seconds, merit, open_axis
+from services.core.demand import defaults
 from services.core.selection.cores import MANY
-from services.core.selection.instances import DEFAULT_PRIORITY, OVERHEAD, Instance, InstanceSampler
+from services.core.selection.instances import DEFAULT_PRIORITY, OVERHEAD, Instance
+from services.core.selection.sampler import InstanceSampler
 
 INFINITE = float("inf")
 NO_WISH = Requirements()
@@ -96,9 +97,9 @@ class VariantInstances:
             self.where[instance] = where
         for sampler in self.samplers.values():
             if sampler.instances is before:
-                instance.samplers.remove(sampler)
+                instance.on_freed.remove(sampler.freed)
             elif sampler.instances is where:
-                instance.samplers.append(sampler)
+                instance.on_freed.append(sampler.freed)
                 sampler.freed(instance)
 
 
@@ -400,7 +401,7 @@ class AppView:
         return mask
 
     def accurate(self, ask: Ask) -> NDArray[np.bool_]:
-        """Which variants meet the query's accuracy. Without one, those that answer as their model does (`services.core.accuracy`), or the named one."""
+        """Which variants meet the query's accuracy. Without one, those that answer as their model does (`services.core.demand`), or the named one."""
         if ask.accuracy > 0.0:
             return np.asarray(self.accuracy >= ask.accuracy)
         return self.default.copy() if ask.variant is None else np.ones(len(self.records), dtype=bool)

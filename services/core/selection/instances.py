@@ -1,15 +1,14 @@
-"""Instances and workers as a dispatcher sees them, and a sampler for variants with many instances."""
+"""Instances, workers and the cores that instances share, as a dispatcher sees them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
 from math import ceil, inf
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import DeviceStatus, InstanceStatus
 from services.core.cost import LatencyTable
 from services.core.lifecycle import SERVING
-from services.core.selection.cores import MANY, SHUT, SharedCores, urgent_at
+from services.core.selection.cores import MANY, SHUT, cores_free, urgent_at
 
 # A query that must wait is predicted to take so much longer than the profile says. The rate at which a queue drains is known only roughly
 # (neighbours, the loop, the bus). Without a margin, an overloaded system admits every query to end exactly at its deadline, and whatever goes
@@ -34,8 +33,8 @@ class Instance:
     """
 
     __slots__ = (
-        "batch", "busy", "by_size", "contexts", "cores", "device", "factor", "free_at", "highest", "id", "idle", "latest", "levels", "mixed", "most", "no_time", "noted_at", "others", "own", "peak_before",
-        "peak_now", "per_item", "price_per_s", "ready_at", "record", "rest", "running", "samplers", "scarce", "served", "state", "status", "table",
+        "batch", "busy", "by_size", "contexts", "cores", "device", "factor", "free_at", "highest", "id", "idle", "latest", "levels", "mixed", "most", "no_time", "noted_at", "on_freed", "others", "own", "peak_before",
+        "peak_now", "per_item", "price_per_s", "ready_at", "record", "rest", "running", "scarce", "served", "state", "status", "table",
         "theirs", "waiting_s", "worker",
     )  # fmt: skip
 
@@ -57,7 +56,7 @@ class Instance:
         self.own = self.others = 0
         self.levels = [0] * (LOWEST + 1)  # own items by priority
         self.theirs: Mapping[int, int] = {}  # others' items that waited by priority, when any did last
-        self.samplers: list[InstanceSampler] = []  # of the lists that it is in
+        self.on_freed: list[Callable[[Instance], None]] = []  # by the samplers of the lists that it is in
         self.idle = True  # nothing is there, and its cores are its own
         self.scarce = False
         self.running = self.rest = 0
@@ -194,12 +193,12 @@ class Instance:
 
     def _freed(self) -> None:
         """Something ended here, or is known better: predictions may be shorter than before."""
-        for sampler in self.samplers:
-            sampler.freed(self)
+        for freed in self.on_freed:
+            freed(self)
         if self.scarce:
             for other in self.cores.instances:
-                for sampler in other.samplers:
-                    sampler.freed(other)
+                for freed in other.on_freed:
+                    freed(other)
 
     def observe_queue(self, queued: int, now: float) -> None:
         """Take over a heartbeat's number of items that wait or are computed there, own ones included.
@@ -281,6 +280,76 @@ class Instance:
 
 
 @dataclass(slots=True, eq=False)
+class SharedCores:
+    """The cores of one device, for which its instances' batches wait, as at the executor."""
+
+    cores: float = 1
+    instances: list[Instance] = field(default_factory=list)
+    quiet: int = 0  # echoes of the dispatcher since the executor has said something, while it has queries
+
+    def add(self, instance: Instance, device: DeviceStatus) -> None:
+        """An instance was loaded on this device. One on which batches overlap makes none wait."""
+        self.cores = max(1, device.cores) if device.exclusive else inf
+        self.instances.append(instance)
+        self.count()
+
+    def remove(self, instance: Instance) -> None:
+        self.instances.remove(instance)
+        instance.cores_scarce(False)
+        self.count()
+
+    def count(self) -> None:
+        """Whether all instances can run at a time, with all their contexts. Those of one instance share a GPU."""
+        wanted = (self.needed(i) * (i.contexts if i.record.hardware == "cpu" else 1) for i in self.instances)
+        scarce = sum(wanted) > self.cores and len(self.instances) <= MANY
+        for instance in self.instances:
+            instance.cores_scarce(scarce)
+
+    def needed(self, instance: Instance) -> float:
+        """Cores that a batch of this instance takes."""
+        return max(1, min(instance.record.threads, self.cores))
+
+    def begin(self, at: float) -> None:
+        """Cores are free: the instances with the most urgent queries begin a batch."""
+        free = self.cores
+        ready = []
+        for instance in self.instances:
+            if instance.running:
+                free -= self.needed(instance)
+            elif instance.own + instance.others:
+                ready.append(instance)
+        ready.sort(key=lambda i: i.latest - i.waiting_s)
+        for instance in ready:
+            if self.needed(instance) <= free:
+                free -= self.needed(instance)
+                instance.begin(at, instance.own + instance.others)
+
+    def ahead_of(self, waiting: Instance, urgent: float, now: float, seconds: float) -> tuple[float, float]:
+        """Seconds until the cores are this instance's for a query that is urgent at this time (`urgent_at`), and which share of that are queries of
+        its own model. seconds: until its own queue would let it begin.
+
+        The executor begins the most urgent batch. So of what waits at other instances, the part with earlier deadlines goes
+        first. Deadlines there count as evenly spread over as much time as their work takes, up to the last one sent.
+        """
+        busy = needed = self.needed(waiting)
+        own, waits, held = seconds * needed, 0.0, [(seconds, needed)]
+        for other in self.instances:
+            if other is waiting or not (other.own or other.others) or other.waiting_s == SHUT:
+                continue
+            takes = self.needed(other)
+            busy += takes
+            before = other.waiting_s + other.table.seconds(other.rest) * other.factor
+            before = max(0.0, min(before, urgent - other.latest + before))
+            under_way = max(0.0, other.free_at - now)
+            held.append((under_way, takes))
+            waits += before * takes
+            own += (before + under_way) * takes if other.record.model == waiting.record.model else 0.0
+        work = waits + sum(until * cores for until, cores in held)
+        free = seconds if busy <= self.cores else max(seconds, cores_free(self.cores, needed, waits, held))
+        return free, own / work if work else 0.0
+
+
+@dataclass(slots=True, eq=False)
 class Worker:
     """One worker, as its last heartbeat describes it.
 
@@ -329,109 +398,3 @@ class Worker:
             if d.kind == kind and d.simulated == simulated and d.alive
         ]
         return min(used) if used else None
-
-
-# -- Many instances of one variant
-#
-# Up to MANY instances, each query looks at all of them. Of more, it looks at a few, beginning one further than the last query. That finds an
-# idle instance, or one nearly as good as the best: two choices are exponentially better than one (Mitzenmacher 2001, "The power of two
-# choices"). Only if none of these is in time does the query look at all. If none of all is in time, the next queries look only where something
-# has ended since, or a batch under way has come so far that it may be.
-
-SAMPLED = 16  # instances looked at while one of them is in time
-PACKED = 0.25  # s for which the order of workers by fullness is kept; heartbeats change it every 0.5 s
-PACK_BELOW = 0.8  # fullness of a worker up to which `pack` fills it
-SLOW = 1.2  # live correction factor above which an idle instance is compared with others first
-
-
-@dataclass(slots=True, eq=False)
-class InstanceSampler:
-    """Looks at some of a variant's instances, and remembers that none was in time. instances: the caller's list, which changes. turn: a number
-    that grows from query to query, by which each looks at others.
-    """
-
-    instances: list[Instance]
-    _packed: list[Instance] = field(default_factory=list)
-    _packed_at: float = -inf
-    _full: bool = False  # none was in time for `_items` items in `_slack`: only one of `_freed` and `_due` can be
-    _slack: float = 0.0
-    _items: int = 0
-    _length: int | None = None
-    _freed: dict[Instance, None] = field(default_factory=dict)
-    _due: list[tuple[float, str, Instance]] = field(
-        default_factory=list
-    )  # a heap by the time from which it may be in time
-
-    def freed(self, instance: "Instance") -> None:
-        """Its predictions may be shorter than before, or it is new."""
-        if self._full:
-            self._freed[instance] = None
-
-    def soonest(self, items: int, length: int | None, slack: float, now: float, turn: int) -> "Instance | None":
-        """An instance that answers soon, within `slack` seconds. None when none is in time. now: Unix seconds."""
-        if self._full and slack <= self._slack and items == self._items and length == self._length:
-            return self._soonest_freed(slack, now)
-        instances = self.instances
-        count = len(instances)
-        best: Instance | None = None
-        least = slack
-        late: list[tuple[float, str, Instance]] = []
-        at = turn % count
-        for looked in range(count):
-            instance = instances[at]
-            at = at + 1 if at + 1 < count else 0
-            if CAUTION * instance.waiting_s < least:
-                seconds = instance.predict(items, length, now + slack, now)
-                if seconds <= least:
-                    best, least = instance, seconds
-                    if instance.idle and instance.factor <= SLOW:
-                        break
-                elif best is None:
-                    late.append((now + instance.in_time_after(seconds - slack), instance.id, instance))
-            if best is not None and looked >= SAMPLED:
-                break
-        self._full = best is None
-        if self._full:
-            heapify(late)
-            self._due, self._slack, self._items, self._length = late, slack, items, length
-            self._freed.clear()
-        return best
-
-    def _soonest_freed(self, slack: float, now: float) -> "Instance | None":
-        """As `soonest`, while none can be in time but those where something has ended since, or enough time has passed."""
-        while self._due and self._due[0][0] <= now:
-            self._freed[heappop(self._due)[2]] = None
-        best: Instance | None = None
-        least = slack
-        for looked, instance in enumerate(list(self._freed)):
-            seconds = instance.predict(self._items, self._length, now + slack, now)
-            if self not in instance.samplers:
-                del self._freed[instance]  # it has left the list
-            elif seconds <= least:
-                best, least = instance, seconds
-            elif seconds > self._slack:
-                del self._freed[instance]
-                heappush(self._due, (now + instance.in_time_after(seconds - self._slack), instance.id, instance))
-            if best is not None and looked >= SAMPLED:
-                break
-        if len(self._freed) + len(self._due) > 2 * len(self.instances):
-            self._full = False  # it would be remembered no more cheaply than it is found
-        return best
-
-    def some(self, count: int, turn: int) -> "list[Instance]":
-        """So many of them, different ones each turn."""
-        at = turn * count % len(self.instances)
-        return self.instances[at : at + count]
-
-    def fullest(self, now: float) -> "list[Instance]":
-        """MANY instances on the fullest workers below PACK_BELOW, fullest first, then by name. Up to PACKED seconds old."""
-        if now - self._packed_at >= PACKED:
-            self._packed_at = now
-            rows = []
-            for instance in self.instances:
-                used = instance.worker.fullness.get((instance.record.hardware, instance.record.simulated), 0.0)
-                if max(used, instance.busy) < PACK_BELOW:
-                    rows.append((-used, instance.worker.name, instance.id, instance))
-            rows.sort()
-            self._packed = [row[3] for row in rows[:MANY]]
-        return self._packed

@@ -15,8 +15,9 @@ from services.core.cost import Goal, cost_per_1000, merit
 from services.core.selection.cluster import ClusterView
 from services.core.selection.cores import MANY, SHUT
 from services.core.selection.eligibility import INFINITE, AppView, Ask, Eligibility, VariantInstances
-from services.core.selection.instances import CAUTION, OVERHEAD, PACK_BELOW, SAMPLED, Instance
+from services.core.selection.instances import CAUTION, OVERHEAD, Instance
 from services.core.selection.refusals import EXPIRED, full, loading, not_loaded, too_little_time, unsatisfiable
+from services.core.selection.sampler import PACK_BELOW, SAMPLED
 
 
 class LoadOrder(Struct, frozen=True, gc=False):

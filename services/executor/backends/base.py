@@ -9,17 +9,16 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from msgspec import Struct
 
+from bus.fields import filled
 from bus.messages.catalog import Signature, VariantRecord
 from bus.tensors import BadTensor, datatype_of, fit, shown
 
 if TYPE_CHECKING:
-    from numpy import ndarray
-
-    Array = ndarray[Any, Any]
+    from bus.tensors import Array
 
 LONGEST_TEXT = 300
 
@@ -65,16 +64,9 @@ class LoadSpec(Struct, frozen=True, kw_only=True):
 
 def spec_of(record: VariantRecord, device: str) -> LoadSpec:
     """How to load this variant on this device."""
-    return LoadSpec(
-        device=device,
-        threads=record.threads,
-        max_batch=record.max_batch,
-        format=record.format,
-        precision=record.precision,
-        signature=record.signature,
-        # A variant of this format exists only where registration was allowed to make one.
-        options={"allow_torchscript": "true"} if record.format == "torchscript" else {},
-    )
+    # A variant of this format exists only where registration was allowed to make one.
+    options = {"allow_torchscript": "true"} if record.format == "torchscript" else {}
+    return filled(LoadSpec, record, device=device, options=options)
 
 
 class Handle(Protocol):

@@ -31,9 +31,7 @@ from services.shell.child import Channel, how_ended, kill_group
 from services.shell.host.process import dies_with_parent, with_our_source
 
 if TYPE_CHECKING:
-    from numpy import ndarray
-
-    Array = ndarray[Any, Any]
+    from bus.tensors import Array
 
 METHOD = "predict_batch"
 AGAIN_S = 0.02  # s between looks whether the process has been started again

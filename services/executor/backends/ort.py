@@ -42,7 +42,7 @@ from services.executor.backends.base import (
 from services.executor.backends.cuda import growth, placed
 
 if TYPE_CHECKING:
-    from services.executor.backends.base import Array
+    from bus.tensors import Array
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"

@@ -25,12 +25,11 @@ from services.executor.backends.base import (
     RunFailed,
     plain,
 )
-from services.executor.backends.cuda import gpu, growth
+from services.executor.backends.cuda import CudaStream, Slot, Staging, gpu, growth
 from services.executor.backends.torch import TorchHandle, with_cuda
-from services.executor.backends.torch_device import CudaStream, Slot, Staging
 
 if TYPE_CHECKING:
-    from services.executor.backends.base import Array
+    from bus.tensors import Array
 
 LEAST = (10, 0)  # before it, networks had no types of their own
 PRECISIONS = ("fp32", "fp16", "int8")

@@ -30,7 +30,7 @@ from services.executor.backends.base import (
 from services.executor.backends.cuda import placed
 
 if TYPE_CHECKING:
-    from services.executor.backends.base import Array
+    from bus.tensors import Array
 
 
 class TorchBackend:

@@ -20,7 +20,19 @@ from typing import TYPE_CHECKING, Any
 
 from bus.datatypes import DATATYPES
 from services.executor.backends.base import LoadFailed, LoadSpec, plain
-from services.executor.backends.cuda import bucket_for, buckets, bus, gpu, growth
+from services.executor.backends.cuda import (
+    TORCH_NAMES,
+    CudaStream,
+    DeviceStream,
+    Slot,
+    Staging,
+    Weights,
+    bucket_for,
+    buckets,
+    bus,
+    gpu,
+    growth,
+)
 from services.executor.backends.torch import (
     EXPORT_LOCK,
     TorchBackend,
@@ -30,10 +42,9 @@ from services.executor.backends.torch import (
     program_of,
     tensors_of,
 )
-from services.executor.backends.torch_device import TORCH_NAMES, CudaStream, DeviceStream, Slot, Staging, Weights
 
 if TYPE_CHECKING:
-    from services.executor.backends.base import Array
+    from bus.tensors import Array
 
 WARM_UPS = 3  # before a capture: libraries choose their kernels and take their memory
 

@@ -9,8 +9,8 @@ from bus.codec import BadMessage, decode
 from bus.natsbus import NatsBus
 from bus.port import BusError
 from bus.subjects import Subjects
+from services.executor.workshop.actor import HelperInput
 from services.executor.workshop.helper import Helper
-from services.executor.workshop.orders import HelperInput
 from services.executor.workshop.sandbox.lockdown import hide
 
 NICE = 10  # serving comes first

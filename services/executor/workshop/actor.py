@@ -1,6 +1,7 @@
 """The workshop's queue: one order at a time, since the workshop shares its cores with serving.
 
-The registrar is told of the orders that wait; otherwise it would give them up.
+The registrar is told of the orders that wait; otherwise it would give them up. The helper that the executor's process starts for an order
+gets it on standard input: no credentials are in the environment.
 """
 
 from collections import deque
@@ -8,6 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
+from bus.login import Login
 from bus.messages.work import BuildVariants, CancelWork, InspectModel, WorkFinished, WorkProgress
 from bus.subjects import EXECUTORS, Subjects
 from services.core.actor import (
@@ -29,10 +31,47 @@ from services.core.actor import (
     Watch,
 )
 from services.core.settings import RegistrarSettings, Settings
-from services.executor.workshop.orders import StopOrder, WorkshopOrder
 
 REMIND_S = 20.0
 GRACE_S = 30.0  # beyond its limit, in which the helper itself reports that it was too slow
+
+
+class WorkshopOrder(Struct, frozen=True, kw_only=True):
+    """One order for one worker. Exactly one of inspect and build is set.
+
+    devices: addresses of the accelerators that variants are measured on, by kind ("gpu": "cuda:0").
+    """
+
+    worker: str
+    devices: dict[str, str] = {}
+    inspect: InspectModel | None = None
+    build: BuildVariants | None = None
+
+    @property
+    def registration(self) -> str:
+        order = self.inspect or self.build
+        return order.registration if order is not None else ""
+
+    @property
+    def kind(self) -> str:
+        return "inspect" if self.inspect is not None else "build"
+
+
+class StopOrder(Struct, frozen=True):
+    """Stop the order of this registration that is being carried out; comes back as None once its processes are gone."""
+
+    registration: str
+
+
+class HelperInput(Struct, frozen=True, kw_only=True):
+    """One order, the bus to publish on, the limits of sandboxes, and an empty directory that the executor's process removes."""
+
+    order: WorkshopOrder
+    url: str
+    login: Login = Login()
+    prefix: str
+    limits: RegistrarSettings
+    directory: str
 
 
 class RemindDue(Struct, frozen=True):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bus.codec import encode
 from services.core.settings import Settings
-from services.executor.workshop.orders import HelperInput, StopOrder, WorkshopOrder
+from services.executor.workshop.actor import HelperInput, StopOrder, WorkshopOrder
 from services.shell.child import how_ended, kill_group
 from services.shell.host.process import with_our_source
 from services.shell.settings import login_of

@@ -19,6 +19,7 @@ from typing import TypeVar
 from msgspec import Struct, structs
 
 from bus.codec import encode
+from bus.fields import filled
 from bus.messages.catalog import Profile
 from bus.messages.work import (
     BuildVariants,
@@ -37,7 +38,7 @@ from services.core.settings import RegistrarSettings
 from services.executor.backends.base import LoadFailed
 from services.executor.backends.remote import engine_file
 from services.executor.backends.remote_http import HttpEngine, RemoteEngine, check_host, relay
-from services.executor.workshop.orders import WorkshopOrder
+from services.executor.workshop.actor import WorkshopOrder
 from services.executor.workshop.sandbox import supervisor
 from services.executor.workshop.sandbox.protocol import (
     Artifact,
@@ -138,20 +139,15 @@ class Helper:
             await self._keep(artifacts, validation, self._directory / VALIDATION)
         self._publish(
             "inspected",
-            ModelInspected(
-                registration=order.registration,
+            filled(
+                ModelInspected,
+                result,
+                order,
                 worker=self._order.worker,
-                hardware=order.hardware,
                 source=source,
                 validation=validation,
-                signature=result.signature,
-                operators=result.operators,
-                fixed_batch=result.fixed_batch,
-                samples=result.samples,
                 baseline_accuracy=result.accuracy,
                 frameworks=frameworks,
-                most_batch=result.most_batch,
-                alone=result.alone,
             ),
         )
 
@@ -345,14 +341,8 @@ class Helper:
         return HttpEngine(url)
 
     def _data(self, order: InspectModel | BuildVariants) -> ValidationFile:
-        return ValidationFile(
-            path=str(self._directory / VALIDATION),
-            inputs_key=order.inputs_key,
-            labels_key=order.labels_key,
-            metric=order.metric,
-            most_bytes=self._settings.memory_mb * 2**20 // 4,
-            allow_nan=order.allow_nan,
-        )
+        most = self._settings.memory_mb * 2**20 // 4
+        return filled(ValidationFile, order, path=str(self._directory / VALIDATION), most_bytes=most)
 
     def _artifact(self, plan: VariantPlan) -> Artifact:
         name = "".join(c if c.isalnum() else "-" for c in f"{plan.framework}-{plan.precision}-{plan.format}")

@@ -190,7 +190,7 @@ def _shape(lengths: set[int], spec: TensorSpec | None, kind: str) -> list[int]:
 # -- Replies
 
 
-class Prediction(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ClipperPrediction(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The answer to one item. default_explanation: why it is the default."""
 
     query_id: int

@@ -18,7 +18,7 @@ from bus.messages.catalog import AppRecord
 from bus.messages.verbs import verb_of
 from infaas.answers import Answer
 from services.gateway.clipper.admin import OWN, ClipperAdminApi
-from services.gateway.clipper.bodies import PredictBody, Prediction, UpdateBody, items_of, tensors_of
+from services.gateway.clipper.bodies import ClipperPrediction, PredictBody, UpdateBody, items_of, tensors_of
 from services.gateway.edge import GatewayService
 from services.gateway.errors import BadRequest, RequestFailed
 from services.gateway.http.bodies import JsonReply, json_body
@@ -104,7 +104,7 @@ class ClipperQueryApi:
         if answer.query is not None:
             self._remember(ids, answer.query)
         outputs = zip(ids, _outputs(answer, app, len(items)), strict=True)
-        replies = [Prediction(query_id=one, output=output, **_explanation(answer)) for one, output in outputs]
+        replies = [ClipperPrediction(query_id=one, output=output, **_explanation(answer)) for one, output in outputs]
         found: Any = {"batch_predictions": replies} if batch else replies[0]
         return JsonReply({**to_builtins(found), "ignored": ignored} if ignored else found)
 

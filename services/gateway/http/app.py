@@ -12,6 +12,7 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.core.settings import GatewaySettings
+from services.gateway.actor import RequestCounts
 from services.gateway.clipper import rest as clipper
 from services.gateway.edge import GatewayService, failure_from
 from services.gateway.errors import RequestFailed, let_go
@@ -21,7 +22,6 @@ from services.gateway.http.checks import check, enter, right_of
 from services.gateway.http.pages import Pages
 from services.gateway.http.protocol import CLIENT_LEFT, QUERY_TASK
 from services.gateway.http.shedding import QUERIES, ErrorReply, QueryRoute, Shedding, app_of
-from services.gateway.metrics import RequestCounts
 from services.gateway.oip import rest
 from services.gateway.rafiqi import rest as rafiqi
 from services.gateway.registration import ModelRegistration

@@ -93,12 +93,9 @@ class JsonReply:
 class BinaryReply:
     """A reply of several buffers, none of them copied. coding: "", gzip or deflate."""
 
-    def __init__(
-        self, pieces: Sequence[Buffer], headers: list[tuple[bytes, bytes]], *, status: int = 200, coding: str = ""
-    ) -> None:
+    def __init__(self, pieces: Sequence[Buffer], headers: list[tuple[bytes, bytes]], *, coding: str = "") -> None:
         self.pieces = pieces
         self.headers = headers
-        self.status = status
         self.coding = coding
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -115,7 +112,7 @@ class BinaryReply:
         elif len(pieces) > 1 and size <= SMALL:
             pieces = [b"".join(pieces)]
         headers = [*headers, (b"content-length", b"%d" % size)]
-        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         last = len(pieces) - 1
         for number, piece in enumerate(pieces):
             await send({"type": "http.response.body", "body": piece, "more_body": number < last})

@@ -15,9 +15,7 @@ from services.gateway.errors import BadRequest, RequestFailed
 from services.gateway.json_checks import check_json_size
 
 if TYPE_CHECKING:
-    from numpy import ndarray
-
-    Array = ndarray[Any, Any]
+    from bus.tensors import Array
 
 NPY = b"\x93NUMPY"
 MAX_PIXELS = 16 * 2**20

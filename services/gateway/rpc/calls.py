@@ -10,11 +10,11 @@ import grpc.aio
 
 from services.core import trace
 from services.core.settings import GatewaySettings
+from services.gateway.actor import RequestCounts
 from services.gateway.edge import failure_from
 from services.gateway.errors import BadRequest, RequestFailed, let_go, statuses_of
 from services.gateway.http.access import AccessControl, Right
 from services.gateway.http.limits import max_buffered
-from services.gateway.metrics import RequestCounts
 from services.shell.clock import now
 
 # Each so many bytes of the largest message give every message one more second: gRPC does not say how much of one has come.

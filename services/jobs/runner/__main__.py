@@ -11,7 +11,6 @@ from services.jobs.runner.edge import RunnerEdge
 from services.shell.host.machine import worker_name
 from services.shell.prices import load_prices
 from services.shell.runtime.runtime import Runtime
-from services.shell.settings import load
 
 
 async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
@@ -23,11 +22,3 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
         return make_runner(settings, subjects, f"offline-{worker}-{secrets.token_hex(4)}", worker, prices)
 
     return [Runtime(f"offline-{worker}", make, bus, subjects, RunnerEdge(bus, subjects), insight=actor)]
-
-
-if __name__ == "__main__":
-    import sys
-
-    from services.shell.runtime.serve import serve
-
-    sys.exit(serve("offline", load(), wire))

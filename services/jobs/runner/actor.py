@@ -38,20 +38,21 @@ from services.core.actor import (
 )
 from services.core.metric import MetricFamily
 from services.core.outcomes import answered
+from services.core.requests import Commands, Retry
 from services.core.settings import JobsSettings, Settings
-from services.core.takeover import Commands, Retry
 from services.jobs.runner.chunks import (
     NO_OUTPUTS,
     ChunkAnswer,
     ChunkKey,
     DropChunk,
     ExtendChunks,
+    LoadRequests,
     ReturnChunk,
+    RunnerReports,
     StorePart,
     TakeChunk,
     TakenChunk,
 )
-from services.jobs.runner.control import LoadRequests, RunnerReports
 from services.jobs.runner.policy import TICK_S, RunnerView
 
 ATTEMPTS = 3  # of a chunk, before it counts as failed

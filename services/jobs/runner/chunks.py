@@ -1,12 +1,19 @@
-"""The chunks that a worker has taken from the queue, the runner's commands for them, and what it reads of their answers."""
+"""The chunks that a worker has taken from the queue, the runner's commands for them, and what it reads of their answers; and its control
+messages: heartbeats to executors, notes to coordinators, load and release requests to its worker's monitor.
+"""
 
 from hashlib import blake2b
 
 from msgspec import Raw, Struct
 
+from bus.messages.catalog import VariantRecord
+from bus.messages.fleet import EnsureLoaded, LoadReply, Release, WorkerHeartbeat
 from bus.messages.flow import Route
-from bus.messages.jobs import OFFLINE, Chunk, JobStatus, Part
+from bus.messages.jobs import OFFLINE, Chunk, JobStatus, Part, RunnerNote
 from bus.messages.public import Error, ObjectRef
+from bus.subjects import Subjects
+from services.core.actor import NOTHING, Effect, Publish
+from services.core.outcomes import OutcomeLog
 
 ChunkKey = tuple[str, int]  # job and number
 NO_OUTPUTS = Raw(b"\x80")
@@ -106,3 +113,107 @@ class TakenChunk:
 def uid_of(job: str, number: int, refusals: int) -> bytes:
     """The same for the same chunk on every worker, so that it is charged once."""
     return blake2b(f"{job}/{number}/{refusals}".encode(), digest_size=16, person=b"infaas offline").digest()
+
+
+HEARTBEAT_S = 0.4
+LINGER_S = 5.0  # of heartbeats after there is nothing left to do
+NOTE_S = 2.0
+AGAIN_S = 5.0  # before a load is requested again that did not come
+REFUSED_S = 10.0  # before a variant that found no room is requested again
+IDLE_S = 10.0  # that a variant stays which was loaded for jobs and which no job needs
+
+
+class RunnerReports:
+    """A runner's heartbeats and notes. To executors it is a dispatcher: its heartbeat says what of its history is on disk."""
+
+    def __init__(self, name: str, worker: str, subjects: Subjects) -> None:
+        self._name = name
+        self._worker = worker
+        self._subject = subjects.dispatcher_heartbeat(name)
+        self._notes = subjects.offline("note")
+        self.history = OutcomeLog()
+        self._sent = self._active = float("-inf")
+        self._noted = float("-inf")
+        self._why: str | None = None
+
+    def active(self, now: float) -> None:
+        """There is something under way."""
+        self._active = now
+
+    def heartbeat(self, now: float) -> tuple[Effect, ...]:
+        """A heartbeat, if one is due."""
+        if now - self._active > LINGER_S or now - self._sent < HEARTBEAT_S:
+            return NOTHING
+        self._sent = now
+        return (self._heartbeat(now, leaving=False),)
+
+    def goodbye(self, now: float) -> tuple[Effect, ...]:
+        """The last heartbeat, if there were others."""
+        return (self._heartbeat(now, leaving=True),) if self._active > float("-inf") else NOTHING
+
+    def _heartbeat(self, now: float, *, leaving: bool) -> Publish:
+        return Publish(self._subject, self.history.heartbeat(self._name, now, leaving=leaving))
+
+    def note(self, why: str, now: float) -> tuple[Effect, ...]:
+        """Why nothing is taken now, empty when something is; published when that changes, and regularly."""
+        if bool(why) == bool(self._why) and self._why is not None and now - self._noted < NOTE_S:
+            return NOTHING
+        self._noted, self._why = now, why
+        return (Publish(self._notes, RunnerNote(worker=self._worker, why=why)),)
+
+
+class LoadRequests:
+    """Variants that were loaded for offline jobs: requested once, not requested for a while after a refusal, released when idle.
+
+    An instance that online queries use belongs to them from then on, and stays.
+    """
+
+    def __init__(self, name: str, worker: str, subjects: Subjects) -> None:
+        self._name = name
+        self._load = subjects.worker(worker, "load")
+        self._release = subjects.worker(worker, "release")
+        self._replies = subjects.loads(name)
+        self._requested: dict[str, float] = {}
+        self._refused: dict[str, float] = {}
+        self._used: dict[str, float] = {}  # variants loaded for jobs, and when one was used last
+
+    def is_refused(self, variant: str, now: float) -> bool:
+        return self._refused.get(variant, float("-inf")) > now
+
+    def used(self, variant: str, now: float) -> None:
+        if variant in self._used:
+            self._used[variant] = now
+
+    def request(self, record: VariantRecord, app: str, now: float) -> tuple[Effect, ...]:
+        """Have one instance loaded, unless that was requested a moment ago."""
+        if now - self._requested.get(record.variant, float("-inf")) < AGAIN_S:
+            return NOTHING
+        self._requested[record.variant] = self._used[record.variant] = now
+        order = EnsureLoaded(variant=record, at_least=1, app=app, orderer=self._name, reason="an offline job needs it")
+        return (Publish(self._load, order, self._replies),)
+
+    def replied(self, reply: LoadReply, now: float) -> None:
+        if reply.reason:
+            self._refused[reply.variant] = now + REFUSED_S
+            self._used.pop(reply.variant, None)
+            self._requested.pop(reply.variant, None)
+
+    def seen(self, heartbeat: WorkerHeartbeat) -> None:
+        """Keep the variants that serve online queries (offline work does not count as load)."""
+        for instance in heartbeat.instances:
+            if instance.load > 0:
+                self._used.pop(instance.variant, None)
+
+    def release(self, wanted: set[str], now: float) -> list[Effect]:
+        """Release variants that no job has needed for a while."""
+        effects: list[Effect] = []
+        for variant, used in list(self._used.items()):
+            if variant in wanted:
+                self._used[variant] = now
+            elif now - used >= IDLE_S:
+                del self._used[variant]
+                self._requested.pop(variant, None)
+                reason = "no offline job needs it any more"
+                order = Release(variant=variant, keep=0, orderer=self._name, reason=reason)
+                effects.append(Publish(self._release, order))
+        return effects

@@ -9,8 +9,7 @@ go first.
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
-import msgspec
-
+from bus.codec import decode_kept
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from bus.messages.jobs import OVER, Chunk, JobRecord
@@ -23,7 +22,6 @@ TICK_S = 0.5  # between checks (the published code's period)
 SILENT_S = 2.0  # without the worker's heartbeat
 MOST_RETURNS = 100  # of chunks of a job whose record is unknown, before such chunks are dropped
 _TROUBLED = ("Overloaded", "Interfered")
-_decode = msgspec.msgpack.Decoder(JobRecord).decode
 
 
 def obstacle(
@@ -111,12 +109,10 @@ class RunnerView:
     def changed(self, job: str, value: bytes | None) -> bool:
         """Take one entry of the jobs bucket; returns whether a job begins to run."""
         before = self._records.pop(job, None)
-        if value is None:
+        record = decode_kept(JobRecord, value)
+        if record is None:
             return False
-        try:
-            record = self._records[job] = _decode(value)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return False
+        self._records[job] = record
         return record.status.state == "running" and (before is None or before.status.state != "running")
 
     def decide(self, chunk: Chunk) -> JobRecord | Literal["drop", "return"]:

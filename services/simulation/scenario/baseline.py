@@ -1,6 +1,6 @@
 """What the developer of a static system would have chosen: stated in [baseline], else by the static system's own rule.
 
-The rule is `chosen` of services/autoscaler/baselines.py, applied once to each app's peak. This module adds what the
+The rule is `chosen` of services/core/policy.py, applied once to each app's peak. This module adds what the
 rule does not know: the policy's kinds of device (those at time 0 first), the capacity of its machines, and the fastest variant for an
 app whose needs no variant meets.
 """
@@ -10,11 +10,11 @@ from math import inf
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.public import Requirements
-from services.autoscaler.baselines import chosen
 from services.core.cost import HANDLING_MS, PER_CORE, LatencyTable, instance_price_per_s, load_seconds
 from services.core.placement import Amount, Device, cores_needed, misfit, total
 from services.core.planning.capacity import throughput
 from services.core.planning.problem import CandidateVariant, RequirementClass
+from services.core.policy import chosen
 from services.core.settings import MonitorSettings, StaticVariant
 from services.simulation.scenario.model import MachineSpec, PolicySpec, WorkloadSpec
 from services.simulation.workload import peak_rate

@@ -29,8 +29,8 @@ from services.autoscaler.vms.commands import (
 )
 from services.autoscaler.vms.rules import FleetLimits, PricedKind
 from services.core.actor import Changed, Synced
+from services.core.catalog import replicas_key
 from services.core.cost import price_per_hour
-from services.core.pipelines.kept import replicas_key
 from services.core.placement import Device
 from services.core.planning.fleet import Unsolved
 from services.core.selection.policy import InfaasPolicy, SelectionPolicy

@@ -44,7 +44,7 @@ from services.registrar.commands import (
     RegistrationRecord,
     TakeOverRegistration,
 )
-from services.registrar.status import OVER
+from services.registrar.registration import OVER
 from tests.support.data import events
 from tests.support.data.heartbeats import beat, device
 

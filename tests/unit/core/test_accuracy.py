@@ -5,8 +5,7 @@ import math
 import pytest
 
 from bus.messages.catalog import AppRecord, VariantRecord
-from services.core.accuracy import answers_as_model, meeting
-from services.core.demand import variants_for
+from services.core.demand import answers_as_model, meeting, variants_for
 from services.core.selection import Ask, ClusterView
 from services.core.selection.policy import BruteForce, InfaasPolicy
 from services.jobs.policy import eligible

@@ -1,7 +1,7 @@
 """Commands are repeated until they succeed; work of a peer that is gone is taken over, by one of several."""
 
 from services.core.actor import After, Do, Envelope
-from services.core.takeover import Commands, Retry, TakeOvers
+from services.core.requests import Commands, Retry, TakeOvers
 
 
 def test_a_command_that_failed_is_given_again_after_a_pause() -> None:

@@ -16,7 +16,7 @@ from bus.tensors import LARGEST_RANK, BadTensor, fit
 from services.core.cost import open_axis
 from services.core.validation import (
     MOST_ITEMS,
-    BadRequest,
+    WrongField,
     count_items,
     length_of,
     wrong_requirement,
@@ -79,7 +79,7 @@ def test_items_are_counted_without_decoding_the_data(inputs: object, items: int)
     ],
 )
 def test_what_does_not_fit_is_named(inputs: object, names: str) -> None:
-    with pytest.raises(BadRequest) as refused:
+    with pytest.raises(WrongField) as refused:
         count_items(head(inputs=inputs), app())
     assert names in str(refused.value)
 
@@ -91,22 +91,22 @@ def test_what_does_not_fit_is_named(inputs: object, names: str) -> None:
 )
 def test_references_that_can_name_nothing(bucket: str, key: str, names: str) -> None:
     """A bucket's name becomes part of subjects: nobody writes protocol, or over-long lines, by it."""
-    with pytest.raises(BadRequest, match=names):
+    with pytest.raises(WrongField, match=names):
         count_items(head(inputs_ref={"bucket": bucket, "key": key}), app())
     assert count_items(head(inputs_ref={"bucket": "infaas-inputs", "key": "../any name > *"}), app()) == 1
 
 
 def test_missing_inputs_are_named() -> None:
-    with pytest.raises(BadRequest, match="`inputs` is missing"):
+    with pytest.raises(WrongField, match="`inputs` is missing"):
         count_items(head(), app())
 
 
 def test_named_inputs_hold_the_same_number_of_items() -> None:
     two = app(TensorSpec(name="a", datatype="FP32", shape=[1]), TensorSpec(name="b", datatype="INT64", shape=[2]))
     assert count_items(head(inputs={"a": tensor([3, 1]), "b": tensor([3, 2], "INT64")}), two) == 3
-    with pytest.raises(BadRequest, match=r"inputs\.b holds 2 items"):
+    with pytest.raises(WrongField, match=r"inputs\.b holds 2 items"):
         count_items(head(inputs={"a": tensor([3, 1]), "b": tensor([2, 2], "INT64")}), two)
-    with pytest.raises(BadRequest, match="a, b"):
+    with pytest.raises(WrongField, match="a, b"):
         count_items(head(inputs=tensor([3, 1])), two)
 
 
@@ -122,7 +122,7 @@ def test_what_is_taken_here_is_what_the_executor_can_convert(given_: str, wanted
     try:
         count_items(head(inputs=tensor([1, 2], given_)), app(spec))
         taken = True
-    except BadRequest:
+    except WrongField:
         taken = False
     assert taken == convertible
 
@@ -164,7 +164,7 @@ anything = st.recursive(
 def test_whatever_comes_is_counted_or_refused(inputs: object) -> None:
     try:
         assert count_items(head(inputs=inputs), app()) >= 1
-    except BadRequest as refused:
+    except WrongField as refused:
         assert "inputs" in str(refused)
 
 

@@ -8,7 +8,7 @@ from bus.messages.catalog import Signature, TensorSpec
 from bus.messages.flow import Route
 from bus.messages.public import TensorView
 from bus.tensors import BadTensor
-from services.executor.assemble import named_classes, several, single
+from services.executor.edge import named_classes, several, single
 from services.executor.queue import QueuedQuery
 
 FLOATS = TensorSpec(name="x", datatype="FP32", shape=[2])

@@ -15,11 +15,11 @@ from bus.subjects import Subjects
 from services.core.actor import After, Do, Done, Effect, Envelope, Publish, Started
 from services.core.placement import Device
 from services.core.settings import Settings
-from services.executor import metrics
+from services.executor.__main__ import ExecutorInsight
 from services.executor.actor import Executor, make_executor
 from services.executor.commands import LoadedModel, LoadModel, MovedModel
 from services.executor.instances import ReportDue
-from services.executor.succession import fits_twice
+from services.executor.loading import fits_twice
 from tests.support.simulated.fleet import variant
 
 CPU = Device(name="cpu", kind="cpu", cores=2, memory_mb=1000.0)
@@ -88,14 +88,14 @@ def test_a_successor_loads_all_of_it_and_says_nothing_of_itself_before() -> None
         "loading": ((), "device"),
     }
     for instance in ("served", "loading"):
-        assert "models that it loads" in metrics.missing(actor, NOW)
+        assert "models that it loads" in ExecutorInsight().missing(actor, NOW)
         assert said(tell(actor, ReportDue()), ExecutorReport) == [], "its monitor would take the others for lost"
         [loaded] = said(tell(actor, Done(("load", instance), DONE)), InstanceLoaded)
         assert loaded.incarnation == 1
     again = [effect for effect in tell(actor, ReportDue()) if isinstance(effect, After)]
     assert again[0].delay > 0
     tell(actor, Done(("load", "warm"), LoadedModel(load_ms=1.0, memory_mb=1.0, proof="", tier="host")))
-    assert metrics.missing(actor, NOW) == ""
+    assert ExecutorInsight().missing(actor, NOW) == ""
     [report] = said(tell(actor, ReportDue()), ExecutorReport)
     assert report.incarnation == 1
     assert {sample.instance for sample in report.samples} == {"served", "warm", "loading"}
@@ -114,7 +114,7 @@ def test_a_model_that_does_not_load_again_holds_nothing_up() -> None:
             ),
         )
     tell(actor, Done(("load", "loading"), DONE))
-    assert metrics.missing(actor, NOW) == ""
+    assert ExecutorInsight().missing(actor, NOW) == ""
 
 
 def test_a_process_that_succeeds_none_reports_at_once() -> None:

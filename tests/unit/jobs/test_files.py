@@ -11,9 +11,8 @@ from bus.messages.catalog import Signature, TensorSpec
 from bus.messages.jobs import Position
 from services.core.settings import JobsSettings, Settings
 from services.jobs.__main__ import wire
-from services.jobs.commands import Feed, JobRoute, Read
+from services.jobs.commands import Feed, JobRoute, Read, parse
 from services.jobs.files import BadFile, Files
-from services.jobs.urls import parse
 from tests.support.servers.nats import run
 
 

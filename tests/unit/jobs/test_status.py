@@ -4,7 +4,7 @@ from bus.messages.events import JobEvent
 from bus.messages.jobs import JobStatus, RunnerNote
 from bus.subjects import Subjects
 from services.core.actor import Publish, Record
-from services.jobs.status import RECORD_S, JobStatuses
+from services.jobs.job import RECORD_S, JobStatuses
 
 
 def published(statuses: JobStatuses, status: JobStatus, now: float) -> tuple[JobStatus, JobEvent]:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.jobs.urls import BadUrl, ParsedUrl, below, parse
+from services.jobs.commands import BadUrl, ParsedUrl, below, parse
 
 
 @pytest.mark.parametrize(

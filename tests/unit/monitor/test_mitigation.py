@@ -21,16 +21,7 @@ from bus.messages.scaling import AskToMove, Drain
 from services.core.placement import Device
 from services.core.settings import MonitorSettings
 from services.monitor.effects import MachineSample
-from services.monitor.mitigation import (
-    BUSIEST,
-    GAIN,
-    AskElsewhere,
-    CoreUse,
-    MoveToCores,
-    MoveToDevice,
-    better_cores,
-    mitigate,
-)
+from services.monitor.mitigation import BUSIEST, GAIN, better_cores, smoothed
 from tests.support.simulated.monitored_worker import CPU, S, World, variant
 
 
@@ -77,21 +68,12 @@ def test_a_move_is_always_for_the_better(
             assert before - after >= GAIN - 1e-9
 
 
-def test_cores_go_before_devices_and_these_before_other_workers() -> None:
-    cores = mitigate([1], {1: 0.25}, ["gpu-1"], "slow")
-    assert cores == MoveToCores([1], "slow; core 1 (25% busy) would be better")
-    assert mitigate([], {}, ["gpu-1", "gpu-2"], "slow") == MoveToDevice("gpu-1", "slow; gpu-1 has room")
-    assert isinstance(mitigate([], {}, [], "slow"), AskElsewhere)
-
-
 def test_one_glance_at_a_core_says_little() -> None:
-    use = CoreUse()
-    use.sample({0: 0.0})
-    use.sample({0: 1.0, 1: 0.4})
-    assert use.busy == {0: 0.5, 1: 0.4}
+    busy = smoothed(smoothed({}, {0: 0.0}), {0: 1.0, 1: 0.4})
+    assert busy == {0: 0.5, 1: 0.4}
     for _ in range(10):
-        use.sample({0: 1.0})
-    assert use.busy == {0: pytest.approx(1.0, abs=0.01)}
+        busy = smoothed(busy, {0: 1.0})
+    assert busy == {0: pytest.approx(1.0, abs=0.01)}
 
 
 # -- The monitor brings slowed instances elsewhere: other cores, another device, or it asks the controller.

@@ -9,7 +9,7 @@ from bus.codec import encode
 from bus.messages.public import Error, Register
 from bus.messages.work import ContainerPlace, PlaceContainer
 from services.core.catalog import Catalog, app_key, model_key, variant_key
-from services.registrar.containers import place_of
+from services.registrar.policy import place_of
 from tests.support.simulated.registrations import (
     SIGNATURE,
     SUBJECTS,

@@ -11,7 +11,7 @@ from bus.messages.public import Error
 from bus.messages.verbs import AddApp, SetApp, SetReplicas, SetSelection
 from services.core.catalog import Catalog, key_of
 from services.core.settings import MachineKind, MonitorSettings
-from services.registrar.room import Ceiling
+from services.registrar.checks import Ceiling
 from tests.support.simulated.registrations import PROFILE, app_record, heartbeat, model_record, variant_record
 
 SMALL = variant_record(

@@ -4,9 +4,8 @@ from collections.abc import Callable, Mapping
 
 from bus.port import Bus
 from bus.subjects import Subjects
-from services.autoscaler.vms.providers.base import Provider
+from services.autoscaler.vms.providers.base import Local, Provider, Simulated
 from services.autoscaler.vms.providers.command import Command
-from services.autoscaler.vms.providers.local import Local, Simulated
 from services.autoscaler.vms.providers.swarm import Swarm
 from services.core.settings import MachineSettings
 

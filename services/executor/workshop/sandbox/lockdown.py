@@ -61,9 +61,9 @@ def lock_down(limits: SandboxLimits, scratch: Path, readable: Iterable[str]) -> 
     return missing
 
 
-def hide(libc: ctypes.CDLL | None = None) -> None:
+def hide() -> None:
     """Keep this process's environment and memory from other processes of the same user, and die with the parent."""
-    libc = libc or ctypes.CDLL(None, use_errno=True)
+    libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     libc.prctl(_PR_SET_DUMPABLE, 0)
 

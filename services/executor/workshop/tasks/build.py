@@ -20,9 +20,7 @@ TENSORRT = "tensorrt"  # it needs symmetric int8
 def build(task: BuildTask, tell: Callable[[Frame], None]) -> None:
     """Send one Made or NotMade for each artifact. Raises UploadRejected if the model itself cannot be read or run any more."""
     tell(Step(step="reading the model"))
-    upload = inspection.open_upload(
-        Path(task.model), task.format, Path(task.scratch), task.most_bytes, allow_torchscript=task.allow_torchscript
-    )
+    upload = inspection.open_upload(task)
     candidate = upload.candidates[-1 if task.fixed_batch else 0]
     data = validation.read(task.data, task.signature)
     if not Path(task.reference).exists():

@@ -16,6 +16,7 @@ from services.core.placement import FORMATS, REMOTE
 from services.executor.backends import backend, survey
 from services.executor.backends.base import BackendError, Handle, LoadSpec
 from services.executor.workshop.sandbox.protocol import (
+    BuildTask,
     Frame,
     Inspected,
     InspectTask,
@@ -69,19 +70,20 @@ class Upload(Struct, frozen=True, kw_only=True):
     most_batch: int = 0
 
 
-def open_upload(path: Path, format: str, scratch: Path, most_bytes: int, *, allow_torchscript: bool) -> Upload:
+def open_upload(task: InspectTask | BuildTask) -> Upload:
     """Check an uploaded file's content against its format. Raises UploadRejected."""
+    path, scratch, most_bytes = Path(task.model), Path(task.scratch), task.most_bytes
     if path.stat().st_size > most_bytes:
         raise UploadRejected(f"the model file is larger than the {most_bytes >> 20} MB allowed")
-    if format == "onnx":
+    if task.format == "onnx":
         return _onnx(path, scratch, most_bytes)
-    if format == "pt2":
+    if task.format == "pt2":
         return _pt2(path, scratch, most_bytes)
-    if format == "torchscript":
-        return _torchscript(path, allow_torchscript=allow_torchscript)
-    if format == REMOTE:
+    if task.format == "torchscript":
+        return _torchscript(path, allow_torchscript=task.allow_torchscript)
+    if task.format == REMOTE:
         return _remote(path)
-    raise UploadRejected(f"format {format[:20]!r} is unknown: use one of {', '.join(FORMATS)}")
+    raise UploadRejected(f"format {task.format[:20]!r} is unknown: use one of {', '.join(FORMATS)}")
 
 
 def _onnx(path: Path, scratch: Path, most_bytes: int) -> Upload:
@@ -242,9 +244,7 @@ TRIAL_S = 30.0  # a model that takes longer for an answer counts as hanging
 def inspect(task: InspectTask, tell: Callable[[Frame], None]) -> Inspected:
     """The facts about an upload. Raises UploadRejected."""
     tell(Step(step="reading the model", progress=0.05))
-    upload = open_upload(
-        Path(task.model), task.format, Path(task.scratch), task.most_bytes, allow_torchscript=task.allow_torchscript
-    )
+    upload = open_upload(task)
     tell(Step(step="first runs", progress=0.3, within=TRIAL_S))
     candidate, handle, data, alone = _first_that_works(upload.candidates, task.data)
     if candidate.signature is None:

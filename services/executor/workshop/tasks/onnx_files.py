@@ -69,19 +69,14 @@ def _check_files(model: Any) -> None:
 
 def _tensors(model: Any) -> Iterator[Any]:
     graphs = [model.graph]
-    while graphs:
-        graph = graphs.pop()
-        yield from graph.initializer
-        for sparse in graph.sparse_initializer:
-            yield from (sparse.values, sparse.indices)
-        for node in graph.node:
-            yield from _attribute_tensors(node, graphs)
     for function in model.functions:
         for node in function.node:
             yield from _attribute_tensors(node, graphs)
     while graphs:
         graph = graphs.pop()
         yield from graph.initializer
+        for sparse in graph.sparse_initializer:
+            yield from (sparse.values, sparse.indices)
         for node in graph.node:
             yield from _attribute_tensors(node, graphs)
 

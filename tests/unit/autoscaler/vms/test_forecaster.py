@@ -4,8 +4,7 @@ import pytest
 
 from services.autoscaler.vms.edge import load_forecaster
 from services.core.forecast.conformal import Conformal
-from services.core.forecast.forecasters import make_forecaster
-from services.core.forecast.simple import LastValue
+from services.core.forecast.forecasters import LastValue, make_forecaster
 from services.core.settings import AutoscalerSettings
 from services.shell.settings import SettingsError
 

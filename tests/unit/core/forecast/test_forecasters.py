@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.core.forecast.base import MOST, Forecaster
-from services.core.forecast.conformal import FADE, PRIOR
+from services.core.forecast.conformal import FADE, MOST, PRIOR, Forecaster
 from services.core.forecast.forecasters import FORECASTERS, make_forecaster
 from services.core.settings.scaling import FORECASTERS as NAMES
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bus.messages.scaling import DemandHistory
-from services.core.forecast.base import DAY, Forecaster
+from services.core.forecast.conformal import DAY, Forecaster
 from services.core.forecast.forecasters import make_forecaster, rates
 from services.core.settings.scaling import FORECASTERS as NAMES
 

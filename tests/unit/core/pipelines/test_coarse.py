@@ -5,9 +5,8 @@ import pytest
 from msgspec.structs import replace
 
 from bus.messages.catalog import PipelinePlan
-from services.core.pipelines.coarse import IDLE_S, CoarseTuner
 from services.core.pipelines.envelope import BIN_S
-from services.core.pipelines.planners import POLICIES, make_tuner, plan_pipeline
+from services.core.pipelines.planners import IDLE_S, POLICIES, CoarseTuner, make_tuner, plan_pipeline
 from services.core.pipelines.problem import PipelineProblem, StageOption
 from services.core.pipelines.tuner import PipelineTuner, TunerDecision
 from tests.support.data.pipelines import Floats, chain, gamma_arrivals

@@ -6,9 +6,8 @@ from itertools import product
 import pytest
 from msgspec.structs import replace
 
-from services.core.planning.plan import objective
+from services.core.planning.plan import cheapest, greedy, objective
 from services.core.planning.problem import PlanningProblem, RequirementClass
-from services.core.planning.solvers import cheapest, greedy
 from tests.support.data.planning_problems import (
     TABLE_2,
     broken,

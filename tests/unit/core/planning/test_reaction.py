@@ -5,10 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from services.core.planning.plan import Plan
-from services.core.planning.problem import RequirementClass
-from services.core.planning.reaction import lacking, react
-from services.core.planning.solvers import cheapest, greedy
+from services.core.planning.plan import Plan, cheapest, greedy
+from services.core.planning.problem import RequirementClass, lacking, react
 from tests.support.data.planning_problems import TABLE_2, broken, entangled_problem, random_problem, scarce, table_3
 
 

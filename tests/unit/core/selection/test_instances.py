@@ -11,8 +11,9 @@ from services.core.cost import LatencyTable
 from services.core.selection.cluster import ClusterView
 from services.core.selection.cores import MANY, PATIENCE_S, STRETCH
 from services.core.selection.eligibility import Ask, usual
-from services.core.selection.instances import CAUTION, ROOM, Instance, InstanceSampler
+from services.core.selection.instances import CAUTION, ROOM, Instance
 from services.core.selection.policy import InfaasPolicy, note
+from services.core.selection.sampler import InstanceSampler
 from tests.support.data.examples import examples
 from tests.support.data.heartbeats import beat, device
 from tests.support.data.heartbeats import instance as status_of

@@ -13,7 +13,7 @@ from bus.datatypes import ARRAYS
 from bus.messages.public import TensorView
 from bus.tensors import to_array
 from services.executor.backends.base import LoadFailed, RunFailed
-from services.executor.backends.remote_tensors import (
+from services.executor.backends.remote import (
     error_of,
     infer_outputs,
     infer_request,

@@ -15,8 +15,7 @@ from services.executor.backends.base import (
     LoadFailed,
     LoadSpec,
 )
-from services.executor.backends.cuda import bucket_for, buckets, gpu
-from services.executor.backends.torch_device import Slot, Staging, Weights
+from services.executor.backends.cuda import Slot, Staging, Weights, bucket_for, buckets, gpu
 from services.executor.workshop.tasks.profiling import transfer_of
 from services.shell.host.accelerators import accelerators
 from tests.support.models import gpu_stand_ins, tiny_models

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from bus.messages.work import InspectModel, ModelInspected, VariantBuilt, VariantFailed
-from services.executor.workshop.orders import WorkshopOrder
+from services.executor.workshop.actor import WorkshopOrder
 from services.executor.workshop.sandbox.lockdown import device_files
 from services.shell.host.accelerators import accelerators
 from tests.support.models import tiny_models

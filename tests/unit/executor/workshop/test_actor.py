@@ -5,8 +5,7 @@ from bus.messages.work import BuildVariants, CancelWork, InspectModel, WorkFinis
 from bus.subjects import Subjects
 from services.core.actor import After, Cancel, Do, Done, Envelope, Failed, Publish, Stopping, TimedOut
 from services.core.settings import RegistrarSettings
-from services.executor.workshop.actor import RemindDue, WorkshopActor
-from services.executor.workshop.orders import StopOrder
+from services.executor.workshop.actor import RemindDue, StopOrder, WorkshopActor
 
 SUBJECTS = Subjects("t")
 

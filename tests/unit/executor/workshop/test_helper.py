@@ -25,8 +25,8 @@ from bus.messages.work import (
 )
 from bus.subjects import Subjects
 from services.core.settings import RegistrarSettings
+from services.executor.workshop.actor import WorkshopOrder
 from services.executor.workshop.helper import Helper
-from services.executor.workshop.orders import WorkshopOrder
 from services.executor.workshop.tasks.profiling import MOST_NEIGHBOURS
 from services.executor.workshop.tasks.validation import wilson
 from tests.support.models import poison_models, tiny_models

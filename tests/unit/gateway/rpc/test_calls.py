@@ -5,9 +5,9 @@ import pytest
 from bus.tensors import BadTensor
 from infaas.errors import Refused
 from services.core.settings import GatewaySettings
+from services.gateway.actor import RequestCounts
 from services.gateway.errors import RequestFailed
 from services.gateway.http.access import AccessControl
-from services.gateway.metrics import RequestCounts
 from services.gateway.rpc.calls import Calls
 from tests.support.servers.nats import run
 
