@@ -31,7 +31,7 @@ from peers.table import tables, written
 from proof import network
 
 import infaas
-from infaas.demo.system import DemoSystem
+from infaas.demo.program import DemoSystem
 
 CONNECTIONS = 32
 SURE = 0.2  # by which the best score leads where answers are compared

@@ -31,7 +31,7 @@ from proof.table import compared, table
 from proof.timeline import Figures, Line, figures, line
 
 import infaas
-from infaas.demo.system import DemoSystem
+from infaas.demo.program import DemoSystem
 from infaas.errors import InfaasError
 
 SETTLE = 6.0  # s after the load until everything is in SQL

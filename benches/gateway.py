@@ -26,7 +26,7 @@ from echo import session
 from numpy.typing import NDArray
 
 import infaas
-from infaas.demo.system import environment
+from infaas.demo.program import environment
 from infaas.errors import InfaasError, Refused
 from services.gateway.rpc.messages import INFERENCE
 

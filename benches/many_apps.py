@@ -24,7 +24,7 @@ from overload import say
 from bus.codec import encode
 from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
 from bus.subjects import Subjects
-from infaas.demo.system import DemoSystem
+from infaas.demo.program import DemoSystem
 from infaas.queries import encode_inputs
 from infaas.queries import head as query_head
 from services.core.catalog import key_of

@@ -15,7 +15,7 @@ import rig  # noqa: F401  (makes the packages importable)
 from bus.messages.events import OutcomeEvent
 from services.core.metric import MetricFamily
 from services.executor.instances import BatchTally
-from services.shell.metrics.event_totals import EventTotals
+from services.shell.metrics.counts import EventTotals
 from services.shell.metrics.exposition import page as process_page
 from services.shell.metrics.exposition import system_page
 

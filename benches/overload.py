@@ -30,7 +30,7 @@ import numpy as np
 import rig
 from gateway import request
 
-from infaas.demo.system import command, environment
+from infaas.demo.program import command, environment
 from infaas.queries import encode_inputs, head
 from tests.support.models import tiny_models
 from tests.support.servers.system import Whole, running

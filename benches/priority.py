@@ -23,7 +23,7 @@ import rig
 from overload import say
 
 import infaas
-from infaas.demo.system import command
+from infaas.demo.program import command
 from infaas.errors import Refused
 from tests.support.models import tiny_models
 

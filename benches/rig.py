@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from infaas.demo.system import DemoSystem
+from infaas.demo.program import DemoSystem
 from infaas.queries import encode_inputs
 from infaas.queries import head as query_head
 

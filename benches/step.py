@@ -22,7 +22,7 @@ from proof.systems import APP, register, settings
 
 import infaas
 from infaas.demo.digits import UNSEEN, load
-from infaas.demo.system import DemoSystem
+from infaas.demo.program import DemoSystem
 from infaas.errors import InfaasError
 
 DEVICES = {"gpu": 1, "inferentia": 1}

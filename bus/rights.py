@@ -7,7 +7,7 @@ Inboxes tell who asks: `_INBOX_.<app>.<name>` of an app's client and `_INBOX_.@.
 answered by services; `_SERVICE_.<name>` belongs to services that nobody answers but the server.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple, get_args
 
 from bus.subjects import EVERY_SERVER, Subjects
@@ -34,9 +34,6 @@ Verb = Literal["query", "feedback", "explain", "job", "list"]
 VERBS: tuple[Verb, ...] = get_args(Verb)  # what an app's client may be allowed
 USUAL: tuple[Verb, ...] = ("query", "feedback", "explain", "job")  # `list` shows every app's names
 ASKERS: frozenset[Role] = frozenset({"client", "gateway", "dashboard", "operator", "supervisor", "container"})
-WORKER: frozenset[Role] = frozenset(
-    {"executor", "monitor", "model-autoscaler", "offline"}
-)  # may be bound to one worker
 OWN = "_INBOX_"  # first token of inboxes whose owner is known
 SERVICE = "_SERVICE_"
 ANY_APP = "@"  # instead of an app's name
@@ -72,12 +69,20 @@ class Rights(NamedTuple):
 
 
 class SubjectRights(NamedTuple):
-    """The rights to one name of `Subjects`: its patterns for an identity, the roles that publish there, and those that subscribe."""
+    """The rights to one name of `Subjects`: the roles that publish there, and those that subscribe.
+
+    of: what stands behind the name, several separated by commas; {app} and {worker}: the identity's own, or any.
+    """
 
     name: str
-    patterns: Callable[[Subjects, Identity], tuple[str, ...]]
+    of: str
     publish: frozenset[Role] = frozenset()
     subscribe: frozenset[Role] = frozenset()
+
+    def patterns(self, subjects: Subjects, identity: Identity) -> tuple[str, ...]:
+        """What it means for this identity."""
+        behind = self.of.format(app=identity.app or "*", worker=identity.worker).split(",")
+        return tuple(getattr(subjects, self.name)(*tokens.split()) for tokens in behind)
 
 
 class StoreRights(NamedTuple):
@@ -98,178 +103,93 @@ def _r(*roles: Role) -> frozenset[Role]:
 
 _SERVICES = frozenset(ROLES) - ASKERS
 _ASKING = _r("gateway", "dashboard", "operator", "supervisor")
+_SCALING = _r("dispatcher", "model-autoscaler", "offline")  # who has instances loaded, beside the leader
 
 SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
     # outsiders
-    SubjectRights(
-        "query",
-        lambda s, i: (s.query(i.app or "*"),),
-        _r("client", "gateway", "dashboard", "operator"),
-        _r("dispatcher"),
-    ),
-    SubjectRights(
-        "feedback",
-        lambda s, i: (s.feedback(i.app or "*"),),
-        _r("client", "gateway", "operator"),
-        _r("dispatcher"),
-    ),
-    SubjectRights(
-        "explain",
-        lambda s, i: (s.explain(i.app or "*"),),
-        _r("client", "gateway", "dashboard", "operator"),
-        _r("dispatcher"),
-    ),
-    SubjectRights("list", lambda s, _: (s.list(),), _ASKING | {"client"}, _r("dispatcher", "jobs")),
-    SubjectRights("admin", lambda s, _: (s.admin(),), _r("operator"), _r("registrar")),
-    SubjectRights("register", lambda s, _: (s.register(),), _r("operator", "container"), _r("registrar")),
+    SubjectRights("query", "{app}", _r("client", "gateway", "dashboard", "operator"), _r("dispatcher")),
+    SubjectRights("feedback", "{app}", _r("client", "gateway", "operator"), _r("dispatcher")),
+    SubjectRights("explain", "{app}", _r("client", "gateway", "dashboard", "operator"), _r("dispatcher")),
+    SubjectRights("list", "", _ASKING | {"client"}, _r("dispatcher", "jobs")),
+    SubjectRights("admin", "", _r("operator"), _r("registrar")),
+    SubjectRights("register", "", _r("operator", "container"), _r("registrar")),
     SubjectRights(
         "registration",
-        lambda s, _: (s.registration(),),
+        "",
         _r("gateway", "operator", "supervisor", "registrar", "container"),
         _r("gateway", "operator", "registrar", "container"),
     ),
-    SubjectRights(
-        "registration_cancel", lambda s, _: (s.registration_cancel(),), _r("operator", "dashboard"), _r("registrar")
-    ),
-    SubjectRights("event", lambda s, _: (s.event("*"),), subscribe=_r("operator")),
-    SubjectRights("event", lambda s, _: (s.event("outcome"),), _r("dispatcher", "executor", "offline", "gateway")),
-    SubjectRights("event", lambda s, _: (s.event("client-error"),), _r("gateway")),
-    SubjectRights("event", lambda s, _: (s.event("feedback"), s.event("selection")), _r("dispatcher")),
-    SubjectRights(
-        "event",
-        lambda s, _: tuple(s.event(kind) for kind in ("state", "cost", "worker-sample", "instance-sample")),
-        _r("monitor"),
-    ),
-    SubjectRights("event", lambda s, _: (s.event("scaling"), s.event("worker")), _r("monitor", "vm-autoscaler")),
-    SubjectRights("event", lambda s, _: (s.event("shadow"),), _r("operator")),
-    SubjectRights("event", lambda s, _: (s.event("objective"), s.event("pipeline")), _r("vm-autoscaler")),
-    SubjectRights("event", lambda s, _: (s.event("registration"),), _r("registrar")),
-    SubjectRights("event", lambda s, _: (s.event("job"),), _r("jobs")),
+    SubjectRights("registration_cancel", "", _r("operator", "dashboard"), _r("registrar")),
+    SubjectRights("event", "*", subscribe=_r("operator")),
+    SubjectRights("event", "outcome", _r("dispatcher", "executor", "offline", "gateway")),
+    SubjectRights("event", "client-error", _r("gateway")),
+    SubjectRights("event", "feedback, selection", _r("dispatcher")),
+    SubjectRights("event", "state, cost, worker-sample, instance-sample", _r("monitor")),
+    SubjectRights("event", "scaling, worker", _r("monitor", "vm-autoscaler")),
+    SubjectRights("event", "shadow", _r("operator")),
+    SubjectRights("event", "objective, pipeline", _r("vm-autoscaler")),
+    SubjectRights("event", "registration", _r("registrar")),
+    SubjectRights("event", "job", _r("jobs")),
     # a query's way
-    SubjectRights("execute", lambda s, i: (s.execute(i.worker, "*"),), _r("dispatcher", "offline"), _r("executor")),
-    SubjectRights("done", lambda s, _: (s.done("*"),), _r("executor"), _r("dispatcher", "offline")),
-    SubjectRights("undelivered", lambda s, _: (s.undelivered("*"),), frozenset(), _r("dispatcher", "offline")),
-    SubjectRights("part", lambda s, _: (s.part("*"),), _r("executor"), _r("dispatcher")),
-    SubjectRights("ended", lambda s, _: (s.ended(),), _r("dispatcher"), _r("executor")),
-    SubjectRights(
-        "selection",
-        lambda s, _: tuple(s.selection(what) for what in ("changed", "sought", "taken.*")),
-        _r("dispatcher", "registrar"),
-        _r("dispatcher"),
-    ),
-    SubjectRights("resent", lambda s, _: (s.resent(),), _r("dispatcher"), _r("dispatcher", "executor")),
-    SubjectRights("resent", lambda s, _: (s.resent("*"),), _r("dispatcher", "executor"), _r("dispatcher")),
-    SubjectRights("echo", lambda s, _: (s.echo("*"),), _r("dispatcher"), _r("dispatcher")),
-    SubjectRights("trying", lambda s, _: (s.trying("*"),), _r("executor"), _r("dispatcher", "offline")),
-    SubjectRights(
-        "resubmit",
-        lambda s, _: (s.resubmit(), s.resubmit("*")),
-        _r("executor", "dispatcher"),
-        _r("dispatcher", "offline"),
-    ),
-    SubjectRights(
-        "loads", lambda s, _: (s.loads("*"),), _r("monitor"), _r("dispatcher", "model-autoscaler", "offline")
-    ),
+    SubjectRights("execute", "{worker} *", _r("dispatcher", "offline"), _r("executor")),
+    SubjectRights("done", "*", _r("executor"), _r("dispatcher", "offline")),
+    SubjectRights("undelivered", "*", subscribe=_r("dispatcher", "offline")),
+    SubjectRights("part", "*", _r("executor"), _r("dispatcher")),
+    SubjectRights("ended", "", _r("dispatcher"), _r("executor")),
+    SubjectRights("selection", "changed, sought, taken.*", _r("dispatcher", "registrar"), _r("dispatcher")),
+    SubjectRights("resent", "", _r("dispatcher"), _r("dispatcher", "executor")),
+    SubjectRights("resent", "*", _r("dispatcher", "executor"), _r("dispatcher")),
+    SubjectRights("echo", "*", _r("dispatcher"), _r("dispatcher")),
+    SubjectRights("trying", "*", _r("executor"), _r("dispatcher", "offline")),
+    SubjectRights("resubmit", ", *", _r("executor", "dispatcher"), _r("dispatcher", "offline")),
+    SubjectRights("loads", "*", _r("monitor"), _r("dispatcher", "model-autoscaler", "offline")),
     # the fleet
     SubjectRights(
         "worker_heartbeat",
-        lambda s, i: (s.worker_heartbeat(i.worker),),
+        "{worker}",
         _r("monitor"),
-        _r(
-            "dispatcher",
-            "registrar",
-            "vm-autoscaler",
-            "model-autoscaler",
-            "offline",
-            "operator",
-            "supervisor",
-            "container",
-        ),
+        _SCALING | _r("registrar", "vm-autoscaler", "operator", "supervisor", "container"),
     ),
     SubjectRights(
         "dispatcher_heartbeat",
-        lambda s, _: (s.dispatcher_heartbeat(),),
+        "",
         _r("dispatcher", "offline"),
         _r("dispatcher", "executor", "gateway", "operator"),
     ),
-    SubjectRights("demand", lambda s, _: (s.demand(),), _r("dispatcher"), _r("vm-autoscaler", "operator")),
-    SubjectRights(
-        "pipeline", lambda s, _: (s.pipeline("arrivals"),), _r("dispatcher"), _r("vm-autoscaler", "operator")
-    ),
-    SubjectRights("controller", lambda s, _: (s.controller("ask"),), _r("monitor"), _r("vm-autoscaler")),
-    SubjectRights("controller", lambda s, _: (s.controller("reply.*.*"),), _r("monitor"), _r("vm-autoscaler")),
-    SubjectRights(
-        "controller",
-        lambda s, _: (s.controller("objectives"),),
-        _r("vm-autoscaler"),
-        _r("model-autoscaler", "operator"),
-    ),
-    SubjectRights("controller", lambda s, _: (s.controller("history.*"),), _r("recorder"), _r("vm-autoscaler")),
-    SubjectRights("recorder", lambda s, _: (s.recorder("demand"),), _r("vm-autoscaler"), _r("recorder")),
-    SubjectRights("machines", lambda s, _: (s.machines("*"),), _r("vm-autoscaler"), _r("supervisor")),
-    SubjectRights(
-        "worker",
-        lambda s, i: (s.worker(i.worker, "load"), s.worker(i.worker, "release")),
-        _r("dispatcher", "model-autoscaler", "vm-autoscaler", "offline"),
-        _r("monitor"),
-    ),
-    SubjectRights(
-        "worker",
-        lambda s, i: (s.worker(i.worker, "drain"),),
-        _r("vm-autoscaler", "supervisor", "container"),
-        _r("monitor"),
-    ),
-    SubjectRights("worker", lambda s, i: (s.worker(i.worker, "demand"),), _r("dispatcher"), _r("model-autoscaler")),
-    SubjectRights("executor", lambda s, i: (s.executor(i.worker, "*", "*"),), _r("monitor"), _r("executor")),
-    SubjectRights("executor", lambda s, i: (s.executor(i.worker, "*", "withdraw"),), _r("dispatcher"), _r("executor")),
-    SubjectRights("executor", lambda s, i: (s.executor(i.worker, "*", "echo"),), _r("executor"), _r("executor")),
-    SubjectRights("undelivered", lambda s, i: (s.executor(i.worker, "*", "unheard.*"),), frozenset(), _r("executor")),
-    SubjectRights("executor", lambda s, i: (s.executor(i.worker, "*", "succeed"),), _r("executor"), _r("executor")),
-    SubjectRights("monitor", lambda s, i: (s.monitor(i.worker, "*"),), _r("executor"), _r("monitor")),
-    SubjectRights(
-        "exited",
-        lambda s, i: (s.exited(i.worker),),
-        _r("supervisor"),
-        _r("dispatcher", "monitor", "registrar", "offline"),
-    ),
+    SubjectRights("demand", "", _r("dispatcher"), _r("vm-autoscaler", "operator")),
+    SubjectRights("pipeline", "arrivals", _r("dispatcher"), _r("vm-autoscaler", "operator")),
+    SubjectRights("controller", "ask, reply.*.*", _r("monitor"), _r("vm-autoscaler")),
+    SubjectRights("controller", "objectives", _r("vm-autoscaler"), _r("model-autoscaler", "operator")),
+    SubjectRights("controller", "history.*", _r("recorder"), _r("vm-autoscaler")),
+    SubjectRights("recorder", "demand", _r("vm-autoscaler"), _r("recorder")),
+    SubjectRights("machines", "*", _r("vm-autoscaler"), _r("supervisor")),
+    SubjectRights("worker", "{worker} load, {worker} release", _SCALING | _r("vm-autoscaler"), _r("monitor")),
+    SubjectRights("worker", "{worker} drain", _r("vm-autoscaler", "supervisor", "container"), _r("monitor")),
+    SubjectRights("worker", "{worker} demand", _r("dispatcher"), _r("model-autoscaler")),
+    SubjectRights("executor", "{worker} * *", _r("monitor"), _r("executor")),
+    SubjectRights("executor", "{worker} * withdraw", _r("dispatcher"), _r("executor")),
+    SubjectRights("executor", "{worker} * echo, {worker} * succeed", _r("executor"), _r("executor")),
+    SubjectRights("executor", "{worker} * unheard.*", subscribe=_r("executor")),
+    SubjectRights("monitor", "{worker} *", _r("executor"), _r("monitor")),
+    SubjectRights("exited", "{worker}", _r("supervisor"), _r("dispatcher", "monitor", "registrar", "offline")),
     # registration work
-    SubjectRights(
-        "workshop",
-        lambda s, i: (s.workshop(i.worker),),
-        _r("registrar"),
-        _r("executor", "vm-autoscaler"),
-    ),
+    SubjectRights("workshop", "{worker}", _r("registrar"), _r("executor", "vm-autoscaler")),
     SubjectRights(
         "registrar",
-        lambda s, _: tuple(s.registrar(f) for f in ("inspected", "built", "variant-failed", "progress", "finished")),
+        "inspected, built, variant-failed, progress, finished",
         _r("executor"),
         _r("registrar", "vm-autoscaler"),
     ),
-    SubjectRights("registrar", lambda s, _: (s.registrar("container"),), _r("container"), _r("registrar")),
-    SubjectRights(
-        "registrar",
-        lambda s, _: (s.registrar("alive"), s.registrar("undelivered.*.*")),
-        _r("registrar"),
-        _r("registrar"),
-    ),
+    SubjectRights("registrar", "container", _r("container"), _r("registrar")),
+    SubjectRights("registrar", "alive, undelivered.*.*", _r("registrar"), _r("registrar")),
     # offline jobs
-    SubjectRights("job", lambda s, i: (s.job(i.app or "*"),), _r("client", "gateway", "operator"), _r("jobs")),
-    SubjectRights(
-        "job_status",
-        lambda s, _: (s.job_status(),),
-        _r("client", "gateway", "operator", "jobs"),
-        _r("gateway", "operator", "jobs"),
-    ),
-    SubjectRights("job_cancel", lambda s, _: (s.job_cancel(),), _r("client", "gateway", "operator"), _r("jobs")),
-    SubjectRights("job_chunks", lambda s, _: (s.job_chunks(),), _r("jobs")),
-    SubjectRights("offline", lambda s, _: (s.offline("part"), s.offline("note")), _r("offline"), _r("jobs")),
-    SubjectRights("offline", lambda s, _: (s.offline("alive"),), _r("jobs"), _r("jobs")),
-    SubjectRights(
-        "offline_answer",
-        lambda s, i: (s.offline_answer(i.worker),),
-        _r("executor", "dispatcher"),
-        _r("offline"),
-    ),
+    SubjectRights("job", "{app}", _r("client", "gateway", "operator"), _r("jobs")),
+    SubjectRights("job_status", "", _r("client", "gateway", "operator", "jobs"), _r("gateway", "operator", "jobs")),
+    SubjectRights("job_cancel", "", _r("client", "gateway", "operator"), _r("jobs")),
+    SubjectRights("job_chunks", "", _r("jobs")),
+    SubjectRights("offline", "part, note", _r("offline"), _r("jobs")),
+    SubjectRights("offline", "alive", _r("jobs"), _r("jobs")),
+    SubjectRights("offline_answer", "{worker}", _r("executor", "dispatcher"), _r("offline")),
 )
 
 _BUCKETS: dict[
@@ -377,7 +297,7 @@ def _of_store(role: Role, store: StoreRights, name: str) -> Iterable[str]:
         yield f"$JS.API.STREAM.INFO.{stream}"
     if store.kind == "kv":
         if role in store.reads:
-            yield from _reads_keys(name)
+            yield from _reads(stream, f"$KV.{name}")
         if role in store.writes:
             yield f"$KV.{name}.>"
         if role in store.puts:
@@ -395,21 +315,15 @@ def _creates(stream: str) -> Iterable[str]:
     return (f"$JS.API.STREAM.{verb}.{stream}" for verb in ("INFO", "CREATE", "UPDATE"))
 
 
-def _reads_keys(bucket: str) -> Iterable[str]:
-    stream = f"KV_{bucket}"
+def _reads(stream: str, subjects: str) -> Iterable[str]:
     yield f"$JS.API.STREAM.MSG.GET.{stream}"
-    yield f"$JS.API.CONSUMER.CREATE.{stream}.*.$KV.{bucket}.>"
+    yield f"$JS.API.CONSUMER.CREATE.{stream}.*.{subjects}.>"
     yield f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*"
     yield f"$JS.API.CONSUMER.DELETE.{stream}.*"
 
 
 def _reads_objects(bucket: str) -> Iterable[str]:
-    stream = f"OBJ_{bucket}"
-    yield f"$JS.API.STREAM.INFO.{stream}"
-    yield f"$JS.API.STREAM.MSG.GET.{stream}"
-    yield f"$JS.API.CONSUMER.CREATE.{stream}.*.$O.{bucket}.>"
-    yield f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*"
-    yield f"$JS.API.CONSUMER.DELETE.{stream}.*"
+    return (f"$JS.API.STREAM.INFO.OBJ_{bucket}", *_reads(f"OBJ_{bucket}", f"$O.{bucket}"))
 
 
 def _writes_objects(bucket: str) -> Iterable[str]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from bus.port import BusError
 
@@ -24,6 +25,44 @@ def valid_name(name: object) -> bool:
     return isinstance(name, str) and NAME.match(name) is not None
 
 
+class _ToOne(Protocol):
+    """The method of a name with one token behind."""
+
+    def __call__(self, name: str, /) -> str: ...
+
+
+class _ToAny(Protocol):
+    """The same, or the pattern of all."""
+
+    def __call__(self, name: str = "*", /) -> str: ...
+
+
+def _one(kind: str) -> _ToOne:
+    return cast(_ToOne, lambda subjects, name: f"{subjects.prefix}.{kind}.{name}")
+
+
+def _any(kind: str) -> _ToAny:
+    return cast(_ToAny, lambda subjects, name="*": f"{subjects.prefix}.{kind}.{name}")
+
+
+class _Store(property):
+    """The name of a bucket."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(lambda subjects: f"{subjects.prefix}-{kind}")
+
+    if TYPE_CHECKING:
+
+        def __get__(self, subjects: Any, of: type | None = None) -> str: ...  # type: ignore[override]  # never of the class
+
+
+class _Stream(_Store):
+    """The name of a stream."""
+
+    def __init__(self, kind: str) -> None:
+        property.__init__(self, lambda subjects: f"{subjects.prefix.upper().replace('-', '_')}_{kind}")
+
+
 @dataclass(frozen=True)
 class Subjects:
     """All names under one prefix."""
@@ -31,51 +70,34 @@ class Subjects:
     prefix: str = "infaas"
 
     # outsiders
-    def query(self, app: str = "*") -> str:
-        return f"{self.prefix}.query.{app}"
-
-    def feedback(self, app: str = "*") -> str:
-        return f"{self.prefix}.feedback.{app}"
-
-    def explain(self, app: str = "*") -> str:
-        return f"{self.prefix}.explain.{app}"
-
-    def list(self, what: str = "*") -> str:
-        return f"{self.prefix}.list.{what}"
-
-    def admin(self, verb: str = "*") -> str:
-        return f"{self.prefix}.admin.{verb}"
+    query = _any("query")
+    feedback = _any("feedback")
+    explain = _any("explain")
+    list = _any("list")
+    admin = _any("admin")
+    registration = _any("registration")
+    registration_cancel = _any("registration-cancel")
+    event = _one("event")
 
     def register(self) -> str:
         return f"{self.prefix}.register"
 
-    def registration(self, registration: str = "*") -> str:
-        return f"{self.prefix}.registration.{registration}"
-
-    def registration_cancel(self, registration: str = "*") -> str:
-        return f"{self.prefix}.registration-cancel.{registration}"
-
-    def event(self, kind: str) -> str:
-        return f"{self.prefix}.event.{kind}"
-
     # a query's way
+    done = _one("done")
+    trying = _one("trying")  # where executors name a suspect query that they run alone
+    echo = _one("echo")  # where a dispatcher hears itself
+    ended = _any("ended")  # where executors hear which of a dispatcher's queries with parts have ended
+    # Between dispatchers: changed (weights of a context) | sought (the prediction that a feedback is for) | taken.<dispatcher>
+    selection = _one("selection")
+    pipeline = _one("pipeline")  # arrivals (of queries at pipelines with a plan, told by dispatchers)
+    loads = _one("loads")  # where a dispatcher hears what became of its `EnsureLoaded`
+
     def execute(self, worker: str, device: str) -> str:
         return f"{self.prefix}.execute.{worker}.{device}"
-
-    def done(self, dispatcher: str) -> str:
-        return f"{self.prefix}.done.{dispatcher}"
 
     def undelivered(self, dispatcher: str, uid: str = "*") -> str:
         """Reply subject of a forwarded query: NATS answers there with 503 when the execute subject is dead."""
         return f"{self.prefix}.done.{dispatcher}.{uid}"
-
-    def trying(self, dispatcher: str) -> str:
-        """Where executors name a suspect query that they run alone."""
-        return f"{self.prefix}.trying.{dispatcher}"
-
-    def echo(self, dispatcher: str) -> str:
-        """Where a dispatcher hears itself."""
-        return f"{self.prefix}.echo.{dispatcher}"
 
     def resubmit(self, dispatcher: str = "") -> str:
         """Where executors give queries back: to their dispatcher while it lives, otherwise to the dispatchers' queue group."""
@@ -89,44 +111,13 @@ class Subjects:
         """Where a dispatcher hears the answers to the parts of its queries."""
         return f"{self.prefix}.part.{dispatcher}.{uid}"
 
-    def ended(self, dispatcher: str = "*") -> str:
-        """Where executors hear which of a dispatcher's queries with parts have ended."""
-        return f"{self.prefix}.ended.{dispatcher}"
-
-    def selection(self, what: str) -> str:
-        """Between dispatchers. what: changed (weights of a context) | sought (the prediction that a feedback is for) | taken.<dispatcher>"""
-        return f"{self.prefix}.selection.{what}"
-
-    def pipeline(self, what: str) -> str:
-        """what: arrivals (of queries at pipelines with a plan, told by dispatchers)"""
-        return f"{self.prefix}.pipeline.{what}"
-
-    def loads(self, dispatcher: str) -> str:
-        """Where a dispatcher hears what became of its `EnsureLoaded`."""
-        return f"{self.prefix}.loads.{dispatcher}"
-
     # fleet
-    def worker_heartbeat(self, worker: str = "*") -> str:
-        return f"{self.prefix}.heartbeat.worker.{worker}"
-
-    def dispatcher_heartbeat(self, dispatcher: str = "*") -> str:
-        return f"{self.prefix}.heartbeat.dispatcher.{dispatcher}"
-
-    def demand(self, dispatcher: str = "*") -> str:
-        """What dispatchers were asked for, by requirement class, all workers together."""
-        return f"{self.prefix}.demand.{dispatcher}"
-
-    def controller(self, what: str) -> str:
-        """what: ask (heard by the one that leads) | objectives (what it publishes of all apps)"""
-        return f"{self.prefix}.controller.{what}"
-
-    def recorder(self, what: str) -> str:
-        """what: demand (what the queries of an app were, by the minute)"""
-        return f"{self.prefix}.recorder.{what}"
-
-    def machines(self, order: str) -> str:
-        """order: start | stop"""
-        return f"{self.prefix}.machines.{order}"
+    worker_heartbeat = _any("heartbeat.worker")
+    dispatcher_heartbeat = _any("heartbeat.dispatcher")
+    demand = _any("demand")  # what dispatchers were asked for, by requirement class, all workers together
+    controller = _one("controller")  # ask (heard by the one that leads) | objectives (what it publishes of all apps)
+    recorder = _one("recorder")  # demand (what the queries of an app were, by the minute)
+    machines = _one("machines")  # start | stop
 
     def worker(self, worker: str, order: str) -> str:
         """order: load | release | drain | demand (what dispatchers were asked for and this worker took, for its autoscaler)"""
@@ -144,99 +135,41 @@ class Subjects:
         return f"{self.prefix}.exited.{worker}.{device}"
 
     # registration work
+    registrar = _one("registrar")  # inspected | built | variant-failed | progress | finished; container: a question
+
     def workshop(self, worker: str, order: str = "*") -> str:
         """order: inspect | build | cancel"""
         return f"{self.prefix}.workshop.{worker}.{order}"
 
-    def registrar(self, fact: str) -> str:
-        """fact: inspected | built | variant-failed | progress | finished; container: a question"""
-        return f"{self.prefix}.registrar.{fact}"
-
     # offline jobs
-    def job(self, app: str = "*") -> str:
-        return f"{self.prefix}.job.{app}"
-
-    def job_status(self, job: str = "*") -> str:
-        return f"{self.prefix}.job-status.{job}"
-
-    def job_cancel(self, job: str = "*") -> str:
-        return f"{self.prefix}.job-cancel.{job}"
-
-    def job_chunks(self, job: str = "*") -> str:
-        """Chunks of a job's input, in the work queue `job_stream`."""
-        return f"{self.prefix}.offline.chunks.{job}"
-
-    def offline(self, fact: str) -> str:
-        """fact: part | note | alive"""
-        return f"{self.prefix}.offline.{fact}"
+    job = _any("job")
+    job_status = _any("job-status")
+    job_cancel = _any("job-cancel")
+    job_chunks = _any("offline.chunks")  # chunks of a job's input, in the work queue `job_stream`
+    offline = _one("offline")  # part | note | alive
 
     def offline_answer(self, worker: str, uid: str = "*") -> str:
         """Where a worker's runner hears what became of its queries."""
         return f"{self.prefix}.offline.answer.{worker}.{uid}"
 
     # streams and buckets
-    @property
-    def outcome_stream(self) -> str:
-        return f"{self._upper}_OUTCOMES"
-
-    @property
-    def event_stream(self) -> str:
-        return f"{self._upper}_EVENTS"
-
-    @property
-    def job_stream(self) -> str:
-        return f"{self._upper}_JOBS"
-
-    @property
-    def jobs_bucket(self) -> str:
-        """Offline jobs: what each is, how far it is, and its last status."""
-        return f"{self.prefix}-jobs"
-
-    @property
-    def parts_bucket(self) -> str:
-        """Outputs of chunks until they are written into the job's output, and chunks too large for a message; they expire."""
-        return f"{self.prefix}-job-parts"
-
-    @property
-    def catalog_bucket(self) -> str:
-        return f"{self.prefix}-catalog"
-
-    @property
-    def control_bucket(self) -> str:
-        """Who leads: one key, changed by compare-and-set."""
-        return f"{self.prefix}-control"
-
-    @property
-    def selection_bucket(self) -> str:
-        """What selection policies have learnt, by app and context: `<app>.<digest of the context or _>`."""
-        return f"{self.prefix}-selection"
-
-    @property
-    def status_bucket(self) -> str:
-        """Last status of registrations."""
-        return f"{self.prefix}-status"
-
-    @property
-    def uploads_bucket(self) -> str:
-        return f"{self.prefix}-uploads"
-
-    @property
-    def artifacts_bucket(self) -> str:
-        return f"{self.prefix}-artifacts"
-
-    @property
-    def inputs_bucket(self) -> str:
-        """Inputs too large for one message, each the MessagePack of a query's field `inputs`; they expire."""
-        return f"{self.prefix}-inputs"
-
-    @property
-    def outputs_bucket(self) -> str:
-        """Outputs too large for one message, each the MessagePack of an Answer's field `outputs`; they expire."""
-        return f"{self.prefix}-outputs"
-
-    @property
-    def _upper(self) -> str:
-        return self.prefix.upper().replace("-", "_")
+    outcome_stream = _Stream("OUTCOMES")
+    event_stream = _Stream("EVENTS")
+    job_stream = _Stream("JOBS")
+    jobs_bucket = _Store("jobs")  # offline jobs: what each is, how far it is, and its last status
+    # Outputs of chunks until they are written into the job's output, and chunks too large for a message; they expire.
+    parts_bucket = _Store("job-parts")
+    catalog_bucket = _Store("catalog")
+    control_bucket = _Store("control")  # who leads: one key, changed by compare-and-set
+    # What selection policies have learnt, by app and context: `<app>.<digest of the context or _>`.
+    selection_bucket = _Store("selection")
+    status_bucket = _Store("status")  # last status of registrations
+    uploads_bucket = _Store("uploads")
+    artifacts_bucket = _Store("artifacts")
+    # Inputs too large for one message, each the MessagePack of a query's field `inputs`; they expire.
+    inputs_bucket = _Store("inputs")
+    # Outputs too large for one message, each the MessagePack of an Answer's field `outputs`; they expire.
+    outputs_bucket = _Store("outputs")
 
 
 EVERY_SERVER = "$SYS.REQ.ACCOUNT.PING.STATZ"  # each NATS server answers, with numbers of the asker's own account

@@ -12,14 +12,14 @@ import threading
 from collections.abc import Callable, Coroutine
 from functools import update_wrapper
 from pathlib import Path
-from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 
 from bus.messages.public import RegistrationStatus
 from infaas.answers import Answer
 from infaas.client import Client
 from infaas.connecting import connect
 from infaas.errors import NotConnected, Refused
-from infaas.queries import Needs, current_traceparent
+from infaas.queries import Needs
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -57,45 +57,34 @@ class Infaas:
             self._stop()
             raise
 
-    @overload
-    def query(
-        self,
-        app: str | None,
-        x: Any,
-        *,
-        timeout: float | None = None,
-        raise_refused: Literal[True] = True,
-        traceparent: str | None = None,
-        **needs: Unpack[Needs],
-    ) -> Answer: ...
-    @overload
-    def query(
-        self,
-        app: str | None,
-        x: Any,
-        *,
-        timeout: float | None = None,
-        raise_refused: Literal[False],
-        traceparent: str | None = None,
-        **needs: Unpack[Needs],
-    ) -> Answer | Refused: ...
-    def query(
-        self,
-        app: str | None,
-        x: Any,
-        *,
-        timeout: float | None = None,
-        raise_refused: bool = True,
-        traceparent: str | None = None,
-        **needs: Unpack[Needs],
-    ) -> Answer | Refused:
-        """Send one online query; see `Client.query`."""
-        # The loop's thread has another context.
-        parent = current_traceparent() if traceparent is None else traceparent
-        if raise_refused:
-            return self._run(self._client.query(app, x, timeout=timeout, traceparent=parent, **needs))
-        return self._run(self._client.query(app, x, timeout=timeout, raise_refused=False, traceparent=parent, **needs))
+    if TYPE_CHECKING:
 
+        @overload
+        def query(
+            self,
+            app: str | None,
+            x: Any,
+            *,
+            timeout: float | None = None,
+            raise_refused: Literal[True] = True,
+            traceparent: str | None = None,
+            **needs: Unpack[Needs],
+        ) -> Answer: ...
+        @overload
+        def query(
+            self,
+            app: str | None,
+            x: Any,
+            *,
+            timeout: float | None = None,
+            raise_refused: Literal[False],
+            traceparent: str | None = None,
+            **needs: Unpack[Needs],
+        ) -> Answer | Refused: ...
+        def query(self, *args: Any, **needs: Any) -> Any: ...
+
+    else:
+        query = _waiting(Client.query)
     feedback = _waiting(Client.feedback)
     apps = _waiting(Client.apps)
     models = _waiting(Client.models)
@@ -148,11 +137,7 @@ class Infaas:
         self._loop.close()
 
 
-def connect_blocking(
-    url: str | None = None, *, data_dir: str | Path | None = None, prefix: str | None = None, timeout: float = 5.0
-) -> Infaas:
-    """Connect and wait for the connection. Arguments as for `infaas.connect`."""
-    return Infaas(url, data_dir=data_dir, prefix=prefix, timeout=timeout)
+connect_blocking = Infaas  # connects, and waits for the connection
 
 
 def register(

@@ -41,7 +41,7 @@ from infaas.queries import (
 )
 
 if TYPE_CHECKING:
-    from infaas.jobs import OnProgress as OnJobProgress
+    from infaas.following import OnProgress as OnJobProgress
     from infaas.registering import Arrays
 
 DEADLINE = 30.0  # s within which the system answers or refuses a query without a deadline
@@ -361,17 +361,17 @@ class Client:
         machine, which end in .npy, .jsonl or .msgpack. accuracy: least accuracy, 0..1. model, variant: only this one. job: your own id
         for the job. Returns the job's id at once. Raises Refused, which names the wrong field.
         """
-        from infaas import jobs  # noqa: PLC0415  (a query needs none of it)
+        from infaas import following  # noqa: PLC0415  (a query needs none of it)
 
         app = check_name(app, "app")
         wishes: dict[str, Any] = {"accuracy": accuracy, "model": model, "variant": variant, "job": job}
-        return await jobs.submit(self.bus, self.subjects, app, input, output, **wishes)
+        return await following.submit(self.bus, self.subjects, app, input, output, **wishes)
 
     async def job(self, job: str) -> JobStatus:
         """The last status of a job: `state`, `done` of `total` items, `cost`, and the `reason` if it failed."""
-        from infaas import jobs  # noqa: PLC0415
+        from infaas import following  # noqa: PLC0415
 
-        return await jobs.status(self.bus, self.subjects, check_name(job, "job"))
+        return await following.status(self.bus, self.subjects, check_name(job, "job"))
 
     async def wait_job(
         self, job: str, *, on_progress: "OnJobProgress | None" = None, timeout: float | None = None
@@ -380,15 +380,15 @@ class Client:
 
         on_progress gets every status. timeout: seconds to wait; after that Timeout is raised, and the job continues.
         """
-        from infaas import jobs  # noqa: PLC0415
+        from infaas import following  # noqa: PLC0415
 
-        return await jobs.wait(self.bus, self.subjects, check_name(job, "job"), on_progress, timeout)
+        return await following.wait(self.bus, self.subjects, check_name(job, "job"), on_progress, timeout)
 
     async def cancel_job(self, job: str) -> None:
         """Stop a job and delete the output written so far. Raises Refused if the job has ended."""
-        from infaas import jobs  # noqa: PLC0415
+        from infaas import following  # noqa: PLC0415
 
-        await jobs.cancel(self.bus, self.subjects, check_name(job, "job"))
+        await following.cancel(self.bus, self.subjects, check_name(job, "job"))
 
     # -- internals
 
@@ -399,17 +399,11 @@ class Client:
         return items
 
     async def _request(
-        self,
-        subject: str,
-        fields: Mapping[str, Any],
-        *,
-        timeout: float = LIST_TIMEOUT,
-        resend: bool = True,
-        nulls: bool = False,
+        self, subject: str, fields: Mapping[str, Any], *, timeout: float = LIST_TIMEOUT, nulls: bool = False
     ) -> dict[str, Any]:
         """nulls: fields that are None are sent."""
         body = encode({name: value for name, value in fields.items() if nulls or value is not None}, "the request")
-        return read_map(await self._exchange.ask(subject, body, timeout, resend=resend))
+        return read_map(await self._exchange.ask(subject, body, timeout))
 
     async def _upload(self, inputs: Sequence[Buffer]) -> ObjectRef:
         bucket, key = self.subjects.inputs_bucket, uuid.uuid4().hex

@@ -102,28 +102,26 @@ def read_endpoints(data_dir: Path) -> SystemAddress:
     )
 
 
+@dataclass(eq=False)
 class Connecting:
     """A connection that is not made yet: `client = await infaas.connect()`, or `async with infaas.connect() as client`."""
 
-    def __init__(
-        self, url: str | None, data_dir: str | Path | None, prefix: str | None, timeout: float, login: Login
-    ) -> None:
-        self._login = login
-        self._url = url
-        self._data_dir = data_dir
-        self._prefix = prefix
-        self._timeout = timeout
+    url: str | None
+    data_dir: str | Path | None
+    prefix: str | None
+    timeout: float
+    login: Login
 
     async def open(self) -> "Client":
         """Connect; raises NotConnected."""
         from bus.natsbus import NatsBus  # noqa: PLC0415  (nats-py takes a tenth of a second to import)
         from infaas.client import Client  # noqa: PLC0415  (to find a system takes no client)
 
-        place = SystemAddress(self._url, "") if self._url else locate(self._data_dir)
+        place = SystemAddress(self.url, "") if self.url else locate(self.data_dir)
         try:
             from_environment = Login() if place.data_dir is not None else login_from(os.environ)
-            options = merged(from_environment, self._login).options()
-            bus = await NatsBus.connect(place.nats, name="infaas client", timeout=self._timeout, **options)
+            options = merged(from_environment, self.login).options()
+            bus = await NatsBus.connect(place.nats, name="infaas client", timeout=self.timeout, **options)
         except (BusError, OSError) as error:
             known = "user or password" in str(error)
             remedy = (
@@ -132,7 +130,7 @@ class Connecting:
                 else "start a system with `infaas up`, or name a running one"
             )
             raise NotConnected(f"{error}; {remedy}") from error
-        return await Client(bus, prefix=self._prefix or place.prefix, owns_bus=True).open()
+        return await Client(bus, prefix=self.prefix or place.prefix, owns_bus=True).open()
 
     def __await__(self) -> "Generator[Any, None, Client]":
         return self.open().__await__()

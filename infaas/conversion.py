@@ -7,20 +7,17 @@ caller's own samples, and must answer as the object does.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 from msgspec import Struct, structs
 
 from infaas.errors import BadInput
 from infaas.samples import CHECKED, arrays_of, by_name, check_finite, columns_of, float32_of, labels_of, numbered
 from infaas.trial import Trial, try_file
 
-if TYPE_CHECKING:
-    from numpy import ndarray
-
-    Array = ndarray[Any, Any]
-    Named = dict[str, Array]
-
+Array = np.ndarray[Any, Any]
+Named = dict[str, Array]
 LEAST_AGREEMENT = 0.99
 SERVE_IT = "serve the object itself with `infaas container` (docs/containers.md)"
 
@@ -33,8 +30,8 @@ class Converted(Struct, frozen=True, kw_only=True):
     """
 
     path: Path
-    inputs: "Named"
-    labels: "Array"
+    inputs: Named
+    labels: Array
     metric: str = ""
     classes: list[str] = []
     note: str = ""
@@ -87,7 +84,6 @@ def kind_of(model: Any) -> str | None:
 
 def _sklearn(model: Any, x: Any, y: Any, directory: Path, metric: str | None) -> Converted:
     _need("skl2onnx", "sklearn")
-    import numpy as np  # noqa: PLC0415
     from skl2onnx import to_onnx  # noqa: PLC0415
     from sklearn.base import is_classifier, is_clusterer, is_regressor  # noqa: PLC0415
 
@@ -154,7 +150,6 @@ def _boosting(model: Any, x: Any, y: Any, directory: Path, metric: str | None) -
 
 def _torch(model: Any, x: Any, y: Any, directory: Path, _metric: str | None) -> Converted:
     """A .pt2 program: the registrar makes variants in torch and, through ONNX, in onnxruntime of it, and measures which is faster."""
-    import numpy as np  # noqa: PLC0415
     import torch  # noqa: PLC0415
 
     names = [str(name) for name in _forward_names(model)]
@@ -186,8 +181,6 @@ def _torch(model: Any, x: Any, y: Any, directory: Path, _metric: str | None) -> 
 
 def _keras(model: Any, x: Any, y: Any, directory: Path, _metric: str | None) -> Converted:
     """ONNX by Keras' own export: on its torch backend by onnxscript, on TensorFlow by tf2onnx, on JAX by both jax2tf and tf2onnx."""
-    import numpy as np  # noqa: PLC0415
-
     given = {name: float32_of(one) if one.dtype == np.float64 else one for name, one in by_name(x).items()}
     path = directory / "model.onnx"
     try:
@@ -278,7 +271,7 @@ def _scored(
     model: Any,
     proto: Any,
     x: Any,
-    inputs: "Named",
+    inputs: Named,
     y: Any,
     directory: Path,
     metric: str | None,
@@ -286,12 +279,11 @@ def _scored(
     whose: str,
 ) -> Converted:
     """The file, with the scores as its only output if it is a classifier; checked against the object."""
-    import numpy as np  # noqa: PLC0415
     import onnxruntime  # noqa: PLC0415
 
     classes = np.asarray(model.classes_) if classifier else None
     labels, names, metric = labels_of(y, metric if classifier else metric or "mae", classes)
-    expected = _answers(model, _head(x))
+    expected = _answers(model, x.iloc[:CHECKED] if hasattr(x, "iloc") else x[:CHECKED])
     some = {name: array[:CHECKED] for name, array in inputs.items()}
     path = directory / "model.onnx"
     if classes is not None:
@@ -322,10 +314,8 @@ def _scored(
     return Converted(path=path, inputs=inputs, labels=labels, metric=metric, classes=names, note=note)
 
 
-def _answers(model: Any, x: Any) -> "Array":
+def _answers(model: Any, x: Any) -> Array:
     """What the object answers: the class with the highest probability where it gives any, which is not what every `predict` gives."""
-    import numpy as np  # noqa: PLC0415
-
     with suppress(AttributeError):  # scikit-learn hides the method where the estimator was not fitted for it
         likeliest = np.asarray(model.predict_proba(x)).argmax(axis=1)
         found: Array = np.asarray(model.classes_)[likeliest]
@@ -333,11 +323,7 @@ def _answers(model: Any, x: Any) -> "Array":
     return np.asarray(model.predict(x))
 
 
-def _head(x: Any) -> Any:
-    return x.iloc[:CHECKED] if hasattr(x, "iloc") else x[:CHECKED]
-
-
-def _onnx_type(array: "Array") -> Any:
+def _onnx_type(array: Array) -> Any:
     from skl2onnx.common.data_types import FloatTensorType, StringTensorType  # noqa: PLC0415
 
     kind = StringTensorType if array.dtype.kind == "U" else FloatTensorType

@@ -95,14 +95,12 @@ class Exchange:
         timeout: float,
         settle: Settle,
         *,
-        resend: bool = True,
         headers: Mapping[str, str] | None = None,
         tail: Sequence[Buffer] = (),
     ) -> str:
-        """Send a request. `settle` gets the reply's bytes or an error, once, on the event loop. Returns a token for `forget`.
+        """Send a request, and again while no reply comes. `settle` gets the reply's bytes or an error, once, on the event loop.
 
-        resend: send again if no reply comes; only for requests that may safely arrive twice. tail: the rest of the body, in pieces that
-        are not copied. Raises NotConnected, BadInput.
+        Returns a token for `forget`. tail: the rest of the body, in pieces that are not copied. Raises NotConnected, BadInput.
         """
         if self._closed:
             raise NotConnected("this client is closed")
@@ -116,9 +114,8 @@ class Exchange:
         except BusError as error:
             raise NotConnected(str(error)) from error
         now = time.monotonic()
-        silence = self._silence if resend else timeout
-        due = now + min(silence, timeout)
-        self._waiting[token] = Waiting(subject, body, reply, settle, now + timeout, silence, due, now, headers, tail)
+        end, due = now + timeout, now + min(self._silence, timeout)
+        self._waiting[token] = Waiting(subject, body, reply, settle, end, self._silence, due, now, headers, tail)
         if self._timer is None:
             self._timer = self._loop.call_later(SWEEP, self._sweep)
         return token
@@ -129,7 +126,6 @@ class Exchange:
         body: bytes,
         timeout: float,
         *,
-        resend: bool = True,
         headers: Mapping[str, str] | None = None,
         tail: Sequence[Buffer] = (),
     ) -> bytes:
@@ -144,7 +140,7 @@ class Exchange:
             else:
                 future.set_result(reply)
 
-        token = self.send(subject, body, timeout, settle, resend=resend, headers=headers, tail=tail)
+        token = self.send(subject, body, timeout, settle, headers=headers, tail=tail)
         try:
             return await future
         except asyncio.CancelledError:

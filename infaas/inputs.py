@@ -136,19 +136,15 @@ def random_items(specs: Sequence[TensorSpec], count: int, rng: "Generator") -> "
 
 
 def _chosen(loaded: "Array | dict[str, Array]", path: Path, key: str | None) -> "Array | dict[str, Array]":
-    if isinstance(loaded, dict):
-        return _choose(loaded, path, key)
-    if key is not None:
-        raise BadInput(f"{path} holds one array without a name: leave out the key")
-    return loaded
-
-
-def _choose(arrays: "dict[str, Array]", path: Path, key: str | None) -> "Array | dict[str, Array]":
-    if key is not None and key not in arrays:
-        raise BadInput(f"{path} has no array {key!r}, only {', '.join(arrays)}")
-    if not arrays:
+    if not isinstance(loaded, dict):
+        if key is not None:
+            raise BadInput(f"{path} holds one array without a name: leave out the key")
+        return loaded
+    if key is not None and key not in loaded:
+        raise BadInput(f"{path} has no array {key!r}, only {', '.join(loaded)}")
+    if not loaded:
         raise BadInput(f"{path} holds no array")
-    return next(iter(arrays.values())) if len(arrays) == 1 else arrays
+    return next(iter(loaded.values())) if len(loaded) == 1 else loaded
 
 
 def _why(path: Path, error: Exception) -> str:

@@ -14,16 +14,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from bus.codec import encode
-from bus.messages.catalog import Signature, TensorSpec
 from bus.messages.public import Register, RegistrationAccepted, RegistrationCancelled, RegistrationStatus
 from bus.messages.work import ContainerPlace, PlaceContainer
-from bus.port import Bus, BusError, Forbidden, ObjectStore
+from bus.port import Bus, BusError, Forbidden
 from bus.subjects import WITHOUT_APP, Subjects
-from infaas.conversion import convert, whole_onnx
 from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout, denied
 from infaas.following import Follower, asked, read, started
-from infaas.samples import validation_file
-from infaas.trial import understood
 
 if TYPE_CHECKING:
     from numpy import ndarray
@@ -76,6 +72,9 @@ async def register(
     `variants`, and `failures` of those that could not be built) or "failed" (with a `reason`) or "cancelled". Raises BadInput, Refused,
     NotConnected, Timeout.
     """
+    from infaas.conversion import whole_onnx  # noqa: PLC0415  (numpy takes long to import)
+    from infaas.samples import validation_file  # noqa: PLC0415
+
     url = str(model_file) if str(model_file).startswith(("http://", "https://")) else None
     path = Path(model_file)
     request = Register(
@@ -131,32 +130,24 @@ async def _run(
     keys = {f"{registration}.model": model, f"{registration}.validation": validation}
     request = msgspec.structs.replace(request, object=f"{registration}.model", validation=f"{registration}.validation")
     started = RegistrationStatus(registration=registration, state="accepted", app=request.app, model=request.model)
-    try:
-        for key, path in keys.items():
-            size = path.stat().st_size / 1e6
-            progress(msgspec.structs.replace(started, step=f"uploading {path.name} ({size:.1f} MB)"))
-            await uploads.put(key, path)
-        follower = await _begun(bus, subjects, request, progress)
-    except BaseException:
-        await _remove(uploads, list(keys))
-        raise
-    try:
+    async with _follower(bus, subjects, request, progress) as follower:
+        try:
+            for key, path in keys.items():
+                size = path.stat().st_size / 1e6
+                progress(msgspec.structs.replace(started, step=f"uploading {path.name} ({size:.1f} MB)"))
+                await uploads.put(key, path)
+            await _request(bus, subjects, request)
+        except BaseException:
+            for key in keys:
+                with suppress(BusError):
+                    await uploads.delete(key)
+            raise
         return await follower.end(OVER, accepted=True)
-    finally:
-        await follower.close()
 
 
-async def _begun(bus: Bus, subjects: Subjects, request: Register, progress: OnProgress) -> Follower[RegistrationStatus]:
-    """Request the registration; returns what follows it."""
+def _follower(bus: Bus, subjects: Subjects, request: Register, progress: OnProgress) -> Follower[RegistrationStatus]:
     subject = subjects.registration(request.registration or "")
-    follower = Follower(bus, subject, RegistrationStatus, REGISTRAR, progress, QUIET_S)
-    await follower.open()
-    try:
-        await _request(bus, subjects, request)
-    except BaseException:
-        await follower.close()
-        raise
-    return follower
+    return Follower(bus, subject, RegistrationStatus, REGISTRAR, progress, QUIET_S)
 
 
 async def register_container(
@@ -171,11 +162,9 @@ async def register_container(
     if not await artifacts.exists(digest):
         await artifacts.put(digest, reference)
     request = msgspec.structs.replace(request, object=digest, registration=f"r-{secrets.token_hex(8)}")
-    follower = await _begun(bus, subjects, request, on_progress)
-    try:
+    async with _follower(bus, subjects, request, on_progress) as follower:
+        await _request(bus, subjects, request)
         return await follower.end(OVER, accepted=True)
-    finally:
-        await follower.close()
 
 
 async def place_of_container(bus: Bus, subjects: Subjects, question: PlaceContainer) -> ContainerPlace:
@@ -203,12 +192,6 @@ async def last_status(bus: Bus, subjects: Subjects, registration: str) -> Regist
 async def cancel(bus: Bus, subjects: Subjects, registration: str) -> None:
     """Cancel a registration. Raises Refused if it has ended or is unknown, and NotConnected."""
     await asked(bus, subjects.registration_cancel(registration), RegistrationCancelled, REGISTRAR)
-
-
-async def _remove(uploads: ObjectStore, keys: list[str]) -> None:
-    for key in keys:
-        with suppress(BusError):
-            await uploads.delete(key)
 
 
 def _format(path: Path) -> str:
@@ -275,6 +258,9 @@ async def register_model(
     upload, variants: the client's `register` of files, and `variants`. say: gets what was understood, before anything is uploaded.
     options: as for `register`. Raises BadInput, and what `register` raises.
     """
+    from infaas.conversion import convert  # noqa: PLC0415  (numpy takes long to import)
+    from infaas.trial import understood  # noqa: PLC0415
+
     if y is None:
         raise BadInput(
             "y: the labels are missing; pass client.register(model, x, y, app=...), or a file with validation="
@@ -324,30 +310,15 @@ async def document_of(variants: ListVariants, status: RegistrationStatus) -> dic
 
 def status_document(status: RegistrationStatus) -> dict[str, Any]:
     """A status as plain maps, variants by their names."""
+    plain: dict[str, Any] = msgspec.to_builtins(status)
+    inspected = ("dry_run", "accuracy", "samples") if status.dry_run else ()
     return {
-        **{key: getattr(status, key) for key in ("registration", "state", "app", "model", "version", "reason")},
+        **{key: plain[key] for key in ("registration", "state", "app", "model", "version", "reason")},
         "variants": [{"variant": name} for name in status.variants],
-        "failures": [{"variant": failure.variant, "reason": failure.reason} for failure in status.failures],
-        **(_inspected(status) if status.dry_run else {}),
+        "failures": plain["failures"],
+        **{key: plain[key] for key in inspected},
+        **(plain["signature"] or {} if inspected else {}),
     }
-
-
-def _inspected(status: RegistrationStatus) -> dict[str, Any]:
-    return {
-        "dry_run": True,
-        "accuracy": status.accuracy,
-        "samples": status.samples,
-        **(signature_document(status.signature) if status.signature is not None else {}),
-    }
-
-
-def signature_document(signature: Signature) -> dict[str, Any]:
-    """The inputs and outputs as plain maps."""
-
-    def plain(specs: list[TensorSpec]) -> list[dict[str, Any]]:
-        return [{"name": spec.name, "datatype": spec.datatype, "shape": spec.shape} for spec in specs]
-
-    return {"inputs": plain(signature.inputs), "outputs": plain(signature.outputs)}
 
 
 async def _figures(variants: ListVariants, status: RegistrationStatus) -> list[dict[str, Any]]:

@@ -3,8 +3,9 @@
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 from msgspec import structs
 
 from bus.messages.catalog import ERRORS, TensorSpec
@@ -13,26 +14,20 @@ from bus.tensors import BadTensor, fit
 from infaas.errors import BadInput
 from infaas.trial import Trial, try_file, understood
 
-if TYPE_CHECKING:
-    from numpy import ndarray
-
-    Array = ndarray[Any, Any]
-    Named = dict[str, Array]
-
+Array = np.ndarray[Any, Any]
+Named = dict[str, Array]
 CHECKED = 1000  # samples that the file and the object are compared on
 MOST_TRIED = 2**29  # bytes of a validation set that is read here, to try the model on its first item
 
 
 def labels_of(
-    y: Any, metric: str | None, classes: "Array | None" = None, one_number: bool = False
-) -> "tuple[Array, list[str], str]":
+    y: Any, metric: str | None, classes: Array | None = None, one_number: bool = False
+) -> tuple[Array, list[str], str]:
     """Class numbers or targets, the names of the classes, and the metric. classes: in the order of the model's scores; None: sorted.
 
     Whole numbers and texts are classes, others are targets. one_number: the model gives one number an item; then more than two different
     whole numbers are targets as well. Raises BadInput.
     """
-    import numpy as np  # noqa: PLC0415  (the client starts without it)
-
     values = np.asarray(y)
     if values.dtype.kind == "O":
         values = values.astype(str) if all(isinstance(one, str) for one in values.ravel()[:CHECKED]) else values
@@ -59,10 +54,8 @@ def labels_of(
     return values.astype(np.int64), [], metric
 
 
-def arrays_of(x: Any, names: "list[str]") -> "Named":
+def arrays_of(x: Any, names: list[str]) -> Named:
     """The inputs by these names. Raises BadInput."""
-    import numpy as np  # noqa: PLC0415
-
     if isinstance(x, Mapping):
         missing = [name for name in names if name not in x]
         if missing:
@@ -73,18 +66,14 @@ def arrays_of(x: Any, names: "list[str]") -> "Named":
     return {names[0]: np.asarray(x)}
 
 
-def by_name(x: Any) -> "Named":
-    import numpy as np  # noqa: PLC0415
-
+def by_name(x: Any) -> Named:
     if isinstance(x, Mapping):
         return {str(name): np.asarray(one) for name, one in x.items()}
     return columns_of(x) or {"x": np.asarray(x)}
 
 
-def float32_of(x: Any) -> "Array":
+def float32_of(x: Any) -> Array:
     """The samples as models compute. Raises BadInput if numbers are too large for it."""
-    import numpy as np  # noqa: PLC0415
-
     array = np.asarray(x)
     if array.dtype.kind == "O":
         array = array.astype("f8")
@@ -94,10 +83,8 @@ def float32_of(x: Any) -> "Array":
         raise BadInput(str(error)) from error
 
 
-def check_finite(inputs: "Mapping[str, Array]") -> None:
+def check_finite(inputs: Mapping[str, Array]) -> None:
     """Raises BadInput if an input holds NaN or an infinite value, which names the first one."""
-    import numpy as np  # noqa: PLC0415
-
     for name, array in inputs.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             at = int(np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))[0])
@@ -107,12 +94,10 @@ def check_finite(inputs: "Mapping[str, Array]") -> None:
             )
 
 
-def columns_of(x: Any) -> "Named | None":
+def columns_of(x: Any) -> Named | None:
     """A DataFrame's columns as inputs of their own, [n, 1] each; None: it is none. Numbers become 32-bit floats, as models compute."""
     if not hasattr(x, "columns") or not hasattr(x, "to_numpy"):
         return None
-    import numpy as np  # noqa: PLC0415
-
     found = {}
     for column in x.columns:
         values = x[column].to_numpy()
@@ -124,10 +109,8 @@ def columns_of(x: Any) -> "Named | None":
 # -- samples and labels as a file
 
 
-def numbered(y: Any, metric: str | None, names: Sequence[str], trial: Trial | None) -> "tuple[Array, list[str], str]":
+def numbered(y: Any, metric: str | None, names: Sequence[str], trial: Trial | None) -> tuple[Array, list[str], str]:
     """As `labels_of`, with what a trial showed. names: of the classes, in the order of the scores; empty: none are given. Raises BadInput."""
-    import numpy as np  # noqa: PLC0415
-
     texts = np.asarray(y).dtype.kind in "USO"
     given = np.array(names) if names and texts else None
     labels, classes, metric = labels_of(y, metric, given, trial is not None and trial.one_number)
@@ -143,7 +126,7 @@ def numbered(y: Any, metric: str | None, names: Sequence[str], trial: Trial | No
 
 def validation_file(
     model: Path,
-    validation: "str | Path | tuple[Array | Named, Array]",
+    validation: str | Path | tuple[Array | Named, Array],
     request: Register,
     directory: Path,
     say: Callable[[str], None] | None,
@@ -153,8 +136,6 @@ def validation_file(
     Labels that are texts become the numbers of their names, and a copy of the set holds them. Without names, the sorted texts are the
     names: so scikit-learn numbers them. Raises BadInput.
     """
-    import numpy as np  # noqa: PLC0415  (a query needs none)
-
     if isinstance(validation, tuple):
         path, arrays = directory / "validation.npz", _named(validation, request)
     else:
@@ -186,10 +167,8 @@ def validation_file(
     return path, request
 
 
-def _named(validation: "tuple[Array | Named, Array]", request: Register) -> "dict[str, Array]":
+def _named(validation: tuple[Array | Named, Array], request: Register) -> dict[str, Array]:
     """Inputs and labels as arrays of a file. Inputs by name are kept as `x.NAME`, so that none is taken for the labels."""
-    import numpy as np  # noqa: PLC0415
-
     given, labels = validation
     key = request.inputs_key
     named = {f"{key}.{name}": one for name, one in given.items()} if isinstance(given, dict) else {key: given}

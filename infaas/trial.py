@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 from msgspec import Struct
 
 from bus.datatypes import DATATYPES
@@ -11,11 +12,7 @@ from bus.messages.catalog import ERRORS, TensorSpec, scored_shape
 from bus.tensors import BadTensor, datatype_of, fit, shown
 from infaas.errors import BadInput
 
-if TYPE_CHECKING:
-    from numpy import ndarray
-
-    Array = ndarray[Any, Any]
-
+Array = np.ndarray[Any, Any]
 SHOWN = 5  # classes, or numbers of an answer
 _MEANT = {"top1": "the share of right answers", "top5": "the share of labels among the five best scores"}
 _DATATYPES = {f"tensor({row.onnx})": name for name, row in DATATYPES.items()}
@@ -49,7 +46,7 @@ class Trial(Struct, frozen=True, kw_only=True):
         return len(self.outputs) == len(floats) == 1 and floats[0].shape in ([], [1])
 
 
-def try_file(path: Path, given: "Mapping[str, Array]", key: str = "x", kind: str = "") -> Trial | None:
+def try_file(path: Path, given: Mapping[str, Array], key: str = "x", kind: str = "") -> Trial | None:
     """Run the first sample. given: samples by input; those of an only input may have the name `key`. kind: its format; default: its name tells it.
 
     None: this machine cannot run such files. Raises BadInput where the samples do not fit the model's inputs.
@@ -62,7 +59,7 @@ def try_file(path: Path, given: "Mapping[str, Array]", key: str = "x", kind: str
     return None
 
 
-def _try_onnx(path: Path, given: "Mapping[str, Array]", key: str) -> Trial | None:
+def _try_onnx(path: Path, given: Mapping[str, Array], key: str) -> Trial | None:
     import onnxruntime  # noqa: PLC0415  (a client that registers nothing starts without it)
 
     options = onnxruntime.SessionOptions()
@@ -92,12 +89,11 @@ def _try_onnx(path: Path, given: "Mapping[str, Array]", key: str) -> Trial | Non
     return _trial(specs, batch, named)
 
 
-def _try_pt2(path: Path, given: "Mapping[str, Array]") -> Trial | None:
+def _try_pt2(path: Path, given: Mapping[str, Array]) -> Trial | None:
     from importlib.util import find_spec  # noqa: PLC0415
 
     if find_spec("torch") is None:
         return None
-    import numpy as np  # noqa: PLC0415
     import torch  # noqa: PLC0415
 
     arrays = {name: np.ascontiguousarray(array[:1]) for name, array in given.items()}
@@ -130,10 +126,8 @@ def _trial(specs: list[TensorSpec], batch: int | None, named: dict[str, Any]) ->
     return Trial(inputs=specs, outputs=outputs, batch=batch, answers=answers)
 
 
-def _feed(specs: list[TensorSpec], given: "Mapping[str, Array]", key: str, items: int) -> dict[str, Any]:
+def _feed(specs: list[TensorSpec], given: Mapping[str, Array], key: str, items: int) -> dict[str, Any]:
     """The first samples, in the model's datatypes. The last one is repeated where a batch takes more than there are."""
-    import numpy as np  # noqa: PLC0415
-
     feed = {}
     for spec in specs:
         array = given.get(spec.name)
@@ -150,7 +144,7 @@ def _feed(specs: list[TensorSpec], given: "Mapping[str, Array]", key: str, items
     return feed
 
 
-def only(given: "Mapping[str, Array]") -> "Array":
+def only(given: Mapping[str, Array]) -> Array:
     return next(iter(given.values()))
 
 
@@ -159,8 +153,8 @@ def only(given: "Mapping[str, Array]") -> "Array":
 
 def understood(
     note: str,
-    given: "Mapping[str, Array]",
-    labels: "Array",
+    given: Mapping[str, Array],
+    labels: Array,
     classes: list[str],
     metric: str,
     trial: Trial | None,
@@ -195,8 +189,6 @@ def understood(
 
 def answer_words(trial: Trial, classes: list[str], metric: str) -> str:
     """The answer to the first sample: its class and score, or its numbers."""
-    import numpy as np  # noqa: PLC0415
-
     name, found = next(iter(trial.answers.items()))
     if metric not in ERRORS:
         name, found = next(

@@ -63,7 +63,7 @@ class ClosedLoop:
         self.ended = 0.0
         self._run, self._which, self._left = run, which, count
         needs, subjects = run.scenario.needs, run.system.subjects
-        self._kinds = [QueryTemplate(app.app, needs[app.app], 1, subjects, 0.0) for app in run.scenario.apps]
+        self._kinds = [QueryTemplate(app.app, needs[app.app], 1, subjects) for app in run.scenario.apps]
         self._sent: dict[str, float] = {}
         self._inboxes = [f"_INBOX.loop.{client}" for client in range(clients)]
         for inbox in self._inboxes:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import infaas
-from infaas.demo.system import DemoSystem
+from infaas.demo.program import DemoSystem
 from proof import network
 from proof.choices import Chosen
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from examples.photos import files, stamps
-from infaas.demo.family import HEADROOM, ModelFamily, Progress, QueryKind, Variants
+from infaas.demo.load import HEADROOM, ModelFamily, Progress, QueryKind, Variants
 from infaas.errors import InfaasError
 
 CLASSES = 1000

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from errno import EACCES, ENOSPC
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from infaas.cli.output import FAILED, USAGE, Failure, meant, one_line
 
@@ -63,6 +63,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("infaas.cli.run:run", "Run one service, or several in one process."),
     "settings": ("infaas.cli.settings:settings", "Print every setting with its default, bounds and meaning."),
     "doctor": ("infaas.cli.doctor:doctor", "Check this machine and the system. Each failed check names its remedy."),
+}
+
+
+# Our own exceptions. Their texts need no further words.
+_EXPECTED = {
+    "infaas.errors.InfaasError",
+    "bus.port.BusError",
+    "services.shell.settings.SettingsError",
+    "services.shell.host.process.ServerError",
+    "services.shell.store.StoreError",
 }
 
 
@@ -173,25 +183,9 @@ def _text_of(error: Exception) -> str:
         )
         where = f"{error.filename}: " if error.filename is not None else ""
         return f"{where}{error.strerror}; {remedy or 'INFAAS_TRACEBACK=1 shows where'}"
-    expected = _expected()
     text = one_line(error) or type(error).__name__
-    return text if isinstance(error, expected) else f"{type(error).__name__}: {text} (INFAAS_TRACEBACK=1 shows where)"
-
-
-def _expected() -> tuple[type[Exception], ...]:
-    """Our own exceptions, from the modules that were imported. Their texts need no further words."""
-    found: list[type[Exception]] = []
-    modules = {
-        "infaas.errors": ["InfaasError"],
-        "bus.port": ["BusError"],
-        "services.shell.settings": ["SettingsError"],
-        "services.shell.host.process": ["ServerError"],
-        "services.shell.store": ["StoreError"],
-    }
-    for module, names in modules.items():
-        loaded: Any = sys.modules.get(module)
-        found += [getattr(loaded, name) for name in names if loaded is not None]
-    return tuple(found)
+    expected = any(f"{one.__module__}.{one.__name__}" in _EXPECTED for one in type(error).__mro__)
+    return text if expected else f"{type(error).__name__}: {text} (INFAAS_TRACEBACK=1 shows where)"
 
 
 def _command(subject: re.Match[str]) -> str:

@@ -8,10 +8,9 @@ from cyclopts import Parameter
 
 from bus.rights import USUAL, Role, Verb, rights, sharing
 from bus.subjects import Subjects
-from infaas.auth.certificates import certify
-from infaas.auth.credentials import CONFIG, CredentialStore, User
 from infaas.cli.options import Json, Verbs, check_verb
 from infaas.cli.output import Column, local_time, print_table, progress, show, usage
+from infaas.credentials import CONFIG, CredentialStore, User, certify
 
 USER = "the name of a user"
 VERBS: Verbs = {

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from cyclopts import Parameter
+from msgspec.structs import replace
 
 from bus.messages.catalog import VariantRecord
-from bus.messages.public import ContainerReport, Register
+from bus.messages.public import Register
 from bus.messages.work import ContainerPlace, PlaceContainer
 from bus.port import Bus
 from bus.subjects import Subjects, valid_name
@@ -25,7 +26,7 @@ from infaas.cli.options import DataDir, Json, Whole, json_or_text, options_class
 from infaas.cli.output import fail, print_json, progress, show, usage
 from infaas.cli.register import OF_ANY, lines_of, render_dry_run
 from infaas.errors import BadInput, Refused, RegistrationFailed
-from infaas.registering import place_of_container, register_container, signature_document
+from infaas.registering import place_of_container, register_container
 from services.core.catalog import signature_difference
 from services.core.placement import Device, container_kind
 
@@ -163,7 +164,7 @@ def _dry_run(process: "UserProcess", file: "ValidationFile", request: Register, 
         "version": request.version,
         "accuracy": report.accuracy,
         "samples": len(inspected.data),
-        **signature_document(report.signature),
+        **msgspec.to_builtins(report.signature),
         "max_batch": report.max_batch,
         "alone": report.alone,
         "latency_ms": {str(row.batch): row.p50_ms for row in report.profile.rows},
@@ -212,31 +213,23 @@ async def _join(
             InspectedContainer, process, file, place.signature, max_batch or USUAL_BATCH
         )
         if place.variant is None:
-            report = await asyncio.to_thread(inspected.report, progress)
+            request = replace(request, container=await asyncio.to_thread(inspected.report, progress))
             try:
-                return await _register(bus, subjects, question, inspected, report, place.version)
+                return await _register(bus, subjects, replace(request, version=place.version), inspected)
             except Refused:
                 # Perhaps another one of these registers just now. Or the version was deleted: then there is a next one.
                 place = await _registered(bus, subjects, question) or place
                 if place.variant is None and request.version is not None:
                     raise
             if place.variant is None:
-                return await _register(bus, subjects, question, inspected, report, None)
+                return await _register(bus, subjects, replace(request, version=None), inspected)
         return await _replica(bus, subjects, request.app, inspected, place, max_batch)
     finally:
         await bus.close()
 
 
-async def _register(
-    bus: Bus,
-    subjects: Subjects,
-    question: PlaceContainer,
-    inspected: "InspectedContainer",
-    report: ContainerReport,
-    version: str | None,
-) -> Joined:
+async def _register(bus: Bus, subjects: Subjects, request: Register, inspected: "InspectedContainer") -> Joined:
     reference = await asyncio.to_thread(inspected.reference)
-    request = msgspec.structs.replace(question.request, version=version, container=report)
     status = await register_container(bus, subjects, request, reference, lambda _: None)
     if status.state != "done":
         raise RegistrationFailed(status)
@@ -312,9 +305,9 @@ def _serve(settings: "Settings", process: "UserProcess", joined: Joined, json: b
     variant = joined.variant
     process.signature = variant.signature
     worker = f"{CONTAINER}-{variant.model[:40]}-{secrets.token_hex(4)}"
-    ours = msgspec.structs.replace(settings.worker, name=worker, kind=CONTAINER, hardware=CONTAINER)
-    metrics = msgspec.structs.replace(settings.metrics, enabled=False)
-    settings = msgspec.structs.replace(settings, worker=ours, metrics=metrics)
+    ours = replace(settings.worker, name=worker, kind=CONTAINER, hardware=CONTAINER)
+    metrics = replace(settings.metrics, enabled=False)
+    settings = replace(settings, worker=ours, metrics=metrics)
     memory_mb = max(1.0, variant.profile.memory_mb) / settings.monitor.memory_share
     device = Device(
         name=CONTAINER,
@@ -344,19 +337,10 @@ def _once(act: Callable[[], None]) -> Callable[[], None]:
 
 def _say(joined: Joined, worker: str, json: bool) -> None:
     variant = joined.variant
-    document = {
-        "app": joined.app,
-        "model": variant.model,
-        "version": variant.version,
-        "variant": variant.variant,
-        "worker": worker,
-        "accuracy": variant.accuracy,
-        "max_batch": variant.max_batch,
-        "replica": joined.replica,
-        "agreement": joined.agreement,
-    }
     if json:
-        print_json(document)
+        shown = {name: getattr(variant, name) for name in ("model", "version", "variant", "accuracy", "max_batch")}
+        joins = {"app": joined.app, "worker": worker, "replica": joined.replica, "agreement": joined.agreement}
+        print_json(shown | joins)
         return
     what = "one more replica of" if joined.replica else "serving"
     print(

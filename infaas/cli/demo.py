@@ -21,10 +21,9 @@ from infaas.cli.simulate import check_outputs
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from infaas.demo.family import ModelFamily
-    from infaas.demo.family import Progress as OnProgress
-    from infaas.demo.program import Demo, DemoTable
-    from infaas.demo.system import DemoSystem
+    from infaas.demo.load import ModelFamily
+    from infaas.demo.load import Progress as OnProgress
+    from infaas.demo.program import Demo, DemoSystem, DemoTable
 
     MakeFamily = Callable[[OnProgress], Awaitable[ModelFamily]]
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 from cyclopts import Parameter
 
 from bus.messages.jobs import OVER
@@ -19,7 +20,7 @@ from infaas.queries import check_name
 
 if TYPE_CHECKING:
     from bus.messages.jobs import JobStatus
-    from infaas.jobs import OnProgress
+    from infaas.following import OnProgress
 
 Seconds = Annotated[float | None, Parameter(help="Longest wait in seconds. The job itself continues.")]
 
@@ -205,7 +206,7 @@ def _end(status: "JobStatus", as_json: bool) -> int:
 
 
 def _document(status: "JobStatus") -> dict[str, Any]:
-    return {field: getattr(status, field) for field in status.__struct_fields__}
+    return msgspec.structs.asdict(status)
 
 
 def _table(items: list[dict[str, Any]], empty: str, wide: bool) -> None:

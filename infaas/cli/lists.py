@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -247,7 +248,7 @@ def render_overview(found: Item, *, wide: bool = False) -> None:
     pipelines = sum(app.get("pipeline") is not None for app in apps)
     print(
         f"{ready} of {len(workers)} workers ready, {len(apps)} apps{f' ({pipelines} of them pipelines)' * bool(pipelines)},"
-        f" {_count(variants, 'variant')}, {len(instances)} instances"
+        f" {len({one['variant'] for one in variants})} variants, {len(instances)} instances"
     )
     for worker in workers:
         devices = ", ".join(f"{d['device']} {d['utilisation']:.0%}" for d in worker["devices"])
@@ -354,11 +355,6 @@ def _range(items: list[Item], name: str) -> str | None:
     return f"{min(values):.3g} .. {max(values):.3g}" if values else None
 
 
-def _count(variants: list[Item], what: str) -> str:
-    distinct = len({item[what] for item in variants})
-    return f"{distinct} {what}s"
-
-
 # What the lists show.
 
 _APPS = (
@@ -457,24 +453,16 @@ def _history(data_dir: Path | None) -> tuple[dict[str, list[Any]], ...]:
 
 async def _registrations(client: Client) -> list[Item]:
     """The last status of every registration; empty if the system has no registrar yet."""
-    found: dict[str, Item] = {}
-    complete = asyncio.Event()
-
-    def on_entry(entry: KeyValueEntry | None) -> None:
-        if entry is None:
-            complete.set()
-        elif entry.key.startswith("registration.") and entry.value is not None:
-            try:
-                found[entry.key] = msgspec.msgpack.decode(entry.value, type=dict[str, Any])
-            except msgspec.DecodeError:
-                return
-
     try:
-        bucket = await client.bus.key_value(client.subjects.status_bucket, create=False)
-        watching = await bucket.watch(on_entry)
         async with asyncio.timeout(_SYNC_S):
-            await complete.wait()
-        await watching.drain()
+            bucket = await client.bus.key_value(client.subjects.status_bucket, create=False)
+            keys = sorted(await bucket.keys("registration"))
+            entries = await asyncio.gather(*map(bucket.get, keys), return_exceptions=True)
     except (BusError, TimeoutError):
         return []
-    return [found[key] for key in sorted(found)]
+    found: list[Item] = []
+    for entry in entries:
+        if isinstance(entry, KeyValueEntry):  # else it has gone meanwhile
+            with suppress(msgspec.DecodeError):
+                found.append(msgspec.msgpack.decode(entry.value or b"", type=Item))
+    return found

@@ -166,7 +166,9 @@ def print_table(
         print(empty)
         return
     width = sys.maxsize if wide else shutil.get_terminal_size((WIDTH, 24)).columns
-    cells = {column: [_value(item, column) for item in items] for column in columns}
+    cells = {
+        one: [one.value(item) if callable(one.value) else item.get(one.value) for item in items] for one in columns
+    }
     texts = {column: [text(value) for value in values] for column, values in cells.items()}
     full = {one: max(map(len, [*one.title.split("\n"), *values])) for one, values in texts.items()}
     least = {column: min(full[column], NARROWEST) if column.flows else full[column] for column in columns}
@@ -237,10 +239,6 @@ def number(value: float) -> str:
     if value == 0 or abs(value) >= 0.001:
         return f"{value:.4g}"
     return f"{value:.3g}"
-
-
-def _value(item: Mapping[str, Any], column: Column) -> Any:
-    return column.value(item) if callable(column.value) else item.get(column.value)
 
 
 def quality_of(item: Mapping[str, Any]) -> Any:

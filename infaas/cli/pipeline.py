@@ -321,15 +321,7 @@ def _progress(text: str) -> Iterator[None]:
 
 def _render_plan(found: "PipelinePlan", options: "tuple[StageOption, ...]", wide: bool) -> None:
     prices = {(one.vertex, one.hardware, one.variant): one.price_per_hour for one in options}
-    rows = [
-        {
-            **msgspec.to_builtins(stage),
-            "vertex": name,
-            "share": stage.service_ms / found.latency_ms,
-            "cost": stage.replicas * prices[name, stage.hardware, stage.variant],
-        }
-        for name, stage in found.vertices.items()
-    ]
+    rows = [{**msgspec.to_builtins(stage), "vertex": name} for name, stage in found.vertices.items()]
     columns = (
         Column("stage", "vertex"),
         Column("hardware", "hardware", rank=1),
@@ -339,8 +331,8 @@ def _render_plan(found: "PipelinePlan", options: "tuple[StageOption, ...]", wide
         Column("visits/query", "scale", rank=4),
         Column("load", lambda row: f"{row['rho']:.0%}", rank=2),
         Column("service ms", "service_ms", rank=3),
-        Column("of objective", lambda row: f"{row['share']:.0%}", rank=5),
-        Column("US$/h", "cost"),
+        Column("of objective", lambda row: f"{row['service_ms'] / found.latency_ms:.0%}", rank=5),
+        Column("US$/h", lambda row: row["replicas"] * prices[row["vertex"], row["hardware"], row["variant"]]),
     )
     print_table(rows, columns, "", wide=wide)
     print(

@@ -29,15 +29,6 @@ from services.core.planning.problem import (
 from services.simulation.scenario.toml import Location, ScenarioError, read_toml, struct_at
 
 _LIMIT_S = 0.4
-_COLUMNS = (
-    Column("variant", "variant"),
-    Column("hardware", "hardware", rank=1),
-    Column("instances now", "now", rank=2),
-    Column("planned", "planned"),
-    Column("action", "action"),
-    Column("items/s", "items_per_s"),
-    Column("US$/s", "cost_per_s"),
-)
 
 
 def plan(
@@ -105,19 +96,16 @@ def _document(found: Plan, solve_ms: float) -> dict[str, Any]:
 
 def _render(problem: PlanningProblem, found: Plan, solve_ms: float, wide: bool) -> None:
     kinds = {action.variant: f"{action.kind} {action.delta:+d}" for action in found.actions}
-    rows = [
-        {
-            "variant": one.name,
-            "hardware": one.hardware,
-            "now": one.running,
-            "planned": found.instances[one.name],
-            "action": kinds.get(one.name),
-            "items_per_s": one.saturation_qps * found.instances[one.name],
-            "cost_per_s": one.cost_per_s * found.instances[one.name],
-        }
-        for one in problem.candidates
-    ]
-    print_table(rows, _COLUMNS, "", wide=wide)
+    columns = (
+        Column("variant", "name"),
+        Column("hardware", "hardware", rank=1),
+        Column("instances now", "running", rank=2),
+        Column("planned", lambda one: found.instances[one["name"]]),
+        Column("action", lambda one: kinds.get(one["name"])),
+        Column("items/s", lambda one: one["saturation_qps"] * found.instances[one["name"]]),
+        Column("US$/s", lambda one: one["cost_per_s"] * found.instances[one["name"]]),
+    )
+    print_table([asdict(one) for one in problem.candidates], columns, "", wide=wide)
     print(f"{found.status}, by {found.solver} in {solve_ms:.1f} ms: {number(found.cost_per_s)} US$/s")
     if found.reason and found.status != "infeasible":
         print(found.reason)
@@ -129,7 +117,7 @@ _POSITIVE = Bounds(above=0, most=LARGEST)
 _AMOUNT = Bounds(most=LARGEST)
 
 
-class VariantBlock(Struct, frozen=True, kw_only=True):
+class OfferedVariant(Struct, frozen=True, kw_only=True):
     """`[[variant]]`. app: one name, or several if the variant answers several apps."""
 
     app: str | list[str]
@@ -149,7 +137,7 @@ class VariantBlock(Struct, frozen=True, kw_only=True):
         return (self.app,) if isinstance(self.app, str) else tuple(self.app)
 
 
-class AppBlock(Struct, frozen=True, kw_only=True):
+class StatedDemand(Struct, frozen=True, kw_only=True):
     """`[[app]]`: one requirement class. Several blocks may have the same name. cost: limit in US$ per 1,000 queries."""
 
     name: str
@@ -163,8 +151,8 @@ class AppBlock(Struct, frozen=True, kw_only=True):
 class PlanFile(Struct, frozen=True, kw_only=True, rename={"weight": "lambda"}):
     """The whole file. weight: `lambda` in the file. budget_per_hour: limit for all instances together, in US$."""
 
-    variant: list[VariantBlock]
-    app: list[AppBlock]
+    variant: list[OfferedVariant]
+    app: list[StatedDemand]
     resources: dict[str, Annotated[float, _AMOUNT]] = {}
     slack: Annotated[float, _POSITIVE] = 1.05
     weight: Annotated[float, _AMOUNT] = 0.1
@@ -200,7 +188,7 @@ def _check(file: PlanFile, location: Location) -> None:
         if one.name in named:
             at.at("name").refuse(f"{one.name!r} is there twice")
         named.add(one.name)
-    asked: set[AppBlock] = set()
+    asked: set[StatedDemand] = set()
     for i, block in enumerate(file.app):
         if replace(block, qps=0.0) in asked:
             location.at("app").at(i).at("name").refuse(f"{block.name!r} is there twice with the same requirements")

@@ -28,7 +28,7 @@ from infaas.cli.output import (
 from infaas.cli.simulate import check_outputs, print_details, print_figures, run_scenario, write_outputs
 
 if TYPE_CHECKING:
-    from services.simulation.replay import Recording, RecordingHead
+    from services.simulation.replay.recording import Recording, RecordingHead
 
 
 _DAY = "-24h"
@@ -117,9 +117,9 @@ def replay(
         usage(f"--boot: set boot_s of each [[worker]] in {machines} instead")
     check_outputs(plot, out)
     check_outputs(None, export, "--export")
-    from services.simulation.replay import ReplayError, build  # noqa: PLC0415  (after the arguments have been understood)
-    from services.simulation.replay import export as write  # noqa: PLC0415
-    from services.simulation.replay.build import BOOT_S, ReplayOptions  # noqa: PLC0415
+    from services.simulation.replay.build import BOOT_S, ReplayOptions, build  # noqa: PLC0415  (after the arguments have been understood)
+    from services.simulation.replay.recording import ReplayError  # noqa: PLC0415
+    from services.simulation.replay.recording import export as write  # noqa: PLC0415
     from services.simulation.scenario.toml import ScenarioError  # noqa: PLC0415
 
     options = ReplayOptions(
@@ -170,7 +170,8 @@ def _source(
     file: Path | None, from_: str | None, to: str | None, apps: tuple[str, ...], data_dir: Path | None
 ) -> "Iterator[Recording]":
     """The recording of the file, or of the database."""
-    from services.simulation.replay import TimeRange, database, exported  # noqa: PLC0415
+    from services.simulation.replay.database import TimeRange, database  # noqa: PLC0415
+    from services.simulation.replay.recording import exported  # noqa: PLC0415
 
     if file is not None:
         yield exported(file)
@@ -264,26 +265,15 @@ def print_replay(document: Mapping[str, Any], *, wide: bool = False) -> None:
 
 def print_targets(runs: Sequence[Mapping[str, Any]], *, wide: bool = False) -> None:
     """Print what each target cost, one line for each run. The first one is what happened, with the apps' own targets."""
-    rows = [
-        {
-            "policy": run["policy"],
-            "target": f"{run['slo_target']:g}" if "slo_target" in run else "-",
-            "missed": f"{100 * run['slo_violation_ratio']:.3f} %",
-            "met": _met(run),
-            "cost": _amount(run["cost"]),
-            "each": _amount(per_million(run["cost_per_1000_in_time"])),
-        }
-        for run in runs
-    ]
-    titles = {
-        "policy": "policy",
-        "target": "target",
-        "missed": "missed",
-        "met": "met",
-        "cost": "US$",
-        "each": "US$/million in time",
-    }
-    print_table(rows, [Column(title, key) for key, title in titles.items()], "", wide=wide)
+    columns = (
+        Column("policy", "policy"),
+        Column("target", lambda run: f"{run['slo_target']:g}" if "slo_target" in run else "-"),
+        Column("missed", lambda run: f"{100 * run['slo_violation_ratio']:.3f} %"),
+        Column("met", _met),
+        Column("US$", lambda run: _amount(run["cost"])),
+        Column("US$/million in time", lambda run: _amount(per_million(run["cost_per_1000_in_time"]))),
+    )
+    print_table(runs, columns, "", wide=wide)
 
 
 def _met(run: Mapping[str, Any]) -> str:

@@ -227,38 +227,25 @@ def print_shadow(document: Mapping[str, Any], *, wide: bool = False) -> None:
         f"{document['policy']}, {number(document['seconds'])} s beside the system; it acted on simulated machines only"
     )
     print()
-    rows = [
-        {
-            "what": name,
-            "items": f"{side['items']:,}",
-            "in_time": _share(side),
-            "cost": number(side["cost_rate"]),
-            "apps": number(side["apps_cost_rate"]),
-            "machines": ", ".join(f"{count} {kind}" for kind, count in side["machines"].items()) or "-",
-            "instances": side["instances"],
-        }
-        for name, side in ((f"{document['policy']} (simulated)", ours), ("the system", real))
-    ]
-    columns = [
+    columns = (
         Column("", "what"),
-        Column("items", "items"),
-        Column("in time", "in_time"),
-        Column("US$/h,\nmachines", "cost"),
-        Column("US$/h,\ninstances", "apps", rank=1),
-        Column("machines\nat the end", "machines", rank=3),
+        Column("items", lambda side: f"{side['items']:,}"),
+        Column("in time", _share),
+        Column("US$/h,\nmachines", lambda side: number(side["cost_rate"])),
+        Column("US$/h,\ninstances", lambda side: number(side["apps_cost_rate"]), rank=1),
+        Column("machines\nat the end", lambda side: [f"{count} {kind}" for kind, count in side["machines"].items()], 3),
         Column("instances", "instances", rank=2),
-    ]
+    )
+    rows = [{**ours, "what": f"{document['policy']} (simulated)"}, {**real, "what": "the system"}]
     print_table(rows, columns, "", wide=wide)
     print()
-    kinds = sorted(ours["actions"].keys() | real["actions"].keys())
-    actions = [
-        {"action": kind, "ours": ours["actions"].get(kind, 0), "real": real["actions"].get(kind, 0)} for kind in kinds
-    ]
-    print_table(
-        actions,
-        [Column("action", "action"), Column("simulated", "ours"), Column("the system", "real")],
-        "neither took any action",
+    actions = (
+        Column("action", "action"),
+        Column("simulated", lambda one: ours["actions"].get(one["action"], 0)),
+        Column("the system", lambda one: real["actions"].get(one["action"], 0)),
     )
+    kinds = sorted(ours["actions"].keys() | real["actions"].keys())
+    print_table([{"action": kind} for kind in kinds], actions, "neither took any action")
     for note in document["notes"]:
         print(f"note: {note}")
     print(f"\nits actions: {_ACTIONS}")

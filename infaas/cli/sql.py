@@ -107,9 +107,8 @@ def _render(document: dict[str, Any]) -> None:
     lines = [columns, *([*(_cell(cell) for cell in row[:-1]), _text(row[-1])] for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
     for number, line in enumerate(lines):
-        print(
-            "  ".join(_pad(text, width, flag) for text, width, flag in zip(line, widths, right, strict=True)).rstrip()
-        )
+        cells = zip(line, widths, right, strict=True)
+        print("  ".join(text.rjust(width) if flag else text.ljust(width) for text, width, flag in cells).rstrip())
         if number == 0:
             print("  ".join("-" * min(width, _WIDEST) for width in widths))
     print(f"({len(rows)} row{'' if len(rows) == 1 else 's'})")
@@ -125,10 +124,6 @@ def _text(cell: Any) -> str:
 def _cell(cell: Any) -> str:
     text = _text(cell)
     return text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "…"
-
-
-def _pad(text: str, width: int, right: bool) -> str:
-    return text.rjust(width) if right else text.ljust(width)
 
 
 def _psql(dsn: str) -> None:

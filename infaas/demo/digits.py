@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from infaas.demo.family import HEADROOM, ModelFamily, Progress, QueryKind, Variants
+from infaas.demo.load import HEADROOM, ModelFamily, Progress, QueryKind, Variants
 
 HERE = Path(__file__).parent
 DIGITS = HERE / "digits.npz"

@@ -18,12 +18,10 @@ from numpy.typing import NDArray
 
 from infaas.answers import Answer
 from infaas.client import Client
+from infaas.demo.choices import malformed, refusals, wrong_refusal
 from infaas.demo.digits import CLASSES, UNSEEN, Digits, load, models, save_validation, scores_of
-from infaas.demo.family import Progress, QueryKind
-from infaas.demo.load import DemoLoad, DemoReply, arrivals
-from infaas.demo.program import Demo, DemoTable, counted, in_sql, register, save_picture, text
-from infaas.demo.results import malformed, refusals, wrong_refusal
-from infaas.demo.system import DemoSystem
+from infaas.demo.load import DemoLoad, DemoReply, Progress, QueryKind, arrivals
+from infaas.demo.program import Demo, DemoSystem, DemoTable, counted, in_sql, register, save_picture, text
 from infaas.errors import InfaasError, Refused
 
 POLICY, ETA = "exp4", 0.5

@@ -1,21 +1,81 @@
-"""What every demo sends: pictures that the system has not seen, at given times. Each reply is judged and kept."""
+"""What every demo shows: a family of models, and pictures that the system has not seen, sent at given times. Each reply is judged and kept."""
 
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from infaas.answers import Answer
 from infaas.client import Client
-from infaas.demo.family import Labelled, QueryKind
 from infaas.errors import InfaasError, Refused
 from infaas.queries import Needs
 from services.simulation.scenario.model import WorkloadSpec
 from services.simulation.workload import at_once
+
+Progress = Callable[[str, float], None]  # what is being done, and how much of it is done (0..1)
+Variants = Iterable[Mapping[str, Any]]  # rows of the list of variants
+
+HEADROOM = 48.0  # cost limit of a query of up to 8 items, as a multiple of what one costs on the cheapest variant that would do
+
+
+class QueryKind(Struct, frozen=True, kw_only=True):
+    """Queries with the same requirements.
+
+    possible: some variant can meet them; if not, each of these queries must be refused. weight: share of all queries, relative
+    to the other kinds.
+    """
+
+    name: str
+    needs: Needs
+    possible: bool = True
+    weight: float = 1.0
+
+
+class Labelled(Protocol):
+    """Labelled pictures: x [n, ...] as the models take them, y int64 [n], the class."""
+
+    @property
+    def x(self) -> NDArray[Any]: ...
+
+    @property
+    def y(self) -> NDArray[Any]: ...
+
+    def __len__(self) -> int: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFamily:
+    """Models that serve one app, and everything that the demo needs to query them.
+
+    things: the word for the pictures in printed text. models: files by model name, in the order of registration.
+    save_validation: writes the validation set (.npz) to a path. unseen: pictures that the system does not get at registration.
+    query_kinds: makes the kinds of query from the list of variants. validated: how many different things the validation set shows.
+    views: how many consecutive rows of `unseen` show the same thing. rates: queries/s, one phase after the other.
+    max_items: pictures in one query, at most. settings: TOML for the demo's system.
+    """
+
+    app: str
+    things: str
+    classes: int
+    models: Mapping[str, Path]
+    save_validation: Callable[[Path], Path]
+    unseen: Labelled
+    query_kinds: Callable[[Variants], list[QueryKind]]
+    validated: int
+    views: int = 1
+    rates: Sequence[float] = (50.0, 300.0, 100.0)
+    max_items: int = 8
+    settings: str = ""
+
+
+# -- what is sent
 
 ALONE = 0.8  # share of queries with a single picture, where there may be several
 RETRY_S = 0.2  # between tries
@@ -80,9 +140,7 @@ def arrivals(
 class DemoLoad:
     """Sends queries. replies, wrong: by kind of query. queries: all that were sent, also before the load. largest: items in one query."""
 
-    def __init__(
-        self, client: Client, app: str, pictures: Labelled, judge: Judge, *, largest: int = 1, seed: int = 0
-    ) -> None:
+    def __init__(self, client: Client, app: str, pictures: Labelled, judge: Judge, *, largest: int = 1) -> None:
         self.queries = 0
         self.sent: Counter[str] = Counter()  # of the load
         self.replies: defaultdict[str, list[DemoReply]] = defaultdict(list)
@@ -92,7 +150,7 @@ class DemoLoad:
         self._pictures = pictures
         self._judge = judge
         self._largest = largest
-        self._rng = np.random.default_rng(seed)
+        self._rng = np.random.default_rng(0)
         self._sources: defaultdict[str, PictureSource] = defaultdict(lambda: PictureSource(pictures, self._rng))
 
     async def first(self, kind: QueryKind, within_s: float, right: Callable[[Answer], bool] | None = None) -> float:

@@ -16,15 +16,26 @@ from bus.messages.catalog import PipelinePlan
 from infaas.answers import Answer
 from infaas.cli.pipeline import change_of, hop_of, options_of
 from infaas.client import Client
-from infaas.demo.choices import FIRST_ANSWER_S
+from infaas.demo.choices import FIRST_ANSWER_S, malformed, wrong_refusal
 from infaas.demo.digits import UNSEEN, load
-from infaas.demo.family import Progress, QueryKind
-from infaas.demo.load import RETRY_S, DemoLoad, arrivals
-from infaas.demo.pipeline_results import PHASES, TIMES, asked_exact, bounds, draw, phase_at, results, series, vertices
-from infaas.demo.program import Demo, DemoTable, counted, register, text
-from infaas.demo.results import malformed, wrong_refusal
-from infaas.demo.stages import LATENCY_MS, PIPELINE, DemoStages, make_stages, pipeline_file
-from infaas.demo.system import DemoSystem
+from infaas.demo.load import RETRY_S, DemoLoad, Progress, QueryKind, arrivals
+from infaas.demo.program import Demo, DemoSystem, DemoTable, counted, register, text
+from infaas.demo.stages import (
+    LATENCY_MS,
+    PHASES,
+    PIPELINE,
+    TIMES,
+    DemoStages,
+    asked_exact,
+    bounds,
+    draw,
+    make_stages,
+    phase_at,
+    pipeline_file,
+    results,
+    series,
+    vertices,
+)
 from infaas.errors import InfaasError, Refused
 from services.core.pipelines.planners import plan_pipeline
 from services.simulation.scenario.pipelines import problem_of, read_pipeline

@@ -6,7 +6,7 @@ A service's metrics.py reads its actor's state when Prometheus asks. Nothing is 
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 MetricKind = Literal["counter", "gauge", "histogram"]
 
@@ -62,8 +62,9 @@ class MetricFamily:
         self.help = help
         self.samples: list[tuple[dict[str, str], float | Histogram]] = []
 
-    def add(self, value: float | Histogram, **labels: str) -> None:
+    def add(self, value: float | Histogram, **labels: str) -> Self:
         self.samples.append((labels, value))
+        return self
 
 
 class Insight(Protocol):

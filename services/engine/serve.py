@@ -10,7 +10,7 @@ from services.core.settings import Settings
 from services.engine.client import EngineClient
 from services.engine.proxy import Proxy
 from services.shell.http import HttpListener, Pages, Reply, plain, serve_pages, state_page
-from services.shell.metrics import process
+from services.shell.metrics.counts import process_families
 from services.shell.runtime import telemetry
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ async def _pages(settings: Settings, proxy: Proxy) -> HttpListener | None:
     async def metrics(accept: str) -> Reply:
         from services.shell.metrics.exposition import page  # noqa: PLC0415  (prometheus_client: only where somebody asks)
 
-        return page([*process.families(), *families(proxy)], settings.metrics.series, accept)
+        return page([*process_families(), *families(proxy)], settings.metrics.series, accept)
 
     pages: Pages = {"/healthz": health, "/readyz": ready, "/startz": startup, "/metrics": metrics}
     asked = settings.metrics

@@ -13,7 +13,7 @@ from services.gateway.http.app import build
 from services.gateway.http.server import BadTls, HttpServer
 from services.gateway.registration import BadAllowedHosts
 from services.shell.host.running import inherited
-from services.shell.metrics import process
+from services.shell.metrics.counts import process_families
 from services.shell.metrics.system import PAGE, SystemPage
 from services.shell.runtime.runtime import Runtime
 
@@ -50,7 +50,7 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     runtime.grace += settings.gateway.drain_s
     service.span = lambda span: runtime.spans(span) if runtime.spans is not None else None
     service.record = runtime.record
-    service.families = lambda: (*process.families(), *runtime.families())
+    service.families = lambda: (*process_families(), *runtime.families())
     if page := os.environ.get(PAGE):
         service.page = SystemPage(page)
     service.dashboard = settings.dashboard.public_url

@@ -1,7 +1,6 @@
 """Unix time that never goes back: the wall time at the start plus the monotonic clock since then."""
 
 import time
-from collections.abc import Callable
 
 _anchor = time.time() - time.monotonic()
 _monotonic = time.monotonic
@@ -10,6 +9,3 @@ _monotonic = time.monotonic
 def now() -> float:
     """Unix seconds, monotonic within this process."""
     return _anchor + _monotonic()
-
-
-Clock = Callable[[], float]

@@ -9,12 +9,12 @@ import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import Struct
 
-from bus.fields import faults
+from bus.fields import faults, fields_of, hints_of, parts_of
 from bus.login import VARIABLES, Login
 from services.core.settings import BusSettings, Settings
 
@@ -75,7 +75,7 @@ def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> 
     try:
         settings = msgspec.convert(tree, Settings, strict=False)
     except msgspec.ValidationError as error:
-        raise SettingsError(origins.of_invalid(Settings, tree, error)) from error
+        raise SettingsError(origins.of_invalid(Settings, tree)) from error
     for fault in faults(settings):
         raise SettingsError(origins.refusal(Settings, fault.key, fault.reason))
     return settings
@@ -130,13 +130,7 @@ def deciding(settings: Settings) -> dict[str, Any]:
 
 def login_of(settings: BusSettings) -> Login:
     """The credentials and TLS files, as `NatsBus.connect` takes them."""
-    return Login(
-        nkey_seed=settings.nkey_seed,
-        inbox=settings.inbox,
-        tls_ca=settings.tls_ca,
-        tls_certificate=settings.tls_certificate,
-        tls_key=settings.tls_key,
-    )
+    return Login(**{name: getattr(settings, name) for name in Login.__struct_fields__})
 
 
 class Origins(Struct, eq=False):
@@ -154,14 +148,13 @@ class Origins(Struct, eq=False):
         instead = f"; left out, it is {default}" if default else ""
         return f"{self._where(key)}: {reason}{instead}"
 
-    def of_invalid(self, settings: type[Struct], tree: dict[str, Any], error: msgspec.ValidationError) -> str:
-        """The same for an error of msgspec about a tree: "Expected `int`, got `str` - at `$.dispatcher.count`"."""
-        reason, _, at = str(error).partition(" - at ")
-        key = re.sub(r"\[\d+\]", "", _named(settings, tree, at.strip("`").removeprefix("$").lstrip(".")))
+    def of_invalid(self, settings: type[Struct], tree: dict[str, Any]) -> str:
+        """The same for the first value of a tree that msgspec does not take."""
+        key, reason, kind = _invalid(settings, tree, "") or ("", "is invalid", settings)
         unknown = re.search(r"unknown field `(.*)`", reason)
         if unknown:
             name = unknown.group(1)
-            near = get_close_matches(name, [field.name for field in _fields(settings, key)], n=1)
+            near = get_close_matches(name, hints_of(kind), n=1)
             meant = f"; did you mean {near[0]}?" if near else ""
             key = f"{key}.{name}".lstrip(".")
             return f"{self._where(key)}: there is no such setting{meant}"
@@ -170,7 +163,9 @@ class Origins(Struct, eq=False):
             key, reason = f"{key}.{missing.group(1)}".lstrip("."), "is missing"
         invalid = re.fullmatch(r"Invalid enum value (.*)", reason)
         if invalid:
-            known = _choices(settings, key)
+            kinds = [parts_of(one)[0] for one in (kind, *get_args(kind))]
+            known = ["a whole number" for one in kinds if one is int]
+            known += sorted(str(value) for one in kinds if get_origin(one) is Literal for value in get_args(one))
             reason = f"must be {' or '.join(known) if known else 'something else'}, not {invalid.group(1)}"
         for theirs, ours in _WORDS.items():
             reason = reason.replace(theirs, ours)
@@ -193,59 +188,36 @@ def _upwards(key: str) -> list[str]:
     return [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
 
 
-def _named(settings: type[Struct], tree: dict[str, Any], at: str) -> str:
-    """The place with the names of maps, which msgspec writes [...]: the first name whose value is wrong by itself."""
-    while "[...]" in at:
-        before = at.partition("[...]")[0]
-        table: Any = tree
-        for name in before.split("."):
-            table = table[name]
-        at = at.replace("[...]", f".{next((name for name in table if _wrong(settings, before, name, table)), '*')}", 1)
-    return at
-
-
-def _wrong(settings: type[Struct], before: str, name: str, table: dict[str, Any]) -> bool:
-    tree: Any = {name: table[name]}
-    for above in reversed(before.split(".")):
-        tree = {above: tree}
+def _invalid(hint: Any, value: Any, key: str) -> tuple[str, str, Any] | None:
+    """The key of the first value that is wrong by itself, what msgspec says of it, and its type. hint: of the whole, under this key."""
+    kind = parts_of(hint)[0]
+    for name, one in value.items() if isinstance(value, dict) else ():
+        inside = _inside(kind, name)
+        if inside is None:
+            break
+        if (found := _invalid(inside, one, f"{key}.{name}".lstrip("."))) is not None:
+            return found
     try:
-        msgspec.convert(tree, settings, strict=False)
-    except msgspec.ValidationError:
-        return True
-    return False
+        msgspec.convert(value, kind, strict=False)
+    except msgspec.ValidationError as error:
+        return key, str(error).partition(" - at ")[0], kind
+    return None
 
 
-def _type_at(settings: type[Struct], key: str) -> Any:
-    """The type, as msgspec describes it, of what stands under this key, None where there is nothing."""
-    found: Any = msgspec.inspect.type_info(settings)
-    for name in key.split(".") if key else []:
-        if isinstance(found, msgspec.inspect.StructType):
-            found = next((field.type for field in found.fields if field.name == name), None)
-        elif isinstance(found, msgspec.inspect.DictType):
-            found = found.value_type
-        else:
-            return None
-    return found
-
-
-def _fields(settings: type[Struct], key: str) -> tuple[msgspec.inspect.Field, ...]:
-    found = _type_at(settings, key)
-    return found.fields if isinstance(found, msgspec.inspect.StructType) else ()
-
-
-def _choices(settings: type[Struct], key: str) -> list[str]:
-    found = _type_at(settings, key)
-    kinds = found.types if isinstance(found, msgspec.inspect.UnionType) else (found,)
-    words = ["a whole number" for kind in kinds if isinstance(kind, msgspec.inspect.IntType)]
-    for kind in kinds:
-        if isinstance(kind, msgspec.inspect.LiteralType):
-            words += [str(value) for value in kind.values]
-    return words
+def _inside(kind: Any, name: str) -> Any:
+    """The annotation of what has this name in a section or a map; None: there is nothing."""
+    if isinstance(kind, type) and issubclass(kind, Struct):
+        return hints_of(kind).get(name)
+    return get_args(kind)[1] if get_origin(kind) is dict else None
 
 
 def _default(settings: type[Struct], key: str) -> str | None:
     *above, name = key.split(".")
-    default: Any = next((field.default for field in _fields(settings, ".".join(above)) if field.name == name), None)
+    kind: Any = settings
+    for one in above:
+        kind = parts_of(_inside(kind, one))[0]
+    known = fields_of(kind) if isinstance(kind, type) and issubclass(kind, Struct) else {}
+    default = known[name].default if name in known else None
     if isinstance(default, bool):
         return str(default).lower()
     return f"{default:g}" if isinstance(default, float) else str(default) if isinstance(default, int | str) else None

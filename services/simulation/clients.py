@@ -1,6 +1,6 @@
 """The clients of a simulated system. They send the scenario's loads, and pass the replies on to the report."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,12 +13,13 @@ from bus.subjects import Subjects
 from services.core.actor import Publish, Undelivered
 from services.core.emulation import zeros
 from services.simulation.ensembles import QueryItems, wrong_items
-from services.simulation.kernel import Environment
+from services.simulation.kernel import NETWORK, Environment
 from services.simulation.report import RunReport
-from services.simulation.scenario.model import NEEDS, WorkloadSpec
+from services.simulation.scenario.model import NEEDS, Scenario, WorkloadSpec
 from services.simulation.workload import arrivals
 
 PRIMING = 1.0  # s between two queries to each app before the scenario begins
+PATIENCE = 2 * NETWORK + 1e-6  # s beyond the objective that an answer may take, because it travels to the client
 INBOX = "_INBOX.c."
 PRIMED = "_INBOX.primed"
 NOBODY = "no_responders"  # in place of a refusal's code, where no dispatcher listened
@@ -37,12 +38,11 @@ class QueryTemplate:
         needs: Requirements,
         items: int,
         subjects: Subjects,
-        patience: float,
         signature: Signature | None = None,
         *,
         deadline: bool = False,
     ) -> None:
-        """patience: seconds beyond the objective that an answer may take, because it travels to the client. signature: None: a BOOL an item."""
+        """signature: None: a BOOL an item."""
         self.within = needs.latency_ms / 1000.0 if deadline and needs.latency_ms is not None else None
         stated = [name for name in NEEDS if not (deadline and name == "latency_ms")]
         fields: dict[str, Any] = {name: value for name in stated if (value := getattr(needs, name)) is not None}
@@ -55,7 +55,7 @@ class QueryTemplate:
         self.needs = needs
         self.body = encode({"inputs": self.inputs, **fields})
         self.head = decode(QueryHead, self.body)
-        self.limit = float("inf") if needs.latency_ms is None else needs.latency_ms / 1000.0 + patience
+        self.limit = float("inf") if needs.latency_ms is None else needs.latency_ms / 1000.0 + PATIENCE
 
     def next(self, inbox: str, names: Mapping[str, Any]) -> tuple[QueryHead, bytes]:
         """The next query, whose answer comes to this inbox. names: fields of its own; empty: it has none."""
@@ -88,7 +88,7 @@ class ArrivalStream:
 
 
 class Clients:
-    """begins: the environment's time at which the scenario begins. delay: seconds that a message travels without faults.
+    """Of a scenario. begins: the environment's time at which it begins.
 
     named: whether each query has an id, its number, and a retry key, as those of infaas.client have. asked: called with each query's inbox.
     """
@@ -97,21 +97,8 @@ class Clients:
     asked: Callable[[str, QueryTemplate], None] = staticmethod(lambda _inbox, _kind: None)
 
     def __init__(
-        self,
-        environment: Environment,
-        loads: Sequence[WorkloadSpec],
-        needs: Mapping[str, Requirements],
-        subjects: Subjects,
-        report: RunReport,
-        *,
-        begins: float,
-        duration_s: float,
-        seed: int,
-        delay: float,
-        several: Collection[str] = (),
-        signatures: Mapping[str, Signature] = {},
+        self, environment: Environment, scenario: Scenario, subjects: Subjects, report: RunReport, begins: float
     ) -> None:
-        """several: the apps of which several models answer together. signatures: by app."""
         self.open: dict[str, tuple[float, QueryTemplate]] = {}
         self.others: dict[str, Callable[[Any], None]] = {}  # other inboxes, and what takes their messages
         self.resent: Callable[[str], float | None] | None = None  # s after which a query of this app is sent again
@@ -120,28 +107,23 @@ class Clients:
         self._report = report
         self._begins = begins
         self._sent = 0
-        self._refused: set[str] = (
-            set()
-        )  # inboxes of queries that may be sent again, and are not since they were refused
+        # Inboxes of queries that may be sent again, and are not since they were refused.
+        self._refused: set[str] = set()
         self._streams: list[ArrivalStream] = []
         self._primed: dict[tuple[str, bytes], QueryTemplate] = {}
-        for load, source in zip(loads, np.random.SeedSequence(seed).spawn(len(loads)), strict=True):
+        apps, needs, loads = {app.app: app for app in scenario.apps}, scenario.needs, scenario.loads
+        for load, source in zip(loads, np.random.SeedSequence(scenario.seed).spawn(len(loads)), strict=True):
             kinds = [
                 QueryTemplate(
-                    app,
-                    load.needs or needs[app],
-                    load.items,
-                    subjects,
-                    2 * delay + 1e-6,
-                    signatures.get(app),
-                    deadline=load.deadline,
+                    app, load.needs or needs[app], load.items, subjects, apps[app].signature, deadline=load.deadline
                 )
                 for app in load.apps
             ]
             for kind in kinds:
-                if kind.app in several:
+                if apps[kind.app].selection is not None:
                     self._vary(kind, load)
-            self._streams.append(ArrivalStream(arrivals(load, duration_s, np.random.default_rng(source)), kinds))
+            rng = np.random.default_rng(source)
+            self._streams.append(ArrivalStream(arrivals(load, scenario.duration_s, rng), kinds))
             self._primed.update({(kind.app, kind.body): kind for kind in kinds})
 
     def _vary(self, kind: QueryTemplate, load: WorkloadSpec) -> None:
@@ -216,14 +198,11 @@ class Clients:
             )
             if kind.varied is not None:
                 self._judge(kind, kind.varied, inbox, message)
-        elif type(message) is Refusal:
-            if self.resent is not None:
+        elif type(message) in (Refusal, Undelivered):
+            if type(message) is Refusal and self.resent is not None:
                 self._refused.add(inbox)
-            self._report.refused(kind.app, now - self._begins, message.error.code)
-            if kind.varied is not None:
-                kind.varied.ended(inbox)
-        elif type(message) is Undelivered:
-            self._report.refused(kind.app, now - self._begins, NOBODY)
+            code = message.error.code if type(message) is Refusal else NOBODY
+            self._report.refused(kind.app, now - self._begins, code)
             if kind.varied is not None:
                 kind.varied.ended(inbox)
 

@@ -7,7 +7,6 @@ Delays are drawn from a seed, so the same calls in the same order have the same 
 
 from collections.abc import Callable
 from functools import partial
-from heapq import heappush
 from math import inf, log
 from random import Random
 from typing import Any
@@ -46,6 +45,7 @@ from services.simulation.kernel import (
     RunningActor,
     SimulatedEdge,
     as_read,
+    result_of,
 )
 
 CLIENTS = "clients"  # the process of all clients; each of its connections has a process of its own here
@@ -223,10 +223,6 @@ class Connections(Kernel):
 
     # -- messages
 
-    def _push(self, due: float, action: Callable[[Any], None], argument: Any) -> None:
-        number = self._number = self._number + 1
-        heappush(self._heap, (due, number, action, argument))
-
     def _send(self, link: Link, action: Callable[[Any], None], argument: Any) -> None:
         """Over a link: half of the way. On average it takes half the network's delay."""
         if link.blocked:
@@ -241,8 +237,7 @@ class Connections(Kernel):
         if due < link.last:
             due = link.last
         link.last = due
-        number = self._number = self._number + 1
-        heappush(self._heap, (due, number, action, argument))
+        self._push(due, action, argument)
 
     def _publish(self, member: RunningActor, effect: Publish) -> None:
         assert type(member) is Occupant
@@ -353,9 +348,7 @@ class Connections(Kernel):
             member.promised += 1
             outcome.then = partial(self._fulfilled, member, effect.id, paused)
             return
-        seconds, message = _result(effect, *outcome)
-        if 0 < effect.timeout < seconds:
-            seconds, message = effect.timeout, TimedOut(effect.id)
+        seconds, message = result_of(effect, *outcome)
         if seconds < inf:
             self._push(self.now + seconds, self._did, (member, message, self.now + seconds, paused))
 
@@ -389,7 +382,7 @@ class Connections(Kernel):
         assert member.edge is not None
         outcome = member.edge(effect.command)
         assert not isinstance(outcome, Promised), "buckets answer at once"
-        seconds, message = _result(effect, *outcome)
+        seconds, message = result_of(effect, *outcome)
         self._push(self.now + seconds, self._serves, (request, message))
 
     def _serves(self, answer: tuple[tuple[Occupant, Do, list[bool]], Any]) -> None:
@@ -477,9 +470,3 @@ class Connections(Kernel):
             self._deliver(member, Envelope(self.now, Recorded(batch.number)))
         if member.outbox:
             self._write(member)
-
-
-def _result(effect: Do, seconds: float, result: Any) -> tuple[float, Any]:
-    if isinstance(result, Exception):
-        return seconds, Failed(effect.id, str(result) or repr(result))
-    return seconds, Done(effect.id, result)

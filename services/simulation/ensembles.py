@@ -20,6 +20,7 @@ from bus.messages.events import SelectionEvent
 from bus.messages.public import Answer, Feedback, QueryHead, Tensor, TensorView
 from bus.tensors import from_array, to_array
 from services.executor.queue import Inputs
+from services.simulation.statistics import ratio
 
 CLASSES = 10
 OUTPUT = "y"
@@ -160,7 +161,7 @@ class EnsembleCounts:
     def close(self) -> None:
         """An interval of the time series ends."""
         items = self._items - self._closed_items
-        self._errors.append((self._wrong - self._closed_wrong) / items if items else None)
+        self._errors.append(ratio(self._wrong - self._closed_wrong, items))
         self._closed_items, self._closed_wrong = self._items, self._wrong
         for member in self._members.values():
             member.weights += [None] * (len(self._errors) - 1 - len(member.weights))
@@ -169,15 +170,15 @@ class EnsembleCounts:
     def document(self) -> dict[str, Any]:
         """As docs/simulation.md describes it. error: share of the items that are wrong."""
         return {
-            "error": _ratio(self._wrong, self._items),
-            "missing": _ratio(self._missing, self._judged),
-            "confidence": _ratio(self._confidence, self._judged),
+            "error": ratio(self._wrong, self._items),
+            "missing": ratio(self._missing, self._judged),
+            "confidence": ratio(self._confidence, self._judged),
             "cached": self._cached,
             "members": {
                 name: {
                     "answers": one.answers,
                     "feedbacks": one.lessons,
-                    "error": _ratio(one.lost, one.lessons),
+                    "error": ratio(one.lost, one.lessons),
                     "weight": one.weight,
                 }
                 for name, one in sorted(self._members.items())
@@ -191,7 +192,3 @@ class EnsembleCounts:
                 },
             },
         }
-
-
-def _ratio(part: float, whole: float) -> float | None:
-    return part / whole if whole else None

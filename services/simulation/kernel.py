@@ -168,11 +168,11 @@ class Kernel:
         self._entered = 0
         self._buckets: dict[str, dict[str, bytes | None]] = {}
         self._watchers: dict[str, dict[str, RunningActor]] = {}
-        self._perform: dict[type, Callable[[RunningActor, Any], None]] = {
+        self._perform: dict[type, Callable[[RunningActor, Any], object]] = {
             Publish: self._publish,
             PublishBehind: self._publish,  # there is one server
             After: self._after,
-            Cancel: self._cancel,
+            Cancel: lambda member, effect: member.timers.pop(effect.key, None),
             Do: self._do,
             Record: self._record,
             Will: lambda *_: None,
@@ -222,8 +222,7 @@ class Kernel:
         if member.promised:
             work.append(self.now + GRACE)
         if work:
-            self._number += 1
-            heappush(self._heap, (min(max(work), self.now + GRACE), self._number, self._gone, member))
+            self._push(min(max(work), self.now + GRACE), self._gone, member)
             return
         member.alive = False
 
@@ -236,8 +235,11 @@ class Kernel:
         member.alive = False
 
     def at(self, delay: float, action: Callable[[Any], None], argument: Any = None) -> None:
-        self._number += 1
-        heappush(self._heap, (self.now + delay, self._number, action, argument))
+        self._push(self.now + delay, action, argument)
+
+    def _push(self, due: float, action: Callable[[Any], None], argument: Any) -> None:
+        number = self._number = self._number + 1
+        heappush(self._heap, (due, number, action, argument))
 
     def put(self, bucket: str, key: str, value: bytes | None) -> None:
         stored = self._buckets.setdefault(bucket, {})
@@ -430,9 +432,6 @@ class Kernel:
                 for each in effects:
                     perform[type(each)](member, each)
 
-    def _cancel(self, member: RunningActor, effect: Cancel) -> None:
-        member.timers.pop(effect.key, None)
-
     def _do(self, member: RunningActor, effect: Do) -> None:
         if member.edge is None:
             raise ActorHalted(f"{member.name} has no edge for {type(effect.command).__name__}")
@@ -441,16 +440,8 @@ class Kernel:
             member.promised += 1
             outcome.then = partial(self._kept, member, effect.id)
             return
-        seconds, result = outcome
-        message: Done | Failed | TimedOut
-        if isinstance(result, Exception):
-            message = Failed(effect.id, str(result) or repr(result))
-        else:
-            message = Done(effect.id, result)
-        if 0 < effect.timeout < seconds:
-            seconds, message = effect.timeout, TimedOut(effect.id)
-        self._number += 1
-        heappush(self._heap, (self.now + seconds, self._number, self._did, (member, message)))
+        seconds, message = result_of(effect, *outcome)
+        self._push(self.now + seconds, self._did, (member, message))
 
     def _kept(self, member: RunningActor, number: Any, result: Any) -> None:
         member.promised -= 1
@@ -487,6 +478,15 @@ def as_read(reply: Publish) -> Publish:
     if type(body) is not bytes:
         return reply
     return Publish(reply.subject, decode(Refusal if "error" in decode(dict[str, Any], body) else Answer, body))
+
+
+def result_of(effect: Do, seconds: float, result: Any) -> tuple[float, Done | Failed | TimedOut]:
+    """When a command's result is there, and what it is. result: or an exception."""
+    if 0 < effect.timeout < seconds:
+        return effect.timeout, TimedOut(effect.id)
+    if isinstance(result, Exception):
+        return seconds, Failed(effect.id, str(result) or repr(result))
+    return seconds, Done(effect.id, result)
 
 
 def _whose(error: Exception) -> str:

@@ -9,7 +9,7 @@ from bus.messages.catalog import AppRecord, PipelinePlan, PlannedStage
 from bus.messages.events import OutcomeEvent, PipelineEvent
 from services.core.cost import instance_price_per_s
 from services.simulation.scenario.model import PolicySpec, Scenario
-from services.simulation.statistics import Quantiles
+from services.simulation.statistics import Quantiles, ratio
 
 KEPT = 20_000  # queries whose parts may still end
 LISTED = 1000  # changes of replicas
@@ -47,8 +47,8 @@ class VertexCounts:
         p50, p99 = self._latency.quantiles(0.5, 0.99)
         found: dict[str, Any] = {
             "visits": self._visits,
-            "share": self._visits / queries if queries else None,
-            "mean_batch": self._answered / self._batches if self._answered else None,
+            "share": ratio(self._visits, queries),
+            "mean_batch": ratio(self._answered, self._batches),
             "p50_ms": None if p50 is None else 1000.0 * p50,
             "p99_ms": None if p99 is None else 1000.0 * p99,
             "instances": self._series,

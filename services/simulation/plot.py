@@ -1,6 +1,7 @@
 """One picture of a simulation: a column for each policy, rows for load, instances, workers and cost. Needs matplotlib (extra `plot`)."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,15 +66,7 @@ def picture(document: Mapping[str, Any]) -> Figure:
 
 def _rows(runs: Sequence[Run], unit: float) -> list[Panel]:
     """Label, inches, and what paints it."""
-    variants = _palette(runs, "instances")
-    kinds = _palette(runs, "workers")
     totals = [_spent(run) for run in runs]
-
-    def instances(panel: Axes, run: Run, times: Row) -> None:
-        _stack(panel, times, run["series"]["instances"], variants)
-
-    def workers(panel: Axes, run: Run, times: Row) -> None:
-        _stack(panel, times, run["series"]["workers"], kinds)
 
     def spent(panel: Axes, run: Run, _times: Row) -> None:
         for other, (at, total) in zip(runs, totals, strict=True):
@@ -89,8 +82,8 @@ def _rows(runs: Sequence[Run], unit: float) -> list[Panel]:
 
     rows: list[Panel] = [
         ("queries/s", 2.3, _load),
-        ("instances", 2.6, instances),
-        ("workers", 1.3, workers),
+        ("instances", 2.6, partial(_stack, "instances", _palette(runs, "instances"))),
+        ("workers", 1.3, partial(_stack, "workers", _palette(runs, "workers"))),
         ("US$ per hour", 1.2, _rate),
         ("US$", 1.2, spent),
     ]
@@ -133,10 +126,9 @@ def _rate(panel: Axes, run: Run, times: Row) -> None:
     panel.step(times, _steps(hourly), where="post", color=COST, lw=1.5, label="cost rate")
 
 
-def _stack(
-    panel: Axes, times: Row, counts: Mapping[str, Sequence[int]], palette: Mapping[str, tuple[str, Any]]
-) -> None:
+def _stack(of: str, palette: Mapping[str, tuple[str, Any]], panel: Axes, run: Run, times: Row) -> None:
     """Layers in the palette's order, those that share a label as one."""
+    counts = run["series"][of]
     layers: dict[str, tuple[Any, Row]] = {}
     for name, (label, colour) in palette.items():
         if name in counts:

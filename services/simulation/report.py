@@ -28,6 +28,7 @@ from services.simulation.statistics import (
     Sample,
     Series,
     Totals,
+    ratio,
 )
 
 __all__ = ["MEASURED", "RunReport", "Sample"]
@@ -178,6 +179,7 @@ class RunReport:
             whole.add(tally)
         used = self._series.variants() | set(self._variants)
         p50_decide, p99_decide = self._deciding.quantiles(0.5, 0.99)
+        p50_solve, p99_solve = self._solving.quantiles(0.5, 0.99)
         return {
             "policy": self._policy,
             "base": self._base,
@@ -187,8 +189,8 @@ class RunReport:
             "open": open_queries,
             "throughput_qps": (whole.answered - self._after) / self._duration,
             "cost": cost,
-            "cost_per_1000": _ratio(1000.0 * cost, whole.answered),
-            "cost_per_1000_in_time": _ratio(1000.0 * cost, whole.answered - whole.late),
+            "cost_per_1000": ratio(1000.0 * cost, whole.answered),
+            "cost_per_1000_in_time": ratio(1000.0 * cost, whole.answered - whole.late),
             "mean_utilisation": self._series.mean_utilisation(),
             "scale_actions": dict(sorted(self._actions.items())),
             "apps": {app: self._app(app, tally) for app, tally in sorted(self._apps.items())},
@@ -203,12 +205,12 @@ class RunReport:
                 "p50_us": _times(p50_decide, _US),
                 "p99_us": _times(p99_decide, _US),
             },
-            "solve_ms": self._solve_ms(),
-            "events_per_s": _ratio(events, wall_s),
+            "solve_ms": {"count": self._solving.count, "p50": p50_solve, "p99": p99_solve},
+            "events_per_s": ratio(events, wall_s),
         }
 
     def _app(self, app: str, tally: AppCounts) -> dict[str, Any]:
-        attained = _ratio(tally.answered - tally.late, tally.offered)
+        attained = ratio(tally.answered - tally.late, tally.offered)
         found = {**_counts(tally), "slo_target": self._targets.get(app), "attainment": attained}
         ensemble = self._ensembles.get(app)
         if ensemble is not None:
@@ -216,19 +218,8 @@ class RunReport:
         pipeline = self.pipelines.document(app, self._duration)
         return found if pipeline is None else {**found, "pipeline": pipeline}
 
-    def _solve_ms(self) -> dict[str, Any]:
-        p50, p99 = self._solving.quantiles(0.5, 0.99)
-        return {"count": self._solving.count, "p50": p50, "p99": p99}
-
     def _sums(self) -> Totals:
-        offered = answered = bad = rated = accuracy = 0
-        for tally in self._apps.values():
-            offered += tally.offered
-            answered += tally.answered
-            bad += tally.late + tally.refused
-            rated += tally.rated
-            accuracy += tally.accuracy
-        return Totals(offered, answered, bad, rated, accuracy)
+        return Totals(*map(sum, zip(Totals(), *(tally.totals for tally in self._apps.values()), strict=True)))
 
     def _close(self, now: float) -> None:
         """Close all intervals and windows that end by now."""
@@ -274,16 +265,12 @@ def _counts(tally: AppCounts) -> dict[str, Any]:
         "late": tally.late,
         "failed": failed,
         "refusals": dict(sorted(tally.refusals.items())),
-        "slo_violation_ratio": _ratio(tally.late + tally.refused + failed, tally.offered) or 0.0,
-        "effective_accuracy": _ratio(tally.accuracy, UNITS * tally.rated),
+        "slo_violation_ratio": ratio(tally.late + tally.refused + failed, tally.offered) or 0.0,
+        "effective_accuracy": ratio(tally.accuracy, UNITS * tally.rated),
         "max_accuracy_drop": tally.drop.most,
         "p50_ms": _times(p50, _MS),
         "p99_ms": _times(p99, _MS),
     }
-
-
-def _ratio(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
 
 
 def _times(value: float | None, factor: float) -> float | None:

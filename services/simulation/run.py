@@ -11,7 +11,7 @@ from bus.messages.events import Event, OutcomeEvent, PipelineEvent
 from services.simulation.clients import Clients
 from services.simulation.connections import Connections
 from services.simulation.faults import OF_CONNECTIONS, Faults
-from services.simulation.kernel import NETWORK, ActorHalted, Kernel
+from services.simulation.kernel import ActorHalted, Kernel
 from services.simulation.report import RunReport, Sample
 from services.simulation.scenario.model import PolicySpec, Scenario
 from services.simulation.system import SimulatedSystem, process_of
@@ -44,19 +44,7 @@ class Run:
         self.system = SimulatedSystem(self.kernel, scenario, policy, BEGINS, report.decided)
         if any(fault.kind == "lease-late" or fault.process == "vm-1" for fault in scenario.faults):
             self.system.controllers = 2
-        self.clients = Clients(
-            self.kernel,
-            scenario.loads,
-            scenario.needs,
-            self.system.subjects,
-            report,
-            begins=BEGINS,
-            duration_s=scenario.duration_s,
-            seed=scenario.seed,
-            delay=NETWORK,
-            several={app.app for app in scenario.apps if app.selection is not None},
-            signatures={app.app: app.signature for app in scenario.apps if app.signature is not None},
-        )
+        self.clients = Clients(self.kernel, scenario, self.system.subjects, report, BEGINS)
         self.kernel.received = self.clients.received
         self._sampled: dict[str, float] = {}
         self._sampled_at = BEGINS

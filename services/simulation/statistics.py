@@ -5,7 +5,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil
-from typing import Any
+from operator import sub
+from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -132,6 +133,11 @@ class AppCounts:
         """Number of refusals with any code."""
         return sum(self.refusals.values())
 
+    @property
+    def totals(self) -> "Totals":
+        """What its part of all sums is."""
+        return Totals(self.offered, self.answered, self.late + self.refused, self.rated, self.accuracy)
+
     def add(self, other: "AppCounts") -> None:
         """Count another app's queries as well, but for the drop, which is no sum."""
         self.offered += other.offered
@@ -157,7 +163,7 @@ class Sample(Struct, frozen=True, kw_only=True, gc=False):
     utilisation: float
 
 
-class Totals(Struct, frozen=True, gc=False):
+class Totals(NamedTuple):
     """Sums since the start. violations: late and refused. rated: answers in time whose variant has an accuracy.
 
     accuracy: sum of these, in tally.UNITS.
@@ -189,16 +195,8 @@ class Series:
 
     def close(self, sums: Totals) -> None:
         """End an interval. sums: since the start."""
-        before, self._before = self._before, sums
-        self._flows.append(
-            Totals(
-                sums.offered - before.offered,
-                sums.answered - before.answered,
-                sums.violations - before.violations,
-                sums.rated - before.rated,
-                sums.accuracy - before.accuracy,
-            )
-        )
+        self._flows.append(Totals(*map(sub, sums, self._before)))
+        self._before = sums
 
     def sample(self, sample: Sample) -> None:
         """Add a sample. Of several in one interval the last counts, of several at one time the first."""
@@ -218,7 +216,7 @@ class Series:
     def mean_utilisation(self) -> float | None:
         """Mean over all samples except that at time 0, which covers no time."""
         used = [sample.utilisation for sample in self._samples.values() if sample.time > 0]
-        return sum(used) / len(used) if used else None
+        return ratio(sum(used), len(used))
 
     def document(self) -> dict[str, Any]:
         """All rows, as docs/simulation.md describes them."""
@@ -229,7 +227,7 @@ class Series:
             "offered_qps": [flow.offered / span for flow, span in zip(flows, spans, strict=True)],
             "answered_qps": [flow.answered / span for flow, span in zip(flows, spans, strict=True)],
             "violations": [flow.violations for flow in flows],
-            "effective_accuracy": [flow.accuracy / (UNITS * flow.rated) if flow.rated else None for flow in flows],
+            "effective_accuracy": [ratio(flow.accuracy, UNITS * flow.rated) for flow in flows],
             "cost_rate": [
                 sample.cost_rate if sample and i * self._every < self._duration else 0.0
                 for i, sample in enumerate(seen)
@@ -252,6 +250,11 @@ class Series:
             last = self._samples.get(i, last)
             found.append(last)
         return found
+
+
+def ratio(part: float, whole: float) -> float | None:
+    """None: of nothing."""
+    return part / whole if whole else None
 
 
 def _columns(rows: list[Mapping[str, int]]) -> dict[str, list[int]]:

@@ -42,6 +42,7 @@ from services.simulation.scenario.model import MachineSpec, PolicySpec, Scenario
 SPREAD = 0.5  # s over which the starts of the first machines are spread, because real machines do not start in step
 INSTANT = 0.001  # s that a load takes before the scenario begins
 GOLDEN = 0.6180339887
+_PRICED = tuple(field for field in PricedKind.__struct_fields__ if field in MachineSpec.__struct_fields__)
 
 
 def process_of(name: str) -> str:
@@ -171,14 +172,7 @@ class SimulatedSystem:
     def _kinds(self) -> dict[str, PricedKind]:
         """The kinds of machine that the controller may start."""
         return {
-            spec.kind: PricedKind(
-                name=spec.kind,
-                devices=spec.devices,
-                price_per_hour=spec.price_per_hour,
-                minimum=spec.minimum,
-                maximum=spec.maximum,
-                boot_s=spec.boot_s,
-            )
+            spec.kind: PricedKind(name=spec.kind, **{field: getattr(spec, field) for field in _PRICED})
             for spec in self._policy.machines
         }
 

@@ -9,7 +9,7 @@ from bus.codec import encode
 from bus.port import Bus, Delivery, Forbidden
 from bus.rights import ReplyCheck, from_stream
 from bus.subjects import Subjects
-from infaas.auth.credentials import User
+from infaas.credentials import User
 from services.core.actor import Effect, Envelope, Inlet, Publish, Started, Watch
 from services.core.selection.policy import InfaasPolicy
 from services.core.settings import JobsSettings, RegistrarSettings, Settings

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from infaas.demo.system import DemoSystem, environment, temporary
+from infaas.demo.program import DemoSystem, environment, temporary
 from tests.support.servers.processes import infaas
 
 MARGIN = 0.12  # of the ensemble's error over the best member's in a third: what it answers until feedback has told, in a short run

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from infaas.auth.credentials import FIRST
 from infaas.cli.run import known
+from infaas.credentials import FIRST
 from services.shell.settings import load
 
 yaml = pytest.importorskip("yaml")

@@ -7,14 +7,14 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from importlib import import_module
 
 from bus.port import Bus, BusError
 from services.core.metric import MetricFamily
 from services.core.settings import MetricsSettings
 from services.shell.clock import now as unix_now
 from services.shell.http import HttpListener, Pages, Reply, plain, serve_pages, state_page
-from services.shell.metrics import process
-from services.shell.metrics.event_totals import EventTotals
+from services.shell.metrics.counts import EventTotals, process_families
 from services.shell.runtime.runtime import Runtime
 
 log = logging.getLogger(__name__)
@@ -107,20 +107,19 @@ class Exporter:
 
     async def metrics(self, accept: str = "") -> Reply:
         if self._page is None:
-            self._page = await asyncio.to_thread(_page_maker)
+            # prometheus_client takes a while to import: in a thread, and only when somebody asks.
+            made = await asyncio.to_thread(import_module, "services.shell.metrics.exposition")
+            self._page = made.page
         ready = MetricFamily("infaas_ready", "gauge", "1 while nothing is missing: what /readyz says.")
         ready.add(int(not await self.missing()))
         return self._page((ready, *self.families()), self._settings.series, accept)
 
     def families(self) -> Iterable[MetricFamily]:
         """Everything that this process shows."""
-        info = MetricFamily("infaas_process_info", "gauge", "The services in this process.")
-        info.add(1, service=self._name)
-        connected = MetricFamily("infaas_bus_connected", "gauge", "1 while there is a connection to NATS.")
-        connected.add(int(self._bus is not None and not self._lost))
-        yield info
-        yield connected
-        yield from process.families()
+        connected = int(self._bus is not None and not self._lost)
+        yield MetricFamily("infaas_process_info", "gauge", "The services in this process.").add(1, service=self._name)
+        yield MetricFamily("infaas_bus_connected", "gauge", "1 while there is a connection to NATS.").add(connected)
+        yield from process_families()
         if self.totals is not None:
             yield from self.totals.families()
         for runtime in self._runtimes:
@@ -158,13 +157,6 @@ class Exporter:
         now = unix_now()
         found = [(runtime.name, runtime.missing(now)) for runtime in self._runtimes]
         return [word for word in words if word] + [f"{name}: {word}" for name, word in found if word]
-
-
-def _page_maker() -> Callable[[Iterable[MetricFamily], int, str], Reply]:
-    """Imports prometheus_client, which takes a while: in a thread, and only when somebody asks."""
-    from services.shell.metrics.exposition import page  # noqa: PLC0415
-
-    return page
 
 
 async def _pinged(bus: Bus) -> str:

@@ -17,7 +17,7 @@ from services.shell.host.process import ServerError
 from services.shell.host.supervise import Supervisor
 from services.shell.host.watch import LOOK
 from services.shell.http import HttpListener, Pages, Reply, fetch, serve_pages, state_page
-from services.shell.metrics import process
+from services.shell.metrics.counts import process_families
 
 PORT = 9100
 OFFSET = 10  # from --port-base; contract, section 1
@@ -128,7 +128,7 @@ class SystemMetrics:
             up.add(int(well), part=name)
             restarts.add(self._supervisor.restarts[name], part=name)
             hangs.add(self._supervisor.hangs[name], part=name)
-        return (ready, up, restarts, hangs, *process.families())
+        return (ready, up, restarts, hangs, *process_families())
 
     async def health(self) -> Reply:
         found = await self._ask("/healthz")

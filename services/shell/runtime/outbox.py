@@ -69,7 +69,8 @@ class Outbox:
         return self._held + self._open
 
     def start(self) -> None:
-        self._send_left()
+        # What a process that was killed has left goes first. These rows have no number of ours.
+        self._send_again([] if self.kept is None else [*self.kept.left().items()])
         self._task = asyncio.get_running_loop().create_task(self._send())
 
     def add(self, event: Event) -> None:
@@ -99,10 +100,6 @@ class Outbox:
         elif not self._full:
             self._full = True
             log.warning("the stream is so far behind that some rows would be lost if this process was killed")
-
-    def _send_left(self) -> None:
-        """What a process that was killed has left, goes first. These rows have no number of ours."""
-        self._send_again([] if self.kept is None else [*self.kept.left().items()])
 
     def inherit(self, kept: Kept) -> None:
         """Send what the process before this one has left in memory of its own. It has ended."""

@@ -48,7 +48,7 @@ from services.core.metric import Insight, MetricFamily
 from services.core.trace import Span
 from services.shell.clock import now as unix_now
 from services.shell.host.kept import Kept
-from services.shell.metrics.process import ActorCounts
+from services.shell.metrics.counts import ActorCounts
 from services.shell.runtime.outbox import Outbox
 from services.shell.runtime.telemetry import about
 
@@ -84,7 +84,6 @@ class Runtime:
         edge: Edge | None = None,
         *,
         clock: Callable[[], float] = unix_now,
-        source: str = "",
         insight: Insight | None = None,
         reachable: Callable[[], Awaitable[str]] | None = None,
     ) -> None:
@@ -106,7 +105,7 @@ class Runtime:
         self._inline = getattr(edge, "inline", None)
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._source = source or f"{name}-{int(unix_now() * 1e6):x}"
+        self._source = f"{name}-{int(unix_now() * 1e6):x}"
         self._restarts: deque[float] = deque(maxlen=RESTARTS)
         self._generation = 0
         self._open: list[Subscription] = []

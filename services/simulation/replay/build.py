@@ -14,10 +14,16 @@ from services.core.pipelines.planners import POLICIES as PLANNERS
 from services.core.settings import PriceSettings
 from services.shell.prices import load_prices
 from services.simulation.replay.classes import QueryClasses
-from services.simulation.replay.composites import answering, pipelines_in, plans_of
 from services.simulation.replay.database import RECORDED
-from services.simulation.replay.machines import Counts, machines_of, real_kinds
-from services.simulation.replay.recorded import RecordedRun
+from services.simulation.replay.recorded import (
+    Counts,
+    RecordedRun,
+    answering,
+    machines_of,
+    pipelines_in,
+    plans_of,
+    real_kinds,
+)
 from services.simulation.replay.recording import (
     RecordedQuery,
     Recording,
@@ -28,7 +34,7 @@ from services.simulation.replay.recording import (
 )
 from services.simulation.scenario.baseline import Peaks
 from services.simulation.scenario.catalogue import Catalogue, model_record
-from services.simulation.scenario.faults import check_interference, faults_of
+from services.simulation.scenario.faults import faults_of
 from services.simulation.scenario.machines import MachineBlock, cost_of, device_prices, priced
 from services.simulation.scenario.machines import machines_of as stated_machines
 from services.simulation.scenario.model import CostSpec, JobSpec, PolicySpec, Scenario, WorkloadSpec
@@ -124,7 +130,6 @@ def build(source: Recording, options: ReplayOptions, progress: Callable[[int], N
     if options.slo_targets:
         policies = tuple(_aiming(one, target) for one in policies for target in options.slo_targets)
         records = tuple(replace(app, slo_target=None) for app in records)
-    check_interference(file.interference, location.at("interference"), machines)
     scenario = Scenario(
         name=f"{written(head.begins)} to {written(head.ends)}",
         duration_s=head.duration_s,
@@ -139,15 +144,7 @@ def build(source: Recording, options: ReplayOptions, progress: Callable[[int], N
         policies=policies,
         loads=loads,
         jobs=_jobs(head, {one.app for one in apps}),
-        faults=faults_of(
-            file.fault,
-            location.at("fault"),
-            machines,
-            chosen.started(),
-            things,
-            head.duration_s,
-            max(one.settings.dispatcher.count for one in policies),
-        ),
+        faults=faults_of(file, location, machines, chosen.started(), things, head.duration_s, policies),
         interference=file.interference,
         cost=cost,
     )

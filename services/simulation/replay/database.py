@@ -14,7 +14,7 @@ from bus.messages.catalog import AppRecord, Profile, ProfileRow, VariantRecord
 from bus.subjects import WITHOUT_APP
 from services.core.emulation import KINDS
 from services.core.placement import Device
-from services.simulation.replay.cost import RecordedCost
+from services.simulation.replay.recorded import RecordedCost
 from services.simulation.replay.recording import (
     RecordedJob,
     RecordedQuery,

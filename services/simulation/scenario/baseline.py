@@ -164,12 +164,8 @@ def _best(
     if found is not None:
         return named[found.variant], found.instances
     fastest = min(candidates, key=lambda one: (one.latency_ms, one.name))
-    found = chosen((fastest,), map(_unlimited, demands), slack)
+    found = chosen((fastest,), [RequirementClass(app=one.app, load=one.load) for one in demands], slack)
     return named[fastest.name], 1 if found is None else found.instances
-
-
-def _unlimited(demand: RequirementClass) -> RequirementClass:
-    return RequirementClass(app=demand.app, load=demand.load)
 
 
 def _candidate(

@@ -2,14 +2,15 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from re import fullmatch
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 from msgspec.structs import replace
 
 from bus.fields import Number
 from services.simulation.scenario.catalogue import Catalogue
 from services.simulation.scenario.machines import MachineBlock, devices_of
-from services.simulation.scenario.model import Change, FaultKind, FaultSpec
+from services.simulation.scenario.model import Change, FaultKind, FaultSpec, PolicySpec
+from services.simulation.scenario.policies import PolicyFile
 from services.simulation.scenario.toml import Location, one_of, shown, struct_at, within
 
 FAULTS: Mapping[str, tuple[str, ...]] = {
@@ -66,19 +67,29 @@ assert set(_CHANGES) == set(get_args(Change))
 RESTARTED_AFTER = 0.5  # s until a process that died, or a machine, is there again, unless a scenario says otherwise
 
 
+class FaultTables(PolicyFile, frozen=True, kw_only=True):
+    """What a file says of faults, beside its policies."""
+
+    fault: list[dict[str, Any]] = []
+    interference: dict[str, Annotated[float, Number(most=1e3)]] = {}
+
+
 def faults_of(
-    blocks: Sequence[dict[str, Any]],
+    file: FaultTables,
     location: Location,
     machines: list[MachineBlock],
     started: Mapping[str, int],
     things: Catalogue,
     duration_s: float,
-    dispatchers: int,
+    policies: Sequence[PolicySpec],
 ) -> tuple[FaultSpec, ...]:
-    """All faults. Raises ScenarioError. location: of the blocks. things: whose apps, variants and models may be named.
+    """All faults, checked like `interference`. Raises ScenarioError. location: of the file. things: whose apps, variants and models may be named.
 
-    started: by kind of machine, the most that any policy has at time 0. dispatchers: the most of any policy.
+    started: by kind of machine, the most that any policy of the file has at time 0. policies: that run.
     """
+    for kind in file.interference:
+        one_of(kind, location.at("interference").at(kind), devices_of(machines), "kind of device")
+    dispatchers = max(one.settings.dispatcher.count for one in policies)
     names = {
         "app": ({one.app for one in things.apps}, "app"),
         "variant": ({one.variant for one in things.variants}, "variant"),
@@ -87,8 +98,8 @@ def faults_of(
     of_machines = {**names, "hardware": ({one.spec.kind for one in machines}, "kind of [[worker]]")}
     answering = {model for app in things.apps if app.selection is not None for model in app.links}
     found = []
-    for i, block in enumerate(blocks):
-        at = location.at(i)
+    for i, block in enumerate(file.fault):
+        at = location.at("fault").at(i)
         fault = struct_at(block, at, FaultSpec)
         kind = fault.kind
         _keys(block, at, kind, FAULTS[kind], [key for key, kinds in _NEEDED.items() if kind in kinds])
@@ -163,9 +174,3 @@ def _check_change(fault: FaultSpec, block: dict[str, Any], at: Location, things:
         within(fault.factor, at.at("factor"), Number(above=0, most=0.999))
     if "model" in block:
         one_of(fault.model, at.at("model"), {record.model for record in things.models}, "model")
-
-
-def check_interference(strengths: Mapping[str, float], location: Location, machines: list[MachineBlock]) -> None:
-    """Refuse kinds of device that no machine has."""
-    for kind in strengths:
-        one_of(kind, location.at(kind), devices_of(machines), "kind of device")

@@ -17,7 +17,7 @@ from services.core.pipelines.problem import LONGEST_MS, PipelineProblem, StageOp
 from services.simulation.scenario.loads import SampleBlock, samples_of
 from services.simulation.scenario.model import Times, WorkloadSpec
 from services.simulation.scenario.toml import Location, read_toml, struct_at, value_at
-from services.simulation.workload import Apps, WorkloadError, at_once, mean_rate
+from services.simulation.workload import WorkloadError, at_once, mean_rate
 
 SAMPLE_S = 600.0  # of the sample trace, where neither the loads nor [plan] say how long it is
 FEW = 2_000  # queries of a sample, at least: fewer say little about the slowest hundredth
@@ -27,7 +27,7 @@ MOST_QUERIES = 10_000_000
 _LATENCY = Number(above=0, most=LONGEST_MS)
 
 
-class PipelineHead(Struct, frozen=True, kw_only=True):
+class HeadTable(Struct, frozen=True, kw_only=True):
     """[pipeline]."""
 
     name: Named
@@ -65,7 +65,7 @@ class PlanTable(Struct, frozen=True, kw_only=True):
 class PipelineTables(Struct, frozen=True, kw_only=True):
     """What a scenario's [[pipeline]] block may hold. plan: read where something is planned."""
 
-    pipeline: Annotated[PipelineHead, "a [pipeline] table states name and latency_ms"]
+    pipeline: Annotated[HeadTable, "a [pipeline] table states name and latency_ms"]
     vertex: list[VertexBlock] = []
     edge: list[EdgeBlock] = []
     output: dict[str, str] = {}
@@ -168,24 +168,19 @@ def sample(file: PipelineFile) -> Times:
     rng = np.random.default_rng(file.seed)
     try:
         seconds = _seconds(file)
-        expected = sum(mean_rate(load, seconds) * _share(load, file.name) for load in file.loads) * seconds
+        shares = [dict(zip(load.apps, load.shares, strict=True))[file.name] for load in file.loads]
+        rates = [mean_rate(load, seconds) for load in file.loads]
+        expected = sum(rate * share for rate, share in zip(rates, shares, strict=True)) * seconds
         if expected > MOST_QUERIES:
             at.refuse(
                 f"the sample trace of {seconds:g} s would have {expected:.3g} queries, more than {MOST_QUERIES:g}:"
                 f" set [plan] seconds to at most {seconds * MOST_QUERIES / expected:.3g}"
             )
-        parts = [_of_app(load, file.name, *at_once(load, seconds, rng)) for load in file.loads]
+        streams = [(load, *at_once(load, seconds, rng)) for load in file.loads]
     except WorkloadError as error:
         at.refuse(str(error))
+    parts = [times[apps == load.apps.index(file.name)] for load, times, apps in streams]
     return np.sort(np.concatenate(parts), kind="stable")
-
-
-def _share(load: WorkloadSpec, name: str) -> float:
-    return sum(share for app, share in zip(load.apps, load.shares, strict=True) if app == name)
-
-
-def _of_app(load: WorkloadSpec, name: str, times: Times, apps: Apps) -> Times:
-    return times if load.apps == (name,) else times[apps == load.apps.index(name)]
 
 
 def _seconds(file: PipelineFile) -> float:

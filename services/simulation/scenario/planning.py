@@ -25,8 +25,8 @@ from services.simulation.scenario.catalogue import SIGNATURE, Catalogue
 from services.simulation.scenario.machines import MachineBlock, largest_of
 from services.simulation.scenario.model import PolicySpec, WorkloadSpec
 from services.simulation.scenario.pipelines import (
+    HeadTable,
     PipelineFile,
-    PipelineHead,
     PipelineTables,
     check_pipeline,
     pipeline_in,
@@ -44,7 +44,7 @@ class PipelineBlock(PipelineTables, frozen=True, kw_only=True):
     """A [[pipeline]] block: a file, or what one holds."""
 
     file: str | None = None
-    pipeline: PipelineHead | None = None  # type: ignore[assignment]  # is said there or here
+    pipeline: HeadTable | None = None  # type: ignore[assignment]  # is said there or here
 
 
 def pipelines_of(

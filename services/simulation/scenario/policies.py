@@ -101,7 +101,10 @@ class Policies:
         for i, name in enumerate(names):
             if name in names[:i]:
                 location.at(i).refuse(f"{name} occurs twice: results are named by it")
-        return tuple(self._own.get(name) or self._of_base(name, name, location.at(i)) for i, name in enumerate(names))
+        return tuple(
+            self._own.get(name) or self._spec(PolicyBlock(name=name), self._base(name, at), None, at)
+            for name, at in ((name, location.at(i)) for i, name in enumerate(names))
+        )
 
     def started(self) -> dict[str, int]:
         """By kind of machine, the most that run at time 0 under any policy of the file."""
@@ -109,10 +112,6 @@ class Policies:
         for machine in (machine for policy in self._own.values() for machine in policy.machines):
             starts[machine.kind] = max(starts[machine.kind], machine.start)
         return starts
-
-    def _of_base(self, name: str, base: str, location: Location) -> PolicySpec:
-        """A built-in policy or a user's own class, without a block."""
-        return self._spec(PolicyBlock(name=name), self._base(base, location), None, location)
 
     def _of_block(self, block: PolicyBlock, at: Location) -> PolicySpec:
         base = block.base or (block.name if block.name in BASES.keys() | PLANNED else None)

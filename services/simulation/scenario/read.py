@@ -12,12 +12,12 @@ from services.core.settings import AutoscalerSettings
 from services.shell.prices import load_prices
 from services.simulation.scenario.baseline import Peaks
 from services.simulation.scenario.catalogue import AppBlock, VariantBlock, catalogue
-from services.simulation.scenario.faults import check_interference, faults_of
+from services.simulation.scenario.faults import FaultTables, faults_of
 from services.simulation.scenario.loads import LoadBlock, jobs_of, loads_of
 from services.simulation.scenario.machines import WorkerBlock, cost_of, device_prices, machines_of, priced
 from services.simulation.scenario.model import CostSpec, JobSpec, Objective, Scenario
 from services.simulation.scenario.planning import PipelineBlock, Planning, check_loads, pipelines_of
-from services.simulation.scenario.policies import DEFAULTS, Policies, PolicyFile, settings_of, tree_at
+from services.simulation.scenario.policies import DEFAULTS, Policies, settings_of, tree_at
 from services.simulation.scenario.toml import Location, read_toml, struct_at, text_at, within
 from services.simulation.workload import WorkloadError, mean_rate
 
@@ -55,7 +55,7 @@ class AutoscalerTable(Struct, frozen=True, kw_only=True):
     slo_target: Annotated[float | None, TARGET] = None
 
 
-class MachinesFile(PolicyFile, frozen=True, kw_only=True):
+class MachinesFile(FaultTables, frozen=True, kw_only=True):
     """The tables of a replay's file: machines and policies, and what may go wrong."""
 
     moved: ClassVar[Mapping[str, str]] = dict.fromkeys(
@@ -64,8 +64,6 @@ class MachinesFile(PolicyFile, frozen=True, kw_only=True):
 
     scenario: PoliciesHeader = PoliciesHeader()
     worker: list[WorkerBlock] | None = None
-    fault: list[dict[str, Any]] = []
-    interference: dict[str, Annotated[float, Number(most=1e3)]] = {}
     cost: CostSpec = CostSpec()
 
 
@@ -131,7 +129,6 @@ def derive(content: Any, path: Path, policies: Sequence[str] = (), seed: int | N
     from_file = chosen.listed(header.policies, at.at("policies"))
     selected = chosen.named(tuple(policies), location.at("policies")) if policies else from_file
     planning = Planning(pipelines, things, machines, prices, loads, duration)
-    check_interference(file.interference, location.at("interference"), machines)
     return Scenario(
         name=text_at(path.stem, location) if header.name is None else header.name,
         duration_s=duration,
@@ -146,15 +143,7 @@ def derive(content: Any, path: Path, policies: Sequence[str] = (), seed: int | N
         policies=tuple(planning.planned(one, at.at("policies")) for one in selected),
         loads=loads,
         jobs=jobs,
-        faults=faults_of(
-            file.fault,
-            location.at("fault"),
-            machines,
-            chosen.started(),
-            things,
-            duration,
-            max(one.settings.dispatcher.count for one in selected),
-        ),
+        faults=faults_of(file, location, machines, chosen.started(), things, duration, selected),
         interference=file.interference,
         batching=things.batching,
         cost=cost,

@@ -91,7 +91,6 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 LARGEST = 1e12  # of any number
 AMOUNT = Number(most=LARGEST)
-POSITIVE = Number(above=0, most=LARGEST)
 SECONDS = Number(most=1e9)
 
 

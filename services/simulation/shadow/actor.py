@@ -41,6 +41,7 @@ STEP = 0.25  # s between two looks
 SAMPLE = 10.0  # s between two rows that tell the cost, as a meter's
 SAMPLER = "shadow"
 LATE = 2.0  # s that a look may come too late
+_TOLD = tuple(name for name in ScalingEvent.__struct_fields__ if name in ShadowEvent.__struct_fields__)
 
 
 class Shadow:
@@ -153,23 +154,19 @@ class Shadow:
 
     def _look(self, envelope: Envelope) -> Iterable[Effect]:
         now = envelope.now
-        if self.fault:
-            return NOTHING
-        if self._system is None and now - self._started < LISTEN:
-            return (After("look", STEP, Tick()),)
-        try:
-            return [After("look", STEP, Tick()), *self._advance(now)]
-        except ActorHalted as error:
-            self.fault = f"the policy failed: {error}"
-            return NOTHING
+        listens = self._system is None and now - self._started < LISTEN
+        effects = [] if self.fault or listens else self._advance(now)
+        return NOTHING if self.fault else [After("look", STEP, Tick()), *effects]
 
     def _advance(self, now: float, *, last: bool = False) -> list[Effect]:
-        system = self._system
-        if system is None:
-            system = self._begin(now)
+        try:
+            system = self._system or self._begin(now)
             if system is None:
                 return []
-        events = system.advance(now, last=last)
+            events = system.advance(now, last=last)
+        except ActorHalted as error:
+            self.fault = f"the policy failed: {error}"
+            return []
         elapsed, self._looked = now - self._looked, now
         self._late += elapsed > LATE
         live = self._live
@@ -177,9 +174,10 @@ class Shadow:
         self._real_cost += elapsed * live.cost_rate(now) / 3600.0
         self._real_apps_cost += elapsed * live.apps_cost_rate(now) / 3600.0
         self._actions.update(event.action for event in events if event.count)
-        effects: list[Effect] = [self._event(event) for event in events]
+        effects: list[Effect] = [self._row(event) for event in events]
         if last or now - self._sampled >= SAMPLE:
-            effects.append(self._sample(now))
+            self._sampled = now
+            effects.append(self._row(self._sample(now)))
         return effects
 
     def _begin(self, now: float) -> ShadowSystem | None:
@@ -196,57 +194,26 @@ class Shadow:
         return system
 
     def _stop(self, envelope: Envelope) -> Iterable[Effect]:
-        if self._system is None or self.fault:
-            return NOTHING
-        try:
-            return self._advance(envelope.now, last=True)
-        except ActorHalted as error:
-            self.fault = f"the policy failed: {error}"
-            return NOTHING
+        return NOTHING if self._system is None or self.fault else self._advance(envelope.now, last=True)
 
     # -- what is recorded
 
-    def _event(self, event: ScalingEvent) -> Record:
-        return self._row(
-            event.time, event.scaler, event.worker, event.app, event.variant, event.action, event.count, event.reason
-        )
-
-    def _sample(self, now: float) -> Record:
-        assert self._system is not None
-        self._sampled = now
+    def _sample(self, now: float) -> ScalingEvent:
         system = self._system
+        assert system is not None
         share = f"{system.in_time / system.items:.2%} of {system.items} items" if system.items else "no items"
         machines = ", ".join(f"{count} {kind}" for kind, count in sorted(system.machines.items())) or "no machine"
         instances = f"{system.instances} instance{'s' * (system.instances != 1)}"
-        return self._row(now, SAMPLER, None, None, None, "sample", 0, f"{share} in time; {machines}, {instances}")
-
-    def _row(
-        self,
-        time: float,
-        scaler: str,
-        worker: str | None,
-        app: str | None,
-        variant: str | None,
-        action: str,
-        count: int,
-        reason: str,
-    ) -> Record:
-        assert self._system is not None
-        return Record(
-            ShadowEvent(
-                time,
-                policy=self._spec.name,
-                scaler=scaler,
-                worker=worker,
-                app=app,
-                variant=variant,
-                action=action,
-                count=count,
-                reason=reason,
-                cost_rate=self._system.cost_rate,
-                apps_cost_rate=self._system.apps_cost_rate,
-            )
+        said = f"{share} in time; {machines}, {instances}"
+        return ScalingEvent(
+            now, scaler=SAMPLER, worker=None, app=None, model=None, variant=None, action="sample", count=0, reason=said
         )
+
+    def _row(self, event: ScalingEvent) -> Record:
+        system, told = self._system, {name: getattr(event, name) for name in _TOLD}
+        assert system is not None
+        rates = system.cost_rate, system.apps_cost_rate
+        return Record(ShadowEvent(policy=self._spec.name, cost_rate=rates[0], apps_cost_rate=rates[1], **told))
 
     # -- the result
 
@@ -297,6 +264,6 @@ class Shadow:
         return found
 
 
-def make_shadow(subjects: Subjects, spec: ShadowSpec, seed: int = 0) -> Shadow:
+def make_shadow(subjects: Subjects, spec: ShadowSpec) -> Shadow:
     """A policy beside the system whose subjects these are."""
-    return Shadow(subjects, spec, np.random.default_rng(seed))
+    return Shadow(subjects, spec, np.random.default_rng(0))

@@ -25,7 +25,7 @@ from services.core.cost import machine_price
 from services.core.placement import Device
 from services.core.settings import Settings
 from services.simulation.clients import QueryTemplate
-from services.simulation.kernel import NETWORK, Kernel
+from services.simulation.kernel import Kernel
 from services.simulation.scenario.machines import ALIKE_MB, labelled
 from services.simulation.scenario.model import MachineSpec, PolicySpec, Scenario
 from services.simulation.shadow.live import LiveSystem, simulated_entry
@@ -42,6 +42,7 @@ CHOSEN = (
     "replicate",
 )  # scaling policies that choose variants once; they begin with these instead of the system's
 INBOX = "_INBOX.s."
+_NEEDS = ("latency_ms", "cost", "model", "version", "variant")  # of a report's row
 
 
 class ShadowSpec(Struct, frozen=True, kw_only=True):
@@ -125,9 +126,12 @@ class ShadowSystem:
         self._kernel.received = self._received
         self._prices = {**spec.prices, **live.prices(begins)}
         machines = machines_of({one.worker: (one, live.devices(one, self._real)) for one in workers}, spec)
-        self._system = SimulatedSystem(
-            self._kernel, self._scenario(), _policy(spec, machines), begins, decided=lambda _: None
-        )
+        scenario = Scenario(
+            name=ORDERER, duration_s=1.0, seed=0, objective="cost", metrics_every_s=1.0, apps=(), models=(), variants=(),
+            prices=self._prices, needs={}, policies=(), loads=(),
+        )  # fmt: skip
+        policy = PolicySpec(name=spec.name, base=spec.base, hardware=None, machines=machines, settings=spec.settings)
+        self._system = SimulatedSystem(self._kernel, scenario, policy, begins, decided=lambda _: None)
         for key, value in live.entries():
             self.entry(key, value)
         self._kernel.enter("observer", FleetObserver(self.subjects, self._observed))
@@ -137,12 +141,6 @@ class ShadowSystem:
             return
         for at, report in heard:
             self.offer(report, at)
-
-    def _scenario(self) -> Scenario:
-        return Scenario(
-            name=ORDERER, duration_s=1.0, seed=0, objective="cost", metrics_every_s=1.0, apps=(), models=(), variants=(),
-            prices=self._prices, needs={}, policies=(), loads=(),
-        )  # fmt: skip
 
     def _load(self, loaded: Mapping[str, Counter[str]]) -> None:
         for worker, variants in loaded.items():
@@ -171,14 +169,7 @@ class ShadowSystem:
         size = ceil(sum(row.items + row.refused for row in report.rows) / (MOST * seconds))
         for row in report.rows:
             items = row.items + row.refused
-            needs = Requirements(
-                latency_ms=row.latency_ms,
-                accuracy=row.accuracy or None,
-                cost=row.cost,
-                model=row.model,
-                version=row.version,
-                variant=row.variant,
-            )
+            needs = Requirements(accuracy=row.accuracy or None, **{name: getattr(row, name) for name in _NEEDS})
             times = self._rng.random(ceil(items / size) if items else 0) * seconds
             for offset in times.tolist():
                 count = min(size, items)
@@ -196,7 +187,7 @@ class ShadowSystem:
         if found is None:
             if len(self._templates) >= TEMPLATES:
                 self._templates.clear()
-            found = self._templates[key] = QueryTemplate(app, needs, items, self.subjects, 2 * NETWORK + 1e-6)
+            found = self._templates[key] = QueryTemplate(app, needs, items, self.subjects)
         return found
 
     def _send(self, query: tuple[QueryTemplate, int]) -> None:
@@ -264,10 +255,6 @@ class ShadowSystem:
         )
 
 
-def _policy(spec: ShadowSpec, machines: tuple[MachineSpec, ...]) -> PolicySpec:
-    return PolicySpec(name=spec.name, base=spec.base, hardware=None, machines=machines, settings=spec.settings)
-
-
 # -- kinds of machine
 
 
@@ -294,10 +281,7 @@ def machines_of(
         found.append(
             MachineSpec(
                 kind=label,
-                devices=tuple(
-                    Device(name=one.device, kind=one.kind, cores=one.cores, memory_mb=one.memory_mb, simulated=True)
-                    for one in devices
-                ),
+                devices=tuple(_simulated(one.device, one) for one in devices),
                 price_per_hour=machine_price(devices),
                 boot_s=known.boot_s if known is not None and known.boot_s else spec.boot_s,
                 start=count,
@@ -311,7 +295,7 @@ def machines_of(
             found.append(
                 MachineSpec(
                     kind=name,
-                    devices=tuple(_simulated(device) for device in one.devices),
+                    devices=tuple(_simulated(device.name, device) for device in one.devices),
                     price_per_hour=one.price_per_hour,
                     boot_s=one.boot_s or spec.boot_s,
                     minimum=one.minimum,
@@ -321,5 +305,5 @@ def machines_of(
     return tuple(found)
 
 
-def _simulated(device: Device) -> Device:
-    return Device(name=device.name, kind=device.kind, cores=device.cores, memory_mb=device.memory_mb, simulated=True)
+def _simulated(name: str, of: Device | DeviceStatus) -> Device:
+    return Device(name=name, kind=of.kind, cores=of.cores, memory_mb=of.memory_mb, simulated=True)

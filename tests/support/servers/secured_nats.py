@@ -12,8 +12,7 @@ import pytest
 
 from bus.login import Login
 from bus.natsbus import NatsBus
-from infaas.auth.certificates import certify
-from infaas.auth.credentials import CredentialStore, User
+from infaas.credentials import CredentialStore, User, certify
 from services.shell.host.nats import find_nats_server
 from services.shell.host.process import ServerError
 from tests.support.servers.nats import NatsServer

@@ -58,15 +58,6 @@ async def test_what_is_sent_again_is_marked_with_its_age_unless_nobody_had_liste
     assert int(came[1][RESENT]) <= int(came[2][RESENT])
 
 
-async def test_what_must_not_be_repeated_is_sent_once():
-    broker = Broker()
-    peer = await Responder(broker.connect(), lambda body, n: None).listen("t.q")
-    exchange = await open_exchange(broker)
-    with pytest.raises(Timeout, match="sent once"):
-        await exchange.ask("t.q", b"\x80", 0.2, resend=False)
-    assert len(peer.heard) == 1
-
-
 async def test_the_first_reply_counts_and_others_are_ignored():
     broker = Broker()
     await Responder(broker.connect(), lambda body, n: [{"reply": 1}, {"reply": 2}]).listen("t.q")

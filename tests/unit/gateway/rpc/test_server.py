@@ -12,8 +12,8 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from bus.memory import Broker
-from infaas.auth.certificates import CertificateError, certify
 from infaas.client import Client
+from infaas.credentials import CertificateError, certify
 from services.core.settings import GatewaySettings
 from services.gateway.edge import GatewayService
 from services.gateway.http.access import AccessControl

@@ -13,9 +13,8 @@ from bus.login import Login, login_from, merged
 from bus.port import BusError
 from bus.rights import ROLES, Identity, rights, sharing
 from bus.subjects import Subjects
-from infaas.auth.certificates import CertificateError, certify
-from infaas.auth.credentials import CONFIG, FIRST, CredentialError, CredentialStore, User
 from infaas.cli import main
+from infaas.credentials import CONFIG, FIRST, CertificateError, CredentialError, CredentialStore, User, certify
 from services.shell.host.nats import find_nats_server
 from services.shell.host.process import ServerError
 from services.shell.settings import load

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from msgspec import convert
 
 from bus.codec import encode
 from bus.memory import Broker
@@ -14,6 +15,8 @@ from bus.messages.fleet import DispatcherHeartbeat, WorkerHeartbeat
 from bus.subjects import Subjects
 from infaas.cli import auth, doctor, jobs, lists, pipeline, plan, query, register
 from infaas.cli.output import Column, print_table
+from services.core.planning.plan import Action, Plan
+from services.core.planning.problem import PlanningProblem
 from tests.support.clients.responders import until
 from tests.support.servers.nats import run
 
@@ -62,10 +65,11 @@ TABLES: dict[str, Callable[[], Any]] = {
         "pipeline": "social-media-pictures", "vertex": "find-the-faces", "app": "classify-street-signs", "variant": VARIANT["variant"],
         "hardware": "inferentia", "batch": 64, "replicas": 12, "wanted": 12, "instances": 11, "queued": 1234, "share": 0.5,
     }], pipeline._STAGES, ""),
-    "plan": lambda: print_table([{
-        "variant": VARIANT["variant"], "hardware": "inferentia", "now": 12, "planned": 13, "action": "replicate +1", "items_per_s": 12345.6,
-        "cost_per_s": 0.000123,
-    }], plan._COLUMNS, ""),
+    "plan": lambda: plan._render(
+        convert({"demands": [], "candidates": [VARIANT | {"name": "v" * 52, "apps": [], "cost_per_s": 0.0000123, "running": 12}]}, PlanningProblem),
+        Plan(status="optimal", actions=(Action("v" * 52, 1, "replicate"),), instances={"v" * 52: 13}, cost_per_s=0.0, objective=0.0, solver="ilp"),
+        1.0, wide=False,
+    ),
     "doctor": lambda: doctor._render({"checks": [
         {"check": "database schema", "state": "failed", "detail": "words " * 40, "remedy": "more words " * 20}
     ]}),

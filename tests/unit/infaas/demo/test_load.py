@@ -8,8 +8,7 @@ import pytest
 
 from infaas.client import Client
 from infaas.demo.digits import Digits
-from infaas.demo.family import QueryKind
-from infaas.demo.load import MAX_PROBLEMS, DemoLoad, DemoReply, PictureSource, arrivals
+from infaas.demo.load import MAX_PROBLEMS, DemoLoad, DemoReply, PictureSource, QueryKind, arrivals
 from infaas.errors import InfaasError, Refused, Timeout
 
 DIGITS = Digits(np.zeros((20, 784), np.float32), np.arange(20) % 10)

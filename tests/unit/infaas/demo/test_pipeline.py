@@ -8,12 +8,12 @@ import pytest
 
 from bus.messages.catalog import PipelinePlan, PlannedStage
 from infaas.answers import Answer
+from infaas.demo import stages
 from infaas.demo.digits import UNSEEN, load
 from infaas.demo.load import DemoReply
 from infaas.demo.pipeline import KIND, PipelineDemo, blocks, chart, figures, judge
-from infaas.demo.pipeline_results import BINS, PHASES, VERTICES, draw, last_of, phase_at, results, series, vertices
 from infaas.demo.program import DemoTable
-from infaas.demo.stages import ACCURATE, CHEAP, LATENCY_MS, NEAREST
+from infaas.demo.stages import ACCURATE, BINS, CHEAP, LATENCY_MS, NEAREST, PHASES, VERTICES, results, series, vertices
 from infaas.errors import Refused
 
 PICTURES = load(UNSEEN)
@@ -73,7 +73,7 @@ def result() -> dict[str, Any]:
 
 
 def test_the_phases_of_the_load() -> None:
-    assert [phase_at(share) for share in (0.0, 0.1, 0.9, 1.0)] == ["before", "tripled", "after", "after"]
+    assert [stages.phase_at(share) for share in (0.0, 0.1, 0.9, 1.0)] == ["before", "tripled", "after", "after"]
 
 
 def test_an_answer_is_wrong_if_the_accurate_model_was_due_and_not_asked() -> None:
@@ -133,7 +133,7 @@ def test_the_series_has_the_replicas_wanted_and_serving() -> None:
     assert found["wanted"]["exact"] == [1] * 29 + [4] * 31
     assert found["serving"]["exact"] == [1] * 35 + [3] * 25
     assert found["attainment"][2:4] == [0.5, 0.5]  # of two, one late; of two, one refused
-    assert last_of([], np.arange(3.0)) == [0, 0, 0]
+    assert stages.last_of([], np.arange(3.0)) == [0, 0, 0]
 
 
 def test_blocks() -> None:
@@ -158,12 +158,12 @@ def test_what_is_printed_names_what_was_paid_and_what_was_computed() -> None:
     assert [line.split()[0] for line in shown] == ["queries/s", "quick", "exact", "check", "in", "|×1"]
     assert len({line.index("|") for line in shown if "|" in line}) == 1
     assert "|×3" in shown[-1]
-    stages, phases = [block for block in PipelineDemo(keep=False).shown(found) if isinstance(block, DemoTable)]
-    assert [row["over time"] for row in stages.rows] == ["1 → 4"] * 3
+    by_stage, phases = [block for block in PipelineDemo(keep=False).shown(found) if isinstance(block, DemoTable)]
+    assert [row["over time"] for row in by_stage.rows] == ["1 → 4"] * 3
     assert [row["load"] for row in phases.rows] == [*(name for name, *_ in PHASES), "in all"]
 
 
 def test_the_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra plot (matplotlib)")
-    draw(result(), tmp_path / "p.svg")
+    stages.draw(result(), tmp_path / "p.svg")
     assert (tmp_path / "p.svg").stat().st_size > 5000

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from bus.tensors import from_array
 from infaas.answers import Answer
+from infaas.demo.choices import problems_of, row_of, wrong_accuracy, wrong_answer, wrong_refusal
 from infaas.demo.digits import query_kinds
-from infaas.demo.family import QueryKind
-from infaas.demo.load import DemoReply
-from infaas.demo.results import problems_of, row_of, wrong_accuracy, wrong_answer, wrong_refusal
+from infaas.demo.load import DemoReply, QueryKind
 from infaas.errors import Refused
 
 CATALOGUE = {"cnn-1": {"variant": "cnn-1", "accuracy": 0.98, "cost_per_1000": 0.004}}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.simulation.replay.cost import RecordedCost
+from services.simulation.replay.recorded import RecordedCost
 
 periods = st.lists(st.tuples(st.floats(0.1, 30), st.floats(0, 5), st.floats(0, 1)), min_size=1, max_size=30)
 

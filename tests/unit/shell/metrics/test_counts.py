@@ -3,7 +3,7 @@
 from bus.messages.events import ClientError, CostEvent, JobEvent, OutcomeEvent, ScalingEvent
 from bus.messages.jobs import OFFLINE
 from services.core.metric import Histogram, MetricFamily
-from services.shell.metrics.event_totals import EventTotals
+from services.shell.metrics.counts import EventTotals
 from tests.support.data.events import event
 
 

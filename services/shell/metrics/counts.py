@@ -1,14 +1,18 @@
-"""Counts the events that actors record, batch by batch as they leave: queries, attainment, cost, scaling, states.
+"""Counts of one process: the events that actors record, batch by batch as they leave (queries, attainment, cost, scaling, states), and its own.
 
 A batch of outcomes costs about a fifth of a microsecond a row. Labels are bounded: a metric shows at most `most` sets of them, and
 counts further ones under "_other". Queries that were wrong themselves, whose apps may not exist, are counted by code alone.
 """
 
+import os
+import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 from bus.messages.events import (
@@ -22,12 +26,13 @@ from bus.messages.events import (
     WorkerEvent,
 )
 from bus.messages.jobs import OFFLINE
-from services.core.metric import SECONDS, Histogram, MetricFamily
+from services.core.metric import SECONDS, Histogram, MetricFamily, MetricKind
 from services.core.outcomes import is_client_error
 
 OTHER, IDLE = "_other", "_idle"
 MINUTE = 60.0
 STEP = 5.0  # s between marks of the last minute
+Counts = dict[tuple[str, ...], Any]
 ENDED = ("done", "failed", "cancelled")
 ANSWERED = ("ok", "late", "default")
 FAILED = ("refused", "error")
@@ -70,22 +75,63 @@ class EventTotals:
         self._clock = clock
         self._most = most
         self._apps: dict[str, AppTotals] = {}
-        self._ends: dict[tuple[str, str], int] = defaultdict(int)  # app, outcome
-        self._refusals: dict[tuple[str, str], int] = defaultdict(int)  # app, code
-        self._variants: dict[tuple[str, str], int] = defaultdict(int)  # app, variant
-        self._defaults: dict[tuple[str, str], int] = defaultdict(int)  # app, code
-        self._mistakes: dict[tuple[str], int] = defaultdict(int)  # code
-        self._parts: dict[tuple[str, ...], int] = defaultdict(int)  # app, stage, variant, outcome
-        self._charged: dict[tuple[str, str], float] = defaultdict(float)  # app, variant
-        self._offline: dict[tuple[str], int] = defaultdict(int)
-        self._rows: dict[tuple[str], int] = defaultdict(int)
-        self._cost: dict[tuple[str, ...], float] = defaultdict(float)
-        self._busy: dict[tuple[str, ...], float] = defaultdict(float)
-        self._scaling: dict[tuple[str, str], int] = defaultdict(int)
-        self._states: dict[tuple[str], int] = defaultdict(int)
-        self._workers: dict[tuple[str], int] = defaultdict(int)
-        self._registrations: dict[tuple[str], int] = defaultdict(int)
-        self._jobs: dict[tuple[str], int] = defaultdict(int)
+        self._counters: list[tuple[MetricFamily, tuple[str, ...], Counts]] = []  # with the names of their labels
+        counter = self._counter
+        self._ends = counter(
+            "infaas_queries_total",
+            "Queries that ended: ok (answered in time), late, refused, error or default.",
+            "app",
+            "outcome",
+        )
+        self._refusals = counter(
+            "infaas_refusals_total", "Queries without an answer, by the refusal's code.", "app", "code"
+        )
+        self._mistakes = counter(
+            "infaas_client_errors_total",
+            "Queries that were wrong themselves, by the refusal's code; in no app's.",
+            "code",
+        )
+        self._defaults = counter(
+            "infaas_default_outputs_total",
+            "Default outputs given, by the refusal in whose place, or confidence.",
+            "app",
+            "code",
+        )
+        self._parts = counter(
+            "infaas_parts_total",
+            "Parts of queries that ended, by member or vertex; in no number of queries.",
+            *("app", "stage", "variant", "outcome"),
+        )
+        self._variants = counter(
+            "infaas_answers_total",
+            "Queries answered, in time or not; without a variant: several models answered.",
+            "app",
+            "variant",
+        )
+        self._charged = counter("infaas_query_cost_dollars_total", "Charged for answers.", "app", "variant")
+        self._offline = counter(
+            "infaas_offline_chunks_total",
+            "Chunks of offline jobs that ended; in no other number of queries.",
+            "outcome",
+        )
+        spent = ("worker", "hardware", "app", "variant", "simulated")
+        self._cost = counter(
+            "infaas_cost_dollars_total",
+            "What loaded instances cost, booked every 10 s; app _idle: nobody. Adds up to the bill.",
+            *spent,
+        )
+        self._busy = counter("infaas_busy_seconds_total", "Time that instances computed.", *spent)
+        self._scaling = counter(
+            "infaas_scaling_actions_total",
+            "Loads, evictions and other actions, by who decided.",
+            "scaler",
+            "action",
+        )
+        self._states = counter("infaas_state_changes_total", "Instances that changed their state.", "to")
+        self._workers = counter("infaas_worker_changes_total", "Workers that changed their state.", "to")
+        self._registrations = counter("infaas_registrations_total", "Registrations that ended.", "state")
+        self._jobs = counter("infaas_jobs_ended_total", "Offline jobs that ended.", "state")
+        self._rows = counter("infaas_events_total", "Events recorded.", "kind")
         self._folds: dict[str, Callable[[Sequence[Any]], None]] = {
             OutcomeEvent.kind: self._outcomes,
             ClientError.kind: self._client_errors,
@@ -97,6 +143,12 @@ class EventTotals:
             JobEvent.kind: lambda rows: self._each(self._jobs, _ends_of(rows)),
         }
 
+    def _counter(self, name: str, help: str, *labels: str) -> Counts:
+        """The table of a metric, by the values of its labels."""
+        table: Counts = defaultdict(int)
+        self._counters.append((MetricFamily(name, "counter", help), labels, table))
+        return table
+
     def fold(self, kind: str, rows: Sequence[Any]) -> None:
         """Count a batch of one kind."""
         self._rows[(kind,)] += len(rows)
@@ -104,11 +156,11 @@ class EventTotals:
         if fold is not None:
             fold(rows)
 
-    def _room(self, table: dict[Any, Any], key: tuple[str, ...]) -> tuple[Any, ...]:
+    def _room(self, table: Counts, key: tuple[str, ...]) -> tuple[str, ...]:
         """The key, or the one for all others where the table is full."""
         return key if key in table or len(table) < self._most else (OTHER,) * len(key)
 
-    def _each(self, table: dict[Any, int], names: Iterable[str]) -> None:
+    def _each(self, table: Counts, names: Iterable[str]) -> None:
         for name in names:
             table[self._room(table, (name,))] += 1
 
@@ -195,8 +247,8 @@ class EventTotals:
     def _costs(self, rows: Sequence[CostEvent]) -> None:
         for row in rows:
             simulated = "true" if row.simulated else "false"
-            key = (row.worker, row.hardware, row.app or IDLE, row.variant or IDLE, simulated)
-            key = self._room(self._cost, key)
+            spent = (row.worker, row.hardware, row.app or IDLE, row.variant or IDLE, simulated)
+            key = self._room(self._cost, spent)
             self._cost[key] += row.cost
             self._busy[key] += row.busy_seconds
 
@@ -206,79 +258,9 @@ class EventTotals:
 
     def families(self) -> list[MetricFamily]:
         """Everything counted so far."""
-        query = ("app", "outcome")
-        spent = ("worker", "hardware", "app", "variant", "simulated")
-        return [
-            _counter(
-                "infaas_queries_total",
-                "Queries that ended: ok (answered in time), late, refused, error or default.",
-                self._ends,
-                *query,
-            ),
-            _counter(
-                "infaas_refusals_total",
-                "Queries without an answer, by the refusal's code.",
-                self._refusals,
-                "app",
-                "code",
-            ),
-            _counter(
-                "infaas_client_errors_total",
-                "Queries that were wrong themselves, by the refusal's code; in no app's.",
-                self._mistakes,
-                "code",
-            ),
-            _counter(
-                "infaas_default_outputs_total",
-                "Default outputs given, by the refusal in whose place, or confidence.",
-                self._defaults,
-                "app",
-                "code",
-            ),
-            _counter(
-                "infaas_parts_total",
-                "Parts of queries that ended, by member or vertex; in no number of queries.",
-                self._parts,
-                "app",
-                "stage",
-                "variant",
-                "outcome",
-            ),
-            _counter(
-                "infaas_answers_total",
-                "Queries answered, in time or not; without a variant: several models answered.",
-                self._variants,
-                "app",
-                "variant",
-            ),
-            _counter("infaas_query_cost_dollars_total", "Charged for answers.", self._charged, "app", "variant"),
-            _counter(
-                "infaas_offline_chunks_total",
-                "Chunks of offline jobs that ended; in no other number of queries.",
-                self._offline,
-                "outcome",
-            ),
-            *self._by_app(),
-            _counter(
-                "infaas_cost_dollars_total",
-                "What loaded instances cost, booked every 10 s; app _idle: nobody. Adds up to the bill.",
-                self._cost,
-                *spent,
-            ),
-            _counter("infaas_busy_seconds_total", "Time that instances computed.", self._busy, *spent),
-            _counter(
-                "infaas_scaling_actions_total",
-                "Loads, evictions and other actions, by who decided.",
-                self._scaling,
-                "scaler",
-                "action",
-            ),
-            _counter("infaas_state_changes_total", "Instances that changed their state.", self._states, "to"),
-            _counter("infaas_worker_changes_total", "Workers that changed their state.", self._workers, "to"),
-            _counter("infaas_registrations_total", "Registrations that ended.", self._registrations, "state"),
-            _counter("infaas_jobs_ended_total", "Offline jobs that ended.", self._jobs, "state"),
-            _counter("infaas_events_total", "Events recorded.", self._rows, "kind"),
-        ]
+        for family, labels, table in self._counters:
+            family.samples = [(dict(zip(labels, key, strict=True)), value) for key, value in table.items()]
+        return [*(family for family, _, _ in self._counters), *self._by_app()]
 
     def _by_app(self) -> list[MetricFamily]:
         latency = MetricFamily("infaas_query_latency_seconds", "histogram", "Arrival at the dispatcher to the answer.")
@@ -319,7 +301,84 @@ def _ends_of(rows: Sequence[Any]) -> list[str]:
     return [row.state for row in rows if row.state in ENDED]
 
 
-def _counter(name: str, help: str, table: dict[Any, Any], *labels: str) -> MetricFamily:
-    family = MetricFamily(name, "counter", help)
-    family.samples = [(dict(zip(labels, key, strict=True)), value) for key, value in table.items()]
-    return family
+# -- the process itself: the figures of the operating system, and what its runtimes count of each actor
+
+STARTED = time.time()
+
+
+def process_families() -> Iterable[MetricFamily]:
+    """CPU, memory, open files; without /proc only CPU."""
+    spent = os.times()
+    cpu = MetricFamily("infaas_process_cpu_seconds_total", "counter", "CPU time of this process, user and system.")
+    yield cpu.add(spent.user + spent.system)
+    yield MetricFamily("infaas_process_start_time_seconds", "gauge", "When it was started, Unix time.").add(STARTED)
+    with suppress(OSError, ValueError, IndexError):
+        resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        yield MetricFamily(
+            "infaas_process_resident_memory_bytes", "gauge", "Resident memory, shared parts included."
+        ).add(resident)
+    with suppress(OSError):
+        opened = len(os.listdir("/proc/self/fd"))
+        yield MetricFamily("infaas_process_open_fds", "gauge", "Open file descriptors.").add(opened)
+
+
+class ActorCounts:
+    """What a runtime counts of one actor: messages by type, commands by type and result, failures.
+
+    taken: for each type of message a list of one number, so that counting is one addition.
+    """
+
+    def __init__(self) -> None:
+        self.taken: dict[str, list[int]] = {}
+        self.undecodable = 0
+        self.forged = 0
+        self.faults = 0
+        self.restarts = 0
+        self._commands: dict[tuple[str, str], int] = defaultdict(int)
+        self._seconds: dict[str, Histogram] = defaultdict(Histogram)
+
+    def carried_out(self, command: str, result: str, seconds: float) -> None:
+        """Count a command that the edge has ended: result is done, failed or timedout."""
+        self._commands[command, result] += 1
+        self._seconds[command].observe(seconds)
+
+    def families(self, actor: str, *, under_way: int, held: int, lost: int) -> Iterator[MetricFamily]:
+        """under_way: commands; held, lost: events."""
+        messages = MetricFamily("infaas_messages_total", "counter", "Messages that actors took, by type.")
+        for message, (count,) in self.taken.items():
+            messages.add(count, actor=actor, message=message)
+        commands = MetricFamily(
+            "infaas_commands_total", "counter", "Commands that edges carried out, by type and result."
+        )
+        for (command, result), count in self._commands.items():
+            commands.add(count, actor=actor, command=command, result=result)
+        seconds = MetricFamily("infaas_command_seconds", "histogram", "How long commands took, by type.")
+        for command, histogram in self._seconds.items():
+            seconds.add(histogram, actor=actor, command=command)
+        yield from (messages, commands, seconds)
+        single: tuple[tuple[str, MetricKind, str, int], ...] = (
+            (
+                "infaas_undecodable_messages_total",
+                "counter",
+                "Messages that were none of their subject's.",
+                self.undecodable,
+            ),
+            (
+                "infaas_forged_messages_total",
+                "counter",
+                "Messages with a reply subject or source not their sender's.",
+                self.forged,
+            ),
+            ("infaas_handler_faults_total", "counter", "Messages that an actor failed on.", self.faults),
+            ("infaas_actor_restarts_total", "counter", "Actors started again after repeated faults.", self.restarts),
+            ("infaas_commands_under_way", "gauge", "Commands that edges are carrying out.", under_way),
+            ("infaas_events_held", "gauge", "Recorded events that the stream has not acknowledged.", held),
+            (
+                "infaas_events_lost_total",
+                "counter",
+                "Recorded events dropped since more than two million were held.",
+                lost,
+            ),
+        )
+        for name, kind, about, value in single:
+            yield MetricFamily(name, kind, about).add(value, actor=actor)
