@@ -26,7 +26,7 @@ from bus.natsbus import NatsBus
 from bus.port import Delivery
 from bus.subjects import Subjects
 from bus.tensors import from_array, to_array
-from infaas import jobs
+from infaas import following
 from services.core.catalog import key_of
 from services.core.settings import BusSettings
 from services.recorder.__main__ import streams
@@ -118,12 +118,12 @@ async def test_while_the_worker_is_busy_a_job_waits_and_says_why(tmp_path: Path,
 
         async def step(text: str) -> None:
             async def told() -> bool:
-                return text in (await jobs.status(bus, subjects, job)).step
+                return text in (await following.status(bus, subjects, job)).step
 
             await until(told)
 
         with service("jobs", nats_url, prefix, tmp_path), service("offline", nats_url, prefix, tmp_path) as runner:
-            job = await jobs.submit(bus, subjects, "app", str(source), str(tmp_path / "jobs" / "out.jsonl"))
+            job = await following.submit(bus, subjects, "app", str(source), str(tmp_path / "jobs" / "out.jsonl"))
             await step("w0: cpu is used 90% by other work")
             assert worker.computed == []
             worker.utilisation, worker.state = 0.1, "Interfered"
@@ -132,7 +132,7 @@ async def test_while_the_worker_is_busy_a_job_waits_and_says_why(tmp_path: Path,
             runner.send_signal(signal.SIGSTOP)  # what it has taken, another one computes
             worker.state = "Active"
             with service("offline", nats_url, prefix, tmp_path):
-                status: JobStatus = await jobs.wait(bus, subjects, job, timeout=120)
+                status: JobStatus = await following.wait(bus, subjects, job, timeout=120)
         assert (status.state, status.done, status.variants) == ("done", 20, [VARIANT.variant])
         assert {label for label in worker.computed if label} == {f"{job}/{n}" for n in range(10)}
         found = offline_inputs.read(tmp_path / "jobs" / "out.jsonl", "y")

@@ -20,7 +20,7 @@ from bus.messages.public import Error, Refusal, Tensor
 from bus.port import Bus, Consumer
 from bus.subjects import Subjects
 from bus.tensors import from_array, to_array
-from infaas import jobs
+from infaas import following
 from infaas.errors import Refused
 from services.core.catalog import key_of
 from services.core.settings import JobsSettings
@@ -124,10 +124,10 @@ class Scene:
         return Part(outputs=outputs, variant="v", cost=0.5, error="model_error: no" if failed else "", **fields)
 
     async def submit(self, source: str = "in.npy", target: str = "out.npy", **more: Any) -> str:
-        return await jobs.submit(self.bus, S, "app", str(self.files / source), str(self.files / target), **more)
+        return await following.submit(self.bus, S, "app", str(self.files / source), str(self.files / target), **more)
 
     async def end(self, job: str) -> JobStatus:
-        return await jobs.wait(self.bus, S, job, timeout=120)
+        return await following.wait(self.bus, S, job, timeout=120)
 
 
 @contextlib.asynccontextmanager
@@ -178,7 +178,7 @@ async def test_another_coordinator_goes_on_where_one_died(tmp_path: Path, after:
         store = await scene.bus.object_store("things")
         await store.put("in.npy", scene.files / "in.npy")
         source, target = ("nats://things/in.npy", "nats://things/out.npy") if remote else ("in.npy", "out.npy")
-        job = await jobs.submit(
+        job = await following.submit(
             scene.bus, S, "app", *(url if remote else str(scene.files / url) for url in (source, target))
         )
         await asyncio.wait_for(scene.work(most=after), 120)
@@ -204,7 +204,7 @@ async def test_two_coordinators_share_the_jobs_and_inherit_them_all(tmp_path: Pa
         async with working(scene, most=60, shuffled=True) as first:
             await first
         for name in names:  # whoever answers knows all of them
-            assert (await jobs.status(scene.bus, S, name)).job == name
+            assert (await following.status(scene.bus, S, name)).job == name
         await scene.kill("c1")
         async with working(scene, shuffled=True):
             ends = [await scene.end(name) for name in names]
@@ -242,16 +242,16 @@ async def test_a_cancelled_job_stops_and_leaves_nothing(tmp_path: Path) -> None:
         await scene.start("c1")
         job = await scene.submit()
         await asyncio.wait_for(scene.work(most=5), 120)
-        await jobs.cancel(scene.bus, S, job)
+        await following.cancel(scene.bus, S, job)
         status = await scene.end(job)
         assert (status.state, status.reason) == ("cancelled", "cancelled")
         await until(lambda: os.listdir(scene.files) == ["in.npy"])
-        await jobs.cancel(scene.bus, S, job)  # once more is harmless
+        await following.cancel(scene.bus, S, job)  # once more is harmless
         again = await scene.submit(target="out.npy")
         async with working(scene):
             assert (await scene.end(again)).state == "done"
         with pytest.raises(Refused, match="is done already"):
-            await jobs.cancel(scene.bus, S, again)
+            await following.cancel(scene.bus, S, again)
 
 
 async def test_an_input_that_changes_meanwhile_ends_the_job(tmp_path: Path) -> None:
@@ -310,7 +310,7 @@ async def test_ids_outputs_and_questions(tmp_path: Path) -> None:
         with pytest.raises(Refused, match="output: job mine writes there"):
             await scene.submit(job="yours")
         with pytest.raises(Refused, match="there is none with the id nobody"):
-            await jobs.status(scene.bus, S, "nobody")
+            await following.status(scene.bus, S, "nobody")
         note = RunnerNote(worker="w0", why="cpu is used 90% by other work")
         scene.bus.publish(S.offline("note"), encode(note))
         await until(lambda: _step(scene, "mine", "w0: cpu is used 90%"))
@@ -325,7 +325,7 @@ async def test_ids_outputs_and_questions(tmp_path: Path) -> None:
 
 
 async def _step(scene: Scene, job: str, text: str) -> bool:
-    return text in (await jobs.status(scene.bus, S, job)).step
+    return text in (await following.status(scene.bus, S, job)).step
 
 
 async def test_ended_jobs_are_forgotten_in_the_end(tmp_path: Path) -> None:

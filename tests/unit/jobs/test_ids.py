@@ -7,7 +7,7 @@ import msgspec
 
 from bus.codec import encode
 from bus.port import Delivery
-from infaas import jobs
+from infaas import following
 from tests.support.clients.responders import until
 from tests.support.data import offline_inputs
 from tests.unit.jobs.test_coordinator import S, X, staged
@@ -46,7 +46,7 @@ async def test_clients_of_other_apps_learn_of_no_such_job(tmp_path: Path) -> Non
             scene.bus.publish(subject, b"", f"_INBOX_.numbers.thief.x.{number}")
         await until(lambda: len(heard) == 2)
         assert all("there is none" in heard[key]["error"]["message"] for key in ("0", "1"))
-        assert (await jobs.status(scene.bus, S, job)).state not in ("cancelled", "failed")
+        assert (await following.status(scene.bus, S, job)).state not in ("cancelled", "failed")
         scene.bus.publish(S.job_status(job), b"", "_INBOX_.app.phone.x.2")
         scene.bus.publish(S.job_cancel(job), b"", "_INBOX_.@.operator.x.3")
         await until(lambda: len(heard) == 4)
