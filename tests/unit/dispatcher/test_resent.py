@@ -352,7 +352,8 @@ def test_what_a_dead_dispatcher_had_asked_several_models_is_answered_once(latenc
 
 
 def test_what_a_dead_dispatcher_has_ended_is_not_begun_again_though_the_executor_of_its_parts_does_not_know() -> None:
-    fleet = ready(fleet=Several(*members("a", "b"), dispatchers=2, workers=2))
+    fleet = Several(*members("a", "b"), dispatchers=2, workers=2)
+    ready(fleet=fleet)
     deaf: Any = fleet.stage.members["w0/cpu"].actor
     deaf._on[PartsEnded] = lambda _: ()  # its connection is broken for a moment
     send(fleet, "d0", latency_ms=20_000.0)
