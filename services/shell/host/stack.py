@@ -391,10 +391,10 @@ class Stack:
                 running=running, keep_open=() if listening is None else (listening.fileno(),),
             )  # fmt: skip
 
-        def exited(reason: str) -> None:
+        def exited(reason: str, succeeded: bool) -> None:
             if worker is not None and self._bus is not None:
                 engines = self._spec.settings.executor.remote_hosts
-                publish_exit(self._bus, self._subjects, worker, engines, reason, running)
+                publish_exit(self._bus, self._subjects, worker, engines, reason, running, succeeded=succeeded)
 
         (polite, patience), *last = SERVICE_STEPS
         spare = partial(launch, waits=True) if worker is not None and worker.standby else None
