@@ -35,11 +35,10 @@ def status(*, data_dir: DataDir = None, wide: Wide = False, json: Json = False) 
 
     What is missing comes first. With --json and something missing, lists that do not come within half a second are left out.
     """
-    from infaas.cli.lists import overview, render_overview  # noqa: PLC0415  (the doctor needs none of it)
-
     missing = missing_of(data_dir)
     if missing and not json:  # at once: a NATS that is stopped takes no connection
         print(f"not ready, missing: {'; '.join(missing)}", flush=True)
+    from infaas.cli.lists import overview, render_overview  # noqa: PLC0415  (that takes longer than to find what is missing)
 
     async def work() -> dict[str, Any]:
         # What says itself that it lacks something may not answer.
