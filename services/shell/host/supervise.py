@@ -59,7 +59,7 @@ class Child:
     launch: starts the process, from the main thread (may raise ServerError). stage: children of the highest stage are stopped
     first. steps: the signals that stop it. on_exit: called at once when it ends unasked, or since it hung, with the reason in words and whether its
     successor does its work already. spare: starts a process that waits for a line on its input, and then does what this one does
-    (`process.stand_by`): `SPARES` are kept, and one takes over at once.
+    (`process.stand_by`): so many `spares` are kept, and one takes over at once.
     running: where it counts the turns of its loop. asked: a small question to a server that counts none; it ends with the answer, or raises OSError.
     hung: s of stillness after which it is ended (`watch`). serves: queries need it. again: makes the same child once more, with memory of its
     own: a process that was asked to end (SIGTERM) goes when this successor is ready. succession: BESIDE or AFTER (`running`).
@@ -77,6 +77,7 @@ class Child:
     serves: bool = True
     again: "Callable[[], Child] | None" = None
     succession: int = BESIDE
+    spares: int = SPARES
 
 
 class Supervisor:
@@ -350,7 +351,7 @@ class Supervisor:
 
     def _prepare(self, child: Child, seconds: float) -> None:
         """Start its next spare, if it lacks one, after so many seconds: what it is for comes first."""
-        if child.spare is not None and len(self._spares.get(child, ())) < SPARES:
+        if child.spare is not None and len(self._spares.get(child, ())) < child.spares:
             self._sparing[child] = asyncio.get_running_loop().call_later(seconds, self._start_spare, child)
 
     def _start_spare(self, child: Child) -> None:
