@@ -1,9 +1,11 @@
 """Real processes are stopped and killed under load: `python benches/faults.py [--processes NAME ...] [--faults FAULT ...] [--rate R]`.
 
 `infaas up` with two workers and two dispatchers. A stock NATS client asks at a steady rate, sends nothing again, and counts every reply. After `--before`
-seconds one process is stopped for so many seconds (`0.6`), killed (`kill`), or stopped for good (`good`). Of workers it is the one that serves. Printed for
-each fault: what the client got first, further replies of the same and of another meaning, queries without a reply; replies without a row, rows that do not
-say what the client got first, rows whose cost is not the reply's, and rows `ok` of answers that came too late; when the last query was sent that was not answered in time, and,
+seconds one process is stopped for so many seconds (`0.6`), killed (`kill`), stopped for good (`good`), or stopped again and again until it has gone
+(`again`). Of workers it is the one that serves. Printed for
+each fault: what the client got first, further replies of the same and of another meaning, queries that nobody took, as the NATS server said at once,
+and queries without any word; replies without a row, rows that do not say what the client got first, rows whose cost is not the reply's, and rows `ok` of
+answers that came too late; when the last query was sent that was not answered in time, and,
 after a kill and a stop for good, when each door told it and when all was well again, all in seconds from the fault.
 """
 
@@ -30,18 +32,19 @@ from tests.support.clients.as_told import Told, astray, compared, rows_of
 from tests.support.clients.constant_load import APP, LibraryLoad, StockLoad
 from tests.support.clients.responders import until
 from tests.support.models import tiny_models
-from tests.support.servers.processes import infaas, pids_of
+from tests.support.servers.processes import alive, infaas, pids_of
 from tests.support.servers.system import Whole, running
 
 SETTINGS = "[registrar]\nthreads = [1]\nmax_batches = [8]\n"
 PROCESSES = ("executor", "dispatcher", "monitor", "registrar", "gateway")
-FAULTS = ("0.3", "0.6", "1.5", "3", "kill", "good")
+FAULTS = ("0.3", "0.6", "1.5", "3", "kill", "good", "again")
 COLUMNS = (
-    "process", "fault", "queries", "in time", "late", "refused", "again: same", "other", "silent", "no row", "row differs", "cost differs",
+    "process", "fault", "queries", "in time", "late", "refused", "again: same", "other", "nobody", "silent", "no row", "row differs", "cost differs",
     "late as ok", "last failure",
 )  # fmt: skip
 NUMBERS = itertools.count()
 LAST_S = 40.0  # s without a new row after which those that lack are missing: what a killed recorder had fetched comes again after 30 s
+AGAIN_S = 0.02  # s between two stops
 WELL_S = 30.0  # s for all to be well again
 
 
@@ -135,7 +138,7 @@ def _signal(pid: int, signum: signal.Signals) -> None:
 
 async def suffer(system: Whole, process: str, fault: str, given: argparse.Namespace) -> None:
     tag = f"{process}-{fault}-{next(NUMBERS)}".replace(".", "_")  # it is part of a subject
-    good = fault in ("kill", "good")
+    good = fault in ("kill", "good", "again")
     doors = Doors(system, process, given.doors) if good else None
     load = StockLoad(system.nats, tag, given.rate, latency_ms=given.latency_ms)
     library = LibraryLoad(system.nats, f"library-{tag}", given.library, latency_ms=given.latency_ms)
@@ -149,12 +152,16 @@ async def suffer(system: Whole, process: str, fault: str, given: argparse.Namesp
         if not good:
             await asyncio.sleep(float(fault))
             _signal(pid, signal.SIGCONT)
+        while fault == "again" and alive(pid):  # the supervisor makes it go on
+            _signal(pid, signal.SIGSTOP)
+            await asyncio.sleep(AGAIN_S)
         await asyncio.sleep(max(0.0, struck + (2 * given.after if good else given.after) - time.time()))
     told = await asyncio.to_thread(recorded, system, load)
     bad = load.queries.keys() - told.in_time
     last = max((load.queries[name].sent - struck for name in bad), default=0.0)
     refused = ", ".join(f"{len(names)} {code}" for code, names in sorted(told.refused.items()))
-    sets = (told.same, told.other, told.silent, told.unrecorded, told.differs, told.charged, told.late_as_ok)
+    without = (told.unserved, told.silent)
+    sets = (told.same, told.other, *without, told.unrecorded, told.differs, told.charged, told.late_as_ok)
     counts = (len(load.queries), len(told.in_time), len(told.late), refused or 0, *map(len, sets))
     print(f"| {process} | {fault} | {' | '.join(map(str, counts))} | {last:.2f} |", flush=True)
     for name, names in (
@@ -233,7 +240,7 @@ async def measure(system: Whole, given: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", nargs="+", default=PROCESSES, choices=PROCESSES)
-    parser.add_argument("--faults", nargs="+", default=FAULTS, help="seconds of a stop, `kill`, or `good`")
+    parser.add_argument("--faults", nargs="+", default=FAULTS, help="seconds of a stop, `kill`, `good` or `again`")
     parser.add_argument("--rate", type=float, default=300.0, help="queries a second")
     parser.add_argument(
         "--library", type=float, default=0.0, help="queries a second of the client library beside it, which sends again"

@@ -356,6 +356,7 @@ class ExecutorExited(Struct, frozen=True, kw_only=True):
     """`infaas.exited.<worker>.<device>`: the executor process ended. The supervisor tells monitors and dispatchers at once.
 
     running: uids of the queries in the batches that it computed then, for all its devices; any other query had no part in its end. None: not known.
+    succeeded: another process goes on as the same executor, with the same incarnation.
     """
 
     worker: str
@@ -363,3 +364,4 @@ class ExecutorExited(Struct, frozen=True, kw_only=True):
     at: float
     reason: str
     running: list[bytes] | None = None
+    succeeded: bool = False

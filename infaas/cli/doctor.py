@@ -35,11 +35,10 @@ def status(*, data_dir: DataDir = None, wide: Wide = False, json: Json = False) 
 
     What is missing comes first. With --json and something missing, lists that do not come within half a second are left out.
     """
-    from infaas.cli.lists import overview, render_overview  # noqa: PLC0415  (the doctor needs none of it)
-
     missing = missing_of(data_dir)
     if missing and not json:  # at once: a NATS that is stopped takes no connection
         print(f"not ready, missing: {'; '.join(missing)}", flush=True)
+    from infaas.cli.lists import overview, render_overview  # noqa: PLC0415  (that takes longer than to find what is missing)
 
     async def work() -> dict[str, Any]:
         # What says itself that it lacks something may not answer.
@@ -106,9 +105,9 @@ _LOGS = "look at its log (infaas logs) or start it: infaas run"
 async def check_system(system: SystemAddress) -> list[Finding]:
     """All checks of one system. Without NATS, the checks that need it are left out."""
     nats = await run_async_check("nats", lambda: _nats(system.nats))
-    parts = [await run_async_check("parts", lambda: _parts(system.metrics))] if system.metrics else []
+    parts = await _look_at_parts(system)
     if nats.state != "ok":
-        return [nats, await run_async_check("sql", lambda: _sql(system.sql)), *parts]
+        return [nats, await run_async_check("sql", lambda: _sql(system.sql)), *await _look_at_parts(system, parts)]
     from bus.natsbus import NatsBus  # noqa: PLC0415
 
     try:
@@ -131,10 +130,17 @@ async def check_system(system: SystemAddress) -> list[Finding]:
             await run_async_check("workers", lambda: _workers(heartbeats)),
             await run_async_check("clock", lambda: _clock(heartbeats)),
             await run_async_check("registrar", lambda: _registrar(bus, subjects)),
-            *parts,
+            *await _look_at_parts(system, parts),
         ]
     finally:
         await bus.close()
+
+
+async def _look_at_parts(system: SystemAddress, before: list[Finding] | None = None) -> list[Finding]:
+    """The first look that finds something counts: the other checks take seconds, in which a process may hang, or one that hung be replaced."""
+    if not system.metrics or any(one.state == "failed" for one in before or ()):
+        return before or []
+    return [await run_async_check("parts", lambda: _parts(system.metrics))]
 
 
 class _Heartbeats:

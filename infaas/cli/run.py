@@ -69,7 +69,8 @@ def run(*service: str, config: Path | None = None, data_dir: Path | None = None)
     from services.shell.host.process import stand_by  # noqa: PLC0415
     from services.shell.runtime.serve import serve  # noqa: PLC0415  (after the names have been checked)
 
-    if not stand_by(("uvloop", "bus.natsbus", "services.shell.objects", "onnxruntime")):
+    used = ("services.shell.objects", "onnxruntime") if "executor" in service else ()
+    if not stand_by(("uvloop", "bus.natsbus", *used)):
         return 0
     return serve("+".join(service), settings_to_join(config, data_dir, os.environ), wire)
 

@@ -315,6 +315,8 @@ class Dispatcher:
 
     def _exited(self, envelope: Envelope) -> Iterable[Effect]:
         gone: ExecutorExited = envelope.message
+        if gone.succeeded:
+            return NOTHING  # its successor may have all
         self.in_flight.told(gone.worker, gone.device)
         instances = self.view.lose_device(gone.worker, gone.device)
         lost = self.in_flight.remove_dispatched_to(instances, gone.worker, gone.device)
@@ -426,8 +428,7 @@ class Dispatcher:
         effects = self.silence.gone(lost, envelope.now) if lost else []
         for instance in self.view.workers[heartbeat.worker].instances.values():
             self._loads.settled(instance.record.variant)
-        effects.extend(self._serve_waiting(envelope.now))
-        return effects
+        return [*effects, *self._serve_waiting(envelope.now)]
 
     # -- the catalogue, and questions
 
@@ -469,8 +470,7 @@ class Dispatcher:
         return (*left, *parts, self._alive(envelope.now, leaving=True))
 
     def _check(self, envelope: Envelope) -> Iterable[Effect]:
-        now = envelope.now
-        again = After("check", CHECK, envelope.message)
+        now, again = envelope.now, After("check", CHECK, envelope.message)
         if self._line.waits(now):  # for heartbeats
             return (again,)
         effects = self.silence.lost(now)

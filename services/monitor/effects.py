@@ -175,8 +175,13 @@ class MonitorEffects:
 
     def worker_state(self, state: str, reason: str, now: float) -> list[Effect]:
         """The worker goes to another state. Nothing if it is there already."""
-        if state == self._state:
-            return []
+        return [] if state == self._state else self._worker_event(state, reason, now)
+
+    def worker_note(self, reason: str, now: float) -> list[Effect]:
+        """Something that happened to the worker and changes no state of it."""
+        return self._worker_event(self._state, reason, now)
+
+    def _worker_event(self, state: str, reason: str, now: float) -> list[Effect]:
         self.heartbeat_due = True
         old, self._state = self._state, state
         return [

@@ -233,6 +233,8 @@ class ExecutorEvents:
         device = self.devices.get(message.device)
         if device is None or device.incarnation is None or message.at < device.met:
             return []
+        if message.succeeded:
+            return self.effects.worker_note(f"the executor of {message.device} was replaced: {message.reason}", now)
         why = f"the executor died: {message.reason}"
         device.ended = message.reason
         found = self.table.executor_ended(device, why, now)

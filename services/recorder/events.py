@@ -324,6 +324,7 @@ def _fold_states(connection: psycopg.Connection[Any], events: list[StateEvent]) 
 
 
 def _fold_workers(connection: psycopg.Connection[Any], events: list[WorkerEvent]) -> None:
+    events = [e for e in events if e.from_state != e.to_state]
     started = {
         e.worker: moment(e.time) for e in latest((e for e in events if e.from_state == "None"), lambda e: e.worker)
     }

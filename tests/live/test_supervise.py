@@ -35,7 +35,7 @@ async def main():
         return child
 
     steps = ((signal.SIGTERM, 0.3), (signal.SIGKILL, 5.0))
-    supervisor.start(Child("it", launch, steps=steps, on_exit=lambda reason: tell(exited=reason), running=running))
+    supervisor.start(Child("it", launch, steps=steps, on_exit=lambda reason, succeeded: tell(exited=reason), running=running))
     await stop.wait()
     await supervisor.stop()
     tell(stopped=supervisor.restarts["it"])

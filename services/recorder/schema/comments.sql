@@ -272,7 +272,7 @@ BEGIN
       ('variants', 'attributes', 'more facts about it, by name'),
       ('variants', 'instances', 'instances now'),
 
-      ('worker_events', '', 'One change of the state of a worker'),
+      ('worker_events', '', 'One change of the state of a worker, or the end of an executor whose successor serves (then no change)'),
       ('worker_events', 'from_state', 'state before; empty: it is new'),
 
       ('worker_samples', '', 'Load of each device of each worker every 2 s'),

@@ -1,5 +1,6 @@
 """Child processes that never outlive us, and what those of a system share: locks, secrets, free ports, logs."""
 
+import ctypes
 import fcntl
 import os
 import secrets
@@ -223,3 +224,34 @@ def tail(path: Path, size: int = 2000) -> str:
 def last_line(path: Path) -> str:
     """The last line of a log file, for an error text."""
     return tail(path).rpartition("\n")[2]
+
+
+# ---- orphans: what our children leave behind comes to us instead of init (Linux), so that a stop can be complete
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """From now on orphans among our descendants become our children."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def child_pids() -> set[int]:
+    """Ids of our child processes, adopted and ended ones included; empty where the system does not say."""
+    found: set[int] = set()
+    for task in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):
+            found.update(int(pid) for pid in task.read_text().split())
+    return found
+
+
+def end_orphans(before: frozenset[int], patience: float = 5.0) -> None:
+    """Kill and reap every child that is not among `before`, and the orphans that this makes, for at most `patience` seconds."""
+    give_up = time.monotonic() + patience
+    while (left := child_pids() - before) and time.monotonic() < give_up:
+        for pid in left:
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.02)

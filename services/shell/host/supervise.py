@@ -3,21 +3,18 @@ nothing left behind.
 """
 
 import asyncio
-import ctypes
 import logging
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from bus.port import BusError
 from services.core.parts import SystemPart
-from services.shell.host.process import POLITE, ServerError, Steps
+from services.shell.host.process import POLITE, ServerError, Steps, adopt_orphans, child_pids, end_orphans
 from services.shell.host.running import BESIDE, GO, LEAVES, READY, SUCCEEDED, Running
 from services.shell.host.watch import HUNG, LONGEST, LOOK, TOLD, ProcessStillness, Seen, threads_of
 
@@ -37,6 +34,7 @@ ASK = 0.5  # s between questions to a server
 SUCCEED_S = 60.0  # s that a process which is to leave waits for its successor, as long as no second signal comes
 SUCCESSION_LOOK = 0.02  # s between looks whether it is ready
 SPARES = 2  # a query that ends its executor is tried once more, before a new spare is ready
+AT_ONCE: Steps = ((signal.SIGKILL, 5.0),)
 
 
 class Backoff:
@@ -59,8 +57,9 @@ class Child:
     """What to keep running.
 
     launch: starts the process, from the main thread (may raise ServerError). stage: children of the highest stage are stopped
-    first. steps: the signals that stop it. on_exit: called at once, with the reason in words, when it ends unasked. spare: starts a process that
-    waits for a line on its input, and then does what this one does (`process.stand_by`): `SPARES` are kept, and one takes over at once.
+    first. steps: the signals that stop it. on_exit: called at once when it ends unasked, or since it hung, with the reason in words and whether its
+    successor does its work already. spare: starts a process that waits for a line on its input, and then does what this one does
+    (`process.stand_by`): so many `spares` are kept, and one takes over at once.
     running: where it counts the turns of its loop. asked: a small question to a server that counts none; it ends with the answer, or raises OSError.
     hung: s of stillness after which it is ended (`watch`). serves: queries need it. again: makes the same child once more, with memory of its
     own: a process that was asked to end (SIGTERM) goes when this successor is ready. succession: BESIDE or AFTER (`running`).
@@ -70,7 +69,7 @@ class Child:
     launch: Callable[[], subprocess.Popen[bytes]]
     stage: int = 1
     steps: Steps = POLITE
-    on_exit: Callable[[str], None] | None = None
+    on_exit: Callable[[str, bool], None] | None = None
     spare: Callable[[], subprocess.Popen[bytes]] | None = None
     running: Running | None = None
     asked: Callable[[], Awaitable[object]] | None = None
@@ -78,6 +77,7 @@ class Child:
     serves: bool = True
     again: "Callable[[], Child] | None" = None
     succession: int = BESIDE
+    spares: int = SPARES
 
 
 class Supervisor:
@@ -92,7 +92,7 @@ class Supervisor:
         self.hangs: dict[str, int] = {}
         self.changed: Callable[[], None] = lambda: None
         self._leaving: dict[Child, asyncio.Task[None]] = {}
-        self._successors: set[Child] = set()  # that do not do their work alone yet
+        self._successors: dict[Child, Child] = {}  # those that do not do their work alone yet, by the child before
         self._watching: asyncio.Task[None] | None = None
         self._still: dict[Child, ProcessStillness] = {}
         self._unanswered: dict[Child, float] = {}  # s that its question has waited
@@ -126,12 +126,16 @@ class Supervisor:
     @property
     def pids(self) -> dict[str, int]:
         """Process ids of the children that run now."""
-        return {child.name: process.pid for child, process in self._running.items() if child not in self._successors}
+        return {
+            child.name: process.pid
+            for child, process in self._running.items()
+            if child not in self._successors.values()
+        }
 
     @property
     def parts(self) -> list[SystemPart]:
         """What is known of each child that is to run."""
-        known = [child for child in self._keeping if child not in self._successors]
+        known = [child for child in self._keeping if child not in self._successors.values()]
         return [self._part(child) for child in known if self._stopped or child not in self._stopping]
 
     def _part(self, child: Child) -> SystemPart:
@@ -166,7 +170,7 @@ class Supervisor:
         self._keeping.pop(child, None)
         self._running.pop(child, None)
         self._stopping.discard(child)
-        self._successors.discard(child)
+        self._successors.pop(child, None)
         self._still.pop(child, None)
         self._unanswered.pop(child, None)
         self._up.discard(child)
@@ -180,6 +184,7 @@ class Supervisor:
         for task in (self._watching, *self._asking.values(), *self._leaving.values()):
             if task is not None:
                 task.cancel()
+        self._leaving.clear()
         for stage in sorted({child.stage for child in self._keeping}, reverse=True):
             children = [child for child in self._keeping if child.stage == stage]
             self._stopping.update(children)
@@ -200,15 +205,13 @@ class Supervisor:
                 self._still.pop(child, None)
                 if child.running is not None:
                     child.running.leave()
-                if child in self._stopping:
+                if child in self._stopping and child not in self._leaving:
                     return
-                hung = self._why.pop(child, "")
-                reason = f"it {hung} and was ended" if hung else describe(process.returncode)
-                if not hung:  # it was logged when it was ended
-                    log.warning("%s ended (%s)", child.name, reason)
-                if child.on_exit is not None:
-                    child.on_exit(reason)
+                self._tell_end(child, process.returncode)
                 self.changed()
+            if child in self._leaving and self._goes_on(child) and not self._succeeded(child):
+                self._leaving[child].cancel()
+                await self._call_off(child)
             if child in self._stopping or child in self._leaving:  # its successor runs
                 return
             pause = backoff.after(lived)
@@ -218,6 +221,17 @@ class Supervisor:
             if child in self._stopping:
                 return
             self._relaunch(child)
+
+    def _tell_end(self, child: Child, code: int) -> None:
+        """It has ended, and nobody has stopped it for good."""
+        hung, succeeded = self._why.pop(child, ""), self._succeeded(child)
+        if succeeded and not hung and code == 0:
+            return  # as it was asked to
+        reason = f"it {hung} and was ended" if hung else describe(code)
+        if not hung:  # it was logged when it was ended
+            log.warning("%s ended (%s)", child.name, reason)
+        if child.on_exit is not None and child not in self._successors.values():  # such a one has done nothing yet
+            child.on_exit(reason, succeeded)
 
     # -- those that hang
 
@@ -244,7 +258,7 @@ class Supervisor:
             self._up.add(child)
         still = self._still.get(child)
         if still is None:
-            still = self._still[child] = ProcessStillness(child.hung)
+            still = self._still[child] = ProcessStillness(TOLD if child in self._why else child.hung)
         # Where the loop turns, one look costs nothing but this comparison.
         threads = () if turns and turns != still.turns else threads_of(process.pid, main=not turns)
         hangs = still.looked(Seen(turns, running is not None and running.busy, threads), passed)
@@ -252,7 +266,7 @@ class Supervisor:
             log.error("%s %s: ended and started again", child.name, hangs)
             # One that was stopped reads what waits for it, which nobody else could, until its successor is ready; unless it is stopped again.
             goes_on = still.stopped and turns and child.again is not None and child not in self._why
-            self._why[child] = hangs
+            self._why.setdefault(child, hangs)
             self.hangs[child.name] += 1
             self._still.pop(child)
             for signum in (signal.SIGTERM, signal.SIGCONT) if goes_on else (signal.SIGKILL,):
@@ -279,12 +293,12 @@ class Supervisor:
         successor = child.again()
         assert successor.running is not None, "it is made as this child was"
         successor.running.role, successor.running.before, running.before = child.succession, running, None
-        self._successors.add(successor)
+        self._successors[child] = successor
         try:
             self.start(successor)
         except ServerError as error:
             log.error("%s leaves without a successor: %s", child.name, error)
-            self._successors.discard(successor)
+            del self._successors[child]
             running.let_go = GO
             return
         log.warning("%s was asked to end: it goes when its successor is ready", child.name)
@@ -299,24 +313,45 @@ class Supervisor:
             await asyncio.sleep(SUCCESSION_LOOK)
         ready = ours.said == READY
         running.let_go = SUCCEEDED if ready else GO
-        died = keeping.done()
+        if not ready and self._goes_on(child):
+            await self._call_off(child)
+            return
         self._stopping.add(child)
-        self._successors.discard(successor)
+        del self._successors[child]
         self.restarts[child.name] += 1
         self.changed()
         await self._stop(child)
-        if not ready and not died and child.on_exit is not None:
-            child.on_exit("it was asked to end")
         ours.role = 0
         del self._leaving[child]
         self._forget(child)
         log.warning("%s was restarted%s", child.name, "" if ready else ": its successor was not ready in time")
 
+    def _succeeded(self, child: Child) -> bool:
+        """Whether its successor does its work already."""
+        successor = self._successors.get(child)
+        ours = successor.running if successor is not None else None
+        return child in self._leaving and (ours is None or ours.said == READY)
+
+    def _goes_on(self, child: Child) -> bool:
+        """Whether it is started again itself if it ends before its successor is ready: a spare is quicker, and who was told of its end (`on_exit`)
+        takes a successor, which begins with what it knows of this one, for the one that has ended.
+        """
+        return child.on_exit is not None or bool(self._spares.get(child))
+
+    async def _call_off(self, child: Child) -> None:
+        """It ends before its successor is ready."""
+        log.warning("%s is started again without the successor that was not ready", child.name)
+        del self._leaving[child]
+        successor = self._successors.pop(child)
+        self._stopping.add(successor)
+        await self._stop(successor, AT_ONCE)
+        self._forget(successor)
+
     # -- spares
 
     def _prepare(self, child: Child, seconds: float) -> None:
         """Start its next spare, if it lacks one, after so many seconds: what it is for comes first."""
-        if child.spare is not None and len(self._spares.get(child, ())) < SPARES:
+        if child.spare is not None and len(self._spares.get(child, ())) < child.spares:
             self._sparing[child] = asyncio.get_running_loop().call_later(seconds, self._start_spare, child)
 
     def _start_spare(self, child: Child) -> None:
@@ -375,8 +410,9 @@ class Supervisor:
         """Its next process waits for a successor when it is asked to end."""
         if child.running is not None:
             child.running.let_go = 0
+            child.running.says(0)
 
-    async def _stop(self, child: Child) -> None:
+    async def _stop(self, child: Child, steps: Steps | None = None) -> None:
         keeping = self._keeping[child]
         self._drop_spare(child)
         process = self._running.get(child)
@@ -385,9 +421,10 @@ class Supervisor:
         else:
             if child.running is not None and not child.running.let_go:
                 child.running.let_go = GO
-            for signum, seconds in child.steps:
+            for signum, seconds in steps or child.steps:
                 with suppress(ProcessLookupError):
                     os.kill(process.pid, signum)  # not yet reaped, so the id is still this child's
+                    os.kill(process.pid, signal.SIGCONT)  # one that is stopped hears nothing
                 await asyncio.wait([keeping], timeout=seconds)
                 if keeping.done():
                     break
@@ -439,34 +476,3 @@ def _kill_group_and_reap(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-# ---- orphans: what our children leave behind comes to us instead of init (Linux), so that a stop can be complete
-
-_PR_SET_CHILD_SUBREAPER = 36
-
-
-def adopt_orphans() -> None:
-    """From now on orphans among our descendants become our children."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def child_pids() -> set[int]:
-    """Ids of our child processes, adopted and ended ones included; empty where the system does not say."""
-    found: set[int] = set()
-    for task in Path("/proc/self/task").glob("*/children"):
-        with suppress(OSError):
-            found.update(int(pid) for pid in task.read_text().split())
-    return found
-
-
-def end_orphans(before: frozenset[int], patience: float = 5.0) -> None:
-    """Kill and reap every child that is not among `before`, and the orphans that this makes, for at most `patience` seconds."""
-    give_up = time.monotonic() + patience
-    while (left := child_pids() - before) and time.monotonic() < give_up:
-        for pid in left:
-            with suppress(ProcessLookupError, ChildProcessError):
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, os.WNOHANG)
-        time.sleep(0.02)

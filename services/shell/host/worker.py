@@ -172,11 +172,11 @@ class WorkerHost:
         ended = partial(self._executor_ended, running)
         self._supervisor.start(Child(name, launch, stage, STEPS, ended, spare, running))
 
-    def _executor_ended(self, running: Running | None, reason: str) -> None:
+    def _executor_ended(self, running: Running | None, reason: str, succeeded: bool) -> None:
         if self._bus is not None:
             engines = self._settings.executor.remote_hosts
             worker = replace(self._settings.worker, name=self.name)
-            publish_exit(self._bus, self._subjects, worker, engines, reason, running)
+            publish_exit(self._bus, self._subjects, worker, engines, reason, running, succeeded=succeeded)
 
     async def _connect(self) -> None:
         """Connect to NATS, however long it takes. Nothing waits for it."""
@@ -196,7 +196,14 @@ class WorkerHost:
 
 
 def publish_exit(
-    bus: Bus, subjects: Subjects, worker: WorkerSettings, engines: Texts, reason: str, running: Running | None
+    bus: Bus,
+    subjects: Subjects,
+    worker: WorkerSettings,
+    engines: Texts,
+    reason: str,
+    running: Running | None,
+    *,
+    succeeded: bool = False,
 ) -> None:
     """Say on the bus at once, for monitors and dispatchers, that a worker's executor has ended, for all devices that it drove."""
     uids = None
@@ -204,7 +211,9 @@ def publish_exit(
         uids = running.read()
         running.forget()
     for device in devices_of(worker, engines=engines):
-        fact = ExecutorExited(worker=worker.name, device=device.name, at=now(), reason=reason, running=uids)
+        fact = ExecutorExited(
+            worker=worker.name, device=device.name, at=now(), reason=reason, running=uids, succeeded=succeeded
+        )
         try:
             bus.publish(subjects.exited(worker.name, device.name), encode(fact))
         except BusError as error:

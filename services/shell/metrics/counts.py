@@ -138,7 +138,9 @@ class EventTotals:
             CostEvent.kind: self._costs,
             ScalingEvent.kind: self._scalings,
             StateEvent.kind: lambda rows: self._each(self._states, (row.to_state for row in rows)),
-            WorkerEvent.kind: lambda rows: self._each(self._workers, (row.to_state for row in rows)),
+            WorkerEvent.kind: lambda rows: self._each(
+                self._workers, (row.to_state for row in rows if row.to_state != row.from_state)
+            ),
             RegistrationEvent.kind: lambda rows: self._each(self._registrations, _ends_of(rows)),
             JobEvent.kind: lambda rows: self._each(self._jobs, _ends_of(rows)),
         }

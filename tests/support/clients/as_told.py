@@ -25,7 +25,7 @@ class Told:
     """Ids of queries, by what became of them; `refused` by code.
 
     in_time, late: answered, by the client's clock. same, other: had further replies of the meaning of the first, or of another one. silent: no reply.
-    unrecorded: a reply and no row. recorded_alone: a row and no reply. differs: rows that do not say what came first, or several. charged: rows whose
+    unserved: none, since nobody took it, as the NATS server said. unrecorded: a reply and no row. recorded_alone: a row and no reply. differs: rows that do not say what came first, or several. charged: rows whose
     cost is not that of the reply. late_as_ok: the row says `ok` of an answer that was more than `NOTED` s late.
     """
 
@@ -35,6 +35,7 @@ class Told:
     same: set[str] = field(default_factory=set)
     other: set[str] = field(default_factory=set)
     silent: set[str] = field(default_factory=set)
+    unserved: set[str] = field(default_factory=set)
     unrecorded: set[str] = field(default_factory=set)
     recorded_alone: set[str] = field(default_factory=set)
     differs: set[str] = field(default_factory=set)
@@ -67,7 +68,7 @@ def compared(load: StockLoad, rows: dict[str, list[Row]]) -> Told:
     for name, query in load.queries.items():
         replies, said = load.replies.get(name, []), rows.get(name, [])
         if not replies:
-            told.silent.add(name)
+            (told.unserved if name in load.unserved else told.silent).add(name)
             if said:
                 told.recorded_alone.add(name)
             continue

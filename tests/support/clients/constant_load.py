@@ -149,11 +149,14 @@ class LibraryLoad(Load):
 
 
 class StockLoad(Load):
-    """By stock nats-py and msgpack, which send nothing again. replies: by id, each reply as it came, with its Unix time."""
+    """By stock nats-py and msgpack, which send nothing again. replies: by id, each reply as it came, with its Unix time. unserved: ids of which the NATS
+    server said at once that nobody takes them.
+    """
 
     def __init__(self, url: str, tag: str, rate: float, **more: Any) -> None:
         super().__init__(tag, rate, **more)
         self.replies: dict[str, list[tuple[float, dict[str, Any]]]] = defaultdict(list)
+        self.unserved: set[str] = set()
         self._url = url
         self._published: list[tuple[str, bytes, str]] = []
         self._last = time.monotonic()  # when a reply came
@@ -166,8 +169,11 @@ class StockLoad(Load):
 
     async def _heard(self, message: Any) -> None:
         self._last = time.monotonic()
-        if message.data:  # no status of the server's: a reply
-            self.replies[message.subject.rpartition(".")[2]].append((time.time(), msgpack.unpackb(message.data)))
+        name = message.subject.rpartition(".")[2]
+        if message.data:
+            self.replies[name].append((time.time(), msgpack.unpackb(message.data)))
+        else:  # a status of the server's
+            self.unserved.add(name)
 
     def _send(self, name: str, sample: Sample, latency_ms: float | None) -> None:
         tensor = {"datatype": "FP32", "shape": [1, FEATURES], "data": sample.x.tobytes()}
@@ -187,7 +193,8 @@ class StockLoad(Load):
         self._last = time.monotonic()
 
         def settled() -> bool:
-            due = [query.deadline for name, query in self.queries.items() if name not in self.replies]
+            ended = self.replies.keys() | self.unserved
+            due = [query.deadline for name, query in self.queries.items() if name not in ended]
             return not due or (time.time() > max(due) and time.monotonic() > self._last + SILENCE)
 
         await until(settled)

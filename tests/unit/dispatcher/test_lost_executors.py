@@ -87,6 +87,17 @@ def test_an_undelivered_query_waits_for_word_of_what_ran(told: bool) -> None:
     assert len(queries) == 2 + len(GOOD)
 
 
+def test_what_an_executor_has_whose_successor_serves_stays_with_that() -> None:
+    fleet = warm()
+    ask_behind_poison(fleet)
+    before = dict(in_flight(fleet).dispatched)
+    exited = ExecutorExited(worker="w0", device="cpu", at=fleet.stage.now, reason="it hung", running=[], succeeded=True)
+    fleet.stage.publish(fleet.subjects.exited("w0", "cpu"), exited)
+    fleet.stage.run(0.001)
+    assert before
+    assert in_flight(fleet).dispatched == before
+
+
 def test_an_executor_that_ends_each_time_with_nothing_computed_is_not_fed_for_ever() -> None:
     """A model may end its process after its batch. Without a bound its query would end executors until its deadline."""
     fleet = warm()

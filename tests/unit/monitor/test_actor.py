@@ -149,6 +149,19 @@ def test_what_served_is_loaded_again_after_the_executor_died() -> None:
     assert world.of(WorkerEvent)[-1].reason == "the executor of cpu runs; the last one died: killed by signal 9"
 
 
+def test_an_executor_whose_successor_serves_is_told_and_changes_nothing() -> None:
+    world = World()
+    served = world.load(variant())
+    why = "it did not turn for 2 s (stopped by a signal) and was ended"
+    world.tell(ExecutorExited(worker="w1", device="cpu", at=world.now, reason=why, succeeded=True))
+    event = world.of(WorkerEvent)[-1]
+    assert (event.from_state, event.to_state) == ("Ready", "Ready")
+    assert event.reason == f"the executor of cpu was replaced: {why}"
+    world.report()
+    assert world.beat.devices[0].alive
+    assert world.states() == {served: "Active"}
+
+
 def test_a_new_incarnation_alone_says_that_the_old_one_died() -> None:
     world = World()
     world.load(variant())

@@ -15,6 +15,7 @@ from bus.messages.fleet import DispatcherHeartbeat, WorkerHeartbeat
 from bus.subjects import Subjects
 from infaas.cli import auth, doctor, jobs, lists, pipeline, plan, query, register
 from infaas.cli.output import Column, print_table
+from infaas.connecting import SystemAddress
 from services.core.planning.plan import Action, Plan
 from services.core.planning.problem import PlanningProblem
 from tests.support.clients.responders import until
@@ -176,3 +177,15 @@ def test_the_doctor_listens_on_only_while_a_kind_of_process_says_nothing(monkeyp
         assert ({*asked.result().workers}, asked.result().dispatchers) == ({"w0"}, {"d0"})
 
     run(main())
+
+
+@pytest.mark.parametrize("looks", [[[], ["x: silent"]], [["x: silent"], []]])
+def test_the_doctor_tells_what_is_missing_when_it_begins_or_ends(
+    looks: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = iter(looks)
+    monkeypatch.setattr(doctor, "missing_now", lambda _: next(found))
+    nobody = SystemAddress("nats://127.0.0.1:1", "postgresql://127.0.0.1:1/none", metrics="http://127.0.0.1:1/metrics")
+    checks = {one.check: one for one in asyncio.run(doctor.check_system(nobody))}
+    assert checks["parts"].state == "failed"
+    assert "x: silent" in checks["parts"].detail

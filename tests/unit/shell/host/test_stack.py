@@ -19,10 +19,10 @@ class Children:
     """Keeps a list instead of processes."""
 
     def __init__(self) -> None:
-        self.kept: list[str] = []
+        self.kept: list[Child] = []
 
     def start(self, child: Child) -> None:
-        self.kept.append(child.name)
+        self.kept.append(child)
 
 
 def planned(directory: Path, settings: str, **more: Any) -> Stack:
@@ -38,16 +38,28 @@ def planned(directory: Path, settings: str, **more: Any) -> Stack:
     return Stack(_plan(directory, config=config, dashboard=False, gateway=False, **(options | more)))
 
 
+def dispatchers_of(stack: Stack) -> list[Child]:
+    """What it keeps running as dispatchers."""
+    children = Children()
+    stack._supervisor = children  # type: ignore[assignment]
+    stack._start_serving({})
+    return [child for child in children.kept if child.name.startswith("dispatcher")]
+
+
 @pytest.mark.parametrize(("option", "count"), [(None, 3), (2, 2)])
 def test_as_many_dispatchers_as_the_option_or_else_the_settings_say(
     tmp_path: Path, option: int | None, count: int
 ) -> None:
     stack = planned(tmp_path, "[dispatcher]\ncount = 3\n", dispatchers=option)
-    children = stack._supervisor = Children()  # type: ignore[assignment]
-    stack._start_serving({})
-    assert [name for name in children.kept if name.startswith("dispatcher")] == [  # type: ignore[attr-defined]
-        f"dispatcher-{number}" for number in range(count)
-    ]
+    assert [child.name for child in dispatchers_of(stack)] == [f"dispatcher-{number}" for number in range(count)]
+
+
+@pytest.mark.parametrize(("count", "spare"), [(1, True), (2, False)])
+def test_a_lone_dispatcher_has_a_spare_and_one_of_several_has_the_others(
+    tmp_path: Path, count: int, spare: bool
+) -> None:
+    for child in dispatchers_of(planned(tmp_path, "", dispatchers=count)):
+        assert (child.spare is not None) == spare
 
 
 def test_a_database_with_both_roles_is_used_as_it_is(tmp_path: Path) -> None:

@@ -107,13 +107,15 @@ while not (asked and running.let_go):
 
 
 class Part:
-    """A supervised part whose processes leave in favour of successors. exits: the reasons that were told of its ends."""
+    """A supervised part whose processes leave in favour of successors. exits: what was told of its ends, if told: why, and whether a successor
+    served.
+    """
 
-    def __init__(self, place: Path, succession: int = BESIDE, *, again: bool = True) -> None:
+    def __init__(self, place: Path, succession: int = BESIDE, *, again: bool = True, told: bool = True) -> None:
         self.ready, self.begun = place / "ready", place / "begun"
         self.launched: list[int] = []
-        self.exits: list[str] = []
-        self._succession, self._again = succession, again
+        self.exits: list[tuple[str, bool]] = []
+        self._succession, self._again, self._told = succession, again, told
 
     def child(self) -> Child:
         running = shared()
@@ -129,9 +131,8 @@ class Part:
 
         steps = ((signal.SIGTERM, 60.0), (signal.SIGKILL, 60.0))
         again = self.child if self._again else None
-        return Child(
-            "it", launch, 1, steps, self.exits.append, running=running, again=again, succession=self._succession
-        )
+        ended = (lambda reason, succeeded: self.exits.append((reason, succeeded))) if self._told else None
+        return Child("it", launch, 1, steps, ended, running=running, again=again, succession=self._succession)
 
     def supervised(self, work: Callable[[Supervisor], Awaitable[None]]) -> None:
         async def main() -> None:
@@ -174,7 +175,7 @@ def test_a_process_that_was_asked_to_end_goes_when_its_successor_is_ready(tmp_pa
         assert [one.name for one in supervisor.parts] == ["it"]
         os.kill(part.launched[1], signal.SIGKILL)  # it is a child like any other
         await until(lambda: len(part.launched) == 3, LONG)
-        assert part.exits == ["killed by SIGKILL"]
+        assert part.exits == [("killed by SIGKILL", False)]
 
     part.supervised(work)
 
@@ -196,7 +197,7 @@ def test_a_successor_that_comes_after_begins_when_the_other_has_ended(tmp_path: 
 
 
 def test_the_successor_of_a_process_that_dies_meanwhile_takes_its_place(tmp_path: Path) -> None:
-    part = Part(tmp_path)
+    part = Part(tmp_path, told=False)
 
     async def work(supervisor: Supervisor) -> None:
         (old,) = part.launched
@@ -204,14 +205,60 @@ def test_the_successor_of_a_process_that_dies_meanwhile_takes_its_place(tmp_path
         await until(lambda: len(part.launched) == 2, LONG)
         os.kill(old, signal.SIGKILL)
         await until(lambda: supervisor.pids == {"it": part.launched[1]}, LONG)
-        assert part.exits == ["killed by SIGKILL"]
         assert len(part.launched) == 2
 
     part.supervised(work)
 
 
+def test_a_process_of_whose_death_others_are_told_is_started_anew_and_not_succeeded(tmp_path: Path) -> None:
+    """Its successor would go on with the name of the one that has died."""
+    part = Part(tmp_path)
+
+    async def work(supervisor: Supervisor) -> None:
+        (old,) = part.launched
+        os.kill(old, signal.SIGTERM)
+        await until(lambda: len(part.launched) == 2, LONG)
+        os.kill(old, signal.SIGKILL)
+        await until(lambda: len(part.launched) == 3, LONG)
+        await until(lambda: supervisor.pids == {"it": part.launched[2]}, LONG)
+        assert part.exits == [("killed by SIGKILL", False)]
+        assert not any(map(lives, part.launched[:2]))
+        assert supervisor.restarts == {"it": 1}
+
+        await until(lambda: supervisor.parts[0].watched, LONG)
+        os.kill(part.launched[2], signal.SIGTERM)  # it can have a successor, like the first
+        await until(lambda: len(part.launched) == 4, LONG)
+        part.ready.touch()
+        await until(lambda: supervisor.pids == {"it": part.launched[3]}, LONG)
+        await until(lambda: not lives(part.launched[2]), LONG)
+        assert len(part.exits) == 1
+
+    part.supervised(work)
+
+
+def test_nothing_is_told_of_a_successor_that_ends_before_it_is_ready(tmp_path: Path) -> None:
+    part = Part(tmp_path)
+
+    async def work(supervisor: Supervisor) -> None:
+        (old,) = part.launched
+        os.kill(old, signal.SIGTERM)
+        await until(lambda: len(part.launched) == 2, LONG)
+        os.kill(part.launched[1], signal.SIGKILL)
+        await until(lambda: len(part.launched) == 3, LONG)
+        assert supervisor.pids == {"it": old}
+        part.ready.touch()
+        await until(lambda: supervisor.pids == {"it": part.launched[2]}, LONG)
+        await until(lambda: not lives(old), LONG)
+        assert part.exits == []
+
+    part.supervised(work)
+
+
+HUNG = "it did not turn for 2 s (stopped by a signal) and was ended"
+
+
 def test_a_process_that_is_stopped_for_good_goes_on_until_its_successor_is_ready(tmp_path: Path) -> None:
-    """What waits for it is read; stopped once more, it is ended."""
+    """What waits for it is read, and why it was replaced is told."""
     part = Part(tmp_path)
 
     async def work(supervisor: Supervisor) -> None:
@@ -221,12 +268,47 @@ def test_a_process_that_is_stopped_for_good_goes_on_until_its_successor_is_ready
         assert lives(old)
         assert threads_of(old, main=True)[0].state != "T"
         assert supervisor.hangs == {"it": 1}
-        os.kill(old, signal.SIGSTOP)
-        await until(lambda: not lives(old), LONG)
-        assert supervisor.hangs == {"it": 2}
         part.ready.touch()
+        await until(lambda: part.exits, LONG)
+        assert part.exits == [(HUNG, True)]
         await until(lambda: supervisor.pids == {"it": part.launched[1]}, LONG)
-        assert part.exits == ["it did not turn for 2 s (stopped by a signal) and was ended"]
+
+    part.supervised(work)
+
+
+def test_a_process_that_is_stopped_again_while_its_successor_starts_is_ended(tmp_path: Path) -> None:
+    part = Part(tmp_path)
+
+    async def work(supervisor: Supervisor) -> None:
+        (old,) = part.launched
+        os.kill(old, signal.SIGSTOP)
+        await until(lambda: len(part.launched) == 2, LONG)
+        os.kill(old, signal.SIGSTOP)
+        await until(lambda: len(part.launched) == 3, LONG)
+        assert not lives(old)
+        assert supervisor.hangs == {"it": 2}
+        assert part.exits == [(HUNG, False)]
+        await until(lambda: supervisor.pids == {"it": part.launched[2]}, LONG)
+
+    part.supervised(work)
+
+
+def test_why_a_process_ended_is_told_once_whether_its_successor_was_quicker_or_not(tmp_path: Path) -> None:
+    """It is stopped again when its successor becomes ready. If that is seen first, it goes on and leaves."""
+    part = Part(tmp_path)
+
+    async def work(supervisor: Supervisor) -> None:
+        (old,) = part.launched
+        os.kill(old, signal.SIGSTOP)
+        await until(lambda: len(part.launched) == 2, LONG)
+        os.kill(old, signal.SIGSTOP)
+        part.ready.touch()
+        await until(lambda: not lives(old), LONG)
+        await until(lambda: part.exits, LONG)
+        succeeded = part.exits[0][1]
+        await until(lambda: len(part.launched) == (2 if succeeded else 3), LONG)
+        await until(lambda: supervisor.pids == {"it": part.launched[-1]}, LONG)
+        assert part.exits == [(HUNG, succeeded)]
 
     part.supervised(work)
 
@@ -250,7 +332,7 @@ def test_what_can_have_no_successor_goes_at_once_and_is_started_again(tmp_path: 
     async def work(supervisor: Supervisor) -> None:
         os.kill(part.launched[0], signal.SIGTERM)
         await until(lambda: len(part.launched) == 2, LONG)
-        assert part.exits == ["exit code 0"]
+        assert part.exits == [("exit code 0", False)]
         assert supervisor.restarts == {"it": 1}
 
     part.supervised(work)

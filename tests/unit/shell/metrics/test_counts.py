@@ -1,6 +1,6 @@
 """What is counted of recorded events."""
 
-from bus.messages.events import ClientError, CostEvent, JobEvent, OutcomeEvent, ScalingEvent
+from bus.messages.events import ClientError, CostEvent, JobEvent, OutcomeEvent, ScalingEvent, WorkerEvent
 from bus.messages.jobs import OFFLINE
 from services.core.metric import Histogram, MetricFamily
 from services.shell.metrics.counts import EventTotals
@@ -137,6 +137,13 @@ def test_costs_scaling_and_jobs() -> None:
     )
     tally.fold("scaling", [action, action])
     assert values(tally, "infaas_scaling_actions_total") == {("model", "evict"): 2}
+    moves = [("Booting", "Ready"), ("Ready", "Ready")]
+    changes = [
+        WorkerEvent(time=1.0, worker="w", hardware="cpu", from_state=old, to_state=new, reason="?")
+        for old, new in moves
+    ]
+    tally.fold("worker", changes)
+    assert values(tally, "infaas_worker_changes_total") == {("Ready",): 1}
     job = JobEvent(
         time=1.0,
         job="j",
@@ -158,4 +165,4 @@ def test_costs_scaling_and_jobs() -> None:
     )
     tally.fold("job", [job])
     assert values(tally, "infaas_jobs_ended_total") == {}
-    assert values(tally, "infaas_events_total") == {("cost",): 3, ("scaling",): 2, ("job",): 1}
+    assert values(tally, "infaas_events_total") == {("cost",): 3, ("scaling",): 2, ("worker",): 2, ("job",): 1}
