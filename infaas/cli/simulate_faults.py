@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from infaas.cli.output import FAILED, for_the_result, number, progress, show, usage
 
 if TYPE_CHECKING:
-    from services.simulation.fuzz.seeds import SeedResult
+    from services.simulation.fuzz.trial import SeedResult
     from services.simulation.fuzz.violations import Violation
     from services.simulation.scenario.model import Scenario
 
@@ -37,7 +37,7 @@ def simulate_faults(seeds: range, *, json: bool) -> int:
 
 def _one(seed: int, *, json: bool) -> int:
     from services.simulation.fuzz.draw import document_of  # noqa: PLC0415  (after the arguments have been understood)
-    from services.simulation.fuzz.seeds import result_of  # noqa: PLC0415
+    from services.simulation.fuzz.trial import result_of  # noqa: PLC0415
 
     with for_the_result():
         found = result_of(seed)
@@ -123,8 +123,7 @@ def _violated(one: Mapping[str, Any]) -> str:
 
 def check_scenario(scenario: "Scenario", *, json: bool) -> int:
     """Run a scenario that says `checked`."""
-    from services.simulation.fuzz.seeds import tried  # noqa: PLC0415
-    from services.simulation.fuzz.trial import first_of  # noqa: PLC0415
+    from services.simulation.fuzz.trial import first_of, tried  # noqa: PLC0415
 
     with for_the_result():
         found = tried(scenario)
@@ -145,7 +144,7 @@ def check_scenario(scenario: "Scenario", *, json: bool) -> int:
 
 
 def _many(seeds: range, *, json: bool) -> int:
-    from services.simulation.fuzz.seeds import results_of  # noqa: PLC0415
+    from services.simulation.fuzz.trial import results_of  # noqa: PLC0415
 
     began = said = time.monotonic()
     failing: dict[str, list[int]] = {}

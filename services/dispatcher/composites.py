@@ -19,8 +19,7 @@ from services.dispatcher.demand import ArrivalsCounter, ArrivalsDue
 from services.dispatcher.ensembles import Ensembles
 from services.dispatcher.feedback import Feedbacks
 from services.dispatcher.inflight import OutcomeRecorder
-from services.dispatcher.intermediates import RESULTS
-from services.dispatcher.join import JOIN, EndsDue, Joins
+from services.dispatcher.join import JOIN, RESULTS, EndsDue, Joins
 from services.dispatcher.pipelines import Pipelines
 from services.dispatcher.predictions import Predictions
 from services.dispatcher.query import Composite, PartReply, Query, QueryPart

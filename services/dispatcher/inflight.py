@@ -11,8 +11,7 @@ from bus.messages.flow import DoneBatch, Route, Trying
 from bus.messages.public import Answer, Error, Refusal
 from services.core.actor import NOTHING, Effect, Envelope, Publish
 from services.core.deadlines import EarliestDeadline
-from services.core.outcomes import ECHO_LOST, PART_GRACE, SILENT, OutcomeLog, answered, joined, refused
-from services.core.said import RecentAnswers
+from services.core.outcomes import ECHO_LOST, PART_GRACE, SILENT, OutcomeLog, RecentAnswers, answered, joined, refused
 from services.core.selection.instances import Instance
 from services.dispatcher.default_output import default_answer, default_due, gets_default, reason_of
 from services.dispatcher.query import Query, spans_of

@@ -15,7 +15,7 @@ from bus.messages.flow import DoneBatch, Echo, HandBack, ResentKnown, ResentSoug
 from bus.messages.public import RESENT, Error, QueryHead
 from bus.subjects import Subjects
 from services.core.actor import NOTHING, Effect, Envelope, Handler, Inlet, Publish
-from services.core.said import RecentAnswers
+from services.core.outcomes import RecentAnswers
 from services.dispatcher.composites import Composites
 from services.dispatcher.inflight import InFlight
 from services.dispatcher.query import Admission

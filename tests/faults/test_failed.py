@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.simulation.fuzz.seeds import tried
+from services.simulation.fuzz.trial import tried
 from services.simulation.scenario.read import read_scenario
 
 HERE = Path(__file__).parent

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from infaas.cli import main
-from services.simulation.fuzz.seeds import scenario_of
-from services.simulation.fuzz.trial import FaultTrial
+from services.simulation.fuzz.trial import FaultTrial, scenario_of
 
 ROOT = Path(__file__).parents[2]
 SEEDS = (3, 16)

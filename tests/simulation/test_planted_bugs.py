@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.simulation.fuzz.seeds import scenario_of
-from services.simulation.fuzz.trial import FaultTrial
+from services.simulation.fuzz.trial import FaultTrial, scenario_of
 from tests.support.simulated.planted_bugs import PLANTED, PlantedBug
 
 SEEDS = range(1, 61)

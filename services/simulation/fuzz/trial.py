@@ -1,7 +1,12 @@
-"""One run in which everything is checked that must always hold."""
+"""One run in which everything is checked that must always hold; of one seed, or of many on all cores."""
 
-from collections.abc import Callable, Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from msgspec import Struct
@@ -17,15 +22,16 @@ from services.core.actor import Actor, Changed, Effect, Envelope, Publish, Undel
 from services.monitor.actor import MonitorActor
 from services.simulation.clients import INBOX, QueryTemplate
 from services.simulation.connections import Connections
-from services.simulation.fuzz.draw import RECOVERS_S
+from services.simulation.fuzz.draw import RECOVERS_S, document_of
 from services.simulation.fuzz.liveness import Liveness
 from services.simulation.fuzz.machines import FeedbackChecks, MachineChecks
 from services.simulation.fuzz.queries import QueryChecks
 from services.simulation.fuzz.violations import Violation, Violations, last_end
 from services.simulation.kernel import ActorHalted, Headers, RunningActor, SimulatedEdge, as_read
 from services.simulation.report import RunReport
-from services.simulation.run import BEGINS, STEP, Run
+from services.simulation.run import BEGINS, STEP, Run, seldom_collected
 from services.simulation.scenario.model import Scenario
+from services.simulation.scenario.read import derive
 from services.simulation.system import process_of
 
 LOOKS_S = 0.25  # s between two looks at machines and actors
@@ -260,3 +266,47 @@ def first_of(violations: Iterable[Violation]) -> Mapping[str, Violation]:
     for one in violations:
         found.setdefault(one.invariant, one)
     return found
+
+
+class SeedResult(Struct, frozen=True, kw_only=True):
+    """seconds: simulated. took: on the wall's clock. broken: the first violation of each invariant."""
+
+    seed: int
+    seconds: float
+    took: float
+    queries: int
+    faults: int
+    broken: dict[str, Violation]
+
+
+def scenario_of(seed: int) -> Scenario:
+    """The scenario of a seed."""
+    return derive(document_of(seed), Path(f"faults-{seed}.toml"))
+
+
+def tried(scenario: Scenario) -> Verdict:
+    """A whole checked run."""
+    with seldom_collected():
+        return FaultTrial(scenario).verdict()
+
+
+def result_of(seed: int) -> SeedResult:
+    """The trial of a seed."""
+    began = perf_counter()
+    found = tried(scenario_of(seed))
+    return SeedResult(
+        seed=seed, seconds=found.seconds, took=perf_counter() - began, queries=found.queries, faults=found.faults,
+        broken=dict(first_of(found.violations)),
+    )  # fmt: skip
+
+
+def results_of(seeds: Iterable[int], processes: int | None = None) -> Iterator[SeedResult]:
+    """The trials of many seeds, in their order. processes: None: one a core."""
+    count = processes or len(os.sched_getaffinity(0))
+    with ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=_to_stderr) as pool:
+        yield from pool.map(result_of, seeds)
+
+
+def _to_stderr() -> None:
+    """What a solver prints is no result."""
+    os.dup2(2, 1)

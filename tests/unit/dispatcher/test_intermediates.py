@@ -7,7 +7,7 @@ import pytest
 from bus.messages.catalog import AppRecord, PipelineRecord, PipelineVertex, Signature, TensorSpec
 from bus.messages.public import ObjectRef
 from services.core.settings import DispatcherSettings, Settings
-from services.dispatcher.intermediates import LINGER, Intermediates
+from services.dispatcher.join import LINGER, Intermediates
 from tests.support.simulated.fleet import SIGNATURE
 from tests.unit.dispatcher.test_pipelines import CHAIN, ONE, Staged, edge, numbers
 

@@ -4,7 +4,7 @@ import pytest
 
 from bus.messages.flow import Route
 from bus.messages.public import Error, Refusal
-from services.core.said import KEPT, KEPT_BYTES, RecentAnswers
+from services.core.outcomes import KEPT, KEPT_BYTES, RecentAnswers
 
 
 def route(number: int) -> Route:

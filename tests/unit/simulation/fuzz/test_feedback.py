@@ -8,8 +8,7 @@ from msgspec.structs import replace
 
 from bus.messages.public import Feedback, QueryHead
 from services.dispatcher.contexts import read_value
-from services.simulation.fuzz.seeds import scenario_of
-from services.simulation.fuzz.trial import FaultTrial
+from services.simulation.fuzz.trial import FaultTrial, scenario_of
 
 AGAIN_S = (0.05, 0.4, 3.0, 12.0)
 
