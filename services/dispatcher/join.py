@@ -32,7 +32,8 @@ class Intermediates:
     since its dispatcher died or its reply came too late, goes when the bucket's time is up. What a client fetches stays until then, too: it is an object
     of its own.
 
-    most_bytes: that there may be, of this dispatcher. bytes: that there are."""
+    most_bytes: that there may be, of this dispatcher. bytes: that there are.
+    """
 
     def __init__(self, most_bytes: int) -> None:
         self.bytes = 0
