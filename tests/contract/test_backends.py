@@ -91,11 +91,14 @@ def test_n_items_in_n_out_in_order_and_answers_are_the_callers_own(handle):
     assert (handle.inputs, handle.outputs) == (("x",), ("scores",))
 
 
-def test_arrays_that_may_not_be_written_are_taken_and_not_changed(handle):
+def test_frozen_arrays_are_taken_and_closed_models_answer_no_more(handle) -> None:
     x = tiny_models.digits(4)[0]
     frozen = np.frombuffer(x.tobytes(), np.float32).reshape(x.shape)
     assert np.array_equal(handle.run_single(frozen)[0], handle.run_single(x)[0])
     assert np.array_equal(frozen, x)
+    handle.close()
+    with pytest.raises(RunFailed, match="no longer loaded"):
+        handle.run_single(tiny_models.digits(1)[0])
 
 
 def test_what_the_model_does_not_take_is_the_callers_fault_and_harms_nobody(kind, handle):
@@ -126,20 +129,18 @@ def test_any_one_thread_may_call_it(handle):
     assert answers == [True] * 20
 
 
-def test_a_closed_model_answers_no_more(handle):
-    handle.close()
-    with pytest.raises(RunFailed, match="no longer loaded"):
-        handle.run_single(tiny_models.digits(1)[0])
-
-
 # -- of what really loads a file
 
 
-def test_it_says_where_it_runs(name, files):
+def test_it_says_where_it_runs_and_runs_nowhere_else(name, files) -> None:
     loaded = load(files, name)
     wanted = "cpu, 1 thread" if PLACES[name] == "cpu" else PLACES[name]
     assert wanted in loaded.proof.lower().replace("cpuexecutionprovider", "cpu")
     loaded.close()
+    with pytest.raises(BackendUnavailable, match="tpu"):
+        backend(name).probe("tpu:0")
+    with pytest.raises(BackendUnavailable, match="tpu"):
+        load(files, name, device="tpu:0")
 
 
 def test_threads_are_the_callers_choice(name, files):
@@ -162,13 +163,6 @@ def test_what_is_no_model_is_refused(name, tmp_path):
         assert str(tmp_path) not in str(refused.value)
     with pytest.raises(LoadFailed, match="exe"):
         backend(name).load(path, LoadSpec(format="exe", **spec))
-
-
-def test_no_backend_runs_silently_elsewhere(name, files):
-    with pytest.raises(BackendUnavailable, match="tpu"):
-        backend(name).probe("tpu:0")
-    with pytest.raises(BackendUnavailable, match="tpu"):
-        load(files, name, device="tpu:0")
 
 
 def test_a_run_that_takes_too_long_can_be_ended(tmp_path):

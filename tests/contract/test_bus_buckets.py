@@ -93,8 +93,7 @@ async def test_a_watch_of_an_empty_bucket_is_complete_at_once(buses: Buses, conn
 
 
 async def test_a_watch_sees_every_one_of_many_keys(buses: Buses, connect: Connects) -> None:
-    bus = await connect()
-    bucket = await bus.key_value(f"{buses.prefix}-b")
+    bucket = await (await connect()).key_value(f"{buses.prefix}-b")
     await asyncio.gather(*[bucket.put(f"variant.v{n}", os.urandom(2000)) for n in range(500)])
     got: list[KeyValueEntry | None] = []
     await bucket.watch(got.append)
@@ -105,8 +104,7 @@ async def test_a_watch_sees_every_one_of_many_keys(buses: Buses, connect: Connec
 
 async def test_a_watcher_that_raises_goes_on(buses: Buses, connect: Connects) -> None:
     errors: list[Exception] = []
-    bus = await connect(on_error=errors.append)
-    bucket = await bus.key_value(f"{buses.prefix}-b")
+    bucket = await (await connect(on_error=errors.append)).key_value(f"{buses.prefix}-b")
     got: list[KeyValueEntry | None] = []
 
     def handle(entry: KeyValueEntry | None) -> None:
@@ -176,8 +174,7 @@ async def test_an_object_is_replaced_and_deleted(buses: Buses, connect: Connects
 
 
 async def test_objects_expire(buses: Buses, connect: Connects) -> None:
-    bus = await connect()
-    store = await bus.object_store(f"{buses.prefix}-o", max_age_s=3.0)
+    store = await (await connect()).object_store(f"{buses.prefix}-o", max_age_s=3.0)
     await store.put("k", b"1")
     assert await store.exists("k")
     async with asyncio.timeout(60):

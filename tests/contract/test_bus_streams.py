@@ -27,15 +27,12 @@ async def test_a_message_id_is_stored_once(buses: Buses, connect: Connects) -> N
     ]
 
 
-async def test_what_no_stream_keeps_is_an_error(buses: Buses, connect: Connects) -> None:
+async def test_plain_messages_are_kept_and_what_no_stream_keeps_is_an_error(buses: Buses, connect: Connects) -> None:
     bus = await connect()
     with pytest.raises(BusError, match="no stream"):
         await bus.publish_durable(f"{buses.prefix}.event.x", b"1", "a")
     with pytest.raises(NotFound):
         await bus.consumer(f"{buses.prefix}_S", "c")
-
-
-async def test_a_plain_message_is_kept_too(buses: Buses, connect: Connects) -> None:
     bus = await connect()
     await bus.ensure_stream(spec(buses))
     bus.publish(f"{buses.prefix}.event.x", b"1")
@@ -86,8 +83,7 @@ async def test_fetch_returns_what_is_there_and_waits_for_what_is_not(buses: Buse
     await _fill(buses, other, 1)
     assert [m.data for m in await waiting] == [b"0"]
     await _fill(buses, other, 8, start=1)
-    sizes = [len(await consumer.fetch(5, 60.0)), len(await consumer.fetch(5, 60.0))]
-    assert sizes == [5, 3]
+    assert [len(await consumer.fetch(5, 60.0)), len(await consumer.fetch(5, 60.0))] == [5, 3]
 
 
 async def test_one_consumer_is_shared_and_two_of_a_history_are_not(buses: Buses, connect: Connects) -> None:
@@ -121,8 +117,7 @@ async def test_a_full_stream_refuses_until_there_is_room(buses: Buses, connect: 
         for stored in range(20):
             await bus.publish_durable(f"{buses.prefix}.event.x", bytes(10_000), str(stored))
     assert 7 <= stored <= 10
-    consumer = await bus.consumer(f"{buses.prefix}_S", "c")
-    kept = await consumer.fetch(100, 60.0)
+    kept = await (await bus.consumer(f"{buses.prefix}_S", "c")).fetch(100, 60.0)
     assert len(kept) == stored
     await kept[0].ack()
     await bus.flush()

@@ -1,4 +1,4 @@
-"""The dashboard's pages and their database: when there is nothing in it, when there is none, many visitors, and no rights."""
+"""The dashboard's pages and their database, many visitors and no rights; where several models or a pipeline answer together."""
 
 import os
 import signal
@@ -11,11 +11,23 @@ from typing import Any
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from bus.codec import encode
+from bus.messages.catalog import PipelineRecord, PipelineVertex
+from bus.messages.events import (
+    CostEvent,
+    OutcomeEvent,
+    PipelineEvent,
+    SelectionEvent,
+)
 from dashboard import store
 from dashboard.serve import set_system_address
 from dashboard.window import between
 from infaas.connecting import SystemAddress
-from tests.support.servers.dashboard_pages import APP, NOWHERE, looking, page, text
+from services.recorder.catalog import CatalogWriter
+from services.recorder.events import EventWriter
+from services.shell.store import Store
+from tests.support.data.events import app_record, event, message, model_record
+from tests.support.servers.dashboard_pages import APP, NOWHERE, looking, metric, page, sound, table, text
 from tests.support.servers.nats import free_port
 
 __all__ = ["looking"]  # a fixture that every test uses
@@ -43,8 +55,7 @@ PAGES = (
 
 @pytest.mark.parametrize("name", PAGES)
 def test_an_empty_database_says_what_to_do(name: str, empty_dsn: str) -> None:
-    test = page(name, empty_dsn)
-    assert not test.exception and not test.error
+    test = sound(name, empty_dsn)
     assert "`infaas " in text(test)
     assert "was answered in time" not in text(test)
 
@@ -59,8 +70,7 @@ def test_no_database_says_what_to_do(name: str) -> None:
 
 
 def test_a_database_that_comes_back_is_asked_again(reader_dsn: str) -> None:
-    away = f"postgresql://infaas_reader@127.0.0.1:{free_port()}/infaas"
-    assert page("jobs", away).error
+    assert page("jobs", f"postgresql://infaas_reader@127.0.0.1:{free_port()}/infaas").error
     with pytest.raises(store.NoData):
         store.query("apps")
     set_system_address(SystemAddress(NOWHERE, reader_dsn))
@@ -86,9 +96,13 @@ def test_a_connection_that_has_gone_silent_is_given_up(reader_dsn: str) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-def test_a_database_without_our_schema_says_so(postgres: Any) -> None:
+def test_without_our_schema_pages_say_so_and_nothing_is_written_whatever_the_role(
+    postgres: Any, superuser_dsn: str
+) -> None:
     test = page("overview", postgres.dsn("postgres", postgres.password, "postgres"))
     assert "Roles and set-up" in text(test)
+    with store._pool(superuser_dsn).connection() as connection, pytest.raises(Exception, match="read-only"):
+        connection.execute("DELETE FROM infaas.query_outcomes")
 
 
 # ---- many visitors, few rights
@@ -109,11 +123,6 @@ def test_many_visitors_cost_one_query(empty_dsn: str) -> None:
     assert 1 <= pool.get_stats()["requests_num"] - before <= min(spans, 100)
 
 
-def test_nothing_can_be_written_whatever_the_role(superuser_dsn: str) -> None:
-    with store._pool(superuser_dsn).connection() as connection, pytest.raises(Exception, match="read-only"):
-        connection.execute("DELETE FROM infaas.query_outcomes")
-
-
 def test_who_is_not_logged_in_sees_nothing(empty_dsn: str) -> None:
     set_system_address(SystemAddress(NOWHERE, empty_dsn))
     test = AppTest.from_file(str(APP), default_timeout=120)
@@ -125,3 +134,149 @@ def test_who_is_not_logged_in_sees_nothing(empty_dsn: str) -> None:
     test.run()
     assert [button.label for button in test.button] == ["Log in"]
     assert not test.metric and not test.dataframe
+
+
+# -- The dashboard where several models answer together: the page of an app's members, and what other pages count.
+
+
+@pytest.fixture
+def together(database_dsn: str, reader_dsn: str) -> str:
+    """Forty queries of an app whose three members differ, in two contexts; the last member comes late for each fourth one."""
+    now = time.time()
+    store_ = Store(database_dsn, "test")
+    catalogue = {"app.digits": encode(app_record()), "model.mlp.1": encode(model_record())}
+    CatalogWriter(store_, {"cpu": 0.048}, 0.99).write(catalogue, frozenset(catalogue))
+    outcomes, taught = [], []
+    for i in range(40):
+        fields: dict[str, Any] = {"time": now - 130 + 3 * i}
+        late = i % 4 == 0
+        whole = event(
+            OutcomeEvent, **fields, variant=None, model=None, hardware=None, worker=None, latency_ms=20.0, policy="exp4",
+            confidence=0.5 if late else 0.75, missing=int(late), outcome="default" if i < 2 else "ok", cost=3e-7,
+        )  # fmt: skip
+        outcomes.append(whole)
+        for k, member in enumerate("abc"):
+            slow = late and member == "c"
+            outcomes.append(
+                event(
+                    OutcomeEvent, **fields, variant=f"{member}-v1", model=member, parent=whole.uid, stage=member,
+                    latency_ms=40.0 if slow else 10.0,
+                )
+            )  # fmt: skip
+            taught.append(
+                event(
+                    SelectionEvent, **fields, context="east" if i % 2 else None, member=member, query=whole.uid,
+                    loss=float(i % (k + 2) == 0), weight=(0.6, 0.3, 0.1)[k], probability=1.0,
+                )
+            )  # fmt: skip
+    EventWriter(store_).write([message(*outcomes), message(*taught)])
+    store_.close()
+    return reader_dsn
+
+
+def test_members_show_weights_errors_agreement_and_who_is_missing(together: str) -> None:
+    test = sound("members", together)
+    assert metric(test, "Queries")[0] == "40"
+    assert metric(test, "Confidence")[0] == "68.8 %"
+    assert metric(test, "Incomplete")[0] == "25.0 %"
+    assert metric(test, "Default outputs")[0] == "2"
+    assert metric(test, "Believed most") == ("a", "60.0 % of the weights")
+    rows = table(test, "feedbacks").set_index("member")
+    assert rows.index.tolist() == ["a", "b", "c"]
+    assert rows["error"].tolist() == [pytest.approx(50.0), pytest.approx(100 * 14 / 40), pytest.approx(25.0)]
+    assert rows["missing"].tolist() == [0.0, 0.0, 25.0]
+    assert rows["asked"].tolist() == [40, 40, 40]
+    assert set(rows["feedbacks"]) == {40}
+    test.selectbox(key="context").set_value("east").run()
+    assert not test.exception and not test.error
+    assert set(table(test, "feedbacks")["feedbacks"]) == {20}
+
+
+def test_an_ensemble_counts_as_one_query_on_every_page_and_its_members_as_those_that_answered(together: str) -> None:
+    assert metric(page("overview", together), "Load")[1] == "40 queries"
+    slo = page("slo", together)
+    assert metric(slo, "In time") == ("100 %", "of 40 queries")
+    assert dict(zip(*(table(slo, "mean_batch")[name] for name in ("variant", "queries")), strict=True)) == {
+        "a-v1": 40, "b-v1": 40, "c-v1": 40,
+    }  # fmt: skip
+
+
+# -- The dashboard where apps answer together as a pipeline: its page, and what other pages say of it.
+
+
+@pytest.fixture
+def flowing(database_dsn: str, reader_dsn: str) -> str:
+    """Forty queries of a pipeline of two stages, of which each fourth visits the second; its replicas changed once, and before that."""
+    now = time.time()
+    store_ = Store(database_dsn, "test")
+    vertices = [PipelineVertex(name="lang", app="digits"), PipelineVertex(name="say", app="digits")]
+    social = app_record(app="social", links={}, pipeline=PipelineRecord(vertices=vertices), latency_ms=100.0)
+    catalogue = {
+        "app.digits": encode(app_record()),
+        "app.social": encode(social),
+        "model.mlp.1": encode(model_record()),
+    }
+    CatalogWriter(store_, {"cpu": 0.048}, 0.99).write(catalogue, frozenset(catalogue))
+    outcomes = []
+    for i in range(40):
+        fields: dict[str, Any] = {"time": now - 130 + 3 * i}
+        whole = event(
+            OutcomeEvent, **fields, app="social", variant=None, model=None, hardware=None, worker=None, policy="inferline",
+            latency_ms=120.0 if i < 2 else 40.0, slo_ms=100.0, outcome="late" if i < 2 else "ok", cost=3e-7,
+        )  # fmt: skip
+        visited = ("lang", "say") if i % 4 == 0 else ("lang",)
+        parts = [event(OutcomeEvent, **fields, parent=whole.uid, stage=name, latency_ms=20.0) for name in visited]
+        outcomes += [whole, *parts]
+    changes = [
+        event(PipelineEvent, time=now - 5000, vertex="lang", action="deploy", from_replicas=0, to_replicas=2),
+        event(PipelineEvent, time=now - 60, vertex="lang", from_replicas=2, to_replicas=6, reason="a burst"),
+    ]
+    bills = [event(CostEvent, time=now - 100 + 10 * i, app="social", cost=1e-4) for i in range(9)]
+    EventWriter(store_).write([message(*outcomes), message(*changes), message(*bills)])
+    store_.close()
+    return reader_dsn
+
+
+def test_the_page_shows_how_a_pipeline_keeps_its_objective_and_how_its_stages_are_visited(flowing: str) -> None:
+    test = sound("pipelines", flowing, range="5m")
+    assert test.selectbox(key="app").options == ["social"], "digits is none"
+    assert metric(test, "Queries")[0] == "40"
+    assert metric(test, "In time") == ("95.0 %", "target 99.0 %")
+    assert metric(test, "p99, ms")[1] == "objective 100 ms"
+    assert "How its stages are served now is not known" in text(test), (
+        "no dispatcher runs; the history is shown all the same"
+    )
+    rows = table(test, "visits").set_index("vertex")
+    assert rows["visits"].to_dict() == {"lang": 40, "say": 10}
+    assert rows["of_queries"].to_dict() == {"lang": 100.0, "say": 25.0}
+    [change] = table(test, "lambda_max").to_dict("records")
+    assert (change["vertex"], change["from_replicas"], change["replicas"], change["reason"]) == (
+        "lang",
+        2,
+        6,
+        "a burst",
+    )
+
+
+def test_its_queries_count_once_on_every_page_and_those_of_its_stages_not_at_all(flowing: str) -> None:
+    assert metric(page("overview", flowing), "Load")[1] == "40 queries"
+    slo = page("slo", flowing)
+    assert metric(slo, "In time") == ("95.0 %", "of 40 queries")
+    assert table(slo, "reached").set_index("app")["queries"].fillna(0).to_dict() == {"digits": 0, "social": 40}
+    shown = page("applications", flowing, app="social")
+    assert not shown.exception and not shown.error
+    assert "other applications answer for its stages" in text(shown)
+
+
+def test_without_a_plan_the_page_says_how_to_make_one(flowing: str, database_dsn: str) -> None:
+    store_ = Store(database_dsn, "test")
+    with store_.transaction() as connection:
+        connection.execute("DELETE FROM infaas.pipeline_events")
+    store_.close()
+    test = sound("pipelines", flowing)
+    assert "infaas pipeline deploy" in text(test)
+
+
+def test_where_there_is_no_pipeline_the_page_says_how_to_add_one(reader_dsn: str) -> None:
+    test = sound("pipelines", reader_dsn)
+    assert "infaas pipeline add FILE.toml" in text(test)

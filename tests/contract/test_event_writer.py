@@ -151,6 +151,12 @@ def test_the_same_uid_twice_in_one_fetch_has_one_outcome(ledger: EventWriter, as
     assert ask("SELECT worker FROM infaas.query_outcomes") == [("first",)]
 
 
+def test_a_clients_strange_id_does_not_cost_the_record_of_its_query(ledger: EventWriter, ask: Any) -> None:
+    ledger.write([message(outcome(id="a\0b", context="\0", input_digest="\0"))])
+    assert ask("SELECT id, context FROM infaas.query_outcomes") == [("a\ufffdb", "\ufffd")]
+    assert ask("SELECT count(*) FROM infaas_internal.rejected") == [(0,)]
+
+
 def test_a_feedback_that_is_recorded_again_is_one_row_and_those_of_before_are_kept(
     ledger: EventWriter, ask: Any
 ) -> None:
@@ -172,8 +178,7 @@ def test_an_outcome_that_says_something_else_than_the_first_one_is_told_and_chan
     late = msgspec.structs.replace(first, outcome="late", code=None, cost=4.0, worker="w1")
     again = msgspec.structs.replace(first, time=first.time + 1.0, code="overloaded")
     batches = [message(first), message(late), message(again)]
-    told = ledger.write(batches) if together else sum(ledger.write([one]) for one in batches)
-    assert told == 1
+    assert (ledger.write(batches) if together else sum(ledger.write([one]) for one in batches)) == 1
     assert ask("SELECT outcome, cost FROM infaas.query_outcomes") == [("refused", 0.0)]
     [line] = [record for record in caplog.records if "differ" in record.message]
     assert (line.levelname, line.uid) == ("ERROR", first.uid.hex())  # type: ignore[attr-defined]
@@ -269,12 +274,6 @@ def test_a_row_that_the_database_cannot_take_costs_only_itself(
     ((body,),) = ask("SELECT body FROM infaas_internal.rejected")
     kept = msgspec.msgpack.decode(bytes(body))
     assert [row["id"] for row in kept["rows"]] == ["5"]
-
-
-def test_a_clients_strange_id_does_not_cost_the_record_of_its_query(ledger: EventWriter, ask: Any) -> None:
-    ledger.write([message(outcome(id="a\0b", context="\0", input_digest="\0"))])
-    assert ask("SELECT id, context FROM infaas.query_outcomes") == [("a\ufffdb", "\ufffd")]
-    assert ask("SELECT count(*) FROM infaas_internal.rejected") == [(0,)]
 
 
 @settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -117,11 +117,23 @@ async def test_a_client_with_a_bucket_makes_no_stream_that_hears_others(server: 
             await bus.close()
 
 
-def test_what_jetstream_hands_out_is_known_by_its_marks() -> None:
+def test_requests_of_outsiders_are_checked_and_what_services_tell_is_not() -> None:
     assert from_stream("$JS.ACK.S.c.1.1.1.1.0", None)
     assert from_stream("", {"Nats-Stream": "S"})
     assert not from_stream("_INBOX.a", {"traceparent": "x"})
     assert not from_stream("", None)
+    callers = ReplyCheck(SUBJECTS, "_INBOX.x")
+    inner = (SUBJECTS.execute("w", "cpu"), LOAD, SUBJECTS.done("d"), SUBJECTS.worker_heartbeat())
+    assert not any(map(callers.applies_to, inner))
+    # The actors answer wherever they are asked to.
+    callers = ReplyCheck(SUBJECTS, "_INBOX.x")
+    registrar = Registrar("r", SUBJECTS, RegistrarSettings(), str)
+    coordinator = Coordinator("c", SUBJECTS, JobsSettings(), {}, str)
+    dispatcher = make_dispatcher(Settings(), SUBJECTS, "d", InfaasPolicy(), {}, bytes)
+    for actor in (registrar, coordinator, dispatcher):
+        shared = {inlet.subject for inlet in actor.inlets if inlet.queue} - {SUBJECTS.resubmit()}
+        assert shared
+        assert all(map(callers.applies_to, shared))
 
 
 async def test_answers_go_to_the_inbox_of_the_app_that_was_asked_for(server: Secured) -> None:
@@ -171,21 +183,3 @@ def test_whose_reply_subject_it_is(reply: str, open_: bool, closed: bool) -> Non
         callers = ReplyCheck(SUBJECTS, inbox)
         assert callers.applies_to(inlet)
         assert callers.may_answer(inlet, SUBJECTS.query("faces"), reply) is answered
-
-
-def test_every_request_of_outsiders_is_checked() -> None:
-    """The actors answer wherever they are asked to."""
-    callers = ReplyCheck(SUBJECTS, "_INBOX.x")
-    registrar = Registrar("r", SUBJECTS, RegistrarSettings(), str)
-    coordinator = Coordinator("c", SUBJECTS, JobsSettings(), {}, str)
-    dispatcher = make_dispatcher(Settings(), SUBJECTS, "d", InfaasPolicy(), {}, bytes)
-    for actor in (registrar, coordinator, dispatcher):
-        shared = {inlet.subject for inlet in actor.inlets if inlet.queue} - {SUBJECTS.resubmit()}
-        assert shared
-        assert all(map(callers.applies_to, shared))
-
-
-def test_what_services_tell_each_other_is_not_looked_at() -> None:
-    callers = ReplyCheck(SUBJECTS, "_INBOX.x")
-    inner = (SUBJECTS.execute("w", "cpu"), LOAD, SUBJECTS.done("d"), SUBJECTS.worker_heartbeat())
-    assert not any(map(callers.applies_to, inner))

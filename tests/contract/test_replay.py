@@ -242,6 +242,16 @@ def test_a_part_of_the_time(database_dsn: str, replay: Run) -> None:
     assert found["policies"][0]["jobs"] == []
 
 
+def test_the_document_and_a_picture_are_written(database_dsn: str, replay: Run, tmp_path: Path) -> None:
+    minute(database_dsn)
+    kept, drawn = tmp_path / "kept.json", tmp_path / "drawn.png"
+    picture = ("--plot", drawn) if find_spec("matplotlib") is not None else ()
+    found = replay(*HOUR, "--policy", "static", "--out", kept, *picture)
+    written = json.loads(kept.read_text())
+    assert (written["recorded"], written["cost"]) == (found["recorded"], found["cost"])
+    assert not picture or drawn.read_bytes().startswith(b"\x89PNG")
+
+
 def test_other_machines(database_dsn: str, replay: Run, tmp_path: Path) -> None:
     minute(database_dsn)
     two = replay(*HOUR, "--worker", "cpu=2", "--policy", "static")
@@ -314,16 +324,6 @@ def test_machines_come_later_where_they_take_longer_to_boot(database_dsn: str, r
         return float(run["series"]["time"][next(i for i, count in enumerate(counts) if count > 1)])
 
     assert second_at(20.0) - second_at(0.0) == pytest.approx(20.0, abs=5.0)
-
-
-def test_the_document_and_a_picture_are_written(database_dsn: str, replay: Run, tmp_path: Path) -> None:
-    minute(database_dsn)
-    kept, drawn = tmp_path / "kept.json", tmp_path / "drawn.png"
-    picture = ("--plot", drawn) if find_spec("matplotlib") is not None else ()
-    found = replay(*HOUR, "--policy", "static", "--out", kept, *picture)
-    written = json.loads(kept.read_text())
-    assert (written["recorded"], written["cost"]) == (found["recorded"], found["cost"])
-    assert not picture or drawn.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(

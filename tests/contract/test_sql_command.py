@@ -1,17 +1,36 @@
 """`infaas sql`: contract section 1."""
 
 import json
+import re
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
-from services.recorder.events import EventWriter
+from bus.codec import encode
+from bus.messages.events import EVENTS, Event, OutcomeEvent, ScalingEvent, StateEvent
+from services.recorder.catalog import CatalogWriter
+from services.recorder.events import EventMessage, EventWriter
 from services.shell.host.postgres import EmbeddedPostgres
 from services.shell.store import Store
-from tests.support.data.events import message, outcome
+from tests.support.data.events import (
+    PIPELINE,
+    VARIANT,
+    app_record,
+    event,
+    message,
+    model_record,
+    outcome,
+    variant_record,
+)
 from tests.support.servers.processes import environ, infaas
+from tools.reference import sql_page
 
 
 def test_a_query_as_json_is_one_document(database_dsn: str, reader_dsn: str) -> None:
@@ -61,10 +80,11 @@ def test_what_the_database_refuses_is_one_line_and_exit_1(empty_dsn: str, query:
     assert done.stderr.count("\n") == 1
 
 
-def test_a_mightier_role_does_not_write_either(superuser_dsn: str) -> None:
+def test_a_mightier_role_does_not_write_and_json_needs_a_query(superuser_dsn: str, empty_dsn: str) -> None:
     done = infaas("sql", "DELETE FROM infaas.jobs", INFAAS_SQL_DSN=superuser_dsn)
     assert done.returncode == 1
     assert "read-only transaction" in done.stderr
+    assert infaas("sql", "--json", INFAAS_SQL_DSN=empty_dsn).returncode == 2
 
 
 @pytest.mark.parametrize(
@@ -100,5 +120,53 @@ def test_without_a_query_psql_is_opened_as_the_reader(postgres: EmbeddedPostgres
     assert "infaas_reader |     42" in done.stdout
 
 
-def test_json_without_a_query_is_bad_usage(empty_dsn: str) -> None:
-    assert infaas("sql", "--json", INFAAS_SQL_DSN=empty_dsn).returncode == 2
+# -- Every query of docs/sql.md and examples/questions.sql runs with the read-only role and finds what a system that did
+# everything has left.
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "sql.md").read_text()
+EXAMPLES = re.findall(
+    r"^(?:SELECT|WITH).*?;$", (ROOT / "examples" / "questions.sql").read_text(), re.DOTALL | re.MULTILINE
+)
+QUERIES = re.findall(r"```sql\n(.*?)```", TEXT, re.DOTALL) + EXAMPLES
+
+
+def test_there_are_thirty_queries_and_every_relation_is_named(empty_dsn: str) -> None:
+    """In the list of the page, and with its columns where `make docs` ends it."""
+    assert len(QUERIES) >= 30
+    assert len(EXAMPLES) == (ROOT / "examples" / "questions.sql").read_text().count(";\n")
+    made = sql_page()
+    with closing(psycopg.connect(empty_dsn)) as connection:
+        found = connection.execute("SELECT table_name FROM information_schema.tables WHERE table_schema = 'infaas'")
+        assert [name for (name,) in found if f"`{name}`" not in TEXT or f"### `{name}`" not in made] == []
+
+
+@pytest.fixture
+def used_dsn(database_dsn: str, reader_dsn: str) -> Iterator[str]:
+    """The read-only DSN of a database in which everything has happened at least once."""
+    store = Store(database_dsn, "test")
+    now = time.time()
+    catalogue = {
+        f"variant.{VARIANT}": encode(variant_record()),
+        "model.mlp.1": encode(model_record()),
+        "app.digits": encode(app_record()),
+        "app.social": encode(app_record(app="social", links={}, pipeline=PIPELINE)),
+    }
+    CatalogWriter(store, {"cpu": 0.048}, 0.99).write(catalogue, frozenset(catalogue))
+    others: list[Event] = [event(kind, time=now - 5) for kind in EVENTS if kind not in (OutcomeEvent, StateEvent)]
+    states = [event(StateEvent, time=now - 9), event(StateEvent, time=now - 8, to_state="Overloaded")]
+    others.append(event(ScalingEvent, time=now - 6, scaler="model", action="upgrade", reason="accuracy"))
+    outcomes = [outcome(id=f"q{i}", batch=i + 1) for i in range(8)] + [outcome(outcome="refused", code="deadline")]
+    whole = outcome(variant=None, confidence=0.5, missing=1, cost=2e-7)
+    outcomes.append(outcome(app="social", model=None, variant=None))
+    outcomes += [whole, *(outcome(parent=whole.uid, stage=member) for member in ("mlp", "cnn"))]
+    ledger = EventWriter(store)
+    ledger.write([message(*outcomes), message(*states), *(message(row) for row in others)])
+    ledger.write([EventMessage("infaas.event.outcome", b"\xc1")])
+    store.close()
+    yield reader_dsn
+
+
+@pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.split("FROM")[1].split()[0].strip("(;"))
+def test_a_query_of_the_page_answers(used_dsn: str, query: str) -> None:
+    with closing(psycopg.connect(used_dsn)) as connection:
+        assert connection.execute(query.encode()).fetchall()

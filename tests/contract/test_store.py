@@ -114,11 +114,8 @@ def _unexplained(dsn: str) -> list[str]:
         return [name for (name,) in rows]
 
 
-def test_every_column_is_explained(empty_dsn: str) -> None:
+def test_columns_are_explained_with_their_units(empty_dsn: str) -> None:
     assert _unexplained(empty_dsn) == []
-
-
-def test_nothing_is_explained_that_is_not_there(empty_dsn: str) -> None:
     told = (SCHEMA / "comments.sql").read_text()
     lines = re.findall(r"^      \('([a-z_0-9*]+)', '(\w*)',", told, re.MULTILINE)
     columns = {relation: set(_columns(empty_dsn, relation)) for relation, _ in lines if relation != "*"}
@@ -126,10 +123,7 @@ def test_nothing_is_explained_that_is_not_there(empty_dsn: str) -> None:
     assert len(lines) > 200
     assert [line for line in lines if line[1] and line[1] not in columns.get(line[0], everywhere)] == []
     assert len(lines) == len(set(lines))
-
-
-def test_units_are_told(empty_dsn: str) -> None:
-    """Who reads the comments alone knows what a number counts."""
+    # Who reads the comments alone knows what a number counts.
     with closing(psycopg.connect(empty_dsn)) as connection:
         rows = connection.execute(
             "SELECT a.attname, col_description(a.attrelid, a.attnum) FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid"

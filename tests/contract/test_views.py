@@ -122,6 +122,15 @@ def test_an_instance_that_no_app_uses_yet_is_shown_for_every_linked_app(db: Reco
     ]
 
 
+def test_instances_of_a_worker_that_fell_silent_are_gone(db: Recorder) -> None:
+    now = time.time()
+    db.state("Active", now - 100)
+    db.ledger.write([message(event(WorkerSample, time=now - 40))])
+    assert db.states() == []
+    db.ledger.write([message(event(WorkerSample, time=now))])
+    assert db.states() == [("digits", VARIANT, "w1", "Active")]
+
+
 def test_a_new_monitor_makes_what_the_old_one_said_untrue(db: Recorder) -> None:
     now = time.time()
     db.worker("None", "Booting", now - 20)
@@ -142,15 +151,6 @@ def test_instances_of_a_worker_that_is_gone_are_gone(db: Recorder, state: str) -
     db.state("Active", now - 10, worker="w2", instance="other")
     db.worker("Ready", state, now - 5)
     assert db.states() == [("digits", VARIANT, "w2", "Active")]
-
-
-def test_instances_of_a_worker_that_fell_silent_are_gone(db: Recorder) -> None:
-    now = time.time()
-    db.state("Active", now - 100)
-    db.ledger.write([message(event(WorkerSample, time=now - 40))])
-    assert db.states() == []
-    db.ledger.write([message(event(WorkerSample, time=now))])
-    assert db.states() == [("digits", VARIANT, "w1", "Active")]
 
 
 # ---- the catalogue

@@ -12,8 +12,19 @@ from bus.messages.fleet import EnsureLoaded, Release
 from bus.messages.public import Requirements
 from services.core.placement import Device
 from services.executor.commands import LOADERS
-from services.simulation.run import BEGINS, WARM_UP
-from tests.support.data.small_scenarios import CPU, PRICES, Told, load, machine, scenario, settings, variant
+from services.simulation.run import BEGINS, WARM_UP, simulate_all
+from tests.support.data.small_scenarios import (
+    CPU,
+    PRICES,
+    Told,
+    changed,
+    load,
+    machine,
+    read,
+    scenario,
+    settings,
+    variant,
+)
 
 SLOW = variant("slow-cpu", "slow", "cpu", 30.0, load_ms=10_000.0)
 QUICK = variant("quick-cpu", "quick", "cpu", 20.0, load_ms=150.0, memory_mb=100.0)
@@ -106,8 +117,7 @@ def test_a_burst_on_all_of_many_instances_computes_on_no_more_threads_than_there
 
     for step in range(6000):
         told.kernel.at(WARM_UP + BURST + step / 1000.0, look, None)
-    result = told.result()
-    assert result["failed"] == 0
+    assert told.result()["failed"] == 0
     assert max(seen) == CPU.cores, "all cores compute, and never more threads than these"
     served = {event.variant for _, event in told.log if isinstance(event, StateEvent) and event.to_state == "Active"}
     assert len(served) == len(APPS), "two threads a core may be promised, and those that compute little take little"
@@ -200,3 +210,95 @@ def test_one_of_them_that_becomes_busy_harms_no_other() -> None:
     outcomes = Counter((event.app == HEAVY, event.outcome) for _, event in told.log if isinstance(event, OutcomeEvent))
     assert outcomes[False, "ok"] > FIVE_EACH * len(FORTY) * 10
     assert {outcome for heavy, outcome in outcomes if not heavy} == {"ok"}, outcomes
+
+
+# -- Machines that nobody has at first: what outgrows the others gets one of another kind, and it goes again.
+
+
+def test_a_load_that_outgrows_one_kind_of_machine_gets_another_kind(tmp_path):
+    scenario = read(
+        tmp_path,
+        changed(
+            ("scenario.duration_s", 130),
+            ("app", [{"name": "faces", "latency_ms": 1000}]),
+            ("variant.1.app", "faces"),
+            ("worker.0.start", 1),
+            ("worker.0.max", 1),  # 8 cores: two instances of A, 10/s
+            ("worker.1.start", 0),
+            ("worker.1.resources", {"gpu_memory_gb": 16}),
+            ("worker.1.boot_s", 5),
+            ("load", [{"app": "faces", "rate": [[0, 0.5], [90, 0.5], [95, 60]]}]),
+        ),
+    )
+    [result] = simulate_all(scenario)["policies"]
+    workers = dict(zip(result["series"]["time"], result["series"]["workers"]["gpu"], strict=True))
+    assert workers[88.0] == 0  # one that the first queries brought, of which little is known, has gone
+    assert workers[128.0] == max(workers.values()) == 1  # one carries it all
+    violations = zip(result["series"]["time"], result["series"]["violations"], strict=True)
+    assert sum(count for t, count in violations if t < 90 or t >= 102) == 0
+    [added] = [row for row in result["scaling"]["decisions"] if row["action"] == "add_worker" and row["time"] > 0]
+    assert added["reason"].startswith("the plan wants 1 gpu, there are 0, for ")
+    assert 90.0 < added["time"] < 94.0
+
+
+# -- Instances that nobody needs, in the simulator: production's actors, real queues, and the machine's bill.
+SMALL = variant("small-cpu", "small", "cpu", 17.3, accuracy=0.7, memory_mb=400.0)
+LARGE = variant("large-cpu", "large", "cpu", 61.7, accuracy=0.9, memory_mb=2800.0)
+MARKED, NEEDED = 6.0, 12.0
+
+
+def both_filled() -> Told:
+    """Both variants fill a machine. LARGE, which app b alone uses, is marked at 6 s, and its place is taken at 12 s."""
+    told = Told(
+        scenario(
+            load((0.0, 20.0)),
+            load((0.0, 8.0), (NEEDED - 0.5, 8.0), (NEEDED, 30.0), (NEEDED + 0.001, 0.0), (20.0, 0.0), apps=("b",)),
+            duration_s=20.0,
+            machines=(machine("cpu", devices=(CPU,), start=1, minimum=1, maximum=1, price_per_hour=4 * PRICES["cpu"]),),
+            policy=settings(autoscaler={"policy": "off"}, monitor={"cost_s": 1.0}),
+            variants=(SMALL, LARGE),
+            links={"a": ("small",), "b": ("large",)},
+        )
+    )
+    orders = (
+        (MARKED, "release", Release(variant=LARGE.variant, reclaim=True, orderer="model-test", reason="not needed")),
+        (NEEDED, "load", EnsureLoaded(variant=SMALL, at_least=3, app="a", orderer="model-test", reason="more load")),
+    )
+    for at, verb, order in orders:
+        subject = told.system.subjects.worker("cpu-0", verb)
+        told.kernel.at(WARM_UP + at, lambda what: told.kernel.publish(*what), (subject, order))
+    return told
+
+
+def test_it_serves_costs_its_app_nothing_and_gives_way() -> None:
+    told = both_filled()
+    result = told.result()
+    assert (result["open"], result["failed"]) == (0, 0)
+    assert result["refused"] == 0, "what was queued there is answered, too"
+    assert result["cost"] == pytest.approx(20.0 * 4 * PRICES["cpu"] / 3600.0), "the machine's bill"
+
+    actions = [(e.variant, e.action, e.count) for _, e in told.log if isinstance(e, ScalingEvent) and e.time > BEGINS]
+    assert actions == [
+        (LARGE.variant, "release", 1),
+        (LARGE.variant, "evict", 1),
+        (SMALL.variant, "replicate", 1),
+        (SMALL.variant, "replicate", 1),
+    ]
+
+    [unloading] = [e.time for _, e in told.log if isinstance(e, StateEvent) and e.to_state == "Unloading"]
+    gone = [e.time for _, e in told.log if isinstance(e, StateEvent) and e.to_state == "Inactive"]
+    assert gone[0] - unloading > 0.05, "its queue"
+    served = [e.time for _, e in told.log if isinstance(e, StateEvent) and e.to_state == "Active" and e.time > BEGINS]
+    assert min(served) - gone[0] > 0.5, "the loads began when it was gone"
+
+    rows = [event for _, event in told.log if isinstance(event, CostEvent) and event.seconds > 0]
+    periods: dict[float, list[CostEvent]] = {}
+    for row in rows:
+        periods.setdefault(row.time, []).append(row)
+    for each in periods.values():
+        [idle] = [row for row in each if row.variant is None]
+        assert fsum(row.cost for row in each) == pytest.approx(idle.seconds * 4 * PRICES["cpu"] / 3600.0)
+    marked = [r for r in rows if r.app == "b" and BEGINS + MARKED + 1.5 < r.time <= BEGINS + NEEDED]
+    before = [r for r in rows if r.app == "b" and BEGINS + 1.5 < r.time <= BEGINS + MARKED]
+    assert all(row.cost > 0 for row in before) and before
+    assert all(row.cost == 0 for row in marked) and fsum(row.busy_seconds for row in marked) > 1.0

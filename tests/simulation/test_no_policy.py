@@ -143,7 +143,7 @@ def test_deciding_code_is_only_used_where_actors_are_wired() -> None:
     assert {what: where - WIRING.get(what, set()) for what, where in found.items()} == {what: set() for what in found}
 
 
-def test_nothing_here_decides() -> None:
+def test_nothing_here_decides_descends_or_gives_orders() -> None:
     found = {
         (path.name, node.name)
         for path in sources()
@@ -151,9 +151,6 @@ def test_nothing_here_decides() -> None:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.lstrip("_") in DECIDES
     }
     assert found == set()
-
-
-def test_no_class_here_descends_from_a_services() -> None:
     for path in sources():
         for node in ast.walk(tree(path)):
             if isinstance(node, ast.ClassDef):
@@ -162,10 +159,7 @@ def test_no_class_here_descends_from_a_services() -> None:
                     module, name = taken.get(ast.unparse(base).partition("[")[0].partition(".")[0], ("", ""))
                     known = module.startswith("services.") and not module.startswith("services.simulation")
                     assert not known or is_data(getattr(importlib.import_module(module), name)), f"{path}: {node.name}"
-
-
-def test_nobody_here_gives_orders() -> None:
-    """Messages by which services make each other work are sent by services only."""
+    # Messages by which services make each other work are sent by services only.
     for path in sources():
         orders = {here for module, _, here in imports(path) if module.startswith(ORDERS)}
         made = {
@@ -174,6 +168,11 @@ def test_nobody_here_gives_orders() -> None:
             if isinstance(node, ast.Call) and ast.unparse(node.func) in orders
         }
         assert made <= FACTS, path
+    ours = bodies(HERE)
+    theirs = {what: where for service in SERVICES for what, where in bodies(ROOT / "services" / service).items()}
+    assert len(ours) > 50
+    assert len(theirs) > 500
+    assert {ours[what]: theirs[what] for what in ours.keys() & theirs.keys()} == {}
 
 
 def shape(body: list[ast.stmt]) -> tuple[Any, ...]:
@@ -199,19 +198,10 @@ def bodies(folder: Path) -> dict[tuple[Any, ...], str]:
     for path in sources(folder):
         for node in ast.walk(tree(path)):
             if isinstance(node, ast.FunctionDef):
-                documented = ast.get_docstring(node, clean=False) is not None
-                what = shape(node.body[documented:])
+                what = shape(node.body[(ast.get_docstring(node, clean=False) is not None) :])
                 if len(what) >= 50:
                     found[what] = f"{path.relative_to(ROOT)}: {node.name}"
     return found
-
-
-def test_no_function_is_a_copy_of_a_services() -> None:
-    ours = bodies(HERE)
-    theirs = {what: where for service in SERVICES for what, where in bodies(ROOT / "services" / service).items()}
-    assert len(ours) > 50
-    assert len(theirs) > 500
-    assert {ours[what]: theirs[what] for what in ours.keys() & theirs.keys()} == {}
 
 
 ACTORS = {Dispatcher, Executor, MonitorActor, ModelAutoscaler, Controller, Coordinator, Runner}
@@ -234,8 +224,7 @@ def test_the_actors_on_the_stage_are_productions_own() -> None:
 def test_the_policy_is_productions_own(name: str, policy: type) -> None:
     run = Told(scenario(load((0.0, 1.0)), duration_s=1.0, policy=settings(dispatcher={"policy": name})))
     run.system.build()
-    dispatcher = run.kernel.members["d-0"].actor
-    timed = dispatcher._policy
+    timed = run.kernel.members["d-0"].actor._policy
     assert type(timed) is SampledPolicy
     assert type(timed._select.__self__) is policy
     assert timed._select.__func__ is policy.select

@@ -67,8 +67,7 @@ def test_a_high_load_goes_to_the_gpu_in_batches_figure_6b() -> None:
 
 
 def test_gpus_are_shared_until_one_is_not_enough_figure_7() -> None:
-    figure = fig7.build([1], short=True)
-    found = numbers(figure)
+    found = numbers(fig7.build([1], short=True))
     assert found["one GPU at first, a second is added"] == 1.0
     assert 10 < found["the second one is ordered at"] < 70  # for the load that is forecast for when it has booted
     assert found["INFaaS costs less than two dedicated GPUs by"] > 0.05

@@ -18,7 +18,7 @@ from services.recorder.events import EventWriter, Maintenance
 from services.shell.host.postgres import EmbeddedPostgres
 from services.shell.store import READER, WRITER, Store, StoreError, prepare
 from services.shell.timescale import KEEP_DAYS, REFRESH, Level, level_of, when_free
-from tests.contract.test_sql_docs import QUERIES
+from tests.contract.test_sql_command import QUERIES
 from tests.support.data.events import event, message, outcome
 from tests.support.data.rollups import Shown, shown, some, truth
 from tests.timescale.wasm import WasmTimescale, missing
@@ -352,8 +352,7 @@ def test_our_time_bucket_is_timescales(system: System, postgres: EmbeddedPostgre
                 [connection.execute(f"SELECT {schema}.time_bucket(%s::interval, %s)", case).fetchone() for case in cases]
                 + [connection.execute(f"SELECT {schema}.time_bucket(%s::interval, %s, %s)", case).fetchone() for case in zones]
             )  # fmt: skip
-    different = [(case, a, b) for case, a, b in zip(cases + zones, *found, strict=True) if a != b]
-    assert different == []
+    assert [(case, a, b) for case, a, b in zip(cases + zones, *found, strict=True) if a != b] == []
 
 
 # ---- by licence

@@ -84,8 +84,7 @@ def client(datatype: str) -> None:
 
 
 def dispatcher(datatype: str) -> None:
-    head = decode(QueryHead, encode({"inputs": wire(datatype)}))
-    assert count_items(head, app(datatype)) == 1
+    assert count_items(decode(QueryHead, encode({"inputs": wire(datatype)})), app(datatype)) == 1
 
 
 def executor(datatype: str) -> None:

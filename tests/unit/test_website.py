@@ -84,8 +84,7 @@ def test_what_the_pages_link_to_beside_docs_is_there(site: Path) -> None:
         ("start.html", "registering.html"),
         ("scaling.html", "architecture.html"),
     ]:
-        text = (site / page).read_text()
-        assert target in text, (page, target)
+        assert target in (site / page).read_text(), (page, target)
         assert (site / target).is_file()
 
 

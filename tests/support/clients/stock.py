@@ -61,8 +61,7 @@ async def connected(system: Whole) -> AsyncIterator[Client]:
     nc = await nats.connect(system.nats)
     try:
         yield nc
-        reply = await answered(nc, {"inputs": tensor(system.x[:1])})
-        assert reply["outputs"]
+        assert (await answered(nc, {"inputs": tensor(system.x[:1])}))["outputs"]
     finally:
         await nc.close()
 

@@ -130,8 +130,7 @@ def tiny_problem(seed: int, vertices: int = 2, queries: int = 800) -> PipelinePr
     for vertex in record.vertices:
         one = float(rng.uniform(5, 60))
         total += one
-        share = float(rng.uniform(0.0, 0.3))
-        options.append(_option(vertex.name, "cpu", 0.1, one, share))
+        options.append(_option(vertex.name, "cpu", 0.1, one, float(rng.uniform(0.0, 0.3))))
         fast = one / float(rng.uniform(2, 12))
         options.append(_option(vertex.name, "gpu", float(rng.uniform(0.2, 1.0)), fast, float(rng.uniform(0.3, 0.95))))
     cv, rate = float(rng.choice([0.5, 1.0, 2.0])), float(rng.uniform(20, 120))

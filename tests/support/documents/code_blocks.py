@@ -6,7 +6,7 @@
 | `console` | lines behind `$ ` are commands and run; what follows them is an example of their output, and is not compared |
 | `python` | runs as a program of its own; `await` and `async with` may stand outside of functions; `python NAME.py`: is saved under this name, too |
 | `toml` | is read: as settings; `toml plan`, `toml scenario`, `toml pipeline`: by that reader; `toml part`: any TOML |
-| `sql` | runs as the read-only role (tests/contract/test_sql_docs.py) |
+| `sql` | runs as the read-only role (tests/contract/test_sql_command.py) |
 | `json` | is read |
 | `text`, `mermaid` | is not code |
 """

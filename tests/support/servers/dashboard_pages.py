@@ -34,6 +34,13 @@ def page(name: str, dsn: str, **query: str) -> AppTest:
     return test.run() if name == "overview" else test.switch_page(f"views/{name}.py").run()
 
 
+def sound(name: str, dsn: str, **query: str) -> AppTest:
+    """The page, on which nothing failed and no error is told."""
+    test = page(name, dsn, **query)
+    assert not test.exception and not test.error
+    return test
+
+
 def text(test: AppTest) -> str:
     """Everything that is told in words."""
     told = [*test.markdown, *test.caption, *test.info, *test.error, *test.warning, *test.success]

@@ -125,8 +125,7 @@ class StockEngine:
         body = await request.body()
         self._note(request)
         head = request.headers.get(HEAD)
-        text = body if head is None else body[: int(head)]
-        given = json.loads(text)["inputs"][0]
+        given = json.loads(body if head is None else body[: int(head)])["inputs"][0]
         shape = given["shape"]
         if head is None:
             x = np.array(given["data"], np.float32).reshape(shape)

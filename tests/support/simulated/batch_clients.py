@@ -119,20 +119,23 @@ class BatchClients:
         return self.kernel.now - BEGINS
 
     def run(self, seconds: float) -> None:
-        self.kernel.run(self.kernel.now + seconds)
+        if seconds:
+            self.kernel.run(self.kernel.now + seconds)
 
-    def rule(self, scope: str, name: str, **fields: Any) -> None:
+    def rule(self, scope: str, name: str, *, seconds: float = 0.0, **fields: Any) -> None:
         """Keep a rule as the registrar does. Without fields: remove it."""
         value = encode(BatchingRule(**fields)) if fields else None
         self.kernel.put(self.subjects.control_bucket, batching_key(scope, name), value)
+        self.run(seconds)
 
-    def send_many(self, count: int, **how: Any) -> None:
+    def send_many(self, count: int, *, seconds: float = 0.0, **how: Any) -> None:
         for _ in range(count):
             self.send(**how)
+        self.run(seconds)
 
     def send(
         self, device: int = 0, *, app: str = "a", within: float = 10.0, items: int = 1, then: Callable[[Any], None] | None = None,
-        instance: str = "", **route: Any,
+        instance: str = "", seconds: float = 0.0, **route: Any,
     ) -> None:  # fmt: skip
         """Send one query. within: seconds until its deadline. then: called with the answer or refusal. instance: by default that of the device."""
         self._number += 1
@@ -143,8 +146,9 @@ class BatchClients:
         body = Raw(encode({"inputs": Tensor("BOOL", [items], bytes(items))}))
         self._sent[inbox] = (now, instance, then)
         self.kernel.publish(self.subjects.execute(WORKER, f"gpu{device}"), Execute(head, body))
+        self.run(seconds)
 
-    def closed_loop(self, clients: int, device: int = 0, **query: Any) -> None:
+    def closed_loop(self, clients: int, device: int = 0, *, seconds: float = 0.0, **query: Any) -> None:
         """So many clients that each send the next query when the last one is answered."""
 
         def again(_: Any = None) -> None:
@@ -152,6 +156,7 @@ class BatchClients:
 
         for _ in range(clients):
             again()
+        self.run(seconds)
 
     def batches(self, since: float, device: int = 0, until: float = float("inf")) -> list[int]:
         """Items of the batches that were answered from then on, one entry a batch."""

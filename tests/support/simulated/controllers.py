@@ -100,7 +100,7 @@ class CloudFleet(Fleet):
             self.start_controller(f"c{number}")
         self.stage.run(4.0)
 
-    def start_worker(self, worker: str) -> None:
+    def start_worker(self, worker: str, seconds: float = 0.0) -> None:
         actor = MonitorActor(worker, "cpu", [self.device], PRICES, self.subjects, next(self._incarnations), kind="cpu")
         self.stage.enter(
             worker,
@@ -109,14 +109,16 @@ class CloudFleet(Fleet):
         )
         self.follow(worker)
         self.start_executor(worker)
+        self.after(seconds)
 
-    def register(self, *records: Any) -> None:
+    def register(self, *records: Any, seconds: float = 0.0) -> None:
         """More of the catalogue, for everybody."""
         self.records.extend(records)
         for name in list(self.stage.members):
             if "/" not in name:
                 for record in records:
                     self.stage.send(name, change_of(record))
+        self.after(seconds)
 
     def start_controller(self, name: str) -> None:
         actor = Controller(f"vm-{name}", self.subjects, self.limits, traits=self.traits, autoscaler=self.autoscaler)
@@ -299,10 +301,11 @@ class PoolFleet(CloudFleet):
         super().__init__(*variants, traits=traits, **({"workers": 0} | more))
         self._settle()
 
-    def change(self, name: str, **fields: Any) -> None:
+    def change(self, name: str, *, seconds: float = 0.0, **fields: Any) -> None:
         """The operator or the world changes a node; down: all on it dies, drain: the Swarm ends what runs there."""
         self.nodes[name] = replace(self.nodes[name], **fields)
         self._settle()
+        self.after(seconds)
 
     def leave(self, name: str) -> None:
         """The machine dies and its node is removed."""

@@ -198,7 +198,7 @@ class ContextStore:
 
 
 class Fleet:
-    """Builds and breaks a system on a stage; collects what the client hears, by query id."""
+    """Builds and breaks a system on a stage; collects what the client hears, by query id. how: the first worker's device does so."""
 
     def __init__(
         self,
@@ -209,6 +209,7 @@ class Fleet:
         settings: Settings | None = None,
         kind: str = "cpu",
         arithmetic: str = "",
+        **how: Any,
     ):
         self.stage = Stage()
         self.subjects = Subjects()
@@ -228,13 +229,21 @@ class Fleet:
         for n in range(dispatchers):
             self.start_dispatcher(f"d{n}")
         self.stage.run(1.0)
+        if how:
+            self.behave(**how)
 
-    def start_dispatcher(self, name: str) -> None:
+    def after(self, seconds: float) -> None:
+        """So much time passes after what was done; none: not even what is due now comes."""
+        if seconds:
+            self.stage.run(seconds)
+
+    def start_dispatcher(self, name: str, seconds: float = 0.0) -> None:
         policy = self.policy or InfaasPolicy()
         new_uid = lambda: next(self._uids).to_bytes(16, "big")  # noqa: E731
         actor = make_dispatcher(self.settings, self.subjects, name, policy, PRICES, new_uid)
         self.stage.enter(name, actor, self.contexts)
         self.follow(name)
+        self.after(seconds)
 
     def follow(self, name: str) -> None:
         """One that has just started hears of the whole catalogue."""
@@ -242,16 +251,18 @@ class Fleet:
             self.stage.send(name, change_of(record))
         self.stage.send(name, Synced("infaas-catalog"))
 
-    def start_executor(self, worker: str) -> None:
+    def start_executor(self, worker: str, seconds: float = 0.0) -> None:
         device = self.devices[worker] = Device(self.stage, worker)
         device.objects = self.contexts.objects
         own = replace(CPU, name=self.kind, kind=self.kind)
         actor = make_executor(self.settings, self.subjects, worker, own, next(self._incarnations))
         self.stage.enter(f"{worker}/{self.kind}", actor, device)
+        self.after(seconds)
 
     def behave(self, worker: str = "w0", **how: Any) -> None:
         """Its device does so from now on: attributes of Device."""
         for name, value in how.items():
+            assert hasattr(self.devices[worker], name), name
             setattr(self.devices[worker], name, value)
 
     def running(self, worker: str) -> list[bytes]:
@@ -259,16 +270,16 @@ class Fleet:
         runs = self.stage.members[f"{worker}/{self.kind}"].actor._runs.running.values()
         return [query.route.uid for _, run, _ in runs for query in run.queries]
 
-    def end_executor(self, worker: str, running: list[bytes] | None = None) -> None:
+    def end_executor(self, worker: str, running: list[bytes] | None = None, seconds: float = 0.0) -> None:
         """The executor ends, and its supervisor says so, with what it computed, None: nobody knows."""
         self.stage.kill(f"{worker}/{self.kind}")
         exited = ExecutorExited(worker=worker, device=self.kind, at=self.stage.now, reason="crashed", running=running)
-        self.stage.publish(self.subjects.exited(worker, self.kind), exited)
+        self.stage.publish(self.subjects.exited(worker, self.kind), exited, seconds=seconds)
 
-    def kill_worker(self, worker: str) -> None:
+    def kill_worker(self, worker: str, seconds: float = 0.0) -> None:
         """Its machine dies: nobody says anything."""
         self.stage.kill(f"{worker}/{self.kind}")
-        self.stage.kill(worker)
+        self.stage.kill(worker, seconds)
 
     def order(
         self,
@@ -284,7 +295,7 @@ class Fleet:
         self.stage.publish(self.subjects.worker(worker, "load"), order)
         self.stage.run(seconds)
 
-    def start_worker(self, worker: str) -> None:
+    def start_worker(self, worker: str, seconds: float = 0.0) -> None:
         device = MonitoredDevice(  # room for five members
             name=self.kind, kind=self.kind, cores=4, memory_mb=4000.0, arithmetic=self.arithmetic
         )
@@ -292,14 +303,15 @@ class Fleet:
         actor = MonitorActor(worker, self.kind, [device], PRICES, self.subjects, next(self._incarnations), settings)
         self.stage.enter(worker, actor, lambda _: (0.0, MachineSample(utilisation=0.2, memory_used_mb=500.0)))
         self.follow(worker)
-        self.start_executor(worker)
+        self.start_executor(worker, seconds)
 
-    def change(self, name: str = "app", **fields: Any) -> None:
+    def change(self, name: str = "app", *, seconds: float = 0.0, **fields: Any) -> None:
         """An app's record changes, and everybody who follows the catalogue hears of it."""
         [app] = [record for record in self.records if isinstance(record, AppRecord) and record.app == name]
         after = replace(app, **fields)
         self.records[self.records.index(app)] = after
         self.tell(after)
+        self.after(seconds)
 
     def add(self, *records: Any) -> None:
         """Records come into the catalogue."""
@@ -313,13 +325,21 @@ class Fleet:
             if member.actor.watches:
                 self.stage.send(name, change_of(after))
 
-    def ask(self, app: str = "app", *, id: str | None = None, items: int = 1, **needs: Any) -> str:
-        """Send one query now; returns its id."""
+    def ask(
+        self, app: str = "app", *, id: str | None = None, items: int = 1, seconds: float = 0.0, **needs: Any
+    ) -> str:
+        """Send one query now, and let so much time pass; returns its id."""
         label = id or f"q{next(self._ids)}"
         inputs = Tensor("FP32", [items, 2], b"\0" * (8 * items))
         body = encode({"inputs": inputs, "id": label, **needs})
-        self.stage.publish(self.subjects.query(app), body, f"_INBOX.test.{label}")
+        self.stage.publish(self.subjects.query(app), body, f"_INBOX.test.{label}", seconds)
         return label
+
+    def asks(self, count: int, app: str = "app", *, seconds: float = 0.0, **query: Any) -> list[str]:
+        """Send so many now, and let so much time pass; their ids."""
+        labels = [self.ask(app, **query) for _ in range(count)]
+        self.after(seconds)
+        return labels
 
     def replies(self, label: str) -> list[dict[str, Any]]:
         """Everything the client has heard about one query."""

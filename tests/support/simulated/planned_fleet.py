@@ -55,6 +55,7 @@ class PipelineFleet(CloudFleet):
         pipeline: PipelineRecord = PIPELINE,
         ended: str = "",
         slo_target: float | None = None,
+        seconds: float = 0.0,
     ) -> None:
         """The registrar writes the pipeline's record. None: no plan is deployed any more; ended: why a change has ended it."""
         record = AppRecord(
@@ -62,7 +63,7 @@ class PipelineFleet(CloudFleet):
             plan_ended=ended, slo_target=slo_target,
         )  # fmt: skip
         self.records = [one for one in self.records if key_of(one) != key_of(record)]
-        self.register(record)
+        self.register(record, seconds=seconds)
 
     def traffic(self, arrivals: Floats, seconds: float, name: str = "p") -> None:
         """Arrivals from now on, told each 0.1 s."""

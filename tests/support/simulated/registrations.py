@@ -3,13 +3,27 @@
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from bus.codec import decode, encode
-from bus.messages.catalog import AppRecord, ModelRecord, Profile, ProfileRow, Signature, TensorSpec, VariantRecord
+from bus.messages.catalog import (
+    AppRecord,
+    Ensemble,
+    ModelRecord,
+    PipelinePlan,
+    PipelineRecord,
+    PipelineVertex,
+    PlannedStage,
+    Profile,
+    ProfileRow,
+    Signature,
+    TensorSpec,
+    VariantRecord,
+)
 from bus.messages.fleet import WorkerHeartbeat
 from bus.messages.public import Register, RegistrationStatus
-from bus.messages.verbs import ResetSelection
+from bus.messages.verbs import DeployPipeline, PipelineHead, ResetSelection, SetPipeline
 from bus.messages.work import BuildVariants, ModelInspected, VariantBuilt, VariantFailed, VariantPlan, WorkFinished
 from bus.subjects import Subjects
 from services.core.actor import (
@@ -26,7 +40,7 @@ from services.core.actor import (
     Synced,
     Tick,
 )
-from services.core.catalog import key_of, selection_key
+from services.core.catalog import Catalog, key_of, selection_key
 from services.core.settings import RegistrarSettings
 from services.registrar.actor import Registrar
 from services.registrar.changes import amend
@@ -46,7 +60,7 @@ from services.registrar.commands import (
 )
 from services.registrar.registration import OVER
 from tests.support.data import events
-from tests.support.data.heartbeats import beat, device
+from tests.support.data.events import beat, device
 
 SUBJECTS = Subjects("t")
 SIGNATURE = Signature(
@@ -149,6 +163,16 @@ class Stage:
                 case _:
                     raise AssertionError(f"unexpected effect {effect}")
         return effects
+
+    def hear(self, *messages: Any) -> None:
+        """Hand these over, one after the other."""
+        for message in messages:
+            self.tell(message)
+
+    def settle(self, *messages: Any) -> None:
+        """Hand these over, and carry out what they need."""
+        self.hear(*messages)
+        self.perform()
 
     def register(self, request: Register = REQUEST, reply: str = "_INBOX.1") -> Any:
         """Send a registration and carry out what it needs; returns the reply."""
@@ -253,6 +277,11 @@ class Stage:
     def last(self, registration: str = "r1") -> RegistrationStatus:
         return self.statuses(registration)[-1]
 
+    @property
+    def variants(self) -> list[VariantRecord]:
+        """Of the catalogue."""
+        return [decode(VariantRecord, value) for key, value in self.catalog.items() if key.startswith("variant.")]
+
     def ends(self, registration: str = "r1") -> list[str]:
         """The final states published of one registration."""
         return [status.state for status in self.statuses(registration) if status.state in OVER]
@@ -273,13 +302,108 @@ def to_building(stage: Stage, request: Register = REQUEST) -> BuildVariants:
     """Register, have it inspected, and return the build order."""
     stage.tell(heartbeat())
     stage.register(request)
-    stage.tell(inspected(request.registration or ""))
-    stage.perform()
+    stage.settle(inspected(request.registration or ""))
     return build_order(stage)
 
 
 def complete(stage: Stage, order: BuildVariants, worker: str = "w1") -> None:
     for plan in order.plans:
         stage.tell(built(plan, order.registration, worker))
-    stage.tell(finished("build", order.registration, worker))
-    stage.perform()
+    stage.settle(finished("build", order.registration, worker))
+
+
+def registering(request: Register = REQUEST) -> Stage:
+    """A registration that a worker inspects."""
+    stage = Stage()
+    stage.tell(heartbeat())
+    stage.register(request)
+    return stage
+
+
+def building(request: Register = REQUEST) -> tuple[Stage, BuildVariants]:
+    """A registration whose variants a worker builds, and its order."""
+    stage = Stage()
+    return stage, to_building(stage, request)
+
+
+def registered() -> Stage:
+    """A registration that is done."""
+    stage, order = building()
+    complete(stage, order)
+    return stage
+
+
+# -- Records of a pipeline, of the apps of its stages and of a plan, and what the registrar makes of changes to them.
+TWICE = PipelineRecord(
+    vertices=[
+        PipelineVertex(name="first", app="digits", inputs={"x": "$.image"}),
+        PipelineVertex(name="second", app="checks", inputs={"x": "$.image"}, accuracy=0.9),
+    ],
+    edges=[],
+    output={"scores": "first.scores", "check": "second.scores"},
+)
+
+
+def setting(graph: PipelineRecord = TWICE, name: str = "both", latency_ms: float = 100.0, **more: Any) -> SetPipeline:
+    head = PipelineHead(name=name, latency_ms=latency_ms, **more)
+    return SetPipeline(pipeline=head, vertices=graph.vertices, edges=graph.edges, output=graph.output)
+
+
+def deploying(plan: PipelinePlan | None, app: str = "both") -> DeployPipeline:
+    return DeployPipeline(app=app, plan=msgspec.to_builtins(plan))
+
+
+SET = setting()
+CHECKS = app_record("checks", links={"check": "1", "exact": "1"})
+RECORDS: list[AppRecord | ModelRecord | VariantRecord] = [
+    app_record(),
+    CHECKS,
+    model_record(),
+    model_record("check"),
+    model_record("exact"),
+    variant_record(),
+    variant_record("check-t1", model="check", accuracy=0.8),
+    variant_record("exact-t4", model="exact", accuracy=0.95, threads=4),
+    variant_record("exact-t2", model="exact", accuracy=0.95, threads=2),
+    variant_record("exact-gpu", model="exact", accuracy=0.95, hardware="gpu", max_batch=32),
+]
+
+
+def catalog_of(records: Iterable[Any] = RECORDS) -> Catalog:
+    found = Catalog()
+    for record in records:
+        found.apply(key_of(record), encode(record))
+    return found
+
+
+KNOWN = catalog_of()
+EXP4 = Ensemble(policy="exp4")
+
+
+def changed(record: AppRecord | None, change: Any, catalog: Catalog = KNOWN) -> AppRecord:
+    after = amend(record, change, catalog)
+    assert isinstance(after, AppRecord), after
+    return after
+
+
+def refused(record: AppRecord | None, change: Any, catalog: Catalog = KNOWN) -> str:
+    after = amend(record, change, catalog)
+    assert isinstance(after, ChangeRefused), after
+    return f"{after.code} {after.message}"
+
+
+BOTH = changed(None, SET)
+WITH = catalog_of([*RECORDS, BOTH])
+
+
+def stage(**changes: Any) -> PlannedStage:
+    made = PlannedStage(hardware="cpu", batch=4, replicas=2, scale=1.0, service_ms=8.0, rho=0.5)
+    return replace(made, **changes)
+
+
+PLAN = PipelinePlan(
+    pipeline="both", policy="inferline", status="feasible", cost_per_s=0.001, p99_ms=80.0,
+    vertices={"first": stage(), "second": stage()}, envelope=[(1.0, 20)], dispersion=[1.0], steps=[], rate=10.0,
+    latency_ms=100.0,
+)  # fmt: skip
+DEPLOYED = changed(BOTH, deploying(PLAN))

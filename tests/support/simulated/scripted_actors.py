@@ -60,13 +60,17 @@ class Play:
         self.told: list[tuple[str, Any]] = []
         self.stage = make(START, lambda name, event: self.told.append((name, event)), delay=DELAY)
 
-    def enter(self, name: str, puppet: Puppet, hands: SimulatedEdge | None = None) -> Puppet:
+    def enter(self, name: str, puppet: Puppet, hands: SimulatedEdge | None = None, seconds: float = 0.0) -> Puppet:
         self.stage.enter(name, puppet, hands)
+        if seconds:
+            self.run(seconds)
         return puppet
 
-    def say(self, subject: str, *texts: str) -> None:
+    def say(self, subject: str, *texts: str, seconds: float = 0.0) -> None:
         for text in texts:
             self.stage.publish(subject, Word(text))
+        if seconds:
+            self.run(seconds)
 
     def run(self, seconds: float) -> None:
         self.stage.run(self.stage.now + seconds)

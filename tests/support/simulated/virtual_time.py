@@ -61,23 +61,27 @@ class Stage:
         self.kernel.enter(name, actor, edge)
         return self.kernel.members[name]
 
-    def kill(self, name: str) -> None:
+    def kill(self, name: str, seconds: float = 0.0) -> None:
         """As kill -9: the actor gets nothing more, and nothing that it has begun is finished."""
         assert name in self.members, name
         self.kernel.leave(name, goodbye=False)
+        self._pass(seconds)
 
-    def stop(self, name: str) -> None:
+    def stop(self, name: str, seconds: float = 0.0) -> None:
         """The actor gets Stopping; work under way may end within the kernel's time for that."""
         assert name in self.members, name
         self.kernel.leave(name, goodbye=True)
+        self._pass(seconds)
 
-    def clog(self, name: str, subject: str = "") -> None:
+    def clog(self, name: str, subject: str = "", seconds: float = 0.0) -> None:
         """Messages to this actor, or those on this subject, wait, in their order, until `go_on`. Its timers ring."""
         self._hold(name, subject, stopped=False)
+        self._pass(seconds)
 
-    def pause(self, name: str) -> None:
+    def pause(self, name: str, seconds: float = 0.0) -> None:
         """As SIGSTOP: whatever comes to this actor waits until `go_on`, its timers too."""
         self._hold(name, stopped=True)
+        self._pass(seconds)
 
     def lag(self, name: str, seconds: float) -> None:
         """Messages to this actor come so much later, in their order, as where it has more to read than it can. Its timers ring."""
@@ -108,23 +112,26 @@ class Stage:
 
         member.handle = handle
 
-    def go_on(self, name: str) -> None:
+    def go_on(self, name: str, seconds: float = 0.0) -> None:
         """All that waited comes now."""
         member = self.members[name]
         member.handle = member.actor.handle
         for envelope in self._held.pop(name):
             self.kernel._deliver(member, replace(envelope, now=self.now))
+        self._pass(seconds)
 
     def listen(self, pattern: str) -> None:
         """Keep what is published on these subjects in `heard`."""
         self.kernel.enter(f"listener {pattern}", _Listener(pattern, self.heard))
 
-    def publish(self, subject: str, message: Any, reply: str = "") -> None:
+    def publish(self, subject: str, message: Any, reply: str = "", seconds: float = 0.0) -> None:
         self.kernel.publish(subject, message, reply)
+        self._pass(seconds)
 
-    def send(self, name: str, message: Any) -> None:
+    def send(self, name: str, message: Any, seconds: float = 0.0) -> None:
         """Hand one actor a message that does not travel on the bus (Changed, Synced, ...)."""
         self.kernel._deliver(self.members[name], Envelope(self.now, message))
+        self._pass(seconds)
 
     def at(self, delay: float, action: Callable[[], None]) -> None:
         """Call it after so many seconds."""
@@ -132,6 +139,11 @@ class Stage:
 
     def run(self, seconds: float) -> None:
         self.kernel.run(self.now + seconds)
+
+    def _pass(self, seconds: float) -> None:
+        """After what was done to an actor; without seconds not even what is due now comes."""
+        if seconds:
+            self.run(seconds)
 
     def _received(self, reply: Publish) -> None:
         body = reply.message if isinstance(reply.message, bytes) else encode(reply.message)

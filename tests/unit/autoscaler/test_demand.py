@@ -81,14 +81,9 @@ def test_bursts_have_a_far_larger_one() -> None:
     assert max(found) < 40.0
 
 
-def test_a_step_and_a_slope_are_no_bursts() -> None:
-    step = fed([5] * 60 + [100] * 4)
-    assert only(step).peakedness <= 3.0
-    slope = fed([n // 4 for n in range(400)])
-    assert only(slope).peakedness <= 1.0
-
-
-def test_evenly_spaced_arrivals_are_less_than_poisson() -> None:
+def test_steps_slopes_and_even_arrivals_are_no_bursts() -> None:
+    assert only(fed([5] * 60 + [100] * 4)).peakedness <= 3.0
+    assert only(fed([n // 4 for n in range(400)])).peakedness <= 1.0
     assert only(fed([20] * 200)).peakedness < 0.5
 
 
@@ -167,13 +162,17 @@ def test_the_share_that_was_in_time_is_of_the_last_minutes() -> None:
     assert (forecast.reached["app"].ended, forecast.reached["app"].missed) == (10, 0)
 
 
-def test_the_loads_of_the_last_minutes_are_remembered_and_older_ones_are_not() -> None:
+def test_demand_is_remembered_for_minutes_and_bounds_the_margin() -> None:
     forecast = fed([50] * 60)
     assert max(only(forecast).past) == pytest.approx(100.0)
     fed([5] * 120, forecast, NOW + 30)
     assert (only(forecast).past[-1], max(only(forecast).past)) == (pytest.approx(10.0), pytest.approx(100.0))
     fed([5] * 500, forecast, NOW + 90)
     assert max(only(forecast).past) == pytest.approx(10.0)
+    never, always = ([margin_factor(0.99, n, share * n) for n in (0, 10, 1000, 100_000)] for share in (0, 1))
+    assert all(a > b for a, b in pairwise(never))
+    assert all(a <= b for a, b in pairwise(always))
+    assert (never[-1], always[-1]) == (LEAST, MOST)
 
 
 # -- headroom
@@ -199,10 +198,3 @@ def test_a_stricter_target_never_wants_less(ended: int, part: float, a: float, b
 def test_it_is_one_while_nothing_is_known_and_while_as_many_miss_as_are_aimed_at(target: float) -> None:
     assert margin_factor(target, 0, 0) == pytest.approx(1.0)
     assert margin_factor(target, 10**8, round(10**8 * AIM * (1 - target))) == pytest.approx(1.0, rel=0.01)
-
-
-def test_the_more_has_ended_the_more_it_says() -> None:
-    never, always = ([margin_factor(0.99, n, share * n) for n in (0, 10, 1000, 100_000)] for share in (0, 1))
-    assert all(a > b for a, b in pairwise(never))
-    assert all(a <= b for a, b in pairwise(always))
-    assert (never[-1], always[-1]) == (LEAST, MOST)

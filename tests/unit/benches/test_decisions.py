@@ -80,19 +80,16 @@ def test_a_missing_trace_leaves_its_scenarios_out_with_a_sentence(tmp_path, caps
     assert read_scenario(found[0].path).policies[0].settings.autoscaler.hold_s == 7.0
 
 
-def test_settings_are_read_as_what_they_are():
+def test_settings_are_read_as_what_they_are_and_every_family_has_a_best_of_1() -> None:
     found = changed(Built({}), ["autoscaler.policy=off", "autoscaler.slack=1.5", "machines.period_s=1"]).document
     assert found == {"settings.autoscaler": {"policy": "off", "slack": 1.5}, "settings.machines": {"period_s": 1}}
-
-
-def test_every_family_has_a_best_of_1():
     assert all(max(variants)[0] == 1.0 and 3 <= len(variants) <= 8 for variants in FAMILIES.values())
 
 
 # -- bounds
 
 
-def test_the_least_cost_of_a_steady_load(tmp_path):
+def test_steady_loads_and_machines_needed_later_have_a_least_cost(tmp_path) -> None:
     """1.5 devices are used: one machine until the second may be there, which is ordered at once. Windows are whole, less one where it starts."""
     document = small(app=[{"name": "a", "latency_ms": 300, "slo_target": 0.5}])
     assert bound(read(document, tmp_path)).cost == pytest.approx(0.01 * 60)
@@ -100,9 +97,6 @@ def test_the_least_cost_of_a_steady_load(tmp_path):
         bound(read(small(), tmp_path))
     document["worker"][0]["start"] = 2
     assert bound(read({**document, "app": small()["app"]}, tmp_path)).cost == pytest.approx(0.01 * 120)
-
-
-def test_a_machine_that_is_needed_later_is_paid_from_its_order(tmp_path):
     document = small(load=[{"app": "a", "arrivals": "uniform", "rate": [[0, 5], [40, 5], [40.001, 15], [60, 15]]}])
     # Two windows, and 20 s of boot less the window of the start; no less while misses are few.
     assert bound(read(document, tmp_path)).cost == pytest.approx(0.01 * (60 + 20 + 10))

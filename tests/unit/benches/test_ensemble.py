@@ -25,8 +25,7 @@ def test_the_digits_best_model_answers_wrongly_in_the_middle_third() -> None:
 
 def test_models_are_as_accurate_as_figure_8_says() -> None:
     stream = of_failure(np.random.default_rng(0))
-    right = 1.0 - stream.errors()[:, 10_000:].mean(axis=1)
-    assert right == pytest.approx(FIGURE_8, abs=0.02)
+    assert (1.0 - stream.errors()[:, 10_000:].mean(axis=1)) == pytest.approx(FIGURE_8, abs=0.02)
     np.testing.assert_allclose(stream.scores.sum(axis=2), 1.0, rtol=1e-5)
 
 

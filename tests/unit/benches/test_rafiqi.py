@@ -22,13 +22,10 @@ def measured(pattern: str, models: int) -> rafiqi.Measured:
     return found
 
 
-def test_round_robin_over_five_models_swaps_at_every_request_and_no_model_is_made_again() -> None:
+def test_a_power_law_swaps_seldom_and_even_requests_of_five_models_each_time() -> None:
     found = measured("sequential", 5)
     assert found.swaps == QUERIES and found.demoted == QUERIES - rafiqi.CAP
     assert max(found.latencies) < 1000.0, "a model that is made again takes 30 s"
-
-
-def test_a_power_law_swaps_seldom() -> None:
     assert measured("zipf", 5).swaps < 0.2 * QUERIES
 
 

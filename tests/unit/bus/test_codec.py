@@ -94,19 +94,19 @@ def test_a_message_comes_back_as_it_was(message: type[Struct]) -> None:
     check()
 
 
-NAMED_AS_IN_FILES = {
-    "PipelineRecord",
-    "PipelineEdge",
-    "SetPipeline",
-}  # [[vertex]], [[edge]] with `from`, which is a word of Python
-
-
 @pytest.mark.parametrize("message", message_types(), ids=lambda message: message.__name__)
 def test_a_message_is_frozen_and_named_by_its_fields(message: type[Struct]) -> None:
     assert message.__struct_config__.frozen
     assert message.__struct_config__.tag is None or issubclass(message, AdminVerb)  # whose subject says the same
     if message.__name__ not in NAMED_AS_IN_FILES:
         assert message.__struct_encode_fields__ == message.__struct_fields__
+
+
+NAMED_AS_IN_FILES = {
+    "PipelineRecord",
+    "PipelineEdge",
+    "SetPipeline",
+}  # [[vertex]], [[edge]] with `from`, which is a word of Python
 
 
 @pytest.mark.parametrize("message", message_types(), ids=lambda message: message.__name__)
@@ -180,17 +180,23 @@ def test_a_foreign_library_reads_an_answer() -> None:
     assert "confidence" not in plain
 
 
-def test_a_body_is_forwarded_untouched() -> None:
+def test_bodies_are_forwarded_untouched_and_earlier_records_are_read() -> None:
     body = msgpack.packb({"inputs": [[1.0, 2.0]], "something": "only the client knows"})
     route = Route(b"u" * 16, 0, 1, "_INBOX.x", 2.0, 1.0, "d0", "i0", "faces", 1, None)
     back = decode(Execute, encode(Execute(route, Raw(body))))
     assert bytes(back.body) == body
     assert back.route == route
+    # Records of earlier versions stay in the catalogue.
+    record = variant_record()
+    fields = msgpack.unpackb(encode(record))
+    del fields["accuracy_low"], fields["accuracy_high"]
+    assert decode(VariantRecord, msgpack.packb(fields)) == record
 
 
-def test_hot_messages_are_arrays() -> None:
+def test_hot_messages_are_arrays_and_references_round_trip() -> None:
     for message in (Route, Execute, DoneBatch):
         assert message.__struct_config__.array_like
+    assert decode(ObjectRef, msgpack.packb({"bucket": "b", "key": "k"})) == ObjectRef("b", "k")
 
 
 @pytest.mark.parametrize(
@@ -214,10 +220,6 @@ def test_an_error_names_the_field(wire: bytes, says: str) -> None:
     assert says in str(error.value)
 
 
-def test_references_round_trip() -> None:
-    assert decode(ObjectRef, msgpack.packb({"bucket": "b", "key": "k"})) == ObjectRef("b", "k")
-
-
 @given(st.binary(max_size=300))
 def test_in_two_is_what_one_would_be(body: bytes) -> None:
     message = Execute(Route(b"u", 0, 0, "r", 1.0, 2.0, "d", "i", "a", 1, None), Raw(encode(body)))
@@ -230,11 +232,3 @@ def test_one_array_is_what_all_elements_would_be(lengths: list[int]) -> None:
     arrays = [list(range(length)) for length in lengths]
     elements = [element for array in arrays for element in array]
     assert decode(list[int], one_array(map(encode, arrays))) == elements
-
-
-def test_a_variant_without_the_interval_of_its_accuracy_is_read() -> None:
-    """Records of earlier versions stay in the catalogue."""
-    record = variant_record()
-    fields = msgpack.unpackb(encode(record))
-    del fields["accuracy_low"], fields["accuracy_high"]
-    assert decode(VariantRecord, msgpack.packb(fields)) == record

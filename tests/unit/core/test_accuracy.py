@@ -9,8 +9,7 @@ from services.core.demand import answers_as_model, meeting, variants_for
 from services.core.selection import Ask, ClusterView
 from services.core.selection.policy import BruteForce, InfaasPolicy
 from services.jobs.policy import eligible
-from tests.support.data.events import catalog_of
-from tests.support.data.heartbeats import beat, device, instance
+from tests.support.data.events import beat, catalog_of, device, instance
 from tests.support.simulated.fleet import PRICES, catalogue, variant
 
 OWN = variant("own", accuracy=0.95, model_accuracy=0.95)
@@ -38,9 +37,11 @@ def served(found: ClusterView, **needs: object) -> set[str]:
     return names
 
 
-def test_a_query_without_an_accuracy_gets_at_most_half_a_point_less_than_its_model_has() -> None:
+def test_half_a_point_less_than_the_model_will_do_and_by_name_or_word_any() -> None:
     assert served(view(*THREE)) == {"own", "near"}
     assert served(view(*THREE), model="m", version="1") == {"own", "near"}
+    assert served(view(*THREE), variant="far") == {"far"}
+    assert served(view(*THREE, accuracy="any")) == {"own", "near", "far"}
 
 
 @pytest.mark.parametrize("stated", [{"accuracy": 0.01}, {"accuracy": 0.94}])
@@ -49,18 +50,10 @@ def test_a_stated_accuracy_is_all_that_counts(stated: dict[str, float]) -> None:
     assert served(view(*THREE), accuracy=0.948) == {"own"}
 
 
-def test_a_variant_that_is_named_serves_and_an_app_may_take_any() -> None:
-    assert served(view(*THREE), variant="far") == {"far"}
-    assert served(view(*THREE, accuracy="any")) == {"own", "near", "far"}
-
-
-def test_where_no_variant_answers_as_its_model_the_best_one_does_of_each_model() -> None:
+def test_where_no_variant_answers_as_its_model_the_best_does_and_an_unknown_accuracy_is_no_floor() -> None:
     other = variant("other", model="n", accuracy=0.5, model_accuracy=0.5)
     worse = variant("worse", accuracy=0.9, model_accuracy=0.95)
     assert meeting((FAR, worse, other), 0.0, None) == (FAR, other)
-
-
-def test_a_model_of_unknown_accuracy_has_no_floor() -> None:
     unknown = variant("unknown", accuracy=0.2)
     assert meeting((unknown, OWN), 0.0, None) == (unknown, OWN)
     assert answers_as_model(variant(accuracy=None, model_accuracy=0.9))

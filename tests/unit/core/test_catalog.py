@@ -14,7 +14,7 @@ from tests.support.data.pipelines import deployed
 from tests.support.simulated.registrations import PROFILE, app_record, model_record, variant_record
 
 
-def test_looks_up_what_was_put() -> None:
+def test_what_was_put_is_looked_up_and_nothing_of_strangers() -> None:
     variant, model, app = variant_record(), model_record(), app_record()
     catalog = catalog_of(variant, model, app)
     assert catalog.app("digits") == app
@@ -23,15 +23,6 @@ def test_looks_up_what_was_put() -> None:
     assert catalog.variants_of("digits") == (variant,)
     assert catalog.apps_linking("mlp") == {"digits"}
     assert (list(catalog.apps), list(catalog.models), list(catalog.variants)) == ([app], [model], [variant])
-
-
-def test_an_app_without_a_target_has_that_of_the_settings() -> None:
-    assert target_of(app_record(slo_target=0.999), 0.99) == 0.999
-    assert target_of(app_record(), 0.95) == 0.95
-    assert target_of(None, 0.95) == 0.95
-
-
-def test_knows_nothing_of_strangers() -> None:
     catalog = Catalog()
     assert catalog.app("a") is None
     assert catalog.model("m") is None
@@ -41,11 +32,22 @@ def test_knows_nothing_of_strangers() -> None:
     assert catalog.apps_linking("m") == frozenset()
 
 
-def test_variants_without_their_model_stay_invisible() -> None:
+def test_an_app_without_a_target_has_that_of_the_settings() -> None:
+    assert target_of(app_record(slo_target=0.999), 0.99) == 0.999
+    assert target_of(app_record(), 0.95) == 0.95
+    assert target_of(None, 0.95) == 0.95
+
+
+def test_variants_are_visible_with_their_model_as_the_same_tuple_until_something_changes() -> None:
     catalog = catalog_of(app_record(), variant_record())
     assert catalog.variants_of("digits") == ()
     assert catalog.apply(model_key("mlp", "1"), encode(model_record())) == {"digits"}
     assert catalog.variants_of("digits") == (variant_record(),)
+    catalog = catalog_of(variant_record(), model_record(), app_record())
+    first = catalog.variants_of("digits")
+    assert catalog.variants_of("digits") is first
+    catalog.apply(variant_key("w"), encode(variant_record("w")))
+    assert catalog.variants_of("digits") is not first
 
 
 def test_names_the_apps_that_a_change_affects() -> None:
@@ -60,27 +62,15 @@ def test_names_the_apps_that_a_change_affects() -> None:
     assert catalog.apply(app_key("digits"), None) == set()
 
 
-def test_a_switch_of_version_shows_the_other_variants() -> None:
+def test_versions_show_their_own_variants_and_the_latest_is_the_one_registered_last() -> None:
     one, two = variant_record("v1"), variant_record("v2", version="2")
     catalog = catalog_of(one, two, model_record(), model_record(version="2"), app_record())
     assert catalog.variants_of("digits") == (one,)
     catalog.apply(app_key("digits"), encode(app_record(links={"mlp": "2"})))
     assert catalog.variants_of("digits") == (two,)
-
-
-def test_the_latest_version_is_the_one_registered_last() -> None:
     catalog = catalog_of(model_record(version="10", created=5.0), model_record(version="9", created=6.0))
-    latest = catalog.model("mlp")
-    assert latest.version == "9"
+    assert catalog.model("mlp").version == "9"
     assert sorted(catalog.versions("mlp")) == ["10", "9"]
-
-
-def test_gives_the_same_tuple_until_something_changes() -> None:
-    catalog = catalog_of(variant_record(), model_record(), app_record())
-    first = catalog.variants_of("digits")
-    assert catalog.variants_of("digits") is first
-    catalog.apply(variant_key("w"), encode(variant_record("w")))
-    assert catalog.variants_of("digits") is not first
 
 
 @pytest.mark.parametrize(
@@ -98,15 +88,12 @@ def test_an_unreadable_entry_counts_as_absent_and_is_noted(value: bytes) -> None
     assert catalog.variants_of("digits") == (variant_record(),)
 
 
-def test_a_record_under_another_key_is_not_believed() -> None:
+def test_records_of_other_keys_are_not_believed_and_strange_keys_ignored() -> None:
     catalog = Catalog()
     catalog.apply("variant.other", encode(variant_record("v")))
     assert catalog.variant("other") is None
     assert catalog.variant("v") is None
     assert "variant.v" in catalog.unreadable["variant.other"]
-
-
-def test_other_keys_are_ignored() -> None:
     catalog = Catalog()
     assert catalog.apply("price.cpu", b"x") == set()
     assert catalog.apply("nonsense", None) == set()
@@ -155,38 +142,23 @@ def variant(name: str, accuracy: float | None = 0.9, ms: float = 1.0, **changes:
     return variant_record(name, accuracy=accuracy, profile=replace(PROFILE, rows=rows), **changes)
 
 
-def test_the_slower_and_less_accurate_one_is_marked() -> None:
+def test_the_dominated_are_marked_and_any_advantage_saves() -> None:
     marked = mark_dominated([variant("slow", 0.8, 2.0), variant("fast", 0.9, 1.0)])
     assert [(v.variant, v.dominated) for v in marked] == [("slow", True), ("fast", False)]
-
-
-def test_any_advantage_saves_a_variant() -> None:
+    assert not any(v.dominated for v in mark_dominated([variant("a"), variant("b")]))
+    assert not dominates(variant("cpu", 0.9, 1.0), variant("gpu", 0.1, 9.0, hardware="gpu"))
+    assert not dominates(variant("real", 0.9, 1.0), variant("pretended", 0.1, 9.0, simulated=True))
+    two_cells = variant_record("two", accuracy=0.5)
+    assert not dominates(variant("one", 0.9, 0.1), two_cells)
+    assert dominates(two_cells, variant("one", 0.4, 9.0))
+    assert dominates(variant("known", 0.0), variant("unknown", None))
+    assert not dominates(variant("unknown", None), variant("known", 0.0))
     best = variant("best", 0.9, 1.0)
     assert not dominates(best, variant("more accurate", 0.91, 5.0))
     assert not dominates(best, variant("larger batch", 0.5, 5.0, max_batch=64))
     assert not dominates(variant("two threads", 0.9, 1.0, threads=2), variant("one thread", 0.9, 1.0))
     lean = replace(PROFILE, memory_mb=1.0)
     assert not dominates(best, variant_record("lean", accuracy=0.1, profile=lean))
-
-
-def test_equals_do_not_dominate_each_other() -> None:
-    assert not any(v.dominated for v in mark_dominated([variant("a"), variant("b")]))
-
-
-def test_other_hardware_is_not_compared() -> None:
-    assert not dominates(variant("cpu", 0.9, 1.0), variant("gpu", 0.1, 9.0, hardware="gpu"))
-    assert not dominates(variant("real", 0.9, 1.0), variant("pretended", 0.1, 9.0, simulated=True))
-
-
-def test_a_cell_that_was_not_measured_counts_as_infinitely_slow() -> None:
-    two_cells = variant_record("two", accuracy=0.5)
-    assert not dominates(variant("one", 0.9, 0.1), two_cells)
-    assert dominates(two_cells, variant("one", 0.4, 9.0))
-
-
-def test_an_unknown_accuracy_is_the_worst() -> None:
-    assert dominates(variant("known", 0.0), variant("unknown", None))
-    assert not dominates(variant("unknown", None), variant("known", 0.0))
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.1, 0.5, 0.9]), st.sampled_from([1.0, 2.0, 3.0])), max_size=8))

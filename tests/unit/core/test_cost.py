@@ -12,7 +12,7 @@ from services.core.placement import container_kind
 from services.core.settings import PriceSettings
 from services.shell.prices import load_prices
 from services.shell.settings import SettingsError
-from tests.support.data.heartbeats import device
+from tests.support.data.events import device
 from tests.support.simulated.fleet import variant
 
 PRICES = {"cpu": 0.048, "gpu": 3.06, "inferentia": 0.0905}
@@ -51,41 +51,32 @@ class Variant:
         )
 
 
-def test_a_core_costs_half_of_a_two_core_machine() -> None:
+def test_an_instance_costs_its_larger_share_and_never_more_than_its_device() -> None:
     one = cost.instance_price_per_s(Variant(threads=1).record(), PRICES, 2, 8000.0)
     two = cost.instance_price_per_s(Variant(threads=2).record(), PRICES, 2, 8000.0)
     assert one == pytest.approx(0.048 / 3600)
     assert two == pytest.approx(0.096 / 3600)
-
-
-def test_memory_decides_where_it_is_the_larger_share() -> None:
     price = cost.instance_price_per_s(Variant(memory_mb=6000.0).record(), PRICES, 2, 8000.0)
     assert price == pytest.approx(0.75 * 0.096 / 3600)
-
-
-def test_an_instance_never_costs_more_than_its_device() -> None:
     price = cost.instance_price_per_s(Variant(threads=16, memory_mb=1e6).record(), PRICES, 2, 8000.0)
     assert price == pytest.approx(0.096 / 3600)
-
-
-def test_threads_of_a_gpu_instance_are_the_hosts() -> None:
     price = cost.instance_price_per_s(Variant(hardware="gpu", memory_mb=4000.0).record(), PRICES, 1, 16000.0)
     assert price == pytest.approx(0.25 * 3.06 / 3600)
-
-
-def test_a_kind_without_a_price_names_the_setting() -> None:
     with pytest.raises(cost.UnknownPrice, match=r"prices\.per_hour\.tpu"):
         cost.price_per_hour("tpu", PRICES)
 
 
-def test_latency_is_linear_between_rows_and_a_line_beyond() -> None:
+def test_latency_is_linear_between_rows_and_never_faster_by_noise() -> None:
     record = Variant().record()
     assert [cost.latency_ms(record, n) for n in (1, 2, 5, 8, 16)] == pytest.approx([2.0, 3.0, 6.0, 9.0, 17.0])
-
-
-def test_one_measured_size_says_no_more_than_proportion() -> None:
     for rows in ([row(4, 8.0)], [row(4, 8.0), row(4, 8.0)]):
         assert cost.latency_ms(rows, 6) == pytest.approx(12.0)
+    assert cost.latency_ms([row(4, 7.0), row(8, 9.0)], 1) == pytest.approx(7.0)
+    assert cost.latency_ms([row(1, 5.0), row(2, 4.0), row(4, 8.0)], 2) == pytest.approx(5.0)
+    rows = [row(1, 2.0, 16), row(1, 6.0, 64)]
+    assert [cost.latency_ms(rows, 1, length) for length in (8, 16, 17, 64, 128, None)] == pytest.approx(
+        [2.0, 2.0, 6.0, 6.0, 12.0, 6.0]
+    )
 
 
 @given(st.lists(st.floats(0.97, 1.03), min_size=3, max_size=3))
@@ -106,42 +97,22 @@ def test_beyond_the_measured_batches_latency_never_falls(figures: list[float], m
     assert cost.latency_ms(rows, rows[-1].batch + more + 1) >= beyond
 
 
-def test_latency_below_the_first_row_is_the_first_rows() -> None:
-    assert cost.latency_ms([row(4, 7.0), row(8, 9.0)], 1) == pytest.approx(7.0)
-
-
-def test_a_larger_batch_is_never_faster_by_noise() -> None:
-    assert cost.latency_ms([row(1, 5.0), row(2, 4.0), row(4, 8.0)], 2) == pytest.approx(5.0)
-
-
-def test_latency_by_length_takes_the_next_longer_bucket() -> None:
-    rows = [row(1, 2.0, 16), row(1, 6.0, 64)]
-    assert [cost.latency_ms(rows, 1, length) for length in (8, 16, 17, 64, 128, None)] == pytest.approx(
-        [2.0, 2.0, 6.0, 6.0, 12.0, 6.0]
-    )
-
-
 @pytest.mark.parametrize(("rows", "batch", "words"), [([], 1, "no measured rows"), ([row(1, 1.0)], 0, "at least 1")])
 def test_what_cannot_be_predicted_says_why(rows: list[ProfileRow], batch: int, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         cost.latency_ms(rows, batch)
 
 
-def test_cost_of_a_thousand_items_falls_with_the_batch() -> None:
+def test_items_cost_less_in_batches_never_nothing_and_fit_no_negative_budget() -> None:
     record = Variant().record()
     handling = cost.HANDLING_MS / 1000
     assert cost.cost_per_1000(record, 0.01, 1) == pytest.approx(0.01 * (0.002 + handling) * 1000)
     assert cost.cost_per_1000(record, 0.01, 8) == pytest.approx(0.01 * (0.009 + handling) * 1000 / 8)
-
-
-def test_a_batch_of_the_smallest_model_is_not_free() -> None:
-    """What its queries will owe includes what the executor does around the model."""
+    # What its queries will owe includes what the executor does around the model.
     record = Variant(rows=[row(1, 0.005), row(64, 0.1)], max_batch=64).record()
     assert cost.cost_per_1000(record, 0.01, 1) > 10 * 0.01 * 0.005
     assert cost.cost_per_1000(record, 0.01, 64) < cost.cost_per_1000(record, 0.01, 1) / 20
-
-
-def test_a_load_takes_longer_than_the_session_alone() -> None:
+    assert cost.LatencyTable(Variant().record()).largest_batch_within(-1.0) == 0
     assert cost.load_seconds(Variant().record()) == pytest.approx(0.05 + cost.LOADING_S)
 
 
@@ -172,22 +143,10 @@ def test_the_largest_batch_within_fits_and_one_more_does_not(
         assert table.seconds(n + 1) > budget
 
 
-def test_a_negative_budget_fits_nothing() -> None:
-    assert cost.LatencyTable(Variant().record()).largest_batch_within(-1.0) == 0
-
-
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=20), st.floats(0, 1), st.floats(0, 100))
 def test_queries_of_a_batch_pay_for_it_exactly_once(items: list[int], price: float, busy: float) -> None:
     total = sum(items)
-    owed = sum(cost.query_cost(price, busy, total, n) for n in items)
-    assert owed == pytest.approx(price * busy)
-
-
-def test_the_price_list_ships_and_settings_override_it() -> None:
-    assert load_prices(PriceSettings()) == {"cpu": 0.048, "gpu": 3.06, "inferentia": 0.0905, "remote": 0.0}
-    assert load_prices(PriceSettings(per_hour={"cpu": 0.1, "tpu": 1.0}))["cpu"] == 0.1
-    with pytest.raises(SettingsError, match=r"prices\.per_hour\.cpu"):
-        load_prices(PriceSettings(per_hour={"cpu": -1.0}))
+    assert sum(cost.query_cost(price, busy, total, n) for n in items) == pytest.approx(price * busy)
 
 
 @pytest.mark.parametrize(("length", "bucket"), [(1, 16), (16, 16), (17, 64), (64, 64), (65, 80), (80, 80), (200, 208)])
@@ -195,7 +154,7 @@ def test_lengths_are_rounded_up_to_what_was_measured(length: int, bucket: int) -
     assert cost.bucket_of(length, [16, 64]) == bucket
 
 
-def test_a_users_own_process_costs_a_cpu_core_whatever_it_takes_of_its_device() -> None:
+def test_users_processes_and_remote_engines_have_prices_of_their_own() -> None:
     kind = container_kind("m", "1")
     assert cost.price_per_hour(kind, PRICES) == 0.048
     assert cost.price_per_hour(kind, PRICES | {kind: 1.0}) == 1.0
@@ -203,13 +162,14 @@ def test_a_users_own_process_costs_a_cpu_core_whatever_it_takes_of_its_device() 
         cost.price_per_hour(kind, {})
     record = Variant(hardware=kind).record()
     assert cost.instance_price_per_s(record, PRICES, 1, 1e6) == pytest.approx(0.048 / 3600.0)
-
-
-def test_an_instance_of_a_remote_engine_costs_the_price_and_a_machine_nothing_for_it() -> None:
     record = Variant(hardware="remote", memory_mb=0.0).record()
     assert cost.instance_price_per_s(record, {"remote": 3.6}, 64, 0.0) == pytest.approx(0.001)
     devices = [device(kind, price_per_hour=price) for kind, price in (("cpu", 0.1), ("remote", 3.6), ("gpu", 1.0))]
     assert cost.machine_price(devices) == pytest.approx(1.1)
+    assert load_prices(PriceSettings()) == {"cpu": 0.048, "gpu": 3.06, "inferentia": 0.0905, "remote": 0.0}
+    assert load_prices(PriceSettings(per_hour={"cpu": 0.1, "tpu": 1.0}))["cpu"] == 0.1
+    with pytest.raises(SettingsError, match=r"prices\.per_hour\.cpu"):
+        load_prices(PriceSettings(per_hour={"cpu": -1.0}))
 
 
 @given(st.lists(st.floats(0.01, 50.0), min_size=4, max_size=4), st.integers(1, 40))

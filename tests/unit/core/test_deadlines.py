@@ -14,7 +14,7 @@ def watched(waiting: dict[str, float]) -> Deadlines[str, float]:
     return deadlines
 
 
-def test_the_timer_is_set_to_the_earliest() -> None:
+def test_timers_are_set_to_the_earliest_that_has_not_ended() -> None:
     deadlines: Deadlines[str, float] = Deadlines(lambda at: at)
     waiting = {"late": 5.0, "early": 2.0, "later": 9.0}
     effects = [deadlines.watch(key, at, 1.0, waiting) for key, at in waiting.items()]
@@ -22,9 +22,6 @@ def test_the_timer_is_set_to_the_earliest() -> None:
     assert deadlines.due(1.9, waiting) == []
     assert deadlines.due(2.0, waiting) == [2.0]
     assert deadlines.timer(2.0) == (After("deadline", 3.0, DeadlineReached()),)
-
-
-def test_an_item_that_ended_is_not_due() -> None:
     deadlines = watched({"a": 1.0, "b": 2.0})
     assert deadlines.due(3.0, {"b": 2.0}) == [2.0]
     assert deadlines.timer(3.0) == ()

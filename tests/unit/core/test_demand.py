@@ -22,14 +22,14 @@ def fold(rows: list[ClassDemand]) -> list[ClassDemand]:
     ]
 
 
-def test_near_needs_are_one_class_that_asks_for_the_strictest() -> None:
+def test_needs_are_classes_by_nearness_and_few() -> None:
     (found,) = fold([row(100.0, 0.90, 3), row(97.0, 0.91, 4)])
     assert (found.items, found.latency_ms, found.accuracy) == (7, 97.0, 0.91)
-
-
-def test_far_needs_workers_and_names_are_kept_apart() -> None:
     rows = [row(50.0), row(200.0), row(50.0, 0.8), row(50.0, worker=""), row(None), row(50.0, model="m"), row(50.0, cost=0.1)]  # fmt: skip
     assert sorted(fold(rows), key=repr) == sorted(rows, key=repr)
+    found = fold([row(1.0 + 0.7 * i, (i % 50) / 50) for i in range(2000)])
+    assert len(found) <= MOST
+    assert sum(one.items for one in found) == 2000
 
 
 needs = st.builds(
@@ -51,10 +51,3 @@ def test_no_item_is_lost_and_every_class_is_as_strict_as_its_members(rows: list[
             and (one.cost is None or (other.cost is not None and other.cost <= one.cost))
             for other in found
         )
-
-
-def test_many_needs_end_in_few_classes() -> None:
-    rows = [row(1.0 + 0.7 * i, (i % 50) / 50) for i in range(2000)]
-    found = fold(rows)
-    assert len(found) <= MOST
-    assert sum(one.items for one in found) == 2000

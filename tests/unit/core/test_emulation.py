@@ -35,12 +35,17 @@ def resnet50(max_batch: int = 64, threads: int = 1, **changes: object) -> Varian
     return replace(record, framework="ort", accuracy=0.75, **changes)
 
 
-def test_a_gpu_is_the_papers_tensorrt_instance() -> None:
+def test_devices_are_the_papers_gpu_and_inferentia_with_transfers_within_the_load() -> None:
     gpu = emulated(resnet50(), "gpu", "x")
     assert 300 <= 1000.0 / latency_ms(gpu, 1) <= 350
     assert 8000.0 / latency_ms(gpu, 8) == pytest.approx(750, rel=0.01)
     assert gpu.profile.memory_mb == pytest.approx(1340, rel=0.01)
     assert 5000 <= gpu.profile.load_ms <= 10000
+    core = emulated(resnet50(8), "inferentia", "x")
+    assert latency_ms(core, 1) == pytest.approx(20.0)
+    assert 80 <= core.profile.saturation_qps <= 100
+    instant = with_tiers(replace(resnet50().profile, load_ms=0.0, memory_mb=5000.0), "gpu")
+    assert (instant.init_ms, instant.transfer_ms) == (0.0, 0.0)
 
 
 def test_a_gpu_keeps_models_in_host_memory_and_an_inferentia_does_not() -> None:
@@ -57,17 +62,6 @@ def test_a_gpu_keeps_models_in_host_memory_and_an_inferentia_does_not() -> None:
     assert gpu.host_mb == gpu.memory_mb
     for one in (inferentia, with_tiers(cpu, "cpu")):
         assert (one.init_ms, one.transfer_ms, one.host_mb) == (None, None, None)
-
-
-def test_no_transfer_takes_longer_than_the_load_that_it_is_part_of() -> None:
-    instant = with_tiers(replace(resnet50().profile, load_ms=0.0, memory_mb=5000.0), "gpu")
-    assert (instant.init_ms, instant.transfer_ms) == (0.0, 0.0)
-
-
-def test_an_inferentia_core_is_the_papers_variant_b() -> None:
-    core = emulated(resnet50(8), "inferentia", "x")
-    assert latency_ms(core, 1) == pytest.approx(20.0)
-    assert 80 <= core.profile.saturation_qps <= 100
 
 
 def test_dearer_kinds_carry_more() -> None:
@@ -137,7 +131,7 @@ def test_the_plainest_fp32_variant_of_each_batch_limit_gets_one() -> None:
     assert originals([r for r in pool if r.precision != "fp32" or r.hardware != "cpu"], "gpu") == []
 
 
-def test_real_outputs_only_where_the_cpu_can_keep_up() -> None:
+def test_devices_are_numbered_by_kind_and_outputs_real_where_the_cpu_keeps_up() -> None:
     quick = replace(
         resnet50(), profile=replace(resnet50().profile, rows=[replace(resnet50().profile.rows[0], p50_ms=0.2)])
     )
@@ -145,9 +139,6 @@ def test_real_outputs_only_where_the_cpu_can_keep_up() -> None:
     assert computable(record, 10, 0.0021)
     assert not computable(record, 11, 0.0021)
     assert not computable(resnet50(), 1, 1000.0), "without the figure nobody can promise it"
-
-
-def test_devices_are_numbered_by_kind() -> None:
     devices = simulated_devices({"inferentia": 2, "gpu": 1})
     assert [device.name for device in devices] == ["gpu-0", "inferentia-0", "inferentia-1"]
     assert all(device.simulated for device in devices)

@@ -69,9 +69,14 @@ def test_what_does_not_serve_is_not_judged(state: State) -> None:
     assert judge(state, seen(load=1e9, backlog_s=1e9), LIMITS) == (state, "")
 
 
-def test_reasons_give_the_figures() -> None:
+def test_states_can_end_by_known_moves_and_reasons_give_figures() -> None:
     assert judge("Active", seen(load=120.0), LIMITS)[1] == "serves 120 items/s of 100 at saturation"
     assert judge("Active", seen(latency_s=0.06), LIMITS)[1].startswith("a batch takes 60 ms, its profile says 20 ms")
+    assert all(legal(state, "Inactive") for state in EDGES if state != "Inactive")
+    assert not legal("Inactive", "Overloaded")
+    assert not legal("Unloading", "Active")
+    assert not legal("Warm", "Active")
+    assert {"Loading"} == COUNTED - SERVING
 
 
 observations = st.builds(
@@ -85,14 +90,6 @@ def test_judging_is_legal_and_settles_at_once(state: State, observed: Observed) 
     new, _ = judge(state, observed, LIMITS)
     assert new == state or legal(state, new)
     assert judge(new, observed, LIMITS)[0] == new, "the same observation must not make a state flap"
-
-
-def test_every_state_can_end_and_only_known_moves_are_legal() -> None:
-    assert all(legal(state, "Inactive") for state in EDGES if state != "Inactive")
-    assert not legal("Inactive", "Overloaded")
-    assert not legal("Unloading", "Active")
-    assert not legal("Warm", "Active")
-    assert {"Loading"} == COUNTED - SERVING
 
 
 @pytest.mark.parametrize(

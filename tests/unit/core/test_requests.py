@@ -3,18 +3,15 @@
 from collections.abc import Iterable
 
 from bus.messages.public import AdminDone, Error, Refusal
-from services.core.actor import Effect, Envelope, Failed, Publish, Synced, TimedOut
-from services.core.requests import SyncGate, answer, not_now, refuse
+from services.core.actor import After, Do, Effect, Envelope, Failed, Publish, Synced, TimedOut
+from services.core.requests import Commands, Retry, SyncGate, TakeOvers, answer, not_now, refuse
 
 
-def test_an_answer_goes_to_whoever_waits_for_one() -> None:
+def test_answers_go_to_who_waits_and_failed_commands_are_overloads() -> None:
     error = Error(code="bad_request", message="no")
     assert answer("_INBOX.1", AdminDone()) == (Publish("_INBOX.1", AdminDone()),)
     assert refuse("_INBOX.1", error) == (Publish("_INBOX.1", Refusal(error=error)),)
     assert answer("", AdminDone()) == refuse("", error) == ()
-
-
-def test_a_command_that_failed_is_an_overload_that_says_why() -> None:
     error = not_now("jobs cannot be kept", Failed("x", "the disk is full"), 2.0)
     assert (error.code, error.retry_after_ms) == ("overloaded", 2000.0)
     assert error.message == "jobs cannot be kept now, try again: the disk is full"
@@ -35,3 +32,32 @@ def test_requests_wait_for_all_buckets_and_then_come_in_order() -> None:
     assert gate.synced_at == 4.0
     assert gated(Envelope(5.0, "third", reply="z")) == (Publish("z", "third"),)
     assert list(gate.synced(Envelope(6.0, Synced("a")))) == []
+
+
+# -- Commands are repeated until they succeed; work of a peer that is gone is taken over, by one of several.
+
+
+def test_a_command_that_failed_is_given_again_after_a_pause() -> None:
+    commands = Commands(2.0)
+    do = commands.start(Do(("keep", "j"), "command", 10.0))
+    (again,) = commands.failed(do.id)
+    assert again == After(do.id, 2.0, Retry(do))
+    assert commands.retry(Envelope(1.0, Retry(do))) == (do,)
+    assert commands.get(do.id) == do
+    commands.ended(do.id)
+    assert commands.failed(do.id) == ()
+    assert commands.get(do.id) is None
+
+
+def test_own_work_and_that_of_peers_that_are_gone_is_taken_over() -> None:
+    takeovers = TakeOvers("a", timeout_s=5.0, command_s=10.0)
+    takeovers.heard("alive", 99.0, leaving=False)
+    takeovers.heard("silent", 90.0, leaving=False)
+    takeovers.heard("left", 99.0, leaving=True)
+    unfinished = [("w1", "alive"), ("w2", "silent"), ("w3", "left"), ("w4", "a"), ("w5", "never heard of")]
+    assert takeovers.orphans(unfinished, 100.0, since=98.0) == ["w2", "w3", "w4"]
+    assert takeovers.orphans(unfinished, 104.0, since=98.0) == ["w2", "w3", "w4", "w5"]
+    assert takeovers.start("w2", "command") == Do(("takeover", "w2"), "command", 10.0)
+    assert takeovers.orphans(unfinished, 100.0, since=98.0) == ["w3", "w4"]
+    takeovers.ended("w2")
+    assert takeovers.orphans(unfinished, 100.0, since=98.0) == ["w2", "w3", "w4"]

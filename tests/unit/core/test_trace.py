@@ -10,7 +10,7 @@ TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 HEADER = f"00-{TRACE}-{PARENT}-01"
 
 
-def test_a_header_is_read_and_written_again() -> None:
+def test_headers_are_read_and_written_again_with_spans_of_their_own() -> None:
     trace = read({"traceparent": HEADER, "tracestate": "a=1,b=2"})
     assert trace == Trace(TRACE, PARENT, 1, "a=1,b=2")
     assert trace.recorded
@@ -19,6 +19,14 @@ def test_a_header_is_read_and_written_again() -> None:
         "tracestate": "a=1,b=2",
     }
     assert read({"Traceparent": HEADER[:-1] + "0"}) == Trace(TRACE, PARENT, 0)
+    assert read({"traceparent": "01" + HEADER[2:] + "-more"}) == Trace(TRACE, PARENT, 1)
+    ids = {span_id(uid, part) for uid in (b"\0" * 16, b"\0" * 15 + b"\1") for part in ("dispatch", "execute")}
+    assert len(ids) == 4
+    assert all(len(one) == 16 for one in ids)
+    assert span_id(b"uid", "dispatch") == span_id(b"uid", "dispatch")
+    assert read(None) is None
+    assert read({}) is None
+    assert read({"other": "x"}) is None
 
 
 @pytest.mark.parametrize(
@@ -32,10 +40,6 @@ def test_what_is_no_header_is_no_trace(given_header: str) -> None:
     assert read({"traceparent": given_header}) is None
 
 
-def test_a_later_version_may_say_more() -> None:
-    assert read({"traceparent": "01" + HEADER[2:] + "-more"}) == Trace(TRACE, PARENT, 1)
-
-
 @given(st.text())
 def test_only_what_fits_in_a_header_goes_on(state: str) -> None:
     trace = read({"traceparent": HEADER, "tracestate": state})
@@ -43,16 +47,3 @@ def test_only_what_fits_in_a_header_goes_on(state: str) -> None:
     assert passed in ("", state)
     assert "\n" not in passed
     assert "\r" not in passed
-
-
-def test_spans_of_one_query_differ_and_are_found_again() -> None:
-    ids = {span_id(uid, part) for uid in (b"\0" * 16, b"\0" * 15 + b"\1") for part in ("dispatch", "execute")}
-    assert len(ids) == 4
-    assert all(len(one) == 16 for one in ids)
-    assert span_id(b"uid", "dispatch") == span_id(b"uid", "dispatch")
-
-
-def test_without_headers_there_is_nothing() -> None:
-    assert read(None) is None
-    assert read({}) is None
-    assert read({"other": "x"}) is None

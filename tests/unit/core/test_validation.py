@@ -14,13 +14,7 @@ from bus.messages.catalog import AppRecord, Signature, TensorSpec
 from bus.messages.public import QueryHead, Requirements
 from bus.tensors import LARGEST_RANK, BadTensor, fit
 from services.core.cost import open_axis
-from services.core.validation import (
-    MOST_ITEMS,
-    WrongField,
-    count_items,
-    length_of,
-    wrong_requirement,
-)
+from services.core.validation import MOST_ITEMS, WrongField, count_items, length_of, wrong_requirement
 
 NUMBERS = sorted(ARRAYS.values())
 
@@ -96,12 +90,9 @@ def test_references_that_can_name_nothing(bucket: str, key: str, names: str) -> 
     assert count_items(head(inputs_ref={"bucket": "infaas-inputs", "key": "../any name > *"}), app()) == 1
 
 
-def test_missing_inputs_are_named() -> None:
+def test_inputs_are_named_and_hold_as_many_items() -> None:
     with pytest.raises(WrongField, match="`inputs` is missing"):
         count_items(head(), app())
-
-
-def test_named_inputs_hold_the_same_number_of_items() -> None:
     two = app(TensorSpec(name="a", datatype="FP32", shape=[1]), TensorSpec(name="b", datatype="INT64", shape=[2]))
     assert count_items(head(inputs={"a": tensor([3, 1]), "b": tensor([3, 2], "INT64")}), two) == 3
     with pytest.raises(WrongField, match=r"inputs\.b holds 2 items"):

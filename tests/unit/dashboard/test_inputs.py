@@ -100,16 +100,13 @@ def test_a_picture_gets_the_models_size_colours_and_order(
     assert arrays["x"].max() == (255 if datatype == "UINT8" else 1.0 if shown.ndim == 3 else pytest.approx(76 / 255))
 
 
-def test_pixels_become_the_numbers_that_the_model_was_trained_with() -> None:
+def test_pictures_become_the_models_numbers_or_are_refused() -> None:
     specs = [TensorSpec(name="x", datatype="FP32", shape=[3, 4, 4])]
     for values, low in (("0 to 1", 0.0), ("-1 to 1", -1.0), ("0 to 255", 0.0), ("ImageNet", -0.485 / 0.229)):
         arrays, _ = inputs.from_picture(picture(4, 4, (0, 0, 0)), specs, values, invert=False)
         assert arrays["x"][0, 0, 0, 0] == pytest.approx(low)
     inverted, _ = inputs.from_picture(picture(4, 4, (0, 0, 0)), specs, "0 to 255", invert=True)
     assert inverted["x"].min() == 255
-
-
-def test_what_is_no_picture_or_not_wanted_is_refused() -> None:
     with pytest.raises(BadInput, match="PNG or JPEG"):
         inputs.from_picture(b"no picture", FLAT, "0 to 1", invert=False)
     assert inputs.picture_shape(TWO) is None

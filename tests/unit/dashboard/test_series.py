@@ -1,13 +1,14 @@
 """Rows as series: nothing is missing, nothing is made up."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pandas as pd
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dashboard.series import filled, front, largest, newest, state_spans, with_gaps
-from dashboard.window import Window
+from dashboard.window import LAG, RANGES, Window, between, latest
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 WINDOW = Window(START, datetime(2026, 1, 1, 0, 1, 15, tzinfo=UTC), 30.0)
@@ -27,14 +28,17 @@ def test_buckets_without_rows_are_zero_for_everybody() -> None:
     assert full.drop_duplicates("time")["lasting"].tolist() == [30, 30, 15]
 
 
-def test_no_rows_stay_no_rows() -> None:
+def test_few_series_are_the_newest_the_largest_and_none_of_none() -> None:
     assert filled(pd.DataFrame(columns=["time", "app", "queries"]), WINDOW, "app", ["queries"]).empty
-
-
-def test_the_smallest_are_added_up_under_one_name() -> None:
     rows = pd.DataFrame({"app": list("abcd"), "queries": [1, 9, 8, 2]})
     assert largest(rows, "app", "queries", 3, "others")["app"].tolist() == ["others", "b", "c", "others"]
     assert largest(rows, "app", "queries", 4, "others") is rows
+    names, ends = ["a", "b", "a", "c", "d"], [1, 9, 5, 2, 9]
+    bands = pd.DataFrame({"instance": names, "until": pd.to_datetime(ends, unit="s", utc=True)})
+    assert newest(bands, "instance", 3)["instance"].tolist() == ["a", "b", "a", "d"]
+    assert newest(bands, "instance", 9).equals(bands)
+    assert front([(1, 5), (2, 2), (3, 3), (5, 1), (2, 2)]) == [True, True, False, True, False]
+    assert front([]) == []
 
 
 def test_lines_are_broken_where_nothing_was_measured_and_lonely_values_are_marked() -> None:
@@ -95,21 +99,9 @@ def test_states_last_until_the_next_and_begin_before_the_window() -> None:
     assert bands["reason"].tolist()[3] == "too much"
 
 
-def test_the_newest_rows_of_a_time_line_are_those_that_were_there_last() -> None:
-    names, ends = ["a", "b", "a", "c", "d"], [1, 9, 5, 2, 9]
-    bands = pd.DataFrame({"instance": names, "until": pd.to_datetime(ends, unit="s", utc=True)})
-    assert newest(bands, "instance", 3)["instance"].tolist() == ["a", "b", "a", "d"]
-    assert newest(bands, "instance", 9).equals(bands)
-
-
 # -- What nobody would pass over.
 
 points = st.lists(st.tuples(*[st.integers(0, 5)] * 3), max_size=30)
-
-
-def test_the_front_of_a_few() -> None:
-    assert front([(1, 5), (2, 2), (3, 3), (5, 1), (2, 2)]) == [True, True, False, True, False]
-    assert front([]) == []
 
 
 @given(points)
@@ -120,3 +112,41 @@ def test_it_beats_everything_else_and_nothing_in_it_is_beaten(found: list[tuple[
     for point, on in zip(found, kept, strict=True):
         beaten = any(other != point and all(a <= b for a, b in zip(other, point, strict=True)) for other in best)
         assert beaten is (not on and point not in best)
+
+
+# -- Which part of the past is shown, in which buckets.
+NOW = datetime(2026, 3, 29, 0, 59, 58, 250_000, UTC)
+moments = st.datetimes(datetime(2020, 1, 1), datetime(2040, 1, 1), timezones=st.just(UTC))
+
+
+@pytest.mark.parametrize("choice", RANGES)
+def test_a_range_is_shown_whole_and_up_to_now(choice: str) -> None:
+    window = latest(choice, NOW)
+    assert NOW - window.end >= timedelta(seconds=LAG)
+    assert NOW - window.end <= timedelta(seconds=LAG + max(60, window.refresh))
+    assert window.seconds >= RANGES[choice]
+
+
+@given(st.sampled_from(list(RANGES)), moments)
+def test_there_are_never_more_than_500_buckets_and_they_cover_the_window(choice: str, now: datetime) -> None:
+    window = latest(choice, now)
+    assert 50 <= len(window.buckets) <= 500
+    assert window.buckets[0] == window.start
+    assert window.end - timedelta(seconds=window.step) <= window.buckets[-1] < window.end
+    assert sum(map(window.lasting, window.buckets)) == pytest.approx(window.seconds)
+
+
+@given(moments, moments)
+def test_any_two_moments_make_a_window(one: datetime, other: datetime) -> None:
+    window = between(one, other)
+    assert window == between(other, one)
+    assert len(window.buckets) <= 500
+    assert window.refresh == 0.0
+
+
+def test_ranges_are_shared_within_a_refresh_and_unknown_ones_the_default() -> None:
+    assert len({latest("15m", NOW + timedelta(milliseconds=100 * i)) for i in range(100)}) <= 3
+    assert latest("a year or two", NOW) == latest("15m", NOW)
+    window = latest("1d", NOW)
+    assert window.previous.end == window.start
+    assert window.previous.seconds == window.seconds

@@ -86,7 +86,7 @@ def test_the_clock_gives_what_was_used_a_second_chance() -> None:
     assert len(cache) <= kept + 1
 
 
-def test_when_all_are_used_the_first_goes() -> None:
+def test_the_first_goes_when_all_are_used_or_the_bound_is_smaller() -> None:
     cache = PredictionCache(20_000)
     number = 0
     while not cache.evictions:
@@ -97,6 +97,13 @@ def test_when_all_are_used_the_first_goes() -> None:
     cache.put(digest(number + 1), "mlp", "1", SOURCE, outputs())
     assert cache.get(digest(held[0]), "mlp", "1", always) is None
     assert cache.get(digest(held[-1]), "mlp", "1", always) is not None
+    cache = PredictionCache(200_000)
+    for number in range(300):
+        cache.put(digest(number), "mlp", "1", SOURCE, outputs())
+    assert cache.evictions == 0
+    cache.resize(40_000)
+    assert 0 < len(cache) < 300
+    assert cache.size <= 40_000
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 900), st.booleans()), max_size=300))
@@ -115,22 +122,18 @@ def test_the_bound_holds_and_what_is_found_is_what_was_kept(steps: list[tuple[in
         assert cache._tables == sum(map(sys.getsizeof, cache._shards))
 
 
-def test_an_answer_larger_than_half_the_cache_is_not_kept() -> None:
+def test_large_answers_are_not_kept_and_digests_spread_over_shards() -> None:
     cache = PredictionCache(10_000)
     cache.put(digest(1), "mlp", "1", SOURCE, outputs(size=40))
     cache.put(digest(2), "mlp", "1", SOURCE, outputs(size=8_000))
     assert cache.get(digest(2), "mlp", "1", always) is None
     assert cache.get(digest(1), "mlp", "1", always) is not None
-
-
-def test_a_smaller_bound_evicts() -> None:
-    cache = PredictionCache(200_000)
-    for number in range(300):
-        cache.put(digest(number), "mlp", "1", SOURCE, outputs())
-    assert cache.evictions == 0
-    cache.resize(40_000)
-    assert 0 < len(cache) < 300
-    assert cache.size <= 40_000
+    cache = PredictionCache(4_000_000)
+    for _ in range(2_000):
+        cache.put(os.urandom(16), "mlp", "1", SOURCE, outputs())
+    sizes = [len(shard) for shard in cache._shards]
+    assert len(sizes) == 64
+    assert max(sizes) < 70
 
 
 # -- coalescing
@@ -176,12 +179,3 @@ def test_a_part_that_needs_more_is_evaluated_and_leads_later_ones(equal: Coalesc
     assert [one.uid for one in first[1]] == [digest(1)]
     assert [one.uid for one in second[1]] == [digest(3)]
     assert len(equal) == 0
-
-
-def test_random_digests_spread_over_the_shards() -> None:
-    cache = PredictionCache(4_000_000)
-    for _ in range(2_000):
-        cache.put(os.urandom(16), "mlp", "1", SOURCE, outputs())
-    sizes = [len(shard) for shard in cache._shards]
-    assert len(sizes) == 64
-    assert max(sizes) < 70

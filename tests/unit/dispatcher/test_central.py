@@ -47,8 +47,7 @@ def test_what_waits_for_any_instance_is_served_by_the_planned_one_that_comes() -
     fleet = central()
     fleet.stage.run(0.1)  # the next heartbeat is some time off
     fleet.dispatcher().view.lose_worker("w0")  # as after a silence
-    labels = [fleet.ask("p") for _ in range(10)]
-    fleet.stage.run(0.01)
+    labels = fleet.asks(10, "p", seconds=0.01)
     assert len(fleet.dispatcher().in_flight.waiting) == 10
     assert served(fleet, labels, 3.0)
 
@@ -60,8 +59,7 @@ def test_the_last_planned_instance_dies_and_others_serve_what_waits() -> None:
     fleet.order(other, "w1", app="a", seconds=2.0)
     fleet.change("p", plan=planned(batch=1, name=other.variant), latency_ms=20_000.0)
     fleet.devices["w1"].slow = 20.0
-    labels = [fleet.ask("p") for _ in range(20)]
-    fleet.stage.run(0.05)
+    labels = fleet.asks(20, "p", seconds=0.05)
     assert sum(len(fleet.replies(label)) for label in labels) < 5
     fleet.kill_worker("w1")
     assert served(fleet, labels, 10.0)
@@ -75,8 +73,7 @@ def test_what_a_batch_takes_beyond_its_profile_is_measured(slow: float) -> None:
     fleet.change("p", plan=planned(batch=4))
     fleet.devices["w0"].slow = slow
     for _ in range(30):
-        fleet.ask("p")
-        fleet.stage.run(0.05)
+        fleet.ask("p", seconds=0.05)
     rows = {row["variant"]: row for row in fleet.request(fleet.subjects.list("variants"), ListRequest())["items"]}
     assert rows[A]["hop_ms"] == pytest.approx(0.2 + (slow - 1.0) * rows[A]["latency_ms"], rel=0.02)
     assert rows["b-v1-ort-fp32-t1-b8"]["hop_ms"] is None
@@ -87,8 +84,7 @@ def test_of_a_way_that_varies_the_mean_and_quantiles_are_known() -> None:
     fleet = central()
     for number in range(60):
         fleet.devices["w0"].slow = 1.0 + number % 2
-        fleet.ask("p", latency_ms=20_000.0)
-        fleet.stage.run(0.2)
+        fleet.ask("p", latency_ms=20_000.0, seconds=0.2)
     dispatcher = fleet.dispatcher()
     whole = 1000.0 * dispatcher.view.instances[next(iter(dispatcher.view.instances))].table.seconds(1)
     hop = dispatcher.central.hops[A]
@@ -170,8 +166,7 @@ def test_a_batch_that_finds_others_at_its_instance_says_nothing_of_the_way() -> 
     fleet = central()
     for _ in range(20):
         fleet.ask("a", latency_ms=20_000.0)
-        fleet.ask("p")
-        fleet.stage.run(0.2)
+        fleet.ask("p", seconds=0.2)
     assert fleet.dispatcher().central.hops.get(A, MeasuredHop(0.2)).ms == pytest.approx(0.2, rel=0.05)
 
 
@@ -196,8 +191,7 @@ def test_a_full_queue_refuses_as_overloaded() -> None:
         vertices=[PipelineVertex(name=name, app="a", inputs={"x": "$.x"}) for name in ("one", "two", "three")],
         output={"y": "one.y", "z": "two.y", "w": "three.y"},
     )
-    fleet = Staged(record, settings=Settings(dispatcher=DispatcherSettings(max_queue=5)))
-    fleet.devices["w0"].slow = 100.0
+    fleet = Staged(record, settings=Settings(dispatcher=DispatcherSettings(max_queue=5)), slow=100.0)
     plan = planned(batch=1)
     plan.vertices.update(dict.fromkeys(("one", "two", "three"), plan.vertices["a"]))
     fleet.change("p", plan=plan, latency_ms=20_000.0)
@@ -208,8 +202,7 @@ def test_a_full_queue_refuses_as_overloaded() -> None:
 
 def test_a_query_that_its_executor_could_not_answer_in_time_does_not_cost_the_instance() -> None:
     fleet = central(slow=50.0, listen=True)
-    fleet.ask("p")
-    fleet.stage.run(0.005)
+    fleet.ask("p", seconds=0.005)
     [sent] = fleet.sent(Execute, "execute")
     before = set(fleet.dispatcher().view.instances)
     fleet.stage.publish(fleet.subjects.resubmit("d0"), HandBack(sent.route, "deadline", sent.body))
@@ -217,19 +210,14 @@ def test_a_query_that_its_executor_could_not_answer_in_time_does_not_cost_the_in
     assert set(fleet.dispatcher().view.instances) == before
 
 
-def test_an_instance_gets_nothing_more_until_it_is_done() -> None:
+def test_instances_get_the_earliest_deadlines_when_they_are_done() -> None:
     fleet = central(batch=3, slow=50.0)
-    labels = [fleet.ask("p") for _ in range(10)]
-    fleet.stage.run(0.01)
+    labels = fleet.asks(10, "p", seconds=0.01)
     assert len(fleet.stage.members["w0/cpu"].actor.pending) <= 3
     fleet.each(labels, 10.0)
     assert [len(batch) for batch in fleet.devices["w0"].batches][1:] == [3, 3, 3]
-
-
-def test_the_earliest_deadline_is_served_first() -> None:
     fleet = central(batch=1, slow=20.0)
-    fleet.ask("p")
-    fleet.stage.run(0.001)
+    fleet.ask("p", seconds=0.001)
     late, soon, last = (fleet.ask("p", latency_ms=ms) for ms in (15_000.0, 10_000.0, 19_000.0))
     fleet.stage.run(5.0)
     order = [subject.rpartition(".")[2] for _, subject, _ in fleet.stage.heard if subject.startswith("_INBOX")]
@@ -254,8 +242,7 @@ def test_a_batch_whose_last_query_was_answered_before_begins_at_once() -> None:
     fleet.stage.listen(fleet.subjects.execute("w0", "cpu"))
     fleet.one(fleet.ask("p"))
     first = sent_again(fleet, uid=b"n" * 16, more=True)
-    known = sent_again(fleet)
-    fleet.each([known, first], 0.01)
+    fleet.each([sent_again(fleet), first], 0.01)
 
 
 @pytest.mark.parametrize("lost", [1, 2])
@@ -284,8 +271,7 @@ def test_queries_of_its_app_itself_do_not_starve_a_planned_stage() -> None:
 def test_where_not_all_can_be_in_time_the_larger_number_gives_way() -> None:
     fleet = central(latency_ms=2000.0)  # four take 4 ms
     low = [fleet.ask("p", latency_ms=100.0, priority=9) for _ in range(80)]
-    high = [fleet.ask("p", latency_ms=110.0, priority=1) for _ in range(60)]
-    fleet.stage.run(3.0)
+    high = fleet.asks(60, "p", latency_ms=110.0, priority=1, seconds=3.0)
 
     def answered(labels: list[str]) -> int:
         return sum("outputs" in one and not one["missed"] for one in fleet.each(labels))

@@ -61,29 +61,39 @@ def arrive(found: Contexts, context: str | None, data: bytes | None, revision: i
     return held
 
 
-def test_a_context_is_read_once_and_then_held() -> None:
+def test_a_context_is_read_once_at_a_time_and_then_held() -> None:
     found = contexts()
     assert found.held("a", SELECTION, "me") is None
     held = arrive(found, "me", value(7, n=4), 5)
     assert (held.state, held.n, held.revision) == (7, 4, 5)
     assert found.held("a", SELECTION, "me") is held
-
-
-def test_while_it_is_read_it_is_not_read_again() -> None:
     found = contexts()
     assert len(list(found.read("a", SELECTION, "me"))) == 1
     assert not list(found.read("a", SELECTION, "me"))
 
 
-def test_contexts_have_keys_of_their_own_only_where_the_policy_keeps_them_apart() -> None:
+def test_keys_are_apart_where_policies_keep_contexts_apart_and_impossible_ones_are_refused() -> None:
     together = Ensemble(policy="counts")
     assert context_key("a", together, "me") == context_key("a", together, "you") == "a._"
     assert len({context_key("a", SELECTION, c) for c in (None, "me", "you", "_")}) == 4
+    catalog = catalog_of(AppRecord(app="a", links={"m": "1"}, selection=SELECTION))
+    [reply] = SelectionList(catalog, contexts()).ask("_INBOX.1", ListRequest(app="a", context="c" * 1001))
+    assert reply.message.error.code == "bad_request"
+    assert reply.message.error.message.startswith("context must be at most 1000 characters")
+    found = contexts()
+    found.changed(ContextChanged("a", "a.x", 1, value(8)))
+    assert len(found) == 0
 
 
-def test_what_nobody_has_taught_begins_at_the_beginning() -> None:
+def test_what_nobody_or_another_policy_has_taught_begins_at_the_beginning() -> None:
     held = arrive(contexts(), "me", None, 0)
     assert (held.state, held.n, held.revision) == (100, 0, 0)
+    held = arrive(contexts(), "me", value(7, n=4, policy="another"), 5)
+    assert (held.state, held.n, held.revision) == (100, 0, 5)
+    found = contexts()
+    arrive(found, "me", value(7), 5)
+    held = found.held("a", Ensemble(policy="module:Class", contextual=True), "me")
+    assert (held.state, held.n, held.revision) == (b"", 0, 5)
 
 
 def test_memory_is_bounded_and_the_least_recently_used_goes() -> None:
@@ -99,19 +109,6 @@ def test_memory_is_bounded_and_the_least_recently_used_goes() -> None:
     assert len(found) == 3
 
 
-def test_another_policy_begins_anew_at_the_same_revision() -> None:
-    held = arrive(contexts(), "me", value(7, n=4, policy="another"), 5)
-    assert (held.state, held.n, held.revision) == (100, 0, 5)
-
-
-def test_a_policy_that_is_changed_while_the_context_is_held_begins_anew() -> None:
-    found = contexts()
-    arrive(found, "me", value(7), 5)
-    other = Ensemble(policy="module:Class", contextual=True)
-    held = found.held("a", other, "me")
-    assert (held.state, held.n, held.revision) == (b"", 0, 5)
-
-
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x94\xa6counts\xc4\x01x\x01\xc4\x00"])
 def test_a_value_that_cannot_be_read_begins_anew(data: bytes) -> None:
     held = arrive(contexts(), "me", data, 5)
@@ -121,16 +118,8 @@ def test_a_value_that_cannot_be_read_begins_anew(data: bytes) -> None:
 @pytest.mark.parametrize(("revision", "state"), [(4, 7), (5, 7), (6, 8)])
 def test_what_another_dispatcher_has_stored_replaces_what_is_older(revision: int, state: int) -> None:
     found = contexts()
-    held = arrive(found, "me", value(7), 5)
-    found.changed(ContextChanged("a", held.key, revision, value(8)))
-    now = found.held("a", SELECTION, "me")
-    assert now.state == state
-
-
-def test_news_of_contexts_that_are_not_held_is_not_kept() -> None:
-    found = contexts()
-    found.changed(ContextChanged("a", "a.x", 1, value(8)))
-    assert len(found) == 0
+    found.changed(ContextChanged("a", arrive(found, "me", value(7), 5).key, revision, value(8)))
+    assert found.held("a", SELECTION, "me").state == state
 
 
 def test_a_reset_drops_one_context_or_all_of_the_app() -> None:
@@ -164,15 +153,22 @@ def mark(number: int) -> bytes:
     return number.to_bytes(MARK, "big")
 
 
-def test_a_value_keeps_the_marks_of_its_last_feedbacks_and_the_older_ones_move() -> None:
+def test_values_keep_marks_and_what_has_counted_when_policies_change() -> None:
     kept = ContextValue("counts", b"1", moved=0)
     for number in range(MOVED // 2 + 10):
         kept = kept.after(b"1", (mark(2 * number), mark(2 * number + 1)))
     assert (kept.n, kept.known()) == (MOVED // 2 + 10, {mark(number) for number in range(MOVED + 20)})
-    older = OlderMarks(NONE.plus(kept.marks[: MARK * MOVED]), 7, 0)
-    kept = kept.without(older)
+    kept = kept.without(OlderMarks(NONE.plus(kept.marks[: MARK * MOVED]), 7, 0))
     assert kept.known() == {mark(number) for number in range(MOVED, MOVED + 20)}
     assert (kept.moved, kept.full, kept.n) == (7, False, MOVED // 2 + 10)
+    before = ContextValue("other", b"7", 3, mark(1), 5, True)
+    now = arrive(contexts(), "me", before.encoded(), 5).value
+    assert (now.policy, now.n, now.marks, now.moved, now.full) == ("counts", 0, mark(1), 5, True)
+    found = contexts()
+    [do] = found.read("a", COUNTS, None)
+    found.took(Done(do.id, StoredContext(before.encoded(), 5)))
+    held = found.held("a", COUNTS, None)
+    assert held.value == before, "an app without a policy keeps what an earlier one had learnt"
 
 
 @pytest.mark.parametrize(("marks", "full"), [(20, False), (128, True)])
@@ -184,17 +180,6 @@ def test_a_value_of_before_older_marks_moved_is_read(marks: int, full: bool) -> 
     now = value.beside(NONE)
     assert (now.state, now.n, now.marks, now.full) == (b"7", 90, value.marks, full)
     assert arrive(contexts(), "me", old, 5).state == 7
-
-
-def test_a_policy_that_is_changed_keeps_what_has_counted() -> None:
-    before = ContextValue("other", b"7", 3, mark(1), 5, True)
-    now = arrive(contexts(), "me", before.encoded(), 5).value
-    assert (now.policy, now.n, now.marks, now.moved, now.full) == ("counts", 0, mark(1), 5, True)
-    found = contexts()
-    [do] = found.read("a", COUNTS, None)
-    found.took(Done(do.id, StoredContext(before.encoded(), 5)))
-    held = found.held("a", COUNTS, None)
-    assert held.value == before, "an app without a policy keeps what an earlier one had learnt"
 
 
 @pytest.mark.slow
@@ -223,10 +208,3 @@ def test_a_hundred_times_as_many_contexts_as_are_held_take_no_more_memory() -> N
         tracemalloc.stop()
     assert len(found) == 200
     assert len(found.retry()) <= 200
-
-
-def test_the_list_of_a_context_that_no_query_could_have_is_refused() -> None:
-    catalog = catalog_of(AppRecord(app="a", links={"m": "1"}, selection=SELECTION))
-    [reply] = SelectionList(catalog, contexts()).ask("_INBOX.1", ListRequest(app="a", context="c" * 1001))
-    assert reply.message.error.code == "bad_request"
-    assert reply.message.error.message.startswith("context must be at most 1000 characters")

@@ -35,7 +35,7 @@ def is_default(reply: dict[str, Any], word: str) -> bool:
     return bool(reply["default"]) and word in reply["reason"] and reply["outputs"]["y"]["data"] == b"\0\0\xe0@"
 
 
-def test_a_model_that_sleeps_ten_times_its_objective_is_answered_for_at_the_objective() -> None:
+def test_slow_models_and_what_waits_behind_them_are_answered_for_in_time() -> None:
     fleet = WithDefault(slow=ASLEEP)
     seconds, reply = fleet.timed(fleet.ask())
     assert seconds == AT_THE_OBJECTIVE
@@ -43,46 +43,35 @@ def test_a_model_that_sleeps_ten_times_its_objective_is_answered_for_at_the_obje
     assert (reply["model"], reply["variant"], reply["cost"], reply["missed"]) == ("", "", 0.0, [])
     [outcome] = fleet.outcomes()
     assert (outcome.outcome, outcome.code, outcome.cost) == ("default", "deadline", 0.0)
-
-
-def test_what_waits_behind_it_is_answered_at_its_own_deadline() -> None:
     fleet = WithDefault(slow=ASLEEP)
-    labels = [fleet.ask() for _ in range(3)]
-    fleet.stage.run(0.01)
+    labels = fleet.asks(3, seconds=0.01)
     labels += [fleet.ask() for _ in range(3)]
     assert all(is_default(reply, "deadline") for reply in fleet.each(labels, 3.0))
     assert sorted(outcome.outcome for outcome in fleet.outcomes()) == ["default"] * 6
 
 
-def test_an_answer_in_time_is_no_default() -> None:
+def test_answers_in_time_are_no_default_also_after_a_load() -> None:
     fleet = WithDefault()
     _, reply = fleet.timed(fleet.ask())
     assert "default" not in reply
     assert reply["variant"] == variant().variant
     assert [outcome.outcome for outcome in fleet.outcomes()] == ["ok"]
+    fleet = WithDefault(variant(load_ms=300.0), loaded=False)
+    fleet.change(latency_ms=1000.0)
+    _, reply = fleet.timed(fleet.ask())
+    assert "default" not in reply
 
 
-def test_a_model_that_can_never_make_it_is_answered_for_at_the_deadline() -> None:
+def test_a_model_that_can_never_make_it_is_answered_for_with_id_and_items() -> None:
     fleet = WithDefault(variant(base_ms=1000.0), loaded=False)
     seconds, reply = fleet.timed(fleet.ask(items=2))
     assert seconds == AT_THE_OBJECTIVE
     assert reply["default"] is True
     assert reply["reason"].startswith("unsatisfiable: ")
     assert (reply["outputs"]["y"]["shape"], reply["outputs"]["y"]["data"]) == ([2, 1], b"\0\0\xe0@" * 2)
-
-
-def test_a_query_that_demands_what_nobody_can_give_is_told_so() -> None:
-    fleet = WithDefault()
-    seconds, reply = fleet.timed(fleet.ask(accuracy=0.99))
-    refused(reply, "unsatisfiable")
-    assert seconds < 0.01
-
-
-def test_a_load_that_ends_before_the_deadline_answers_after_all() -> None:
-    fleet = WithDefault(variant(load_ms=300.0), loaded=False)
-    fleet.change(latency_ms=1000.0)
-    _, reply = fleet.timed(fleet.ask())
-    assert "default" not in reply
+    fleet = WithDefault(variant(base_ms=1000.0), loaded=False)
+    reply = fleet.reply(fleet.ask(id="mine", items=3), 5.0)
+    assert (reply["id"], reply["outputs"]["y"]["shape"]) == ("mine", [3, 1])
 
 
 def test_a_load_that_takes_longer_than_the_objective_is_waited_for_no_longer() -> None:
@@ -94,44 +83,36 @@ def test_a_load_that_takes_longer_than_the_objective_is_waited_for_no_longer() -
     assert "default" not in later
 
 
-def test_without_a_model_the_default_comes_at_once() -> None:
+def test_without_a_model_the_default_comes_at_once_and_bad_or_impossible_queries_are_refused() -> None:
     fleet = WithDefault()
     fleet.change(links={})
     seconds, reply = fleet.timed(fleet.ask())
     assert is_default(reply, "unknown_model")
     assert seconds < 0.01
-
-
-def test_a_bad_query_is_refused_with_or_without_a_default() -> None:
+    fleet = WithDefault()
+    seconds, reply = fleet.timed(fleet.ask(accuracy=0.99))
+    refused(reply, "unsatisfiable")
+    assert seconds < 0.01
     fleet = WithDefault()
     refused(fleet.timed(fleet.ask(priority=11))[1], "bad_request")
 
 
-def test_when_the_executor_dies_the_default_comes_and_only_once() -> None:
+def test_whoever_dies_one_default_is_given() -> None:
     fleet = WithDefault(slow=ASLEEP)
-    label = fleet.ask()
-    fleet.stage.run(0.02)
+    label = fleet.ask(seconds=0.02)
     fleet.kill_worker("w0")
     assert is_default(fleet.reply(label, 5.0), "deadline")
-
-
-def test_when_its_dispatcher_dies_another_gives_the_default() -> None:
+    fleet = WithDefault(variant(load_ms=4000.0), loaded=False, dispatchers=2)
+    labels = fleet.asks(2, seconds=0.02)
+    fleet.stage.stop("d0")
+    assert all(is_default(reply, "loaded") for reply in fleet.each(labels, 1.0))
     fleet = WithDefault(dispatchers=2, slow=ASLEEP)
     labels = [fleet.ask() for _ in range(2)]  # one each
     fleet.stage.run(0.02)
-    fleet.stage.kill("d0")
-    fleet.stage.run(6.0)
+    fleet.stage.kill("d0", seconds=6.0)
     ends = [fleet.replies(label) for label in labels]
     assert max(map(len, ends)) == 1, "nobody hears twice"
     assert any(is_default(reply, "deadline") for end in ends for reply in end)
-
-
-def test_a_dispatcher_that_stops_hands_on_what_waits_for_its_default() -> None:
-    fleet = WithDefault(variant(load_ms=4000.0), loaded=False, dispatchers=2)
-    labels = [fleet.ask() for _ in range(2)]
-    fleet.stage.run(0.02)
-    fleet.stage.stop("d0")
-    assert all(is_default(reply, "loaded") for reply in fleet.each(labels, 1.0))
 
 
 def test_versions_are_switched_and_rolled_back_and_no_answer_mixes_them() -> None:
@@ -144,13 +125,7 @@ def test_versions_are_switched_and_rolled_back_and_no_answer_mixes_them() -> Non
     assert answers == [{("1", "m-v1")}, {("2", "m-v2")}, {("1", "m-v1")}]
 
 
-def test_ids_and_several_items_come_back() -> None:
-    fleet = WithDefault(variant(base_ms=1000.0), loaded=False)
-    reply = fleet.reply(fleet.ask(id="mine", items=3), 5.0)
-    assert (reply["id"], reply["outputs"]["y"]["shape"]) == ("mine", [3, 1])
-
-
-def test_more_items_than_the_default_fits_into_a_message_for_are_refused_as_without_one() -> None:
+def test_defaults_that_fill_no_message_are_not_made() -> None:
     fleet = WithDefault(variant(base_ms=1000.0), loaded=False)
     fleet.change(default_output="x" * 60_000)
     seconds, reply = fleet.timed(fleet.ask(items=1000))
@@ -158,6 +133,12 @@ def test_more_items_than_the_default_fits_into_a_message_for_are_refused_as_with
     assert seconds == AT_THE_OBJECTIVE
     assert [outcome.outcome for outcome in fleet.outcomes()] == ["refused"]
     assert fleet.timed(fleet.ask())[1]["default"] is True
+    assert default_outputs("x" * 60_000, None, 65_536) is None
+    assert default_outputs(0, signature(("y", "FP32", [1000])), 65_536) is None
+    fits = default_outputs(0, signature(("y", "FP32", [1000])), MOST_BYTES // 4000)
+    assert len(fits["y"].data) <= MOST_BYTES
+    # A number fills no picture of gigabytes: it comes as it is.
+    assert shown(3, ("y", "FP32", [30_000, 30_000])) == {"y": ("INT64", [3, 3])}
 
 
 # -- An app's default output becomes tensors of its signature where it fits, and is never lost where it does not.
@@ -224,12 +205,3 @@ def test_whatever_it_is_there_are_as_many_items_as_were_asked_for(value: Any, ou
     for name, tensor in found.items():
         assert isinstance(tensor, Tensor)
         assert to_array(tensor, name).shape[0] == items
-
-
-def test_nothing_is_made_that_no_message_can_hold() -> None:
-    assert default_outputs("x" * 60_000, None, 65_536) is None
-    assert default_outputs(0, signature(("y", "FP32", [1000])), 65_536) is None
-    fits = default_outputs(0, signature(("y", "FP32", [1000])), MOST_BYTES // 4000)
-    assert len(fits["y"].data) <= MOST_BYTES
-    # A number fills no picture of gigabytes: it comes as it is.
-    assert shown(3, ("y", "FP32", [30_000, 30_000])) == {"y": ("INT64", [3, 3])}

@@ -1,12 +1,17 @@
 """Dispatchers tell what they were asked for, by needs and by the worker that took it."""
 
+from itertools import count
+
 import pytest
 
 from bus.codec import decode
 from bus.messages.scaling import DemandReport
 from services.core.selection.eligibility import Ask
+from services.core.selection.policy import Decision, SelectionPolicy
 from services.dispatcher.demand import reason_of
-from tests.support.simulated.fleet import Fleet, variant
+from services.dispatcher.metrics import EVERY, SampledPolicy
+from tests.support.simulated.fleet import Fleet, metrics, variant
+from tests.unit.dispatcher.test_pipelines import ONE, Staged, nested, planned
 
 
 def reports(fleet: Fleet, subject: str) -> list[DemandReport]:
@@ -17,11 +22,8 @@ def test_served_and_refused_items_are_told_apart() -> None:
     fleet = Fleet(variant(load_ms=50.0))
     fleet.stage.listen("infaas.demand.*")
     fleet.stage.listen("infaas.worker.*.demand")
-    fleet.ask(latency_ms=1000.0)  # nobody has it yet: waits for the load
-    fleet.stage.run(1.0)
-    for _ in range(5):
-        fleet.ask(latency_ms=1000.0)
-    fleet.stage.run(1.6)
+    fleet.ask(latency_ms=1000.0, seconds=1.0)  # nobody has it yet: waits for the load
+    fleet.asks(5, latency_ms=1000.0, seconds=1.6)
     everybody, worker = "infaas.demand.d0", "infaas.worker.w0.demand"
     rows = [row for report in reports(fleet, everybody) for row in report.rows]
     assert (sum(row.refused for row in rows), sum(row.items for row in rows)) == (1, 5)
@@ -39,12 +41,9 @@ def test_served_and_refused_items_are_told_apart() -> None:
 def test_a_worker_hears_of_what_it_took_alone() -> None:
     fleet = Fleet(variant(load_ms=50.0), workers=3)
     fleet.stage.listen("infaas.worker.*.demand")
-    fleet.ask(latency_ms=1000.0)
-    fleet.stage.run(1.0)
+    fleet.ask(latency_ms=1000.0, seconds=1.0)
     busy = next(d for d in fleet.devices.values() if d.loads).name  # the one that was told to load it
-    for _ in range(4):
-        fleet.ask(latency_ms=1000.0)
-    fleet.stage.run(1.0)
+    fleet.asks(4, latency_ms=1000.0, seconds=1.0)
     for name in fleet.devices:
         rows = [row for report in reports(fleet, f"infaas.worker.{name}.demand") for row in report.rows]
         assert sum(row.items for row in rows) == (4 if name == busy else 0)
@@ -67,3 +66,58 @@ def test_a_worker_hears_of_what_it_took_alone() -> None:
 )  # fmt: skip
 def test_the_reason_says_what_was_asked(ask: Ask, told: str) -> None:
     assert reason_of(ask) == told
+
+
+# -- What a dispatcher counts, and that timing a sample of decisions changes none of them.
+
+
+class Counting(SelectionPolicy):
+    name = "counting"
+    goal = "accuracy"
+
+    def __init__(self) -> None:
+        self.asked: list[object] = []
+
+    def select(self, ask: object, now: float, view: object) -> Decision:
+        self.asked.append((ask, now, view))
+        return Decision(str(len(self.asked)))
+
+
+def test_every_decision_is_the_policys_and_some_are_timed() -> None:
+    inner, ticks, seconds = Counting(), count(), list[float]()
+    policy = SampledPolicy(inner, lambda: next(ticks) * 0.001, seconds.append)
+    assert (policy.name, policy.goal) == ("counting", "accuracy")
+    decisions = [policy.select("ask", number / 1e6, "view") for number in range(1000)]
+    assert [decision.instance for decision in decisions] == [str(number + 1) for number in range(1000)]
+    assert inner.asked[7] == ("ask", 7e-6, "view")
+    assert len(seconds) == 1  # the others came within 50 ms
+    policy.select("ask", EVERY, "view")
+    assert seconds == pytest.approx([0.001, 0.001])
+
+
+def test_pipelines_are_counted_by_vertex_and_their_queues_by_variant() -> None:
+    fleet = Staged(ONE)
+    fleet.change("p", plan=planned(batch=4), latency_ms=2000.0)
+    variant = planned().vertices["a"].variant
+    assert ("infaas_pipeline_queries", "p") not in metrics(fleet), "nobody has asked it"
+    fleet.asks(7, "p", seconds=0.001)
+    busy = metrics(fleet)
+    assert busy["infaas_pipeline_queries", "p"] == busy["infaas_dispatcher_queries", "joining"] == 7
+    assert busy["infaas_dispatcher_queries", "waiting"] == busy["infaas_dispatcher_queries", "executor"] == 0
+    assert busy["infaas_pipeline_queue_items", variant] == busy["infaas_dispatcher_parts", "waiting"] > 0
+    assert busy["infaas_pipeline_visits_total", "p", "a"] == 7
+    fleet.stage.run(2.0)
+    ended = metrics(fleet)
+    assert (ended["infaas_pipeline_queries", "p"], ended["infaas_pipeline_queue_items", variant]) == (0, 0)
+    assert ended["infaas_pipeline_visits_total", "p", "a"] == 7
+
+
+def test_a_pipeline_within_another_one_is_a_part_and_no_query() -> None:
+    fleet = nested()
+    fleet.change("p", latency_ms=None)
+    fleet.devices["w0"].late = {"deep": 400.0}
+    fleet.one(fleet.ask("p"))
+    fleet.ask("p", seconds=0.1)
+    found = metrics(fleet)
+    assert found["infaas_dispatcher_queries", "joining"] == found["infaas_dispatcher_parts", "joining"] == 1
+    assert found["infaas_dispatcher_parts", "executor"] == 1

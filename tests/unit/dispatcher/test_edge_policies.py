@@ -150,13 +150,10 @@ def test_a_users_class_with_a_counter_is_asked_combined_and_taught(run) -> None:
     assert run("learnt", taught, MEMBERS) == [Learnt("a", 0.5, 0.5, 2), Learnt("b", 0.5, 0.5, 2)]
 
 
-def test_a_class_without_learnt_dump_and_load_will_do(run) -> None:
+def test_a_class_may_lack_methods_and_name_equals_and_print(run) -> None:
     bare = "test_own_policies:Bare"
     first = run("init", MEMBERS, policy=bare)
     assert run("learnt", first, MEMBERS, policy=bare) == [Learnt("a", 0.5, 1.0, 0), Learnt("b", 0.5, 1.0, 0)]
-
-
-def test_equal_names_count_once_and_prints_harm_nothing(run) -> None:
     assert (choose(run, "twice"), choose(run, "print")) == (["b", "a"], ["a", "b"])
 
 
@@ -197,13 +194,17 @@ def test_a_bad_answer_is_refused_by_name(run, way: int, text: str) -> None:
         run("combine", state(way=way), MEMBERS, OUTPUTS)
 
 
-def test_numbers_that_the_members_datatype_does_not_hold_are_refused() -> None:
+def test_numbers_and_states_that_do_not_fit_are_refused(run) -> None:
     theirs = {"a": {"count": np.array([1, 2], "i1")}}
     assert edge_policies._output("count", from_array(np.array([3.0, 4.0])), theirs).dtype == np.int8
     with pytest.raises(
         edge_policies._Unsound, match=r"gave output 'count' as int64, .* int8: .* 3 to 300, which do not fit INT8"
     ):
         edge_policies._output("count", from_array(np.array([3, 300])), theirs)
+    with pytest.raises(
+        PolicyFailed, match="'test_own_policies:Huge': init gave a state of 100019 bytes: at most 65536"
+    ):
+        run("init", MEMBERS, policy="test_own_policies:Huge")
 
 
 @pytest.mark.parametrize(
@@ -221,13 +222,6 @@ def test_numbers_that_the_members_datatype_does_not_hold_are_refused() -> None:
 def test_bad_weights_are_refused_by_name(run, rows, text: str) -> None:
     with pytest.raises(PolicyFailed, match=f"^policy 'test_own_policies:Counting': {text}"):
         run("learnt", state(rows=rows), MEMBERS)
-
-
-def test_a_state_that_is_too_large_is_refused(run) -> None:
-    with pytest.raises(
-        PolicyFailed, match="'test_own_policies:Huge': init gave a state of 100019 bytes: at most 65536"
-    ):
-        run("init", MEMBERS, policy="test_own_policies:Huge")
 
 
 @pytest.mark.parametrize(

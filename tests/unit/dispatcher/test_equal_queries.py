@@ -60,18 +60,25 @@ def test_an_equal_query_is_answered_at_once_without_the_model_and_costs_nothing(
     assert len(parts) == 1
 
 
-def test_without_a_cache_equal_queries_are_evaluated_each() -> None:
+def test_equal_queries_are_one_evaluation_with_a_cache_only() -> None:
     fleet = fleet_of(*members(*MODELS), selection=Ensemble(policy="majority"))
-    labels = [fleet.ask(inputs=inputs(1)) for _ in range(2)]
-    fleet.stage.run(5.0)
+    labels = fleet.asks(2, inputs=inputs(1), seconds=5.0)
     assert evaluated(fleet) == 10
     assert [fleet.replies(label)[0]["cached"] for label in labels] == [False, False]
+    fleet = fleet_of()
+    replies = [asked(fleet, retry_key=os.urandom(16)) for _ in range(3)]
+    assert evaluated(fleet) == 1
+    assert [reply["cached"] for reply in replies] == [False, True, True]
+    assert len({reply["query"] for reply in replies}) == 3
+    fleet = fleet_of()
+    asked(fleet)
+    assert (asked(fleet, variant="m-v1-ort-fp32-t1-b8")["cached"], evaluated(fleet)) == (False, 2)
 
 
 # -- what must not be answered from the cache
 
 
-def test_two_inputs_under_one_digest_of_a_client_are_two() -> None:
+def test_two_inputs_under_one_digest_or_key_are_two() -> None:
     fleet = fleet_of()
     says(fleet, 1.0)
     asked(fleet, 1, input_digest="same")
@@ -80,24 +87,13 @@ def test_two_inputs_under_one_digest_of_a_client_are_two() -> None:
     assert (value(other), other["cached"], evaluated(fleet)) == (2.0, False, 2)
     equal = asked(fleet, 1, input_digest="another")
     assert (value(equal), equal["cached"]) == (1.0, True)
-
-
-def test_two_inputs_under_one_retry_key_do_not_spoil_the_cache() -> None:
-    """An executor repeats the answer to a uid that it knows. It must not be kept for other inputs."""
+    # An executor repeats the answer to a uid that it knows. It must not be kept for other inputs.
     fleet = fleet_of()
     key = os.urandom(16)
     for number in (1, 2):
         says(fleet, number)
         asked(fleet, number, retry_key=key)
     assert value(asked(fleet, 2)) == 2.0
-
-
-def test_equal_inputs_with_different_retry_keys_are_one_evaluation() -> None:
-    fleet = fleet_of()
-    replies = [asked(fleet, retry_key=os.urandom(16)) for _ in range(3)]
-    assert evaluated(fleet) == 1
-    assert [reply["cached"] for reply in replies] == [False, True, True]
-    assert len({reply["query"] for reply in replies}) == 3
 
 
 @pytest.mark.parametrize("selection", [CACHE, MAJORITY], ids=["one variant", "majority"])
@@ -116,7 +112,7 @@ def test_an_answer_of_another_version_is_not_given(selection: Ensemble) -> None:
         assert (value(back), back["cached"]) == (1.0, True)
 
 
-def test_an_answer_below_the_querys_accuracy_is_not_given() -> None:
+def test_answers_below_the_accuracy_defaults_and_refusals_are_not_kept() -> None:
     cheap = v("1", accuracy=0.8, name="m-v1-ort-int8-t1-b8")
     dear = variant("m-v1-ort-fp32-t1-b8", accuracy=0.95, base_ms=8.0, per_item_ms=2.0)
     fleet = fleet_of(cheap, dear)
@@ -126,15 +122,6 @@ def test_an_answer_below_the_querys_accuracy_is_not_given() -> None:
         assert (reply["accuracy"], reply["cached"], reply["missed"]) == (0.95, kept, [])
     assert evaluated(fleet) == 2
     refused(asked(fleet, accuracy=0.99), "unsatisfiable")
-
-
-def test_a_query_that_names_a_variant_is_computed_by_it() -> None:
-    fleet = fleet_of()
-    asked(fleet)
-    assert (asked(fleet, variant="m-v1-ort-fp32-t1-b8")["cached"], evaluated(fleet)) == (False, 2)
-
-
-def test_a_default_output_or_a_refusal_is_not_kept() -> None:
     fleet = fleet_of()
     fleet.change(default_output=[7.0])
     says(fleet, 4.0)
@@ -151,8 +138,7 @@ def test_a_default_output_or_a_refusal_is_not_kept() -> None:
 @pytest.mark.parametrize("selection", [CACHE, MAJORITY], ids=["one variant", "majority"])
 def test_a_hundred_equal_queries_are_one_evaluation(selection: Ensemble) -> None:
     fleet = fleet_of(selection=selection)
-    labels = [fleet.ask(inputs=inputs(1)) for _ in range(100)]
-    replies = fleet.each(labels, 5.0)
+    replies = fleet.each([fleet.ask(inputs=inputs(1)) for _ in range(100)], 5.0)
     assert evaluated(fleet) == 1
     assert sorted(reply["cached"] for reply in replies) == [False] + [True] * 99
     assert sum(reply["cost"] > 0 for reply in replies) == 1
@@ -204,8 +190,7 @@ def test_a_version_that_comes_while_queries_wait_answers_them() -> None:
 def test_an_executor_that_dies_with_the_first_ends_none_of_them() -> None:
     fleet = fleet_of(workers=2)
     fleet.devices["w0"].late = {"m": 10.0}
-    labels = [fleet.ask(inputs=inputs(1), latency_ms=4000.0) for _ in range(5)]
-    fleet.stage.run(0.01)
+    labels = fleet.asks(5, inputs=inputs(1), latency_ms=4000.0, seconds=0.01)
     fleet.kill_worker("w0")
     assert all("outputs" in reply for reply in fleet.each(labels, 8.0))
 
@@ -241,9 +226,7 @@ def test_the_cache_goes_with_the_setting_and_its_figures_are_shown() -> None:
     fleet = fleet_of()
     for number in (1, 1, 2):
         asked(fleet, number)
-    for _ in range(3):
-        fleet.ask(inputs=inputs(3))
-    fleet.stage.run(5.0)
+    fleet.asks(3, inputs=inputs(3), seconds=5.0)
     actor, figures = fleet.dispatcher(), metrics(fleet)
     lookups = {what: figures["infaas_cache_lookups_total", "app", what] for what in ("hit", "miss", "coalesced")}
     assert lookups == {"hit": 1, "miss": 3, "coalesced": 2}

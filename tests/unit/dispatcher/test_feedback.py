@@ -1,13 +1,15 @@
 """Feedback finds the prediction that it is for, teaches once, and is accepted when it is durable; what is wrong is named."""
 
+import itertools
 from collections import Counter
 from typing import Any
 
 import pytest
 
-from bus.messages.catalog import Ensemble
+from bus.codec import decode, encode
+from bus.messages.catalog import AppRecord, EdgeCondition, Ensemble, PipelineEdge, PipelineRecord, PipelineVertex
 from bus.messages.events import FeedbackEvent, SelectionEvent
-from bus.messages.public import Feedback
+from bus.messages.public import Feedback, Tensor
 from bus.subjects import Subjects
 from services.core.actor import Envelope
 from services.core.selection.policy import InfaasPolicy
@@ -15,14 +17,14 @@ from services.core.settings import Settings
 from services.dispatcher.actor import make_dispatcher
 from services.dispatcher.feedback import UNKNOWN
 from services.dispatcher.metrics import DispatcherMetrics
-from tests.support.simulated.fleet import Fleet, refused, variant
+from tests.support.simulated.fleet import SIGNATURE, Fleet, catalogue, refused, variant
 from tests.support.simulated.taught_dispatchers import DURABLE, INPUTS, Dispatchers
 from tests.unit.dispatcher.test_join import Several, members
 
 # -- apps without a selection
 
 
-def test_it_is_accepted_once_it_is_on_disk() -> None:
+def test_it_is_accepted_on_disk_with_inputs_as_their_digest() -> None:
     system = Dispatchers()
     reply = system.tell("plain", seconds=0.1, id="q1", label=7, context="user")
     [event] = system.events(FeedbackEvent)
@@ -30,9 +32,6 @@ def test_it_is_accepted_once_it_is_on_disk() -> None:
     assert not system.said(reply)
     system.stage.run(DURABLE)
     assert system.answer(reply) == "accepted"
-
-
-def test_inputs_are_kept_as_their_digest() -> None:
     system = Dispatchers()
     for inputs in ([[1.0]], [[1.0]], [[2.0]]):
         system.tell("plain", inputs=inputs, label="x")
@@ -68,11 +67,13 @@ def test_what_is_wrong_is_named(app: str, fields: dict[str, Any], code: str, wor
     assert system.dispatcher().composites.feedback.ended == {(UNKNOWN if fields["app"] == "other" else app, code): 1}
 
 
-def test_before_the_catalogue_is_known_it_says_so() -> None:
+def test_feedback_too_early_or_with_wrong_inputs_is_refused() -> None:
     subjects = Subjects()
     actor = make_dispatcher(Settings(), subjects, "d0", InfaasPolicy(), {"cpu": 1.0}, lambda: bytes(16))
     [effect] = actor.handle(Envelope(1.0, Feedback(id="q", label=1), subjects.feedback("a"), "_INBOX.1"))
     assert effect.message.error.code == "overloaded"
+    reply = report(shapes(), inputs={"datatype": "FP32", "shape": [0, 2], "data": b""}, label=1)
+    refused(reply, "bad_request")
 
 
 # -- joined with its prediction
@@ -93,7 +94,7 @@ def test_it_teaches_about_the_query_that_it_names() -> None:
     assert kept.query.hex() == query
 
 
-def test_two_clients_with_the_same_id_are_told_apart_by_query_and_by_inputs() -> None:
+def test_ids_mean_the_latest_query_and_clients_are_told_apart() -> None:
     """Trap 14: joined by `id`, both would be the latest query's."""
     system = Dispatchers()
     mine = system.predicted(id="1", context="me", inputs=[[1.0]])
@@ -102,18 +103,6 @@ def test_two_clients_with_the_same_id_are_told_apart_by_query_and_by_inputs() ->
     assert (system.taught("me"), system.taught("you")) == (1, 0)
     assert system.answer(system.tell(inputs=[[2.0]], id="1", context="you")) == "accepted"
     assert (system.taught("me"), system.taught("you")) == (1, 1)
-
-
-def test_a_query_that_is_not_known_is_not_joined_by_its_id() -> None:
-    system = Dispatchers()
-    system.predicted(id="1")
-    answer = system.answer(system.tell(query="ab" * 16, id="1"))
-    assert answer.startswith("bad_request: ")
-    assert "inputs" in answer
-    assert system.taught() == 0
-
-
-def test_by_its_id_alone_the_latest_query_is_meant_and_an_unknown_one_needs_inputs() -> None:
     system = Dispatchers()
     system.predicted(id="1", context="me")
     system.predicted(id="1", context="you")
@@ -122,6 +111,20 @@ def test_by_its_id_alone_the_latest_query_is_meant_and_an_unknown_one_needs_inpu
     answer = system.answer(system.tell(id="2"))
     assert answer.startswith("bad_request: ")
     assert "inputs" in answer
+
+
+def test_unknown_queries_are_not_joined_by_id_or_app() -> None:
+    system = Dispatchers()
+    system.predicted(id="1")
+    answer = system.answer(system.tell(query="ab" * 16, id="1"))
+    assert answer.startswith("bad_request: ")
+    assert "inputs" in answer
+    assert system.taught() == 0
+    system = Dispatchers()
+    query = system.predicted(app="b")
+    assert system.answer(system.tell("a", query=query)).startswith("bad_request: ")
+    assert not system.stage.records
+    assert system.taught() == 0
 
 
 def test_how_feedback_ended_is_counted_once() -> None:
@@ -139,14 +142,6 @@ def test_how_feedback_ended_is_counted_once() -> None:
     assert found == {("a", "accepted"): 2, ("a", "bad_request"): 1, ("b", "bad_request"): 1}
 
 
-def test_another_apps_query_is_not_known() -> None:
-    system = Dispatchers()
-    query = system.predicted(app="b")
-    assert system.answer(system.tell("a", query=query)).startswith("bad_request: ")
-    assert not system.stage.records
-    assert system.taught() == 0
-
-
 def test_each_item_of_a_query_may_be_told_once() -> None:
     system = Dispatchers()
     query = system.predicted(items=2)
@@ -162,8 +157,7 @@ def test_each_item_of_a_query_may_be_told_once() -> None:
 def test_a_label_that_the_models_do_not_have_is_refused_and_teaches_nothing(label: Any) -> None:
     system = Dispatchers()
     query = system.predicted()
-    reply = system.tell(query=query, label=label)
-    assert system.answer(reply).startswith("bad_request: label")
+    assert system.answer(system.tell(query=query, label=label)).startswith("bad_request: label")
     assert not system.stage.records
     assert (system.answer(system.tell(query=query)), system.taught()) == ("accepted", 1)
 
@@ -181,14 +175,11 @@ def test_contexts_converge_apart() -> None:
     assert system.rows(None)["good"]["n"] == 0
 
 
-def test_without_contexts_all_share_the_weights() -> None:
+def test_without_contexts_all_share_the_weights_and_the_inputs() -> None:
     system = Dispatchers(selection=Ensemble(policy="exp4"))
     system.tell(query=system.predicted(context="me"))
     assert system.taught("you") == system.taught(None) == 1
     assert {event.context for event in system.events(SelectionEvent)} == {None}
-
-
-def test_without_contexts_inputs_are_the_same_whoever_asked() -> None:
     system = Dispatchers(selection=Ensemble(policy="exp4"))
     query = system.predicted(context="me")
     assert system.answer(system.tell(inputs=INPUTS, context="you")) == "accepted"
@@ -200,9 +191,7 @@ def test_without_contexts_inputs_are_the_same_whoever_asked() -> None:
 
 def shapes(**fields: Any) -> Several:
     """Models a, b and c. The one score that each gives is a probability: a says the class is 1, b and c that it is 0."""
-    fleet = Several(*members("a", "b", "c"), selection=Ensemble(policy="exp4", **fields))
-    fleet.devices["w0"].says = {"a": 1.0}
-    return fleet
+    return Several(*members("a", "b", "c"), selection=Ensemble(policy="exp4", **fields), says={"a": 1.0})
 
 
 def report(fleet: Fleet, **fields: Any) -> dict[str, Any]:
@@ -228,15 +217,12 @@ def learnt(fleet: Fleet, kind: str = "selection") -> list[Any]:
 INPUTS_OF_THE_FLEET = {"datatype": "FP32", "shape": [1, 2], "data": b"\0" * 8}
 
 
-def test_feedback_of_an_answered_query_teaches_about_its_members() -> None:
+def test_feedback_teaches_about_members_by_query_or_inputs() -> None:
     fleet = shapes()
     _, reply = fleet.one(fleet.ask())
     assert report(fleet, query=reply["query"], label=1) == {"accepted": True}
     assert {event.member: event.loss for event in learnt(fleet)} == {"a": 0.0, "b": 1.0, "c": 1.0}
     assert {event.query.hex() for event in learnt(fleet)} == {reply["query"]}
-
-
-def test_feedback_by_inputs_joins_the_query_that_had_them() -> None:
     fleet = shapes()
     fleet.one(fleet.ask())
     batches = fleet.computed
@@ -270,22 +256,14 @@ def test_inputs_that_no_model_can_answer_are_refused_at_once(policy: str) -> Non
     assert not fleet.dispatcher().composites.joins.open
 
 
-def test_inputs_that_do_not_fit_the_app_are_refused() -> None:
-    reply = report(shapes(), inputs={"datatype": "FP32", "shape": [0, 2], "data": b""}, label=1)
-    refused(reply, "bad_request")
-
-
-def test_a_late_member_is_judged_too() -> None:
+def test_late_members_are_judged_too_and_exp3_by_its_probability() -> None:
     fleet = shapes()
     fleet.devices["w0"].late = {"c": 400.0}
     _, reply = fleet.one(fleet.ask())
     assert reply["missing"] == 1
     assert report(fleet, query=reply["query"], label=1) == {"accepted": True}
     assert {event.member for event in learnt(fleet)} == {"a", "b", "c"}
-
-
-def test_exp3_judges_by_the_probability_of_the_prediction() -> None:
-    """Trap 8: the probability has changed by the time that the feedback comes."""
+    # Trap 8: the probability has changed by the time that the feedback comes.
     fleet = shapes(eta=1.0)
     fleet.change(selection=Ensemble(policy="exp3", eta=1.0))
     replies = [fleet.one(fleet.ask())[1] for _ in range(4)]
@@ -293,3 +271,154 @@ def test_exp3_judges_by_the_probability_of_the_prediction() -> None:
         assert report(fleet, query=reply["query"], label=1) == {"accepted": True}
     assert len(learnt(fleet)) == 4
     assert [event.probability for event in learnt(fleet)] == [pytest.approx(1 / 3)] * 4
+
+
+# -- Feedback to a pipeline teaches the stage that made the answer, or is refused with the remedy. Virtual time.
+SURE = EdgeCondition(output="y", reduce="first", op=">", value=0.5)
+LONG_MS = 20_000.0
+
+
+def pipeline(name: str, record: PipelineRecord) -> AppRecord:
+    return AppRecord(app=name, links={}, signature=SIGNATURE, pipeline=record, latency_ms=LONG_MS)
+
+
+def stage(name: str, app: str) -> PipelineVertex:
+    return PipelineVertex(name=name, app=app, inputs={"x": "$.x"})
+
+
+ALONE = PipelineRecord(vertices=[stage("votes", "app")], output={"y": "votes.y"})
+THEN = PipelineRecord(  # the plain stage answers where the ensemble says 1
+    vertices=[stage("votes", "app"), stage("one", "plain")],
+    edges=[PipelineEdge(source="votes", target="one", when=SURE)],
+    output={"y": "one.y | votes.y", "asked": "$.x"},
+)
+
+
+class Taught(Several):
+    """The ensemble `app`, the plain app `plain`, and pipelines of them."""
+
+    def __init__(self, *pipelines: AppRecord, **options: Any) -> None:
+        super().__init__(selection=Ensemble(policy="exp4"), **options)
+        self.add(*catalogue(variant("plain-v1-ort-fp32-t1-b8", model="plain"), app="plain"))
+        self.change("plain", latency_ms=LONG_MS)
+        self.add(*pipelines)
+        self._replies = itertools.count()
+        self.change(latency_ms=LONG_MS)
+
+    def asked(self, app: str = "p") -> dict[str, Any]:
+        return self.one(self.ask(app))[1]
+
+    def teach(self, app: str = "p", **fields: Any) -> str:
+        """Send a feedback: "accepted", or the code and message of its refusal."""
+        reply = f"_INBOX.feedback.{next(self._replies)}"
+        self.stage.publish(self.subjects.feedback(app), {"label": 0} | fields, reply, seconds=2.0)
+        [one] = [decode(dict[str, Any], body) for _, subject, body in self.stage.heard if subject == reply]
+        return "accepted" if one.get("accepted") else f"{one['error']['code']}: {one['error']['message']}"
+
+    def lessons(self) -> list[SelectionEvent]:
+        return [event for _, event in self.stage.records if isinstance(event, SelectionEvent)]
+
+
+def test_it_teaches_the_stage_that_made_the_answer() -> None:
+    fleet = Taught(pipeline("p", ALONE))
+    answer = fleet.asked()
+    assert fleet.teach(query=answer["query"]) == "accepted"
+    assert {one.app for one in fleet.lessons()} == {"app"}
+    assert len(fleet.lessons()) == len(answer["members"])
+    [event] = [event for _, event in fleet.stage.records if isinstance(event, FeedbackEvent)]
+    assert (event.app, event.query) == ("p", bytes.fromhex(answer["query"]))
+    count = len(fleet.lessons())
+    assert fleet.teach(query=answer["query"]) == "accepted"
+    assert len(fleet.lessons()) == count, "an item teaches once"
+
+
+def test_it_is_found_by_the_inputs_and_by_the_id_as_of_any_app() -> None:
+    fleet = Taught(pipeline("p", ALONE))
+    fleet.one(fleet.ask("p", id="mine"))
+    assert fleet.teach(id="mine") == "accepted"
+    taught = len(fleet.lessons())
+    fleet.one(fleet.ask("p"))
+    assert fleet.teach(inputs=Tensor("FP32", [1, 2], b"\0" * 8)) == "accepted"
+    assert len(fleet.lessons()) == 2 * taught > 0
+
+
+@pytest.mark.parametrize("sure", [False, True])
+def test_only_the_stage_that_decided_learns(sure: bool) -> None:
+    fleet = Taught(pipeline("p", THEN), says=dict.fromkeys(("abcde"), float(sure)))
+    said = fleet.teach(query=fleet.asked()["query"])
+    if sure:
+        assert said == (
+            "bad_request: one made this answer, and its app plain has no policy: nothing learns from it; send feedback to the"
+            " app of a stage that has one, with its `inputs`"
+        )
+        assert fleet.lessons() == []
+    else:
+        assert said == "accepted"
+        assert len(fleet.lessons()) > 0
+
+
+def test_stages_within_another_pipeline_or_of_another_dispatcher_learn() -> None:
+    outer = PipelineRecord(vertices=[stage("inner", "p")], output={"y": "inner.y"})
+    fleet = Taught(pipeline("p", ALONE), pipeline("outer", outer))
+    assert fleet.teach("outer", query=fleet.asked("outer")["query"]) == "accepted"
+    assert {one.app for one in fleet.lessons()} == {"app"}
+    fleet = Taught(pipeline("p", ALONE), dispatchers=3)
+    answers = [fleet.asked() for _ in range(3)]
+    assert [fleet.teach(query=answer["query"]) for answer in answers] == ["accepted"] * 3
+    assert len(fleet.lessons()) == 3 * len(answers[0]["members"])
+
+
+def test_a_pipeline_whose_answers_no_policy_makes_refuses_it() -> None:
+    fleet = Taught(pipeline("p", PipelineRecord(vertices=[stage("one", "plain")], output={"y": "one.y"})))
+    said = fleet.teach(query=fleet.asked()["query"])
+    assert said.startswith(
+        "bad_request: app: p is a pipeline, and no policy makes its answers, so nothing learns: send"
+    )
+    assert "infaas admin set-selection" in said
+    assert not [event for _, event in fleet.stage.records if isinstance(event, FeedbackEvent)]
+
+
+def test_several_stages_that_made_an_answer_together_are_named() -> None:
+    both = PipelineRecord(
+        vertices=[stage("votes", "app"), stage("one", "plain")], output={"y": "votes.y", "z": "one.y"}
+    )
+    fleet = Taught(pipeline("p", both))
+    said = fleet.teach(query=fleet.asked()["query"])
+    assert said.startswith(
+        "bad_request: votes and one made this answer together: nothing learns from it; send feedback"
+    )
+
+
+def test_a_query_that_nobody_knows_any_more_is_refused_and_not_asked_again() -> None:
+    fleet = Taught(pipeline("p", ALONE))
+    said = fleet.teach(query="00" * 16)
+    assert said.startswith(
+        f"bad_request: query {'00' * 16} is not known to this app, or not any more: send the feedback"
+    )
+    assert "sooner, or to the app of the stage that answered, with its `inputs`" in said
+    said = fleet.teach(inputs=encode([[9.0, 9.0]]) and [[9.0, 9.0]])
+    assert said.startswith("bad_request: the query with these inputs is not known")
+    assert fleet.computed == 0
+
+
+@pytest.mark.parametrize("by", ["query", "key"])
+def test_what_comes_again_counts_once_after_the_stages_dispatcher_has_gone(by: str) -> None:
+    """The bucket knows it: the pipeline's query was asked again, and so was its stage."""
+    fleet = Taught(pipeline("p", ALONE), dispatchers=2)
+    key = b"q" * 16
+    fleet.one(fleet.ask("p", id="first", retry_key=key))
+    [reply] = fleet.replies("first")
+    told = {"query": reply["query"]} | ({"retry_key": b"k" * 16} if by == "key" else {})
+    for _ in range(3):
+        assert fleet.teach(**told) == "accepted"
+    before = fleet.lessons()
+    assert len(before) == len(reply["members"])
+    for name in ("d0", "d1"):
+        fleet.stage.kill(name)
+    fleet.start_dispatcher("later", seconds=1.0)
+    assert fleet.teach(**told).startswith("bad_request: ")
+    fleet.one(fleet.ask("p", id="second", retry_key=key))
+    [again] = fleet.replies("second")
+    assert again["query"] == reply["query"]
+    assert (fleet.teach(**told), fleet.teach(**told, label=1)) == ("accepted", "accepted")
+    assert fleet.lessons() == before

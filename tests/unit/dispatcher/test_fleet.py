@@ -16,36 +16,25 @@ from tests.support.data.examples import examples
 from tests.support.simulated.fleet import Fleet, refused, variant
 
 
-def test_first_query_waits_for_the_load_and_is_answered() -> None:
+def test_first_queries_wait_for_the_load_and_tight_ones_are_refused() -> None:
     fleet = Fleet()
     reply = fleet.reply(fleet.ask(), 2.0)
     assert (reply["variant"], reply["outputs"]["y"]["shape"]) == ("m-v1-ort-fp32-t1-b8", [1, 1])
     assert [o.outcome for o in fleet.outcomes()] == ["ok"]
-
-
-def test_a_tight_query_on_a_cold_variant_is_refused_and_the_next_one_is_answered() -> None:
     fleet = Fleet(variant(load_ms=500.0))
-    first = fleet.ask(latency_ms=20.0)
-    refusal = fleet.reply(first, 0.2)["error"]
+    refusal = fleet.reply(fleet.ask(latency_ms=20.0), 0.2)["error"]
     assert refusal["code"] == "deadline"
     assert 300 < refusal["retry_after_ms"] < 700
     fleet.stage.run(1.0)
-    second = fleet.ask(latency_ms=20.0)
-    assert fleet.reply(second, 0.5)["missed"] == []
-
-
-def test_what_cannot_be_met_is_refused_with_the_closest_offer() -> None:
+    assert fleet.reply(fleet.ask(latency_ms=20.0), 0.5)["missed"] == []
     fleet = Fleet(variant(), variant("n-v1-ort-fp32-t1-b8", model="n", accuracy=0.97))
-    label = fleet.ask(accuracy=0.99)
-    error = fleet.reply(label, 0.5)["error"]
+    error = fleet.reply(fleet.ask(accuracy=0.99), 0.5)["error"]
     assert (error["code"], error["closest"]["variant"]) == ("unsatisfiable", "n-v1-ort-fp32-t1-b8")
 
 
 def test_queries_that_wait_share_a_batch_in_order_of_deadline() -> None:
     fleet = Fleet()
-    warm = fleet.ask()
-    fleet.stage.run(1.0)
-    fleet.reply(warm)
+    fleet.reply(fleet.ask(seconds=1.0))
     fleet.ask(latency_ms=1000.0)  # runs alone, and the others wait for it
     labels = [fleet.ask(latency_ms=1000.0 - 10 * n) for n in range(5)]
     assert [reply["batch"] for reply in fleet.each(labels, 1.0)] == [5] * 5
@@ -54,14 +43,11 @@ def test_queries_that_wait_share_a_batch_in_order_of_deadline() -> None:
 
 def test_executor_killed_in_mid_batch_on_one_of_two_workers() -> None:
     fleet = Fleet(workers=2)
-    warm = fleet.ask()
-    home = fleet.reply(warm, 1.0)["worker"]
-    labels = [fleet.ask() for _ in range(20)]
-    fleet.stage.run(0.001)
+    home = fleet.reply(fleet.ask(), 1.0)["worker"]
+    labels = fleet.asks(20, seconds=0.001)
     fleet.stage.kill(f"{home}/cpu")
     exited = ExecutorExited(worker=home, device="cpu", at=fleet.stage.now, reason="killed")
-    fleet.stage.publish(fleet.subjects.exited(home, "cpu"), exited)
-    fleet.stage.run(1.0)
+    fleet.stage.publish(fleet.subjects.exited(home, "cpu"), exited, seconds=1.0)
     fleet.start_executor(home)
     assert all("outputs" in reply for reply in fleet.each(labels, 5.0))
     uids = [o.uid for o in fleet.outcomes()]
@@ -73,8 +59,7 @@ def test_executor_killed_in_mid_batch_on_one_of_two_workers() -> None:
 def test_a_poisonous_query_costs_only_itself(dispatchers: int, known: bool) -> None:
     """Also when another dispatcher tries its innocent ones again on the executor that the poison is about to end."""
     fleet = Fleet(dispatchers=dispatchers)
-    fleet.ask()
-    fleet.stage.run(1.0)
+    fleet.ask(seconds=1.0)
     labels = [fleet.ask(id="poison" if n == 0 else f"good{n}", latency_ms=500.0) for n in range(12)]
     deaths = 0
     for _ in range(200):
@@ -83,8 +68,7 @@ def test_a_poisonous_query_costs_only_itself(dispatchers: int, known: bool) -> N
         fleet.stage.run(0.002)
         if device.died:
             deaths += 1
-            fleet.end_executor("w0", fleet.running("w0") if known else None)
-            fleet.stage.run(0.1)
+            fleet.end_executor("w0", fleet.running("w0") if known else None, seconds=0.1)
             fleet.start_executor("w0")
     fleet.stage.run(5.0)
     for label in labels:
@@ -99,10 +83,8 @@ def test_a_poisonous_query_costs_only_itself(dispatchers: int, known: bool) -> N
 
 def test_one_of_two_dispatchers_dies_and_what_it_had_forwarded_is_answered_and_recorded_once() -> None:
     fleet = Fleet(dispatchers=2)
-    fleet.ask()
-    fleet.stage.run(1.0)
-    labels = [fleet.ask() for _ in range(30)]
-    fleet.stage.run(0.0015)
+    fleet.ask(seconds=1.0)
+    labels = fleet.asks(30, seconds=0.0015)
     fleet.stage.kill("d0")
     assert all("outputs" in reply for reply in fleet.each(labels, 6.0))
     recorded = {o.id for o in fleet.outcomes()}
@@ -224,8 +206,7 @@ def test_a_worker_that_has_no_room_is_followed_by_the_next_one_at_once() -> None
 
 
 def test_workers_without_room_are_asked_once_each_and_then_another_variant_is_taken() -> None:
-    usual = variant()
-    large = variant("m-v1-large", profile=replace(usual.profile, memory_mb=3_500.0))
+    large = variant("m-v1-large", profile=replace(variant().profile, memory_mb=3_500.0))
     fleet = Fleet(large, variant("m-v1-small", load_ms=100.0), workers=2)
     fleet.stage.listen("infaas.worker.*.load")
     fleet.ask(latency_ms=300.0, id="m")
@@ -242,10 +223,8 @@ def test_a_worker_that_had_no_room_is_asked_again_after_a_while() -> None:
     fleet = Fleet(
         variant(), variant("other-v1", model="other"), settings=convert({"monitor": {"max_models": 1}}, Settings)
     )
-    fleet.ask(model="other", id="other")
-    fleet.stage.run(0.3)
-    fleet.ask(model="m", latency_ms=200.0, id="early")
-    fleet.stage.run(0.01)
+    fleet.ask(model="other", id="other", seconds=0.3)
+    fleet.ask(model="m", latency_ms=200.0, id="early", seconds=0.01)
     fleet.stage.publish(fleet.subjects.worker("w0", "release"), Release(variant="other-v1", orderer="vm-c0"))
     error = fleet.reply("early", LOAD_AGAIN + 0.1)["error"]
     assert error["code"] == "overloaded"

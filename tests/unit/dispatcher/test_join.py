@@ -121,10 +121,8 @@ def test_a_straggler_is_left_out_at_its_time_and_the_answer_is_that_of_the_other
 
 
 def test_a_part_that_is_answered_twice_counts_with_its_first_answer() -> None:
-    fleet = Several()
-    fleet.behave(says=dict.fromkeys(MODELS, 1.0), late={"e": 400.0})
-    label = fleet.ask()
-    fleet.stage.run(0.05)
+    fleet = Several(says=dict.fromkeys(MODELS, 1.0), late={"e": 400.0})
+    label = fleet.ask(seconds=0.05)
     [uid] = [part.uid for part in fleet.ended()[1] if part.stage == "a"]
     again = PartReply(outputs={"y": from_array(np.full((1, 1), 6.0, "f4"))}, model="a", version="1", cost=1.0)
     fleet.stage.publish(fleet.subjects.part("d0", uid.hex()), again)
@@ -134,10 +132,8 @@ def test_a_part_that_is_answered_twice_counts_with_its_first_answer() -> None:
 
 
 def test_metrics_tell_which_member_is_missing_and_count_no_part_as_a_query() -> None:
-    fleet = Several()
-    fleet.devices["w0"].late = {"e": 400.0}
-    fleet.ask()
-    fleet.stage.run(0.09)
+    fleet = Several(late={"e": 400.0})
+    fleet.ask(seconds=0.09)
     under_way = metrics(fleet)
     assert [under_way["infaas_dispatcher_queries", place] for place in ("joining", "executor")] == [1, 0]
     assert under_way["infaas_dispatcher_parts", "executor"] == 1, "the last one"
@@ -172,8 +168,7 @@ def test_without_an_objective_the_first_member_is_waited_for_if_none_is_there_in
 
 
 def test_nobody_there_is_a_refusal_or_the_default_output() -> None:
-    fleet = Several()
-    fleet.devices["w0"].late = dict.fromkeys("abcde", 400.0)
+    fleet = Several(late=dict.fromkeys("abcde", 400.0))
     _, reply = fleet.one(fleet.ask())
     refused(reply, "deadline", "none of 5 models")
     fleet.stage.run(20.0)
@@ -187,8 +182,7 @@ def test_nobody_there_is_a_refusal_or_the_default_output() -> None:
 
 
 def test_below_its_threshold_the_app_gives_its_default_and_says_how_sure_it_was() -> None:
-    fleet = Several(selection=Ensemble(policy="majority", confidence=0.9))
-    fleet.devices["w0"].late = {"e": 400.0}
+    fleet = Several(selection=Ensemble(policy="majority", confidence=0.9), late={"e": 400.0})
     _, reply = fleet.one(fleet.ask())
     assert (reply["missed"], reply["confidence"]) == (["confidence"], pytest.approx(0.8))  # no default output: as it is
     fleet.stage.run(20.0)
@@ -200,8 +194,7 @@ def test_below_its_threshold_the_app_gives_its_default_and_says_how_sure_it_was(
 
 
 def test_a_query_may_ask_for_confidence_and_accuracy() -> None:
-    fleet = Several()
-    fleet.devices["w0"].late = {"e": 400.0}
+    fleet = Several(late={"e": 400.0})
     _, reply = fleet.one(fleet.ask(confidence=0.9, accuracy=0.95))
     assert (sorted(reply["missed"]), value(reply)) == (["accuracy", "confidence"], 0.0)
 
@@ -218,29 +211,22 @@ def test_members_whose_outputs_differ_in_shape_cost_that_query_only(policy: str)
     assert "outputs" in fleet.one(fleet.ask())[1]
 
 
-def test_a_resent_query_is_asked_once_and_has_the_same_parts() -> None:
+def test_resent_queries_have_the_same_parts_and_get_the_straggler() -> None:
     fleet = Several()
     key = b"k" * 16
     label = fleet.ask(retry_key=key)
     fleet.ask(id=label, retry_key=key)
     fleet.one(label)
     assert fleet.computed == 5
-    fleet.ask(id=label, retry_key=key)  # its answer was lost
-    fleet.stage.run(2.0)
+    fleet.ask(id=label, retry_key=key, seconds=2.0)  # its answer was lost
     assert fleet.computed == 5, "executors repeat what they have answered"
     first, again = fleet.replies(label)
     assert first["query"] == again["query"]
     assert chance(bytes.fromhex(first["query"])) == chance(bytes.fromhex(again["query"]))
-
-
-def test_a_query_that_is_asked_again_gets_the_straggler_that_is_still_under_way() -> None:
-    fleet = Several()
-    fleet.behave(says={"e": 5.0}, late={"e": 80.0})  # 200 ms
-    label = fleet.ask(retry_key=b"k" * 16)
-    fleet.stage.run(0.15)
+    fleet = Several(says={"e": 5.0}, late={"e": 80.0})  # 200 ms
+    label = fleet.ask(retry_key=b"k" * 16, seconds=0.15)
     assert fleet.replies(label)[0]["missing"] == 1
-    fleet.ask(id=label, retry_key=b"k" * 16, latency_ms=400.0)
-    fleet.stage.run(5.0)
+    fleet.ask(id=label, retry_key=b"k" * 16, latency_ms=400.0, seconds=5.0)
     assert [reply["missing"] for reply in fleet.replies(label)] == [1, 0]
     assert fleet.computed == 5
     view = fleet.dispatcher().view
@@ -252,8 +238,7 @@ def test_another_dispatcher_takes_over_when_one_dies(how: str) -> None:
     fleet = Several(dispatchers=2)
     fleet.change(latency_ms=20_000.0)
     fleet.devices["w0"].late = {"d": 1200.0, "e": 1200.0}  # 3 s
-    label = fleet.ask()
-    fleet.stage.run(0.1)
+    label = fleet.ask(seconds=0.1)
     getattr(fleet.stage, how)(*holders(fleet))
     reply = fleet.reply(label, 25.0)
     assert (len(reply["members"]), reply["missing"]) == (5, 0)
@@ -289,8 +274,7 @@ def test_an_executor_that_dies_costs_no_answer() -> None:
     fleet.stage.run(2.0)
     for device in fleet.devices.values():
         device.slow = 100.0
-    labels = [fleet.ask() for _ in range(4)]
-    fleet.stage.run(0.1)
+    labels = fleet.asks(4, seconds=0.1)
     fleet.kill_worker("w0")
     assert all("outputs" in reply for reply in fleet.each(labels, 30.0))
 
@@ -298,9 +282,7 @@ def test_an_executor_that_dies_costs_no_answer() -> None:
 def test_demand_counts_parts_and_objectives_count_queries() -> None:
     fleet = Several()
     fleet.stage.listen(fleet.subjects.demand())
-    for _ in range(4):
-        fleet.ask()
-    fleet.stage.run(2.0)
+    fleet.asks(4, seconds=2.0)
     reports = fleet.sent(DemandReport, "infaas.demand.")
     assert sum(row.items for report in reports for row in report.rows) == 20
     served = [report.served["app"] for report in reports if report.served]
@@ -308,11 +290,9 @@ def test_demand_counts_parts_and_objectives_count_queries() -> None:
 
 
 def test_what_is_open_is_forgotten() -> None:
-    fleet = Several(dispatchers=1)
-    fleet.devices["w0"].late = {"e": 400.0}
+    fleet = Several(dispatchers=1, late={"e": 400.0})
     for _ in range(20):
-        fleet.ask()
-        fleet.stage.run(0.5)
+        fleet.ask(seconds=0.5)
     fleet.stage.run(20.0)
     joins = fleet.dispatcher().composites.joins
     assert (len(joins.open), len(joins.parts)) == (0, 0)
@@ -339,13 +319,18 @@ class Scripted:
         return 0.001, Combined({name: np.asarray(array) + 40 for name, array in first.items()}, np.array([1]))
 
 
-def test_a_users_policy_chooses_and_combines_in_its_own_process() -> None:
+def test_a_users_policy_chooses_and_combines_in_its_own_process_and_in_time() -> None:
     fleet = with_users_policy()
     _, reply = fleet.one(fleet.ask())
     assert fleet.contexts.policy.called == ["learnt", "select", "combine"]
     assert (reply["members"], reply["confidence"], value(reply)) == (["b@1", "d@1"], 0.5, 40.0)
     [query], parts = fleet.ended()
     assert (query.policy, [part.stage for part in parts]) == ("mine:Policy", ["b", "d"])
+    fleet = with_users_policy(select=(3.0, ["a"]))
+    seconds, reply = fleet.one(fleet.ask())
+    assert seconds <= SLO_MS / 1000.0
+    assert "had not been chosen" in reply["error"]["message"]
+    assert fleet.ended()[1] == []
 
 
 def test_what_comes_while_a_users_policy_combines_is_late() -> None:
@@ -368,14 +353,6 @@ def test_a_users_policy_that_fails_costs_its_own_query_only(method: str) -> None
     assert "outputs" in fleet.one(fleet.ask())[1]
 
 
-def test_a_users_policy_that_does_not_choose_in_time_is_not_waited_for() -> None:
-    fleet = with_users_policy(select=(3.0, ["a"]))
-    seconds, reply = fleet.one(fleet.ask())
-    assert seconds <= SLO_MS / 1000.0
-    assert "had not been chosen" in reply["error"]["message"]
-    assert fleet.ended()[1] == []
-
-
 @pytest.mark.parametrize("default", [None, 7])
 def test_a_users_policy_that_does_not_combine_in_time_is_not_waited_for(default: int | None) -> None:
     fleet = with_users_policy(combine=(3.0, Combined({"y": np.ones((1, 1), "<f4")}, np.array([5]))))
@@ -391,8 +368,7 @@ def test_a_users_policy_that_does_not_combine_in_time_is_not_waited_for(default:
 
 
 def test_an_app_that_only_keeps_answers_is_answered_late_as_any_other() -> None:
-    fleet = Several(*members("a"), selection=Ensemble(cache_mb=1.0))
-    fleet.devices["w0"].late = {"a": 48.0}  # 120 ms
+    fleet = Several(*members("a"), selection=Ensemble(cache_mb=1.0), late={"a": 48.0})  # 120 ms
     seconds, reply = fleet.one(fleet.ask())
     assert (reply["model"], reply["missed"]) == ("a", ["latency"])
     assert seconds > SLO_MS / 1000.0

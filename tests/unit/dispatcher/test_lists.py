@@ -21,8 +21,7 @@ from bus.messages.scaling import PipelineReplicas
 from services.core.actor import Changed
 from services.core.selection.cluster import ClusterView
 from services.dispatcher.lists import listing
-from tests.support.data.events import catalog_of, change_of
-from tests.support.data.heartbeats import beat, device
+from tests.support.data.events import beat, catalog_of, change_of, device
 from tests.support.data.pipelines import deployed
 from tests.support.simulated.fleet import PRICES, SIGNATURE, Fleet, catalogue, variant
 
@@ -40,20 +39,15 @@ def shown(*beats: WorkerHeartbeat) -> tuple[str, str]:
     return item["kind"], item["state"]
 
 
-def test_booting_ready_down_draining() -> None:
+def test_workers_and_apps_are_listed_with_what_holds_for_them() -> None:
     silent, alive = beat(devices=[device(alive=False)], kind="big"), beat(kind="big")
     assert (shown(silent), shown(silent, alive)) == (("big", "Booting"), ("big", "Ready"))
     assert shown(alive, silent) == ("big", "Down")
     assert shown(alive, beat(kind="big", draining=True)) == ("big", "Draining")
     assert shown(alive, beat(kind="big", draining=True, leaving=True)) == ("big", "Draining")
-
-
-def test_apps_are_listed_with_the_targets_that_hold() -> None:
+    assert shown(beat()) == ("cpu", "Ready")
     found = listed("apps", AppRecord(app="own", links={}, slo_target=0.999), AppRecord(app="usual", links={}))
     assert {item["app"]: item["slo_target"] for item in found.items} == {"own": 0.999, "usual": 0.95}
-
-
-def test_apps_are_listed_with_their_selection() -> None:
     keeps = AppRecord(app="two", links={}, selection=Ensemble(cache_mb=8))
     one, two = (item["selection"] for item in listed("apps", AppRecord(app="one", links={}), keeps).items)
     assert one is None
@@ -81,10 +75,6 @@ def test_an_app_neither_lists_nor_asks_another_apps_version_that_means_something
     assert [(item["version"], item["app"]) for item in of_health if item["app"]] == [("2", "health")]
     found = fleet.request(fleet.subjects.explain("app"), Requirements(**pin))
     assert found.get("refusal", {}).get("code") == (None if fits else "unknown_model")
-
-
-def test_a_worker_without_a_kind_is_of_its_hardwares() -> None:
-    assert shown(beat()) == ("cpu", "Ready")
 
 
 # -- pipelines
@@ -149,22 +139,16 @@ def test_a_planned_pipeline_is_listed_with_what_is_planned_and_what_lives() -> N
     assert (first["instances"], first["loading"], first["queued"]) == (2, 0, 0)
 
 
-def test_only_the_pipelines_asked_for_are_listed() -> None:
+def test_only_the_lists_and_pipelines_that_there_are() -> None:
     assert (pipelines(APP, app="other"), pipelines(replace(APP, pipeline=None))) == ([], [])
-
-
-def test_an_unknown_list_is_refused_with_those_that_there_are() -> None:
     message = "there is no list of 'spoons': ask for apps, models, variants, workers or pipelines"
     assert listed("spoons").error.message == message
 
 
-def test_variants_are_listed_with_what_batches_take() -> None:
+def test_variants_and_apps_are_listed_with_batches_and_stages() -> None:
     fleet = Fleet(VARIANT)
     [item] = fleet.request(fleet.subjects.list("variants"), ListRequest())["items"]
     assert item["batch_latency_ms"] == pytest.approx({"1": 2.55, "2": 3.05, "4": 4.05, "8": 6.05}), "with 0.05 ms each"
-
-
-def test_apps_are_listed_with_the_pipelines_that_they_are_stages_of() -> None:
     plain = [AppRecord(app=name, links={}) for name in ("app", "free")]
     items = {item["app"]: item for item in listed("apps", APP, replace(APP, app="other"), *plain).items}
     assert items["app"]["stage_of"] == ["other", "twice"]

@@ -15,8 +15,7 @@ GOOD = [f"good{n}" for n in range(11)]
 
 def warm(**options: Any) -> Fleet:
     fleet = Fleet(**options)
-    fleet.ask(id="warm")
-    fleet.stage.run(2.0)
+    fleet.ask(id="warm", seconds=2.0)
     return fleet
 
 
@@ -26,8 +25,7 @@ def in_flight(fleet: Fleet) -> InFlight:
 
 def ask_behind_poison(fleet: Fleet) -> str:
     """A poisonous query runs alone, and the others, which have more time, wait behind it. Returns where."""
-    fleet.ask(id="poison", latency_ms=900.0)
-    fleet.stage.run(0.0005)
+    fleet.ask(id="poison", latency_ms=900.0, seconds=0.0005)
     for n, label in enumerate(GOOD):
         fleet.ask(id=label, latency_ms=1000.0 - n)
     fleet.stage.run(0.0005)
@@ -50,8 +48,7 @@ def test_what_waited_behind_the_batch_is_dispatched_at_once_to_another_worker_in
 def test_they_wait_for_their_executor_and_count_no_crash_and_the_suspect_comes_last() -> None:
     fleet = warm()
     ask_behind_poison(fleet)
-    fleet.end_executor("w0", fleet.running("w0"))
-    fleet.stage.run(0.001)
+    fleet.end_executor("w0", fleet.running("w0"), seconds=0.001)
     flight = in_flight(fleet)
     assert {query.head.id: query.crashes for query in flight.waiting.values()} == dict.fromkeys(GOOD, 0)
     assert [(query.head.id, query.crashes) for query in flight.retries.values()] == [("poison", 1)]
@@ -70,15 +67,13 @@ def test_an_undelivered_query_waits_for_word_of_what_ran(told: bool) -> None:
     ask_behind_poison(fleet)
     running = fleet.running("w0")
     fleet.stage.kill("w0/cpu")
-    fleet.ask(id="later", latency_ms=2000.0)
-    fleet.stage.run(0.005)
+    fleet.ask(id="later", latency_ms=2000.0, seconds=0.005)
     flight = in_flight(fleet)
     assert {query.head.id for query in flight.waiting.values()} == {"later"}
     assert len(flight.dispatched) == 1 + len(GOOD)
     if told:
         exited = ExecutorExited(worker="w0", device="cpu", at=fleet.stage.now, reason="crashed", running=running)
-        fleet.stage.publish(fleet.subjects.exited("w0", "cpu"), exited)
-        fleet.stage.run(0.001)
+        fleet.stage.publish(fleet.subjects.exited("w0", "cpu"), exited, seconds=0.001)
     else:
         fleet.stage.run(TOLD + 0.3)
     assert not flight.dispatched
@@ -109,8 +104,7 @@ def test_an_executor_that_ends_each_time_with_nothing_computed_is_not_fed_for_ev
             break
         if fleet.devices["w0"].batches and fleet.devices["w0"].batches[-1] == ["late-poison"]:
             ends += 1
-            fleet.end_executor("w0", [])
-            fleet.stage.run(0.05)
+            fleet.end_executor("w0", [], seconds=0.05)
             fleet.start_executor("w0")
     [reply] = fleet.replies("late-poison")
     refused(reply, "model_error")
@@ -124,8 +118,7 @@ def test_suspects_that_wait_for_their_executor_are_tried_one_at_a_time() -> None
         fleet.ask(id=label, latency_ms=5000.0)
     while len(fleet.running("w0")) < 3:
         fleet.stage.run(0.0005)
-    fleet.end_executor("w0", fleet.running("w0"))
-    fleet.stage.run(0.6)
+    fleet.end_executor("w0", fleet.running("w0"), seconds=0.6)
     flight = in_flight(fleet)
     assert sorted(query.crashes for query in flight.waiting.values()) == [1, 1, 1]
     fleet.start_executor("w0")

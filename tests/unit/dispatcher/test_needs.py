@@ -160,20 +160,23 @@ def test_no_query_is_charged_more_than_its_limit_whatever_shares_its_batch() -> 
 
 @pytest.mark.parametrize(("app", "items"), [("b", 1), ("b", 5), ("p", 1), ("p", 5)])
 def test_a_charge_that_turns_out_higher_is_said_to_be_missed(app: str, items: int) -> None:
-    fleet = Staged(CHAIN)
-    fleet.devices["w0"].late = {"b": 3.0}
+    fleet = Staged(CHAIN, late={"b": 3.0})
     limit = 2.5 * cost_of(fleet, items=items)
     reply = fleet.one(fleet.ask(app, cost=limit, latency_ms=3000.0, items=items))
     assert reply["missed"] == ["cost"]
     assert 1000.0 * reply["cost"] > limit
 
 
-def test_where_a_stage_has_used_up_the_limit_the_next_one_is_refused_before_it_runs() -> None:
-    fleet = Staged(CHAIN)
-    fleet.devices["w0"].late = {"a": 3.0}
+def test_limits_hold_along_the_dearest_way_and_before_the_next_stage() -> None:
+    fleet = Staged(CHAIN, late={"a": 3.0})
     reply = fleet.one(fleet.ask("p", cost=2.5 * cost_of(fleet), latency_ms=3000.0))
     assert refused(reply, "unsatisfiable")["message"].startswith("vertex b: no variant of app 'b' costs at most US$")
     assert (set(fleet.stages()), fleet.stages()["b"].cost) == ({"a", "b"}, 0.0)
+    fleet = Staged(FORK, changes={"c": {"base_ms": 20.0}})
+    fleet.add(AppRecord(app="outer", links={}, signature=SIGNATURE, pipeline=alone("d", "p")))
+    limit = 1.001 * (cost_of(fleet, "a") + cost_of(fleet, "c"))
+    assert fleet.one(fleet.ask("outer", cost=limit))["missed"] == []
+    assert "may cost US$" in fleet.one(fleet.ask("outer", cost=0.99 * limit))["error"]["message"]
 
 
 def test_a_limit_is_divided_among_stages_and_what_exceeds_it_asks_none() -> None:
@@ -201,8 +204,7 @@ def test_a_limit_is_divided_among_stages_and_what_exceeds_it_asks_none() -> None
 def test_stages_that_exclude_each_other_share_one_part_of_the_limit(unsure: bool) -> None:
     """B or c follows a. What both cost together is more than the limit, and the dearer way just fits it."""
     fork = replace(FORK, vertices=[*FORK.vertices, vertex("d", "a.y")], edges=[*FORK.edges, edge("a", "d")])
-    fleet = Staged(fork, changes={"c": {"base_ms": 20.0}})
-    fleet.devices["w0"].says = {"a": float(unsure)}
+    fleet = Staged(fork, changes={"c": {"base_ms": 20.0}}, says={"a": float(unsure)})
     least = {name: cost_of(fleet, name) for name in "abcd"}
     limit = 1.001 * (least["a"] + least["c"] + least["d"])
     assert "refusal" not in explained(fleet, cost=limit)
@@ -224,14 +226,6 @@ def test_stages_that_exclude_each_other_share_one_part_of_the_limit(unsure: bool
     fleet.change("b", links={"b": "1"})
     [one] = [one for one in explained(fleet, cost=limit)["candidates"] if one["variant"] == dear.variant]
     assert "costs US$" not in one["why_not"]
-
-
-def test_a_pipeline_within_a_pipeline_costs_what_its_dearest_way_does() -> None:
-    fleet = Staged(FORK, changes={"c": {"base_ms": 20.0}})
-    fleet.add(AppRecord(app="outer", links={}, signature=SIGNATURE, pipeline=alone("d", "p")))
-    limit = 1.001 * (cost_of(fleet, "a") + cost_of(fleet, "c"))
-    assert fleet.one(fleet.ask("outer", cost=limit))["missed"] == []
-    assert "may cost US$" in fleet.one(fleet.ask("outer", cost=0.99 * limit))["error"]["message"]
 
 
 @pytest.mark.parametrize("simulated", [False, True])
@@ -293,16 +287,13 @@ def test_members_that_do_not_fit_the_limit_together_are_left_out_the_least_weigh
     assert sum(part.cost_limit for part in parts) == pytest.approx(limit)
 
 
-def test_one_member_by_chance_is_one_that_the_limit_allows() -> None:
+def test_one_member_by_chance_fits_the_limit_and_kept_answers_cost_nothing() -> None:
     fleet = three_members("exp3")
     dear = variant("e-v2-ort-fp32-t1-b8", model="e", version="2", base_ms=30.0)
     fleet.add(*(one for one in catalogue(dear, app="e2")))
     fleet.change("a", links={"a": "1", "c": "1", "e": "2"})
     replies = [fleet.one(fleet.ask("a", cost=1.1 * cost_of(fleet))) for _ in range(12)]
     assert {name for reply in replies for name in reply["members"]} == {"a@1", "c@1"}
-
-
-def test_of_a_member_whose_answer_is_kept_nothing_is_charged() -> None:
     fleet = three_members()
     fleet.change("a", selection=Ensemble(policy="weighted", cache_mb=1.0))
     fleet.one(fleet.ask("a"))

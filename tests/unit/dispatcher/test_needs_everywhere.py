@@ -21,7 +21,7 @@ from services.dispatcher.query import Query
 from services.jobs.policy import NEEDS, JobPolicy
 from tests.support.simulated.fleet import PRICES, SIGNATURE, Fleet, catalogue, variant
 from tests.unit.dispatcher.test_pipelines import CHAIN, ONE, Staged, edge, planned, vertex
-from tests.unit.jobs.test_policy import catalog
+from tests.unit.jobs.test_job import catalog
 
 PAGE = Path(__file__).parents[3] / "docs" / "queries.md"
 FIELDS = Requirements.__struct_fields__
@@ -128,8 +128,7 @@ def voting(world: World) -> World:
     """A further model of app a, and both vote."""
     other = variant("c-v1-ort-fp64-t1-b8", model="c", accuracy=0.97)
     world.fleet.add(*(one for one in catalogue(other, app="c")))
-    policy = Ensemble(policy="majority")
-    world.fleet.change("a", links={"a": "1", "c": "1"}, selection=policy)
+    world.fleet.change("a", links={"a": "1", "c": "1"}, selection=Ensemble(policy="majority"))
     for device in world.fleet.devices.values():
         device.wide = dict.fromkeys("abc", 2)
         device.says = {"a": 1.0}
@@ -331,10 +330,8 @@ def test_a_retry_keeps_all_needs(kind: str) -> None:
         one.slow = 20.0
     label = "again"
     body = encode({"inputs": world.inputs(), "id": label, **world.always, **ONCE, "latency_ms": 4000.0})
-    fleet.stage.publish(fleet.subjects.query(world.app), body, f"_INBOX.test.{label}")
-    fleet.stage.run(0.01)
-    fleet.end_executor("w0")
-    fleet.stage.run(0.2)
+    fleet.stage.publish(fleet.subjects.query(world.app), body, f"_INBOX.test.{label}", seconds=0.01)
+    fleet.end_executor("w0", seconds=0.2)
     wide, says = fleet.devices["w0"].wide, fleet.devices["w0"].says
     fleet.start_executor("w0")
     fleet.devices["w0"].wide, fleet.devices["w0"].says = wide, says
@@ -358,5 +355,4 @@ def test_an_offline_job_has_a_need_or_is_refused_for_it(need: str) -> None:
     assert (table()["an offline job", need] == "limited") == (need in NEEDS)
     if need in NEEDS:
         assert policy.error("app", SubmitJob(**urls, **{need: fine[need]})) is None
-    error = policy.error("app", SubmitJob(**urls, **{need: other.get(need, 1.0)}))
-    assert need in error.message
+    assert need in policy.error("app", SubmitJob(**urls, **{need: other.get(need, 1.0)})).message

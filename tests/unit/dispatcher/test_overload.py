@@ -75,8 +75,7 @@ def test_goodput_stays_also_where_nothing_goes_as_fast_as_profiled(slo_ms: float
     """Short batches fill queues to the last millisecond: what is admitted too much makes everything late."""
     record = variant(base_ms=0.1, per_item_ms=2.5)
     fleet = Fleet(record)
-    fleet.ask()
-    fleet.stage.run(1.0)
+    fleet.ask(seconds=1.0)
     device = fleet.devices["w0"]
     device.slow, device.between, device.spread = slow, between, 0.3
     capacity = record.profile.saturation_qps / (slow * between)
@@ -134,8 +133,7 @@ def test_one_apps_trouble_does_not_mark_another_on_the_same_instance() -> None:
     for _ in range(20):
         patient += [fleet.ask() for _ in range(36)]  # a quarter of a second of work, well within its 30 s
         for _ in range(9):
-            fleet.ask("hasty", latency_ms=100.0)
-            fleet.stage.run(0.043)
+            fleet.ask("hasty", latency_ms=100.0, seconds=0.043)
             view = fleet.dispatcher().view
             [status] = beat(fleet, "w0").instances
             seen.add((status.state, status.app_states.get("hasty", status.state)))
@@ -169,8 +167,7 @@ def test_what_an_instance_hands_back_is_served_by_another_that_is_in_time() -> N
 def test_what_two_dispatchers_send_to_one_instance_is_served_by_an_idle_one() -> None:
     """Each knows of its own queries alone: the instance can do them in time, and those of both it cannot. All take 285 ms there."""
     fleet = serving(2, dispatchers=2, dispatch="pack")
-    asked = [fleet.ask(latency_ms=200.0) for _ in range(34)]
-    fleet.stage.run(1.0)
+    asked = fleet.asks(34, latency_ms=200.0, seconds=1.0)
     assert in_time(fleet, asked) == 34
 
 
@@ -190,10 +187,8 @@ def test_what_comes_to_a_batch_that_ends_too_late_for_it_is_served_by_an_idle_on
 @pytest.mark.parametrize(("priority", "served"), [(1, True), (5, True), (9, False)])
 def test_where_not_all_can_be_in_time_the_larger_number_gives_way(priority: int, served: bool) -> None:
     fleet = serving(1)
-    others = [fleet.ask(latency_ms=400.0, priority=9) for _ in range(60)]
-    fleet.stage.run(0.01)
-    first = [fleet.ask(latency_ms=200.0, priority=priority) for _ in range(8)]
-    fleet.stage.run(2.0)
+    others = fleet.asks(60, latency_ms=400.0, priority=9, seconds=0.01)
+    first = fleet.asks(8, latency_ms=200.0, priority=priority, seconds=2.0)
     assert (in_time(fleet, first) == 8) is served
     assert in_time(fleet, first + others) >= 40  # five batches of eight, whoever is in them
 
@@ -247,10 +242,8 @@ def test_while_all_can_be_in_time_priority_changes_no_order() -> None:
 
 def test_a_burst_of_the_high_level_takes_the_place_of_more_than_a_hundred_that_wait() -> None:
     fleet = serving(1, QUICK, 2)
-    low = [fleet.ask(latency_ms=400.0, priority=9) for _ in range(640)]
-    fleet.stage.run(0.01)
-    high = [fleet.ask(latency_ms=400.0, priority=1) for _ in range(400)]
-    fleet.stage.run(2.0)
+    low = fleet.asks(640, latency_ms=400.0, priority=9, seconds=0.01)
+    high = fleet.asks(400, latency_ms=400.0, priority=1, seconds=2.0)
     assert in_time(fleet, high) == 400
     assert in_time(fleet, low) >= 200
 
@@ -259,19 +252,16 @@ def test_of_what_waits_for_a_worker_the_larger_number_gives_way_first() -> None:
     """Three may wait. What comes takes the place of a larger number, of equals the one with the latest deadline."""
     fleet = Fleet(SLOW, workers=0, settings=Settings(dispatcher=DispatcherSettings(max_queue=3)))
     low = [fleet.ask(latency_ms=ms, priority=9) for ms in (9000.0, 8000.0)]
-    middle = fleet.ask(latency_ms=9000.0, priority=5)
-    fleet.stage.run(0.3)
+    middle = fleet.ask(latency_ms=9000.0, priority=5, seconds=0.3)
     high = [fleet.ask(latency_ms=9000.0, priority=1)]
     fleet.stage.run(0.3)
     assert fleet.replies(low[0])[0]["error"]["code"] == "overloaded"
     assert not fleet.replies(low[1])
     high += [fleet.ask(latency_ms=9000.0, priority=1) for _ in range(2)]
     fleet.stage.run(0.3)
-    last = fleet.ask(latency_ms=9000.0, priority=1)
-    fleet.stage.run(0.3)
+    last = fleet.ask(latency_ms=9000.0, priority=1, seconds=0.3)
     assert [fleet.replies(label)[0]["error"]["code"] for label in (low[1], middle, last)] == ["overloaded"] * 3
-    fleet.start_worker("w0")
-    fleet.stage.run(3.0)
+    fleet.start_worker("w0", seconds=3.0)
     assert in_time(fleet, high) == 3
 
 

@@ -45,8 +45,7 @@ def test_a_large_body_goes_with_the_first_stages_only_and_is_enough_to_start_aga
     fleet.stage.listen(fleet.subjects.execute("w0", "cpu"))
     fleet.behave(says={"cheap": 1.0, "dear": 2.0}, late={"dear": 400.0})
     fleet.change("p", latency_ms=20_000.0)
-    label = fleet.ask("p", padding=b"." * (SMALL_BODY + 1))
-    fleet.stage.run(0.1)
+    label = fleet.ask("p", padding=b"." * (SMALL_BODY + 1), seconds=0.1)
     cheap, dear = sent_of(fleet)
     assert len(cheap.route.origin.body or b"") > SMALL_BODY
     assert dear.route.origin is None
@@ -71,12 +70,18 @@ def test_a_large_body_goes_with_the_first_stages_of_a_pipeline_within_only() -> 
     assert carried == {"first": True, "deep": True, "again": False}
 
 
-def test_a_small_body_goes_with_each_stage() -> None:
+def test_small_bodies_go_with_each_stage_and_large_ones_by_reference() -> None:
     fleet = Staged(CASCADE)
     fleet.stage.listen(fleet.subjects.execute("w0", "cpu"))
     fleet.devices["w0"].says = {"cheap": 1.0}
     fleet.one(fleet.ask("p"))
     assert all(one.route.origin is not None and one.route.origin.body for one in sent_of(fleet))
+    fleet = joined()
+    assert numbers(fleet.one(fleet.ask("p"))) == (3.0, 3.0)
+    last = sent_of(fleet)[-1]
+    assert {ref.name for ref in last.route.refs or ()} == {"x", "z"}
+    assert len(last.body) < 50
+    assert max(len(encode(sent)) for sent in sent_of(fleet)) < 2 * LITTLE
 
 
 JOINED = PipelineRecord(
@@ -102,19 +107,17 @@ def joined() -> Staged:
     return fleet
 
 
-def test_inputs_of_a_stage_that_no_message_holds_together_go_by_reference() -> None:
-    fleet = joined()
-    assert numbers(fleet.one(fleet.ask("p"))) == (3.0, 3.0)
-    last = sent_of(fleet)[-1]
-    assert {ref.name for ref in last.route.refs or ()} == {"x", "z"}
-    assert len(last.body) < 50
-    assert max(len(encode(sent)) for sent in sent_of(fleet)) < 2 * LITTLE
-
-
-def test_a_stage_whose_inputs_cannot_be_stored_ends_the_query() -> None:
+def test_what_cannot_be_stored_decided_or_divided_ends_the_query() -> None:
     fleet = joined()
     fleet.contexts.lost = "the disk is full"
     refused(fleet.one(fleet.ask("p")), "internal", "vertex c", "the disk is full")
+    fleet = small_messages(CASCADE)
+    fleet.devices["w0"].wide["cheap"] = 20_000
+    refused(fleet.one(fleet.ask("p")), "model_error", "y is too large to decide by")
+    fleet = nested()
+    fleet.add(AppRecord(app="inner", links={}, signature=SIGNATURE, pipeline=CASCADE))
+    refused(fleet.one(fleet.ask("p", items=2)), "bad_request")
+    assert not fleet.stages(), "before any stage is asked"
 
 
 def test_a_nested_pipelines_small_outputs_decide_although_its_answer_is_large() -> None:
@@ -136,23 +139,14 @@ def test_a_nested_pipelines_small_outputs_decide_although_its_answer_is_large() 
     assert numbers(fleet.one(fleet.ask("p"))) == (5.0, 5.0)
 
 
-def test_an_output_too_large_to_decide_by_says_so() -> None:
-    fleet = small_messages(CASCADE)
-    fleet.devices["w0"].wide["cheap"] = 20_000
-    refused(fleet.one(fleet.ask("p")), "model_error", "y is too large to decide by")
-
-
 # -- who answers
 
 
 def test_a_query_on_both_dispatchers_at_once_is_computed_once() -> None:
     """Its client has asked again. Both answer, alike; each vertex is computed once, and each row has one uid."""
-    fleet = Staged(CASCADE, dispatchers=2)
-    fleet.behave(says={"cheap": 1.0, "dear": 2.0}, slow=5.0)
+    fleet = Staged(CASCADE, dispatchers=2, says={"cheap": 1.0, "dear": 2.0}, slow=5.0)
     fleet.change("p", latency_ms=20_000.0)
-    for _ in range(2):
-        fleet.ask("p", id="q", retry_key=b"k" * 16)
-    fleet.stage.run(0.001)
+    fleet.asks(2, "p", id="q", retry_key=b"k" * 16, seconds=0.001)
     assert holders(fleet) == ["d0", "d1"]
     fleet.stage.run(10.0)
     replies = fleet.replies("q")
@@ -169,8 +163,7 @@ def test_a_query_on_both_dispatchers_at_once_is_computed_once() -> None:
 def test_a_dispatcher_leaves_in_the_middle_of_nested_stages(dispatchers: int, after: float, how: str) -> None:
     fleet = nested(dispatchers=dispatchers)
     fleet.devices["w0"].slow = 10.0
-    labels = [fleet.ask("p") for _ in range(6)]
-    fleet.stage.run(after)
+    labels = fleet.asks(6, "p", seconds=after)
     getattr(fleet.stage, how)("d0")
     assert {numbers(reply) for reply in fleet.each(labels, 20.0)} == {(9.0, 9.0)}
     outcomes = {one.uid: one for one in fleet.outcomes()}
@@ -182,8 +175,7 @@ def test_a_query_whose_pipeline_is_deleted_before_it_is_taken_over_is_refused() 
     fleet = Staged(CASCADE, dispatchers=2)
     fleet.change("p", latency_ms=20_000.0)
     fleet.devices["w0"].slow = 20.0
-    label = fleet.ask("p")
-    fleet.stage.run(0.01)
+    label = fleet.ask("p", seconds=0.01)
     fleet.stage.kill(*holders(fleet))
     for name in fleet.stage.members.keys() & {"d0", "d1"}:
         fleet.stage.send(name, Changed("infaas-catalog", "app.p", None))
@@ -197,14 +189,13 @@ def test_a_dispatcher_leaves_while_a_stage_waits_and_executors_know_its_query() 
     plan.vertices["dear"] = replace(plan.vertices.pop("a"), variant="dear-v1-ort-fp32-t1-b8")
     fleet.change("p", plan=plan, latency_ms=20_000.0)
     fleet.behave(says={"cheap": 1.0, "dear": 2.0}, late={"dear": 50.0})
-    labels = [fleet.ask("p") for _ in range(12)]
-    fleet.stage.run(0.1)
+    labels = fleet.asks(12, "p", seconds=0.1)
     assert fleet.dispatcher("d1").in_flight.waiting
     fleet.stage.stop("d1")
     assert {numbers(reply) for reply in fleet.each(labels, 20.0)} == {(2.0, 2.0)}
 
 
-def test_a_late_stage_gives_the_default_of_the_pipeline_in_time() -> None:
+def test_late_stages_give_the_default_in_time_or_are_waited_for() -> None:
     fleet = Staged(CASCADE)
     fleet.change("p", default_output=[8.0])
     fleet.behave(says={"cheap": 1.0}, late={"dear": 500.0})
@@ -212,22 +203,12 @@ def test_a_late_stage_gives_the_default_of_the_pipeline_in_time() -> None:
     assert (reply["default"], numbers(reply)) == (True, (8.0,))
     assert seconds <= 0.2 + 1e-3, "within its objective"
     assert fleet.query().outcome == "default"
-
-
-def test_a_pipeline_without_objective_waits_for_slow_stages() -> None:
     fleet = Staged(CASCADE)
     fleet.change("p", latency_ms=None)
     fleet.behave(says={"cheap": 1.0, "dear": 2.0}, slow=2000.0)
     reply = fleet.one(fleet.ask("p"), 40.0)
     assert (numbers(reply), reply["missed"]) == ((2.0, 2.0), [])
     assert {part.slo_ms for part in fleet.stages().values()} == {None}
-
-
-def test_several_items_are_refused_where_a_pipeline_within_decides() -> None:
-    fleet = nested()
-    fleet.add(AppRecord(app="inner", links={}, signature=SIGNATURE, pipeline=CASCADE))
-    refused(fleet.one(fleet.ask("p", items=2)), "bad_request")
-    assert not fleet.stages(), "before any stage is asked"
 
 
 def test_a_stage_that_is_refused_while_others_run_ends_the_query_at_once() -> None:
@@ -258,9 +239,7 @@ def test_a_large_answer_goes_to_both_dispatchers_that_wait_for_it() -> None:
     fleet.devices["w0"].wide["cheap"] = 200
     fleet.behave(says={"cheap": 1.0, "dear": 2.0}, late={"cheap": 20.0})
     fleet.change("p", latency_ms=20_000.0)
-    for _ in range(2):
-        fleet.ask("p", id="q", retry_key=b"k" * 16)
-    fleet.stage.run(0.01)
+    fleet.asks(2, "p", id="q", retry_key=b"k" * 16, seconds=0.01)
     fleet.stage.kill("d0")
     assert numbers(fleet.reply("q", 1.0)) == (2.0, 2.0)
     assert len(fleet.devices["w0"].batches) == 2
@@ -330,8 +309,7 @@ def test_any_graph_gives_one_reply_and_visits_what_its_conditions_say(
     fleet.change("p", latency_ms=20_000.0, plan=plan if plan.vertices else None)
     for device in fleet.devices.values():
         device.says, device.slow = says, 3.0
-    labels = [fleet.ask("p") for _ in range(3)]
-    fleet.stage.run(at)
+    labels = fleet.asks(3, "p", seconds=at)
     if victim:
         fleet.stage.kill(victim)
     fleet.stage.run(15.0)

@@ -15,10 +15,14 @@ from bus.messages.catalog import (
     PipelineRecord,
     PipelineVertex,
     PlannedStage,
+    Signature,
+    TensorSpec,
 )
+from bus.messages.public import ObjectRef
 from bus.messages.scaling import PipelineArrivals
 from services.core.actor import Changed
-from services.dispatcher.join import part_uid
+from services.core.settings import DispatcherSettings, Settings
+from services.dispatcher.join import LINGER, Intermediates, part_uid
 from tests.support.simulated.fleet import SIGNATURE, Fleet, catalogue, refused, variant
 from tests.unit.dispatcher.test_join import holders
 
@@ -109,8 +113,7 @@ def numbers(reply: dict[str, Any], output: str = "y") -> tuple[float, ...]:
 
 @pytest.mark.parametrize("unsure", [False, True])
 def test_a_condition_on_an_answer_decides_whether_the_next_vertex_is_asked(unsure: bool) -> None:
-    fleet = Staged(CASCADE)
-    fleet.devices["w0"].says = {"cheap": float(unsure), "dear": 7.0}
+    fleet = Staged(CASCADE, says={"cheap": float(unsure), "dear": 7.0})
     reply = fleet.one(fleet.ask("p"))
     assert numbers(reply) == ((7.0, 7.0) if unsure else (0.0, 0.0))
     assert reply["members"] == (["cheap@1", "dear@1"] if unsure else ["cheap@1"])
@@ -123,8 +126,7 @@ def test_a_condition_on_an_answer_decides_whether_the_next_vertex_is_asked(unsur
 
 
 def test_a_join_waits_for_all_its_edges_and_outputs_come_from_where_the_pipeline_says() -> None:
-    fleet = Staged(DIAMOND)
-    fleet.behave(says={"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0}, late={"c": 5.0})
+    fleet = Staged(DIAMOND, says={"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0}, late={"c": 5.0})
     reply = fleet.one(fleet.ask("p"))
     assert (numbers(reply, "first"), numbers(reply, "second"), numbers(reply, "asked")) == ((4, 4), (3, 3), (0, 0))
     stages = fleet.stages()
@@ -141,13 +143,19 @@ def test_each_stage_leaves_time_for_those_behind_it() -> None:
     assert slo["d"] == pytest.approx(SLO_MS - 30.5 - 2.5)
 
 
-def test_the_refusal_of_a_stage_ends_the_query_and_names_it() -> None:
+def test_refusals_of_stages_and_what_cannot_begin_end_the_query() -> None:
     fleet = Staged(CASCADE, changes={"dear": {"accuracy": 0.5}})
     strict = [vertex("cheap"), vertex("dear", accuracy=0.8)]
     fleet.change("p", pipeline=replace(CASCADE, vertices=strict, edges=[edge("cheap", "dear")]))
     reply = fleet.one(fleet.ask("p"))
     assert refused(reply, "unsatisfiable")["message"].startswith("vertex dear: ")
     assert fleet.query().cost > 0, "what the first stage cost"
+    fleet = Staged(CASCADE)
+    fleet.stage.send("d0", Changed("infaas-catalog", "app.dear", None))
+    refused(fleet.one(fleet.ask("p")), "unknown_app")
+    fleet = Staged(CASCADE, says={"cheap": 1.0})
+    fleet.change("dear", selection=Ensemble(policy="majority", members=["gone"]))
+    refused(fleet.one(fleet.ask("p"), 0.1), "unknown_model", "vertex dear")
 
 
 @pytest.mark.parametrize("needs", [{"model": "cheap"}, {"items": 2}])
@@ -156,15 +164,8 @@ def test_what_a_pipeline_cannot_take_is_refused(needs: dict[str, Any]) -> None:
     refused(fleet.one(fleet.ask("p", **needs)), "bad_request")
 
 
-def test_a_pipeline_whose_app_is_gone_says_so() -> None:
-    fleet = Staged(CASCADE)
-    fleet.stage.send("d0", Changed("infaas-catalog", "app.dear", None))
-    refused(fleet.one(fleet.ask("p")), "unknown_app")
-
-
 def test_a_vertex_may_be_an_app_of_which_several_models_answer() -> None:
-    fleet = Staged(CASCADE)
-    fleet.devices["w0"].says = {"cheap": 1.0}
+    fleet = Staged(CASCADE, says={"cheap": 1.0})
     fleet.change("dear", selection=Ensemble(policy="majority"))
     reply = fleet.one(fleet.ask("p"))
     assert numbers(reply) == (0.0, 0.0)
@@ -193,11 +194,16 @@ def nested(record: PipelineRecord = OUTER, inner: PipelineRecord = DEEP, **optio
     return fleet
 
 
-def test_a_vertex_may_be_a_pipeline() -> None:
+def test_vertices_may_be_pipelines_or_served_like_any_other() -> None:
     fleet = nested()
     assert numbers(fleet.one(fleet.ask("p"))) == (9.0, 9.0)
     by_app = {one.app: one for one in fleet.outcomes()}
     assert (by_app["deep"].parent, by_app["inner"].parent) == (by_app["inner"].uid, by_app["p"].uid)
+    fleet = Staged(ONE)
+    other = variant("a-v1-ort-fp32-t2-b8", model="a", threads=2)
+    fleet.add(other)
+    fleet.change("p", plan=planned(name=other.variant))
+    assert "outputs" in fleet.one(fleet.ask("p"))
 
 
 # -- a plan
@@ -222,8 +228,7 @@ def test_fast_and_slow_replicas_share_a_queue_by_their_speed(dispatchers: int) -
     fleet.change("p", plan=planned(), latency_ms=2000.0)
     fleet.devices["w0"].slow = 4.0
     for _ in range(400):
-        fleet.ask("p")
-        fleet.stage.run(0.0006)
+        fleet.ask("p", seconds=0.0006)
     fleet.stage.run(3.0)
     share = {worker: sum(len(batch) for batch in device.batches) for worker, device in fleet.devices.items()}
     assert sum(share.values()) == 400
@@ -237,13 +242,11 @@ def test_arrivals_at_a_pipeline_with_a_plan_are_told_in_bins_of_10_ms_and_are_no
     fleet.stage.listen("infaas.demand.d0")
     fleet.one(fleet.ask("p"))
     assert not fleet.sent(PipelineArrivals, "arrivals"), "without a plan nobody tunes"
-    fleet.change("p", plan=planned())
-    fleet.stage.run(1.0)
+    fleet.change("p", plan=planned(), seconds=1.0)
     fleet.stage.heard.clear()
     at = fleet.stage.now
     for wait in (0.015, 0.0, 2.0):
-        fleet.ask("p")
-        fleet.stage.run(wait)
+        fleet.ask("p", seconds=wait)
     [one] = fleet.sent(PipelineArrivals, "arrivals")
     assert (one.pipeline, one.dispatcher, sum(one.counts), one.counts[0]) == ("p", "d0", 3, 1)
     assert one.start == pytest.approx(at, abs=0.011)
@@ -251,20 +254,10 @@ def test_arrivals_at_a_pipeline_with_a_plan_are_told_in_bins_of_10_ms_and_are_no
     assert not any(b"a-v1" in body or b'"a"' in body for body in demand)
 
 
-def test_without_an_instance_of_the_planned_variant_a_stage_is_served_like_any_other() -> None:
-    fleet = Staged(ONE)
-    other = variant("a-v1-ort-fp32-t2-b8", model="a", threads=2)
-    fleet.add(other)
-    fleet.change("p", plan=planned(name=other.variant))
-    assert "outputs" in fleet.one(fleet.ask("p"))
-
-
 def test_a_dispatcher_that_takes_over_asks_for_the_same_parts() -> None:
-    fleet = Staged(CASCADE, dispatchers=2)
-    fleet.behave(says={"cheap": 1.0, "dear": 2.0}, late={"dear": 300.0})
+    fleet = Staged(CASCADE, dispatchers=2, says={"cheap": 1.0, "dear": 2.0}, late={"dear": 300.0})
     fleet.change("p", latency_ms=20_000.0)
-    label = fleet.ask("p")
-    fleet.stage.run(0.05)
+    label = fleet.ask("p", seconds=0.05)
     [taken] = holders(fleet)
     fleet.stage.kill(taken)
     assert numbers(fleet.one(label, 15.0)) == (2.0, 2.0)
@@ -272,8 +265,111 @@ def test_a_dispatcher_that_takes_over_asks_for_the_same_parts() -> None:
     assert len({(one.parent, one.stage) for one in fleet.outcomes()}) == 3
 
 
-def test_a_nested_app_that_cannot_begin_ends_the_query_at_once() -> None:
-    fleet = Staged(CASCADE)
-    fleet.devices["w0"].says = {"cheap": 1.0}
-    fleet.change("dear", selection=Ensemble(policy="majority", members=["gone"]))
-    refused(fleet.one(fleet.ask("p"), 0.1), "unknown_model", "vertex dear")
+# -- Results that stages hand on by way of the object store go when the query ends, and have a bound. Virtual time.
+WIDE = Signature(inputs=[TensorSpec(name="x", datatype="FP32", shape=[-1])], outputs=SIGNATURE.outputs)
+LITTLE = 700  # bytes, of which a message may hold no more in these tests
+
+
+def chain(wide: tuple[int, int] = (200, 2), most: int = 10**6, **options: Any) -> Staged:
+    """A pipeline whose first stage gives 800 bytes, more than a message holds. Its second stage's inputs are stored, too."""
+    settings = Settings(dispatcher=DispatcherSettings(max_inline=LITTLE, max_stored=most))
+    fleet = Staged(CHAIN, settings=settings, **options)
+    fleet.change("b", signature=WIDE)
+    for device in fleet.devices.values():
+        device.wide = dict(zip("ab", wide, strict=True))
+        device.says = {"b": 3.0}
+    return fleet
+
+
+def test_intermediates_go_when_the_query_has_ended_or_its_time_is_up() -> None:
+    fleet = chain()
+    label = fleet.ask("p", seconds=LINGER - 1.0)
+    assert [numbers(reply) for reply in fleet.replies(label)] == [(3.0, 3.0)]
+    assert len(fleet.contexts.objects) == 2, "another dispatcher may still have to go on with it"
+    fleet.stage.run(3.0)
+    assert fleet.contexts.objects == {}
+    fleet = chain(wide=(200, 200))
+    reply = fleet.one(fleet.ask("p"), 10.0)
+    assert set(fleet.contexts.objects) == {reply["outputs_ref"]["key"]} == {reply["query"]}
+    assert reply["outputs_ref"]["bytes"] > 800
+    fleet = chain()
+    fleet.devices["w0"].late = {"a": 60.0}
+    assert "error" in fleet.one(fleet.ask("p", latency_ms=100.0), 0.3)
+    fleet.stage.run(0.3)
+    stored = len(fleet.contexts.objects)
+    fleet.stage.run(2 * LINGER)
+    assert (stored, fleet.contexts.objects) == (1, {})
+
+
+@pytest.mark.parametrize("needs", [{}, {"accuracy": 0.8}])
+def test_they_go_when_a_later_stage_refuses(needs: dict[str, Any]) -> None:
+    fleet = chain(changes={"b": {"accuracy": 0.5}})
+    if not needs:
+        fleet.change("b", links={})
+    assert "vertex b" in fleet.one(fleet.ask("p", **needs), 10.0)["error"]["message"]
+    assert fleet.contexts.objects == {}
+
+
+def test_those_of_a_pipeline_within_another_stay_until_the_outer_query_ends() -> None:
+    fleet = chain()
+    outer = PipelineRecord(
+        vertices=[
+            PipelineVertex(name="first", app="inner", inputs={"x": "$.x"}),
+            PipelineVertex(name="slow", app="b", inputs={"x": "first.y"}),
+            PipelineVertex(name="last", app="b", inputs={"x": "first.y"}),
+        ],
+        edges=[edge("first", "slow"), edge("slow", "last")],
+        output={"y": "last.y | slow.y"},
+    )
+    fleet.add(AppRecord(app="inner", links={}, signature=SIGNATURE, pipeline=ONE, latency_ms=60_000.0))
+    fleet.change("p", pipeline=outer, latency_ms=60_000.0)
+    fleet.devices["w0"].late = {"b": 3000.0}  # longer than results of ended queries stay
+    label = fleet.ask("p", seconds=2.0)
+    assert len(fleet.contexts.objects) == 3, "what `a` gave, the inner pipeline's own answer, inputs of `slow`"
+    fleet.stage.run(60.0)
+    assert [numbers(reply) for reply in fleet.replies(label)] == [(3.0, 3.0)]
+    assert fleet.contexts.objects == {}
+
+
+def test_a_query_that_is_taken_over_goes_on_with_them_and_they_go_afterwards() -> None:
+    fleet = chain(dispatchers=2)
+    fleet.change("p", latency_ms=20_000.0)
+    fleet.devices["w0"].late = {"b": 200.0}
+    label = fleet.ask("p", seconds=0.1)
+    assert len(fleet.contexts.objects) == 2
+    fleet.stage.kill("d0", seconds=10.0)
+    assert [numbers(reply) for reply in fleet.replies(label)] == [(3.0, 3.0)]
+    fleet.stage.run(2 * LINGER)
+    assert fleet.contexts.objects == {}
+
+
+def test_a_query_that_exceeds_the_bound_is_refused_with_its_setting() -> None:
+    fleet = chain(most=4000)
+    fleet.change("p", latency_ms=20_000.0)
+    fleet.devices["w0"].late = {"b": 200.0}
+    labels = fleet.asks(2, "p", seconds=0.1)
+    labels += [fleet.ask("p") for _ in range(2)]
+    fleet.stage.run(15.0)
+    replies = [reply for label in labels for reply in fleet.replies(label)]
+    errors = [reply["error"] for reply in replies if "error" in reply]
+    assert len(replies) == 4
+    assert {error["code"] for error in errors} == {"overloaded"}
+    assert errors[0]["message"].startswith("vertex a: results on their way between stages take 0.00")
+    assert "at most 0.004 MB are kept (the setting dispatcher.max_stored)" in errors[0]["message"]
+    assert errors[0]["retry_after_ms"] == 1000.0 * LINGER
+    assert len(errors) == 2, "those of two queries fit"
+    fleet.stage.run(LINGER)
+    assert numbers(fleet.one(fleet.ask("p"))) == (3.0, 3.0), "there is room again"
+
+
+def test_a_result_that_is_stored_again_is_not_deleted_for_the_query_before() -> None:
+    held = Intermediates(1000)
+    held.hold(b"q", ObjectRef("b", "k", 600))
+    held.hold(b"q", ObjectRef("b", "k", 700))  # another worker computed it, too
+    assert held.bytes == 700
+    held.ended(b"q", 0.0)
+    held.hold(b"q", ObjectRef("b", "k", 500))  # asked again with its retry_key
+    assert (held.bytes, list(held.due(LINGER))) == (500, [])
+    held.ended(b"q", LINGER)
+    [effect] = held.due(2 * LINGER)
+    assert (effect.command.keys, held.bytes) == (("k",), 0)  # type: ignore[union-attr]

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.core.ensemble.base import Member, Outputs
+from services.dispatcher.counted import MARK, MOST, MOVED, NONE, Counted, OlderMarks
 from services.dispatcher.predictions import MOST_BYTES, Prediction, Predictions
 
 MEMBERS = (Member(model="m", version="1"), Member(model="k", version="1"))
@@ -22,26 +23,20 @@ def prediction(
     return Prediction(bytes([uid]) * 16, app, context, digest, 0.0, MEMBERS, {"m": 1.0}, outputs, items, id)
 
 
-def test_each_is_found_by_its_query_in_its_app_alone() -> None:
+def test_predictions_are_found_by_query_and_by_inputs_with_their_context() -> None:
     log = Predictions()
     log.add(prediction(1))
-    found = log.by_query("a", b"\x01" * 16)
-    assert found is not None
+    assert log.by_query("a", b"\x01" * 16) is not None
     assert log.by_query("b", b"\x01" * 16) is None
     assert log.by_query("a", b"\x02" * 16) is None
-
-
-def test_inputs_are_the_same_only_with_the_same_context() -> None:
     log = Predictions()
     log.add(prediction(1, context="me"))
     log.add(prediction(2, context="you"))
-    mine = log.by_inputs("a", b"d", "me", 0)
-    assert mine.uid[0] == 1
+    assert log.by_inputs("a", b"d", "me", 0).uid[0] == 1
     assert log.by_inputs("a", b"d", None, 0) is None
     assert log.by_inputs("b", b"d", "me", 0) is None
     assert log.by_inputs("a", b"e", "me", 0) is None
-    latest = log.by_inputs("a", b"d", False, 0)
-    assert latest.uid[0] == 2
+    assert log.by_inputs("a", b"d", False, 0).uid[0] == 2
 
 
 def test_of_equal_inputs_the_latest_without_feedback_for_the_item_is_meant() -> None:
@@ -56,7 +51,7 @@ def test_of_equal_inputs_the_latest_without_feedback_for_the_item_is_meant() -> 
     assert met == [2, 1, 2, 2]
 
 
-def test_an_id_means_its_latest_query() -> None:
+def test_ids_mean_the_latest_and_late_parts_are_added_once() -> None:
     log = Predictions()
     log.add(prediction(1, id="q", digest=b"1"))
     log.add(prediction(2, id="q", digest=b"2"))
@@ -65,9 +60,6 @@ def test_an_id_means_its_latest_query() -> None:
     assert log.by_id("a", "q", b"3", None) is None
     assert log.by_id("a", "q", None, "me") is None
     assert log.by_id("b", "q", None, None) is None
-
-
-def test_a_late_part_is_added_once_and_counted() -> None:
     log = Predictions()
     log.add(prediction(1))
     before = log.bytes
@@ -76,13 +68,15 @@ def test_a_late_part_is_added_once_and_counted() -> None:
     log.late(b"\x01" * 16, "k", scores())
     log.late(b"\x09" * 16, "k", scores())
     assert log.bytes == before + 16
-    found = log.by_query("a", b"\x01" * 16)
-    assert set(found.outputs) == {"m", "k"}
+    assert set(log.by_query("a", b"\x01" * 16).outputs) == {"m", "k"}
 
 
-def test_items_are_told_apart() -> None:
+def test_items_are_told_apart_and_as_many_kept_as_the_documents_say() -> None:
     [row] = [outputs["y"] for outputs in prediction(1, items=3).of_item(1).values()]
     assert row.tolist() == [[4.0, 5.0, 6.0, 7.0]]
+    # docs/ensembles.md: 50,000 of five members with ten classes.
+    outputs = {f"m{i}": {"y": np.zeros((1, 10), np.float32)} for i in range(5)}
+    assert MOST_BYTES // Prediction(b"u" * 16, "a", None, None, 0.0, [], {}, outputs).size >= 50_000
 
 
 @given(
@@ -111,16 +105,63 @@ def test_memory_is_bounded_and_nothing_of_what_has_gone_is_found(
         assert by_id is None or by_id.uid[0] in kept
 
 
-def test_as_many_are_remembered_as_the_documents_say() -> None:
-    """docs/ensembles.md: 50,000 of five members with ten classes."""
-    outputs = {f"m{i}": {"y": np.zeros((1, 10), np.float32)} for i in range(5)}
-    one = Prediction(b"u" * 16, "a", None, None, 0.0, [], {}, outputs)
-    assert MOST_BYTES // one.size >= 50_000
-
-
 @pytest.mark.parametrize("field", ["id", "context"])
 def test_what_clients_name_their_queries_counts(field: str) -> None:
     log = Predictions(2**20)
     for uid in range(100):
         log.add(prediction(uid, **{field: f"{uid}" + "x" * 2**16}))
     assert 0 < len(log) <= 16
+
+
+# -- Older marks are found, bounded, and known to be complete or not; and never more are in memory than fit.
+
+
+def marks(numbers: range) -> bytes:
+    return b"".join((number * 2_654_435_761 % 2**64).to_bytes(MARK, "big") for number in numbers)
+
+
+def test_moved_marks_are_found_until_the_oldest_go() -> None:
+    older = OlderMarks(marks(range(5000)), 3, 3)
+    assert all(older.has(marks(range(number, number + 1))) for number in range(0, 5000, 7))
+    assert not any(older.has(marks(range(number, number + 1))) for number in range(5000, 6000))
+    assert older.has(marks(range(100, 600)))
+    assert not older.has(marks(range(4990, 5010)))
+    assert not NONE.has(marks(range(1)))
+    older = OlderMarks(marks(range(MOST - 1)), 3, 3)
+    assert not older.full
+    older = OlderMarks(older.plus(marks(range(MOST, MOST + MOVED))), 4, 4)
+    assert older.full
+    assert len(older.marks) == MARK * MOST
+    assert not older.has(marks(range(1)))
+    assert older.has(marks(range(MOST, MOST + MOVED)))
+
+
+@pytest.mark.parametrize(("moved", "there"), [(0, True), (-1, True), (5, True), (6, False)])
+def test_those_in_memory_serve_if_they_are_new_enough(moved: int, there: bool) -> None:
+    found = Counted()
+    found.put("a._", marks(range(9)), 5, 0)
+    assert (found.get("a._", moved) is not None) is there
+
+
+def test_marks_that_never_moved_or_are_lost_need_no_reading() -> None:
+    assert Counted().get("a._", 0) is NONE
+    assert Counted().get("a._", -1) is None
+    assert Counted().get("a._", 4) is None
+    found = Counted()
+    found.put("a._", b"", 0, 9)
+    there = found.get("a._", 9)
+    assert (there.full, there.revision, there.covers) == (True, 0, 9)
+
+
+def test_memory_is_bounded_and_the_least_recently_used_go() -> None:
+    found = Counted(10 * OlderMarks(marks(range(MOVED)), 1, 1).size)
+    for number in range(100):
+        found.put(f"a.{number}", marks(range(MOVED)), 1, 0)
+        found.get("a.0", 1)
+    assert len(list(found)) == 10
+    assert found.get("a.0", 1) is not None
+    assert found.get("a.50", 1) is None
+    found.put("a.0", marks(range(MOVED)), 2, 0)
+    for key in list(found):
+        found.drop(key)
+    assert found.bytes == 0

@@ -19,8 +19,7 @@ from services.core.trace import Span, read, span_id
 from services.dispatcher.actor import Dispatcher, make_dispatcher
 from services.dispatcher.apps import Apps
 from services.dispatcher.query import Admission, Query
-from tests.support.data.events import change_of
-from tests.support.data.heartbeats import beat, instance
+from tests.support.data.events import beat, change_of, instance
 from tests.support.simulated.fleet import PRICES, catalogue, variant
 
 
@@ -105,22 +104,18 @@ def test_to_the_executor_and_back_again_and_to_the_next() -> None:
     assert read(again.headers) == trace
     assert (again.message.route.instance, again.message.route.attempt) == (route.instance, 1)  # there is no other
     again = tell(actor, HandBack(again.message.route, "deadline", Raw(b"")), headers=dict(again.headers or {}))
-    refusal = sent(again, Refusal)
-    assert read(refusal.headers) == trace
+    assert read(sent(again, Refusal).headers) == trace
     (span,) = spans(again)
     assert (span.span, span.trace.parent, span.error) == (OURS, PARENT, "deadline")
     assert span.attributes["infaas.query.id"] == "mine"
 
 
-def test_a_dispatcher_that_takes_over_passes_it_on() -> None:
+def test_a_dispatcher_that_takes_over_passes_on_the_trace_and_who_pays() -> None:
     first, second = dispatcher("d1"), dispatcher("d2")
     execute = sent(ask(first, HEADERS), Execute)
     back = HandBack(execute.message.route, "crashed", execute.message.body)
     retried = sent(tell(second, back, headers=execute.headers), Execute)
     assert retried.headers == execute.headers  # below the first one's span, which is the query's
-
-
-def test_a_dispatcher_that_takes_over_knows_who_pays() -> None:
     execute = sent(ask(dispatcher("d1"), None), Execute).message
     back = HandBack(replace(execute.route, payer="social"), "crashed", execute.body)
     assert sent(tell(dispatcher("d2"), back), Execute).message.route.payer == "social"
@@ -140,8 +135,7 @@ def test_one_that_stops_hands_it_on_with_what_waits() -> None:
 )
 def test_a_span_is_made_where_the_trace_is_recorded(headers: dict[str, str] | None, count: int) -> None:
     actor = dispatcher("d1")
-    execute = sent(ask(actor, headers), Execute)
-    assert (execute.headers is None) == (headers is None)
+    assert (sent(ask(actor, headers), Execute).headers is None) == (headers is None)
     done = DoneBatch("w1/cpu/1", "w1", 1, "i1", RECORD.variant, 1, NOW + 1, NOW + 2, 0.0, 0, [UID])
     ended = tell(actor, done)
     assert len(spans(ended)) == count

@@ -38,7 +38,7 @@ def test_lists_say_what_is_reclaimable() -> None:
 NAME = "m-v1-ort-fp32-t1-b8"
 
 
-def test_a_variant_that_no_cpu_there_is_for_is_said_to_be_one() -> None:
+def test_what_cannot_serve_is_said_with_the_reason() -> None:
     int8 = variant("m-v1-ort-int8-t1-b8", precision="int8", arithmetic="exact", base_ms=0.5)
     for arithmetic, why in (("saturating", "was measured on a CPU with exact sums"), ("exact", "not loaded")):
         fleet = Fleet(variant(), int8, arithmetic=arithmetic)
@@ -46,6 +46,20 @@ def test_a_variant_that_no_cpu_there_is_for_is_said_to_be_one() -> None:
         found = fleet.request(fleet.subjects.explain("app"), Requirements())
         [one] = [one for one in found["candidates"] if one["variant"] == int8.variant]
         assert why in one["why_not"]
+    fleet = Fleet(variant(), workers=2)
+    fleet.devices["w0"].broken = "no such operator"
+    labels = asked_for(fleet, 30.0)
+    assert "outputs" in fleet.replies(labels[-1])[0]
+    assert fleet.replies(labels[-1])[0]["worker"] == "w1"
+    assert fleet.devices["w0"].loads <= 3
+    assert fleet.devices["w1"].loads == 1
+    fleet = Fleet(variant(), workers=1)
+    fleet.order(variant(), app=None, seconds=1.0)
+    alone = variant().profile.rows[0].p50_ms
+    found = fleet.request(fleet.subjects.explain("app"), Requirements(latency_ms=alone + 0.1))
+    assert found["refusal"]["code"] == "unsatisfiable"
+    [candidate] = found["candidates"]
+    assert candidate["why_not"].startswith("inference and the way to it take")
 
 
 def asked_for(fleet: Fleet, seconds: float) -> list[str]:
@@ -55,16 +69,6 @@ def asked_for(fleet: Fleet, seconds: float) -> list[str]:
         labels.append(fleet.ask(latency_ms=400.0))
         fleet.stage.run(0.5)
     return labels
-
-
-def test_another_worker_loads_what_one_cannot() -> None:
-    fleet = Fleet(variant(), workers=2)
-    fleet.devices["w0"].broken = "no such operator"
-    labels = asked_for(fleet, 30.0)
-    assert "outputs" in fleet.replies(labels[-1])[0]
-    assert fleet.replies(labels[-1])[0]["worker"] == "w1"
-    assert fleet.devices["w0"].loads <= 3
-    assert fleet.devices["w1"].loads == 1
 
 
 def test_where_nobody_can_load_it_lists_and_explanations_say_so_until_it_is_released() -> None:
@@ -93,23 +97,11 @@ def test_where_nobody_can_load_it_lists_and_explanations_say_so_until_it_is_rele
     assert (item["state"], set(item["quarantined"])) == ("Active", {"w0"})
 
 
-def test_what_is_too_slow_only_with_the_way_to_it_is_said_to_be() -> None:
-    fleet = Fleet(variant(), workers=1)
-    fleet.order(variant(), app=None, seconds=1.0)
-    alone = variant().profile.rows[0].p50_ms
-    found = fleet.request(fleet.subjects.explain("app"), Requirements(latency_ms=alone + 0.1))
-    assert found["refusal"]["code"] == "unsatisfiable"
-    [candidate] = found["candidates"]
-    assert candidate["why_not"].startswith("inference and the way to it take")
-
-
 def full(policy: SelectionPolicy) -> Fleet:
     """Two variants. One has two instances, which are full of queries; the other one is loaded nowhere."""
     fleet = Fleet(variant(), variant("n-v1-ort-fp32-t1-b8", model="n", load_ms=900.0), workers=1, policy=policy)
     fleet.order(variant(), at_least=2, seconds=1.0)
-    for _ in range(500):
-        fleet.ask(priority=5, latency_ms=5000.0)
-    fleet.stage.run(0.01)
+    fleet.asks(500, priority=5, latency_ms=5000.0, seconds=0.01)
     return fleet
 
 
@@ -159,9 +151,7 @@ def test_an_explanation_says_which_members_would_be_asked_and_why() -> None:
     assert [(row["member"], row["weight"]) for row in unread["members"]] == [("a@1", None), ("b@1", None)]
     assert unread["members"][0]["why"] == "what was learnt is not in this dispatcher's memory; the next query reads it"
 
-    label = fleet.ask()
-    fleet.stage.run(1.0)
-    asked = fleet.replies(label)[0]["members"]
+    asked = fleet.replies(fleet.ask(seconds=1.0))[0]["members"]
     found = fleet.request(fleet.subjects.explain("app"), Requirements())
     assert {row["member"] for row in found["members"]} == set(asked)
     for row in found["members"]:
@@ -175,8 +165,7 @@ def test_an_explanation_says_which_members_would_be_asked_and_why() -> None:
 
 def test_an_explanation_of_chance_gives_probabilities_and_names_members_that_would_be_missing() -> None:
     fleet = answering_together(policy="exp3")
-    fleet.ask()
-    fleet.stage.run(1.0)
+    fleet.ask(seconds=1.0)
     found = fleet.request(fleet.subjects.explain("app"), Requirements(accuracy=0.99))
     assert [row["probability"] for row in found["members"]] == [pytest.approx(1 / 3)] * 3
     assert all("by chance" in row["why"] and "has an accuracy of 0.99" in row["why"] for row in found["members"])

@@ -10,10 +10,11 @@ from msgspec.structs import replace
 from bus.messages.catalog import PipelineRecord
 from services.core.actor import Changed
 from services.core.line import ECHO_S
-from services.core.outcomes import GRACE
+from services.core.outcomes import GRACE, NOT_STORED, SILENT
 from services.core.placement import container_kind
 from services.core.selection.policy import BruteForce, InfaasPolicy, RoundRobin, SelectionPolicy
-from services.core.settings import Settings
+from services.core.settings import DispatcherSettings, Settings
+from services.dispatcher.inflight import InFlight
 from tests.support.simulated.fleet import Fleet, catalogue, refused, variant
 from tests.unit.dispatcher.test_pipelines import CHAIN, FORK, ONE, Staged, planned
 
@@ -23,8 +24,7 @@ HUNG = 1e6
 
 def warm(**options: Any) -> Fleet:
     fleet = Fleet(**options)
-    fleet.ask()
-    fleet.stage.run(2.0)
+    fleet.ask(seconds=2.0)
     return fleet
 
 
@@ -92,8 +92,7 @@ def test_what_came_while_its_dispatcher_stood_still_has_waited_since_its_echo_wa
         asked[fleet.ask(latency_ms=1000.0 * slo_s)] = fleet.stage.now
         fleet.stage.run(stop_s / 10)
     went_on = fleet.stage.now
-    fleet.stage.go_on("d0")
-    fleet.stage.run(2.0)
+    fleet.stage.go_on("d0", seconds=2.0)
     for label, sent in asked.items():
         [at] = [at for at, subject, _ in fleet.stage.heard if subject == f"_INBOX.test.{label}"]
         assert at <= max(sent + ECHO_S + slo_s, went_on) + LATEST
@@ -171,23 +170,18 @@ def test_a_load_that_fits_nowhere_offers_what_is_loaded() -> None:
     words = "needs 5000 MB, cpu sets 3200 MB aside"
     error = refused(fleet.reply(fleet.ask(accuracy=0.9), 2.0), "unsatisfiable", words)
     assert error["closest"]["variant"] == "small"
-    fleet.ask(accuracy=0.8)
-    fleet.stage.run(1.0)
+    fleet.ask(accuracy=0.8, seconds=1.0)
     assert "outputs" in served(fleet, error)
 
 
-def test_a_quarantined_variant_is_refused_soon_with_the_reason() -> None:
+def test_quarantined_variants_and_absent_containers_are_refused_soon() -> None:
     fleet = Fleet(variant())
     fleet.devices["w0"].broken = "no such operator"
-    fleet.ask()
-    fleet.stage.run(10.0)
+    fleet.ask(seconds=10.0)
     seconds, reply = fleet.timed(fleet.ask())
     assert seconds < 1.0
     words = "is quarantined on w0 until infaas.admin.release-variant names it: its last 3 loads failed"
     refused(reply, "unsatisfiable", words)
-
-
-def test_an_app_whose_only_container_has_gone_is_refused_soon() -> None:
     fleet = Fleet(variant("user", hardware=container_kind("m", "1")))
     words = "no container of m@1 runs: start it (infaas container)"
     refused(fleet.reply(fleet.ask(), 1.0), "unsatisfiable", words)
@@ -202,9 +196,71 @@ def test_a_query_whose_app_is_deleted_while_it_waits_is_refused_and_others_are_s
     labels = [fleet.ask(latency_ms=8000.0), fleet.ask("other", latency_ms=9000.0)]
     fleet.stage.run(0.2)
     assert not any(map(fleet.replies, labels))
-    fleet.stage.send("d0", Changed("infaas-catalog", "app.app", None))
-    fleet.stage.run(0.5)
+    fleet.stage.send("d0", Changed("infaas-catalog", "app.app", None), seconds=0.5)
     fleet.start_executor("w0")
     gone, served = fleet.each(labels, 9.0)
     refused(gone, "unknown_app", "deleted meanwhile")
     assert "outputs" in served
+
+
+# -- The object store hangs: queries whose outputs go there end in time, and nobody waits for them. Virtual time.
+LARGE = 8  # items whose outputs are too large for a message
+DEADLINE_MS = 2000.0
+
+
+def hung() -> Fleet:
+    fleet = Fleet(settings=Settings(dispatcher=DispatcherSettings(max_inline=1000)))
+    fleet.ask(id="warm", seconds=2.0)
+    hang_store(fleet)
+    return fleet
+
+
+def hang_store(fleet: Fleet, store_s: float = 1e6) -> None:
+    device = fleet.devices["w0"]
+    device.store_s = store_s
+    device.wide = {variant().model: 100}
+
+
+def in_flight(fleet: Fleet) -> InFlight:
+    return fleet.dispatcher().in_flight
+
+
+def test_a_hung_object_store_refuses_what_goes_there_and_holds_nothing_else() -> None:
+    fleet = hung()
+    large = fleet.asks(100, items=LARGE, latency_ms=DEADLINE_MS, seconds=1.0)
+    flight = in_flight(fleet)
+    assert len(flight.dispatched) == len(large), "all are computed"
+    [instance] = {query.instance for query in flight.dispatched.values()}
+    assert (instance.own, instance.others, instance.idle) == (0, 0, True)
+    assert fleet.reply(fleet.ask(latency_ms=20.0), 0.1)["missed"] == []
+    for reply in fleet.each(large, DEADLINE_MS / 1000.0 - 1.1 + SILENT):
+        assert refused(reply, "deadline")["message"].startswith(NOT_STORED)
+    fleet.stage.run(1.0)
+    assert (len(flight), flight.storing) == (0, set())
+    assert (instance.own, instance.others, sum(instance.levels)) == (0, 0, 0)
+    assert [event.code for event in fleet.outcomes() if event.items == LARGE] == ["deadline"] * len(large)
+
+
+@pytest.mark.parametrize("running", [[], None])
+def test_an_executor_that_ends_before_the_outputs_are_stored_loses_no_answer(running: list[bytes] | None) -> None:
+    fleet = hung()
+    label = fleet.ask(items=LARGE, latency_ms=DEADLINE_MS, seconds=0.2)
+    assert len(in_flight(fleet).storing) == 1
+    fleet.end_executor("w0", running)
+    fleet.start_executor("w0")
+    hang_store(fleet, 0.001)
+    assert fleet.reply(label, 1.0)["outputs_ref"]["key"]
+    [row] = [event for event in fleet.outcomes() if event.items == LARGE]
+    assert row.code in (None, "")
+
+
+def test_a_suspect_that_is_computed_lets_the_next_one_go() -> None:
+    fleet = hung()
+    labels = fleet.asks(2, items=LARGE, latency_ms=DEADLINE_MS, seconds=0.0005)
+    fleet.end_executor("w0", None)
+    fleet.start_executor("w0")
+    hang_store(fleet)
+    fleet.stage.run(1.0)
+    flight = in_flight(fleet)
+    assert {query.head.id: query.crashes for query in flight.dispatched.values()} == dict.fromkeys(labels, 1)
+    assert len(flight.storing) == 2

@@ -19,9 +19,7 @@ KEY = b"k" * 16
 
 def ready(dispatchers: int = 2, fleet: Fleet | None = None) -> Fleet:
     fleet = fleet or Fleet(dispatchers=dispatchers)
-    for _ in range(dispatchers):
-        fleet.ask()
-    fleet.stage.run(2.0)
+    fleet.asks(dispatchers, seconds=2.0)
     fleet.stage.records.clear()
     fleet.devices["w0"].batches.clear()
     return fleet
@@ -92,6 +90,16 @@ def test_what_an_executor_has_answered_it_says_again(to: str) -> None:
     send(fleet, to, age_ms=500)
     twice(fleet)
     assert (ends(fleet), runs(fleet)) == (["ok"], 1)
+
+
+@pytest.mark.parametrize("to", ["d0", "d1"])
+def test_what_several_models_have_answered_is_said_again(to: str) -> None:
+    fleet = ready(fleet=Several(*members("a", "b"), dispatchers=2))
+    send(fleet, "d0")
+    fleet.stage.run(0.5)
+    send(fleet, to, age_ms=500)
+    assert len(twice(fleet)["members"]) == 2
+    assert [row.outcome for row in rows(fleet) if row.parent is None] == ["ok"]
 
 
 @pytest.mark.parametrize("to", ["d0", "d1"])
@@ -168,8 +176,7 @@ def test_what_the_executor_of_a_dead_dispatcher_has_is_not_taken(slow_s: float) 
     fleet.stage.run(5.0 + slow_s)
     send(fleet, "d0")
     fleet.stage.run(0.05 + slow_s)
-    fleet.stage.kill("d0")
-    fleet.stage.run(3.0)
+    fleet.stage.kill("d0", seconds=3.0)
     send(fleet, "d1", age_ms=3050)
     assert "outputs" in fleet.reply("q", 9.0)
     assert (ends(fleet), runs(fleet)) == (["ok"], 1)
@@ -178,14 +185,12 @@ def test_what_the_executor_of_a_dead_dispatcher_has_is_not_taken(slow_s: float) 
 @pytest.mark.parametrize("stopped_s", [2.0, 8.0])
 def test_a_dispatcher_that_was_stopped_says_nothing_else_about_what_another_one_has_taken(stopped_s: float) -> None:
     fleet = ready()
-    fleet.stage.pause("d0")
-    fleet.stage.run(0.2)
+    fleet.stage.pause("d0", seconds=0.2)
     send(fleet, "d0", latency_ms=300.0)  # unread
     fleet.stage.run(1.5)
     send(fleet, "d1", age_ms=1500, latency_ms=300.0)
     fleet.stage.run(stopped_s - 1.7)
-    fleet.stage.go_on("d0")
-    fleet.stage.run(4.0)
+    fleet.stage.go_on("d0", seconds=4.0)
     first, *more = fleet.replies("q")
     assert all(one == first for one in more)
     assert len(more) <= 1
@@ -194,18 +199,15 @@ def test_a_dispatcher_that_was_stopped_says_nothing_else_about_what_another_one_
 
 def test_a_dispatcher_that_has_it_and_was_stopped_drops_what_another_one_has_begun() -> None:
     fleet = ready()
-    fleet.kill_worker("w0")
-    fleet.stage.run(4.0)
+    fleet.kill_worker("w0", seconds=4.0)
     send(fleet, "d0", deadline=fleet.stage.now + 20.0)  # it waits for a worker
     fleet.stage.run(0.1)
     assert fleet.dispatcher().in_flight.waiting
-    fleet.stage.pause("d0")
-    fleet.stage.run(3.0)
+    fleet.stage.pause("d0", seconds=3.0)
     send(fleet, "d1", age_ms=3100)
     fleet.stage.run(1.0)
     fleet.stage.go_on("d0")
-    fleet.start_worker("w0")
-    fleet.stage.run(25.0)
+    fleet.start_worker("w0", seconds=25.0)
     assert (len(fleet.replies("q")), len(rows(fleet))) == (1, 1)
 
 
@@ -213,8 +215,7 @@ def test_a_dispatcher_that_stands_still_for_a_moment_is_waited_for() -> None:
     fleet = ready()
     send(fleet, "d0", accuracy=0.99)  # refused there
     fleet.stage.run(0.3)
-    fleet.stage.pause("d0")
-    fleet.stage.run(0.2)
+    fleet.stage.pause("d0", seconds=0.2)
     send(fleet, "d1", age_ms=500, accuracy=0.99)
     fleet.stage.run(0.8)
     fleet.stage.go_on("d0")
@@ -255,8 +256,7 @@ def test_a_dispatcher_whose_heartbeats_come_late_is_waited_for_no_longer_than_it
     fleet = ready()
     log = fleet.dispatcher()._outcomes.log
     subject, began = fleet.subjects.dispatcher_heartbeat("odd"), fleet.stage.now
-    fleet.stage.publish(subject, log.heartbeat("odd", began, leaving=False, adopts=True))
-    fleet.stage.run(5.0)
+    fleet.stage.publish(subject, log.heartbeat("odd", began, leaving=False, adopts=True), seconds=5.0)
     fleet.stage.publish(subject, log.heartbeat("odd", began + 0.5, leaving=False, adopts=True))
     fleet.stage.run(0.1)
     send(fleet, "d1", age_ms=300)
@@ -278,8 +278,7 @@ def test_a_runner_of_offline_jobs_is_not_waited_for() -> None:
     fleet = ready(dispatchers=1)
     others = fleet.dispatcher().resent._others
     runner = fleet.dispatcher()._outcomes.log.heartbeat("runner-w0", fleet.stage.now, leaving=False)
-    fleet.stage.publish(fleet.subjects.dispatcher_heartbeat("runner-w0"), runner)
-    fleet.stage.run(0.1)
+    fleet.stage.publish(fleet.subjects.dispatcher_heartbeat("runner-w0"), runner, seconds=0.1)
     assert not others
 
 
@@ -287,8 +286,7 @@ def test_what_a_busy_dispatcher_reads_a_little_late_is_sought_nowhere() -> None:
     """No client has sent it again so soon, and asking all for each query would make a busy machine busier."""
     fleet = ready()
     fleet.stage.listen(fleet.subjects.resent())
-    fleet.stage.pause("d0")
-    fleet.stage.run(0.1)
+    fleet.stage.pause("d0", seconds=0.1)
     send(fleet, "d0")
     fleet.stage.run(SEEK_S - 0.3)
     fleet.stage.go_on("d0")
@@ -328,24 +326,13 @@ def test_of_two_dispatchers_that_begin_it_as_neither_hears_the_other_one_goes_on
 # -- of several models
 
 
-@pytest.mark.parametrize("to", ["d0", "d1"])
-def test_what_several_models_have_answered_is_said_again(to: str) -> None:
-    fleet = ready(fleet=Several(*members("a", "b"), dispatchers=2))
-    send(fleet, "d0")
-    fleet.stage.run(0.5)
-    send(fleet, to, age_ms=500)
-    assert len(twice(fleet)["members"]) == 2
-    assert [row.outcome for row in rows(fleet) if row.parent is None] == ["ok"]
-
-
 @pytest.mark.parametrize("latency_ms", [300.0, 20_000.0])
 def test_what_a_dead_dispatcher_had_asked_several_models_is_answered_once(latency_ms: float) -> None:
     fleet = ready(fleet=Several(*members("a", "b"), dispatchers=2))
     fleet.devices["w0"].slow = 20.0
     send(fleet, "d0", latency_ms=latency_ms)
     fleet.stage.run(0.01)
-    fleet.stage.kill("d0")
-    fleet.stage.run(0.05)
+    fleet.stage.kill("d0", seconds=0.05)
     send(fleet, "d1", age_ms=60, latency_ms=latency_ms)  # with an objective nobody hands it on in time
     assert "outputs" in fleet.reply("q", 6.0)
     assert len([row for row in rows(fleet) if row.parent is None]) == 1

@@ -12,8 +12,7 @@ def test_a_query_without_an_objective_may_take_as_long_as_the_settings_say() -> 
     for seconds in (1.0, 4.0):
         fleet = Fleet(variant(), settings=Settings(dispatcher=DispatcherSettings(default_deadline_s=seconds)))
         fleet.devices["w0"].slow = 1e6
-        asked = fleet.ask()
-        fleet.stage.run(0.8 * seconds)
+        asked = fleet.ask(seconds=0.8 * seconds)
         assert fleet.replies(asked) == []
         refused(fleet.reply(asked, 0.3 * seconds), "deadline")
 
@@ -22,12 +21,9 @@ def test_a_query_without_an_objective_may_take_as_long_as_the_settings_say() -> 
 def test_what_a_silent_worker_has_is_tried_on_another_one_after_as_long_as_the_settings_say(seconds: float) -> None:
     settings = Settings(dispatcher=DispatcherSettings(failure_timeout_s=seconds))
     fleet = Fleet(variant(), workers=2, settings=settings)
-    warm = fleet.ask()
-    fleet.stage.run(1.0)
-    home = fleet.replies(warm)[0]["worker"]
+    home = fleet.replies(fleet.ask(seconds=1.0))[0]["worker"]
     fleet.devices[home].slow = 1e6
-    asked = fleet.ask()
-    fleet.stage.run(0.001)
+    asked = fleet.ask(seconds=0.001)
     silent = fleet.stage.now
     for process in (home, f"{home}/cpu"):
         fleet.stage.kill(process)
@@ -42,8 +38,7 @@ def test_what_a_silent_worker_has_is_tried_on_another_one_after_as_long_as_the_s
 def test_a_query_may_lose_its_process_as_often_as_the_settings_say(attempts: int) -> None:
     settings = Settings(dispatcher=DispatcherSettings(max_attempts=attempts))
     fleet = Fleet(variant(), settings=settings)
-    fleet.ask()
-    fleet.stage.run(1.0)
+    fleet.ask(seconds=1.0)
     asked = fleet.ask(latency_ms=20_000.0)
     deaths = 0
     for _ in range(2000):
@@ -52,8 +47,7 @@ def test_a_query_may_lose_its_process_as_often_as_the_settings_say(attempts: int
             deaths += 1
             fleet.stage.kill("w0/cpu")
             exited = ExecutorExited(worker="w0", device="cpu", at=fleet.stage.now, reason="crashed")
-            fleet.stage.publish(fleet.subjects.exited("w0", "cpu"), exited)
-            fleet.stage.run(0.1)
+            fleet.stage.publish(fleet.subjects.exited("w0", "cpu"), exited, seconds=0.1)
             fleet.start_executor("w0")
         fleet.stage.run(0.001)
         if fleet.replies(asked):
@@ -69,7 +63,5 @@ def test_as_many_contexts_are_held_as_the_settings_say(most: int) -> None:
     fleet = Fleet(*members, settings=Settings(selection=EnsembleSettings(max_contexts=most)))
     fleet.change(selection=Ensemble(policy="exp4", contextual=True))
     for number in range(5):
-        fleet.ask(context=f"user-{number}")
-        fleet.stage.run(1.0)
-    dispatcher = fleet.stage.members["d0"].actor
-    assert len(dispatcher.composites.contexts) == min(5, most)
+        fleet.ask(context=f"user-{number}", seconds=1.0)
+    assert len(fleet.stage.members["d0"].actor.composites.contexts) == min(5, most)

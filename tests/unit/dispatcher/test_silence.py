@@ -9,9 +9,9 @@ from bus.messages.events import OutcomeEvent
 from bus.messages.flow import DoneBatch
 from bus.port import ECHO
 from services.core.actor import Publish, PublishBehind
-from services.core.line import WINDOW_S
+from services.core.line import ECHO_S, WINDOW_S
 from services.core.outcomes import ECHO_LOST, SILENT
-from services.dispatcher.silence import STALE
+from services.dispatcher.silence import QUIET, STALE
 from tests.support.simulated.fleet import Fleet, asked_for, metrics, refused
 from tests.unit.dispatcher.test_join import Several, holders
 from tests.unit.dispatcher.test_refusals import LATEST, fall_silent, hang, warm
@@ -46,14 +46,11 @@ def test_an_answer_in_time_is_what_is_recorded_however_late_its_dispatcher_hears
 def test_a_dispatcher_that_does_not_hear_itself_refuses_what_is_not_answered_once_it_does() -> None:
     fleet = warm()
     fall_silent(fleet)
-    label = fleet.ask(latency_ms=1000.0 * SLO)
-    fleet.stage.run(0.01)
-    fleet.stage.clog("d0")
-    fleet.stage.run(1.0)
+    label = fleet.ask(latency_ms=1000.0 * SLO, seconds=0.01)
+    fleet.stage.clog("d0", seconds=1.0)
     assert not fleet.replies(label)
     again = fleet.stage.now
-    fleet.stage.go_on("d0")
-    fleet.stage.run(1.0)
+    fleet.stage.go_on("d0", seconds=1.0)
     at, refusal = reply(fleet, label)
     refused(refusal, "deadline")
     assert at - again < 0.01
@@ -64,10 +61,8 @@ def test_a_dispatcher_that_never_hears_itself_again_refuses_in_the_end() -> None
     fleet = warm()
     fall_silent(fleet)
     asked = fleet.stage.now
-    label = fleet.ask(latency_ms=1000.0 * SLO)
-    fleet.stage.run(0.01)
-    fleet.stage.clog("d0")
-    fleet.stage.run(ECHO_LOST + 2.0)
+    label = fleet.ask(latency_ms=1000.0 * SLO, seconds=0.01)
+    fleet.stage.clog("d0", seconds=ECHO_LOST + 2.0)
     assert reply(fleet, label)[0] - asked == pytest.approx(SLO + SILENT + ECHO_LOST, abs=0.5)
 
 
@@ -75,8 +70,7 @@ def test_what_an_executor_says_after_its_dispatcher_has_spoken_for_it_is_counted
     fleet = warm()
     fall_silent(fleet)
     asked = fleet.stage.now
-    label = fleet.ask(latency_ms=1000.0 * SLO)
-    fleet.stage.run(1.0)
+    label = fleet.ask(latency_ms=1000.0 * SLO, seconds=1.0)
     assert reply(fleet, label)[0] - asked <= SLO + LATEST
     [instance] = fleet.dispatcher().view.instances
     done = DoneBatch(
@@ -150,21 +144,16 @@ def test_with_several_servers_an_executor_that_is_silent_is_spoken_for_as_early(
     Route(fleet)
     fall_silent(fleet)
     asked = fleet.stage.now
-    label = fleet.ask(latency_ms=1000.0 * SLO)
-    fleet.stage.run(1.0)
-    at, refusal = reply(fleet, label)
+    at, refusal = reply(fleet, fleet.ask(latency_ms=1000.0 * SLO, seconds=1.0))
     assert refusal["error"]["code"] == "deadline"
     assert at - asked <= SLO + LATEST
 
 
 def test_while_another_server_says_nothing_a_dispatcher_hears_itself_and_takes_queries() -> None:
     fleet = warm()
-    route = Route(fleet)
-    route.slow = True
+    Route(fleet).slow = True
     fleet.stage.run(2.0 * STALE)
-    label = fleet.ask(latency_ms=1000.0 * SLO)
-    fleet.stage.run(SLO)
-    assert "outputs" in reply(fleet, label)[1]
+    assert "outputs" in reply(fleet, fleet.ask(latency_ms=1000.0 * SLO, seconds=SLO))[1]
 
 
 # -- a dispatcher that was stopped
@@ -172,8 +161,7 @@ def test_while_another_server_says_nothing_a_dispatcher_hears_itself_and_takes_q
 
 def test_what_a_stopped_dispatcher_reads_late_counts_from_when_it_came_to_its_host() -> None:
     fleet = warm()
-    fleet.stage.pause("d0")
-    fleet.stage.run(0.2)
+    fleet.stage.pause("d0", seconds=0.2)
     came = fleet.stage.now
     hurried, patient = fleet.ask(latency_ms=300.0), fleet.ask()
     fleet.stage.run(2.3)
@@ -183,15 +171,13 @@ def test_what_a_stopped_dispatcher_reads_late_counts_from_when_it_came_to_its_ho
     assert answer["latency_ms"] >= 2300.0
     assert row(fleet, patient).latency_ms == answer["latency_ms"]
     assert row(fleet, patient).time <= came
-    fresh = fleet.ask(latency_ms=300.0)
-    assert "outputs" in fleet.reply(fresh, 1.0)
+    assert "outputs" in fleet.reply(fleet.ask(latency_ms=300.0), 1.0)
 
 
 def test_what_a_busy_dispatcher_reads_a_little_late_counts_as_new() -> None:
     fleet = warm()
     fleet.stage.pause("d0")
-    label = fleet.ask(latency_ms=300.0)
-    fleet.stage.run(STALE - 0.11)
+    label = fleet.ask(latency_ms=300.0, seconds=STALE - 0.11)
     fleet.stage.go_on("d0")
     assert "outputs" in fleet.reply(label, 1.0)
 
@@ -199,10 +185,8 @@ def test_what_a_busy_dispatcher_reads_a_little_late_counts_as_new() -> None:
 def test_a_dispatcher_that_was_stopped_takes_no_worker_for_dead_before_it_has_heard_what_waited() -> None:
     fleet = warm()
     fleet.devices["w0"].slow = 1000.0
-    label = fleet.ask()
-    fleet.stage.run(0.01)
-    fleet.stage.pause("d0")
-    fleet.stage.run(2.2)
+    label = fleet.ask(seconds=0.01)
+    fleet.stage.pause("d0", seconds=2.2)
     fleet.stage.go_on("d0")
     assert "outputs" in fleet.reply(label, 5.0)
     assert fleet.devices["w0"].batches.count([label]) == 1
@@ -211,16 +195,12 @@ def test_a_dispatcher_that_was_stopped_takes_no_worker_for_dead_before_it_has_he
 def test_a_dispatcher_that_was_taken_for_dead_leaves_what_others_have_ended_or_taken() -> None:
     fleet = warm(dispatchers=2)
     fleet.devices["w0"].slow = 2000.0  # 5 s a batch
-    labels = [fleet.ask() for _ in range(4)]
-    fleet.stage.run(0.01)
-    ours = [q.head.id for q in fleet.dispatcher().in_flight.dispatched.values()]
-    assert ours
-    fleet.stage.pause("d0")
-    fleet.stage.run(4.0)
+    labels = fleet.asks(4, seconds=0.01)
+    assert [q.head.id for q in fleet.dispatcher().in_flight.dispatched.values()]
+    fleet.stage.pause("d0", seconds=4.0)
     fleet.devices["w0"].slow = 1.0
     fleet.stage.run(3.0)  # they are answered, and their outcomes recorded in its place
-    fleet.stage.go_on("d0")
-    fleet.stage.run(60.0)
+    fleet.stage.go_on("d0", seconds=60.0)
     for label in labels:
         assert "outputs" in fleet.reply(label)
         assert {one.outcome for one in fleet.outcomes() if one.id == label} == {"ok"}
@@ -230,13 +210,10 @@ def test_a_query_with_parts_that_another_dispatcher_has_taken_over_ends_there_al
     fleet = Several(dispatchers=2)
     fleet.change(latency_ms=20_000.0)
     fleet.devices["w0"].slow = 2000.0
-    labels = [fleet.ask() for _ in range(2)]
-    fleet.stage.run(0.01)
+    labels = fleet.asks(2, seconds=0.01)
     assert holders(fleet) == ["d0", "d1"]
-    fleet.stage.pause("d0")
-    fleet.stage.run(25.0)
-    fleet.stage.go_on("d0")
-    fleet.stage.run(30.0)
+    fleet.stage.pause("d0", seconds=25.0)
+    fleet.stage.go_on("d0", seconds=30.0)
     for label in labels:
         assert "outputs" in fleet.reply(label)
         assert [one.outcome for one in fleet.outcomes() if one.id == label] == ["ok"]
@@ -289,10 +266,8 @@ def test_a_dispatcher_that_turns_seldom_refuses_what_is_not_answered() -> None:
     stage, asked = fleet.stage, fleet.stage.now
     label = fleet.ask(latency_ms=1000.0)
     for _ in range(40):
-        stage.pause("d0")
-        stage.run(0.55)
-        stage.go_on("d0")
-        stage.run(0.05)
+        stage.pause("d0", seconds=0.55)
+        stage.go_on("d0", seconds=0.05)
         if fleet.replies(label):
             break
     at, refusal = reply(fleet, label)
@@ -308,10 +283,8 @@ def test_what_a_worker_has_whose_supervisor_is_silent_is_answered_once(other: bo
     """As long as nobody else has it, its executor may still answer it."""
     fleet = warm()
     fleet.devices["w0"].slow = 1600.0  # 4 s a batch
-    label = fleet.ask(latency_ms=30_000.0)
-    fleet.stage.run(0.01)
-    fleet.stage.kill("w0")
-    fleet.stage.run(3.0)
+    label = fleet.ask(latency_ms=30_000.0, seconds=0.01)
+    fleet.stage.kill("w0", seconds=3.0)
     assert len(fleet.dispatcher().in_flight.waiting) == 1
     if other:
         fleet.start_worker("w1")
@@ -323,10 +296,8 @@ def test_what_such_a_worker_has_is_refused_here_only_if_its_executor_has_not_spo
     fleet = warm()
     hang(fleet)
     asked = fleet.stage.now
-    label = fleet.ask(latency_ms=4000.0)
-    fleet.stage.run(0.01)
-    fleet.stage.kill("w0")
-    fleet.stage.run(6.0)
+    label = fleet.ask(latency_ms=4000.0, seconds=0.01)
+    fleet.stage.kill("w0", seconds=6.0)
     at, refusal = reply(fleet, label)
     assert refusal["error"]["message"].startswith("the model had not answered"), "its executor's words"
     assert at - asked <= 4.0 + LATEST
@@ -336,12 +307,9 @@ def test_what_such_a_worker_has_is_refused_here_only_if_its_executor_has_not_spo
 def test_what_waits_for_its_turn_as_a_retry_stays_with_such_a_worker() -> None:
     fleet = warm()
     fleet.devices["w0"].slow = 1600.0  # 4 s a batch
-    first = fleet.ask(latency_ms=30_000.0)
-    fleet.stage.run(0.01)
-    second = fleet.ask(latency_ms=30_000.0)
-    fleet.stage.run(0.01)
-    fleet.stage.kill("w0")
-    fleet.stage.run(3.0)
+    first = fleet.ask(latency_ms=30_000.0, seconds=0.01)
+    second = fleet.ask(latency_ms=30_000.0, seconds=0.01)
+    fleet.stage.kill("w0", seconds=3.0)
     fleet.start_worker("w1")
     hang(fleet, "w1")
     fleet.stage.run(1.0)
@@ -367,3 +335,135 @@ def test_a_flood_that_waits_behind_the_batches_of_such_a_worker_is_not_tried_one
     fleet.stage.run(3.0)
     assert len(flight.waiting) == 60
     assert {query.head.id for query in flight.waiting.values() if query.crashes} == set(labels[: 2 * instance.most])
+
+
+# -- An executor that says nothing: another one takes its queries while there is time, and only one answers them. Virtual time.
+OBJECTIVE = 0.3
+
+
+def fleet_of(workers: int) -> Fleet:
+    """Workers with an instance each."""
+    fleet = Fleet(workers=workers)
+    for worker in fleet.devices:
+        fleet.order(fleet.records[0], worker)
+    fleet.stage.run(2.0)
+    return fleet
+
+
+def where(fleet: Fleet, label: str) -> list[str]:
+    """The workers that computed it."""
+    return [name for name, device in fleet.devices.items() for batch in device.batches if label in batch]
+
+
+def busier(fleet: Fleet) -> str:
+    return max(fleet.devices, key=lambda name: len(fleet.devices[name].batches))
+
+
+@pytest.mark.parametrize("stopped_s", [0.6, 1.5])
+def test_while_an_executor_stands_still_another_one_answers_in_time(stopped_s: float) -> None:
+    fleet = fleet_of(2)
+    labels = asked_for(fleet, 0.5, latency_ms=1000 * OBJECTIVE)
+    busy = busier(fleet)
+    fleet.stage.pause(f"{busy}/cpu")
+    labels += asked_for(fleet, stopped_s, latency_ms=1000 * OBJECTIVE)
+    fleet.stage.go_on(f"{busy}/cpu")
+    labels += asked_for(fleet, 0.5, latency_ms=1000 * OBJECTIVE)
+    replies = dict(zip(labels, fleet.each(labels, 3.0), strict=True))
+    refused = [label for label in labels if row(fleet, label).outcome == "refused"]
+    assert len(refused) <= 1 + stopped_s / OBJECTIVE, "what it may have computed stays with it"
+    assert refused == [label for label in labels if "error" in replies[label]]
+
+
+def test_an_executor_that_stood_still_computes_nothing_that_was_taken_away() -> None:
+    fleet = fleet_of(2)
+    asked_for(fleet, 0.5)
+    busy, other = sorted(fleet.devices, key=lambda name: -len(fleet.devices[name].batches))
+    fleet.stage.pause(f"{busy}/cpu")
+    labels = asked_for(fleet, 0.2, latency_ms=2000.0)
+    fleet.stage.run(1.0)
+    moved = [label for label in labels if where(fleet, label) == [other]]
+    fleet.stage.go_on(f"{busy}/cpu")
+    assert moved
+    assert all("outputs" in one for one in fleet.each(labels, 5.0))
+    assert {len(where(fleet, label)) for label in labels} == {1}
+
+
+def test_what_has_much_time_stays_where_it_is_for_as_long_as_that_executor_may_go_on() -> None:
+    """So on a busy machine, where executors say nothing for a while, a flood is not passed on and back again."""
+    fleet = fleet_of(2)
+    asked_for(fleet, 0.5)
+    busy = busier(fleet)
+    fleet.devices[busy].slow = 100.0
+    fleet.asks(30, seconds=0.05)
+    fleet.stage.pause(f"{busy}/cpu", seconds=0.8)
+    queries = fleet.dispatcher().in_flight.dispatched.values()
+    assert len([query for query in queries if query.instance and query.instance.worker.name == busy]) > 2
+
+
+def test_one_alone_keeps_what_it_has_however_long_it_says_nothing() -> None:
+    fleet = fleet_of(1)
+    fleet.stage.pause("w0/cpu")
+    labels = asked_for(fleet, 1.0)
+    fleet.stage.go_on("w0/cpu")
+    assert all("outputs" in one for one in fleet.each(labels, 5.0))
+
+
+def test_an_executor_that_turns_keeps_its_queries_however_long_a_batch_takes() -> None:
+    fleet = fleet_of(2)
+    fleet.devices["w0"].slow = 400.0  # a second a batch and more; the other one is soon idle
+    labels = fleet.asks(20, seconds=3.0 * QUIET * ECHO_S)
+    in_flight = fleet.dispatcher().in_flight.dispatched
+    assert len(in_flight) > 1
+    assert {query.attempt for query in in_flight.values()} == {0}
+    fleet.stage.run(8.0)
+    assert all(len(where(fleet, label)) == 1 for label in labels)
+
+
+def test_what_an_executor_has_answered_before_it_heard_of_it_is_not_answered_again() -> None:
+    fleet = fleet_of(2)
+    asked_for(fleet, 0.5)
+    busy = busier(fleet)
+    fleet.stage.run(0.5)
+    fleet.stage.clog(f"{busy}/cpu")  # it turns, and hears nothing
+    labels = asked_for(fleet, 0.4, every=0.05)
+    fleet.stage.run(0.05)
+    fleet.stage.go_on(f"{busy}/cpu")
+    assert all("outputs" in one for one in fleet.each(labels, 5.0))
+
+
+def test_an_executor_that_was_still_beyond_the_time_out_asks_its_dispatcher_what_is_still_its() -> None:
+    """A single worker: nobody else had its queries."""
+    fleet = fleet_of(1)
+    fleet.devices["w0"].slow = 200.0
+    labels = asked_for(fleet, 0.1)
+    fleet.stage.pause("w0/cpu")
+    fleet.stage.pause("w0")  # its monitor as well: nobody takes it for dead before it is back
+    fleet.stage.run(1.9)
+    fleet.stage.go_on("w0", seconds=0.3)
+    fleet.stage.go_on("w0/cpu")
+    assert all("outputs" in one for one in fleet.each(labels, 20.0))
+
+
+@pytest.mark.parametrize("rested_s", [0.05, 3.0])
+def test_an_executor_that_does_not_hear_itself_says_nothing_until_it_does(rested_s: float) -> None:
+    """Its echoes do not come back, so its answers may not leave either: only what it said in the first moment crosses a refusal."""
+    fleet = fleet_of(1)
+    fleet.ask(seconds=rested_s)
+    fleet.devices["w0"].slow = 100.0  # 0.25 s a batch
+    fleet.stage.clog("w0/cpu", fleet.subjects.executor("w0", "cpu", "echo"))
+    label = fleet.ask(latency_ms=1000 * OBJECTIVE)
+    refused(fleet.reply(label, 2.0), "deadline")
+    fleet.stage.go_on("w0/cpu")
+    assert (fleet.reply(label, 2.0)["error"]["code"], row(fleet, label).outcome) == ("deadline", "refused")
+    fleet.devices["w0"].slow = 1.0
+    assert "outputs" in fleet.reply(fleet.ask(latency_ms=1000 * OBJECTIVE), 2.0)
+
+
+def test_on_a_slow_line_another_executor_gets_nothing_that_one_has_as_its_word_travels() -> None:
+    fleet = fleet_of(2)
+    slow(fleet, 0.25)
+    for device in fleet.devices.values():
+        device.slow = 20.0
+    labels = asked_for(fleet, 2.0, every=0.05)
+    fleet.stage.run(10.0)
+    assert {len(where(fleet, label)) for label in labels} == {1}

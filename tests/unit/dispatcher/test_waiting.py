@@ -45,8 +45,7 @@ def test_what_waited_in_a_killed_dispatcher_is_answered_by_its_successor() -> No
     system.fleet.stage.run(0.3)
     assert len(system.wills) == 2
     system.kill()
-    system.fleet.start_worker("w0")
-    system.fleet.stage.run(3.0)
+    system.fleet.start_worker("w0", seconds=3.0)
     for label in labels:
         [reply] = system.fleet.replies(label)
         assert "outputs" in reply
@@ -54,17 +53,15 @@ def test_what_waited_in_a_killed_dispatcher_is_answered_by_its_successor() -> No
     assert sorted(one.id for one in rows) == sorted(labels)
 
 
-def test_what_an_executor_has_needs_no_will() -> None:
+def test_what_an_executor_has_even_in_part_needs_no_will() -> None:
     system = Willing(workers=0)
-    system.fleet.ask()
-    system.fleet.stage.run(0.1)
+    system.fleet.ask(seconds=0.1)
     assert len(system.wills) == 1
-    system.fleet.start_worker("w0")
-    system.fleet.stage.run(3.0)
+    system.fleet.start_worker("w0", seconds=3.0)
     assert system.wills == {}
-    label = system.fleet.ask()
-    system.fleet.stage.run(0.0002)
-    assert (system.fleet.replies(label), system.wills) == ([], {})
+    assert (system.fleet.replies(system.fleet.ask(seconds=0.0002)), system.wills) == ([], {})
+    system = Willing(Several())
+    assert (system.fleet.replies(system.fleet.ask(seconds=0.0002)), system.wills) == ([], {})
 
 
 def test_there_is_a_will_of_what_waits_and_of_nothing_else() -> None:
@@ -102,17 +99,9 @@ def test_of_a_query_whose_parts_all_wait_there_is_one_will_and_its_successor_sta
     assert len([one for one in fleet.outcomes() if one.id == label]) == 1
 
 
-def test_a_query_of_which_an_executor_has_a_part_needs_no_will() -> None:
-    system = Willing(Several())
-    label = system.fleet.ask()
-    system.fleet.stage.run(0.0002)
-    assert (system.fleet.replies(label), system.wills) == ([], {})
-
-
 def test_a_query_whose_parts_have_reached_no_executor_has_a_will() -> None:
     system = Willing(Several())
     label = system.fleet.ask()
-    system.fleet.kill_worker("w0")
-    system.fleet.stage.run(0.002)
+    system.fleet.kill_worker("w0", seconds=0.002)
     assert [one.message.reason for one in system.wills.values()] == ["orphaned"]
     assert system.fleet.replies(label) == []

@@ -9,8 +9,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from services.engine.allow import OPERATORS, Denied, NotStrict, allowed_request, label_change, strict_json
+from services.engine.views import VIEWS, Unexpected, node, view
+from tests.support.servers.docker_engine import ANSWERS, NODE
 
-NODE = "qbi4c8284dgwj4dr3r7e2mbr0"
+NODE_ID = "qbi4c8284dgwj4dr3r7e2mbr0"
 FILTERS = '{"label": ["infaas.pool=cpu"]}'
 
 PASSED = {
@@ -22,21 +24,21 @@ PASSED = {
     ("GET", "/nodes"): "/nodes",
     ("GET", "/nodes?"): "/nodes",
     ("GET", f"/v1.52/nodes?filters={quote(FILTERS)}"): f"/v1.52/nodes?{urlencode({'filters': FILTERS})}",
-    ("GET", f"/v1.41/nodes/{NODE}"): f"/v1.41/nodes/{NODE}",
+    ("GET", f"/v1.41/nodes/{NODE_ID}"): f"/v1.41/nodes/{NODE_ID}",
     ("GET", "/nodes/gpu-1.example.org"): "/nodes/gpu-1.example.org",
     ("GET", "/v1.41/tasks?filters=%7B%7D"): "/v1.41/tasks?filters=%7B%7D",
     ("GET", "/v1.41/services?status=true"): "/v1.41/services?status=true",
-    ("POST", f"/v1.41/nodes/{NODE}/update?version=14"): f"/v1.41/nodes/{NODE}/update?version=14",
-    ("POST", f"/nodes/{NODE}/update?version=0014"): f"/nodes/{NODE}/update?version=14",
+    ("POST", f"/v1.41/nodes/{NODE_ID}/update?version=14"): f"/v1.41/nodes/{NODE_ID}/update?version=14",
+    ("POST", f"/nodes/{NODE_ID}/update?version=0014"): f"/nodes/{NODE_ID}/update?version=14",
 }
 
 WRITES = ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "HEAD", "get", "PROPFIND")
-READS = ("/version", "/v1.41/info", "/v1.41/nodes", "/tasks", "/services", f"/nodes/{NODE}")
+READS = ("/version", "/v1.41/info", "/v1.41/nodes", "/tasks", "/services", f"/nodes/{NODE_ID}")
 
 REFUSED = [
     *((method, path) for method in WRITES for path in READS),
     *((method, "/_ping") for method in WRITES if method != "HEAD"),
-    *((method, f"/nodes/{NODE}/update?version=14") for method in ("GET", "PUT", "DELETE", "HEAD", "OPTIONS")),
+    *((method, f"/nodes/{NODE_ID}/update?version=14") for method in ("GET", "PUT", "DELETE", "HEAD", "OPTIONS")),
     # What the engine can do besides.
     ("GET", "/containers/json"),
     ("POST", "/v1.41/containers/create"),
@@ -54,7 +56,7 @@ REFUSED = [
     ("GET", "/v1.41/swarm/unlockkey"),
     ("POST", "/v1.41/swarm/leave?force=1"),
     ("POST", "/v1.41/swarm/update?version=1"),
-    ("DELETE", f"/v1.41/nodes/{NODE}?force=1"),
+    ("DELETE", f"/v1.41/nodes/{NODE_ID}?force=1"),
     ("GET", "/v1.41/events"),
     ("GET", "/v1.41/system/df"),
     ("POST", "/v1.41/images/create?fromImage=x"),
@@ -93,8 +95,8 @@ REFUSED = [
     ("GET", "http://docker/v1.41/nodes"),
     ("OPTIONS", "*"),
     ("CONNECT", "docker:80"),
-    ("POST", f"/v1.41/nodes/{NODE}/update/?version=14"),
-    ("POST", f"/v1.41/nodes/{NODE}/../{NODE}/update?version=14"),
+    ("POST", f"/v1.41/nodes/{NODE_ID}/update/?version=14"),
+    ("POST", f"/v1.41/nodes/{NODE_ID}/../{NODE_ID}/update?version=14"),
     ("POST", "/v1.41/nodes//update?version=14"),
     ("POST", "/v1.41/nodes/update?version=14"),
     ("GET", "/v1.41/nodes/" + "n" * 256),
@@ -115,15 +117,15 @@ REFUSED = [
     ("GET", "/v1.41/nodes?status=true"),
     ("GET", "/v1.41/services?status=maybe"),
     ("GET", "/v1.41/tasks?" + "&".join(f"a{i}=b" for i in range(10))),
-    ("GET", f"/v1.41/nodes/{NODE}?version=14"),
-    ("POST", f"/v1.41/nodes/{NODE}/update"),
-    ("POST", f"/v1.41/nodes/{NODE}/update?version="),
-    ("POST", f"/v1.41/nodes/{NODE}/update?version=-1"),
-    ("POST", f"/v1.41/nodes/{NODE}/update?version=1e1"),
-    ("POST", f"/v1.41/nodes/{NODE}/update?version=%D9%A1"),  # a digit, too, but not one of ours
-    ("POST", f"/v1.41/nodes/{NODE}/update?version=14&version=15"),
-    ("POST", f"/v1.41/nodes/{NODE}/update?version=14&force=1"),
-    ("POST", f"/v1.41/nodes/{NODE}/update?Version=14"),
+    ("GET", f"/v1.41/nodes/{NODE_ID}?version=14"),
+    ("POST", f"/v1.41/nodes/{NODE_ID}/update"),
+    ("POST", f"/v1.41/nodes/{NODE_ID}/update?version="),
+    ("POST", f"/v1.41/nodes/{NODE_ID}/update?version=-1"),
+    ("POST", f"/v1.41/nodes/{NODE_ID}/update?version=1e1"),
+    ("POST", f"/v1.41/nodes/{NODE_ID}/update?version=%D9%A1"),  # a digit, too, but not one of ours
+    ("POST", f"/v1.41/nodes/{NODE_ID}/update?version=14&version=15"),
+    ("POST", f"/v1.41/nodes/{NODE_ID}/update?version=14&force=1"),
+    ("POST", f"/v1.41/nodes/{NODE_ID}/update?Version=14"),
 ]
 
 
@@ -183,8 +185,7 @@ def test_whatever_passes_is_one_of_the_few(method: str, target: str) -> None:
 @given(st.dictionaries(st.text(max_size=5), st.lists(st.text(max_size=5), max_size=3), max_size=5))
 def test_filters_mean_the_same_to_the_engine(filters: dict[str, list[str]]) -> None:
     route = allowed_request("GET", "/v1.41/tasks?" + urlencode({"filters": json.dumps(filters)}))
-    again = allowed_request("GET", route.target)
-    assert again == route
+    assert allowed_request("GET", route.target) == route
 
 
 # ---- labels `infaas.*` may differ, but for the operator's, and nothing else
@@ -330,3 +331,100 @@ def test_json_that_could_be_read_in_two_ways_is_not_read(text: bytes) -> None:
 @given(JSON)
 def test_other_json_is_read(value: Any) -> None:
     assert strict_json(json.dumps(value).encode()) == value
+
+
+# -- services/engine/views.py: what is told of answers that a real engine gave, and what is not.
+RECORDED: dict[str, Any] = json.loads(ANSWERS.read_text())
+SECRET = (
+    "hunter2"  # stands wherever people put passwords: environment, arguments, labels, health check, log options, proxy
+)
+PLACES = (
+    "Env",
+    "Args",
+    "Command",
+    "Secrets",
+    "Configs",
+    "Mounts",
+    "Healthcheck",
+    "LogDriver",
+    "TLSInfo",
+    "PreviousSpec",
+)
+
+
+def keys(found: Any) -> set[str]:
+    if isinstance(found, dict):
+        return set(found).union(*(keys(value) for value in found.values()))
+    return set().union(*(keys(item) for item in found)) if isinstance(found, list) else set()
+
+
+@pytest.mark.parametrize("path", VIEWS)
+def test_no_secret_is_told(path: str) -> None:
+    told = view(path)(RECORDED[path])
+    assert SECRET not in json.dumps(told)
+    assert not keys(told) & set(PLACES)
+
+
+def test_services_and_the_engine_are_told_without_secrets() -> None:
+    for path in ("/info", "/tasks", "/services"):
+        assert SECRET in json.dumps(RECORDED[path])
+    assert set(PLACES) - keys(RECORDED) == {"Command", "PreviousSpec"}
+    (told,) = view("/services")(RECORDED["/services"])
+    assert told["Spec"]["Name"] == "worker-cpu"
+    assert told["Spec"]["Mode"] == {"Global": {}}
+    assert told["Spec"]["Labels"] == {"com.docker.stack.namespace": "infaas", "infaas.kind": "cpu"}
+    assert told["Spec"]["TaskTemplate"]["Placement"] == {"Constraints": ["node.labels.infaas.worker == cpu"]}
+    info = view("/info")(RECORDED["/info"])
+    assert info["Swarm"]["ControlAvailable"] is True
+    assert "Cluster" not in info["Swarm"]
+    assert view("/version")(RECORDED["/version"])["ApiVersion"] == "1.41"
+
+
+def test_a_node_is_told_with_the_whole_spec_that_goes_back() -> None:
+    (told,) = view("/nodes")(RECORDED["/nodes"])
+    assert told["Spec"] == RECORDED["/nodes"][0]["Spec"]
+    assert (told["ID"], told["Version"]) == (NODE, {"Index": 14})
+    assert told["Description"]["Hostname"] == "n0"
+    assert told["Status"]["State"] == "ready"
+    assert told["ManagerStatus"]["Leader"] is True
+    assert told == node(RECORDED["/nodes"][0]) == view(f"/nodes/{NODE}")(RECORDED["/nodes"][0])
+
+
+def test_a_task_is_told_with_where_and_how_it_is() -> None:
+    (recorded,) = json.loads(json.dumps(RECORDED["/tasks"]))
+    recorded["Spec"]["ContainerSpec"]["StopGracePeriod"] = 45 * 10**9
+    (told,) = view("/tasks")([recorded])
+    assert told["Status"]["State"] == "rejected"
+    assert told["DesiredState"] == "ready"
+    assert told["NodeID"] == NODE
+    assert told["ServiceID"] == RECORDED["/services"][0]["ID"]
+    assert told["Spec"]["ContainerSpec"] == {
+        "Image": "nowhere.example/infaas:1",
+        "StopGracePeriod": 45 * 10**9,  # how long its container may go on after its label went
+    }
+
+
+@pytest.mark.parametrize("path", VIEWS)
+def test_what_a_later_engine_adds_stays_with_it(path: str) -> None:
+    def grown(found: Any) -> Any:
+        if isinstance(found, list):
+            return [grown(item) for item in found]
+        if not isinstance(found, dict):
+            return found
+        return {key: grown(value) for key, value in found.items()} | {"Added": {"by": "a later engine"}}
+
+    plain, more = view(path)(RECORDED[path]), view(path)(grown(RECORDED[path]))
+    assert (keys(more) - keys(plain)) <= {"Added", "by"}
+    for one in more if isinstance(more, list) else [more]:
+        assert "Added" not in one
+        assert "Added" not in one.get("Swarm", {})
+        assert "Added" not in one.get("Description", {})
+        assert "Added" not in one.get("Spec", {}) or path == "/nodes"
+
+
+@pytest.mark.parametrize("found", [None, 1, "text", [1], [None], {"a": 1}, [{"Description": []}]])
+def test_what_is_no_answer_is_seen(found: Any) -> None:
+    with pytest.raises(Unexpected):
+        view("/nodes")(found)
+    with pytest.raises(Unexpected):
+        view("/services")([{"Spec": 1}])

@@ -3,15 +3,22 @@
 import asyncio
 import json
 import logging
+import signal
 import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.servers.docker_engine import NODE, STALE, Front, Said, StandIn, fronted, stand_in
-from tests.support.servers.nats import run
+from tests.support.servers.docker_engine import NODE, STALE, Said, StandIn, fronted, stand_in
+from tests.support.servers.nats import free_port, run
+from tests.support.servers.processes import environ, eventually
 
 LABELS = {"infaas.worker": "cpu", "rack": "7"}
 SPEC = {"Labels": LABELS, "Role": "manager", "Availability": "active"}
@@ -35,8 +42,8 @@ def ask(engine: StandIn, method: str, target: str, body: Any = None, token: str 
     return run(main())
 
 
-def test_what_is_let_through_is_answered(engine: StandIn) -> None:
-    async def main(front: Front) -> None:
+async def test_what_is_let_through_is_answered(engine: StandIn) -> None:
+    async with fronted(engine.path) as front:
         for path in ("/version", "/info", "/nodes", "/tasks", "/services", f"/nodes/{NODE}"):
             for prefix in ("", "/v1.41"):
                 reply = await front.ask("GET", prefix + path)
@@ -47,16 +54,6 @@ def test_what_is_let_through_is_answered(engine: StandIn) -> None:
         filters = "?filters=%7B%22role%22%3A+%5B%22worker%22%5D%7D"
         assert (await front.ask("GET", "/v1.41/nodes" + filters)).status == 200
         assert engine.seen[-1][1] == "/v1.41/nodes" + filters
-
-    with_front(engine, main)
-
-
-def with_front(engine: StandIn, work: Any, **more: Any) -> None:
-    async def main() -> None:
-        async with fronted(engine.path, **more) as front:
-            await work(front)
-
-    run(main())
 
 
 def test_clients_learn_what_to_speak(engine: StandIn) -> None:
@@ -73,6 +70,25 @@ def test_the_engines_own_refusals_are_passed_on(engine: StandIn) -> None:
     assert (reply.status, reply.message) == (404, "/nodes/nobody not found")
 
 
+def test_a_node_may_be_named_by_its_host(engine: StandIn) -> None:
+    target = "/nodes/n0/update?version=14"
+    assert ask(engine, "POST", target, {**SPEC, "Labels": {**LABELS, "infaas.a": "1"}}).status == 200
+    assert engine.seen[-1][1] == f"/nodes/{NODE}/update?version=14"
+
+
+def test_what_goes_to_the_engine_is_not_what_came(engine: StandIn) -> None:
+    body = json.dumps({**SPEC, "Name": "", "Labels": {**LABELS, "infaas.a": "1"}}, indent=3).encode()
+    assert ask(engine, "POST", UPDATE, body).status == 200
+    assert json.loads(engine.seen[-1][2]) == {**SPEC, "Labels": {**LABELS, "infaas.a": "1"}}
+
+
+def test_another_version_is_told_as_the_engine_tells_it(engine: StandIn) -> None:
+    for version in (13, 15):
+        reply = ask(engine, "POST", f"/v1.41/nodes/{NODE}/update?version={version}", {**SPEC, "Role": "worker"})
+        assert (reply.status, reply.message) == (500, STALE)
+    assert all(method == "GET" for method, *_ in engine.seen)
+
+
 # -- labels
 
 
@@ -86,35 +102,13 @@ def test_our_labels_are_set_and_removed(engine: StandIn, caplog: pytest.LogCaptu
     assert (line["set"], line["removed"]) == ({"infaas.order": "gpu"}, ["infaas.worker"])
 
 
-def test_a_node_may_be_named_by_its_host(engine: StandIn) -> None:
-    target = "/nodes/n0/update?version=14"
-    assert ask(engine, "POST", target, {**SPEC, "Labels": {**LABELS, "infaas.a": "1"}}).status == 200
-    assert engine.seen[-1][1] == f"/nodes/{NODE}/update?version=14"
-
-
-def test_what_goes_to_the_engine_is_not_what_came(engine: StandIn) -> None:
-    body = json.dumps({**SPEC, "Name": "", "Labels": {**LABELS, "infaas.a": "1"}}, indent=3).encode()
-    assert ask(engine, "POST", UPDATE, body).status == 200
-    sent = json.loads(engine.seen[-1][2])
-    assert sent == {**SPEC, "Labels": {**LABELS, "infaas.a": "1"}}
-
-
-def test_another_version_is_told_as_the_engine_tells_it(engine: StandIn) -> None:
-    for version in (13, 15):
-        reply = ask(engine, "POST", f"/v1.41/nodes/{NODE}/update?version={version}", {**SPEC, "Role": "worker"})
-        assert (reply.status, reply.message) == (500, STALE)
-    assert all(method == "GET" for method, *_ in engine.seen)
-
-
-def test_of_writers_at_once_one_wins(engine: StandIn) -> None:
-    async def main(front: Front) -> None:
+async def test_of_writers_at_once_one_wins(engine: StandIn) -> None:
+    async with fronted(engine.path) as front:
         bodies = [json.dumps({**SPEC, "Labels": {**LABELS, "infaas.a": str(i)}}).encode() for i in range(8)]
         found = await asyncio.gather(*(front.ask("POST", UPDATE, body) for body in bodies))
         (won,) = [i for i, reply in enumerate(found) if reply.status == 200]
         assert all(reply.message == STALE for i, reply in enumerate(found) if i != won)
         assert engine.node["Spec"]["Labels"]["infaas.a"] == str(won)
-
-    with_front(engine, main)
 
 
 BODIES = {
@@ -199,18 +193,20 @@ HEADERS = {
 
 @pytest.mark.parametrize(("method", "target", "headers"), HEADERS.values(), ids=HEADERS.keys())
 def test_headers_that_are_refused(method: str, target: str, headers: dict[str, str], engine: StandIn) -> None:
-    body = SPEC if method == "POST" else None
-    assert ask(engine, method, target, body, **headers).status == 403
+    assert ask(engine, method, target, SPEC if method == "POST" else None, **headers).status == 403
     assert engine.seen == []
 
 
-def test_what_reads_has_no_body(engine: StandIn) -> None:
+def test_errors_without_a_message_and_bodies_of_what_reads(engine: StandIn) -> None:
     assert ask(engine, "GET", "/v1.41/nodes", {}).status == 403
     assert ask(engine, "GET", "/v1.41/nodes", b"").status == 200
+    engine.odd["/nodes"] = b"HTTP/1.1 503 Busy\r\nContent-Length: 6\r\n\r\n<html>"
+    assert (reply := ask(engine, "GET", "/v1.41/nodes")).status == 503
+    assert reply.message == "the engine did not say why"
 
 
-def test_with_a_token_only_who_shows_it_may_ask(engine: StandIn) -> None:
-    async def main(front: Front) -> None:
+async def test_with_a_token_only_who_shows_it_may_ask(engine: StandIn) -> None:
+    async with fronted(engine.path, token="s3cret") as front:
         for shown in (
             {},
             {"Authorization": "Bearer other"},
@@ -228,8 +224,6 @@ def test_with_a_token_only_who_shows_it_may_ask(engine: StandIn) -> None:
         body = json.dumps(SPEC).encode()
         assert (await front.ask("POST", UPDATE, body)).status == 401
         assert (await front.ask("POST", UPDATE, body, Authorization="bearer s3cret")).status == 200
-
-    with_front(engine, main, token="s3cret")
 
 
 # -- the engine
@@ -272,12 +266,6 @@ def test_an_engine_that_answers_something_else(answer: bytes, engine: StandIn) -
     assert "engine" in reply.message
 
 
-def test_an_error_without_a_message(engine: StandIn) -> None:
-    engine.odd["/nodes"] = b"HTTP/1.1 503 Busy\r\nContent-Length: 6\r\n\r\n<html>"
-    assert (reply := ask(engine, "GET", "/v1.41/nodes")).status == 503
-    assert reply.message == "the engine did not say why"
-
-
 def test_an_engine_that_does_not_answer(tmp_path: Path) -> None:
     async def main() -> None:
         async with fronted(str(tmp_path / "engine.sock"), patience=0.2) as front:
@@ -291,8 +279,8 @@ def test_an_engine_that_does_not_answer(tmp_path: Path) -> None:
         run(main())
 
 
-def test_it_is_ready_before_a_manager_only(engine: StandIn) -> None:
-    async def main(front: Front) -> None:
+async def test_it_is_ready_before_a_manager_only(engine: StandIn) -> None:
+    async with fronted(engine.path) as front:
         assert await front.proxy.missing() == ""
         engine.answers["/info"]["Swarm"]["ControlAvailable"] = False
         assert "manages no swarm" in await front.proxy.missing()
@@ -301,4 +289,97 @@ def test_it_is_ready_before_a_manager_only(engine: StandIn) -> None:
         engine.answers["/info"] = []
         assert await front.proxy.missing()
 
-    with_front(engine, main)
+
+# -- `infaas run engine-proxy`: the process as operators start it.
+
+
+@contextmanager
+def process(socket_: Path, *options: str, **more: str) -> Iterator[tuple[subprocess.Popen[str], int, int]]:
+    """The process, its port and that of its pages."""
+    port, pages = free_port(), free_port()
+    said = environ(
+        INFAAS_ENGINE__PORT=str(port), INFAAS_ENGINE__SOCKET=str(socket_), INFAAS_METRICS__PORT=str(pages), **more
+    )
+    command = [sys.executable, "-P", "-m", "infaas.cli", "run", "engine-proxy", *options]
+    with subprocess.Popen(command, env=said, stderr=subprocess.PIPE, text=True) as found:
+        try:
+            yield found, port, pages
+        finally:
+            found.kill()
+
+
+def get(port: int, path: str, **headers: str) -> tuple[int, str]:
+    try:
+        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)
+        with urllib.request.urlopen(request, timeout=120) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+    except OSError:
+        return 0, ""
+
+
+def test_it_runs_without_a_bus_and_logs_json_lines(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("s3cret\n")
+    with process(tmp_path / "engine.sock", INFAAS_ENGINE__TOKEN_FILE=str(token)) as (found, port, pages):
+        assert eventually(lambda: get(pages, "/healthz")[0] == 200)
+        assert get(pages, "/readyz")[0] == get(pages, "/startz")[0] == 503
+        with stand_in(tmp_path):
+            assert json.loads(get(pages, "/readyz")[1]) == {"ready": True, "missing": []}
+            assert get(port, "/v1.41/containers/json")[0] == 403
+            assert get(port, "/v1.41/nodes")[0] == 401
+            status, body = get(port, f"/v1.41/nodes/{NODE}", Authorization="Bearer s3cret")
+            assert (status, json.loads(body)["ID"]) == (200, NODE)
+        assert [get(pages, path)[0] for path in ("/healthz", "/readyz", "/startz")] == [
+            200,
+            503,
+            200,
+        ]  # the engine has gone
+        metrics = get(pages, "/metrics")[1]
+        assert 'infaas_engine_requests_total{outcome="refused"} 2.0' in metrics
+        assert "infaas_engine_label_changes_total 0.0" in metrics
+        found.send_signal(signal.SIGTERM)
+        assert found.stderr is not None
+        lines: list[dict[str, Any]] = [json.loads(line) for line in found.stderr]
+        assert found.wait(10) == 0
+    assert {line["service"] for line in lines} == {"engine-proxy"}
+    (refused, unknown) = [line for line in lines if line["message"] == "refused"]
+    assert (refused["client"], refused["target"], refused["status"]) == ("127.0.0.1", "/v1.41/containers/json", 403)
+    assert unknown["status"] == 401
+    assert "s3cret" not in json.dumps(lines)
+
+
+def test_it_listens_and_logs_as_the_settings_of_its_config_say(tmp_path: Path) -> None:
+    config = tmp_path / "own.toml"
+    config.write_text('log_level = "ERROR"\n[engine]\naddress = "127.0.0.2"\n')
+    options = ("--config", str(config))
+    with stand_in(tmp_path), process(tmp_path / "engine.sock", *options) as (found, port, pages):
+        assert eventually(lambda: get(pages, "/readyz")[0] == 200)
+        with urllib.request.urlopen(f"http://127.0.0.2:{port}/v1.41/nodes/{NODE}", timeout=120) as reply:
+            assert reply.status == 200
+        assert get(port, f"/v1.41/nodes/{NODE}")[0] == 0, "not where it listens by default"
+        found.send_signal(signal.SIGTERM)
+        assert found.stderr is not None
+        assert found.stderr.read() == "", "that it runs and what it refuses is only INFO"
+
+
+def test_what_is_wrong_with_its_settings_is_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "infaas.cli", "run"]
+
+    def told(*services: str, **more: str) -> str:
+        done = subprocess.run(
+            [*command, *services], env=environ(**more), capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode != 0
+        return done.stderr
+
+    assert "needs a process of its own" in told("engine-proxy", "gateway")
+    assert "engine.token" in told("engine-proxy", INFAAS_ENGINE__TOKEN="two words")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        said = told("engine-proxy", INFAAS_ENGINE__PORT=str(taken.getsockname()[1]))
+    assert "engine.port" in said
+    assert "Traceback" not in said

@@ -164,7 +164,7 @@ def test_inputs_that_cannot_be_read_are_a_bad_request_of_everybody_who_waits() -
         assert len(alone.execute("d1")) == 2  # known: the refusal again, and that it is done
 
 
-def test_an_instance_that_left_while_inputs_were_fetched_sends_the_query_back() -> None:
+def test_a_query_that_no_longer_fits_or_whose_instance_left_goes_back_to_everybody() -> None:
     alone = Alone()
     [fetch, _] = alone.execute()
     [unload, *_] = alone.tell(UnloadInstance(instance="i"))
@@ -172,9 +172,6 @@ def test_an_instance_that_left_while_inputs_were_fetched_sends_the_query_back() 
     [(_, back)] = published(alone.tell(Done(fetch.id, INPUTS)), HandBack)
     assert (back.reason, bytes(back.body)) == ("gone", bytes(BY_REFERENCE))
     assert alone.tell(BatchesDue()) == []
-
-
-def test_what_no_longer_fits_goes_back_to_everybody_who_sent_it() -> None:
     alone = Alone()
     [fetch, _] = alone.execute("d1", deadline=NOW + 0.001)
     alone.execute("d2", deadline=NOW + 0.001)
@@ -216,12 +213,16 @@ def test_what_runs_and_what_waits_behind_it_is_refused_at_its_deadline_and_its_r
     assert published(effects, Answer) == published(effects, DoneBatch) == []
 
 
-def test_an_answer_that_comes_shortly_after_its_deadline_says_so() -> None:
+def test_late_answers_and_parts_are_of_use() -> None:
     alone = Alone()
     alone.take("u", NOW + 1)
-    run = alone.begin()
-    [(_, answer)] = published(alone.end(run, NOW + 1.01), Answer)
+    [(_, answer)] = published(alone.end(alone.begin(), NOW + 1.01), Answer)
     assert answer.missed == ["latency"]
+    alone = Alone()
+    alone.take("u", NOW + 1, parent=b"p" * 16)
+    run = alone.begin()
+    assert published(alone.tell(DeadlineReached(), NOW + 1.5), Refusal) == []
+    assert len(published(alone.end(run, NOW + 1.6), Answer)) == 1
 
 
 def test_an_executor_that_was_stopped_beyond_a_deadline_leaves_the_query_to_its_dispatcher() -> None:
@@ -236,24 +237,12 @@ def test_an_executor_that_was_stopped_beyond_a_deadline_leaves_the_query_to_its_
         assert (back.reason, back.route.uid) == ("late", b"u" * 16)
 
 
-def test_a_dead_dispatcher_ends_nothing_so_the_executor_does() -> None:
+def test_without_a_dispatcher_or_inputs_the_executor_ends_it_in_time() -> None:
     alone = Alone()
     alone.take("u", NOW + 1)
     alone.tell(DispatcherHeartbeat(dispatcher="d1", incarnation=0, at=NOW, flushed={}, leaving=True))
-    run = alone.begin()
-    effects = alone.end(run, NOW + 1.5)
+    effects = alone.end(alone.begin(), NOW + 1.5)
     assert [answer.missed for _, answer in published(effects, Answer)] == [["latency"]]
-
-
-def test_a_part_is_of_use_after_its_own_deadline() -> None:
-    alone = Alone()
-    alone.take("u", NOW + 1, parent=b"p" * 16)
-    run = alone.begin()
-    assert published(alone.tell(DeadlineReached(), NOW + 1.5), Refusal) == []
-    assert len(published(alone.end(run, NOW + 1.6), Answer)) == 1
-
-
-def test_a_query_whose_inputs_do_not_come_ends_in_time() -> None:
     alone = Alone()
     [fetch, timer] = alone.execute(deadline=NOW + 1)
     assert timer.delay == pytest.approx(1 + GRACE)
@@ -264,11 +253,9 @@ def test_a_query_whose_inputs_do_not_come_ends_in_time() -> None:
 
 def storing(parent: bytes | None = None, **needs: Any) -> tuple[Alone, Do, list[Effect]]:
     """A query with a deadline in 1 s was computed in 0.5 s, and its outputs go to the object store; the effects at that time."""
-    settings = Settings(dispatcher=DispatcherSettings(max_inline=1))
-    alone = Alone(given=settings)
+    alone = Alone(given=Settings(dispatcher=DispatcherSettings(max_inline=1)))
     alone.take("u", NOW + 1, parent=parent, **needs)
-    run = alone.begin()
-    effects = alone.end(run, NOW + 0.5, bytes=4)
+    effects = alone.end(alone.begin(), NOW + 0.5, bytes=4)
     [store] = [e for e in effects if isinstance(e, Do)]
     return alone, store, effects
 
@@ -322,10 +309,13 @@ def test_the_row_of_a_query_whose_outputs_cannot_be_stored_says_what_its_client_
     assert row.code == code
 
 
-def test_an_app_with_a_default_output_gives_it_where_outputs_are_not_stored_in_time() -> None:
+def test_what_a_hung_store_holds_is_given_up_and_defaults_given_instead() -> None:
     alone, _, _ = storing(fallback=True)
     [(_, back)] = published(alone.tell(DeadlineReached(), NOW + 1), HandBack)
     assert back.reason == "late"
+    _, store, _ = storing()
+    assert store.timeout is not None
+    assert GRACE < 0.5 + store.timeout - 1 < 2 * SILENT
 
 
 def test_a_part_gives_its_instance_free_before_its_outputs_are_stored() -> None:
@@ -356,12 +346,6 @@ def test_outputs_that_are_stored_when_the_dispatcher_has_refused_the_query_make_
     [effect] = alone.tell(end, NOW + 1 + SILENT)
     [(_, back)] = published([effect], HandBack)
     assert back.reason == "late"
-
-
-def test_what_a_hung_object_store_holds_is_given_up_soon_after_its_deadline() -> None:
-    _, store, _ = storing()
-    assert store.timeout is not None
-    assert GRACE < 0.5 + store.timeout - 1 < 2 * SILENT
 
 
 @pytest.mark.parametrize("kind", ["answer", "refusal", "bad inputs", "unread"])

@@ -31,8 +31,7 @@ def ruled(scope: str, name: str, **fields: Any) -> BatchClients:
 def saturated(policy: str, base_ms: float = 1.0, per_item_ms: float = 0.1) -> BatchClients:
     clients = BatchClients(linear(base_ms, per_item_ms))
     clients.rule("model", "m", policy=policy, **IN_TIME)
-    clients.closed_loop(MANY)
-    clients.run(3.0)
+    clients.closed_loop(MANY, seconds=3.0)
     return clients
 
 
@@ -82,25 +81,18 @@ def test_a_profile_that_is_wrong_from_the_outset_does_not_matter(
     clients = BatchClients(linear(1.0, 0.1))
     clients.devices[0].slow = slow
     clients.rule("model", "m", policy=policy, **IN_TIME)
-    clients.closed_loop(200, within=30.0, items=items)
-    clients.run(8.0)
+    clients.closed_loop(200, within=30.0, items=items, seconds=8.0)
     assert mean_batch(clients, 2.0) == pytest.approx(size, rel=0.15)
 
 
 @pytest.mark.parametrize("policy", LEARNING)
-def test_without_an_objective_of_the_rule_a_batch_may_take_half_of_what_queries_allow(policy: str) -> None:
+def test_few_queries_teach_nothing_and_without_an_objective_half_of_the_time_is_taken(policy: str) -> None:
     clients = ruled("model", "m", policy=policy)
-    clients.closed_loop(85, within=0.02)  # 10 ms: 90 items
-    clients.run(2.0)
+    clients.closed_loop(85, within=0.02, seconds=2.0)  # 10 ms: 90 items
     assert max(clients.batches(1.0)) <= 92
     assert clients.executors[0].instances["i0"].queue.max_batch in range(80, 200)
-
-
-@pytest.mark.parametrize("policy", LEARNING)
-def test_few_queries_teach_nothing_about_large_batches(policy: str) -> None:
     clients = ruled("model", "m", policy=policy, **IN_TIME)
-    clients.closed_loop(5)
-    clients.run(5.0)
+    clients.closed_loop(5, seconds=5.0)
     assert clients.executors[0].instances["i0"].queue.max_batch <= 12
 
 
@@ -111,8 +103,7 @@ def test_a_fixed_size_is_the_largest_that_runs_unless_the_variant_allows_less(si
     """Row 64, for every size that waits."""
     clients = BatchClients(linear(1.0, 0.01, most=most))
     clients.rule("variant", "v", policy="fixed", batch=size)
-    clients.closed_loop(2048)
-    clients.run(1.0)
+    clients.closed_loop(2048, seconds=1.0)
     assert set(clients.batches(0.5)) == {runs}
 
 
@@ -120,17 +111,22 @@ def test_a_fixed_size_is_the_largest_that_runs_unless_the_variant_allows_less(si
 def test_batch_is_the_most_of_every_policy(policy: str) -> None:
     needed = {"wait_ms": 1.0} if policy == "delayed" else {}
     clients = ruled("model", "m", policy=policy, batch=30, **needed)
-    clients.closed_loop(200)
-    clients.run(2.0)
+    clients.closed_loop(200, seconds=2.0)
     assert max(clients.batches(0.0)) == 30
 
 
-def test_a_larger_query_runs_alone_and_whole() -> None:
+def test_larger_queries_run_alone_and_of_rules_the_first_querys_counts() -> None:
     clients = ruled("model", "m", policy="fixed", batch=4)
     clients.send(items=10)
-    clients.send_many(3)
-    clients.run(1.0)
+    clients.send_many(3, seconds=1.0)
     assert sorted(clients.batches(0.0)) == [3, 10]
+    clients = ruled("app", "small", policy="fixed", batch=2)
+    clients.send()  # the others wait for it
+    for app in ("small", "large"):
+        for _ in range(10):
+            clients.send(app=app, within=5.0 if app == "small" else 6.0)
+    clients.run(1.0)
+    assert sorted(clients.batches(0.0)) == [1, 2, 2, 2, 2, 2, 10]
 
 
 @pytest.mark.parametrize("policy", ["fixed", *LEARNING, "delayed", "threshold"])
@@ -138,8 +134,7 @@ def test_batches_hold_queries_and_nothing_else(policy: str) -> None:
     """Trap 6: a batch that is not full is not filled up."""
     fields = {"fixed": {"batch": 8}, "delayed": {"wait_ms": 1.0, "batch": 8}}.get(policy, {})
     clients = ruled("model", "m", policy=policy, **fields)
-    clients.send_many(5)
-    clients.run(1.0)
+    clients.send_many(5, seconds=1.0)
     assert len(clients.answers) == sum(clients.batches(0.0)) == 5
     assert sum(clients.executors[0].tallies["v"].sizes) <= 5
 
@@ -150,8 +145,7 @@ def test_batches_hold_queries_and_nothing_else(policy: str) -> None:
 def throughput(base_ms: float, per_item_ms: float, wait_ms: float) -> float:
     clients = BatchClients(linear(base_ms, per_item_ms))
     clients.rule("app", "a", policy="delayed", wait_ms=wait_ms, batch=64)
-    clients.closed_loop(64)
-    clients.run(1.0)
+    clients.closed_loop(64, seconds=1.0)
     before = len(clients.answers)
     clients.run(2.0)
     return (len(clients.answers) - before) / 2.0
@@ -172,29 +166,20 @@ def delayed(wait_ms: float = 100.0, **fields: int) -> BatchClients:
     return ruled("app", "a", policy="delayed", wait_ms=wait_ms, **fields)
 
 
-def test_a_batch_waits_for_more() -> None:
+def test_batches_wait_for_more_unless_they_are_full_or_alone() -> None:
     clients = delayed()
-    clients.send()
-    clients.run(0.05)
+    clients.send(seconds=0.05)
     clients.send()
     assert not clients.answers
     clients.run(1.0)
     assert answered_after(clients) == pytest.approx([100.5, 50.5], abs=0.1)  # 0.5 ms on the way
     assert clients.batches(0.0) == [2]
-
-
-def test_a_full_batch_does_not_wait() -> None:
-    """Trap 7."""
+    # Trap 7.
     clients = delayed(batch=4)
-    clients.send_many(4)
-    clients.run(1.0)
+    clients.send_many(4, seconds=1.0)
     assert answered_after(clients) == pytest.approx([0.5] * 4, abs=0.1)
-
-
-def test_what_runs_alone_does_not_wait() -> None:
     clients = delayed()
-    clients.send(alone=True)
-    clients.run(1.0)
+    clients.send(alone=True, seconds=1.0)
     assert answered_after(clients) == pytest.approx([0.5], abs=0.1)
 
 
@@ -235,8 +220,7 @@ def test_no_batch_waits_past_the_first_deadline(queries: list[tuple[float, float
 def test_a_deadline_makes_a_batch_smaller(rule: dict[str, Any]) -> None:
     """Among many that have time, one allows only so much. What is answered is in time, by batches smaller than the policy allows."""
     clients = ruled("model", "m", **rule)
-    clients.closed_loop(60, items=10)  # what learns, learns that these are fine
-    clients.run(3.0)
+    clients.closed_loop(60, items=10, seconds=3.0)  # what learns, learns that these are fine
     assert max(clients.batches(0.0)) > 250
     urgent: list[tuple[bool, float]] = []
     for within in np.arange(0.03, 0.11, 0.002):
@@ -275,28 +259,15 @@ def test_the_narrowest_rule_counts_and_changes_take_effect_at_once() -> None:
     clients.closed_loop(300)
     seen = {}
     for scope, name, size in (("app", "a", 50), ("model", "m", 20), ("variant", "v", 5)):
-        clients.rule(scope, name, policy="fixed", batch=size)
-        clients.run(0.2)
+        clients.rule(scope, name, policy="fixed", batch=size, seconds=0.2)
         seen[scope] = {*clients.batches(clients.now - 0.1)}
     assert seen == {"app": {50}, "model": {20}, "variant": {5}}
     clients.rule("variant", "v")
-    clients.rule("model", "m")
-    clients.run(0.2)
+    clients.rule("model", "m", seconds=0.2)
     assert {*clients.batches(clients.now - 0.1)} == {50}
-    clients.rule("app", "a")
-    clients.run(1.0)
+    clients.rule("app", "a", seconds=1.0)
     assert max(clients.batches(clients.now - 0.1)) > 100
     assert clients.reports.last["i0"].batching == "edf"
-
-
-def test_of_rules_for_apps_that_of_the_first_query_counts() -> None:
-    clients = ruled("app", "small", policy="fixed", batch=2)
-    clients.send()  # the others wait for it
-    for app in ("small", "large"):
-        for _ in range(10):
-            clients.send(app=app, within=5.0 if app == "small" else 6.0)
-    clients.run(1.0)
-    assert sorted(clients.batches(0.0)) == [1, 2, 2, 2, 2, 2, 10]
 
 
 def test_what_was_learnt_outlives_the_turn_of_another_app_but_not_the_rule() -> None:
@@ -305,10 +276,8 @@ def test_what_was_learnt_outlives_the_turn_of_another_app_but_not_the_rule() -> 
     learnt = loaded.policy.limit(0.0)
     clients.rule("app", "other", policy="fixed", batch=2)
     assert loaded.policy.limit(0.0) == learnt > 100
-    clients.rule("model", "m")
-    clients.run(0.01)
-    clients.rule("model", "m", policy="aimd", **IN_TIME)
-    clients.run(0.005)
+    clients.rule("model", "m", seconds=0.01)
+    clients.rule("model", "m", policy="aimd", **IN_TIME, seconds=0.005)
     assert loaded.policy.limit(0.0) < 20
 
 
@@ -316,8 +285,7 @@ def test_the_executor_reports_policy_and_limit() -> None:
     clients = BatchClients(linear(1.0, 0.1))
     clients.run(1.0)
     assert (clients.reports.last["i0"].batching, clients.reports.last["i0"].batch_limit) == ("edf", 1024)
-    clients.rule("model", "m", policy="fixed", batch=3)
-    clients.run(1.0)
+    clients.rule("model", "m", policy="fixed", batch=3, seconds=1.0)
     assert (clients.reports.last["i0"].batching, clients.reports.last["i0"].batch_limit) == ("fixed", 3)
 
 
@@ -335,10 +303,14 @@ def test_rules_that_cannot_be_read_count_as_none() -> None:
     assert not rules.present
 
 
-def test_keys() -> None:
+def test_rules_are_kept_under_keys_and_every_policy_has_a_sound_one() -> None:
     assert batching_at(batching_key("variant", "m-v1")) == ("variant", "m-v1")
     for key in ("batching", "batching.app.", "batching.x.y", "machine.w", "controller"):
         assert batching_at(key) is None
+    values = {"batch": 8, "slo_ms": 20.0, "wait_ms": 2.0, "quantum_ms": 5.0, "contexts": 2}
+    for policy, (needed, possible) in POLICIES.items():
+        for fields in (needed, (*needed, *possible)):
+            assert rule_errors(BatchingRule(policy=policy, **{field: values[field] for field in fields})) == []
 
 
 # -- the parts
@@ -390,10 +362,3 @@ def test_the_line_is_that_of_the_99th_percentile() -> None:
 def test_what_is_wrong_with_a_rule_is_said(rule: BatchingRule, text: str) -> None:
     [wrong] = rule_errors(rule)
     assert wrong.startswith(text)
-
-
-def test_every_policy_has_a_sound_rule() -> None:
-    values = {"batch": 8, "slo_ms": 20.0, "wait_ms": 2.0, "quantum_ms": 5.0, "contexts": 2}
-    for policy, (needed, possible) in POLICIES.items():
-        for fields in (needed, (*needed, *possible)):
-            assert rule_errors(BatchingRule(policy=policy, **{field: values[field] for field in fields})) == []

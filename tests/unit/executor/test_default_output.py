@@ -34,7 +34,7 @@ def sent(effects: list[Effect], kind: type) -> list[Any]:
     return [message for _, message in published(effects, kind)]
 
 
-def test_one_that_runs_goes_back_when_its_time_is_up_and_its_result_is_nobodys() -> None:
+def test_what_runs_or_waits_goes_back_when_its_time_is_up() -> None:
     alone = Alone()
     [timer] = [effect for effect in alone.take() if isinstance(effect, After) and effect.key == "deadline"]
     assert timer.delay == pytest.approx(SLO, rel=0.05)
@@ -44,9 +44,6 @@ def test_one_that_runs_goes_back_when_its_time_is_up_and_its_result_is_nobodys()
     effects = alone.end(run, NOW + 5)
     assert sent(effects, Answer) == sent(effects, DoneBatch) == []
     assert sent(alone.tell(DeadlineReached(), NOW + 6), HandBack) == []
-
-
-def test_one_that_waits_behind_it_goes_back_at_its_own_time_once() -> None:
     alone = Alone()
     alone.take()
     run = alone.begin()
@@ -58,12 +55,17 @@ def test_one_that_waits_behind_it_goes_back_at_its_own_time_once() -> None:
     assert not alone.actor.instances["i"].queue.items
 
 
-def test_an_answer_in_time_stays_an_answer() -> None:
+def test_answers_in_time_stay_and_without_a_default_all_is_as_it_was() -> None:
     alone = Alone()
     alone.take()
     effects = alone.end(alone.begin(), NOW + 0.01)
     assert len(sent(effects, Answer)) == len(sent(effects, DoneBatch)) == 1
     assert sent(alone.tell(DeadlineReached(), NOW + 1), HandBack) == []
+    alone = Alone()
+    [timer] = [e for e in alone.take(fallback=False) if isinstance(e, After) and e.key == "deadline"]
+    assert timer.delay == pytest.approx(SLO + GRACE)
+    [refusal] = sent(alone.end(alone.begin(), NOW + 0.01, errors=["division by zero"]), Refusal)
+    assert refusal.error.code == "model_error"
 
 
 def test_a_failure_goes_back_with_its_reason_instead_of_being_told() -> None:
@@ -73,14 +75,6 @@ def test_a_failure_goes_back_with_its_reason_instead_of_being_told() -> None:
     assert sent(effects, Refusal) == []
     [back] = sent(effects, HandBack)
     assert (back.reason, back.text) == ("failed", "division by zero")
-
-
-def test_without_a_default_all_is_as_it_was() -> None:
-    alone = Alone()
-    [timer] = [e for e in alone.take(fallback=False) if isinstance(e, After) and e.key == "deadline"]
-    assert timer.delay == pytest.approx(SLO + GRACE)
-    [refusal] = sent(alone.end(alone.begin(), NOW + 0.01, errors=["division by zero"]), Refusal)
-    assert refusal.error.code == "model_error"
 
 
 def test_while_no_dispatcher_lives_its_executor_ends_it() -> None:

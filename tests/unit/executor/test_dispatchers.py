@@ -58,9 +58,13 @@ def test_a_dead_dispatchers_query_with_parts_is_handed_on_also_after_its_deadlin
     assert handed_on(dispatchers.check(NOW + SILENCE + 0.6)) == [], "once"
 
 
-def test_what_was_over_when_its_dispatcher_was_last_heard_is_not_handed_on() -> None:
+def test_what_is_over_or_ended_by_another_is_not_handed_on() -> None:
     dispatchers = with_a_part(NOW - 0.1)
     beats(dispatchers, "d2", NOW - 2, NOW + SILENCE)
+    assert handed_on(dispatchers.check(NOW + SILENCE + 0.1)) == []
+    dispatchers = with_a_part(NOW + 60.0)
+    beats(dispatchers, "d2", NOW - 2, NOW + SILENCE)
+    dispatchers.parts_ended("d2", PartsEnded([b"q" * 16]))
     assert handed_on(dispatchers.check(NOW + SILENCE + 0.1)) == []
 
 
@@ -72,13 +76,6 @@ def test_heartbeats_of_a_dispatcher_that_has_heard_nothing_since_do_not_end_its_
     dispatchers.heartbeat(said, NOW + 3.0)
     beats(dispatchers, "d2", NOW, NOW + 3.0 + SILENCE)
     assert handed_on(dispatchers.check(NOW + 3.1 + SILENCE)) == [Subjects().resubmit("d2")]
-
-
-def test_what_another_dispatcher_has_ended_is_not_handed_on() -> None:
-    dispatchers = with_a_part(NOW + 60.0)
-    beats(dispatchers, "d2", NOW - 2, NOW + SILENCE)
-    dispatchers.parts_ended("d2", PartsEnded([b"q" * 16]))
-    assert handed_on(dispatchers.check(NOW + SILENCE + 0.1)) == []
 
 
 def test_what_a_dispatcher_did_not_get_back_goes_to_another_one_if_it_is_dead_and_again_to_it_if_not() -> None:
@@ -108,16 +105,13 @@ def test_a_query_waits_for_a_dispatcher_that_is_heard_for_a_while() -> None:
     assert handed_on(dispatchers.check(back + HEARD)) == [Subjects().resubmit("d2")]
 
 
-def test_a_dispatcher_that_is_heard_again_keeps_its_queries() -> None:
+def test_dispatchers_heard_again_keep_their_queries_and_standing_still_forgets_nothing() -> None:
     dispatchers = with_a_part(NOW + 0.1)
     assert handed_on(dispatchers.check(NOW + SILENCE + 0.1)) == []
     beats(dispatchers, "d1", NOW + 4, NOW + 6)
     beats(dispatchers, "d2", NOW + 4, NOW + 6)
     assert handed_on(dispatchers.check(NOW + 6)) == []
     assert handed_on(dispatchers.parts_ended("d1", PartsEnded([b"q" * 16]))) == []
-
-
-def test_an_executor_that_stood_still_does_not_forget_when_it_heard_a_dispatcher() -> None:
     dispatchers = with_a_part(NOW + 0.1)
     dispatchers.stood_still(NOW + 4)
     beats(dispatchers, "d2", NOW + 4, NOW + 4 + HEARD)
@@ -178,8 +172,7 @@ def test_what_is_handed_back_to_a_dispatcher_that_is_not_there_is_kept_until_it_
     ]
     assert alone.actor.handle(Envelope(NOW, Undelivered(back.reply), back.reply)) == []
     dead = DispatcherHeartbeat(dispatcher="d1", incarnation=0, at=NOW, leaving=True)
-    backs = published(alone.tell(dead), HandBack)
-    assert backs[0] == ("infaas.resubmit", back.message)
+    assert published(alone.tell(dead), HandBack)[0] == ("infaas.resubmit", back.message)
     assert alone.actor.handle(Envelope(NOW, Undelivered(back.reply), back.reply)) == [], "once"
 
 

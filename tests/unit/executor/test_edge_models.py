@@ -5,7 +5,8 @@ import hashlib
 import os
 import resource
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,6 @@ from tests.support.data.events import variant_record
 from tests.support.models import tiny_models
 from tests.support.models.gpu_stand_ins import SIGNATURE
 from tests.support.servers.engine import engine
-from tests.support.servers.nats import run
 
 pytest.importorskip("onnxruntime")
 if not hasattr(os, "sched_getaffinity"):
@@ -86,59 +86,51 @@ class LoadedEdge:
         return bool((to_array(outputs["scores"], "scores").argmax(1) == CLASSES).all())
 
 
-def with_edge(tmp_path: Path, artifact: bytes, test: Callable[[LoadedEdge], Awaitable[None]], **fields: Any) -> None:
-    async def main() -> None:
-        bus = MemoryBus()
-        variant = record(artifact, **fields)
-        store = await bus.object_store(SUBJECTS.artifacts_bucket)
-        await store.put(variant.artifact, artifact)
-        loaded_edge = LoadedEdge(bus, tmp_path, variant)
-        try:
-            await loaded_edge.do(LoadModel("i", variant))
-            await store.delete(variant.artifact)  # nothing is fetched a second time
-            await test(loaded_edge)
-        finally:
-            await loaded_edge.do(UnloadModel("i"))
-            await bus.close()
-
-    run(main())
+@asynccontextmanager
+async def with_edge(tmp_path: Path, artifact: bytes, **fields: Any) -> AsyncIterator[LoadedEdge]:
+    bus = MemoryBus()
+    variant = record(artifact, **fields)
+    store = await bus.object_store(SUBJECTS.artifacts_bucket)
+    await store.put(variant.artifact, artifact)
+    loaded_edge = LoadedEdge(bus, tmp_path, variant)
+    try:
+        await loaded_edge.do(LoadModel("i", variant))
+        await store.delete(variant.artifact)  # nothing is fetched a second time
+        yield loaded_edge
+    finally:
+        await loaded_edge.do(UnloadModel("i"))
+        await bus.close()
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_all_threads_of_a_model_run_on_its_cores(tmp_path: Path, threads: int) -> None:
-    async def test(loaded_edge: LoadedEdge) -> None:
+async def test_all_threads_of_a_model_run_on_its_cores(tmp_path: Path, threads: int) -> None:
+    async with with_edge(tmp_path, tiny_models.mlp(), threads=threads) as loaded_edge:
         proof = await loaded_edge.move(CORE)
         assert f"{threads} thread{'s' * (threads > 1)} kept to core {CORE} by the system" in proof
         assert await loaded_edge.right()
 
-    with_edge(tmp_path, tiny_models.mlp(), test, threads=threads)
 
-
-def test_torch_too(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    tiny_models.exported(tmp_path / "made.pt2", torch)
+async def test_torch_too(tmp_path: Path) -> None:
+    tiny_models.exported(tmp_path / "made.pt2", pytest.importorskip("torch"))
     pt2.reduce(tmp_path / "made.pt2", tmp_path / "reduced.pt2", 2**30)
-
-    async def test(loaded_edge: LoadedEdge) -> None:
+    async with with_edge(
+        tmp_path, (tmp_path / "reduced.pt2").read_bytes(), framework="torch", format="pt2", threads=2
+    ) as loaded_edge:
         assert f"kept to core {CORE} by the system" in await loaded_edge.move(CORE)
         assert await loaded_edge.right()
 
-    with_edge(tmp_path, (tmp_path / "reduced.pt2").read_bytes(), test, framework="torch", format="pt2", threads=2)
 
-
-def test_what_is_kept_to_cores_never_runs_on_the_loop_and_may_be_let_free_again(tmp_path: Path) -> None:
-    async def test(loaded_edge: LoadedEdge) -> None:
+async def test_what_is_kept_to_cores_never_runs_on_the_loop_and_may_be_let_free_again(tmp_path: Path) -> None:
+    async with with_edge(tmp_path, tiny_models.mlp()) as loaded_edge:
         assert isinstance(loaded_edge.edge.inline(loaded_edge.batch()), BatchResult)
         await loaded_edge.move(CORE)
         assert loaded_edge.edge.inline(loaded_edge.batch()) is NotImplemented
         assert "kept" not in await loaded_edge.move()
         assert isinstance(loaded_edge.edge.inline(loaded_edge.batch()), BatchResult)
 
-    with_edge(tmp_path, tiny_models.mlp(), test)
 
-
-def test_batches_come_out_right_all_the_while_it_moves(tmp_path: Path) -> None:
-    async def test(loaded_edge: LoadedEdge) -> None:
+async def test_batches_come_out_right_all_the_while_it_moves(tmp_path: Path) -> None:
+    async with with_edge(tmp_path, tiny_models.mlp()) as loaded_edge:
         moving = True
         done = 0
 
@@ -156,11 +148,9 @@ def test_batches_come_out_right_all_the_while_it_moves(tmp_path: Path) -> None:
         moving = False
         await serving
 
-    with_edge(tmp_path, tiny_models.mlp(), test)
 
-
-def test_what_is_unloaded_or_moved_meanwhile_stays_so(tmp_path: Path) -> None:
-    async def test(loaded_edge: LoadedEdge) -> None:
+async def test_what_is_unloaded_or_moved_meanwhile_stays_so(tmp_path: Path) -> None:
+    async with with_edge(tmp_path, tiny_models.mlp()) as loaded_edge:
         first, second = await asyncio.gather(loaded_edge.move(CORE), loaded_edge.move(CORE), return_exceptions=True)
         assert [type(each) for each in (first, second)].count(str) == 1, "two orders at once: one of them holds"
         assert await loaded_edge.right()
@@ -174,26 +164,17 @@ def test_what_is_unloaded_or_moved_meanwhile_stays_so(tmp_path: Path) -> None:
         with pytest.raises(BackendError, match="not loaded any more"):
             await loaded_edge.move(CORE)
 
-    with_edge(tmp_path, tiny_models.mlp(), test)
 
-
-def test_cores_that_do_not_exist_are_refused_and_it_serves_on(tmp_path: Path) -> None:
-    async def test(loaded_edge: LoadedEdge) -> None:
+async def test_cores_are_those_there_are_and_instances_may_be_loaded_on_them(tmp_path: Path) -> None:
+    async with with_edge(tmp_path, tiny_models.mlp()) as loaded_edge:
         with pytest.raises(BackendError, match="cannot run on core 4000"):
             await loaded_edge.move(4000)
         assert await loaded_edge.right()
-
-    with_edge(tmp_path, tiny_models.mlp(), test)
-
-
-def test_an_instance_may_be_loaded_on_its_cores_at_once(tmp_path: Path) -> None:
-    async def test(loaded_edge: LoadedEdge) -> None:
+    async with with_edge(tmp_path, tiny_models.mlp()) as loaded_edge:
         loaded = await loaded_edge.do(LoadModel("j", loaded_edge.variant, (CORE,)))
         assert f"kept to core {CORE} by the system" in loaded.proof
         assert loaded_edge.edge.inline(replace(loaded_edge.batch(), instance="j")) is NotImplemented
         await loaded_edge.do(UnloadModel("j"))
-
-    with_edge(tmp_path, tiny_models.mlp(), test)
 
 
 # -- Loads at once: none waits for a slow one.
@@ -205,8 +186,8 @@ async def put(bus: MemoryBus, artifact: bytes) -> VariantRecord:
     return variant
 
 
-def test_others_are_loaded_moved_and_unloaded_while_one_loads_slowly(tmp_path: Path) -> None:
-    async def test(loaded_edge: LoadedEdge) -> None:
+async def test_others_are_loaded_moved_and_unloaded_while_one_loads_slowly(tmp_path: Path) -> None:
+    async with with_edge(tmp_path, tiny_models.mlp()) as loaded_edge:
         edge, bus = loaded_edge.edge, loaded_edge.bus
         slow, quick = await put(bus, tiny_models.slow_to_load(12)), await put(bus, tiny_models.mlp(seed=1))
         loading = asyncio.create_task(edge.perform(LoadModel("slow", slow)))
@@ -227,16 +208,12 @@ def test_others_are_loaded_moved_and_unloaded_while_one_loads_slowly(tmp_path: P
         assert isinstance(await edge.perform(replace(loaded_edge.batch(inline=False), instance="slow")), BatchResult)
         await edge.perform(UnloadModel("slow"))
 
-    with_edge(tmp_path, tiny_models.mlp(), test)
 
-
-def test_many_loads_at_once_all_come_out_right(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    tiny_models.exported(tmp_path / "made.pt2", torch)
+async def test_many_loads_at_once_all_come_out_right(tmp_path: Path) -> None:
+    tiny_models.exported(tmp_path / "made.pt2", pytest.importorskip("torch"))
     pt2.reduce(tmp_path / "made.pt2", tmp_path / "reduced.pt2", 2**30)
     program = (tmp_path / "reduced.pt2").read_bytes()
-
-    async def test(loaded_edge: LoadedEdge) -> None:
+    async with with_edge(tmp_path, tiny_models.mlp()) as loaded_edge:
         edge = loaded_edge.edge
         other = await put(loaded_edge.bus, program)
         other = replace(other, framework="torch", format="pt2")
@@ -251,29 +228,23 @@ def test_many_loads_at_once_all_come_out_right(tmp_path: Path) -> None:
         result = await edge.perform(replace(loaded_edge.batch(inline=False), instance=names[0]))
         assert result.errors == ["the model is no longer loaded"]
 
-    with_edge(tmp_path, tiny_models.mlp(), test)
-
 
 # -- What is loaded is the file that was registered, byte for byte.
 
 
-def test_another_file_under_the_artifact_s_name_is_not_loaded(tmp_path: Path) -> None:
+async def test_another_file_under_the_artifact_s_name_is_not_loaded(tmp_path: Path) -> None:
     good = tiny_models.mlp()
     variant = replace(record(good), artifact=hashlib.sha256(good).hexdigest())
-
-    async def main() -> None:
-        bus = MemoryBus()
-        store = await bus.object_store(SUBJECTS.artifacts_bucket)
-        await store.put(variant.artifact, tiny_models.mlp() + b"\0")
-        edge = ExecutorEdge(bus, SUBJECTS, "cpu", 2, tmp_path, ExecutorSettings())
-        with pytest.raises(BackendError, match="not the file that was registered"):
-            await edge.perform(LoadModel("i", variant))
-        assert not any(file.is_file() for file in tmp_path.rglob("*"))  # noqa: ASYNC240
-        await store.put(variant.artifact, good)
+    bus = MemoryBus()
+    store = await bus.object_store(SUBJECTS.artifacts_bucket)
+    await store.put(variant.artifact, tiny_models.mlp() + b"\0")
+    edge = ExecutorEdge(bus, SUBJECTS, "cpu", 2, tmp_path, ExecutorSettings())
+    with pytest.raises(BackendError, match="not the file that was registered"):
         await edge.perform(LoadModel("i", variant))
-        await bus.close()
-
-    asyncio.run(main())
+    assert not any(file.is_file() for file in tmp_path.rglob("*"))  # noqa: ASYNC240
+    await store.put(variant.artifact, good)
+    await edge.perform(LoadModel("i", variant))
+    await bus.close()
 
 
 # -- engines on other machines
@@ -333,8 +304,7 @@ async def test_a_variant_of_single_items_computes_each_item_of_a_query_alone(
     signature = Signature(inputs=specs, outputs=[replace(specs[0], name="scores")])
     variant = replace(record(artifact), max_batch=1, signature=signature)
     bus = MemoryBus()
-    store = await bus.object_store(SUBJECTS.artifacts_bucket)
-    await store.put(variant.artifact, artifact)
+    await (await bus.object_store(SUBJECTS.artifacts_bucket)).put(variant.artifact, artifact)
     edge = ExecutorEdge(bus, SUBJECTS, "cpu", 2, tmp_path, ExecutorSettings())
     await edge.perform(LoadModel("i", variant))
     route = Route(b"u" * 16, 0, 0, "inbox", 2e9, 0.0, "d", "i", "app", len(X), "q")

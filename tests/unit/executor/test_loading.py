@@ -11,22 +11,35 @@ from bus.codec import encode
 from bus.messages.fleet import (
     DemoteInstance,
     ExecutorReport,
+    HeldInstances,
     InstanceFailed,
     InstanceLoaded,
     InstanceUnloaded,
     LoadInstance,
+    MoveInstance,
+    SucceedExecutor,
     Tier,
     UnloadInstance,
 )
 from bus.messages.flow import Execute, HandBack, Route
 from bus.messages.public import Answer, Refusal, Tensor
 from bus.subjects import Subjects
-from services.core.actor import Do, Done, Effect, Envelope, Failed, Publish
+from services.core.actor import After, Do, Done, Effect, Envelope, Failed, Publish, Started
 from services.core.placement import Device
 from services.core.settings import Settings
-from services.executor.actor import BatchesDue, make_executor
-from services.executor.commands import BatchResult, LoadedModel, LoadModel, RunBatch, TransferModel, UnloadModel
+from services.executor.__main__ import ExecutorInsight
+from services.executor.actor import BatchesDue, Executor, make_executor
+from services.executor.commands import (
+    BatchResult,
+    LoadedModel,
+    LoadModel,
+    MovedModel,
+    RunBatch,
+    TransferModel,
+    UnloadModel,
+)
 from services.executor.instances import ReportDue
+from services.executor.loading import fits_twice
 from tests.support.simulated.fleet import variant
 
 GPU = Device(name="gpu-0", kind="gpu", cores=1, memory_mb=1000.0)
@@ -179,11 +192,16 @@ def test_a_preloaded_model_stays_in_host_memory_until_it_is_loaded() -> None:
     assert gpu.under_way == [TransferModel]
 
 
-def test_what_its_backend_cannot_demote_is_unloaded() -> None:
+def test_what_cannot_be_demoted_or_is_warm_is_unloaded() -> None:
     gpu = on_device()
     gpu.tell(DEMOTE)
     said = gpu.end(fails=True)
     assert [type(one) for one in said] == [InstanceUnloaded]
+    assert gpu.under_way == [UnloadModel]
+    gpu = on_device()
+    gpu.tell(DEMOTE)
+    gpu.end()
+    assert [type(one) for one in gpu.tell(UNLOAD)] == [InstanceUnloaded]
     assert gpu.under_way == [UnloadModel]
 
 
@@ -197,14 +215,6 @@ def test_what_cannot_come_back_has_failed_and_its_queries_go_elsewhere() -> None
     assert isinstance(failed, InstanceFailed)
     assert back.reason == "load_failed"
     assert gpu.tier is None
-
-
-def test_a_warm_model_is_unloaded_at_once() -> None:
-    gpu = on_device()
-    gpu.tell(DEMOTE)
-    gpu.end()
-    assert [type(one) for one in gpu.tell(UNLOAD)] == [InstanceUnloaded]
-    assert gpu.under_way == [UnloadModel]
 
 
 def test_a_load_before_a_demotion_has_begun_keeps_it() -> None:
@@ -245,7 +255,113 @@ def test_whatever_is_ordered_in_any_order_one_step_is_taken_at_a_time_and_no_que
             "it computes and moves at once"
         )
     gpu.finish()
-    ended = sum(isinstance(one, HandBack | Answer | Refusal) for one in gpu.said)
-    assert ended == gpu.sent
+    assert sum(isinstance(one, HandBack | Answer | Refusal) for one in gpu.said) == gpu.sent
     assert gpu.tier == {"device": "device", "host": "host"}.get(goal)
     assert [one.ready for one in gpu.actor.instances.values()] == {"device": [True], "host": [False]}.get(goal, [])
+
+
+# -- A new executor process loads what the one before it has, and is the same executor from then on.
+CPU = Device(name="cpu", kind="cpu", cores=2, memory_mb=1000.0)
+DONE = LoadedModel(load_ms=1.0, memory_mb=1.0, proof="")
+
+
+def tell(actor: Executor, message: Any, reply: str = "") -> list[Effect]:
+    return list(actor.handle(Envelope(NOW, message, "", reply)))
+
+
+def executor(incarnation: int, held: HeldInstances | None = None) -> Executor:
+    return make_executor(Settings(), Subjects(), "w", CPU, incarnation, held)
+
+
+def held_by(actor: Executor) -> HeldInstances:
+    [reply] = tell(actor, SucceedExecutor(), "_INBOX.new")
+    assert reply.subject == "_INBOX.new"
+    held: HeldInstances = reply.message
+    return held
+
+
+def said(effects: list[Effect], kind: type) -> list[Any]:
+    return [effect.message for effect in effects if isinstance(effect, Publish) and isinstance(effect.message, kind)]
+
+
+def loads(effects: list[Effect]) -> dict[str, LoadModel]:
+    return {
+        effect.command.instance: effect.command
+        for effect in effects
+        if isinstance(effect, Do) and isinstance(effect.command, LoadModel)
+    }
+
+
+def before() -> Executor:
+    """An executor with an instance on cores to which it was moved, a warm one, one that it still loads, and one that goes."""
+    actor = executor(1)
+    for instance in ("served", "going"):
+        tell(actor, LoadInstance(instance=instance, variant=variant(), price_per_s=1e-5, cores=[0]))
+        tell(actor, Done(("load", instance), DONE))
+    [move] = [effect for effect in tell(actor, MoveInstance(instance="served", cores=[1])) if isinstance(effect, Do)]
+    tell(actor, Done(move.id, MovedModel("")))
+    tell(actor, LoadInstance(instance="warm", variant=variant(), tier="host"))
+    tell(actor, LoadInstance(instance="loading", variant=variant()))
+    tell(actor, UnloadInstance(instance="going"))
+    return actor
+
+
+def test_it_tells_its_successor_what_it_has_and_will_have() -> None:
+    held = held_by(before())
+    assert held.incarnation == 1
+    assert {(one.instance, one.tier, tuple(one.cores), one.price_per_s) for one in held.instances} == {
+        ("served", "device", (1,), 1e-5),
+        ("warm", "host", (), 0.0),
+        ("loading", "device", (), 0.0),
+    }
+    assert tell(before(), SucceedExecutor()) == [], "nobody waits for a reply"
+
+
+def test_a_successor_loads_all_of_it_and_says_nothing_of_itself_before() -> None:
+    actor = executor(2, held_by(before()))
+    effects = tell(actor, Started())
+    assert {name: (one.cores, one.tier) for name, one in loads(effects).items()} == {
+        "served": ((1,), "device"),
+        "warm": ((), "host"),
+        "loading": ((), "device"),
+    }
+    for instance in ("served", "loading"):
+        assert "models that it loads" in ExecutorInsight().missing(actor, NOW)
+        assert said(tell(actor, ReportDue()), ExecutorReport) == [], "its monitor would take the others for lost"
+        [loaded] = said(tell(actor, Done(("load", instance), DONE)), InstanceLoaded)
+        assert loaded.incarnation == 1
+    assert next(effect for effect in tell(actor, ReportDue()) if isinstance(effect, After)).delay > 0
+    tell(actor, Done(("load", "warm"), LoadedModel(load_ms=1.0, memory_mb=1.0, proof="", tier="host")))
+    assert ExecutorInsight().missing(actor, NOW) == ""
+    [report] = said(tell(actor, ReportDue()), ExecutorReport)
+    assert report.incarnation == 1
+    assert {sample.instance for sample in report.samples} == {"served", "warm", "loading"}
+
+
+def test_a_model_that_does_not_load_again_holds_nothing_up() -> None:
+    actor = executor(2, held_by(before()))
+    tell(actor, Started())
+    tell(actor, UnloadInstance(instance="loading"))
+    for instance in ("served", "warm"):
+        tell(
+            actor,
+            Done(
+                ("load", instance),
+                LoadedModel(load_ms=1.0, memory_mb=1.0, proof="", tier="host" if instance == "warm" else "device"),
+            ),
+        )
+    tell(actor, Done(("load", "loading"), DONE))
+    assert ExecutorInsight().missing(actor, NOW) == ""
+
+
+def test_successors_need_room_report_at_once_and_share_queries() -> None:
+    actor = executor(7)
+    tell(actor, Started())
+    [report] = said(tell(actor, ReportDue()), ExecutorReport)
+    assert report.incarnation == 7
+    held = held_by(before())
+    needed = sum(one.variant.profile.memory_mb for one in held.instances)
+    assert fits_twice(held, Device(name="gpu-0", kind="gpu", cores=1, memory_mb=2 * needed))
+    assert not fits_twice(held, Device(name="gpu-0", kind="gpu", cores=1, memory_mb=2 * needed - 1))
+    [inlet] = [inlet for inlet in executor(1).inlets if inlet.subject == Subjects().execute("w", "cpu")]
+    assert inlet.queue

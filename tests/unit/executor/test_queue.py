@@ -127,7 +127,7 @@ def test_what_could_not_be_in_time_any_more_is_taken_out_while_others_compute(
         assert all(queue.table.seconds(one.items) > one.route.deadline - NOW for one in late)
 
 
-def test_the_most_urgent_leads_and_sets_the_size() -> None:
+def test_urgency_and_length_set_the_size() -> None:
     queue = EdfQueue(LatencyTable(variant()), 8)  # 2 ms and 0.5 ms an item
     for number, slack in enumerate((0.1, 0.1, 0.1, 0.0031)):
         queue.push(work(number, slack))
@@ -135,9 +135,6 @@ def test_the_most_urgent_leads_and_sets_the_size() -> None:
     batch, late = queue.form(NOW)
     assert not late
     assert [one.route.uid[-1] for one in batch] == [3, 0]  # two items take 3 ms, three would take 3.5
-
-
-def test_short_inputs_are_predicted_as_short() -> None:
     queue = queue_of(by_length(), *(work(number, 0.0085, length=8) for number in range(8)))
     assert len(queue.form(NOW)[0]) == 8
     for number in range(8):
@@ -180,8 +177,7 @@ def test_the_larger_number_gives_way_at_once_and_only_as_many_as_must() -> None:
 
 
 def test_a_first_one_that_allows_no_batch_leaves_if_that_keeps_the_others() -> None:
-    table = LatencyTable(variant(base_ms=20.0, per_item_ms=0.5))
-    queue = EdfQueue(table, 8)
+    queue = EdfQueue(LatencyTable(variant(base_ms=20.0, per_item_ms=0.5)), 8)
     queue.push(work(0, 0.0206))  # time for it alone
     for number in range(1, 9):
         queue.push(work(number, 0.030))  # eight take 24 ms
@@ -190,16 +186,13 @@ def test_a_first_one_that_allows_no_batch_leaves_if_that_keeps_the_others() -> N
     assert len(batch) == 8
 
 
-def test_what_comes_too_late_only_itself_stays_while_it_could_be_in_time_alone() -> None:
+def test_what_comes_too_late_only_itself_leaves_or_stays_alone() -> None:
     queue = queue_of(
         variant(), *(work(number, 0.0065) for number in range(9))
     )  # eight take 6 ms, the ninth would be late
     batch, late = queue.form(NOW)
     assert (len(batch), late, len(queue)) == (8, [], 1)
     assert len(queue.form(NOW + 0.006)[1]) == 1
-
-
-def test_what_comes_too_late_only_itself_leaves_while_another_instance_may_do_it() -> None:
     queue = queue_of(variant(), *(work(number, 0.0065) for number in range(9)))
     batch, late = queue.form(NOW, lambda _: True)
     assert (len(batch), len(late), len(queue)) == (8, 1, 0)
@@ -259,10 +252,12 @@ def test_what_waits_is_counted_by_priority() -> None:
     assert queue.levels == {}
 
 
-def test_where_all_have_one_priority_batches_are_as_large_as_deadlines_allow() -> None:
+def test_equal_priorities_and_rules_bound_a_batch() -> None:
     for priority in (1, 5, 9):
         queue, [first, *_] = batches([priority] * 12)
         assert (first, queue.mixed) == ([priority] * 12, 0)
+    assert len(batches([1, 1, *[9] * 12], max_batch=2)[1][0]) == 2
+    assert len(batches([1, 1, *[9] * 12], max_batch=5)[1][0]) <= 5
 
 
 def test_a_batch_of_lower_ones_leaves_a_higher_one_time_to_come_and_be_answered() -> None:
@@ -277,21 +272,13 @@ def test_a_batch_of_lower_ones_leaves_a_higher_one_time_to_come_and_be_answered(
     assert len(batches([9, *[1] * 2, *[9] * 11])[1][0]) == len(first), "whoever came first"
 
 
-def test_a_batch_of_higher_ones_alone_leaves_no_room() -> None:
+def test_room_is_left_only_by_lower_ones_while_higher_ones_come() -> None:
     """But it is to be in time though it takes a fifth longer."""
     assert batches([9, *[1] * 12, 9], slack=0.52)[1][0].count(1) <= 12
     queue = queue_of(FORTY, *(work(number, 0.6 if number else 0.58, priority=1) for number in range(12)), most=64)
     queue.push(work(12, 2.0, priority=9))
     queue.push(work(13, 2.0, priority=9))
     assert [one.route.priority for one in queue.form(NOW)[0]] == [1] * 12
-
-
-def test_a_limit_of_the_batching_rule_holds_beside_it() -> None:
-    assert len(batches([1, 1, *[9] * 12], max_batch=2)[1][0]) == 2
-    assert len(batches([1, 1, *[9] * 12], max_batch=5)[1][0]) <= 5
-
-
-def test_room_is_left_only_while_higher_ones_come() -> None:
     queue, _ = batches([1, 1, 9])
     for number in range(20, 32):
         query = work(number, RECENT + 1.0 + 0.5, priority=9)

@@ -372,8 +372,7 @@ def test_a_host_with_an_address_may_be_nowhere_else() -> None:
 
 @given(st.ip_addresses(v=4))
 def test_an_ipv4_address_is_the_same_however_it_is_written(address: IPv4Address) -> None:
-    mapped = ip_address(f"::ffff:{address}")
-    assert is_public(mapped) == is_public(address)
+    assert is_public(ip_address(f"::ffff:{address}")) == is_public(address)
     assert not (is_public(address) and (address.is_private or address.is_multicast or address.is_loopback))
 
 

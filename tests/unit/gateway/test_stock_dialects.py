@@ -72,25 +72,16 @@ def test_what_would_have_no_effect_is_refused(stage: Echoing, path: str, body: A
     assert (said.body.get("cause") or said.body["error"]).startswith(words)
 
 
-def test_other_fields_of_a_query_are_named_in_its_answer(stage: Echoing) -> None:
+def test_shapes_names_and_numbers_are_the_applications(stage: Echoing) -> None:
     assert ask(stage, "/fp32/predict", {"input": [1], "uid": 0, "note": "x"}).body["ignored"] == "uid,note"
     batch = ask(stage, "/fp32/predict", {"input_batch": [[1]], "note": "x"}).body
     assert (batch["ignored"], len(batch["batch_predictions"])) == ("note", 1)
-
-
-def test_a_models_own_shape_as_nested_lists(stage: Echoing) -> None:
     assert ask(stage, "/fixed/predict", {"input": [1, 2, 3]}).body["output"] == [1, 2, 3]
     assert ask(stage, "/fixed/predict", {"input": [1, 2]}).status == 400
-
-
-def test_several_inputs_are_for_the_open_inference_protocol(stage: Echoing) -> None:
     for path in ("/several/predict", "/classify?model_name=several"):
         said = ask(stage, path, {"input": [1]})
         assert said.status == 400
         assert "/v2/models/several/infer" in (said.body.get("cause") or said.body["error"])
-
-
-def test_a_number_larger_than_any_is_the_clients_fault(stage: Echoing) -> None:
     fields = {"name": "a", "input_type": "floats", "default_output": "1", "latency_slo_micros": 10**400}
     said = ask(stage, "/admin/add_app", fields)
     assert said.status == 400
@@ -108,8 +99,7 @@ def test_an_array_is_classified(stage: Echoing) -> None:
     assert said.status == 200
     assert [guess["label"] for guess in said.body] == ["1", "2", "0"]
     assert [guess["confidence"] for guess in said.body] == pytest.approx([0.7, 0.2, 0.1])
-    by_model = ask(stage, "/classify?model_name=m-fixed", [0.1, 0.7, 0.2])
-    assert by_model.body[0]["label"] == "1"
+    assert ask(stage, "/classify?model_name=m-fixed", [0.1, 0.7, 0.2]).body[0]["label"] == "1"
     assert stage.heard["model"] == "m-fixed"
 
 

@@ -353,14 +353,18 @@ def test_wrong_raw_data_is_refused_with_the_field_named(client: triton.Inference
     assert field in json.loads(text)["error"]
 
 
-def test_data_both_ways_is_refused(client: triton.InferenceServerClient) -> None:
+def test_contradictions_are_refused(client: triton.InferenceServerClient) -> None:
     head = json.dumps({"inputs": [one(parameters={"binary_data_size": 8})]}).encode()
     status, text = ask(client, head + bytes(8), **{"Inference-Header-Content-Length": str(len(head))})
     assert status == 400
     assert "only one of them" in text
+    with pytest.raises(InferenceServerException, match=r"parameters\.model"):
+        client.infer("fp32.m-fp32", [given(sample("FP32"), "FP32")], parameters={"model": "other"})
 
 
-def test_a_body_of_nothing_but_data(client: triton.InferenceServerClient, stage: Echoing) -> None:
+def test_bodies_of_data_and_large_tensors_go_by_the_object_store_and_back(
+    client: triton.InferenceServerClient, stage: Echoing
+) -> None:
     data = np.arange(6, dtype=np.float32).tobytes()
     headers = {"Inference-Header-Content-Length": "0"}
     response = client._post("v2/models/fixed/infer", data, headers, None)
@@ -369,18 +373,9 @@ def test_a_body_of_nothing_but_data(client: triton.InferenceServerClient, stage:
     length = int(response.get("Inference-Header-Content-Length"))
     assert response.read()[length:] == data
     assert client._post("v2/models/fixed/infer", data[:-1], headers, None).status_code == 400
-
-
-def test_a_name_and_parameters_that_contradict_it(client: triton.InferenceServerClient) -> None:
-    with pytest.raises(InferenceServerException, match=r"parameters\.model"):
-        client.infer("fp32.m-fp32", [given(sample("FP32"), "FP32")], parameters={"model": "other"})
-
-
-def test_large_tensors_go_by_the_object_store_and_back(client: triton.InferenceServerClient, stage: Echoing) -> None:
     array = np.random.default_rng(1).random((2, 100_000), np.float32)
     assert np_to_triton_dtype(array.dtype) == "FP32"
-    result = client.infer("fp32", [given(array, "FP32")])
-    assert (back(result) == array).all()
+    assert (back(client.infer("fp32", [given(array, "FP32")])) == array).all()
     assert stage.heard["inputs"]["data"] == array.tobytes()
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from infaas.answers import Answer, read_answer, read_map, why_chosen
-from infaas.errors import InfaasError, Refused
+from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout
 from tests.support.clients.responders import answer, refusal
 
 
@@ -32,17 +32,11 @@ def test_an_answer_gives_arrays_and_all_its_fields():
     )
 
 
-def test_outputs_belong_to_the_caller():
+def test_outputs_belong_to_the_caller_and_several_have_to_be_named() -> None:
     got = read(answer({"inputs": [[1.0]]}))
     got.output[0] = 5
     assert got.outputs["sum"].tolist() == [5.0]
-
-
-def test_plain_lists_are_tensors_too():
     assert read(answer({}, outputs={"y": [[1, 2]]})).output.tolist() == [[1, 2]]
-
-
-def test_several_outputs_have_to_be_named():
     got = read(answer({}, outputs={"a": [1.0], "b": [2.0]}))
     assert got.outputs["b"].tolist() == [2.0]
     with pytest.raises(InfaasError, match="a, b"):
@@ -58,10 +52,18 @@ def test_the_map_is_json_without_what_does_not_apply():
     assert "outputs_ref" not in shown
 
 
-def test_a_refusal_is_one():
+def test_refusals_broken_outputs_and_other_replies_say_what_they_are() -> None:
     got = read(refusal("overloaded", "full", retry_after_ms=5))
     assert isinstance(got, Refused)
     assert (got.code, got.retry_after_ms) == ("overloaded", 5)
+    short = {"datatype": "FP32", "shape": [3], "data": b"1234"}
+    with pytest.raises(InfaasError, match=r"outputs\.y"):
+        _ = read(answer({}, outputs={"y": short})).outputs
+    assert read_map(msgpack.packb({"items": []})) == {"items": []}
+    with pytest.raises(Refused, match="unknown_app"):
+        read_map(msgpack.packb(refusal("unknown_app")))
+    with pytest.raises(InfaasError, match="reply"):
+        read_map(msgpack.packb([1]))
 
 
 @pytest.mark.parametrize(
@@ -70,20 +72,6 @@ def test_a_refusal_is_one():
 def test_what_is_neither_is_said_so(reply):
     with pytest.raises(InfaasError, match="reply"):
         read_answer(reply)
-
-
-def test_a_broken_output_names_itself():
-    short = {"datatype": "FP32", "shape": [3], "data": b"1234"}
-    with pytest.raises(InfaasError, match=r"outputs\.y"):
-        _ = read(answer({}, outputs={"y": short})).outputs
-
-
-def test_other_replies():
-    assert read_map(msgpack.packb({"items": []})) == {"items": []}
-    with pytest.raises(Refused, match="unknown_app"):
-        read_map(msgpack.packb(refusal("unknown_app")))
-    with pytest.raises(InfaasError, match="reply"):
-        read_map(msgpack.packb([1]))
 
 
 # -- Why the chosen variant was chosen, in words.
@@ -122,15 +110,39 @@ def test_the_reason_follows_from_the_states_and_costs(candidates: list[dict[str,
     assert told in why_chosen({"chosen": candidates[0], "candidates": candidates})
 
 
-def test_what_an_older_system_does_not_say_is_not_made_up() -> None:
+def test_reasons_are_those_of_what_the_system_says() -> None:
     assert why_chosen({"chosen": {"variant": "a"}, "candidates": [{"variant": "a"}]}) == "meets all needs"
-
-
-def test_where_nothing_is_chosen_there_is_no_reason() -> None:
     assert why_chosen({"chosen": None, "candidates": [candidate("a", "Active", 1.0, RIVAL)]}) == ""
-
-
-def test_where_several_models_answer_each_chosen_variant_is_the_best_for_its_model() -> None:
     chosen = {"variant": "a1", "state": "Active", "why_not": ""}
     explanation = {"chosen": chosen, "candidates": [chosen], "members": [{"member": "a@1", "weight": 1.0}]}
     assert why_chosen(explanation) == "the best for its model"
+
+
+def test_a_refusal_keeps_all_it_was_told():
+    told = {
+        "id": "q1",
+        "error": {
+            "code": "unsatisfiable",
+            "message": "no variant is that accurate",
+            "closest": {"variant": "v", "accuracy": 0.9, "latency_ms": 3.0, "cost": 0.1},
+            "retry_after_ms": 20.0,
+        },
+    }
+    refused = Refused.from_map(told)
+    assert (refused.code, refused.message, refused.id) == ("unsatisfiable", "no variant is that accurate", "q1")
+    assert refused.closest == told["error"]["closest"]
+    assert refused.retry_after_ms == 20.0
+    assert refused.to_map() == told
+    assert str(refused) == "unsatisfiable: no variant is that accurate"
+
+
+def test_errors_are_infaas_errors_with_codes_of_later_versions() -> None:
+    assert Refused.from_map({"error": {"code": "on_holiday", "message": "later"}}).code == "on_holiday"
+    for error, python in ((NotConnected, ConnectionError), (Timeout, TimeoutError), (BadInput, ValueError)):
+        assert issubclass(error, InfaasError)
+        assert issubclass(error, python)
+
+
+@pytest.mark.parametrize("error", [None, "no", 7, []])
+def test_a_refusal_without_a_reason_still_is_one(error):
+    assert Refused.from_map({"error": error}).code == "bad_reply"

@@ -57,13 +57,10 @@ async def test_many_at_once_each_get_their_own():
         assert len({body["retry_key"] for body in peer.heard}) == 200
 
 
-async def test_a_model_is_queried_without_an_app():
+async def test_queries_need_no_app_and_prefixes_are_systems() -> None:
     async with with_client(lambda body, n: answer(body), subject="infaas.query._") as (client, peer, _):
         await client.query(None, [1.0], model="resnet")
         assert peer.heard[0]["model"] == "resnet"
-
-
-async def test_another_prefix_is_another_system():
     async with with_client(lambda body, n: answer(body), subject="other.query.*", prefix="other") as (client, _, _):
         assert (await client.query("a", [1.0])).variant == "adder-v1"
 
@@ -86,15 +83,12 @@ async def test_refusals_are_raised_or_returned():
         assert returned.code == "unsatisfiable"
 
 
-async def test_what_is_no_name_is_refused_without_asking():
+async def test_wrong_names_needs_and_inputs_send_nothing() -> None:
     async with with_client(lambda body, n: answer(body)) as (client, peer, _):
         for app in ("../x", "a b", ">", "*", "a\0", ""):
             refused = await client.query(app, [1.0], raise_refused=False)
             assert (refused.code, "`app`" in refused.message) == ("bad_request", True)
         assert not peer.heard
-
-
-async def test_a_misspelt_requirement_and_bad_inputs_send_nothing():
     async with with_client(lambda body, n: answer(body)) as (client, peer, _):
         with pytest.raises(TypeError, match="latencyms"):
             await client.query("a", [1.0], latencyms=3)
@@ -103,13 +97,18 @@ async def test_a_misspelt_requirement_and_bad_inputs_send_nothing():
         assert not peer.heard
 
 
-async def test_a_query_that_nobody_hears_in_time_is_a_timeout():
+async def test_timeouts_come_after_the_deadline_and_answers_admit_to_be_late() -> None:
     async with with_client(lambda body, n: answer(body)) as (client, peer, _):
         await peer.subscription.drain()
         with pytest.raises(Timeout, match="is a dispatcher running"):
             await client.query("a", [1.0], timeout=0.1)
         with pytest.raises(TimeoutError):
             await client.query("a", [1.0], deadline=time.time() - 60)
+    # The peer hears the second sending only, and counts from there; the caller has waited for longer.
+    async with with_client(lambda body, n: answer(body) if n == 2 else None) as (client, peer, _):
+        assert (await client.query("a", [1.0], latency_ms=50)).missed == ["latency"]
+        assert len({body["retry_key"] for body in peer.heard}) == 1
+        assert client.resent == 1
 
 
 async def test_the_client_waits_longer_than_the_system_so_that_a_refusal_at_the_deadline_still_arrives():
@@ -120,15 +119,6 @@ async def test_the_client_waits_longer_than_the_system_so_that_a_refusal_at_the_
         )
         assert whenever.timeout == pytest.approx(33.0)  # 30 s from when a dispatcher has it, and a tenth more
         assert by - time.time() < soon.timeout <= 220.0
-
-
-async def test_an_answer_after_being_sent_again_admits_to_be_late():
-    # The peer hears the second sending only, and counts from there; the caller has waited for longer.
-    async with with_client(lambda body, n: answer(body) if n == 2 else None) as (client, peer, _):
-        got = await client.query("a", [1.0], latency_ms=50)
-        assert got.missed == ["latency"]
-        assert len({body["retry_key"] for body in peer.heard}) == 1
-        assert client.resent == 1
 
 
 async def test_large_inputs_go_by_reference_and_are_cleaned_up():
@@ -162,17 +152,21 @@ async def test_large_outputs_are_fetched():
     ) as (client, _, broker):
         store = await broker.connect().object_store("infaas-outputs")
         await store.put("k1", msgpack.packb(outputs))
-        got = await client.query("a", [1.0])
-        assert got.output.tolist() == [7, 8]
+        assert (await client.query("a", [1.0])).output.tolist() == [7, 8]
         await client.close()
         assert await store.keys() == []
 
 
-async def test_outputs_that_are_gone_are_said_to_be():
+async def test_lost_outputs_and_closed_clients_say_so() -> None:
     async with with_client(
         lambda body, n: answer(body, outputs={}, outputs_ref={"bucket": "infaas-outputs", "key": "k"})
     ) as (client, _, _):
         with pytest.raises(InfaasError, match="could not be fetched"):
+            await client.query("a", [1.0])
+    async with with_client(lambda body, n: answer(body)) as (client, _, _):
+        await client.close()
+        await client.close()
+        with pytest.raises(NotConnected):
             await client.query("a", [1.0])
 
 
@@ -210,22 +204,11 @@ async def test_feedback():
         ]
 
 
-async def test_a_closed_client_says_so_and_closes_once():
-    async with with_client(lambda body, n: answer(body)) as (client, _, _):
-        await client.close()
-        await client.close()
-        with pytest.raises(NotConnected):
-            await client.query("a", [1.0])
-
-
-def test_needs_are_those_of_the_contract():
+def test_needs_and_methods_are_those_of_the_contract() -> None:
     errors = {"mae", "rmse"}  # sent as `accuracy`
     assert set(Needs.__annotations__) - errors == {
         "latency_ms", "accuracy", "cost", "model", "version", "variant", "context", "priority", "deadline", "confidence", "id", "input_digest",
     }  # fmt: skip
-
-
-def test_the_blocking_client_has_the_same_methods():
     for name in (
         "query", "feedback", "apps", "models", "variants", "workers", "selection", "explain", "register",
     ):  # fmt: skip

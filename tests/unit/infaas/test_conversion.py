@@ -147,8 +147,7 @@ def test_a_torch_module_becomes_a_program_for_any_batch(tmp_path: Path) -> None:
 
 
 def test_an_onnx_model_keeps_the_names_of_its_inputs(tmp_path: Path) -> None:
-    onnx = pytest.importorskip("onnx")
-    model = onnx.load_from_string(tiny_models.mlp())
+    model = pytest.importorskip("onnx").load_from_string(tiny_models.mlp())
     x, classes = tiny_models.digits(30)
     found = convert(model, x, classes, tmp_path)
     assert list(found.inputs) == ["x"]
@@ -160,8 +159,7 @@ def test_an_onnx_model_keeps_the_names_of_its_inputs(tmp_path: Path) -> None:
 
 
 def test_names_of_classes_must_be_as_many_as_scores(tmp_path: Path) -> None:
-    onnx = pytest.importorskip("onnx")
-    model = onnx.load_from_string(tiny_models.mlp())
+    model = pytest.importorskip("onnx").load_from_string(tiny_models.mlp())
     x, classes = tiny_models.digits(30)
     scores = len(answers_of_first(model, x))
     names = [f"n{number}" for number in range(scores)]

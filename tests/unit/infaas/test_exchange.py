@@ -1,12 +1,16 @@
 """Requests against a peer that is silent, absent, late or answers twice. No test asserts how fast anything is."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import chdir
+from pathlib import Path
 
 import pytest
 
 from bus.memory import Broker
 from bus.messages.public import RESENT
 from bus.port import Delivery
+from infaas.connecting import DEFAULT_NATS, DEFAULT_SQL, locate
 from infaas.errors import BadInput, NotConnected, Timeout
 from infaas.exchange import Exchange
 from tests.support.clients.responders import Responder, until
@@ -79,10 +83,14 @@ async def test_nobody_listening_is_tried_again_until_somebody_does():
     assert len(peer.heard) == 1
 
 
-async def test_nobody_listening_at_all_says_so():
+async def test_nobody_listening_and_too_large_bodies_say_so() -> None:
     exchange = await open_exchange(Broker())
     with pytest.raises(Timeout, match=r"no service listens on t\.q"):
         await exchange.ask("t.q", b"\x80", 0.15)
+    exchange = await open_exchange(Broker(max_payload=1000))
+    with pytest.raises(BadInput, match="2,000 bytes"):
+        await exchange.ask("t.q", bytes(2000), 1.0)
+    assert len(exchange) == 0
 
 
 async def test_no_reply_says_how_often_it_was_sent():
@@ -139,13 +147,6 @@ async def test_a_connection_that_ends_settles_what_waits():
         await waiting
 
 
-async def test_a_body_that_no_bus_takes_is_the_callers_mistake():
-    exchange = await open_exchange(Broker(max_payload=1000))
-    with pytest.raises(BadInput, match="2,000 bytes"):
-        await exchange.ask("t.q", bytes(2000), 1.0)
-    assert len(exchange) == 0
-
-
 async def test_a_settler_that_fails_stops_nobody_else():
     broker = Broker()
     await Responder(broker.connect(), lambda body, n: None).listen("t.q")
@@ -160,3 +161,43 @@ async def test_a_settler_that_fails_stops_nobody_else():
     with pytest.raises(Timeout):
         await exchange.ask("t.q", b"\x80", 0.1)
     assert [str(error) for error in caught] == ["mine"]
+
+
+def system(directory: Path, name: str) -> Path:
+    directory.mkdir(exist_ok=True)
+    (directory / "endpoints.json").write_text(
+        f'{{"nats": "nats://{name}", "sql": "postgresql://{name}", "running": true}}'
+    )
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path) -> Iterator[None]:
+    with chdir(tmp_path):
+        yield
+
+
+def test_directories_urls_and_ports_in_their_order(tmp_path: Path) -> None:
+    one, two = system(tmp_path / "one", "one"), system(tmp_path / "two", "two")
+    system(tmp_path / ".infaas", "here")
+    environ = {"INFAAS_DATA_DIR": str(two), "INFAAS_NATS_URL": "nats://env"}
+    assert locate(one, environ).nats == "nats://one"
+    assert locate(None, environ).nats == "nats://two"
+    system(tmp_path / ".infaas", "here")
+    found = locate(None, {"INFAAS_NATS_URL": "nats://env"})
+    assert (found.nats, found.sql) == ("nats://env", DEFAULT_SQL)
+    assert locate(None, {"INFAAS_SQL_DSN": "postgresql://env"}).nats == DEFAULT_NATS
+
+
+def test_the_directory_here_unless_it_is_stopped(tmp_path: Path) -> None:
+    system(tmp_path / ".infaas", "here")
+    assert locate(None, {}).sql == "postgresql://here"
+    file = system(tmp_path / ".infaas", "here") / "endpoints.json"
+    file.write_text(file.read_text().replace("true", "false"))
+    assert locate(None, {}).nats == DEFAULT_NATS
+
+
+def test_named_directories_need_a_system_else_the_default_ports(tmp_path: Path) -> None:
+    assert locate(None, {}).nats == DEFAULT_NATS
+    with pytest.raises(NotConnected, match="infaas up --data-dir"):
+        locate(tmp_path / "nothing", {"INFAAS_NATS_URL": "nats://env"})

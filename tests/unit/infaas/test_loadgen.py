@@ -132,14 +132,11 @@ def test_refusals_missed_needs_and_slow_answers_are_told_apart():
     assert report.latency_ms == 600_000
 
 
-def test_no_answer_is_a_failure():
+def test_no_answer_is_a_failure_and_a_warm_up_not_counted() -> None:
     report, _ = measured(lambda body, n: None, lambda g: g.open(due(np.zeros(3)), 0.1, "x"), needs={"timeout": 0.1})
     assert report.failures == {"timeout": 3}
     assert report.p50_ms is report.effective_accuracy is report.cost_per_1000 is None
     assert report.slo_attainment == 0.0
-
-
-def test_a_warm_up_is_sent_but_not_counted():
     report, peer = measured(
         lambda body, n: answer(body), lambda g: g.open(due(np.arange(20) / 100), 0.2, "x"), warmup=0.1
     )
@@ -207,8 +204,7 @@ def test_a_closed_loop_asks_apps_by_their_shares():
 
 def test_progress_says_what_was_answered_so_far():
     async def drive(generator):
-        report = await generator.closed(2, 0.2)
-        return report, so_far(generator, 10.0)
+        return (await generator.closed(2, 0.2)), so_far(generator, 10.0)
 
     (report, said), _ = measured(lambda body, n: answer(body), drive)
     assert re.match(r"\d+ of 10 s: [\d,]+ answers/s, ", said)

@@ -10,13 +10,10 @@ import infaas
 HEAVY = ("numpy", "nats", "onnxruntime", "torch", "psycopg", "rich", "asyncio")
 
 
-def test_importing_loads_nothing_heavy():
+def test_importing_and_connecting_load_nothing_heavy() -> None:
     code = f"import infaas, sys; print([m for m in {HEAVY!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
-
-
-def test_connecting_needs_neither_numpy_nor_a_server_library():
     code = "import infaas, sys; infaas.connect, infaas.Client; print([m for m in ('numpy', 'nats', 'rich') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"

@@ -1,8 +1,8 @@
 """The client's side of a registration, against a registrar that is played here, on the bus within one process."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import chdir
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, chdir
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from bus.subjects import Subjects
 from infaas.errors import BadInput, NotConnected, Refused, Timeout
 from infaas.following import Follower
 from infaas.registering import OVER, last_status, register
-from tests.support.servers.nats import run
 
 SUBJECTS = Subjects("t")
 
@@ -64,17 +63,15 @@ class Registrar:
             self.bus.publish(delivery.reply, encode(self.status("done") if known else none))
 
 
-def on_a_bus(test: Callable[[Broker, Bus], Awaitable[None]]) -> None:
-    async def main() -> None:
-        broker = Broker()
-        bus = broker.connect()
-        try:
-            async with asyncio.timeout(120):
-                await test(broker, bus)
-        finally:
-            await bus.close()
-
-    run(main())
+@asynccontextmanager
+async def on_a_bus() -> AsyncIterator[tuple[Broker, Bus]]:
+    broker = Broker()
+    bus = broker.connect()
+    try:
+        async with asyncio.timeout(120):
+            yield broker, bus
+    finally:
+        await bus.close()
 
 
 @pytest.fixture
@@ -91,10 +88,8 @@ def validation(tmp_path: Path) -> Path:
     return path
 
 
-def test_files_are_uploaded_and_statuses_followed(model: Path, validation: Path) -> None:
-    content = validation.read_bytes()
-
-    async def test(broker: Broker, bus: Bus) -> None:
+async def test_files_are_uploaded_and_statuses_followed(model: Path, validation: Path) -> None:
+    async with on_a_bus() as (broker, bus):
         registrar = await Registrar(broker.connect()).open()
         told: list[str] = []
         status = await register(
@@ -114,16 +109,13 @@ def test_files_are_uploaded_and_statuses_followed(model: Path, validation: Path)
         assert (asked.app, asked.model, asked.format, asked.metric, asked.latency_ms) == ("a", "m", "onnx", "top5", 3.0)
         uploads = await bus.object_store(SUBJECTS.uploads_bucket)
         assert await uploads.get(asked.object) == b"model"
-        assert await uploads.get(asked.validation) == content
+        assert await uploads.get(asked.validation) == (model.parent / "validation.npz").read_bytes()
         assert asked.object.startswith(f"{asked.registration}."), "the registrar removes only what bears its name"
 
-    on_a_bus(test)
 
-
-def test_a_model_has_its_apps_name_by_default(model: Path, validation: Path) -> None:
+async def test_a_model_has_its_apps_name_by_default(model: Path, validation: Path) -> None:
     """Two apps, and nothing of one gets into the versions of the other."""
-
-    async def test(broker: Broker, bus: Bus) -> None:
+    async with on_a_bus() as (broker, bus):
         registrar = await Registrar(broker.connect()).open()
         for app in ("fraud", "health"):
             await register(bus, SUBJECTS, model, app=app, validation=validation)
@@ -131,11 +123,9 @@ def test_a_model_has_its_apps_name_by_default(model: Path, validation: Path) -> 
         with pytest.raises(BadInput, match="model: a model without an app needs a name"):
             await register(bus, SUBJECTS, model, app="_", validation=validation)
 
-    on_a_bus(test)
 
-
-def test_arrays_are_sent_as_a_file(model: Path) -> None:
-    async def test(broker: Broker, bus: Bus) -> None:
+async def test_arrays_are_sent_as_a_file(model: Path) -> None:
+    async with on_a_bus() as (broker, bus):
         registrar = await Registrar(broker.connect()).open()
         arrays = (np.ones((2, 3), np.float32), np.array([0, 1]))
         await register(bus, SUBJECTS, model, app="a", model="m", validation=arrays, labels_key="label")
@@ -146,17 +136,14 @@ def test_arrays_are_sent_as_a_file(model: Path) -> None:
             assert np.array_equal(stored["x"], arrays[0])
             assert np.array_equal(stored["label"], arrays[1])
 
-    on_a_bus(test)
 
-
-def test_labels_may_be_texts_and_arrays_have_the_names_of_inputs(model: Path) -> None:
+async def test_labels_may_be_texts_and_arrays_have_the_names_of_inputs(model: Path) -> None:
     """Texts become class numbers: by the names that were given, else in sorted order."""
     path = model.parent / "texts.npz"
     np.savez(
         path, left=np.ones((3, 2), np.float32), right=np.zeros((3, 1), np.float32), y=np.array(["oak", "ash", "oak"])
     )
-
-    async def test(broker: Broker, bus: Bus) -> None:
+    async with on_a_bus() as (broker, bus):
         registrar = await Registrar(broker.connect()).open()
         uploads = await bus.object_store(SUBJECTS.uploads_bucket)
         for names, numbers, kept in (((), [1, 0, 1], ["ash", "oak"]), (("oak", "ash"), [0, 1, 0], ["oak", "ash"])):
@@ -169,33 +156,30 @@ def test_labels_may_be_texts_and_arrays_have_the_names_of_inputs(model: Path) ->
         with pytest.raises(BadInput, match="no class 'ash'"):
             await register(bus, SUBJECTS, model, app="a", model="m", validation=path, labels=["oak", "elm"])
 
-    on_a_bus(test)
 
-
-def test_a_pickle_is_refused_with_the_lines_that_register_it(tmp_path: Path, validation: Path) -> None:
+async def test_a_pickle_is_refused_with_the_lines_that_register_it(tmp_path: Path, validation: Path) -> None:
     (tmp_path / "model.joblib").write_bytes(b"anything")
-
-    async def test(_broker: Broker, bus: Bus) -> None:
+    async with on_a_bus() as (_broker, bus):
         with pytest.raises(BadInput, match=r"joblib\.load\('model\.joblib'\); infaas\.register\("):
             await register(bus, SUBJECTS, tmp_path / "model.joblib", app="a", model="m", validation=validation)
 
-    on_a_bus(test)
 
-
-def test_a_refusal_is_raised_and_nothing_stays_behind(model: Path, validation: Path) -> None:
-    async def test(broker: Broker, bus: Bus) -> None:
+async def test_refusals_and_time_outs_say_what_becomes_of_the_registration(model: Path, validation: Path) -> None:
+    async with on_a_bus() as (broker, bus):
         refusal = Refusal(error=Error(code="forbidden", message="not here"))
         await Registrar(broker.connect(), reply=refusal).open()
         with pytest.raises(Refused, match="not here") as raised:
             await register(bus, SUBJECTS, model, app="a", model="m", validation=validation)
         assert raised.value.code == "forbidden"
         assert await (await bus.object_store(SUBJECTS.uploads_bucket)).keys() == []
+    async with on_a_bus() as (broker, bus):
+        (await Registrar(broker.connect(), states=("building",)).open()).answers_status = False
+        with pytest.raises(Timeout, match="it continues"):
+            await register(bus, SUBJECTS, model, app="a", model="m", validation=validation, timeout=0.3)
 
-    on_a_bus(test)
 
-
-def test_an_end_that_was_missed_is_asked_for(model: Path, validation: Path) -> None:
-    async def test(broker: Broker, bus: Bus) -> None:
+async def test_an_end_that_was_missed_is_asked_for(model: Path, validation: Path) -> None:
+    async with on_a_bus() as (broker, bus):
         registrar = await Registrar(broker.connect(), states=()).open()
         waiting = asyncio.create_task(register(bus, SUBJECTS, model, app="a", model="m", validation=validation))
         await registrar.heard.wait()
@@ -206,33 +190,14 @@ def test_an_end_that_was_missed_is_asked_for(model: Path, validation: Path) -> N
         await follower.close()
         waiting.cancel()
 
-    on_a_bus(test)
 
-
-def test_a_time_out_says_that_the_registration_continues(model: Path, validation: Path) -> None:
-    async def test(broker: Broker, bus: Bus) -> None:
-        registrar = await Registrar(broker.connect(), states=("building",)).open()
-        registrar.answers_status = False
-        with pytest.raises(Timeout, match="it continues"):
-            await register(bus, SUBJECTS, model, app="a", model="m", validation=validation, timeout=0.3)
-
-    on_a_bus(test)
-
-
-def test_nobody_there(model: Path) -> None:
-    async def test(_broker: Broker, bus: Bus) -> None:
+async def test_nobody_and_unknown_registrations_have_no_status(model: Path) -> None:
+    async with on_a_bus() as (_broker, bus):
         with pytest.raises(NotConnected, match="infaas doctor"):
             await last_status(bus, SUBJECTS, "r1")
-
-    on_a_bus(test)
-
-
-def test_an_unknown_registration_has_no_status() -> None:
-    async def test(broker: Broker, bus: Bus) -> None:
+    async with on_a_bus() as (broker, bus):
         await Registrar(broker.connect()).open()
         assert await last_status(bus, SUBJECTS, "r1") is None
-
-    on_a_bus(test)
 
 
 @pytest.mark.parametrize(
@@ -248,14 +213,11 @@ def test_an_unknown_registration_has_no_status() -> None:
         ({"validation": (np.array([None]), np.array([1]))}, "objects"),
     ],
 )
-def test_bad_files_are_not_sent(model: Path, validation: Path, options: dict[str, Any], word: str) -> None:
+async def test_bad_files_are_not_sent(model: Path, validation: Path, options: dict[str, Any], word: str) -> None:
     (model.parent / "empty.onnx").touch()
     (model.parent / "net.bin").write_bytes(b"model")
     given = {"model_file": str(model), "validation": validation, **options}
 
-    async def test(_broker: Broker, bus: Bus) -> None:
-        with pytest.raises(BadInput, match=word):
+    async with on_a_bus() as (_broker, bus):
+        with chdir(model.parent), pytest.raises(BadInput, match=word):
             await register(bus, SUBJECTS, app="a", model="m", **given)
-
-    with chdir(model.parent):
-        on_a_bus(test)

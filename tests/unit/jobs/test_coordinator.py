@@ -15,18 +15,21 @@ import pytest
 from bus.codec import decode, encode
 from bus.memory import Broker
 from bus.messages.catalog import Signature, TensorSpec
+from bus.messages.events import JobEvent
 from bus.messages.jobs import Chunk, JobRecord, JobStatus, Part, PartStored, RunnerNote
 from bus.messages.public import Error, Refusal, Tensor
-from bus.port import Bus, Consumer
+from bus.port import Bus, Consumer, Delivery
 from bus.subjects import Subjects
 from bus.tensors import from_array, to_array
 from infaas import following
 from infaas.errors import Refused
+from services.core.actor import Publish, Record
 from services.core.catalog import key_of
 from services.core.settings import JobsSettings
 from services.jobs.actor import Coordinator
 from services.jobs.edge import JobsEdge, part_key
 from services.jobs.files import Files, JobFiles
+from services.jobs.job import RECORD_S, JobStatuses
 from services.shell.runtime.runtime import Runtime
 from tests.support.clients.responders import until
 from tests.support.data import offline_inputs
@@ -160,8 +163,7 @@ async def test_outputs_are_in_order_whatever_order_they_come_in(
     async with staged(tmp_path) as scene:
         await scene.start("c1")
         async with working(scene, shuffled=shuffled, twice=twice):
-            job = await scene.submit(target=f"out.{form}")
-            status = await scene.end(job)
+            status = await scene.end(await scene.submit(target=f"out.{form}"))
         assert (status.state, status.total, status.done, status.failed) == ("done", 100, 100, 0)
         assert (status.cost, status.variants) == (pytest.approx(34 * 0.5), ["v"])
         assert offline_inputs.read(scene.files / f"out.{form}", "y").reshape(-1).tolist() == X.sum(axis=1).tolist()
@@ -340,3 +342,71 @@ async def test_ended_jobs_are_forgotten_in_the_end(tmp_path: Path) -> None:
             return await records.keys() == ["j2"]
 
         await until(kept)
+
+
+# -- Ids of jobs, which clients may choose and others may know.
+
+
+async def test_two_who_choose_the_same_id_at_once_are_not_mixed_up(tmp_path: Path) -> None:
+    async with staged(tmp_path) as scene:
+        await scene.start("c1")
+        offline_inputs.write(scene.files / "in.npy", X)
+        heard: dict[str, Any] = {}
+
+        def hear(delivery: Delivery) -> None:
+            heard[delivery.subject] = msgspec.msgpack.decode(delivery.data)
+
+        await scene.bus.subscribe("mine.*", hear)
+        source = (scene.files / "in.npy").as_uri()
+        for name in ("one", "two"):
+            ask = {"job": "nightly", "input": source, "output": (scene.files / f"{name}.npy").as_uri()}
+            scene.bus.publish(S.job("app"), encode(ask), f"mine.{name}")
+        await until(lambda: len(heard) == 2)
+        assert heard["mine.one"] == {"job": "nightly"}
+        assert "in use already" in heard["mine.two"]["error"]["message"]
+
+
+async def test_clients_of_other_apps_learn_of_no_such_job(tmp_path: Path) -> None:
+    async with staged(tmp_path) as scene:
+        await scene.start("c1")
+        job = await scene.submit()
+        heard: dict[str, Any] = {}
+
+        def hear(delivery: Delivery) -> None:
+            heard[delivery.subject.rpartition(".")[2]] = msgspec.msgpack.decode(delivery.data)
+
+        await scene.bus.subscribe("_INBOX_.>", hear)
+        for number, subject in enumerate((S.job_status(job), S.job_cancel(job))):
+            scene.bus.publish(subject, b"", f"_INBOX_.numbers.thief.x.{number}")
+        await until(lambda: len(heard) == 2)
+        assert all("there is none" in heard[key]["error"]["message"] for key in ("0", "1"))
+        assert (await following.status(scene.bus, S, job)).state not in ("cancelled", "failed")
+        scene.bus.publish(S.job_status(job), b"", "_INBOX_.app.phone.x.2")
+        scene.bus.publish(S.job_cancel(job), b"", "_INBOX_.@.operator.x.3")
+        await until(lambda: len(heard) == 4)
+        assert heard["2"]["job"] == job
+        assert "error" not in heard["3"]
+
+
+# -- The status of a job that waits, on the bus and in history.
+
+
+def published(statuses: JobStatuses, status: JobStatus, now: float) -> tuple[JobStatus, JobEvent]:
+    publish, record = statuses.publish(status, now)
+    assert isinstance(publish, Publish)
+    assert isinstance(record, Record)
+    assert isinstance(publish.message, JobStatus)
+    assert isinstance(record.event, JobEvent)
+    return publish.message, record.event
+
+
+def test_what_keeps_a_job_waiting_is_in_history_while_it_does() -> None:
+    statuses = JobStatuses(Subjects("t"))
+    status = JobStatus(job="j", app="a", input="i", output="o", state="running", total=8, created=1.0)
+    statuses.note(RunnerNote(worker="w0", why="cpu is used 90 % by other work"), 10.0)
+    shown, event = published(statuses, status, 10.0)
+    assert shown.step == event.reason == "w0: cpu is used 90 % by other work"
+    statuses.note(RunnerNote(worker="w0", why=""), 10.0 + RECORD_S)
+    shown, event = published(statuses, status, 10.0 + RECORD_S)
+    assert event.reason is None
+    assert shown.step == status.step

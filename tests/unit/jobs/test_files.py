@@ -1,17 +1,20 @@
 """Allowed roots on a real file system: nothing outside is read or written, whatever links say."""
 
 import os
+import posixpath
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bus.memory import MemoryBus
 from bus.messages.catalog import Signature, TensorSpec
 from bus.messages.jobs import Position
 from services.core.settings import JobsSettings, Settings
 from services.jobs.__main__ import wire
-from services.jobs.commands import Feed, JobRoute, Read, parse
+from services.jobs.commands import BadUrl, Feed, JobRoute, ParsedUrl, Read, below, parse
 from services.jobs.files import BadFile, Files
 from tests.support.servers.nats import run
 
@@ -58,19 +61,26 @@ def test_what_cannot_be_read_is_said(tree: Path, name: str, says: str) -> None:
         read(tree, tree / "root" / name)
 
 
-def test_a_pipe_is_no_file_and_holds_nobody_up(tree: Path) -> None:
+def test_pipes_and_missing_outputs_are_refused(tree: Path) -> None:
     os.mkfifo(tree / "root" / "pipe.npy")
     with pytest.raises(BadFile, match="is no file"):
         read(tree, tree / "root" / "pipe.npy")
+    with pytest.raises(BadFile, match="is gone"):
+        Files([tree / "root"]).append(str(tree / "root" / "out.npy"), "j1", 10, b"x")
 
 
-def test_the_stamp_changes_with_the_file(tree: Path) -> None:
+def test_stamps_change_with_files_and_links_are_not_followed(tree: Path) -> None:
     files, path = Files([tree / "root"]), tree / "root" / "inner" / "in.npy"
     with files.source(str(path)) as source:
         before = source.stamp
     path.write_bytes(b"another")
     with files.source(str(path)) as source:
         assert source.stamp != before
+    files, path = Files([tree / "root"]), str(tree / "root" / "out.npy")
+    files.growing(path, "j1").symlink_to(tree / "outside" / "secret.npy")
+    with pytest.raises(OSError, match="symbolic links"):
+        files.append(path, "j1", 0, b"x")
+    assert (tree / "outside" / "secret.npy").read_bytes() == b"secret"
 
 
 def test_an_output_grows_hidden_and_gets_its_name_once(tree: Path) -> None:
@@ -97,19 +107,6 @@ def test_an_output_that_appeared_meanwhile_is_not_overwritten(tree: Path) -> Non
     assert path.read_bytes() == b"theirs"
     files.discard(str(path), "j1")
     assert not files.growing(str(path), "j1").exists()
-
-
-def test_a_link_in_place_of_the_growing_output_is_not_followed(tree: Path) -> None:
-    files, path = Files([tree / "root"]), str(tree / "root" / "out.npy")
-    files.growing(path, "j1").symlink_to(tree / "outside" / "secret.npy")
-    with pytest.raises(OSError, match="symbolic links"):
-        files.append(path, "j1", 0, b"x")
-    assert (tree / "outside" / "secret.npy").read_bytes() == b"secret"
-
-
-def test_what_was_written_before_must_be_there(tree: Path) -> None:
-    with pytest.raises(BadFile, match="is gone"):
-        Files([tree / "root"]).append(str(tree / "root" / "out.npy"), "j1", 10, b"x")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -143,3 +140,76 @@ def test_chunks_of_a_file_in_the_data_directory_have_as_many_kb_as_the_settings_
     assert sum(items) == 64
     assert (len(items) == 1) is (kb == 64)
     assert max(items) * 256 <= kb * 1024
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("file:///data/in.npy", ParsedUrl("file", "npy", path="/data/in.npy")),
+        ("file://localhost/data/in.NDJSON", ParsedUrl("file", "jsonl", path="/data/in.NDJSON")),
+        ("file:///a%20b/%C3%A4.mpk", ParsedUrl("file", "msgpack", path="/a b/ä.mpk")),
+        ("file:///a//./b.npy", ParsedUrl("file", "npy", path="/a/b.npy")),
+        ("nats://things/a/b.jsonl", ParsedUrl("nats", "jsonl", bucket="things", key="a/b.jsonl")),
+        ("s3://my.bucket/x.msgpack", ParsedUrl("s3", "msgpack", bucket="my.bucket", key="x.msgpack")),
+    ],
+)
+def test_a_url_names_a_place(url: str, place: ParsedUrl) -> None:
+    assert parse(url, "input") == place
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("/data/in.npy", "must begin with file://"),
+        ("http://host/in.npy", "must begin with"),
+        ("file://host/in.npy", "three slashes"),
+        ("file:///in.csv", "must end in one of .npy, .jsonl"),
+        ("file:///", "must end in"),
+        ("file:///a/..%2Fb.npy", "may not contain .."),
+        ("file:///a/../b.npy", "may not contain .."),
+        ("file:///a%00.npy", "names nothing"),
+        ("file:///a%FF.npy", "names nothing"),
+        ("file:///a.npy?x=1", "%3F"),
+        ("file:///a\n.npy", "control characters"),
+        ("nats://x.npy", "names nothing"),
+        ("nats:///x.npy", "bucket/key"),
+        ("nats://infaas-artifacts/x.npy", "the system's own"),
+        ("nats://a*b/x.npy", "no name of a bucket"),
+        ("file:///" + "a" * 3000 + ".npy", "at most 2000"),
+        ("file://[/a.npy", "is no URL"),
+    ],
+)
+def test_what_is_no_place_is_refused_by_field(url: str, says: str) -> None:
+    with pytest.raises(BadUrl, match=r"^output: ") as refused:
+        parse(url, "output")
+    assert says in str(refused.value)
+
+
+SEGMENTS = st.lists(st.sampled_from(["a", "b", "..", ".", "", "root", "a b", "ä"]), max_size=6)
+
+
+@given(SEGMENTS, st.booleans())
+def test_a_path_never_climbs(segments: list[str], quoted: bool) -> None:
+    path = "/".join(["", "root", *segments, "x.npy"])
+    try:
+        place = parse("file://" + (path.replace(".", "%2E") if quoted else path), "input")
+    except BadUrl:
+        assert ".." in segments
+        return
+    assert posixpath.normpath(place.path) == place.path
+    assert below(place.path, "/root")
+
+
+@given(SEGMENTS, SEGMENTS)
+def test_below_is_what_the_components_say(inner: list[str], root: list[str]) -> None:
+    base = posixpath.normpath("/" + "/".join(part for part in root if part not in ("", ".", "..")))
+    path = "/" + "/".join([*root, *inner])
+    parts, over = path.split("/")[1:], [part for part in base.split("/") if part]
+    plain = not {"", ".", ".."} & set(parts)
+    assert below(path, base) == (plain and len(parts) > len(over) and parts[: len(over)] == over)
+
+
+def test_a_sibling_with_the_same_beginning_is_not_below() -> None:
+    assert not below("/data-other/x", "/data")
+    assert not below("/data", "/data")
+    assert below("/x", "/")

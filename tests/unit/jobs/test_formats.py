@@ -141,22 +141,22 @@ def test_what_does_not_fit_is_named_by_item(form: str, data: bytes | str, says: 
         reader(form, data.encode() if isinstance(data, str) else data).count()
 
 
-def test_integers_that_do_not_fit_are_named() -> None:
+def test_numbers_must_fit_and_bare_ones_are_items() -> None:
     small = Signature(inputs=[TensorSpec(name="x", datatype="UINT8", shape=[1])], outputs=[])
     with pytest.raises(BadJobInput, match="item 1: holds a number that does not fit UINT8"):
         reader("jsonl", b"[255]\n[256]\n", small).count()
+    scalar = Signature(inputs=[TensorSpec(name="x", datatype="FP32", shape=[])], outputs=[])
+    assert array(cuts("jsonl", b"1\n2.5\n", scalar, 8)[0]).tolist() == [1.0, 2.5]
+    assert array(cuts("npy", npy(np.array([1, 2], "f4")), scalar, 8)[0]).tolist() == [1.0, 2.0]
+    halves = (np.array([1.0, -2.5, 3e38], "<f4").view("<u4") >> 16).astype("<u2").tobytes()
+    assert nested("BF16", [3], halves)[:2] == [1.0, -2.5]
+    assert nested("FP32", [], np.float32(2.0).tobytes()) == 2.0
 
 
 @pytest.mark.parametrize("datatype", ["f8", "f2", "u1", "i8"])
 def test_npy_of_other_numbers_is_taken_where_nothing_is_lost(datatype: str) -> None:
     x = np.arange(6, dtype=datatype).reshape(2, 3)
     assert array(cuts("npy", npy(x), VECTOR, 8)[0]).tolist() == x.tolist()
-
-
-def test_bare_values_are_items_of_a_model_without_further_axes() -> None:
-    scalar = Signature(inputs=[TensorSpec(name="x", datatype="FP32", shape=[])], outputs=[])
-    assert array(cuts("jsonl", b"1\n2.5\n", scalar, 8)[0]).tolist() == [1.0, 2.5]
-    assert array(cuts("npy", npy(np.array([1, 2], "f4")), scalar, 8)[0]).tolist() == [1.0, 2.0]
 
 
 # -- outputs: what numpy and stock packages read is what the model returned
@@ -206,14 +206,11 @@ def test_texts_and_several_outputs_need_lines_or_objects() -> None:
         written("npy", [{"label": chunk["label"]}])
 
 
-def test_outputs_that_change_their_shape_do_not_fit_one_array() -> None:
+def test_outputs_that_do_not_fit_one_array_are_noticed() -> None:
     chunks = [{"y": np.zeros((2, 3), "f4")}, {"y": np.zeros((2, 4), "f4")}]
     with pytest.raises(BadItem, match="outputs changed"):
         written("npy", chunks)
     assert len(written("jsonl", chunks).splitlines()) == 4
-
-
-def test_an_output_with_another_number_of_items_is_noticed() -> None:
     with pytest.raises(BadItem, match="for 3 items"):
         rendered("jsonl", {"y": from_array(np.zeros((2, 1), "f4"))}, 3, Checkpoint(), 3)
 
@@ -225,9 +222,3 @@ def test_a_header_is_as_long_for_every_number_of_items(items: int, others: int, 
     size = len(header) + items * 4 * int(np.prod(shape, dtype=object))
     found = read_header(io.BytesIO(header), size)
     assert (found.datatype, found.items, found.shape, found.start) == ("FP32", items, shape, len(header))
-
-
-def test_brain_floats_are_widened() -> None:
-    halves = (np.array([1.0, -2.5, 3e38], "<f4").view("<u4") >> 16).astype("<u2").tobytes()
-    assert nested("BF16", [3], halves)[:2] == [1.0, -2.5]
-    assert nested("FP32", [], np.float32(2.0).tobytes()) == 2.0

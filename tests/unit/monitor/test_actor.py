@@ -1,16 +1,26 @@
 """A monitor's life: heartbeats, executors that come and go, states per app, samples, costs."""
 
+import asyncio
+import os
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from bus.codec import decode
+from bus.memory import MemoryBus
 from bus.messages.events import CostEvent, InstanceEventSample, StateEvent, WorkerEvent, WorkerSample
-from bus.messages.fleet import ExecutorExited, LoadAccepted, LoadInstance, LoadRefused, UnloadInstance
+from bus.messages.fleet import ExecutorExited, LoadAccepted, LoadInstance, LoadRefused, UnloadInstance, WorkerHeartbeat
+from bus.subjects import Subjects
 from services.core.actor import Stopping
-from services.core.placement import Device
-from services.core.settings import MonitorSettings
-from services.monitor.effects import MachineSample
+from services.core.placement import Device, quarantine_key
+from services.core.settings import MonitorSettings, Settings, WorkerSettings
+from services.monitor.__main__ import wire
+from services.monitor.edge import MachineEdge
+from services.monitor.effects import KeepQuarantine, MachineSample, SampleMachine
+from services.shell.host.accelerators import why_no_gpu
+from tests.support.clients.responders import until
 from tests.support.data.pipelines import deployed
 from tests.support.simulated.monitored_worker import CPU, S, World, variant
 
@@ -94,8 +104,7 @@ def test_of_a_cpu_all_that_the_executors_processes_do_not_use_is_foreign() -> No
 def test_of_a_gpu_all_that_its_instances_do_not_compute_is_foreign() -> None:
     world = World((CPU, GPU))
     world.report(device="gpu-0")
-    gpu = replace(variant(), hardware="gpu")
-    instance = world.load(gpu)
+    instance = world.load(replace(variant(), hardware="gpu"))
     world.machine = MachineSample(utilisation=0.1, memory_used_mb=600.0, gpus={"cuda:0": 0.6, "cuda:1": 1.0})
     for _ in range(4):
         world.report({instance: {"faces": 10}}, device="gpu-0")  # 0.1 s of each half second
@@ -119,11 +128,14 @@ def test_loads_wait_for_an_executor_that_is_still_starting() -> None:
     assert world.states() == {"v.w1-1": "Active"}
 
 
-def test_without_an_executor_for_long_loads_are_refused() -> None:
+def test_without_an_executor_loads_are_refused_and_its_killer_not_loaded_again() -> None:
     world = World(executor=None)
     world.advance(11.0)
-    reply = world.ensure(variant())
-    assert reply.reason == "the executor of cpu does not run"
+    assert world.ensure(variant()).reason == "the executor of cpu does not run"
+    world = World()
+    world.ensure(variant())
+    world.tell(ExecutorExited(worker="w1", device="cpu", at=world.now, reason="killed by signal 11"))
+    assert "killed by signal 11" in world.ensure(variant()).reason
 
 
 def test_what_served_is_loaded_again_after_the_executor_died() -> None:
@@ -172,13 +184,6 @@ def test_a_new_incarnation_alone_says_that_the_old_one_died() -> None:
     assert world.states() == {"v.w1-2": "Active"}
     world.tell(ExecutorExited(worker="w1", device="cpu", at=world.now - 1.0, reason="late word of the first one's end"))
     assert world.states() == {"v.w1-2": "Active"}
-
-
-def test_what_may_have_killed_the_executor_is_not_loaded_at_once_again() -> None:
-    world = World()
-    world.ensure(variant())
-    world.tell(ExecutorExited(worker="w1", device="cpu", at=world.now, reason="killed by signal 11"))
-    assert "killed by signal 11" in world.ensure(variant()).reason
 
 
 def test_a_silent_executor_is_not_alive() -> None:
@@ -244,7 +249,7 @@ def test_a_new_monitor_speaks_soon_though_no_executor_runs() -> None:
     assert not world.beat.devices[0].alive
 
 
-def test_an_instance_its_executor_has_lost_is_loaded_again() -> None:
+def test_lost_orders_are_repeated_and_lost_instances_loaded_again() -> None:
     world = World()
     world.load(variant())
     world.loaded.clear()
@@ -254,9 +259,6 @@ def test_an_instance_its_executor_has_lost_is_loaded_again() -> None:
     assert "the executor no longer has it" in {event.reason for event in world.of(StateEvent)}
     world.obey()
     assert world.states() == {"v.w1-2": "Active"}
-
-
-def test_a_load_order_that_was_lost_is_repeated() -> None:
     world = World()
     world.ensure(variant())
     world.published.clear()  # nobody heard it
@@ -343,8 +345,7 @@ def test_samples_every_two_seconds_by_app() -> None:
 def test_costs_every_ten_seconds_and_at_the_end_add_up_to_the_bill() -> None:
     world = World()
     started = world.now
-    instance = world.load(variant(threads=2))
-    world.report({instance: {"faces": 10}})
+    world.report({world.load(variant(threads=2)): {"faces": 10}})
     world.advance(10.0)
     world.advance(3.0, reporting=True)
     world.stop()
@@ -370,15 +371,12 @@ def test_who_asks_planned_replicas_pays_and_pipelines_while_they_are_idle() -> N
     assert (rows[0].cost, rows[0].busy_seconds) == (pytest.approx(rows[1].cost), pytest.approx(0.1))
 
 
-def test_a_simulated_device_is_measured_by_its_own_work() -> None:
+def test_simulated_devices_are_measured_and_paid_by_themselves() -> None:
     gpu = Device(name="gpu-0", kind="gpu", cores=1, memory_mb=16000.0, simulated=True)
     world = World([CPU, gpu])
     assert [d.simulated for d in world.beat.devices] == [False, True]
     assert [d.utilisation for d in world.beat.devices] == [0.3, 0.0]
     assert sum(d.price_per_hour for d in world.beat.devices) == pytest.approx(0.096 + 3.06)
-
-
-def test_what_a_simulated_device_costs_is_told_apart() -> None:
     gpu = Device(name="gpu-0", kind="gpu", cores=1, memory_mb=16000.0, simulated=True)
     world = World([CPU, gpu])
     world.advance(10.0)
@@ -426,3 +424,65 @@ def test_an_instance_makes_room_once_it_is_unused_for_so_long(idle_s: float, rep
     world.load(variant("a", memory_mb=500.0), app=None)
     world.advance(2.0, reporting=True)
     assert isinstance(world.ensure(variant("b", memory_mb=500.0)), reply)
+
+
+# -- The monitor's senses.
+
+
+def test_a_sample_is_taken_without_waiting() -> None:
+    edge = MachineEdge()
+    sum(range(200_000))
+    sample = edge.inline(SampleMachine())
+    assert 0.0 <= sample.utilisation <= 1.0
+    assert sample.memory_used_mb > 10.0
+    assert sample.cores
+    assert all(0.0 <= busy <= 1.0 for busy in sample.cores.values())
+    assert sample.utilisation == pytest.approx(sum(sample.cores.values()) / len(sample.cores))
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not tell which cores are ours")
+def test_only_the_cores_that_this_process_may_use_are_told() -> None:
+    assert set(MachineEdge().inline(SampleMachine()).cores) == os.sched_getaffinity(0)
+
+
+async def test_quarantines_are_kept_where_the_next_monitor_and_the_registrar_look() -> None:
+    bus = MemoryBus()
+    await MachineEdge(bus=bus, bucket="t-control").perform(KeepQuarantine("w1", "v", "no such operator"))
+    entry = await (await bus.key_value("t-control")).get(quarantine_key("w1", "v"))
+    assert entry.value == b"no such operator"
+    await bus.close()
+
+
+def test_memory_is_the_cgroups_where_it_is_limited(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("1073741824\n")
+    (tmp_path / "memory.current").write_text("104857600\n")
+    sample: MachineSample = MachineEdge(tmp_path).inline(SampleMachine())
+    assert sample.memory_used_mb == 100.0
+    (tmp_path / "memory.max").write_text("max\n")
+    assert MachineEdge(tmp_path).inline(SampleMachine()).memory_used_mb != 100.0
+
+
+@pytest.mark.skipif(not why_no_gpu(), reason="this machine has a GPU")
+def test_a_gpu_whose_driver_says_nothing_is_left_out() -> None:
+    sample: MachineSample = MachineEdge(gpus=("cuda:0",)).inline(SampleMachine())
+    assert sample.gpus == {}
+
+
+def test_other_commands_are_not_taken() -> None:
+    edge = MachineEdge()
+    assert edge.inline("dance") is NotImplemented
+    with pytest.raises(ValueError, match="knows no str"):
+        asyncio.run(edge.perform("dance"))
+
+
+async def test_a_worker_is_of_the_kind_and_the_hardware_that_the_settings_say() -> None:
+    bus = MemoryBus()
+    worker = WorkerSettings(name="w", cores=1, gpus=0, hardware="epyc", kind="large")
+    [runtime] = await wire(Settings(worker=worker), bus)
+    beats: list[WorkerHeartbeat] = []
+    await bus.subscribe(Subjects().worker_heartbeat("w"), lambda said: beats.append(decode(WorkerHeartbeat, said.data)))
+    await runtime.start()
+    await until(lambda: beats)
+    assert (beats[0].hardware, beats[0].kind) == ("epyc", "large")
+    await runtime.stop(1.0)
+    await bus.close()

@@ -29,8 +29,7 @@ from tests.support.simulated.monitored_worker import CPU, PRICES, S, World, vari
 
 def test_a_load_is_ordered_followed_and_told() -> None:
     world = World()
-    reply = world.ensure(variant())
-    assert reply == LoadAccepted(worker="w1", variant="v", instances=["v.w1-1"])
+    assert world.ensure(variant()) == LoadAccepted(worker="w1", variant="v", instances=["v.w1-1"])
     [order] = [m for subject, m in world.published if subject == S.executor("w1", "cpu", "load")]
     price = instance_price_per_s(variant(), PRICES, CPU.cores, CPU.memory_mb)
     assert order == LoadInstance(instance="v.w1-1", variant=variant(), price_per_s=pytest.approx(price))
@@ -141,15 +140,12 @@ def test_another_instance_that_can_serve_the_app_frees_the_first() -> None:
     assert world.states()[a] == "Unloading"
 
 
-def test_a_busy_instance_is_not_evicted() -> None:
+def test_busy_instances_and_what_they_really_take_count() -> None:
     world = World()
     first, second = (world.load(variant(name, memory_mb=400.0)) for name in ("a", "b"))
     world.advance(10.0, reporting=True)
     world.report(queued={first: 1, second: 1})
     assert isinstance(world.ensure(variant("c", memory_mb=400.0)), LoadRefused)
-
-
-def test_what_an_instance_really_takes_counts() -> None:
     world = World()
     world.ensure(variant("a", memory_mb=100.0))
     world.obey(memory_mb=500.0)
@@ -157,7 +153,7 @@ def test_what_an_instance_really_takes_counts() -> None:
     assert isinstance(world.ensure(variant("b", memory_mb=400.0)), LoadRefused)
 
 
-def test_a_failed_load_says_why_and_is_not_tried_again_at_once() -> None:
+def test_loads_that_fail_or_nobody_answers_say_why() -> None:
     world = World()
     world.ensure(variant())
     world.obey(fail="no such operator")
@@ -166,9 +162,6 @@ def test_a_failed_load_says_why_and_is_not_tried_again_at_once() -> None:
     assert "the last load failed (no such operator)" in world.ensure(variant()).reason
     world.advance(1.0)
     assert isinstance(world.ensure(variant()), LoadAccepted)
-
-
-def test_a_load_that_nobody_answers_is_given_up() -> None:
     world = World()
     world.ensure(variant())
     world.advance(40.0, reporting=True)
@@ -273,11 +266,16 @@ def test_a_drain_is_taken_back() -> None:
     assert [e.to_state for e in world.of(WorkerEvent)][-2:] == ["Draining", "Ready"]
 
 
-def test_the_same_order_twice_changes_nothing() -> None:
+def test_orders_count_by_epoch_and_twice_change_nothing() -> None:
     world = World()
     for _ in range(2):
         assert isinstance(ask(world, Drain(epoch=1)), LoadAccepted)
     assert [e.to_state for e in world.of(WorkerEvent)].count("Draining") == 1
+    world = World()
+    assert isinstance(ask(world, EnsureLoaded(variant=variant("a"), epoch=7)), LoadAccepted)
+    assert isinstance(ask(world, EnsureLoaded(variant=variant("b"), epoch=7)), LoadAccepted)
+    assert isinstance(ask(world, EnsureLoaded(variant=variant("c"))), LoadAccepted)
+    assert isinstance(ask(world, EnsureLoaded(variant=variant("d"), epoch=8)), LoadAccepted)
 
 
 def test_what_a_dying_executor_took_along_is_not_loaded_again_while_draining() -> None:
@@ -317,14 +315,6 @@ def test_a_monitor_that_has_just_started_knows_the_epoch_from_the_leader_s_recor
     assert isinstance(ask(world, Drain(epoch=5, orderer="vm-new")), LoadAccepted)
 
 
-def test_orders_without_an_epoch_and_of_the_present_one_are_obeyed() -> None:
-    world = World()
-    assert isinstance(ask(world, EnsureLoaded(variant=variant("a"), epoch=7)), LoadAccepted)
-    assert isinstance(ask(world, EnsureLoaded(variant=variant("b"), epoch=7)), LoadAccepted)
-    assert isinstance(ask(world, EnsureLoaded(variant=variant("c"))), LoadAccepted)
-    assert isinstance(ask(world, EnsureLoaded(variant=variant("d"), epoch=8)), LoadAccepted)
-
-
 def fail(world: World, times: int, name: str = "v") -> None:
     for _ in range(times):
         assert isinstance(world.ensure(variant(name)), LoadAccepted)
@@ -349,7 +339,7 @@ def test_three_failures_in_a_row_are_quarantine() -> None:
     ]
 
 
-def test_a_success_between_starts_the_count_anew() -> None:
+def test_failures_count_by_turn_until_a_success() -> None:
     world = World()
     fail(world, 2)
     world.load(variant())
@@ -357,9 +347,6 @@ def test_a_success_between_starts_the_count_anew() -> None:
     world.obey()
     fail(world, 2)
     assert world.beat.quarantined == {}
-
-
-def test_loads_that_fail_at_once_count_as_one() -> None:
     world = World()
     world.ensure(variant(), at_least=4)
     world.obey(fail="no such operator")
@@ -419,8 +406,7 @@ def test_a_new_monitor_learns_what_was_quarantined_and_hears_of_the_release() ->
 
 
 def test_a_worker_that_is_there_for_one_variant_keeps_it_loaded_until_it_drains() -> None:
-    only = variant("only")
-    world = World(keeps=only)
+    world = World(keeps=variant("only"))
     world.advance(1.0, reporting=True)
     world.obey()
     assert list(world.loaded.values()) == ["only"]

@@ -7,9 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from bus.messages.catalog import AppRecord, PipelineRecord
 from bus.messages.events import CostEvent
 from services.monitor.devices import Meter
+from tests.support.simulated.fleet import SIGNATURE
 from tests.unit.core.test_cost import Variant
+from tests.unit.dispatcher.test_pipelines import CASCADE, ONE, SLO_MS, Staged, planned, vertex
 
 RECORD = Variant().record()
 APPS = ("faces", "digits", "cars")
@@ -67,8 +70,7 @@ class Bill(RuleBasedStateMachine):
         rows = self.meter.close(self.now)
         assert fsum(row.cost for row in rows) == pytest.approx(0.25 * (self.now - self.opened), rel=1e-9, abs=1e-12)
         assert all(row.cost >= 0 and row.time == self.now for row in rows)
-        idle = [row for row in rows if row.variant is None]
-        assert len(idle) == (self.now > self.opened)
+        assert len([row for row in rows if row.variant is None]) == (self.now > self.opened)
         self.opened = self.now
         self.rows += rows
 
@@ -108,7 +110,7 @@ def test_a_reclaimable_instance_is_booked_as_idle() -> None:
     assert (free.seconds, free.cost, idle.cost) == (1.0, 0.0, pytest.approx(2.0))
 
 
-def test_an_instance_costs_its_share_and_the_rest_is_idle() -> None:
+def test_instances_cost_their_share_by_use_and_the_rest_is_idle() -> None:
     meter = Meter("w1", "cpu", 2.0, 0.0)
     meter.occupy("a", RECORD, 0.25, "faces", 4.0)
     mine, idle = meter.close(10.0)
@@ -116,9 +118,6 @@ def test_an_instance_costs_its_share_and_the_rest_is_idle() -> None:
     assert (idle.app, idle.variant, idle.model, idle.seconds, idle.cost) == (
         None, None, None, 10.0, pytest.approx(17.0),
     )  # fmt: skip
-
-
-def test_apps_share_an_instance_by_the_time_they_used_it() -> None:
     meter = Meter("w1", "cpu", 1.0, 0.0)
     meter.occupy("a", RECORD, 1.0, "faces", 0.0)
     meter.used("a", {"faces": 1.0, "digits": 3.0})
@@ -160,3 +159,82 @@ def test_a_remote_engine_is_paid_by_the_instance() -> None:
     meter.vacate("i1", 110.0)
     meter.vacate("i2", 110.0)
     assert fsum(row.cost for row in meter.close(120.0)) == 0.0
+
+
+# -- Money follows use: who asks pays, whoever's instance answers, and all rows together are the bill. Virtual time.
+SECONDS = 30.0
+
+
+def bill(fleet: Staged) -> tuple[dict[str | None, float], dict[str | None, float]]:
+    """US$ and busy seconds by app."""
+    cost: dict[str | None, float] = {}
+    busy: dict[str | None, float] = {}
+    for _, event in fleet.stage.records:
+        if isinstance(event, CostEvent):
+            cost[event.app] = cost.get(event.app, 0.0) + event.cost
+            busy[event.app] = busy.get(event.app, 0.0) + event.busy_seconds
+    return cost, busy
+
+
+def asks(fleet: Staged, *apps: str) -> None:
+    for _ in range(round(SECONDS)):
+        for app in apps:
+            fleet.ask(app)
+        fleet.stage.run(1.0)
+    fleet.stage.run(12.0)  # the last period ends
+
+
+def test_pipelines_pay_for_visits_also_of_those_within_them() -> None:
+    fleet = Staged(CASCADE, says={"cheap": 1.0})
+    asks(fleet, "p")
+    _, busy = bill(fleet)
+    assert {app for app, seconds in busy.items() if seconds} == {"p"}
+    assert {(one.app, one.payer) for one in fleet.outcomes()} == {("p", None), ("cheap", "p"), ("dear", "p")}
+    fleet = Staged(CASCADE)
+    outer = PipelineRecord(vertices=[vertex("inner")], output={"y": "inner.y"})
+    fleet.add(AppRecord(app="inner", links={}, signature=SIGNATURE, pipeline=CASCADE, latency_ms=SLO_MS))
+    fleet.change("p", pipeline=outer)
+    asks(fleet, "p")
+    assert {app for app, seconds in bill(fleet)[1].items() if seconds} == {"p"}
+    assert {(one.app, one.payer) for one in fleet.outcomes()} == {("p", None), ("inner", "p"), ("cheap", "p")}
+
+
+def test_an_app_beside_it_pays_for_its_own_queries_and_the_sum_is_the_bill() -> None:
+    fleet = Staged(CASCADE, says={"cheap": 0.0})  # the second stage is not asked
+    asks(fleet, "p", "cheap", "cheap", "cheap")
+    cost, busy = bill(fleet)
+    assert busy["cheap"] / busy["p"] == pytest.approx(3.0, rel=0.01)
+    price = fleet.stage.members["w0"].actor._devices["cpu"].price_per_hour  # type: ignore[attr-defined]
+    periods = [event for _, event in fleet.stage.records if isinstance(event, CostEvent) and event.app is None]
+    assert sum(cost.values()) == pytest.approx(sum(one.seconds for one in periods) * price / 3600.0)
+
+
+def test_an_app_that_links_a_model_pays_for_queries_that_name_it_alone() -> None:
+    fleet = Staged(ONE)
+    for _ in range(round(SECONDS)):
+        fleet.ask("_", model="a", seconds=1.0)
+    fleet.stage.run(12.0)
+    assert {app for app, seconds in bill(fleet)[1].items() if seconds} == {"a"}
+    assert {(one.app, one.payer, one.outcome) for one in fleet.outcomes()} == {("_", "a", "ok")}
+
+
+def test_what_is_refused_names_who_would_have_paid() -> None:
+    fleet = Staged(ONE, load=False)
+    fleet.devices["w0"].broken = "no memory"
+    fleet.ask("p")
+    fleet.ask("_", model="a", seconds=40.0)
+    assert {(one.app, one.payer, one.outcome) for one in fleet.outcomes()} == {
+        ("p", None, "refused"), ("a", "p", "refused"), ("_", "a", "refused"),
+    }  # fmt: skip
+
+
+def test_a_planned_replica_costs_who_asks_it_and_idle_the_pipeline() -> None:
+    fleet = Staged(ONE)
+    fleet.change("p", plan=planned())
+    asks(fleet, "a")
+    assert {app for app, seconds in bill(fleet)[1].items() if seconds} == {"a"}
+    before = bill(fleet)[0]
+    fleet.stage.run(40.0)
+    after = bill(fleet)[0]
+    assert after.get("p", 0.0) > before.get("p", 0.0)
+    assert after["a"] == before["a"]

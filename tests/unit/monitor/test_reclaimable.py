@@ -92,12 +92,16 @@ def test_an_order_to_load_takes_marks_away_before_it_loads() -> None:
     assert [m.instance for _, m in world.published if isinstance(m, LoadInstance)] == ["v.w1-4"]
 
 
-def test_a_load_that_has_not_begun_is_given_up_instead_of_marked() -> None:
+def test_loads_are_given_up_and_reclaimable_ones_not_loaded_again() -> None:
     world = World(executor=None)
     world.ensure(variant())
     world.tell(mark())
     assert world.told() == {}
     assert [event.action for event in world.of(ScalingEvent)] == ["load", "release"]
+    world = loaded(2)
+    world.tell(mark(keep=1))
+    world.tell(ExecutorExited(worker="w1", device="cpu", at=world.now, reason="killed"))
+    assert world.states() == {"v.w1-3": "Loading"}
 
 
 def test_a_plain_release_unloads_reclaimable_instances_first() -> None:
@@ -134,13 +138,6 @@ def test_a_refusal_counts_only_what_is_needed() -> None:
     reason = world.ensure(variant("c", memory_mb=400.0)).reason
     assert reason == "c needs 400 MB; instances in use take 500 of the 800 MB that cpu sets aside"
     assert set(world.states().values()) == {"Active"}
-
-
-def test_a_reclaimable_instance_is_not_loaded_again_after_a_crash() -> None:
-    world = loaded(2)
-    world.tell(mark(keep=1))
-    world.tell(ExecutorExited(worker="w1", device="cpu", at=world.now, reason="killed"))
-    assert world.states() == {"v.w1-3": "Loading"}
 
 
 def test_a_new_monitor_knows_no_marks_until_the_order_is_repeated() -> None:

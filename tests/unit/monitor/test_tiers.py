@@ -174,16 +174,13 @@ def test_what_cannot_be_warm_is_unloaded(record: VariantRecord, settings: dict[s
     assert evicted.reason == f"makes room for b; not used for 0 s; {why}"
 
 
-def test_bytes_and_their_own_limit() -> None:
+def test_bytes_and_count_limit_under_reserve_too() -> None:
     here = world(max_models=0, device_mb=250)
     use(here, *[here.load(model(name)) for name in "ab"])
     assert loaded(here, "c")
     assert here.states() == {"a.w1-1": "Warm", "b.w1-1": "Active", "c.w1-1": "Active"}
     reply = here.ensure(model("big", memory_mb=300.0))
     assert reply.reason == ("big needs 300 MB, gpu sets 250 MB aside: use a larger device or raise monitor.device_mb")
-
-
-def test_count_holds_under_reserve_too() -> None:
     here = world(cache="reserve", max_models=1)
     here.load(model("a"))
     reply = here.ensure(model("b"))
@@ -239,7 +236,7 @@ def test_a_removed_variant_leaves_host_memory() -> None:
     assert here.states() == {}
 
 
-def test_preloading_to_host_memory_takes_what_fits() -> None:
+def test_preloading_takes_what_fits_one_variant_of_each_model_first() -> None:
     here = World((GPU,), executor=None, settings=MonitorSettings(preload="warm", host_mb=250))
     here.catalogue(model("a"), model("b"), model("c"), model("d", host_mb=None))
     here.executor = 1
@@ -249,9 +246,6 @@ def test_preloading_to_host_memory_takes_what_fits() -> None:
     assert sorted(here.states().values()) == ["Warm", "Warm"]
     here.report()
     assert len(here.states()) == 2, "once"
-
-
-def test_preloading_to_devices_loads_one_variant_of_each_model_first() -> None:
     here = World((GPU,), executor=None, settings=MonitorSettings(preload="active", max_models=2))
     twin = model("a2")
     here.catalogue(model("a"), replace(twin, model="m-a"), model("b"))

@@ -1,13 +1,19 @@
 """What the recorder does when: one command a stream at a time, a pause after failures, no change lost or reversed."""
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from bus.messages.events import Event
+from bus.codec import encode
+from bus.memory import MemoryBus
+from bus.messages.events import EVENTS, Event, OutcomeEvent
 from bus.messages.scaling import AskForHistory, DemandHistory
+from bus.port import BusError
 from bus.subjects import Subjects
 from services.core.actor import (
     After,
@@ -23,6 +29,8 @@ from services.core.actor import (
     Tick,
     TimedOut,
 )
+from services.core.settings import BusSettings
+from services.recorder.__main__ import streams
 from services.recorder.actor import (
     CATALOG,
     CATCH_UP,
@@ -45,6 +53,8 @@ from services.recorder.actor import (
     pause_after_fetch,
 )
 from services.recorder.events import latest
+from services.recorder.tables import TABLES
+from tests.support.data.events import event, outcome
 from tests.support.data.examples import examples
 
 BUCKET = Subjects().catalog_bucket
@@ -61,10 +71,16 @@ def _started() -> Recorder:
     return actor
 
 
-def test_it_follows_the_catalogue_and_hears_questions_about_demand() -> None:
+def test_it_follows_the_catalogue_hears_demand_and_maintains_soon_again() -> None:
     actor = Recorder(Subjects("other"))
     assert [watch.bucket for watch in actor.watches] == ["other-catalog"]
     assert [inlet.subject for inlet in actor.inlets] == ["other.recorder.demand"]
+    actor = _started()
+    assert _tell(actor, Tick(MAINTAIN)) == [Do(MAINTAIN, Maintain())]
+    assert _tell(actor, Done(MAINTAIN, True)) == [After(MAINTAIN, CATCH_UP, Tick(MAINTAIN))]
+    assert _tell(actor, Done(MAINTAIN, False)) == [After(MAINTAIN, MAINTAIN_EVERY, Tick(MAINTAIN))]
+    (after,) = _tell(actor, Failed(MAINTAIN, "the database is away"))
+    assert after == After(MAINTAIN, MAINTAIN_EVERY, Tick(MAINTAIN))
 
 
 def test_a_question_about_demand_is_read_and_answered_whatever_becomes_of_it() -> None:
@@ -81,12 +97,15 @@ def test_a_question_about_demand_is_read_and_answered_whatever_becomes_of_it() -
     assert actor.handle(Envelope(1.0, AskForHistory(app="faces"))) == ()
 
 
-def test_a_full_fetch_is_followed_at_once_a_small_one_after_a_pause() -> None:
+def test_fetches_follow_at_once_or_after_a_pause() -> None:
     actor = _started()
     assert _tell(actor, Done("events", Ingested(MOST))) == [Do("events", Ingest("events"))]
     assert _tell(actor, Done("events", Ingested(0))) == [Do("events", Ingest("events"))]
     assert _tell(actor, Done("events", Ingested(3))) == [After("events", GATHER, Tick("events"))]
     assert _tell(actor, Tick("events")) == [Do("events", Ingest("events"))]
+    assert pause_after_fetch(0) == 0  # the next fetch itself waits for the first
+    assert pause_after_fetch(MOST) == 0  # there is more
+    assert all(0 < pause_after_fetch(n) < 1 for n in range(1, MOST))
 
 
 def test_failures_are_repeated_later_and_later_and_success_forgets_them() -> None:
@@ -114,24 +133,12 @@ def test_the_first_write_waits_for_the_whole_catalogue_and_says_which_keys_there
     assert _tell(actor, Done(CATALOG, None)) == []
 
 
-def test_an_empty_catalogue_empties_the_tables() -> None:
-    assert _tell(_started(), Synced(BUCKET)) == [Do(CATALOG, WriteCatalog({}, frozenset()))]
-
-
-def test_tidying_comes_back() -> None:
+def test_tidying_comes_back_and_an_empty_catalogue_empties_the_tables() -> None:
     actor = _started()
     assert _tell(actor, Tick(TIDY)) == [Do(TIDY, Tidy())]
     (after,) = _tell(actor, Done(TIDY, None))
     assert (after.key, after.message) == (TIDY, Tick(TIDY))
-
-
-def test_maintenance_comes_back_soon_while_there_is_more() -> None:
-    actor = _started()
-    assert _tell(actor, Tick(MAINTAIN)) == [Do(MAINTAIN, Maintain())]
-    assert _tell(actor, Done(MAINTAIN, True)) == [After(MAINTAIN, CATCH_UP, Tick(MAINTAIN))]
-    assert _tell(actor, Done(MAINTAIN, False)) == [After(MAINTAIN, MAINTAIN_EVERY, Tick(MAINTAIN))]
-    (after,) = _tell(actor, Failed(MAINTAIN, "the database is away"))
-    assert after == After(MAINTAIN, MAINTAIN_EVERY, Tick(MAINTAIN))
+    assert _tell(_started(), Synced(BUCKET)) == [Do(CATALOG, WriteCatalog({}, frozenset()))]
 
 
 def test_nothing_new_begins_while_stopping() -> None:
@@ -216,12 +223,6 @@ TestMirroring = Mirroring.TestCase
 TestMirroring.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 
 
-def test_messages_gather_only_while_some_but_not_all_came() -> None:
-    assert pause_after_fetch(0) == 0  # the next fetch itself waits for the first
-    assert pause_after_fetch(MOST) == 0  # there is more
-    assert all(0 < pause_after_fetch(n) < 1 for n in range(1, MOST))
-
-
 @given(st.integers(1, 1000))
 def test_pauses_grow_to_a_bound(failures: int) -> None:
     pause = pause_after_failure(failures)
@@ -242,3 +243,62 @@ def test_latest_is_the_maximum_of_each_key(pairs: list[tuple[int, int]]) -> None
     for key in {fact.key for fact in facts}:
         assert found[key] == max((f for f in facts if f.key == key), key=lambda f: (f.time, f.number))
     assert len(found) == len({fact.key for fact in facts})
+
+
+# -- How large the streams of events may become.
+SUBJECTS = Subjects()
+BODY = bytes(1000)
+
+
+@pytest.mark.parametrize("size", [10_000, 50_000])
+async def test_a_full_stream_of_outcomes_refuses_and_one_of_events_forgets_the_oldest(size: int) -> None:
+    bus = MemoryBus()
+    found = streams(SUBJECTS, BusSettings(outcome_bytes=size, event_bytes=size))
+    for spec in found.values():
+        await bus.ensure_stream(spec)
+    stored = 0
+    with pytest.raises(BusError):
+        for stored in range(100):
+            await bus.publish_durable(found["outcomes"].subjects[0], BODY, str(stored))
+    assert 0.8 * size < stored * len(BODY) <= size
+    for number in range(100):
+        await bus.publish_durable(found["events"].subjects[0], BODY, str(number))
+    kept = await (await bus.consumer(SUBJECTS.event_stream, "c")).fetch(100, 1.0)
+    assert 0.8 * size < len(kept) * len(BODY) <= size
+    await bus.close()
+
+
+@pytest.mark.parametrize("kind", EVENTS, ids=lambda kind: kind.kind)
+def test_a_batch_is_read_back_as_it_was_sent(kind: type) -> None:
+    table = TABLES[kind.kind]
+    rows = [event(kind), event(kind)]
+    batch = table.decode(encode({"id": "b1", "rows": rows, "later": "addition"}))
+    assert (batch.id, batch.rows) == ("b1", rows)
+    assert len(table.values(rows)[0]) == len(table.columns) == len(table.types) == len(table.sent)
+
+
+def test_rows_of_older_senders_are_read_and_texts_cut() -> None:
+    row = msgspec.to_builtins(outcome(), builtin_types=(bytes,))
+    row.pop("stage", None)
+    assert TABLES["outcome"].decode(encode({"id": "b1", "rows": [row]})).rows[0].stage is None
+    rows = TABLES["outcome"].values([outcome(id="i" * 500_000, app="a\0" * 600), outcome(id="short")])
+    first, second = (dict(zip(OutcomeEvent.__struct_fields__, row, strict=True)) for row in rows)
+    assert (first["id"], first["app"]) == ("i" * 1000, "a\ufffd" * 500)
+    assert second["id"] == "short"
+
+
+def test_times_are_sent_as_microseconds_since_2000_and_nul_goes() -> None:
+    table = TABLES["outcome"]
+    sent = outcome(time=1.5, uid=bytes(16), parent=None, id="a\0", context="fine")
+    row = dict(zip(OutcomeEvent.__struct_fields__, table.values([outcome(), sent])[1], strict=True))
+    since_2000 = datetime(1970, 1, 1, 0, 0, 1, 500_000, tzinfo=UTC) - datetime(2000, 1, 1, tzinfo=UTC)
+    assert (row["time"], row["uid"]) == (since_2000 / timedelta(microseconds=1), bytes(16))
+    assert (row["parent"], row["id"], row["context"]) == (None, "a\ufffd", "fine")
+
+
+@pytest.mark.parametrize(
+    "bad", [{"uid": b"short"}, {"time": float("nan")}, {"time": float("inf")}, {"parent": b""}], ids=str
+)
+def test_what_is_no_time_or_uid_is_said_at_once(bad: dict[str, object]) -> None:
+    with pytest.raises((ValueError, OverflowError)):
+        TABLES["outcome"].values([outcome(), outcome(**bad)])

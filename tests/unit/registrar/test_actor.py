@@ -7,27 +7,31 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from bus.codec import decode, encode
-from bus.messages.catalog import AppRecord, ModelRecord, Signature, VariantRecord
+from bus.messages.catalog import AppRecord, ModelRecord, Signature
 from bus.messages.flow import ContextChanged
-from bus.messages.public import AdminDone, Refusal, RegistrationAccepted
-from bus.messages.work import InspectModel, WorkProgress
-from services.core.actor import Done, Failed, Malformed, Synced, TimedOut
+from bus.messages.public import AdminDone, Refusal, RegistrationAccepted, RegistrationStatus
+from bus.messages.work import InspectModel, RegistrarHeartbeat, WorkProgress
+from services.core.actor import Done, Failed, Malformed, Publish, Stopping, Synced, TimedOut
 from services.core.catalog import selection_key
 from services.core.settings import RegistrarSettings
-from services.registrar.commands import AlreadyTaken, Finish
+from services.registrar.commands import AlreadyTaken, ChangeRefused, Finish, PutRecords, PutStatus, RegistrationRecord
 from tests.support.simulated.registrations import (
     REQUEST,
     SIGNATURE,
     SUBJECTS,
     Stage,
     build_order,
+    building,
     built,
     complete,
     finished,
     heartbeat,
     inspected,
     model_record,
+    registered,
+    registering,
     to_building,
+    variant_record,
 )
 
 
@@ -38,8 +42,7 @@ def test_a_registration_becomes_an_app_a_model_and_variants() -> None:
     inspect = stage.orders()[0]
     assert isinstance(inspect, InspectModel)
     assert (inspect.object, inspect.validation, inspect.format) == ("r1.model", "r1.validation", "onnx")
-    stage.tell(inspected())
-    stage.tell(finished("inspect"))
+    stage.hear(inspected(), finished("inspect"))
     order = build_order(stage)
     assert (order.source, order.validation, order.version) == ("aa", "bb", "1")
     assert len(order.plans) == 8  # fp32 and int8, 1 and 2 threads, 2 batch limits
@@ -51,7 +54,7 @@ def test_a_registration_becomes_an_app_a_model_and_variants() -> None:
     assert (app.links, app.signature) == ({"mlp": "1"}, SIGNATURE)
     model = decode(ModelRecord, stage.catalog["model.mlp.1"])
     assert (model.source, model.validation, model.registration) == ("aa", "bb", "r1")
-    variants = [decode(VariantRecord, value) for key, value in stage.catalog.items() if key.startswith("variant.")]
+    variants = stage.variants
     assert {v.variant for v in variants} == set(stage.last().variants)
     assert {(v.model, v.version, v.artifact, v.accuracy, v.hardware) for v in variants} == {
         ("mlp", "1", "cc", 0.9, "cpu")
@@ -72,8 +75,7 @@ def test_a_registration_becomes_an_app_a_model_and_variants() -> None:
 
 
 def test_progress_and_states_only_go_forward() -> None:
-    stage = Stage()
-    order = to_building(stage)
+    stage, order = building()
     for step, share in (
         ("building int8", 0.2),
         ("profiling int8", 0.6),
@@ -91,7 +93,7 @@ def test_progress_and_states_only_go_forward() -> None:
     assert "profiling int8" in [status.step for status in stage.statuses()]
 
 
-def test_the_worst_request_is_refused_at_once() -> None:
+def test_the_worst_requests_are_refused_at_once_and_counted() -> None:
     stage = Stage()
     reply = stage.register(replace(REQUEST, app="../x\0", metric="f1"))
     assert isinstance(reply, Refusal)
@@ -102,9 +104,6 @@ def test_the_worst_request_is_refused_at_once() -> None:
     (refused,) = [record.event for record in stage.records]
     assert (refused.state, refused.app, refused.registration) == ("refused", "../x\ufffd", "made-0")
     assert refused.reason == reply.error.message
-
-
-def test_what_is_no_registration_is_refused_and_counted() -> None:
     stage = Stage()
     stage.tell(Malformed("Object missing required field `model`"), SUBJECTS.register(), "_INBOX.1")
     subject, reply = stage.sent[-1]
@@ -164,12 +163,10 @@ def test_requests_wait_until_the_catalogue_is_known() -> None:
 
 
 def test_a_second_model_must_fit_the_app() -> None:
-    stage = Stage()
-    complete(stage, to_building(stage))
+    stage = registered()
     stage.register(replace(REQUEST, registration="r2", model="cnn"))
     other = Signature(inputs=SIGNATURE.inputs, outputs=SIGNATURE.inputs)
-    stage.tell(inspected("r2", signature=other))
-    stage.perform()
+    stage.settle(inspected("r2", signature=other))
     assert stage.ends("r2") == ["failed"]
     assert "fixed its signature" in str(stage.last("r2").reason)
     assert len(stage.orders()) == 3, "the second model is inspected and not built"
@@ -177,8 +174,7 @@ def test_a_second_model_must_fit_the_app() -> None:
 
 def test_a_new_version_takes_the_link_over_and_an_older_one_does_not_take_it_back() -> None:
     stage = Stage()
-    stage.tell(heartbeat())
-    stage.tell(heartbeat("w2", utilisation=0.9))
+    stage.hear(heartbeat(), heartbeat("w2", utilisation=0.9))
     stage.register()
     stage.tell(inspected())
     slow = build_order(stage)
@@ -224,8 +220,7 @@ def test_a_model_may_be_registered_without_any_app() -> None:
     stage = Stage()
     stage.tell(heartbeat())
     assert stage.register(replace(REQUEST, app="_")) == RegistrationAccepted(registration="r1")
-    stage.tell(inspected())
-    stage.tell(finished("inspect"))
+    stage.hear(inspected(), finished("inspect"))
     complete(stage, build_order(stage))
     assert stage.ends() == ["done"]
     assert "model.mlp.1" in stage.catalog
@@ -233,17 +228,13 @@ def test_a_model_may_be_registered_without_any_app() -> None:
 
 
 def test_a_variant_that_computes_items_alone_is_recorded_with_its_reason_and_a_largest_batch_of_one() -> None:
-    stage = Stage()
-    stage.tell(heartbeat())
-    stage.register()
-    stage.tell(inspected(baseline_accuracy=0.95))
-    stage.tell(finished("inspect"))
+    stage = registering()
+    stage.hear(inspected(baseline_accuracy=0.95), finished("inspect"))
     order = build_order(stage)
     for plan in order.plans:
         stage.tell(built(plan, alone="mixes" if plan.precision == "int8" else ""))
-    stage.tell(finished("build"))
-    stage.perform()
-    found = {value.variant: value for key, raw in stage.catalog.items() if key.startswith("variant.") for value in (decode(VariantRecord, raw),)}  # fmt: skip
+    stage.settle(finished("build"))
+    found = {record.variant: record for record in stage.variants}
     assert set(found) == set(stage.last().variants)
     int8 = {name: record for name, record in found.items() if record.precision == "int8"}
     assert set(int8) == {"mlp-v1-ort-int8-t1-b1", "mlp-v1-ort-int8-t2-b1"}
@@ -253,11 +244,160 @@ def test_a_variant_that_computes_items_alone_is_recorded_with_its_reason_and_a_l
 
 
 def test_a_model_that_takes_single_items_says_why_in_all_its_variants() -> None:
-    stage = Stage()
-    stage.tell(heartbeat())
-    stage.register()
-    stage.tell(inspected(fixed_batch=True, alone="its batch is fixed"))
-    stage.tell(finished("inspect"))
+    stage = registering()
+    stage.hear(inspected(fixed_batch=True, alone="its batch is fixed"), finished("inspect"))
     complete(stage, build_order(stage))
-    records = [decode(VariantRecord, raw) for key, raw in stage.catalog.items() if key.startswith("variant.")]
+    records = stage.variants
     assert {(record.alone, record.max_batch) for record in records} == {("its batch is fixed", 1)}
+
+
+# -- What outlives a registrar: statuses, unfinished registrations, writes that are repeated.
+
+
+def test_the_catalogue_may_still_refuse() -> None:
+    stage, order = building()
+    for plan in order.plans:
+        stage.tell(built(plan))
+    stage.tell(finished("build"))
+    put = next(do for do in stage.commands if isinstance(do.command, PutRecords))
+    stage.commands.remove(put)
+    stage.settle(Done(put.id, ChangeRefused("bad_request", "somebody was faster")))
+    assert stage.ends() == ["failed"]
+    assert stage.last().reason == "somebody was faster"
+
+
+def test_writes_are_repeated_until_they_succeed() -> None:
+    stage, order = building()
+    for plan in order.plans:
+        stage.tell(built(plan))
+    stage.tell(finished("build"))
+    for turn in range(4):
+        for do in list(stage.commands):
+            stage.tell(Failed(do.id, "disconnected") if turn % 2 else TimedOut(do.id))
+        stage.commands.clear()
+        assert stage.ends() == []
+        stage.now += 3
+        stage.ring()
+    stage.perform()
+    assert stage.ends() == ["done"]
+    assert len(stage.forgotten) == 1
+
+
+def test_statuses_are_kept_once_at_a_time_and_the_last_one_always() -> None:
+    stage, order = building()
+    for _ in range(100):
+        stage.tell(WorkProgress(registration="r1", worker="w1", step="profiling", progress=0.5))
+    assert len([do for do in stage.commands if isinstance(do.command, PutStatus)]) == 1
+    complete(stage, order)
+    assert decode(RegistrationStatus, stage.status["registration.r1"]) == stage.last()
+    stage, order = building()
+    old = stage.status["registration.r1"]
+    complete(stage, order)
+    stage.put(SUBJECTS.status_bucket, "registration.r1", old)
+    stage.tell(b"", SUBJECTS.registration("r1"), "_INBOX.2")
+    assert stage.sent[-1][1].state == "done"
+
+
+def test_a_request_for_the_status_gets_the_last_one() -> None:
+    stage = Stage()
+    stage.register()
+    stage.tell(b"", SUBJECTS.registration("r1"), "_INBOX.2")
+    assert stage.sent[-1] == ("_INBOX.2", stage.last())
+    stage.tell(encode(stage.last()), SUBJECTS.registration("r1"))  # our own publication comes by
+    assert stage.sent[-1][0] == "_INBOX.2"
+    stage.tell(b"whatever", SUBJECTS.registration("nobody"), "_INBOX.3")
+    assert isinstance(stage.sent[-1][1], Refusal)
+
+
+def test_a_restarted_registrar_goes_on_with_its_own_work() -> None:
+    first = Stage("a")
+    to_building(first)
+    second = Stage("a", buckets=first)
+    second.tell(heartbeat())
+    second.tick()
+    assert isinstance(second.orders()[0], InspectModel)
+    second.tell(inspected())
+    complete(second, build_order(second))
+    assert second.ends() == ["done"]
+    assert "work.r1" not in second.status
+
+
+def test_work_of_a_dead_registrar_is_taken_over_and_that_of_a_live_one_is_not() -> None:
+    first = Stage("a")
+    to_building(first)
+    second = Stage("b", buckets=first)
+    second.tell(heartbeat())
+    for _ in range(20):
+        second.now += 1
+        second.tell(RegistrarHeartbeat(registrar="a"))
+        second.tick()
+    assert second.commands == []
+    second.pass_time(10, ["w1"])
+    assert decode(RegistrationRecord, second.status["work.r1"]).registrar == "b"
+    assert isinstance(second.orders()[0], InspectModel)
+
+
+def test_a_registrar_that_leaves_hands_over_at_once() -> None:
+    first = Stage("a")
+    to_building(first)
+    goodbye = next(iter(first.registrar.handle(_stopping(first))))
+    assert isinstance(goodbye, Publish)
+    second = Stage("b", buckets=first)
+    second.hear(RegistrarHeartbeat(registrar="a"), goodbye.message)
+    second.tick()
+    second.perform()
+    assert decode(RegistrationRecord, second.status["work.r1"]).registrar == "b"
+
+
+def _stopping(stage: Stage) -> Any:
+    from services.core.actor import Envelope
+
+    return Envelope(stage.now, Stopping(1.0))
+
+
+def test_ended_work_found_after_a_restart_is_only_cleared_away() -> None:
+    first = Stage("a")
+    to_building(first)
+    over = replace(first.last(), state="failed", reason="x")
+    first.put(SUBJECTS.status_bucket, "registration.r1", encode(over))
+    second = Stage("a", buckets=first)
+    second.tell(heartbeat())
+    second.tick()
+    second.perform()
+    assert second.orders() == []
+    assert second.statuses() == []
+    assert len(second.forgotten) == 1
+
+
+def test_a_late_record_of_ended_work_starts_nothing() -> None:
+    stage, order = building()
+    work = stage.status["work.r1"]
+    complete(stage, order)
+    stage.put(SUBJECTS.status_bucket, "work.r1", work)
+    before = len(stage.orders())
+    stage.pass_time(20, ["w1"])
+    assert len(stage.orders()) == before
+    assert len(stage.forgotten) == 1
+
+
+def test_statuses_of_others_are_answered_and_foreign_uploads_stay() -> None:
+    stage = Stage()
+    status = RegistrationStatus(registration="r9", state="building", app="a", model="m")
+    stage.put(SUBJECTS.status_bucket, "registration.r9", encode(status))
+    stage.tell(b"", SUBJECTS.registration("r9"), "_INBOX.2")
+    assert stage.sent[-1] == ("_INBOX.2", status)
+    stage = Stage()
+    request = replace(REQUEST, object="shared.onnx", validation="shared.npz")
+    complete(stage, to_building(stage, request))
+    assert stage.forgotten[0].uploads == ()
+
+
+def test_unreadable_entries_harm_nobody() -> None:
+    stage = Stage()
+    stage.put(SUBJECTS.status_bucket, "work.x", b"\xc1")
+    stage.put(SUBJECTS.status_bucket, "registration.x", b"\xc1")
+    stage.put(SUBJECTS.status_bucket, "job.x", b"\xc1")
+    stage.put(SUBJECTS.catalog_bucket, "app.digits", b"\xc1")
+    stage.put(SUBJECTS.catalog_bucket, "variant.v", encode(variant_record("v")))
+    complete(stage, to_building(stage))
+    assert stage.ends() == ["done"]

@@ -181,8 +181,7 @@ def test_the_result_does_not_depend_on_the_order_of_variants(order: list[int], g
     assert len(plans) == 4
     for n in [*order, *order[:repeat]]:
         stage.tell(built(plans[n]) if good[n] else failed(plans[n]))
-    stage.tell(finished("build"))
-    stage.perform()
+    stage.settle(finished("build"))
     expected = {plan.variant for plan, fine in zip(plans, good, strict=True) if fine}
     assert set(stage.last().variants) == expected
     assert {failure.variant for failure in stage.last().failures} == {plan.variant for plan in plans} - expected

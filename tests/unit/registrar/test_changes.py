@@ -53,17 +53,16 @@ def refused(record: AppRecord | None, change: Any, known: Catalog | None = None)
     return after
 
 
-def test_the_first_link_makes_the_app_and_fixes_its_signature() -> None:
+def test_links_make_apps_add_and_keep_what_they_do_not_name() -> None:
     after = changed(None, replace(LINK, create=True, latency_ms=5.0, default_output=[0]))
     expected = AppRecord(app="digits", links={"cnn": "1"}, signature=SIGNATURE, latency_ms=5.0, default_output=[0])
     assert after == expected
-
-
-def test_later_links_add_and_keep_what_they_do_not_name() -> None:
     before = app_record(latency_ms=5.0, default_output=[0], min_instances=3, slo_target=0.999)
     assert changed(before, LINK) == replace(before, links={"mlp": "1", "cnn": "1"})
     assert changed(before, replace(LINK, latency_ms=9.0)).latency_ms == 9.0
     assert changed(before, replace(LINK, slo_target=0.9)).slo_target == 0.9
+    once = changed(None, replace(LINK, create=True))
+    assert changed(once, replace(LINK, create=True)) == once
 
 
 def test_a_model_that_does_not_fit_is_refused_with_both_signatures() -> None:
@@ -76,21 +75,15 @@ def test_a_model_that_does_not_fit_is_refused_with_both_signatures() -> None:
     assert "whose first registration fixed its signature" in own.message
 
 
-def test_only_a_registration_makes_apps() -> None:
+def test_only_registrations_make_apps_and_links_name_the_newest_version() -> None:
     assert refused(None, LINK).code == "unknown_app"
     assert refused(None, UnlinkModel(app="digits", model="mlp")).code == "unknown_app"
     assert refused(None, DeleteApp(app="digits")).code == "unknown_app"
-
-
-def test_a_version_is_set_only_where_the_model_is_linked() -> None:
     known = catalog()
     assert refused(app_record(), SetVersion(app="digits", model="far", version="1"), known).code == "unknown_model"
     missing = refused(app_record(), SetVersion(app="digits", model="mlp", version="7"), known)
     assert (missing.code, "1, 2" in missing.message) == ("unknown_model", True)
     assert changed(app_record(), SetVersion(app="digits", model="mlp", version="2"), known).links == {"mlp": "2"}
-
-
-def test_a_link_without_a_version_is_of_the_newest() -> None:
     app, known = app_record("a", links={}), catalog()
     assert changed(app, LinkModel(app="a", model="mlp"), known).links == {"mlp": "2"}
     first = changed(app, LinkModel(app="a", model="mlp", version="1", latency_ms=3.0, default_output=[0]), known)
@@ -98,7 +91,7 @@ def test_a_link_without_a_version_is_of_the_newest() -> None:
     assert refused(app, LinkModel(app="a", model="none"), known).code == "unknown_model"
 
 
-def test_unlink_add_and_delete() -> None:
+def test_apps_are_unlinked_deleted_and_get_other_settings() -> None:
     assert changed(app_record(), UnlinkModel(app="digits", model="mlp")).links == {}
     assert refused(app_record(), UnlinkModel(app="digits", model="cnn")).code == "unknown_model"
     assert amend(app_record(), DeleteApp(app="digits"), Catalog()) is None
@@ -106,9 +99,6 @@ def test_unlink_add_and_delete() -> None:
         app="a", links={}, min_instances=0, slo_target=0.9
     )
     assert refused(app_record(), AddApp(app="digits")).code == "bad_request"
-
-
-def test_an_app_gets_other_settings_and_keeps_what_is_not_named() -> None:
     before = app_record(latency_ms=5.0, default_output=[0], min_instances=3)
     assert changed(before, SetApp(app="digits", default_output="none")) == replace(before, default_output="none")
     assert changed(before, SetApp(app="digits", min_instances=0)) == replace(before, min_instances=0)
@@ -134,15 +124,12 @@ def test_a_selection_is_set_and_ends() -> None:
     assert refused(None, everybody).code == "unknown_app"
 
 
-def test_members_must_be_linked() -> None:
+def test_members_must_be_linked_and_no_app_is_its_own() -> None:
     error = refused(BOTH, SetSelection(app="digits", policy="exp4", members=["cnn", "svm"]))
     assert error.code == "unknown_model"
     assert error.message == (
         "members: app digits does not link svm; it links cnn, mlp: use link-model first, or name those"
     )
-
-
-def test_an_app_is_no_member_of_itself() -> None:
     error = refused(BOTH, SetSelection(app="digits", policy="exp4", members=["digits"]))
     assert error.code == "unknown_model"
     assert error.message.startswith("members: app digits does not link digits; it links cnn, mlp")
@@ -157,11 +144,6 @@ def test_a_named_member_cannot_be_unlinked() -> None:
     everybody = replace(BOTH, selection=Ensemble(policy="exp4"))
     assert changed(everybody, UnlinkModel(app="digits", model="mlp")).links == {"cnn": "1"}
     assert changed(named, replace(LINK, record=model_record("mlp", "2"))).selection == EXP4
-
-
-def test_repeating_a_change_changes_nothing() -> None:
-    once = changed(None, replace(LINK, create=True))
-    assert changed(once, replace(LINK, create=True)) == once
 
 
 def catalog() -> Catalog:
@@ -186,10 +168,15 @@ def asked(verb: str, **fields: Any) -> AdminVerb | Error:
     return request if isinstance(request, Error) else refusal(request, catalog()) or request
 
 
-def test_each_verb_is_carried_out() -> None:
+def test_each_verb_is_carried_out_and_a_selection_of_nothing_ends() -> None:
     place = RegistrarEdge(*(None for _ in range(5)))  # type: ignore[arg-type]
     assert set(ADMIN_VERBS.values()) <= set(place._commands)
     assert all(kind in place._commands for kind in AMENDMENTS)
+    for fields in ({}, {"cache_mb": 0.0, "contextual": False, "policy": None}):
+        ends = asked("set-selection", app="a", **fields)
+        assert isinstance(ends, SetSelection)
+        assert ends.selection is None
+    assert SetSelection(app="a", cache_mb=64).selection == Ensemble(cache_mb=64)
 
 
 def test_verbs_are_read_by_their_fields() -> None:
@@ -220,14 +207,6 @@ def test_verbs_are_read_by_their_fields() -> None:
         assert asked("reset-selection", app="digits", context=context) == ResetSelection(app="digits", context=context)
     assert asked("delete-version", model="mlp", version="1") == DeleteVersion(model="mlp", version="1")
     assert asked("release-variant", variant="v", worker="w1") == ReleaseVariant(variant="v", worker="w1")
-
-
-def test_a_selection_without_a_policy_and_a_cache_ends() -> None:
-    for fields in ({}, {"cache_mb": 0.0, "contextual": False, "policy": None}):
-        ends = asked("set-selection", app="a", **fields)
-        assert isinstance(ends, SetSelection)
-        assert ends.selection is None
-    assert SetSelection(app="a", cache_mb=64).selection == Ensemble(cache_mb=64)
 
 
 def test_a_rule_of_batching_is_for_one_app_model_or_variant() -> None:

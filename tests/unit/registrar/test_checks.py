@@ -1,17 +1,35 @@
 """What a registration may say: every wrong field is named."""
 
+import re
 from math import inf, nan
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from bus.messages.catalog import Signature, TensorSpec
-from bus.subjects import WITHOUT_APP
-from services.core.catalog import signature_difference
+from bus.codec import encode
+from bus.messages.catalog import Profile, Signature, TensorSpec
+from bus.messages.public import Error, Register
+from bus.messages.work import ContainerPlace, PlaceContainer, VariantPlan
+from bus.subjects import WITHOUT_APP, valid_name
+from services.core.catalog import Catalog, app_key, model_key, signature_difference, variant_key
 from services.core.settings import RegistrarSettings
 from services.registrar.checks import registration_error
-from tests.support.simulated.registrations import REQUEST, SIGNATURE
+from services.registrar.policy import defect, next_version, place_of, plans, variant_name
+from tests.support.simulated.registrations import (
+    PROFILE,
+    REQUEST,
+    SIGNATURE,
+    SUBJECTS,
+    Stage,
+    app_record,
+    built,
+    inspected,
+    model_record,
+    variant_record,
+)
 
 BAD_NAMES = ["", "../x", "a b", "a>", "*", "a\0b", "a.b", "-a", "_", "a" * 65, "ü", "a\n"]
 
@@ -80,19 +98,30 @@ def test_each_field_is_checked(field: str, value: Any) -> None:
     assert error.message.startswith(f"{field}: ")
 
 
-def test_all_wrong_fields_are_named_at_once() -> None:
+def test_wrong_fields_are_named_at_once_and_order_does_not_matter() -> None:
     error = registration_error(replace(REQUEST, app="a b", metric="f1", latency_ms=-1.0), RegistrarSettings())
     assert error is not None
     assert [part.partition(":")[0] for part in error.message.split("; ")] == ["app", "metric", "latency_ms"]
+    a, b = (TensorSpec(name=name, datatype="FP32", shape=[1]) for name in "ab")
+    one, other = (Signature(inputs=inputs, outputs=[a]) for inputs in ([a, b], [b, a]))
+    assert signature_difference(one, other) is None
+    assert signature_difference(one, Signature(inputs=[a], outputs=[a])) is not None
+    assert signature_difference(one, Signature(inputs=[a, b], outputs=[b])) is not None
 
 
-def test_torchscript_only_where_it_is_allowed() -> None:
+def test_torch_runs_its_own_formats_where_it_can_and_is_allowed() -> None:
     request = replace(REQUEST, format="torchscript")
     error = registration_error(request, RegistrarSettings())
     assert error is not None
     assert error.code == "forbidden"
     assert "allow_torchscript" in error.message
     assert registration_error(request, RegistrarSettings(allow_torchscript=True)) is None
+    both = {"ort": "", "torch": ""}
+    assert kinds(made("pt2", frameworks=both, operators=[])) == {("ort", "fp32", "onnx"), ("torch", "fp32", "pt2")}
+    assert kinds(made("onnx", frameworks=both, operators=[])) == {("ort", "fp32", "onnx")}
+    assert kinds(made("torchscript", frameworks={"ort": "x", "torch": ""})) == {("torch", "fp32", "torchscript")}
+    assert made("pt2", frameworks={"ort": "broken", "torch": "not installed"}) == []
+    assert made("pt2", frameworks={}) == []
 
 
 def signature(**changes: Any) -> Signature:
@@ -130,9 +159,198 @@ def test_signatures_differ_in_name_type_and_shape(changes: dict[str, Any]) -> No
     assert "x FP32[64]" in difference
 
 
-def test_the_order_of_tensors_does_not_matter() -> None:
-    a, b = (TensorSpec(name=name, datatype="FP32", shape=[1]) for name in "ab")
-    one, other = (Signature(inputs=inputs, outputs=[a]) for inputs in ([a, b], [b, a]))
-    assert signature_difference(one, other) is None
-    assert signature_difference(one, Signature(inputs=[a], outputs=[a])) is not None
-    assert signature_difference(one, Signature(inputs=[a, b], outputs=[b])) is not None
+# -- Whether a user's own process is a new version or a replica is the registrar's answer.
+CONTAINER_REQUEST = Register(
+    app="digits", model="mlp", format="container", object="", validation="", task="reading", metric="top5",
+    labels=["no", "yes"], latency_ms=20.0, slo_target=0.9, default_output=[0],
+)  # fmt: skip
+BARE = Register(app="digits", model="mlp", format="container", object="", validation="")
+RECORD = model_record(format="container", task="reading", metric="top5", labels=["no", "yes"], source="cc")
+APP = app_record(latency_ms=20.0, slo_target=0.9, default_output=[0])
+VARIANT = variant_record("mlp-v1-container", framework="container", format="container")
+
+
+def catalogue(*records: Any) -> Catalog:
+    found = Catalog()
+    for record in records or (APP, RECORD, VARIANT):
+        found.apply(*kept(record))
+    return found
+
+
+def kept(record: Any) -> tuple[str, bytes]:
+    if hasattr(record, "links"):
+        return app_key(record.app), encode(record)
+    if hasattr(record, "variant"):
+        return variant_key(record.variant), encode(record)
+    return model_key(record.model, record.version), encode(record)
+
+
+def asked(request: Register = BARE, catalog: Catalog | None = None, metric: str | None = None) -> ContainerPlace | str:
+    place = place_of(PlaceContainer(request=request, metric=metric), catalog or catalogue(), 0.9)
+    return place.message if isinstance(place, Error) else place
+
+
+def test_what_nobody_has_registered_is_a_version_and_the_same_again_a_replica() -> None:
+    new = ContainerPlace(version="1", signature=None, agreement=0.9)
+    assert asked(catalog=Catalog()) == new
+    assert asked(replace(BARE, version="own"), Catalog()) == replace(new, version="own")
+    # The app is there, and its model is a file: the next number, with the app's inputs.
+    files = catalogue(APP, model_record(), variant_record())
+    assert asked(catalog=files) == ContainerPlace(version="2", signature=SIGNATURE, agreement=0.9)
+    place = ContainerPlace(version="1", signature=SIGNATURE, agreement=0.9, variant=VARIANT, reference="cc")
+    assert asked() == place
+    later = (model_record(version="2", created=9.0), replace(RECORD, version="0", created=0.5))
+    assert asked(catalog=catalogue(APP, RECORD, VARIANT, *later)) == place
+    assert isinstance(asked(CONTAINER_REQUEST, metric="top5"), ContainerPlace)
+    assert isinstance(
+        asked(replace(CONTAINER_REQUEST, metric="mae")), ContainerPlace
+    )  # left out: `Register` has a default
+
+
+@pytest.mark.parametrize(
+    ("records", "version", "words"),
+    [
+        ((APP, model_record(), variant_record()), "1", "is a registered file, and no container"),
+        ((RECORD, VARIANT), None, "not for app digits; link it with `infaas admin link-model digits --model mlp"),
+        ((replace(APP, links={}), RECORD, VARIANT), None, "not for app digits"),
+    ],
+)
+def test_what_is_no_replica_is_refused(records: tuple[Any, ...], version: str | None, words: str) -> None:
+    assert words in str(asked(replace(BARE, version=version), catalogue(*records)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "option"),
+    [
+        ({"task": "writing"}, "task"),
+        ({"metric": "mae"}, "metric"),
+        ({"labels": ["yes", "no"]}, "labels"),
+        ({"latency_ms": 30.0}, "latency-ms"),
+        ({"slo_target": 0.99}, "slo-target"),
+        ({"default_output": [1]}, "default-output"),
+        ({"accuracy": "any"}, "accuracy"),
+    ],
+)
+def test_another_command_says_what_has_no_effect_on_a_replica(changes: dict[str, Any], option: str) -> None:
+    request = replace(CONTAINER_REQUEST, **changes)
+    said = asked(request, metric=request.metric)
+    assert isinstance(said, str)
+    assert said.startswith(f"--{option}: ") and "a replica changes nothing" in said
+
+
+def test_the_registrar_answers() -> None:
+    stage = Stage()
+    question = PlaceContainer(request=BARE)
+    for record in (APP, RECORD, VARIANT):
+        stage.put(SUBJECTS.catalog_bucket, *kept(record))
+    stage.tell(question, SUBJECTS.registrar("container"), "_INBOX.5")
+    subject, place = stage.sent[-1]
+    assert (subject, place.variant) == ("_INBOX.5", VARIANT)
+    stage.tell(replace(question, metric="mae"), SUBJECTS.registrar("container"), "_INBOX.6")
+    assert "--metric" in stage.sent[-1][1].error.message
+
+
+# -- Which variants are generated, how they are named, and which are good enough.
+SETTINGS = RegistrarSettings(threads=(1, 2), max_batches=(4, 32))
+
+
+def made(
+    format: str = "onnx", cores: int = 2, settings: RegistrarSettings = SETTINGS, **facts: object
+) -> list[VariantPlan]:
+    return plans("m", "1", format, inspected(**facts), cores, settings)
+
+
+def kinds(found: list[VariantPlan]) -> set[tuple[str, str, str]]:
+    return {(plan.framework, plan.precision, plan.format) for plan in found}
+
+
+@pytest.mark.parametrize(
+    ("operators", "precisions"),
+    [
+        (["Conv", "Relu", "Gemm"], {"fp32", "int8"}),
+        (["ConvTranspose", "Add"], {"fp32", "int8"}),
+        (["Gemm", "Relu"], {"fp32", "int8"}),
+        (["QLinearConv", "QuantizeLinear"], {"fp32"}),
+        (["MatMul", "Softmax"], {"fp32", "int8"}),
+        (["aten.conv2d.default", "aten.linear.default"], {"fp32", "int8"}),
+        (["aten.addmm.default"], {"fp32", "int8"}),
+        (["TreeEnsembleClassifier", "ZipMap"], {"fp32"}),
+        (["ConvertToBFloat"], {"fp32"}),
+        ([], {"fp32"}),
+    ],
+)
+def test_precisions_follow_the_operators(operators: list[str], precisions: set[str]) -> None:
+    assert {plan.precision for plan in made(operators=operators)} == precisions
+
+
+def test_every_precision_with_every_thread_count_that_cores_and_batches_allow() -> None:
+    found = {(plan.precision, plan.threads, plan.max_batch) for plan in made(operators=["Gemm"])}
+    assert found == {(p, t, b) for p in ("fp32", "int8") for t in (1, 2) for b in (4, 32)}
+    assert {plan.threads for plan in made(cores=1)} == {1}
+    assert {plan.threads for plan in made(cores=1, settings=RegistrarSettings(threads=(4, 8)))} == {1}
+    assert {plan.threads for plan in made(cores=8, settings=RegistrarSettings(threads=(4, 8, 16)))} == {4, 8}
+    assert {plan.max_batch for plan in made(fixed_batch=True)} == {1}
+
+
+NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", fullmatch=True)
+KINDS = st.tuples(
+    st.sampled_from(["ort", "torch"]), st.sampled_from(["fp32", "int8", "fp16"]), st.sampled_from([1, 2, 16])
+)
+
+
+@given(NAMES, NAMES, KINDS, st.sampled_from([1, 8, 64]))
+def test_names_are_valid(model: str, version: str, kind: tuple[str, str, int], batch: int) -> None:
+    assert valid_name(variant_name(model, version, *kind, batch))
+
+
+SHORT = st.from_regex(r"[ab1][-abv1]{0,7}", fullmatch=True)
+
+
+@given(SHORT, SHORT, SHORT, SHORT)
+def test_different_models_never_share_a_name(model: str, version: str, other: str, other_version: str) -> None:
+    same = (model, version) == (other, other_version)
+    names = {variant_name(m, v, "ort", "fp32", 1, 8) for m, v in ((model, version), (other, other_version))}
+    assert len(names) == (1 if same else 2)
+
+
+def test_names_read_well_and_what_works_and_agrees_may_serve() -> None:
+    assert variant_name("cnn", "3", "ort", "int8", 1, 64) == "cnn-v3-ort-int8-t1-b64"
+    long = [variant_name("m" * 60 + tail, "1", "ort", "fp32", 1, 64) for tail in ("aaaa", "bbbb")]
+    assert long[0] != long[1]
+    assert all(re.fullmatch(r"m+-[0-9a-f]{6}-ort-fp32-t1-b64", name) for name in long)
+    assert variant_name("a-v1", "2", "ort", "fp32", 1, 8) != variant_name("a", "1-v2", "ort", "fp32", 1, 8)
+    assert defect(built(PLAN), SETTINGS) is None
+    assert defect(built(PLAN, agreement=SETTINGS.agreement), SETTINGS) is None
+
+
+@pytest.mark.parametrize(
+    ("versions", "expected"), [([], 1), (["1", "2"], 3), (["9", "10"], 11), (["beta", "2"], 3), (["beta", "²"], 1)]
+)
+def test_the_next_version_is_one_more_than_the_largest_number(versions: list[str], expected: int) -> None:
+    assert next_version(versions) == expected
+
+
+PLAN = VariantPlan(variant="v", framework="ort", precision="int8", threads=1, max_batch=8, format="onnx")
+
+
+@pytest.mark.parametrize(
+    ("facts", "word"),
+    [
+        ({"accuracy": nan}, "NaN"),
+        ({"accuracy": inf}, "not a number"),
+        ({"accuracy": 1.2}, "outside 0..1"),
+        ({"accuracy_low": 1.0, "accuracy_high": 0.5}, "interval"),
+        ({"accuracy_low": nan}, "interval"),
+        ({"agreement": 0.89}, "89.0%"),
+        ({"agreement": nan}, "agrees"),
+        ({"profile": replace(PROFILE, rows=[])}, "no measurement"),
+        ({"profile": replace(PROFILE, saturation_qps=0.0)}, "cannot be"),
+        ({"profile": replace(PROFILE, load_ms=-1.0)}, "cannot be"),
+        ({"profile": replace(PROFILE, memory_mb=nan)}, "cannot be"),
+        ({"profile": replace(PROFILE, rows=[replace(PROFILE.rows[0], p50_ms=inf)])}, "cannot be"),
+    ],
+)
+def test_what_does_not_is_turned_down_with_the_reason(facts: dict[str, float | Profile], word: str) -> None:
+    reason = defect(built(PLAN, **facts), SETTINGS)
+    assert reason is not None
+    assert word in reason

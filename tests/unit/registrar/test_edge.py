@@ -53,8 +53,7 @@ from services.registrar.commands import (
     TakeOverRegistration,
 )
 from services.registrar.edge import RegistrarEdge
-from tests.support.simulated.pipeline_records import deploying
-from tests.support.simulated.registrations import REQUEST, SIGNATURE, model_record, variant_record
+from tests.support.simulated.registrations import REQUEST, SIGNATURE, deploying, model_record, variant_record
 
 SUBJECTS = Subjects("t")
 LINK = LinkVersion(app="digits", record=model_record(app="digits"), create=True)
@@ -141,10 +140,14 @@ async def test_ids_and_versions_are_claimed_once(place: Place) -> None:
     assert await place.keys() == {"work.r1", "version.mlp.1", "model.mlp.2", "work.r4", "version.mlp.3"}
 
 
-async def test_many_claims_at_once_get_different_versions(place: Place) -> None:
+async def test_many_at_once_get_different_versions_and_lose_no_link(place: Place) -> None:
     claims = [place.do(ClaimRegistration(record=work(f"r{n}"), next_version=1)) for n in range(20)]
     versions = [claimed.record.version for claimed in await asyncio.gather(*claims)]
     assert sorted(versions, key=int) == [str(n) for n in range(1, 21)]
+    changes = [replace(LINK, record=model_record(f"m{n}")) for n in range(20)]
+    assert await asyncio.gather(*map(place.do, changes)) == [None] * 20
+    app = decode(AppRecord, (await place.catalog.get("app.digits")).value or b"")
+    assert set(app.links) == {f"m{n}" for n in range(20)}
 
 
 async def test_only_one_takes_over(place: Place) -> None:
@@ -164,8 +167,7 @@ async def test_a_registration_is_marked_as_cancelled_whoever_has_it(place: Place
     await asyncio.gather(mark, take)
     kept = decode(RegistrationRecord, (await place.status.get("work.r1")).value or b"")
     assert (kept.cancelled, kept.version) == (True, "1")
-    refused = await place.do(MarkCancelled("r2"))
-    assert "r2 is not under way" in refused.message
+    assert "r2 is not under way" in (await place.do(MarkCancelled("r2"))).message
 
 
 async def test_records_are_written_variants_first_and_app_last(place: Place) -> None:
@@ -224,19 +226,15 @@ async def test_a_version_with_other_classes_than_the_models_that_an_app_serves_i
     assert "was registered for app shapes and does not fit app digits" in refused.message
 
 
-async def test_no_link_is_lost_when_many_write_at_once(place: Place) -> None:
-    changes = [replace(LINK, record=model_record(f"m{n}")) for n in range(20)]
-    assert await asyncio.gather(*map(place.do, changes)) == [None] * 20
-    app = decode(AppRecord, (await place.catalog.get("app.digits")).value or b"")
-    assert set(app.links) == {f"m{n}" for n in range(20)}
-
-
-async def test_operators_changes(place: Place) -> None:
+async def test_operators_changes_and_keys_of_quarantines(place: Place) -> None:
     assert await place.do(AddApp(app="a")) is None
     assert isinstance(await place.do(AddApp(app="a")), ChangeRefused)
     assert await place.do(DeleteApp(app="a")) == ContextsDeleted("a")
     assert isinstance(await place.do(DeleteApp(app="a")), ChangeRefused)
     assert await place.do(AddApp(app="a")) is None, "a deleted app can be made again"
+    assert quarantined_at(quarantine_key("w-1", "m-v1-ort")) == ("w-1", "m-v1-ort")
+    assert quarantined_at("controller") is None
+    assert quarantined_at("quarantine.w1") is None
 
 
 async def test_the_replicas_of_a_model_are_kept_by_each_app_that_links_it(place: Place) -> None:
@@ -246,8 +244,7 @@ async def test_the_replicas_of_a_model_are_kept_by_each_app_that_links_it(place:
     for app in ("a", "b"):
         kept = decode(AppRecord, (await place.catalog.get(f"app.{app}")).value or b"")
         assert kept.replicas == {"mlp": 4}
-    refused = await place.do(SetReplicas(app="none", model="mlp", count=1))
-    assert isinstance(refused, ChangeRefused)
+    assert isinstance(await place.do(SetReplicas(app="none", model="mlp", count=1)), ChangeRefused)
 
 
 async def test_an_end_clears_everything_away_and_may_be_repeated(place: Place) -> None:
@@ -304,12 +301,6 @@ async def test_a_rule_of_batching_is_kept_until_it_is_removed_or_its_app_deleted
         assert await place.do(SetBatching(model="a")) is None
     await place.do(DeleteApp(app="a"))
     assert await place.control.keys() == [batching_key("variant", "a")]
-
-
-def test_keys_of_quarantines() -> None:
-    assert quarantined_at(quarantine_key("w-1", "m-v1-ort")) == ("w-1", "m-v1-ort")
-    assert quarantined_at("controller") is None
-    assert quarantined_at("quarantine.w1") is None
 
 
 async def test_a_version_goes_with_its_variants_once_no_app_serves_it_and_its_number_is_not_given_out_again(
@@ -376,8 +367,7 @@ async def test_pipelines_see_what_the_bucket_holds_and_plans_follow_the_version_
         assert await place.do(PutRecords(variants=(variant,), model=model, link=link)) is None
     head = PipelineHead(name="twice", latency_ms=100.0)
     pipeline = SetPipeline(pipeline=head, vertices=ONE_STAGE.vertices, output=ONE_STAGE.output)
-    made = await place.do(pipeline)
-    assert made is None, "the app was linked just before"
+    assert (await place.do(pipeline)) is None, "the app was linked just before"
     assert await place.do(deploying(PLAN, "twice")) is None
     assert (await planned(place, "twice")).vertices["only"].variant == "mlp-1"
     refused = await place.do(DeleteApp(app="digits"))

@@ -7,7 +7,6 @@ import pytest
 from msgspec.structs import asdict, replace
 
 from bus.codec import decode, encode
-from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import DeviceStatus, ExecutorExited, WorkerHeartbeat
 from bus.messages.work import BuildVariants, InspectModel
 from services.core.actor import Done, Failed
@@ -31,6 +30,7 @@ from tests.support.simulated.registrations import (
     Stage,
     app_record,
     build_order,
+    building,
     built,
     complete,
     failed,
@@ -38,7 +38,7 @@ from tests.support.simulated.registrations import (
     heartbeat,
     inspected,
     model_record,
-    to_building,
+    registered,
     variant_record,
 )
 from tests.unit.registrar.test_edge import Place, on_a_bus
@@ -83,13 +83,12 @@ def inspect(stage: Stage, worker: str = "g1", **changes: object) -> InspectModel
     """Answer the worker's last inspection."""
     order = inspections(stage, worker)[-1]
     fact = inspected(order.registration, worker, **({"hardware": order.hardware, "frameworks": WORKING} | changes))
-    stage.tell(fact)
-    stage.perform()
+    stage.settle(fact)
     return order
 
 
 def on(stage: Stage, hardware: str) -> list[str]:
-    found = [decode(VariantRecord, value) for key, value in stage.catalog.items() if key.startswith("variant.")]
+    found = stage.variants
     return sorted(record.variant for record in found if record.hardware == hardware and not record.simulated)
 
 
@@ -97,8 +96,7 @@ def finish(stage: Stage, worker: str = "g1") -> BuildVariants:
     order = build_order(stage, worker)
     for plan in order.plans:
         stage.tell(built(plan, order.registration, worker, hardware=plan.hardware))
-    stage.tell(finished("build", order.registration, worker))
-    stage.perform()
+    stage.settle(finished("build", order.registration, worker))
     return order
 
 
@@ -131,10 +129,15 @@ def test_the_app_stays_as_it_is() -> None:
     assert {key: value for key, value in stage.catalog.items() if key in before} == before
 
 
-def test_simulated_gpus_are_none() -> None:
+def test_simulated_gpus_and_containers_get_no_variants() -> None:
     stage = with_models("mlp")
     beats(stage, 5, with_gpu(simulated=True))
     assert inspections(stage) == []
+    earlier = with_models("mlp")
+    earlier.put("t-catalog", "model.mlp.1", encode(model_record(format="container")))
+    stage = Stage(buckets=earlier)
+    beats(stage, 5, CPU_ONLY, with_gpu())
+    assert stage.orders("g1") == []
 
 
 def test_containers_are_none_and_build_nothing() -> None:
@@ -145,14 +148,6 @@ def test_containers_are_none_and_build_nothing() -> None:
     stage.register(replace(REQUEST, model="cnn"))
     beats(stage, 5, container)
     assert stage.orders("c1") == []
-
-
-def test_a_container_gets_no_variants_for_a_gpu() -> None:
-    earlier = with_models("mlp")
-    earlier.put("t-catalog", "model.mlp.1", encode(model_record(format="container")))
-    stage = Stage(buckets=earlier)
-    beats(stage, 5, CPU_ONLY, with_gpu())
-    assert stage.orders("g1") == []
 
 
 def test_one_model_after_the_other_the_newest_first() -> None:
@@ -168,18 +163,20 @@ def test_one_model_after_the_other_the_newest_first() -> None:
     assert {name.partition("-")[0] for name in on(stage, "gpu")} == {"old", "new"}
 
 
-def test_one_model_at_a_time_however_many_gpus_there_are() -> None:
+def test_one_model_at_a_time_and_none_without_such_a_device() -> None:
     stage = with_models("old", "new")
     beats(stage, 5, with_gpu("g1"), with_gpu("g2"))
     assert len(inspections(stage, "g1") + inspections(stage, "g2")) == 1
+    stage = registered()
+    beats(stage, 3, simulating(real=("gpu",)))
+    assert simulated(stage) == []
 
 
 def test_a_new_registration_gets_them_after_those_for_the_cpu() -> None:
     stage = Stage()
     beats(stage, 1, with_gpu())
     stage.register()
-    stage.tell(inspected("r1", "g1"))
-    stage.perform()
+    stage.settle(inspected("r1", "g1"))
     order = build_order(stage, "g1")
     assert {plan.hardware for plan in order.plans} == {"cpu"}
     complete(stage, order, "g1")
@@ -208,8 +205,7 @@ def test_who_waits_for_a_new_model_comes_first() -> None:
 def test_what_failed_is_tried_again_when_the_worker_starts_anew() -> None:
     stage = with_models("mlp")
     beats(stage, 2, with_gpu())
-    broken = dict.fromkeys(WORKING, "no driver")
-    first = inspect(stage, frameworks=broken)
+    first = inspect(stage, frameworks=dict.fromkeys(WORKING, "no driver"))
     assert stage.ends(first.registration) == ["failed"]
     assert "no driver" in (stage.last(first.registration).reason or "")
     beats(stage, 30, with_gpu())
@@ -231,8 +227,7 @@ def test_variants_that_fail_do_not_stop_the_others() -> None:
             stage.tell(failed(plan, order.registration, "g1", "no engine"))
         else:
             stage.tell(built(plan, order.registration, "g1", hardware="gpu"))
-    stage.tell(finished("build", order.registration, "g1"))
-    stage.perform()
+    stage.settle(finished("build", order.registration, "g1"))
     assert all("ort-cuda" in name for name in on(stage, "gpu"))
     assert {failure.reason for failure in stage.last(order.registration).failures} == {"no engine"}
 
@@ -268,13 +263,20 @@ def test_the_work_of_a_dead_registrar_goes_on_for_the_same_hardware() -> None:
     assert (order.stored, order.hardware) == (True, "gpu")
 
 
-def test_the_exit_of_one_process_with_several_real_devices_costs_one_attempt() -> None:
+def test_the_exit_of_one_process_costs_one_attempt_whatever_its_devices() -> None:
     stage = with_models("mlp")
     beats(stage, 2, with_gpu())
     for device in ("cpu", "gpu-0"):
         stage.tell(ExecutorExited(worker="g1", device=device, at=stage.now, reason="x"))
     assert len(inspections(stage)) == 2
     assert stage.ends(inspections(stage)[-1].registration) == []
+    stage = Stage()
+    stage.tell(simulating("gpu"))
+    stage.register()
+    for device in ("cpu", "gpu-0"):
+        stage.tell(ExecutorExited(worker="w1", device=device, at=stage.now, reason="x"))
+    assert len(stage.orders()) == 2
+    assert stage.ends() == []
 
 
 def test_plans_name_only_what_the_worker_has() -> None:
@@ -295,8 +297,7 @@ def test_plans_name_only_what_the_worker_has() -> None:
 
 @pytest.mark.parametrize("measured", [{"contended": True}, {"contexts": 2}])
 def test_the_registration_keeps_what_is_needed_later(measured: dict[str, Any]) -> None:
-    stage = Stage()
-    order = to_building(stage, replace(REQUEST, inputs_key="images", labels_key="classes", **measured))
+    stage, order = building(replace(REQUEST, inputs_key="images", labels_key="classes", **measured))
     assert measured.items() <= asdict(order).items()
     complete(stage, order)
     (record,) = [value for key, value in stage.catalog.items() if key.startswith("model.")]
@@ -312,8 +313,7 @@ def test_the_registration_keeps_what_is_needed_later(measured: dict[str, Any]) -
 
 def simulating(*kinds: str, worker: str = "w1", real: tuple[str, ...] = ()) -> WorkerHeartbeat:
     """A worker with its CPU and a device of each kind."""
-    beat = heartbeat(worker)
-    cpu = beat.devices[0]
+    cpu = heartbeat(worker).devices[0]
     more = [
         DeviceStatus(
             device=f"{kind}-0", kind=kind, cores=1, memory_mb=16384, memory_used_mb=0, cores_used=0, utilisation=0,
@@ -326,7 +326,7 @@ def simulating(*kinds: str, worker: str = "w1", real: tuple[str, ...] = ()) -> W
 
 def simulated(stage: Stage) -> list[str]:
     """The names of the catalogue's simulated variants."""
-    found = [decode(VariantRecord, value) for key, value in stage.catalog.items() if key.startswith("variant.")]
+    found = stage.variants
     return sorted(record.variant for record in found if record.simulated)
 
 
@@ -338,19 +338,11 @@ def with_catalogue() -> Stage:
     return Stage(buckets=earlier)
 
 
-def simulated_heartbeats(stage: Stage, seconds: int, *worker: WorkerHeartbeat) -> None:
-    for _ in range(seconds):
-        for beat in worker:
-            stage.tell(beat)
-        stage.pass_time(1)
-
-
 def test_a_registration_brings_those_of_the_devices_that_are_there() -> None:
     stage = Stage()
     stage.tell(simulating("gpu", "inferentia"))
     stage.register()
-    stage.tell(inspected())
-    stage.perform()
+    stage.settle(inspected())
     order = build_order(stage)
     complete(stage, order)
     names = ["mlp-v1-simgpu-fp32-t1-b64", "mlp-v1-simgpu-fp32-t1-b8", "mlp-v1-siminferentia-fp32-t1-b8"]
@@ -359,20 +351,13 @@ def test_a_registration_brings_those_of_the_devices_that_are_there() -> None:
     assert set(stage.last().variants) == {*names, *(plan.variant for plan in order.plans)}
 
 
-def test_without_such_a_device_there_is_none() -> None:
-    stage = Stage()
-    complete(stage, to_building(stage))
-    simulated_heartbeats(stage, 3, simulating(real=("gpu",)))
-    assert simulated(stage) == []
-
-
 def test_a_kind_that_joins_later_gets_its_variants_once() -> None:
     stage = with_catalogue()
-    simulated_heartbeats(stage, 2, heartbeat())
+    beats(stage, 2, heartbeat())
     assert simulated(stage) == []
-    simulated_heartbeats(stage, 2, heartbeat(), simulating("inferentia", worker="w2"))
+    beats(stage, 2, heartbeat(), simulating("inferentia", worker="w2"))
     assert simulated(stage) == ["mlp-v1-siminferentia-fp32-t1-b8"]
-    simulated_heartbeats(stage, 2, simulating("inferentia", worker="w2"), simulating("gpu", worker="w3"))
+    beats(stage, 2, simulating("inferentia", worker="w2"), simulating("gpu", worker="w3"))
     assert simulated(stage) == ["mlp-v1-simgpu-fp32-t1-b8", "mlp-v1-siminferentia-fp32-t1-b8"]
     stage.commands.clear()
     stage.tell(simulating("gpu", "inferentia"))
@@ -394,34 +379,24 @@ def test_an_order_that_fails_is_given_again() -> None:
 
 def test_they_go_when_nobody_simulates_the_kind_any_more() -> None:
     stage = with_catalogue()
-    simulated_heartbeats(stage, 20, simulating("gpu"), simulating("inferentia", worker="w2"))
-    simulated_heartbeats(stage, int(WORKER_LOST_S) - 1, simulating("gpu"))
+    beats(stage, 20, simulating("gpu"), simulating("inferentia", worker="w2"))
+    beats(stage, int(WORKER_LOST_S) - 1, simulating("gpu"))
     assert len(simulated(stage)) == 2, "a worker may be back in a moment"
-    simulated_heartbeats(stage, 3, simulating("gpu"))
+    beats(stage, 3, simulating("gpu"))
     assert simulated(stage) == ["mlp-v1-simgpu-fp32-t1-b8"]
     later = Stage(buckets=stage)
-    simulated_heartbeats(later, int(WORKER_LOST_S) + 2, heartbeat())
+    beats(later, int(WORKER_LOST_S) + 2, heartbeat())
     assert simulated(later) == []
 
 
 def test_a_registrar_that_slept_listens_before_it_deletes() -> None:
     stage = with_catalogue()
-    simulated_heartbeats(stage, 20, simulating("gpu"))
+    beats(stage, 20, simulating("gpu"))
     stage.now += 100.0
     stage.tick()
     assert stage.commands == []
-    simulated_heartbeats(stage, 5, simulating("gpu"))
+    beats(stage, 5, simulating("gpu"))
     assert simulated(stage) == ["mlp-v1-simgpu-fp32-t1-b8"]
-
-
-def test_the_exit_of_one_process_with_several_devices_costs_one_attempt() -> None:
-    stage = Stage()
-    stage.tell(simulating("gpu"))
-    stage.register()
-    for device in ("cpu", "gpu-0"):
-        stage.tell(ExecutorExited(worker="w1", device=device, at=stage.now, reason="x"))
-    assert len(stage.orders()) == 2
-    assert stage.ends() == []
 
 
 # -- the edge, for models that are registered already: it reserves no version, and keeps the kind

@@ -30,26 +30,24 @@ from bus.messages.verbs import (
 from services.registrar.changes import amend
 from services.registrar.checks import verb_asked
 from services.registrar.commands import LinkVersion
-from tests.support.simulated.pipeline_records import (
+from tests.support.simulated.registrations import (
     BOTH,
     CHECKS,
     KNOWN,
     RECORDS,
+    REQUEST,
     SET,
+    SUBJECTS,
     TWICE,
     WITH,
-    catalog_of,
-    changed,
-    refused,
-    setting,
-)
-from tests.support.simulated.registrations import (
-    REQUEST,
-    SUBJECTS,
     Stage,
     app_record,
+    catalog_of,
+    changed,
     heartbeat,
     model_record,
+    refused,
+    setting,
     variant_record,
 )
 
@@ -73,12 +71,14 @@ def test_a_pipeline_is_an_app_with_the_signature_of_its_references() -> None:
     )
 
 
-def test_a_pipeline_that_is_set_again_keeps_what_it_does_not_name() -> None:
+def test_pipelines_keep_what_is_not_named_and_apps_with_models_are_none() -> None:
     before = replace(BOTH, slo_target=0.9, created=3.0)
     assert changed(before, SET) == before
     assert changed(before, setting(slo_target=0.95, latency_ms=50.0)) == replace(
         before, slo_target=0.95, latency_ms=50.0
     )
+    text = refused(app_record(), setting(vertices(app="checks"), "digits"))
+    assert "pipeline.name: app digits exists already and has models of its own; give the pipeline another name" in text
 
 
 def test_the_body_is_the_file() -> None:
@@ -127,11 +127,6 @@ def test_what_is_wrong_with_a_pipeline_is_refused(change: SetPipeline, message: 
     text = refused(None, change)
     assert text.startswith("bad_request ")
     assert message in text
-
-
-def test_an_app_with_models_is_no_pipeline() -> None:
-    text = refused(app_record(), setting(vertices(app="checks"), "digits"))
-    assert "pipeline.name: app digits exists already and has models of its own; give the pipeline another name" in text
 
 
 def test_a_pipeline_within_another_is_changed_only_so_that_the_other_fits() -> None:
@@ -201,13 +196,18 @@ def test_what_makes_no_sense_for_a_pipeline_is_refused(change: Any, message: str
     assert refused(BOTH, change, WITH).startswith(f"bad_request {message}")
 
 
-def test_registering_into_a_pipeline_is_refused_at_once() -> None:
+def test_what_would_break_a_pipeline_is_refused_at_once() -> None:
     one = Stage()
     one.tell(heartbeat())
     one.put(SUBJECTS.catalog_bucket, "app.both", encode(BOTH))
     answer: Any = one.register(replace(REQUEST, app="both"))
     assert answer.error.code == "bad_request"
     assert answer.error.message.startswith("app: both is a pipeline and has no models of its own")
+    text = refused(CHECKS, UnlinkModel(app="checks", model="exact"), WITH)
+    assert text == (
+        "bad_request model: without exact, pipeline both would not fit any more: vertex[second].accuracy: no variant of app"
+        " checks has 0.9; the best has 0.8; link another model, or ask for less there (infaas pipeline add), first"
+    )
 
 
 @pytest.mark.parametrize("latency_ms", [0.15, 0.2])
@@ -234,14 +234,6 @@ def test_a_floor_that_nothing_reaches_is_refused() -> None:
     text = refused(None, setting(whole, "outer"), WITH)
     assert "vertex[inner].accuracy: no variant of app both has 0.94; the best has 0.9" in text, (
         "its stage `first` has 0.9"
-    )
-
-
-def test_the_model_that_reaches_a_floor_is_not_unlinked() -> None:
-    text = refused(CHECKS, UnlinkModel(app="checks", model="exact"), WITH)
-    assert text == (
-        "bad_request model: without exact, pipeline both would not fit any more: vertex[second].accuracy: no variant of app"
-        " checks has 0.9; the best has 0.8; link another model, or ask for less there (infaas pipeline add), first"
     )
 
 

@@ -19,7 +19,7 @@ from bus.messages.verbs import DeployPipeline, SetApp, SetTarget
 from services.core.catalog import key_of
 from services.registrar.changes import note_of, refusal
 from services.registrar.commands import RefitPlan
-from tests.support.simulated.pipeline_records import (
+from tests.support.simulated.registrations import (
     BOTH,
     CHECKS,
     DEPLOYED,
@@ -28,49 +28,49 @@ from tests.support.simulated.pipeline_records import (
     PLAN,
     RECORDS,
     SET,
+    SUBJECTS,
     TWICE,
     WITH,
+    Stage,
+    app_record,
     catalog_of,
     changed,
     deploying,
+    heartbeat,
+    model_record,
     refused,
     setting,
     stage,
-)
-from tests.support.simulated.registrations import (
-    SUBJECTS,
-    Stage,
-    app_record,
-    heartbeat,
-    model_record,
     variant_record,
 )
 
 # -- deploy-pipeline
 
 
-def test_a_plan_gets_the_cheapest_variant_that_is_accurate_enough() -> None:
+def test_a_plan_gets_the_cheapest_sufficient_or_the_named_variant() -> None:
     assert DEPLOYED.plan is not None
     chosen = {name: (one.variant, one.accuracy) for name, one in DEPLOYED.plan.vertices.items()}
     assert chosen == {"first": ("mlp-v1-ort-fp32-t1-b8", 0.9), "second": ("exact-t2", 0.95)}
     assert replace(DEPLOYED, plan=None) == BOTH
     assert changed(DEPLOYED, deploying(None)) == BOTH
-
-
-def test_a_named_variant_is_kept() -> None:
     named = replace(PLAN, vertices=PLAN.vertices | {"second": stage(variant="exact-t4")})
     after = changed(BOTH, deploying(named))
     assert after.plan is not None
     assert after.plan.vertices["second"].variant == "exact-t4"
 
 
-def test_of_several_the_one_that_is_as_fast_as_planned_is_taken() -> None:
+def test_plans_take_the_variant_as_fast_as_planned_and_leave_others_to_themselves() -> None:
     profile = variant_record().profile
     slow = replace(profile, rows=[replace(row, p50_ms=10 * row.p50_ms) for row in profile.rows])
     known = catalog_of([*RECORDS, variant_record("exact-t1", model="exact", accuracy=0.95, profile=slow)])
     after = changed(BOTH, deploying(PLAN), known)
     assert after.plan is not None
     assert after.plan.vertices["second"].variant == "exact-t2", "exact-t1 is cheaper, but ten times slower than planned"
+    known = catalog_of([*RECORDS, replace(CHECKS, selection=Ensemble(policy="majority"))])
+    for planned in (PLAN, replace(PLAN, vertices={"first": stage()})):
+        after = changed(BOTH, deploying(planned), known)
+        assert after.plan is not None
+        assert after.plan.vertices.keys() == {"first"}
 
 
 @pytest.mark.parametrize(
@@ -125,21 +125,9 @@ def test_a_stage_that_cannot_be_is_refused(changes: dict[str, Any], message: str
     assert refused(BOTH, deploying(plan)).startswith(f"bad_request plan.vertices.second.{message}")
 
 
-def test_only_pipelines_have_plans() -> None:
+def test_only_pipelines_have_plans_and_plans_have_stages_of_their_own() -> None:
     assert refused(None, deploying(PLAN)).startswith("unknown_app")
     assert refused(CHECKS, deploying(None, "checks")).startswith("bad_request app: checks is no pipeline")
-
-
-def test_stages_that_see_to_themselves_are_not_planned() -> None:
-    voting = replace(CHECKS, selection=Ensemble(policy="majority"))
-    known = catalog_of([*RECORDS, voting])
-    for planned in (PLAN, replace(PLAN, vertices={"first": stage()})):
-        after = changed(BOTH, deploying(planned), known)
-        assert after.plan is not None
-        assert after.plan.vertices.keys() == {"first"}
-
-
-def test_a_plan_without_stages_of_its_own_is_refused() -> None:
     voting = (replace(app_record(), selection=EXP4), replace(CHECKS, selection=EXP4))
     text = refused(BOTH, deploying(PLAN), catalog_of([*RECORDS, *voting]))
     assert text.startswith("bad_request plan.vertices: each stage is a pipeline or an ensemble")

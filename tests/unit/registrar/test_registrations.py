@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from bus.codec import decode, encode
-from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
+from bus.messages.catalog import AppRecord, ModelRecord
 from bus.messages.fleet import ExecutorExited
 from bus.messages.public import ContainerReport, Refusal, RegistrationAccepted, RegistrationCancelled
 from bus.messages.work import BuildVariants, CancelWork, InspectModel, WorkProgress
@@ -20,28 +20,29 @@ from tests.support.simulated.registrations import (
     SUBJECTS,
     Stage,
     build_order,
+    building,
     built,
     complete,
     failed,
     finished,
     heartbeat,
     inspected,
+    registered,
+    registering,
     to_building,
 )
 
 
 def test_variants_that_fail_do_not_stop_the_others() -> None:
     stage = Stage()
-    order = to_building(stage)
-    good, bad, nan, poor, *rest = order.plans
+    good, bad, nan, poor, *rest = to_building(stage).plans
     stage.tell(failed(bad, reason="the compiler gave up"))
     stage.tell(built(nan, accuracy=float("nan")))
     stage.tell(built(poor, agreement=0.5))
     stage.tell(built(good))
     for plan in rest:
         stage.tell(failed(plan))
-    stage.tell(finished("build"))
-    stage.perform()
+    stage.settle(finished("build"))
     assert stage.ends() == ["done"]
     assert stage.last().variants == [good.variant]
     reasons = {failure.variant: failure.reason for failure in stage.last().failures}
@@ -52,64 +53,56 @@ def test_variants_that_fail_do_not_stop_the_others() -> None:
 
 
 def test_no_variant_no_model() -> None:
-    stage = Stage()
-    order = to_building(stage)
+    stage, order = building()
     for plan in order.plans:
         stage.tell(failed(plan, reason="out of memory"))
-    stage.tell(finished("build"))
-    stage.perform()
+    stage.settle(finished("build"))
     assert stage.ends() == ["failed"]
     assert stage.last().reason == "no variant works: out of memory"
     assert stage.catalog == {}
     assert len(stage.forgotten) == 1
 
 
-def test_an_order_that_a_stopping_worker_lays_down_is_given_once_more() -> None:
-    stage = Stage()
-    order = to_building(stage)
-    stage.tell(finished("build", reason="the worker is stopping", lost=True))
-    stage.perform()
+def test_orders_laid_down_are_given_again_and_forgotten_variants_reported() -> None:
+    stage, order = building()
+    stage.settle(finished("build", reason="the worker is stopping", lost=True))
     assert stage.ends() == []
     assert len(stage.orders()) == 3
     complete(stage, order)
     assert stage.ends() == ["done"]
-
-
-def test_variants_the_worker_forgot_are_reported() -> None:
     stage = Stage()
-    order = to_building(stage)
-    stage.tell(built(order.plans[0]))
-    stage.tell(finished("build", reason="the sandbox was killed"))
-    stage.perform()
+    stage.settle(built(to_building(stage).plans[0]), finished("build", reason="the sandbox was killed"))
     assert stage.ends() == ["done"]
     assert {failure.reason for failure in stage.last().failures} == {"the sandbox was killed"}
 
 
 @pytest.mark.parametrize("reason", ["not an ONNX file", None])
 def test_a_failed_inspection_ends_it(reason: str | None) -> None:
-    stage = Stage()
-    stage.tell(heartbeat())
-    stage.register()
-    stage.tell(finished("inspect", reason=reason))
-    stage.perform()
+    stage = registering()
+    stage.settle(finished("inspect", reason=reason))
     assert stage.ends() == ["failed"]
     assert stage.last().reason == (reason or "the inspection ended without a result")
 
 
-def test_no_framework_for_the_format() -> None:
-    stage = Stage()
-    stage.tell(heartbeat())
-    stage.register(replace(REQUEST, format="pt2"))
-    stage.tell(inspected(frameworks={"ort": "it cannot convert this", "torch": "not installed"}))
-    stage.perform()
+def test_bad_models_fail_dry_runs_and_formats() -> None:
+    stage = registering(replace(REQUEST, format="pt2"))
+    stage.settle(inspected(frameworks={"ort": "it cannot convert this", "torch": "not installed"}))
     assert stage.ends() == ["failed"]
     assert "torch: not installed" in str(stage.last().reason)
+    stage = registering(replace(REQUEST, dry_run=True))
+    stage.settle(finished("inspect", reason="output 'p' holds NaN on the validation set"))
+    assert (stage.last().state, stage.last().reason) == ("failed", "output 'p' holds NaN on the validation set")
+    assert stage.records == []
+    stage = registered()
+    stage.register(replace(REQUEST, registration="r2", dry_run=True))
+    other = replace(SIGNATURE, inputs=[replace(SIGNATURE.inputs[0], shape=[3])])
+    stage.settle(inspected("r2", signature=other))
+    assert "does not fit app digits" in str(stage.last("r2").reason)
 
 
 def test_registrations_queue_for_a_worker_and_share_several() -> None:
     stage = Stage()
-    stage.tell(heartbeat("w1", utilisation=0.5))
-    stage.tell(heartbeat("w2", utilisation=0.1))
+    stage.hear(heartbeat("w1", utilisation=0.5), heartbeat("w2", utilisation=0.1))
     for n in (1, 2, 3):
         stage.register(replace(REQUEST, registration=f"r{n}", model=f"m{n}"))
     assert [order.registration for order in stage.orders("w2")] == ["r1"], "the idler worker is first"
@@ -120,9 +113,7 @@ def test_registrations_queue_for_a_worker_and_share_several() -> None:
 
 def test_leaving_draining_and_silent_workers_get_no_orders() -> None:
     stage = Stage()
-    stage.tell(heartbeat("leaving", leaving=True))
-    stage.tell(heartbeat("draining", draining=True))
-    stage.tell(heartbeat("silent"))
+    stage.hear(heartbeat("leaving", leaving=True), heartbeat("draining", draining=True), heartbeat("silent"))
     stage.now += 10
     stage.register()
     assert [stage.orders(worker) for worker in ("leaving", "draining", "silent")] == [[], [], []]
@@ -141,8 +132,7 @@ def test_without_a_worker_it_fails_with_the_remedy() -> None:
 
 
 def test_waiting_behind_others_is_no_failure() -> None:
-    stage = Stage()
-    order = to_building(stage)
+    stage, order = building()
     stage.register(replace(REQUEST, registration="r2", model="cnn"))
     for _ in range(50):
         stage.tell(WorkProgress(registration="r1", worker="w1", step="profiling", progress=0.5))
@@ -154,9 +144,7 @@ def test_waiting_behind_others_is_no_failure() -> None:
 
 
 def test_a_silent_worker_is_tried_once_more_and_then_given_up() -> None:
-    stage = Stage()
-    stage.tell(heartbeat())
-    stage.register()
+    stage = registering()
     stage.pass_time(125, ["w1"])
     assert len(stage.orders()) == 2
     assert stage.ends() == []
@@ -167,8 +155,7 @@ def test_a_silent_worker_is_tried_once_more_and_then_given_up() -> None:
 
 
 def test_a_lost_build_is_given_to_another_worker_with_what_remains() -> None:
-    stage = Stage()
-    order = to_building(stage)
+    stage, order = building()
     stage.tell(built(order.plans[0]))
     stage.pass_time(30, ["w2"])  # w1 is gone
     rest = build_order(stage, "w2")
@@ -180,21 +167,17 @@ def test_a_lost_build_is_given_to_another_worker_with_what_remains() -> None:
 
 
 def test_what_was_built_before_the_worker_was_lost_for_good_is_kept() -> None:
-    stage = Stage()
-    order = to_building(stage)
+    stage, order = building()
     stage.tell(built(order.plans[0]))
     for _ in range(2):
-        stage.tell(ExecutorExited(worker="w1", device="cpu", at=stage.now, reason="killed by signal 9"))
-        stage.perform()
+        stage.settle(ExecutorExited(worker="w1", device="cpu", at=stage.now, reason="killed by signal 9"))
     assert stage.ends() == ["done"]
     assert stage.last().variants == [order.plans[0].variant]
     assert "signal 9" in stage.last().failures[0].reason
 
 
 def test_an_executor_that_stops_loses_its_order_at_once() -> None:
-    stage = Stage()
-    stage.tell(heartbeat())
-    stage.register()
+    stage = registering()
     stage.tell(ExecutorExited(worker="other", device="cpu", at=stage.now, reason="x"))
     assert len(stage.orders()) == 1
     stage.tell(ExecutorExited(worker="w1", device="cpu", at=stage.now, reason="x"))
@@ -227,8 +210,7 @@ def test_a_workshop_that_does_not_listen_yet_gets_its_order_a_little_later() -> 
 
 
 def test_facts_of_strangers_change_nothing() -> None:
-    stage = Stage()
-    order = to_building(stage)
+    stage, order = building()
     before = len(stage.sent)
     stage.tell(inspected("unknown"))
     stage.tell(inspected(worker="w2"))
@@ -239,8 +221,7 @@ def test_facts_of_strangers_change_nothing() -> None:
     stage.tell(finished("nonsense"))
     assert stage.sent[before:] == []
     complete(stage, order)
-    stage.tell(finished("build"))
-    stage.tell(built(order.plans[0]))
+    stage.hear(finished("build"), built(order.plans[0]))
     assert stage.ends() == ["done"]
 
 
@@ -248,13 +229,10 @@ def test_facts_of_strangers_change_nothing() -> None:
 
 
 def test_a_dry_run_says_what_would_be_registered_and_keeps_nothing() -> None:
-    stage = Stage()
-    stage.tell(heartbeat())
-    stage.register(replace(REQUEST, dry_run=True))
+    stage = registering(replace(REQUEST, dry_run=True))
     (order,) = stage.orders()
     assert isinstance(order, InspectModel) and not order.keep
-    stage.tell(inspected(baseline_accuracy=0.87))
-    stage.perform()
+    stage.settle(inspected(baseline_accuracy=0.87))
     assert stage.ends() == ["done"]
     last = stage.last()
     assert (last.dry_run, last.accuracy, last.samples, last.signature) == (True, 0.87, 500, SIGNATURE)
@@ -263,26 +241,6 @@ def test_a_dry_run_says_what_would_be_registered_and_keeps_nothing() -> None:
     assert stage.catalog == {}
     assert stage.records == []
     assert [finish.forget for finish in stage.forgotten] == [True]
-
-
-def test_a_dry_run_of_a_bad_model_says_so() -> None:
-    stage = Stage()
-    stage.tell(heartbeat())
-    stage.register(replace(REQUEST, dry_run=True))
-    stage.tell(finished("inspect", reason="output 'p' holds NaN on the validation set"))
-    stage.perform()
-    assert (stage.last().state, stage.last().reason) == ("failed", "output 'p' holds NaN on the validation set")
-    assert stage.records == []
-
-
-def test_a_dry_run_finds_that_the_app_serves_other_inputs() -> None:
-    stage = Stage()
-    complete(stage, to_building(stage))
-    stage.register(replace(REQUEST, registration="r2", dry_run=True))
-    other = replace(SIGNATURE, inputs=[replace(SIGNATURE.inputs[0], shape=[3])])
-    stage.tell(inspected("r2", signature=other))
-    stage.perform()
-    assert "does not fit app digits" in str(stage.last("r2").reason)
 
 
 # -- a container: it has measured itself
@@ -298,16 +256,11 @@ CONTAINER = replace(
 )  # fmt: skip
 
 
-def only_variant(stage: Stage) -> VariantRecord:
-    (value,) = (value for key, value in stage.catalog.items() if key.startswith("variant."))
-    return decode(VariantRecord, value)
-
-
 def test_a_container_is_registered_without_a_worker() -> None:
     stage = Stage()
     assert stage.register(CONTAINER) == RegistrationAccepted(registration="r1")
     assert stage.ends() == ["done"]
-    record = only_variant(stage)
+    [record] = stage.variants
     assert record.variant == "mlp-v1-container-native-t1-b16"
     assert (record.framework, record.format, record.hardware) == ("container", "container", container_kind("mlp", "1"))
     assert (record.accuracy, record.max_batch) == (0.8, 16)
@@ -315,16 +268,12 @@ def test_a_container_is_registered_without_a_worker() -> None:
     assert decode(ModelRecord, stage.catalog["model.mlp.1"]).source == CONTAINER.object
 
 
-def test_a_container_that_does_not_fit_its_app_is_refused() -> None:
-    stage = Stage()
-    complete(stage, to_building(stage))
+def test_containers_that_do_not_fit_or_have_no_accuracy_are_refused() -> None:
+    stage = registered()
     other = replace(SIGNATURE, outputs=[replace(SIGNATURE.outputs[0], name="other")])
     report = replace(CONTAINER.container, signature=other)
     stage.register(replace(CONTAINER, registration="r2", container=report))
     assert "does not fit app digits" in str(stage.last("r2").reason)
-
-
-def test_a_container_without_an_accuracy_is_refused() -> None:
     stage = Stage()
     stage.register(replace(CONTAINER, container=replace(CONTAINER.container, accuracy=float("nan"))))
     assert "NaN" in str(stage.last().reason)
@@ -339,8 +288,7 @@ def test_a_container_without_an_accuracy_is_refused() -> None:
     ],
 )
 def test_the_fields_of_a_container_are_checked(change: dict[str, Any], field: str) -> None:
-    stage = Stage()
-    reply = stage.register(replace(CONTAINER, container=replace(CONTAINER.container, **change)))
+    reply = Stage().register(replace(CONTAINER, container=replace(CONTAINER.container, **change)))
     assert isinstance(reply, Refusal) and field in reply.error.message
 
 
@@ -352,7 +300,7 @@ def test_the_work_of_a_registrar_that_died_over_a_container_goes_on() -> None:
     left.put(SUBJECTS.status_bucket, "work.r1", encode(record))
     left.pass_time(10)
     assert left.ends() == ["done"]
-    assert only_variant(left) == only_variant(stage)
+    assert left.variants == stage.variants != []
 
 
 def cancel(stage: Stage, registration: str = "r1") -> Any:
@@ -363,8 +311,7 @@ def cancel(stage: Stage, registration: str = "r1") -> Any:
 
 
 def test_a_cancelled_registration_ends_and_its_worker_stops() -> None:
-    stage = Stage()
-    order = to_building(stage)
+    stage, order = building()
     stage.tell(built(order.plans[0]))
     assert cancel(stage) == RegistrationCancelled()
     assert stage.ends() == ["cancelled"]
@@ -372,22 +319,23 @@ def test_a_cancelled_registration_ends_and_its_worker_stops() -> None:
     assert (SUBJECTS.workshop("w1", "cancel"), CancelWork(registration="r1")) in stage.sent
     assert stage.catalog == {}
     assert len(stage.forgotten) == 1
-    stage.tell(built(order.plans[1]))
-    stage.tell(finished("build"))
-    stage.perform()
+    stage.settle(built(order.plans[1]), finished("build"))
     assert stage.ends() == ["cancelled"]
     assert stage.records[-1].event.state == "cancelled"
     stage.register(replace(REQUEST, registration="r2"))
     assert stage.orders()[-1].registration == "r2"  # the worker is free
 
 
-def test_what_waits_for_a_worker_can_be_cancelled() -> None:
+def test_what_waits_or_is_under_way_can_be_cancelled_and_nothing_else() -> None:
     stage = Stage()
     stage.register()
     assert cancel(stage) == RegistrationCancelled()
     assert stage.ends() == ["cancelled"]
     stage.tell(heartbeat())
     assert stage.orders() == []
+    stage = registered()
+    assert "has ended already: it is done" in cancel(stage).error.message
+    assert "none with the id r7" in cancel(stage, "r7").error.message
 
 
 def test_another_registrar_ends_what_was_cancelled_while_nobody_carried_it_on() -> None:
@@ -401,17 +349,8 @@ def test_another_registrar_ends_what_was_cancelled_while_nobody_carried_it_on() 
     assert other.orders() == []
 
 
-def test_only_what_is_under_way_can_be_cancelled() -> None:
-    stage = Stage()
-    order = to_building(stage)
-    complete(stage, order)
-    assert "has ended already: it is done" in cancel(stage).error.message
-    assert "none with the id r7" in cancel(stage, "r7").error.message
-
-
 def test_what_is_being_written_is_not_cancelled() -> None:
-    stage = Stage()
-    order = to_building(stage)
+    stage, order = building()
     for plan in order.plans:
         stage.tell(built(plan))
     stage.tell(finished("build"))

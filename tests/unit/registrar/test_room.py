@@ -6,13 +6,22 @@ import pytest
 from msgspec.structs import replace
 
 from bus.codec import encode
-from bus.messages.catalog import Ensemble
+from bus.messages.catalog import AppRecord, Ensemble, Signature
 from bus.messages.public import Error
-from bus.messages.verbs import AddApp, SetApp, SetReplicas, SetSelection
+from bus.messages.verbs import AddApp, LinkModel, SetApp, SetReplicas, SetSelection, SetVersion
 from services.core.catalog import Catalog, key_of
 from services.core.settings import MachineKind, MonitorSettings
+from services.registrar.changes import amend
 from services.registrar.checks import Ceiling
-from tests.support.simulated.registrations import PROFILE, app_record, heartbeat, model_record, variant_record
+from services.registrar.commands import ChangeRefused, LinkVersion
+from tests.support.simulated.registrations import (
+    PROFILE,
+    SIGNATURE,
+    app_record,
+    heartbeat,
+    model_record,
+    variant_record,
+)
 
 SMALL = variant_record(
     profile=replace(PROFILE, memory_mb=100.0)
@@ -64,21 +73,26 @@ def test_no_more_instances_than_fit(room: Ceiling, workers: int, most: int, at: 
     )
 
 
-def test_what_nobody_knows_is_not_refused() -> None:
+def test_the_unknown_is_not_refused_and_own_versions_may_have_other_classes() -> None:
     many = SetApp(app="digits", min_instances=100_000)
     assert ROOM.refuse(many, catalog(), []) is None, "no worker is alive"
     assert ROOM.refuse(AddApp(app="new", min_instances=100_000), catalog(), [worker()]) is None, "no model yet"
     gone = catalog(replace(SMALL, hardware="container-x"))
     assert ROOM.refuse(many, gone, [worker()]) is None, "its container may come back"
     assert ROOM.refuse(SetApp(app="digits", latency_ms=3.0), catalog(), [worker()]) is None
+    # Its owner says so: a later registration renames or adds classes, and the way back stays open.
+    old, new = model_record("lr", "1", app="a", labels=["x"]), model_record("lr", "2", app="a", labels=["y"])
+    app = AppRecord(app="a", links={"lr": "2"}, signature=SIGNATURE)
+    back = amend(app, SetVersion(app="a", model="lr", version="1"), catalog_of(old, new, app))
+    assert isinstance(back, AppRecord)
+    assert back.links == {"lr": "1"}
 
 
 def test_caches_of_all_apps_fit_into_the_setting() -> None:
     other = app_record("other", selection=Ensemble(cache_mb=40.0))
 
     def asked(cache_mb: float) -> Error | None:
-        change = SetSelection(app="digits", cache_mb=cache_mb)
-        return ROOM.refuse(change, catalog(other), [])
+        return ROOM.refuse(SetSelection(app="digits", cache_mb=cache_mb), catalog(other), [])
 
     assert asked(60.0) is None
     assert asked(61.0) is not None
@@ -86,3 +100,61 @@ def test_caches_of_all_apps_fit_into_the_setting() -> None:
     assert isinstance(error, Error)
     assert "cache_mb: a dispatcher keeps at most 100 MB of answers (dispatcher.cache_mb)" in error.message
     assert "other apps have 40; give at most 60" in error.message
+
+
+# -- No app answers with a version that was made for another one and means something else.
+OTHER = Signature(inputs=SIGNATURE.outputs, outputs=SIGNATURE.inputs)
+
+
+def catalog_of(*records: Any) -> Catalog:
+    found = Catalog()
+    for record in records:
+        found.apply(key_of(record), encode(record))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"labels": ["healthy", "sick"]}, "the app's classes are fair, fraud, the version's are healthy, sick"),
+        ({"labels": ["fraud", "fair"]}, "the app's classes are fair, fraud, the version's are fraud, fair"),
+        ({"labels": []}, "the app's classes are fair, fraud, the version's are without names"),
+        ({"labels": ["fair", "fraud"], "metric": "top5"}, "the app's metric is top1, the version's is top5"),
+        ({"labels": ["fair", "fraud"], "signature": OTHER}, "the app's inputs are"),
+        ({"labels": ["fair", "fraud"]}, None),
+    ],
+)
+@pytest.mark.parametrize("made_for", ["health", "_"])
+@pytest.mark.parametrize("unlinked", [False, True])
+def test_a_version_that_was_made_for_another_app_serves_only_where_it_means_the_same(
+    changes: dict[str, Any], said: str | None, made_for: str, unlinked: bool
+) -> None:
+    own = model_record("lr", "5", app="fraud", labels=["fair", "fraud"])
+    app = AppRecord(app="fraud", links={} if unlinked else {"lr": "5"}, signature=SIGNATURE)
+    foreign = model_record("lr", "6", app=made_for, **changes)
+    catalog = catalog_of(own, app, foreign)
+    after = amend(app, LinkVersion(app="fraud", record=foreign), catalog)
+    if said is None:
+        assert isinstance(after, AppRecord)
+        assert after.links == {"lr": "6"}
+        assert set(catalog.versions_for(app, "lr")) == {"5", "6"}
+    else:
+        assert isinstance(after, ChangeRefused)
+        maker = "no app" if made_for == "_" else "app health"
+        assert after.message.startswith(f"version: version 6 of model lr was registered for {maker} and does not fit")
+        assert said in after.message
+        assert set(catalog.versions_for(app, "lr")) == {"5"}
+
+
+def test_the_newest_version_that_fits_is_linked() -> None:
+    app = AppRecord(app="fraud", links={}, signature=SIGNATURE)
+    own, foreign = (
+        model_record("lr", "1", app="fraud"),
+        model_record("lr", "2", app="health", created=9.0, labels=["sick"]),
+    )
+    after = amend(app, LinkModel(app="fraud", model="lr"), catalog_of(app, own, foreign))
+    assert isinstance(after, AppRecord)
+    assert after.links == {"lr": "1"}
+    new = amend(AppRecord(app="new", links={}), LinkModel(app="new", model="lr"), catalog_of(own, foreign))
+    assert isinstance(new, AppRecord)
+    assert new.links == {"lr": "2"}

@@ -12,7 +12,13 @@ from pathlib import Path
 import pytest
 
 from bus.codec import encode
+from services.core.policy import GuardedPolicy
+from services.core.selection import Decision
+from services.core.selection.policy import InfaasPolicy
+from services.core.settings import AutoscalerSettings, DispatcherSettings, Settings
 from services.shell.child import Channel, framed, how_ended, kept_environment, kill_group, read_frame
+from services.shell.policies import load_policy, load_scaling
+from services.shell.settings import SettingsError
 
 CHILD = """
 import os, subprocess, sys
@@ -75,17 +81,102 @@ def test_a_child_is_killed_with_all_that_it_has_started() -> None:
         kill_group(process.pid)  # none is there: that is no error
 
 
-def test_a_signal_without_a_name_has_a_number() -> None:
+async def test_long_messages_are_not_read_and_unnamed_signals_have_a_number() -> None:
     assert how_ended(-40) == "was ended by signal 40"
+    stream = asyncio.StreamReader()
+    stream.feed_data(framed([1]) + framed(["x" * 100]))
+    assert await read_frame(stream, 10) == encode([1])
+    with pytest.raises(OverflowError, match="at most 10"):
+        await read_frame(stream, 10)
+    stream.feed_eof()
 
 
-def test_a_message_that_is_too_long_is_not_read() -> None:
-    async def main() -> None:
-        stream = asyncio.StreamReader()
-        stream.feed_data(framed([1]) + framed(["x" * 100]))
-        assert await read_frame(stream, 10) == encode([1])
-        with pytest.raises(OverflowError, match="at most 10"):
-            await read_frame(stream, 10)
-        stream.feed_eof()
+# -- Policies by their names in the settings: a user's own class, and what is wrong with one.
 
-    asyncio.run(main())
+
+class Selects:
+    name = "mine"
+
+    def select(self, ask: object, now: float, view: object) -> Decision:
+        raise AssertionError("it is only loaded here")
+
+
+class Scales:
+    name = "mine"
+
+    def scale(self, problem: object, now: float) -> dict[str, int]:
+        raise AssertionError("it is only loaded here")
+
+
+class Both(Selects, Scales):
+    goal = "accuracy"
+
+    def observe(self, outcome: object) -> None: ...
+
+
+class Nameless:
+    def select(self, ask: object, now: float, view: object) -> None: ...
+    def scale(self, problem: object, now: float) -> None: ...
+
+
+class Aimless(Both):
+    goal = "fame"
+
+
+class Needy(Both):
+    def __init__(self, what: str) -> None: ...
+
+
+class Failing(Both):
+    def __init__(self) -> None:
+        raise OSError("no such file")
+
+
+def settings(path: str) -> Settings:
+    return Settings(dispatcher=DispatcherSettings(policy=path), autoscaler=AutoscalerSettings(policy=path))
+
+
+def test_one_class_may_decide_on_queries_and_on_instances() -> None:
+    both = settings(f"{__name__}:Both")
+    selection, scaling = load_policy(both), load_scaling(both)
+    assert isinstance(selection, GuardedPolicy)
+    assert isinstance(scaling, GuardedPolicy)
+    assert selection.observe is not None
+    assert selection.goal == "accuracy"
+    assert isinstance(selection.builtin, InfaasPolicy)
+    assert selection.builtin.goal == "accuracy"
+    assert selection.failures == dict.fromkeys(("select", "scale", "observe"), 0)
+
+
+def test_methods_are_needed_where_they_are_asked() -> None:
+    assert load_policy(settings(f"{__name__}:Selects")).name == "mine"
+    scaling = load_scaling(settings(f"{__name__}:Scales"))
+    assert scaling is not None
+    assert scaling.name == "mine"
+    assert load_scaling(Settings()) is None
+    with pytest.raises(SettingsError, match=r"^dispatcher.policy '.*:Scales' lacks the method select: docs/scaling.md"):
+        load_policy(settings(f"{__name__}:Scales"))
+    with pytest.raises(SettingsError, match=r"^autoscaler.policy '.*:Selects' lacks the method scale: docs/scaling.md"):
+        load_scaling(settings(f"{__name__}:Selects"))
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("no.such.module:Mine", r"cannot be loaded: No module named 'no'"),
+        (
+            "no_such_module:Mine",
+            r"cannot be loaded: No module named 'no_such_module'; put the folder of no_such_module.py on PYTHONPATH",
+        ),
+        (f"{__name__}:Nobody", "cannot be loaded: module .* has no attribute 'Nobody'"),
+        (f"{__name__}:Needy", "cannot be loaded: TypeError: .* missing 1 required positional argument: 'what'"),
+        (f"{__name__}:Failing", "cannot be loaded: OSError: no such file"),
+        (f"{__name__}:Nameless", "lacks a `name`, a text"),
+        (f"{__name__}:Aimless", "its `goal` must be cost or accuracy, not 'fame'"),
+    ],
+)
+def test_what_is_wrong_with_a_class_is_said(name: str, fault: str) -> None:
+    with pytest.raises(SettingsError, match=f"^dispatcher.policy '{name}'.* {fault}"):
+        load_policy(settings(name))
+    with pytest.raises(SettingsError, match=f"^autoscaler.policy '{name}'.* {fault}"):
+        load_scaling(settings(name))

@@ -2,16 +2,23 @@
 
 import asyncio
 import json
+import os
+import signal
+import socket
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from services.shell.http import HttpLimits
+from services.shell import probe
+from services.shell.http import HttpLimits, Reply, serve_pages, state_page
 from tests.support.servers.docker_engine import NODE, Front, Said, fronted, stand_in
 from tests.support.servers.nats import run
+from tests.support.servers.processes import eventually, read_line, script
 
 GET = b"GET /nodes HTTP/1.1\r\nHost: h\r\n\r\n"
 POST = b"POST /nodes/%s/update?version=14 HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n" % NODE.encode()
@@ -22,36 +29,30 @@ SHORT = HttpLimits(head=2000, body=2000, head_s=0.3, body_s=0.3, reply_s=0.5, co
 PATIENT = SHORT._replace(head_s=600.0, body_s=600.0, reply_s=600.0)  # however long the machine stands still
 
 
-def through(
-    directory: Path, work: Callable[[Front], Coroutine[Any, Any, None]], limits: HttpLimits = PATIENT
-) -> list[str]:
-    """Do this at a proxy, which serves others afterwards; returns what the engine saw but for that."""
-
-    async def main(socket: str) -> None:
-        async with fronted(socket, limits=limits) as front:
-            await work(front)
+@asynccontextmanager
+async def through(directory: Path, limits: HttpLimits = PATIENT, seen: int | None = None) -> AsyncIterator[Front]:
+    """A proxy, which serves others afterwards. seen: so many requests reach the engine, but for that."""
+    with stand_in(directory) as engine:
+        async with fronted(engine.path, limits=limits) as front:
+            yield front
             then = [reply.status for reply in await front.say(GET)]
             while limits is SHORT and then in ([], [408]):  # the machine stood still
                 then = [reply.status for reply in await front.say(GET)]
             assert then == [200]
-
-    with stand_in(directory) as engine:
-        run(main(engine.path))
         assert engine.seen.pop()[1] == "/nodes"
-        return [f"{method} {path}" for method, path, _ in engine.seen]
+        assert seen in (None, len(engine.seen))
 
 
 def said(
     directory: Path, *pieces: bytes, pause: float = 0.0, seen: int = 0, limits: HttpLimits = PATIENT
 ) -> list[Said]:
     """What is replied to these bytes. seen: so many requests reach the engine."""
-    found: list[Said] = []
 
-    async def work(front: Front) -> None:
-        found.extend(await front.say(*pieces, pause=pause))
+    async def main() -> list[Said]:
+        async with through(directory, limits, seen) as front:
+            return await front.say(*pieces, pause=pause)
 
-    assert len(through(directory, work, limits)) == seen
-    return found
+    return run(main())
 
 
 def test_one_request_a_connection(tmp_path: Path) -> None:
@@ -64,6 +65,10 @@ def test_one_request_a_connection(tmp_path: Path) -> None:
 def test_a_request_in_small_pieces(tmp_path: Path) -> None:
     (reply,) = said(tmp_path, *(GET[i : i + 5] for i in range(0, len(GET), 5)), pause=0.001, seen=1)
     assert reply.status == 200
+
+
+def test_who_sends_nothing_hears_nothing(tmp_path: Path) -> None:
+    assert said(tmp_path, b"", limits=SHORT) == []
 
 
 def test_a_body_in_chunks_and_one_that_waits_to_be_asked_for(tmp_path: Path) -> None:
@@ -102,10 +107,6 @@ def test_slow_ones(tmp_path: Path) -> None:
     assert (reply.status, reply.message) == (408, "the body of the request did not come in time")
 
 
-def test_who_sends_nothing_hears_nothing(tmp_path: Path) -> None:
-    assert said(tmp_path, b"", limits=SHORT) == []
-
-
 BAD = {
     "no HTTP": b"hello\r\n\r\n",
     "TLS": bytes.fromhex("16030100a5010000a10303") + bytes(150) + b"\r\n\r\n",
@@ -133,8 +134,8 @@ def test_what_is_no_request_is_told_so(data: bytes, tmp_path: Path) -> None:
     assert reply.message
 
 
-def test_connections_above_the_limit_are_told_so(tmp_path: Path) -> None:
-    async def work(front: Front) -> None:
+async def test_connections_above_the_limit_are_told_so(tmp_path: Path) -> None:
+    async with through(tmp_path) as front:
         held = [await asyncio.open_connection("127.0.0.1", front.port) for _ in range(4)]
         try:
             (reply,) = await front.say(GET)
@@ -144,18 +145,14 @@ def test_connections_above_the_limit_are_told_so(tmp_path: Path) -> None:
                 writer.close()
                 await writer.wait_closed()
 
-    through(tmp_path, work)
 
-
-def test_who_leaves_early_or_does_not_read_does_not_stay(tmp_path: Path) -> None:
-    async def work(front: Front) -> None:
+async def test_who_leaves_early_or_does_not_read_does_not_stay(tmp_path: Path) -> None:
+    async with through(tmp_path) as front:
         for data in (b"", b"GET /no", GET, POST + b"Content-Length: 100\r\n\r\n{"):
             _, writer = await asyncio.open_connection("127.0.0.1", front.port)
             writer.write(data)
             await writer.drain()
             writer.transport.abort()
-
-    through(tmp_path, work)
 
 
 def test_it_stops_although_somebody_holds_on(tmp_path: Path) -> None:
@@ -170,3 +167,113 @@ def test_it_stops_although_somebody_holds_on(tmp_path: Path) -> None:
         return time.monotonic() - began
 
     assert run(main()) < 300.0  # not as long as its head may take
+
+
+# -- The health check of containers: what it asks, what it says, and that it imports next to nothing.
+
+
+def probed(*arguments: str, **environ: str) -> int:
+    return probe.main(arguments, environ)
+
+
+@pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1)])
+def test_it_asks_the_page_and_says_what_is_wrong(status: int, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    async def main() -> int:
+        async def page(_: str) -> Reply:
+            return state_page("up", ["a connection to NATS"] if status != 200 else [])
+
+        server = await serve_pages("127.0.0.1", 0, {"/startz": page})
+        try:
+            return await asyncio.to_thread(probed, INFAAS_METRICS__PORT=str(server.port))
+        finally:
+            await server.close(0.0)
+
+    assert run(main()) == code
+    assert ("a connection to NATS" in capsys.readouterr().out) == (status != 200)
+
+
+def test_nobody_there_is_not_well_and_without_a_port_there_is_nothing_to_ask(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # not listening
+        port = held.getsockname()[1]
+        assert probed("--port", str(port)) == 1
+        assert f"no answer at port {port}" in capsys.readouterr().out
+        assert probed("--listening", str(port)) == 1
+        held.listen()
+        assert probed("--listening", str(port)) == 0
+    assert probed() == 0
+
+
+def test_what_answers_in_another_language_is_not_well() -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+
+        async def main() -> int:
+            asking = asyncio.create_task(asyncio.to_thread(probed, "--port", str(port)))
+            connection, _ = await asyncio.to_thread(server.accept)
+            with connection:
+                await asyncio.to_thread(connection.recv, 4096)
+                connection.sendall(b"-ERR 'Unknown Protocol Operation'\r\n")
+            return await asking
+
+        assert run(main()) == 1
+
+
+def test_probes_refuse_wrong_words_and_load_nothing_heavy() -> None:
+    assert probed("startz") == 2
+    assert probed("--port") == 2
+    assert probed("--port", "many") == 2
+    code = "import sys, services.shell.probe; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"asyncio", "ssl", "http.client", "urllib.request", "msgspec", "nats", "logging"} & set(loaded)
+
+
+def test_listening_is_read_from_the_kernels_table(tmp_path: Path) -> None:
+    table = tmp_path / "tcp"
+    table.write_text(
+        "  sl  local_address rem_address   st\n"
+        "   0: 00000000:2135 00000000:0000 0A 00000000:00000000\n"
+        "   1: 0100007F:1F40 0100007F:9999 01 00000000:00000000\n"
+    )
+    assert probe.listens(8501, [str(table)])
+    assert not probe.listens(8000, [str(table)])  # a connection, and nobody who takes others
+    assert not probe.listens(8501, [str(tmp_path / "none")])
+
+
+SERVES = """
+import asyncio, sys
+from services.shell.http import serve_pages, state_page
+
+async def page(_):
+    while len(sys.argv) > 1:  # its loop is held by computing
+        pass
+    return state_page("up", [])
+
+async def main():
+    server = await serve_pages("127.0.0.1", 0, {"/startz": page})
+    print(server.port, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def test_who_is_stopped_for_good_is_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    with script(SERVES) as process:
+        port = read_line(process)
+        assert probed(INFAAS_METRICS__PORT=port) == 0
+        os.kill(process.pid, signal.SIGSTOP)
+        assert eventually(lambda: probed(INFAAS_METRICS__PORT=port) == 1 and process.poll() is not None)
+        assert process.wait() == -signal.SIGKILL
+        assert "did not turn for 2 s (stopped by a signal): ended" in capsys.readouterr().out
+
+
+def test_who_computes_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with script(SERVES, "computes") as process:
+        assert probed(INFAAS_METRICS__PORT=read_line(process)) == 1
+        assert f"process {process.pid} is busy" in capsys.readouterr().out
+        assert process.poll() is None

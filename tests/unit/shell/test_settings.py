@@ -20,14 +20,11 @@ ALL = list(described(Settings))
 NUMBERS = [f"{one.key}.gpu" if one.kind.startswith("map") else one.key for one in ALL if "number" in one.kind]
 
 
-def test_every_setting_has_a_meaning_and_every_number_bounds() -> None:
+def test_every_setting_has_a_meaning_bounds_and_a_right_default() -> None:
     assert len({one.key for one in ALL}) == len(ALL)
     for one in ALL:
         assert one.meaning.endswith("."), one.key
         assert one.bounds or "number" not in one.kind, one.key
-
-
-def test_defaults_are_right() -> None:
     assert list(faults(Settings())) == []
 
 
@@ -119,10 +116,19 @@ def test_a_variable_is_named(name: str, value: str, said: str, tmp_path: Path) -
         load(file, {name: value})
 
 
-def test_a_host_to_register_from_may_come_with_its_address() -> None:
+def test_variables_hold_pairs_and_hosts_and_win_over_the_file(tmp_path: Path) -> None:
     """As docs/rest.md has it."""
     named = load(None, {"INFAAS_GATEWAY__REGISTER_HOSTS": "models.example.org, store.internal=10.1.2.3, [::1]:8080"})
     assert listed(named.gateway.register_hosts) == ("models.example.org", "store.internal=10.1.2.3", "[::1]:8080")
+    settings = load(
+        environ={"INFAAS_WORKER__SIMULATE": "gpu=1, inferentia=2", "INFAAS_PRICES__PER_HOUR": "cpu=0.1,gpu=2"}
+    )
+    assert settings.worker.simulate == {"gpu": 1, "inferentia": 2}
+    assert settings.prices.per_hour == {"cpu": 0.1, "gpu": 2.0}
+    file = tmp_path / "infaas.toml"
+    file.write_text("[worker]\nsimulate = { gpu = 3 }\n")
+    assert load(file, {}).worker.simulate == {"gpu": 3}
+    assert load(file, {"INFAAS_WORKER__SIMULATE": "inferentia=1"}).worker.simulate == {"inferentia": 1}
 
 
 def test_a_budget_pays_for_the_workers_that_must_run() -> None:
@@ -173,31 +179,17 @@ def test_up_does_not_start(text: str, said: str, tmp_path: Path) -> None:
 # ---- maps in variables, and the devices that settings ask for
 
 
-def test_a_variable_holds_pairs() -> None:
-    settings = load(
-        environ={"INFAAS_WORKER__SIMULATE": "gpu=1, inferentia=2", "INFAAS_PRICES__PER_HOUR": "cpu=0.1,gpu=2"}
-    )
-    assert settings.worker.simulate == {"gpu": 1, "inferentia": 2}
-    assert settings.prices.per_hour == {"cpu": 0.1, "gpu": 2.0}
-
-
-def test_a_variable_wins_over_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "infaas.toml"
-    file.write_text("[worker]\nsimulate = { gpu = 3 }\n")
-    assert load(file, {}).worker.simulate == {"gpu": 3}
-    assert load(file, {"INFAAS_WORKER__SIMULATE": "inferentia=1"}).worker.simulate == {"inferentia": 1}
-
-
 @pytest.mark.parametrize("text", ["gpu", "gpu:1", "=1", "gpu=", "gpu=x", "gpu=1.5", "gpu=-1", "gpu=1000", "tpu=1"])
 def test_nonsense_is_refused_with_the_setting(text: str) -> None:
     with pytest.raises(SettingsError, match=r"worker\.simulate"):
         load(environ={"INFAAS_WORKER__SIMULATE": text})
 
 
-def test_a_worker_has_its_cpu_and_what_it_simulates() -> None:
+def test_workers_have_cpus_and_other_providers_are_left_alone(tmp_path: Path) -> None:
     devices = devices_of(WorkerSettings(cores=2, memory_mb=4000, gpus=0, simulate={"gpu": 1}))
     assert [(d.name, d.cores, d.simulated) for d in devices] == [("cpu", 2, False), ("gpu-0", 1, True)]
     assert len(devices_of(WorkerSettings(cores=2, gpus=0))) == 1
+    assert loaded("[machines.swarm]\nhosts = ['tcp://a:1']\n[machines.kinds.a]\nmaximum = 1", tmp_path).machines.kinds
 
 
 # ---- machines elsewhere
@@ -269,23 +261,16 @@ def test_variables_may_say_all_of_it() -> None:
     assert found.kinds["gpu"].accelerators == {"gpu": 1}
 
 
-def test_what_concerns_another_provider_is_left_alone(tmp_path: Path) -> None:
-    assert loaded("[machines.swarm]\nhosts = ['tcp://a:1']\n[machines.kinds.a]\nmaximum = 1", tmp_path).machines.kinds
-
-
 # ---- the goal: dispatchers and model-autoscalers read the same setting
 
 
-def test_the_goal_comes_from_a_file_or_a_variable_and_reaches_both(tmp_path: Path) -> None:
+def test_goals_come_from_file_or_variable_and_others_are_refused(tmp_path: Path) -> None:
     (tmp_path / "infaas.toml").write_text('goal = "accuracy"\n')
     assert load(environ={}).goal == "cost"
     for settings in (load(tmp_path / "infaas.toml", {}), load(environ={"INFAAS_GOAL": "accuracy"})):
         assert settings.goal == make_controller(settings, Subjects(), "vm-0", {})._planner.problems.goal == "accuracy"
         policy = load_policy(settings)
         assert getattr(policy, "goal") == "accuracy"  # noqa: B009  (not every policy has one)
-
-
-def test_another_goal_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"INFAAS_GOAL.*goal"):
         load(environ={"INFAAS_GOAL": "speed"})
 

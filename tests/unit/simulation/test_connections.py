@@ -54,8 +54,7 @@ MANY = [str(number) for number in range(50)]
 def test_a_connection_keeps_its_order_and_others_overtake_it(play: Play) -> None:
     listener = play.enter("l", Puppet("s"))
     play.enter("one", Puppet(says=on(Started, *words("s", *(f"a{n}" for n in MANY)))))
-    play.enter("two", Puppet(says=on(Started, *words("s", *(f"b{n}" for n in MANY)))))
-    play.run(1.0)
+    play.enter("two", Puppet(says=on(Started, *words("s", *(f"b{n}" for n in MANY)))), seconds=1.0)
     got = listener.words
     assert [word for word in got if word[0] == "a"] == [f"a{n}" for n in MANY]
     assert [word for word in got if word[0] == "b"] == [f"b{n}" for n in MANY]
@@ -69,8 +68,7 @@ def test_actors_of_one_process_share_its_connection(play: Play) -> None:
     play.enter("p.b", Puppet("go.b", says=on(Word, *words("s", "second"))))
     for n in range(20):
         play.say("go.a", str(n))
-        play.say("go.b", str(n))
-        play.run(1.0)
+        play.say("go.b", str(n), seconds=1.0)
     assert len(listener.words) == 40
     play.enter("starts", Puppet(says=on(Started, Publish("go.a", Word("!")), Publish("go.b", Word("!")))))
     play.run(1.0)
@@ -80,13 +78,11 @@ def test_actors_of_one_process_share_its_connection(play: Play) -> None:
 def test_a_message_takes_as_long_as_on_the_kernel_on_average_and_later_all_by_so_much(play: Play) -> None:
     listener = play.enter("l", Puppet("s"))
     for _ in range(400):
-        play.say("s", "x")
-        play.run(1.0)
+        play.say("s", "x", seconds=1.0)
     took = [at % 1.0 for at, _ in listener.got(Word)]
     assert 0.8 * DELAY < sum(took) / len(took) < 1.2 * DELAY
     play.stage.delay = DELAY + 0.3
-    play.say("s", "late")
-    play.run(1.0)
+    play.say("s", "late", seconds=1.0)
     assert listener.got(Word)[-1][0] % 1.0 >= 0.3
 
 
@@ -97,10 +93,8 @@ def test_what_a_clogged_process_sends_waits_and_comes_at_once(play: Play) -> Non
     listener = play.enter("l", Puppet("s"))
     play.enter("p.a", Puppet("go", says=on(Word, *words("s", "a", "b", "c"))))
     net(play).block("p", into=False, lost=False)
-    play.say("go", "now")
-    play.run(0.5)
-    play.say("s", "overtakes")
-    play.run(1.5)
+    play.say("go", "now", seconds=0.5)
+    play.say("s", "overtakes", seconds=1.5)
     assert listener.words == ["overtakes"]
     net(play).unblock("p", into=False, lost=False)
     play.run(1.0)
@@ -113,8 +107,7 @@ def test_what_a_clogged_process_gets_waits_and_it_is_still_subscribed(play: Play
     other = play.enter("other", Puppet("s", queue="q"))
     asking = play.enter("asks", Puppet("mine.*"))
     net(play).block("p", into=True, lost=False)
-    play.say("s", *"abcd")
-    play.run(2.0)
+    play.say("s", *"abcd", seconds=2.0)
     assert (clogged.words, len(other.words)) == ([], 2)
     net(play).unblock("p", into=True, lost=False)
     play.run(1.0)
@@ -127,14 +120,12 @@ def test_what_a_lost_process_would_get_is_lost_and_nobody_listens_there(play: Pl
     lost = play.enter("p.a", Puppet("s"))
     asking = play.enter("asks", Puppet("mine.*", "go", says=on(Word, Publish("s", Word("?"), "mine.1"))))
     net(play).block("p", into=True, lost=True)
-    play.say("go", "1")
-    play.run(1.0)
+    play.say("go", "1", seconds=1.0)
     assert [message for _, message in asking.got(Undelivered)] == [Undelivered("mine.1")]
     net(play).unblock("p", into=True, lost=True)
     play.run(1.0)
     assert lost.words == []
-    play.say("go", "2")
-    play.run(1.0)
+    play.say("go", "2", seconds=1.0)
     assert lost.words == ["?"]
     assert len(asking.got(Undelivered)) == 1
 
@@ -146,16 +137,14 @@ def test_a_process_that_starts_while_it_is_lost_listens_once_it_is_found(play: P
     play.run(1.0)
     assert [message for _, message in asking.got(Undelivered)] == [Undelivered("mine.1")]
     net(play).unblock("p", into=True, lost=True)
-    play.say("s", "yes")
-    play.run(1.0)
+    play.say("s", "yes", seconds=1.0)
     assert lost.words == ["yes"]
 
 
 def test_an_answer_on_a_lost_connection_is_lost_for_good(play: Play) -> None:
     bucket = Bucket()
     net(play).block("p", into=True, lost=True)
-    puppet = play.enter("p.a", Puppet(says=on(Started, Do("id", "x", 4.0))), bucket)
-    play.run(2.0)
+    puppet = play.enter("p.a", Puppet(says=on(Started, Do("id", "x", 4.0))), bucket, seconds=2.0)
     net(play).unblock("p", into=True, lost=True)
     play.run(3.0)
     assert bucket.asked == ["x"]
@@ -166,8 +155,7 @@ def test_faults_of_one_link_that_overlap_end_with_the_last(play: Play) -> None:
     clogged = play.enter("p.a", Puppet("s"))
     net(play).block("p", into=True, lost=False)
     net(play).block("p", into=True, lost=False)
-    play.say("s", "x")
-    play.run(1.0)
+    play.say("s", "x", seconds=1.0)
     net(play).unblock("p", into=True, lost=False)
     play.run(1.0)
     assert clogged.words == []
@@ -184,8 +172,7 @@ def test_clients_have_connections_and_hear_that_nobody_listens(play: Play) -> No
     play.run(1.0)
     assert replies == [Publish("_INBOX.c.1", Undelivered("_INBOX.c.1"))]
     net(play).block(CLIENTS, into=True, lost=False)
-    play.say("s", "?")
-    play.run(1.0)
+    play.say("s", "?", seconds=1.0)
     assert len(replies) == 1
     net(play).unblock(CLIENTS, into=True, lost=False)
     play.run(1.0)
@@ -233,19 +220,23 @@ def test_a_request_without_an_answer_fails_and_may_be_carried_out_all_the_same(
 
 
 def test_a_request_travels_both_ways(play: Play) -> None:
-    puppet = play.enter("p.a", Puppet(says=on(Started, Do("id", "x"))), Bucket())
-    play.run(1.0)
+    puppet = play.enter("p.a", Puppet(says=on(Started, Do("id", "x"))), Bucket(), seconds=1.0)
     ((at, message),) = puppet.seen[1:]
     assert message == Done("id", "X")
     assert at > 0.0
+
+
+def test_a_bucket_that_is_there_comes_before_it_is_said_to_be_complete(play: Play) -> None:
+    play.stage.put("b", "k", b"1")
+    watching = play.enter("p.a", Puppet(watches=["b"]), seconds=1.0)
+    assert [type(message) for _, message in watching.seen] == [Started, Changed, Synced]
 
 
 def test_requests_wait_where_the_server_serves_them_late_while_other_messages_pass(play: Play) -> None:
     bucket = Bucket()
     puppet = play.enter("p.a", Puppet("s", says=on(Started, Do("id", "x", 9.0))), bucket)
     net(play).process("p").served = START + 2.0
-    play.say("s", "passes")
-    play.run(1.9)
+    play.say("s", "passes", seconds=1.9)
     assert (puppet.words, bucket.asked) == (["passes"], [])
     play.run(1.0)
     assert bucket.asked == ["x"]
@@ -267,16 +258,8 @@ def test_a_watch_is_late_and_says_each_change_twice_but_none_after_a_later_one(p
     assert all(1.0 <= at < 1.2 for at, _ in watching.got(Changed))
 
 
-def test_a_bucket_that_is_there_comes_before_it_is_said_to_be_complete(play: Play) -> None:
-    play.stage.put("b", "k", b"1")
-    watching = play.enter("p.a", Puppet(watches=["b"]))
-    play.run(1.0)
-    assert [type(message) for _, message in watching.seen] == [Started, Changed, Synced]
-
-
 def test_a_lost_process_gets_the_changes_that_it_missed(play: Play) -> None:
-    watching = play.enter("p.a", Puppet(watches=["b"]))
-    play.run(1.0)
+    watching = play.enter("p.a", Puppet(watches=["b"]), seconds=1.0)
     net(play).block("p", into=True, lost=True)
     play.stage.put("b", "k", b"1")
     play.run(1.0)
@@ -291,11 +274,9 @@ def test_a_lost_process_gets_the_changes_that_it_missed(play: Play) -> None:
 
 def test_a_stopped_process_handles_nothing_and_then_all_at_once_with_the_time_that_it_is(play: Play) -> None:
     says = on(Started, After("k", 0.5, Ring("rings")), Do("id", "x"))
-    puppet = play.enter("p.a", Puppet("s", says=says), lambda _: (0.6, "done"))
-    play.run(0.1)
+    puppet = play.enter("p.a", Puppet("s", says=says), lambda _: (0.6, "done"), seconds=0.1)
     net(play).stop("p")
-    play.say("s", "waits")
-    play.run(2.0)
+    play.say("s", "waits", seconds=2.0)
     assert puppet.seen == [(0.0, Started())]
     net(play).go_on("p")
     play.run(0.0)
@@ -315,8 +296,7 @@ def test_a_timer_that_is_cancelled_at_the_wake_does_not_ring(play: Play) -> None
 
         puppet = play.enter(f"p{n}.a", Puppet(f"s{n}", says=says))
         net(play).stop(f"p{n}")
-        play.say(f"s{n}", "cancels")
-        play.run(1.0)
+        play.say(f"s{n}", "cancels", seconds=1.0)
         net(play).go_on(f"p{n}")
         play.run(1.0)
         rang += len(puppet.got(Ring))
@@ -357,17 +337,14 @@ def test_a_dead_process_takes_nothing_and_its_successor_starts_anew(play: Play) 
     first = play.enter("p.a", Puppet("s", says=on(Started, After("k", 0.5, Ring("no")))))
     asking = play.enter("asks", Puppet("mine.*", "go", says=on(Word, Publish("s", Word("?"), "mine.1"))))
     net(play).stop("p")
-    play.say("s", "dies unread")
-    play.run(0.2)
+    play.say("s", "dies unread", seconds=0.2)
     net(play).die("p")
-    play.say("go", "1")
-    play.run(1.0)
+    play.say("go", "1", seconds=1.0)
     assert first.seen == [(0.0, Started())]
     assert len(asking.got(Undelivered)) == 1
     second = play.enter("p.a", Puppet("s"))
     net(play).go_on("p")  # of the first
-    play.say("go", "2")
-    play.run(1.0)
+    play.say("go", "2", seconds=1.0)
     assert second.words == ["?"]
     assert first.words == []
 
@@ -394,8 +371,7 @@ def test_a_reply_that_is_lost_is_said(play: Play) -> None:
     net(play).unread = lambda envelope: unread.append(envelope.reply)
     play.stage.received = replies.append
     net(play).block(CLIENTS, into=True, lost=True)
-    play.enter("p.a", Puppet(says=on(Started, Publish("_INBOX.c.2", Word("!")))))
-    play.run(1.0)
+    play.enter("p.a", Puppet(says=on(Started, Publish("_INBOX.c.2", Word("!")))), seconds=1.0)
     net(play).unblock(CLIENTS, into=True, lost=True)
     play.run(1.0)
     assert (unread, replies) == (["_INBOX.c.2"], [])
@@ -404,11 +380,9 @@ def test_a_reply_that_is_lost_is_said(play: Play) -> None:
 def test_one_that_is_asked_to_stop_handles_what_is_on_its_way_first(play: Play) -> None:
     puppet = play.enter("p.a", Puppet("s"))
     net(play).block("p", into=True, lost=False)
-    play.say("s", "before")
-    play.run(0.5)
+    play.say("s", "before", seconds=0.5)
     play.stage.leave("p.a", goodbye=True)
-    play.say("s", "after")
-    play.run(0.5)
+    play.say("s", "after", seconds=0.5)
     net(play).unblock("p", into=True, lost=False)
     play.run(1.0)
     assert [type(message) for _, message in puppet.seen] == [Started, Word, Stopping]
@@ -421,8 +395,7 @@ def test_the_clock_of_a_process_is_off_and_nobody_elses(play: Play) -> None:
     net(play).process("p").skew = -5.0
     off = play.enter("p.a", Puppet("s", says=on(Started, After("k", 1.0, Ring("rings")))))
     right = play.enter("q.a", Puppet("s"))
-    play.say("s", "x")
-    play.run(2.0)
+    play.say("s", "x", seconds=2.0)
     ((at, _),) = off.got(Word)
     assert -5.0 < at < -4.5
     assert right.got(Word)[0][0] > 0.0

@@ -41,8 +41,7 @@ def recording(play: Play) -> Puppet:
 
 def test_events_are_recorded_once_the_stream_has_them(play: Play) -> None:
     stream, puppet = Stream(play), recording(play)
-    play.say("s", "x")
-    play.run(1.0)
+    play.say("s", "x", seconds=1.0)
     ((at, _, numbers),) = stream.batches
     assert numbers == [1.0, 2.0]
     ((then, message),) = puppet.got(Recorded)
@@ -52,17 +51,23 @@ def test_events_are_recorded_once_the_stream_has_them(play: Play) -> None:
 
 def test_events_that_no_process_has_sent_die_with_it(play: Play) -> None:
     stream, _ = Stream(play), recording(play)
-    play.say("s", "x")
-    play.run(0.1)
+    play.say("s", "x", seconds=0.1)
     net(play).die("p")
     play.run(1.0)
     assert stream.batches == []
 
 
+def test_one_that_says_goodbye_sends_what_it_has(play: Play) -> None:
+    stream, _ = Stream(play), recording(play)
+    play.say("s", "x", seconds=0.1)
+    play.stage.leave("p.a", goodbye=True)
+    play.run(1.0)
+    assert [numbers for _, _, numbers in stream.batches] == [[1.0, 2.0]]
+
+
 def test_a_process_that_is_stopped_writes_its_events_when_it_goes_on(play: Play) -> None:
     stream, _ = Stream(play), recording(play)
-    play.say("s", "x")
-    play.run(0.1)
+    play.say("s", "x", seconds=0.1)
     net(play).stop("p")
     play.run(1.0)
     assert stream.batches == []
@@ -71,20 +76,10 @@ def test_a_process_that_is_stopped_writes_its_events_when_it_goes_on(play: Play)
     assert [round(at) for at, _, _ in stream.batches] == [1]
 
 
-def test_one_that_says_goodbye_sends_what_it_has(play: Play) -> None:
-    stream, _ = Stream(play), recording(play)
-    play.say("s", "x")
-    play.run(0.1)
-    play.stage.leave("p.a", goodbye=True)
-    play.run(1.0)
-    assert [numbers for _, _, numbers in stream.batches] == [[1.0, 2.0]]
-
-
 def test_a_batch_is_stored_twice_under_one_id(play: Play) -> None:
     stream, puppet = Stream(play), recording(play)
     net(play).process("p").twice = 1
-    play.say("s", "x")
-    play.run(1.0)
+    play.say("s", "x", seconds=1.0)
     assert len(stream.batches) == 2
     assert len({identity for _, identity, _ in stream.batches}) == 1
     assert len(puppet.got(Recorded)) == 1
@@ -93,8 +88,7 @@ def test_a_batch_is_stored_twice_under_one_id(play: Play) -> None:
 def test_a_batch_whose_acknowledgement_is_lost_is_sent_again_under_its_id(play: Play) -> None:
     stream, puppet = Stream(play), recording(play)
     net(play).process("p").deaf = 1
-    play.say("s", "x")
-    play.run(2.0)
+    play.say("s", "x", seconds=2.0)
     assert (len(stream.batches), puppet.got(Recorded)) == (1, [])
     net(play).process("p").deaf = 0
     play.run(ANSWERED)
@@ -106,8 +100,7 @@ def test_a_batch_whose_acknowledgement_is_lost_is_sent_again_under_its_id(play: 
 def test_a_batch_waits_in_its_process_while_the_stream_is_down(play: Play) -> None:
     stream, puppet = Stream(play), recording(play)
     net(play).process("p").unstored = 1
-    play.say("s", "x")
-    play.run(2.0)
+    play.say("s", "x", seconds=2.0)
     assert (stream.batches, puppet.got(Recorded)) == ([], [])
     net(play).process("p").unstored = 0
     play.run(ANSWERED)

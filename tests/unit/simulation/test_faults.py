@@ -83,14 +83,11 @@ def test_a_worker_dies_without_a_word(which: dict[str, str], left: str) -> None:
     assert not [1 for name, event in run.log if any(worker in name for worker in gone) and event.time > BEGINS + 3.0]
 
 
-def test_the_dead_are_not_paid_for() -> None:
+def test_the_dead_are_taken_one_each_and_not_paid_for() -> None:
     rates = Watched(FaultSpec(kind="worker-dies", at_s=3.0, worker="mixed-1")).at(
         2.9, 3.1, look=lambda system: system.bill.rate
     )
     assert rates[2.9] - rates[3.1] == pytest.approx(machine().price_per_hour / 3600.0)
-
-
-def test_several_deaths_take_one_each() -> None:
     run = Watched(*(FaultSpec(kind="worker-dies", at_s=at) for at in (1.0, 2.0, 3.0, 4.0)))
     assert run.at(1.5, 2.5, 3.5, look=workers) == {1.5: "mixed-1 spare-0", 2.5: "spare-0", 3.5: ""}
 
@@ -111,11 +108,15 @@ def test_devices_become_slow_for_a_while() -> None:
     }
 
 
-def test_a_machine_that_comes_meanwhile_is_slow_too_and_never_faster_than_its_profile() -> None:
+def test_machines_that_come_are_slow_too_and_failing_loads_told() -> None:
     run = Watched(FaultSpec(kind="device-slow", at_s=1.0, until_s=6.0, hardware="cpu", factor=3.0))
     run.does(2.0, run.system._ordered, EXTRA)
     notes = run.at(5.0, 7.0, look=slowness)
     assert notes == {5.0: dict.fromkeys((f"{one}/cpu" for one in (*ALL.split(), "spare-x")), 3.0), 7.0: {}}
+    run = Watched(FaultSpec(kind="load-fails", at_s=0.0), rate=150.0)
+    run.result()
+    reasons = {event.reason for _, event in run.log if isinstance(event, StateEvent) and event.from_state == "Loading"}
+    assert "small-cpu does not load: a fault of the scenario" in reasons
 
 
 @pytest.mark.parametrize(
@@ -140,13 +141,6 @@ def test_loads_fail(which: dict[str, str], fails: set[str]) -> None:
         return {record.variant for record in run.scenario.variants if refused(system, record)}
 
     assert run.at(1.0, 3.0, 5.0, look=look) == {1.0: set(), 3.0: fails, 5.0: set()}
-
-
-def test_a_load_that_fails_is_told_as_production_tells_it() -> None:
-    run = Watched(FaultSpec(kind="load-fails", at_s=0.0), rate=150.0)
-    run.result()
-    reasons = {event.reason for _, event in run.log if isinstance(event, StateEvent) and event.from_state == "Loading"}
-    assert "small-cpu does not load: a fault of the scenario" in reasons
 
 
 def test_messages_are_delayed() -> None:

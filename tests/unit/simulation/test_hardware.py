@@ -112,13 +112,19 @@ def test_a_batch_takes_its_profile_times_the_fault(ms: float, items: int, slow: 
     assert one.run("i0", items, None, 1.0) == table.seconds(items) * slow
 
 
-def test_who_is_not_there_cannot_compute() -> None:
+def test_who_is_gone_cannot_compute_and_what_computed_stops() -> None:
     one = device(1.0, 5.0)
     one.unload("i0")
     one.unload("i0")
     with pytest.raises(KeyError):
         one.run("i0", 1, None, 0.0)
     assert one.memory_mb == 0.0
+    one = device(0.0, 40.0, hardware="cpu")
+    seconds = one.run("i0", 8, None, 0.0)
+    one.stop(seconds / 4)
+    assert one.used(seconds) == pytest.approx(seconds / 4)
+    one.run("i0", 8, None, seconds)
+    assert one.used(2 * seconds) == pytest.approx(seconds)
 
 
 # -- use
@@ -156,18 +162,8 @@ def test_use_is_the_integral_of_what_computed(batches: list[tuple[float, int, in
     look(max(looked, now) + 100.0)
 
 
-def test_what_computed_stops_with_its_process() -> None:
-    one = device(0.0, 40.0, hardware="cpu")
-    seconds = one.run("i0", 8, None, 0.0)
-    one.stop(seconds / 4)
-    assert one.used(seconds) == pytest.approx(seconds / 4)
-    one.run("i0", 8, None, seconds)
-    assert one.used(2 * seconds) == pytest.approx(seconds)
-
-
 def test_a_machines_utilisation_is_of_all_its_cores_of_a_kind_since_the_last_time() -> None:
-    spec = machine(devices=(CPU, CPU_TWO, GPU))
-    one = SimulatedMachine("w", spec, {}, 10.0)
+    one = SimulatedMachine("w", machine(devices=(CPU, CPU_TWO, GPU)), {}, 10.0)
     one.devices["cpu"].load("a", variant("a", "m", "cpu", 500.0))
     one.devices["gpu"].load("b", variant("b", "m", "gpu", 500.0))
     one.devices["cpu"].run("a", 1, None, 10.0)

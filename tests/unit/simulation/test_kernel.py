@@ -61,16 +61,12 @@ def test_a_timer_rings_after_its_delay_and_once(play: Play) -> None:
 
 def test_a_timer_with_the_same_key_takes_the_others_place(play: Play) -> None:
     says = on(Started, After("k", 0.5, Ring("first")), After("k", 0.9, Ring("second")))
-    puppet = play.enter("p", Puppet(says=says))
-    play.run(3.0)
-    assert puppet.got(Ring) == [(0.9, Ring("second"))]
+    assert play.enter("p", Puppet(says=says), seconds=3.0).got(Ring) == [(0.9, Ring("second"))]
 
 
 def test_a_timer_is_cancelled(play: Play) -> None:
     says = on(Started, After("k", 0.5, Ring("no")), After("j", 0.5, Ring("yes")), Cancel("k"), Cancel("unknown"))
-    puppet = play.enter("p", Puppet(says=says))
-    play.run(3.0)
-    assert puppet.got(Ring) == [(0.5, Ring("yes"))]
+    assert play.enter("p", Puppet(says=says), seconds=3.0).got(Ring) == [(0.5, Ring("yes"))]
 
 
 def test_a_timer_of_no_delay_rings_in_a_turn_of_its_own_at_the_same_moment(play: Play) -> None:
@@ -79,8 +75,7 @@ def test_a_timer_of_no_delay_rings_in_a_turn_of_its_own_at_the_same_moment(play:
             return [After("k", 0.0, Ring("again"))]
         return [After("k", 0.0, Ring("now")), After("l", 0.3, Ring("end"))] if type(message) is Started else None
 
-    puppet = play.enter("p", Puppet(says=says))
-    play.run(1.0)
+    puppet = play.enter("p", Puppet(says=says), seconds=1.0)
     assert puppet.seen == [(0.0, Started()), (0.0, Ring("now")), (0.0, Ring("again")), (0.3, Ring("end"))]
 
 
@@ -91,8 +86,7 @@ def test_a_key_can_be_used_again_after_it_rang_and_by_another_actor(play: Play) 
         return [After("k", 0.1, Ring(str(next(left))))] if type(message) in (Started, Ring) else None
 
     one = play.enter("one", Puppet(says=says))
-    two = play.enter("two", Puppet(says=on(Started, After("k", 0.25, Ring("other")))))
-    play.run(0.35)
+    two = play.enter("two", Puppet(says=on(Started, After("k", 0.25, Ring("other")))), seconds=0.35)
     assert [at for at, _ in one.got(Ring)] == [0.1, 0.2, 0.3]
     assert two.got(Ring) == [(0.25, Ring("other"))]
 
@@ -103,8 +97,7 @@ def test_a_key_can_be_used_again_after_it_rang_and_by_another_actor(play: Play) 
 def test_a_message_is_under_way_for_the_delay_and_reaches_everybody_who_listens(play: Play) -> None:
     exact, wild = play.enter("e", Puppet("a.b")), play.enter("w", Puppet("a.*"))
     deaf = play.enter("d", Puppet("a.c", "a.b.c"))
-    play.say("a.b", "hello")
-    play.run(1.0)
+    play.say("a.b", "hello", seconds=1.0)
     assert exact.got(Word) == wild.got(Word) == [(DELAY, Word("hello"))]
     assert deaf.words == []
 
@@ -112,8 +105,7 @@ def test_a_message_is_under_way_for_the_delay_and_reaches_everybody_who_listens(
 def test_a_group_takes_turns_and_everybody_else_hears_all(play: Play) -> None:
     group = [play.enter(f"g{n}", Puppet("q", queue="workers")) for n in range(3)]
     other, listener = play.enter("o", Puppet("q", queue="others")), play.enter("l", Puppet("q"))
-    play.say("q", *"abcdef")
-    play.run(1.0)
+    play.say("q", *"abcdef", seconds=1.0)
     assert [one.words for one in group] == [["a", "d"], ["b", "e"], ["c", "f"]]
     assert other.words == listener.words == list("abcdef")
 
@@ -126,8 +118,7 @@ def test_a_groups_turns_go_on_over_all_subjects_of_its_pattern_and_when_one_leav
     assert [one.words for one in group] == [["a", "d"], ["b"], ["c"]]
     play.stage.leave("g1", goodbye=False)
     play.run(1.0)
-    play.say("q.x", "e", "f")
-    play.run(1.0)
+    play.say("q.x", "e", "f", seconds=1.0)
     assert sorted(group[0].words + group[2].words) == ["a", "c", "d", "e", "f"]
     assert group[1].words == ["b"]
 
@@ -135,16 +126,13 @@ def test_a_groups_turns_go_on_over_all_subjects_of_its_pattern_and_when_one_leav
 def test_who_speaks_first_is_heard_first_also_when_the_delay_ends(play: Play) -> None:
     listener = play.enter("l", Puppet("s"))
     play.stage.delay = 0.5
-    play.say("s", "slow")
-    play.run(0.2)
+    play.say("s", "slow", seconds=0.2)
     play.stage.delay = DELAY
-    play.say("s", "fast", "faster")
-    play.run(0.1)
+    play.say("s", "fast", "faster", seconds=0.1)
     assert listener.words == []
     play.run(1.0)
     assert listener.got(Word) == [(0.5, Word("slow")), (0.5, Word("fast")), (0.5, Word("faster"))]
-    play.say("s", "quick")
-    play.run(1.0)
+    play.say("s", "quick", seconds=1.0)
     assert listener.words[-1] == "quick"
     assert listener.got(Word)[-1][0] == pytest.approx(1.3 + DELAY)
 
@@ -167,8 +155,7 @@ def test_the_sender_hears_that_nobody_listens_where_it_would_get_the_reply(play:
     says = on(Started, ask("nobody", "mine.1"), ask("nobody", "theirs.1"), ask("nobody", ""), ask("heard", "mine.2"))
     heard = play.enter("h", Puppet("heard"))
     theirs = play.enter("t", Puppet("theirs.*"))
-    mine = play.enter("m", Puppet("mine.*", says=says))
-    play.run(1.0)
+    mine = play.enter("m", Puppet("mine.*", says=says), seconds=1.0)
     assert mine.seen == [(0.0, Started()), (DELAY, Undelivered("mine.1"))]
     assert theirs.seen == [(0.0, Started())]
     assert heard.words == ["?"]
@@ -186,8 +173,7 @@ def test_an_edges_result_comes_after_its_time(play: Play) -> None:
     }
     timeouts = {"hangs": 0.5, "hurries": 0.7}
     says = on(Started, *(Do(name, name, timeouts.get(name, 0.0)) for name in outcomes))
-    puppet = play.enter("p", Puppet(says=says), outcomes.__getitem__)
-    play.run(20.0)
+    puppet = play.enter("p", Puppet(says=says), outcomes.__getitem__, seconds=20.0)
     assert puppet.seen[1:] == [
         (0.3, Failed("fails", "too bad")),
         (0.4, Done("works", "good")),
@@ -215,16 +201,14 @@ def test_events_are_on_disk_when_the_outbox_sends_them(play: Play) -> None:
             return [Record(event(1)), Record(event(2)), After("k", 0.15, Ring("")), After("l", 0.5, Ring(""))]
         return [Record(event(3))] if type(message) is Ring else None
 
-    puppet = play.enter("p", Puppet(says=says))
-    play.run(2.0)
+    puppet = play.enter("p", Puppet(says=says), seconds=2.0)
     assert puppet.got(Recorded) == [(LATEST, Recorded(3)), (0.5 + LATEST, Recorded(4))]
     assert [(name, each.time) for name, each in play.told] == [("p", 1.0), ("p", 2.0), ("p", 3.0), ("p", 3.0)]
 
 
 def test_many_events_are_sent_at_once(play: Play) -> None:
     many = [Record(event()) for _ in range(ROWS + 1)]
-    puppet = play.enter("p", Puppet(says=on(Started, *many)))
-    play.run(1.0)
+    puppet = play.enter("p", Puppet(says=on(Started, *many)), seconds=1.0)
     assert puppet.got(Recorded) == [(0.0, Recorded(ROWS)), (LATEST, Recorded(ROWS + 1))]
 
 
@@ -239,8 +223,7 @@ def test_who_comes_hears_what_a_bucket_holds_then_each_change(play: Play) -> Non
     early = play.enter("p", Puppet(watches=["bucket"]))
     stage.put("bucket", "b", b"5")
     play.run(0.5 * DELAY)
-    late = play.enter("q", Puppet(watches=["bucket"]))
-    play.run(1.0)
+    late = play.enter("q", Puppet(watches=["bucket"]), seconds=1.0)
     stage.put("elsewhere", "b", b"6")
     play.run(1.0)
     entries = [Changed("bucket", "b", b"2"), Changed("bucket", "a", b"3"), Changed("bucket", "c", None)]
@@ -261,8 +244,7 @@ def test_who_comes_hears_what_a_bucket_holds_then_each_change(play: Play) -> Non
 def test_who_is_asked_to_leave_says_goodbye_and_hears_nothing_more(play: Play) -> None:
     says = on(Stopping, Publish("s", Word("goodbye")), After("k", 0.1, Ring("never")))
     leaver = play.enter("p", Puppet("p", watches=["bucket"], says=says))
-    listener = play.enter("l", Puppet("s"))
-    play.run(1.0)
+    listener = play.enter("l", Puppet("s"), seconds=1.0)
     play.stage.leave("p", goodbye=True)
     play.say("p", "too late")
     play.stage.put("bucket", "a", b"1")
@@ -285,8 +267,7 @@ def test_work_under_way_is_finished_within_the_grace(play: Play) -> None:
         return [Publish("s", Word("done"))] if type(message) is Done else None
 
     leaver = play.enter("p", Puppet(says=says), lambda seconds: (seconds, seconds))
-    listener = play.enter("l", Puppet("s"))
-    play.run(1.0)
+    listener = play.enter("l", Puppet("s"), seconds=1.0)
     play.stage.leave("p", goodbye=True)
     play.run(60.0)
     assert [message for _, message in leaver.seen[2:]] == [Done("quick", 1.5), Ring("meanwhile")]
@@ -306,12 +287,10 @@ def test_who_is_killed_says_nothing_and_what_is_sent_to_it_is_undelivered(play: 
 
 
 def test_a_name_can_come_back(play: Play) -> None:
-    first = play.enter("p", Puppet("s", says=on(Started, After("k", 0.5, Ring("first")))))
-    play.run(0.1)
+    first = play.enter("p", Puppet("s", says=on(Started, After("k", 0.5, Ring("first")))), seconds=0.1)
     play.stage.leave("p", goodbye=False)
     second = play.enter("p", Puppet("s", says=on(Started, After("k", 0.7, Ring("second")))))
-    play.say("s", "hello")
-    play.run(2.0)
+    play.say("s", "hello", seconds=2.0)
     assert first.seen == [(0.0, Started())]
     assert [message for _, message in second.seen] == [Started(), Word("hello"), Ring("second")]
 

@@ -44,11 +44,14 @@ def test_many_variants_and_policies() -> None:
     assert titles == ["policy-0", "policy-1", "policy-2", "policy-3"]
 
 
-def test_the_stack_is_as_high_as_there_are_instances() -> None:
+def test_stacks_are_as_high_as_instances_and_money_ends_at_the_cost() -> None:
     of = document(1, 26)
     total = np.sum(list(of["policies"][0]["series"]["instances"].values()), axis=0).max()
     panel = next(axes for axes in plot.picture(of).axes if axes.get_ylabel() == "instances")
     assert max(layer.get_paths()[0].vertices[:, 1].max() for layer in panel.collections) == total
+    of = document(2, 2)
+    ends = [line.get_ydata()[-1] for line in lines(plot.picture(of), "spent so far")]
+    assert ends == pytest.approx([run["cost"] for run in of["policies"]])
 
 
 def test_long_runs_are_thinned_and_end_where_they_end() -> None:
@@ -58,12 +61,6 @@ def test_long_runs_are_thinned_and_end_where_they_end() -> None:
     assert len(line.get_xdata()) <= plot.POINTS + 1
     assert line.get_xdata()[-1] == pytest.approx(1400 / 60)
     assert np.mean(line.get_ydata()[:-1]) == pytest.approx(of["policies"][0]["queries"] / 1400, rel=0.02)
-
-
-def test_money_ends_at_the_run_s_cost() -> None:
-    of = document(2, 2)
-    ends = [line.get_ydata()[-1] for line in lines(plot.picture(of), "spent so far")]
-    assert ends == pytest.approx([run["cost"] for run in of["policies"]])
 
 
 def test_offline_work_has_a_row_where_there_is_some() -> None:

@@ -4,10 +4,11 @@ import gzip
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from services.simulation import workload
+from services.simulation.processes import Rates, timed
 from services.simulation.scenario.model import WorkloadSpec
 from services.simulation.workload import (
     WorkloadError,
@@ -97,10 +98,15 @@ def test_one_seed_one_load(fields, seed):
     assert first[1].tolist() == second[1].tolist()
 
 
-def test_a_generator_of_numbers_gives_another_load_each_time():
+def test_processes_begin_as_in_the_long_run_and_generators_go_on() -> None:
     rng = np.random.default_rng(3)
     load = spec(rate=((0, 20),))
     assert at_once(load, 5, rng)[0].tolist() != at_once(load, 5, rng)[0].tolist()
+    # 30 arrivals a run: a process that began with a whole gap would be off by (cv² - 1) / 2, here by 25 %.
+    numbers = [len(drawn(3, seed, arrivals="gamma", cv=4.0, rate=((0, 10),))) for seed in range(4000)]
+    assert np.mean(numbers) == pytest.approx(30, rel=0.05)
+    numbers = [len(drawn(0.1, seed, arrivals="mmpp", rates=(0, 1000), dwell_s=(9, 1))) for seed in range(6000)]
+    assert np.mean(numbers) == pytest.approx(10, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -114,15 +120,11 @@ def test_rate_and_spread_are_within_3_percent(kind, cv):
     assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.03)
 
 
-def test_the_mean_is_right_from_the_first_second_on():
-    # 30 arrivals a run: a process that began with a whole gap would be off by (cv² - 1) / 2, here by 25 %.
-    numbers = [len(drawn(3, seed, arrivals="gamma", cv=4.0, rate=((0, 10),))) for seed in range(4000)]
-    assert np.mean(numbers) == pytest.approx(30, rel=0.05)
-
-
-def test_uniform_gaps_are_equal():
+def test_uniform_gaps_are_equal_and_fractions_of_a_trace_are_rounded_at_random() -> None:
     assert drawn(1, arrivals="uniform", rate=((0, 4),)).tolist() == [0, 0.25, 0.5, 0.75]
     assert np.diff(drawn(100, arrivals="uniform", rate=((0, 7),))) == pytest.approx(np.full(699, 1 / 7))
+    times = drawn(20_000, arrivals="trace", counts=np.full(20_000, 0.3))
+    assert len(times) / 20_000 == pytest.approx(0.3, rel=0.03)
 
 
 @pytest.mark.parametrize(("kind", "cv"), [("poisson", 1.0), ("gamma", 3.0), ("gamma", 0.3), ("uniform", 0.0)])
@@ -160,15 +162,9 @@ def test_a_modulated_process_has_its_mean_and_its_states():
     assert len(times) / 30_000 == pytest.approx(mean_rate(load, 30_000), rel=0.03)
     # The index of dispersion of counts in the long run: 1 + 2 v / (mean x total switching rate), v the rate's variance.
     share = 0.5 / 3.5
-    variance = share * (1 - share) * 198**2
-    wanted = 1 + 2 * variance / (mean_rate(load, 1) * (1 / 3 + 1 / 0.5))
+    wanted = 1 + 2 * (share * (1 - share) * 198**2) / (mean_rate(load, 1) * (1 / 3 + 1 / 0.5))
     counts = np.histogram(times, np.arange(0, 30_001, 60))[0]
     assert counts.var() / counts.mean() == pytest.approx(wanted, rel=0.2)
-
-
-def test_a_modulated_process_begins_as_in_the_long_run():
-    numbers = [len(drawn(0.1, seed, arrivals="mmpp", rates=(0, 1000), dwell_s=(9, 1))) for seed in range(6000)]
-    assert np.mean(numbers) == pytest.approx(10, rel=0.1)
 
 
 def test_three_states_take_their_shares_of_time():
@@ -194,11 +190,6 @@ def test_a_line_with_millions_comes_in_parts():
     assert counts.sum() == 2_500_004
 
 
-def test_fractions_of_a_trace_are_rounded_at_random():
-    times = drawn(20_000, arrivals="trace", counts=np.full(20_000, 0.3))
-    assert len(times) / 20_000 == pytest.approx(0.3, rel=0.03)
-
-
 def test_a_trace_is_mapped_to_a_range():
     counts = np.array([40, 10, 25] * 20, np.float64)
     load = spec(arrivals="trace", counts=counts, seconds_per_line=10.0, range_qps=(20.0, 200.0))
@@ -221,14 +212,11 @@ def test_a_short_trace_ends_the_load():
     assert times.tolist() == [0, 0.5, 0.5, 3]
 
 
-def test_rates_of_given_times():
+def test_rates_of_given_times_and_pieces_count_the_duration_only() -> None:
     load = spec(arrivals="times", times=np.array([0.1, 0.2, 0.9, 1.0, 5.5, 30]))
     assert mean_rate(load, 10) == 0.5
     assert peak_rate(load, 10) == 3
     assert peak_rate(load, 0.5) == 4
-
-
-def test_peak_and_mean_of_a_rate_count_only_the_duration():
     load = spec(rate=RATES)
     assert peak_rate(load, 40) == 90
     assert peak_rate(load, 10) == 4
@@ -333,3 +321,64 @@ def test_a_file_that_cannot_be_opened_or_unpacked_is_refused(tmp_path, read):
     for name in ("missing.txt", "cut.gz", "spoilt.gz", "plain.gz", "", "/dev/zero"):
         with pytest.raises(WorkloadError, match="cannot read the trace"):
             read(tmp_path / name)
+
+
+# -- Rates in pieces: the integral and its inverse.
+_rate = st.one_of(st.just(0.0), st.floats(1e-3, 1e5))
+
+
+@st.composite
+def _rates(draw):
+    lengths = draw(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=8))
+    pairs = [(draw(_rate), draw(_rate)) for _ in lengths]
+    borders = draw(st.floats(0, 100)) + np.concatenate([[0.0], np.cumsum(lengths)])
+    first, last = np.array(pairs).T
+    before = draw(st.floats(0, 1e6))
+    return borders, first, last, before, Rates(borders[:-1], borders[1:], first, last, before)
+
+
+@given(_rates(), st.lists(st.floats(0, 1), min_size=1, max_size=50))
+def test_a_time_is_reached_when_the_integral_says(made, shares):
+    borders, first, last, before, rates = made
+    assume(rates.expected > 1e-6 * rates.until)  # else there is no number between before and until
+    passed = np.minimum(before + rates.expected * np.sort(np.array(shares)), np.nextafter(rates.until, 0))
+    times = rates.when(passed)
+    assert (times >= borders[0]).all()
+    assert (times < borders[-1]).all()
+    pieces = np.concatenate([[0.0], np.cumsum(np.diff(borders) * (first + last) / 2)])
+    at = np.searchsorted(borders, times, "right") - 1
+    inside = (times - borders[at]) / np.diff(borders)[at]
+    integral = pieces[at] + np.diff(borders)[at] * (first[at] * inside + (last - first)[at] * inside**2 / 2)
+    assert before + integral == pytest.approx(passed, rel=1e-7, abs=1e-7)
+
+
+def test_pieces_end_within_their_borders_or_the_duration() -> None:
+    # The last operational time before a border would, rounded, be at the border, or behind it.
+    for end in np.random.default_rng(1).random(2000) + 0.5:
+        rates = Rates(np.array([0.3]), np.array([end]), np.array([7.0]), np.array([7.0]))
+        if end > 0.3:
+            assert rates.when(np.array([np.nextafter(rates.until, 0)]))[0] < end
+    assert Rates.stairs(np.array([1.0, 2.0, 4.0]), 0.5, 10).expected == pytest.approx(3.5)
+    assert Rates.stairs(np.array([1.0, 2.0, 4.0]), 0.5, 1.25).expected == pytest.approx(2.5)
+
+
+def test_points_are_joined_and_cut_at_the_duration():
+    rates = Rates.through([(2, 10), (4, 30), (4, 0), (9, 5)], 6.5)
+    assert rates.expected == pytest.approx(2 * 10 + 2 * 20 + 2.5**2 / 2)
+    assert rates.when(np.array([0, 20, 59.999999])).tolist() == [0, 2, pytest.approx(4)]
+    assert rates.last[-1] == pytest.approx(2.5)
+    assert Rates.through([(5, 10)], 3).expected == pytest.approx(30)
+    assert Rates.through([(0, 10), (1, 10)], 3).expected == pytest.approx(30)
+
+
+def test_neighbouring_arrivals_are_not_turned_round_by_rounding():
+    rates = Rates(np.array([0.0]), np.array([1.7]), np.array([3.0]), np.array([7.0]))
+    near = [np.random.default_rng(0).random(2000) * 0.9 * rates.expected]
+    for _ in range(5):
+        near.append(np.nextafter(near[-1], np.inf))
+    passed = np.append(np.sort(np.concatenate(near)), rates.until)
+    assert (np.diff(rates.when(passed[:-1])) < 0).any(), "nothing to be put right: this test shows nothing"
+    whole = np.concatenate(list(timed(iter([rates]), iter([passed]))))
+    single = np.concatenate(list(timed(iter([rates]), iter(passed.reshape(-1, 1)))))
+    assert (np.diff(whole) >= 0).all()
+    assert single.tolist() == whole.tolist()

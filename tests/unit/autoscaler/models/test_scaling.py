@@ -7,11 +7,14 @@ import pytest
 from msgspec.structs import replace
 
 from bus.messages.catalog import VariantRecord
+from bus.subjects import Subjects
+from services.autoscaler.models.actor import ModelAutoscaler
+from services.core.actor import After, Envelope, Started, Tick
 from services.core.planning.problem import PlanningProblem
 from services.core.policy import GuardedPolicy
-from services.core.settings import StaticVariant
+from services.core.settings import AutoscalerSettings, StaticVariant
 from tests.support.simulated.autoscaled_fleet import CPU, GPU, ScalingFleet
-from tests.support.simulated.fleet import variant
+from tests.support.simulated.fleet import PRICES, variant
 
 NAME = "m-v1-ort-fp32-t1-b8"  # 89 items/s in batches of 8, which take 90 ms
 
@@ -98,12 +101,17 @@ def test_where_what_runs_has_no_room_another_variant_takes_over() -> None:
     assert fleet.answered(last) == 1.0
 
 
-def test_a_worker_that_is_full_orders_nothing() -> None:
+def test_full_workers_order_nothing_and_react_where_the_leader_finds_no_plan() -> None:
     fleet = ScalingFleet(small())
     fleet.load(20, 3, latency_ms=200)
     fleet.load(400, 8, latency_ms=200)
     assert fleet.running(NAME) == 2  # two cores, one each
     assert len(fleet.scalings()) == 1
+    fleet = ScalingFleet(small(), controlled=True, unsolved=True)
+    fleet.load(20, 4, latency_ms=200)
+    fleet.load(150, 4, latency_ms=200)
+    assert fleet.running(NAME) == 2
+    assert [(action, name) for action, name, _ in fleet.scalings()] == [("replicate", NAME)]
 
 
 def test_while_the_leader_plans_for_it_a_worker_does_nothing_by_itself() -> None:
@@ -118,14 +126,6 @@ def test_while_the_leader_plans_for_it_a_worker_does_nothing_by_itself() -> None
     [load] = [why for action, name, why in fleet.scalings("vm") if (action, name) == ("load", large().variant)]
     assert "the plan wants 1 here, for " in load or "a device is idle, and app carries only " in load
     assert fleet.scalings("model") == []
-
-
-def test_where_the_leader_finds_no_plan_workers_react() -> None:
-    fleet = ScalingFleet(small(), controlled=True, unsolved=True)
-    fleet.load(20, 4, latency_ms=200)
-    fleet.load(150, 4, latency_ms=200)
-    assert fleet.running(NAME) == 2
-    assert [(action, name) for action, name, _ in fleet.scalings()] == [("replicate", NAME)]
 
 
 def test_a_leader_that_ends_leaves_the_load_that_grows_to_the_workers() -> None:
@@ -187,26 +187,23 @@ def test_static_keeps_what_was_chosen() -> None:
     assert "static wants 2 in all" in fleet.scalings("vm")[0][2]
 
 
-def test_static_without_a_choice_makes_one_from_the_first_load() -> None:
+def test_static_makes_its_choice_from_the_first_load_or_deals_out_what_was_chosen() -> None:
     fleet = ScalingFleet(small(), policy="static", controlled=True)
     fleet.load(20, 6, latency_ms=200)
     first = fleet.running(NAME)
     assert first >= 1
     fleet.load(150, 6, latency_ms=200)
     assert fleet.running(NAME) == first
-
-
-def _by_worker(fleet: ScalingFleet, worker: str) -> int:
-    loads = fleet.stage.members[worker].actor._table  # type: ignore[attr-defined]
-    return sum(one.record.variant == NAME for one in loads.instances.values())
-
-
-def test_static_deals_what_was_chosen_out_to_all_workers_though_one_of_them_could_take_all_the_load() -> None:
     fleet = ScalingFleet(
         small(), policy="static", controlled=True, workers=3, choice={"app": StaticVariant(variant=NAME, instances=4)}
     )
     fleet.load(5, 6, latency_ms=200)
     assert sorted(_by_worker(fleet, worker) for worker in ("w0", "w1", "w2")) == [1, 1, 2]
+
+
+def _by_worker(fleet: ScalingFleet, worker: str) -> int:
+    loads = fleet.stage.members[worker].actor._table  # type: ignore[attr-defined]
+    return sum(one.record.variant == NAME for one in loads.instances.values())
 
 
 def test_static_deals_only_to_workers_that_have_the_device() -> None:
@@ -329,3 +326,31 @@ def test_what_it_wants_goes_to_the_workers_that_have_the_hardware_as_far_as_ther
     assert 1 < fleet.running(NAME) < 500
     assert fleet.running(large().variant) == 1
     assert not told
+
+
+# -- What settings of the model-autoscaler do.
+
+
+@pytest.mark.parametrize("period_s", [0.5, 3.0])
+def test_it_looks_again_after_each_period(period_s: float) -> None:
+    actor = ModelAutoscaler("w0", Subjects(), PRICES, AutoscalerSettings(period_s=period_s))
+    for message in (Started(), Tick("check")):
+        [again] = [one for one in actor.handle(Envelope(0.0, message)) if isinstance(one, After)]
+        assert again.delay == period_s
+
+
+@pytest.mark.parametrize(("loading_weight", "taken"), [(0.0, "cheap"), (1000.0, "dear")])
+def test_loading_latency_counts_in_a_reaction_as_the_settings_say(loading_weight: float, taken: str) -> None:
+    """One CPU is full; the GPU holds a cheap variant that loads in ten seconds and a dear one that is there at once."""
+    small = variant("m-v1-ort-fp32-t1-b8", base_ms=10.0, per_item_ms=10.0)
+    made = {
+        name: variant(
+            f"m-v1-trt-{name}-t1-b8", hardware="gpu", base_ms=2.0, per_item_ms=1.0, load_ms=load_ms, price_per_s=price
+        )
+        for name, load_ms, price in (("cheap", 10_000.0, 1e-4), ("dear", 10.0, 2e-4))
+    }
+    fleet = ScalingFleet(small, *made.values(), devices={"w0": (CPU, GPU)}, tuned={"loading_weight": loading_weight})
+    fleet.load(20, 6, latency_ms=200, variant=small.variant)
+    fleet.load(300, 3, latency_ms=200)
+    ordered = [name for _, name, _ in fleet.scalings() if name != small.variant]
+    assert ordered == [made[taken].variant]

@@ -4,7 +4,7 @@ import pytest
 
 from bus.messages.fleet import WorkerHeartbeat
 from services.autoscaler.vms.fleet import READINGS, Fleet
-from tests.support.data.heartbeats import beat, device, instance
+from tests.support.data.events import beat, device, instance
 
 CPU = ("cpu", False)
 

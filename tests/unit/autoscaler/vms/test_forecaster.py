@@ -18,14 +18,11 @@ class Half:
     def observe(self, at: float, rate: float) -> None: ...
 
 
-def test_a_users_forecaster_is_made_by_its_import_path() -> None:
+def test_a_users_forecaster_is_made_by_its_import_path_and_the_default_without() -> None:
     name = f"{__name__}:Mine"
     load_forecaster(AutoscalerSettings(forecaster=name))
     assert isinstance(make_forecaster(name), Mine)
     assert make_forecaster(name) is not make_forecaster(name)
-
-
-def test_the_default_needs_no_loading() -> None:
     load_forecaster(AutoscalerSettings())
     assert make_forecaster(AutoscalerSettings().forecaster).name == "combined"
 

@@ -1,6 +1,12 @@
 """The controller on stage with a provider that has machines of its own: nodes of a Swarm, as they come, go, and are shut."""
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from bus.messages.scaling import AskToMove
+from services.autoscaler.vms.commands import Node
+from tests.support.data.examples import examples
 from tests.support.simulated.controllers import NAME, PoolFleet, kind, slow
 
 THREE = ("n0", "n1", "n2")
@@ -21,10 +27,16 @@ def test_the_minimum_is_started_from_nothing_and_bears_the_machines_names() -> N
     assert "0 of at least 2 are there" in fleet.scalings("add_worker")[0].reason
 
 
-def test_one_that_the_operator_has_labelled_counts_before_its_worker_speaks() -> None:
+def test_labels_count_before_workers_speak_and_go_with_dead_machines() -> None:
     fleet = PoolFleet(pool=THREE, labelled=("n2",))
     assert fleet.workers_after(60.0) == ["n2"]
     assert fleet.scalings() == []
+    fleet = PoolFleet(pool=("n0", "n1"), labelled=("n0",), controllers=0)
+    fleet.change("n0", up=False)
+    fleet.start_controller("c0")
+    assert fleet.workers_after(30.0) == ["n1"]
+    fleet.stage.run(60.0)
+    assert labelled(fleet) == ["n1"]
 
 
 def test_a_busy_worker_gets_another_on_a_free_machine_and_a_name_is_used_again_later() -> None:
@@ -59,16 +71,12 @@ def test_with_no_machine_free_nothing_is_added_and_it_is_told_once() -> None:
     assert fleet.workers_after(20.0) == ["n0", "n1"]
 
 
-def test_a_minimum_that_cannot_be_kept_is_told_once_and_other_kinds_are_started() -> None:
+def test_minimums_that_cannot_be_kept_are_told_and_other_kinds_are_started() -> None:
     fleet = PoolFleet(pool=("n0",), kinds=(kind("big", minimum=1, maximum=1), kind(minimum=1, maximum=1)))
     assert fleet.workers_after(60.0) == ["n0"]
     [event] = [event for event in fleet.scalings("add_worker") if event.count == 0]
     assert "no machine of kind big is free (there is none)" in event.reason
-
-
-def test_the_next_kind_is_added_where_the_cheapest_has_no_machine_left() -> None:
-    none = kind("a-none", minimum=0)
-    fleet = PoolFleet(pool=("n0", "n1"), kinds=(none, kind(maximum=3)))
+    fleet = PoolFleet(pool=("n0", "n1"), kinds=(kind("a-none", minimum=0), kind(maximum=3)))
     fleet.stage.run(8.0)
     assert fleet.workers_after(10.0, used=0.95) == ["n0", "n1"]
 
@@ -76,8 +84,7 @@ def test_the_next_kind_is_added_where_the_cheapest_has_no_machine_left() -> None
 def test_a_machine_that_dies_is_given_up_replaced_and_does_not_come_back_as_a_ghost() -> None:
     fleet = PoolFleet(pool=THREE, kinds=(kind(minimum=2, maximum=3),))
     assert fleet.workers_after(15.0) == ["n0", "n1"]
-    fleet.change("n1", up=False)
-    fleet.stage.run(12.0)
+    fleet.change("n1", up=False, seconds=12.0)
     assert "n2" in fleet.workers
     fleet.stage.run(15.0)
     assert labelled(fleet) == ["n0", "n2"]  # n1's label has gone though it is down
@@ -93,24 +100,13 @@ def test_what_is_given_up_is_stopped_until_it_is_gone_also_by_the_next_leader() 
     fleet.change(name, up=False)
     fleet.stuck = {name}
     fleet.stage.run(80.0)
-    record = fleet.machine(name)
-    assert record.state == "Stopping"
-    fleet.stage.kill(fleet.leader)
-    fleet.stage.run(10.0)
+    assert fleet.machine(name).state == "Stopping"
+    fleet.stage.kill(fleet.leader, seconds=10.0)
     assert labelled(fleet) == ["n0", "n1"]
     fleet.stuck = set()
     fleet.stage.run(70.0)
     assert fleet.machine(name) is None
     assert len(labelled(fleet)) == 1
-
-
-def test_a_label_of_a_machine_that_died_while_nobody_led_is_removed() -> None:
-    fleet = PoolFleet(pool=("n0", "n1"), labelled=("n0",), controllers=0)
-    fleet.change("n0", up=False)
-    fleet.start_controller("c0")
-    assert fleet.workers_after(30.0) == ["n1"]
-    fleet.stage.run(60.0)
-    assert labelled(fleet) == ["n1"]
 
 
 def test_a_paused_machine_is_replaced_drained_and_not_chosen_while_it_is_so() -> None:
@@ -143,26 +139,21 @@ def test_a_machine_that_is_let_in_again_before_it_has_gone_stays() -> None:
     fleet.change("n0", availability="pause")
     fleet.stage.run(10.0)  # it alone serves the app, and nothing can take its place
     assert fleet.workers == ["n0"]
-    fleet.change("n0", availability="active")
-    fleet.stage.run(70.0)
+    fleet.change("n0", availability="active", seconds=70.0)
     asked.append(fleet.ask())
     assert fleet.workers_after(2.0) == ["n0"]
     assert (fleet.stopped, fleet.all_answered(asked)) == ([], True)
 
 
-def test_a_machine_that_the_operator_drains_loses_its_label_and_is_not_chosen() -> None:
+def test_labels_go_where_operators_drain_or_take_them_off() -> None:
     fleet = PoolFleet(pool=("n0", "n1"), kinds=(kind(minimum=1, maximum=2),))
     fleet.stage.run(10.0)
     fleet.change("n0", availability="drain")  # the Swarm ends its worker at once
     assert fleet.workers_after(40.0) == ["n1"] == labelled(fleet)
     assert fleet.workers_after(30.0, used=0.95) == ["n1"]
-
-
-def test_a_worker_whose_label_the_operator_takes_off_is_given_up_soon() -> None:
     fleet = PoolFleet(pool=("n0", "n1"), kinds=(kind(minimum=2, maximum=2),))
     assert fleet.workers_after(15.0) == ["n0", "n1"]
-    fleet.change("n1", worker="")
-    fleet.stage.run(9.0)
+    fleet.change("n1", worker="", seconds=9.0)
     assert any("not set to run a worker any more" in event.reason for event in fleet.worker_events("Failed"))
     fleet.stage.run(10.0)
     assert fleet.workers == ["n0", "n1"] == labelled(fleet)  # it is of the pool, and the minimum wants it
@@ -194,17 +185,13 @@ def test_late_heartbeats_of_an_earlier_worker_do_not_count_for_the_next() -> Non
     fleet.stage.run(10.0)
     old = fleet.stage.members["c0"].actor.fleet.workers["n0"].heartbeat
     assert old is not None
-    fleet.change("n0", up=False)
-    fleet.stage.run(75.0)
+    fleet.change("n0", up=False, seconds=75.0)
     assert labelled(fleet) == []
     fleet.dead_on_arrival = True
-    fleet.change("n0", up=True)
-    fleet.stage.run(5.0)
+    fleet.change("n0", up=True, seconds=5.0)
     assert labelled(fleet) == ["n0"]
-    fleet.stage.publish(fleet.subjects.worker_heartbeat("n0"), old)
-    fleet.stage.run(5.0)
-    record = fleet.machine("n0")
-    assert record.state == "Booting"
+    fleet.stage.publish(fleet.subjects.worker_heartbeat("n0"), old, seconds=5.0)
+    assert fleet.machine("n0").state == "Booting"
 
 
 def test_late_heartbeats_of_one_that_was_stopped_do_not_keep_its_place() -> None:
@@ -217,8 +204,7 @@ def test_late_heartbeats_of_one_that_was_stopped_do_not_keep_its_place() -> None
     [order] = fleet.stopped
     fleet.stage.run(0.5)
     assert order.worker not in controller.fleet.workers
-    fleet.stage.publish(fleet.subjects.worker_heartbeat(order.worker), beats[order.worker])
-    fleet.stage.run(1.0)
+    fleet.stage.publish(fleet.subjects.worker_heartbeat(order.worker), beats[order.worker], seconds=1.0)
     assert order.worker in controller.fleet.workers
     fleet.stage.run(6.0)
     assert order.worker not in controller.fleet.workers
@@ -315,3 +301,81 @@ def test_an_ask_gets_a_free_machine() -> None:
     fleet.stage.publish(fleet.subjects.controller("ask"), ask)
     assert fleet.workers_after(20.0) == ["n0", "n1"]
     assert fleet.states(NAME) == {"n1": ["Active"]}
+
+
+# -- Whatever happens to machines of the provider's own: limits hold, no machine carries two workers, nothing that is shut
+# or down is chosen, and in the end what is labelled is what serves.
+NAMES = ("n0", "n1", "n2", "n3")
+events = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["busy", "busy", "calm", "calm", "down", "up", "pause", "drain", "active", "leave", "join", "away", "back",
+             "stuck", "kill leader", "lose an answer"]
+        ),
+        st.sampled_from(NAMES),
+        st.floats(0.5, 25.0),
+    ),
+    min_size=5,
+    max_size=14,
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@settings(max_examples=examples(25), deadline=None)
+@given(events, st.integers(0, 2), st.integers(2, 3), st.sampled_from([0.2, 0.3, float("inf")]), st.booleans())
+def test_limits_hold_with_machines_that_come_and_go(
+    script: list[tuple[str, str, float]], minimum: int, maximum: int, budget: float, buys: bool
+) -> None:
+    kinds = (kind(minimum=minimum, maximum=maximum, boot_s=10.0),)
+    fleet = PoolFleet(
+        pool=NAMES[:3], kinds=kinds, controllers=2, buys=8.0 if buys else None,
+        limits={"idle_s": 6.0, "budget_per_hour": budget},
+    )  # fmt: skip
+    price, added = kinds[0].price_per_hour, 0
+    for what, name, seconds in script:
+        node = fleet.nodes.get(name)
+        if what in ("busy", "calm"):
+            fleet.used = 0.95 if what == "busy" else 0.1
+        elif what == "away":
+            fleet.away = "no manager answers"
+        elif what == "back":
+            fleet.away = ""
+        elif what == "stuck":
+            fleet.stuck ^= {name}
+        elif what == "kill leader":
+            for leader in [each for each, one in fleet._controllers() if one.lease.leads(fleet.stage.now)]:
+                fleet.stage.kill(leader)
+                added += 1
+                fleet.start_controller(f"c{1 + added}")
+        elif what == "lose an answer":
+            fleet.mute = 1
+        elif what == "join":
+            fleet.nodes.setdefault(name, Node(name=name, kind="cpu"))
+        elif node is not None and what == "leave":
+            fleet.leave(name)
+        elif node is not None and what in ("down", "up"):
+            fleet.change(name, up=what == "up")
+        elif node is not None:
+            fleet.change(name, availability=what)
+        end = fleet.stage.now + seconds
+        while fleet.stage.now < end:
+            fleet.stage.run(0.25)
+            assert len(fleet.workers) <= maximum
+            assert len(fleet.workers) * price <= budget
+        if node is not None and what in ("down", "pause", "drain") and not fleet.away:
+            told = end - seconds + 2.5  # a survey that was under way still showed it open
+            assert not [at for at, _, act, _ in fleet.acted if act == f"start {name}" and at > told]
+    fleet.away, fleet.stuck, fleet.used = "", set(), 0.1
+    for name in NAMES:
+        if name in fleet.nodes:
+            fleet.change(name, up=True, availability="active")
+        else:
+            fleet.nodes[name] = Node(name=name, kind="cpu")
+    fleet.stage.run(240.0)
+    labelled = sorted(name for name, node in fleet.nodes.items() if node.worker)
+    assert labelled == fleet.workers
+    wanted = min(minimum, int(budget / price)) if budget < float("inf") else minimum
+    assert len(labelled) >= wanted
+    noted = {key.removeprefix("machine.") for key in fleet.bucket if key.startswith("machine.")}
+    assert noted <= set(labelled)
+    assert [epoch for _, _, _, epoch in fleet.acted] == sorted(epoch for _, _, _, epoch in fleet.acted)

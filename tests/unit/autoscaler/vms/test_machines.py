@@ -5,9 +5,14 @@ The paper's three rules and idleness decide where the policy is "off", and while
 
 import itertools
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from bus.messages.fleet import EnsureLoaded, Release
 from bus.messages.scaling import AskToMove
 from bus.messages.work import WorkFinished
+from tests.support.data.examples import examples
 from tests.support.simulated.controllers import NAME, CloudFleet, kind, slow
 from tests.support.simulated.fleet import catalogue, variant
 
@@ -26,14 +31,11 @@ def test_busy_workers_get_one_more_that_boots_first() -> None:
     assert [event.worker for event in fleet.worker_events("Booting")][-2:] == ["cpu-1-1", "cpu-1-1"]
 
 
-def test_one_idle_worker_is_enough_and_nothing_is_added() -> None:
+def test_one_idle_worker_is_enough_and_where_nothing_may_be_started_nothing_is() -> None:
     fleet = CloudFleet(workers=2)
     fleet.used_on = {"w0": 0.95, "w1": 0.3}
     fleet.stage.run(20.0)
     assert fleet.started == []
-
-
-def test_with_nothing_that_may_be_started_it_leads_and_does_nothing() -> None:
     fleet = CloudFleet(kinds=(), workers=2)
     fleet.use(0.95, 120.0)
     assert fleet.leader == "c0"
@@ -68,13 +70,19 @@ def test_packing_empties_a_worker_which_is_drained_and_removed_and_a_burst_bring
     assert fleet.all_answered(asked)
 
 
-def test_of_two_idle_workers_the_empty_one_goes() -> None:
+def test_of_idle_workers_the_empty_one_goes_and_one_that_dies_while_it_drains_is_forgotten() -> None:
     fleet = CloudFleet(slow(), workers=2, limits={"idle_s": 10.0}, autoscaler="off")
     asked = [fleet.ask()]
     fleet.stage.run(3.0)
     [only] = fleet.states(NAME)
     assert fleet.workers_after(20.0) == [only]
     assert fleet.all_answered(asked)
+    fleet = CloudFleet(slow(), workers=2, limits={"idle_s": 10.0})
+    leaving = fleet.drained()
+    fleet.stage.kill(leaving, seconds=70.0)
+    assert [order.worker for order in fleet.stopped] == [leaving]
+    assert fleet.machine(leaving) is None
+    assert len(fleet.scalings("remove_worker")) == 1
 
 
 def test_the_last_instance_of_an_app_is_loaded_elsewhere_before_its_worker_goes() -> None:
@@ -84,11 +92,9 @@ def test_the_last_instance_of_an_app_is_loaded_elsewhere_before_its_worker_goes(
     asked = [fleet.ask(variant=NAME)]
     fleet.stage.run(2.0)
     assert fleet.states(NAME) == {"w0": ["Active"]}
-    fleet.start_worker("w1")
-    fleet.stage.run(1.0)
+    fleet.start_worker("w1", seconds=1.0)
     order = EnsureLoaded(variant=other, app="elsewhere")
-    fleet.stage.publish(fleet.subjects.worker("w1", "load"), order)
-    fleet.stage.run(1.0)
+    fleet.stage.publish(fleet.subjects.worker("w1", "load"), order, seconds=1.0)
     history = []
     for _ in range(60):  # w1 is busy with something else; w0, which alone serves the app's model, is idle
         asked.append(fleet.ask("elsewhere"))
@@ -122,8 +128,7 @@ def test_a_worker_that_builds_a_model_is_not_idle() -> None:
     fleet.stage.run(60.0)
     assert fleet.stopped == []
     done = WorkFinished(registration="r", worker="w1", order="build")
-    fleet.stage.publish(fleet.subjects.registrar("finished"), done)
-    fleet.stage.run(20.0)
+    fleet.stage.publish(fleet.subjects.registrar("finished"), done, seconds=20.0)
     assert [order.worker for order in fleet.stopped] == ["w1"]
 
 
@@ -134,12 +139,11 @@ def test_a_drain_is_taken_back_when_the_worker_is_needed() -> None:
     fleet.stage.publish(
         fleet.subjects.controller("ask"),
         AskToMove(worker=other, at=fleet.stage.now, app="app", variant=NAME),
+        seconds=5.0,
     )
-    fleet.stage.run(5.0)
     assert fleet.states(NAME) == {leaving: ["Active"]}
     assert (fleet.stopped, fleet.started) == ([], [])
-    record = fleet.machine(leaving)
-    assert record.state == "Ready"
+    assert fleet.machine(leaving).state == "Ready"
 
 
 def test_what_fails_to_start_is_told_tried_again_ever_later_and_holds_nothing_up() -> None:
@@ -201,16 +205,6 @@ def test_a_start_that_nobody_answers_is_asked_for_again_under_the_same_name() ->
     assert fleet.worker_events("Failed") == []
 
 
-def test_a_worker_that_dies_while_it_drains_is_stopped_and_forgotten() -> None:
-    fleet = CloudFleet(slow(), workers=2, limits={"idle_s": 10.0})
-    leaving = fleet.drained()
-    fleet.stage.kill(leaving)
-    fleet.stage.run(70.0)
-    assert [order.worker for order in fleet.stopped] == [leaving]
-    assert fleet.machine(leaving) is None
-    assert len(fleet.scalings("remove_worker")) == 1
-
-
 def test_a_machine_that_never_speaks_is_given_up_and_stopped() -> None:
     fleet = CloudFleet(workers=1, kinds=(kind(),))
     fleet.dead_on_arrival = True
@@ -220,3 +214,61 @@ def test_a_machine_that_never_speaks_is_given_up_and_stopped() -> None:
     assert [order.worker for order in fleet.stopped] == ["cpu-1-1"]
     assert fleet.machine("cpu-1-1") is None
     assert "sent no heartbeat in time" in fleet.worker_events("Failed")[0].reason
+
+
+# -- Whatever happens on stage: never more machines than the maximum or the budget allows, never fewer than the minimum, no
+# stop before a drain, no name twice, and all queries answered.
+events = st.lists(
+    st.tuples(
+        st.sampled_from(["busy", "calm", "calm", "burst", "kill leader", "cut off", "break", "mend", "lose an answer"]),
+        st.floats(0.5, 15.0),
+    ),
+    min_size=4,
+    max_size=12,
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=examples(25), deadline=None)
+@given(events, st.integers(2, 4), st.sampled_from([0.2, 0.3, 0.4, float("inf")]))
+def test_limits_and_order_hold_on_any_course(script: list[tuple[str, float]], maximum: int, budget: float) -> None:
+    record = variant(base_ms=10.0, per_item_ms=10.0)
+    kinds = (kind(minimum=1, maximum=maximum, boot_s=3.0),)
+    fleet = CloudFleet(record, workers=1, controllers=3, kinds=kinds, limits={"idle_s": 6.0, "budget_per_hour": budget})
+    price, asked, added = kinds[0].price_per_hour, [], 0
+    for what, seconds in script:
+        if what in ("busy", "calm"):
+            fleet.used = 0.95 if what == "busy" else 0.2
+        elif what == "burst":
+            asked += [fleet.ask(latency_ms=60_000) for _ in range(200)]
+        elif what in ("kill leader", "cut off"):
+            leaders = [name for name, one in fleet._controllers() if one.lease.leads(fleet.stage.now)]
+            for name in leaders:
+                if what == "cut off":
+                    fleet.cut_off = {name}
+                else:
+                    fleet.stage.kill(name)
+                    added += 1
+                    fleet.start_controller(f"c{2 + added}")
+        elif what in ("break", "mend"):
+            fleet.broken = "no more quota" if what == "break" else ""
+        else:
+            fleet.mute = 1
+        end = fleet.stage.now + seconds
+        while fleet.stage.now < end:
+            fleet.stage.run(0.25)
+            machines = len(fleet.workers)
+            assert 1 <= machines <= maximum
+            assert machines * price <= budget
+    fleet.cut_off = set()
+    fleet.stage.run(45.0)
+    assert len([n for n, c in fleet._controllers() if c.lease.leads(fleet.stage.now)]) == 1
+    names = [event.worker for event in fleet.scalings("add_worker") if event.count]
+    assert len(names) == len(set(names))
+    drained = {event.worker for event in fleet.worker_events("Draining")}
+    served = {event.worker for event in fleet.worker_events("Ready")}
+    assert {order.worker for order in fleet.stopped} & served <= drained
+    assert [epoch for _, _, _, epoch in fleet.acted] == sorted(epoch for _, _, _, epoch in fleet.acted)
+    for one in asked:
+        [reply] = fleet.replies(one)
+        assert "outputs" in reply

@@ -42,22 +42,19 @@ def test_a_deployed_plan_gets_its_replicas_in_the_same_turn_and_pays_for_them() 
 def test_another_target_under_a_deployed_plan_is_an_event_and_the_plan_goes_on() -> None:
     fleet = PipelineFleet()
     mine = plan(PLANNED)
-    fleet.deploy(mine)
-    fleet.stage.run(3.0)
-    fleet.deploy(mine, slo_target=0.999)
-    fleet.stage.run(6.0)
+    fleet.deploy(mine, seconds=3.0)
+    fleet.deploy(mine, slo_target=0.999, seconds=6.0)
     found = fleet.events("target")
     assert [(one.vertex, one.from_replicas, one.to_replicas) for one in found] == [("a", 2, 2), ("b", 3, 3)], "once"
     why = "the target is 99.9 % of the queries in time, and the plan is for 99 %: plan and deploy again"
     assert {one.reason for one in found} == {why}
     assert fleet.replicas == PLANNED
     assert fleet.state().target == 0.999
-    fleet.deploy(mine, slo_target=0.99)  # what it is for
-    fleet.stage.run(6.0)
+    fleet.deploy(mine, slo_target=0.99, seconds=6.0)  # what it is for
     assert len(fleet.events("target")) == 2
 
 
-def test_replicas_stay_without_any_demand() -> None:
+def test_replicas_stay_without_demand_and_add_up_by_variant() -> None:
     """Trap 29: nobody asks the apps of the vertices, as dispatchers do not count the parts of planned vertices."""
     fleet = PipelineFleet()
     fleet.deploy(plan(PLANNED))
@@ -65,30 +62,22 @@ def test_replicas_stay_without_any_demand() -> None:
         fleet.traffic(steady(150.0, 10.0, seed), 10.0)
         assert fleet.replicas == PLANNED
     assert fleet.releases(0.0) == []
-
-
-def test_replicas_of_vertices_with_one_variant_add_up() -> None:
     fleet = PipelineFleet()
     both = {"a": FIRST, "b": FIRST}
     fleet.deploy(plan({"a": 2, "b": 1}, both))
-    fleet.deploy(plan({"a": 1, "b": 1}, both), name="q")
-    fleet.stage.run(5.0)
+    fleet.deploy(plan({"a": 1, "b": 1}, both), name="q", seconds=5.0)
     assert fleet.needed(FIRST) == 5
-    fleet.deploy(None, name="q")
-    fleet.stage.run(5.0)
+    fleet.deploy(None, name="q", seconds=5.0)
     assert fleet.needed(FIRST) == 3
 
 
 def test_a_plan_that_ends_gives_its_replicas_back_and_a_new_one_takes_its_place() -> None:
     fleet = PipelineFleet()
-    fleet.deploy(plan(PLANNED))
-    fleet.stage.run(3.0)
-    fleet.deploy(plan({"a": 2, "b": 1}, rate=100.0))
-    fleet.stage.run(3.0)
+    fleet.deploy(plan(PLANNED), seconds=3.0)
+    fleet.deploy(plan({"a": 2, "b": 1}, rate=100.0), seconds=3.0)
     assert [(e.vertex, e.from_replicas, e.to_replicas) for e in fleet.events("deploy")[2:]] == [("b", 3, 1)]
     assert fleet.replicas == {"a": 2, "b": 1}
-    fleet.deploy(None)
-    fleet.stage.run(3.0)
+    fleet.deploy(None, seconds=3.0)
     assert [(e.vertex, e.from_replicas, e.to_replicas) for e in fleet.events("end")] == [("a", 2, 0), ("b", 1, 0)]
     assert {(e.lambda_max, e.window_s, e.reason) for e in fleet.events("end")} == {
         (None, None, "the plan was taken back")
@@ -99,10 +88,8 @@ def test_a_plan_that_ends_gives_its_replicas_back_and_a_new_one_takes_its_place(
 
 def test_the_event_says_by_which_change_a_plan_ended() -> None:
     fleet = PipelineFleet()
-    fleet.deploy(plan({"a": 1}))
-    fleet.stage.run(3.0)
-    fleet.deploy(None, ended="plan.p99_ms: the plan keeps 80 ms")
-    fleet.stage.run(3.0)
+    fleet.deploy(plan({"a": 1}), seconds=3.0)
+    fleet.deploy(None, ended="plan.p99_ms: the plan keeps 80 ms", seconds=3.0)
     assert [(e.vertex, e.reason) for e in fleet.events("end")] == [("a", "plan.p99_ms: the plan keeps 80 ms")]
 
 
@@ -112,8 +99,7 @@ def test_the_cheapest_variant_that_suffices_serves_where_the_planned_one_is_gone
     fleet.register(*fleet.app("other", poor, accuracy=0.5), *fleet.app("other", fine, accuracy=0.9))
     vertex = PipelineVertex(name="a", app="other", inputs={"x": "$.x"}, accuracy=0.8)
     one = PipelineRecord(vertices=[vertex], output={"y": "a.y"})
-    fleet.deploy(plan({"a": 2}, {"a": "gone"}), pipeline=one)
-    fleet.stage.run(3.0)
+    fleet.deploy(plan({"a": 2}, {"a": "gone"}), pipeline=one, seconds=3.0)
     assert (fleet.needed(fine), fleet.needed(poor)) == (2, 0)
     fleet.deploy(plan({"a": 2}, {"a": "gone"}), pipeline=replace(one, vertices=[replace(vertex, accuracy=0.95)]))
     fleet.stage.run(3.0)
@@ -129,8 +115,7 @@ def test_another_variant_for_a_stage_leaves_the_numbers_as_they_are() -> None:
     fleet.traffic(steady(400.0, 3.0), 3.0)
     before, events = fleet.state(), len(fleet.events())
     assert before.replicas["b"] > 3
-    fleet.deploy(plan({"a": 2, "b": 3}, {"a": FIRST, "b": "second-v1-ort-fp32-t2-b8"}))
-    fleet.stage.run(3.0)
+    fleet.deploy(plan({"a": 2, "b": 3}, {"a": FIRST, "b": "second-v1-ort-fp32-t2-b8"}), seconds=3.0)
     assert (fleet.state().replicas, len(fleet.events())) == (before.replicas, events)
     assert fleet.needed("second-v1-ort-fp32-t2-b8") == before.replicas["b"]
     assert fleet.needed(SECOND) == 0
@@ -210,11 +195,15 @@ def test_what_is_too_much_after_calm_goes_at_once_on_machines_that_may_leave() -
     assert fleet.replicas == {"a": 1, "b": 1}
 
 
-def test_what_gets_no_queries_at_all_is_scaled_down_too() -> None:
+def test_plans_without_traffic_keep_their_replicas_and_traffic_that_ends_scales_down() -> None:
     fleet = PipelineFleet()
     fleet.deploy(plan(PLANNED))
     fleet.traffic(steady(150.0, 10.0), 10.0)
     assert fleet.replicas_after(60.0) == {"a": 1, "b": 1}
+    fleet = PipelineFleet()
+    fleet.deploy(plan({"a": 2, "b": 1}, rate=0.0, envelope=[], dispersion=[]))
+    fleet.traffic(steady(400.0, 5.0), 5.0)
+    assert fleet.replicas == {"a": 2, "b": 1}
 
 
 def test_a_policy_that_does_not_plan_for_all_workers_keeps_and_releases_replicas_too() -> None:
@@ -266,8 +255,7 @@ def test_a_load_for_another_app_never_takes_the_place_of_a_replica() -> None:
     fleet.register(
         *fleet.app("big", "big-v1-ort-fp32-t1-b8", **big), *fleet.app("third", "third-v1-ort-fp32-t1-b8", **big)
     )
-    fleet.deploy(plan({"a": 3}, {"a": "big-v1-ort-fp32-t1-b8"}), pipeline=ONE)
-    fleet.stage.run(5.0)
+    fleet.deploy(plan({"a": 3}, {"a": "big-v1-ort-fp32-t1-b8"}), pipeline=ONE, seconds=5.0)
     assert fleet.needed("big-v1-ort-fp32-t1-b8") == 3
     for seed in range(30):
         fleet.ask("third", latency_ms=1000.0)
@@ -278,18 +266,14 @@ def test_a_load_for_another_app_never_takes_the_place_of_a_replica() -> None:
 # -- machines
 
 
-def test_machines_are_added_for_replicas_and_kept_for_them() -> None:
+def test_machines_are_added_and_kept_for_replicas() -> None:
     fleet = PipelineFleet(workers=1, kinds=(kind(maximum=4, boot_s=3.0),), limits={"idle_s": 10.0})
     fleet.deploy(plan({"a": 3, "b": 3}))
     fleet.traffic(steady(150.0, 60.0), 60.0)
     assert len(fleet.workers) == 3  # of two cores each
     assert fleet.replicas == {"a": 3, "b": 3}
-    fleet.deploy(None)
-    fleet.stage.run(120.0)
+    fleet.deploy(None, seconds=120.0)
     assert len(fleet.workers) == 1
-
-
-def test_machines_are_added_and_kept_for_replicas_without_a_plan_for_all_workers() -> None:
     name = "big-v1-ort-fp32-t1-b8"
     fleet = PipelineFleet(workers=1, kinds=(kind(maximum=4, boot_s=3.0),), limits={"idle_s": 10.0}, autoscaler="off")
     fleet.register(*fleet.app("big", name, profile=replace(variant().profile, memory_mb=1500.0)))
@@ -319,33 +303,34 @@ def test_why_a_replica_is_missing_is_told() -> None:
     fleet = PipelineFleet(workers=1)
     name = "big-v1-ort-fp32-t1-b8"
     fleet.register(*fleet.app("big", name, profile=replace(variant().profile, memory_mb=1500.0)))
-    fleet.deploy(plan({"a": 3}, {"a": name}), pipeline=ONE)
-    fleet.stage.run(5.0)
+    fleet.deploy(plan({"a": 3}, {"a": name}), pipeline=ONE, seconds=5.0)
     [event] = fleet.events("deploy")
     assert f"no worker has room on cpu for {name}" in event.reason
     assert "no worker has room" in fleet.state().missing["a"]
     assert fleet.metric("infaas_pipeline_replicas") == {"a": 3}
     assert fleet.metric("infaas_pipeline_replicas_missing") == {"a": 1}
-    fleet.start_worker("w1")
-    fleet.stage.run(5.0)
+    fleet.start_worker("w1", seconds=5.0)
     assert fleet.needed(name) == 3
     assert fleet.state().missing == {}
 
 
-def test_hardware_that_no_worker_has_is_named() -> None:
+def test_unknown_hardware_is_named_and_unreadable_records_are_ignored() -> None:
     fleet = PipelineFleet(workers=1)
     name = "fast-v1-trt-fp16-t1-b8"
     fleet.register(*fleet.app("fast", name, hardware="gpu"))
-    fleet.deploy(plan({"a": 1}, {"a": name}), pipeline=ONE)
-    fleet.stage.run(3.0)
+    fleet.deploy(plan({"a": 1}, {"a": name}), pipeline=ONE, seconds=3.0)
     assert fleet.state().missing == {"a": "no worker has gpu"}
+    fleet = PipelineFleet()
+    fleet.stage.send("c0", Changed("infaas-control", "pipeline.p", b"\xc1"))
+    fleet.stage.publish(fleet.subjects.pipeline("arrivals"), PipelineArrivals("d0", "unknown", 1.0, [3]))
+    fleet.deploy(plan({"a": 1, "b": 1}))
+    assert fleet.replicas_after(3.0) == {"a": 1, "b": 1}
 
 
 @pytest.mark.parametrize("policy", ["infaas", "off"])
 def test_replicas_of_a_worker_that_dies_are_loaded_elsewhere(policy: str) -> None:
     fleet = PipelineFleet(workers=3, autoscaler=policy)
-    fleet.deploy(plan({"a": 2, "b": 2}))
-    fleet.stage.run(5.0)
+    fleet.deploy(plan({"a": 2, "b": 2}), seconds=5.0)
     fleet.kill_worker(min(fleet.states(SECOND)))
     assert fleet.replicas_after(15.0) == {"a": 2, "b": 2}
 
@@ -385,12 +370,10 @@ def test_the_next_leader_goes_on_with_the_replicas_that_the_last_one_wanted() ->
 def test_the_next_leader_ends_and_begins_what_changed_while_nobody_led() -> None:
     fleet = PipelineFleet(workers=4, controllers=2)
     fleet.deploy(plan({"a": 1, "b": 1}))
-    fleet.deploy(plan({"a": 1, "b": 2}, rate=100.0), name="q")
-    fleet.stage.run(3.0)
+    fleet.deploy(plan({"a": 1, "b": 2}, rate=100.0), name="q", seconds=3.0)
     fleet.stage.kill(fleet.leader)
     fleet.deploy(None)
-    fleet.deploy(plan({"a": 2, "b": 2}, rate=120.0), name="q")
-    fleet.stage.run(15.0)
+    fleet.deploy(plan({"a": 2, "b": 2}, rate=120.0), name="q", seconds=15.0)
     later = [event for event in fleet.events() if event.time > fleet.stage.now - 15.0]
     assert [(e.pipeline, e.action, e.vertex, e.from_replicas, e.to_replicas) for e in later] == [
         ("q", "deploy", "a", 1, 2),
@@ -414,27 +397,11 @@ def test_only_the_leader_acts() -> None:
 def test_a_record_that_could_not_be_written_is_written_later() -> None:
     fleet = PipelineFleet()
     fleet.cut_off.add("c0")
-    fleet.deploy(plan({"a": 1, "b": 1}))
-    fleet.stage.run(1.0)
+    fleet.deploy(plan({"a": 1, "b": 1}), seconds=1.0)
     assert "pipeline.p" not in fleet.bucket
     fleet.cut_off.clear()
     fleet.stage.run(15.0)
     assert fleet.state().replicas == {"a": 1, "b": 1}
-
-
-def test_a_plan_without_traffic_keeps_its_replicas() -> None:
-    fleet = PipelineFleet()
-    fleet.deploy(plan({"a": 2, "b": 1}, rate=0.0, envelope=[], dispersion=[]))
-    fleet.traffic(steady(400.0, 5.0), 5.0)
-    assert fleet.replicas == {"a": 2, "b": 1}
-
-
-def test_records_that_nobody_can_read_are_ignored() -> None:
-    fleet = PipelineFleet()
-    fleet.stage.send("c0", Changed("infaas-control", "pipeline.p", b"\xc1"))
-    fleet.stage.publish(fleet.subjects.pipeline("arrivals"), PipelineArrivals("d0", "unknown", 1.0, [3]))
-    fleet.deploy(plan({"a": 1, "b": 1}))
-    assert fleet.replicas_after(3.0) == {"a": 1, "b": 1}
 
 
 def test_a_vertex_that_is_a_pipeline_has_no_instances_of_its_own() -> None:

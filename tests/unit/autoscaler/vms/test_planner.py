@@ -189,16 +189,13 @@ def test_what_a_machine_hands_over_serves_elsewhere_before_it_goes() -> None:
     assert answered(fleet, asked) == 1.0
 
 
-def test_the_budget_is_never_exceeded() -> None:
+def test_the_budget_is_never_exceeded_and_the_plan_goes_on_where_the_least_costs_more() -> None:
     fleet = fleet_of(workers=1, kinds=(kind(maximum=6, boot_s=2.0),), limits={"budget_per_hour": 0.2})
     load(fleet, 20, 10)
     load(fleet, 500, 6)
     assert len(fleet.started) == 1  # of 0.096 US$/h each
     assert len(fleet.workers) == 2
     assert max(plan.growth.budget for _, _, plan in fleet.plans if plan.growth.budget) == 0.2
-
-
-def test_the_plan_goes_on_where_the_least_machines_cost_more_than_the_budget() -> None:
     fleet = fleet_of(workers=2, kinds=(kind(minimum=2, maximum=3),), limits={"budget_per_hour": 0.1})
     load(fleet, 20, 10)
     load(fleet, 200, 5)
@@ -273,12 +270,10 @@ def test_a_result_of_an_earlier_epoch_changes_nothing() -> None:
     first = fleet.leader
     load(fleet, 200, 4)
     command = fleet.plans[-1][2]
-    fleet.stage.kill(first)
-    fleet.stage.run(8.0)
+    fleet.stage.kill(first, seconds=8.0)
     told, ordered = len(reports(fleet)), len(orders(fleet))
     _, result = plans_for(command)
-    fleet.stage.send(fleet.leader, Done(("plan", "1"), result))
-    fleet.stage.run(0.2)
+    fleet.stage.send(fleet.leader, Done(("plan", "1"), result), seconds=0.2)
     assert (len(reports(fleet)), len(orders(fleet))) == (told, ordered)
 
 
@@ -450,18 +445,15 @@ def throughput(fleet: CloudFleet, queries: int = 400) -> float:
 
 def test_four_replicas_of_a_model_serve_four_times_as_much_as_one() -> None:
     fleet = fleet_of(slow(load_ms=60_000.0), workers=4)
-    fleet.ask(latency_ms=100_000.0)
-    fleet.stage.run(70.0)
+    fleet.ask(latency_ms=100_000.0, seconds=70.0)
     assert count(fleet) == 1
     one = throughput(fleet)
     (app,) = (record for record in fleet.records if isinstance(record, AppRecord))
-    fleet.register(replace(app, replicas={"m": 4}))
-    fleet.stage.run(300.0)
+    fleet.register(replace(app, replicas={"m": 4}), seconds=300.0)
     assert {worker: len(states) for worker, states in fleet.states(NAME).items()} == dict.fromkeys(fleet.workers, 1)
     assert reclaimable(fleet) == 0
     assert throughput(fleet) >= 3.8 * one
-    fleet.register(app)
-    fleet.stage.run(120.0)
+    fleet.register(app, seconds=120.0)
     assert count(fleet) - reclaimable(fleet) == 1, "nobody asks for more any more"
 
 
@@ -470,6 +462,5 @@ def test_the_replicas_are_of_the_best_variant_also_without_any_query() -> None:
     fleet = fleet_of(slow(), cheap, workers=2)
     (app,) = (record for record in fleet.records if isinstance(record, AppRecord))
     assert fleet.states(cheap.variant) == {}
-    fleet.register(replace(app, replicas={"m": 2}))
-    fleet.stage.run(60.0)
+    fleet.register(replace(app, replicas={"m": 2}), seconds=60.0)
     assert (count(fleet, cheap.variant), count(fleet)) == (2, 0)

@@ -61,41 +61,31 @@ def machine_for(
 # -- the three rules (seed rows 33 to 35)
 
 
-def test_rule_1_all_workers_must_be_busy() -> None:
+def test_rule_1_all_workers_of_a_kind_must_be_busy() -> None:
     assert wanted(worker("a", 0.85), worker("b", 0.85)) == [CPU]
     assert wanted(worker("a", 0.85), worker("b", 0.1)) == []
     assert wanted(worker("a", 0.80)) == []
     assert wanted(worker("a", 0.80), utilisation_above=0.7) == [CPU]
-
-
-def test_rule_1_looks_at_each_kind_of_device_by_itself() -> None:
     both = frozenset({CPU, SIMGPU})
     first = worker("a", hardware=both, utilisation={CPU: 0.1, SIMGPU: 0.9})
     assert wanted(first, worker("b", 0.1)) == [SIMGPU]
     assert wanted(first, worker("b", hardware=both, utilisation={CPU: 0.9, SIMGPU: 0.1})) == []
 
 
-def test_rule_2_interfered_everywhere() -> None:
+def test_rules_2_and_3_interfered_everywhere_or_overloaded_on_more_than_the_share() -> None:
     hit = {"interfered": frozenset({CPU})}
     assert wanted(worker("a", **hit), worker("b", **hit)) == [CPU]
     assert wanted(worker("a", **hit), worker("b")) == []
-
-
-def test_rule_3_more_than_the_share_of_workers() -> None:
     hit = {"overloaded": {CPU: 1}}
     assert wanted(*(worker(f"w{n}", **hit) for n in range(5))) == [CPU]
     assert wanted(worker("w4"), *(worker(f"w{n}", **hit) for n in range(4))) == []  # 80 % is not more than 80 %
     assert wanted(worker("w4"), *(worker(f"w{n}", **hit) for n in range(4)), overloaded_share=0.7) == [CPU]
-    mostly = {"overloaded": {CPU: 1, SIMGPU: 3}}
-    assert wanted(worker("a", **mostly)) == [SIMGPU]
+    assert wanted(worker("a", overloaded={CPU: 1, SIMGPU: 3})) == [SIMGPU]
 
 
-def test_only_workers_that_serve_count() -> None:
+def test_only_workers_that_serve_count_and_reasons_say_what_was_seen() -> None:
     assert wanted(worker("a", 0.9), worker("b", 0.1, state="Draining"), worker("c", 0.1, state="Silent")) == [CPU]
     assert wanted() == []
-
-
-def test_reasons_say_what_was_seen() -> None:
     [want] = hardware_needs([worker("a", 0.85), worker("b", 0.9)], limits())
     assert want.reason == "cpu is used above 80% on all 2 workers that have it; least on a, 85%"
 
@@ -103,38 +93,25 @@ def test_reasons_say_what_was_seen() -> None:
 # -- which machine
 
 
-def test_the_cheapest_kind_that_has_the_hardware() -> None:
+def test_the_cheapest_kind_that_has_the_hardware_carries_it_and_does_not_rest() -> None:
     some = limits(kind("big", 1.0), kind("small", 0.2), kind("gpu", 3.0, gpu=True))
     assert [machine_for(hardware, [worker("a")], some).kind for hardware in (CPU, SIMGPU)] == ["small", "gpu"]
     assert machine_for(GPU, [worker("a")], some) == Blocked()
-
-
-def test_a_booting_machine_is_the_answer() -> None:
+    some = limits(kind("big", 1.0), kind("small", 0.2))
+    assert machine_for(CPU, [worker("a")], some, lambda name: name == "small").kind == "big"
+    large = variant(threads=4)
+    assert machine_for(CPU, [], limits(), record=large) == Blocked()
     boots = worker("b", state="Booting", utilisation={})
     assert machine_for(CPU, [worker("a"), boots], limits()) == Blocked()
 
 
-def test_it_must_carry_what_it_is_wanted_for() -> None:
-    large = variant(threads=4)
-    assert machine_for(CPU, [], limits(), record=large) == Blocked()
-
-
-def test_a_kind_that_failed_rests_and_another_takes_its_place() -> None:
-    some = limits(kind("big", 1.0), kind("small", 0.2))
-    add = machine_for(CPU, [worker("a")], some, lambda name: name == "small")
-    assert add.kind == "big"
-
-
-def test_the_budget_is_said() -> None:
+def test_minimum_and_budget_are_kept_and_said() -> None:
     tight = limits(budget_per_hour=0.25)
     assert machine_for(CPU, [worker("a")], tight) == Add(
         kind="cpu", reason="r; all workers then cost 0.2 of 0.25 US$/h"
     )
     blocked = machine_for(CPU, [worker("a"), worker("b")], tight)
     assert blocked == Blocked(reason="r; a cpu would bring all workers to 0.3 US$/h, the budget is 0.25", kind="cpu")
-
-
-def test_the_minimum_is_kept() -> None:
     two = limits(kind(minimum=2))
     assert isinstance(below_minimum([worker("a")], two, lambda _: False), Add)
     assert below_minimum([worker("a"), worker("b", state="Booting")], two, lambda _: False) == []
@@ -148,26 +125,16 @@ def idle(name: str, **more: Any) -> WorkerSummary:
     return worker(name, 0.0, idle_s=31.0, **more)
 
 
-def test_an_idle_worker_goes_and_the_minimum_stays() -> None:
+def test_idle_workers_go_emptiest_first_while_the_minimum_stays() -> None:
     chosen = removal([worker("a"), idle("b")], limits())
     assert (chosen.worker, chosen.reason) == ("b", "served nothing for 31 s; 1 cpu stay, at least 1")
     assert removal([worker("a"), idle("b")], limits(idle_s=32.0)) is None
     assert removal([idle("b")], limits()) is None
     assert removal([worker("a"), idle("b")], limits(kind(minimum=2))) is None
-
-
-def test_the_emptiest_goes_first_and_one_at_a_time() -> None:
-    chosen = removal([worker("a"), idle("b", used=0.5), idle("c", used=0.2)], limits())
-    assert chosen.worker == "c"
+    assert removal([worker("a"), idle("b", used=0.5), idle("c", used=0.2)], limits()).worker == "c"
     assert removal([worker("a"), idle("b"), idle("c", state="Draining")], limits()) is None
-
-
-def test_a_worker_that_would_be_missed_at_once_stays() -> None:
     assert removal([worker("a", 0.95), idle("b")], limits()) is None
     assert removal([worker("a", overloaded={CPU: 1}), idle("b")], limits()) is None
-
-
-def test_machines_of_kinds_that_are_not_ours_stay() -> None:
     assert removal([worker("a"), idle("b", kind="somebody's")], limits()) is None
 
 
@@ -227,5 +194,4 @@ def test_never_below_minimum_and_never_what_is_busy(workers: list[WorkerSummary]
 
 @pytest.mark.parametrize("state", ["Booting", "Draining", "Silent"])
 def test_what_is_paid_for_counts(state: str) -> None:
-    workers = [worker("a"), worker("b", state=state)]
-    assert total_price(workers) == pytest.approx(0.2)
+    assert total_price([worker("a"), worker("b", state=state)]) == pytest.approx(0.2)

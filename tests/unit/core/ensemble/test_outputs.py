@@ -25,20 +25,14 @@ def outputs(name: str, *arrays) -> dict[str, dict[str, np.ndarray]]:
 # -- combining
 
 
-def test_labels_are_voted_by_weight_item_by_item() -> None:
+def test_votes_go_by_weight_and_equal_ones_to_the_first() -> None:
     said = outputs("label", [1, 2], [3, 2], [3, 4])
     one = combined({"a": 3.0, "b": 1.0, "c": 1.0}, of(), said)
     assert (one.outputs["label"].tolist(), one.agree.tolist()) == ([1, 2], [1, 2])
     assert combined(EQUAL, of(), said).outputs["label"].tolist() == [3, 2]
-
-
-def test_texts_are_voted() -> None:
     said = outputs("word", *(np.array([text], dtype=object) for text in ("cat", "dog", "dog")))
     one = combined(EQUAL, of(), said)
     assert (one.outputs["word"].tolist(), one.agree.tolist()) == (["dog"], [2])
-
-
-def test_equal_votes_are_the_first_members_whoever_answered_first() -> None:
     said = outputs("label", [2], [1])
     shares = {"a": 0.1 + 0.2, "b": 0.3}
     assert combined(shares, of(), said).outputs["label"].tolist() == [2]
@@ -58,46 +52,39 @@ def test_labels_count_before_scores_where_a_model_gives_both() -> None:
     assert losses(0, of(), both) == {"a": 0.0, "b": 1.0, "c": 0.0}
 
 
-def test_agreement_of_scores_is_by_their_largest() -> None:
+def test_agreement_of_scores_is_a_number_of_members_by_their_largest() -> None:
     said = outputs("scores", [[0.9, 0.1], [0.2, 0.8]], [[0.6, 0.4], [0.7, 0.3]], [[0.3, 0.7], [0.1, 0.9]])
     one = combined(EQUAL, of(), said)
     assert (one.outputs["scores"].argmax(axis=1).tolist(), one.agree.tolist()) == ([0, 1], [2, 2])
     assert one.agree.dtype == np.int64
-
-
-def test_agreement_is_a_number_of_members_whoever_is_missing() -> None:
-    """Trap 10: who asks for a share divides by all members, not by those that are there. a and b of three agree; c is missing."""
+    # Trap 10: who asks for a share divides by all members, not by those that are there. a and b of three agree; c is missing.
     one = combined(EQUAL, of(), outputs("scores", [[0.9, 0.1]], [[0.6, 0.4]]))
     assert one.agree.tolist() == [2]
     assert combined(EQUAL, of(), outputs("scores", [[0.9, 0.1]])).agree.tolist() == [1]
-
-
-def test_one_score_alone_is_a_probability() -> None:
-    one = combined(EQUAL, of(), outputs("p", [[0.9]], [[0.55]], [[0.4]]))
-    assert one.agree.tolist() == [2]
+    assert combined(EQUAL, of(), outputs("p", [[0.9]], [[0.55]], [[0.4]])).agree.tolist() == [2]
     assert losses(1, of(), outputs("p", [[0.9]], [[0.4]])) == {"a": 0.0, "b": 1.0}
     assert losses(False, of(), outputs("p", [0.9], [0.4])) == {"a": 1.0, "b": 0.0}
 
 
-def test_values_are_averaged_and_agree_within_the_typical_error() -> None:
+def test_values_are_averaged_and_whole_numbers_stay_whole() -> None:
     members = of("mae", accuracy=0.5)  # an error of 1
     one = combined({"a": 2.0, "b": 1.0, "c": 1.0}, members, outputs("y", [10.0], [10.8], [14.0]))
     assert (one.outputs["y"].tolist(), one.agree.tolist()) == (pytest.approx([11.2]), [1])
     unmeasured = combined(EQUAL, of("rmse"), outputs("y", [100.0], [104.0], [80.0]))  # within 5 % of 94.67
     assert unmeasured.agree.tolist() == [0]
     assert combined(EQUAL, of("rmse"), outputs("y", [100.0], [104.0], [96.0])).agree.tolist() == [3]
-
-
-def test_whole_numbers_stay_whole_where_errors_count() -> None:
     one = combined(EQUAL, of("mae"), outputs("count", [3], [4], [4]))
     assert (one.outputs["count"].tolist(), one.outputs["count"].dtype.kind) == ([4], "i")
 
 
-def test_one_member_alone_answers_as_it_is() -> None:
+def test_one_member_alone_answers_as_it_is_and_members_that_find_nothing_agree() -> None:
     said = outputs("scores", np.eye(3, dtype=np.float16)[[1, 2]])
     one = combined({}, of(), said)
     assert one.outputs["scores"] is said["a"]["scores"]
     assert one.agree.tolist() == [1, 1]
+    nothing = {"y": np.zeros((2, 0), np.float32)}
+    models = [Member(model=one, version="1") for one in "mk"]
+    assert combined({"m": 0.5, "k": 0.5}, models, {"m": nothing, "k": nothing}).agree.tolist() == [2, 2]
 
 
 @given(
@@ -139,25 +126,16 @@ def test_a_class_is_named_by_its_index_or_its_name(label) -> None:
     assert losses(label, of(labels=("cat", "dog", "owl")), SCORES) == {"a": 0.0, "b": 1.0}
 
 
-def test_top5_is_right_where_the_class_is_among_the_five_best() -> None:
+def test_the_loss_of_labels_texts_and_values() -> None:
     scores = outputs("s", [[6.0, 5, 4, 3, 2, 1]], [[1.0, 2, 3, 4, 5, 6]])
     assert losses(5, of("top5"), scores) == {"a": 1.0, "b": 0.0}
     assert losses(4, of("top5"), scores) == {"a": 0.0, "b": 0.0}
-
-
-def test_the_loss_of_several_classes_is_the_share_that_is_wrong() -> None:
     words = outputs("s", np.eye(3)[[[0, 1, 2, 0]]])
     assert losses([0, 1, 1, 1], of(), words) == {"a": 0.5}
-
-
-def test_the_loss_of_a_value_is_its_distance_in_four_typical_errors() -> None:
     members = of("mae", accuracy=1 / 3)  # an error of 2
     assert losses(10, members, outputs("y", [12.0], [[10.0]], [100.0])) == {"a": 0.25, "b": 0.0, "c": 1.0}
     assert losses(10, of("mae"), outputs("y", [12.0], [30.0])) == {"a": pytest.approx(0.2), "b": 1.0}
     assert losses(0, of("rmse"), outputs("y", [0.5])) == {"a": 0.5}
-
-
-def test_texts_are_compared_as_texts() -> None:
     said = outputs("word", np.array(["cat"], dtype=object), np.array(["dog"], dtype=object))
     assert losses("dog", of(), said) == {"a": 1.0, "b": 0.0}
     assert losses(0, of(labels=("cat", "dog")), said) == {"a": 0.0, "b": 1.0}
@@ -197,7 +175,7 @@ def test_a_label_that_fits_no_answer_is_refused_by_name(label, metric: str, name
         losses(label, of(metric, names), said)
 
 
-def test_a_label_for_labels_must_be_one_that_is_known() -> None:
+def test_labels_must_be_known_or_possible_for_one_model() -> None:
     said = outputs("word", np.array(["cat"], dtype=object))
     with pytest.raises(BadLabel, match=r"label 'owl' is no class of the models: .* one of cat, dog"):
         losses("owl", of(labels=("cat", "dog")), said)
@@ -205,6 +183,9 @@ def test_a_label_for_labels_must_be_one_that_is_known() -> None:
         losses(3, of(), said)
     with pytest.raises(BadLabel, match="label 'dog'"):
         losses("dog", of(), outputs("label", [3]))
+    assert label_error(7, [NAMED, TEN]) is None
+    assert "from 0 to 1" in (label_error(17, [NAMED, TEN]) or "")
+    assert label_error(math.nan, []) is not None
 
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.binary(max_size=3)
@@ -242,12 +223,6 @@ def test_whatever_models_and_users_say_there_is_a_loss_or_a_typed_refusal(
     else:
         assert answer.outputs["y"].shape == first.shape
         assert all(0 <= count <= 2 for count in answer.agree)
-
-
-def test_members_that_find_nothing_agree() -> None:
-    nothing = {"y": np.zeros((2, 0), np.float32)}
-    models = [Member(model=one, version="1") for one in "mk"]
-    assert combined({"m": 0.5, "k": 0.5}, models, {"m": nothing, "k": nothing}).agree.tolist() == [2, 2]
 
 
 # -- labels against what a model gives, without an answer
@@ -291,9 +266,3 @@ def test_a_label_that_could_be_right_passes(record: ModelRecord, label: object) 
 )  # fmt: skip
 def test_a_label_that_can_never_be_right_is_named(record: ModelRecord, label: object, words: str) -> None:
     assert words in (label_error(label, [record]) or "")
-
-
-def test_a_label_is_right_if_one_model_could_give_it() -> None:
-    assert label_error(7, [NAMED, TEN]) is None
-    assert "from 0 to 1" in (label_error(17, [NAMED, TEN]) or "")
-    assert label_error(math.nan, []) is not None

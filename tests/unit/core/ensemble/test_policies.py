@@ -46,19 +46,15 @@ def test_a_users_class_is_not_made_here() -> None:
 # -- exp3
 
 
-def test_exp3_divides_the_loss_by_the_probability_at_the_prediction() -> None:
+def test_exp3_divides_by_the_probability_and_changes_only_the_member_that_was_asked() -> None:
     """Trap 8: not by 1, and not by what the probability has become since."""
     policy = of("exp3")
     state = policy.observe(policy.init(ABC), ABC, 0, {"a": says(1)["a"]}, {"a": 0.2})  # a is wrong
     assert math.log(shares(policy, state)["a"] / shares(policy, state)["b"]) == pytest.approx(-0.1 / 0.2)
     again = policy.observe(state, ABC, 0, {"a": says(1)["a"]}, {"a": 0.5})
     assert math.log(shares(policy, again)["a"] / shares(policy, again)["b"]) == pytest.approx(-0.1 / 0.2 - 0.1 / 0.5)
-
-
-def test_exp3_changes_only_the_member_that_was_asked() -> None:
     policy = of("exp3")
-    state = policy.observe(policy.init(ABC), ABC, 0, says(1, 1, 1), {"b": 0.4})
-    found = shares(policy, state)
+    found = shares(policy, policy.observe(policy.init(ABC), ABC, 0, says(1, 1, 1), {"b": 0.4}))
     assert found["a"] == found["c"] > found["b"]
     right = policy.observe(policy.init(ABC), ABC, 1, says(1), {"a": 0.4})
     assert shares(policy, right) == pytest.approx(dict.fromkeys("abc", 1 / 3))
@@ -88,24 +84,14 @@ def test_exp3_draws_alike_for_a_retry_whatever_the_order_of_the_members() -> Non
 # -- exp4
 
 
-def test_exp4_updates_every_member_whose_output_is_known() -> None:
+def test_exp4_updates_all_known_members_and_tells_them_apart_where_one_never_answers() -> None:
     """Trap 9: not only the winner. a and b are wrong, c is right."""
     policy = of("exp4")
     state = policy.observe(policy.init(ABC), ABC, 2, says(0, 1, 2), dict.fromkeys("abc", 1.0))
     found = shares(policy, state)
     assert found["a"] == found["b"]
     assert math.log(found["a"] / found["c"]) == pytest.approx(-0.1)
-
-
-def test_exp4_counts_a_member_whose_output_is_missing_as_an_average_one() -> None:
-    policy = of("exp4")
-    found = shares(policy, policy.observe(policy.init(ABC), ABC, 2, says(0, 2), {}))
-    assert math.log(found["a"] / found["b"]) == pytest.approx(-0.1)
-    assert math.log(found["c"] / found["b"]) == pytest.approx(-0.05)
-
-
-def test_exp4_still_tells_members_apart_where_one_never_answers() -> None:
-    """Member b errs in each third feedback, a in two of three; c never has an output."""
+    # Member b errs in each third feedback, a in two of three; c never has an output.
     policy = of("exp4", eta=0.5)
     state = policy.init(ABC)
     for i in range(300):
@@ -114,7 +100,11 @@ def test_exp4_still_tells_members_apart_where_one_never_answers() -> None:
     assert found["b"] > 50 * max(found["a"], found["c"])
 
 
-def test_exp4_answers_with_the_weighted_mean_of_scores() -> None:
+def test_exp4_answers_with_the_weighted_mean_and_counts_what_is_missing_as_an_average_one() -> None:
+    policy = of("exp4")
+    found = shares(policy, policy.observe(policy.init(ABC), ABC, 2, says(0, 2), {}))
+    assert math.log(found["a"] / found["b"]) == pytest.approx(-0.1)
+    assert math.log(found["c"] / found["b"]) == pytest.approx(-0.05)
     policy = of("exp4")
     state = MemberWeights({"a": 0.0, "b": math.log(0.5), "c": math.log(0.25)}, {})
     one = policy.combine(state, ABC, says(0, 1, 1))
@@ -144,7 +134,7 @@ def test_fixed_weights_learn_nothing_and_count(name: str) -> None:
     assert [row.n for row in policy.learnt(after, ABC)] == [1, 1, 0]
 
 
-def test_weighted_votes_by_log_odds_as_they_are_now() -> None:
+def test_weighted_votes_by_log_odds_and_is_the_majority_without_accuracies() -> None:
     policy = of("weighted")
     state = policy.init(ABC)
     found = shares(policy, state)
@@ -154,9 +144,6 @@ def test_weighted_votes_by_log_odds_as_they_are_now() -> None:
     one = policy.combine(state, ABC, says(0, 1, 1))  # log-odds 2.2 against 1.4 + 0.4
     assert one.outputs["scores"].argmax() == 0
     assert of("majority").combine(state, ABC, says(0, 1, 1)).outputs["scores"].argmax() == 1
-
-
-def test_weighted_without_accuracies_is_the_majority() -> None:
     blind = [Member(model=model, version="1") for model in "abc"]
     assert set(shares(of("weighted"), of("weighted").init(blind), blind).values()) == {1 / 3}
     half = [ABC[0], Member(model="b", version="1"), ABC[2]]
@@ -203,19 +190,14 @@ def test_a_wrong_label_changes_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["exp3", "exp4"])
-def test_a_new_member_has_the_mean_weight_and_a_new_version_keeps_its_own(name: str) -> None:
+def test_new_members_have_the_mean_weight_and_earlier_feedback_leaves_them(name: str) -> None:
     policy = of(name)
     state = MemberWeights({"a": 0.0, "b": math.log(0.5)}, {"a": 3, "b": 3})
     found = shares(policy, state)
     assert found["c"] == pytest.approx((found["a"] + found["b"]) / 2)
-    newer = [ABC[0], Member(model="b", version="2"), ABC[2]]
-    assert shares(policy, state, newer) == found
+    assert shares(policy, state, [ABC[0], Member(model="b", version="2"), ABC[2]]) == found
     learned = policy.observe(state, ABC, 0, says(0, 0, 0), dict.fromkeys("abc", 1.0))
     assert shares(policy, learned) == pytest.approx(found)
-
-
-@pytest.mark.parametrize("name", ["exp3", "exp4"])
-def test_feedback_of_an_earlier_prediction_leaves_a_member_that_was_linked_since(name: str) -> None:
     policy = of(name)
     state = MemberWeights({"a": -2.0, "b": -3.0, "c": 0.0}, {"a": 9, "b": 9, "c": 5})
     state = policy.observe(state, ABC[:2], 0, says(1, 1), {"a": 0.5, "b": 0.5})
@@ -260,14 +242,11 @@ def test_a_model_that_failed_for_long_returns_as_soon_as_one_that_failed_briefly
     assert needed == math.ceil(SPREADS[name] / 0.1)
 
 
-def test_a_state_is_small() -> None:
+def test_a_state_is_small_and_a_damaged_one_is_refused() -> None:
     policy = of("exp4")
     members = [Member(model=f"classifier-{n}", version="1") for n in range(7)]
     state = policy.observe(policy.init(members), members, 0, {"classifier-1": says(1)["a"]}, {})
     assert len(policy.dump(state)) < 300
-
-
-def test_a_damaged_state_is_refused_and_a_number_that_is_none_counts_as_the_best() -> None:
     policy = of("exp4")
     with pytest.raises(BadMessage):
         policy.load(b"\x01")

@@ -38,16 +38,19 @@ def test_a_condition_on_what_is_not_there(output: str) -> None:
         holds(EdgeCondition(output=output, op="==", value=1), SCORES)
 
 
-def test_argmax_needs_numbers() -> None:
+def test_cascades_are_visited_by_share_and_argmax_needs_numbers() -> None:
     with pytest.raises(ValueError, match="argmax needs numbers"):
         holds(EdgeCondition(output="word", reduce="argmax", op="==", value=1), SCORES)
+    found = visits(PipelineGraph(SOCIAL), np.arange(20_000, dtype=np.uint64))
+    assert found["lang"].all()
+    assert found["translate"].mean() == pytest.approx(0.4, abs=0.01)
 
 
 def uid_of(number: int) -> bytes:
     return blake2b(number.to_bytes(8, "little"), digest_size=16).digest()
 
 
-def test_draws_are_of_the_query_and_the_edge() -> None:
+def test_draws_are_of_query_and_edge_in_dispatchers_and_estimator() -> None:
     """Trap 31: a retry draws alike, another edge of the same query independently."""
     uids = [uid_of(n) for n in range(4000)]
     edge = PipelineEdge(source="a", target="b", probability=0.3)
@@ -56,9 +59,6 @@ def test_draws_are_of_the_query_and_the_edge() -> None:
     assert np.mean(first) == pytest.approx(0.3, abs=0.03)
     other = [draw(uid, "a>c") < 0.3 for uid in uids]
     assert np.mean(np.array(first) & np.array(other)) == pytest.approx(0.09, abs=0.02)
-
-
-def test_the_estimator_draws_as_dispatchers_do() -> None:
     uids = [uid_of(n) for n in range(100)]
     numbers = np.array([int.from_bytes(uid[:8], "little") for uid in uids], np.uint64)
     assert draws(numbers, "a>b").tolist() == [draw(uid, "a>b") for uid in uids]
@@ -69,12 +69,6 @@ def test_the_estimator_draws_as_dispatchers_do() -> None:
         )
     )
     assert visits(graph, numbers)["b"].tolist() == [follows(uid, graph.into["b"][0], {}) for uid in uids]
-
-
-def test_a_cascade_is_visited_by_its_share() -> None:
-    found = visits(PipelineGraph(SOCIAL), np.arange(20_000, dtype=np.uint64))
-    assert found["lang"].all()
-    assert found["translate"].mean() == pytest.approx(0.4, abs=0.01)
 
 
 def test_branches_that_exclude_each_other_are_never_both_taken() -> None:
@@ -123,14 +117,11 @@ def test_of_edges_that_exclude_each_other_a_query_follows_one(edges: list[Pipeli
     assert {"".join(sorted(way)) for way in ways(graph_of(*edges))} == found
 
 
-def test_where_draws_decide_edges_exclude_each_other_only_if_their_probabilities_leave_room() -> None:
+def test_edges_exclude_each_other_by_probabilities_until_there_are_very_many_ways() -> None:
     b, c = when("a>b"), when("a>c", "!=")
     for probability, found in ((None, ["abc"]), (0.3, ["ab", "ac"])):
         graph = graph_of(replace(b, probability=probability), c)
         assert sorted("".join(way) for way in ways(graph, "a")) == found
-
-
-def test_where_there_are_very_many_ways_all_vertices_count_as_visited_together() -> None:
     edges = [when(f"a>{target}", op, output=str(n)) for n in range(8) for target, op in ((chr(98 + 2 * n), "=="), (chr(99 + 2 * n), "!="))]  # fmt: skip
     few, many = ways(graph_of(*edges[:8])), ways(graph_of(*edges))
     deep = ways(graph_of(*edges[:8], *(replace(edge, source="b") for edge in edges[8:])))

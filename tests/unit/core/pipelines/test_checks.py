@@ -25,11 +25,16 @@ def vertex(name: str, text: str = "$.text") -> PipelineVertex:
     return PipelineVertex(name=name, app="language-id", inputs={"text": text})
 
 
-def test_a_pipeline_has_the_signature_of_its_references() -> None:
+def test_a_pipeline_has_the_signature_of_its_references_and_cannot_contain_itself() -> None:
     assert errors(SOCIAL) == []
     signature = signature_of(SOCIAL, SOCIAL_APPS)
     assert [(spec.name, spec.datatype, spec.shape) for spec in signature.inputs] == [("text", "BYTES", [1])]
     assert [(spec.name, spec.datatype) for spec in signature.outputs] == [("text", "BYTES")]
+    inner = replace(SOCIAL_APPS["nmt"], pipeline=PipelineRecord(vertices=[PipelineVertex(name="v", app="social")]))
+    assert errors(SOCIAL, apps=SOCIAL_APPS | {"nmt": inner}) == [
+        "vertex[translate].app: the pipeline contains itself by way of nmt -> social; name another app"
+    ]
+    assert "vertex[lang].app: the pipeline contains itself;" in errors(first(app="social"))[0]
 
 
 def test_its_names_on_the_wire_are_those_of_the_file() -> None:
@@ -177,15 +182,6 @@ def test_alternatives_of_an_output_are_as_it_is_announced(first: Any, second: An
     assert fits or wrong[0].startswith(f"output.y: a.y is {first[0]}{list(first[1])}, but b.y is {second[0]}")
 
 
-def test_a_pipeline_cannot_contain_itself() -> None:
-    inner = replace(SOCIAL_APPS["nmt"], pipeline=PipelineRecord(vertices=[PipelineVertex(name="v", app="social")]))
-    assert errors(SOCIAL, apps=SOCIAL_APPS | {"nmt": inner}) == [
-        "vertex[translate].app: the pipeline contains itself by way of nmt -> social; name another app"
-    ]
-    direct = first(app="social")
-    assert "vertex[lang].app: the pipeline contains itself;" in errors(direct)[0]
-
-
 @pytest.mark.parametrize("latency_ms", [0.0, -1.0, float("nan"), float("inf")])
 def test_objectives_are_positive(latency_ms: float) -> None:
     assert errors(SOCIAL, latency_ms=latency_ms) == ["latency_ms: must be a number above 0"]
@@ -199,13 +195,20 @@ def test_an_objective_is_longer_than_the_network() -> None:
     assert errors(SOCIAL, latency_ms=3.1, hop_ms=1.0) == []
 
 
-def test_exclusive_edges_share_what_there_is() -> None:
+def test_edges_share_what_there_is_and_vertices_have_their_inputs() -> None:
     vertices = [vertex("a"), vertex("b"), vertex("c")]
     when = [EdgeCondition(output="label", op="==", value=n) for n in (0, 1)]
     edges = [edge("a", "b", when=when[0], probability=0.7), edge("a", "c", when=when[1], probability=0.6)]
     record = PipelineRecord(vertices=vertices, edges=edges, output={"text": "b.text | c.text | a.text"})
     assert "edge[a -> c].probability: edge[a -> b] never holds together with it" in errors(record)[0]
     assert errors(replace(record, edges=[edges[0], replace(edges[1], probability=0.3)])) == []
+    # D is visited by way of b or of c. Then b.text alone may be missing.
+    vertices = [vertex("a"), vertex("b"), vertex("c"), vertex("d", "b.text")]
+    when = EdgeCondition(output="label", op=">", value=3)
+    edges = [edge("a", "b", when=when), edge("a", "c"), edge("b", "d"), edge("c", "d")]
+    record = PipelineRecord(vertices=vertices, edges=edges, output={"text": "d.text"})
+    assert "vertex[d].inputs.text: some queries that visit d visit none of b" in errors(record)[0]
+    assert errors(replace(record, vertices=[*vertices[:3], vertex("d", "b.text | c.text")])) == []
 
 
 def test_a_condition_and_its_opposite_are_certain_together() -> None:
@@ -221,16 +224,6 @@ def test_a_condition_and_its_opposite_are_certain_together() -> None:
         "output.text: some queries visit none of b, c"
         in errors(replace(record, edges=[record.edges[0], edge("a", "c", when=other)]))[0]
     )
-
-
-def test_a_vertex_must_have_its_inputs_whenever_it_is_visited() -> None:
-    """D is visited by way of b or of c. Then b.text alone may be missing."""
-    vertices = [vertex("a"), vertex("b"), vertex("c"), vertex("d", "b.text")]
-    when = EdgeCondition(output="label", op=">", value=3)
-    edges = [edge("a", "b", when=when), edge("a", "c"), edge("b", "d"), edge("c", "d")]
-    record = PipelineRecord(vertices=vertices, edges=edges, output={"text": "d.text"})
-    assert "vertex[d].inputs.text: some queries that visit d visit none of b" in errors(record)[0]
-    assert errors(replace(record, vertices=[*vertices[:3], vertex("d", "b.text | c.text")])) == []
 
 
 @pytest.mark.parametrize(

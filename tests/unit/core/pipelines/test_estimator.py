@@ -95,8 +95,7 @@ def test_it_agrees_with_single_queries(
     arrivals = np.cumsum(np.array(gaps)) / 1000.0 + np.arange(len(gaps)) * np.pi * 1e-6
     configured = dict(zip(graph.order, stages, strict=True))
     found = LatencyEstimator(graph, arrivals).latencies(configured)
-    expected = reference(graph, arrivals, configured)
-    assert found == pytest.approx(expected, abs=1e-9)
+    assert found == pytest.approx(reference(graph, arrivals, configured), abs=1e-9)
 
 
 @pytest.mark.parametrize("cv", [1.0, 2.0])
@@ -164,12 +163,18 @@ def test_short_cuts_change_nothing_where_hops_vary(configured: StageConfiguratio
     assert np.allclose(served(ready, configured, hops), expected, rtol=0.0, atol=1e-7)
 
 
-def test_a_long_hop_outlasts_single_queries_that_began_after_it() -> None:
+def test_long_hops_and_batches_outlast_single_queries_that_began_after_them() -> None:
     """The third query waits, and one of two replicas needs 100 s for it. The other serves single queries meanwhile, until two come together."""
     alone = StageConfiguration((0.0, 0.5), 1, 2)
     ready = np.array([0.0, 0.01, 0.02, *(1.1 + 0.6 * n for n in range(100)), 70.0, 70.1])
     hops = 100.0 * (np.arange(len(ready)) == 2)
     assert served(ready, alone, hops)[-2:] == pytest.approx([70.5, 71.0])
+    # One of two replicas serves a batch of four for 100 s. Two queries that come together meanwhile have only the other.
+    lengths = StageConfiguration((0.0, 0.5, 100.0, 100.0, 100.0), 4, 2)
+    singles = [1.0 + 0.6 * n for n in range(100)]
+    ready = np.array([0.0, 0.01, 0.02, 0.03, 0.04, 0.05, *singles, 70.0, 70.1])
+    assert served(ready, lengths)[-2:] == pytest.approx([70.5, 71.0])
+    assert served(ready, lengths) == pytest.approx(one_by_one(ready.tolist(), lengths))
 
 
 def test_a_batch_draws_its_hop_from_those_that_were_measured() -> None:
@@ -185,36 +190,29 @@ def test_a_batch_draws_its_hop_from_those_that_were_measured() -> None:
     assert sums.std() == pytest.approx(3**0.5 * measured.std(), rel=0.08)
 
 
-def test_a_long_batch_outlasts_single_queries_that_began_after_it() -> None:
-    """One of two replicas serves a batch of four for 100 s. Two queries that come together meanwhile have only the other."""
-    lengths = StageConfiguration((0.0, 0.5, 100.0, 100.0, 100.0), 4, 2)
-    singles = [1.0 + 0.6 * n for n in range(100)]
-    ready = np.array([0.0, 0.01, 0.02, 0.03, 0.04, 0.05, *singles, 70.0, 70.1])
-    assert served(ready, lengths)[-2:] == pytest.approx([70.5, 71.0])
-    assert served(ready, lengths) == pytest.approx(one_by_one(ready.tolist(), lengths))
-
-
-def test_a_message_between_stages_takes_time() -> None:
+def test_messages_take_time_between_stages_and_before_the_next_batch() -> None:
     graph, arrivals = PipelineGraph(chain(3)), np.array([0.0, 10.0])
     configured = dict.fromkeys(graph.order, stage(0.0, 0.01, 1, 1))
     assert LatencyEstimator(graph, arrivals, hop=MeasuredHop(2.0)).latencies(configured) == pytest.approx(
         [0.038, 0.038]
     )
-
-
-def test_a_replica_gets_its_next_batch_when_it_is_known_that_the_last_one_is_done() -> None:
     graph = PipelineGraph(chain(1))
     configured = {"v0": stage(0.0, 0.01, 1, 1)}
     found = LatencyEstimator(graph, np.array([0.0, 0.0, 0.0]), hop=MeasuredHop(2.0)).latencies(configured)
     assert found == pytest.approx([0.014, 0.026, 0.038])
 
 
-def test_the_percentile_is_a_latency_that_was_seen() -> None:
+def test_percentiles_were_seen_and_drawn_samples_are_the_same_again() -> None:
     latencies = np.arange(1.0, 101.0)
     assert at_percentile(latencies, 0.99) == 99.0
     assert at_percentile(latencies, 1.0) == 100.0
     assert at_percentile(latencies[:1], 0.5) == 1.0
     assert at_percentile(np.empty(0), 0.99) == 0.0
+    sample = gamma_arrivals(50, 1.0, 60, seed=2)
+    assert resampled(sample, 0).tolist() == resampled(sample, 0).tolist()
+    assert resampled(sample, 0).tolist() != resampled(sample, 1).tolist()
+    for few in ([], [1.0], [1.0, 2.0], [1.0, 2.0, 4.0]):
+        assert len(resampled(np.array(few), 0)) == len(few)
 
 
 def test_what_is_kept_of_one_estimate_changes_no_other() -> None:
@@ -222,8 +220,7 @@ def test_what_is_kept_of_one_estimate_changes_no_other() -> None:
     estimator = LatencyEstimator(graph, arrivals)
     slow, fast = stage(0.0, 0.02, 1, 3), stage(0.0, 0.005, 1, 3)
     before = estimator.latencies(dict.fromkeys("abcd", fast)).copy()
-    changed = estimator.latencies({**dict.fromkeys("abcd", fast), "c": slow})
-    assert (changed > before - 1e-9).all()
+    assert (estimator.latencies({**dict.fromkeys("abcd", fast), "c": slow}) > before - 1e-9).all()
     assert estimator.latencies(dict.fromkeys("abcd", fast)).tolist() == before.tolist()
     assert estimator.latencies_within(dict.fromkeys("abcd", slow), 0.01, 5) is None
 
@@ -240,14 +237,6 @@ def test_a_drawn_sample_has_the_law_of_its_own(cv: float) -> None:
     gaps = np.diff(drawn)
     assert gaps.mean() == pytest.approx(1 / 150, rel=0.04)
     assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.04)
-
-
-def test_each_drawn_sample_is_another_and_the_same_again() -> None:
-    sample = gamma_arrivals(50, 1.0, 60, seed=2)
-    assert resampled(sample, 0).tolist() == resampled(sample, 0).tolist()
-    assert resampled(sample, 0).tolist() != resampled(sample, 1).tolist()
-    for few in ([], [1.0], [1.0, 2.0], [1.0, 2.0, 4.0]):
-        assert len(resampled(np.array(few), 0)) == len(few)
 
 
 def test_bursts_come_elsewhere_than_in_the_sample() -> None:

@@ -110,7 +110,7 @@ def test_the_same_problem_has_the_same_plan(seed: int) -> None:
 # -- infeasible
 
 
-def test_an_objective_below_the_service_time_names_path_and_amount() -> None:
+def test_objectives_name_path_and_amount_and_plans_why_they_cost_more() -> None:
     posed = problem(option("v0", "cpu", 0.1, {1: 30.0}), option("v1", "gpu", 1.0, {1: 40.0}), latency_ms=60.0)
     for policy in POLICIES:
         plan = plan_pipeline(posed, policy)
@@ -118,13 +118,23 @@ def test_an_objective_below_the_service_time_names_path_and_amount() -> None:
         assert plan.reason.startswith(
             "path v0 -> v1 takes 30 + 40 = 70 ms on the fastest hardware without any queue, 10 ms more"
         )
+    plans = [plan_pipeline(bursty(seed, 15.0)) for seed in range(12)]
+    noted = [plan for plan in plans if "queries late in another sample" in plan.steps[0]]
+    assert noted
+    for plan in noted:
+        assert 3600 * plan.cost_per_s > float(plan.steps[0].split(" US$/h")[0])
 
 
-def test_the_dearest_hardware_need_not_be_the_fastest() -> None:
+def test_the_dearest_hardware_need_not_be_the_fastest_and_model_less_is_never_dearer() -> None:
     posed = problem(option("v0", "old", 9.0, {1: 90.0}), option("v0", "new", 1.0, {1: 30.0}), latency_ms=60.0)
     plan = plan_pipeline(posed)
     assert plan.status != "infeasible"
     assert plan.vertices["v0"].hardware == "new"
+    for rate in (10.0, 60.0, 150.0):
+        posed = problem(*MODELS, rate=rate)
+        vertex = replace(posed.pipeline.vertices[0], accuracy=0.9)
+        posed = replace(posed, pipeline=replace(posed.pipeline, vertices=[vertex]))
+        assert plan_pipeline(posed, "model-less").cost_per_s <= plan_pipeline(posed).cost_per_s + 1e-12
 
 
 def test_a_branch_counts_by_its_share() -> None:
@@ -140,15 +150,12 @@ def test_a_branch_counts_by_its_share() -> None:
 # -- batches
 
 
-def test_a_batch_twice_as_large_is_no_gain_by_itself() -> None:
+def test_batches_grow_where_replicas_go_for_it_only() -> None:
     """Trap 24: it costs nothing and saves nothing, so a plan whose one replica suffices keeps batches of one."""
     plan = plan_pipeline(problem(option("v0", "gpu", 1.0, linear(5.0, 1.0, 32)), rate=20.0))
     assert (plan.vertices["v0"].batch, plan.vertices["v0"].replicas) == (1, 1)
     assert not any("batch 2" in step for step in plan.steps)
-
-
-def test_a_batch_grows_where_replicas_go_for_it() -> None:
-    """Ten replicas serve single queries, one serves batches of 16. Batches of 8 would load it to 98 %."""
+    # Ten replicas serve single queries, one serves batches of 16. Batches of 8 would load it to 98 %.
     for effort in (0, 10_000_000):
         posed = problem(option("v0", "gpu", 1.0, linear(18.0, 1.0, 32)), rate=300.0)
         plan = plan_pipeline(posed, effort=effort, rounds=1)
@@ -229,14 +236,6 @@ def test_a_plan_chooses_models_where_a_vertex_names_a_floor(policy: str, floor: 
     assert (plan.vertices["v0"].accuracy or 0) >= (floor or 0)
 
 
-def test_model_less_is_never_dearer() -> None:
-    for rate in (10.0, 60.0, 150.0):
-        posed = problem(*MODELS, rate=rate)
-        vertex = replace(posed.pipeline.vertices[0], accuracy=0.9)
-        posed = replace(posed, pipeline=replace(posed.pipeline, vertices=[vertex]))
-        assert plan_pipeline(posed, "model-less").cost_per_s <= plan_pipeline(posed).cost_per_s + 1e-12
-
-
 # -- other samples, bad input
 
 
@@ -271,15 +270,6 @@ def test_a_plan_holds_for_samples_that_it_was_not_made_from() -> None:
     assert np.mean(late[ROUNDS]) < 0.01
 
 
-def test_a_plan_says_why_it_costs_more_than_the_sample_asks_for() -> None:
-    plans = [plan_pipeline(bursty(seed, 15.0)) for seed in range(12)]
-    noted = [plan for plan in plans if "queries late in another sample" in plan.steps[0]]
-    assert noted
-    for plan in noted:
-        first = float(plan.steps[0].split(" US$/h")[0])
-        assert 3600 * plan.cost_per_s > first
-
-
 @pytest.mark.parametrize(
     ("change", "text"),
     [
@@ -309,13 +299,10 @@ def test_what_cannot_be_planned(change: dict[str, object], text: str) -> None:
     assert problem_errors(problem(option("v0", "cpu", 0.1, {1: 10.0}))) == []
 
 
-def test_a_floor_that_no_option_meets() -> None:
+def test_what_cannot_be_planned_is_refused() -> None:
     posed = problem(*MODELS)
     vertex = replace(posed.pipeline.vertices[0], accuracy=0.99)
     errors = problem_errors(replace(posed, pipeline=replace(posed.pipeline, vertices=[vertex])))
     assert errors == ["vertex[v0].accuracy: no option has 0.99; the best has 0.97"]
-
-
-def test_no_such_policy() -> None:
     with pytest.raises(ValueError, match="there is no policy 'cg'; there are: inferline, model-less, cg-mean, cg-peak"):
         plan_pipeline(problem(option("v0", "cpu", 0.1, {1: 10.0})), "cg")

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from bus.messages.catalog import PipelinePlan, PlannedStage
 from services.core.pipelines.envelope import BIN_S, limits, most_in, traffic_envelope, windows_from
-from services.core.pipelines.planners import plan_pipeline
+from services.core.pipelines.planners import IDLE_S, POLICIES, CoarseTuner, make_tuner, plan_pipeline
 from services.core.pipelines.problem import PipelineProblem, StageOption
 from services.core.pipelines.tuner import PipelineTuner, TunerDecision, replicas_for
 from tests.support.data.pipelines import Floats, chain, gamma_arrivals
@@ -49,8 +49,7 @@ def run(
     ]
     for i in range(round(seconds / every)):
         for d, counts in enumerate(share):
-            late = 0.02 * d
-            now = T0 + (i + 1) * every + late
+            now = T0 + (i + 1) * every + (0.02 * d)
             decision = tuner.told(T0 + i * every, counts[i * bins : (i + 1) * bins].tolist(), now)
             if decision is not None:
                 yield At((i + 1) * every, decision)
@@ -72,14 +71,11 @@ SAMPLE = gamma_arrivals(150.0, 1.0, 600.0, seed=9)
 # -- the envelope
 
 
-def test_windows_double_from_the_service_time_to_a_minute() -> None:
+def test_windows_double_to_a_minute_and_the_envelope_is_of_any_window() -> None:
     assert windows_from(0.113) == pytest.approx([0.12, 0.24, 0.48, 0.96, 1.92, 3.84, 7.68, 15.36, 30.72, 60.0])
     assert windows_from(0.0)[0] == BIN_S
     assert windows_from(100.0) == [60.0]
-
-
-def test_the_envelope_is_of_any_window() -> None:
-    """Trap 26: six queries on both sides of a bin's edge are six in one window, three in each bin."""
+    # Trap 26: six queries on both sides of a bin's edge are six in one window, three in each bin.
     arrivals = np.array([0.095, 0.097, 0.099, 0.101, 0.103, 0.105])
     assert most_in(arrivals, 0.1) == 6
     assert traffic_envelope(arrivals, 0.1)[0][0] == (0.1, 6)
@@ -92,31 +88,25 @@ def test_no_window_has_more(moments: list[int], length: int) -> None:
     assert most_in(arrivals, length / 1000.0) == most
 
 
-def test_a_sample_shorter_than_a_window_says_nothing_of_its_variance() -> None:
-    envelope, dispersion = traffic_envelope(gamma_arrivals(100.0, 2.0, 30.0, seed=4), 0.1)
-    assert len(dispersion) == len(envelope) == len(windows_from(0.1))
-    assert dispersion[-1] == dispersion[-2] == dispersion[-3] > 1.5
-
-
-def test_bursts_are_told_by_the_square_of_the_gaps_variation() -> None:
+def test_bursts_are_told_by_the_gaps_variation_and_short_samples_say_nothing_of_it() -> None:
     """Trap 25: the paper's CV of 4 is σ²/μ²; gaps of σ/μ = 2 have it, and counts in long windows a variance of 4 times the mean."""
     gaps = np.diff(gamma_arrivals(150.0, 2.0, 2000.0, seed=5))
     assert gaps.std() / gaps.mean() == pytest.approx(2.0, rel=0.03)
     _, dispersion = traffic_envelope(gamma_arrivals(150.0, 2.0, 2000.0, seed=5), 0.12)
     assert dispersion[4] == pytest.approx(4.0, rel=0.2)
+    envelope, dispersion = traffic_envelope(gamma_arrivals(100.0, 2.0, 30.0, seed=4), 0.1)
+    assert len(dispersion) == len(envelope) == len(windows_from(0.1))
+    assert dispersion[-1] == dispersion[-2] == dispersion[-3] > 1.5
 
 
-def test_limits_grow_with_the_rate_they_are_for() -> None:
+def test_limits_grow_with_the_rate_and_counts_that_vary_little_are_skewed() -> None:
     envelope, dispersion = traffic_envelope(SAMPLE, 0.12)
     at_plan = limits(envelope, dispersion, 150.0, 150.0)
     assert all(limit >= most for limit, (_, most) in zip(at_plan, envelope, strict=True))
     low, high = limits(envelope, dispersion, 150.0, 15.0), limits(envelope, dispersion, 150.0, 300.0)
     assert all(a < b < c for a, b, c in zip(low, at_plan, high, strict=True))
     assert all(limit <= 150.0 * w + 8 * sqrt(150.0 * w) + 8 for limit, (w, _) in zip(at_plan, envelope, strict=True))
-
-
-def test_counts_that_vary_little_are_skewed_too() -> None:
-    """Of gaps with σ/μ = 0.5, an hour has 26 queries in some tenth of a second, 5.7 standard deviations above the mean."""
+    # Of gaps with σ/μ = 0.5, an hour has 26 queries in some tenth of a second, 5.7 standard deviations above the mean.
     assert limits([(0.1, 25)], [0.25], 150.0, 150.0)[0] > 26
     assert limits([(0.1, 25)], [1.0], 150.0, 150.0)[0] < 45
 
@@ -170,17 +160,13 @@ def test_all_stages_grow_in_the_first_report_of_a_change(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_bursts_at_the_same_mean_are_a_change(seed: int) -> None:
+def test_bursts_at_the_same_mean_are_a_change_for_as_long_as_they_last(seed: int) -> None:
     """Row 100: CV 1 becomes 4 (the paper's), the rate stays."""
     arrivals = poisson_then(150.0, 2.0, 60.0, 120.0, 121.0, seed)
     up = next(iter(run(PipelineTuner(planned(SAMPLE), T0), arrivals, 120.0)))
     assert 60.0 < up.seconds < 90.0
     assert up.decision.window_s < 2.0
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_bursts_keep_their_replicas_as_long_as_they_last(seed: int) -> None:
-    """Counts vary more than planned although few are too much: there is no cut between two of those."""
+    # Counts vary more than planned although few are too much: there is no cut between two of those.
     arrivals = poisson_then(150.0, 2.0, 60.0, 240.0, 360.0, seed)
     found = list(run(PipelineTuner(planned(SAMPLE), T0), arrivals, 360.0))
     assert 60.0 < found[0].seconds < 75.0
@@ -194,12 +180,14 @@ def test_bursts_are_seen_before_a_count_is_too_much() -> None:
     assert "times as much as planned" in up.decision.reason
 
 
-def test_a_rate_that_changes_is_no_burst() -> None:
+def test_a_rate_that_changes_is_no_burst_and_no_variance() -> None:
     """Twice as many queries, of the same law: what is too much is their number."""
     steps = poisson_then(300.0, 1.0, 60.0, 90.0, 180.0, 7)
     found = list(run(PipelineTuner(planned(SAMPLE), T0), steps, 180.0))
     assert found
     assert not any("times as much as planned" in one.decision.reason for one in found)
+    for sample in (WAVE, np.cumsum(1.0 / np.linspace(10.0, 150.0, 30_000))):
+        assert max(traffic_envelope(sample, 0.12)[1]) < 2.0
 
 
 def test_several_dispatchers_add_up() -> None:
@@ -226,11 +214,6 @@ def wave(seed: int, *rates: float, seconds: float = 200.0) -> Floats:
 WAVE = wave(1, 100.0, 10.0, 100.0)
 
 
-def test_a_rate_that_changes_is_no_variance() -> None:
-    for sample in (WAVE, np.cumsum(1.0 / np.linspace(10.0, 150.0, 30_000))):
-        assert max(traffic_envelope(sample, 0.12)[1]) < 2.0
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_ten_times_the_load_is_a_change_though_the_sample_has_it(seed: int) -> None:
     """It is planned from a wave and cut while little comes: what was planned is back within a second."""
@@ -238,8 +221,7 @@ def test_ten_times_the_load_is_a_change_though_the_sample_has_it(seed: int) -> N
     found = list(run(tuner, wave(20 + seed, 100.0, 10.0, 100.0, seconds=100.0), 300.0))
     assert [one.decision.action for one in found][:1] == ["down"]
     assert 110.0 < found[0].seconds < 140.0
-    up = next(one for one in found if one.decision.action == "up")
-    assert 200.0 < up.seconds < 201.0
+    assert 200.0 < next(one for one in found if one.decision.action == "up").seconds < 201.0
     assert all(tuner.replicas[name] >= k for name, k in PLANNED.items())
 
 
@@ -260,8 +242,7 @@ def test_a_limit_is_never_above_what_is_served(spread: float) -> None:
     for (window, _), most in zip(plan.envelope, at_plan, strict=True):
         tuner = PipelineTuner(plan, T0, replicas=fewer)
         allowed = max(plan.rate / 3 / 0.8 * (window + 0.35), most / 3)
-        bins = round(window / BIN_S)
-        counts = np.diff(np.linspace(0.0, allowed + 1.0, bins + 1).astype(int))
+        counts = np.diff(np.linspace(0.0, allowed + 1.0, round(window / BIN_S) + 1).astype(int))
         told = [tuner.told(T0 + i * BIN_S, [int(n)], T0 + (i + 1) * BIN_S) for i, n in enumerate(counts)]
         assert any(one is not None and one.action == "up" for one in told), window
 
@@ -276,21 +257,17 @@ def test_after_a_burst_replicas_return_without_oscillation(seed: int) -> None:
     found = list(run(PipelineTuner(planned(SAMPLE), T0), arrivals, 240.0))
     assert found[-1].decision.replicas == PLANNED
     assert 100.0 <= found[-1].seconds <= 130.5
-    after = [one.decision.action for one in found if one.seconds > 92.0]
-    assert set(after) == {"down"}
+    assert {one.decision.action for one in found if one.seconds > 92.0} == {"down"}
     downs = [one.seconds for one in found if one.decision.action == "down"]
     assert all(b - a >= 10.0 - 1e-6 for a, b in pairwise(downs))
 
 
-def test_no_cut_before_calm() -> None:
+def test_calm_comes_before_cuts_and_little_traffic_keeps_one_replica() -> None:
     arrivals = poisson_then(300.0, 1.0, 60.0, 90.0, 240.0, 1)
     found = list(run(PipelineTuner(planned(SAMPLE), T0, calm_s=25.0), arrivals, 240.0))
     ups = [one.seconds for one in found if one.decision.action == "up"]
     first = next(one.seconds for one in found if one.decision.action == "down")
     assert first - max(at for at in ups if at < first) >= 25.0 - 1e-6
-
-
-def test_little_traffic_keeps_one_replica_and_its_return_is_a_change() -> None:
     quiet = poisson_then(10.0, 1.0, 60.0, 180.0, 240.0, 1)
     found = list(run(PipelineTuner(planned(SAMPLE), T0), quiet, 240.0))
     before = [one for one in found if one.seconds < 180.0]
@@ -300,9 +277,13 @@ def test_little_traffic_keeps_one_replica_and_its_return_is_a_change() -> None:
     assert all(up.decision.replicas[name] >= k for name, k in PLANNED.items())
 
 
-def test_no_traffic_at_all() -> None:
+def test_without_traffic_one_replica_stays_and_reports_out_of_time_count_for_nothing() -> None:
     (down,) = run(PipelineTuner(planned(SAMPLE), T0), np.array([0.5]), 120.0)
     assert down.decision.replicas == {"a": 1, "b": 1, "c": 1}
+    tuner = PipelineTuner(planned(SAMPLE), T0)
+    assert tuner.told(T0 - 1000.0, [10_000], T0 + 1.0) is None
+    assert tuner.told(T0 + 1000.0, [10_000], T0 + 1.1) is None
+    assert tuner.told(T0 + 1.1, [], T0 + 1.2) is None
 
 
 # -- the app's target
@@ -329,22 +310,92 @@ def test_a_stricter_target_plans_and_keeps_more_headroom() -> None:
 # -- another tuner takes over
 
 
-def test_a_new_leader_goes_on_from_the_replicas_there_are() -> None:
+def test_tuners_go_on_from_the_replicas_there_are() -> None:
     plan = planned(SAMPLE)
     grown = {name: 2 * k for name, k in PLANNED.items()}
     tuner = PipelineTuner(plan, T0, replicas=grown)
-    found = list(run(tuner, gamma_arrivals(250.0, 1.0, 29.0, 4), 29.0))
-    assert not found
+    assert not list(run(tuner, gamma_arrivals(250.0, 1.0, 29.0, 4), 29.0))
     assert tuner.replicas == grown
+    tuner = CoarseTuner(plan_for(130.0), T0, replicas={"v0": 6, "v1": 6})
+    assert not decided(tuner, gamma_arrivals(130.0, 1.0, 60.0, 6), 60.0)
+    assert tuner.replicas == {"v0": 6, "v1": 6}
 
 
-def test_reports_that_are_too_old_or_in_the_future_count_for_nothing() -> None:
-    tuner = PipelineTuner(planned(SAMPLE), T0)
-    assert tuner.told(T0 - 1000.0, [10_000], T0 + 1.0) is None
-    assert tuner.told(T0 + 1000.0, [10_000], T0 + 1.1) is None
-    assert tuner.told(T0 + 1.1, [], T0 + 1.2) is None
-
-
-def test_a_plan_without_rate_cannot_be_tuned() -> None:
+def test_plans_without_traffic_have_no_tuner() -> None:
     with pytest.raises(ValueError, match="the plan of p has no rate or no envelope"):
         PipelineTuner(replace(planned(SAMPLE), rate=0.0), T0)
+    assert make_tuner(replace(plan_for(130.0), rate=0.0), T0) is None
+
+
+# -- The baselines' tuner adds whole units when those that there are do not serve what comes, and keeps them for two minutes.
+
+
+def plan_for(rate: float, policy: str = "cg-mean") -> PipelinePlan:
+    """Units of 50 queries/s: the second stage takes 20 ms."""
+    options = tuple(
+        StageOption(vertex=name, hardware="gpu", price_per_hour=1.0, batch_latency_ms={1: ms})
+        for name, ms in (("v0", 5.0), ("v1", 20.0))
+    )
+    posed = PipelineProblem(
+        name="p", pipeline=chain(2), latency_ms=300.0, options=options, arrivals=gamma_arrivals(rate, 1.0, 300.0, 1)
+    )
+    return plan_pipeline(posed, policy)
+
+
+def decided(
+    tuner: CoarseTuner | PipelineTuner, arrivals: Floats, seconds: float, dispatchers: int = 1
+) -> list[tuple[float, TunerDecision]]:
+    found = []
+    counts = [
+        np.bincount(((arrivals[d::dispatchers]) / BIN_S).astype(int), minlength=round(seconds / BIN_S) + 20)
+        for d in range(dispatchers)
+    ]
+    for i in range(round(seconds / 0.1)):
+        for mine in counts:
+            now = T0 + (i + 1) * 0.1
+            decision = tuner.told(T0 + i * 0.1, mine[10 * i : 10 * i + 10].tolist(), now)
+            if decision is not None:
+                found.append((now - T0, decision))
+    return found
+
+
+def step(rate: float, until_s: float, end_s: float) -> Floats:
+    """130/s, from 60 s to `until_s` this rate."""
+    parts = [gamma_arrivals(130.0, 1.0, 60.0, 2), 60.0 + gamma_arrivals(rate, 1.0, until_s - 60.0, 3)]
+    return np.concatenate([*parts, until_s + gamma_arrivals(130.0, 1.0, end_s - until_s, 4)])
+
+
+@pytest.mark.parametrize("dispatchers", [1, 3])
+def test_units_for_the_rate_are_enough_while_it_stays(dispatchers: int) -> None:
+    plan = plan_for(130.0)
+    assert {stage.replicas for stage in plan.vertices.values()} == {3}
+    assert not decided(CoarseTuner(plan, T0), gamma_arrivals(130.0, 1.0, 300.0, 5), 300.0, dispatchers)
+
+
+def test_what_waits_counts_and_units_come_later_than_the_envelope_says() -> None:
+    found = decided(CoarseTuner(plan_for(130.0), T0), step(230.0, 120.0, 121.0), 120.0)
+    assert found[0][1].action == "up"
+    assert all(len(set(decision.replicas.values())) == 1 for _, decision in found)
+    assert found[-1][1].replicas["v0"] >= 5
+    sooner = decided(PipelineTuner(plan_for(130.0, "inferline"), T0), step(230.0, 120.0, 121.0), 120.0)
+    assert 60.0 < sooner[0][0] < found[0][0] < 75.0
+    # A rate of twelve units for three seconds: the mean of ten seconds is less than what then waits asks for.
+    burst = np.concatenate([gamma_arrivals(130.0, 1.0, 60.0, 2), 60.0 + gamma_arrivals(600.0, 1.0, 3.0, 3)])
+    found = decided(CoarseTuner(plan_for(130.0), T0), burst, 66.0)
+    (rate,) = {decision.lambda_max for at, decision in found if at == found[-1][0]}
+    assert found[-1][1].replicas["v0"] * 50.0 > rate + 50.0
+
+
+def test_units_stay_for_two_minutes_without_need_and_one_always() -> None:
+    found = decided(CoarseTuner(plan_for(130.0), T0), step(230.0, 90.0, 360.0), 360.0)
+    assert next(at for at, decision in found if decision.action == "down") >= 90.0 + IDLE_S - 10.0
+    assert found[-1][1].replicas == {"v0": 3, "v1": 3}
+    found = decided(CoarseTuner(plan_for(130.0), T0), np.array([0.5]), 200.0)
+    assert found[-1][1].replicas == {"v0": 1, "v1": 1}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_each_policy_has_its_tuner(policy: str) -> None:
+    tuner = make_tuner(plan_for(130.0, policy), T0, {"v0": 4, "v1": 4})
+    assert type(tuner) is (CoarseTuner if policy.startswith("cg-") else PipelineTuner)
+    assert tuner.replicas == {"v0": 4, "v1": 4}

@@ -8,9 +8,12 @@ from math import ceil, fsum, inf
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from services.core.cost import HANDLING_MS, LatencyTable
-from services.core.planning.capacity import GRID, blocking, carried, instances_for, layers, service_rate
+from services.core.planning.capacity import GRID, blocking, carried, instances_for, layers, service_rate, throughput
+from services.core.planning.problem import CandidateVariant, RequirementClass
+from tests.support.data.planning_problems import TABLE_2
 from tests.support.simulated.fleet import variant
 
 # -- blocking
@@ -44,8 +47,9 @@ def test_it_is_the_last_state_of_the_queues_markov_chain(servers: int, waiting: 
     )
 
 
-def test_nothing_offered_is_never_blocked() -> None:
+def test_nothing_offered_is_never_blocked_and_needs_nothing() -> None:
     assert blocking(3, 2, 0.0) == 0.0
+    assert instances_for(0.0, 10.0, 0.1, 0.01) == instances_for(-1.0, 10.0, 0.1, 0.01) == 0.0
 
 
 # -- the rate of one instance
@@ -73,18 +77,12 @@ MORE = st.floats(1.0, 10.0)
 
 
 @given(LOADS, RATES, LIMITS, MISSES, PEAKS, MORE)
-def test_a_larger_load_never_needs_fewer(
+def test_larger_loads_need_no_fewer_and_larger_shares_of_misses_no_more(
     load: float, rate: float, limit_s: float, miss: float, peak: float, more: float
 ) -> None:
     assert (
         instances_for(load * more, rate, limit_s, miss, peak) >= instances_for(load, rate, limit_s, miss, peak) - 1e-9
     )
-
-
-@given(LOADS, RATES, LIMITS, MISSES, PEAKS, MORE)
-def test_a_larger_share_of_misses_never_needs_more(
-    load: float, rate: float, limit_s: float, miss: float, peak: float, more: float
-) -> None:
     least = instances_for(load, rate, limit_s, min(0.5, miss * more), peak)
     assert least <= instances_for(load, rate, limit_s, miss, peak) * (1 + 1e-6)
 
@@ -106,17 +104,16 @@ def test_a_twentieth_of_the_queries_at_most_may_miss_only_if_the_load_is_carried
     assert instances_for(load, rate, limit_s, min(miss, 0.05), peak) >= 0.9 * load / rate
 
 
-def test_of_many_instances_those_to_spare_grow_more_slowly_than_the_load() -> None:
+def test_instances_to_spare_grow_slowly_and_carry_what_does_not_overflow() -> None:
     spare = [instances_for(load, 1.0, 2.0, 0.001) / load for load in (1.0, 10.0, 50.0, 100.0, 1000.0, 10_000.0)]
     assert spare == sorted(spare, reverse=True)
     assert spare[0] > 1.8
     assert spare[-1] < 1.05
     border = [instances_for(load, 1.0, 2.0, 0.001) for load in (GRID[-1] * 0.85 + 0.01 * n for n in range(1000))]
     assert max(b - a for a, b in pairwise(border)) < 0.02  # no jump where the table ends
-
-
-def test_no_load_needs_nothing() -> None:
-    assert instances_for(0.0, 10.0, 0.1, 0.01) == instances_for(-1.0, 10.0, 0.1, 0.01) == 0.0
+    half = instances_for(100.0, 10.0, 0.3, 0.5)
+    assert carried(half, 100.0, 10.0, 0.3, 1.0) == pytest.approx(50.0)
+    assert carried(10 * half, 100.0, 10.0, 0.3, 1.0) == 100.0
 
 
 def missed(servers: int, rate: float, limit_s: float, gaps: list[float]) -> float:
@@ -196,7 +193,48 @@ def test_more_instances_carry_no_less_and_never_more_than_the_load(
     assert here <= carried(count + 1.0, load, rate, limit_s, peakedness) + 1e-9
 
 
-def test_what_the_first_instances_carry_is_what_does_not_overflow() -> None:
-    half = instances_for(100.0, 10.0, 0.3, 0.5)
-    assert carried(half, 100.0, 10.0, 0.3, 1.0) == pytest.approx(50.0)
-    assert carried(10 * half, 100.0, 10.0, 0.3, 1.0) == 100.0
+# -- What an instance can carry within a latency.
+TABLE = LatencyTable(variant(base_ms=10.0, per_item_ms=10.0))  # 20 ms alone, 90 ms for 8
+
+
+def test_the_best_batch_counts_and_one_that_waits_for_another_must_fit_twice() -> None:
+    assert 88 < throughput(TABLE, inf) < 89
+    assert throughput(TABLE, 0.180) == throughput(TABLE, inf)
+    assert throughput(TABLE, 0.179) < throughput(TABLE, inf)
+    assert 49 < throughput(TABLE, 0.040) < 50  # one at a time
+
+
+@given(st.floats(0.001, 10), st.floats(0.001, 10))
+def test_more_time_never_carries_less(one: float, other: float) -> None:
+    assert throughput(TABLE, min(one, other)) <= throughput(TABLE, max(one, other)) + 1e-9
+
+
+# -- What a demand accepts.
+DEMAND = RequirementClass(app="classify", load=10, latency_ms=300)
+
+
+@pytest.mark.parametrize(
+    ("demand", "accepted"),
+    [
+        ({}, True),
+        ({"app": "other"}, False),
+        ({"latency_ms": 200.0}, True),
+        ({"latency_ms": 199.0}, False),
+        ({"accuracy": 0.8}, True),
+        ({"accuracy": 0.81}, False),
+        ({"cost": 200.0}, True),
+        ({"cost": 199.0}, False),
+        ({"model": "resnet50"}, True),
+        ({"model": "vgg"}, False),
+        ({"variant": "A"}, True),
+        ({"variant": "B"}, False),
+    ],
+)
+def test_what_a_demand_accepts(demand: dict[str, object], accepted: bool) -> None:
+    one: CandidateVariant = replace(TABLE_2[0], accuracy=0.8)
+    assert replace(DEMAND, **demand).accepts(one) is accepted
+
+
+def test_an_unmeasured_accuracy_is_held_against_nobody() -> None:
+    """As in selection: the dispatcher would send such queries there."""
+    assert replace(DEMAND, accuracy=1.0).accepts(TABLE_2[0])

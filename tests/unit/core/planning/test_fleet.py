@@ -52,11 +52,21 @@ def solve(*pools: Pool, variants: Any = (), needs: Any = (), **more: Any) -> Fle
 # -- the least money
 
 
-def test_as_many_machines_as_the_instances_fill() -> None:
+def test_machines_fill_by_instances_and_cores_in_turn() -> None:
     for count, machines in ((0.3, 1), (4.0, 1), (4.1, 2), (9.0, 3)):
         plan = solve(pool(), variants=[kind_of()], needs=[need({0: count})])
         assert (plan.machines, plan.missing) == ((machines,), ((0.0, 0.0),))
         assert count <= plan.instances[0] < count + 1
+    # Two devices of 4 MB: three of 3 MB would fit into the sum, and each device has room for one.
+    plan = solve(pool(), variants=[kind_of(uses={"cpu/memory": 2.5}, most=2)], needs=[need({0: 3.0})])
+    assert (plan.machines, plan.instances) == ((2,), (3,))
+    # Memory has room for four, and three half-used ones take one and a half times what a core computes: two machines.
+    small = {"uses": {"gpu/memory": 4.0}, "computes": ("gpu/time", 1.0), "most": 4}
+    gpu = pool("gpu", price=3.0, resources={"gpu/memory": 16.0, "gpu/time": 1.0})
+    variants = [kind_of(name, **small) for name in ("a", "b", "c")]
+    for used, machines in ((0.33, 1), (0.5, 2)):
+        plan = solve(gpu, variants=variants, needs=[need({v: used}, name=str(v)) for v in range(3)])
+        assert (plan.machines, plan.missing) == ((machines,), ((0.0, 0.0),) * 3)
 
 
 def test_the_kind_that_costs_least_for_this_load() -> None:
@@ -68,16 +78,6 @@ def test_the_kind_that_costs_least_for_this_load() -> None:
         assert (plan.machines, plan.missing) == (machines, ((0.0, 0.0),))
 
 
-def test_classes_share_a_machine_whose_cores_compute_for_all_in_turn() -> None:
-    """Memory has room for four, and three half-used ones take one and a half times what a core computes: two machines."""
-    small = {"uses": {"gpu/memory": 4.0}, "computes": ("gpu/time", 1.0), "most": 4}
-    gpu = pool("gpu", price=3.0, resources={"gpu/memory": 16.0, "gpu/time": 1.0})
-    variants = [kind_of(name, **small) for name in ("a", "b", "c")]
-    for used, machines in ((0.33, 1), (0.5, 2)):
-        plan = solve(gpu, variants=variants, needs=[need({v: used}, name=str(v)) for v in range(3)])
-        assert (plan.machines, plan.missing) == ((machines,), ((0.0, 0.0),) * 3)
-
-
 def test_load_and_reserve_may_be_on_different_variants() -> None:
     """A's reserve would take six more of it, B's one: a machine has room for two of A and one of B."""
     variants = [kind_of("a", uses={"cpu/memory": 3.0}), kind_of("b", uses={"cpu/memory": 2.0})]
@@ -85,10 +85,20 @@ def test_load_and_reserve_may_be_on_different_variants() -> None:
     assert (plan.instances, plan.missing) == ((2, 1), ((0.0, 0.0),))
 
 
-def test_where_machines_are_there_anyway_fewer_and_cheaper_instances_are_preferred() -> None:
+def test_accurate_variants_carry_the_layers_with_most_load_and_quick_ones_the_rest() -> None:
+    accurate, quick = one("accurate", 1.0), one("quick", 0.8)
+    found = plan(accurate, quick, takes=((3.0, 3.0, 6.0), (1.0, 0.5, 0.5)), shares=(0.7, 0.2, 0.1))
+    assert (found.instances, found.missing) == ((3, 1), ((0.0, 0.0, 0.0),))
+
+
+def test_on_paid_machines_cheaper_instances_and_of_equals_those_that_run_are_preferred() -> None:
     dear, cheap = kind_of("dear", price=0.5), kind_of("cheap", price=0.2)
     plan = solve(fixed(), variants=[dear, cheap], needs=[need({0: 2.0, 1: 2.0})])
     assert plan.instances == (0, 2)
+    for running in (0, 1):
+        variants = [kind_of(str(v), running=2 * (v == running)) for v in range(2)]
+        plan = solve(fixed(), variants=variants, needs=[need({0: 2.0, 1: 2.0})])
+        assert plan.instances == tuple(2 * (v == running) for v in range(2))
 
 
 def test_what_runs_on_paid_machines_stands_by_for_the_reserve_and_nobody_is_charged_for_it() -> None:
@@ -147,52 +157,36 @@ def test_a_swap_must_gain_more_than_it_loses_while_it_loads() -> None:
 # -- limits
 
 
-def test_what_no_more_machines_may_carry_is_missing() -> None:
+def test_limits_and_budgets_are_kept_and_what_they_leave_out_is_missing() -> None:
     plan = solve(pool(most=2), variants=[kind_of()], needs=[need({0: 10.0})])
     assert (plan.machines, plan.instances) == ((2,), (8,))
     assert plan.missing[0] == pytest.approx((0.2, 0.0), abs=1e-6)
-
-
-def test_a_machine_is_full_by_number_though_memory_is_left() -> None:
-    """Two devices of 4 MB: three of 3 MB would fit into the sum, and each device has room for one."""
-    plan = solve(pool(), variants=[kind_of(uses={"cpu/memory": 2.5}, most=2)], needs=[need({0: 3.0})])
-    assert (plan.machines, plan.instances) == ((2,), (3,))
-
-
-def test_the_budget_is_kept_and_what_it_does_not_pay_for_is_missing() -> None:
+    plan = solve(pool(most=1), variants=[kind_of()], needs=[need({0: (4.0, 4.0)})])
+    assert plan.missing[0] == pytest.approx((0.0, 1.0), abs=1e-6)
+    plan = solve(pool(), variants=[kind_of(running=2, limit=2)], needs=[need({0: 5.0})])
+    assert (plan.instances, plan.missing[0][0]) == ((2,), pytest.approx(0.6, abs=1e-6))
     for budget, machines in ((2.5, 2), (3.0, 3), (99.0, 3)):
         plan = solve(pool(), variants=[kind_of()], needs=[need({0: 12.0})], budget=budget)
         assert plan.machines == (machines,)
         assert plan.missing[0][0] == pytest.approx(1 - min(12.0, 4.0 * machines) / 12.0, abs=1e-6)
 
 
-def test_the_load_comes_before_the_reserve() -> None:
-    plan = solve(pool(most=1), variants=[kind_of()], needs=[need({0: (4.0, 4.0)})])
-    assert plan.missing[0] == pytest.approx((0.0, 1.0), abs=1e-6)
-
-
-def test_an_app_keeps_its_least_instances_of_any_variant_without_load() -> None:
+def test_reserved_and_least_instances_are_kept_without_load() -> None:
     plan = solve(fixed(), variants=[kind_of("a", price=0.5), kind_of("b")], least=(((0, 1), 3),))
     assert plan.instances == (0, 3)
     full = solve(fixed(), variants=[kind_of()], least=(((0,), 6),))
     assert full.instances == (4,)  # as many as there is room for
-
-
-def test_a_variants_limit_holds_for_what_runs_too() -> None:
-    plan = solve(pool(), variants=[kind_of(running=2, limit=2)], needs=[need({0: 5.0})])
-    assert (plan.instances, plan.missing[0][0]) == ((2,), pytest.approx(0.6, abs=1e-6))
+    heavy = kind_of(uses={"cpu/memory": 1.0}, computes=("cpu/time", 2.0), most=8)
+    assert solve(pool(), variants=[heavy], reserved=(((0,), 4),)).machines == (2,)
+    assert solve(fixed(), variants=[heavy], reserved=(((0,), 4),)).instances == (4,)  # they share two machines' time
 
 
 @pytest.mark.parametrize("goal", ["cost", "accuracy"])
-def test_what_nothing_can_answer_is_missing_as_a_whole_and_harms_nobody(goal: Any) -> None:
+def test_without_needs_nothing_is_kept_and_what_nothing_answers_harms_nobody(goal: Any) -> None:
     plan = solve(pool(), variants=[kind_of()], needs=[need({}, name="none"), need({0: 2.0})], goal=goal)
     assert (plan.missing, plan.instances) == (((1.0, 1.0), (0.0, 0.0)), (2,))
     nowhere = solve(pool(least=1), needs=[need({})], goal=goal)
     assert (nowhere.machines, nowhere.instances, nowhere.missing) == ((1,), (), ((1.0, 1.0),))
-
-
-@pytest.mark.parametrize("goal", ["cost", "accuracy"])
-def test_without_needs_there_are_as_few_machines_as_may_be_and_nothing_is_kept_loaded(goal: Any) -> None:
     idle = kind_of(running=3)
     plan = solve(pool(machines=4, least=2), variants=[idle], goal=goal)
     assert (plan.machines, plan.instances) == ((2,), (0,))
@@ -201,9 +195,12 @@ def test_without_needs_there_are_as_few_machines_as_may_be_and_nothing_is_kept_l
     assert solve(goal=goal) == FleetPlan(machines=(), instances=(), missing=())
 
 
-def test_there_is_no_plan_where_the_least_machines_cost_more_than_the_budget() -> None:
+def test_there_is_no_plan_beyond_the_budget_nor_one_that_lacks_what_may_not_be_missing() -> None:
     with pytest.raises(Unsolved, match="there is no plan at all"):
         solve(pool(least=3), variants=[kind_of()], needs=[need({0: 1.0})], budget=2.0)
+    assert solve(fixed(), variants=[kind_of()], needs=[need({0: 4.0})], strict=True).missing == ((0.0, 0.0),)
+    with pytest.raises(Infeasible):
+        solve(fixed(), variants=[kind_of()], needs=[need({0: 4.5})], strict=True)
 
 
 def test_a_pool_without_what_a_variant_computes_on_does_not_limit_it() -> None:
@@ -222,22 +219,20 @@ def test_there_is_a_plan_for_hardly_any_load_and_for_very_much(load: float) -> N
 # -- what runs
 
 
-def test_of_equals_what_runs_is_kept() -> None:
-    for running in (0, 1):
-        variants = [kind_of(str(v), running=2 * (v == running)) for v in range(2)]
-        plan = solve(fixed(), variants=variants, needs=[need({0: 2.0, 1: 2.0})])
-        assert plan.instances == tuple(2 * (v == running) for v in range(2))
-
-
-def test_what_runs_is_kept_though_another_is_slightly_cheaper_and_left_where_it_saves_a_machine() -> None:
+def test_plans_change_what_runs_only_for_a_gain_also_of_machines() -> None:
     variants = [kind_of("runs", running=4), kind_of("small", uses={"cpu/memory": 1.0}, most=8, price=0.12)]
-    same = solve(pool(), variants=variants, needs=[need({0: 4.0, 1: 4.0})])
-    assert same.machines == (1,)
+    assert solve(pool(), variants=variants, needs=[need({0: 4.0, 1: 4.0})]).machines == (1,)
     fewer = solve(pool(machines=2), variants=variants, needs=[need({0: 8.0, 1: 8.0})])
     assert fewer.machines == (2,)  # cores: all compute
     idle = [replace(one, computes=("cpu/time", 0.0)) for one in variants]
     saved = solve(pool(machines=2), variants=idle, needs=[need({0: 8.0, 1: 8.0})])
     assert (saved.machines, saved.instances) == ((1,), (0, 8))
+    takes = ((1.0, 1.0), (1.0, 1.0))
+    assert plan(one("a", 0.9005), one("b", 0.9, running=2), takes=takes, shares=(0.9, 0.1)).instances == (0, 2)
+    assert plan(one("a", 0.95), one("b", 0.9, running=2), takes=takes, shares=(0.9, 0.1)).instances[0] >= 1
+    takes = ((4.0, 0.0), (4.0, 0.0))
+    assert plan(one("a", 0.95), one("b", 0.9, running=4), takes=takes, shares=(1.0, 0.0)).instances == (4, 0)
+    assert plan(one("a", 0.95), one("b", 0.9, running=4, serves=9.0), takes=takes, shares=(1.0, 0.0)).instances[1] == 4
 
 
 # -- every plan
@@ -340,44 +335,18 @@ def plan(*variants: PooledVariant, takes: tuple[tuple[float, ...], ...], shares:
     )
 
 
-def test_accurate_variants_carry_the_layers_with_most_load_and_quick_ones_the_rest() -> None:
-    accurate, quick = one("accurate", 1.0), one("quick", 0.8)
-    found = plan(accurate, quick, takes=((3.0, 3.0, 6.0), (1.0, 0.5, 0.5)), shares=(0.7, 0.2, 0.1))
-    assert (found.instances, found.missing) == ((3, 1), ((0.0, 0.0, 0.0),))
-
-
-def test_a_plan_that_gains_next_to_nothing_changes_nothing() -> None:
-    takes = ((1.0, 1.0), (1.0, 1.0))
-    assert plan(one("a", 0.9005), one("b", 0.9, running=2), takes=takes, shares=(0.9, 0.1)).instances == (0, 2)
-    assert plan(one("a", 0.95), one("b", 0.9, running=2), takes=takes, shares=(0.9, 0.1)).instances[0] >= 1
-
-
-def test_a_swap_that_costs_more_than_it_gains_while_it_loads_is_not_made() -> None:
-    takes = ((4.0, 0.0), (4.0, 0.0))
-    assert plan(one("a", 0.95), one("b", 0.9, running=4), takes=takes, shares=(1.0, 0.0)).instances == (4, 0)
-    assert plan(one("a", 0.95), one("b", 0.9, running=4, serves=9.0), takes=takes, shares=(1.0, 0.0)).instances[1] == 4
-
-
 # -- what is reserved
 
 
-def test_reserved_instances_are_there_and_carry_nothing() -> None:
+def test_reserved_instances_are_there_in_any_pool_carry_nothing_and_those_beyond_may_go() -> None:
     plan = solve(pool(), variants=[kind_of()], needs=[need({0: 1.5})], reserved=(((0,), 3),))
     assert (plan.machines, plan.instances, plan.missing) == ((2,), (5,), ((0.0, 0.0),))
     assert solve(pool(), variants=[kind_of()], reserved=(((0,), 3),)).instances == (3,)
-
-
-def test_each_reserved_instance_has_time_of_its_own_if_machines_may_be_added() -> None:
-    heavy = kind_of(uses={"cpu/memory": 1.0}, computes=("cpu/time", 2.0), most=8)
-    assert solve(pool(), variants=[heavy], reserved=(((0,), 4),)).machines == (2,)
-    assert solve(fixed(), variants=[heavy], reserved=(((0,), 4),)).instances == (4,)  # they share two machines' time
-
-
-def test_reserved_instances_may_be_in_any_of_the_pools() -> None:
     pools = fixed(), fixed(name="other")
     plan = solve(*pools, variants=[kind_of(), kind_of(pool=1, running=3)], reserved=(((0, 1), 6),))
     assert sum(plan.instances) == 6
     assert plan.instances[1] >= 3
+    assert solve(fixed(), variants=[kind_of(running=4)], reserved=(((0,), 2),)).instances == (2,)
 
 
 @pytest.mark.parametrize("goal", ["cost", "accuracy"])
@@ -390,39 +359,19 @@ def test_what_is_reserved_and_there_gives_way_to_nothing(goal: Goal) -> None:
     assert sum(plan.instances) == 4
 
 
-def test_what_runs_beyond_the_reserved_number_may_go() -> None:
-    assert solve(fixed(), variants=[kind_of(running=4)], reserved=(((0,), 2),)).instances == (2,)
-
-
 # -- what a policy wants
 
 
-def test_so_many_are_there_as_a_policy_wants_whatever_the_load() -> None:
+def test_policies_say_how_many_there_are_and_the_plan_where() -> None:
     for load, wanted in ((0.3, 3), (3.7, 1), (0.3, 0)):
         plan = solve(pool(), variants=[kind_of(running=2)], needs=[need({0: load})], wanted=(((0,), wanted),))
         assert plan.instances == (wanted,)
-
-
-def test_machines_are_added_for_what_is_wanted_and_what_has_no_room_is_left_out() -> None:
+    variants = [kind_of(), kind_of(pool=1)]
+    assert sum(solve(fixed(), fixed(), variants=variants, wanted=(((0, 1), 7),)).instances) == 7
     plan = solve(pool(), variants=[kind_of()], wanted=(((0,), 6),))
     assert (plan.machines, plan.instances) == ((2,), (6,))
     plan = solve(fixed(), variants=[kind_of()], wanted=(((0,), 6),))
     assert plan.instances == (4,)
-
-
-def test_what_is_wanted_may_be_in_any_of_the_pools() -> None:
-    variants = [kind_of(), kind_of(pool=1)]
-    plan = solve(fixed(), fixed(), variants=variants, wanted=(((0, 1), 7),))
-    assert sum(plan.instances) == 7
-
-
-def test_what_a_policy_gives_up_stands_by_and_makes_no_room_for_more() -> None:
     plan = solve(fixed(spares=True), variants=[kind_of(running=3)], wanted=(((0,), 1),))
     assert plan.instances[0] == 1
     assert plan.instances[0] + plan.spares[0] <= 3
-
-
-def test_where_nothing_may_be_missing_there_is_no_plan_that_lacks_something() -> None:
-    assert solve(fixed(), variants=[kind_of()], needs=[need({0: 4.0})], strict=True).missing == ((0.0, 0.0),)
-    with pytest.raises(Infeasible):
-        solve(fixed(), variants=[kind_of()], needs=[need({0: 4.5})], strict=True)

@@ -11,7 +11,7 @@ from services.core.selection.cluster import ClusterView, RefusedLoad
 from services.core.selection.eligibility import Ask
 from services.core.selection.instances import STALE, Instance
 from services.core.selection.policy import InfaasPolicy
-from tests.support.data.heartbeats import beat, device, instance
+from tests.support.data.events import beat, device, instance
 from tests.support.simulated.fleet import PRICES, variant
 
 REAL = variant("real", hardware="gpu")
@@ -30,19 +30,13 @@ def view() -> ClusterView:
     return view
 
 
-def test_the_least_used_worker_is_one_of_the_same_sort() -> None:
+def test_prices_and_workers_are_those_of_the_same_sort_and_a_first_device_sets_one() -> None:
     assert view().least_utilised("gpu") == "a"
     assert view().least_utilised("gpu", simulated=True) == "c"
     assert view().least_utilised("gpu", frozenset({"c"}), simulated=True) == "b"
     assert view().least_utilised("inferentia", simulated=True) is None
-
-
-def test_a_price_is_that_of_a_device_of_the_same_sort() -> None:
     assert view().nominal_price_per_s(REAL) == pytest.approx(instance_price_per_s(REAL, PRICES, 1, 80_000))
     assert view().nominal_price_per_s(SIMULATED) == pytest.approx(instance_price_per_s(SIMULATED, PRICES, 1, 16_000))
-
-
-def test_a_device_that_a_known_worker_gets_sets_the_price() -> None:
     there = view()
     before = [float(there.apps["app"].cost[1])]
     for workers in ("b", "c"):
@@ -72,23 +66,17 @@ class Told:
         return self.view.instances["i"]
 
 
-def test_ours_that_are_done_since_the_worker_counted_are_not_taken_for_others() -> None:
+def test_what_others_sent_waits_before_ours_and_ours_are_not_taken_for_it() -> None:
     told = Told()
     empty = told.heartbeat(0).predict(1, None, NOW + 1.0, NOW)
     instance = told.view.instances["i"]
     instance.take(2, NOW, NOW + 1.0)
     instance.release(2)
     assert told.heartbeat(2).predict(1, None, NOW + 1.0, NOW) == pytest.approx(empty)
-
-
-def test_what_others_sent_waits_before_ours() -> None:
     told = Told()
     told.heartbeat(0).take(2, NOW, NOW + 1.0)
     assert told.heartbeat(5).others == 3
     assert told.view.instances["i"].own == 2
-
-
-def test_a_queue_that_others_keep_full_is_seen_once_ours_are_long_gone() -> None:
     told = Told()
     instance = told.heartbeat(0)
     instance.take(4, NOW, NOW + 1.0)
@@ -138,14 +126,11 @@ def test_what_others_sent_gives_way_by_the_priorities_that_the_executor_tells() 
     assert instance.outranked(1) == 6, "the next ones will be as the last ones were"
 
 
-def test_a_dispatcher_hears_of_lower_priorities_though_it_has_sent_nothing() -> None:
+def test_lower_priorities_are_heard_of_and_refusals_of_lost_workers_forgotten() -> None:
     told = Told()
     instance = told.heartbeat(6, {5: 2, 9: 4})
     assert [instance.outranked(priority) for priority in (1, 5, 9)] == [6, 4, 0]
     assert told.view.lowest_priority == 9
-
-
-def test_what_a_lost_worker_has_refused_is_forgotten() -> None:
     there = Told()
     there.heartbeat(0)
     there.view.load_refused("v", "w0", RefusedLoad("no room", NOW + 5.0, lasting=True))

@@ -14,9 +14,9 @@ from services.core.selection.eligibility import Ask, usual
 from services.core.selection.instances import CAUTION, ROOM, Instance
 from services.core.selection.policy import InfaasPolicy, note
 from services.core.selection.sampler import InstanceSampler
+from tests.support.data.events import beat, device
+from tests.support.data.events import instance as status_of
 from tests.support.data.examples import examples
-from tests.support.data.heartbeats import beat, device
-from tests.support.data.heartbeats import instance as status_of
 from tests.support.simulated.fleet import PRICES, SIGNATURE, variant
 
 RECORD = variant("m-v1-ort-fp32-t1-b1", max_batch=1, base_ms=100.0, per_item_ms=0.0)  # 100 ms, one at a time
@@ -131,14 +131,12 @@ class Counting(Instance):
 
 
 def test_few_are_looked_at() -> None:
-    fleet = view([0] * 1)
-    known = next(iter(fleet.instances.values()))
+    known = next(iter(view([0] * 1).instances.values()))
     device = known.worker.devices["cpu"]
     instances: list[Instance] = [Counting(known.status, RECORD, known.worker, device) for _ in range(1000)]
     crowd = InstanceSampler(instances)
     for at in range(500):
-        chosen = crowd.soonest(1, None, 10.0, NOW + at, at)
-        chosen.take(1, NOW + at, NOW + at + 10.0)
+        crowd.soonest(1, None, 10.0, NOW + at, at).take(1, NOW + at, NOW + at + 10.0)
     assert Counting.asked < 500 * 4
     for instance in instances:
         instance.release(instance.own)
@@ -148,16 +146,13 @@ def test_few_are_looked_at() -> None:
     assert Counting.asked <= 20
 
 
-def test_packing_fills_the_fullest_that_is_not_full() -> None:
+def test_packing_fills_the_fullest_and_the_usual_batch_is_the_most_frequent() -> None:
     busy = [0.1] * 100
     busy[33], busy[66] = 0.7, 0.95
     fleet, policy = view([0] * 100, busy), InfaasPolicy(dispatch="pack")
     assert policy.select(ask(1.0), NOW, fleet).instance == "i0033"
     fleet.remove("i0033")
     assert policy.select(ask(1.0), NOW, fleet).instance not in (None, "i0033")
-
-
-def test_the_usual_batch_is_the_most_frequent() -> None:
     assert usual([1, 4, 4, 2]) == 4
     assert usual([2, 1]) == 1
 
@@ -178,9 +173,12 @@ def on_one_device(cores: int, load: float = 0.0, names: tuple[str, ...] = ("b", 
     return tuple(found.instances[name] for name in names)
 
 
-def test_an_idle_instance_takes_as_long_as_its_profile_says() -> None:
+def test_an_idle_instance_takes_as_its_profile_says_and_those_that_will_join_are_charged_too() -> None:
     instance, _ = on_one_device(2)
     assert instance.predict(1, None, NOW + 1.0, NOW) == pytest.approx(0.025)
+    instance, _ = on_one_device(2, load=100.0)
+    instance.take(1, NOW, NOW + 1.0)
+    assert instance.predict(1, None, NOW + 1.0, NOW) == pytest.approx(CAUTION * (0.025 + 0.035))  # two come in 25 ms
 
 
 def test_a_batch_under_way_is_charged_for_what_is_left_of_it_then_full_batches_then_ones_own() -> None:
@@ -211,7 +209,7 @@ def test_with_several_contexts_a_query_waits_for_the_first_one_that_is_free() ->
     assert instance.predict(1, None, NOW + 1.0, NOW + 0.025) == pytest.approx(CAUTION * (0.0125 + 6 * 0.0125 + 0.025))
 
 
-def test_contexts_need_cores_as_instances_do() -> None:
+def test_contexts_need_cores_and_smaller_limits_make_more_batches() -> None:
     instance, other = on_one_device(2)
     assert not (instance.scarce or other.scarce)
     instance.limit_batches(0, 2)
@@ -219,10 +217,7 @@ def test_contexts_need_cores_as_instances_do() -> None:
     assert other.scarce
     instance.limit_batches(0, 1)
     assert not (instance.scarce or other.scarce)
-
-
-def test_a_smaller_limit_of_batches_makes_more_of_them() -> None:
-    """As with a fixed size: nine that wait are nine batches of one, not one of eight."""
+    # As with a fixed size: nine that wait are nine batches of one, not one of eight.
     instance, _ = on_one_device(2)
     instance.limit_batches(1, 1)
     instance.take(9, NOW, NOW + 1.0)  # one begins at once
@@ -240,18 +235,16 @@ def test_while_it_is_shut_nothing_is_in_time_there(cores: int) -> None:
     assert instance.predict(1, None, NOW + 1.0, NOW) == pytest.approx(0.025)
 
 
-def test_those_that_will_join_are_charged_too() -> None:
-    instance, _ = on_one_device(2, load=100.0)
-    instance.take(1, NOW, NOW + 1.0)
-    assert instance.predict(1, None, NOW + 1.0, NOW) == pytest.approx(CAUTION * (0.025 + 0.035))  # two come in 25 ms
-
-
-def test_an_end_without_a_batch_leaves_the_batch_under_way() -> None:
+def test_instances_that_end_leave_batches_and_cores_to_the_others() -> None:
     instance, _ = on_one_device(2)
     instance.take(2, NOW, NOW + 1.0)
     instance.release(1)
     instance.ended_without_batch(1)
     assert instance.predict(1, None, NOW + 1.0, NOW + 0.02) == pytest.approx(CAUTION * (0.010 + 0.025))
+    instance, other = on_one_device(1)
+    other.take(8, NOW, NOW + 1.0)
+    other.cores.remove(other)
+    assert instance.predict(1, None, NOW + 1.0, NOW) == pytest.approx(0.025)
 
 
 @pytest.mark.parametrize("cores", [1, 2])
@@ -310,14 +303,6 @@ def test_a_queue_that_takes_all_the_time_left_leaves_room_for_a_quiet_model() ->
         flooded.take(1, NOW, NOW + 20.0)
     assert flooded.predict(1, None, NOW + 20.0, NOW) > 20.0
     assert quiet.predict(1, None, NOW + 20.0, NOW) < CAUTION * ROOM * (PATIENCE_S + STRETCH * 0.025)
-
-
-def test_an_instance_that_is_gone_leaves_its_cores_to_the_others() -> None:
-    instance, other = on_one_device(1)
-    other.take(8, NOW, NOW + 1.0)
-    fleet_cores = other.cores
-    fleet_cores.remove(other)
-    assert instance.predict(1, None, NOW + 1.0, NOW) == pytest.approx(0.025)
 
 
 @given(

@@ -23,8 +23,8 @@ from services.core.selection.policy import (
 )
 from services.core.settings import DispatcherSettings, MachineKind, MachineSettings, Settings
 from services.shell.policies import load_policy
+from tests.support.data.events import beat, device, instance
 from tests.support.data.examples import examples
-from tests.support.data.heartbeats import beat, device, instance
 from tests.support.simulated.fleet import PRICES, SIGNATURE, Fleet, variant
 
 NOW = 1000.0
@@ -175,8 +175,7 @@ def test_where_accuracy_is_the_goal_the_most_accurate_variant_well_in_time_answe
             alone, cost = app.groups[at].table.seconds(1), float(app.cost[at])
             fits = (record.accuracy or 0.0) >= wish.accuracy and alone <= wish.latency_s and cost <= wish.cost
             named = wish.model in (None, record.model)
-            seconds = i.predict(1, None, wish.deadline, NOW)
-            in_time = seconds <= (slack if i.idle else EASE * slack)
+            in_time = i.predict(1, None, wish.deadline, NOW) <= (slack if i.idle else EASE * slack)
             if i.state in ("Active", "Overloaded") and fits and named and in_time:
                 active[i.id] = (-merit(record.accuracy), cost)
         decision = policy.select(wish, NOW, view)
@@ -186,29 +185,34 @@ def test_where_accuracy_is_the_goal_the_most_accurate_variant_well_in_time_answe
             assert active.get(other or "", min(active.values())) == min(active.values())
 
 
-def test_a_variant_whose_accuracy_nobody_measured_comes_last_where_accuracy_is_the_goal() -> None:
+def test_where_accuracy_is_the_goal_unmeasured_ones_come_last_and_full_ones_are_not_avoided() -> None:
     view = view_of([("Active", {"accuracy": None}), ("Active", {"accuracy": 0.1, "threads": 4})], None, "accuracy")
     assert InfaasPolicy(probe_share=0.0).select(ask(), NOW, view).instance == "i1"
-
-
-def test_where_accuracy_is_the_goal_a_full_instance_in_time_is_not_avoided() -> None:
     states = [("Overloaded", {"accuracy": 0.9}), ("Interfered", {"accuracy": 0.95}), ("Active", {"accuracy": 0.7})]
     for goal, answers in (("accuracy", "i0"), ("cost", "i2")):
         policy = InfaasPolicy(probe_share=0.0, goal=goal)  # type: ignore[arg-type]
         assert policy.select(ask(), NOW, view_of(states, None, goal)).instance == answers  # type: ignore[arg-type]
 
 
-def test_more_active_variants_than_are_looked_at_first() -> None:
+def test_all_active_variants_are_looked_at_or_take_turns() -> None:
     busy = [("Active", {"base_ms": 2.0})] * 20
     view = view_of([*busy, ("Active", {"base_ms": 3.0})], [50] * 20 + [0], cores=32)
     assert InfaasPolicy().select(ask(0.01), NOW, view).instance == "i20"
+    view = view_of([("Active", {}), ("Active", {"base_ms": 9.0})])
+    policy = RoundRobin()
+    assert {decided(policy, ask(), NOW, view).instance for _ in range(4)} == {"i0", "i1"}
 
 
-def test_what_is_loading_is_waited_for_when_it_is_in_time() -> None:
+def test_what_loads_is_waited_for_and_trouble_avoided_while_others_are_there() -> None:
     view = view_of([("Loading", {})])
     assert InfaasPolicy().select(ask(1.0), NOW, view).instance == "i0"
     late = InfaasPolicy().select(ask(0.05), NOW, view)
     assert (late.refusal.code, late.refusal.retry_after_ms) == ("deadline", pytest.approx(102.5, abs=1.0))
+    view = view_of([("Overloaded", {"threads": 1}), ("Active", {"threads": 4})])
+    assert InfaasPolicy(probe_share=0.0).select(ask(), NOW, view).instance == "i1"
+    assert InfaasPolicy(probe_share=1.0).select(ask(), NOW, view).instance == "i0"
+    alone = view_of([("Interfered", {})])
+    assert InfaasPolicy(probe_share=0.0).select(ask(), NOW, alone).instance == "i0"
 
 
 def test_a_cold_variant_is_loaded_even_if_this_query_cannot_wait() -> None:
@@ -222,19 +226,18 @@ def test_a_cold_variant_is_loaded_even_if_this_query_cannot_wait() -> None:
     assert hasty.refusal.code == "deadline"
 
 
-def test_trouble_is_avoided_until_nothing_else_is_there() -> None:
-    view = view_of([("Overloaded", {"threads": 1}), ("Active", {"threads": 4})])
-    assert InfaasPolicy(probe_share=0.0).select(ask(), NOW, view).instance == "i1"
-    assert InfaasPolicy(probe_share=1.0).select(ask(), NOW, view).instance == "i0"
-    alone = view_of([("Interfered", {})])
-    assert InfaasPolicy(probe_share=0.0).select(ask(), NOW, alone).instance == "i0"
-
-
-def test_the_closest_offer_is_named() -> None:
+def test_refusals_name_the_closest_offer_and_the_error_where_the_metric_is_one() -> None:
     view = view_of([("Active", {"accuracy": 0.9, "base_ms": 1.0}), ("Active", {"accuracy": 0.7, "base_ms": 1.0})])
     refusal = InfaasPolicy().select(ask(accuracy=0.95), NOW, view).refusal
     assert refusal.code == "unsatisfiable"
     assert (refusal.closest.variant, refusal.closest.accuracy) == ("v0", 0.9)
+    # 43 and 60 have the accuracies 1/44 and 1/61; at most 25 was wanted.
+    view = view_of(
+        [("Active", {"accuracy": 1 / 44, "metric": "mae"}), ("Active", {"accuracy": 1 / 61, "metric": "mae"})]
+    )
+    refusal = InfaasPolicy().select(ask(accuracy=1 / 26), NOW, view).refusal
+    assert "reaches a mae of 25: the best has 43 (v0)" in refusal.message
+    assert refusal.closest.metric == "mae"
 
 
 @pytest.mark.parametrize(
@@ -261,22 +264,6 @@ def test_a_refusal_says_which_need_fails_and_the_best_there_is(needs: dict[str, 
     assert refusal.message.endswith("; ask for less, or register another model")
 
 
-def test_a_refusal_speaks_of_the_error_where_the_metric_is_one() -> None:
-    """43 and 60 have the accuracies 1/44 and 1/61; at most 25 was wanted."""
-    view = view_of(
-        [("Active", {"accuracy": 1 / 44, "metric": "mae"}), ("Active", {"accuracy": 1 / 61, "metric": "mae"})]
-    )
-    refusal = InfaasPolicy().select(ask(accuracy=1 / 26), NOW, view).refusal
-    assert "reaches a mae of 25: the best has 43 (v0)" in refusal.message
-    assert refusal.closest.metric == "mae"
-
-
-def test_round_robin_takes_turns() -> None:
-    view = view_of([("Active", {}), ("Active", {"base_ms": 9.0})])
-    policy = RoundRobin()
-    assert {decided(policy, ask(), NOW, view).instance for _ in range(4)} == {"i0", "i1"}
-
-
 @pytest.mark.parametrize("baseline", [RoundRobin, BruteForce])
 def test_baselines_load_nothing_where_others_choose_what_runs(baseline: type[RoundRobin] | type[BruteForce]) -> None:
     view = view_of([(None, {})])
@@ -297,8 +284,7 @@ def test_short_inputs_meet_what_long_ones_cannot() -> None:
     policy = InfaasPolicy()
     assert policy.select(ask(0.005, length=16), NOW, view).instance == "i0"
     for length in (64, None):
-        refusal = policy.select(ask(0.005, length=length), NOW, view).refusal
-        assert refusal.code == "unsatisfiable"
+        assert policy.select(ask(0.005, length=length), NOW, view).refusal.code == "unsatisfiable"
     assert view.apps["app"].lengths == [16, 64]
 
 
@@ -359,13 +345,10 @@ def test_the_fullest_worker_that_is_not_full_goes_on_being_filled(
     assert {chosen(view_of_pack(*loads, utilisation=utilisation)) for _ in range(5)} == {worker}
 
 
-def test_what_has_just_been_sent_there_counts() -> None:
+def test_packing_counts_what_was_just_sent_and_spread_takes_the_least_loaded() -> None:
     view = view_of_pack(10.0, 200.0)
     view.instances[f"{NAME}.w1-1"].take(1000, 0.0, 1.0)
     assert chosen(view, latency=30.0) == "w0"
-
-
-def test_spread_takes_the_least_loaded() -> None:
     view = view_of_pack(10.0, 200.0)
     view.instances[f"{NAME}.w0-1"].take(5, 0.0, 1.0)
     assert chosen(view, "spread") == "w1"
@@ -399,8 +382,7 @@ def test_the_expected_price_is_what_queries_of_such_batches_owe(base_ms: float, 
     """For small models the handling of a batch is most of it."""
     record = variant(base_ms=base_ms, per_item_ms=0.0)
     price = instance_price_per_s(record, PRICES, 2, 8000.0)
-    busy = (base_ms + HANDLING_MS) / 1000.0
-    owed = 1000.0 * query_cost(price, busy, batch, 1)
+    owed = 1000.0 * query_cost(price, (base_ms + HANDLING_MS) / 1000.0, batch, 1)
     assert cost_per_1000(record, price, batch) == pytest.approx(owed)
 
 
@@ -417,8 +399,7 @@ def test_a_ceiling_passes_over_an_active_variant_that_is_dearer() -> None:
 
 def test_a_batch_that_took_much_longer_says_that_it_missed_the_ceiling() -> None:
     fleet = Fleet()
-    fleet.ask()
-    fleet.stage.run(1.0)
+    fleet.ask(seconds=1.0)
     record = variant()
     ceiling = 1.5 * cost_per_1000(record, instance_price_per_s(record, PRICES, 2, 8000.0))
     reply = fleet.reply(fleet.ask(cost=ceiling), 1.0)

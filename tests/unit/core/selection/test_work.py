@@ -17,7 +17,7 @@ from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import Ask
 from services.core.selection.policy import InfaasPolicy
 from services.dispatcher.apps import Apps
-from tests.support.data.heartbeats import beat, device, instance
+from tests.support.data.events import beat, device, instance
 from tests.support.simulated.fleet import PRICES, catalogue, variant
 
 NOW = 1000.0

@@ -100,13 +100,10 @@ def answers(process: UserProcess) -> bool:
     return bool((y == WRITE + 1).all())
 
 
-def test_it_answers_and_may_write_into_its_inputs(model: UserProcess, capfd: pytest.CaptureFixture[str]) -> None:
+def test_it_answers_in_the_datatypes_of_the_signature(model: UserProcess, capfd: pytest.CaptureFixture[str]) -> None:
     assert answers(model)
     assert capfd.readouterr().out == "", "what it prints is no result of ours"
     assert model.measure_memory() > 1.0
-
-
-def test_outputs_get_the_datatypes_of_the_signature(model: UserProcess) -> None:
     y = model.run({"x": asking(DOUBLE)})["y"]
     assert y.dtype == np.float32
     assert (y == 2 * DOUBLE).all()
@@ -176,11 +173,17 @@ def test_a_class_that_cannot_be_made(directory: Path, name: str, words: str) -> 
     process.close()
 
 
-def test_a_module_that_is_not_there(directory: Path) -> None:
+def test_nothing_is_left_of_modules_that_end_or_are_not_there(directory: Path) -> None:
     process = UserProcess("absent:Model", directory)
     with pytest.raises(LoadFailed, match="No module named 'absent'"):
         process.open()
     process.close()
+    process = UserProcess("classes:Pid", directory)
+    process.open()
+    pid = int(process.run({"x": asking(0, 1)})["pid"][0])
+    assert alive(pid)
+    process.close()
+    assert eventually(lambda: not alive(pid))
 
 
 @pytest.mark.parametrize(("name", "factor"), [("closure", 3), ("THERE", None)])
@@ -190,15 +193,6 @@ def test_a_function_and_an_object_will_do(directory: Path, name: str, factor: in
     y = process.run({"x": asking(WRITE)})["y"]
     assert (y == (WRITE + 1 if factor is None else WRITE * factor)).all()
     process.close()
-
-
-def test_nothing_is_left_of_it(directory: Path) -> None:
-    process = UserProcess("classes:Pid", directory)
-    process.open()
-    pid = int(process.run({"x": asking(0, 1)})["pid"][0])
-    assert alive(pid)
-    process.close()
-    assert eventually(lambda: not alive(pid))
 
 
 def test_nothing_is_left_of_one_that_was_being_started_again(directory: Path) -> None:

@@ -1,25 +1,44 @@
 """What the CUDA backends decide without a GPU: buckets, staging, graphs, addresses, and what they say when there is none."""
 
 import threading
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.executor.backends import backend, names_for, survey
+from bus.messages.catalog import Signature, TensorSpec
+from services.executor.backends import backend, names_for, survey, tensorrt
 from services.executor.backends.base import (
+    LONGEST_TEXT,
     BackendUnavailable,
     Demotable,
     LoadFailed,
     LoadSpec,
+    plain,
 )
 from services.executor.backends.cuda import Slot, Staging, Weights, bucket_for, buckets, gpu
+from services.executor.backends.ort import (
+    CPU,
+    CUDA,
+    NO_FALLBACK,
+    Placement,
+    accept,
+    build,
+    opened,
+    place,
+    placement,
+    profiled,
+    provider_of,
+    session_options,
+)
 from services.executor.workshop.tasks.profiling import transfer_of
 from services.shell.host.accelerators import accelerators
 from tests.support.models import gpu_stand_ins, tiny_models
-from tests.support.models.gpu_stand_ins import LARGEST, SIGNATURE, CpuStream
+from tests.support.models.gpu_stand_ins import LARGEST, SIGNATURE, CpuStream, FakeTensorrt
 
 
 @given(st.integers(1, 200), st.data())
@@ -130,16 +149,13 @@ def test_without_a_signature_the_program_says_what_it_takes(torch, artifact):
     assert handle.run_single(x)[0].argmax(axis=1).tolist() == classes.tolist()
 
 
-def test_a_closed_model_holds_no_weights(torch, artifact):
+def test_closed_models_hold_no_weights_and_none_are_left_behind(torch, artifact) -> None:
     handle, stream = loaded(torch, artifact)
     weights = list(handle._module.parameters())
     there = [sum(one.nbytes for one in weights)]
     stream.trim = lambda: there.append(sum(one.nbytes for one in weights))
     handle.close()
     assert there[0] > 0 == there[1], "memory is given back to the device after the weights are gone"
-
-
-def test_parameters_left_behind_are_no_silent_matter(torch, artifact):
     stream = CpuStream(torch)
     stream.device = torch.device("meta")
     with pytest.raises(LoadFailed, match="are on cpu"):
@@ -207,3 +223,172 @@ def test_the_transfer_is_measured_where_there_is_one(torch, artifact, tmp_path):
     (tmp_path / "m.onnx").write_bytes(tiny_models.mlp())
     plain = backend("ort").load(tmp_path / "m.onnx", LoadSpec(signature=SIGNATURE))
     assert transfer_of(plain, {"x": x}) == (None, None)
+
+
+# -- TensorRT without a GPU: what is built, cached and refused.
+WIDTH = tiny_models.FEATURES
+
+
+@pytest.fixture
+def trt():
+    return FakeTensorrt()
+
+
+@pytest.fixture
+def model_file(tmp_path):
+    (tmp_path / "model.onnx").write_bytes(tiny_models.mlp())
+    return tmp_path / "model.onnx"
+
+
+def test_an_engine_is_compiled_once_for_all_its_batches(trt, model_file):
+    place = model_file.parent / "key" / "model.engine"
+    said = [tensorrt.engine_of(trt, model_file, SIGNATURE, LARGEST, place)[1] for _ in range(3)]
+    assert said == ["engine built", "engine from the cache", "engine from the cache"]
+    assert (trt.built, trt.cleared) == ([{"x": ((1, WIDTH), (LARGEST, WIDTH), (LARGEST, WIDTH))}], ["tf32"])
+    place.write_bytes(b"damaged")
+    assert tensorrt.engine_of(trt, model_file, SIGNATURE, LARGEST, place)[1] == "engine built"
+    assert [one.name for one in place.parent.iterdir()] == ["model.engine"]
+
+
+def test_what_tensorrt_cannot_build_says_why(trt, tmp_path) -> None:
+    (tmp_path / "other.onnx").write_bytes(b"other")
+    with pytest.raises(LoadFailed, match="no importer registered"):
+        tensorrt.build(trt, tmp_path / "other.onnx", SIGNATURE, LARGEST)
+    with pytest.raises(LoadFailed, match="bf16"):
+        tensorrt.TensorrtBackend().load(tmp_path / "x", LoadSpec(device="cuda:0", precision="bf16"))
+
+
+def test_open_lengths_are_refused_and_engines_have_plain_names() -> None:
+    tokens = [TensorSpec(name="tokens", datatype="INT64", shape=[-1])]
+    for wrong in (Signature(inputs=tokens, outputs=[]), Signature(inputs=SIGNATURE.inputs, outputs=tokens)):
+        with pytest.raises(LoadFailed, match="'tokens'"):
+            tensorrt.bounded(wrong)
+    with pytest.raises(LoadFailed, match="signature"):
+        tensorrt.bounded(None)
+    key = tensorrt.engine_key("abcdef0123456789" * 4, "NVIDIA H100 80GB HBM3 / ../x", "10.9.0", "fp16", 64)
+    assert key.startswith("abcdef012345-nvidia-h100-80gb-hbm3-x-fp16-b64-")
+    assert "/" not in key
+    assert "." not in key
+
+
+_KEYS = st.tuples(
+    st.sampled_from(["a" * 64, "a" * 63 + "b", "c" * 64]),
+    st.sampled_from(["NVIDIA H100 80GB HBM3", "NVIDIA H100-80GB-HBM3", "Tesla T4"]),
+    st.sampled_from(["10.9.0", "10.9.1"]),
+    st.sampled_from(["fp32", "fp16", "int8"]),
+    st.sampled_from([1, 8, 64]),
+)
+
+
+@given(_KEYS, _KEYS)
+def test_engines_are_shared_only_where_the_same_would_be_built(one, other):
+    assert (tensorrt.engine_key(*one) == tensorrt.engine_key(*other)) == (one == other)
+
+
+def test_without_the_package_the_reason_says_how_to_get_it():
+    try:
+        tensorrt.library()
+    except BackendUnavailable as error:
+        assert "pip install tensorrt" in str(error)
+    else:
+        pytest.skip("the package tensorrt is installed here")
+
+
+# -- onnxruntime on a GPU as far as a CPU can show: options, proof of placement, IO binding.
+
+
+def node(provider, kind="float", size=4000, operator="MatMul"):
+    arguments = {
+        "op_name": operator,
+        "provider": provider,
+        "output_size": str(size),
+        "output_type_shape": [{kind: [1]}],
+    }
+    return {"cat": "Node", "name": f"{operator}_kernel_time", "args": arguments}
+
+
+# -- proof
+
+
+def test_placement_is_proven_by_nodes_on_the_device() -> None:
+    seen = placement([node(CUDA), node(CUDA), {"cat": "Session", "args": {}}])
+    assert seen == Placement({CUDA: 2}, [])
+    assert accept(seen, CUDA) == f"2 nodes on {CUDA}"
+    cpu = [node(CPU, "int64", 8, "Gather"), node(CPU, "bool", 1, "Equal")]
+    assert placement([node(CUDA), *cpu]).on_cpu == []
+    with pytest.raises(LoadFailed, match="takes no operator"):
+        accept(placement([node("OtherExecutionProvider")]), CUDA)
+
+
+@pytest.mark.parametrize("event", [node(CPU, "float", 4), node("", "int64", 4096, "NonZero")])
+def test_computing_may_not(event):
+    with pytest.raises(LoadFailed, match=event["args"]["op_name"]):
+        accept(placement([node(CUDA), event]), CUDA)
+
+
+def test_a_real_profile_is_understood(tmp_path):
+    """On the CPU, which must not be there: the model's operators are named."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(tiny_models.mlp())
+    with pytest.raises(LoadFailed, match="MatMul"):
+        profiled(ort, path, LoadSpec())
+
+
+def test_a_provider_that_does_not_start_is_no_silent_matter(tmp_path):
+    if CUDA in ort.get_available_providers():
+        pytest.skip("this onnxruntime has CUDA")
+    path = tmp_path / "model.onnx"
+    path.write_bytes(tiny_models.mlp())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(LoadFailed, match=CUDA):
+            opened(ort, path, LoadSpec(device="cuda:0"))
+    with pytest.raises(BackendUnavailable, match="onnxruntime-gpu"):
+        build(CUDA)
+
+
+# -- options
+
+
+def test_the_device_picks_the_provider_and_the_cpu_is_forbidden(tmp_path) -> None:
+    assert session_options(ort, 2, strict=True).get_session_config_entry(NO_FALLBACK) == "1"
+    relaxed = session_options(ort, 2, profile=str(tmp_path / "p"))
+    with pytest.raises(Exception, match=NO_FALLBACK):
+        relaxed.get_session_config_entry(NO_FALLBACK)
+    assert relaxed.enable_profiling
+    assert relaxed.intra_op_num_threads == 2
+    assert (place("cpu"), place("cuda:3")) == (("cpu", 0), ("cuda", 3))
+    assert provider_of("cpu") == (CPU, {})
+    name, options = provider_of("cuda:3")
+    assert (name, options["device_id"], options["use_tf32"]) == (CUDA, "3", "0")
+
+
+# -- IO binding
+
+
+def test_only_so_many_shapes_keep_their_buffers(tmp_path):
+    (tmp_path / "model.onnx").write_bytes(tiny_models.mlp())
+    bound = gpu_stand_ins.bound(tmp_path / "model.onnx")
+    assert (bound.proof, bound.memory_mb) == ("proof", 12.0)
+    x = tiny_models.digits(60)[0]
+    for n in range(1, 60):
+        assert bound.run_single(x[:n])[0].shape == (n, tiny_models.CLASSES)
+        assert len(bound._placed) <= 16
+    bound.close()
+
+
+# -- Error texts for users, and how a catalogue record is loaded.
+
+
+@given(st.text(max_size=2000))
+def test_a_text_is_one_short_line(text):
+    said = plain(RuntimeError(text))
+    assert len(said) <= LONGEST_TEXT
+    assert "\n" not in said
+
+
+def test_error_texts_name_no_path_and_keep_the_rest() -> None:
+    said = plain("[ONNXRuntimeError] : 1 : FAIL : Load model from /home/me/.cache/x.onnx failed: /src/core/a.cc:12 no")
+    assert said == "Load model from … failed: … no"
+    assert plain("Got: 3/4 of inputs/outputs") == "Got: 3/4 of inputs/outputs"
+    assert plain(MemoryError()) == "MemoryError()"

@@ -154,7 +154,7 @@ def test_a_batch_that_is_fixed_at_more_than_one_item_is_refused(shop):
     assert not shop.of(ModelInspected)
 
 
-def test_several_inputs_and_open_lengths(shop):
+def test_several_inputs_open_lengths_and_regression(shop) -> None:
     (found,) = shop.inspect(tiny_models.two_inputs(), npz(a=X, b=X, y=Y)).of(ModelInspected)
     assert [one.name for one in found.signature.inputs] == ["a", "b"]
     tokens = np.random.default_rng(0).integers(0, 50, (200, 32))
@@ -162,9 +162,6 @@ def test_several_inputs_and_open_lengths(shop):
     assert found.signature.inputs[0].shape == [-1]
     (built,) = shop.build(plan(most=2)).of(VariantBuilt)
     assert sorted({row.length for row in built.profile.rows}) == [4, 8, 16, 32]
-
-
-def test_regression_models(shop):
     first, second = tiny_models.weights()
     scores = np.maximum(X @ first, 0) @ second
     (found,) = shop.inspect(tiny_models.mlp(), npz(x=X, y=scores), metric="rmse").of(ModelInspected)
@@ -191,12 +188,9 @@ def test_what_cannot_be_accepted_gets_its_reason(shop, model, validation, why):
     assert str(shop.directory) not in shop.reason
 
 
-def test_a_model_that_never_ends_costs_its_own_time_only(tmp_path):
+def test_models_that_never_end_or_are_too_large_cost_themselves_only(tmp_path) -> None:
     shop = Shop(tmp_path, RegistrarSettings(seconds=3.0))
     assert "longer than" in shop.inspect(tiny_models.endless()).reason
-
-
-def test_a_model_that_is_too_large_for_the_sandbox_is_refused(tmp_path):
     shop = Shop(tmp_path, RegistrarSettings(memory_mb=400, seconds=60.0))
     assert "memory" in shop.inspect(tiny_models.greedy(2**28)).reason
 
@@ -302,8 +296,7 @@ def test_an_exported_program_runs_on_torch_and_converted(shop, tmp_path):
     torch = pytest.importorskip("torch")
     pytest.importorskip("onnxscript")
     (tmp_path / "files").mkdir()
-    content = tiny_models.exported(tmp_path / "files" / "m.pt2", torch)
-    shop.inspect(content, format="pt2")
+    shop.inspect(tiny_models.exported(tmp_path / "files" / "m.pt2", torch), format="pt2")
     (found,) = shop.of(ModelInspected)
     assert (found.frameworks, found.operators) == ({"ort": "", "torch": ""}, ["linear", "relu"])
     assert found.baseline_accuracy == 1.0

@@ -17,6 +17,7 @@ from services.gateway.http.access import (
     digest_of,
     is_loopback,
 )
+from services.gateway.http.checks import bare_host, host_allowed, origin_allowed, path_fault
 from services.shell.settings import load
 
 USER, OPERATOR = {digest_of("user"): "u"}, {digest_of("operator"): "o"}
@@ -47,12 +48,20 @@ def test_the_rule(right: Right, keys: KnownTokens, nobody: int, wrong: int, user
     assert [allowed(right, one, keys).status for one in credentials] == [nobody, wrong, user, operator]
 
 
-def test_management_off_and_in_reach_of_others() -> None:
+def test_rights_follow_settings_management_and_reach() -> None:
     assert allowed(Right.OPERATE, "Bearer operator", BOTH, admin=False).status == 403
     assert allowed(Right.QUERY, "Bearer user", BOTH, admin=False).status == 0
     assert allowed(Right.OPERATE, None, NONE, loopback=False).status == 403
     assert allowed(Right.QUERY, None, NONE, loopback=False).status == 0
     assert allowed(Right.OPERATE, "Bearer operator", BOTH, loopback=False).status == 0
+    access = AccessControl(GatewaySettings(operator_tokens="o1, o2"))
+    assert access.free(Right.QUERY)
+    assert access.operators
+    assert access.verdict(Right.OPERATE, "Bearer o2").status == 0
+    assert AccessControl(GatewaySettings(address="0.0.0.0")).verdict(Right.OPERATE, None).status == 403
+    assert AccessControl(GatewaySettings(admin=False)).verdict(Right.OPERATE, None).status == 403
+    assert [is_loopback(name) for name in ("127.0.0.1", "127.9.9.9", "::1", "localhost")] == [True] * 4
+    assert [is_loopback(name) for name in ("0.0.0.0", "::", "10.0.0.1", "models.example.org")] == [False] * 4
 
 
 @pytest.mark.parametrize(
@@ -105,7 +114,16 @@ def test_tokens_of_files_change_with_them(tmp_path: Path) -> None:
     assert now() == {"three"}
 
 
-def test_an_emptied_file_lets_nobody_in(tmp_path: Path) -> None:
+def test_tokens_are_as_written_and_files_read_again_until_missing_or_emptied(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("# who may ask\nann:one\n")
+    access = AccessControl(load(environ={"INFAAS_GATEWAY__TOKENS_FILE": str(file)}).gateway)
+    assert access.verdict(Right.QUERY, "Bearer one").status == 0
+    assert access.verdict(Right.QUERY, "Bearer ask").status == 401
+    file.write_text("ann:another")
+    access._users._read_at = float("-inf")
+    assert access.verdict(Right.QUERY, "Bearer one").status == 401
+    assert access.verdict(Right.QUERY, "Bearer another").status == 0
     file = tmp_path / "tokens"
     file.write_text("one")
     tokens = Tokens("gateway.tokens", (str(file),))
@@ -113,9 +131,6 @@ def test_an_emptied_file_lets_nobody_in(tmp_path: Path) -> None:
     tokens._read_at = float("-inf")
     assert tokens.current() == {}
     assert allowed(Right.QUERY, "Bearer one", KnownTokens(users=tokens.current())).status == 401
-
-
-def test_missing_files_are_reported(tmp_path: Path) -> None:
     with pytest.raises(BadTokens, match=r"gateway\.operator_tokens: cannot read .*none"):
         AccessControl(GatewaySettings(operator_tokens=(str(tmp_path / "none"),)))
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
@@ -123,28 +138,99 @@ def test_missing_files_are_reported(tmp_path: Path) -> None:
         AccessControl(GatewaySettings(tokens=str(tmp_path / "bytes")))
 
 
-def test_access_control_has_the_settings() -> None:
-    access = AccessControl(GatewaySettings(operator_tokens="o1, o2"))
-    assert access.free(Right.QUERY)
-    assert access.operators
-    assert access.verdict(Right.OPERATE, "Bearer o2").status == 0
-    assert AccessControl(GatewaySettings(address="0.0.0.0")).verdict(Right.OPERATE, None).status == 403
-    assert AccessControl(GatewaySettings(admin=False)).verdict(Right.OPERATE, None).status == 403
+# -- services/gateway/http/checks.py: paths, hosts and origins.
 
 
-def test_loopback() -> None:
-    assert [is_loopback(name) for name in ("127.0.0.1", "127.9.9.9", "::1", "localhost")] == [True] * 4
-    assert [is_loopback(name) for name in ("0.0.0.0", "::", "10.0.0.1", "models.example.org")] == [False] * 4
+@pytest.mark.parametrize(
+    "path", [b"/", b"/v2/models/a.b.c/infer", b"/v2/models/a/versions/2.0", b"/caf%C3%A9", b"/%41"]
+)
+def test_paths_that_are_fine(path: bytes) -> None:
+    assert path_fault(path) is None
 
 
-def test_a_file_named_by_a_variable_is_read_again(tmp_path: Path) -> None:
-    file = tmp_path / "tokens"
-    file.write_text("# who may ask\nann:one\n")
-    settings = load(environ={"INFAAS_GATEWAY__TOKENS_FILE": str(file)}).gateway
-    access = AccessControl(settings)
-    assert access.verdict(Right.QUERY, "Bearer one").status == 0
-    assert access.verdict(Right.QUERY, "Bearer ask").status == 401
-    file.write_text("ann:another")
-    access._users._read_at = float("-inf")
-    assert access.verdict(Right.QUERY, "Bearer one").status == 401
-    assert access.verdict(Right.QUERY, "Bearer another").status == 0
+@pytest.mark.parametrize(
+    "path",
+    [
+        b"/v2/../admin",
+        b"/v2/./x",
+        b"/v2/%2e%2e/admin",
+        b"/v2/%2E./x",
+        b"/v2/models/a%2fb/infer",
+        b"/v2/models/%2Fetc/infer",
+        b"/v2//models",
+        b"//host/x",
+        b"/v2/a%00b",
+        b"/v2/a%0d%0ab",
+        b"/v2/a\\b",
+        b"/v2/a%5cb",
+        b"/v2/%ff",
+        b"/v2/%c0%ae%c0%ae/x",
+        b"/v2/%e2%80%ae",
+        b"/..",
+        b"/%2e%2e",
+    ],
+)
+def test_paths_that_lead_elsewhere(path: bytes) -> None:
+    assert path_fault(path)
+
+
+@pytest.mark.parametrize(
+    ("value", "host"),
+    [
+        ("models.example.org:8000", "models.example.org"),
+        ("A.example.", "a.example"),
+        ("[::1]:8000", "::1"),
+        ("[::1]", "::1"),
+        ("127.0.0.1", "127.0.0.1"),
+        ("", None),
+        (":80", None),
+        ("a b", None),
+        ("a/b", None),
+        ("a@b", None),
+        ("a:b", None),
+        ("a:80:80", None),
+        ("[::1", None),
+        ("[x]:1", None),
+        ("[::1]80", None),
+        ("é.example", None),
+        ("a:٣", None),
+    ],
+)
+def test_hosts_are_read(value: str, host: str | None) -> None:
+    assert bare_host(value) == host
+
+
+def test_which_hosts_are_ours() -> None:
+    for value in ("localhost:8000", "127.0.0.1:8000", "10.1.2.3", "[::1]:8000", "app.localhost"):
+        assert host_allowed(value, ())
+    for value in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "", "a/b", "127.0.0.1@evil"):
+        assert not host_allowed(value, ())
+    assert host_allowed("Models.example.org:1", {"models.example.org"})
+    assert not host_allowed("x.models.example.org", {"models.example.org"})
+    assert host_allowed("x.models.example.org", {"*.models.example.org"})
+    assert not host_allowed("xmodels.example.org", {"*.models.example.org"})
+    assert host_allowed("anything.example", {"*"})
+    assert not host_allowed("a b", {"*"})
+
+
+@pytest.mark.parametrize(
+    ("origin", "site", "origins", "fine"),
+    [
+        ("", "", (), True),
+        ("", "none", (), True),
+        ("", "same-origin", (), True),
+        ("", "cross-site", (), False),
+        ("", "same-site", (), False),
+        ("http://localhost:8000", "same-origin", (), True),
+        ("HTTP://LOCALHOST:8000", "", (), True),
+        ("http://localhost:9000", "same-site", (), False),
+        ("http://evil.example", "cross-site", (), False),
+        ("null", "cross-site", (), False),
+        ("null", "", (), False),
+        ("http://page.example", "cross-site", ("http://page.example",), True),
+        ("https://page.example", "cross-site", ("http://page.example",), False),
+        ("http://evil.example", "cross-site", ("*",), True),
+    ],
+)
+def test_which_pages_may_ask(origin: str, site: str, origins: tuple[str, ...], fine: bool) -> None:
+    assert origin_allowed(origin, "localhost:8000", site, origins) is fine

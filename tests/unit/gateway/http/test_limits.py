@@ -95,10 +95,13 @@ async def test_bodies_are_limited_in_size() -> None:
         assert (await ask(server, "/unread", b"x" * 100_000)).body == b"unread"
 
 
-async def test_a_body_that_was_announced_too_large_is_not_waited_for() -> None:
+async def test_bodies_too_large_or_too_slow_end() -> None:
     async with with_app(max_body=10_000) as server:
         head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 99999\r\n\r\n"
         assert [one.status for one in await server.say(head.encode(), replies=2)] == [413]
+    async with with_app(body_timeout_s=0.2) as server:
+        assert [one.status for one in await server.say(request(INFER, b"abc")[:-1])] == [408]
+        assert (await ask(server, INFER, b"abc")).status == 200
 
 
 async def test_a_client_that_asks_before_it_sends() -> None:
@@ -132,12 +135,6 @@ async def test_compressed_bodies() -> None:
             assert reply.status == status, (coding, reply)
         assert reply.headers["accept-encoding"] == "gzip, deflate"
         assert (await ask(server, "/list", method="GET", Content_Encoding="br")).status == 200
-
-
-async def test_slow_bodies_end() -> None:
-    async with with_app(body_timeout_s=0.2) as server:
-        assert [one.status for one in await server.say(request(INFER, b"abc")[:-1])] == [408]
-        assert (await ask(server, INFER, b"abc")).status == 200
 
 
 async def test_requests_at_a_time_are_limited() -> None:
@@ -191,11 +188,14 @@ async def test_whoever_leaves_early_is_not_waited_for() -> None:
         await asyncio.sleep(0)
 
 
-async def test_an_inner_fault_tells_nothing() -> None:
+async def test_an_inner_fault_tells_nothing_and_management_can_be_off() -> None:
     async with with_app() as server:
         reply = await ask(server, "/broken", method="GET")
         assert reply.status == 500
         assert b"inner" not in reply.body
+    async with with_app(admin=False) as server:
+        assert (await ask(server, "/admin/add_app")).status == 403
+        assert (await ask(server, INFER)).status == 200
 
 
 async def test_methods_and_paths() -> None:
@@ -260,12 +260,6 @@ async def test_tokens() -> None:
         assert (await ask(server, "/admin/add_app", **page)).status == 200
 
 
-async def test_management_can_be_off() -> None:
-    async with with_app(admin=False) as server:
-        assert (await ask(server, "/admin/add_app")).status == 403
-        assert (await ask(server, INFER)).status == 200
-
-
 def test_what_is_not_known_to_be_harmless_is_for_operators() -> None:
     asking = [
         ("GET", "/v2"),
@@ -325,14 +319,14 @@ def test_what_was_compressed_comes_back(data: bytes, times: int, size: int) -> N
         assert inflate(coding, *(packed[at : at + size] for at in range(0, len(packed), size))) == data
 
 
-def test_a_gzip_file_may_have_several_members() -> None:
+def test_a_gzip_file_may_have_several_members_or_none_and_nothing_behind() -> None:
     assert inflate("gzip", gzip.compress(b"ab") + gzip.compress(b"") + gzip.compress(b"c")) == b"abc"
     with pytest.raises(BadCoding, match="parts"):
         inflate("gzip", gzip.compress(b"") * (MEMBERS + 1))
-
-
-def test_nothing_is_nothing() -> None:
     assert inflate("gzip", b"") == b""
+    for coding, data in (("gzip", gzip.compress(b"abc")), ("deflate", zlib.compress(b"abc"))):
+        with pytest.raises(BadCoding):
+            inflate(coding, data + b"more")
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
@@ -346,22 +340,13 @@ def test_broken_data_is_told(coding: str, data: bytes) -> None:
         inflate(coding, data)
 
 
-def test_what_follows_is_told() -> None:
-    for coding, data in (("gzip", gzip.compress(b"abc")), ("deflate", zlib.compress(b"abc"))):
-        with pytest.raises(BadCoding):
-            inflate(coding, data + b"more")
-
-
-def test_a_bomb_stops_early() -> None:
+def test_bombs_stop_early_and_high_ratios_are_fine_while_small() -> None:
     inflater, packed = Inflater("gzip", 2**40), bomb(16 * 2**20)
     made = 0
     with pytest.raises(InflatedTooLarge, match="times its size"):
         for piece in inflater.feed(packed):
             made += len(piece)
     assert made <= UNCHECKED_INFLATED
-
-
-def test_a_high_ratio_is_fine_while_it_is_small() -> None:
     assert inflate("gzip", gzip.compress(bytes(UNCHECKED_INFLATED))) == bytes(UNCHECKED_INFLATED)
 
 

@@ -69,14 +69,11 @@ def test_pages_load_nothing_from_elsewhere_and_run_only_their_own_script(stage: 
     assert "{{" not in page
 
 
-def test_a_page_of_an_app_that_is_not_there(stage: Echoing) -> None:
+def test_apps_are_shown_as_in_their_json_or_are_not_there(stage: Echoing) -> None:
     for path in ("/apps/nobody", "/apps/<script>", "/apps/" + "a" * 300):
         status, text, headers = get(stage, path.replace("<", "%3C").replace(">", "%3E"), HTML)
         assert (status, headers["Content-Type"]) == (404, "application/json")
         assert "there is no app" in json.loads(text)["error"]
-
-
-def test_the_page_of_an_app_shows_what_its_json_has(stage: Echoing) -> None:
     found = json.loads(get(stage, "/apps/several")[1])
     assert [one["shape"] for one in found["inputs"]] == [[-1, 2], [-1, -1], [-1, 1]]
     page = get(stage, "/apps/several", HTML)[1]
@@ -146,8 +143,7 @@ def test_the_list_of_models_is_the_repositorys_index(stage: Echoing) -> None:
 
 def test_with_tokens_the_start_names_no_app_and_snippets_show_where_the_token_goes() -> None:
     with echoing(tokens=("secret",)) as stage:
-        found = json.loads(get(stage, "/")[1])
-        assert found["apps"] == {}
+        assert json.loads(get(stage, "/")[1])["apps"] == {}
         assert "fp32" not in get(stage, "/", HTML)[1]
         assert get(stage, "/docs", HTML)[0] == 200
         for path in ("/apps/fp32", "/metrics", "/clipper/metrics", "/v2/models", "/openapi.json"):

@@ -30,8 +30,11 @@ def make(directory: Path, name: str, *more: str) -> tuple[str, str]:
     return certificate, key
 
 
-def test_none_is_none() -> None:
+def test_none_is_none_and_versions_older_than_1_2_are_not_spoken(tmp_path: Path) -> None:
     assert tls_context("", "") is None
+    tls = tls_context(*make(tmp_path, "one"))
+    assert tls is not None
+    assert tls.minimum_version is ssl.TLSVersion.TLSv1_2
 
 
 async def test_it_listens_at_the_address_and_port_of_the_settings() -> None:
@@ -80,12 +83,6 @@ async def test_a_client_that_does_not_begin_is_sent_away(tmp_path: Path) -> None
             writer.write(said)
             assert b"HTTP" not in await asyncio.wait_for(reader.read(), 120)
             await shut(writer)
-
-
-def test_versions_older_than_1_2_are_not_spoken(tmp_path: Path) -> None:
-    tls = tls_context(*make(tmp_path, "one"))
-    assert tls is not None
-    assert tls.minimum_version is ssl.TLSVersion.TLSv1_2
 
 
 def test_what_is_wrong_is_told_by_setting(tmp_path: Path) -> None:

@@ -1,3 +1,6 @@
+"""What the Open Inference Protocol says beside tensors: parameters, bodies, and the catalogue."""
+
+import json
 import math
 
 import pytest
@@ -5,10 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from bus.codec import encode
+from bus.messages.catalog import AppRecord, PipelineRecord
 from infaas.answers import Answer
 from infaas.queries import Needs
+from services.core.catalog import Catalog, key_of
 from services.gateway.errors import BadRequest
+from services.gateway.oip.infer import read
+from services.gateway.oip.models import ModelTarget, config, find, index, metadata
 from services.gateway.oip.parameters import RESERVED, ignored, parameters_of, requirements_of
+from tests.support.simulated.fleet import SIGNATURE, catalogue, variant
 
 ANSWER = Answer(
     id=None, model="m", version="1", variant="v", hardware="cpu", worker="w0", accuracy=0.9, latency_ms=2.0, queue_ms=0.5,
@@ -63,10 +72,23 @@ def test_priority_as_triton_means_it(given_: object, found: int | None) -> None:
     assert requirements_of({"priority": given_}, 0.0).get("priority") == found
 
 
-def test_timeout_is_in_microseconds_and_none_at_zero() -> None:
+def test_timeouts_are_microseconds_and_answers_scalars_also_of_several_models() -> None:
     assert requirements_of({"timeout": 250_000}, 1000.0) == {"deadline": 1000.25}
     assert requirements_of({"timeout": 0}, 1000.0) == {}
     assert requirements_of({"timeout": 2**63 - 1}, 1000.0) == {}
+    told = parameters_of(ANSWER)
+    assert told["missed"] == "latency,cost"
+    assert told["batch"] == 3
+    assert not {"default", "query", "confidence", "confidences", "members", "missing"} & told.keys()
+    assert all(isinstance(value, str | int | float | bool) for value in told.values())
+    several = replace(
+        ANSWER, query="0f", confidence=1 / 3, confidences=[1.0, 1 / 3], members=["m@1", "n@2"], missing=1, cached=True
+    )
+    told = parameters_of(several)
+    assert told["cached"] is True
+    assert (told["query"], told["confidence"], told["confidences"]) == ("0f", 1 / 3, "1,0.3333")
+    assert (told["members"], told["missing"]) == ("m@1,n@2", 1)
+    assert all(isinstance(value, str | int | float | bool) for value in told.values())
 
 
 @pytest.mark.parametrize("name", [*RESERVED, "triton_request_id"])
@@ -91,20 +113,59 @@ def test_whatever_comes_is_a_requirement_or_refused_by_name(parameters: dict) ->
         assert not any(isinstance(value, float) and math.isnan(value) for value in requirements.values())
 
 
-def test_an_answer_in_scalars() -> None:
-    told = parameters_of(ANSWER)
-    assert told["missed"] == "latency,cost"
-    assert told["batch"] == 3
-    assert not {"default", "query", "confidence", "confidences", "members", "missing"} & told.keys()
-    assert all(isinstance(value, str | int | float | bool) for value in told.values())
+# -- services/gateway/oip/infer.py: what a body may hold beside its tensors.
+INPUTS = [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.0, 2.0]}]
 
 
-def test_an_answer_of_several_models_in_scalars() -> None:
-    several = replace(
-        ANSWER, query="0f", confidence=1 / 3, confidences=[1.0, 1 / 3], members=["m@1", "n@2"], missing=1, cached=True
-    )
-    told = parameters_of(several)
-    assert told["cached"] is True
-    assert (told["query"], told["confidence"], told["confidences"]) == ("0f", 1 / 3, "1,0.3333")
-    assert (told["members"], told["missing"]) == ("m@1,n@2", 1)
-    assert all(isinstance(value, str | int | float | bool) for value in told.values())
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("accuracy", "accuracy"), ("acuracy", "accuracy"), ("latency_ms", "latency_ms"), ("Cost", "cost"), ("timeout", "timeout")],
+)  # fmt: skip
+def test_a_need_beside_the_parameters_is_refused_with_the_remedy(name: str, meant: str) -> None:
+    remedy = f'^{name} is not read beside parameters: give {{"parameters": {{"{meant}": ...}}}}$'
+    for more in ({}, {"id": "me", "outputs": [{"name": "y"}], "parameters": {"cost": 1.0}}):
+        with pytest.raises(BadRequest, match=remedy):
+            read(json.dumps({"inputs": INPUTS, name: 0.9, **more}).encode(), None, None)
+
+
+def test_needs_are_found_in_bodies_and_what_is_none_stays() -> None:
+    raw = [{"name": "x", "shape": [1], "datatype": "FP32", "parameters": {"binary_data_size": 4}}]
+    head = json.dumps({"inputs": raw, "accuracy": 0.9}).replace("accuracy", "\\u0061ccuracy").encode()
+    with pytest.raises(BadRequest, match=r"^accuracy is not read beside parameters"):
+        read(head + bytes(4), len(head), None)
+    body = {"inputs": INPUTS, "id": "me", "outputs": [{"name": "y"}], "parameters": {"accuracy": 0.9}}
+    for more in ({}, {"model_name": "m", "tracking": {"accuracy": 0.9}, "latency": 3}):
+        asked = read(json.dumps({**body, **more}).encode(), None, None)
+        assert (asked.id, asked.parameters) == ("me", {"accuracy": 0.9})
+
+
+# -- What the Open Inference Protocol shows of the catalogue.
+
+
+def known() -> Catalog:
+    found = Catalog()
+    pipeline = AppRecord(app="twice", links={}, signature=SIGNATURE, pipeline=PipelineRecord(vertices=[]))
+    for record in (*catalogue(variant()), pipeline, AppRecord(app="empty", links={})):
+        found.apply(key_of(record), encode(record))
+    return found
+
+
+def test_a_pipeline_is_a_model_without_versions() -> None:
+    found = find(known(), ModelTarget("twice", None, None, None))
+    assert found is not None
+    assert metadata(found) == {
+        "name": "twice",
+        "versions": [],
+        "platform": "infaas_pipeline",
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}],
+        "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 1]}],
+    }
+    assert (config(found)["name"], config(found)["max_batch_size"]) == ("twice", 1)
+    assert find(known(), ModelTarget("twice", None, None, "1")) is None
+    assert find(known(), ModelTarget("twice", "m", None, None)) is None
+
+
+def test_the_index_has_all_that_may_be_queried_and_apps_without_models_are_none() -> None:
+    names = [row["name"] for row in index(known(), ready=True)]
+    assert names == ["app", "app.m", "app.m.m-v1-ort-fp32-t1-b8", "twice"]
+    assert find(known(), ModelTarget("empty", None, None, None)) is None

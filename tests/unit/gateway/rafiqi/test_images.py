@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from bus.messages.catalog import TensorSpec
 from services.gateway.errors import BadRequest
 from services.gateway.rafiqi.images import layout, tensor_of
+from services.gateway.rafiqi.rest import label_of, top
 
 GRAY = TensorSpec(name="x", datatype="FP32", shape=[16])
 COLOURS = TensorSpec(name="x", datatype="FP32", shape=[3, 4, 6])
@@ -37,11 +39,16 @@ def picture(pixels: np.ndarray, kind: str = "PNG") -> bytes:
     return file.getvalue()
 
 
-def test_bytes_of_the_models_own_array() -> None:
+def test_bodies_are_arrays_bytes_or_lists_else_they_say_so() -> None:
     values = np.arange(16, dtype="f4")
     tensor = tensor_of(values.tobytes(), GRAY)
     assert tensor["shape"] == [1, 16]
     assert np.array_equal(array(tensor)[0], values)
+    assert array(tensor_of(json.dumps(list(range(16))).encode(), GRAY)).tolist() == [list(map(float, range(16)))]
+    assert tensor_of(json.dumps([[0] * 16] * 2).encode(), GRAY)["shape"] == [2, 16]
+    for shape in ([17], [2, 3, 4, 5], [5, 4, 4], []):
+        with pytest.raises(BadRequest, match="no image"):
+            layout(TensorSpec(name="x", datatype="FP32", shape=shape))
 
 
 @pytest.mark.parametrize(
@@ -58,12 +65,7 @@ def test_npy_files_of_one_item_or_several(values: np.ndarray, shape: list[int]) 
     assert tensor_of(npy(values), GRAY)["shape"] == shape
 
 
-def test_lists_as_json() -> None:
-    assert array(tensor_of(json.dumps(list(range(16))).encode(), GRAY)).tolist() == [list(map(float, range(16)))]
-    assert tensor_of(json.dumps([[0] * 16] * 2).encode(), GRAY)["shape"] == [2, 16]
-
-
-def test_pictures_have_the_models_size_colours_and_range() -> None:
+def test_pictures_have_the_models_size_and_no_larger_ones_are_decoded() -> None:
     gray = np.arange(16, dtype=np.uint8).reshape(4, 4) * 16
     assert np.allclose(array(tensor_of(picture(gray), GRAY)), gray.reshape(1, -1) / 255)
     rgb = np.random.default_rng(0).integers(0, 256, (4, 6, 3), dtype=np.uint8)
@@ -72,6 +74,13 @@ def test_pictures_have_the_models_size_colours_and_range() -> None:
     assert tensor_of(picture(rgb), ANY)["shape"] == [1, 1, 4, 6]
     larger = np.zeros((40, 60, 3), np.uint8)
     assert tensor_of(picture(larger, "JPEG"), COLOURS)["shape"] == [1, 3, 4, 6]
+    whole = bytearray(picture(np.zeros((4, 4), np.uint8)))
+    import zlib
+
+    whole[16:24] = (60000).to_bytes(4, "big") * 2
+    whole[29:33] = zlib.crc32(bytes(whole[12:29])).to_bytes(4, "big")
+    with pytest.raises(BadRequest):
+        tensor_of(bytes(whole), GRAY)
 
 
 @pytest.mark.parametrize(
@@ -101,22 +110,6 @@ def test_what_is_nothing_of_these(body: bytes, word: str) -> None:
         tensor_of(body, GRAY)
 
 
-def test_a_picture_larger_than_the_memory_is_not_decoded() -> None:
-    whole = bytearray(picture(np.zeros((4, 4), np.uint8)))
-    import zlib
-
-    whole[16:24] = (60000).to_bytes(4, "big") * 2
-    whole[29:33] = zlib.crc32(bytes(whole[12:29])).to_bytes(4, "big")
-    with pytest.raises(BadRequest):
-        tensor_of(bytes(whole), GRAY)
-
-
-def test_inputs_that_are_no_pictures_say_so() -> None:
-    for shape in ([17], [2, 3, 4, 5], [5, 4, 4], []):
-        with pytest.raises(BadRequest, match="no image"):
-            layout(TensorSpec(name="x", datatype="FP32", shape=shape))
-
-
 @given(st.binary(max_size=200), st.sampled_from([GRAY, COLOURS, LAST, ANY]))
 def test_no_bytes_do_anything_else(body: bytes, spec: TensorSpec) -> None:
     for data in (body, b"\x93NUMPY" + body, b"[" + body):
@@ -126,3 +119,24 @@ def test_no_bytes_do_anything_else(body: bytes, spec: TensorSpec) -> None:
             assert str(error)
         else:
             assert tensor["shape"][1:]
+
+
+# -- The most likely classes.
+
+
+def test_scores_become_probabilities_with_labels_or_numbers() -> None:
+    found = top([0.1, 0.7, 0.2], ["a", "b", "c"], 2)
+    assert found == [{"confidence": 0.7, "label": "b"}, {"confidence": 0.2, "label": "c"}]
+    found = top([0.0, 2.0], ["a"])
+    assert [one["label"] for one in found] == ["1", "a"]
+    assert found[0]["confidence"] == pytest.approx(math.exp(2) / (1 + math.exp(2)))
+    assert [label_of(number, ["a"]) for number in (0, 1, -1)] == ["a", "1", "-1"]
+
+
+@given(st.lists(st.floats(width=32), min_size=2, max_size=20))
+def test_any_scores_become_shares_in_order(scores: list[float]) -> None:
+    found = top(scores, [])
+    shares = [one["confidence"] for one in found]
+    assert len(found) == min(5, len(scores))
+    assert shares == sorted(shares, reverse=True)
+    assert all(0.0 <= share <= 1.0 for share in shares)

@@ -66,15 +66,12 @@ def test_every_field_is_the_standards(name: str) -> None:
     assert ours.GetOptions().map_entry == theirs.GetOptions().map_entry
 
 
-def test_every_enum_is_the_standards() -> None:
+def test_every_enum_and_method_is_the_standards() -> None:
     theirs = {enum.full_name: enum for file in (service_pb2, model_config_pb2) for enum in enums(file.DESCRIPTOR)}
     ours = list(enums(INFERENCE.descriptor))
     assert [enum.full_name for enum in ours] == ["inference.DataType"]
     for enum in ours:
         assert [(v.name, v.number) for v in enum.values] == [(v.name, v.number) for v in theirs[enum.full_name].values]
-
-
-def test_every_method_is_the_standards() -> None:
     theirs = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name
     methods = list(INFERENCE.methods("GRPCInferenceService"))
     assert len(methods) == 10
@@ -118,11 +115,8 @@ def test_the_health_protocol() -> None:
     assert (watch.name, watch.request_streams, watch.response_streams) == ("Watch", False, True)
 
 
-def test_a_table_that_names_an_unknown_type_is_refused() -> None:
+def test_unknown_types_and_messages_are_refused() -> None:
     with pytest.raises(TypeError):
         Schema("broken", "Point: 1 x Nothing")
-
-
-def test_an_unknown_message_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no message Nothing"):
         _ = INFERENCE.Nothing

@@ -153,15 +153,14 @@ def test_messages_that_are_too_large(channel: grpc.Channel) -> None:
     assert "larger than max" in words
 
 
-def test_metadata_that_are_too_large(channel: grpc.Channel) -> None:
+def test_large_metadata_compression_and_unknown_methods(channel: grpc.Channel) -> None:
     status("RESOURCE_EXHAUSTED", stub(channel).ModelInfer, request(), metadata=[*TOKEN, ("a", "b" * 8192)])
-
-
-def test_compressed_messages(channel: grpc.Channel) -> None:
     asked = request(raw_input_contents=[bytes(80_000)])
     asked.inputs[0].shape[:] = [1, 20_000]
     for coding in (grpc.Compression.Gzip, grpc.Compression.Deflate):
         assert len(stub(channel).ModelInfer(asked, metadata=TOKEN, compression=coding).raw_output_contents[0]) == 80_000
+    words = status("UNIMPLEMENTED", stub(channel).TraceSetting, service_pb2.TraceSettingRequest(), metadata=TOKEN)
+    assert words == "there is no such method"
 
 
 @pytest.mark.slow
@@ -187,11 +186,6 @@ def test_methods_that_are_none(channel: grpc.Channel, stage: Echoing, path: byte
     """One whose name is not UTF-8 would end grpcio's own server, for all."""
     exchange(stage.grpc_port, call(path), b"grpc-status")
     assert health(channel) == 1
-
-
-def test_a_method_of_tritons_that_is_not_offered(channel: grpc.Channel) -> None:
-    words = status("UNIMPLEMENTED", stub(channel).TraceSetting, service_pb2.TraceSettingRequest(), metadata=TOKEN)
-    assert words == "there is no such method"
 
 
 def test_metadata_of_any_bytes(channel: grpc.Channel, stage: Echoing) -> None:

@@ -130,15 +130,12 @@ def test_needs_are_passed_on_and_the_answer_is_told(client: triton.InferenceServ
     }  # fmt: skip
 
 
-def test_numbers_may_be_any_kind_of_parameter(stub: Any, stage: Echoing) -> None:
+def test_parameters_are_any_kind_of_number_and_the_wait_is_the_deadline(stub: Any, stage: Echoing) -> None:
     asked = request()
     asked.parameters["latency_ms"].double_param = 12.5
     asked.parameters["priority"].uint64_param = 2
     stub.ModelInfer(asked)
     assert (stage.heard["latency_ms"], stage.heard["priority"]) == (12.5, 2)
-
-
-def test_how_long_the_client_waits_is_the_querys_deadline(stub: Any, stage: Echoing) -> None:
     before = time.time()
     stub.ModelInfer(request(), timeout=300.0)
     assert before + 299 < stage.heard["deadline"] < time.time() + 301  # gRPC rounds it up
@@ -326,8 +323,7 @@ def test_many_threads(stub: Any) -> None:
     def work(number: int) -> None:
         try:
             for _ in range(10):
-                asked = request(id=str(number))
-                assert stub.ModelInfer(asked).id == str(number)
+                assert stub.ModelInfer(request(id=str(number))).id == str(number)
         except BaseException as error:
             failed.append(error)
 

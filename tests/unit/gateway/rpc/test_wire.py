@@ -1,12 +1,25 @@
 """Large requests are split without a copy of their tensors; invalid requests, and those that need too much memory, are refused."""
 
+import struct
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bus.datatypes import DATATYPES
+from bus.messages.public import TensorView
+from bus.tensors import BadTensor, pack_texts
+from infaas.errors import Refused
+from services.core.settings import GatewaySettings
+from services.gateway.actor import RequestCounts
 from services.gateway.errors import BadRequest, RequestFailed
+from services.gateway.http.access import AccessControl
 from services.gateway.rpc import infer
+from services.gateway.rpc.calls import Calls
+from services.gateway.rpc.infer import fill, to_data
 from services.gateway.rpc.messages import INFERENCE
+from tests.support.servers.nats import run
 
 
 def request(*raw: bytes) -> bytes:
@@ -18,8 +31,7 @@ def request(*raw: bytes) -> bytes:
 
 @pytest.mark.parametrize("size", [0, 1, infer.SMALL, 3 * infer.SMALL])
 def test_raw_contents_and_the_rest(size: int) -> None:
-    body = request(b"a" * size, b"b")
-    head, raw = infer.read_request(body)
+    head, raw = infer.read_request(request(b"a" * size, b"b"))
     assert [bytes(data) for data in raw] == [b"a" * size, b"b"]
     assert (head.model_name, head.id, head.inputs[0].name, head.parameters["cost"].double_param) == (
         "digits",
@@ -29,14 +41,11 @@ def test_raw_contents_and_the_rest(size: int) -> None:
     )
 
 
-def test_large_raw_contents_are_views_of_what_came() -> None:
+def test_requests_are_views_and_responses_joined_as_protobuf_would() -> None:
     body = request(b"a" * 100_000)
     head, raw = infer.read_request(body)
     assert raw[0].obj is body
     assert not head.raw_input_contents
-
-
-def test_a_response_is_joined_as_protobuf_would_write_it() -> None:
     response = INFERENCE.ModelInferResponse(model_name="digits", raw_output_contents=[b"a" * 300, b""])
     whole = response.SerializeToString()
     del response.raw_output_contents[:]
@@ -62,12 +71,9 @@ def test_any_bytes_are_a_request_or_refused(head: bytes, tail: bytes) -> None:
         assert found.SerializeToString(deterministic=True) == whole.SerializeToString(deterministic=True)
 
 
-def test_many_empty_fields_are_too_large() -> None:
+def test_many_fields_and_typed_contents_have_limits() -> None:
     with pytest.raises(RequestFailed, match="more than 4096 fields"):
         infer.read_request(b"\x2a\x00" * infer.SMALL)
-
-
-def test_typed_contents_have_a_limit_of_their_own() -> None:
     found = INFERENCE.ModelInferRequest()
     found.inputs.add(name="x").contents.fp32_contents.extend([0.5] * (infer.MAX_HEAD // 4))
     with pytest.raises(RequestFailed, match="raw_input_contents"):
@@ -78,3 +84,88 @@ def test_typed_contents_have_a_limit_of_their_own() -> None:
 def test_what_breaks_off_is_unreadable(end: bytes) -> None:
     with pytest.raises(BadRequest, match="not a ModelInferRequest"):
         infer.read_request(request(bytes(infer.SMALL)) + end)
+
+
+# -- Typed contents and bytes are the same elements.
+NUMBERS = [name for name, row in DATATYPES.items() if row.code and row.contents]
+
+
+@pytest.mark.parametrize("datatype", NUMBERS)
+@given(data=st.binary(min_size=8, max_size=64))
+def test_numbers_go_in_and_come_out(datatype: str, data: bytes) -> None:
+    dtype = np.dtype(DATATYPES[datatype].array)
+    data = data[: len(data) // dtype.itemsize * dtype.itemsize]
+    if datatype == "BOOL":
+        data = bytes(byte & 1 for byte in data)
+    array = np.frombuffer(data, dtype)
+    contents = INFERENCE.InferTensorContents()
+    fill(contents, TensorView(datatype, [len(array)], memoryview(data)))
+    read = INFERENCE.InferTensorContents.FromString(contents.SerializeToString())
+    held = np.array(list(getattr(read, DATATYPES[datatype].contents)), dtype)
+    np.testing.assert_array_equal(held, array)
+    assert to_data(read, datatype, [len(array)], "x") == data
+
+
+@given(pieces=st.lists(st.binary(max_size=9), min_size=1, max_size=9))
+def test_texts_go_in_and_come_out(pieces: list[bytes]) -> None:
+    data = pack_texts(pieces)
+    contents = INFERENCE.InferTensorContents()
+    fill(contents, TensorView("BYTES", [len(pieces)], memoryview(data)))
+    assert list(contents.bytes_contents) == pieces
+    assert to_data(contents, "BYTES", [len(pieces)], "x") == data
+
+
+def test_contents_are_read_tag_by_tag_without_unknown_fields() -> None:
+    contents = INFERENCE.InferTensorContents.FromString(b"\x32\x04\0\0\x80\x3f" + b"\x4a\x02hi")
+    assert to_data(contents, "FP32", [1], "x") == struct.pack("<f", 1.0)
+    contents = INFERENCE.InferTensorContents.FromString(b"\x35\0\0\x80\x3f\x35\0\0\0\x40")
+    assert to_data(contents, "FP32", [2], "x") == struct.pack("<ff", 1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "given", "words"),
+    [
+        ("FP32", [2], {"fp32_contents": [1.0]}, "x.contents.fp32_contents` has 1 elements"),
+        ("FP32", [1], {"int_contents": [1]}, "x.contents.int_contents`: the elements of FP32 belong into `fp32_contents`"),
+        ("FP32", [1], {"fp32_contents": [1.0], "fp64_contents": [1.0]}, "x.contents.fp64_contents`"),
+        ("INT8", [1], {"int_contents": [128]}, "integers that do not fit INT8"),
+        ("UINT8", [1], {"uint_contents": [256]}, "integers that do not fit UINT8"),
+        ("FP16", [1], {"fp32_contents": [1.0]}, "cannot hold FP16"),
+        ("BF16", [1], {}, "cannot hold BF16"),
+        ("INT64", [2**31 - 1] * 3, {"int64_contents": [1]}, "needs 9903520300447984"),
+        ("INT64", [-1], {"int64_contents": [1]}, r"shape\[0\]` is -1"),
+        ("INT64", [2**31], {"int64_contents": [1]}, r"shape\[0\]` is 2147483648"),
+        ("INT64", [], {"int64_contents": [1]}, "has 0 axes"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_told(datatype: str, shape: list[int], given: dict[str, list[float]], words: str) -> None:
+    with pytest.raises(BadTensor, match=words):
+        to_data(INFERENCE.InferTensorContents(**given), datatype, shape, "x")
+
+
+# -- How requests of a stream are counted, whatever becomes of them.
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (BadTensor("x"), "INVALID_ARGUMENT"),
+        (RequestFailed(None, "x", code="too_large"), "RESOURCE_EXHAUSTED"),
+        (Refused("deadline", "x"), "DEADLINE_EXCEEDED"),
+        (KeyError("nobody has foreseen this"), "INTERNAL"),
+    ],
+)
+def test_a_request_of_a_stream_counts_with_the_status_that_its_client_is_told(error: Exception, status: str) -> None:
+    settings, counts = GatewaySettings(), RequestCounts()
+    calls = Calls(AccessControl(settings), settings, counts)
+
+    async def fails() -> bytes:
+        raise error
+
+    async def main() -> None:
+        with pytest.raises(RequestFailed):
+            await calls.counted(b"body", fails)
+
+    run(main())
+    assert counts.requests == {("grpc", status): 1}
+    assert (calls.running, calls.buffered) == (0, 0)

@@ -13,11 +13,11 @@ from bus.login import Login, login_from, merged
 from bus.port import BusError
 from bus.rights import ROLES, Identity, rights, sharing
 from bus.subjects import Subjects
-from infaas.cli import main
 from infaas.credentials import CONFIG, FIRST, CertificateError, CredentialError, CredentialStore, User, certify
 from services.shell.host.nats import find_nats_server
 from services.shell.host.process import ServerError
 from services.shell.settings import load
+from tests.support.clients.commands import ran
 from tests.support.servers.processes import infaas
 
 PHONE = User(name="phone", roles=("client",), app="faces")
@@ -35,8 +35,7 @@ def store(tmp_path: Path) -> CredentialStore:
 
 
 def test_a_new_book_has_a_user_for_every_role_but_clients(store: CredentialStore) -> None:
-    roles = [role for user in store.users() for role in user.roles]
-    assert set(roles) == set(ROLES) - {"client"}
+    assert {role for user in store.users() for role in user.roles} == set(ROLES) - {"client"}
     assert {user.name for user in store.users()} == set(FIRST)
     assert len(set(public_keys(store))) == len(FIRST)
 
@@ -65,8 +64,7 @@ def test_rotation_keeps_the_old_key_until_it_is_revoked(store: CredentialStore) 
     assert user.keys[0] == next(u for u in old if u.name == "phone").keys[0]
     with pytest.raises(CredentialError, match="revoke it first"):
         store.rotate("phone")
-    left = store.revoke("phone")
-    assert left.keys == user.keys[1:]
+    assert store.revoke("phone").keys == user.keys[1:]
     assert user.keys[0].public not in public_keys(store)
     store.revoke("phone")
     assert "phone" not in {user.name for user in store.users()}
@@ -74,11 +72,13 @@ def test_rotation_keeps_the_old_key_until_it_is_revoked(store: CredentialStore) 
     assert public_keys(store) and user.keys[1].public not in public_keys(store)
 
 
-def test_revoking_wholly_takes_both_keys(store: CredentialStore) -> None:
+def test_revoking_wholly_takes_both_keys_and_certificates_need_a_host(store: CredentialStore, tmp_path: Path) -> None:
     store.add(PHONE)
     store.rotate("phone")
     assert not store.revoke("phone", wholly=True).keys
     assert len(public_keys(store)) == len(FIRST)
+    with pytest.raises(CertificateError, match="no name"):
+        certify(tmp_path, ["a host"])
 
 
 @pytest.mark.parametrize(
@@ -132,15 +132,10 @@ def test_the_servers_take_what_is_written(store: CredentialStore, tmp_path: Path
     assert done.returncode == 0, done.stderr
 
 
-def test_certificates_for_no_host_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(CertificateError, match="no name"):
-        certify(tmp_path, ["a host"])
-
-
 # ---- who we are
 
 
-def test_a_file_of_credentials_says_seed_and_inbox(store: CredentialStore) -> None:
+def test_credentials_of_files_and_variables_are_given_in_their_order(store: CredentialStore) -> None:
     store.add(PHONE)
     path = store.file_of("phone")
     for given in (str(path), path.read_text()):
@@ -149,6 +144,13 @@ def test_a_file_of_credentials_says_seed_and_inbox(store: CredentialStore) -> No
         assert options["inbox_prefix"] == "_INBOX_.faces.phone"
     assert Login(nkey_seed=str(path), inbox="_MINE").options()["inbox_prefix"] == "_MINE"
     assert Login().options() == {}
+    path = str(store.file_of("operator"))
+    assert login_from({"INFAAS_NKEY_SEED": path, "INFAAS_TLS_CA": "ca.pem"}) == Login(nkey_seed=path, tls_ca="ca.pem")
+    assert login_from({"INFAAS_BUS__NKEY_SEED_FILE": path}).nkey_seed == path
+    assert merged(Login(nkey_seed="a", tls_ca="b"), Login(nkey_seed="c")) == Login(nkey_seed="c", tls_ca="b")
+    settings = load(environ={"INFAAS_BUS__NKEY_SEED_FILE": path, "INFAAS_TLS_CA": "ca.pem"})
+    assert settings.bus.tls_ca == "ca.pem"
+    assert Login(nkey_seed=settings.bus.nkey_seed).options()["inbox_prefix"] == "_INBOX_.@.operator"
 
 
 def test_a_seed_with_a_typo_is_not_repeated() -> None:
@@ -160,16 +162,6 @@ def test_a_seed_with_a_typo_is_not_repeated() -> None:
         Login(nkey_seed="/no/such/file").options()
     with pytest.raises(BusError, match="TLS"):
         Login(tls_ca="/no/such/ca.pem").options()
-
-
-def test_variables_short_and_long_and_what_is_given_wins(store: CredentialStore) -> None:
-    path = str(store.file_of("operator"))
-    assert login_from({"INFAAS_NKEY_SEED": path, "INFAAS_TLS_CA": "ca.pem"}) == Login(nkey_seed=path, tls_ca="ca.pem")
-    assert login_from({"INFAAS_BUS__NKEY_SEED_FILE": path}).nkey_seed == path
-    assert merged(Login(nkey_seed="a", tls_ca="b"), Login(nkey_seed="c")) == Login(nkey_seed="c", tls_ca="b")
-    settings = load(environ={"INFAAS_BUS__NKEY_SEED_FILE": path, "INFAAS_TLS_CA": "ca.pem"})
-    assert settings.bus.tls_ca == "ca.pem"
-    assert Login(nkey_seed=settings.bus.nkey_seed).options()["inbox_prefix"] == "_INBOX_.@.operator"
 
 
 # ---- rights
@@ -232,8 +224,7 @@ def test_each_option_of_the_command_reaches_the_store(tmp_path: Path, capsys: py
     place = ("--dir", str(tmp_path / "auth"), "--json")
 
     def said(*words: str) -> Any:
-        assert main(["auth", *words, *place]) == 0
-        return json.loads(capsys.readouterr().out)
+        return json.loads(ran(capsys, ["auth", *words, *place]).out)
 
     said("init", "--prefix", "mine", "--tls-host", "localhost", "127.0.0.1")
     store = CredentialStore(tmp_path / "auth")

@@ -11,6 +11,7 @@ import pytest
 
 from infaas.cli import main
 from infaas.logfiles import LEVELS, LogFile
+from tests.support.clients.commands import ran
 from tests.support.servers.processes import environ
 
 INFO = LEVELS["INFO"]
@@ -32,8 +33,7 @@ def test_lines_of_all_processes_are_in_the_order_of_time(logs: Path, capsys: pyt
     (logs / "postgres.log").write_text("1970-01-01 00:33:20.000 UTC [9] LOG:  second\n\tits detail\n")
     at = datetime.fromtimestamp(4000.0).strftime("%Y/%m/%d %H:%M:%S")
     (logs / "nats.log").write_text(f"[1] {at}.000000 [INF] fourth\n")
-    assert main(["logs", "--data-dir", str(logs.parent)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = ran(capsys, ["logs", "--data-dir", str(logs.parent)]).out.splitlines()
     assert [line.split()[1] for line in lines] == ["registrar", "postgres", "postgres", "registrar", "nats"]
     assert [word for line in lines for word in ("first", "second", "detail", "third", "fourth") if word in line] == [
         "first",
@@ -44,8 +44,7 @@ def test_lines_of_all_processes_are_in_the_order_of_time(logs: Path, capsys: pyt
     ]
     assert "pid=7" in lines[3]
     for last, service in ((["-n", "2"], ["reg"]), (["--lines", "2"], ["--service", "reg"])):
-        assert main(["logs", *last, "--data-dir", str(logs.parent)]) == 0
-        assert len(capsys.readouterr().out.splitlines()) == 2
+        assert len(ran(capsys, ["logs", *last, "--data-dir", str(logs.parent)]).out.splitlines()) == 2
         assert main(["logs", *service, "--data-dir", str(logs.parent)]) == 0
         assert {line.split()[1] for line in capsys.readouterr().out.splitlines()} == {"registrar"}
 
@@ -69,8 +68,7 @@ def test_following_goes_on_with_new_lines_until_ctrl_c(logs: Path) -> None:
 def test_a_level_hides_the_lower_ones_but_no_crash(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = entry(1.0, "quiet") + entry(2.0, "loud", "WARNING", exception="Traceback\n  in it") + "Segmentation fault\n"
     (logs / "executor-w0.log").write_text(text)
-    assert main(["logs", "--level", "warning", "--data-dir", str(logs.parent)]) == 0
-    shown = capsys.readouterr().out
+    shown = ran(capsys, ["logs", "--level", "warning", "--data-dir", str(logs.parent)]).out
     assert "quiet" not in shown
     assert "loud" in shown
     assert "in it" in shown
@@ -110,8 +108,7 @@ def test_mistakes_say_what_there_is(
 
 
 def test_without_logs_it_says_how_to_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["logs", "--data-dir", str(tmp_path)]) == 1
-    assert "infaas up" in capsys.readouterr().err
+    assert "infaas up" in ran(capsys, ["logs", "--data-dir", str(tmp_path)], 1).err
 
 
 def test_open_prints_the_address_and_says_when_there_is_none(
@@ -121,7 +118,5 @@ def test_open_prints_the_address_and_says_when_there_is_none(
     place = {"nats": "nats://h:1", "sql": "postgresql://h/x", "running": True, "gateway": "http://h:8000"}
     (tmp_path / "endpoints.json").write_text(json.dumps(place))
     for page in (["gateway"], ["--page", "gateway"]):
-        assert main(["open", *page, "--data-dir", str(tmp_path)]) == 0
-        assert capsys.readouterr().out == "http://h:8000\n"
-    assert main(["open", "--data-dir", str(tmp_path)]) == 1
-    assert "without a dashboard" in capsys.readouterr().err
+        assert ran(capsys, ["open", *page, "--data-dir", str(tmp_path)]).out == "http://h:8000\n"
+    assert "without a dashboard" in ran(capsys, ["open", "--data-dir", str(tmp_path)], 1).err

@@ -8,19 +8,24 @@ import pytest
 from infaas.cli import COMMANDS, build, main
 from infaas.cli.admin import VERBS
 from infaas.cli.output import Failure, fail, print_json, usage
+from tests.support.clients.commands import ran
 from tests.support.servers.processes import infaas
 
 
-def test_help_names_every_command_that_is_there() -> None:
+def test_help_names_every_command_and_is_its_docstring() -> None:
     done = infaas("--help")
     assert done.returncode == 0
     for name in ("up", "run", "doctor"):
         assert name in done.stdout
+    done = infaas("admin", "--help")
+    assert done.returncode == 0
+    for verb in VERBS:
+        assert verb in done.stdout
+    assert "Example: infaas admin set-version" in done.stdout
 
 
 def test_help_imports_no_command() -> None:
-    done = infaas("--help", PYTHONPROFILEIMPORTTIME="1")
-    imported = done.stderr
+    imported = infaas("--help", PYTHONPROFILEIMPORTTIME="1").stderr
     assert "infaas.cli" in imported
     for heavy in ("numpy", "psycopg", "nats", "onnxruntime", "infaas.cli.up"):
         assert f" {heavy}\n" not in imported
@@ -32,14 +37,6 @@ def test_every_command_says_in_full_what_it_does(name: str) -> None:
     assert short.endswith((".", "?"))
     assert full.partition("\n")[0].strip().endswith((".", "?"))
     assert full != short
-
-
-def test_help_of_a_command_is_its_docstring() -> None:
-    done = infaas("admin", "--help")
-    assert done.returncode == 0
-    for verb in VERBS:
-        assert verb in done.stdout
-    assert "Example: infaas admin set-version" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -66,8 +63,7 @@ def test_help_of_a_command_is_its_docstring() -> None:
     ],
 )
 def test_bad_usage_exits_2_with_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments) == 2
-    said = capsys.readouterr()
+    said = ran(capsys, arguments, 2)
     assert said.out == ""
     assert said.err.startswith("infaas: ")
     assert said.err.count("\n") == 1
@@ -94,8 +90,7 @@ def test_bad_usage_exits_2_with_one_line(arguments: list[str], capsys: pytest.Ca
     ],
 )
 def test_a_usage_error_names_what_was_meant(arguments: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments.split()) == 2
-    assert capsys.readouterr().err == f"infaas: {said}\n"
+    assert ran(capsys, arguments.split(), 2).err == f"infaas: {said}\n"
 
 
 @pytest.mark.parametrize(
@@ -106,8 +101,7 @@ def test_a_version_is_the_models(
     arguments: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = arguments.replace("--version", option).split()
-    assert main([*words, "--data-dir", str(tmp_path)]) == 1
-    assert "no system runs in" in capsys.readouterr().err
+    assert "no system runs in" in ran(capsys, [*words, "--data-dir", str(tmp_path)], 1).err
 
 
 OF_A_SYSTEM = {  # each command that asks one, with what else it needs
@@ -128,8 +122,7 @@ def test_each_command_asks_the_system_in_its_data_dir(
     np.save("x.npy", np.zeros((4, 2), np.float32))
     Path("m.onnx").write_bytes(b"model")
     Path("own.py").write_text("class A:\n    def predict_batch(self, inputs):\n        return {'y': inputs['x']}\n")
-    assert main([command, *OF_A_SYSTEM[command].split(), "--data-dir", str(tmp_path / "elsewhere")]) == 1
-    told = capsys.readouterr()
+    told = ran(capsys, [command, *OF_A_SYSTEM[command].split(), "--data-dir", str(tmp_path / "elsewhere")], 1)
     assert "elsewhere" in told.err + told.out
 
 
@@ -137,8 +130,7 @@ def test_a_service_says_what_is_wrong_in_its_config(tmp_path: Path, capsys: pyte
     config = tmp_path / "own.toml"
     config.write_text('log_level = "loud"\n')
     for service in ("dispatcher", "engine-proxy", "dashboard", "worker"):
-        assert main(["run", service, "--config", str(config)]) == 2
-        said = capsys.readouterr().err
+        said = ran(capsys, ["run", service, "--config", str(config)], 2).err
         assert "log_level" in said and str(config) in said
 
 
@@ -149,26 +141,18 @@ def test_a_demo_shows_the_family_that_is_named(
     (tmp_path / "own_family.py").write_text(
         "from infaas.errors import BadInput\nasync def make(progress):\n    raise BadInput('the models of my family')\n"
     )
-    assert main(["demo", "--family", "own_family:make"]) == 1
-    assert "the models of my family" in capsys.readouterr().err
+    assert "the models of my family" in ran(capsys, ["demo", "--family", "own_family:make"], 1).err
 
 
-def test_only_the_bare_program_prints_its_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0
-    printed = capsys.readouterr().out
+def test_versions_dashes_and_unknown_services(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = ran(capsys, ["--version"]).out
     for command in COMMANDS:
         assert main([command, "--version"]) == 2, command
         assert capsys.readouterr().out == "" != printed
-
-
-def test_a_lone_dash_is_a_value(capsys: pytest.CaptureFixture[str]) -> None:
-    """Only the second option is wrong: the dash before it was taken as the value of --input."""
+    # Only the second option is wrong: the dash before it was taken as the value of --input.
     for command in ("query", "bench"):
         assert main([command, "--app", "a", "--input", "-", "--zzz"]) == 2
         assert capsys.readouterr().err.startswith(f"infaas: {command} has no option --zzz")
-
-
-def test_an_unknown_service_is_answered_with_those_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
     main(["run", "nosuchservice"])
     said = capsys.readouterr().err
     assert "nosuchservice" in said
@@ -176,13 +160,19 @@ def test_an_unknown_service_is_answered_with_those_that_exist(capsys: pytest.Cap
         assert service in said
 
 
-def test_an_absent_server_exits_1_with_one_line(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_absent_servers_and_bad_settings_are_named_in_one_line(tmp_path_factory: pytest.TempPathFactory) -> None:
     done = infaas("doctor", "--data-dir", str(tmp_path_factory.mktemp("none")), "--json")
     assert done.returncode == 1
     checks = {check["check"]: check for check in json.loads(done.stdout)["checks"]}
     assert checks["python"]["state"] == "ok"
     assert checks["system"]["state"] == "failed"
     assert checks["system"]["remedy"]
+    file = tmp_path_factory.mktemp("c") / "bad.toml"
+    file.write_text("[dispatcher]\ncuont = 3\n")
+    done = infaas("up", "--config", str(file))
+    assert done.returncode == 2
+    assert "cuont" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_doctor_names_a_nats_that_is_not_there() -> None:
@@ -192,15 +182,6 @@ def test_doctor_names_a_nats_that_is_not_there() -> None:
     lines = [line.split() for line in done.stdout.splitlines()]
     assert ["FAILED", "nats"] in [line[:2] for line in lines]
     assert ["FAILED", "sql"] in [line[:2] for line in lines]
-
-
-def test_a_bad_settings_file_is_named(tmp_path_factory: pytest.TempPathFactory) -> None:
-    file = tmp_path_factory.mktemp("c") / "bad.toml"
-    file.write_text("[dispatcher]\ncuont = 3\n")
-    done = infaas("up", "--config", str(file))
-    assert done.returncode == 2
-    assert "cuont" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_fail_and_usage_carry_their_codes() -> None:

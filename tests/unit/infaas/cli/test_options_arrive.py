@@ -26,6 +26,7 @@ from bus.messages.work import ContainerPlace
 from bus.natsbus import NatsBus
 from bus.port import Delivery
 from infaas.cli import main
+from tests.support.clients.commands import ran
 
 SUBMIT = "submit --app a --input nats://b/in.npy --output nats://b/out.npy"
 REFUSAL = encode(Refusal(error=Error(code="bad_request", message="heard")))
@@ -166,12 +167,17 @@ def said(heard: list[tuple[str, dict[str, Any]]], words: str, subject: str) -> d
     return next(body for where, body in heard if f".{subject}" in where)
 
 
-def test_each_option_of_admin_is_a_field(heard: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_of_admin_and_register_are_fields(heard: Any, capsys: pytest.CaptureFixture[str]) -> None:
     for option, (rest, fields) in ADMIN.items():
         verb = rest.split()[0]
         body = said(heard, f"admin {rest} {option}", f"admin.{verb}")
         assert {name: body[name] for name in fields} == fields, option
         assert capsys.readouterr().err == "infaas: bad_request: heard\n"
+    a_model_and_its_validation_set()
+    for option, fields in REGISTER.items():
+        app = "" if option.startswith("--app") else "--app a"
+        body = said(heard, f"register m.onnx {app} --validation v.npz {option}", "register")
+        assert {name: body[name] for name in fields} == fields, option
 
 
 @pytest.mark.parametrize(
@@ -193,20 +199,16 @@ def test_each_need_is_a_field(heard: Any, command: str) -> None:
         )
 
 
-def test_each_option_of_register_is_a_field(heard: Any) -> None:
-    a_model_and_its_validation_set()
-    for option, fields in REGISTER.items():
-        app = "" if option.startswith("--app") else "--app a"
-        body = said(heard, f"register m.onnx {app} --validation v.npz {option}", "register")
-        assert {name: body[name] for name in fields} == fields, option
-
-
-def test_each_filter_of_a_list_is_a_field(heard: Any) -> None:
+def test_options_of_submit_and_filters_of_lists_are_fields(heard: Any) -> None:
     filters = {"apps": ["app"], "models": ["app", "model"], "variants": ["app", "model"], "jobs": ["app"]}
     for what, options in filters.items():
         for option in options:
             assert said(heard, f"{what} --{option} a", f"list.{what}") == {option: "a"}
     assert said(heard, "selection --app a --context me", "list.selection") == {"app": "a", "context": "me"}
+    options = {"--accuracy 0.9": {"accuracy": 0.9}, "--model m": {"model": "m"}, "--variant v": {"variant": "v"}}
+    for option, fields in options.items():
+        body = said(heard, f"{SUBMIT} {option}", "job.a")
+        assert {"input": "nats://b/in.npy", "output": "nats://b/out.npy", **fields}.items() <= body.items(), option
 
 
 def test_registrations_of_one_app(place: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,13 +251,6 @@ def test_the_options_of_container_are_fields(place: tuple[str, str], nats_url: s
         body = said(heard, words, "register")
     assert {name: body[name] for name in fields} == fields
     assert body["container"]["max_batch"] == 2
-
-
-def test_each_option_of_submit_is_a_field(heard: Any) -> None:
-    options = {"--accuracy 0.9": {"accuracy": 0.9}, "--model m": {"model": "m"}, "--variant v": {"variant": "v"}}
-    for option, fields in options.items():
-        body = said(heard, f"{SUBMIT} {option}", "job.a")
-        assert {"input": "nats://b/in.npy", "output": "nats://b/out.npy", **fields}.items() <= body.items(), option
 
 
 def test_the_id_and_the_array_of_a_query_are_sent(heard: Any) -> None:
@@ -304,10 +299,8 @@ def test_wide_shows_what_the_terminal_has_no_room_for(
 ) -> None:
     a_model_and_its_validation_set()
     with refusing(*place, REPLIES):
-        assert main(command.split()) == 0
-        assert hidden not in capsys.readouterr().out
-        assert main([*command.split(), "--wide"]) == 0
-        assert hidden in capsys.readouterr().out
+        assert hidden not in ran(capsys, command.split()).out
+        assert hidden in ran(capsys, [*command.split(), "--wide"]).out
 
 
 def test_json_is_one_document(place: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
+from bus.codec import decode, encode
+from bus.messages.catalog import PipelinePlan
 from infaas.cli import main
+from infaas.cli.pipeline import hop_of
+from services.core.pipelines.estimator import MeasuredHop
+from services.core.pipelines.problem import HOP
+from tests.support.clients.commands import ran
+from tests.support.data.pipelines import TOML
 from tests.support.servers.processes import ROOT, infaas
 
 EXAMPLE = ROOT / "examples" / "plan.toml"
@@ -44,8 +51,7 @@ def test_tables_2_and_3_of_the_paper(
     changed: Any,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["plan", changed(*changes), "--json"]) == 0
-    said = capsys.readouterr()
+    said = ran(capsys, ["plan", changed(*changes), "--json"])
     document = json.loads(said.out)
     assert said.err == ""
     assert (document["status"], document["solver"]) == ("optimal", "ilp")
@@ -66,14 +72,19 @@ def test_the_example_as_a_process_for_people() -> None:
     assert lines[-1].endswith(" ms: 22 US$/s")
 
 
-def test_greedy_by_name(changed: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", changed(), "--policy", "greedy", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+def test_greedy_by_name_and_exact_until_its_time_limit(changed: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads(ran(capsys, ["plan", changed(), "--policy", "greedy", "--json"]).out)
     assert (document["status"], document["solver"], document["cost_per_s"]) == (
         "feasible",
         "greedy",
         30.0,
     )  # of one variant
+    # The plan is then the greedy one; greedy has no limit to take.
+    found = json.loads(ran(capsys, ["plan", changed(SCARCE), "--json", "--time-limit", "0.000001"]).out)
+    assert (found["status"], found["solver"]) == ("feasible", "greedy")
+    assert "exact solver" in found["reason"]
+    assert main(["plan", str(EXAMPLE), "--policy", "greedy", "--time-limit", "1"]) == 2
+    assert "--time-limit: greedy" in capsys.readouterr().err
 
 
 SCARCE = ("slack = 1.0 ", "resources = { inferentia_cores = 1.5, cpu_cores = 100, gpus = 1 }\nslack = 1.0 ")
@@ -92,8 +103,7 @@ def test_a_plan_that_takes_searching_prints_json_and_nothing_else(changed: Any) 
 @pytest.mark.parametrize("policy", ["ilp", "greedy"])
 def test_infeasible_is_printed_and_exits_1(policy: str, changed: Any, capsys: pytest.CaptureFixture[str]) -> None:
     path = changed(("latency_ms = 300", "latency_ms = 10"))
-    assert main(["plan", path, "--json", "--policy", policy]) == 1
-    said = capsys.readouterr()
+    said = ran(capsys, ["plan", path, "--json", "--policy", policy], 1)
     document = json.loads(said.out)
     assert document["status"] == "infeasible"
     assert document["instances"] == {"A": 0, "B": 0, "C": 0}
@@ -101,17 +111,20 @@ def test_infeasible_is_printed_and_exits_1(policy: str, changed: Any, capsys: py
     assert document["reason"] == "app classify: no variant answers within 10 ms: C takes 15 ms"
     assert document["unmet"][0]["missing_qps"] == pytest.approx(1000)
     assert said.err == f"infaas: infeasible: {document['reason']}\n"
-    assert main(["plan", path, "--policy", policy]) == 1
-    assert "infeasible, by" in capsys.readouterr().out
+    assert "infeasible, by" in ran(capsys, ["plan", path, "--policy", policy], 1).out
 
 
-def test_defaults_of_the_contract(changed: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_byte_order_marks_are_no_harm_and_defaults_those_of_the_contract(
+    changed: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Slack 1.05: 1,000 queries/s need 1,050; lambda 0.1; running 0; accuracies optional; nothing scarce."""
     path = changed(("slack = 1.0 ", "# "), ("lambda = 0.0 ", "# "))
-    assert main(["plan", path, "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    document = json.loads(ran(capsys, ["plan", path, "--json"]).out)
     assert document["instances"] == {"A": 0, "B": 3, "C": 1}
     assert document["objective"] == pytest.approx(3 * 3 * 1.4 + 16 * 1.8)
+    path = Path(changed())
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert main(["plan", str(path), "--json"]) == 0
 
 
 def test_more_than_the_contract_asks(changed: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,11 +137,9 @@ def test_more_than_the_contract_asks(changed: Any, capsys: pytest.CaptureFixture
         ),
         ("qps = 1000", 'qps = 10\ncost = 25.0\n[[app]]\nname = "other"\nqps = 10\n[[app]]\nname = "classify"\nqps = 0'),
     )
-    assert main(["plan", path, "--json"]) == 1
-    assert "the budget of 3,600 US$/h" in json.loads(capsys.readouterr().out)["reason"]
+    assert "the budget of 3,600 US$/h" in json.loads(ran(capsys, ["plan", path, "--json"], 1).out)["reason"]
     Path(path).write_text(Path(path).read_text().replace("= 3600\n", "= 57600\n"))
-    assert main(["plan", path, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["instances"] == {"A": 0, "B": 0, "C": 1}
+    assert json.loads(ran(capsys, ["plan", path, "--json"]).out)["instances"] == {"A": 0, "B": 0, "C": 1}
 
 
 @pytest.mark.parametrize(
@@ -212,8 +223,7 @@ def test_bad_files_are_refused_with_file_key_and_reason(
     change: tuple[str, str], said: str, changed: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = changed(change)
-    assert main(["plan", path, "--json"]) == 2
-    out, err = capsys.readouterr()
+    out, err = ran(capsys, ["plan", path, "--json"], 2)
     assert out == ""
     assert err == f"infaas: {path}: {said}\n"
 
@@ -228,16 +238,9 @@ def test_bad_files_are_refused_with_file_key_and_reason(
 )
 def test_apps_of_a_variant(app: str, said: str, changed: Any, capsys: pytest.CaptureFixture[str]) -> None:
     block = ('app = "classify"\nmodel = "resnet50"\nname = "C"', f'app = {app}\nmodel = "resnet50"\nname = "C"')
-    assert main(["plan", changed(block)]) == 2
-    err = capsys.readouterr().err
+    err = ran(capsys, ["plan", changed(block)], 2).err
     assert "variant[2].app" in err
     assert said in err
-
-
-def test_a_byte_order_mark_is_no_harm(changed: Any) -> None:
-    path = Path(changed())
-    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-    assert main(["plan", str(path), "--json"]) == 0
 
 
 def test_files_that_are_none(tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]) -> None:
@@ -255,15 +258,12 @@ def test_files_that_are_none(tmp_path_factory: pytest.TempPathFactory, capsys: p
     ):
         if body is not None:
             (place / name).write_bytes(body)
-        assert main(["plan", str(place / name)]) == 2
-        err = capsys.readouterr().err
+        err = ran(capsys, ["plan", str(place / name)], 2).err
         assert name in err
         assert reason in err
         assert err.count("\n") == 1
-    assert main(["plan", "/dev/zero"]) == 2
-    assert "larger than" in capsys.readouterr().err
-    assert main(["plan", str(place)]) == 2
-    assert "Is a directory" in capsys.readouterr().err
+    assert "larger than" in ran(capsys, ["plan", "/dev/zero"], 2).err
+    assert "Is a directory" in ran(capsys, ["plan", str(place)], 2).err
     assert main(["plan"]) == 2
     assert main(["plan", str(EXAMPLE), "--policy", "gurobi"]) == 2
     assert main(["plan", str(EXAMPLE), "--time-limit", "0"]) == 2
@@ -274,15 +274,153 @@ def test_wide_shows_what_the_terminal_has_no_room_for(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     for wide in ([], ["--wide"]):
-        assert main(["plan", str(EXAMPLE), *wide]) == 0
-        assert ("instances now" in capsys.readouterr().out) is bool(wide)
+        assert ("instances now" in ran(capsys, ["plan", str(EXAMPLE), *wide]).out) is bool(wide)
 
 
-def test_the_exact_solver_stops_at_its_time_limit(changed: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """The plan is then the greedy one; greedy has no limit to take."""
-    assert main(["plan", changed(SCARCE), "--json", "--time-limit", "0.000001"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["status"], found["solver"]) == ("feasible", "greedy")
-    assert "exact solver" in found["reason"]
-    assert main(["plan", str(EXAMPLE), "--policy", "greedy", "--time-limit", "1"]) == 2
-    assert "--time-limit: greedy" in capsys.readouterr().err
+# -- `infaas pipeline`: plans of a file's load, and usage that is refused. What a running system answers is in
+# tests/live/test_pipelines.py.
+POLICIES = ("inferline", "model-less", "cg-mean", "cg-peak")
+
+
+@pytest.fixture
+def edited(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The file with texts replaced."""
+
+    def write(*changes: tuple[str, str]) -> str:
+        text = TOML
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        path = tmp_path_factory.mktemp("pipeline") / "social.toml"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_plan_is_printed_as_the_contract_says(policy: str, edited: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    said = ran(capsys, ["pipeline", "plan", edited(), "--policy", policy, "--json"])
+    found = json.loads(said.out)
+    assert said.err.startswith(f"planning by {policy}: ")
+    assert (found["status"] in ("optimal", "feasible"), found["policy"], found["pipeline"]) == (True, policy, "social")
+    assert found["cost_per_s"] > 0
+    assert found["p99_ms"] <= 350
+    assert set(found["vertices"]) == {"lang", "translate"}
+    for stage in found["vertices"].values():
+        assert {"hardware", "batch", "replicas", "scale", "service_ms", "rho"} <= stage.keys()
+        assert 0 < stage["rho"] < 1
+    assert found["vertices"]["translate"]["scale"] == pytest.approx(0.4, abs=0.02)
+    assert all(len(pair) == 2 for pair in found["envelope"])
+    assert isinstance(found["steps"], list)
+    assert "reason" not in found
+    assert decode(PipelinePlan, encode(found)).policy == policy, "what deploy sends"
+
+
+def test_the_way_between_stages_is_what_was_measured() -> None:
+    """Of several variants the mean, also of what varies."""
+    one, other = ({"hop_ms": ms, "hop_quantiles_ms": [ms - 1.0, ms, ms + 3.0]} for ms in (2.0, 4.0))
+    unknown = {"hop_ms": None, "hop_quantiles_ms": None}
+    assert hop_of([unknown, one, other]) == MeasuredHop(3.0, (2.0, 3.0, 6.0))
+    assert hop_of([one]) == MeasuredHop(2.0, (1.0, 2.0, 5.0))
+    assert hop_of([unknown]) == hop_of([]) == HOP
+
+
+def test_plans_say_which_way_between_stages_they_reckon_with_and_cost_less_than_copies(
+    edited: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for change, hop_ms in (
+        (("rate = 150", "rate = 20"), HOP.ms),
+        (("[[load]]", "[plan]\nhop_ms = 20.0\n[[load]]"), 20.0),
+    ):
+        found = json.loads(ran(capsys, ["pipeline", "plan", edited(change), "--json"]).out)
+        assert found["hop_ms"] == hop_ms
+    cost = {}
+    for policy in ("inferline", "cg-peak"):
+        main(["pipeline", "plan", edited(), "--policy", policy, "--json"])
+        cost[policy] = json.loads(capsys.readouterr().out)["cost_per_s"]
+    assert cost["inferline"] < cost["cg-peak"]
+
+
+def test_a_table_names_each_stage_with_its_cost(edited: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    header, *rows, last = ran(capsys, ["pipeline", "plan", edited(), "--wide"]).out.splitlines()
+    for title in ("stage", "hardware", "variant", "batch", "replicas", "load", "of objective", "US$/h"):
+        assert title in header
+    assert [row.split()[0] for row in rows] == ["lang", "translate"]
+    assert "by inferline: 1.3 US$/h; 99 % of queries in" in last
+
+
+def test_an_infeasible_plan_is_printed_and_says_which_path_and_by_how_much(
+    edited: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = edited(("latency_ms = 350", "latency_ms = 30"))
+    said = ran(capsys, ["pipeline", "plan", path, "--json"], 1)
+    found = json.loads(said.out)
+    assert found["status"] == "infeasible"
+    for text in (found["reason"], said.err):
+        assert "path lang -> translate takes 20 + 20 + 3 messages of 3 = 49 ms" in text
+        assert "19 ms more than latency_ms (30)" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("latency_ms = 350", "latency = 350"), "pipeline.latency: there is no such key; did you mean latency_ms?"),
+        (("rate = 150", "rate = 0"), "load: the sample trace has no queries"),
+        (('to = "translate"', 'to = "lang"'), "lang -> lang is a cycle"),
+        (("probability = 0.4", "probability = 4"), "edge[0].probability: must be above 0 and at most 1"),
+        (("1 = 200.0", "1 = -200.0"), "option[1].batch_latency_ms.1: must be above 0"),
+    ],
+)
+def test_a_wrong_file_is_refused_in_one_line(
+    change: tuple[str, str], message: str, edited: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = edited(change)
+    said = ran(capsys, ["pipeline", "plan", path], 2)
+    assert said.out == ""
+    assert said.err.startswith(f"infaas: {path}: ")
+    assert message in said.err
+    assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["explode"], "there is no verb 'explode': use add, list, plan, deploy, remove, trace"),
+        (["add"], "add needs a pipeline's file"),
+        (["list", "social"], "list takes no argument"),
+        (["remove"], "remove needs the name of a pipeline"),
+        (["remove", "social", "--undeploy"], "remove takes no --undeploy"),
+        (["add", "x.toml", "--policy", "inferline"], "add takes no --policy"),
+        (["plan", "x.toml", "--policy", "magic"], "magic"),
+        (["plan", "/none/x.toml"], "/none/x.toml: cannot be read: No such file or directory"),
+        (["add", "/none/x.toml"], "/none/x.toml: cannot be read: No such file or directory"),
+        (["deploy", "/none/x.json"], "cannot read /none/x.json: No such file or directory"),
+        (["trace", "drivers:cascade"], "trace needs --samples"),
+        (["trace", "drivers", "--samples", "x.npz"], "'drivers' names no function: write MODULE:FUNCTION"),
+        (["trace", "no.such:driver", "--samples", "x.npz"], "cannot import no.such:driver: ModuleNotFoundError"),
+        (["trace", "json:nothing", "--samples", "x.npz"], "cannot import json:nothing: AttributeError"),
+        (["trace", "json:dumps", "--samples", "x.npz"], "json:dumps is no driver: it must be an `async def` function"),
+    ],
+)
+def test_bad_usage_exits_2(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = ran(capsys, ["pipeline", *arguments], 2)
+    assert said.out == ""
+    assert message in said.err
+    assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "is no JSON"),
+        ("[1]", "is no plan: deploy takes what `infaas pipeline plan FILE.toml --json` prints"),
+        ("{}", "pipeline: is missing; deploy takes what"),
+    ],
+)
+def test_what_is_no_plan_is_not_sent(
+    content: str, message: str, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path: Path = tmp_path_factory.mktemp("plan") / "plan.json"
+    path.write_text(content)
+    assert message in ran(capsys, ["pipeline", "deploy", str(path)], 2).err

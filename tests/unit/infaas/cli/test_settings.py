@@ -10,14 +10,14 @@ import pytest
 from infaas.cli import main
 from services.core.settings import Settings, described
 from services.shell.settings import load
+from tests.support.clients.commands import ran
 
 
 def test_the_table_shows_key_default_bounds_and_meaning(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    assert main(["settings"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = ran(capsys, ["settings"]).out.splitlines()
     [at] = [n for n, line in enumerate(lines) if line.startswith("monitor.heartbeat_s ")]
     assert lines[at].split(maxsplit=2) == ["monitor.heartbeat_s", "0.5", "above 0 and at most 60"]
     assert lines[at + 1].strip() == "Seconds between two heartbeats of a worker."
@@ -41,12 +41,15 @@ def test_the_file_is_one_that_config_takes_and_changes_nothing(
                 at = at[name]
 
 
-def test_what_stands_inside_a_map_can_be_uncommented(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["settings", "machines.kinds", "--toml"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_maps_can_be_uncommented_and_named_variables_set_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ran(capsys, ["settings", "machines.kinds", "--toml"]).out.splitlines()
     file = tmp_path / "infaas.toml"
     file.write_text("\n".join(line.removeprefix("# ") for line in lines if line.startswith("# [") or " = " in line))
     assert set(load(file, {}).machines.kinds) == {"NAME"}
+    assert load(None, {"INFAAS_MACHINES__KINDS__NAME__MAXIMUM": "3"}).machines.kinds["name"].maximum == 3
+    assert msgspec.structs.replace(Settings(), prefix="a") == load(None, {"INFAAS_PREFIX": "a"})
 
 
 def test_json_has_the_variables_and_one_section_may_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,19 +68,12 @@ def test_json_has_the_variables_and_one_section_may_be_asked_for(capsys: pytest.
 
 @pytest.mark.parametrize("bad", [["nonsense"], ["--toml", "--json"]])
 def test_bad_usage(bad: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["settings", *bad]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_a_variable_that_is_named_sets_it() -> None:
-    assert load(None, {"INFAAS_MACHINES__KINDS__NAME__MAXIMUM": "3"}).machines.kinds["name"].maximum == 3
-    assert msgspec.structs.replace(Settings(), prefix="a") == load(None, {"INFAAS_PREFIX": "a"})
+    assert ran(capsys, ["settings", *bad], 2).err.count("\n") == 1
 
 
 def test_the_table_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert main(["settings"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = ran(capsys, ["settings"]).out.splitlines()
     assert [line for line in lines if len(line) > 80] == []
     at = lines.index("monitor.heartbeat_s  0.5")
     assert lines[at + 1].startswith("    (above 0 and at most 60) ")

@@ -9,6 +9,7 @@ import pytest
 from infaas.cli import build, main
 from infaas.cli.shadow import _change, _spec, print_shadow
 from services.simulation.shadow.system import ShadowSpec
+from tests.support.clients.commands import ran
 
 
 @pytest.fixture
@@ -56,8 +57,7 @@ def test_a_systems_damaged_settings_are_named(
 ) -> None:
     places = json.loads((system / "endpoints.json").read_text())
     (system / "endpoints.json").write_text(json.dumps({**places, "settings": settings}))
-    assert main(["shadow", "infaas", "--data-dir", str(system)]) == 2
-    printed = capsys.readouterr()
+    printed = ran(capsys, ["shadow", "infaas", "--data-dir", str(system)], 2)
     assert (printed.out, printed.err.count("\n")) == ("", 1), printed
     assert next(iter(settings)) in printed.err
 

@@ -18,6 +18,7 @@ import pytest
 from infaas.cli import main
 from infaas.cli.simulate import by_line, print_runs, progress_shown
 from services.simulation.report import MEASURED
+from tests.support.clients.commands import ran
 from tests.support.data.simulation_reports import document
 from tests.support.servers.processes import environ, infaas
 
@@ -83,8 +84,7 @@ def test_the_document_has_what_the_contract_names_and_repeats_itself(
     scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = tmp_path / "kept.json"
-    assert main(["simulate", str(scenario), "--json", "--out", str(kept)]) == 0
-    said = capsys.readouterr()
+    said = ran(capsys, ["simulate", str(scenario), "--json", "--out", str(kept)])
     document = json.loads(said.out)
     assert said.out == kept.read_text()
     assert (document["scenario"], document["seed"]) == ("small", 3)
@@ -107,8 +107,7 @@ def test_the_document_has_what_the_contract_names_and_repeats_itself(
         assert lengths == {len(series["time"])}
         assert max(series["instances"]["light"]) >= 1
         assert series["workers"]["cpu"][0] == 1
-    assert main(["simulate", str(scenario), "--json"]) == 0
-    assert strip(json.loads(capsys.readouterr().out)) == strip(document)
+    assert strip(json.loads(ran(capsys, ["simulate", str(scenario), "--json"]).out)) == strip(document)
     assert main(["simulate", str(scenario), "--json", "--seed", "4"]) == 0
     assert strip(json.loads(capsys.readouterr().out)) != strip(document)
 
@@ -119,8 +118,7 @@ def test_policies_by_name_take_the_place_of_the_file_s(scenario: Path, capsys: p
         [str(scenario), "--policy", "sm+", "--policy", "infaas"],
         ["--policy", "sm+", "infaas", str(scenario)],
     ):
-        assert main(["simulate", *arguments, "--wide"]) == 0
-        said = capsys.readouterr()
+        said = ran(capsys, ["simulate", *arguments, "--wide"])
         assert [line.split()[0] for line in said.out.splitlines()[1:4]] == ["policy", "sm+", "infaas"]
         assert less_progress(said.err) == ""
 
@@ -200,8 +198,7 @@ def test_bad_files_exit_2_with_file_key_and_reason(
 ) -> None:
     assert old in SCENARIO
     scenario.write_text(SCENARIO.replace(old, new))
-    assert main(["simulate", str(scenario), "--json"]) == 2
-    out, err = capsys.readouterr()
+    out, err = ran(capsys, ["simulate", str(scenario), "--json"], 2)
     assert out == ""
     assert err.startswith(f"infaas: {scenario}: ")
     assert said in err
@@ -294,7 +291,7 @@ def test_a_line_for_each_policy_with_the_best_marked(capsys: pytest.CaptureFixtu
     assert "overloaded" in said
 
 
-def test_what_is_the_same_is_not_marked_and_what_is_unknown_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_mark_what_differs_and_tell_offline_jobs_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     of = document(2, 2)
     same: dict[str, Any] = {"effective_accuracy": None, "p50_ms": 12.0, "cost": 0.5}
     for run in of["policies"]:
@@ -302,9 +299,6 @@ def test_what_is_the_same_is_not_marked_and_what_is_unknown_is_a_dash(capsys: py
     print_runs(of, wide=True)
     table = rows(capsys.readouterr().out)
     assert [(row["accuracy"], row["p50 ms"], row["US$ "]) for row in table] == [("-", "12", "0.5")] * 2
-
-
-def test_offline_jobs_are_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     of = document(1, 2)
     of["policies"][0]["jobs"] = [
         {"app": "faces", "inputs": 500, "done": 500, "finished_s": 83.5},
@@ -332,9 +326,13 @@ def test_only_missed_targets_are_told_the_worst_first(capsys: pytest.CaptureFixt
     assert "targets" not in capsys.readouterr().out
 
 
-def test_one_policy_is_not_the_best_of_anything(capsys: pytest.CaptureFixture[str]) -> None:
+def test_short_runs_are_quiet_and_one_policy_is_not_the_best_of_anything(capsys: pytest.CaptureFixture[str]) -> None:
     print_runs(document(1, 2), wide=True)
     assert "*" not in capsys.readouterr().out
+    with progress_shown(["a"], 10.0) as told:
+        for second in range(11):
+            told("a", float(second))
+    assert capsys.readouterr() == ("", "")
 
 
 def test_lines_of_progress_begin_after_a_while_and_come_once_a_tenth(capsys: pytest.CaptureFixture[str]) -> None:
@@ -348,10 +346,3 @@ def test_lines_of_progress_begin_after_a_while_and_come_once_a_tenth(capsys: pyt
     assert [line.split(":")[0] for line in lines] == ["20 %", "30 %", "40 %", "50 %", "60 %", "70 %", "80 %", "90 %"]
     assert lines[0] == "20 %: a, 40 of 100 s, after 4 s"
     assert lines[4] == "60 %: b, 20 of 100 s, after 12 s"
-
-
-def test_a_short_run_is_quiet_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress_shown(["a"], 10.0) as told:
-        for second in range(11):
-            told("a", float(second))
-    assert capsys.readouterr() == ("", "")

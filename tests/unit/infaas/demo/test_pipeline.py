@@ -4,17 +4,43 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 
 from bus.messages.catalog import PipelinePlan, PlannedStage
 from infaas.answers import Answer
-from infaas.demo import stages
-from infaas.demo.digits import UNSEEN, load
+from infaas.demo.digits import TRAIN, UNSEEN, VALIDATION, Digits, load, models, scores_of
 from infaas.demo.load import DemoReply
 from infaas.demo.pipeline import KIND, PipelineDemo, blocks, chart, figures, judge
 from infaas.demo.program import DemoTable
-from infaas.demo.stages import ACCURATE, BINS, CHEAP, LATENCY_MS, NEAREST, PHASES, VERTICES, results, series, vertices
+from infaas.demo.stages import (
+    ACCURATE,
+    ALIKE,
+    APPS,
+    BINS,
+    CHEAP,
+    LATENCY_MS,
+    NEAREST,
+    PHASES,
+    THRESHOLDS,
+    VERTICES,
+    DemoStages,
+    accuracy,
+    draw,
+    last_of,
+    make_stages,
+    merged,
+    phase_at,
+    pipeline_file,
+    results,
+    save_nearest,
+    series,
+    unsure_below,
+    vertices,
+)
 from infaas.errors import Refused
+from services.core.pipelines.checks import pipeline_errors
+from services.simulation.scenario.pipelines import read_pipeline
 
 PICTURES = load(UNSEEN)
 SECONDS = 100.0
@@ -72,8 +98,13 @@ def result() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_the_phases_of_the_load() -> None:
-    assert [stages.phase_at(share) for share in (0.0, 0.1, 0.9, 1.0)] == ["before", "tripled", "after", "after"]
+def test_phases_blocks_and_visits() -> None:
+    assert [phase_at(share) for share in (0.0, 0.1, 0.9, 1.0)] == ["before", "tripled", "after", "after"]
+    quick = vertices(PLAN, SERVED, SERVING)[0]
+    assert (quick["visits"], quick["batch"], quick["variants"]) == (4, pytest.approx(2.0), {"a": 3, "b": 1})
+    assert quick["instances"] == [1, 3]
+    assert blocks([0.0, 0.01, 4.0, 8.0, 9.0, None], 8.0) == " ▁▄██ "
+    assert blocks([1.0, 2.0], 0.0) == "  "
 
 
 def test_an_answer_is_wrong_if_the_accurate_model_was_due_and_not_asked() -> None:
@@ -110,7 +141,7 @@ def test_figures_of_the_phases_and_of_the_whole() -> None:
     assert found["check"] == {"right": 98, "right_doubted": 0, "wrong": 1, "wrong_doubted": 1}
 
 
-def test_figures_of_a_run_without_answers() -> None:
+def test_figures_and_series_of_runs_with_and_without_answers() -> None:
     lost = [DemoReply(np.array([0]), np.array([0]), Refused("overloaded", "full"), 1.0, 5.0)]
     found = results(lost, PICTURES, 0.9, [], SECONDS)
     assert (found["answered"], found["accuracy"], found["cost"]["per_1000"]) == (0, None, None)
@@ -118,27 +149,13 @@ def test_figures_of_a_run_without_answers() -> None:
     assert found["p99_ms"] is None
     assert found["phases"][2]["attainment"] is None
     assert vertices(PLAN, [], [])[0]["batch"] is None
-
-
-def test_visits_of_all_variants_of_a_vertex_count() -> None:
-    quick = vertices(PLAN, SERVED, SERVING)[0]
-    assert (quick["visits"], quick["batch"], quick["variants"]) == (4, pytest.approx(2.0), {"a": 3, "b": 1})
-    assert quick["instances"] == [1, 3]
-
-
-def test_the_series_has_the_replicas_wanted_and_serving() -> None:
     found = series(replies(), SERVING, EVENTS, 1000.0, SECONDS)
     assert len(found["time"]) == len(found["qps"]) == len(found["attainment"]) == BINS
     assert sum(found["qps"]) * SECONDS / BINS == pytest.approx(100)
     assert found["wanted"]["exact"] == [1] * 29 + [4] * 31
     assert found["serving"]["exact"] == [1] * 35 + [3] * 25
     assert found["attainment"][2:4] == [0.5, 0.5]  # of two, one late; of two, one refused
-    assert stages.last_of([], np.arange(3.0)) == [0, 0, 0]
-
-
-def test_blocks() -> None:
-    assert blocks([0.0, 0.01, 4.0, 8.0, 9.0, None], 8.0) == " ▁▄██ "
-    assert blocks([1.0, 2.0], 0.0) == "  "
+    assert last_of([], np.arange(3.0)) == [0, 0, 0]
 
 
 def test_what_is_printed_names_what_was_paid_and_what_was_computed() -> None:
@@ -165,5 +182,73 @@ def test_what_is_printed_names_what_was_paid_and_what_was_computed() -> None:
 
 def test_the_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra plot (matplotlib)")
-    stages.draw(result(), tmp_path / "p.svg")
+    draw(result(), tmp_path / "p.svg")
     assert (tmp_path / "p.svg").stat().st_size > 5000
+
+
+# -- What the demo's pipeline is made of: the threshold, the check, the file.
+
+
+@pytest.fixture(scope="module")
+def stages(tmp_path_factory: pytest.TempPathFactory) -> DemoStages:
+    return make_stages(tmp_path_factory.mktemp("stages"))
+
+
+def verdicts(path: Path, x: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return session.run(None, {"x": x, "scores": scores})[0]
+
+
+def test_the_threshold_is_the_least_with_which_both_models_are_as_accurate_as_the_accurate_one() -> None:
+    labels = np.zeros(200, np.int64)
+    quick = np.zeros((200, 2), np.float32)
+    quick[:, 0] = 0.96
+    quick[:20] = [0.25, 0.75]  # wrong, and less sure than 0.8
+    exact = np.tile(np.array([1.0, 0.0], np.float32), (200, 1))
+    assert unsure_below(quick, exact, labels) == (0.8, pytest.approx(0.1))
+    assert unsure_below(exact, exact, labels) == (THRESHOLDS[0], 0.0)
+
+
+def test_the_models_together_are_nearly_as_accurate_as_the_accurate_one_alone(stages: DemoStages) -> None:
+    seen = load(VALIDATION)
+    quick = scores_of(models()[CHEAP], seen.x)
+    asked = quick.max(axis=1) < stages.threshold
+    assert stages.share == pytest.approx(asked.mean())
+    assert 0.0 < stages.share < 0.5
+    exact = scores_of(models()[ACCURATE], seen.x)
+    assert accuracy(merged(quick, exact, asked), seen.y) >= accuracy(exact, seen.y) - ALIKE > accuracy(quick, seen.y)
+
+
+def test_the_check_knows_the_nearest_picture_and_doubts_few_right_ones(tmp_path: Path) -> None:
+    known = Digits(np.eye(20, 784, dtype=np.float32) * 9, np.repeat(np.arange(10), 2))
+    path = save_nearest(tmp_path / "n.onnx", known)
+    said = np.eye(10, dtype=np.float32)
+    right = verdicts(path, known.x, said[known.y])
+    np.testing.assert_allclose(right.sum(axis=1), 1.0, rtol=1e-5)
+    assert (right[:, 1] > 0.9).all()
+    assert (verdicts(path, known.x, said[(known.y + 1) % 10])[:, 1] < 0.1).all()
+    unseen = load(UNSEEN)
+    quick = scores_of(models()[CHEAP], unseen.x)
+    right = quick.argmax(axis=1) == unseen.y
+    doubted = verdicts(save_nearest(tmp_path / "n.onnx", load(TRAIN)), unseen.x, quick)[:, 1] < 0.5
+    assert doubted[~right].mean() > 0.7
+    assert doubted[right].mean() < 0.1
+
+
+def test_the_validation_set_of_the_check_has_right_and_wrong_digits(stages: DemoStages) -> None:
+    with np.load(stages.validation[APPS["check"]]) as stored:
+        assert set(stored) == {"x", "scores", "y"}
+        assert 0.9 < stored["y"].mean() < 1.0
+
+
+def test_the_file_is_a_pipeline_without_errors(stages: DemoStages, tmp_path: Path) -> None:
+    path = tmp_path / "digits.toml"
+    path.write_text(pipeline_file(stages, 42.5))
+    found = read_pipeline(path)
+    assert not pipeline_errors(found.name, found.latency_ms, found.pipeline, None)
+    assert {vertex.app for vertex in found.pipeline.vertices} == set(stages.files)
+    assert found.loads[0].rate == ((0.0, 42.5),)
+    (edge,) = [edge for edge in found.pipeline.edges if edge.when is not None]
+    assert edge.when is not None
+    assert (edge.when.op, edge.when.value) == ("<", stages.threshold)
+    assert edge.probability == pytest.approx(stages.share, abs=1e-3)

@@ -1,6 +1,7 @@
 """The demo's judgement can fail: every way in which an answer or a refusal may be wrong is noticed."""
 
-from typing import Any
+import asyncio
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -9,10 +10,11 @@ from hypothesis import strategies as st
 
 from bus.tensors import from_array
 from infaas.answers import Answer
+from infaas.client import Client
 from infaas.demo.choices import problems_of, row_of, wrong_accuracy, wrong_answer, wrong_refusal
-from infaas.demo.digits import query_kinds
-from infaas.demo.load import DemoReply, QueryKind
-from infaas.errors import Refused
+from infaas.demo.digits import Digits, query_kinds
+from infaas.demo.load import MAX_PROBLEMS, DemoLoad, DemoReply, PictureSource, QueryKind, arrivals
+from infaas.errors import InfaasError, Refused, Timeout
 
 CATALOGUE = {"cnn-1": {"variant": "cnn-1", "accuracy": 0.98, "cost_per_1000": 0.004}}
 ANYTHING = QueryKind(name="nothing", needs={})
@@ -47,9 +49,14 @@ def problem_of(kind: QueryKind, **changes: Any) -> str:
     return wrong_answer(kind, 2, "q", answer(**changes), CATALOGUE, 10)
 
 
-def test_right_answers_pass() -> None:
+def test_right_answers_pass_and_others_do_not() -> None:
     assert problem_of(ANYTHING) == ""
     assert problem_of(STRICT) == ""
+    kind = QueryKind(name="more", needs={"accuracy": 0.985})
+    assert "cnn-1" in problem_of(kind, missed=["accuracy"])
+    assert "no variant can meet" in problem_of(IMPOSSIBLE)
+    assert wrong_accuracy(0.98, 0.8, 5, 5, 750) == ""
+    assert wrong_accuracy(0.98, 0.0, 0, 0, 750) == ""
 
 
 @pytest.mark.parametrize(
@@ -72,15 +79,6 @@ def test_wrong_answers_are_noticed(changes: dict[str, Any], word: str) -> None:
 @pytest.mark.parametrize("changes", [{"latency_ms": 7.0, "missed": ["latency"]}, {"cost": 0.001, "missed": ["cost"]}])
 def test_what_is_missed_and_said_is_no_lie(changes: dict[str, Any]) -> None:
     assert problem_of(STRICT, **changes) == ""
-
-
-def test_too_low_an_accuracy_is_never_right() -> None:
-    kind = QueryKind(name="more", needs={"accuracy": 0.985})
-    assert "cnn-1" in problem_of(kind, missed=["accuracy"])
-
-
-def test_answering_the_impossible_is_wrong() -> None:
-    assert "no variant can meet" in problem_of(IMPOSSIBLE)
 
 
 CLOSEST = {"model": "cnn", "variant": "cnn-1", "accuracy": 0.98, "latency_ms": 0.2, "cost": 0.004}
@@ -124,11 +122,6 @@ def test_another_model_behind_the_promise_is_noticed(promised: float, measured: 
     assert "promised" in wrong_accuracy(promised, measured, 600, 600, 750)
 
 
-def test_few_answers_prove_little() -> None:
-    assert wrong_accuracy(0.98, 0.8, 5, 5, 750) == ""
-    assert wrong_accuracy(0.98, 0.0, 0, 0, 750) == ""
-
-
 def test_query_kinds_follow_the_catalogue() -> None:
     found = query_kinds(
         [
@@ -167,14 +160,79 @@ def test_a_row_of_the_table() -> None:
     assert problems_of(row_of(ANYTHING, 40, 0, many), many, 750, views=80) == []
 
 
-def test_what_is_possible_must_be_answered() -> None:
+def test_impossible_needs_are_not_met_and_possible_ones_must_be() -> None:
     replies = [reply(1.0, Refused("deadline", "later"))]
     assert "none of 1 queries" in problems_of(row_of(STRICT, 1, 0, replies), replies, 750)[0]
     assert problems_of(row_of(IMPOSSIBLE, 1, 0, replies), replies, 750) == []
-
-
-def test_needs_are_met_only_when_nothing_is_missed() -> None:
     cases: list[tuple[float, list[str]]] = [(1.0, []), (9.0, []), (1.0, ["cost"]), (1.0, ["latency"])]
     row = row_of(STRICT, 4, 0, [reply(took, answer(missed=missed)) for took, missed in cases])
     assert row["slo_attainment"] == 0.25
     assert row["missed"] == {"cost": 1, "latency": 1}
+
+
+# -- Pictures are handed out fairly, at the rates that are asked for, and each query ends as a reply or as a problem.
+DIGITS = Digits(np.zeros((20, 784), np.float32), np.arange(20) % 10)
+OFTEN, RARELY = QueryKind(name="often", needs={}, weight=3.0), QueryKind(name="rarely", needs={"priority": 9})
+
+
+class Refusing:
+    """A client that refuses each query, and gives no reply to some."""
+
+    def __init__(self) -> None:
+        self.needs: list[dict[str, Any]] = []
+        self.under_way = self.most = 0
+
+    async def query(self, app: str, x: np.ndarray, *, raise_refused: bool, **needs: Any) -> Refused:
+        self.needs.append(needs)
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        await asyncio.sleep(0)
+        self.under_way -= 1
+        if needs.get("priority") == 9:
+            raise Timeout("no reply")
+        return Refused("overloaded", "full")
+
+
+def test_pictures_come_once_at_rates_and_shares() -> None:
+    source = PictureSource(DIGITS, np.random.default_rng(3))
+    drawn = np.concatenate([source.draw(items) for items in (1, 7, 8, 3, 1)])
+    assert sorted(drawn.tolist()) == list(range(20))
+    assert len(source.draw(8)) == 8
+    found = arrivals([(10.0, 50.0), (5.0, 200.0)], [OFTEN, RARELY])
+    at = np.array([due for due, _ in found])
+    assert (np.diff(at) >= 0).all()
+    assert [(at < 10.0).sum() / 10.0, (at >= 10.0).sum() / 5.0] == pytest.approx([50.0, 200.0], rel=0.2)
+    assert sum(kind is OFTEN for _, kind in found) / len(found) == pytest.approx(0.75, abs=0.05)
+    assert arrivals([(10.0, 50.0), (5.0, 200.0)], [OFTEN, RARELY]) == found
+
+
+def test_each_query_ends_as_a_reply_or_as_a_problem() -> None:
+    client, told, seen = Refusing(), [], []
+    load = DemoLoad(cast(Client, client), "app", DIGITS, lambda *_: "", largest=4)
+
+    async def each(reply: DemoReply) -> None:
+        seen.append(reply)
+
+    due = [(0.0, kind) for kind in (OFTEN, RARELY) for _ in range(9)]
+    asyncio.run(load.run(due, 0.5, told.append, under_way=2, each=each))
+    assert load.sent == {"often": 9, "rarely": 9}
+    assert [reply.said for reply in load.replies["often"]] == [reply.said for reply in seen]
+    assert len(load.replies["often"]) == len(load.wrong["rarely"]) == 9
+    assert len(load.problems()) == MAX_PROBLEMS + 1
+    assert "4 more" in load.problems()[-1]
+    assert len({needs["id"] for needs in client.needs}) == load.queries == 18
+    assert client.most <= 2
+    assert told[-1] == 0.5
+
+
+def test_refusals_are_no_answers_and_the_first_answer_is_waited_for() -> None:
+    client = Refusing()
+    load = DemoLoad(cast(Client, client), "app", DIGITS, lambda *_: "")
+    assert asyncio.run(load.carried(OFTEN, 3, 0.05)) == 0.0
+    assert load.queries == len(client.needs) >= 3
+    assert client.most == 3
+    load = DemoLoad(cast(Client, Refusing()), "app", DIGITS, lambda *_: "")
+    with pytest.raises(InfaasError, match="“often” was not answered as it should be"):
+        asyncio.run(load.first(OFTEN, 0.0))
+    with pytest.raises(InfaasError, match="no reply"):
+        asyncio.run(load.first(RARELY, 60.0))

@@ -4,11 +4,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from bus.codec import encode
 from bus.messages.catalog import VariantRecord
-from bus.messages.fleet import DemoteInstance
+from bus.messages.fleet import DemoteInstance, WorkerHeartbeat
 from bus.messages.jobs import Checkpoint, Chunk, JobRecord, JobStatus, Part
 from bus.messages.public import Tensor
 from services.core.actor import Changed, Synced
@@ -16,7 +18,9 @@ from services.core.settings import JobsSettings, MonitorSettings, Settings
 from services.executor.commands import BatchResult, RunBatch
 from services.jobs.runner.actor import Runner
 from services.jobs.runner.chunks import DropChunk, ExtendChunks, ReturnChunk, StorePart, TakeChunk, uid_of
+from services.jobs.runner.policy import obstacle, ranked
 from services.monitor.effects import MachineSample
+from tests.support.data.events import beat, device, instance
 from tests.support.simulated.fleet import PRICES, Fleet, variant
 
 
@@ -95,8 +99,7 @@ class Scene:
         record = JobRecord(
             status=running, owner="c", chunk_items=4, checkpoint=Checkpoint(chunks=chunks, generation=generation)
         )
-        self.stage.send(runner, Changed("infaas-jobs", job, encode(record)))
-        self.stage.run(run)
+        self.stage.send(runner, Changed("infaas-jobs", job, encode(record)), seconds=run)
 
     def numbers(self) -> list[int]:
         return sorted(part.number for part in self.queue.parts)
@@ -132,17 +135,22 @@ def test_a_part_is_stored_only_once_its_outcome_is_on_disk() -> None:
     scene.job()
     while not scene.offline():
         scene.stage.run(0.005)
-    scene.stage.kill("r1")
-    scene.stage.run(1.0)
+    scene.stage.kill("r1", seconds=1.0)
     assert scene.numbers() == []
 
 
-def test_nothing_is_taken_before_there_is_a_job() -> None:
+def test_nothing_is_taken_before_a_job_and_other_hardware_holds_nobody_up() -> None:
     scene = Scene(chunk(0))
     scene.stage.run(5.0)
     assert scene.queue.takes == 0
     scene.job(state="reading", run=2.0)
     assert scene.queue.takes == 0
+    gpu = variant("gpu", hardware="gpu", model="n", accuracy=0.99)
+    scene = Scene(chunk(0, job="heavy"), chunk(1), records=(variant(), gpu))
+    scene.job(job="heavy", model="n")
+    scene.job(run=3.0)
+    assert scene.queue.given_back == [("heavy", 0)]
+    assert scene.numbers() == [1]
 
 
 def test_a_job_brings_a_model_back_from_host_memory() -> None:
@@ -303,15 +311,6 @@ def test_when_a_job_begins_anew_only_its_new_chunks_count() -> None:
     assert scene.numbers() == [3, 9]
 
 
-def test_a_job_for_other_hardware_holds_nobody_up() -> None:
-    gpu = variant("gpu", hardware="gpu", model="n", accuracy=0.99)
-    scene = Scene(chunk(0, job="heavy"), chunk(1), records=(variant(), gpu))
-    scene.job(job="heavy", model="n")
-    scene.job(run=3.0)
-    assert scene.queue.given_back == [("heavy", 0)]
-    assert scene.numbers() == [1]
-
-
 def test_a_part_that_cannot_be_stored_now_is_stored_later() -> None:
     scene = Scene(chunk(0))
     scene.queue.fail_stores = 3
@@ -344,3 +343,84 @@ def test_a_variant_that_online_queries_use_stays() -> None:
         scene.stage.run(0.1)
     scene.job(state="done", run=20.0)
     assert [subject for _, subject, _ in scene.stage.heard if subject.endswith("release")] == []
+
+
+# -- When a worker takes offline work: the table of the throttle.
+RECORD = variant("v")  # a batch of n takes 2 + 0.5 n ms
+SETTINGS = JobsSettings()
+
+
+def why(heard: WorkerHeartbeat | None, settings: JobsSettings = SETTINGS) -> str:
+    return obstacle(heard, "cpu", {"v": RECORD}.get, settings)
+
+
+@pytest.mark.parametrize(
+    ("heard",),
+    [
+        (beat(),),
+        (beat(devices=[device(utilisation=0.4)]),),  # not above 40 %
+        (beat(devices=[device(utilisation=0.9, offline=0.5)]),),  # its own use does not count
+        (beat(instance(load=100.0, latency_ms=2.5, mean_batch=1.0)),),  # as profiled
+        (beat(instance(load=100.0, latency_ms=4.4, mean_batch=1.0)),),  # 1.76 times, but less than 2 ms longer
+        (beat(instance(load=100.0, latency_ms=6.0, mean_batch=8.0)),),  # as profiled for its batches
+        (beat(instance(load=0.0, latency_ms=50.0, mean_batch=1.0)),),  # serves nothing online
+        (beat(instance(variant="unknown", load=1.0, latency_ms=50.0, mean_batch=1.0)),),
+        (beat(instance(state="Loading")),),
+    ],
+)
+def test_a_calm_worker_takes_offline_work(heard: WorkerHeartbeat) -> None:
+    assert why(heard) == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "waits"),
+    [
+        ({}, True),
+        ({"latency_ratio": 3.0}, False),
+        ({"latency_least_ms": 5.0}, False),
+    ],
+)
+def test_how_much_slower_online_batches_may_be_is_set(settings: dict[str, float], waits: bool) -> None:
+    """A batch takes 6 ms, and its profile says 2.5."""
+    heard = beat(instance(load=100.0, latency_ms=6.0, mean_batch=1.0))
+    assert bool(why(heard, JobsSettings(**settings))) is waits
+
+
+@pytest.mark.parametrize(
+    ("heard", "says"),
+    [
+        (None, "the worker is silent"),
+        (beat(draining=True), "the worker is leaving"),
+        (beat(devices=[device(utilisation=0.41)]), "cpu is used 41% by other work, offline work waits above 40%"),
+        (beat(devices=[device(utilisation=0.95, offline=0.5)]), "cpu is used 45%"),
+        (beat(devices=[device(alive=False)]), "the executor of cpu does not run"),
+        (beat(devices=[device("gpu-0")]), "the executor of cpu does not run"),
+        (beat(instance(state="Overloaded")), "v is Overloaded"),
+        (beat(instance(state="Interfered")), "v is Interfered"),
+        (beat(instance(app_states={"app": "Interfered"})), "v is Interfered"),
+        (beat(instance(load=1.0, latency_ms=5.0, mean_batch=1.0)), "v takes 5 ms a batch, its profile says 2.5 ms"),
+        (beat(instance(), instance(variant="x", state="Overloaded")), "x is Overloaded"),
+    ],
+)  # fmt: skip
+def test_a_busy_worker_takes_none_and_says_why(heard: WorkerHeartbeat | None, says: str) -> None:
+    assert why(heard).startswith(says)
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
+def test_work_is_taken_exactly_while_others_use_no_more_than_the_limit(used: float, own: float, limit: float) -> None:
+    calm = why(beat(devices=[device(utilisation=used, offline=own)]), JobsSettings(utilisation_below=limit)) == ""
+    assert calm == (max(0.0, used - own) <= limit)
+
+
+def test_the_cheapest_item_comes_first_among_what_the_worker_has_devices_for() -> None:
+    quick = variant("quick", base_ms=1.0)
+    gpu = variant("gpu", hardware="gpu", base_ms=0.01, per_item_ms=0.001)
+    fake = variant("fake", hardware="gpu", simulated=True, base_ms=0.01, per_item_ms=0.001)
+    devices = [device(), device("gpu-0", cores=1, simulated=True)]
+    found = [(record.variant, where) for record, where in ranked([RECORD, quick, gpu, fake], devices, PRICES, 8)]
+    assert ("gpu", "gpu-0") not in found  # a simulated device runs no real variant
+    assert found.index(("quick", "cpu")) < found.index(("v", "cpu"))
+    assert ("fake", "gpu-0") in found
+    away = [device("cpu-0", alive=False), device("cpu-1")]
+    assert ranked([RECORD], away, PRICES, 8) == [(RECORD, "cpu-1")]
+    assert ranked([RECORD], away[:1], PRICES, 8) == [(RECORD, "cpu-0")]

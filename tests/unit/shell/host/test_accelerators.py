@@ -3,6 +3,7 @@
 import pytest
 
 from services.core.settings import WorkerSettings
+from services.shell.host import processor
 from services.shell.host.accelerators import (
     Accelerator,
     DriverError,
@@ -39,13 +40,17 @@ def test_the_visible_ones_are_renumbered_as_cuda_does(chosen, uuids):
     assert [one.address for one in left] == [f"cuda:{n}" for n in range(len(uuids))]
 
 
-def test_real_devices_come_with_their_address_and_memory():
+def test_devices_have_address_memory_and_the_settings_number() -> None:
     cpu, *devices = devices_of(WorkerSettings(cores=2), GPUS[:2])
     assert (cpu.name, cpu.address) == ("cpu", "cpu")
     assert [(d.name, d.kind, d.address, d.cores, d.memory_mb, d.simulated) for d in devices] == [
         ("gpu-0", "gpu", "cuda:0", 1, 15360.0, False),
         ("gpu-1", "gpu", "cuda:1", 1, 15360.0, False),
     ]
+    assert [d.name for d in devices_of(WorkerSettings(cores=2, gpus=1), GPUS)] == ["cpu", "gpu-0"]
+    assert [d.name for d in devices_of(WorkerSettings(cores=2, gpus=0), GPUS)] == ["cpu"]
+    with pytest.raises(SettingsError, match=r"worker\.gpus is 4, but 3 GPUs"):
+        devices_of(WorkerSettings(cores=2, gpus=4), GPUS)
 
 
 def test_simulated_devices_go_on_counting_after_the_real_ones():
@@ -56,13 +61,6 @@ def test_simulated_devices_go_on_counting_after_the_real_ones():
         ("gpu-2", True),
         ("inferentia-0", True),
     ]
-
-
-def test_settings_say_how_many():
-    assert [d.name for d in devices_of(WorkerSettings(cores=2, gpus=1), GPUS)] == ["cpu", "gpu-0"]
-    assert [d.name for d in devices_of(WorkerSettings(cores=2, gpus=0), GPUS)] == ["cpu"]
-    with pytest.raises(SettingsError, match=r"worker\.gpus is 4, but 3 GPUs"):
-        devices_of(WorkerSettings(cores=2, gpus=4), GPUS)
 
 
 @pytest.mark.parametrize(("text", "gpus"), [("auto", "auto"), ("0", 0), ("3", 3)])
@@ -82,3 +80,26 @@ def test_a_machine_without_a_driver_says_so():
     assert why_no_gpu()
     with pytest.raises(DriverError, match=r"driver|GPU"):
         cuda_device("cuda:0")
+
+
+# -- How a processor adds small integers, from what Linux says of it.
+
+
+@pytest.mark.parametrize(
+    ("flags", "machine", "isa", "arithmetic"),
+    [
+        ("fpu sse2 avx2", "x86_64", "avx2", "saturating"),
+        ("avx2 avx512f avx512bw", "x86_64", "avx512f", "saturating"),
+        ("avx2 avx512f avx512_vnni", "x86_64", "avx512_vnni", "exact"),
+        ("avx2 avx_vnni", "x86_64", "avx_vnni", "exact"),
+        ("asimd asimddp", "aarch64", "asimddp", "exact"),
+    ],
+)
+def test_without_vnni_an_x86_saturates(flags: str, machine: str, isa: str, arithmetic: str) -> None:
+    name = "Features" if machine == "aarch64" else "flags"
+    found = processor.of(f"processor : 0\nmodel name : A Chip\n{name} : {flags}\n\nflags : other\n", machine)
+    assert (found.model, found.isa, found.arithmetic) == ("A Chip", isa, arithmetic)
+
+
+def test_a_silent_system_is_not_taken_for_an_exact_one() -> None:
+    assert processor.of("", "x86_64").arithmetic == "saturating"

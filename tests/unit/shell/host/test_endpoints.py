@@ -18,19 +18,17 @@ THERE = SystemEndpoints(
 )
 
 
-def test_written_endpoints_are_found(tmp_path: Path) -> None:
+def test_written_endpoints_are_found_until_they_are_marked_as_stopped(tmp_path: Path) -> None:
     endpoints.write_endpoints(tmp_path, THERE, {"nats": 4222})
     found = read_endpoints(tmp_path)
     assert (found.nats, found.sql, found.writer, found.prefix) == (THERE.nats, THERE.sql, THERE.writer, THERE.prefix)
     assert stat.S_IMODE((tmp_path / endpoints.FILE).stat().st_mode) == 0o600
-
-
-def test_a_stopped_system_is_said_to_be_stopped_and_its_ports_stay_noted(tmp_path: Path) -> None:
     endpoints.write_endpoints(tmp_path, THERE, {"nats": 4333})
     endpoints.mark_stopped(tmp_path)
     with pytest.raises(NotConnected, match="stopped"):
         read_endpoints(tmp_path)
     assert endpoints.recorded_ports(tmp_path) == {"nats": 4333}
+    assert list(THERE.public()) == ["nats", "sql", "dashboard", "gateway", "gateway_grpc", "metrics"]
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"ports": 3}', '{"ports": {"nats": "x"}}'])
@@ -42,33 +40,28 @@ def test_a_damaged_file_gives_no_ports(tmp_path: Path, content: str) -> None:
         read_endpoints(tmp_path)
 
 
-def test_the_public_part_has_the_contracts_keys_and_no_writer() -> None:
-    assert list(THERE.public()) == ["nats", "sql", "dashboard", "gateway", "gateway_grpc", "metrics"]
-
-
 def free_but(*busy: int):
     return lambda port: port not in busy
 
 
-def test_default_ports_when_they_are_free() -> None:
+def test_ports_are_the_default_ones_of_our_own_servers_or_the_last_ones() -> None:
     assert choose_ports(DEFAULT_PORTS, None, {}, take=free_but(), take_any=lambda: 1) == DEFAULT_PORTS
-
-
-def test_the_ports_of_the_last_start_are_kept() -> None:
     chosen = choose_ports(DEFAULT_PORTS, None, {"nats": 7000}, take=free_but(), take_any=lambda: 1)
     assert chosen == {**DEFAULT_PORTS, "nats": 7000}
     chosen = choose_ports(DEFAULT_PORTS, None, {"nats": 7000}, take=free_but(7000), take_any=lambda: 1)
     assert chosen == DEFAULT_PORTS
+    assert choose_ports(["postgres"], 6000, {}, take=free_but(6000), take_any=lambda: 1) == {"postgres": 6001}
+    assert choose_ports([], None, {}, take=free_but(), take_any=lambda: 1) == {}
 
 
-def test_a_busy_default_is_replaced_by_last_times_port() -> None:
+def test_busy_ports_are_replaced_by_last_times_or_any_and_not_claimed() -> None:
     chosen = choose_ports(DEFAULT_PORTS, None, {"nats": 7000}, take=free_but(4222), take_any=lambda: 9999)
     assert chosen == {**DEFAULT_PORTS, "nats": 7000}
-
-
-def test_else_by_any_free_one() -> None:
     chosen = choose_ports(DEFAULT_PORTS, None, {"nats": 7000}, take=free_but(4222, 7000, 5433), take_any=lambda: 9999)
     assert chosen == {**DEFAULT_PORTS, "nats": 9999, "postgres": 9999}
+    claims = PortClaims()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert not claims.take(server.getsockname()[1])
 
 
 def test_a_base_fixes_every_port() -> None:
@@ -88,19 +81,11 @@ def test_a_port_of_the_settings_comes_before_last_times_and_is_an_error_when_it_
         choose_ports(["dashboard"], None, {}, free_but(8080), lambda: 1, {"dashboard": 8080})
 
 
-def test_a_busy_port_of_a_base_is_an_error_that_names_it() -> None:
+def test_ports_of_a_base_that_are_busy_or_too_high_are_errors() -> None:
     with pytest.raises(ServerError, match="6001"):
         choose_ports(DEFAULT_PORTS, 6000, {}, take=free_but(6001), take_any=lambda: 1)
-
-
-def test_a_base_too_high_is_an_error() -> None:
     with pytest.raises(ServerError, match="65536"):
         choose_ports(DEFAULT_PORTS, 65535, {}, take=free_but(), take_any=lambda: 1)
-
-
-def test_only_our_own_servers_get_ports() -> None:
-    assert choose_ports(["postgres"], 6000, {}, take=free_but(6000), take_any=lambda: 1) == {"postgres": 6001}
-    assert choose_ports([], None, {}, take=free_but(), take_any=lambda: 1) == {}
 
 
 def test_a_claimed_port_is_nobody_elses_until_released() -> None:
@@ -113,9 +98,3 @@ def test_a_claimed_port_is_nobody_elses_until_released() -> None:
     assert two.take(port)
     assert two.take_any() != port
     two.release()
-
-
-def test_a_busy_port_is_not_claimed() -> None:
-    claims = PortClaims()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        assert not claims.take(server.getsockname()[1])

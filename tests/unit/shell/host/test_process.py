@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from services.shell.host import process
+from services.shell.host.nats import nats_version
+from services.shell.host.postgres import role_dsn
 from services.shell.host.process import ServerError
 from services.shell.host.rootless import ProcessIdentity, runs
 from tests.support.servers.processes import read_line, script
@@ -15,16 +17,13 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_secret_is_made_once_kept_and_private(tmp_path: Path) -> None:
+def test_a_secret_is_made_once_kept_private_and_made_again_where_it_is_empty(tmp_path: Path) -> None:
     file = tmp_path / "deep" / "x.secret"
     secret = process.kept_secret(file)
     assert len(secret) >= 24
     assert process.kept_secret(file) == secret
     assert mode(file) == 0o600
     assert [path.name for path in file.parent.iterdir()] == ["x.secret"]
-
-
-def test_an_empty_secret_left_by_a_crash_is_made_again(tmp_path: Path) -> None:
     file = tmp_path / "x.secret"
     file.touch()
     assert process.kept_secret(file) != ""
@@ -71,15 +70,12 @@ def test_a_log_that_cannot_be_written_is_a_clear_error_too(tmp_path: Path) -> No
         process.start(["echo"], log=tmp_path / "log", on_our_death=signal.SIGKILL)
 
 
-def test_a_large_log_is_set_aside_at_the_start(tmp_path: Path) -> None:
+def test_logs_are_set_aside_when_large_and_end_with_a_last_line(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"x" * (10 * 2**20 + 1))
     process.start(["echo", "new"], log=log, on_our_death=signal.SIGKILL).wait()
     assert log.read_text() == "new\n"
     assert (tmp_path / "log.1").stat().st_size == 10 * 2**20 + 1
-
-
-def test_last_line_of_a_log(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("first\nlast words\n")
     assert process.last_line(tmp_path / "log") == "last words"
     assert process.last_line(tmp_path / "none") == ""
@@ -118,3 +114,38 @@ def test_threads_that_a_fork_would_start_do_not_keep_a_program_from_its_user_nam
     )
     with script(code) as child:
         assert read_line(child) == "True"
+
+
+def program(directory: Path, says: str) -> Path:
+    file = directory / "nats-server"
+    file.write_text(f"#!/bin/sh\necho '{says}'\n")
+    file.chmod(0o755)
+    return file
+
+
+def test_versions_are_numbers(tmp_path: Path) -> None:
+    assert nats_version(program(tmp_path, "nats-server: v2.12.10")) == (2, 12, 10)
+
+
+def test_a_program_that_is_no_nats_server_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ServerError, match="does not say"):
+        nats_version(program(tmp_path, "hello"))
+
+
+def test_a_binary_that_cannot_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ServerError, match="cannot run"):
+        nats_version(tmp_path / "none")
+
+
+@pytest.mark.parametrize("old", ["2.12.2", "2.9.10", "1.99.99"])
+def test_a_server_that_loses_messages_is_refused(tmp_path: Path, old: str) -> None:
+    with pytest.raises(ServerError, match=rf"{old}.*2\.12\.3.*pip install"):
+        nats_version(program(tmp_path, f"nats-server: v{old}"))
+
+
+def test_a_dsn_for_another_role_keeps_the_rest_or_is_refused() -> None:
+    dsn = "postgresql://postgres:a%20b@db.example:6000/infaas?sslmode=require"
+    assert role_dsn(dsn, "reader", "p@ss/") == "postgresql://reader:p%40ss%2F@db.example:6000/infaas?sslmode=require"
+    assert role_dsn("postgres://127.0.0.1/x", "r", "s") == "postgres://r:s@127.0.0.1/x"
+    with pytest.raises(ServerError, match="postgresql://user:password@host"):
+        role_dsn("host=localhost user=x", "r", "s")

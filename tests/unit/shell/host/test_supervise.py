@@ -1,8 +1,11 @@
+"""A process is ended when it is still, never when it is busy or starved: the decision, look by look."""
+
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -12,19 +15,15 @@ from hypothesis import strategies as st
 from services.shell.host.process import start, with_our_source
 from services.shell.host.running import AFTER, BESIDE, shared
 from services.shell.host.supervise import PAUSES, SETTLED, Backoff, Child, Supervisor, describe
-from services.shell.host.watch import threads_of
+from services.shell.host.watch import BUSY, COMPUTES, HUNG, LONGEST, LOOK, ProcessStillness, Seen, Thread, threads_of
 from tests.support.servers.buses import until
-from tests.support.servers.nats import run
 
 spans_of_life = st.lists(st.floats(min_value=0, max_value=3 * SETTLED), max_size=30)
 
 
-def test_deaths_in_a_row_wait_longer_up_to_the_longest() -> None:
+def test_deaths_in_a_row_wait_longer_until_a_long_life() -> None:
     backoff = Backoff()
     assert [backoff.after(0.0) for _ in range(len(PAUSES) + 2)] == [*PAUSES, PAUSES[-1], PAUSES[-1]]
-
-
-def test_a_long_life_starts_the_count_again() -> None:
     backoff = Backoff()
     for _ in PAUSES:
         backoff.after(1.0)
@@ -134,20 +133,18 @@ class Part:
         ended = (lambda reason, succeeded: self.exits.append((reason, succeeded))) if self._told else None
         return Child("it", launch, 1, steps, ended, running=running, again=again, succession=self._succession)
 
-    def supervised(self, work: Callable[[Supervisor], Awaitable[None]]) -> None:
-        async def main() -> None:
-            supervisor = Supervisor()
-            child = self.child()
-            supervisor.start(child)
-            assert child.running is not None
-            running = child.running
-            try:
-                await until(lambda: running.turns > 0, LONG)
-                await work(supervisor)
-            finally:
-                await supervisor.stop()
-
-        run(main())
+    @asynccontextmanager
+    async def supervised(self) -> AsyncIterator[Supervisor]:
+        supervisor = Supervisor()
+        child = self.child()
+        supervisor.start(child)
+        assert child.running is not None
+        running = child.running
+        try:
+            await until(lambda: running.turns > 0, LONG)
+            yield supervisor
+        finally:
+            await supervisor.stop()
 
 
 LONG = 120.0  # s; only ends a failing test
@@ -157,10 +154,9 @@ def lives(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def test_a_process_that_was_asked_to_end_goes_when_its_successor_is_ready(tmp_path: Path) -> None:
+async def test_a_process_that_was_asked_to_end_goes_when_its_successor_is_ready(tmp_path: Path) -> None:
     part = Part(tmp_path)
-
-    async def work(supervisor: Supervisor) -> None:
+    async with part.supervised() as supervisor:
         (old,) = part.launched
         os.kill(old, signal.SIGTERM)
         await until(lambda: len(part.launched) == 2, LONG)
@@ -177,13 +173,10 @@ def test_a_process_that_was_asked_to_end_goes_when_its_successor_is_ready(tmp_pa
         await until(lambda: len(part.launched) == 3, LONG)
         assert part.exits == [("killed by SIGKILL", False)]
 
-    part.supervised(work)
 
-
-def test_a_successor_that_comes_after_begins_when_the_other_has_ended(tmp_path: Path) -> None:
+async def test_a_successor_that_comes_after_begins_when_the_other_has_ended(tmp_path: Path) -> None:
     part = Part(tmp_path, AFTER)
-
-    async def work(supervisor: Supervisor) -> None:
+    async with part.supervised() as supervisor:
         (old,) = part.launched
         os.kill(old, signal.SIGTERM)
         await until(lambda: len(part.launched) == 2, LONG)
@@ -193,13 +186,10 @@ def test_a_successor_that_comes_after_begins_when_the_other_has_ended(tmp_path: 
         assert not lives(old)
         assert supervisor.pids == {"it": part.launched[1]}
 
-    part.supervised(work)
 
-
-def test_the_successor_of_a_process_that_dies_meanwhile_takes_its_place(tmp_path: Path) -> None:
+async def test_the_successor_of_a_process_that_dies_meanwhile_takes_its_place(tmp_path: Path) -> None:
     part = Part(tmp_path, told=False)
-
-    async def work(supervisor: Supervisor) -> None:
+    async with part.supervised() as supervisor:
         (old,) = part.launched
         os.kill(old, signal.SIGTERM)
         await until(lambda: len(part.launched) == 2, LONG)
@@ -207,14 +197,11 @@ def test_the_successor_of_a_process_that_dies_meanwhile_takes_its_place(tmp_path
         await until(lambda: supervisor.pids == {"it": part.launched[1]}, LONG)
         assert len(part.launched) == 2
 
-    part.supervised(work)
 
-
-def test_a_process_of_whose_death_others_are_told_is_started_anew_and_not_succeeded(tmp_path: Path) -> None:
+async def test_a_process_of_whose_death_others_are_told_is_started_anew_and_not_succeeded(tmp_path: Path) -> None:
     """Its successor would go on with the name of the one that has died."""
     part = Part(tmp_path)
-
-    async def work(supervisor: Supervisor) -> None:
+    async with part.supervised() as supervisor:
         (old,) = part.launched
         os.kill(old, signal.SIGTERM)
         await until(lambda: len(part.launched) == 2, LONG)
@@ -233,13 +220,10 @@ def test_a_process_of_whose_death_others_are_told_is_started_anew_and_not_succee
         await until(lambda: not lives(part.launched[2]), LONG)
         assert len(part.exits) == 1
 
-    part.supervised(work)
 
-
-def test_nothing_is_told_of_a_successor_that_ends_before_it_is_ready(tmp_path: Path) -> None:
+async def test_nothing_is_told_of_a_successor_that_ends_before_it_is_ready(tmp_path: Path) -> None:
     part = Part(tmp_path)
-
-    async def work(supervisor: Supervisor) -> None:
+    async with part.supervised() as supervisor:
         (old,) = part.launched
         os.kill(old, signal.SIGTERM)
         await until(lambda: len(part.launched) == 2, LONG)
@@ -251,17 +235,14 @@ def test_nothing_is_told_of_a_successor_that_ends_before_it_is_ready(tmp_path: P
         await until(lambda: not lives(old), LONG)
         assert part.exits == []
 
-    part.supervised(work)
+
+ENDED = "it did not turn for 2 s (stopped by a signal) and was ended"
 
 
-HUNG = "it did not turn for 2 s (stopped by a signal) and was ended"
-
-
-def test_a_process_that_is_stopped_for_good_goes_on_until_its_successor_is_ready(tmp_path: Path) -> None:
+async def test_a_process_that_is_stopped_for_good_goes_on_until_its_successor_is_ready(tmp_path: Path) -> None:
     """What waits for it is read, and why it was replaced is told."""
     part = Part(tmp_path)
-
-    async def work(supervisor: Supervisor) -> None:
+    async with part.supervised() as supervisor:
         (old,) = part.launched
         os.kill(old, signal.SIGSTOP)
         await until(lambda: len(part.launched) == 2, LONG)
@@ -270,16 +251,13 @@ def test_a_process_that_is_stopped_for_good_goes_on_until_its_successor_is_ready
         assert supervisor.hangs == {"it": 1}
         part.ready.touch()
         await until(lambda: part.exits, LONG)
-        assert part.exits == [(HUNG, True)]
+        assert part.exits == [(ENDED, True)]
         await until(lambda: supervisor.pids == {"it": part.launched[1]}, LONG)
 
-    part.supervised(work)
 
-
-def test_a_process_that_is_stopped_again_while_its_successor_starts_is_ended(tmp_path: Path) -> None:
+async def test_a_process_that_is_stopped_again_while_its_successor_starts_is_ended(tmp_path: Path) -> None:
     part = Part(tmp_path)
-
-    async def work(supervisor: Supervisor) -> None:
+    async with part.supervised() as supervisor:
         (old,) = part.launched
         os.kill(old, signal.SIGSTOP)
         await until(lambda: len(part.launched) == 2, LONG)
@@ -287,17 +265,14 @@ def test_a_process_that_is_stopped_again_while_its_successor_starts_is_ended(tmp
         await until(lambda: len(part.launched) == 3, LONG)
         assert not lives(old)
         assert supervisor.hangs == {"it": 2}
-        assert part.exits == [(HUNG, False)]
+        assert part.exits == [(ENDED, False)]
         await until(lambda: supervisor.pids == {"it": part.launched[2]}, LONG)
 
-    part.supervised(work)
 
-
-def test_why_a_process_ended_is_told_once_whether_its_successor_was_quicker_or_not(tmp_path: Path) -> None:
+async def test_why_a_process_ended_is_told_once_whether_its_successor_was_quicker_or_not(tmp_path: Path) -> None:
     """It is stopped again when its successor becomes ready. If that is seen first, it goes on and leaves."""
     part = Part(tmp_path)
-
-    async def work(supervisor: Supervisor) -> None:
+    async with part.supervised() as supervisor:
         (old,) = part.launched
         os.kill(old, signal.SIGSTOP)
         await until(lambda: len(part.launched) == 2, LONG)
@@ -308,31 +283,103 @@ def test_why_a_process_ended_is_told_once_whether_its_successor_was_quicker_or_n
         succeeded = part.exits[0][1]
         await until(lambda: len(part.launched) == (2 if succeeded else 3), LONG)
         await until(lambda: supervisor.pids == {"it": part.launched[-1]}, LONG)
-        assert part.exits == [(HUNG, succeeded)]
-
-    part.supervised(work)
+        assert part.exits == [(ENDED, succeeded)]
 
 
-def test_a_stop_waits_for_no_successor(tmp_path: Path) -> None:
+async def test_a_stop_waits_for_no_successor(tmp_path: Path) -> None:
     part = Part(tmp_path)
-
-    async def work(supervisor: Supervisor) -> None:
+    async with part.supervised() as supervisor:
         (old,) = part.launched
         os.kill(old, signal.SIGTERM)
         await until(lambda: len(part.launched) == 2, LONG)
         await supervisor.stop()
         assert not any(map(lives, part.launched))
 
-    part.supervised(work)
 
-
-def test_what_can_have_no_successor_goes_at_once_and_is_started_again(tmp_path: Path) -> None:
+async def test_what_can_have_no_successor_goes_at_once_and_is_started_again(tmp_path: Path) -> None:
     part = Part(tmp_path, again=False)
-
-    async def work(supervisor: Supervisor) -> None:
+    async with part.supervised() as supervisor:
         os.kill(part.launched[0], signal.SIGTERM)
         await until(lambda: len(part.launched) == 2, LONG)
         assert part.exits == [("exit code 0", False)]
         assert supervisor.restarts == {"it": 1}
 
-    part.supervised(work)
+
+# -- A process is ended when it is still, never when it is busy or starved: the decision, look by look.
+MINUTE = round(60 / LOOK)  # looks
+
+
+def verdict(still: ProcessStillness, *looks: Seen, passed: float = LOOK) -> str:
+    """The first reason to end the process, or the last word."""
+    return next((why for one in looks if (why := still.looked(one, passed))), "")
+
+
+def asleep(turns: int = 7, state: str = "S", *, busy: bool = False, threads: int = 2) -> Seen:
+    return Seen(turns, busy, (Thread(state, 1.0, 1.0),) * threads)
+
+
+def test_stopped_processes_are_ended_by_looks_of_one_that_turns() -> None:
+    still = ProcessStillness()
+    stopped = asleep(state="T", busy=True)  # what it computes makes no difference
+    found = [still.looked(stopped, LOOK) for _ in range(20)]
+    # the first look has nothing to compare with
+    assert found.index("did not turn for 2 s (stopped by a signal)") == HUNG / LOOK
+    still = ProcessStillness()
+    still.looked(asleep(state="T"), LOOK)
+    assert still.looked(asleep(state="T"), 3600.0) == "", "it was starved, or the machine slept"
+    assert still.still == LONGEST
+
+
+def test_only_what_does_not_turn_is_ended() -> None:
+    assert verdict(ProcessStillness(), *[asleep()] * MINUTE) == "did not turn for 2 s (it waits for what does not come)"
+    still = ProcessStillness()
+    for turns in range(1, 20):
+        assert verdict(still, *[asleep(turns)] * 7) == ""
+    assert verdict(ProcessStillness(), *[asleep(threads=2 + n % 2) for n in range(MINUTE)]) == ""
+
+
+def test_busy_starting_and_waiting_processes_are_left_alone() -> None:
+    assert verdict(ProcessStillness(), *[asleep(0)] * MINUTE) == ""
+    assert "stopped by a signal" in verdict(ProcessStillness(), *[asleep(0, "T", threads=1)] * 10)
+    assert verdict(ProcessStillness(10.0), *[asleep(0, "T", threads=1)] * 39) == "", "a database is given more time"
+    assert "for 10 s" in verdict(ProcessStillness(10.0), *[asleep(0, "T", threads=1)] * 42)
+    for state in "RDt":
+        looks = [Seen(7, False, (Thread(state, 1.0, 1.0), Thread("S", 1.0, 1.0)))] * MINUTE
+        assert verdict(ProcessStillness(), *looks) == "", state
+        looks = [Seen(7, False, (Thread("S", 1.0, 1.0), Thread(state, 1.0, 1.0)))] * MINUTE
+        assert verdict(ProcessStillness(), *looks) == "", f"another thread: {state}"
+    assert verdict(ProcessStillness(), *[asleep(busy=True)] * (MINUTE - 10)) == ""
+    assert verdict(ProcessStillness(), *[asleep(busy=True)] * (MINUTE + 10)).startswith(f"did not turn for {BUSY:g} s")
+
+
+def test_time_that_any_thread_ran_or_waited_for_a_cpu_is_no_silence() -> None:
+    """Asleep at every look, and yet it has not stood still: so is a process that is starved by others."""
+    starved = [Seen(7, False, (Thread("S", 1.0, 1.0), Thread("S", 1.0, LOOK * n))) for n in range(MINUTE)]
+    computing = [Seen(7, False, (Thread("S", 1.0, 1.0), Thread("S", LOOK * n, 1.0))) for n in range(MINUTE)]
+    assert verdict(ProcessStillness(), *starved) == ""
+    assert verdict(ProcessStillness(), *computing) == ""
+    half = [Seen(7, False, (Thread("S", 1.0, LOOK / 2 * n),)) for n in range(MINUTE)]
+    still = ProcessStillness()
+    assert [still.looked(one, LOOK) for one in half].index(
+        "did not turn for 2 s (it waits for what does not come)"
+    ) == 16
+
+
+def test_a_loop_that_only_computes_is_ended_after_30_s_of_its_own_computing() -> None:
+    held = [Seen(7, False, (Thread("R", LOOK * n, 1.0),)) for n in range(MINUTE)]
+    still = ProcessStillness()
+    found = [still.looked(one, LOOK) for one in held]
+    assert found.index("did not turn in 30 s of computing") == COMPUTES / LOOK
+    starved = [Seen(7, False, (Thread("R", LOOK / 10 * n, LOOK * n),)) for n in range(3 * MINUTE)]
+    assert verdict(ProcessStillness(), *starved) == "", "it got a tenth of a CPU: 18 s in three minutes"
+    beside = [Seen(7, False, (Thread("S", 1.0, 1.0), Thread("R", LOOK * n, 1.0))) for n in range(5 * MINUTE)]
+    assert verdict(ProcessStillness(), *beside) == "", "another thread computes: so looks a load"
+
+
+def test_threads_are_known_and_where_nothing_is_said_nobody_is_ended() -> None:
+    assert verdict(ProcessStillness(), *[Seen(7, False, ())] * MINUTE) == ""
+    assert threads_of(2**22 + 1) == ()
+    mine, *_ = threads_of(os.getpid())
+    assert mine.state == "R"
+    assert mine.ran > 0
+    assert threads_of(os.getpid(), main=True)[0].ran >= mine.ran

@@ -6,11 +6,13 @@ from hypothesis import strategies as st
 
 from bus.codec import encode
 from bus.messages.catalog import BatchingRule
+from bus.messages.public import Requirements
 from services.core.catalog import Catalog, key_of
 from services.core.cost import LatencyTable, instance_price_per_s, price_per_hour
 from services.simulation.scenario.catalogue import ServingVariant, link
+from services.simulation.scenario.model import FaultSpec, JobSpec, WorkloadSpec
 from tests.support.data.examples import examples
-from tests.support.data.scenario_files import SOUND, changed, read
+from tests.support.data.small_scenarios import SOUND, changed, read
 from tests.support.simulated.fleet import variant
 
 
@@ -24,16 +26,13 @@ def of_speed(tmp_path, **says):
     return only(tmp_path, ("variant.0.latency_ms", ...), ("variant.0.saturation_qps", ...), *((f"variant.0.{k}", v) for k, v in says.items()))  # fmt: skip
 
 
-def test_a_table_of_batches_is_linear_between_its_points(tmp_path):
+def test_batches_are_tables_or_lines(tmp_path) -> None:
     found = of_speed(tmp_path, batch_latency_ms={"1": 15.0, "9": 31.0}, max_batch=18)
     table = LatencyTable(found)
     assert [1000 * table.seconds(n) for n in (1, 5, 9, 18)] == pytest.approx([15, 23, 31, 49])
     assert found.profile.saturation_qps == pytest.approx(18 / 0.049)
     assert of_speed(tmp_path, batch_latency_ms={"1": 15.0, "9": 31.0}).max_batch == 9
     assert of_speed(tmp_path, batch_latency_ms={"1": 15.0, "9": 31.0}, max_batch=4).profile.saturation_qps == pytest.approx(4 / 0.021)  # fmt: skip
-
-
-def test_a_line_of_batches_holds_for_every_size(tmp_path):
     found = of_speed(tmp_path, base_ms=2.0, per_item_ms=0.5, max_batch=32)
     table = LatencyTable(found)
     assert [1000 * table.seconds(n) for n in (1, 7, 32)] == pytest.approx([2.5, 5.5, 18])
@@ -54,11 +53,15 @@ def test_one_latency_and_a_throughput_say_how_large_a_batch_is(tmp_path, latency
     assert of_speed(tmp_path, latency_ms=latency).profile.saturation_qps == pytest.approx(1000 / latency)
 
 
-def test_records_are_simulated_and_say_what_the_block_says(tmp_path):
+def test_records_machines_and_apps_are_as_the_blocks_and_lists_say(tmp_path) -> None:
     found = only(tmp_path, ("variant.0.load_s", 1.5), ("variant.0.cost_per_s", 2.0))
     assert (found.simulated, found.hardware, found.threads, found.accuracy) == (True, "cpu", 4, 0.7)
     assert (found.profile.load_ms, found.profile.memory_mb, found.price_per_s) == (1500.0, 1024.0, 2.0)
     assert found.profile.provenance == "synthetic"
+    scenario = read(tmp_path, changed(("worker.0.price_per_hour", ...), ("worker.1.price_per_hour", ...)))
+    assert [one.price_per_hour for one in scenario.policies[0].machines] == pytest.approx([8 * 0.048, 3.06 + 8 * 0.048])
+    scenario = read(tmp_path, changed(("app.0.slo_target", 0.999)))
+    assert {app.app: app.slo_target for app in scenario.apps} == {"faces": 0.999, "cars": None}
 
 
 def test_prices_of_instances_are_shares_of_devices_where_memory_says_how_many_fit(tmp_path):
@@ -107,11 +110,6 @@ def test_devices_add_up_to_their_machine(tmp_path_factory, kinds, factor):
         assert total == pytest.approx(spec.price_per_hour)
 
 
-def test_machines_without_a_price_cost_what_the_list_says(tmp_path):
-    scenario = read(tmp_path, changed(("worker.0.price_per_hour", ...), ("worker.1.price_per_hour", ...)))
-    assert [one.price_per_hour for one in scenario.policies[0].machines] == pytest.approx([8 * 0.048, 3.06 + 8 * 0.048])
-
-
 @given(st.lists(st.tuples(st.sampled_from("mn"), st.sets(st.sampled_from("abcd"), min_size=1)), min_size=1, max_size=8))
 @settings(deadline=None, max_examples=examples(100))
 def test_every_app_is_served_by_its_variants_and_no_others(given_to):
@@ -140,11 +138,6 @@ def test_the_catalogue_of_a_scenario_serves_each_app(tmp_path):
     }
 
 
-def test_an_app_may_have_a_target_of_its_own(tmp_path):
-    scenario = read(tmp_path, changed(("app.0.slo_target", 0.999)))
-    assert {app.app: app.slo_target for app in scenario.apps} == {"faces": 0.999, "cars": None}
-
-
 def test_batching_is_stated_by_an_app_or_a_variant(tmp_path):
     scenario = read(
         tmp_path,
@@ -162,3 +155,123 @@ def test_apps_come_from_the_variants_where_no_block_names_any(tmp_path):
         "cars": (None, None),
         "faces": (None, None),
     }
+
+
+# -- Loads, offline work, faults and what is counted, as a scenario's file has them.
+
+
+def load(tmp_path, **says):
+    return read(tmp_path, changed(("load", [says]))).loads[0]
+
+
+def test_rates_are_numbers_or_points_and_loads_may_ask_for_more(tmp_path) -> None:
+    assert load(tmp_path, app="cars", rate=10) == WorkloadSpec(apps=("cars",), shares=(1.0,), rate=((0.0, 10.0),))
+    assert load(tmp_path, app="cars", rate=[[0, 4], [60, 0.5]]).rate == ((0.0, 4.0), (60.0, 0.5))
+    assert load(tmp_path, app="cars", rate=1, arrivals="gamma", cv=4).cv == 4.0
+    found = load(tmp_path, app="cars", arrivals="mmpp", rates=[1, 9], dwell_s=[5, 2])
+    assert (found.rates, found.dwell_s) == ((1.0, 9.0), (5.0, 2.0))
+    assert load(tmp_path, app="cars", rate=1).needs is None
+    found = load(tmp_path, app="cars", rate=1, accuracy=0.7, items=4)
+    assert (found.needs, found.items) == (Requirements(latency_ms=100.0, accuracy=0.7), 4)  # 100 ms: what cars asks for
+    found = load(tmp_path, apps=["faces", "cars"], rate=1, latency_ms=50)
+    assert found.needs == Requirements(latency_ms=50.0)
+
+
+@pytest.mark.parametrize(
+    ("shares", "wanted"),
+    [
+        ("zipf", (2 / 3, 1 / 3)),
+        ({"zipf": 2}, (0.8, 0.2)),
+        ({"zipf": 0}, (0.5, 0.5)),
+        ([0.8, 0.2], (0.8, 0.2)),
+        (None, (0.5, 0.5)),
+    ],
+)
+def test_shares_of_a_stream(tmp_path, shares, wanted):
+    found = load(tmp_path, apps=["faces", "cars"], rate=1, **({} if shares is None else {"shares": shares}))
+    assert found.apps == ("faces", "cars")
+    assert found.shares == pytest.approx(wanted)
+
+
+def test_traces_are_read_from_beside_the_file(tmp_path):
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t/counts.txt").write_text("3\n0\n12\n")
+    (tmp_path / "t/times.txt").write_text("0.5\n1.5\n")
+    found = load(tmp_path, app="cars", arrivals="trace", file="t/counts.txt", seconds_per_line=2, range_qps=[10, 1000])
+    assert found.counts is not None
+    assert (found.counts.tolist(), found.seconds_per_line, found.range_qps) == ([3, 0, 12], 2.0, (10.0, 1000.0))
+    found = load(tmp_path, app="cars", arrivals="times", file=str(tmp_path / "t/times.txt"))
+    assert found.times is not None
+    assert found.times.tolist() == [0.5, 1.5]
+
+
+@pytest.mark.parametrize("worker", ["cpu-0", "cpu-3", "cpu-7-1", "gpu-12-34"])
+def test_faults_befall_workers_that_some_policy_has_or_may_order(tmp_path, worker):
+    four = {"name": "four", "base": "infaas", "start": {"cpu": 4}}
+    fault = {"kind": "worker-dies", "at_s": 6, "worker": worker}
+    assert read(tmp_path, changed(("policy", [four]), ("fault", [fault]))).faults[0].worker == worker
+
+
+@pytest.mark.parametrize(
+    "process",
+    [
+        "d-0",
+        "vm-0",
+        "vm-1",
+        "jobs-0",
+        "cpu-0",
+        "cpu-0/cpu",
+        "monitor-cpu-0",
+        "model-gpu-1-2",
+        "offline-cpu-0",
+    ],
+)
+def test_faults_befall_processes(tmp_path, process):
+    fault = {"kind": "process-dies", "at_s": 6, "process": process}
+    (found,) = read(tmp_path, changed(("fault", [fault]))).faults
+    assert found == FaultSpec(kind="process-dies", at_s=6.0, process=process, delay_s=0.5)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"kind": "link-clogged", "until_s": 9.0, "process": "d-0", "direction": "in"},
+        {"kind": "link-lost", "until_s": 9.0, "process": "clients"},
+        {"kind": "worker-joins", "hardware": "gpu", "worker": "gpu-9"},
+        {"kind": "clock-off", "worker": "cpu-0", "delay_s": -5.0},
+        {"kind": "load-hangs", "until_s": 9.0, "hardware": "gpu"},
+        {"kind": "profile-wrong", "factor": 2.0},
+        {"kind": "boot-twice", "hardware": "gpu", "delay_s": 2.0},
+        {"kind": "query-resent", "app": "cars", "delay_s": 0.2},
+        {"kind": "change", "what": "setting", "app": "cars", "factor": 4.0},
+        {"kind": "change", "what": "model-deleted", "model": "resnet50"},
+    ],
+    ids=lambda fault: fault["kind"],
+)
+def test_faults_have_what_their_block_says(tmp_path, fault):
+    (found,) = read(tmp_path, changed(("fault", [{"at_s": 6.0, **fault}]))).faults
+    assert found == FaultSpec(at_s=6.0, **fault)
+
+
+def test_work_faults_and_meters(tmp_path):
+    scenario = read(
+        tmp_path,
+        changed(
+            ("job", [{"app": "faces", "at_s": 5, "inputs": 500}]),
+            ("fault", [
+                {"kind": "worker-dies", "at_s": 6, "hardware": "gpu"},
+                {"kind": "device-slow", "at_s": 6, "until_s": 9, "worker": "cpu-0", "factor": 3},
+            ]),
+            ("interference", {"gpu": 0.5}),
+            ("cost", {"meter": "memory", "per_gb_s": {"cpu": 0.031, "gpu": 0.498}}),
+            ("scenario.objective", "accuracy"),
+        ),
+    )  # fmt: skip
+    assert scenario.jobs == (JobSpec(app="faces", at_s=5.0, inputs=500),)
+    assert scenario.faults == (
+        FaultSpec(kind="worker-dies", at_s=6.0, hardware="gpu"),
+        FaultSpec(kind="device-slow", at_s=6.0, until_s=9.0, worker="cpu-0", factor=3.0),
+    )
+    assert scenario.interference == {"gpu": 0.5}
+    assert (scenario.cost.meter, scenario.cost.per_gb_s) == ("memory", {"cpu": 0.031, "gpu": 0.498})
+    assert scenario.objective == "accuracy"

@@ -4,7 +4,7 @@ import pytest
 
 from services.core.settings import Settings, StaticVariant
 from services.simulation.scenario.toml import ScenarioError
-from tests.support.data.scenario_files import changed, read
+from tests.support.data.small_scenarios import changed, read
 
 
 def policy(tmp_path, *changes, **says):
@@ -30,9 +30,17 @@ def test_built_in_names_are_what_they_are_in_settings(tmp_path):
     ]  # fmt: skip
 
 
-def test_what_is_not_said_is_as_in_production(tmp_path):
+def test_settings_of_a_policy_lie_over_those_of_all_and_of_production(tmp_path) -> None:
     found, production = read(tmp_path, changed(("scenario.policies", ["infaas"]))).policies[0].settings, Settings()
     assert (found.dispatcher, found.autoscaler) == (production.dispatcher, production.autoscaler)
+    common = ("settings", {"autoscaler": {"hold_s": 9, "slack": 1.2}, "monitor": {"least_items": 3}})
+    found = policy(tmp_path, common, base="infaas", settings={"autoscaler": {"hold_s": 2}}).settings
+    assert (found.autoscaler.hold_s, found.autoscaler.slack, found.monitor.least_items) == (2, 1.2, 3)
+    assert found.monitor.memory_share == 1.0
+    accurate = ("scenario.objective", "accuracy")
+    assert policy(tmp_path, base="infaas").settings.goal == "cost"
+    assert policy(tmp_path, accurate, base="infaas").settings.goal == "accuracy"
+    assert policy(tmp_path, accurate, base="infaas", settings={"goal": "cost"}).settings.goal == "cost"
 
 
 def test_blocks_run_after_the_names_or_in_their_place_and_a_command_overrides_all(tmp_path):
@@ -48,13 +56,6 @@ def test_blocks_run_after_the_names_or_in_their_place_and_a_command_overrides_al
     assert read(tmp_path, tree, seed=7).seed == 7
 
 
-def test_settings_of_a_policy_lie_over_those_of_all(tmp_path):
-    common = ("settings", {"autoscaler": {"hold_s": 9, "slack": 1.2}, "monitor": {"least_items": 3}})
-    found = policy(tmp_path, common, base="infaas", settings={"autoscaler": {"hold_s": 2}}).settings
-    assert (found.autoscaler.hold_s, found.autoscaler.slack, found.monitor.least_items) == (2, 1.2, 3)
-    assert found.monitor.memory_share == 1.0
-
-
 def test_the_target_of_all_apps_may_be_stated_in_either_place_but_not_in_both(tmp_path):
     short, long = ("autoscaler.slo_target", 0.9), ("settings.autoscaler.slo_target", 0.9)
     other = ("settings.autoscaler.slack", 1.2)
@@ -66,13 +67,6 @@ def test_the_target_of_all_apps_may_be_stated_in_either_place_but_not_in_both(tm
     assert policy(tmp_path, short, base="infaas", settings=own).settings.autoscaler.slo_target == 0.5
     with pytest.raises(ScenarioError, match=r"autoscaler.slo_target: is stated in \[settings.autoscaler\], too"):
         read(tmp_path, changed(short, long))
-
-
-def test_the_objective_is_the_goal_of_the_services_unless_a_policy_has_its_own(tmp_path):
-    accurate = ("scenario.objective", "accuracy")
-    assert policy(tmp_path, base="infaas").settings.goal == "cost"
-    assert policy(tmp_path, accurate, base="infaas").settings.goal == "accuracy"
-    assert policy(tmp_path, accurate, base="infaas", settings={"goal": "cost"}).settings.goal == "cost"
 
 
 def test_a_static_system_has_what_its_apps_need_at_their_peak(tmp_path):
@@ -94,12 +88,9 @@ def test_instances_carry_the_peak_and_no_more_than_the_machines_hold(tmp_path, r
     assert found.settings.autoscaler.choice == {"faces": StaticVariant(variant="A", instances=instances)}
 
 
-def test_the_fastest_serves_where_none_meets_the_needs(tmp_path):
+def test_the_fastest_serves_and_memory_bounds_what_is_static(tmp_path) -> None:
     found = policy(tmp_path, ("app.0.latency_ms", 5), ("load.0.rate", 10), base="clipper+")
     assert found.settings.autoscaler.choice["faces"] == StaticVariant(variant="B", instances=1)
-
-
-def test_memory_bounds_what_a_static_system_chooses(tmp_path):
     tight = ("variant.1.memory_gb", 9), ("app.0.latency_ms", 200), ("load.0.rate", 2000)
     found = policy(tmp_path, *tight, base="static", start={"gpu": 1})
     assert (

@@ -11,7 +11,7 @@ from services.simulation.scenario.model import Scenario
 from services.simulation.scenario.read import derive, read_scenario
 from services.simulation.scenario.toml import ScenarioError
 from tests.support.data.examples import examples
-from tests.support.data.scenario_files import SOUND, changed, read
+from tests.support.data.small_scenarios import SOUND, changed, read
 
 V0, V1, W0, L0, P0 = "variant.0", "variant.1", "worker.0", "load.0", "policy.0"
 INF, NAN = float("inf"), float("nan")
@@ -258,9 +258,13 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, name):
         read_scenario(tmp_path / name)
 
 
-def test_policies_asked_for_by_hand_are_checked_too(tmp_path):
+def test_unknown_policies_and_numbers_that_are_no_floats_are_refused(tmp_path) -> None:
     with pytest.raises(ScenarioError, match=r"policies\[1\]: there is no policy 'clippers'; did you mean clipper\+"):
         read(tmp_path, changed(), policies=["infaas", "clippers"])
+    tree = deepcopy(FULL)
+    tree["load"][0]["latency_ms"] = 10**5000
+    with pytest.raises(ScenarioError, match=r"load\[0\].latency_ms: must be at most 1e\+12, not that"):
+        derive(tree, tmp_path / "s.toml")
 
 
 GARBAGE = st.recursive(
@@ -295,13 +299,6 @@ def places(tree, above=()):
 def test_the_full_one_is_sound(tmp_path):
     assert isinstance(derive(FULL, tmp_path / "s.toml"), Scenario)
     assert isinstance(derive(SOUND, tmp_path / "s.toml"), Scenario)
-
-
-def test_a_whole_number_that_is_no_float_is_refused(tmp_path):
-    tree = deepcopy(FULL)
-    tree["load"][0]["latency_ms"] = 10**5000
-    with pytest.raises(ScenarioError, match=r"load\[0\].latency_ms: must be at most 1e\+12, not that"):
-        derive(tree, tmp_path / "s.toml")
 
 
 @given(path=st.sampled_from(sorted(places(FULL))), value=GARBAGE)

@@ -38,8 +38,7 @@ async def refusal(work: Awaitable[None]) -> str:
 
 async def test_kind_and_name_follow_the_words_and_no_shell_sees_them(tmp_path: Path) -> None:
     add = script(tmp_path, f'printf "%s\\n" "$@" > {tmp_path}/words')
-    hook = Hook([add, "a b", "$HOME;"], [add], 10.0)
-    await hook.add("cpu", "cpu-1-1")
+    await Hook([add, "a b", "$HOME;"], [add], 10.0).add("cpu", "cpu-1-1")
     assert (tmp_path / "words").read_text().splitlines() == ["a b", "$HOME;", "cpu", "cpu-1-1"]
 
 
@@ -64,9 +63,14 @@ async def test_the_last_line_that_it_complains_of_is_the_reason(tmp_path: Path) 
     )
 
 
-async def test_much_that_it_says_is_not_kept(tmp_path: Path) -> None:
+async def test_what_it_says_or_leaves_running_holds_nobody_up(tmp_path: Path) -> None:
     noisy = script(tmp_path, f"{sys.executable} -c \"import sys; sys.stderr.write('x' * 3_000_000)\"; exit 1")
     assert len(await refusal(Hook([noisy], [noisy], 20.0).add("cpu", "a"))) < 1000
+    add = script(tmp_path, f"sleep 1000 & echo $! > {tmp_path}/child; echo no more >&2; exit 1")
+    try:
+        assert await refusal(Hook([add], [add], 60.0, wait_s=30.0).add("cpu", "a")) == f"{add}: no more"
+    finally:
+        os.kill(int((tmp_path / "child").read_text()), 9)
 
 
 async def test_one_that_takes_long_goes_on_and_is_waited_for_again_not_begun_again(tmp_path: Path) -> None:
@@ -114,14 +118,6 @@ async def test_one_that_takes_too_long_is_ended_with_all_that_it_started(tmp_pat
             break
     child = int((tmp_path / "child").read_text())
     await until(lambda: _gone(child))
-
-
-async def test_what_it_leaves_running_with_its_stderr_open_holds_nobody_up(tmp_path: Path) -> None:
-    add = script(tmp_path, f"sleep 1000 & echo $! > {tmp_path}/child; echo no more >&2; exit 1")
-    try:
-        assert await refusal(Hook([add], [add], 60.0, wait_s=30.0).add("cpu", "a")) == f"{add}: no more"
-    finally:
-        os.kill(int((tmp_path / "child").read_text()), 9)
 
 
 def test_our_settings_are_not_in_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,9 +64,13 @@ def test_a_node_as_the_api_has_it(fields: Any, expected: Any) -> None:
     assert (found.version, found.updated) == (7, NOW)
 
 
-def test_a_node_that_lacks_everything_that_may_be_left_out() -> None:
+def test_nodes_may_lack_fields_and_unusable_names_are_left_out() -> None:
     found = machine({"ID": "a", "Version": {"Index": 1}, "Spec": {"Labels": None}, "Description": {"Hostname": "a"}})
     assert (found.labels, found.pool, found.availability, found.updated) == ({}, "", "active", 0.0)
+    machines = [node("a.example.org"), node("b"), node("b", ID="other"), node("c")]
+    found, unusable = inventory(machines, [], NOW)
+    assert [n.name for n in found] == ["c"]
+    assert unusable == ["a.example.org", "b"]
 
 
 @pytest.mark.parametrize(
@@ -91,13 +95,6 @@ def test_which_orders_are_carried_out(fields: Any, order: Any, why: str) -> None
     assert obstacle(node(**fields), start(**order), NOW + 1.0) == why
 
 
-def test_a_label_of_a_later_epoch_counts_for_ten_minutes() -> None:
-    """No order is so late; but a control bucket that was lost begins with epoch 1 again."""
-    one = node(labels={"pool": "cpu", "epoch": "9"})
-    assert outdated(one, 1, NOW + 599.0)
-    assert not outdated(one, 1, NOW + 601.0)
-
-
 def test_labels_of_a_worker_come_and_go_and_others_stay() -> None:
     one = node(labels={"pool": "cpu", "db": "true"})
     wanted = started(one, start())
@@ -109,25 +106,26 @@ def test_labels_of_a_worker_come_and_go_and_others_stay() -> None:
     assert stopped(one, StopMachine(worker="n1", epoch=4)) == one.labels  # nothing to do
 
 
-def test_later_orders() -> None:
+def test_later_orders_win_for_ten_minutes() -> None:
     assert later("3-10", "3-9")
     assert later("4-1", "3-99")
     assert later("1-1", "")
     assert not later("3-1", "3-1")
     assert not later("", "1-1")
     assert not later("nonsense", "1-1")
+    # No order is so late; but a control bucket that was lost begins with epoch 1 again.
+    one = node(labels={"pool": "cpu", "epoch": "9"})
+    assert outdated(one, 1, NOW + 599.0)
+    assert not outdated(one, 1, NOW + 601.0)
 
 
-def test_tasks_that_the_label_decides_about_keep_a_node_busy() -> None:
+def test_tasks_that_a_label_decides_about_keep_a_node_busy_until_they_have_ended() -> None:
     assert busy([task("running"), task("pending", on="id-n2")]) == {"id-n1", "id-n2"}
     assert busy([task("shutdown"), task("failed"), task("complete"), task("orphaned")]) == set()
     assert busy([task(constraint="node.labels.infaas.nats == true")]) == set()
     assert busy([task(constraint="node.labels.infaas.worker==gpu")]) == {"id-n1"}
     assert busy([{"ID": "t", "NodeID": "n", "Status": {"State": "running"}, "Spec": {}}]) == set()
-
-
-def test_a_task_that_was_rejected_since_its_label_went_may_still_be_ending() -> None:
-    """The Swarm says rejected at once, and never when the container has ended."""
+    # The Swarm says rejected at once, and never when the container has ended.
     gone = task("rejected")
     assert busy([gone]) == set()
     assert busy([gone], NOW + 9.0) == {"id-n1"}
@@ -151,13 +149,6 @@ def test_the_inventory() -> None:
         ("e", "", "cpu", "", True, True, True),
     ]
     assert unusable == []
-
-
-def test_names_that_no_worker_can_have_or_that_two_machines_have_are_left_out() -> None:
-    machines = [node("a.example.org"), node("b"), node("b", ID="other"), node("c")]
-    found, unusable = inventory(machines, [], NOW)
-    assert [n.name for n in found] == ["c"]
-    assert unusable == ["a.example.org", "b"]
 
 
 def test_a_machine_that_has_joined_anew_leaves_an_old_node_behind() -> None:

@@ -1,9 +1,11 @@
 """Half-precision and TensorRT's artifacts, made as the sandbox makes them and run on the CPU: the answers stay."""
 
 import logging
+from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 from bus.messages.catalog import Signature, TensorSpec
@@ -37,7 +39,7 @@ def agreement(path, signature=SIGNATURE, x=X, right=CLASSES):
     return (found.argmax(axis=1) == right).mean()
 
 
-def test_an_fp16_file_is_half_as_large_and_answers_the_same(tmp_path):
+def test_fp16_is_half_as_large_and_what_has_no_floats_is_not_halved(tmp_path) -> None:
     source, target = tmp_path / "a.onnx", tmp_path / "b.onnx"
     source.write_bytes(tiny_models.convnet())
     onnx_files.to_fp16(source, target)
@@ -48,9 +50,6 @@ def test_an_fp16_file_is_half_as_large_and_answers_the_same(tmp_path):
     source.write_bytes(tiny_models.mlp())
     onnx_files.to_fp16(source, small)
     assert agreement(small) >= 0.98
-
-
-def test_what_has_no_floats_is_not_halved(tmp_path):
     source = tmp_path / "a.onnx"
     node = tiny_models.h.make_node("Neg", ["x"], ["y"])
     kind = onnx.TensorProto.INT64
@@ -134,3 +133,42 @@ def test_each_framework_gets_the_file_it_runs(program, tmp_path):
     ):
         with pytest.raises(UploadRejected):
             made(*wrong)
+
+
+# -- int8 artifacts: fixed scales from samples, so that no answer depends on its neighbours, on processors with VNNI and without.
+IMAGES, LABELS = tiny_models.digits(200)
+NAN = np.where(np.arange(len(IMAGES))[:, None] % 2, IMAGES, np.float32(np.nan))
+
+
+def made(directory: Path, *, x: np.ndarray = IMAGES, exact: bool = True) -> Path:
+    source, target = directory / "source.onnx", directory / "int8.onnx"
+    source.write_bytes(tiny_models.mlp())
+    quantise.static(source, target, ValidationSet({"x": x}, LABELS), 8, lambda _: None, exact=exact)
+    return target
+
+
+def scores(path: Path, x: np.ndarray) -> np.ndarray:
+    session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {session.get_inputs()[0].name: x})
+    return np.asarray(found)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_an_extreme_neighbour_changes_no_answer(tmp_path: Path, exact: bool) -> None:
+    path = made(tmp_path, exact=exact)
+    alone = np.concatenate([scores(path, IMAGES[i : i + 1]) for i in range(6)])
+    beside = scores(path, np.concatenate([IMAGES[:3], np.full_like(IMAGES[:1], 1e6), IMAGES[3:6]]))
+    assert np.array_equal(alone, np.delete(beside, 3, axis=0))
+    assert (scores(path, IMAGES).argmax(1) == LABELS).mean() >= 0.9
+
+
+@pytest.mark.parametrize(("exact", "wanted"), [(True, onnx.TensorProto.INT8), (False, onnx.TensorProto.UINT8)])
+def test_where_sums_saturate_weights_are_unsigned(tmp_path: Path, exact: bool, wanted: int) -> None:
+    model = onnx.load_model_from_string(made(tmp_path, exact=exact).read_bytes())
+    assert {one.data_type for one in model.graph.initializer if len(one.dims) == 2} == {wanted}
+
+
+def test_samples_with_nan_calibrate_nothing(tmp_path: Path) -> None:
+    assert np.array_equal(scores(made(tmp_path, x=NAN), IMAGES[:1]).argmax(1), LABELS[:1])
+    with pytest.raises(UploadRejected, match="each sample that would calibrate it holds NaN"):
+        made(tmp_path, x=np.full_like(IMAGES, np.nan))

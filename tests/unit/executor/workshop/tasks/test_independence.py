@@ -83,13 +83,10 @@ def test_what_only_an_extreme_neighbour_changes_is_found(tmp_path: Path, most: i
     )
 
 
-def test_nan_neighbours_are_tried_where_queries_may_hold_nan(tmp_path: Path) -> None:
+def test_nan_neighbours_and_scales_from_the_whole_batch_are_found(tmp_path: Path) -> None:
     model = onnx(tmp_path, tiny_models.spreading_nan())
     assert why(model) == ""
     assert why(model, allow_nan=True) == "an item's answer is another one beside an item of nan"
-
-
-def test_scales_from_the_whole_batch_are_found(tmp_path: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     (tmp_path / "model.onnx").write_bytes(tiny_models.mlp())
@@ -135,6 +132,5 @@ def test_a_torch_module_in_train_mode_is_found_out(tmp_path: Path, layer: str, r
 
     pt2.reduce(tmp_path / "saved.pt2", tmp_path / "model.pt2", 2**24)
     upload = RunnableUpload(framework="torch", path=tmp_path / "model.pt2", format="pt2", signature=None)
-    names = upload.load().inputs
-    data = ValidationSet({names[0]: IMAGES.inputs["x"]}, Y)
+    data = ValidationSet({upload.load().inputs[0]: IMAGES.inputs["x"]}, Y)
     assert why(upload.load(), data).startswith(reason)

@@ -19,14 +19,11 @@ def read(tmp_path, content: bytes):
     return onnx_files.read(path, 2**20)
 
 
-def test_a_signature_leaves_the_batch_out_and_marks_open_lengths(tmp_path):
+def test_signatures_have_open_lengths_and_operators_those_of_subgraphs(tmp_path) -> None:
     plain = onnx_files.signature(read(tmp_path, tiny_models.mlp()))
     assert [(one.name, one.datatype, one.shape) for one in plain.inputs] == [("x", "FP32", [16])]
     assert [(one.name, one.datatype, one.shape) for one in plain.outputs] == [("scores", "FP32", [4])]
     assert onnx_files.signature(read(tmp_path, tiny_models.sequence())).inputs[0].shape == [-1]
-
-
-def test_operators_of_subgraphs_count(tmp_path):
     assert onnx_files.operators(read(tmp_path, tiny_models.endless())) == ["Add", "Identity", "Loop"]
 
 
@@ -60,13 +57,17 @@ def test_hostile_files_are_refused(tmp_path, content, why):
         read(tmp_path, content)
 
 
-def test_operators_that_call_python_are_refused(tmp_path):
+def test_what_calls_python_or_is_too_large_is_refused(tmp_path) -> None:
     node = helper.make_node("PythonOp", ["x"], ["scores"], domain="com.microsoft")
     inside = tiny_models.made(
         [node], [tiny_models.tensor("x", ["n", 1])], [tiny_models.tensor("scores", ["n", 1])], domains=["com.microsoft"]
     )
     with pytest.raises(UploadRejected, match="PythonOp"):
         read(tmp_path, inside)
+    path = tmp_path / "model"
+    path.write_bytes(tiny_models.mlp())
+    with pytest.raises(UploadRejected, match="larger"):
+        onnx_files.read(path, 100)
 
 
 def test_functions_of_the_model_itself_are_no_custom_operators_but_their_contents_are_seen(tmp_path):
@@ -81,13 +82,6 @@ def test_functions_of_the_model_itself_are_no_custom_operators_but_their_content
     assert "Add" in onnx_files.operators(read(tmp_path, with_function(helper.make_node("Add", ["a", "a"], ["b"]))))
     with pytest.raises(UploadRejected, match="evil"):
         read(tmp_path, with_function(helper.make_node("Run", ["a"], ["b"], domain="evil")))
-
-
-def test_a_model_larger_than_allowed_is_not_even_read(tmp_path):
-    path = tmp_path / "model"
-    path.write_bytes(tiny_models.mlp())
-    with pytest.raises(UploadRejected, match="larger"):
-        onnx_files.read(path, 100)
 
 
 def test_models_without_items_or_tensors_are_refused(tmp_path):

@@ -47,17 +47,15 @@ def zipped(**members: bytes) -> bytes:
     return buffer.getvalue()
 
 
-def test_inputs_are_named_by_the_key_or_by_the_model(tmp_path):
+def test_arrays_are_named_by_key_or_model_and_a_missing_one_is_told(tmp_path) -> None:
     for key in ("x", "pixels"):
         data = read(tmp_path, npz(y=Y, **{key: X.astype("f8")}))
         assert (data.inputs["pixels"].dtype, len(data)) == (np.float32, 30)
-    both = read(tmp_path, npz(a=X, y=Y, **{"x.b": X + 1}), TWO)
-    assert float(both.inputs["b"][0, 0]) == 1.0
-
-
-def test_labels_may_be_a_column_or_whole_floats(tmp_path):
+    assert float(read(tmp_path, npz(a=X, y=Y, **{"x.b": X + 1}), TWO).inputs["b"][0, 0]) == 1.0
     assert read(tmp_path, npz(x=X, y=Y.reshape(-1, 1).astype("f8"))).labels.tolist() == Y.tolist()
     assert read(tmp_path, npz(x=X, y=Y / 3), metric="mae").labels.dtype == np.float64
+    with pytest.raises(UploadRejected, match="no array `b`"):
+        read(tmp_path, npz(a=X, y=Y), TWO)
 
 
 @pytest.mark.parametrize(
@@ -91,11 +89,6 @@ def test_what_is_no_validation_set_is_refused(tmp_path, content, why):
         read(tmp_path, content)
 
 
-def test_a_missing_second_input_is_named(tmp_path):
-    with pytest.raises(UploadRejected, match="no array `b`"):
-        read(tmp_path, npz(a=X, y=Y), TWO)
-
-
 @given(st.integers(1, 3000))
 def test_all_samples_measure_and_the_first_of_the_same_order_calibrate(n):
     order = validation.shuffled(n).tolist()
@@ -116,27 +109,27 @@ SCORES = ("scores", "FP32", [4])
 LABEL = ("label", "INT64", [])
 
 
-def test_the_largest_score_is_the_class():
+def test_the_largest_score_is_the_class_and_labels_have_its_shape() -> None:
     top1 = scorer("top1", SCORES)
     found = top1.predictions(np.array([[0, 3, 1, 2], [9, 1, 1, 1]], "f4"))
     assert found.tolist() == [1, 0]
     assert top1.accuracy(found, np.array([1, 2])).value == 0.5
+    top1 = scorer("top1", SCORES)
+    with pytest.raises(UploadRejected, match="shape"):
+        top1.accuracy(np.zeros(3, int), np.zeros((3, 2), int))
+    assert top1.agreement(np.zeros(3), np.zeros(4)) == 0.0
 
 
-def test_a_label_output_is_taken_by_name_not_by_its_scores():
+def test_one_score_is_a_probability_and_labels_go_by_name() -> None:
     top1 = scorer("top1", LABEL, SCORES)
     assert top1.output == "label"
     assert top1.predictions(np.array([7, 9])).tolist() == [7, 9]
     top1.check(np.array([7, 9, 11, 13]))  # a classifier's classes may be any numbers
     with pytest.raises(UploadRejected, match="5 different labels"):
         top1.check(np.arange(5))
-
-
-def test_one_score_alone_is_a_probability():
     for shape in ([1], []):
         top1 = scorer("top1", ("p", "FP32", shape))
-        column = np.array([0.2, 0.7], "f4").reshape(2, *shape)
-        assert top1.predictions(column).tolist() == [0, 1]
+        assert top1.predictions(np.array([0.2, 0.7], "f4").reshape(2, *shape)).tolist() == [0, 1]
         top1.check(np.array([0, 1]))
         with pytest.raises(UploadRejected, match="label 2"):
             top1.check(np.array([0, 2]))
@@ -148,13 +141,16 @@ def test_labels_of_other_classes_are_refused(wrong):
         scorer("top1", SCORES).check(np.array([0, wrong]))
 
 
-def test_top5_takes_the_label_among_the_five_best():
+def test_top5_mae_and_rmse_are_what_they_are_called() -> None:
     top5 = scorer("top5", ("scores", "FP32", [7]))
     found = top5.predictions(np.arange(14, dtype="f4").reshape(2, 7))
     assert top5.accuracy(found, np.array([2, 1])).value == 0.5
     assert top5.agreement(found, found[:, ::-1]) == 0.0
     with pytest.raises(UploadRejected, match="more than five"):
         scorer("top5", SCORES)
+    values, labels = np.array([[1.0], [2.0]]), np.array([1.0, 5.0])
+    assert scorer("mae", ("y", "FP32", [1])).accuracy(values, labels).value == 1 / (1 + 1.5)
+    assert scorer("rmse", ("y", "FP32", [1])).accuracy(values, labels).value == 1 / (1 + np.sqrt(4.5))
 
 
 @given(hnp.arrays(np.float64, st.integers(1, 20), elements=st.floats(-1e6, 1e6)), st.sampled_from(["mae", "rmse"]))
@@ -166,20 +162,13 @@ def test_errors_become_a_share_that_is_one_without_error(values, metric):
     assert 0.0 <= numbers.accuracy(found + 1.0, values).value < 1.0
 
 
-def test_mae_and_rmse_are_what_they_are_called():
-    values, labels = np.array([[1.0], [2.0]]), np.array([1.0, 5.0])
-    assert scorer("mae", ("y", "FP32", [1])).accuracy(values, labels).value == 1 / (1 + 1.5)
-    assert scorer("rmse", ("y", "FP32", [1])).accuracy(values, labels).value == 1 / (1 + np.sqrt(4.5))
-
-
 @pytest.mark.parametrize(
     ("right", "n", "low", "high"),
     # 81 of 263: Newcombe, "Two-sided confidence intervals for the single proportion", 1998
     [(0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (5, 10, 0.2366, 0.7634), (81, 263, 0.2553, 0.3662)],
 )
 def test_the_interval_of_a_share_is_wilsons(right: int, n: int, low: float, high: float):
-    found = validation.wilson(right / n, n)
-    assert found == pytest.approx((right / n, low, high), abs=5e-5)
+    assert validation.wilson(right / n, n) == pytest.approx((right / n, low, high), abs=5e-5)
 
 
 @pytest.mark.parametrize("metric", ["top1", "mae", "rmse"])
@@ -205,13 +194,6 @@ def test_scores_are_shares(scores, data):
     assert share.low <= share.value <= share.high
     assert share.value == sum(int(a == b) for a, b in zip(found, labels, strict=True)) / 8
     assert top1.agreement(found, found) == 1.0
-
-
-def test_labels_of_another_shape_are_refused():
-    top1 = scorer("top1", SCORES)
-    with pytest.raises(UploadRejected, match="shape"):
-        top1.accuracy(np.zeros(3, int), np.zeros((3, 2), int))
-    assert top1.agreement(np.zeros(3), np.zeros(4)) == 0.0
 
 
 @pytest.mark.parametrize(
