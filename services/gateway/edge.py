@@ -111,7 +111,7 @@ class GatewayService:
         return self.actor.not_ready(now) if self.listening else "servers that listen"
 
     async def readiness(self) -> SystemReadiness:
-        """What every door says of the system: what its supervisor's page says (`services/core/parts.py`), where it has one, and what this process lacks.
+        """What every door says of the system: what its supervisor's page says (`services/shell/host/watch.py`), where it has one, and what this process lacks.
 
         What it lacks may only follow from what the page names: without a monitor no executor is known to live.
         """

@@ -13,10 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from bus.port import BusError
-from services.core.parts import SystemPart
 from services.shell.host.process import POLITE, ServerError, Steps, adopt_orphans, child_pids, end_orphans
 from services.shell.host.running import BESIDE, GO, LEAVES, READY, SUCCEEDED, Running
-from services.shell.host.watch import HUNG, LONGEST, LOOK, TOLD, ProcessStillness, Seen, threads_of
+from services.shell.host.watch import HUNG, LONGEST, LOOK, TOLD, ProcessStillness, Seen, SystemPart, threads_of
 
 log = logging.getLogger(__name__)
 

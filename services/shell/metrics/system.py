@@ -11,11 +11,10 @@ from urllib.parse import urlsplit
 from msgspec.structs import replace
 
 from services.core.metric import MetricFamily
-from services.core.parts import Missing, SystemPart, missing
 from services.core.settings import MetricsSettings
 from services.shell.host.process import ServerError
 from services.shell.host.supervise import Supervisor
-from services.shell.host.watch import LOOK
+from services.shell.host.watch import LOOK, Missing, SystemPart, missing
 from services.shell.http import HttpListener, Pages, Reply, fetch, serve_pages, state_page
 from services.shell.metrics.counts import process_families
 

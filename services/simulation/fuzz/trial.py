@@ -23,8 +23,7 @@ from services.monitor.actor import MonitorActor
 from services.simulation.clients import INBOX, QueryTemplate
 from services.simulation.connections import Connections
 from services.simulation.fuzz.draw import RECOVERS_S, document_of
-from services.simulation.fuzz.liveness import Liveness
-from services.simulation.fuzz.machines import FeedbackChecks, MachineChecks
+from services.simulation.fuzz.liveness import FeedbackChecks, Liveness, MachineChecks
 from services.simulation.fuzz.queries import QueryChecks
 from services.simulation.fuzz.violations import Violation, Violations, last_end
 from services.simulation.kernel import ActorHalted, Headers, RunningActor, SimulatedEdge, as_read

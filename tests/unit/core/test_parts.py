@@ -1,4 +1,4 @@
-from services.core.parts import Missing, SystemPart, missing
+from services.shell.host.watch import Missing, SystemPart, missing
 
 
 def words(*parts: SystemPart, started: bool = True) -> list[str]:

@@ -16,9 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 from bus.messages.events import ClientError, CostEvent, JobEvent, OutcomeEvent, ScalingEvent, WorkerEvent
 from bus.messages.jobs import OFFLINE
 from services.core.metric import Histogram, MetricFamily
-from services.core.parts import Missing
 from services.core.settings import MetricsSettings
 from services.shell.host.supervise import Child, Supervisor
+from services.shell.host.watch import Missing
 from services.shell.http import fetch
 from services.shell.metrics import system as system_module
 from services.shell.metrics.counts import EventTotals
