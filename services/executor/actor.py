@@ -73,7 +73,7 @@ class Executor:
         self.worker = worker
         self.device = name
         self.incarnation = incarnation
-        self._manager = InstanceManager(worker, name, incarnation, subjects)
+        self._manager = InstanceManager(worker, name, incarnation, subjects, self._hand_on)
         self.succession = Succession(worker, name, incarnation, subjects, self._manager, held)
         self.instances = self._manager.instances
         self.tallies = self._manager.tallies
@@ -477,12 +477,16 @@ class Executor:
             del self.pending[query.route.uid, query.route.part]
         return queries
 
+    def _hand_on(self, loaded: Loaded) -> list[Effect]:
+        """What queues for an instance that does not compute it after all goes back to the dispatchers."""
+        return self._back(self._drop(loaded), "gone")
+
     def _started(self, envelope: Envelope) -> Iterable[Effect]:
         return (*self.succession.begin(), *self._reporter.start(envelope.now))
 
     def _stopping(self, _: Envelope) -> Iterable[Effect]:
         """Queries that have not begun go back to the dispatchers. Running ones are answered within the grace."""
-        return [effect for loaded in self.instances.values() for effect in self._back(self._drop(loaded), "gone")]
+        return [effect for loaded in self.instances.values() for effect in self._hand_on(loaded)]
 
 
 def make_executor(

@@ -32,9 +32,16 @@ from services.executor.instances import BatchTally, Loaded
 
 
 class InstanceManager:
-    """The instances of one device, by id. Everything that happens to one is reported to the monitor."""
+    """The instances of one device, by id. Everything that happens to one is reported to the monitor. hand_on: what queues for one goes elsewhere."""
 
-    def __init__(self, worker: str, device: str, incarnation: int, subjects: Subjects) -> None:
+    def __init__(
+        self,
+        worker: str,
+        device: str,
+        incarnation: int,
+        subjects: Subjects,
+        hand_on: Callable[[Loaded], Iterable[Effect]],
+    ) -> None:
         self.instances: dict[str, Loaded] = {}
         self.tallies: dict[str, BatchTally] = {}  # by variant
         orders: dict[str, tuple[type, Callable[[Any], Iterable[Effect]]]] = {
@@ -48,6 +55,7 @@ class InstanceManager:
             for order, (message, _) in orders.items()
         )
         self.handlers = {message: _obeying(obey) for message, obey in orders.values()}
+        self._hand_on = hand_on
         self._device = device
         self._incarnation = incarnation
         self._subjects = {fact: subjects.monitor(worker, fact) for fact in ("loaded", "unloaded", "failed", "moved")}
@@ -94,18 +102,21 @@ class InstanceManager:
         return self.settle(loaded)
 
     def settle(self, loaded: Loaded) -> Iterable[Effect]:
-        """The next step to where its model is to be, if it is idle."""
-        if loaded.moving or loaded.running or loaded.tier == loaded.goal or (loaded.ready and len(loaded.queue)):
+        """The next step to where its model is to be, if it is idle. What queued for it, and it is not to compute after all, is handed on."""
+        if loaded.moving or loaded.running or (loaded.ready and len(loaded.queue)):
             return NOTHING
+        handed = self._hand_on(loaded) if loaded.goal != "device" and len(loaded.queue) else NOTHING
+        if loaded.tier == loaded.goal:
+            return handed
         loaded.ready = False
         if loaded.goal is not None:
             loaded.moving = True
-            return (Do(("transfer", loaded.id), TransferModel(loaded.id, loaded.goal)),)
+            return (*handed, Do(("transfer", loaded.id), TransferModel(loaded.id, loaded.goal)))
         del self.instances[loaded.id]
         fact = InstanceUnloaded(
             instance=loaded.id, variant=loaded.record.variant, device=self._device, incarnation=self._incarnation
         )
-        return (Do(("unload", loaded.id), UnloadModel(loaded.id)), Publish(self._subjects["unloaded"], fact))
+        return (*handed, Do(("unload", loaded.id), UnloadModel(loaded.id)), Publish(self._subjects["unloaded"], fact))
 
     # -- what the edge has done
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import Raw
 from msgspec.structs import replace
@@ -229,6 +229,8 @@ def test_a_load_before_a_demotion_has_begun_keeps_it() -> None:
 
 
 @given(st.lists(st.sampled_from(["load", "preload", "demote", "unload", "ask", "batches", "end", "fail"]), max_size=60))
+@example(["preload", "load", "ask", "demote"])
+@example(["load", "end", "demote", "load", "ask", "unload"])
 def test_whatever_is_ordered_in_any_order_one_step_is_taken_at_a_time_and_no_query_is_lost(steps: list[str]) -> None:
     gpu, orders = OneGpu(), {"load": LOAD, "preload": PRELOAD, "demote": DEMOTE, "unload": UNLOAD}
     goals: dict[str, dict[str, str]] = {
