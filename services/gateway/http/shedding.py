@@ -28,6 +28,7 @@ QUERIES = ("/infer", "/predict", "/classify")  # ends of paths that change nothi
 SHARE = 0.8  # of a query's objective that its way may take: the rest is for the system behind
 SHORT_S = 0.005  # of a turn, and of a way, that is no reason to refuse anything
 SEVERAL = 8  # requests from which on a turn is measured: fewer are no burden, or another's large body is
+TYPICAL_S = 0.0005  # of a request, until a turn is measured: the first flood of a gateway is not admitted as a whole
 TURNS = 5  # so many of the last ones say what a request takes: their median, since now and then a process stands still
 _TIMES = re.compile(rb'"(latency_ms|timeout)"\s*:\s*"?(\d+\.?\d*(?:[eE][-+]?\d+)?)')
 _BROWSERS = frozenset({b"origin", b"sec-fetch-site"})  # a page may not be told, or needs the headers of CORS
@@ -53,8 +54,8 @@ class Turns:
         self._ran: float | None = None  # when what that turn had made ready began to run
         self._running = 0  # requests admitted in it, where they are what it ran
         self._marked = False  # the mark is put
-        self._each = deque((0.0,) * TURNS, TURNS)  # s that the last turns ran, by the requests admitted in them
-        self._takes = 0.0  # s that a request takes
+        self._each = deque((TYPICAL_S,), TURNS)  # s that the last turns ran, by the requests admitted in them
+        self._takes = TYPICAL_S  # s that a request takes
 
     def read(self, loop: AbstractEventLoop) -> None:
         """A socket has something."""
@@ -84,7 +85,7 @@ class Turns:
         ran = 0.0 if self._ran is None else began - self._ran
         if self._running:
             self._each.append(ran / self._running)
-            self._takes = sorted(self._each)[TURNS // 2]
+            self._takes = sorted(self._each)[len(self._each) // 2]
         several = self.admitted >= SEVERAL or self.refused
         if several or ran > SHORT_S:
             self._before, self._ran = began, now

@@ -105,7 +105,7 @@ def test_what_came_in_a_long_turn_has_waited_for_its_end() -> None:
     loop.turn(100)
     first, second, *_ = loop.turn(100)
     assert first == pytest.approx(100 * COST)
-    assert second == first, "what one takes is not known yet"
+    assert second == pytest.approx(first + 2 * COST)
     assert loop.turns.waited() == pytest.approx(100 * COST), "for what is read next"
     loop.turn(0)
     assert loop.turns.waited() == 0.0
@@ -122,6 +122,14 @@ def test_a_flood_is_admitted_as_far_as_its_turns_stay_short() -> None:
         ways = loop.turn(500, most=0.08)
         assert loop.turns.waited() <= 0.041
     assert 20 < sum(way <= 0.08 for way in ways) < 80
+
+
+def test_the_first_flood_of_a_gateway_is_not_admitted_as_a_whole_and_one_turn_says_what_a_request_takes() -> None:
+    loop = Loop()
+    assert sum(way <= 0.08 for way in loop.turn(500, most=0.08, each=4 * COST)) < 100
+    loop.turn(10, each=4 * COST)
+    first, second = loop.turn(2)
+    assert second - first == pytest.approx(2 * 4 * COST)
 
 
 def test_a_measure_that_no_longer_holds_is_made_again_where_it_refuses() -> None:
