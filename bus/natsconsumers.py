@@ -263,7 +263,8 @@ class OrderedReader:
             try:
                 while True:
                     status = await self._puller.pull(ROUND, WAIT_S)
-                    if status not in ("", "408"):
+                    # Where nothing came of what there was to come, it has been deleted meanwhile, perhaps.
+                    if status and (status != "408" or not self._synced):
                         await self._begin_again(status)
             finally:
                 self._puller.stop()

@@ -14,6 +14,7 @@ import nats
 import pytest
 from nats.aio.client import Client
 
+from bus import natsconsumers
 from bus.natsbus import NatsBus
 from bus.port import BusError, Delivery, KeyValueEntry, RequestTimeout, Status, StreamSpec
 from services.core.settings import BusSettings, Settings
@@ -130,6 +131,25 @@ async def test_a_watch_begins_again_when_the_server_lost_everything(server: Nats
     await bucket.put("k", b"new")
     await until(lambda: len(seen) == 12)
     assert seen[11] == KeyValueEntry("k", b"new", 1)
+    await bus.close()
+
+
+async def test_keys_that_are_deleted_while_they_are_read_are_waited_for_in_vain_only_once(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = await connected(server.url, [])
+    bucket = await bus.key_value("b")
+    await bucket.put("k", b"1")
+    made = natsconsumers.passing_consumer
+
+    async def then_deleted(jet: Any, stream: str, *given: Any) -> tuple[str, int]:
+        found = await made(jet, stream, *given)
+        await jet.call(f"STREAM.PURGE.{stream}", timeout=10.0)
+        return found
+
+    monkeypatch.setattr(natsconsumers, "passing_consumer", then_deleted)
+    monkeypatch.setattr(natsconsumers, "WAIT_S", 0.2)
+    assert await bucket.keys() == []
     await bus.close()
 
 
