@@ -290,7 +290,7 @@ def tradeoff(unit: str) -> Spec:
         _tip("accuracy", "quantitative", "accuracy", ".4f"),
         _tip("latency_ms", "quantitative", "latency ms", ",.3~r"),
     ]
-    tips += [_tip("per_million", "quantitative", "computed US$/million", ",.3~r"), _tip("front", title="trade-off")]
+    tips += [_tip("cost_per_1000", "quantitative", "computed US$/1,000", ",.3~r"), _tip("front", title="trade-off")]
     best: Spec = {
         "transform": [{"filter": "datum.line"}],
         "mark": {"type": "line", "interpolate": "step-after", "color": "#8b929b", "strokeDash": [3, 3]},

@@ -37,19 +37,17 @@ def choose_needs(app: str) -> dict[str, Any]:
                 "Accuracy at least", 0.0, 1.0, key="accuracy", step=0.01, placeholder="any", **number
             ),
             "cost": st.number_input(
-                "US$/million at most",
+                "US$/1,000 at most",
                 0.0,
-                key="cost_per_million",
-                step=1.0,
+                key="cost_per_1000",
+                step=0.001,
                 placeholder="any price",
-                help="US$ per million queries",
+                help="US$ per 1,000 queries",
                 **number,
             ),
             "model": st.selectbox("Only model", sorted(mine["model"].unique()), key="model", **choice),
             "variant": st.selectbox("Only variant", sorted(mine["variant"]), key="variant", **choice),
         }
-    if asked["cost"] is not None:
-        asked["cost"] /= 1000  # queries ask for US$ per 1,000
     return {name: value for name, value in asked.items() if value is not None}
 
 

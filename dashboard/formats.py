@@ -1,9 +1,8 @@
 """Numbers, money, durations and names as text. Pure."""
 
 import math
-from typing import Any
 
-COMPUTED, CHARGED = "computed US$/million", "charged US$/million"  # per million answers: from prices, by the meter
+COMPUTED, CHARGED = "computed US$/1,000", "charged US$/1,000"  # per 1,000 queries: from prices, by the meter
 IDLE = "(idle)"  # the cost of machines, or parts of them, that no app uses
 BY_MODEL = "(by model)"  # instead of an app: queries that name a model and no app
 UNKNOWN = "–"
@@ -20,11 +19,6 @@ def number(value: float | None) -> str:
 
 def money(value: float | None) -> str:
     return UNKNOWN if value is None or math.isnan(value) else f"US$ {number(value)}"
-
-
-def per_million(per_1000: Any) -> Any:
-    """US$ per million answers, of US$ per 1,000: a number, or a column of them. Amounts per 1,000 are too small to read."""
-    return per_1000 * 1000.0
 
 
 def percent(share: float | None) -> str:

@@ -31,7 +31,7 @@ def figures(rows: pd.DataFrame) -> None:
             ("Models", str(rows["model"].nunique()), formats.count(len(rows), "variant", "variants")),
             ("Best accuracy", formats.number(known.max() if len(known) else None), "measured"),
             ("Fastest, ms", formats.number(rows["latency_ms"].min()), "one item, alone"),
-            ("Cheapest, US$/million", formats.number(rows["per_million"].min()), "computed from prices"),
+            ("Cheapest, US$/1,000", formats.number(rows["cost_per_1000"].min()), "computed from prices"),
             ("Loaded now", str(int((rows["instances"] > 0).sum())), "of its variants"),
         )
         for label, value, note in shown:
@@ -40,7 +40,7 @@ def figures(rows: pd.DataFrame) -> None:
 
 def page() -> None:
     every = query("variants")
-    rows = every[every["app"] == app].assign(per_million=formats.per_million(every["cost_per_1000"]))
+    rows = every[every["app"] == app]
     if app is not None and _part_in_pipelines():
         return
     if app is None or rows.empty:
@@ -101,15 +101,15 @@ def _scatter(rows: pd.DataFrame) -> None:
     column, unit = (
         ("latency_ms", "latency of one item, ms")
         if across == "latency"
-        else ("per_million", "computed US$ per million answers")
+        else ("cost_per_1000", "computed US$ per 1,000 queries")
     )
-    known = rows.dropna(subset=["accuracy", "latency_ms", "per_million"])
+    known = rows.dropna(subset=["accuracy", "latency_ms", "cost_per_1000"])
     if known.empty:
         show_empty(
             "No accuracy is known yet.", "It is measured with the validation data that comes with a registration."
         )
         return
-    points = list(zip(-known["accuracy"], known["latency_ms"], known["per_million"], strict=True))
+    points = list(zip(-known["accuracy"], known["latency_ms"], known["cost_per_1000"], strict=True))
     line = list(zip(-known["accuracy"], known[column], strict=True))
     shown = known.assign(
         x=known[column],
@@ -136,7 +136,7 @@ def _table(rows: pd.DataFrame) -> None:
         ],
     )
     widgets.table(
-        shown.sort_values(["accuracy", "per_million"], ascending=[False, True]),
+        shown.sort_values(["accuracy", "cost_per_1000"], ascending=[False, True]),
         {
             "variant": "variant",
             "hardware": st.column_config.TextColumn("on", width=120),
@@ -145,10 +145,10 @@ def _table(rows: pd.DataFrame) -> None:
             "interval": st.column_config.TextColumn("95 %", help="The confidence interval of the accuracy"),
             "latency_ms": widgets.number_column("latency ms", help="One item, alone"),
             "saturation_qps": widgets.number_column("most items/s", "localized"),
-            "per_million": widgets.money_column(
+            "cost_per_1000": widgets.money_column(
                 formats.COMPUTED,
-                shown["per_million"],
-                help="What a million answers cost while an instance is busy, from the prices and the measured speed",
+                shown["cost_per_1000"],
+                help="What 1,000 queries cost while an instance is busy, from the prices and the measured speed",
             ),
             "load_ms": widgets.number_column("load ms", "%.0f"),
             "transfer_ms": widgets.number_column("transfer ms", "%.0f", help="The load of a Warm instance"),

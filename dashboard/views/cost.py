@@ -117,7 +117,7 @@ def _table(rows: pd.DataFrame, then: pd.DataFrame | None, window: Window) -> Non
     if by in ("app", "variant"):
         traffic = history("answered", window).groupby(by)["items" if by == "app" else "computed"].sum()
         table["items"] = table[by].map(traffic)
-        table["per_million"] = 1e6 * table["cost"] / table["items"].where(table["items"] > 0)
+        table["cost_per_1000"] = 1e3 * table["cost"] / table["items"].where(table["items"] > 0)
     if then is not None:
         past = then.assign(**{by: then[by].fillna(formats.IDLE)}).groupby(by)["cost"].sum()
         table["before"] = table[by].map(past).fillna(0.0)
@@ -132,10 +132,10 @@ def _table(rows: pd.DataFrame, then: pd.DataFrame | None, window: Window) -> Non
             "change": widgets.number_column("change", "%+.1f %%"),
             "busy": widgets.number_column("busy", "%.2f %%", help="Share of the time in which its instances computed"),
             "items": widgets.number_column("items answered", "localized"),
-            "per_million": widgets.money_column(
-                "US$/million with idle",
-                table["per_million"] if "per_million" in table else table["cost"],
-                help="What its instances were charged, with the time in which they were idle, per million items answered",
+            "cost_per_1000": widgets.money_column(
+                "US$/1,000 with idle",
+                table["cost_per_1000"] if "cost_per_1000" in table else table["cost"],
+                help="What its instances were charged, with the time in which they were idle, per 1,000 items answered",
             ),
         },
         "table",

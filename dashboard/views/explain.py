@@ -37,7 +37,6 @@ def decision(needs: dict[str, Any]) -> None:
         show_empty("This application has no variants.", "`infaas register` adds a model with its variants.")
         return
     shown = candidates.assign(
-        per_million=formats.per_million(candidates["cost_per_1000"]),
         verdict=["chosen" if not why else "passed over" for why in candidates["why_not"]],
         why=[why or why_chosen(answer) for why in candidates["why_not"]],
         state=[[state] for state in candidates["state"]],
@@ -50,7 +49,7 @@ def decision(needs: dict[str, Any]) -> None:
     ).sort_values("verdict", kind="stable")
     several = answer.get("stages") is not None or answer.get("members")
     answering = set(shown.index[shown["verdict"] == "chosen"]) if several else set(shown.index[:1])
-    columns = ["variant", "why", "state", "on", "accuracy", "latency_ms", "load_ms", "per_million"]
+    columns = ["variant", "why", "state", "on", "accuracy", "latency_ms", "load_ms", "cost_per_1000"]
     st.dataframe(
         shown[[*(["stage"] if "stage" in shown else []), *columns]].style.apply(
             lambda row: (
@@ -72,10 +71,10 @@ def decision(needs: dict[str, Any]) -> None:
             "accuracy": widgets.number_column("accuracy", "%.4f"),
             "latency_ms": widgets.number_column("latency ms"),
             "load_ms": widgets.number_column("load ms", "%.3g"),
-            "per_million": widgets.money_column(
+            "cost_per_1000": widgets.money_column(
                 formats.COMPUTED,
-                shown["per_million"],
-                help="What a million answers cost while an instance is busy; for loaded variants, with the present batch sizes",
+                shown["cost_per_1000"],
+                help="What 1,000 queries cost while an instance is busy; for loaded variants, with the present batch sizes",
             ),
         },
     )

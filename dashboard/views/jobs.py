@@ -49,7 +49,7 @@ def page() -> None:
     shown = jobs.assign(
         state=[[state] for state in jobs["state"]],
         progress=100 * jobs["done"].astype(float) / pd.to_numeric(jobs["total"]),
-        per_million=1e6 * jobs["cost"] / jobs["done"].where(jobs["done"] > 0),
+        cost_per_1000=1e3 * jobs["cost"] / jobs["done"].where(jobs["done"] > 0),
         took=[
             formats.seconds(each.total_seconds()) if pd.notna(each) else formats.UNKNOWN
             for each in jobs["finished"] - jobs["started"]
@@ -68,8 +68,8 @@ def page() -> None:
             "total": widgets.number_column("of items", "localized"),
             "failed": widgets.number_column("failed", "localized"),
             "cost": widgets.number_column("charged US$", "%.3g"),
-            "per_million": widgets.money_column(
-                formats.CHARGED, shown["per_million"], help="What a million items were charged for computing"
+            "cost_per_1000": widgets.money_column(
+                formats.CHARGED, shown["cost_per_1000"], help="What 1,000 items were charged for computing"
             ),
             "took": "took",
             "input": "input",

@@ -110,7 +110,6 @@ def _table(taught: pd.DataFrame, parts: pd.DataFrame, missing: pd.DataFrame) -> 
     table = taught.merge(parts, on="member", how="outer")
     lost = missing.groupby("member")["missing"].sum()
     table["missing"] = 100 * table["member"].map(lost).fillna(0) / table["asked"]
-    table["per_million"] = formats.per_million(table["cost_per_1000"])
     for column in ("weight", "probability", "error"):
         table[column] = 100 * table[column].astype(float)
     widgets.table(
@@ -129,8 +128,8 @@ def _table(taught: pd.DataFrame, parts: pd.DataFrame, missing: pd.DataFrame) -> 
                 "missing", "%.3g %%", help="Share of these without its output in the answer"
             ),
             **widgets.PERCENTILES,
-            "per_million": widgets.money_column(
-                formats.CHARGED, table["per_million"], help="What a million answers were charged for computing"
+            "cost_per_1000": widgets.money_column(
+                formats.CHARGED, table["cost_per_1000"], help="What 1,000 answers were charged for computing"
             ),
         },
         "members",

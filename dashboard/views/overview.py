@@ -209,7 +209,6 @@ def runs() -> None:
             load=("load", "sum"),
         )
         rows = rows.merge(served[[*keys, "queries", "p99_ms", "cost_per_1000"]], how="left", on=keys)
-        rows["per_million"] = formats.per_million(rows["cost_per_1000"])
         why = query("started")
         why = why.assign(why=why["action"] + ": " + why["reason"])
         rows = rows.merge(why[["variant", "why"]], how="left", on="variant")
@@ -228,8 +227,8 @@ def runs() -> None:
                 "queries": widgets.number_column("answered", "localized", help="Queries in this range"),
                 "p99_ms": widgets.PERCENTILES["p99_ms"],
                 "accuracy": widgets.number_column("accuracy", "%.4f"),
-                "per_million": widgets.money_column(
-                    formats.CHARGED, rows["per_million"], help="What a million answers were charged for computing"
+                "cost_per_1000": widgets.money_column(
+                    formats.CHARGED, rows["cost_per_1000"], help="What 1,000 queries were charged for computing"
                 ),
                 "why": "why it was started",
             },

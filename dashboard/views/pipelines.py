@@ -121,7 +121,6 @@ def _stages(item: dict[str, Any] | None, seen: pd.DataFrame, changes: pd.DataFra
         return
     else:
         rows = seen
-    rows["per_million"] = formats.per_million(rows["cost_per_1000"])
     rows["of_queries"] = 100 * rows["visits"] / queries if queries else None
     widgets.table(
         rows,
@@ -147,8 +146,8 @@ def _stages(item: dict[str, Any] | None, seen: pd.DataFrame, changes: pd.DataFra
             "of_queries": widgets.number_column("of queries", "%.0f %%"),
             "failed": widgets.number_column("failed", "localized"),
             **widgets.PERCENTILES,
-            "per_million": widgets.money_column(
-                formats.CHARGED, rows["per_million"], help="What a million visits were charged for computing"
+            "cost_per_1000": widgets.money_column(
+                formats.CHARGED, rows["cost_per_1000"], help="What 1,000 visits were charged for computing"
             ),
             "why": st.column_config.TextColumn("why this variant", width="large"),
         },

@@ -55,7 +55,7 @@ def recent() -> None:
         open=[each.tz_convert(zone).strftime(form)[: 12 if "f" in form else None] for each in rows["time"]],
         ended=[[each] for each in rows["outcome"]],
         why=[why(row) for row in rows.to_dict("records")],
-        per_million=1e6 * rows["cost"].where(rows["variant"].notna()),
+        cost_per_1000=1e3 * rows["cost"].where(rows["variant"].notna()),
     )
     key = "open-query"
     widgets.table(
@@ -70,8 +70,8 @@ def recent() -> None:
             "why": st.column_config.TextColumn("why", width="medium"),
             "worker": "worker",
             "items": widgets.number_column("items", "%d"),
-            "per_million": widgets.money_column(
-                formats.CHARGED, shown["per_million"], help="What a million such queries are charged"
+            "cost_per_1000": widgets.money_column(
+                formats.CHARGED, shown["cost_per_1000"], help="What 1,000 such queries are charged"
             ),
             "id": "its own id",
         },
@@ -119,7 +119,7 @@ def details() -> None:
         _need("Latency, ms", one["latency_ms"], one["slo_ms"], "allowed")
         _need("Accuracy", one["accuracy"], one["accuracy_required"], "needed")
         limit = one["cost_limit"]
-        _need("Cost, US$/million", 1e6 * one["cost"], None if pd.isna(limit) else 1000 * limit, "allowed")
+        _need("Cost, US$/1,000", 1e3 * one["cost"], None if pd.isna(limit) else limit, "allowed")
     if text := why(one.to_dict()):
         st.markdown(f"{text[0].upper()}{text[1:]}.")
     facts = {
@@ -167,7 +167,7 @@ def _parts(one: pd.Series, parts: pd.DataFrame) -> None:
     shown = parts.assign(
         ended=[[each] for each in parts["outcome"]],
         after=1000 * (parts["time"] - one["time"]).dt.total_seconds(),
-        per_million=1e6 * parts["cost"],
+        cost_per_1000=1e3 * parts["cost"],
         why=[why(row) for row in parts.to_dict("records")],
     )
     widgets.table(
@@ -180,7 +180,7 @@ def _parts(one: pd.Series, parts: pd.DataFrame) -> None:
             "variant": "variant",
             "worker": "worker",
             "batch": widgets.number_column("batch", "%d"),
-            "per_million": widgets.money_column(formats.CHARGED, shown["per_million"]),
+            "cost_per_1000": widgets.money_column(formats.CHARGED, shown["cost_per_1000"]),
             "why": "why",
         },
         "parts",

@@ -238,7 +238,6 @@ def served() -> None:
     st.subheader("Who answered", anchor=False)
     shown = rows.assign(
         hardware=[formats.mark_simulated(*each) for each in zip(rows["hardware"], rows["simulated"], strict=True)],
-        per_million=formats.per_million(rows["cost_per_1000"]),
         late=100 * (1 - rows["in_time"] / rows["queries"]),
     )
     widgets.table(
@@ -252,8 +251,8 @@ def served() -> None:
             **widgets.PERCENTILES,
             "accuracy": widgets.number_column("accuracy", "%.4f"),
             "mean_batch": widgets.number_column("batch", "%.1f"),
-            "per_million": widgets.money_column(
-                formats.CHARGED, shown["per_million"], help="What a million answers were charged for computing"
+            "cost_per_1000": widgets.money_column(
+                formats.CHARGED, shown["cost_per_1000"], help="What 1,000 queries were charged for computing"
             ),
         },
         "served",

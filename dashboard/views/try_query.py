@@ -145,10 +145,10 @@ def _answer(answer: Answer) -> None:
             f"{formats.number(answer.queue_ms)} waiting, {formats.number(answer.compute_ms)} computing",
         )
         widgets.metric(
-            "Cost, US$/million",
-            formats.number(1e6 * answer.cost),
+            "Cost, US$/1,000",
+            formats.number(1e3 * answer.cost),
             "from the cache" if answer.cached else "charged, simulated" if answer.simulated else "charged",
-            help="What a million such queries are charged",
+            help="What 1,000 such queries are charged",
         )
         accuracy = formats.number(answer.accuracy)
         widgets.metric("Accuracy", accuracy, "of the variant", help="Measured when the model was registered")

@@ -62,14 +62,12 @@ def query_kinds(variants: Variants) -> list[QueryKind]:
         QueryKind(name="nothing", needs={}),
         QueryKind(name="within 60 ms", needs={"latency_ms": 60.0}),
         QueryKind(name=f"accuracy ≥ {fair:g}, within 150 ms", needs={"accuracy": fair, "latency_ms": 150.0}),
-        QueryKind(
-            name=f"accuracy ≥ {fair:g}, at most ${1000 * limit:g} per million", needs={"accuracy": fair, "cost": limit}
-        ),
+        QueryKind(name=f"accuracy ≥ {fair:g}, at most ${limit:g} per 1,000", needs={"accuracy": fair, "cost": limit}),
         QueryKind(name=f"accuracy ≥ {high:g}", needs={"accuracy": high}),
         QueryKind(name="accuracy ≥ 0.999", needs={"accuracy": 0.999}, possible=False, weight=0.25),
         QueryKind(name="within 0.1 ms", needs={"latency_ms": 0.1}, possible=False, weight=0.25),
         QueryKind(
-            name=f"accuracy ≥ {fair:g}, at most $1e-9 per million",
+            name=f"accuracy ≥ {fair:g}, at most $1e-12 per 1,000",
             needs={"accuracy": fair, "cost": 1e-12},
             possible=False,
             weight=0.25,

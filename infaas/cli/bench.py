@@ -15,7 +15,7 @@ from cyclopts.validators import Number
 from bus.messages.catalog import TensorSpec
 from infaas.cli.load_options import CLOSED, NO_LOAD, LoadOptions
 from infaas.cli.options import NO_NEEDS, DataDir, Json, NeedOptions, Whole
-from infaas.cli.output import FAILED, fail, number, per_million, progress, refusal_line, show, usage
+from infaas.cli.output import FAILED, fail, number, progress, refusal_line, show, usage
 from infaas.client import Client
 from infaas.connecting import connect
 from infaas.errors import Refused
@@ -196,7 +196,7 @@ def _render(report: "LoadReport") -> None:
         for name, app in report.apps.items():
             print(f"{'':13} {name}: {app.slo_attainment:.2%} of {app.offered:,}, p99 {shown(app.p99_ms)} ms")
     print(f"accuracy      {shown(report.effective_accuracy)} effective (mean of the answers in time)")
-    print(f"charged       US$ {shown(per_million(report.cost_per_1000))} per million answers")
+    print(f"charged       US$ {shown(report.cost_per_1000)} per 1,000 queries")
     for title, counts in (
         ("answered by", report.variants),
         ("missed", report.missed),

@@ -17,10 +17,8 @@ from infaas.cli.options import DataDir, Json, Wide
 from infaas.cli.output import (
     COMPUTED,
     Column,
-    computed_cost,
     hardware_of,
     number,
-    per_million,
     print_table,
     print_variants,
     quality_of,
@@ -79,7 +77,7 @@ def variants(
 ) -> int:
     """List the variants with their measured accuracy, latency, memory, throughput and price.
 
-    Computed US$/million: what a million answers cost by the profile and the prices, without idle time. `infaas sql` has what was charged.
+    Computed US$/1,000: what 1,000 queries cost by the profile and the prices, without idle time. `infaas sql` has what was charged.
 
     Example: `infaas variants --app digits`
 
@@ -322,7 +320,7 @@ def _app(app: Item, variants: list[Item]) -> Item:
         "states": ", ".join(f"{count} {state}" for state, count in states.most_common()),
         "accuracy": _range(own, "accuracy"),
         "latency": _range(own, "latency_ms"),
-        "cost": _range([{"cost": per_million(item.get("cost_per_1000"))} for item in own], "cost"),
+        "cost": _range(own, "cost_per_1000"),
     }
 
 
@@ -396,7 +394,7 @@ _VARIANTS = (
     Column("items/s", "saturation_qps", rank=2),
     Column("batching", "batching", rank=7),
     Column("US$/h", "price_per_hour", rank=5),
-    Column(COMPUTED, computed_cost),
+    Column(COMPUTED, "cost_per_1000"),
 )
 _SELECTION = (
     Column("member", "member"),

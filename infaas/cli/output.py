@@ -206,17 +206,7 @@ def _cramp(least: dict[Column, int], shown: Sequence[Column], excess: int) -> No
         excess -= 1
 
 
-def per_million(per_1000: float | None) -> float | None:
-    """US$ per million answers, as people read it. per_1000: as messages and SQL have it."""
-    return None if per_1000 is None else 1000.0 * per_1000
-
-
-def computed_cost(item: Mapping[str, Any]) -> float | None:
-    """What a variant's profile says that a million answers cost, without idle time."""
-    return per_million(item.get("cost_per_1000"))
-
-
-COMPUTED = "computed\nUS$/million"  # title of a column of `computed_cost`
+COMPUTED = "computed\nUS$/1,000"  # title of a column of `cost_per_1000`: what 1,000 queries cost by the profile, without idle time
 
 
 def text(value: Any) -> str:
@@ -270,11 +260,11 @@ def refusal_line(refused: Refused) -> str:
 
 def _offer(closest: dict[str, Any]) -> str:
     figures = [
-        f"{label} {number(scale * float(value))}{unit}"
-        for name, label, scale, unit in (
-            ("accuracy", "accuracy", 1.0, ""),
-            ("latency_ms", "latency", 1.0, " ms"),
-            ("cost", "US$", 1000.0, " per million answers"),
+        f"{label} {number(float(value))}{unit}"
+        for name, label, unit in (
+            ("accuracy", "accuracy", ""),
+            ("latency_ms", "latency", " ms"),
+            ("cost", "US$", " per 1,000 queries"),
         )
         if isinstance(value := closest.get(name), (int, float))
     ]

@@ -12,7 +12,6 @@ from infaas.cli.options import NO_NEEDS, DataDir, Json, NeedOptions, Wide
 from infaas.cli.output import (
     COMPUTED,
     Column,
-    computed_cost,
     fail,
     meant,
     number,
@@ -162,7 +161,7 @@ _EXPLAIN_COLUMNS = (
     Column("accuracy", quality_of),
     Column("latency ms", "latency_ms"),
     Column("load ms", "load_ms", rank=2),
-    Column(COMPUTED, computed_cost, rank=1),
+    Column(COMPUTED, "cost_per_1000", rank=1),
     Column(
         "why, or why not",
         lambda item: item.get("why_not") or f"chosen: {item.get('why') or 'meets all needs'}",

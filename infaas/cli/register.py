@@ -11,7 +11,6 @@ from infaas.cli.options import DataDir, Json, Wide, json_or_text, options_class,
 from infaas.cli.output import (
     COMPUTED,
     Column,
-    computed_cost,
     fail,
     hardware_of,
     print_json,
@@ -40,7 +39,7 @@ COLUMNS = (
     Column("memory MB", "memory_mb", rank=3),
     Column("saturation /s", "saturation_qps", rank=1),
     Column("US$/h", "price_per_hour", rank=5),
-    Column(COMPUTED, computed_cost),
+    Column(COMPUTED, "cost_per_1000"),
     Column("note", lambda item: "dominated" if item.get("dominated") else None),
 )
 

@@ -19,7 +19,6 @@ from infaas.cli.output import (
     local_time,
     number,
     one_line,
-    per_million,
     print_table,
     progress,
     show,
@@ -271,7 +270,7 @@ def print_targets(runs: Sequence[Mapping[str, Any]], *, wide: bool = False) -> N
         Column("missed", lambda run: f"{100 * run['slo_violation_ratio']:.3f} %"),
         Column("met", _met),
         Column("US$", lambda run: _amount(run["cost"])),
-        Column("US$/million in time", lambda run: _amount(per_million(run["cost_per_1000_in_time"]))),
+        Column("US$/1,000 in time", lambda run: _amount(run["cost_per_1000_in_time"])),
     )
     print_table(runs, columns, "", wide=wide)
 

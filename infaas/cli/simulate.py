@@ -173,7 +173,7 @@ _FIGURES = (
     _Figure("p50 ms", "p50_ms", min, number, 3),
     _Figure("p99 ms", "p99_ms", min, number),
     _Figure("US$", "cost", min, lambda v: f"{v:.4g}"),
-    _Figure("US$/million", "cost_per_1000", min, lambda v: number(1000 * v), 1),
+    _Figure("US$/1,000", "cost_per_1000", min, number, 1),
     _Figure("utilisation", "mean_utilisation", None, lambda v: f"{100 * v:.1f} %", 6),
 )
 

@@ -126,7 +126,7 @@ def _model_cells(row: Mapping[str, Any]) -> dict[str, str]:
         "variants": str(row["variants"]) + (f" ({len(row['failures'])} failed)" if row["failures"] else ""),
         "accuracy": _span(row["accuracy"], ".3f"),
         "fastest": f"{row['latency_ms'][0]:.3g} ms",
-        "computed\nUS$/million": _span([1000 * one for one in row["cost_per_1000"]], ".2g"),
+        "computed\nUS$/1,000": _span(row["cost_per_1000"], ".2g"),
         "MB": _span(row["memory_mb"], ".0f"),
     }
 
@@ -148,7 +148,7 @@ def _kind_cells(row: Mapping[str, Any]) -> dict[str, str]:
         "p50": text(row["p50_ms"], "{:.1f} ms"),
         "p99": text(row["p99_ms"], "{:.1f} ms"),
         "in time": text(row["slo_attainment"], "{:.1%}") + (f"\n{missed}" if missed else ""),
-        "charged\nUS$/million": text(None if cost is None else 1000 * cost, "{:.2g}"),
+        "charged\nUS$/1,000": text(cost, "{:.2g}"),
     }
 
 
@@ -206,7 +206,7 @@ def _unmet_needs(kind: QueryKind, answer: Answer, known: Mapping[str, Any]) -> s
     if ceiling is not None and "cost" not in answer.missed:
         cost = 1000 * answer.cost
         if cost > ceiling * (1 + TOLERANCE):
-            return f"charged US$ {1000 * cost:.3g} per million without `cost` in `missed`"
+            return f"charged US$ {cost:.3g} per 1,000 without `cost` in `missed`"
     return ""
 
 
@@ -303,5 +303,5 @@ def _reason(refusal: Refused) -> str:
     return (
         f"{refusal.message}; closest: {closest.get('variant')}"
         f" (accuracy {'?' if accuracy is None else format(accuracy, '.3f')},"
-        f" {closest.get('latency_ms', 0):.3g} ms, US$ {1000 * closest.get('cost', 0):.2g} per million)"
+        f" {closest.get('latency_ms', 0):.3g} ms, US$ {closest.get('cost', 0):.2g} per 1,000)"
     )

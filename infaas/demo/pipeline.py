@@ -245,15 +245,15 @@ def figures(result: Mapping[str, Any]) -> Iterator[str]:
         )
     if cost["per_1000"] is not None:
         by_stage = ", ".join(
-            f"{row['vertex']} {1e6 * row['cost'] * row['visits'] / result['answered']:.3g}"
+            f"{row['vertex']} {1e3 * row['cost'] * row['visits'] / result['answered']:.3g}"
             for row in result["vertices"]
             if row["cost"] is not None
         )
-        yield f"Cost: US$ {1000 * cost['per_1000']:.3g} per million answers, charged ({by_stage})."
+        yield f"Cost: US$ {cost['per_1000']:.3g} per 1,000 queries, charged ({by_stage})."
         if cost["computed_exact_and_check_per_1000"] is not None:
             yield (
                 f"The accurate model for each query, computed from what its visits here were charged:"
-                f" {1000 * cost['computed_exact_per_1000']:.3g}; with the check: {1000 * cost['computed_exact_and_check_per_1000']:.3g}."
+                f" {cost['computed_exact_per_1000']:.3g}; with the check: {cost['computed_exact_and_check_per_1000']:.3g}."
             )
     if check["right"] + check["wrong"]:
         yield (

@@ -169,6 +169,6 @@ def reason_of(ask: Ask) -> str:
     needs = [ask.variant or ask.model or ""]
     needs += [f"{ask.latency_s * 1000:g} ms"] * (ask.latency_s < INFINITE)
     needs += [f"accuracy {ask.accuracy:g}"] * (ask.accuracy > 0)
-    needs += [f"US$ {1000 * ask.cost:.6g} per million answers"] * (ask.cost < INFINITE)
+    needs += [f"US$ {ask.cost:.6g} per 1,000 queries"] * (ask.cost < INFINITE)
     text = ", ".join(filter(None, needs))
     return f"no instance can do {text}; ready soonest" if text else "no instance can take a query; ready soonest"

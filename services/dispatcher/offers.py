@@ -40,9 +40,7 @@ def too_dear(ask: Ask, served: ServedPipeline, least: Least, view: ClusterView) 
     total = dearest(least, served)
     if total <= ask.cost:
         return None
-    text = (
-        f"pipeline {ask.app!r} may cost US$ {1000 * total:.6g} per million answers, more than US$ {1000 * ask.cost:.6g}"
-    )
+    text = f"pipeline {ask.app!r} may cost US$ {total:.6g} per 1,000 queries, more than US$ {ask.cost:.6g}"
     return offer(ask, served, view, f"{text}: allow more, or ask for less accuracy", cheapest=True)
 
 

@@ -341,7 +341,7 @@ def _unmet(i: int, app: AppView, ask: Ask, now: float) -> str:
         return f"inference and the way to it take {alone * 1e3:.3g} ms, more than {ask.latency_s * 1e3:g} ms"
     charged = float(app.charge(ask.items, ask.length)[i])
     if charged > ask.cost:
-        return f"costs US$ {1000 * charged:.3g} per million answers, more than {1000 * ask.cost:.6g}"
+        return f"costs US$ {charged:.3g} per 1,000 queries, more than {ask.cost:.6g}"
     slack = ask.deadline - now
     waits = [
         instance.predict(ask.items, ask.length, ask.deadline, now) for instance in (*group.active, *group.troubled)

@@ -65,7 +65,7 @@ def too_dear(loaded: Loaded, query: QueuedQuery) -> str:
     cost = 1000.0 * loaded.price_per_s * loaded.table.at(route.length).charged_seconds(query.items)
     if route.cost is None or cost <= route.cost:
         return ""
-    each = f"US$ {1000 * cost:.6g} per million answers, more than {1000 * route.cost:.6g}"
+    each = f"US$ {cost:.6g} per 1,000 queries, more than {route.cost:.6g}"
     return f"cost: {query.items} items cost {each}: allow more, or send fewer items"
 
 

@@ -411,9 +411,9 @@ def test_queries_of_a_model_alone_have_a_name_and_their_money_is_its_apps(databa
     store_.close()
     assert "**(by model)**: only 0 % of the queries were in time" in text(page("overview", reader_dsn))
     assert list(table(page("slo", reader_dsn), "meaning")["app"]) == ["(by model)"]
-    spent = table(page("cost", reader_dsn), "per_million").set_index("app")
+    spent = table(page("cost", reader_dsn), "cost_per_1000").set_index("app")
     assert spent.loc["digits", "items"] == 40
-    assert spent.loc["digits", "per_million"] == pytest.approx(100.0)
+    assert spent.loc["digits", "cost_per_1000"] == pytest.approx(0.1)
 
 
 def test_jobs_show_progress_and_explain_what_to_do_when_no_system_answers(past: str) -> None:

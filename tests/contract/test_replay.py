@@ -195,7 +195,7 @@ def test_people_see_what_each_target_costs(
     lines = capsys.readouterr().out.splitlines()
     head, recorded, strict, lax = lines[3:7]
     assert head.split("  ")[0] == "policy"
-    assert head.endswith("US$/million in time")
+    assert head.endswith("US$/1,000 in time")
     assert recorded.split()[:4] == ["recorded", "-", "3.000", "%"]
     assert strict.startswith("infaas at 0.999 (simulated)")
     assert " yes " in lax

@@ -145,7 +145,7 @@ async def test_a_refused_query_exits_1_with_the_offer(infaas):
     assert err.count("\n") == 1
     for part in (
         "unsatisfiable: no variant is that accurate",
-        "m-v1 (accuracy 0.9, latency 12 ms, US$ 250 per million answers",
+        "m-v1 (accuracy 0.9, latency 12 ms, US$ 0.25 per 1,000 queries",
         "again in 40 ms",
     ):
         assert part in err

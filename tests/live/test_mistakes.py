@@ -115,7 +115,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     (f"{QUERY} ok.npy --accuracy 0.9999", FAILED, r"reaches accuracy 0.9999: the best has 0\.\d+ \(.*; ask for less"),
     (f"{QUERY} ok.npy --latency-ms 0.0001", FAILED, r"answers within 0.0001 ms: the fastest takes .* ms \("),
     (f"{QUERY} ok.npy --latency-ms -5", USAGE, "--latency-ms. must be milliseconds, above 0, not -5"),
-    (f"{QUERY} ok.npy --cost 1e-12", FAILED, r"costs at most US\$ 1e-09 per million answers: the cheapest costs US\$"),
+    (f"{QUERY} ok.npy --cost 1e-12", FAILED, r"costs at most US\$ 1e-12 per 1,000 queries: the cheapest costs US\$"),
     (f"{QUERY} ok.npy --priority 12", USAGE, "--priority. must be at least 1 and at most 9, not 12"),
     ("bench --app digts --seconds 1", FAILED, "no app 'digts'; `infaas apps` lists them"),
     # registrations

@@ -170,8 +170,8 @@ def _no_candidate(problem: PlanningProblem, k: int) -> str:
         return f"no variant has accuracy {demand.accuracy:g}: {best.name} has {best.accuracy:g}"
     cheapest = min(named, key=lambda one: one.item_cost)
     if cheapest.item_cost > demand.cost:
-        limit, found = 1000 * demand.cost, 1000 * cheapest.item_cost
-        return f"no variant costs at most US$ {limit:.6g} per million answers: {cheapest.name} costs {found:.4g}"
+        limit, found = demand.cost, cheapest.item_cost
+        return f"no variant costs at most US$ {limit:.6g} per 1,000 queries: {cheapest.name} costs {found:.4g}"
     return "no variant meets latency, accuracy and cost together"
 
 

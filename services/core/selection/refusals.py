@@ -196,8 +196,8 @@ def _failing(ask: Ask, app: AppView, allowed: NDArray[np.bool_]) -> str:
             _Need(latency, ask.latency_s, "answers within {} ms", "takes {} ms", "the fastest takes {} ms", 1e3)
         )
     if ask.cost < INFINITE:
-        limit, found = "costs at most US$ {} per million answers", "costs US$ {} per million"
-        needs.append(_Need(app.charge(ask.items, ask.length), ask.cost, limit, found, "the cheapest costs US$ {}", 1e3))
+        limit, found = "costs at most US$ {} per 1,000 queries", "costs US$ {} per 1,000"
+        needs.append(_Need(app.charge(ask.items, ask.length), ask.cost, limit, found, "the cheapest costs US$ {}"))
     alone = []
     for need in needs:
         best = int(np.argmin(np.where(allowed, need.values, INFINITE)))

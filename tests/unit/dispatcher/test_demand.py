@@ -59,7 +59,7 @@ def test_a_worker_hears_of_what_it_took_alone() -> None:
         (Ask("a", 1, 10.0, latency_s=0.03), "no instance can do 30 ms; ready soonest"),
         (
             Ask("a", 1, 10.0, 0.1, 0.97, 0.002),
-            "no instance can do 100 ms, accuracy 0.97, US$ 2 per million answers; ready soonest",
+            "no instance can do 100 ms, accuracy 0.97, US$ 0.002 per 1,000 queries; ready soonest",
         ),
         (Ask("a", 1, 10.0, model="m", variant="m-v1", accuracy=0.9), "no instance can do m-v1, accuracy 0.9; ready soonest"),
     ],

@@ -394,7 +394,7 @@ def test_a_ceiling_passes_over_an_active_variant_that_is_dearer() -> None:
     refusal = policy.select(ask(cost=cheap * 0.99), NOW, view).refusal
     assert refusal.code == "unsatisfiable"
     assert (refusal.closest.variant, refusal.closest.cost) == ("v1", pytest.approx(cheap))
-    assert "per million answers: the cheapest costs US$ " in refusal.message
+    assert "per 1,000 queries: the cheapest costs US$ " in refusal.message
 
 
 def test_a_batch_that_took_much_longer_says_that_it_missed_the_ceiling() -> None:

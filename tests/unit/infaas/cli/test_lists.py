@@ -52,7 +52,7 @@ VARIANT = {
     "version": "12", "state": "Interfered", "instances": 3, "reclaimable": 1, "hardware": "inferentia", "simulated": True,
     "accuracy": 0.98765, "accuracy_low": 0.98, "accuracy_high": 0.99, "latency_ms": 123.456, "load_ms": 12345.6, "memory_mb": 1234.5,
     "saturation_qps": 12345.6, "price_per_hour": 0.1234, "cost_per_1000": 0.0000123, "worker": "worker-17", "agreement": 0.99,
-    "why_not": "costs US$ 12.3 per million answers, more than 1, and " * 3, "batching": "aimd",
+    "why_not": "costs US$ 12.3 per 1,000 queries, more than 1, and " * 3, "batching": "aimd",
 }  # fmt: skip
 TABLES: dict[str, Callable[[], Any]] = {
     "explain": lambda: query._render_explain({"candidates": [VARIANT], "chosen": VARIANT}, wide=False),

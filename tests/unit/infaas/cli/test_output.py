@@ -56,12 +56,12 @@ def test_long_texts_go_on_in_their_column_or_the_next_line(capsys: pytest.Captur
     assert " ".join(line[at:].strip() for line in lines[1:-1]) == ITEM["why"].strip()
     assert all(not line[:at].strip() for line in lines[2:-1])
     assert lines[-1].endswith("short")
-    columns = (Column("model", "a"), Column("variant", "b"), Column("computed\nUS$/million", "c"))
+    columns = (Column("model", "a"), Column("variant", "b"), Column("computed\nUS$/1,000", "c"))
     print_table([{"a": "m" * 50, "b": "resnet-50-v1-ort-int8-dynamic-t1-b8", "c": 12.5}], columns, "none")
     lines = shown(capsys)
     assert max(map(len, lines)) <= 80
     assert lines[0].split() == ["computed"]
-    assert lines[1].split() == ["model", "variant", "US$/million"]
+    assert lines[1].split() == ["model", "variant", "US$/1,000"]
     assert "".join(line[: lines[1].index("variant")].strip() for line in lines[2:]) == "m" * 50
     _render({"columns": ["a", "reason"], "rows": [["x" * 80, "y" * 80]]})
     _, _, row, _ = capsys.readouterr().out.splitlines()

@@ -259,7 +259,7 @@ def rows(text: str) -> list[dict[str, str]]:
     lines = text.splitlines()
     titles = [
         *("policy", "queries", "answered", "late", "refused", "failed", "violations", "accuracy", "worst drop"),
-        *("answers/s", "p50 ms", "p99 ms", "US$ ", "US$/million", "utilisation"),
+        *("answers/s", "p50 ms", "p99 ms", "US$ ", "US$/1,000", "utilisation"),
     ]
     head = lines[1] + " "
     ends = [head.index(title) + len(title.strip()) + 1 for title in titles[1:]]
@@ -282,7 +282,7 @@ def test_a_line_for_each_policy_with_the_best_marked(capsys: pytest.CaptureFixtu
     assert table[0]["violations"] == f"{100 * run['slo_violation_ratio']:.2f} %*"
     assert table[0]["US$ "] == f"{run['cost']:.4g}*"
     assert not table[0]["queries"].endswith("*")  # no more is no better
-    for title in ("violations", "accuracy", "answers/s", "US$ ", "US$/million"):
+    for title in ("violations", "accuracy", "answers/s", "US$ ", "US$/1,000"):
         assert sum(row[title].endswith("*") for row in table) >= 1
     best = max(range(3), key=lambda i: of["policies"][i]["effective_accuracy"])
     assert table[best]["accuracy"].endswith("*")

@@ -163,10 +163,8 @@ def test_what_is_printed_names_what_was_paid_and_what_was_computed() -> None:
     lines = list(figures(found))
     (cost,) = [n for n, line in enumerate(lines) if line.startswith("Cost")]
     # By stage: what a visit is paid times visits a query.
-    assert (
-        lines[cost] == "Cost: US$ 0.002 per million answers, charged (quick 6.06e-05, exact 8.08e-05, check 0.000202)."
-    )
-    assert lines[cost + 1].endswith("computed from what its visits here were charged: 0.004; with the check: 0.009.")
+    assert lines[cost] == "Cost: US$ 2e-06 per 1,000 queries, charged (quick 6.06e-08, exact 8.08e-08, check 2.02e-07)."
+    assert lines[cost + 1].endswith("computed from what its visits here were charged: 4e-06; with the check: 9e-06.")
     assert "Refused: 1 × deadline." in lines
     deploy, up = [line for line in lines if line.startswith("Tuner")]
     assert deploy == "Tuner at -100.0 s: deploy: quick 0 → 1, exact 0 → 1, check 0 → 1: planned"
