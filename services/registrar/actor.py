@@ -324,6 +324,8 @@ class Registrar:
             return self._cancelled(which, None if result is None else Error(code=result.code, message=result.message))
         if kind == "records":
             return self._registrations.written(which, result, now)
+        if kind == "first":
+            return self._registrations.first_written(which, result, now)
         if kind == "status":
             return self._registrations.saved(which)
         if kind == "finish":

@@ -150,13 +150,17 @@ class ChangeRefused(Struct, frozen=True):
 
 
 class Finish(Struct, frozen=True, kw_only=True):
-    """Delete what an ended registration leaves: its uploads, its reserved version, its `work.<id>`. forget: its status, too."""
+    """Delete what an ended registration leaves: its uploads, its reserved version, its `work.<id>`. forget: its status, too.
+
+    withdraw: what it has written into the catalogue as well, if the app can do without.
+    """
 
     registration: str
     model: str
     version: str | None
     uploads: tuple[str, ...]
     forget: bool = False
+    withdraw: bool = False
 
 
 Command = ClaimRegistration | TakeOverRegistration | MarkCancelled | PutStatus | PutRecords | AddVariants | Finish

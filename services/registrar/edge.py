@@ -18,6 +18,7 @@ from bus.messages.verbs import (
     SetBatching,
     SetReplicas,
     SetSelection,
+    UnlinkModel,
 )
 from bus.port import Bus, KeyValue, KeyValueEntry, NotFound, ObjectStore, WrongRevision
 from bus.subjects import Subjects
@@ -190,6 +191,8 @@ class RegistrarEdge:
                 await self._uploads.delete(upload)
         if command.version is not None:
             reservation = _reservation(command.model, command.version)
+            if command.withdraw:
+                await self._withdraw(command.registration, command.model, command.version)
             with suppress(NotFound):
                 if (await self._status.get(reservation)).value == command.registration.encode():
                     await self._status.delete(reservation)
@@ -350,6 +353,21 @@ class RegistrarEdge:
                 if record is not None and (record.model, record.version) == (model, version):
                     await self._catalog.delete(key)
         return None
+
+    async def _withdraw(self, registration: str, model: str, version: str) -> None:
+        """Delete what a cancelled registration has written already, unless a pipeline or ensemble has begun to use it."""
+        kept = await _get(self._catalog, model_key(model, version), ModelRecord)
+        if kept is None or kept.registration != registration:
+            return
+        for app in (await self._read("app")).apps:
+            if app.links.get(model) == version:
+                alone = len(app.links) == 1 and app.created >= kept.created  # it was made for this model
+                await (
+                    self._delete_app(DeleteApp(app=app.app))
+                    if alone
+                    else self._amend(UnlinkModel(app=app.app, model=model))
+                )
+        await self._delete_version(DeleteVersion(model=model, version=version))
 
     async def _put_records(self, command: PutRecords) -> ChangeRefused | None:
         model = command.model

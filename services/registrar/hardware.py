@@ -14,7 +14,7 @@ registrars write the same.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 
 from msgspec.structs import replace
 
@@ -45,23 +45,28 @@ class Extensions:
         """Registrations to begin, at most one for each kind that has none among `unfinished`, which holds all registrars'."""
         unfinished = list(unfinished)
         kinds, arithmetics = {record.hardware for record in unfinished}, {record.arithmetic for record in unfinished}
+        building = {record.registration for record in unfinished}
         found = []
         for arithmetic, started in self._workers.arithmetics(now, WORKER_TIMEOUT_S).items():
-            next_ = None if arithmetic in arithmetics else self._next(arithmetic, started, self._lacks_arithmetic)
+            next_ = (
+                None if arithmetic in arithmetics else self._next(arithmetic, started, building, self._lacks_arithmetic)
+            )
             if next_ is not None:
                 record = self._record(*next_, CPU, registrar, now)
                 found.append(replace(record, arithmetic=arithmetic, model_accuracy=self._own_accuracy(next_[1])))
         for kind, started in self._workers.accelerators(now, WORKER_TIMEOUT_S).items():
-            next_ = None if kind in kinds else self._next(kind, started, self._lacks_kind)
+            next_ = None if kind in kinds else self._next(kind, started, building, self._lacks_kind)
             if next_ is not None:
                 found.append(self._record(*next_, kind, registrar, now))
         return found
 
     def _next(
-        self, kind: str, started: str, lacks: Callable[[ModelRecord, str], bool]
+        self, kind: str, started: str, building: Container[str], lacks: Callable[[ModelRecord, str], bool]
     ) -> tuple[str, ModelRecord] | None:
-        """The id of the next registration for a kind, and its model: the newest that lacks it and was not tried since `started`."""
+        """The id of the next registration for a kind, and its model: the newest that lacks it, is built and was not tried since `started`."""
         for model in sorted(self._catalog.models, key=lambda model: (-model.created, model.model, model.version)):
+            if model.registration in building:
+                continue
             if lacks(model, kind) and self._statuses.last(name := extension_id(model, kind, started)) is None:
                 return name, model
         return None

@@ -43,6 +43,8 @@ class Registration:
 
     phase: what is under way; "waiting": no worker has an order. worker: who has the order; avoid: who had the last one. heard_at: Unix
     seconds at which that worker last reported (while waiting: at which any worker was last alive). attempts: orders given for this phase.
+    first: whether its first variant is in the catalogue, so that the app answers while the others are built. withdrawn: it is cancelled as soon as
+    that is known.
     """
 
     def __init__(self, record: RegistrationRecord, now: float) -> None:
@@ -60,6 +62,8 @@ class Registration:
         self.plans: dict[str, VariantPlan] = {}
         self.simulated: tuple[VariantRecord, ...] = ()
         self.recorded_state = ""  # the last one that an event was recorded of
+        self.first: Literal["", "writing", "written"] = ""
+        self.withdrawn = False
         self.status = RegistrationStatus(
             registration=record.registration,
             state="accepted",
@@ -196,10 +200,15 @@ class Registration:
         done = 1 - len(self.remaining) / len(self.plans)
         self._advance(
             "profiling",
-            f"{len(self.built)} of {len(self.plans)} variants ready",
+            self.ready(),
             INSPECTED_AT + done * (BUILT_AT - INSPECTED_AT),
         )
         return True
+
+    def ready(self) -> str:
+        """How many variants there are, and whether they answer."""
+        count = f"{len(self.built)} of {len(self.plans)} variants ready"
+        return f"{self.status.app} answers queries: {count}" if self.first == "written" else count
 
     def fail_remaining(self, reason: str) -> None:
         for plan in self.remaining:
@@ -308,7 +317,8 @@ class Registration:
 
     def additions(self) -> AddVariants:
         """The records for the catalogue, of a model that is there already."""
-        return AddVariants(model=self.record.request.model, version=self.version, variants=self._measured())
+        variants = (*self._measured(), *self.simulated)
+        return AddVariants(model=self.record.request.model, version=self.version, variants=variants)
 
     def link(self, inspected: ModelInspected) -> LinkVersion | None:
         """The change of the app's record that was asked for; None for a model without an app."""

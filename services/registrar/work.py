@@ -4,11 +4,13 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from math import inf
 
+from msgspec.structs import replace
+
 from bus.fields import filled
 from bus.messages.events import RegistrationEvent
 from bus.messages.fleet import ExecutorExited, WorkerHeartbeat
 from bus.messages.work import CancelWork, ModelInspected, VariantBuilt, VariantFailed, WorkFinished, WorkProgress
-from bus.subjects import Subjects
+from bus.subjects import WITHOUT_APP, Subjects
 from services.core.actor import NOTHING, Do, Effect, Envelope, Handler, Publish, Record, Undelivered
 from services.core.catalog import Catalog
 from services.core.placement import REMOTE, is_container
@@ -310,7 +312,30 @@ class Registrations:
         registration = self._reported(report.registration, report.worker, envelope.now, "build")
         if registration is None or not registration.add_result(report, self.settings):
             return NOTHING
-        return self._publish(registration, envelope.now)
+        return (*self._serve_first(registration), *self._publish(registration, envelope.now))
+
+    def _serve_first(self, registration: Registration) -> tuple[Effect, ...]:
+        """The first variant of a model that its app does not serve yet is written at once: the app answers while the others are built."""
+        request = registration.record.request
+        app = self.catalog.app(request.app)
+        if registration.first or registration.extends or not registration.built or not registration.remaining:
+            return NOTHING
+        if request.app == WITHOUT_APP or (app is not None and request.model in app.links):
+            return NOTHING
+        registration.first = "writing"
+        return (self._start("first", registration, registration.records(newest=True)),)
+
+    def first_written(self, registration: str, refused: ChangeRefused | None, now: float) -> list[Effect]:
+        """The first variant is in the catalogue. If it was refused, all of them are, when they are built."""
+        self.commands.ended(("first", registration))
+        found = self.open[registration]
+        found.first = "written" if refused is None else ""
+        if found.withdrawn:
+            return self.cancel(registration, now)
+        if found.phase == "write":
+            return [self._write(found, now)]
+        found.status = replace(found.status, step=found.ready())
+        return [*self._publish(found, now)]
 
     def _progress(self, envelope: Envelope) -> tuple[Effect, ...]:
         report: WorkProgress = envelope.message
@@ -339,13 +364,18 @@ class Registrations:
         if not registration.built:
             return self._end(registration, now, registration.no_variant())
         registration.phase, registration.worker = "write", None
+        written = () if registration.first == "writing" else (self._write(registration, now),)
+        return [*written, *self._assign(now)]
+
+    def _write(self, registration: Registration, now: float) -> Effect:
         command: Command
-        if registration.extends:
+        if not registration.extends:
+            registration.add_simulated(self.workers.simulated_kinds(now, WORKER_TIMEOUT_S))
+        if registration.extends or registration.first == "written":
             command = registration.additions()
         else:
-            registration.add_simulated(self.workers.simulated_kinds(now, WORKER_TIMEOUT_S))
             command = registration.records(newest=self._newest(registration))
-        return [self._start("records", registration, command), *self._assign(now)]
+        return self._start("records", registration, command)
 
     def _newest(self, registration: Registration) -> bool:
         """Whether the app serves no version of the model that was asked for later."""
@@ -364,6 +394,9 @@ class Registrations:
         """End it, and have its worker stop. What is being written, or has ended, stays."""
         found = self.open.get(registration)
         if found is None or found.phase in ("write", "over"):
+            return []
+        if found.first == "writing":
+            found.withdrawn = True
             return []
         worker = found.worker
         effects = self._end(found, now, CANCELLED, state="cancelled")
@@ -396,6 +429,7 @@ class Registrations:
             version=version,
             uploads=uploads,
             forget=request.dry_run,
+            withdraw=registration.status.state == "cancelled" and not registration.extends,
         )
         return self._start("finish", registration, command)
 

@@ -230,7 +230,7 @@ def recorded_of(up: Deployed, queries: list[dict[str, Any]]) -> list[Any]:
     """What the first few took, and all that the history says of them."""
     some = queries[:12]
     names = ", ".join(f"'{query['id']}'" for query in some)
-    said = f"SELECT time, id, outcome, code, latency_ms, worker, variant, batch FROM infaas.query_outcomes WHERE id IN ({names})"
+    said = f"SELECT to_jsonb(o) FROM infaas.query_outcomes o WHERE id IN ({names})"
     return [[(query["id"], query["at"], query["took"]) for query in some], *up.rows(said)]
 
 

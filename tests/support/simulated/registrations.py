@@ -229,6 +229,8 @@ class Stage:
                 )
             case Finish():
                 self.forgotten.append(command)
+                for key in [*self.catalog] if command.withdraw else ():  # all of it is of this registration
+                    self.put(SUBJECTS.catalog_bucket, key, None)
                 self.put(SUBJECTS.status_bucket, f"work.{command.registration}", None)
             case _:
                 return self.change(command)

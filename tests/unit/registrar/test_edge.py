@@ -327,6 +327,28 @@ async def test_a_version_goes_with_its_variants_once_no_app_serves_it_and_its_nu
     assert claimed.record.version == "3"
 
 
+async def test_a_cancelled_registration_takes_back_what_it_has_written_unless_it_is_in_use(place: Place) -> None:
+    put = PutRecords(variants=(variant_record(),), model=model_record(), link=LINK)
+    end = Finish(registration=model_record().registration, model="mlp", version="1", uploads=(), withdraw=True)
+    assert await place.do(put) is None
+    await place.do(replace(end, withdraw=False))
+    assert "app.digits" in await place.keys()
+    await place.do(end)
+    await place.do(end)
+    assert await place.keys() == {"version.mlp.1"}, "the app was made for it; its number is not given out again"
+    other = model_record("first", registration="r0")
+    await place.do(replace(LINK, record=other))
+    assert await place.do(put) is None
+    await place.do(end)
+    assert decode(AppRecord, (await place.catalog.get("app.digits")).value or b"").links == {"first": "1"}
+    assert await place.do(put) is None
+    head = PipelineHead(name="twice", latency_ms=100.0)
+    await place.do(UnlinkModel(app="digits", model="first"))
+    await place.do(SetPipeline(pipeline=head, vertices=ONE_STAGE.vertices, output=ONE_STAGE.output))
+    await place.do(end)
+    assert {"app.digits", "model.mlp.1"} < await place.keys(), "a pipeline uses it"
+
+
 async def _learnt(place: Place) -> None:
     for app in ("digits", "digits-2"):
         for context in (None, "me", "you"):

@@ -12,7 +12,7 @@ from bus.messages.public import ContainerReport, Refusal, RegistrationAccepted, 
 from bus.messages.work import BuildVariants, CancelWork, InspectModel, WorkProgress
 from services.core.actor import Publish, Undelivered
 from services.core.placement import container_kind
-from services.registrar.commands import PutRecords, RegistrationRecord
+from services.registrar.commands import AddVariants, PutRecords, RegistrationRecord
 from tests.support.simulated.registrations import (
     PROFILE,
     REQUEST,
@@ -303,6 +303,10 @@ def test_the_work_of_a_registrar_that_died_over_a_container_goes_on() -> None:
     assert left.variants == stage.variants != []
 
 
+def app_of(stage: Stage) -> AppRecord:
+    return decode(AppRecord, stage.catalog["app.digits"])
+
+
 def cancel(stage: Stage, registration: str = "r1") -> Any:
     """Ask for it; returns the reply."""
     stage.tell(b"", SUBJECTS.registration_cancel(registration), "_INBOX.9")
@@ -324,6 +328,52 @@ def test_a_cancelled_registration_ends_and_its_worker_stops() -> None:
     assert stage.records[-1].event.state == "cancelled"
     stage.register(replace(REQUEST, registration="r2"))
     assert stage.orders()[-1].registration == "r2"  # the worker is free
+
+
+def test_an_app_answers_with_its_first_variant_while_the_others_are_built() -> None:
+    stage, order = building()
+    stage.settle(built(order.plans[0]))
+    assert [record.variant for record in stage.variants] == [order.plans[0].variant]
+    assert app_of(stage).links == {"mlp": "1"}
+    assert stage.last().step == f"digits answers queries: 1 of {len(order.plans)} variants ready"
+    assert stage.ends() == []
+    complete(stage, order)
+    assert stage.ends() == ["done"]
+    assert {record.variant for record in stage.variants} == {plan.variant for plan in order.plans}
+    assert not any(isinstance(do.command, PutRecords) for do in stage.commands)
+
+
+def test_what_is_ready_before_its_first_variant_is_written_follows_it() -> None:
+    stage, order = building()
+    for plan in order.plans:
+        stage.tell(built(plan))
+    (first,) = [do.command for do in stage.commands if isinstance(do.command, PutRecords | AddVariants)]
+    assert isinstance(first, PutRecords)
+    stage.settle(finished("build"))
+    assert stage.ends() == ["done"]
+    assert len(stage.variants) == len(order.plans)
+
+
+def test_an_app_that_serves_a_version_serves_the_next_one_when_all_of_it_is_built() -> None:
+    stage = registered()
+    order = to_building(stage, replace(REQUEST, registration="r2"))
+    stage.settle(built(order.plans[0], "r2"))
+    assert app_of(stage).links == {"mlp": "1"}
+    complete(stage, order)
+    assert app_of(stage).links == {"mlp": "2"}
+
+
+def test_a_registration_that_is_cancelled_while_its_first_variant_is_written_ends_after_that() -> None:
+    stage, order = building()
+    stage.tell(built(order.plans[0]))
+    (put,) = [do for do in stage.commands if isinstance(do.command, PutRecords)]
+    stage.commands.remove(put)
+    assert cancel(stage) == RegistrationCancelled()
+    assert stage.ends() == []
+    stage.commands.append(put)
+    stage.perform()
+    assert stage.ends() == ["cancelled"]
+    assert stage.catalog == {}
 
 
 def test_what_waits_or_is_under_way_can_be_cancelled_and_nothing_else() -> None:
