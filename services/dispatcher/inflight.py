@@ -223,7 +223,7 @@ class InFlight:
         ask = False
         for query in chain(self.waiting.values(), self.retries.values(), self.dispatched.values()):
             due = ends(query)
-            if due <= now and not query.asked and (query.instance is not None or query.lent is not None):
+            if due <= now and not query.asked and (query.instance is not None or query.lent is not None or query.moved):
                 ask, query.asked = True, now
                 self._asked[query.uid] = query
                 due = ends(query)

@@ -122,7 +122,7 @@ class Silence:
                 continue
             (old, attempt), query.lent = query.lent, None
             effects.append(self._withdraw(old.worker.name, old.device, old.id, [query.uid], attempt))
-            self.moved[query.uid] = query
+            self.moved[query.uid], query.moved = query, True
         return effects
 
     def echoed(self, envelope: Envelope) -> Iterable[Effect]:
@@ -204,7 +204,7 @@ class Silence:
                 old.shut()
                 effects.append(self.dispatch(query, other, now))
                 uids.append(query.uid)
-                self.moved[query.uid] = query
+                self.moved[query.uid], query.moved = query, True
             if uids:
                 effects.append(self._withdraw(old.worker.name, old.device, old.id, uids))
                 left.append(old)

@@ -233,6 +233,7 @@ REPLY_S = 2.0  # s after which a worker that has not answered counts as refusing
 PATIENCE_S = 30.0  # s, beside its load time, for an instance to serve
 SETTLED_S = 3.0  # s after which all figures show what was moved, so that the same may be asked again
 COOL_S = 5.0  # s for which an ask that cannot be met is not tried again
+SLOW_S = 30.0  # s for which a worker that asked is no place for the same variant: it would only go to and fro
 
 # Has a machine started for a need. Returns its name, None if none may be started, and effects. Asked again, it names the same one.
 AddMachine = Callable[[HardwareNeed], tuple[str | None, list[Effect]]]
@@ -262,16 +263,20 @@ class Moves(Struct, eq=False):
     effects: ControllerEffects
     monitor: MonitorSettings
     _pending: dict[tuple[str, str], _Move] = {}
+    _asked: dict[tuple[str, str], float] = {}  # when a worker asked last, by worker and variant
 
     def ask(self, ask: AskToMove, now: float) -> None:
         """A worker asks. While the same is pending it is ignored."""
         record = self.catalog.variant(ask.variant)
         if record is not None:
+            self._asked = {key: at for key, at in self._asked.items() if now - at <= SLOW_S}
+            self._asked[ask.worker, ask.variant] = now
             self._pending.setdefault((ask.worker, ask.variant), _Move(ask, record, now))
 
     def forget(self) -> None:
         """A new epoch begins."""
         self._pending.clear()
+        self._asked.clear()
 
     def hardware(self) -> set[Hardware]:
         """The hardware that pending moves need machines for."""
@@ -307,6 +312,13 @@ class Moves(Struct, eq=False):
             return []
         if move.there:
             return self._wait(move, turn)
+        if slow := self._slow(move, turn.now):
+            others = {worker.name for worker in self.fleet.ready(turn.now)} - {move.ask.worker}
+            if others <= slow:
+                move.over = (
+                    turn.now + COOL_S
+                )  # it is as slow wherever it could go, and another machine is for plans to ask for
+                return []
         found = self._order(move, 1.0, turn)
         if found:
             return found
@@ -321,8 +333,14 @@ class Moves(Struct, eq=False):
             found += orders
         return found
 
+    def _slow(self, move: _Move, now: float) -> set[str]:
+        """The other workers that have asked to move the same variant of late."""
+        of = move.ask
+        found = {name for (name, variant), at in self._asked.items() if variant == of.variant and now - at <= SLOW_S}
+        return found - {of.worker}
+
     def _order(self, move: _Move, overcommit: float, turn: Turn) -> list[Effect]:
-        others = {move.ask.worker, *move.refused}
+        others = {move.ask.worker, *move.refused, *self._slow(move, turn.now)}
         workers = [one for one in self.fleet.ready(turn.now) if one.name not in others]
         worker = place(move.record, workers, self.monitor.memory_share, overcommit, idlest=True)
         if worker is None:
